@@ -1,0 +1,310 @@
+"""Run folders as values: one `Run` each, kept with whatever could be read, and a message for whatever could not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import pandas
+
+from asyncsgd.errors import UsageError
+from asyncsgd.record import DONE, SCHEMA, read_events
+
+UNFINISHED = "UNFINISHED"
+"""Status of a run without a summary: it crashed, was killed or is still running."""
+UNREADABLE = "UNREADABLE"
+"""Status of a run whose summary is there but damaged or newer than this reader: it may well be DONE."""
+
+EVALUATION_COLUMNS = {
+    "version": "Int64",
+    "total_samples": "Int64",
+    "train_seconds": "float64",
+    "loss": "float64",
+    "accuracy": "float64",
+    "masked_tokens": "Int64",
+    "eval_seconds": "float64",
+}
+"""Columns of `Run.evaluations`. Int64 with a capital: the plain one has no missing value, a gap would be a number."""
+
+MODES = ("single", "sync", "async", "hogwild")
+"""The known modes, in the order of tables and legends."""
+
+PLAIN_RULES = {
+    "single": ("single", "synchronous", "asynchronous"),
+    "sync": ("synchronous",),
+    "async": ("asynchronous",),
+    "hogwild": ("hogwild",),
+}
+"""Rules that the name of the mode already says; every other rule is named beside it."""
+
+_COUNTS = ("num_workers", "threads", "seed", "batch_size", "num_samples", "eval_masked_tokens")
+_NUMBERS = ("train_seconds", "final_eval_loss", "perplexity", "samples_per_second", "oversubscription")
+_NAMES = ("mode", "rule", "data_fingerprint", "clock")
+_DELAYS = ("mean", "p50", "p95", "max")
+
+
+@dataclasses.dataclass(frozen=True)
+class Condition:
+    """What runs share that differ in their seed only; None where the summary does not say."""
+
+    mode: str | None
+    rule: str | None
+    num_workers: int | None
+    batch_size: int | None
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """Sorting key: modes in the order of `MODES`, then rule, workers and batch size."""
+        place = MODES.index(self.mode) if self.mode in MODES else len(MODES)
+        return (place, self.mode or "", self.rule or "", self.num_workers or 0, self.batch_size or 0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Run:
+    """One run folder. `name` is its path below the folder that was loaded; `problems` says what went wrong in it.
+
+    `summary` always has a ``status``: the one written, or `UNFINISHED` or `UNREADABLE`. A number of it that is not a
+    finite number is None, with a problem.
+    """
+
+    path: Path
+    name: str
+    summary: dict[str, Any]
+    evaluations: pandas.DataFrame
+    problems: tuple[str, ...]
+
+    @property
+    def status(self) -> str:
+        return str(self.summary["status"])
+
+    @property
+    def done(self) -> bool:
+        return self.status == DONE
+
+    @property
+    def condition(self) -> Condition:
+        summary = self.summary
+        return Condition(
+            summary.get("mode"), summary.get("rule"), summary.get("num_workers"), summary.get("batch_size")
+        )
+
+    @property
+    def data_fingerprint(self) -> str | None:
+        return self.summary.get("data_fingerprint")
+
+    @property
+    def oversubscribed(self) -> bool:
+        """Whether the run is known to have had more threads than cores."""
+        return (self.summary.get("oversubscription") or 0.0) > 1.0
+
+
+def load_runs(folder: Path | str) -> tuple[list[Run], list[str]]:
+    """Load every run folder at or below `folder`.
+
+    A run folder is one that holds an events.jsonl or a summary.json. A damaged or unfinished run is kept with what
+    could be read of it, never skipped.
+
+    Args:
+        folder: a run folder, or a folder with run folders at any depth.
+
+    Returns:
+        The runs sorted by name, and the problems of all of them as ``"name: problem"``.
+
+    Raises:
+        UsageError: if `folder` is not a folder or holds no run; the message says how to make one.
+    """
+    folder = Path(folder)
+    make_one = "make a run with: python experiments/stilt_mlm.py --mode async --nproc 4"
+    if not folder.exists():
+        raise UsageError(f"{folder}: no such folder; {make_one}")
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: not a folder; give the folder that holds the run folders, or {make_one}")
+    files = [file for name in ("events.jsonl", "summary.json") for file in folder.rglob(name) if file.is_file()]
+    if not files:
+        raise UsageError(f"{folder}: no run folder here (none has an events.jsonl or a summary.json); {make_one}")
+    runs = [
+        _load_run(path, path.resolve().name if path == folder else path.relative_to(folder).as_posix())
+        for path in {file.parent for file in files}
+    ]
+    runs.sort(key=lambda run: run.name)
+    return runs, [f"{run.name}: {problem}" for run in runs for problem in run.problems]
+
+
+def labels(conditions: Iterable[Condition]) -> dict[Condition, str]:
+    """A name for every condition, in order; the rule and the batch size are in it where they tell conditions apart.
+
+    >>> plain, other = Condition("async", "asynchronous", 4, 8), Condition("async", "ringmaster", 1, 8)
+    >>> list(labels([other, plain]).values())
+    ['async, 4 workers', 'async (ringmaster), 1 worker']
+    """
+    ordered = sorted(set(conditions), key=lambda condition: condition.order)
+    plain_rules: dict[str | None, set[str | None]] = {}
+    for condition in ordered:
+        if _is_plain(condition):
+            plain_rules.setdefault(condition.mode, set()).add(condition.rule)
+    batch_sizes = {condition.batch_size for condition in ordered}
+    names = {}
+    for condition in ordered:
+        name = condition.mode or "unknown mode"
+        # single/synchronous and single/asynchronous are both plain, but must not get one name
+        if not _is_plain(condition) or len(plain_rules[condition.mode]) > 1:
+            name += f" ({condition.rule or 'no rule'})"
+        count = condition.num_workers
+        name += ", unknown workers" if count is None else f", {count} worker{'s' * (count != 1)}"
+        if len(batch_sizes) > 1:
+            name += f", batch {'unknown' if condition.batch_size is None else condition.batch_size}"
+        names[condition] = name
+    return names
+
+
+def _is_plain(condition: Condition) -> bool:
+    return condition.rule is None or condition.rule.casefold() in PLAIN_RULES.get(condition.mode or "", ())
+
+
+def _load_run(path: Path, name: str) -> Run:
+    problems: list[str] = []
+    summary = _read_summary(path / "summary.json", problems)
+    evaluations = _read_evaluations(path / "events.jsonl", problems)
+    return Run(path, name, summary, evaluations, tuple(problems))
+
+
+def _read_summary(path: Path, problems: list[str]) -> dict[str, Any]:
+    if not path.is_file():
+        problems.append("no summary.json: the run crashed, was killed or is still running")
+        return {"status": UNFINISHED}
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:  # ValueError: not JSON, or not UTF-8
+        problems.append(f"summary.json cannot be read: {error}")
+        return {"status": UNREADABLE}
+    if not isinstance(summary, dict):
+        problems.append("summary.json is damaged: not an object")
+        return {"status": UNREADABLE}
+    schema = summary.get("schema")
+    if not isinstance(schema, int):
+        problems.append(f"summary.json is damaged: schema is {schema!r}")
+        return {"status": UNREADABLE}
+    if schema > SCHEMA:
+        problems.append(f"summary.json has schema {schema}, this version reads up to {SCHEMA}")
+        return {"status": UNREADABLE}
+    if not isinstance(summary.get("status"), str):
+        problems.append("summary.json has no status")
+        return {**summary, "status": UNREADABLE}
+    return _checked(summary, problems)
+
+
+def _checked(summary: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+    """`summary` with None for every field used by the analysis that is not of its type, each with a problem."""
+    checked = dict(summary)
+    for key in (*_COUNTS, *_NUMBERS, *_NAMES):
+        value = summary.get(key)
+        if key in _COUNTS:
+            usable = _is_count(value)
+        else:
+            usable = _is_number(value) if key in _NUMBERS else isinstance(value, str)
+        if usable:
+            continue
+        checked[key] = None
+        # a failed run may have no result, and hogwild no rule; a finished run has to have everything else
+        if value is not None or (summary["status"] == DONE and key != "rule"):
+            problems.append(f"summary.json has {'no' if value is None else 'an unusable'} {key}{_shown(value)}")
+    if not isinstance(summary.get("from_scratch"), bool | None):
+        problems.append(f"summary.json has an unusable from_scratch{_shown(summary['from_scratch'])}")
+        checked["from_scratch"] = None
+    delay = summary.get("delay")
+    if delay is not None and not isinstance(delay, Mapping):
+        problems.append(f"summary.json has an unusable delay{_shown(delay)}")
+    delay = delay if isinstance(delay, Mapping) else {}
+    for key in _DELAYS:
+        # each may be null: a run without updates has no delay
+        if delay.get(key) is not None and not _is_number(delay[key]):
+            problems.append(f"summary.json has an unusable delay {key}{_shown(delay[key])}")
+    checked["delay"] = {key: delay[key] if _is_number(delay.get(key)) else None for key in _DELAYS}
+    return checked
+
+
+def _read_evaluations(path: Path, problems: list[str]) -> pandas.DataFrame:
+    rows: list[dict[str, Any]] = []
+    faults: list[str] = []
+    if not path.is_file():
+        problems.append("no events.jsonl: it has no curve in the figures")
+        return _frame(rows)
+    records = read_events(path)
+    while True:
+        try:
+            record = next(records, None)
+        # KeyError, TypeError, AttributeError: a line is JSON, but no record (a list, a header without a usable schema)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            told = str(error) if isinstance(error, OSError | ValueError) else "events.jsonl: a line is not a record"
+            problems.append(f"{told}; read up to there: {len(rows)} evaluation{'s' * (len(rows) != 1)}")
+            break
+        if record is None:
+            if _last_line_is_torn(path):
+                problems.append("events.jsonl: the last line is torn and was left out")
+            break
+        kind = record.get("kind")
+        if kind == "evaluate":
+            rows.append(_evaluation(record, problems))
+        elif kind == "fault":
+            faults.append(f"fault at version {record.get('version')}: {record.get('message')}")
+        elif kind == "leave" and record.get("reason"):
+            faults.append(
+                f"worker {record.get('worker')} left at version {record.get('version')}: {record.get('reason')}"
+            )
+    if faults:
+        problems.append(faults[0] if len(faults) == 1 else f"{len(faults)} faults, the last: {faults[-1]}")
+    if not rows:
+        problems.append("events.jsonl has no evaluation: it has no curve in the figures")
+    return _frame(rows)
+
+
+def _evaluation(record: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for key, dtype in EVALUATION_COLUMNS.items():
+        value = record.get(key)
+        usable = _is_number(value) if dtype == "float64" else _is_count(value)
+        row[key] = value if usable else None
+        # a null accuracy is legitimate (an objective may have none); without one of these three there is no point
+        if not usable and (value is not None or key in ("loss", "train_seconds", "total_samples")):
+            problems.append(f"the evaluation at version {record.get('version')} has no finite {key}{_shown(value)}")
+    return row
+
+
+def _frame(rows: list[dict[str, Any]]) -> pandas.DataFrame:
+    columns = {
+        # from Python ints, not from floats with NaN: a count above 2**53 would be rounded
+        column: pandas.array([row[column] for row in rows], dtype=dtype)
+        if dtype == "Int64"
+        else pandas.Series([row[column] for row in rows], dtype=dtype)
+        for column, dtype in EVALUATION_COLUMNS.items()
+    }
+    return pandas.DataFrame(columns)
+
+
+def _last_line_is_torn(path: Path) -> bool:
+    last = b"{}"
+    with open(path, "rb") as file:
+        for line in file:
+            last = line
+    try:
+        json.loads(last)
+    except ValueError:
+        return True
+    return False
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    """Whether `value` is a number that a float can hold; not a bool, which Python counts among the integers."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _shown(value: Any) -> str:
+    return "" if value is None else f": {str(value)[:60]!r}"

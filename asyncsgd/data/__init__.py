@@ -1,0 +1,1 @@
+"""Text to batches: corpora, tokens, masks, and which samples a batch has."""

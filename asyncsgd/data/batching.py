@@ -1,0 +1,178 @@
+"""Which samples a batch has, and the batch itself: pure functions of (seed, stream, index).
+
+Runs of `RUN` consecutive batches hold samples of about one length, so that padding is small and synchronous
+workers, which take consecutive indices, wait for hardware and not for data.
+
+Shapes: B sequences, L tokens per sequence (padded, special tokens included), M masked tokens of the batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asyncsgd.data.masking import Masking
+from asyncsgd.data.random import Purpose, generator
+from asyncsgd.data.tokenization import Tokens
+
+RUN = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """One padded, masked batch. Owned by the caller."""
+
+    input_ids: Tensor
+    """int64 `(B, L)`"""
+    attention_mask: Tensor
+    """int64 `(B, L)`, 1 for tokens and 0 for padding"""
+    masked_positions: Tensor
+    """int64 `(M,)`, ascending positions in the flattened `(B * L,)`; M >= B"""
+    labels: Tensor
+    """int64 `(M,)`, the true ids at `masked_positions`"""
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.input_ids)
+
+    @property
+    def num_masked(self) -> int:
+        return len(self.labels)
+
+    def to(self, device: torch.device) -> Batch:
+        """The batch on `device`; itself where it is there already."""
+        return Batch(*(getattr(self, field.name).to(device) for field in dataclasses.fields(self)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Frame:
+    """What a tokenizer puts around and behind a sample."""
+
+    prefix: tuple[int, ...]
+    suffix: tuple[int, ...]
+    pad_id: int
+
+
+class Order:
+    """The samples of each batch of an endless stream: epoch after epoch of shuffled runs of similar length.
+
+    An epoch is as many whole runs of `RUN` batches as the samples fill (whole batches where there are too few for a
+    run, repeated samples where there are too few for a batch); which samples are left over differs from epoch to
+    epoch.
+
+    Args:
+        lengths: tokens of each sample, `(S,)`.
+        batch_size: B.
+        seed, stream: name the order.
+    """
+
+    def __init__(self, lengths: np.ndarray, batch_size: int, seed: int, stream: int) -> None:
+        if len(lengths) == 0:
+            raise ValueError("a stream needs at least one sample")
+        self._lengths = np.asarray(lengths)
+        self._batch_size = batch_size
+        self._seed, self._stream = seed, stream
+        batches = len(lengths) // batch_size
+        self.batches_per_epoch = max(1, batches // RUN * RUN or batches)
+        self._epoch = -1
+        self._order = np.empty((0, 0), dtype=np.int64)
+
+    def samples(self, index: int) -> np.ndarray:
+        """Return the samples of batch `index`, int64 `(B,)`, a view valid until the next epoch is asked for."""
+        epoch, position = divmod(index, self.batches_per_epoch)
+        if epoch != self._epoch:
+            self._order, self._epoch = self._shuffle(epoch), epoch
+        return self._order[position]
+
+    def _shuffle(self, epoch: int) -> np.ndarray:
+        """The samples of each batch of an epoch, `(batches_per_epoch, B)`."""
+        draw = generator(self._seed, Purpose.ORDER, self._stream, epoch)
+        order = draw.permutation(len(self._lengths))
+        wanted = self.batches_per_epoch * self._batch_size
+        order = np.resize(order, wanted)  # leaves out the rest; repeats samples where a batch is larger than the corpus
+        order = order[np.argsort(self._lengths[order], kind="stable")]
+        run = min(RUN, self.batches_per_epoch) * self._batch_size
+        runs = order[: wanted // run * run].reshape(-1, run)
+        runs = draw.permuted(runs[draw.permutation(len(runs))], axis=1)
+        # Fewer batches than a run, or a multiple of it: nothing is ever left behind the last run.
+        return runs.reshape(self.batches_per_epoch, self._batch_size)
+
+
+class TrainingBatches:
+    """The batches of a stream.
+
+    A sample's mask is a function of (seed, stream, position), position = samples drawn so far, so it is another one in
+    every epoch and does not depend on the batch size.
+    """
+
+    def __init__(
+        self, tokens: Tokens, frame: Frame, masking: Masking, batch_size: int, seed: int, stream: int = 0
+    ) -> None:
+        self._tokens, self._frame, self._masking = tokens, frame, masking
+        self._batch_size, self._seed, self._stream = batch_size, seed, stream
+        self._order = Order(tokens.lengths, batch_size, seed, stream)
+
+    @property
+    def batch_size(self) -> int:
+        return self._batch_size
+
+    def batch(self, index: int) -> Batch:
+        """Make batch `index`."""
+        first = index * self._batch_size
+        draws = [generator(self._seed, Purpose.MASK, self._stream, first + row) for row in range(self._batch_size)]
+        return _assemble(self._tokens, self._order.samples(index), self._frame, self._masking, draws)
+
+
+class EvaluationBatches:
+    """The evaluation set in batches of similar length, with masks that are the same for every run, seed and mode.
+
+    Args:
+        num_samples: how many samples, evenly over the set; 0 for all.
+    """
+
+    def __init__(self, tokens: Tokens, frame: Frame, masking: Masking, num_samples: int, batch_size: int = 32) -> None:
+        self._tokens, self._frame, self._masking = tokens, frame, masking
+        total = len(tokens.lengths)
+        count = min(num_samples or total, total)
+        samples = np.arange(count) * total // count
+        samples = samples[np.argsort(tokens.lengths[samples], kind="stable")]
+        self._batches = [samples[first : first + batch_size] for first in range(0, count, batch_size)]
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def batch(self, index: int) -> Batch:
+        """Make batch `index` in [0, len)."""
+        samples = self._batches[index]
+        draws = [generator(0, Purpose.EVALUATION, 0, int(sample)) for sample in samples]
+        return _assemble(self._tokens, samples, self._frame, self._masking, draws)
+
+
+def _assemble(
+    tokens: Tokens, samples: np.ndarray, frame: Frame, masking: Masking, draws: list[np.random.Generator]
+) -> Batch:
+    starts, ends = tokens.starts[samples], tokens.starts[samples + 1]
+    begin = len(frame.prefix)
+    length = begin + int((ends - starts).max()) + len(frame.suffix)
+    input_ids = np.full((len(samples), length), frame.pad_id, dtype=np.int64)
+    attention_mask = np.zeros_like(input_ids)
+    positions, labels = [], []
+    for row, (start, end, draw) in enumerate(zip(starts, ends, draws, strict=True)):
+        ids = tokens.ids[start:end]
+        masked, chosen = masking(ids, tokens.word_starts[start:end], draw)
+        stop = begin + len(ids)
+        input_ids[row, :begin] = frame.prefix
+        input_ids[row, begin:stop] = masked
+        input_ids[row, stop : stop + len(frame.suffix)] = frame.suffix
+        attention_mask[row, : stop + len(frame.suffix)] = 1
+        positions.append(row * length + begin + chosen)
+        labels.append(ids[chosen])
+    return Batch(
+        torch.from_numpy(input_ids),
+        torch.from_numpy(attention_mask),
+        torch.from_numpy(np.concatenate(positions)),
+        torch.from_numpy(np.concatenate(labels).astype(np.int64)),
+    )

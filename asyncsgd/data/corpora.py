@@ -1,0 +1,605 @@
+"""Texts to train on and texts to evaluate on, from installed documentation, files, folders or the Hugging Face Hub.
+
+A corpus is the same on every machine that has the same source: the order is fixed, the split is decided by each text
+alone, and `Corpus.fingerprint` names the result. Nothing here needs a network unless the user names a Hub data set.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import gzip
+import hashlib
+import importlib.metadata
+import importlib.util
+import inspect
+import io
+import json
+import os
+import platform
+import re
+import sysconfig
+import tokenize
+import uuid
+import warnings
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from asyncsgd.errors import UsageError, nearest
+
+if TYPE_CHECKING:
+    import datasets
+
+# Change when the documents made from the same packages change: old caches are then left alone and new ones are built.
+CORPUS_FORMAT = 1
+
+EXTENSIONS = (".txt", ".txt.gz", ".jsonl", ".csv", ".parquet")
+
+_PACKAGES = ("numpy", "scipy", "pandas")
+# Test suites and demonstration programs are code first; what other packages put inside the standard library's folder
+# differs from machine to machine.
+_SKIPPED_FOLDERS = {"tests", "test", "site-packages", "dist-packages", "idlelib", "lib2to3", "turtledemo"}
+_TRAIN_NAMES = ("train",)
+_EVAL_NAMES = ("validation", "valid", "dev", "eval")
+_TEST_NAMES = ("test",)
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Texts in a fixed order, none of them empty, with an optional label each.
+
+    Args:
+        texts: the documents.
+        labels: one label per text (for ``pydocs`` the package it comes from), or None where the source has none.
+    """
+
+    texts: tuple[str, ...]
+    labels: tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Training and evaluation documents that share no text.
+
+    Args:
+        name: ``"pydocs"``, the file's or folder's own name without its directory, or ``"hub:NAME[:CONFIG]"``.
+        train: the documents to train on.
+        eval: the documents to evaluate on.
+        fingerprint: 16 hexadecimal digits that change whenever a text, its order, its side of the split or, for
+            ``pydocs``, a package version changes.
+    """
+
+    name: str
+    train: Documents
+    eval: Documents
+    fingerprint: str
+
+
+def load_corpus(
+    data: str, *, eval_data: str | None, text_column: str, cache_dir: Path, eval_fraction: float = 0.05
+) -> Corpus:
+    """Load the texts that `data` names and set some of them aside for evaluation.
+
+    A text is set aside if the first 64 bits of its SHA-256, read as a number in [0, 1), lie below `eval_fraction`; so
+    the split depends on neither the order nor the other texts. Nothing is split where evaluation texts are given: by
+    `eval_data`, by ``validation.*`` (or ``valid``, ``dev``, ``eval``) beside ``train.*`` in a folder, or by the Hub
+    data set's own validation or test split. Texts that occur on both sides are then taken out of training.
+
+    Args:
+        data: ``"pydocs"`` (docstrings of the standard library, numpy, scipy and pandas, read from their sources), a
+            file (.txt, .txt.gz, .jsonl, .csv, .parquet), a folder of such files, or ``"hub:NAME[:CONFIG]"``. A text
+            file holds one document a line, or one a paragraph as soon as it has a blank line. A folder is read without
+            its subfolders, in the order of the names; where it has ``train.*`` beside ``validation.*`` or ``test.*``,
+            only ``train.*`` and ``validation.*`` are used.
+        eval_data: a file or folder with the evaluation texts, or None. Of a folder that has ``train.*``, the
+            ``validation.*`` files are read.
+        text_column: the column (or JSON key) that holds the text in .jsonl, .csv, .parquet and Hub data sets.
+        cache_dir: folder in which ``pydocs`` is kept between runs; made when needed.
+        eval_fraction: share of the documents to set aside, between 0 and 1, both excluded.
+
+    Raises:
+        UsageError: the source is missing, empty, damaged or not text, has no column `text_column`, or leaves one side
+            without documents. The message says what to type next.
+    """
+    if not 0 < eval_fraction < 1:
+        raise UsageError(f"eval_fraction is {eval_fraction}; it must lie between 0 and 1, for example 0.05")
+    origin = ""
+    evaluation: Documents | None = None
+    if data == "pydocs":
+        name = data
+        origin = json.dumps(_package_versions(), sort_keys=True)
+        train = _load_pydocs(cache_dir)
+    elif data.startswith("hub:"):
+        name = data
+        train, evaluation = _load_hub(data, text_column, wants_eval=eval_data is None)
+    else:
+        path = _existing_path(data, "--data")
+        name = path.name
+        train, evaluation = _load_path(path, text_column)
+    if eval_data is not None:
+        own_train, own_eval = _load_path(_existing_path(eval_data, "--eval-data"), text_column)
+        evaluation = own_eval or own_train
+    if evaluation is None:
+        train, evaluation = split_documents(train, eval_fraction)
+    else:
+        train = _without(train, evaluation)
+    _check_sides(name, train, evaluation)
+    return Corpus(name, train, evaluation, _fingerprint(origin, train, evaluation))
+
+
+def split_documents(documents: Documents, eval_fraction: float) -> tuple[Documents, Documents]:
+    """Split by a hash of each text into (train, eval); equal texts always land on the same side.
+
+    >>> train, held_out = split_documents(Documents(("one", "two", "three", "four"), None), 0.25)
+    >>> train.texts, held_out.texts
+    (('one', 'three'), ('two', 'four'))
+    """
+    held_out = [_unit_hash(text) < eval_fraction for text in documents.texts]
+    return _select(documents, [not flag for flag in held_out]), _select(documents, held_out)
+
+
+def _unit_hash(text: str) -> float:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
+
+
+def _select(documents: Documents, keep: Sequence[bool]) -> Documents:
+    texts = tuple(text for text, flag in zip(documents.texts, keep, strict=True) if flag)
+    if documents.labels is None:
+        return Documents(texts, None)
+    return Documents(texts, tuple(label for label, flag in zip(documents.labels, keep, strict=True) if flag))
+
+
+def _without(documents: Documents, others: Documents) -> Documents:
+    excluded = set(others.texts)
+    return _select(documents, [text not in excluded for text in documents.texts])
+
+
+def _check_sides(name: str, train: Documents, evaluation: Documents) -> None:
+    if not evaluation.texts:
+        raise UsageError(
+            f"{name} has too few documents ({len(train.texts)}) to set some aside for evaluation; "
+            "give evaluation texts with --eval-data FILE"
+        )
+    if not train.texts:
+        raise UsageError(
+            f"{name} leaves no document to train on: every text is used for evaluation; "
+            "give other evaluation texts with --eval-data FILE"
+        )
+
+
+def _fingerprint(origin: str, train: Documents, evaluation: Documents) -> str:
+    digest = hashlib.sha256(origin.encode())
+    for documents in (train, evaluation):
+        digest.update(f"side {len(documents.texts)}\n".encode())
+        for text in documents.texts:
+            encoded = text.encode()
+            # The length in front keeps ("ab", "c") apart from ("a", "bc").
+            digest.update(f"{len(encoded)}\n".encode())
+            digest.update(encoded)
+    return digest.hexdigest()[:16]
+
+
+# ------------------------------------------------------------------------------------------------------ files
+
+
+def _existing_path(name: str, flag: str) -> Path:
+    path = Path(name).expanduser()
+    if not name.strip() or not path.exists():
+        others = "pydocs, hub:NAME, " if flag == "--data" else ""
+        raise UsageError(
+            f"there is no file or folder {name!r}{nearest(name, ['pydocs'])}; "
+            f"{flag} takes {others}a folder, or a file ({', '.join(EXTENSIONS)})"
+        )
+    # abspath, so that "." has a name; not resolve(), so that a link keeps the name the user gave it.
+    return Path(os.path.abspath(path))
+
+
+def _load_path(path: Path, text_column: str) -> tuple[Documents, Documents | None]:
+    """Return (train, eval) of a file or folder; eval is None where the path does not set evaluation texts apart."""
+    if not path.is_dir():
+        return _read_files([path], text_column), None
+    files = sorted(p for p in path.iterdir() if p.is_file() and _extension(p) and not p.name.startswith("."))
+    if not files:
+        raise UsageError(f"the folder {path} holds no file that can be read; known are {', '.join(EXTENSIONS)}")
+    train = _files_named(files, _TRAIN_NAMES)
+    evaluation = _files_named(files, _EVAL_NAMES)
+    if not train or not (evaluation or _files_named(files, _TEST_NAMES)):
+        return _read_files(files, text_column), None
+    return _read_files(train, text_column), _read_files(evaluation, text_column) if evaluation else None
+
+
+def _files_named(files: Sequence[Path], names: Sequence[str]) -> list[Path]:
+    return [path for path in files if path.name.lower().split(".")[0] in names]
+
+
+def _extension(path: Path) -> str | None:
+    name = path.name.lower()
+    return next((extension for extension in EXTENSIONS if name.endswith(extension)), None)
+
+
+def _read_files(files: Sequence[Path], text_column: str) -> Documents:
+    texts: list[str] = []
+    for path in files:
+        texts.extend(read_texts(path, text_column))
+    return Documents(tuple(texts), None)
+
+
+def read_texts(path: Path, text_column: str) -> list[str]:
+    """Return the non-empty documents of one file, stripped, in the file's order.
+
+    Args:
+        path: a file with one of the `EXTENSIONS`.
+        text_column: the column or JSON key with the text; not used for .txt and .txt.gz.
+
+    Raises:
+        UsageError: the file is unknown, unreadable, empty or damaged, or lacks the column.
+    """
+    extension = _extension(path)
+    if extension is None:
+        raise UsageError(f"{path.name}: files of this kind cannot be read; known are {', '.join(EXTENSIONS)}")
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}; check its permissions") from error
+    if extension == ".parquet" and raw:
+        values = _parquet_values(path, raw, text_column)
+    else:
+        values = _text_file_values(path, extension, raw, text_column)
+    texts = [text for text in (_without_surrogates(value).strip() for value in values) if text]
+    if not texts:
+        raise UsageError(f"{path} is empty or holds no text; give a file with at least one document")
+    return texts
+
+
+def _text_file_values(path: Path, extension: str, raw: bytes, text_column: str) -> list[str]:
+    text = _decoded(path, _decompressed(path, raw) if extension == ".txt.gz" else raw)
+    if extension == ".jsonl":
+        return _jsonl_values(path, text, text_column)
+    if extension == ".csv":
+        return _csv_values(path, text, text_column)
+    return _lines_or_paragraphs(text)
+
+
+def _decompressed(path: Path, raw: bytes) -> bytes:
+    try:
+        return gzip.decompress(raw)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UsageError(
+            f"{path} is damaged or not gzip ({error}); copy it again, check with: gzip -t {path}"
+        ) from error
+
+
+def _decoded(path: Path, raw: bytes) -> str:
+    if b"\0" in raw:
+        raise UsageError(
+            f"{path} is a binary file (a NUL byte at offset {raw.index(0)}), not text; if it is UTF-16, convert it: "
+            f"iconv -f UTF-16 -t UTF-8 {path} > converted{_extension(path)}"
+        )
+    try:
+        return raw.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{path} is not UTF-8 (byte offset {error.start}); convert it, for example: "
+            f"iconv -f ISO-8859-1 -t UTF-8 {path} > converted{_extension(path)}"
+        ) from error
+
+
+def _lines_or_paragraphs(text: str) -> list[str]:
+    # Not str.splitlines: it also cuts at form feeds and at Unicode separators that occur inside documents.
+    text = text.replace("\r\n", "\n").strip()
+    paragraphs = re.split(r"\n[ \t]*\n", text)
+    if len(paragraphs) == 1:
+        return text.split("\n")
+    return [" ".join(line.strip() for line in paragraph.split("\n")) for paragraph in paragraphs]
+
+
+def _jsonl_values(path: Path, text: str, text_column: str) -> list[str]:
+    values: list[str] = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{path}, line {number}: not JSON ({error}); mend or delete the line") from error
+        if not isinstance(row, dict):
+            raise UsageError(f'{path}, line {number}: not a JSON object; each line must look like {{"text": "..."}}')
+        if text_column not in row:
+            raise _missing_column(f"{path}, line {number}:", text_column, row)
+        values.extend(_checked_values(f"{path}, line {number}:", text_column, [row[text_column]]))
+    return values
+
+
+def _csv_values(path: Path, text: str, text_column: str) -> list[str]:
+    if not text.strip():
+        return []
+    import pandas as pd
+
+    try:
+        # A row with too many fields is only a warning to pandas, and its last fields would be lost.
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            table = pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False, index_col=False)
+    except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
+        raise UsageError(f"{path} is not a well-formed CSV file ({error}); check its quotes and commas") from error
+    if text_column not in table.columns:
+        raise _missing_column(str(path), text_column, table.columns)
+    return table[text_column].fillna("").tolist()
+
+
+def _parquet_values(path: Path, raw: bytes, text_column: str) -> list[str]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(pa.BufferReader(raw))
+        names = file.schema_arrow.names
+        if text_column in names:
+            return _checked_values(str(path), text_column, file.read([text_column]).column(0).to_pylist())
+    except (pa.ArrowException, OSError) as error:
+        raise UsageError(f"{path} is damaged or not Parquet ({error}); copy or write it again") from error
+    raise _missing_column(str(path), text_column, names)
+
+
+def _checked_values(where: str, text_column: str, values: Iterable[object]) -> list[str]:
+    """Return the values as strings, a missing one as an empty string; anything that is not text is an error."""
+    texts: list[str] = []
+    for value in values:
+        if value is not None and not isinstance(value, str):
+            raise UsageError(
+                f"{where} column {text_column!r} holds {type(value).__name__} values, not text; "
+                "choose a column of text with --text-column NAME"
+            )
+        texts.append(value or "")
+    return texts
+
+
+def _missing_column(where: str, text_column: str, columns: Iterable[object]) -> UsageError:
+    names = [str(column) for column in columns]
+    return UsageError(
+        f"{where} has no column {text_column!r}; its columns are {', '.join(names)}{nearest(text_column, names)}; "
+        "choose one with --text-column NAME"
+    )
+
+
+def _without_surrogates(text: str) -> str:
+    # JSON and Python sources can spell half a surrogate pair, which no encoder accepts later.
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+# ------------------------------------------------------------------------------------------------- Hugging Fa
+
+
+def hub_is_reachable() -> bool:
+    """Ask the Hugging Face Hub for one answer, without retries and for 5 seconds at most.
+
+    The Hub's own libraries retry an unreachable Hub for more than 20 seconds before they give up; asking first makes a
+    run without network fail (or go on from the local cache) at once.
+    """
+    from huggingface_hub import constants, get_session
+
+    try:
+        get_session().head(constants.ENDPOINT, timeout=5)
+    except Exception:
+        # No name resolution, no route, a refusing proxy, offline mode: the HTTP library behind the session, and with
+        # it the exception classes, differ between versions of huggingface_hub.
+        return False
+    return True
+
+
+def _load_hub(data: str, text_column: str, *, wants_eval: bool) -> tuple[Documents, Documents | None]:
+    _, name, *rest = data.split(":")
+    if not name or len(rest) > 1:
+        raise UsageError(f"{data!r} does not name a Hub data set; write hub:NAME or hub:NAME:CONFIG")
+    splits = _load_hub_splits(name, rest[0] if rest else None)
+    if "train" not in splits:
+        raise UsageError(f"the data set {name} has no split 'train'; it has {', '.join(splits)}")
+    train = _hub_documents(name, splits["train"], text_column)
+    eval_split = next((split for split in ("validation", "test") if split in splits), None)
+    if not wants_eval or eval_split is None:
+        return train, None
+    return train, _hub_documents(name, splits[eval_split], text_column)
+
+
+def _load_hub_splits(name: str, config: str | None) -> datasets.DatasetDict:
+    import datasets
+
+    offline = datasets.config.HF_HUB_OFFLINE or not hub_is_reachable()
+    try:
+        with _datasets_offline() if offline else contextlib.nullcontext():
+            return datasets.load_dataset(name, config)
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        arguments = repr(name) if config is None else f"{name!r}, {config!r}"
+        if offline:
+            raise UsageError(
+                f"the data set {name} is not in the local cache and the Hub is unreachable ({reason}); run the same "
+                f'command once online, or python -c "import datasets; datasets.load_dataset({arguments})"; '
+                "or use --data pydocs or --data FILE"
+            ) from error
+        raise UsageError(f"the data set {name} cannot be loaded from the Hub: {reason}") from error
+
+
+@contextlib.contextmanager
+def _datasets_offline() -> Iterator[None]:
+    # load_dataset has no argument for "from the cache only": its offline mode is this flag, which it reads per call.
+    import datasets
+
+    before = datasets.config.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE = before
+
+
+def _hub_documents(name: str, split: datasets.Dataset, text_column: str) -> Documents:
+    if text_column not in split.column_names:
+        raise _missing_column(f"the data set {name}", text_column, split.column_names)
+    values = _checked_values(f"the data set {name}:", text_column, split[text_column])
+    texts = (_without_surrogates(value).strip() for value in values)
+    return Documents(tuple(text for text in texts if text), None)
+
+
+# ------------------------------------------------------------------------------------------------------------
+
+
+def clean_docstring(docstring: str) -> str:
+    """Return the prose of a docstring on one line: no examples, directives, underlines or tables of numbers.
+
+    >>> clean_docstring('''Return twice `x`.
+    ...
+    ...     Examples
+    ...     --------
+    ...     >>> twice(2)
+    ...     4
+    ...     ''')
+    'Return twice `x`. Examples'
+    """
+    kept: list[str] = []
+    in_example = False
+    for line in inspect.cleandoc(docstring).split("\n"):
+        line = line.strip()
+        # An example and its output reach to the next blank line, as in doctest.
+        in_example = line.startswith(">>>") or (in_example and line != "")
+        if not in_example and not _is_markup(line):
+            kept.append(line)
+    return " ".join(_without_surrogates(" ".join(kept)).split())
+
+
+def _is_markup(line: str) -> bool:
+    """Whether a line is an underline, a table, a reST directive or something else with fewer letters than not."""
+    visible = line.replace(" ", "")
+    return 2 * sum(map(str.isalpha, visible)) < len(visible) or re.match(r"\.\. [\w-]+::", line) is not None
+
+
+def is_prose(text: str) -> bool:
+    """Whether a cleaned docstring says enough in English: 40 characters, 6 words, and mostly ASCII letters.
+
+    >>> is_prose("Return a copy of the array, collapsed into one dimension.")
+    True
+    >>> is_prose("Return a copy.")
+    False
+    """
+    num_letters = sum(character.isascii() and character.isalpha() for character in text)
+    return len(text) >= 40 and len(text.split()) >= 6 and 2 * num_letters >= len(text)
+
+
+def _load_pydocs(cache_dir: Path) -> Documents:
+    key = json.dumps([CORPUS_FORMAT, platform.python_version(), _package_versions()], sort_keys=True)
+    path = cache_dir / f"pydocs-{hashlib.sha256(key.encode()).hexdigest()[:16]}.jsonl.gz"
+    documents = _read_cached(path)
+    if documents is None:
+        documents = collect_docstrings(_package_folders())
+        _write_cached(path, documents)
+    return documents
+
+
+def _package_folders() -> dict[str, Path]:
+    """Return the source folder of each package that is installed, found without importing it."""
+    folders = {"stdlib": Path(sysconfig.get_path("stdlib"))}
+    for name in _PACKAGES:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin is not None:
+            folders[name] = Path(spec.origin).parent
+    return folders
+
+
+def _package_versions() -> dict[str, str]:
+    versions = {"stdlib": platform.python_version()}
+    for name in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions
+
+
+def collect_docstrings(folders: dict[str, Path]) -> Documents:
+    """Read, clean and deduplicate the docstrings below `folders` (label: folder); the first of equal texts stays."""
+    texts: list[str] = []
+    labels: list[str] = []
+    seen: set[bytes] = set()
+    for label, folder in folders.items():
+        for path in _source_files(folder):
+            for docstring in _docstrings(path):
+                text = clean_docstring(docstring)
+                digest = hashlib.sha256(text.lower().encode()).digest()
+                if is_prose(text) and digest not in seen:
+                    seen.add(digest)
+                    texts.append(text)
+                    labels.append(label)
+    return Documents(tuple(texts), tuple(labels))
+
+
+def _source_files(folder: Path) -> list[Path]:
+    files = []
+    for path in folder.rglob("*.py"):
+        relative = path.relative_to(folder)
+        if _SKIPPED_FOLDERS.isdisjoint(relative.parts[:-1]):
+            files.append((relative.as_posix(), path))
+    # By the name below the folder: where a package is installed must not change the order.
+    return [path for _, path in sorted(files)]
+
+
+def _docstrings(path: Path) -> Iterator[str]:
+    """Yield the docstrings in a source file, which is parsed and never run; nothing if it does not parse."""
+    try:
+        with tokenize.open(path) as file:
+            source = file.read()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
+            tree = ast.parse(source)
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return
+    reads_newdocs = "_add_newdocs" in path.name
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield ast.get_docstring(node, clean=False) or ""
+        elif reads_newdocs and isinstance(node, ast.Call):
+            yield from _newdoc_strings(node)
+
+
+def _newdoc_strings(call: ast.Call) -> Iterator[str]:
+    """Yield what a call add_newdoc("module", "name", "docstring") documents; names are too short to stay."""
+    if isinstance(call.func, ast.Name) and call.func.id == "add_newdoc":
+        for node in ast.walk(call):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def _read_cached(path: Path) -> Documents | None:
+    """Return the cached documents, or None where there is no cache or a damaged one (the gzip checksum is verified)."""
+    try:
+        header, *lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+        rows = [json.loads(line) for line in lines]
+        texts = tuple(row["text"] for row in rows)
+        labels = tuple(row["label"] for row in rows)
+        if json.loads(header)["num_documents"] != len(rows):
+            return None
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError):
+        return None
+    return Documents(texts, labels)
+
+
+def _write_cached(path: Path, documents: Documents) -> None:
+    assert documents.labels is not None
+    lines = [json.dumps({"num_documents": len(documents.texts)})]
+    for label, text in zip(documents.labels, documents.texts, strict=True):
+        # ASCII escapes, so that splitlines() finds no line end inside a text.
+        lines.append(json.dumps({"label": label, "text": text}))
+    data = gzip.compress("\n".join(lines).encode(), compresslevel=6, mtime=0)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(data)
+        # Two runs that start together both build; each replaces the file as a whole, and with the same bytes.
+        os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise UsageError(
+            f"the cache folder {path.parent} cannot be written: {error.strerror or error}; choose another folder"
+        ) from error

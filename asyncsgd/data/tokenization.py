@@ -1,0 +1,416 @@
+"""From texts to arrays of token ids that several processes can map into memory.
+
+Shapes: T tokens, S samples. Importing this module costs numpy only; transformers and tokenizers are imported by the
+functions that need them, and `Tokens.load` needs neither.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import string
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from asyncsgd.data.corpora import Corpus, hub_is_reachable
+from asyncsgd.errors import UsageError, nearest
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding, Tokenizer
+    from transformers import PreTrainedTokenizerBase
+
+# Change when the same texts get other tokens: old caches are then left alone and new ones are made.
+TOKENIZER_FORMAT = 1
+TOKENS_FORMAT = 1
+
+# The models that bring no tokenizer of their own: theirs is trained on the corpus.
+TRAINED_HERE = ("tiny", "small")
+
+# A shorter sample would hardly have context around a masked token.
+MIN_SAMPLE_IDS = 4
+
+_SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+_SMALLEST_VOCABULARY = 64
+_LARGEST_ALPHABET = 1000
+_TEXTS_PER_CHUNK = 2048
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """The token ids of a set of samples, one after another, without special tokens or padding.
+
+    Args:
+        ids: int32 (T,), the token ids.
+        starts: int64 (S + 1,), ascending from 0 to T; sample s is ``ids[starts[s]:starts[s + 1]]``.
+        word_starts: bool (T,), True where a token begins a word (punctuation counts as a word) or a sample.
+
+    >>> tokens = Tokens(np.arange(9, dtype=np.int32), np.array([0, 4, 9]), np.ones(9, dtype=bool))
+    >>> tokens.num_samples, tokens.lengths.tolist()
+    (2, [4, 5])
+    """
+
+    ids: np.ndarray
+    starts: np.ndarray
+    word_starts: np.ndarray
+
+    def __post_init__(self) -> None:
+        if len(self.starts) == 0 or self.starts[0] != 0 or self.starts[-1] != len(self.ids):
+            raise ValueError(f"starts must run from 0 to the number of ids, {len(self.ids)}")
+        if len(self.word_starts) != len(self.ids):
+            raise ValueError(f"{len(self.word_starts)} word_starts for {len(self.ids)} ids")
+
+    @property
+    def num_samples(self) -> int:
+        """S, the number of samples."""
+        return len(self.starts) - 1
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int64 (S,), the number of ids of each sample; a new array at each call."""
+        return np.diff(self.starts)
+
+    def save(self, folder: Path) -> None:
+        """Write one .npy file per array into `folder`, which is made when needed; existing files are overwritten."""
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(folder / "ids.npy", self.ids)
+        np.save(folder / "starts.npy", self.starts)
+        np.save(folder / "word_starts.npy", self.word_starts)
+
+    @classmethod
+    def load(cls, folder: Path) -> Tokens:
+        """Map what `save` wrote into memory: read-only arrays, shared between the processes that map them.
+
+        Raises:
+            OSError: a file is missing or empty.
+            ValueError: a file is cut short or the arrays do not fit together.
+        """
+        ids, starts, word_starts = (
+            np.load(folder / name, mmap_mode="r") for name in ("ids.npy", "starts.npy", "word_starts.npy")
+        )
+        return cls(ids, starts, word_starts)
+
+
+# ---------------------------------------------------------------------------------------------------------- t
+
+
+def train_wordpiece(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerBase:
+    """Train a lower-casing BERT tokenizer; the same texts give the same vocabulary in every process.
+
+    Args:
+        texts: the documents; read once.
+        vocab_size: the largest number of entries, special tokens included, at least 64. A small corpus gives fewer.
+
+    Returns:
+        A `transformers.BertTokenizer`, whose `save_pretrained` folder `AutoTokenizer.from_pretrained` reads.
+
+    Raises:
+        UsageError: `vocab_size` is below 64, or the texts hold nothing but spaces.
+    """
+    if vocab_size < _SMALLEST_VOCABULARY:
+        raise UsageError(f"a vocabulary of {vocab_size} entries is too small; use at least {_SMALLEST_VOCABULARY}")
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+    from transformers import BertTokenizer
+
+    texts = list(texts)
+    trained = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    trained.normalizer = normalizers.BertNormalizer(lowercase=True)
+    trained.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    alphabet = _alphabet(map(trained.normalizer.normalize_str, texts), vocab_size)
+    # The library numbers the pieces "##x" in the order of a hash table that differs from run to run, and settles ties
+    # between merges by these numbers, so that two trainings on the same texts give different vocabularies. Listed as
+    # special tokens, all single characters are numbered before it looks; the tokenizer below does not know of this.
+    pieces = ["##" + character for character in alphabet if character not in string.punctuation]
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        special_tokens=_SPECIAL_TOKENS + pieces,
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    trained.train_from_iterator(texts, trainer, length=len(texts))
+    vocabulary = dict(sorted(trained.get_vocab().items(), key=lambda entry: entry[1]))
+    return BertTokenizer(vocab=vocabulary, do_lower_case=True)
+
+
+def _alphabet(normalized_texts: Iterable[str], vocab_size: int) -> list[str]:
+    """Return the most frequent characters, sorted; a character costs up to two entries, so at most half of all."""
+    counts: Counter[str] = Counter()
+    for text in normalized_texts:
+        counts.update(text)
+    characters = [character for character in counts if not character.isspace()]
+    if not characters:
+        raise UsageError("a tokenizer cannot be trained on texts that hold nothing but spaces; give other texts")
+    characters.sort(key=lambda character: (-counts[character], character))
+    return sorted(characters[: min(_LARGEST_ALPHABET, (vocab_size - len(_SPECIAL_TOKENS)) // 4)])
+
+
+def load_tokenizer(model: str, corpus: Corpus, *, vocab_size: int, cache_dir: Path) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of `model`: its own, or one trained on `corpus` for the models without one.
+
+    Args:
+        model: ``"tiny"`` or ``"small"`` (a WordPiece tokenizer trained on ``corpus.train`` and kept in `cache_dir`), a
+            local folder, or a Hub id.
+        corpus: the texts to train on; not read for the other models.
+        vocab_size: the size of a trained vocabulary; not used for the other models, which bring their own.
+        cache_dir: folder of the trained tokenizers; made when needed.
+
+    Raises:
+        UsageError: there is no such tokenizer or the Hub is unreachable, or the tokenizer has no vocabulary, no mask
+            token or no fast implementation.
+    """
+    if model in TRAINED_HERE:
+        return _trained_tokenizer(corpus, vocab_size, cache_dir)
+    tokenizer = _pretrained_tokenizer(model)
+    if not tokenizer.is_fast:
+        raise UsageError(f"the tokenizer of {model} has no fast implementation (tokenizer.json); use --model tiny")
+    if tokenizer.mask_token is None:
+        raise UsageError(f"the tokenizer of {model} has no mask token; choose a masked language model or --model tiny")
+    return tokenizer
+
+
+def _trained_tokenizer(corpus: Corpus, vocab_size: int, cache_dir: Path) -> PreTrainedTokenizerBase:
+    import tokenizers
+
+    key = _key(TOKENIZER_FORMAT, corpus.fingerprint, vocab_size, tokenizers.__version__)
+    folder = cache_dir / f"tokenizer-{key}"
+
+    def train_and_save(temporary: Path) -> None:
+        train_wordpiece(corpus.train.texts, vocab_size).save_pretrained(temporary)
+
+    if _saved_tokenizer(folder) is None:
+        _publish(folder, train_and_save)
+    # Read back even when just trained, so that the first run and the later ones use the same object.
+    tokenizer = _saved_tokenizer(folder)
+    assert tokenizer is not None, folder
+    return tokenizer
+
+
+def _saved_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
+    from transformers import AutoTokenizer
+
+    if not folder.is_dir():
+        return None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception:
+        # The Rust library raises bare Exception for a damaged file. Whatever the damage, it is trained again.
+        return None
+    return tokenizer if _has_vocabulary(tokenizer) else None
+
+
+def _has_vocabulary(tokenizer: PreTrainedTokenizerBase) -> bool:
+    # For a folder with a model's config.json but no tokenizer file, transformers makes a tokenizer that knows the
+    # special tokens alone and turns every text into [UNK].
+    return len(tokenizer) > len(tokenizer.all_special_ids)
+
+
+def _pretrained_tokenizer(model: str) -> PreTrainedTokenizerBase:
+    is_folder = Path(model).expanduser().is_dir()
+    if not is_folder and _looks_like_path(model):
+        raise UsageError(f"there is no folder {model!r}; --model takes {', '.join(TRAINED_HERE)}, a folder or a Hub id")
+    from transformers import AutoTokenizer
+
+    source = str(Path(model).expanduser()) if is_folder else model
+    offline = not is_folder and not hub_is_reachable()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=is_folder or offline)
+    except Exception as error:
+        # The first line: transformers goes on with lists of all that it tried.
+        raise _no_tokenizer(model, is_folder, offline, str(error).strip().partition("\n")[0]) from error
+    if not _has_vocabulary(tokenizer):
+        raise _no_tokenizer(model, is_folder, offline, "it has no vocabulary")
+    return tokenizer
+
+
+def _looks_like_path(model: str) -> bool:
+    return model.startswith((".", "~", os.sep)) or model.count("/") > 1 or os.path.exists(model)
+
+
+def _no_tokenizer(model: str, is_folder: bool, offline: bool, reason: str) -> UsageError:
+    if is_folder:
+        return UsageError(
+            f"the folder {model} holds no tokenizer that can be read ({reason}); "
+            "write one there with tokenizer.save_pretrained(folder), or use --model tiny"
+        )
+    if offline:
+        return UsageError(
+            f"the tokenizer of {model}{nearest(model, TRAINED_HERE)} is not in the local cache and the Hub is "
+            f'unreachable; run the same command once online, or python -c "import transformers; '
+            f'transformers.AutoTokenizer.from_pretrained({model!r})"; or use --model tiny or --model FOLDER'
+        )
+    return UsageError(f"the tokenizer of {model} cannot be loaded from the Hub: {reason}; use --model tiny")
+
+
+# ------------------------------------------------------------------------------------------------------------
+
+
+def tokenize(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, seq_len: int) -> Tokens:
+    """Tokenize documents and cut each into consecutive samples that fit `seq_len` with their special tokens.
+
+    A sample holds at most C = seq_len - (special tokens that the tokenizer adds) ids of one document; only the last
+    one of a document is shorter, and it is dropped below 4 ids. A special token spelled out in a text, such as
+    ``[MASK]``, is tokenized as ordinary characters.
+
+    Args:
+        texts: the documents.
+        tokenizer: a fast tokenizer; neither used up nor changed.
+        seq_len: the length of a padded sample, special tokens included.
+
+    Returns:
+        The samples in the order of the texts, in arrays of their own.
+
+    Raises:
+        UsageError: `seq_len` leaves room for fewer than 4 ids.
+    """
+    num_special = tokenizer.num_special_tokens_to_add()
+    capacity = seq_len - num_special
+    if capacity < MIN_SAMPLE_IDS:
+        raise UsageError(
+            f"a sequence length of {seq_len} leaves {max(capacity, 0)} tokens beside {num_special} special ones; "
+            f"use at least {MIN_SAMPLE_IDS + num_special}"
+        )
+    backend = _plain_backend(tokenizer)
+    ids, lengths, word_starts = [], [], []
+    for first in range(0, len(texts), _TEXTS_PER_CHUNK):
+        chunk = list(texts[first : first + _TEXTS_PER_CHUNK])
+        samples = _cut(backend.encode_batch(chunk, add_special_tokens=False), capacity)
+        ids.append(samples[0])
+        lengths.append(samples[1])
+        word_starts.append(samples[2])
+    starts = np.concatenate([np.zeros(1, dtype=np.int64), *lengths]).cumsum()
+    return Tokens(
+        np.concatenate([np.empty(0, dtype=np.int32), *ids]),
+        starts,
+        np.concatenate([np.empty(0, dtype=bool), *word_starts]),
+    )
+
+
+def _plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
+    """Return a copy of the Rust tokenizer that neither cuts, pads, nor finds special tokens in the text."""
+    from tokenizers import Tokenizer
+
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    # Many published tokenizer files carry the truncation of their training, which would lose the rest of a document.
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = True
+    return backend
+
+
+def _cut(encodings: Sequence[Encoding], capacity: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (ids, length of each sample, word_starts) of the samples of some documents."""
+    document_lengths = np.array([len(encoding) for encoding in encodings], dtype=np.int64)
+    num_ids = int(document_lengths.sum())
+    ids = np.fromiter((i for encoding in encodings for i in encoding.ids), np.int32, num_ids)
+    words = np.fromiter(
+        # None stands for a token outside all words; it has one of its own.
+        (-1 if word is None else word for encoding in encodings for word in encoding.word_ids),
+        np.int64,
+        num_ids,
+    )
+    starts, lengths = _sample_bounds(document_lengths, capacity)
+    word_starts = np.ones(num_ids, dtype=bool)
+    word_starts[1:] = (words[1:] != words[:-1]) | (words[1:] == -1)
+    word_starts[starts] = True
+    kept = lengths >= MIN_SAMPLE_IDS
+    kept_ids = np.repeat(kept, lengths)
+    return ids[kept_ids], lengths[kept], word_starts[kept_ids]
+
+
+def _sample_bounds(document_lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (start, length), both int64, of the pieces of at most `capacity` that tile consecutive documents."""
+    num_pieces = -(-document_lengths // capacity)
+    document_ends = document_lengths.cumsum()
+    first_piece = np.repeat(num_pieces.cumsum() - num_pieces, num_pieces)
+    piece_in_document = np.arange(num_pieces.sum()) - first_piece
+    starts = np.repeat(document_ends - document_lengths, num_pieces) + piece_in_document * capacity
+    return starts, np.minimum(capacity, np.repeat(document_ends, num_pieces) - starts)
+
+
+def tokenized_corpus(
+    corpus: Corpus, tokenizer: PreTrainedTokenizerBase, *, seq_len: int, cache_dir: Path
+) -> tuple[Tokens, Tokens]:
+    """Return the (train, eval) samples of a corpus, memory-mapped from `tokenized_folder`, which see."""
+    folder = tokenized_folder(corpus, tokenizer, seq_len=seq_len, cache_dir=cache_dir)
+    return Tokens.load(folder / "train"), Tokens.load(folder / "eval")
+
+
+def tokenized_folder(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, *, seq_len: int, cache_dir: Path) -> Path:
+    """Tokenize a corpus once and return the folder whose ``train`` and ``eval`` subfolders `Tokens.load` reads.
+
+    The folder's name is decided by the texts, the tokenizer and `seq_len`, so that other processes of a run can map
+    the same arrays without a tokenizer. Processes that start together may all tokenize; the first folder stays.
+
+    Args:
+        corpus: the documents.
+        tokenizer: a fast tokenizer.
+        seq_len: the length of a padded sample, special tokens included, as in `tokenize`.
+        cache_dir: where the folder is made; made itself when needed.
+
+    Raises:
+        UsageError: `seq_len` is too small, or a side of the corpus has no document of 4 tokens.
+    """
+    key = _key(TOKENS_FORMAT, corpus.fingerprint, tokenizer.backend_tokenizer.to_str(), seq_len)
+    folder = cache_dir / f"tokens-{key}"
+
+    def tokenize_and_save(temporary: Path) -> None:
+        for side, documents in (("train", corpus.train), ("eval", corpus.eval)):
+            tokens = tokenize(documents.texts, tokenizer, seq_len=seq_len)
+            if not tokens.num_samples:
+                raise UsageError(
+                    f"no {side} document of {corpus.name} has {MIN_SAMPLE_IDS} tokens; give longer texts with "
+                    f"--{'data' if side == 'train' else 'eval-data'} FILE"
+                )
+            tokens.save(temporary / side)
+
+    if not _is_tokenized(folder):
+        _publish(folder, tokenize_and_save)
+    return folder
+
+
+def _is_tokenized(folder: Path) -> bool:
+    try:
+        return all(Tokens.load(folder / side).num_samples > 0 for side in ("train", "eval"))
+    except (OSError, ValueError, EOFError):
+        return False
+
+
+def _key(*parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def _publish(folder: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a temporary folder, then give it the name `folder` at once; whatever was damaged there goes."""
+    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
+    damaged = temporary.with_suffix(".damaged")
+    try:
+        temporary.mkdir(parents=True)
+        is_damaged = folder.exists()
+        write(temporary)
+        if is_damaged:
+            os.rename(folder, damaged)
+        _rename_unless_there(temporary, folder)
+    except OSError as error:
+        raise UsageError(
+            f"the cache folder {folder.parent} cannot be written: {error.strerror or error}; choose another folder"
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(damaged, ignore_errors=True)
+
+
+def _rename_unless_there(temporary: Path, folder: Path) -> None:
+    try:
+        os.rename(temporary, folder)
+    except OSError:
+        # Another process that started at the same time was first, and what it wrote is the same.
+        if not folder.is_dir():
+            raise

@@ -1,0 +1,33 @@
+"""The two ways a run can end badly, each with its exit code. Standard library only.
+
+A message says what is wrong and what to type next; scripts print it without a traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UsageError(ValueError):
+    """What the user typed or pointed at cannot be used; scripts exit with code 2 before anything has run."""
+
+    exit_code = 2
+
+
+class RunError(RuntimeError):
+    """A run that had started could not be finished (a lost rank, a full disk, a diverged loss); exit code 1."""
+
+    exit_code = 1
+
+
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` for the choice that looks most like `name`, or an empty string.
+
+    >>> nearest("asynchronos", ["asynchronous", "synchronous"])
+    "; did you mean 'asynchronous'?"
+    >>> nearest("zzz", ["asynchronous"])
+    ''
+    """
+    found = difflib.get_close_matches(name, list(choices), n=1)
+    return f"; did you mean {found[0]!r}?" if found else ""

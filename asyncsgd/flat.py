@@ -1,0 +1,151 @@
+"""A model as two contiguous vectors, one of parameters and one of gradients, with the modules' tensors as views.
+
+One vector means one message, one fused optimizer call and one shared segment. Tied weights stand in it once; frozen
+parameters do not stand in it. Decayed parameters come before undecayed ones, so that weight decay is a slice.
+
+Every tensor starts at a multiple of `ALIGNMENT` elements (a cache line), because matrix products on the CPU may round
+differently at other addresses; the gaps hold zeros and stay zero under every optimizer. P counts them too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+
+import torch
+from torch import Tensor, nn
+
+from asyncsgd.errors import UsageError
+
+ALIGNMENT = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Where each trainable parameter of a model lies in its flat vector."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    offsets: tuple[int, ...]
+    num_decayed: int
+    """Elements of the vector, from its beginning, that weight decay acts on."""
+    size: int
+    """P, the elements of the vector, gaps included."""
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Layout:
+        """Lay out `model`'s trainable parameters: matrices (decayed) first, then biases and norms (undecayed).
+
+        Raises:
+            UsageError: if a parameter is not float32; a server adds up float32 steps, other types would lose small
+            ones.
+        """
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        for name, parameter in named:
+            if parameter.dtype != torch.float32:
+                raise UsageError(
+                    f"parameter {name!r} is {parameter.dtype}; load the model in float32 and use --precision instead"
+                )
+        named.sort(key=lambda pair: pair[1].ndim < 2)  # stable: matrices first, in the model's order
+        offsets, end, num_decayed = [], 0, 0
+        for _, parameter in named:
+            offsets.append(end)
+            end += math.ceil(parameter.numel() / ALIGNMENT) * ALIGNMENT
+            if parameter.ndim >= 2:
+                num_decayed = end
+        shapes = tuple(tuple(parameter.shape) for _, parameter in named)
+        return cls(tuple(name for name, _ in named), shapes, tuple(offsets), num_decayed, end)
+
+    @property
+    def num_parameters(self) -> int:
+        """Trainable parameters, gaps not counted, tied weights once."""
+        return sum(math.prod(shape) for shape in self.shapes)
+
+    @property
+    def fingerprint(self) -> str:
+        """Eight hex digits that two processes compare before they exchange vectors."""
+        return hashlib.sha256(repr(dataclasses.astuple(self)).encode()).hexdigest()[:8]
+
+    def views(self, vector: Tensor) -> dict[str, Tensor]:
+        """Return name -> view of `vector`, `(P,)`, in the parameter's shape."""
+        return {
+            name: vector[offset : offset + math.prod(shape)].view(shape)
+            for name, shape, offset in zip(self.names, self.shapes, self.offsets, strict=True)
+        }
+
+
+class FlatModel:
+    """Binds a model's parameters and gradients to flat vectors.
+
+    The model's tensors become views; anything that rebinds ``.data`` or ``.grad`` later would detach them silently, so
+    `check` compares every pointer.
+
+    Args:
+        model: its trainable parameters are moved into `parameters`; must not be bound already.
+        parameters: float32 `(P,)` to bind to, on the model's device; its content is overwritten with the model's values
+            unless `keep_parameters`. A new vector by default. Borrowed, for as long as this object lives.
+        gradients: float32 `(P,)` to bind ``.grad`` to; zeroed. A new vector by default.
+        keep_parameters: take the values from `parameters` instead of the model (a vector that others own already).
+
+    >>> flat = FlatModel(nn.Linear(2, 1))
+    >>> flat.layout.names, flat.layout.size, flat.layout.num_parameters
+    (('weight', 'bias'), 32, 3)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Tensor | None = None,
+        gradients: Tensor | None = None,
+        *,
+        keep_parameters: bool = False,
+    ) -> None:
+        self.model = model
+        self.layout = Layout.of(model)
+        device = next(model.parameters()).device
+        self.parameters = torch.zeros(self.layout.size, device=device) if parameters is None else parameters
+        self.gradients = torch.zeros(self.layout.size, device=device) if gradients is None else gradients
+        for vector in (self.parameters, self.gradients):
+            if vector.shape != (self.layout.size,) or vector.dtype != torch.float32 or not vector.is_contiguous():
+                raise ValueError(
+                    f"a flat vector is contiguous float32 ({self.layout.size},): {vector.dtype} {tuple(vector.shape)}"
+                )
+        if not keep_parameters:
+            self.parameters.zero_()
+        self.gradients.zero_()
+        self._tensors = dict(model.named_parameters())
+        gradient_views = self.layout.views(self.gradients)
+        with torch.no_grad():
+            for name, view in self.layout.views(self.parameters).items():
+                tensor = self._tensors[name]
+                if not keep_parameters:
+                    view.copy_(tensor)
+                tensor.data = view
+                tensor.grad = gradient_views[name]
+        self.check()
+
+    def check(self) -> None:
+        """Assert that every parameter and gradient of the model still is the view it should be.
+
+        Raises:
+            RuntimeError: naming the first tensor that has been rebound.
+        """
+        parameter_views = self.layout.views(self.parameters)
+        gradient_views = self.layout.views(self.gradients)
+        for name in self.layout.names:
+            tensor = self._tensors[name]
+            if tensor.data_ptr() != parameter_views[name].data_ptr():
+                raise RuntimeError(f"parameter {name!r} was rebound and no longer lies in the flat vector")
+            if tensor.grad is None or tensor.grad.data_ptr() != gradient_views[name].data_ptr():
+                raise RuntimeError(f"the gradient of {name!r} was rebound; use zero_grad(set_to_none=False)")
+
+
+def parameters_sha256(layout: Layout, parameters: Tensor) -> str:
+    """Return the sha256 of the parameters' bytes in layout order, gaps left out: equal exactly when all bits are
+    equal.
+    """
+    digest = hashlib.sha256()
+    for view in layout.views(parameters.detach().cpu()).values():
+        digest.update(view.contiguous().numpy().tobytes())
+    return digest.hexdigest()

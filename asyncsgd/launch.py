@@ -1,0 +1,78 @@
+"""Who this process is: alone, or one of torchrun's ranks; and how ranks tell each other what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+from asyncsgd.errors import UsageError
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """How the script was started.
+
+    >>> Launch.read({}, 4, nproc_given=True)
+    Launch(num_workers=4, rank=None, several_hosts=False)
+    >>> Launch.read({"WORLD_SIZE": "2", "RANK": "1", "LOCAL_WORLD_SIZE": "2"}, 1, nproc_given=False)
+    Launch(num_workers=2, rank=1, several_hosts=False)
+    """
+
+    num_workers: int
+    rank: int | None
+    """This process's rank among torchrun's, or None where this script starts its workers itself."""
+    several_hosts: bool
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str], nproc: int, *, nproc_given: bool) -> Launch:
+        """Compare what a launcher set with ``--nproc``.
+
+        A WORLD_SIZE of 1 is torchrun without ``--nproc-per-node``: the script then starts `nproc` workers itself.
+
+        Raises:
+            UsageError: if both name a number of workers and the numbers differ.
+        """
+        world_size = int(environment.get("WORLD_SIZE", "1"))
+        if world_size == 1:
+            return cls(nproc, None, False)
+        if nproc_given and nproc != world_size:
+            raise UsageError(
+                f"the launcher started {world_size} processes but --nproc is {nproc}; drop --nproc, or type "
+                f"torchrun --nproc-per-node {nproc}"
+            )
+        local = int(environment.get("LOCAL_WORLD_SIZE", str(world_size)))
+        return cls(world_size, int(environment["RANK"]), local != world_size)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process prepares the run, keeps the record and speaks to the user."""
+        return self.rank in (None, 0)
+
+
+class Noticeboard:
+    """Where torchrun's ranks read what rank 0 has prepared, instead of preparing it themselves; on torchrun's own
+    store.
+    """
+
+    def __init__(self) -> None:
+        from torch import distributed as dist
+
+        if os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE") and os.path.isdir("/sys/class/net/lo"):
+            # One host: gloo would resolve the host's name, which need not have an address.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        store, self.rank, self.world_size = next(iter(dist.rendezvous("env://")))
+        self.store = dist.PrefixStore("asyncsgd", store)
+
+    def put(self, name: str, content: object) -> None:
+        """Publish `content`, pickled; rank 0 only."""
+        self.store.set(name, pickle.dumps(content))  # type: ignore[arg-type]  # bytes are fine, the stub says str
+
+    def get(self, name: str) -> Any:
+        """Wait for what rank 0 publishes under `name`, up to half an hour (a large corpus takes its time)."""
+        import datetime
+
+        self.store.wait([name], datetime.timedelta(minutes=30))
+        return pickle.loads(self.store.get(name))

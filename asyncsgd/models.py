@@ -1,0 +1,140 @@
+"""Build or load the masked-language model; transformers is imported when a model is built, not before."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from asyncsgd.data.batching import Frame
+from asyncsgd.errors import UsageError
+from asyncsgd.flat import ALIGNMENT
+
+SHAPES: dict[str, dict[str, int]] = {
+    "tiny": {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512},
+    "small": {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024},
+}
+"""BERT shapes built here, with random weights: 1.5 and 5.5 million parameters at a vocabulary of 8192."""
+
+
+def build_model(model: str, tokenizer: Any, *, seq_len: int, dropout: float, seed: int) -> nn.Module:
+    """Return the model that training starts from, in float32 and training mode.
+
+    Args:
+        model: ``tiny`` or ``small`` (random weights, a function of `seed`), a local folder or a Hub id.
+        tokenizer: gives the vocabulary size and the padding id of a model built here.
+        seq_len: longest sequence, special tokens included.
+        dropout: of hidden states and attention, in [0, 1).
+
+    Raises:
+        UsageError: for a folder without weights, a Hub id that cannot be reached, a model too short for `seq_len`.
+    """
+    with seeded(seed):
+        if model in SHAPES:
+            from transformers import BertConfig, BertForMaskedLM
+
+            config = BertConfig(
+                # A whole number of cache lines: fused optimizers then round alike on the flat vector and on single tensors.
+                vocab_size=math.ceil(len(tokenizer) / ALIGNMENT) * ALIGNMENT,
+                pad_token_id=tokenizer.pad_token_id,
+                max_position_embeddings=max(512, seq_len),
+                hidden_dropout_prob=dropout,
+                attention_probs_dropout_prob=dropout,
+                **SHAPES[model],
+            )
+            built: Any = BertForMaskedLM(config)
+        else:
+            built = _load(model, dropout)
+    limit = getattr(built.config, "max_position_embeddings", seq_len)
+    if seq_len > limit:
+        raise UsageError(
+            f"--seq-len {seq_len} is longer than the {limit} positions of model {model!r}; type --seq-len {limit}"
+        )
+    if len(tokenizer) > built.config.vocab_size:
+        raise UsageError(
+            f"the tokenizer of {model!r} has {len(tokenizer)} tokens, its model only {built.config.vocab_size}"
+        )
+    return built.float().train()
+
+
+def skeleton(config_json: str) -> nn.Module:
+    """Return a model of the given configuration for a worker; its values are drawn here and then come from the
+    server.
+    """
+    from transformers import AutoConfig, AutoModelForMaskedLM
+
+    values = json.loads(config_json)
+    config = AutoConfig.for_model(values.pop("model_type"), **values)
+    with seeded(0):
+        return AutoModelForMaskedLM.from_config(config).float().train()
+
+
+def config_json(model: Any) -> str:
+    """The configuration of a transformers model, as `skeleton` reads it."""
+    return json.dumps(json.loads(model.config.to_json_string(use_diff=False)))
+
+
+def frame_of(tokenizer: Any) -> Frame:
+    """What the tokenizer puts around a sample, e.g. [CLS] ... [SEP]."""
+    ids = tokenizer(tokenizer.mask_token)["input_ids"]
+    at = ids.index(tokenizer.mask_token_id)
+    return Frame(tuple(ids[:at]), tuple(ids[at + 1 :]), int(tokenizer.pad_token_id))
+
+
+def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Write safetensors, configuration and tokenizer; `AutoModelForMaskedLM.from_pretrained(folder)` reads them."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed torch's default generator, which initialisers draw from, and put its state back afterwards."""
+    state = torch.random.get_rng_state()
+    torch.random.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.random.set_rng_state(state)
+
+
+def _load(model: str, dropout: float) -> nn.Module:
+    folder = Path(model)
+    local = folder.is_dir()
+    if local and not (folder / "config.json").exists():
+        raise UsageError(f"{model}: no config.json there; --model takes a folder written by save_pretrained")
+    if local and not any(folder.glob(pattern) for pattern in ("*.safetensors", "pytorch_model*.bin")):
+        raise UsageError(
+            f"{model}: a configuration but no weights (model.safetensors); copy them there or type --model tiny"
+        )
+    if not local and (os.sep in model.rstrip(os.sep)[:-1] and model.startswith((".", os.sep))):
+        raise UsageError(f"{model}: no such folder; --model takes tiny, small, a local folder or a Hub id")
+    from transformers import AutoConfig, AutoModelForMaskedLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    try:
+        config = AutoConfig.from_pretrained(model, local_files_only=local)
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout"):
+            if isinstance(getattr(config, name, None), float):
+                setattr(config, name, dropout)
+        return AutoModelForMaskedLM.from_pretrained(model, config=config, local_files_only=local, dtype=torch.float32)
+    except (OSError, ValueError, RuntimeError, KeyError, pickle.UnpicklingError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if local:
+            raise UsageError(f"{model}: cannot be loaded as a masked-language model: {first}") from error
+        raise UsageError(
+            f"model {model!r} is neither a folder nor in the local cache, and the Hub did not give it ({first}). "
+            f"Run the same command once online, or type --model tiny, or --model FOLDER"
+        ) from error

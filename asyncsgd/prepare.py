@@ -1,0 +1,143 @@
+"""From settings to what training needs: corpus, tokenizer, token arrays, model and the task that workers get."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from asyncsgd import models, settings
+from asyncsgd.data.corpora import load_corpus
+from asyncsgd.data.masking import Masking, by_token, by_word
+from asyncsgd.data.tokenization import Tokens, load_tokenizer, tokenized_folder
+from asyncsgd.errors import UsageError
+from asyncsgd.runtime.base import Budget
+from asyncsgd.runtime.worker_process import Task
+from asyncsgd.server import SGD, AdamW, BuildOptimizer, OptimizerRecipe, WarmupSchedule, constant, cosine, linear
+
+_CHOOSE = {"token": by_token, "word": by_word}
+_PRECISION = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_SHAPE = {"constant": constant, "linear": linear, "cosine": cosine}
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """Everything a run needs before it has workers."""
+
+    task: Task
+    model: nn.Module
+    """With the initial values, on the CPU; owned by the run."""
+    tokenizer: Any
+    data_name: str
+    data_fingerprint: str
+    num_train_samples: int
+    num_eval_samples: int
+
+
+def prepare(
+    data: settings.Data, model: settings.Model, machine: settings.Machine, *, eval_samples: int, seed: int
+) -> Prepared:
+    """Load the text, tokenize it, build or load the model; everything slow is cached in the cache folder.
+
+    Raises:
+        UsageError: for whatever the user has to change.
+    """
+    device = resolve_device(machine.device)
+    cache = cache_folder(data.cache_dir)
+    corpus = load_corpus(data.data, eval_data=data.eval_data, text_column=data.text_column, cache_dir=cache)
+    tokenizer = load_tokenizer(model.model, corpus, vocab_size=data.vocab_size, cache_dir=cache)
+    folder = tokenized_folder(corpus, tokenizer, seq_len=data.seq_len, cache_dir=cache)
+    built = models.build_model(model.model, tokenizer, seq_len=data.seq_len, dropout=model.dropout, seed=seed)
+    masking = Masking(
+        _CHOOSE[data.mask],
+        data.mask_prob,
+        tokenizer.mask_token_id,
+        len(tokenizer),
+        tuple(sorted(tokenizer.all_special_ids)),
+    )
+    task = Task(
+        config=models.config_json(built),
+        train=folder / "train",
+        evaluation=folder / "eval",
+        frame=models.frame_of(tokenizer),
+        masking=masking,
+        batch_size=data.batch_size,
+        eval_samples=eval_samples,
+        seed=seed,
+        threads=machine.threads,
+        device=device,
+        precision=_PRECISION[machine.precision],
+    )
+    num_eval = Tokens.load(task.evaluation).num_samples
+    return Prepared(
+        task,
+        built,
+        tokenizer,
+        corpus.name,
+        corpus.fingerprint,
+        Tokens.load(task.train).num_samples,
+        min(eval_samples or num_eval, num_eval),
+    )
+
+
+def recipe_of(optimization: settings.Optimization) -> OptimizerRecipe:
+    """The optimizer that the settings name."""
+    builders: dict[str, BuildOptimizer] = {
+        "sgd": SGD(optimization.momentum),
+        "adamw": AdamW((optimization.beta1, optimization.beta2)),
+    }
+    build = builders[optimization.optimizer]
+    return OptimizerRecipe(build, optimization.weight_decay, optimization.clip_norm)
+
+
+def schedule_of(optimization: settings.Optimization, budget: settings.Budget) -> WarmupSchedule:
+    """The learning rate as a function of the samples that arrived."""
+    return WarmupSchedule(
+        optimization.learning_rate, optimization.warmup, budget.samples, _SHAPE[optimization.schedule]
+    )
+
+
+def budget_of(budget: settings.Budget) -> Budget:
+    """The limits a runtime looks at."""
+    return Budget(budget.samples, budget.seconds, budget.target_loss)
+
+
+def device_of_worker(device: str, worker: int) -> str:
+    """``cuda`` becomes the GPU of `worker`, round robin; ``cpu`` stays."""
+    return f"cuda:{worker % torch.cuda.device_count()}" if device == "cuda" else device
+
+
+def resolve_device(device: str) -> str:
+    """``auto`` becomes cuda or cpu.
+
+    Raises:
+        UsageError: if cuda is asked for and not there.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: torch sees no GPU here; type --device cpu, or leave the flag out")
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return device
+
+
+def cache_folder(cache_dir: str | None) -> Path:
+    """`cache_dir`, or asyncsgd's folder in the user's cache; made if it is not there.
+
+    Raises:
+        UsageError: if it cannot be written.
+    """
+    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "asyncsgd"
+    folder = Path(cache_dir) if cache_dir is not None else default
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"the cache folder {folder} cannot be made ({error.strerror}); type --cache-dir FOLDER"
+        ) from error
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"the cache folder {folder} cannot be written; type --cache-dir FOLDER")
+    return folder

@@ -1,0 +1,162 @@
+"""What a run shows while it goes on, and what its records add up to."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+import sys
+from typing import Any, TextIO
+
+from asyncsgd.record import Evaluation, Event, Fault, Membership, Record, RunFolder
+
+HEADINGS = f"{'samples':>10} {'updates':>9} {'train_s':>9} {'eval_loss':>10} {'samples/s':>10}   delay p50/p95/max"
+
+
+class Delays:
+    """The delays of all applied gradients, as counts per delay."""
+
+    def __init__(self) -> None:
+        self._counts: collections.Counter[int] = collections.Counter()
+
+    def add(self, delay: int) -> None:
+        self._counts[delay] += 1
+
+    @property
+    def number(self) -> int:
+        return self._counts.total()
+
+    def quantile(self, share: float) -> int | None:
+        """The smallest delay that at least `share` of the gradients do not exceed; None where there are none.
+
+        >>> delays = Delays()
+        >>> for delay in (0, 0, 1, 7):
+        ...     delays.add(delay)
+        >>> delays.quantile(0.5), delays.quantile(0.95)
+        (0, 7)
+        """
+        seen = 0
+        for delay in sorted(self._counts):
+            seen += self._counts[delay]
+            if seen >= share * self.number:
+                return delay
+        return None
+
+    def summary(self) -> dict[str, float | None]:
+        """mean, p50, p95 and max, in updates; None where nothing was applied."""
+        mean = sum(delay * count for delay, count in self._counts.items()) / self.number if self._counts else None
+        return {
+            "mean": mean,
+            "p50": self.quantile(0.5),
+            "p95": self.quantile(0.95),
+            "max": max(self._counts, default=None),
+        }
+
+
+@dataclasses.dataclass
+class Totals:
+    """What the records of a run add up to so far."""
+
+    num_updates: int = 0
+    num_samples: int = 0
+    train_seconds: float = 0.0
+    eval_seconds: float = 0.0
+    first_eval_loss: float | None = None
+    last: Evaluation | None = None
+
+    def as_summary(self) -> dict[str, Any]:
+        """The summary's fields that come from evaluations and counts; None where nothing was measured."""
+        last = self.last
+        loss = None if last is None else last.loss
+        return {
+            "num_samples": self.num_samples,
+            "num_updates": self.num_updates,
+            "train_seconds": self.train_seconds,
+            "eval_seconds": self.eval_seconds,
+            "first_eval_loss": self.first_eval_loss,
+            "final_eval_loss": loss,
+            "perplexity": None if loss is None else perplexity(loss),
+            "masked_token_accuracy": None if last is None else last.accuracy,
+            "eval_masked_tokens": None if last is None else last.masked_tokens,
+            "samples_per_second": self.num_samples / self.train_seconds if self.train_seconds > 0 else None,
+        }
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss), infinite where that is too large for a float."""
+    return math.exp(loss) if loss < 700 else math.inf
+
+
+class Recorder:
+    """Writes every record into the run folder and tells the user what happens; call it with each record, in order.
+
+    On a terminal a bar runs on stderr; the line per evaluation goes to stdout either way.
+    """
+
+    def __init__(self, folder: RunFolder, samples: int | None, *, out: TextIO | None = None) -> None:
+        self.folder = folder
+        self.totals = Totals()
+        self.delays = Delays()
+        self._samples_of: dict[int, int] = {}
+        self.num_samples_applied = 0
+        self._out = out or sys.stdout
+        self._bar = None
+        if sys.stderr.isatty() and samples:
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=samples, unit="sample", leave=False, dynamic_ncols=True)
+        self._say(HEADINGS)
+
+    def __call__(self, record: Record) -> None:
+        self.folder.append(record)
+        if isinstance(record, Event):
+            self._count(record)
+        elif isinstance(record, Evaluation):
+            self._evaluated(record)
+        elif isinstance(record, Membership) and record.reason:
+            self._say(f"worker {record.worker} is lost: {record.reason}; the others go on")
+        elif isinstance(record, Fault):
+            self._say(f"fault: {record.message}")
+        if isinstance(record, Membership):
+            self._use(record.uses)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def _count(self, event: Event) -> None:
+        totals = self.totals
+        totals.num_samples, totals.num_updates = event.total_samples, event.version
+        totals.train_seconds = event.train_seconds
+        self._samples_of[event.dispatch] = event.num_samples
+        self._use(event.uses)
+        for dispatch in event.drops:
+            self._samples_of.pop(dispatch, None)
+        if self._bar is not None:
+            self._bar.update(event.num_samples)
+
+    def _use(self, uses: tuple[tuple[int, int], ...]) -> None:
+        for dispatch, delay in uses:
+            self.delays.add(delay)
+            self.num_samples_applied += self._samples_of.pop(dispatch, 0)  # a later use applies no new samples
+
+    def _evaluated(self, evaluation: Evaluation) -> None:
+        totals = self.totals
+        totals.eval_seconds += evaluation.eval_seconds
+        totals.train_seconds = max(totals.train_seconds, evaluation.train_seconds)
+        totals.last = evaluation
+        if totals.first_eval_loss is None:
+            totals.first_eval_loss = evaluation.loss
+        seconds = evaluation.train_seconds
+        rate = f"{evaluation.total_samples / seconds:.0f}" if seconds > 0 else "-"
+        delay = "-"
+        if self.delays.number:
+            delay = f"{self.delays.quantile(0.5)} / {self.delays.quantile(0.95)} / {self.delays.quantile(1.0)}"
+        counts = f"{evaluation.total_samples:>10} {evaluation.version:>9}"
+        self._say(f"{counts} {seconds:>9.1f} {evaluation.loss:>10.4f} {rate:>10}   {delay}")
+
+    def _say(self, line: str) -> None:
+        if self._bar is not None:
+            self._bar.write(line, file=self._out)
+        else:
+            print(line, file=self._out, flush=True)

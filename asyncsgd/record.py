@@ -1,0 +1,257 @@
+"""The run folder: settings, environment, events and summary of one run. Standard library only.
+
+::
+
+    runs/<name>/
+      settings.yaml      every setting, defaults resolved (written by asyncsgd.settings)
+      environment.json   versions, commit, cores, threads; no host name, user or path
+      events.jsonl       a header line, then one Event per line
+      summary.json       status and results; written once, atomically, at the end
+      model/             safetensors and tokenizer, loads with AutoModelForMaskedLM.from_pretrained
+
+Analysis reads these files and nothing else. Readers ignore keys and kinds they do not know, and drop a torn last line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TextIO
+
+SCHEMA = 1
+
+DONE, FAILED, INTERRUPTED, DIVERGED = "DONE", "FAILED", "INTERRUPTED", "DIVERGED"
+
+APPLIED, HELD, DROPPED = "applied", "held", "dropped"
+
+Range = tuple[int, int, int]
+"""A range of batches of a stream: (stream, first index, index after the last)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """One line of events.jsonl: what happened at one arrival at the server.
+
+    `delay` counts updates between the read of a gradient and its application (a fresh gradient has 0);
+    `arrival_delay` is the same count when the gradient arrived. All ``..._seconds`` are seconds; `train_seconds` is
+    the training clock, which starts when all workers are ready and stands still during evaluations."""
+
+    dispatch: int
+    """Number of the dispatch whose gradient arrived; dispatches are numbered from 0 in the order they were started."""
+    worker: int
+    batches: tuple[Range, ...]
+    read_version: int
+    """Version of the parameters the gradient was computed at."""
+    version: int
+    """Version of the parameters after this event."""
+    arrival_delay: int
+    outcome: str
+    """``applied``, ``held`` or ``dropped``, at arrival."""
+    uses: tuple[tuple[int, int], ...]
+    """(dispatch, delay) of every gradient in the steps taken at this event."""
+    drops: tuple[int, ...]
+    """Dispatches, arriving or held, that will never be used."""
+    abandoned: tuple[int, ...]
+    """Dispatches in flight that were stopped; their batches are handed out again."""
+    started: tuple[tuple[int, int, tuple[Range, ...]], ...]
+    """(worker, dispatch, batches) of every gradient started at this event."""
+    loss: float
+    """Mean training loss per predicted token of the arriving gradient, in nats."""
+    weight: float
+    """Loss terms behind the gradient (masked tokens)."""
+    num_samples: int
+    learning_rate: float
+    """Of the server at this arrival, before any factor of the rule."""
+    train_seconds: float
+    total_samples: int
+    """Samples that arrived so far, this event's included, used or not."""
+    num_local_steps: int = 1
+    pull_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    push_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    """Seconds the worker was idle between its previous gradient and the start of this one."""
+    apply_seconds: float = 0.0
+    kind: str = "arrival"
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """An exact evaluation of one frozen version on the full evaluation set."""
+
+    version: int
+    total_samples: int
+    train_seconds: float
+    loss: float
+    """Mean loss per masked token, in nats."""
+    accuracy: float
+    """Share of masked tokens predicted exactly."""
+    masked_tokens: int
+    eval_seconds: float
+    kind: str = "evaluate"
+
+
+@dataclasses.dataclass(frozen=True)
+class Membership:
+    """A worker joined or left. `kind` is ``join`` or ``leave``; `reason` is empty for an orderly join or leave."""
+
+    kind: str
+    worker: int
+    version: int
+    total_samples: int
+    train_seconds: float
+    reason: str = ""
+    lost: tuple[int, ...] = ()
+    """Dispatches that were in flight and are gone; their batches are handed out again."""
+    uses: tuple[tuple[int, int], ...] = ()
+    started: tuple[tuple[int, int, tuple[Range, ...]], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """Something went wrong and was handled (a non-finite loss, a lost rank); `message` is what the user was told."""
+
+    message: str
+    worker: int | None
+    version: int
+    train_seconds: float
+    kind: str = "fault"
+
+
+Record = Event | Evaluation | Membership | Fault
+
+
+class RunFolder:
+    """Writes one run folder; owned by the process that holds the server (rank 0 in synchronous runs).
+
+    Events are written as they come and flushed at every evaluation, fault and membership change, so a killed run
+    keeps all but the last fraction of a second; the summary is renamed into place."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._events: TextIO = open(self.path / "events.jsonl", "w", encoding="utf-8")  # noqa: SIM115 - closed by close()
+        self._events.write(json.dumps({"kind": "header", "schema": SCHEMA}) + "\n")
+        self._events.flush()
+
+    def write_environment(self, environment: Mapping[str, Any]) -> None:
+        write_json(self.path / "environment.json", environment)
+
+    def append(self, record: Record) -> None:
+        """Append one record as one line. Non-finite numbers become null, never a number that looks measured."""
+        self._events.write(json.dumps(_finite(vars(record)), separators=(",", ":")) + "\n")
+        if record.kind != "arrival":
+            self._events.flush()
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        self._events.flush()
+        write_json(self.path / "summary.json", {"schema": SCHEMA, **summary})
+
+    def close(self) -> None:
+        self._events.close()
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write `content` as JSON so that `path` holds either the old content or all of the new one."""
+    partial = path.with_name(path.name + ".partial")
+    with open(partial, "w", encoding="utf-8") as file:
+        json.dump(_finite(content), file, indent=2)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of an events.jsonl after its header, as dicts; a torn last line is left out.
+
+    Raises:
+        ValueError: if a line other than the last is not JSON, or the schema is newer than this reader.
+    """
+    torn: str | None = None
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            if torn is not None:
+                raise ValueError(f"{path.name}: line {number - 1} is damaged: {torn[:60]!r}")
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError:
+                torn = line
+                continue
+            if record.get("kind") == "header":
+                if record["schema"] > SCHEMA:
+                    raise ValueError(f"{path.name} has schema {record['schema']}, this version reads up to {SCHEMA}")
+                continue
+            yield record
+
+
+def describe_environment(threads: int, num_workers: int) -> dict[str, Any]:
+    """Versions, commit, cores and threads of this run; no host name, user name or path."""
+    packages = ("torch", "transformers", "tokenizers", "datasets", "numpy", "scipy", "asyncsgd")
+    versions = {}
+    for package in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    return {
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "platform": sys.platform,
+        "versions": versions,
+        **_commit(),
+        "cores": available_cores(),
+        "threads_per_worker": threads,
+        "num_workers": num_workers,
+        "oversubscription": num_workers * threads / available_cores(),
+        "cpu": _cpu_model(),
+    }
+
+
+def available_cores() -> int:
+    """Cores this process may use (its affinity mask where the system has one)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _commit() -> dict[str, Any]:
+    def git(*arguments: str) -> str:
+        here = Path(__file__).resolve().parent
+        return subprocess.run(
+            ["git", "-C", str(here), *arguments], capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
+
+    try:
+        return {
+            "commit": git("rev-parse", "HEAD"),
+            "modified": bool(git("status", "--porcelain", "--untracked-files=no")),
+        }
+    except (OSError, subprocess.SubprocessError):
+        return {"commit": None, "modified": None}  # installed without its repository, or git is not there
+
+
+def _cpu_model() -> str | None:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        return None  # not Linux
+    return None
+
+
+def _finite(value: Any) -> Any:
+    """`value` with every non-finite float replaced by None, since JSON has no name for them."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

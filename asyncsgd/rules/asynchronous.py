@@ -1,0 +1,33 @@
+"""Asynchronous SGD: whatever arrives is applied at once.
+
+    x_{t+1} = x_t - eta * grad f(x_{t - tau}; batch),     tau = `delay`, the updates applied since the gradient's read
+
+The asynchronous parameter server of Downpour SGD with n_push = n_fetch = 1 (Dean, Corrado, Monga, Chen, Devin, Le, Mao,
+Ranzato, Senior, Tucker, Yang, Ng: Large Scale Distributed Deep Networks, NeurIPS 2012, section 4.1); analysed as
+delayed SGD by Agarwal and Duchi (NeurIPS 2011). Deviation: the step is whatever optimizer the server has, not
+Adagrad.
+
+With one worker every delay is 0 and the rule *is* the server's optimizer. With N always-busy workers the mean delay
+is N - 1, whatever their speeds."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+from asyncsgd.rules.base import Arrival, Reply, Rule, View
+
+
+@dataclasses.dataclass(frozen=True)
+class Asynchronous(Rule):
+    """Apply every gradient as it comes and start its worker again.
+
+    >>> str(Asynchronous())
+    'asynchronous'
+    """
+
+    name: ClassVar[str] = "asynchronous"
+    summary: ClassVar[str] = "apply every gradient as it arrives (Downpour SGD with n_push = n_fetch = 1)"
+
+    def arrive(self, state: Any, arrival: Arrival, view: View) -> Reply:
+        return Reply(direction=arrival.gradient, uses=(arrival.dispatch,), start=(arrival.worker,))

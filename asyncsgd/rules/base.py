@@ -1,0 +1,186 @@
+"""The contract of a rule: an arriving gradient in, a reply out.
+
+A rule is a frozen dataclass of hyperparameters. It sees values only, all of them functions of the order of
+arrivals: no clock, no random generator, no process group, no model. So one and the same object decides on real
+processes, on a virtual clock and in a replay.
+
+Shapes: P parameters (padding included), N workers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+if TYPE_CHECKING:  # rules are read and listed without importing torch
+    from torch import Tensor
+
+
+class InFlight(NamedTuple):
+    """A gradient that is being computed."""
+
+    dispatch: int
+    version: int
+    """Version when its start was executed; the worker may read a newer one when it gets to it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrival:
+    """A gradient that has just arrived at the server."""
+
+    worker: int
+    dispatch: int
+    read_version: int
+    """The version truly read."""
+    gradient: Tensor
+    """`(P,)`, mean over the batch's loss terms. It is the worker's slot, valid during the call only: use it, add it
+    or copy it.
+    """
+    weight: float
+    """Loss terms behind the gradient (masked tokens). Means over arrivals use it as their weight."""
+    num_samples: int
+    seconds: float
+    """Dispatch to arrival; recorded, so that a replay feeds the same number back."""
+
+
+class View:
+    """What a rule may know of the server: live and read-only.
+
+    Attributes:
+        version: updates applied so far.
+        learning_rate: the schedule's value with this arrival's samples counted.
+        workers: the workers present, in order.
+        in_flight: worker -> `InFlight`, oldest dispatch first, the arriving worker already removed.
+    """
+
+    __slots__ = ("_in_flight", "_server_state", "_workers")
+
+    def __init__(
+        self,
+        server_state: Callable[[], tuple[int, float]],
+        workers: Sequence[int],
+        in_flight: Mapping[int, InFlight],
+    ) -> None:
+        self._server_state = server_state
+        self._workers = workers
+        self._in_flight = in_flight
+
+    @property
+    def version(self) -> int:
+        return self._server_state()[0]
+
+    @property
+    def learning_rate(self) -> float:
+        return self._server_state()[1]
+
+    @property
+    def workers(self) -> Sequence[int]:
+        return self._workers
+
+    @property
+    def in_flight(self) -> Mapping[int, InFlight]:
+        return self._in_flight
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """What the server is to do, in this order: step, abandon, start."""
+
+    direction: Tensor | None = None
+    """One optimizer step along it, `version` + 1; `(P,)`, read-only, may alias the rule's state or the arrival's
+    slot.
+    """
+    learning_rate_factor: float = 1.0
+    """For this step only. A factor on the *gradient* belongs in `direction`: under AdamW the two differ."""
+    uses: tuple[int, ...] = ()
+    """Dispatches whose gradients are in this step; the server records (dispatch, delay)."""
+    drops: tuple[int, ...] = ()
+    """Dispatches, arriving or held, that will never be used."""
+    abandon: tuple[int, ...] = ()
+    """Dispatches in flight to be stopped; their batches are handed out again, and their results never reach the
+    rule.
+    """
+    start: tuple[int, ...] = ()
+    """Idle or just abandoned workers that start a gradient at the current parameters."""
+    again: bool = False
+    """Call `resume` after this step, within the same Event."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """Base of all rules: `init`, `join`, `leave`, `arrive`, `resume`; the state belongs to the caller.
+
+    The runtime calls `init` once, `join` for the initial workers in order, then `arrive` for every arrival. The
+    state is
+    updated in place and is part of checkpoints and replays: a dataclass of tensors, numbers and containers of them.
+    """
+
+    name: ClassVar[str]
+    """What the user types after ``--rule``."""
+    summary: ClassVar[str]
+    """One line for ``--rule help``."""
+
+    def init(self, like: Tensor) -> Any:
+        """Return the state for parameters like `like`, `(P,)`: shape, dtype and device are to be read, not its
+        values.
+        """
+        return None
+
+    def join(self, state: Any, worker: int, view: View) -> Reply:
+        """`worker` has entered `view.workers`. By default it starts at the current parameters."""
+        return Reply(start=(worker,))
+
+    def leave(self, state: Any, worker: int, view: View) -> Reply:
+        """`worker` has gone from `view.workers` and from `view.in_flight`. By default nothing follows."""
+        return Reply()
+
+    def arrive(self, state: Any, arrival: Arrival, view: View) -> Reply:
+        """Decide what becomes of `arrival`."""
+        raise TypeError(f"{type(self).__name__} does not define arrive()")
+
+    def resume(self, state: Any, view: View) -> Reply:
+        """Go on after a reply with `again`; by default nothing follows."""
+        return Reply()
+
+    def __str__(self) -> str:
+        parameters = ",".join(f"{field.name}={getattr(self, field.name)}" for field in dataclasses.fields(self))
+        return f"{self.name}:{parameters}" if parameters else self.name
+
+
+class WeightedMean:
+    """The mean of gradients weighted by their loss terms, summed in the order of `add`: sum_i w_i g_i / sum_i w_i.
+
+    The first gradient is kept as it is until a second one comes, so that the mean of one gradient is that gradient,
+    bit for bit. Copies what it is given; `value` is a view valid until the next `clear`."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._sum = like.new_zeros(like.shape)
+        self._first_weight = 0.0
+        self.total_weight = 0.0
+        self.count = 0
+
+    def add(self, gradient: Tensor, weight: float) -> None:
+        if self.count == 0:
+            self._sum.copy_(gradient)
+            self._first_weight = weight
+        else:
+            if self.count == 1:
+                self._sum.mul_(self._first_weight)
+            self._sum.add_(gradient, alpha=weight)
+        self.total_weight += weight
+        self.count += 1
+
+    def value(self) -> Tensor:
+        """The mean; to be called once, after the last `add`.
+
+        Raises:
+            ValueError: if nothing was added.
+        """
+        if self.count == 0:
+            raise ValueError("the mean of no gradients is not defined")
+        return self._sum if self.count == 1 else self._sum.div_(self.total_weight)
+
+    def clear(self) -> None:
+        self.total_weight = self._first_weight = 0.0
+        self.count = 0

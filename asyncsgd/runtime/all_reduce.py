@@ -1,0 +1,237 @@
+"""Synchronous data parallelism with torch's DistributedDataParallel: every rank steps its own replica.
+
+    x_{t+1} = x_t - eta * sum_r w_r grad f(x_t; batch_{t N + r}) / sum_r w_r,    w_r = masked tokens of rank r's batch
+
+Rank r takes batch t N + r at step t. DDP averages gradients over ranks, so each rank's loss is scaled by N w_r /
+sum w before its backward pass; without that the result would be a mean of means. The replicas take identical steps
+and stay identical.
+
+Gradients go through gloo on CPU and NCCL on CUDA; counts, losses and evaluation sums always through gloo. All ranks
+call the same collectives in the same order; a dead rank fails the others' next collective at once, a silent one
+after `TIMEOUT`."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import time
+import warnings
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from asyncsgd.data.batching import EvaluationBatches
+from asyncsgd.evaluation import evaluate_shard
+from asyncsgd.objectives.masked_lm import MaskedLM, Sums
+from asyncsgd.record import APPLIED, DONE, HELD, INTERRUPTED, Event, Fault, Membership
+from asyncsgd.runtime.base import (
+    Budget,
+    EvaluationPoints,
+    Report,
+    Result,
+    TrainingClock,
+    diverged,
+    evaluation_record,
+    verdict_of_evaluation,
+)
+from asyncsgd.server import Optimizer, Schedule
+from asyncsgd.worker import Gradient, Worker
+
+TIMEOUT = datetime.timedelta(seconds=60)
+"""Longest wait in a collective; the slowest rank's gradient or evaluation shard must not lag further behind."""
+
+_GOES_ON, _TIME_IS_UP, _STOP_REQUESTED = 0, 1, 2
+
+
+class AllReduce:
+    """One rank of a synchronous run. All ranks construct it and call `run` together, on an initialised process group.
+
+    Args:
+        worker: computes this rank's gradients.
+        objective: of the worker's model; its training passes are routed through DDP from here on.
+        evaluation: the evaluation set; each rank evaluates a shard.
+        optimizer: on the worker's flat parameters; the same on every rank.
+        schedule: learning rate as a function of the samples that arrived at all ranks.
+        batch_size, budget, evaluations: as for `ParameterServer`.
+        report: receives the records; called on rank 0 only.
+        stop_requested: looked at on rank 0, for all.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        objective: MaskedLM,
+        evaluation: EvaluationBatches,
+        optimizer: Optimizer,
+        schedule: Schedule,
+        *,
+        batch_size: int,
+        budget: Budget,
+        evaluations: int,
+        report: Report,
+        stop_requested: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._worker, self._objective, self._evaluation = worker, objective, evaluation
+        self._optimizer, self._schedule = optimizer, schedule
+        self._batch_size, self._budget = batch_size, budget
+        self._points = EvaluationPoints(budget, evaluations)
+        self._rank, self._num_workers = dist.get_rank(), dist.get_world_size()
+        self._report = report if self._rank == 0 else lambda record: None
+        self._stop_requested = stop_requested
+        self._gloo = dist.new_group(backend="gloo", timeout=TIMEOUT)
+        self._flat = worker.flat
+        with warnings.catch_warnings():
+            # torch 2.13 has another name for it that older versions do not know; buffers stay as each rank built them.
+            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+            # Copies rank 0's parameters to all ranks, in place.
+            self._objective.through(DistributedDataParallel(objective.model, broadcast_buffers=False))
+        self._flat.check()
+        self._clock = TrainingClock()
+        self.version = 0
+        self.num_samples = 0
+
+    @property
+    def train_seconds(self) -> float:
+        """The training clock."""
+        return self._clock.seconds
+
+    def run(self) -> Result:
+        """Train until the budget is spent; blocks. Every rank returns the same result."""
+        samples = self._budget.samples
+        num_batches = None if samples is None else math.ceil(samples / self._batch_size)
+        result = self._evaluate()
+        if samples == 0:
+            return result or Result(DONE)
+        for rank in range(self._num_workers):
+            self._report(Membership("join", rank, 0, 0, 0.0))
+        self._clock.resume()
+        while result is None:
+            first = self.version * self._num_workers
+            if num_batches is not None and first >= num_batches:
+                break
+            busy = self._num_workers if num_batches is None else min(self._num_workers, num_batches - first)
+            result = self._step(first, busy)
+            if result is None and self._points.passed(self.num_samples, self._agreed_seconds):
+                result = self._evaluate()
+        self._clock.pause()
+        if (result is None or result.status == DONE) and self._evaluated_version != self.version:
+            result = self._evaluate()
+        return result or Result(DONE)
+
+    def _step(self, first: int, busy: int) -> Result | None:
+        """One update of all ranks from batches `first` on; ranks from `busy` on have none left and add nothing."""
+        began = time.perf_counter()
+        waited = 0.0
+        weights = torch.zeros(self._num_workers, dtype=torch.float64)
+        control = _GOES_ON
+        if self._rank == 0:
+            if self._stop_requested():
+                control = _STOP_REQUESTED
+            elif self._budget.seconds is not None and self._clock.seconds >= self._budget.seconds:
+                control = _TIME_IS_UP
+
+        def weigh(weight: float) -> float:
+            nonlocal weights, waited, control
+            asked = time.perf_counter()
+            own = torch.tensor(
+                [weight if self._rank < busy else 0.0, control, self._clock.seconds], dtype=torch.float64
+            )
+            table = self._gather(own)
+            waited = time.perf_counter() - asked
+            weights, control, self._agreed_seconds = table[:, 0], int(table[0, 1]), float(table[0, 2])
+            return self._num_workers * float(own[0] / weights.sum())
+
+        index = first + self._rank if self._rank < busy else first
+        gradient = self._worker.gradient(index, weigh)
+        if control != _GOES_ON:
+            return Result(DONE) if control == _TIME_IS_UP else Result(INTERRUPTED, "interrupted by the user")
+        computed = time.perf_counter()
+        self.num_samples += busy * self._batch_size
+        learning_rate = self._schedule(self.num_samples)
+        self._optimizer.step(self._flat.gradients, learning_rate)
+        self.version += 1
+        applied = time.perf_counter()
+        seconds = (computed - began - waited, waited, applied - computed)
+        return self._record(first, busy, weights, gradient, seconds, learning_rate)
+
+    def _record(
+        self,
+        first: int,
+        busy: int,
+        weights: Tensor,
+        gradient: Gradient,
+        seconds: tuple[float, ...],
+        learning_rate: float,
+    ) -> Result | None:
+        """Report one Event per rank, the last one taking the step, as the rule `Synchronous` would; look for NaN."""
+        table = self._gather(torch.tensor([gradient.loss, *seconds], dtype=torch.float64))
+        version = self.version - 1
+        for rank in range(busy):
+            last = rank == busy - 1
+            compute, wait, apply = table[rank, 1:].tolist()
+            self._report(
+                Event(
+                    dispatch=first + rank,
+                    worker=rank,
+                    batches=((0, first + rank, first + rank + 1),),
+                    read_version=version,
+                    version=version + last,
+                    arrival_delay=0,
+                    outcome=APPLIED if last else HELD,
+                    uses=tuple((first + r, 0) for r in range(busy)) if last else (),
+                    drops=(),
+                    abandoned=(),
+                    started=(),
+                    loss=float(table[rank, 0]),
+                    weight=float(weights[rank]),
+                    num_samples=self._batch_size,
+                    learning_rate=learning_rate,
+                    train_seconds=self._clock.seconds,
+                    total_samples=self.num_samples - (busy - 1 - rank) * self._batch_size,
+                    compute_seconds=compute,
+                    wait_seconds=wait,
+                    apply_seconds=apply,
+                )
+            )
+        for rank in range(busy):
+            if not math.isfinite(float(table[rank, 0])):
+                what = f"the loss of rank {rank} at version {version} is {float(table[rank, 0])}"
+                self._report(Fault(what, rank, self.version, self._clock.seconds))
+                return diverged(what)
+        return None
+
+    def _evaluate(self) -> Result | None:
+        """Evaluate the current version, a shard per rank, with the training clock stopped; all ranks get one number."""
+        running = self._clock.running
+        self._clock.pause()
+        began = time.perf_counter()
+        device = self._flat.parameters.device
+        own = evaluate_shard(self._objective, self._evaluation, self._rank, self._num_workers, device)
+        table = self._gather(torch.tensor([own.loss, own.correct, own.masked_tokens], dtype=torch.float64))
+        sums = sum((Sums(float(loss), int(hits), int(count)) for loss, hits, count in table.tolist()), start=Sums())
+        evaluation = evaluation_record(
+            sums,
+            version=self.version,
+            num_samples=self.num_samples,
+            train_seconds=self._clock.seconds,
+            eval_seconds=time.perf_counter() - began,
+        )
+        self._evaluated_version = self.version
+        self._flat.check()
+        self._report(evaluation)
+        if running:
+            self._clock.resume()
+        return verdict_of_evaluation(evaluation, self._budget)
+
+    def _gather(self, row: Tensor) -> Tensor:
+        """Every rank's row, `(N, len(row))`, on every rank."""
+        rows = [torch.empty_like(row) for _ in range(self._num_workers)]
+        dist.all_gather(rows, row, group=self._gloo)
+        return torch.stack(rows)
+
+    _agreed_seconds = 0.0
+    """Rank 0's training clock at the last step, so that all ranks pass evaluation points together."""
+    _evaluated_version = -1

@@ -1,0 +1,149 @@
+"""What every runtime shares: the budget, the batches to hand out, the evaluation points and the training clock."""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import math
+import time
+from collections.abc import Callable
+
+from asyncsgd.objectives.masked_lm import Sums
+from asyncsgd.record import DIVERGED, DONE, Evaluation, Record
+
+POLL_SECONDS = 0.5
+"""How often a wait looks up, for Ctrl-C and for workers that died before they connected."""
+
+Report = Callable[[Record], None]
+"""Receives every record of a run, in order, in the process that owns the run folder."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """When a run ends: the first of these that is spent; shared by all workers, the same in every mode.
+
+    `samples` counts samples that arrived, used or not, and is rounded up to whole batches.
+    """
+
+    samples: int | None = None
+    seconds: float | None = None
+    """Of the training clock."""
+    target_loss: float | None = None
+    """Of an evaluation."""
+
+
+class Interrupted(Exception):
+    """The user asked the run to stop; raised between messages, never within a step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """How a run ended. `status` is one of `asyncsgd.record`'s; `message` is empty when it is DONE."""
+
+    status: str
+    message: str = ""
+
+
+class Batches:
+    """Hands out the batch indices of one stream: the next one, or one that was returned, lowest first.
+
+    >>> batches = Batches(samples=48, batch_size=16)
+    >>> batches.take(), batches.take()
+    (0, 1)
+    >>> batches.give_back(0)
+    >>> batches.take(), batches.take(), batches.take()
+    (0, 2, None)
+    """
+
+    def __init__(self, samples: int | None, batch_size: int) -> None:
+        self._limit = None if samples is None else math.ceil(samples / batch_size)
+        self._next = 0
+        self._returned: list[int] = []
+
+    def take(self) -> int | None:
+        """The next index, or None where the budget is handed out."""
+        if self._returned:
+            return heapq.heappop(self._returned)
+        if self._limit is not None and self._next >= self._limit:
+            return None
+        self._next += 1
+        return self._next - 1
+
+    def give_back(self, index: int) -> None:
+        """Return the batch of a lost or abandoned gradient."""
+        heapq.heappush(self._returned, index)
+
+
+class EvaluationPoints:
+    """Where a run evaluates: `count` points, evenly over the budget, the last at its end; the same in every mode.
+
+    A point is passed by the first update at or after it. Without a budget in samples the points lie in training
+    seconds.
+
+    >>> points = EvaluationPoints(Budget(samples=100), count=4)
+    >>> [points.passed(samples, 0.0) for samples in (10, 30, 49, 80)]
+    [False, True, False, True]
+    """
+
+    def __init__(self, budget: Budget, count: int) -> None:
+        self._by_samples = budget.samples is not None
+        whole = budget.samples if budget.samples is not None else budget.seconds
+        self._points = [] if whole is None else [whole * k / count for k in range(1, count + 1)]
+
+    def passed(self, num_samples: int, train_seconds: float) -> bool:
+        """Say whether one or more points were passed since the last call; they count as taken."""
+        now = num_samples if self._by_samples else train_seconds
+        due = [point for point in self._points if point <= now]
+        self._points = self._points[len(due) :]
+        return bool(due)
+
+
+class TrainingClock:
+    """Seconds of training: starts with `resume`, stands still between `pause` and `resume`."""
+
+    def __init__(self) -> None:
+        self._total = 0.0
+        self._since: float | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._since is not None
+
+    @property
+    def seconds(self) -> float:
+        return self._total + (0.0 if self._since is None else time.perf_counter() - self._since)
+
+    def pause(self) -> None:
+        self._total, self._since = self.seconds, None
+
+    def resume(self) -> None:
+        self._since = time.perf_counter()
+
+
+def evaluation_record(
+    sums: Sums, *, version: int, num_samples: int, train_seconds: float, eval_seconds: float
+) -> Evaluation:
+    """Turn the sums over the whole evaluation set into a record; the only division."""
+    return Evaluation(
+        version=version,
+        total_samples=num_samples,
+        train_seconds=train_seconds,
+        loss=sums.loss / sums.masked_tokens,
+        accuracy=sums.correct / sums.masked_tokens,
+        masked_tokens=sums.masked_tokens,
+        eval_seconds=eval_seconds,
+    )
+
+
+def diverged(what: str) -> Result:
+    """The result of a run whose loss is no longer a number."""
+    return Result(DIVERGED, f"{what}; try a smaller --learning-rate, a longer --warmup or --clip-norm 1")
+
+
+def verdict_of_evaluation(evaluation: Evaluation, budget: Budget) -> Result | None:
+    """What an evaluation means for the run: DIVERGED, target reached, or None to go on."""
+    if not math.isfinite(evaluation.loss):
+        return diverged(f"the evaluation loss at version {evaluation.version} is not finite")
+    if budget.target_loss is not None and evaluation.loss <= budget.target_loss:
+        return Result(DONE)
+    return None

@@ -1,0 +1,57 @@
+"""Hogwild-style training: workers read and step one shared vector, without locks and without a server in between.
+
+    each worker, again and again:  x <- x - eta * grad f(x; batch),  x read and written in place while others do the
+    same
+
+Niu, Recht, Re, Wright: Hogwild!: A Lock-Free Approach to Parallelizing Stochastic Gradient Descent, NeurIPS 2011.
+Deviations: the gradients are dense, so updates may overwrite each other in part (a torn read-modify-write loses one
+worker's change of a few elements); and each worker has an optimizer state of its own, or all share one, unlocked
+too.
+
+The process that would be the server only hands out batches, counts, and keeps the record; so `version` is the
+number of steps
+it has heard of, and the delays recorded are those counts: the truth up to the steps that were being taken at the
+time. Such a run cannot be replayed, because what a read saw is nowhere written down."""
+
+from __future__ import annotations
+
+from asyncsgd.runtime.parameter_server import ParameterServer
+from asyncsgd.runtime.transport.base import Computed, Holding, Lost, Proceed
+from asyncsgd.runtime.transport.shared_memory import FROZEN, SAMPLES, SharedMemoryServer
+from asyncsgd.server import Outcome
+
+
+class Hogwild(ParameterServer):
+    """`ParameterServer` on a `SharedMemoryServer` without slots, whose `Server` has `StepTakenByWorker` for an
+    optimizer.
+
+    Before an evaluation the workers are frozen: one that has a gradient ready holds it, one that is stepping
+    finishes; so nothing is applied while shards are evaluated. The training clock stops when all stand still."""
+
+    _transport: SharedMemoryServer
+
+    def _apply(self, worker: int, message: Computed) -> Outcome:
+        outcome = super()._apply(worker, message)
+        self._transport.segment.control[SAMPLES] = self._server.num_samples
+        return outcome
+
+    def _quiesce(self) -> None:
+        self._holding: list[int] = []
+        self._transport.segment.control[FROZEN] = 1
+        waiting_for = set(self._server.in_flight) - {worker for worker, _ in self._outbox}
+        while waiting_for:
+            for worker, message in self._wait():
+                waiting_for.discard(worker)
+                if isinstance(message, Holding):
+                    self._holding.append(worker)
+                elif isinstance(message, Computed):
+                    self._apply(
+                        worker, message
+                    )  # stepped before it saw the flag; what it starts is sent after the evaluation
+                elif isinstance(message, Lost):
+                    self._lose(worker, message.reason)
+
+    def _resume(self) -> None:
+        self._transport.segment.control[FROZEN] = 0
+        for worker in self._holding:
+            self._transport.send(worker, Proceed())

@@ -1,0 +1,394 @@
+"""The parameter server: workers compute, one server applies, whatever carries the vectors between them.
+
+The loop is the same for an asynchronous rule, a synchronous one and a single process: the rule decides, the
+transport moves, and this file keeps the budget, the batches, the clock and the record."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from asyncsgd.objectives.masked_lm import Sums
+from asyncsgd.record import DONE, FAILED, INTERRUPTED, Event, Fault, Membership, Range
+from asyncsgd.runtime.base import (
+    POLL_SECONDS,
+    Batches,
+    Budget,
+    EvaluationPoints,
+    Interrupted,
+    Report,
+    Result,
+    TrainingClock,
+    diverged,
+    evaluation_record,
+    verdict_of_evaluation,
+)
+from asyncsgd.runtime.transport.base import (
+    Compute,
+    Computed,
+    Evaluate,
+    Evaluated,
+    Lost,
+    Message,
+    Ready,
+    ServerEnd,
+    Stop,
+)
+from asyncsgd.server import Outcome, Server
+
+Dead = Callable[[int], str | None]
+"""Given a worker, how its process ended, or None while it lives or where nobody knows."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Started:
+    index: int
+    train_seconds: float
+
+
+class ParameterServer:
+    """Runs one training.
+
+    Args:
+        server: owns the parameters that `transport` carries.
+        transport: its workers must come up by themselves; the caller closes it.
+        num_workers: N, workers 0 to N - 1.
+        batch_size: samples of one gradient.
+        budget: when to stop; ``samples=0`` evaluates once and stops.
+        evaluations: how many evaluations after the first.
+        layout: `Layout.fingerprint` that every worker must have.
+        report: receives the records.
+        dead: tells how a worker's process ended, for messages and for workers that die before they connect.
+        stop_requested: looked at between messages; once it is true the run ends as INTERRUPTED.
+
+    A worker that is lost leaves the rule, its batch goes to the others, and the run goes on while anybody is left.
+    In an evaluation nothing is applied; gradients that arrive meanwhile are held back for as long as their worker
+    computed after the training clock stopped, so an evaluation changes neither the clock nor the order of arrivals.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        transport: ServerEnd,
+        *,
+        num_workers: int,
+        batch_size: int,
+        budget: Budget,
+        evaluations: int,
+        layout: str,
+        report: Report,
+        dead: Dead = lambda worker: None,
+        stop_requested: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._server = server
+        self._transport = transport
+        self._num_workers = num_workers
+        self._batch_size = batch_size
+        self._budget = budget
+        self._points = EvaluationPoints(budget, evaluations)
+        self._layout = layout
+        self._report = report
+        self._dead = dead
+        self._stop_requested = stop_requested
+        self._batches = Batches(budget.samples, batch_size)
+        self._clock = TrainingClock()
+        self._present: set[int] = set()
+        self._started: dict[int, _Started] = {}  # by dispatch
+        self._outbox: list[tuple[int, Compute]] = []
+        self._waiting_for_batch: list[int] = []
+        self._held_back: list[
+            tuple[float, int, Computed]
+        ] = []  # (training seconds of release, worker, message), ascending
+        self._evaluated_version: int | None = None
+        self._reasons: list[str] = []
+
+    @property
+    def train_seconds(self) -> float:
+        """The training clock."""
+        return self._clock.seconds
+
+    def run(self) -> Result:
+        """Train until the budget is spent and stop the workers; blocks. Called once.
+
+        Returns:
+            DONE; DIVERGED when a loss is not finite; FAILED when no worker is left; INTERRUPTED when asked to stop.
+        """
+        try:
+            return self._run()
+        except Interrupted:
+            return Result(INTERRUPTED, "interrupted by the user")
+        finally:
+            for worker in range(self._num_workers):
+                self._transport.send(worker, Stop())
+
+    def _run(self) -> Result:
+        self._await_workers()
+        result = self._evaluate()
+        self._clock.resume()
+        if result is None and self._budget.samples != 0:
+            for worker in sorted(self._present):
+                self._report(
+                    Membership("join", worker, self._server.version, self._server.num_samples, self.train_seconds)
+                )
+                self._execute(self._server.join(worker))
+            self._flush()
+            while result is None:
+                result = self._advance()
+        self._clock.pause()
+        if result is None or (result.status == DONE and self._evaluated_version != self._server.version):
+            result = self._evaluate() or Result(DONE)
+        return result
+
+    def _advance(self) -> Result | None:
+        """Handle what comes next; the result, once the run is over."""
+        if not self._present:
+            return Result(FAILED, f"no worker is left ({'; '.join(self._reasons)})")
+        if self._budget.seconds is not None and self._clock.seconds >= self._budget.seconds:
+            return Result(DONE)
+        if not self._server.in_flight:
+            if not self._waiting_for_batch:
+                raise RuntimeError(f"rule {self._server.rule.name} left nobody in flight")
+            return Result(DONE)  # all batches are handed out and have arrived
+        for worker, message in self._next_messages():
+            if isinstance(message, Lost):
+                self._lose(worker, message.reason)
+                self._flush()
+            elif isinstance(message, Computed):
+                result = self._arrived(worker, message)
+                if result is not None:
+                    return result
+        return None
+
+    def _next_messages(self) -> Iterable[tuple[int, Message]]:
+        """Messages to handle now; gradients held back by an evaluation come when their time has come."""
+        timeout = None
+        if self._budget.seconds is not None:
+            timeout = max(0.0, self._budget.seconds - self._clock.seconds)
+        if self._held_back:
+            release = self._held_back[0][0] - self._clock.seconds
+            if release <= 0:
+                _, worker, message = self._held_back.pop(0)
+                return [(worker, message)]
+            timeout = release if timeout is None else min(timeout, release)
+        return self._wait(timeout)
+
+    def _wait(self, timeout: float | None = None) -> Sequence[tuple[int, Message]]:
+        if self._stop_requested():
+            raise Interrupted
+        return self._transport.wait(POLL_SECONDS if timeout is None else min(timeout, POLL_SECONDS))
+
+    # ---- arrivals ------------------------------------------------------------------------------------------
+
+    def _arrived(self, worker: int, message: Computed) -> Result | None:
+        if not self._server.is_in_flight(worker, message.dispatch):
+            return None  # abandoned: its batch has gone to another, and it counts in no budget
+        outcome = self._apply(worker, message)
+        if not math.isfinite(message.loss):
+            what = f"the loss of worker {worker} at version {message.read_version} is {message.loss}"
+            self._report(Fault(what, worker, self._server.version, self._clock.seconds))
+            return diverged(what)
+        spent = not self._server.in_flight
+        if (outcome.stepped or spent) and self._points.passed(self._server.num_samples, self._clock.seconds):
+            result = self._evaluate()
+            if result is not None:
+                return result
+        self._flush()
+        return None
+
+    def _apply(self, worker: int, message: Computed) -> Outcome:
+        """Hand the gradient to the server, prepare what its reply starts, and record the event."""
+        server = self._server
+        arrived = self._clock.seconds
+        started = self._started.pop(message.dispatch)
+        arrival_delay = server.version - message.read_version
+        outcome = server.arrive(
+            worker,
+            message.dispatch,
+            message.read_version,
+            self._transport.gradient(worker),
+            weight=message.weight,
+            num_samples=message.num_samples,
+            seconds=arrived - started.train_seconds,
+        )
+        now = self._clock.seconds
+        rate = server.learning_rate
+        self._report(
+            Event(
+                dispatch=message.dispatch,
+                worker=worker,
+                batches=_range(started.index),
+                read_version=message.read_version,
+                version=server.version,
+                arrival_delay=arrival_delay,
+                outcome=outcome.outcome,
+                uses=outcome.uses,
+                drops=outcome.drops,
+                abandoned=outcome.abandoned,
+                started=self._execute(outcome),
+                loss=message.loss,
+                weight=message.weight,
+                num_samples=message.num_samples,
+                learning_rate=rate,
+                train_seconds=now,
+                total_samples=server.num_samples,
+                pull_seconds=message.pull_seconds,
+                compute_seconds=message.compute_seconds,
+                push_seconds=message.push_seconds,
+                wait_seconds=message.wait_seconds,
+                apply_seconds=now - arrived,
+            )
+        )
+        return outcome
+
+    def _execute(self, outcome: Outcome) -> tuple[tuple[int, int, tuple[Range, ...]], ...]:
+        """Take back abandoned batches and give the workers of a reply theirs; `_flush` sends the commands.
+
+        A worker for whom no batch is left waits for one that may come back.
+        """
+        for dispatch in outcome.abandoned:
+            self._batches.give_back(self._started.pop(dispatch).index)
+        self._outbox = [
+            (worker, command) for worker, command in self._outbox if command.dispatch not in outcome.abandoned
+        ]
+        self._waiting_for_batch += outcome.start
+        return self._start_waiting()
+
+    def _start_waiting(self) -> tuple[tuple[int, int, tuple[Range, ...]], ...]:
+        started = []
+        while self._waiting_for_batch:
+            index = self._batches.take()
+            if index is None:
+                break
+            worker = self._waiting_for_batch.pop(0)
+            dispatch = self._server.start(worker)
+            self._started[dispatch] = _Started(index, self._clock.seconds)
+            self._outbox.append((worker, Compute(dispatch, index)))
+            started.append((worker, dispatch, _range(index)))
+        return tuple(started)
+
+    def _flush(self) -> None:
+        for worker, command in self._outbox:
+            self._transport.send(worker, command)
+        self._outbox.clear()
+
+    # ---- workers come and go -------------------------------------------------------------------------------
+
+    def _await_workers(self) -> None:
+        """Wait until every worker is ready or known to be dead."""
+        gone: set[int] = set()
+        while len(self._present) + len(gone) < self._num_workers:
+            for worker, message in self._wait():
+                if isinstance(message, Lost):
+                    gone.add(worker)
+                    self._record_loss(worker, message.reason, None, None)
+                elif isinstance(message, Ready):
+                    if message.layout != self._layout:
+                        raise RuntimeError(
+                            f"worker {worker} has built another model: layout {message.layout}, not {self._layout}"
+                        )
+                    self._present.add(worker)
+            for worker in set(range(self._num_workers)) - self._present - gone:
+                reason = self._dead(worker)
+                if reason is not None:
+                    gone.add(worker)
+                    self._record_loss(worker, reason, None, None)
+
+    def _lose(self, worker: int, reason: str) -> None:
+        """Take a lost worker out of the rule and hand its batch to the others; `_flush` sends what follows."""
+        if worker not in self._present:
+            return
+        self._present.discard(worker)
+        self._outbox = [(other, command) for other, command in self._outbox if other != worker]
+        self._held_back = [item for item in self._held_back if item[1] != worker]
+        if worker in self._waiting_for_batch:
+            self._waiting_for_batch.remove(worker)
+        if worker not in self._server.workers:
+            self._record_loss(worker, reason, None, None)  # lost in the first evaluation
+            return
+        outcome, dispatch = self._server.leave(worker)
+        if dispatch is not None:
+            self._batches.give_back(self._started.pop(dispatch).index)
+        self._record_loss(worker, reason, dispatch, outcome)
+
+    def _record_loss(self, worker: int, reason: str, dispatch: int | None, outcome: Outcome | None) -> None:
+        reason = self._dead(worker) or reason
+        self._reasons.append(f"worker {worker}: {reason}")
+        self._report(
+            Membership(
+                "leave",
+                worker,
+                self._server.version,
+                self._server.num_samples,
+                self._clock.seconds,
+                reason=reason,
+                lost=() if dispatch is None else (dispatch,),
+                uses=() if outcome is None else outcome.uses,
+                started=() if outcome is None else self._execute(outcome),
+            )
+        )
+
+    # ---- exact evaluation ----------------------------------------------------------------------------------
+
+    def _evaluate(self) -> Result | None:
+        """Evaluate the current version exactly; the result, if that ends the run."""
+        running = self._clock.running
+        self._quiesce()
+        if running:
+            self._clock.pause()
+        began = time.perf_counter()
+        sums = self._collect_sums(began)
+        if sums is None:
+            return Result(FAILED, f"no worker is left ({'; '.join(self._reasons)})")
+        evaluation = evaluation_record(
+            sums,
+            version=self._server.version,
+            num_samples=self._server.num_samples,
+            train_seconds=self._clock.seconds,
+            eval_seconds=time.perf_counter() - began,
+        )
+        self._evaluated_version = evaluation.version
+        self._report(evaluation)
+        self._resume()
+        if running:
+            self._clock.resume()
+        return verdict_of_evaluation(evaluation, self._budget)
+
+    def _quiesce(self) -> None:
+        """Make sure that nothing changes the parameters from here on; here only this process does."""
+
+    def _resume(self) -> None:
+        """Undo `_quiesce`."""
+
+    def _collect_sums(self, began: float) -> Sums | None:
+        """Have every worker evaluate a shard and add the shards up in order; None if nobody is left to do it.
+
+        The shard of a worker that is lost meanwhile goes to another.
+        """
+        num_shards = len(self._present)
+        missing = dict(enumerate(sorted(self._present)))  # shard -> who evaluates it
+        for shard, worker in missing.items():
+            self._transport.send(worker, Evaluate(shard, num_shards))
+        sums: dict[int, Sums] = {}
+        while missing:
+            for worker, message in self._wait():
+                if isinstance(message, Evaluated):
+                    del missing[message.shard]
+                    sums[message.shard] = Sums(message.loss, message.correct, message.masked_tokens)
+                elif isinstance(message, Computed):
+                    self._held_back.append((self._clock.seconds + (time.perf_counter() - began), worker, message))
+                elif isinstance(message, Lost):
+                    self._lose(worker, message.reason)
+                    if not self._present:
+                        return None
+                    for shard in [shard for shard, owner in missing.items() if owner == worker]:
+                        missing[shard] = min(self._present)
+                        self._transport.send(missing[shard], Evaluate(shard, num_shards))
+        self._held_back.sort(key=lambda item: item[0])
+        return sum((sums[shard] for shard in sorted(sums)), start=Sums()) if num_shards else None
+
+
+def _range(index: int) -> tuple[Range, ...]:
+    """Batch `index` of the one stream that all workers draw from."""
+    return ((0, index, index + 1),)

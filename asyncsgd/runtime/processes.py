@@ -1,0 +1,137 @@
+"""Processes of this library's own: started from a fork server that has imported torch, watched, and never left behind.
+
+Standard library only, so that the fork server can be started, and import, while this process still does its own
+imports."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+LAUNCHER_VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+"""What torchrun sets for its own ranks; processes of ours must not take themselves for one of these."""
+
+
+def fork_server(model: str) -> ForkServerContext:
+    """Start a fork server that imports what workers of `model` need in the background, and return its context.
+
+    It never runs a tensor operation, so it has one thread and its children may use OpenMP. To be called early and
+    once. It imports the model's own module: a plain import of transformers gains nothing, since that loads models
+    at first use."""
+    from multiprocessing import forkserver
+
+    kind = _kind_of_model(model)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        [
+            "asyncsgd.runtime.rank_process",
+            "asyncsgd.runtime.worker_process",
+            f"transformers.models.{kind}.modeling_{kind}",
+        ]
+    )
+    with clean_environment():
+        forkserver.ensure_running()
+    return context
+
+
+def _kind_of_model(model: str) -> str:
+    """The transformers family of a local folder; bert where it cannot be known yet, which costs a worker an import
+    at most.
+    """
+    try:
+        config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
+        return str(config["model_type"]).replace("-", "_")
+    except (OSError, ValueError, KeyError, TypeError):
+        return "bert"
+
+
+@contextlib.contextmanager
+def clean_environment() -> Iterator[None]:
+    """Within it, processes are started without a launcher's variables, on one OpenMP thread, without parallel
+    tokenizers.
+    """
+    saved = dict(os.environ)
+    for name in list(os.environ):
+        if name in LAUNCHER_VARIABLES or name.startswith("TORCHELASTIC_"):
+            del os.environ[name]
+    os.environ["OMP_NUM_THREADS"] = "1"  # each process then sets the number it was told
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(saved)
+
+
+class Processes:
+    """A group of worker processes, numbered from 0; a context manager that ends them all on the way out.
+
+    Args:
+        context: of `fork_server`.
+    """
+
+    STOP_SECONDS = 10.0
+    """How long processes may take to end by themselves."""
+
+    def __init__(self, context: ForkServerContext) -> None:
+        self._context = context
+        self._processes: dict[int, BaseProcess] = {}
+
+    def start(self, number: int, target: Callable[..., None], *arguments: object) -> None:
+        """Start process `number`: ``target(*arguments)``, both pickled."""
+        process = self._context.Process(target=target, args=arguments, name=f"worker{number}", daemon=True)
+        with clean_environment():
+            process.start()
+        self._processes[number] = process
+
+    @property
+    def pids(self) -> dict[int, int | None]:
+        return {number: process.pid for number, process in self._processes.items()}
+
+    @property
+    def sentinels(self) -> dict[int, int]:
+        """number -> what becomes ready when the process ends, for `multiprocessing.connection.wait`."""
+        return {number: process.sentinel for number, process in self._processes.items()}
+
+    def how_it_ended(self, number: int, seconds: float = 0.5) -> str | None:
+        """How process `number` ended, in words; None while it lives (looked at for `seconds`) or if it is not ours."""
+        process = self._processes.get(number)
+        if process is None:
+            return None
+        process.join(seconds)
+        code = process.exitcode
+        if code is None:
+            return None
+        if code < 0:
+            return f"its process was killed by {signal.Signals(-code).name}"
+        return f"its process ended with exit code {code}"
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Wait for all to end, then make them."""
+        deadline = time.monotonic() + (self.STOP_SECONDS if exception[0] is None else 1.0)
+        for process in self._processes.values():
+            process.join(max(0.0, deadline - time.monotonic()))
+        for process in self._processes.values():
+            if process.exitcode is None:
+                process.kill()
+        for process in self._processes.values():
+            process.join()

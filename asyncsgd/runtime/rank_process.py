@@ -1,0 +1,115 @@
+"""The process of one rank of a synchronous run, when this library starts the ranks itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from asyncsgd.flat import FlatModel
+from asyncsgd.models import skeleton
+from asyncsgd.runtime.all_reduce import TIMEOUT, AllReduce
+from asyncsgd.runtime.base import Budget, Report, Result
+from asyncsgd.runtime.transport.shared_memory import Segment
+from asyncsgd.runtime.worker_process import Task, set_up_process
+from asyncsgd.server import OptimizerRecipe, Schedule
+
+STOP_REQUESTED = 3
+"""The control word by which the parent asks rank 0 to stop."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """What a synchronous run needs beside a `Task`; can be pickled."""
+
+    recipe: OptimizerRecipe
+    schedule: Schedule
+    budget: Budget
+    evaluations: int
+
+    def run(
+        self, task: Task, flat: FlatModel, report: Report, stop_requested: Callable[[], bool] = lambda: False
+    ) -> tuple[Result, AllReduce]:
+        """Train this rank's replica on the initialised process group; blocks, called by all ranks."""
+        worker, objective, evaluation = task.build(flat.model, flat)
+        runtime = AllReduce(
+            worker,
+            objective,
+            evaluation,
+            self.recipe.on(flat.parameters, flat.layout.num_decayed),
+            self.schedule,
+            batch_size=task.batch_size,
+            budget=self.budget,
+            evaluations=self.evaluations,
+            report=report,
+            stop_requested=stop_requested,
+        )
+        return runtime.run(), runtime
+
+
+@dataclasses.dataclass(frozen=True)
+class Meeting:
+    """Where self-started ranks meet; can be pickled."""
+
+    port: int
+    num_workers: int
+    segment: Path
+    """Shared: the initial parameters at first, rank 0's final ones at last."""
+    size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """Rank 0's last message to its parent."""
+
+    result: Result
+    version: int
+    num_samples: int
+    train_seconds: float
+
+
+def backend_of(device: str, num_workers: int) -> str:
+    """NCCL where every rank has a GPU of its own (it refuses two on one), gloo elsewhere."""
+    return "nccl" if device.startswith("cuda") and torch.cuda.device_count() >= num_workers else "gloo"
+
+
+def serve_rank(task: Task, training: Training, meeting: Meeting, rank: int, records: Connection | None) -> None:
+    """Entry point of a rank; blocks. `records` is rank 0's pipe to the parent, which owns the run folder."""
+    try:
+        set_up_process(task.threads)
+        if sys.platform == "linux":
+            os.environ.setdefault(
+                "GLOO_SOCKET_IFNAME", "lo"
+            )  # gloo would resolve the host's name, which may have no address
+        store = dist.TCPStore("127.0.0.1", meeting.port, is_master=False, timeout=datetime.timedelta(minutes=5))
+        dist.init_process_group(
+            backend_of(task.device, meeting.num_workers),
+            store=store,
+            rank=rank,
+            world_size=meeting.num_workers,
+            timeout=TIMEOUT,
+        )
+        segment = Segment(meeting.segment, meeting.size)
+        flat = FlatModel(skeleton(task.config).to(task.device))
+        with torch.no_grad():
+            flat.parameters.copy_(segment.floats)
+        report: Report = (lambda record: None) if records is None else records.send
+        result, runtime = training.run(task, flat, report, lambda: bool(segment.control[STOP_REQUESTED]))
+        if records is not None:
+            segment.floats.copy_(flat.parameters)
+            records.send(Finished(result, runtime.version, runtime.num_samples, runtime.train_seconds))
+            records.recv()  # the parent has read everything
+    except (EOFError, BrokenPipeError):
+        os._exit(1)  # the parent is gone
+    except Exception:
+        print(f"rank {rank} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+        os._exit(1)
+    os._exit(0)  # skips the teardown of a group whose other members may be gone

@@ -1,0 +1,1 @@
+"""What moves commands, parameters and gradients between the server and its workers."""

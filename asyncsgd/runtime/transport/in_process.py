@@ -1,0 +1,89 @@
+"""Workers in the server's own process, one after another: the single process that every mode is compared with.
+
+Gradients are computed when the server waits for them, oldest command first, straight on the server's parameters; so
+nothing is copied, and every delay is 0. Several pretend workers under the rule `Synchronous` accumulate that many
+batches per update."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from asyncsgd.data.batching import EvaluationBatches
+from asyncsgd.evaluation import evaluate_shard
+from asyncsgd.objectives.masked_lm import MaskedLM
+from asyncsgd.runtime.transport.base import Command, Compute, Computed, Evaluate, Evaluated, Message, Ready
+from asyncsgd.worker import Worker
+
+
+class InProcess:
+    """The server's end; there is no other.
+
+    Args:
+        worker: computes all gradients; its flat vectors are the server's parameters and everybody's slot.
+        objective, evaluation: for evaluations.
+        num_workers: how many pretend workers.
+    """
+
+    def __init__(self, worker: Worker, objective: MaskedLM, evaluation: EvaluationBatches, num_workers: int) -> None:
+        self._worker, self._objective, self._evaluation = worker, objective, evaluation
+        ready: Message = Ready(worker.flat.layout.fingerprint)
+        self._messages: collections.deque[tuple[int, Message]] = collections.deque(
+            (w, ready) for w in range(num_workers)
+        )
+        self._commands: collections.deque[tuple[int, Command]] = collections.deque()
+        self._version = 0
+
+    @property
+    def parameters(self) -> Tensor:
+        return self._worker.flat.parameters
+
+    def gradient(self, worker: int) -> Tensor:
+        return self._worker.flat.gradients
+
+    def writing(self, version: int) -> AbstractContextManager[None]:
+        self._version = version + 1
+        return contextlib.nullcontext()
+
+    def send(self, worker: int, command: Command) -> None:
+        self._commands.append((worker, command))
+
+    def wait(self, timeout: float | None) -> Sequence[tuple[int, Message]]:
+        if self._messages:
+            return [self._messages.popleft()]
+        if not self._commands:
+            return []
+        worker, command = self._commands.popleft()
+        if isinstance(command, Compute):
+            return [(worker, self._compute(command))]
+        if isinstance(command, Evaluate):
+            device = self.parameters.device
+            sums = evaluate_shard(self._objective, self._evaluation, command.shard, command.num_shards, device)
+            return [(worker, Evaluated(command.shard, sums.loss, sums.correct, sums.masked_tokens))]
+        return []
+
+    def _compute(self, command: Compute) -> Computed:
+        began = time.perf_counter()
+        gradient = self._worker.gradient(command.index)
+        if self.parameters.device.type == "cuda":
+            torch.cuda.synchronize()
+        return Computed(
+            dispatch=command.dispatch,
+            read_version=self._version,
+            loss=gradient.loss,
+            weight=gradient.weight,
+            num_samples=gradient.num_samples,
+            pull_seconds=0.0,
+            compute_seconds=time.perf_counter() - began,
+            push_seconds=0.0,
+            wait_seconds=0.0,
+        )
+
+    def close(self) -> None:
+        self._commands.clear()

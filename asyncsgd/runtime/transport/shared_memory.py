@@ -1,0 +1,244 @@
+"""Workers on the server's host: one shared segment for vectors, a local socket for commands.
+
+The segment holds a control word, the server's parameters and one gradient slot per worker. The server applies
+gradients straight from the slots to the parameters; a worker's ``.grad`` tensors are views into its slot, so a push
+copies nothing.
+
+A pull is one consistent version without any lock: the control word is 2 v while version v stands and 2 v + 1 while
+the server writes version v + 1 (a sequence lock). A reader copies between two equal, even values and reads again
+otherwise. No process ever waits for a lock that a killed one could hold, and a reader that reads again means that
+others make progress. The order of the two loads around the copy relies on x86's and the kernel call between
+messages; the version is read on both sides anyway.
+
+The segment is a file of the shared-memory file system, found by name, so workers may come from anywhere on this
+host (this library's fork server or torchrun). Its name is removed as soon as all have opened it, so not even
+SIGKILL leaves it behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from asyncsgd.errors import UsageError
+from asyncsgd.runtime.transport.base import Command, Lost, Message
+
+_PAGE = 4096
+
+
+class Segment:
+    """A shared file mapped as float32 vectors behind a page of int64 control words.
+
+    Args:
+        path: of the file.
+        num_floats: length of the vector part.
+    """
+
+    def __init__(self, path: Path, num_floats: int) -> None:
+        raw = torch.from_file(str(path), shared=True, size=_PAGE + 4 * num_floats, dtype=torch.uint8)
+        self.control = raw[:_PAGE].view(torch.int64)
+        """int64 `(512,)`: 0 is the sequence word, 1 the samples that arrived, 2 the frozen flag."""
+        self.floats = raw[_PAGE:].view(torch.float32)
+        self.path = path
+
+    @classmethod
+    def create(cls, num_floats: int) -> Segment:
+        """Make and zero a new one, its memory reserved.
+
+        Raises:
+            UsageError: if the shared-memory file system is too small for it, with the fix.
+        """
+        directory = Path("/dev/shm") if os.path.isdir("/dev/shm") else Path(tempfile.gettempdir())
+        needed = _PAGE + 4 * num_floats
+        free = shutil.disk_usage(directory).free
+        too_small = (
+            f"the run needs {needed / 2**20:.0f} MiB of shared memory and {directory} has {free / 2**20:.0f} MiB free; "
+            f"enlarge it (docker run --shm-size={2 * needed // 2**20 + 1}m, or mount -o remount,size=... {directory}), "
+            f"take fewer workers, or type --transport process_group"
+        )
+        if needed > free:
+            raise UsageError(too_small)
+        path = directory / f"asyncsgd-{os.getpid()}-{secrets.token_hex(6)}"
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        try:
+            if hasattr(os, "posix_fallocate"):  # reserve now: a full file system would kill with SIGBUS later
+                os.posix_fallocate(descriptor, 0, needed)
+            else:
+                os.ftruncate(descriptor, needed)
+        except OSError as error:
+            path.unlink()
+            raise UsageError(too_small) from error
+        finally:
+            os.close(descriptor)
+        return cls(path, num_floats)
+
+    def unlink(self) -> None:
+        """Remove the name; the memory lives as long as somebody has it mapped. May be called twice."""
+        self.path.unlink(missing_ok=True)
+
+
+_SEQUENCE, SAMPLES, FROZEN = 0, 1, 2
+
+
+class SharedMemoryServer:
+    """The server's end.
+
+    Args:
+        num_workers: slots to reserve, N.
+        size: P.
+        extra: float32 elements to reserve behind the slots (optimizer state that Hogwild workers share).
+        slots: whether workers need a gradient slot (Hogwild workers do not).
+    """
+
+    def __init__(self, num_workers: int, size: int, *, extra: int = 0, slots: bool = True) -> None:
+        self._size = size
+        self._num_slots = num_workers if slots else 0
+        self._num_floats = size * (1 + self._num_slots) + extra
+        self.segment = Segment.create(self._num_floats)
+        self._folder = Path(tempfile.mkdtemp(prefix="asyncsgd-"))
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(self._folder / "socket"))
+        self._listener.listen(num_workers + 8)
+        self._connections: dict[int, Connection] = {}
+        self._expected = num_workers
+
+    @property
+    def address(self) -> SharedMemoryAddress:
+        """What a worker needs to connect; holds names and numbers only."""
+        return SharedMemoryAddress(
+            str(self._folder / "socket"), str(self.segment.path), self._num_floats, self._size, self._num_slots
+        )
+
+    @property
+    def parameters(self) -> Tensor:
+        return self.segment.floats[: self._size]
+
+    def gradient(self, worker: int) -> Tensor:
+        return self.segment.floats[self._size * (1 + worker) : self._size * (2 + worker)]
+
+    @contextlib.contextmanager
+    def writing(self, version: int) -> Iterator[None]:
+        self.segment.control[_SEQUENCE] = 2 * version + 1
+        yield
+        self.segment.control[_SEQUENCE] = 2 * version + 2
+
+    def send(self, worker: int, command: Command) -> None:
+        connection = self._connections.get(worker)
+        if connection is None:
+            return  # lost before; `wait` has said so
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `wait` will find it closed
+            connection.send(command)
+
+    def wait(self, timeout: float | None) -> Sequence[tuple[int, Message]]:
+        by_connection = {connection: worker for worker, connection in self._connections.items()}
+        messages: list[tuple[int, Message]] = []
+        for ready in wait([self._listener, *by_connection], timeout):
+            if ready is self._listener:
+                self._accept()
+                continue
+            worker = by_connection[ready]  # type: ignore[index]
+            try:
+                messages.append((worker, self._connections[worker].recv()))
+            except (EOFError, ConnectionResetError):
+                self._connections.pop(worker).close()
+                messages.append((worker, Lost("its process ended")))
+        return messages
+
+    def _accept(self) -> None:
+        accepted, _ = self._listener.accept()
+        connection = Connection(accepted.detach())
+        self._connections[connection.recv()] = connection
+        if len(self._connections) == self._expected:
+            self.segment.unlink()
+
+    def close(self) -> None:
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+        self._listener.close()
+        self.segment.unlink()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class SharedMemoryAddress:
+    """Where a `SharedMemoryServer` is; can be pickled."""
+
+    def __init__(self, socket_path: str, segment_path: str, num_floats: int, size: int, num_slots: int) -> None:
+        self.socket_path = socket_path
+        self.segment_path = segment_path
+        self.num_floats = num_floats
+        self.size = size
+        self.num_slots = num_slots
+
+    def connect(self, worker: int) -> SharedMemoryWorker:
+        """Open the worker's end; called in the worker's process."""
+        return SharedMemoryWorker(self, worker)
+
+
+class SharedMemoryWorker:
+    """A worker's end; see `SharedMemoryAddress.connect`."""
+
+    def __init__(self, address: SharedMemoryAddress, worker: int) -> None:
+        self.segment = Segment(Path(address.segment_path), address.num_floats)
+        self._size, self._num_slots, self._worker = address.size, address.num_slots, worker
+        client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        client.connect(address.socket_path)
+        self._connection = Connection(client.detach())
+        self._connection.send(worker)
+
+    @property
+    def parameters(self) -> Tensor:
+        """The server's own vector `(P,)`, for a worker that reads and writes it in place (Hogwild)."""
+        return self.segment.floats[: self._size]
+
+    @property
+    def extra(self) -> Tensor:
+        """What was reserved behind the slots."""
+        return self.segment.floats[self._size * (1 + self._num_slots) :]
+
+    @property
+    def slot(self) -> Tensor | None:
+        begin = self._size * (1 + self._worker)
+        return self.segment.floats[begin : begin + self._size] if self._num_slots else None
+
+    @property
+    def version(self) -> int:
+        """The version that stands or is being left, without any promise about the parameters."""
+        return int(self.segment.control[_SEQUENCE]) // 2
+
+    def receive(self) -> Command:
+        try:
+            return self._connection.recv()
+        except ConnectionResetError as error:
+            raise EOFError("the server is gone") from error
+
+    def pull(self, parameters: Tensor) -> int:
+        shared = self.parameters
+        while True:
+            before = int(self.segment.control[_SEQUENCE])
+            if before % 2 == 0:
+                parameters.copy_(shared)
+                if int(self.segment.control[_SEQUENCE]) == before:
+                    return before // 2
+            time.sleep(0)  # the server is writing: let it have the core
+
+    def push(self, gradients: Tensor) -> None:
+        slot = self.slot
+        if slot is not None and gradients.data_ptr() != slot.data_ptr():  # computed on another device
+            slot.copy_(gradients)
+
+    def answer(self, message: Message) -> None:
+        try:
+            self._connection.send(message)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise EOFError("the server is gone") from error

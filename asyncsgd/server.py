@@ -1,0 +1,367 @@
+"""The server: parameters, version and optimizer, and the only code in the library that changes parameters.
+
+`Server.arrive` hands an arriving gradient to the rule and executes its reply: at most one optimizer step per reply,
+version plus one. It knows no clock, no process and no batch: the runtime moves messages and measures time.
+
+Shapes: P parameters (gaps of the flat vector included).
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from asyncsgd.record import APPLIED, DROPPED, HELD
+from asyncsgd.rules.base import Arrival, InFlight, Reply, Rule, View
+
+BuildOptimizer = Callable[[Iterable[dict[str, Any]]], torch.optim.Optimizer]
+Schedule = Callable[[int], float]
+"""From the number of samples that arrived, used or not, to the learning rate."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SGD:
+    """Builds a fused `torch.optim.SGD`."""
+
+    momentum: float = 0.0
+
+    def __call__(self, groups: Iterable[dict[str, Any]]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(groups, momentum=self.momentum, fused=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class AdamW:
+    """Builds a fused `torch.optim.AdamW` (on a CPU about 7 times faster than the default one, and other last bits)."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+
+    def __call__(self, groups: Iterable[dict[str, Any]]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(groups, betas=self.betas, fused=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmupSchedule:
+    """Learning rate as a function of the samples that arrived.
+
+    Linear from 0 to `peak` over `warmup` samples, then ``peak * shape(progress)`` with progress running from 0 to 1 at
+    `samples`. `shape` is one of `constant`, `linear`, `cosine`.
+
+    >>> schedule = WarmupSchedule(peak=1.0, warmup=10, samples=110, shape=linear)
+    >>> [round(schedule(samples), 2) for samples in (5, 10, 60, 110, 500)]
+    [0.5, 1.0, 0.55, 0.1, 0.1]
+    """
+
+    peak: float
+    warmup: int
+    samples: int | None
+    shape: Callable[[float], float]
+
+    def __call__(self, num_samples: int) -> float:
+        if num_samples < self.warmup:
+            return self.peak * num_samples / self.warmup
+        if self.samples is None or self.samples <= self.warmup:
+            return self.peak
+        return self.peak * self.shape(min(1.0, (num_samples - self.warmup) / (self.samples - self.warmup)))
+
+
+def constant(progress: float) -> float:
+    """1 throughout."""
+    return 1.0
+
+
+def linear(progress: float) -> float:
+    """From 1 down to a tenth in a straight line; not to 0, so that the last gradients of a run still count."""
+    return 1.0 - 0.9 * progress
+
+
+def cosine(progress: float) -> float:
+    """From 1 down to a tenth along half a cosine."""
+    return 0.1 + 0.45 * (1.0 + math.cos(math.pi * progress))
+
+
+class Optimizer:
+    """A torch optimizer on a flat vector: weight decay on its first `num_decayed` elements, clipping, one fused call.
+
+    Args:
+        parameters: `(P,)`, changed in place by `step`; borrowed.
+        num_decayed: elements from the beginning that `weight_decay` acts on.
+        build: makes the torch optimizer from parameter groups, see `SGD` and `AdamW`.
+        weight_decay: as in the torch optimizer.
+        clip_norm: largest Euclidean norm of a direction, 0 for no clipping; a longer one is scaled down to it
+            (as `torch.nn.utils.clip_grad_norm_` does), in a copy.
+    """
+
+    def __init__(
+        self,
+        parameters: Tensor,
+        num_decayed: int,
+        build: BuildOptimizer,
+        *,
+        weight_decay: float = 0.0,
+        clip_norm: float = 0.0,
+    ) -> None:
+        # Two leaf parameters that share the vector's memory, so that torch's optimizer steps the vector itself.
+        self._slices = [
+            nn.Parameter(part, requires_grad=True)
+            for part in parameters.split([num_decayed, len(parameters) - num_decayed])
+        ]
+        self._num_decayed = num_decayed
+        self._clip_norm = clip_norm
+        self._clipped: Tensor | None = None
+        groups = [
+            {"params": [part], "weight_decay": decay, "lr": 0.0}
+            for part, decay in zip(self._slices, (weight_decay, 0.0), strict=True)
+            if len(part)
+        ]
+        self._optimizer = build(groups)
+
+    def step(self, direction: Tensor, learning_rate: float) -> None:
+        """Take one step along `direction`, `(P,)`, which is read and not changed."""
+        if self._clip_norm > 0:
+            direction = self._clip(direction)
+        decayed, undecayed = self._slices
+        decayed.grad = direction[: self._num_decayed]
+        undecayed.grad = direction[self._num_decayed :]
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._optimizer.step()
+        decayed.grad = undecayed.grad = None  # the direction is borrowed for this call only
+
+    def _clip(self, direction: Tensor) -> Tensor:
+        factor = self._clip_norm / (float(torch.linalg.vector_norm(direction)) + 1e-6)
+        if factor >= 1.0:
+            return direction
+        if self._clipped is None:
+            self._clipped = torch.empty_like(direction)
+        return torch.mul(direction, factor, out=self._clipped)
+
+    @property
+    def state_size(self) -> int:
+        """Elements of the optimizer's state, known after one step; see `share_state`."""
+        states = self._optimizer.state.values()
+        return sum(value.numel() for state in states for value in state.values() if isinstance(value, Tensor))
+
+    def share_state(self, vector: Tensor) -> None:
+        """Move the optimizer's state, zeroed, to `vector`, which other processes may step with too (Hogwild).
+
+        Args:
+            vector: float32, at least `state_size` elements and all zeros; borrowed.
+        """
+        self.create_state()
+        for state in self._optimizer.state.values():
+            for key in sorted(key for key, value in state.items() if isinstance(value, Tensor)):
+                size = state[key].numel()
+                state[key] = vector[:size].view(state[key].shape)
+                vector = vector[size:]
+
+    def create_state(self) -> None:
+        """Make the optimizer create its state, which torch does in the first step: one at learning rate 0."""
+        self.step(torch.zeros(sum(len(part) for part in self._slices)), 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerRecipe:
+    """An optimizer before there is a vector to step; can be sent to another process."""
+
+    build: BuildOptimizer
+    weight_decay: float = 0.0
+    clip_norm: float = 0.0
+
+    def on(self, parameters: Tensor, num_decayed: int) -> Optimizer:
+        """Return the optimizer of `parameters`, `(P,)`."""
+        return Optimizer(parameters, num_decayed, self.build, weight_decay=self.weight_decay, clip_norm=self.clip_norm)
+
+
+class StepTakenByWorker:
+    """In place of an `Optimizer` where workers have stepped already (Hogwild): the server counts, and changes
+    nothing.
+    """
+
+    def step(self, direction: Tensor, learning_rate: float) -> None:
+        return
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What the server did at one arrival, join or leave."""
+
+    outcome: str
+    uses: tuple[tuple[int, int], ...]
+    drops: tuple[int, ...]
+    abandoned: tuple[int, ...]
+    start: tuple[int, ...]
+    """Workers that the runtime is to start, in order, each through `Server.start` where a batch is left for it."""
+    stepped: bool
+
+
+class Server:
+    """Owns `parameters` and applies what its rule replies.
+
+    Args:
+        parameters: float32 `(P,)`; borrowed, changed in place by this object alone.
+        rule: decides what becomes of each gradient.
+        optimizer: takes the steps.
+        schedule: learning rate as a function of the samples that arrived.
+        writing: ``writing(version)`` gives a context within which the parameters are inconsistent, on their way from
+            `version` to the next; for a transport whose readers share this memory.
+
+    >>> import torch
+    >>> from asyncsgd.rules import Asynchronous
+    >>> x = torch.tensor([1.0, 2.0])
+    >>> server = Server(x, Asynchronous(), Optimizer(x, 2, SGD()), lambda num_samples: 0.5)
+    >>> dispatch = server.start(server.join(0).start[0])
+    >>> outcome = server.arrive(0, dispatch, 0, torch.tensor([1.0, 1.0]), weight=1.0, num_samples=1, seconds=0.1)
+    >>> outcome.uses, server.version, x.tolist()
+    (((0, 0),), 1, [0.5, 1.5])
+    """
+
+    def __init__(
+        self,
+        parameters: Tensor,
+        rule: Rule,
+        optimizer: Optimizer | StepTakenByWorker,
+        schedule: Schedule,
+        writing: Callable[[int], AbstractContextManager[None]] | None = None,
+    ) -> None:
+        self.parameters = parameters
+        self.rule = rule
+        self.version = 0
+        self.num_samples = 0
+        """Samples that arrived, used or not: what budgets and the learning rate count."""
+        self.num_samples_applied = 0
+        """Samples whose gradient has been in a step."""
+        self._optimizer = optimizer
+        self._schedule = schedule
+        self._writing = writing or (lambda version: contextlib.nullcontext())
+        self._state = rule.init(parameters)
+        self._workers: list[int] = []
+        self._in_flight: dict[int, InFlight] = {}
+        self._view = View(lambda: (self.version, self.learning_rate), self._workers, self._in_flight)
+        # One entry per dispatch: eight bytes each, so a table method may use a dispatch as often as it likes.
+        self._read_versions = array.array("q")
+        self._samples_of = array.array("q")
+
+    @property
+    def learning_rate(self) -> float:
+        """The schedule's value for the samples that have arrived."""
+        return self._schedule(self.num_samples)
+
+    @property
+    def workers(self) -> tuple[int, ...]:
+        return tuple(self._workers)
+
+    @property
+    def in_flight(self) -> dict[int, InFlight]:
+        """worker -> what it is computing; a copy."""
+        return dict(self._in_flight)
+
+    def start(self, worker: int) -> int:
+        """Put a gradient of `worker` in flight at the current version and return its dispatch number.
+
+        Raises:
+            RuntimeError: if the worker is not present or is busy, which is a bug in the rule.
+        """
+        if worker not in self._workers or worker in self._in_flight:
+            what = "busy" if worker in self._in_flight else "not present"
+            raise RuntimeError(f"rule {self.rule.name} started worker {worker}, which is {what}")
+        dispatch = len(self._read_versions)
+        self._read_versions.append(-1)
+        self._samples_of.append(0)
+        self._in_flight[worker] = InFlight(dispatch, self.version)
+        return dispatch
+
+    def join(self, worker: int) -> Outcome:
+        """Add `worker` to those present and ask the rule what follows."""
+        if worker in self._workers:
+            raise RuntimeError(f"worker {worker} has joined already")
+        self._workers.append(worker)
+        self._workers.sort()
+        return self._execute(self.rule.join(self._state, worker, self._view), None)
+
+    def leave(self, worker: int) -> tuple[Outcome, int | None]:
+        """Remove `worker`; return what follows and the dispatch that was in flight with it, if any."""
+        self._workers.remove(worker)
+        lost = self._in_flight.pop(worker, None)
+        outcome = self._execute(self.rule.leave(self._state, worker, self._view), None)
+        return outcome, None if lost is None else lost.dispatch
+
+    def is_in_flight(self, worker: int, dispatch: int) -> bool:
+        """Say whether `dispatch` is what `worker` is computing; False for one that was abandoned."""
+        return worker in self._in_flight and self._in_flight[worker].dispatch == dispatch
+
+    def arrive(
+        self,
+        worker: int,
+        dispatch: int,
+        read_version: int,
+        gradient: Tensor,
+        *,
+        weight: float,
+        num_samples: int,
+        seconds: float,
+    ) -> Outcome:
+        """Hand an arriving gradient, `(P,)`, to the rule and execute its reply.
+
+        Args:
+            read_version: the version the gradient was computed at.
+            weight: loss terms behind it (masked tokens).
+            seconds: from dispatch to arrival.
+        """
+        if not self.is_in_flight(worker, dispatch):
+            raise RuntimeError(f"dispatch {dispatch} of worker {worker} is not in flight")
+        del self._in_flight[worker]
+        self.num_samples += num_samples
+        self._read_versions[dispatch] = read_version
+        self._samples_of[dispatch] = num_samples
+        arrival = Arrival(worker, dispatch, read_version, gradient, weight, num_samples, seconds)
+        return self._execute(self.rule.arrive(self._state, arrival, self._view), dispatch)
+
+    def _execute(self, reply: Reply, arriving: int | None) -> Outcome:
+        uses: list[tuple[int, int]] = []
+        drops: list[int] = []
+        abandoned: list[int] = []
+        start: list[int] = []
+        stepped = False
+        while True:
+            if reply.direction is not None:
+                uses += [(dispatch, self.version - self._read_versions[dispatch]) for dispatch in reply.uses]
+                self._count_applied(reply.uses)
+                self._step(reply.direction, reply.learning_rate_factor)
+                stepped = True
+            drops += reply.drops
+            self._abandon(reply.abandon)
+            abandoned += reply.abandon
+            start += reply.start
+            if not reply.again:
+                break
+            reply = self.rule.resume(self._state, self._view)
+        if arriving in drops:
+            outcome = DROPPED
+        else:
+            outcome = APPLIED if any(dispatch == arriving for dispatch, _ in uses) else HELD
+        return Outcome(outcome, tuple(uses), tuple(drops), tuple(abandoned), tuple(start), stepped)
+
+    def _step(self, direction: Tensor, factor: float) -> None:
+        with self._writing(self.version):
+            self._optimizer.step(direction, self.learning_rate * factor)
+            self.version += 1
+
+    def _count_applied(self, dispatches: tuple[int, ...]) -> None:
+        for dispatch in dispatches:
+            self.num_samples_applied += self._samples_of[dispatch]
+            self._samples_of[dispatch] = 0  # a later use of the same gradient applies no new samples
+
+    def _abandon(self, dispatches: tuple[int, ...]) -> None:
+        for dispatch in dispatches:
+            worker = next((w for w, flight in self._in_flight.items() if flight.dispatch == dispatch), None)
+            if worker is None:
+                raise RuntimeError(f"rule {self.rule.name} abandoned dispatch {dispatch}, which is not in flight")
+            del self._in_flight[worker]

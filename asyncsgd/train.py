@@ -1,0 +1,477 @@
+"""Train: put data, model, rule, server, workers, runtime and record together. Reads top to bottom.
+
+`lead` is the process that prepares the run, keeps the record and speaks to the user; `follow` is every other rank that
+torchrun made. The four `_train_...` functions differ in what moves gradients, and in nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from asyncsgd import models
+from asyncsgd.errors import RunError, UsageError
+from asyncsgd.flat import FlatModel, parameters_sha256
+from asyncsgd.launch import Launch, Noticeboard
+from asyncsgd.prepare import Prepared, budget_of, device_of_worker, prepare, recipe_of, schedule_of
+from asyncsgd.progress import Recorder, perplexity
+from asyncsgd.record import DONE, FAILED, INTERRUPTED, RunFolder, available_cores, describe_environment
+from asyncsgd.rules import parse_rule
+from asyncsgd.rules.asynchronous import Asynchronous
+from asyncsgd.rules.base import Rule
+from asyncsgd.rules.synchronous import Synchronous
+from asyncsgd.runtime.all_reduce import TIMEOUT
+from asyncsgd.runtime.base import POLL_SECONDS, Result
+from asyncsgd.runtime.hogwild import Hogwild
+from asyncsgd.runtime.parameter_server import ParameterServer
+from asyncsgd.runtime.processes import Processes
+from asyncsgd.runtime.rank_process import STOP_REQUESTED, Finished, Meeting, Training, backend_of, serve_rank
+from asyncsgd.runtime.transport.base import ServerEnd
+from asyncsgd.runtime.transport.in_process import InProcess
+from asyncsgd.runtime.transport.process_group import ProcessGroupServer
+from asyncsgd.runtime.transport.shared_memory import Segment, SharedMemoryServer
+from asyncsgd.runtime.worker_process import (
+    Address,
+    StepHere,
+    Task,
+    serve_gradients,
+    serve_hogwild,
+    set_up_process,
+)
+from asyncsgd.server import Optimizer, Server, StepTakenByWorker
+from asyncsgd.settings import Settings
+
+EXIT_CODES = {DONE: 0, INTERRUPTED: 130}
+"""Every other status exits with 1."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run in its leading process."""
+
+    settings: Settings
+    launch: Launch
+    rule: Rule
+    prepared: Prepared
+    flat: FlatModel
+    """The model bound to a flat vector: the initial parameters before training, the final ones after it."""
+    record: Recorder
+    context: ForkServerContext | None
+    stop_requested: Callable[[], bool]
+
+    @property
+    def num_workers(self) -> int:
+        return self.launch.num_workers
+
+
+# ---- the leading process -----------------------------------------------------------------------------------
+
+
+def lead(settings: Settings, launch: Launch, folder: RunFolder, context: ForkServerContext | None) -> int:
+    """Prepare, train, evaluate, save; return the exit code. The run folder says how it ended, whatever happens.
+
+    Args:
+        settings: valid; `settings.job.nproc` agrees with `launch`.
+        folder: new; owned by this call.
+        context: a fork server that starts workers, None in mode single.
+
+    Raises:
+        UsageError: where the user has to change something; the folder then holds a FAILED summary.
+    """
+    with _stop_on_signal() as stop_requested:
+        board = None if launch.rank is None else Noticeboard()
+        run = None
+        try:
+            run = _open(settings, launch, folder, context, stop_requested)
+            result = _MODES[settings.job.mode](run, board)
+        except UsageError as error:
+            folder.write_summary(_identity(settings, launch) | {"status": FAILED, "message": str(error)})
+            raise
+        except RunError as error:
+            result = Result(FAILED, str(error))
+        except Exception as error:
+            traceback.print_exc()
+            result = Result(FAILED, f"{type(error).__name__}: {error}")
+        finally:
+            if run is not None:
+                run.record.close()
+        if run is None:
+            folder.write_summary(_identity(settings, launch) | {"status": result.status, "message": result.message})
+        else:
+            _finish(run, result)
+        folder.close()
+    if result.message:
+        print(f"{result.status}: {result.message}", file=sys.stderr, flush=True)
+    return EXIT_CODES.get(result.status, 1)
+
+
+def _open(
+    settings: Settings,
+    launch: Launch,
+    folder: RunFolder,
+    context: ForkServerContext | None,
+    stop_requested: Callable[[], bool],
+) -> Run:
+    torch.set_num_threads(settings.machine.threads)
+    rule = _rule(settings)
+    prepared = prepare(
+        settings.data,
+        settings.model,
+        settings.machine,
+        eval_samples=settings.budget.eval_samples,
+        seed=settings.job.seed,
+    )
+    on_device = settings.job.mode == "single" or (launch.rank is not None and settings.job.mode == "sync")
+    device = device_of_worker(prepared.task.device, 0) if on_device else "cpu"
+    flat = FlatModel(prepared.model.to(device))
+    folder.write_environment(
+        describe_environment(settings.machine.threads, launch.num_workers) | {"device": prepared.task.device}
+    )
+    _describe(settings, rule, prepared, flat)
+    return Run(
+        settings, launch, rule, prepared, flat, Recorder(folder, settings.budget.samples), context, stop_requested
+    )
+
+
+def _rule(settings: Settings) -> Rule:
+    """The rule that the server follows; synchronous modes are that rule by definition, Hogwild applies what comes."""
+    return {"async": parse_rule(settings.job.rule), "hogwild": Asynchronous()}.get(settings.job.mode, Synchronous())
+
+
+def _describe(settings: Settings, rule: Rule, prepared: Prepared, flat: FlatModel) -> None:
+    job, optimization = settings.job, settings.optimization
+    origin = "random weights" if _from_scratch(settings) else "continued"
+    print(f"model  {settings.model.model} ({origin}, {flat.layout.num_parameters / 1e6:.2f} M parameters)", end="   ")
+    samples = f"{prepared.num_train_samples} training, {prepared.num_eval_samples} evaluation samples"
+    print(f"data  {prepared.data_name} ({samples})   seed {job.seed}")
+    steps = {
+        "hogwild": "workers step the shared vector themselves, "
+        + ("one optimizer state shared" if job.hogwild_state == "shared" else "an optimizer state each"),
+    }.get(job.mode, rule.summary)
+    print(f"rule   {rule}: {steps}")
+    clip = f", directions clipped at norm {optimization.clip_norm:g}" if optimization.clip_norm else ""
+    print(
+        f"step   {optimization.optimizer}, learning rate {optimization.learning_rate:g} ({optimization.schedule} after"
+        f" {optimization.warmup} samples of warmup), the same for any number of workers{clip}",
+        flush=True,
+    )
+
+
+@contextlib.contextmanager
+def _stop_on_signal() -> Iterator[Callable[[], bool]]:
+    """Turn the first Ctrl-C or SIGTERM into a flag that runtimes look at between messages; a second one leaves at
+    once.
+    """
+    asked: list[int] = []
+
+    def ask(number: int, frame: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+        print("stopping after the current step; once more to leave at once", file=sys.stderr, flush=True)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# ---- single ------------------------------------------------------------------------------------------------
+
+
+def _train_single(run: Run, board: Noticeboard | None) -> Result:
+    """One process; ``--accumulate`` batches per update as that many pretend workers under the rule `Synchronous`."""
+    worker, objective, evaluation = run.prepared.task.build(run.flat.model, run.flat)
+    transport = InProcess(worker, objective, evaluation, run.settings.job.accumulate)
+    return _serve(
+        run, transport, run.settings.job.accumulate, recipe_of(run.settings.optimization).on(*_vector(run, transport))
+    )
+
+
+# ---- async: the parameter server ---------------------------------------------------------------------------
+
+
+def _train_async(run: Run, board: Noticeboard | None) -> Result:
+    """This process is the server; workers come from the fork server, or are torchrun's other ranks."""
+    if run.settings.job.transport == "process_group":
+        transport: ProcessGroupServer | SharedMemoryServer = ProcessGroupServer(run.num_workers, run.flat.layout.size)
+    else:
+        transport = SharedMemoryServer(run.num_workers, run.flat.layout.size)
+    return _serve_workers(
+        run, transport, board, serve_gradients, lambda vector: recipe_of(run.settings.optimization).on(*vector)
+    )
+
+
+def _train_hogwild(run: Run, board: Noticeboard | None) -> Result:
+    """This process hands out batches and counts; the workers step the shared vector."""
+    if run.prepared.task.device != "cpu":
+        raise UsageError(
+            "--mode hogwild needs --device cpu: updates of several processes to one GPU buffer have no defined order"
+        )
+    recipe = recipe_of(run.settings.optimization)
+    shared = run.settings.job.hogwild_state == "shared"
+    extra = 0
+    if shared:
+        trial = recipe.on(torch.zeros(run.flat.layout.size), run.flat.layout.num_decayed)
+        trial.create_state()
+        extra = trial.state_size
+    transport = SharedMemoryServer(run.num_workers, run.flat.layout.size, extra=extra, slots=False)
+    step = StepHere(recipe, schedule_of(run.settings.optimization, run.settings.budget), shared)
+    return _serve_workers(run, transport, board, serve_hogwild, lambda vector: StepTakenByWorker(), step)
+
+
+def _serve_workers(
+    run: Run,
+    transport: SharedMemoryServer | ProcessGroupServer,
+    board: Noticeboard | None,
+    target: Callable[..., None],
+    optimizer_on: Callable[[tuple[Tensor, int]], Optimizer | StepTakenByWorker],
+    *arguments: object,
+) -> Result:
+    """Start the workers (all of them, or worker 0 where torchrun made the others) and serve them."""
+    assert run.context is not None
+    own = range(run.num_workers) if board is None else range(1)
+    if board is not None:
+        board.put(
+            "calls",
+            [(target, _arguments(run, transport.address, worker, arguments)) for worker in range(run.num_workers)],
+        )
+    try:
+        with Processes(run.context) as processes:
+            for worker in own:
+                processes.start(worker, target, *_arguments(run, transport.address, worker, arguments))
+            return _serve(
+                run, transport, run.num_workers, optimizer_on(_vector(run, transport)), processes.how_it_ended
+            )
+    finally:
+        transport.close()
+
+
+def _arguments(run: Run, address: Address, worker: int, more: tuple[object, ...]) -> tuple[object, ...]:
+    device = device_of_worker(run.prepared.task.device, worker)
+    return (dataclasses.replace(run.prepared.task, device=device), address, worker, *more)
+
+
+def _vector(run: Run, transport: ServerEnd) -> tuple[Tensor, int]:
+    """The server's vector, with the initial parameters in it, and how much of it decays."""
+    if transport.parameters.data_ptr() != run.flat.parameters.data_ptr():
+        with torch.no_grad():
+            transport.parameters.copy_(run.flat.parameters)
+    return transport.parameters, run.flat.layout.num_decayed
+
+
+def _serve(
+    run: Run,
+    transport: ServerEnd,
+    num_workers: int,
+    optimizer: Optimizer | StepTakenByWorker,
+    dead: Callable[[int], str | None] = lambda worker: None,
+) -> Result:
+    schedule = schedule_of(run.settings.optimization, run.settings.budget)
+    runtime = Hogwild if isinstance(optimizer, StepTakenByWorker) else ParameterServer
+    server = Server(transport.parameters, run.rule, optimizer, schedule, transport.writing)
+    result = runtime(
+        server,
+        transport,
+        num_workers=num_workers,
+        batch_size=run.settings.data.batch_size,
+        budget=budget_of(run.settings.budget),
+        evaluations=run.settings.budget.evaluations,
+        layout=run.flat.layout.fingerprint,
+        report=run.record,
+        dead=dead,
+        stop_requested=run.stop_requested,
+    ).run()
+    if transport.parameters.data_ptr() != run.flat.parameters.data_ptr():
+        with torch.no_grad():
+            run.flat.parameters.copy_(transport.parameters)
+    return result
+
+
+# ---- sync: all-reduce --------------------------------------------------------------------------------------
+
+
+def _train_sync(run: Run, board: Noticeboard | None) -> Result:
+    """DistributedDataParallel on ranks of our own, with this process as their parent; or on torchrun's, this one
+    among them.
+    """
+    training = Training(
+        recipe_of(run.settings.optimization),
+        schedule_of(run.settings.optimization, run.settings.budget),
+        budget_of(run.settings.budget),
+        run.settings.budget.evaluations,
+    )
+    if board is None:
+        return _watch_ranks(run, training)
+    board.put("calls", [(_join_ranks, (run.prepared.task, training)) for _ in range(run.num_workers)])
+    _init_process_group(board, run.prepared.task.device)
+    task = dataclasses.replace(run.prepared.task, device=device_of_worker(run.prepared.task.device, 0))
+    try:
+        return training.run(task, run.flat, run.record, run.stop_requested)[0]
+    except RuntimeError as error:  # what a collective raises when a rank is gone
+        raise RunError(f"a rank is gone: {str(error).splitlines()[0]}") from error
+
+
+def _join_ranks(board: Noticeboard, task: Task, training: Training) -> int:
+    """A rank of torchrun's other than 0."""
+    set_up_process(task.threads)
+    _init_process_group(board, task.device)
+    task = dataclasses.replace(task, device=device_of_worker(task.device, board.rank))
+    result, _ = training.run(task, FlatModel(models.skeleton(task.config).to(task.device)), lambda record: None)
+    return EXIT_CODES.get(result.status, 1)
+
+
+def _init_process_group(board: Noticeboard, device: str) -> None:
+    backend = backend_of(device, board.world_size)
+    dist.init_process_group(backend, store=board.store, rank=board.rank, world_size=board.world_size, timeout=TIMEOUT)
+
+
+def _watch_ranks(run: Run, training: Training) -> Result:
+    """Start the ranks, write down what rank 0 reports, and end all of them as soon as one is lost."""
+    assert run.context is not None
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
+    segment = Segment.create(run.flat.layout.size)
+    try:
+        segment.floats.copy_(run.flat.parameters)
+        meeting = Meeting(store.port, run.num_workers, segment.path, run.flat.layout.size)
+        with Processes(run.context) as processes:
+            records, far_end = run.context.Pipe()
+            for rank in range(run.num_workers):
+                task = dataclasses.replace(run.prepared.task, device=device_of_worker(run.prepared.task.device, rank))
+                processes.start(rank, serve_rank, task, training, meeting, rank, far_end if rank == 0 else None)
+            far_end.close()
+            finished = _follow_records(run, records, processes, segment)
+            records.send("read")
+        run.flat.parameters.copy_(segment.floats)
+        return finished.result
+    finally:
+        segment.unlink()
+
+
+def _follow_records(run: Run, records: Connection, processes: Processes, segment: Segment) -> Finished:
+    """Hand rank 0's records to the recorder until it has finished.
+
+    Raises:
+        RunError: naming the first rank found dead; the caller ends the others.
+    """
+    sentinels = {sentinel: rank for rank, sentinel in processes.sentinels.items()}
+    while True:
+        if run.stop_requested():
+            segment.control[STOP_REQUESTED] = 1
+        ready = wait([records, *sentinels], POLL_SECONDS)
+        if records in ready:
+            with contextlib.suppress(EOFError, ConnectionResetError):  # rank 0 is gone: its sentinel says so too
+                record = records.recv()
+                if isinstance(record, Finished):
+                    return record
+                run.record(record)
+                continue
+        for sentinel in ready:
+            rank = sentinels.get(sentinel) if isinstance(sentinel, int) else None
+            if rank is not None:
+                raise RunError(
+                    f"rank {rank} is lost ({processes.how_it_ended(rank)}) and synchronous training cannot go on "
+                    f"without it; the other ranks were stopped. --mode async goes on when a worker is lost"
+                )
+
+
+_MODES: dict[str, Callable[[Run, Noticeboard | None], Result]] = {
+    "single": _train_single,
+    "sync": _train_sync,
+    "async": _train_async,
+    "hogwild": _train_hogwild,
+}
+
+
+# ---- torchrun's other ranks --------------------------------------------------------------------------------
+
+
+def follow() -> int:
+    """A rank other than 0: wait for what rank 0 has prepared and do it; return the exit code."""
+    board = Noticeboard()
+    target, arguments = board.get("calls")[board.rank]
+    if target is _join_ranks:
+        return _join_ranks(board, *arguments)
+    target(*arguments)  # a worker's entry point, which ends the process
+    return 0
+
+
+# ---- the end -----------------------------------------------------------------------------------------------
+
+
+def _identity(settings: Settings, launch: Launch) -> dict[str, Any]:
+    """The summary's fields that are known before anything has run."""
+    return {
+        "mode": settings.job.mode,
+        "rule": str(_rule(settings)),
+        "from_scratch": _from_scratch(settings),
+        "num_workers": launch.num_workers,
+        "threads": settings.machine.threads,
+        "seed": settings.job.seed,
+        "batch_size": settings.data.batch_size,
+        "accumulate": settings.job.accumulate,
+        "transport": settings.job.transport,
+        "hogwild_state": settings.job.hogwild_state if settings.job.mode == "hogwild" else None,
+        "clock": "measured",
+        "oversubscription": launch.num_workers * settings.machine.threads / available_cores(),
+    }
+
+
+def _from_scratch(settings: Settings) -> bool:
+    return settings.model.model in models.SHAPES
+
+
+def _finish(run: Run, result: Result) -> None:
+    """Save the model, write the summary, and tell the user what came out and what to type next."""
+    totals, delays = run.record.totals, run.record.delays
+    folder = run.record.folder
+    message = result.message
+    saved = True
+    try:
+        models.save_model(run.flat.model, run.prepared.tokenizer, folder.path / "model")
+    except OSError as error:
+        saved, result = (
+            False,
+            Result(FAILED, f"the model could not be saved: {error.strerror}; free some space and run again"),
+        )
+        message = result.message
+    folder.write_summary(
+        {"status": result.status, "message": message}
+        | _identity(run.settings, run.launch)
+        | totals.as_summary()
+        | {
+            "num_samples_applied": run.record.num_samples_applied,
+            "delay": delays.summary(),
+            "data": run.prepared.data_name,
+            "data_fingerprint": run.prepared.data_fingerprint,
+            "num_parameters": run.flat.layout.num_parameters,
+            "parameters_sha256": parameters_sha256(run.flat.layout, run.flat.parameters),
+        }
+    )
+    if totals.last is not None:
+        loss = totals.last.loss
+        shown = f"{perplexity(loss):.1f}" if math.isfinite(loss) else "-"
+        rate = (
+            f"{totals.num_samples / totals.train_seconds:.0f} samples/s" if totals.train_seconds > 0 else "no training"
+        )
+        accuracy = f"masked-token accuracy {totals.last.accuracy:.3f}"
+        print(f"final  eval loss {loss:.4f}   perplexity {shown}   {accuracy}   {rate}")
+    delay = delays.summary()
+    if delays.number:
+        print(f"delay  p50 {delay['p50']}   p95 {delay['p95']}   max {delay['max']}   mean {delay['mean']:.2f} updates")
+    print(f"{result.status.lower():6} {folder.path}" + ("" if saved else "   (without its model)"))
+    print(f"next   python -m analysis.compare {folder.path.parent}", flush=True)

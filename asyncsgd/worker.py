@@ -1,0 +1,107 @@
+"""A worker: model plus batches, parameters in, gradient out. It knows no server, no rule and no other worker."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+
+from asyncsgd.data.batching import TrainingBatches
+from asyncsgd.data.random import dropout_seed
+from asyncsgd.flat import FlatModel
+from asyncsgd.objectives.masked_lm import MaskedLM
+
+
+@dataclasses.dataclass(frozen=True)
+class Gradient:
+    """What a worker reports of a gradient; the gradient itself lies in `FlatModel.gradients`."""
+
+    loss: float
+    """Mean loss per masked token, in nats."""
+    weight: float
+    """Masked tokens."""
+    num_samples: int
+
+
+class Worker:
+    """Computes gradients of an objective on the batches of one stream.
+
+    Args:
+        flat: the model; its gradient vector receives the result.
+        objective: built on the same model.
+        batches: of stream `stream`.
+        seed, stream: with a batch's index they seed its dropout, so a batch has one dropout whoever computes it.
+        precision: float32, or the type of the forward pass under autocast (bfloat16, float16).
+    """
+
+    def __init__(
+        self,
+        flat: FlatModel,
+        objective: MaskedLM,
+        batches: TrainingBatches,
+        *,
+        seed: int,
+        stream: int = 0,
+        precision: torch.dtype = torch.float32,
+    ) -> None:
+        self.flat = flat
+        self._objective = objective
+        self._batches = batches
+        self._seed, self._stream = seed, stream
+        self._device = flat.parameters.device
+        self._precision = precision
+        self._loss_scale = LossScale() if precision == torch.float16 else None
+
+    def gradient(self, index: int, weigh: Callable[[float], float] | None = None) -> Gradient:
+        """Compute the gradient of batch `index` at the current parameters into ``flat.gradients``, `(P,)`.
+
+        Args:
+            weigh: given the batch's loss terms, returns a factor for its gradient (not for the loss reported); for a
+                runtime that adds gradients up inside the backward pass.
+        """
+        batch = self._batches.batch(index).to(self._device)
+        factor = 1.0 if weigh is None else weigh(float(batch.num_masked))
+        while True:
+            self.flat.gradients.zero_()
+            # The one allowed use of torch's default generator: dropout draws from nothing else.
+            torch.manual_seed(dropout_seed(self._seed, self._stream, index))
+            with self._autocast():
+                loss = self._objective.loss(batch)
+            scale = factor if self._loss_scale is None else factor * self._loss_scale.value
+            (loss if scale == 1.0 else loss * scale).backward()
+            if self._loss_scale is None or self._loss_scale.unscale(self.flat):
+                return Gradient(float(loss.detach()), float(batch.num_masked), batch.num_samples)
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        if self._precision == torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self._device.type, dtype=self._precision)
+
+
+class LossScale:
+    """Dynamic loss scaling for float16: halved when a gradient overflows, doubled after `PATIENCE` that did not.
+
+    An overflowed batch is computed again at the halved scale, so no batch is lost and nothing non-finite leaves the
+    worker (torch's GradScaler skips the step instead, which a server cannot tell from a lost gradient). Below 1 the
+    overflow is the model's own and is passed on."""
+
+    PATIENCE = 2000
+
+    def __init__(self) -> None:
+        self.value = 2.0**16
+        self._good = 0
+
+    def unscale(self, flat: FlatModel) -> bool:
+        """Divide ``flat.gradients`` by the scale; return False if the batch has to be computed again."""
+        flat.gradients.div_(self.value)
+        if not bool(torch.isfinite(flat.gradients).all()) and self.value > 1.0:
+            self.value /= 2.0
+            self._good = 0
+            return False
+        self._good += 1
+        if self._good == self.PATIENCE:
+            self.value, self._good = self.value * 2.0, 0
+        return True

@@ -1,0 +1,118 @@
+"""Continued masked-language-model pretraining, synchronously or asynchronously: the first stage of STILT.
+
+    torchrun experiments/stilt_mlm.py --mode async --nproc 4
+
+Prepares the text (by default the English documentation of the installed Python packages), trains with the workers
+and the rule asked for, evaluates exactly at fixed points, and leaves everything in one run folder. ``--help`` lists
+the settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from multiprocessing.context import ForkServerContext
+
+from asyncsgd import __version__
+from asyncsgd.errors import UsageError
+from asyncsgd.launch import Launch
+from asyncsgd.record import available_cores
+from asyncsgd.run_folder import open_run_folder
+from asyncsgd.runtime.processes import fork_server
+from asyncsgd.settings import Parsed, Settings, parse_settings
+
+DESCRIPTION = "Continued masked-language-model pretraining, synchronously or asynchronously (the first stage of STILT)."
+EXAMPLES = """\
+examples:
+  laptop, no network:   torchrun experiments/stilt_mlm.py --mode async --nproc 4
+  compare with:         torchrun experiments/stilt_mlm.py --mode sync --nproc 4
+  your model and text:  torchrun --nproc-per-node 4 experiments/stilt_mlm.py --mode async --model FOLDER_OR_HUB_ID \\
+                          --data posts.csv --text-column text --learning-rate 5e-5 --dropout 0.1
+"""
+
+
+def main() -> int:
+    try:
+        return run(sys.argv[1:])
+    except UsageError as error:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def run(argv: list[str]) -> int:
+    if "help" in _values_of(argv, "--rule"):
+        from asyncsgd.rules import describe_rules
+
+        print(describe_rules())
+        return 0
+    parsed = parse_settings(argv, prog="stilt_mlm.py", description=DESCRIPTION, examples=EXAMPLES)
+    settings, launch = adapt(parsed)
+    if not launch.leads:
+        from asyncsgd.train import follow
+
+        return follow()
+    announce(settings)
+    folder = open_run_folder("stilt_mlm", settings, "python experiments/stilt_mlm.py " + " ".join(argv))
+    print(f"run    {folder.path}", flush=True)
+    context = start_fork_server(settings, launch)  # its imports and ours go on side by side
+    go_offline(settings)
+
+    from asyncsgd.train import lead
+
+    return lead(settings, launch, folder, context)
+
+
+def adapt(parsed: Parsed) -> tuple[Settings, Launch]:
+    """The settings with the launcher's number of workers in them."""
+    settings = parsed.settings
+    launch = Launch.read(os.environ, settings.job.nproc, nproc_given="nproc" in parsed.given)
+    job = dataclasses.replace(settings.job, nproc=launch.num_workers)
+    settings = dataclasses.replace(settings, job=job)
+    if settings.job.mode == "single" and launch.num_workers > 1:
+        raise UsageError(
+            f"--mode single is one process, and the launcher started {launch.num_workers}; type python, not torchrun"
+        )
+    if launch.several_hosts and settings.job.mode in ("async", "hogwild"):
+        raise UsageError(
+            f"--mode {settings.job.mode} runs on one host, and torchrun started ranks on several; type --mode sync"
+        )
+    return settings, launch
+
+
+def announce(settings: Settings) -> None:
+    """The first line, before anything heavy is imported."""
+    workers, threads, cores = settings.job.nproc, settings.machine.threads, available_cores()
+    load = f"{cores} core{'s' if cores > 1 else ''}"
+    if workers * threads > cores:
+        load += f", oversubscribed {workers * threads / cores:.1f}x: not a measurement of speed"
+    server = " and a server" if settings.job.mode in ("async", "hogwild") else ""
+    print(
+        f"asyncsgd {__version__}  mode {settings.job.mode}  {workers} worker{'s' if workers > 1 else ''} with {threads}"
+        f" thread{'s' if threads > 1 else ''} each{server} on {load}",
+        flush=True,
+    )
+
+
+def start_fork_server(settings: Settings, launch: Launch) -> ForkServerContext | None:
+    """Where workers come from, started early; None where there are none to start."""
+    if settings.job.mode == "single" or (settings.job.mode == "sync" and launch.rank is not None):
+        return None
+    return fork_server(settings.model.model)
+
+
+def go_offline(settings: Settings) -> None:
+    """No network call where the user named neither a Hub model nor a Hub data set."""
+    local_model = settings.model.model in ("tiny", "small") or os.path.isdir(settings.model.model)
+    if local_model and not settings.data.data.startswith("hub:"):
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def _values_of(argv: list[str], flag: str) -> list[str]:
+    return [argv[i + 1] for i in range(len(argv) - 1) if argv[i] == flag] + [
+        a[len(flag) + 1 :] for a in argv if a.startswith(flag + "=")
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,405 @@
+"""The comparison prints exact means over DONE runs, counts all others, and draws both pictures in the same colours."""
+
+import csv
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+
+from analysis.compare import Statistic, compare, main, render_csv, render_markdown, render_text
+from analysis.figures import (
+    MODE_COLOURS,
+    draw_loss_versus_samples,
+    draw_loss_versus_seconds,
+    mean_curve,
+    save_figures,
+    undrawn,
+)
+from analysis.load import load_runs
+from asyncsgd.record import DIVERGED, DONE, FAILED, Evaluation, Fault, RunFolder
+
+ROOT = Path(__file__).resolve().parents[2]
+MISSING_DELAY = {"mean": None, "p50": None, "p95": None, "max": None}
+
+
+def write_run(
+    path,
+    *,
+    mode="async",
+    rule="asynchronous",
+    num_workers=4,
+    seed=0,
+    loss=5.0,
+    perplexity=150.0,
+    train_seconds=8.0,
+    delay=None,
+    status=DONE,
+    batch_size=8,
+    data="f00d",
+    num_samples=160,
+    oversubscription=1.0,
+    fault="",
+    finished=True,
+):
+    folder = RunFolder(path)
+    for part, value in ((0, 9.0), (1, 6.0), (2, loss)):
+        samples = part * num_samples // 2
+        folder.append(Evaluation(samples // 8, samples, part * train_seconds / 2, value, 0.25, 300, 0.25))
+    if fault:
+        folder.append(Fault(fault, 1, 20, train_seconds))
+    if finished:
+        folder.write_summary(
+            {
+                "status": status,
+                "mode": mode,
+                "rule": rule,
+                "from_scratch": True,
+                "num_workers": num_workers,
+                "threads": 1,
+                "seed": seed,
+                "batch_size": batch_size,
+                "data_fingerprint": data,
+                "num_samples": num_samples,
+                "num_samples_applied": num_samples,
+                "num_updates": num_samples // 8,
+                "train_seconds": train_seconds,
+                "eval_seconds": 0.75,
+                "first_eval_loss": 9.0,
+                "final_eval_loss": loss,
+                "perplexity": perplexity,
+                "masked_token_accuracy": 0.25,
+                "eval_masked_tokens": 300,
+                "samples_per_second": num_samples / train_seconds,
+                "delay": delay or MISSING_DELAY,
+                "oversubscription": oversubscription,
+                "clock": "measured",
+                "parameters_sha256": "00",
+            }
+        )
+    folder.close()
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    """Two async seeds and a diverged one, one sync run, one run that is still going."""
+    folder = tmp_path / "runs"
+    write_run(folder / "a0", loss=5.0, perplexity=150.0, delay={"mean": 3.0, "p50": 3, "p95": 4.0, "max": 6})
+    delay = {"mean": 2.5, "p50": 3, "p95": 5.0, "max": 8}
+    write_run(folder / "a1", seed=1, loss=5.5, perplexity=250.0, train_seconds=10.0, delay=delay)
+    write_run(
+        folder / "a2", seed=2, loss=float("nan"), perplexity=None, status=DIVERGED, fault="worker 1: the loss is NaN"
+    )
+    write_run(folder / "s0", mode="sync", rule="synchronous", train_seconds=16.0, delay=dict.fromkeys(MISSING_DELAY, 0))
+    write_run(folder / "x", finished=False)
+    return folder
+
+
+EXPECTED = """\
+data f00d
+
+mode   rule          workers                runs       final loss  perplexity  train s  samples/s  delay mean  delay
+p95  delay max
+-----------------------------------------------------------------------------------------------------------------------------------
+sync   synchronous         4                 1/1       5.0000 ± -      150.00     16.0       10.0        0.00
+0.0          0 async  asynchronous        4  2/3 (diverged 1/3)  5.2500 ± 0.3536      200.00      9.0       18.0
+2.75        4.5          8
+
+not in the means:
+  a2: DIVERGED; the evaluation at version 20 has no finite loss; fault at version 20: worker 1: the loss is NaN
+  x: UNFINISHED; no summary.json: the run crashed, was killed or is still running
+"""
+
+
+def test_the_text_table_has_exact_means_and_lists_what_is_not_in_them(mixed):
+    assert render_text(compare(load_runs(mixed)[0])) == EXPECTED
+
+
+def test_the_markdown_table_has_the_same_cells(mixed):
+    lines = render_markdown(compare(load_runs(mixed)[0])).splitlines()
+    assert lines[3] == "|---|---|" + "---:|" * 9
+    assert lines[5] == (
+        "| async | asynchronous | 4 | 2/3 (diverged 1/3) | 5.2500 ± 0.3536 | 200.00 | 9.0 | 18.0 | 2.75 | 4.5 | 8 |"
+    )
+
+
+def test_csv_is_unrounded_with_empty_cells_for_what_is_missing(mixed):
+    sync, asynchronous = csv.DictReader(io.StringIO(render_csv(compare(load_runs(mixed)[0]))))
+    assert (sync["loss_mean"], sync["loss_sd"], sync["loss_n"]) == ("5.0", "", "1")
+    assert asynchronous["loss_sd"] == repr(0.125**0.5)
+    assert (asynchronous["num_done"], asynchronous["num_all"], asynchronous["num_diverged"]) == ("2", "3", "1")
+    assert (asynchronous["delay_p95_mean"], asynchronous["delay_max"]) == ("4.5", "8")
+
+
+def test_perplexity_is_the_mean_of_the_runs_not_the_exponential_of_the_mean_loss(mixed):
+    asynchronous = compare(load_runs(mixed)[0]).tables[0].rows[1]
+    assert asynchronous.perplexity.mean == 200.0
+
+
+def test_a_missing_value_is_a_dash_and_shows_over_how_many_runs_the_mean_is(tmp_path):
+    write_run(tmp_path / "a", perplexity=None)
+    write_run(tmp_path / "b", seed=1, perplexity=100.0)
+    comparison = compare(load_runs(tmp_path)[0])
+    cells = render_markdown(comparison).splitlines()[4].split(" | ")
+    assert cells[5] == "100.00 (n=1)"
+    assert cells[8:] == ["-", "-", "- |"]
+    assert comparison.problems == ("a: summary.json has no perplexity",)
+
+
+def test_a_group_without_a_finished_run_is_a_row_of_dashes(tmp_path):
+    write_run(tmp_path / "a", status=FAILED, fault="rank 2 was lost")
+    comparison = compare(load_runs(tmp_path)[0])
+    assert render_markdown(comparison).splitlines()[4] == (
+        "| async | asynchronous | 4 | 0/1 | - | - | - | - | - | - | - |"
+    )
+    assert comparison.left_out == ("a: FAILED; fault at version 20: rank 2 was lost",)
+
+
+def test_different_data_are_separate_tables_and_pictures_with_a_warning(tmp_path):
+    write_run(tmp_path / "a", data="one")
+    write_run(tmp_path / "b", data="two")
+    runs, _ = load_runs(tmp_path)
+    comparison = compare(runs)
+    assert [table.data_fingerprint for table in comparison.tables] == ["one", "two"]
+    assert [[row.num_all for row in table.rows] for table in comparison.tables] == [[1], [1]]
+    assert render_text(comparison).startswith("WARNING: these runs were evaluated on 2 different data sets")
+    assert [path.name for path in save_figures(runs, tmp_path / "out")] == [
+        "loss_vs_seconds_one.png",
+        "loss_vs_samples_one.png",
+        "loss_vs_seconds_two.png",
+        "loss_vs_samples_two.png",
+    ]
+    with pytest.raises(ValueError, match="do not share axes"):
+        draw_loss_versus_seconds(Figure().add_subplot(), runs)
+
+
+def test_different_budgets_in_a_group_are_a_warning(tmp_path):
+    write_run(tmp_path / "a", num_samples=160)
+    write_run(tmp_path / "b", seed=1, num_samples=320)
+    (table,) = compare(load_runs(tmp_path)[0]).tables
+    assert table.warnings == ("WARNING: async, 4 workers: the mean is over runs with different num_samples (160, 320)",)
+
+
+def test_budgets_of_rows_may_differ_by_the_last_synchronous_step_only(tmp_path):
+    write_run(tmp_path / "a", num_samples=160)
+    write_run(tmp_path / "s", mode="sync", rule="synchronous", num_samples=184)
+    assert compare(load_runs(tmp_path)[0]).tables[0].warnings == ()
+    write_run(tmp_path / "s", mode="sync", rule="synchronous", num_samples=192)
+    assert compare(load_runs(tmp_path)[0]).tables[0].warnings == ("WARNING: rows differ in num_samples (160, 192)",)
+
+
+def test_a_seed_that_occurs_twice_in_a_group_is_a_warning(tmp_path):
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "b")
+    (warning,) = compare(load_runs(tmp_path)[0]).tables[0].warnings
+    assert warning == "WARNING: async, 4 workers: 2 runs have seed 0; its ± is not over different seeds only"
+
+
+def test_batch_size_is_a_column_where_it_varies(tmp_path):
+    write_run(tmp_path / "a")
+    assert "batch" not in render_text(compare(load_runs(tmp_path)[0]))
+    write_run(tmp_path / "b", batch_size=16)
+    lines = render_markdown(compare(load_runs(tmp_path)[0])).splitlines()
+    assert [line.split(" | ")[2:5] for line in (lines[2], *lines[4:6])] == [
+        ["workers", "batch", "runs"],
+        ["4", "8", "1/1"],
+        ["4", "16", "1/1"],
+    ]
+
+
+def test_runs_without_any_summary_still_make_a_report(tmp_path):
+    write_run(tmp_path / "a", finished=False)
+    assert render_text(compare(load_runs(tmp_path)[0])).startswith(
+        "no run has a summary yet\n\nnot in the means:\n  a:"
+    )
+
+
+@pytest.fixture(scope="module")
+def runs_once(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    # a plain sum of these losses depends on its order
+    for seed, loss in enumerate((0.1, 1e16, 0.3, 4.7)):
+        write_run(folder / f"r{seed}", seed=seed, loss=loss, train_seconds=8.0 + seed)
+    for seed in (4, 5):
+        write_run(folder / f"r{seed}", seed=seed, mode="sync", rule="synchronous", status=FAILED)
+    return load_runs(folder)[0]
+
+
+@settings(max_examples=20, deadline=None)
+@given(order=st.permutations(range(6)))
+def test_the_order_of_the_runs_changes_nothing(runs_once, order):
+    permuted = [runs_once[index] for index in order]
+    assert compare(permuted) == compare(runs_once)
+    assert drawn(permuted, draw_loss_versus_seconds) == drawn(runs_once, draw_loss_versus_seconds)
+
+
+def drawn(runs, draw):
+    """Label, colour, dashes, marker and points of every line, and the notes."""
+    axes = Figure().add_subplot()
+    notes = draw(axes, runs)
+    return notes, [
+        (
+            line.get_label(),
+            to_rgb(line.get_color()),
+            line._unscaled_dash_pattern,  # get_linestyle says "--" for every pattern of one's own
+            line.get_marker(),
+            numpy.asarray(line.get_xydata()).tolist(),
+        )
+        for line in axes.get_lines()
+        if not str(line.get_label()).startswith("_")
+    ]
+
+
+@pytest.fixture
+def all_modes(tmp_path):
+    for mode, rule in (("single", "asynchronous"), ("sync", "synchronous"), ("async", "asynchronous"), ("hogwild", "")):
+        for seed in (0, 1):
+            write_run(
+                tmp_path / f"{mode}{seed}", mode=mode, rule=rule or None, seed=seed, num_workers=1 + (mode != "single")
+            )
+    return load_runs(tmp_path)[0]
+
+
+def test_a_mode_has_one_colour_in_both_pictures_and_no_two_modes_share_it(all_modes):
+    assert len(set(MODE_COLOURS.values())) == len(MODE_COLOURS) == 4
+    for draw in (draw_loss_versus_seconds, draw_loss_versus_samples):
+        colours = {label.split(",")[0]: colour for label, colour, *_ in drawn(all_modes, draw)[1] if "(n" in label}
+        assert colours == {mode: pytest.approx(colour) for mode, colour in MODE_COLOURS.items()}
+
+
+def test_line_styles_tell_numbers_of_workers_apart_and_markers_rules(tmp_path):
+    for workers in (1, 2, 4):
+        write_run(tmp_path / f"w{workers}", num_workers=workers)
+    write_run(tmp_path / "r", rule="ringmaster")
+    lines = drawn(load_runs(tmp_path)[0], draw_loss_versus_samples)[1]
+    styles = {label: (style, marker) for label, _, style, marker, _ in lines if "(n" in label}
+    assert len(styles) == len(set(styles.values())) == 4
+    assert styles["async (ringmaster), 4 workers (n = 1)"][0] == styles["async, 4 workers (n = 1)"][0]
+
+
+def test_axes_have_units_and_legends_count_the_runs_in_the_mean(mixed):
+    runs = [run for run in load_runs(mixed)[0] if run not in undrawn(load_runs(mixed)[0]) and run.summary.get("mode")]
+    axes = Figure().add_subplot()
+    draw_loss_versus_seconds(axes, runs)
+    assert axes.get_xlabel() == "training seconds"
+    assert axes.get_ylabel() == "evaluation loss (nats per masked token)"
+    assert axes.get_legend_handles_labels()[1] == [
+        "sync, 4 workers (n = 1)",
+        "async, 4 workers (n = 2 of 3)",
+        "one run (thick: mean)",
+        "not finished: not in a mean",
+    ]
+    axes = Figure().add_subplot()
+    draw_loss_versus_samples(axes, runs)
+    assert axes.get_xlabel() == "samples"
+
+
+def test_only_the_seconds_picture_marks_oversubscribed_runs(tmp_path):
+    write_run(tmp_path / "a", oversubscription=2.0)
+    write_run(tmp_path / "s", mode="sync", rule="synchronous")
+    runs, _ = load_runs(tmp_path)
+    notes, lines = drawn(runs, draw_loss_versus_seconds)
+    assert notes == ["* timings from an oversubscribed machine: not a speed comparison"]
+    assert [line[0] for line in lines][:2] == ["sync, 4 workers (n = 1)", "async, 4 workers (n = 1) *"]
+    notes, lines = drawn(runs, draw_loss_versus_samples)
+    assert notes == []
+    assert [line[0] for line in lines][:2] == ["sync, 4 workers (n = 1)", "async, 4 workers (n = 1)"]
+    assert compare(runs).tables[0].warnings == (
+        "NOTE: timings from an oversubscribed machine: not a speed comparison (async, 4 workers)",
+    )
+
+
+def test_a_mean_curve_covers_only_what_every_run_covers(tmp_path):
+    write_run(tmp_path / "a", loss=5.0, train_seconds=8.0)
+    write_run(tmp_path / "b", seed=1, loss=5.0, train_seconds=12.0)
+    (mean,) = (line for line in drawn(load_runs(tmp_path)[0], draw_loss_versus_seconds)[1] if "(n" in line[0])
+    # a is 9, 6, 5 at 0, 4, 8 seconds and b the same at 0, 6, 12
+    assert mean[4] == [[0.0, 9.0], [4.0, 6.5], [6.0, 5.75], [8.0, pytest.approx((5.0 + 6.0 - 1 / 3) / 2)]]
+
+
+def test_a_missing_loss_is_a_gap_in_a_mean_curve_not_a_bridge():
+    x = numpy.array([0.0, 1.0, 2.0, 3.0, 4.0])
+    y = numpy.array([4.0, 3.0, numpy.nan, 1.0, 0.0])
+    assert numpy.array_equal(mean_curve([(x, y), (x, y)])[1], y, equal_nan=True)
+
+
+def test_a_diverged_run_does_not_flatten_the_others_and_the_picture_says_so(tmp_path):
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "b", seed=1, loss=1e6, status=DIVERGED)
+    axes = Figure().add_subplot()
+    notes = draw_loss_versus_seconds(axes, load_runs(tmp_path)[0])
+    assert notes == ["outside the picture: 1 evaluation of runs that did not finish"]
+    assert axes.get_ylim() == pytest.approx((4.8, 9.2))
+
+
+@pytest.mark.parametrize("form", ["text", "md", "csv"])
+def test_the_command_prints_the_table_and_the_paths_of_two_pictures(mixed, capsys, form):
+    assert main([str(mixed), "--format", form]) == 0
+    out, err = capsys.readouterr()
+    paths = [mixed / "figures" / "loss_vs_seconds.png", mixed / "figures" / "loss_vs_samples.png"]
+    lines = (err if form == "csv" else out).splitlines()
+    assert lines[-2:] == [str(path) for path in paths]
+    assert lines[-3].endswith(": x")
+    for path in paths:
+        content = path.read_bytes()
+        assert content.startswith(b"\x89PNG\r\n\x1a\n")
+        assert len(content) > 10_000
+    if form == "text":
+        assert out.startswith(EXPECTED)
+    if form == "csv":
+        assert len(list(csv.reader(io.StringIO(out)))) == 3
+
+
+def test_pictures_go_where_out_says(mixed, tmp_path, capsys):
+    assert main([str(mixed), "--out", str(tmp_path / "deep" / "er")]) == 0
+    assert (tmp_path / "deep" / "er" / "loss_vs_samples.png").is_file()
+    assert not (mixed / "figures").exists()
+
+
+def test_a_second_call_on_the_same_folder_prints_the_same(mixed, capsys):
+    assert main([str(mixed)]) == 0
+    first = capsys.readouterr()
+    assert main([str(mixed)]) == 0
+    assert capsys.readouterr() == first
+
+
+def test_what_the_user_has_to_change_is_exit_code_2_without_a_traceback(mixed, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    for arguments, told in (
+        ([str(tmp_path / "nowhere")], "no such folder"),
+        ([str(tmp_path / "empty")], "no run folder here"),
+        ([str(mixed), "--out", str(tmp_path / "file")], "choose --out DIR"),
+        ([str(mixed), "--formt", "md"], "--formt"),
+        ([str(mixed), "--format", "html"], "html"),
+        ([], "RUNS_DIR"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "analysis.compare", *arguments], cwd=ROOT, capture_output=True, text=True
+        )
+        assert done.returncode == 2, done
+        assert told in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_help_has_an_example_and_imports_nothing_heavy():
+    code = (
+        "import sys, analysis.compare\n"
+        "try: analysis.compare.main(['--help'])\n"
+        "except SystemExit as stop: code = stop.code\n"
+        "print([code, *(name for name in ('numpy', 'pandas', 'seaborn', 'torch') if name in sys.modules)])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "python -m analysis.compare runs" in done.stdout
+    assert done.stdout.endswith("[0]\n")
+
+
+def test_a_standard_deviation_needs_two_values():
+    assert Statistic.of([2.0]) == Statistic(2.0, None, 1)
+    assert Statistic.of([2.0, 4.0]).sd == 2**0.5

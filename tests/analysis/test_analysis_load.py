@@ -1,0 +1,255 @@
+"""Run folders written by the library itself load completely; damaged ones load as far as they go, with a message."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from analysis.load import EVALUATION_COLUMNS, Condition, labels, load_runs
+from asyncsgd.errors import UsageError
+from asyncsgd.record import DIVERGED, DONE, SCHEMA, Evaluation, Fault, Membership, RunFolder
+
+SUMMARY = {
+    "status": DONE,
+    "mode": "async",
+    "rule": "asynchronous",
+    "from_scratch": True,
+    "num_workers": 4,
+    "threads": 1,
+    "seed": 0,
+    "batch_size": 8,
+    "data_fingerprint": "f00d",
+    "num_samples": 160,
+    "num_samples_applied": 160,
+    "num_updates": 20,
+    "train_seconds": 8.0,
+    "eval_seconds": 0.5,
+    "first_eval_loss": 9.0,
+    "final_eval_loss": 5.0,
+    "perplexity": 148.4,
+    "masked_token_accuracy": 0.25,
+    "eval_masked_tokens": 300,
+    "samples_per_second": 20.0,
+    "delay": {"mean": 3.0, "p50": 3.0, "p95": 4.0, "max": 6},
+    "oversubscription": 1.0,
+    "clock": "measured",
+    "parameters_sha256": "00",
+}
+EVALUATIONS = (
+    Evaluation(0, 0, 0.0, 9.0, 0.0, 300, 0.25),
+    Evaluation(10, 80, 4.0, 6.0, 0.125, 300, 0.25),
+    Evaluation(20, 160, 8.0, 5.0, 0.25, 300, 0.25),
+)
+
+
+def write_run(path: Path, *, records=EVALUATIONS, summary=SUMMARY) -> Path:
+    folder = RunFolder(path)
+    for record in records:
+        folder.append(record)
+    if summary is not None:
+        folder.write_summary(summary)
+    folder.close()
+    return path
+
+
+def only_run(folder: Path):
+    (run,), messages = load_runs(folder)
+    assert messages == [f"{run.name}: {problem}" for problem in run.problems]
+    return run
+
+
+def test_a_finished_run_loads_completely_and_without_a_problem(tmp_path):
+    path = write_run(tmp_path / "a")
+    run = only_run(tmp_path)
+    assert (run.path, run.name, run.problems) == (path, "a", ())
+    assert run.summary == {"schema": SCHEMA, **SUMMARY}
+    assert run.done
+    assert not run.oversubscribed
+    assert run.condition == Condition("async", "asynchronous", 4, 8)
+    assert {column: str(dtype) for column, dtype in run.evaluations.dtypes.items()} == EVALUATION_COLUMNS
+    expected = [{key: value for key, value in vars(e).items() if key != "kind"} for e in EVALUATIONS]
+    assert run.evaluations.to_dict("records") == expected
+
+
+def test_runs_are_found_at_any_depth_and_sorted_by_name(tmp_path):
+    for name in ("b", "sweep/z", "a"):
+        write_run(tmp_path / name)
+    (tmp_path / "notes").mkdir()
+    runs, messages = load_runs(str(tmp_path))
+    assert [run.name for run in runs] == ["a", "b", "sweep/z"]
+    assert messages == []
+
+
+def test_a_run_folder_itself_can_be_loaded(tmp_path):
+    write_run(tmp_path / "one")
+    assert only_run(tmp_path / "one").name == "one"
+
+
+@pytest.mark.parametrize("name", ["missing", "empty", "file"])
+def test_a_folder_without_runs_is_a_usage_error_that_says_how_to_make_one(tmp_path, name):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"python experiments/stilt_mlm\.py --mode async --nproc 4") as caught:
+        load_runs(tmp_path / name)
+    assert str(tmp_path / name) in str(caught.value)
+
+
+def test_a_run_without_summary_is_unfinished_and_keeps_its_evaluations(tmp_path):
+    write_run(tmp_path / "a", summary=None)
+    run = only_run(tmp_path)
+    assert run.status == "UNFINISHED"
+    assert not run.done
+    assert run.problems == ("no summary.json: the run crashed, was killed or is still running",)
+    assert list(run.evaluations["loss"]) == [9.0, 6.0, 5.0]
+
+
+def test_a_torn_last_line_is_left_out_with_a_message(tmp_path):
+    events = write_run(tmp_path / "a") / "events.jsonl"
+    events.write_bytes(events.read_bytes()[:-20])
+    run = only_run(tmp_path)
+    assert run.problems == ("events.jsonl: the last line is torn and was left out",)
+    assert list(run.evaluations["loss"]) == [9.0, 6.0]
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        ("garbage", "events.jsonl: line 3 is damaged: 'garbage\\n'"),
+        ("[1, 2]", "events.jsonl: a line is not a record"),
+        ("7", "events.jsonl: a line is not a record"),
+        ('{"kind":"header"}', "events.jsonl: a line is not a record"),
+        ('{"kind":"header","schema":99}', f"events.jsonl has schema 99, this version reads up to {SCHEMA}"),
+    ],
+)
+def test_a_damaged_line_ends_the_reading_with_a_message(tmp_path, damage, told):
+    events = write_run(tmp_path / "a") / "events.jsonl"
+    lines = events.read_text().splitlines()
+    events.write_text("\n".join([*lines[:2], damage, *lines[2:]]) + "\n")
+    run = only_run(tmp_path)
+    assert run.problems == (f"{told}; read up to there: 1 evaluation",)
+    assert list(run.evaluations["loss"]) == [9.0]
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"{", "summary.json cannot be read: "),
+        (b"\xff\xfe", "summary.json cannot be read: "),
+        (b"[]", "summary.json is damaged: not an object"),
+        (b'{"status": "DONE"}', "summary.json is damaged: schema is None"),
+        (b'{"schema": 99, "status": "DONE"}', f"summary.json has schema 99, this version reads up to {SCHEMA}"),
+        (b'{"schema": 1}', "summary.json has no status"),
+    ],
+)
+def test_a_summary_that_cannot_be_read_is_not_taken_for_a_missing_one(tmp_path, content, told):
+    (write_run(tmp_path / "a") / "summary.json").write_bytes(content)
+    run = only_run(tmp_path)
+    assert run.status == "UNREADABLE"
+    assert len(run.problems) == 1
+    assert run.problems[0].startswith(told)
+    assert len(run.evaluations) == 3
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("final_eval_loss", None, "summary.json has no final_eval_loss"),
+        ("final_eval_loss", "5.0", "summary.json has an unusable final_eval_loss: '5.0'"),
+        ("perplexity", True, "summary.json has an unusable perplexity: 'True'"),
+        ("num_workers", 2.5, "summary.json has an unusable num_workers: '2.5'"),
+        ("seed", 2**70, f"summary.json has an unusable seed: '{2**70}'"),
+        ("mode", 3, "summary.json has an unusable mode: '3'"),
+        ("from_scratch", [], "summary.json has an unusable from_scratch: '[]'"),
+        ("data_fingerprint", None, "summary.json has no data_fingerprint"),
+    ],
+)
+def test_an_unusable_field_of_a_summary_becomes_missing_with_a_message(tmp_path, key, value, told):
+    write_run(tmp_path / "a", summary={**SUMMARY, key: value})
+    run = only_run(tmp_path)
+    assert run.summary[key] is None
+    assert run.problems == (told,)
+
+
+def test_a_delay_may_be_missing_and_is_never_zero(tmp_path):
+    write_run(tmp_path / "a", summary={**SUMMARY, "delay": None})
+    write_run(tmp_path / "b", summary={**SUMMARY, "delay": {"mean": None, "max": "6"}})
+    (one, two), messages = load_runs(tmp_path)
+    assert one.summary["delay"] == two.summary["delay"] == dict.fromkeys(("mean", "p50", "p95", "max"))
+    assert messages == ["b: summary.json has an unusable delay max: '6'"]
+
+
+def test_a_loss_that_was_not_finite_is_missing_not_zero(tmp_path):
+    diverged = (EVALUATIONS[0], dataclasses.replace(EVALUATIONS[1], loss=float("nan")))
+    write_run(tmp_path / "a", records=diverged, summary={**SUMMARY, "status": DIVERGED, "final_eval_loss": None})
+    run = only_run(tmp_path)
+    assert run.evaluations["loss"].isna().tolist() == [False, True]
+    assert run.problems == ("the evaluation at version 10 has no finite loss",)
+
+
+def test_faults_and_lost_workers_are_problems_of_a_run(tmp_path):
+    fault = Fault("the loss of worker 1 is not finite", 1, 5, 2.0)
+    orderly = Membership("leave", 0, 20, 160, 8.0)
+    lost = Membership("leave", 2, 7, 56, 3.0, reason="killed")
+    write_run(tmp_path / "a", records=(fault, *EVALUATIONS, orderly))
+    write_run(tmp_path / "b", records=(fault, lost, *EVALUATIONS))
+    _, messages = load_runs(tmp_path)
+    assert messages == [
+        "a: fault at version 5: the loss of worker 1 is not finite",
+        "b: 2 faults, the last: worker 2 left at version 7: killed",
+    ]
+
+
+def test_a_run_without_events_keeps_its_summary(tmp_path):
+    (write_run(tmp_path / "a") / "events.jsonl").unlink()
+    run = only_run(tmp_path)
+    assert run.done
+    assert run.evaluations.empty
+    assert list(run.evaluations.columns) == list(EVALUATION_COLUMNS)
+    assert run.problems == ("no events.jsonl: it has no curve in the figures",)
+
+
+def test_unknown_kinds_and_keys_of_the_same_schema_are_ignored(tmp_path):
+    events = write_run(tmp_path / "a", summary={**SUMMARY, "new": 1}) / "events.jsonl"
+    with open(events, "a") as file:
+        file.write('{"kind":"checkpoint","version":20}\n')
+    assert only_run(tmp_path).problems == ()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(at=st.floats(0, 1), junk=st.binary(max_size=6), target=st.sampled_from(["events.jsonl", "summary.json"]))
+def test_no_damage_to_a_file_loses_the_run(tmp_path, at, junk, target):
+    path = write_run(tmp_path / "a") / target
+    content = path.read_bytes()
+    cut = int(at * len(content))
+    path.write_bytes(content[:cut] + junk + content[cut + len(junk) :])
+    run = only_run(tmp_path)
+    assert run.name == "a"
+    assert set(run.evaluations["loss"].dropna()) or run.problems
+
+
+def test_labels_name_what_tells_conditions_apart_and_nothing_else():
+    plain = Condition("async", "Asynchronous", 4, 8)
+    single = [Condition("single", "asynchronous", 1, 8), Condition("single", "synchronous", 1, 8)]
+    hogwild = Condition("hogwild", None, 2, 8)
+    assert list(labels([hogwild, plain, *single]).values()) == [
+        "single (asynchronous), 1 worker",
+        "single (synchronous), 1 worker",
+        "async, 4 workers",
+        "hogwild, 2 workers",
+    ]
+    assert labels([plain, dataclasses.replace(plain, batch_size=16)])[plain] == "async, 4 workers, batch 8"
+
+
+def test_importing_the_analysis_imports_neither_torch_nor_transformers():
+    code = (
+        "import sys, json, analysis.load, analysis.figures, analysis.compare;"
+        "print(json.dumps([name for name in ('torch', 'transformers', 'datasets') if name in sys.modules]))"
+    )
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == []

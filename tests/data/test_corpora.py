@@ -1,0 +1,472 @@
+"""Corpora: what becomes a document, which side it falls on, and what a user reads when the source is unusable."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncsgd.data.corpora import (
+    Corpus,
+    Documents,
+    _read_cached,
+    _write_cached,
+    clean_docstring,
+    collect_docstrings,
+    load_corpus,
+    read_texts,
+    split_documents,
+)
+from asyncsgd.errors import UsageError
+
+SHARED_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+WORDS = st.text(alphabet="abcdefgh ", min_size=1, max_size=20).filter(str.strip).map(str.strip)
+
+
+def load(data: Path | str, cache_dir: Path, **changed) -> Corpus:
+    arguments = {"eval_data": None, "text_column": "text", "cache_dir": cache_dir, "eval_fraction": 0.25} | changed
+    return load_corpus(str(data), **arguments)
+
+
+def lines(path: Path, *texts: str) -> Path:
+    path.write_text("".join(text + "\n" for text in texts))
+    return path
+
+
+# ------------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=25)
+@given(texts=st.lists(WORDS, max_size=30), random=st.randoms(use_true_random=False))
+def test_the_side_of_a_document_does_not_depend_on_the_other_documents_or_their_order(texts, random):
+    train, held_out = split_documents(Documents(tuple(texts), None), 0.5)
+    shuffled = random.sample(texts, len(texts))
+    train_again, held_out_again = split_documents(Documents(tuple(shuffled), None), 0.5)
+    alone = [text for text in texts if split_documents(Documents((text,), None), 0.5)[1].texts]
+    assert sorted(train.texts) == sorted(train_again.texts)
+    assert sorted(held_out.texts) == sorted(held_out_again.texts)
+    assert list(held_out.texts) == alone
+
+
+def test_a_text_is_held_out_when_its_hash_read_as_a_fraction_is_below_the_eval_fraction():
+    texts = tuple(f"document {i}" for i in range(400))
+    expected = tuple(t for t in texts if int(hashlib.sha256(t.encode()).hexdigest()[:16], 16) / 16**16 < 0.05)
+    train, held_out = split_documents(Documents(texts, texts), 0.05)
+    assert held_out.texts == held_out.labels == expected
+    assert 0 < len(expected) < 50
+    assert train.texts == train.labels == tuple(t for t in texts if t not in expected)
+
+
+def test_the_fingerprint_changes_with_a_text_with_the_order_and_with_the_split_and_not_with_the_name(tmp_path):
+    texts = [f"document {i}" for i in range(40)]
+    first = load(lines(tmp_path / "a.txt", *texts), tmp_path)
+    assert len(first.fingerprint) == 16
+    assert int(first.fingerprint, 16) >= 0
+    assert load(lines(tmp_path / "b.txt", *texts), tmp_path).fingerprint == first.fingerprint
+    others = [
+        load(lines(tmp_path / "c.txt", *texts[:-1], "another"), tmp_path),
+        load(lines(tmp_path / "d.txt", *texts[::-1]), tmp_path),
+        load(tmp_path / "a.txt", tmp_path, eval_fraction=0.5),
+    ]
+    assert len({first.fingerprint, *(other.fingerprint for other in others)}) == 4
+    boundaries = [
+        load(lines(tmp_path / "e.txt", *texts[:k]), tmp_path, eval_data=str(lines(tmp_path / "f.txt", *texts[k:])))
+        for k in (10, 11)
+    ]
+    assert boundaries[0].fingerprint != boundaries[1].fingerprint
+
+
+def test_too_few_documents_to_split_is_an_error_that_names_eval_data(tmp_path):
+    with pytest.raises(UsageError, match=r"a\.txt has too few documents \(1\).*--eval-data FILE"):
+        load(lines(tmp_path / "a.txt", "a"), tmp_path)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, float("nan")])
+def test_an_eval_fraction_outside_zero_and_one_is_an_error(tmp_path, fraction):
+    with pytest.raises(UsageError, match="between 0 and 1"):
+        load(lines(tmp_path / "a.txt", "a", "b"), tmp_path, eval_fraction=fraction)
+
+
+# --------------------------------------------------------------------------------------------------- files th
+
+
+def test_a_text_file_without_blank_lines_holds_one_document_a_line(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone two\r\n three\x0cfour \r\n\n")
+    assert read_texts(tmp_path / "a.txt", "text") == ["one two", "three\x0cfour"]
+
+
+def test_a_text_file_with_a_blank_line_holds_one_document_a_paragraph(tmp_path):
+    (tmp_path / "a.txt").write_text("\none\ntwo\n \t\n\nthree\n  four\n")
+    assert read_texts(tmp_path / "a.txt", "text") == ["one two", "three four"]
+
+
+def test_every_file_format_gives_the_same_documents_and_drops_empty_ones(tmp_path):
+    import pandas as pd
+
+    texts = ['a "quoted", text', "", "NA", " ", "Grüße\u2028x"]
+    expected = ['a "quoted", text', "NA", "Grüße\u2028x"]
+    table = pd.DataFrame({"id": range(5), "body": texts})
+    table.to_csv(tmp_path / "a.csv", index=False)
+    table.to_json(tmp_path / "a.jsonl", orient="records", lines=True)
+    table.assign(body=[None if text == "" else text for text in texts]).to_parquet(tmp_path / "a.parquet")
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress("\n".join(t for t in texts if t.strip()).encode()))
+    for name in ("a.csv", "a.jsonl", "a.parquet", "a.txt.gz"):
+        assert read_texts(tmp_path / name, "body") == expected, name
+
+
+@settings(deadline=None, max_examples=25)
+@given(texts=st.lists(WORDS, min_size=1, max_size=8))
+def test_lines_written_to_a_file_are_the_documents_read_from_it(tmp_path_factory, texts):
+    path = lines(tmp_path_factory.mktemp("lines") / "a.txt", *texts)
+    assert read_texts(path, "text") == texts
+
+
+def test_half_a_surrogate_pair_is_replaced_since_no_encoder_accepts_it(tmp_path):
+    assert read_texts(lines(tmp_path / "a.jsonl", r'{"text": "a \ud800 b"}'), "text") == ["a ? b"]
+
+
+def test_a_folder_is_its_files_in_the_order_of_their_names_without_subfolders_and_hidden_files(tmp_path):
+    folder = tmp_path / "texts"
+    (folder / "sub").mkdir(parents=True)
+    lines(folder / "b.txt", "b1", "b2")
+    lines(folder / "a.txt", "a1")
+    lines(folder / "sub" / "c.txt", "c")
+    lines(folder / ".hidden.txt", "hidden")
+    lines(folder / "README.md", "about")
+    held_out = lines(tmp_path / "held_out.txt", "x", "b1")
+    corpus = load(folder, tmp_path, eval_data=str(held_out))
+    assert corpus.name == "texts"
+    assert corpus.train == Documents(("a1", "b2"), None)
+    assert corpus.eval == Documents(("x", "b1"), None)
+
+
+def test_a_folder_with_train_and_validation_files_is_not_split_and_its_test_file_is_not_read(tmp_path):
+    for name, texts in {"train.txt": ["a", "b", "v"], "dev.txt": ["v"], "test.txt": ["t"], "extra.txt": ["e"]}.items():
+        lines(tmp_path / name, *texts)
+    corpus = load(tmp_path, tmp_path)
+    assert (corpus.train.texts, corpus.eval.texts) == (("a", "b"), ("v",))
+    own = load(tmp_path / "extra.txt", tmp_path, eval_data=str(tmp_path))
+    assert (own.train.texts, own.eval.texts) == (("e",), ("v",))
+
+
+def test_a_folder_with_train_and_test_files_alone_is_split_without_the_test_file(tmp_path):
+    lines(tmp_path / "train.txt", *map(str, range(40)))
+    lines(tmp_path / "test.txt", "t")
+    corpus = load(tmp_path, tmp_path)
+    assert sorted(corpus.train.texts + corpus.eval.texts) == sorted(map(str, range(40)))
+
+
+def test_evaluation_texts_that_cover_all_training_texts_are_an_error(tmp_path):
+    path = lines(tmp_path / "a.txt", "a", "b")
+    with pytest.raises(UsageError, match=r"no document to train on.*--eval-data FILE"):
+        load(path, tmp_path, eval_data=str(path))
+
+
+@pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="the shared data sets are not beside this checkout")
+@pytest.mark.parametrize("name", ["wiki_paragraphs/small", "hate_davidson/small"])
+def test_published_splits_are_read_and_kept_apart(tmp_path, name):
+    corpus = load(SHARED_DATA / name, tmp_path)
+    assert corpus.name == "small"
+    assert set(corpus.train.texts).isdisjoint(corpus.eval.texts)
+    assert set(corpus.eval.texts) == set(read_texts(SHARED_DATA / name / "validation.parquet", "text"))
+
+
+# --------------------------------------------------------------------------------------------- files that do
+
+
+def bad_files(folder: Path) -> dict[str, tuple[bytes, str]]:
+    import pandas as pd
+
+    pd.DataFrame({"text": ["a", "b"], "tokens": [[1], [2]]}).to_parquet(folder / "good.parquet")
+    parquet = (folder / "good.parquet").read_bytes()
+    (folder / "good.parquet").unlink()
+    zipped = gzip.compress(b"text " * 1000)
+    return {
+        "empty.txt": (b"", "empty"),
+        "blank.txt": (b"\n \n\n", "empty"),
+        "empty.csv": (b"", "empty"),
+        "empty.jsonl": (b"\n", "empty"),
+        "empty.parquet": (b"", "empty"),
+        "binary.txt": (b"ab\0cd", r"binary file \(a NUL byte at offset 2\).*iconv -f UTF-16"),
+        "latin.txt": ("abc Grüße".encode("latin-1"), r"not UTF-8 \(byte offset 6\).*iconv -f ISO-8859-1"),
+        "cut.txt.gz": (zipped[:-9], r"damaged or not gzip.*gzip -t"),
+        "plain.txt.gz": (b"plain text", "damaged or not gzip"),
+        "flipped.txt.gz": (zipped[:-6] + b"x" + zipped[-5:], "damaged or not gzip"),
+        "torn.jsonl": (b'{"text": "a"}\n{"text": "b\n', "line 2: not JSON"),
+        "list.jsonl": (b'{"text": "a"}\n\n["b"]\n', r"line 3: not a JSON object.*\{\"text\""),
+        "column.jsonl": (b'{"txt": "a"}\n', r"line 1: has no column 'text'; its columns are txt; did you mean 'txt'\?"),
+        "number.jsonl": (b'{"text": 3}\n', "line 1: column 'text' holds int values.*--text-column"),
+        "column.csv": (
+            b"id,texts\n1,a\n",
+            r"columns are id, texts; did you mean 'texts'\?; choose .*--text-column NAME",
+        ),
+        "ragged.csv": (b"id,text\n1,a,b\n", "not a well-formed CSV"),
+        "quote.csv": (b'id,text\n1,"a\n', "not a well-formed CSV"),
+        "cut.parquet": (parquet[:-20], "damaged or not Parquet"),
+        "page.parquet": (parquet[:4] + b"\xff" * 40 + parquet[44:], "damaged or not Parquet"),
+        "a.docx": (b"x", r"a\.docx: files of this kind.*known are \.txt, \.txt\.gz, \.jsonl, \.csv, \.parquet"),
+    }
+
+
+def test_each_kind_of_unusable_file_has_a_message_that_names_the_file_and_what_to_do(tmp_path):
+    for name, (content, message) in bad_files(tmp_path).items():
+        path = tmp_path / name
+        path.write_bytes(content)
+        with pytest.raises(UsageError, match=message) as caught:
+            load(path, tmp_path)
+        assert name in str(caught.value)
+
+
+def test_a_parquet_column_that_is_missing_or_holds_no_text_is_an_error(tmp_path):
+    import pandas as pd
+
+    pd.DataFrame({"tokens": [[1], [2]]}).to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(UsageError, match=r"has no column 'token'; its columns are tokens; did you mean 'tokens'\?"):
+        load(tmp_path / "a.parquet", tmp_path, text_column="token")
+    with pytest.raises(UsageError, match="column 'tokens' holds list values, not text"):
+        load(tmp_path / "a.parquet", tmp_path, text_column="tokens")
+
+
+@settings(deadline=None, max_examples=25)
+@given(length=st.integers(0, 400))
+def test_a_parquet_or_gzip_file_cut_short_anywhere_is_a_usage_error(tmp_path_factory, length):
+    import pandas as pd
+
+    folder = tmp_path_factory.mktemp("cut")
+    pd.DataFrame({"text": ["a", "b"]}).to_parquet(folder / "a.parquet")
+    (folder / "a.txt.gz").write_bytes(gzip.compress("\n".join(map(str, range(300))).encode()))
+    for name in ("a.parquet", "a.txt.gz"):
+        path = folder / name
+        path.write_bytes(path.read_bytes()[:length])
+        with pytest.raises(UsageError):
+            load(path, folder)
+
+
+def test_a_missing_file_is_an_error_that_lists_what_data_can_be(tmp_path):
+    with pytest.raises(UsageError, match=r"'pydoc'; did you mean 'pydocs'\?; --data takes pydocs, hub:NAME, a folder"):
+        load("pydoc", tmp_path)
+    with pytest.raises(UsageError, match=r"no file or folder ''"):
+        load("", tmp_path)
+    with pytest.raises(UsageError, match=r"no file or folder 'none\.txt'; --eval-data takes a folder"):
+        load(lines(tmp_path / "a.txt", "a"), tmp_path, eval_data="none.txt")
+
+
+def test_a_folder_with_nothing_to_read_is_an_error(tmp_path):
+    lines(tmp_path / "README.md", "about")
+    with pytest.raises(UsageError, match=r"holds no file that can be read; known are \.txt"):
+        load(tmp_path, tmp_path)
+
+
+# --------------------------------------------------------------------------------------------------- Hugging
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    """A Hub at a port of this machine that refuses connections, so that the tests mean the same with a network."""
+    import datasets
+    from huggingface_hub import constants
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr(datasets.config, "HF_ENDPOINT", endpoint)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+
+
+def test_a_hub_data_set_that_is_not_cached_is_an_error_within_a_second_when_the_hub_is_unreachable(tmp_path, offline):
+    import datasets
+
+    start = time.monotonic()
+    with pytest.raises(UsageError) as caught:
+        load("hub:nobody/nothing:plain", tmp_path)
+    assert time.monotonic() - start < 2
+    assert datasets.config.HF_HUB_OFFLINE is False
+    message = str(caught.value)
+    assert "data set nobody/nothing is not in the local cache and the Hub is unreachable" in message
+    assert "datasets.load_dataset('nobody/nothing', 'plain')" in message
+    assert "--data pydocs or --data FILE" in message
+
+
+@pytest.fixture
+def cached_data_set(tmp_path, monkeypatch, offline) -> str:
+    """A data set in the local cache as load_dataset leaves it there, with splits train and test."""
+    import datasets
+    import pandas as pd
+
+    cache = tmp_path / "hub"
+    files = {}
+    for split, texts in {"train": ["a", " b ", ""], "test": ["b", "t"]}.items():
+        files[split] = str(tmp_path / f"{split}.parquet")
+        pd.DataFrame({"body": texts}).to_parquet(files[split])
+    datasets.load_dataset("parquet", data_files=files, cache_dir=str(cache))
+    (made,) = (path for path in cache.glob("parquet/*/*/*") if path.is_dir())
+    target = cache / "nobody___texts" / "default" / "0.0.0" / "hash"
+    target.parent.mkdir(parents=True)
+    made.rename(target)
+    for path in target.glob("parquet-*.arrow"):
+        path.rename(path.with_name(path.name.replace("parquet", "texts")))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(cache))
+    return "hub:nobody/texts"
+
+
+def test_a_cached_hub_data_set_is_read_without_network_with_its_test_split_for_evaluation(cached_data_set, tmp_path):
+    corpus = load(cached_data_set, tmp_path, text_column="body")
+    assert (corpus.name, corpus.train.texts, corpus.eval.texts) == ("hub:nobody/texts", ("a",), ("b", "t"))
+    held_out = lines(tmp_path / "held_out.txt", "x")
+    assert load(cached_data_set, tmp_path, text_column="body", eval_data=str(held_out)).train.texts == ("a", "b")
+
+
+def test_a_missing_column_of_a_hub_data_set_is_an_error(cached_data_set, tmp_path):
+    with pytest.raises(UsageError, match=r"data set nobody/texts has no column 'text'; its columns are body"):
+        load(cached_data_set, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["hub:", "hub:a:b:c"])
+def test_a_malformed_hub_name_is_an_error_that_shows_the_form(tmp_path, name):
+    with pytest.raises(UsageError, match="write hub:NAME or hub:NAME:CONFIG"):
+        load(name, tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------------------
+
+NUMPYDOC = """Compute twice the number.
+
+    .. versionadded:: 1.2
+
+    Parameters
+    ----------
+    x : float
+        The number, for example ``2``.
+
+    ====  ====
+    1.00  2.00
+    ====  ====
+
+    Examples
+    --------
+    >>> twice(
+    ...     2)
+    the number four
+
+    More prose.
+    """
+
+
+def test_a_docstring_becomes_its_prose_on_one_line():
+    expected = "Compute twice the number. Parameters x : float The number, for example ``2``. Examples More prose."
+    assert clean_docstring(NUMPYDOC) == expected
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.text())
+def test_cleaning_gives_single_spaces_and_text_that_can_be_encoded_for_any_docstring(docstring):
+    text = clean_docstring(docstring)
+    assert text == " ".join(text.split())
+    text.encode()
+
+
+def prose(subject: str) -> str:
+    return f"A sentence of more than forty characters about {subject}."
+
+
+@pytest.fixture
+def packages(tmp_path) -> dict[str, Path]:
+    sources = {
+        "one/b.py": f'"""{prose("modules")}"""\nclass A:\n    """{prose("classes")}"""\n'
+        f'    def f(self):\n        """Short."""\n    async def g(self):\n        """{prose("functions")}"""\n',
+        "one/a/z.py": f'"""{prose("sorting")}"""',
+        "one/tests/test_x.py": f'"""{prose("tests")}"""',
+        "one/torn.py": f'"""{prose("damage")}"""\ndef',
+        "one/raises.py": f'"""{prose("imports")}"""\nraise SystemExit("imported")',
+        "one/_add_newdocs.py": f'add_newdoc("m", "f", ("g", """{prose("built-ins")}"""))\nother("{prose("others")}")',
+        "two/b.py": f'"""{prose("MODULES")}"""\ndef f():\n    """{prose("two")}"""\n',
+    }
+    for name, source in sources.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+    (tmp_path / "two" / "latin.py").write_bytes(f"# coding: latin-1\n'''{prose('Größe')}'''".encode("latin-1"))
+    return {"one": tmp_path / "one", "two": tmp_path / "two"}
+
+
+def test_documents_are_the_docstrings_of_a_package_in_the_order_of_its_files_without_repeats(packages):
+    documents = collect_docstrings(packages)
+    subjects = ["built-ins", "sorting", "modules", "classes", "functions", "imports", "two", "Größe"]
+    assert documents.texts == tuple(map(prose, subjects))
+    assert documents.labels == ("one",) * 6 + ("two",) * 2
+
+
+def test_the_pydocs_cache_is_read_back_as_written_and_every_damage_is_noticed(tmp_path):
+    documents = Documents(("one\u2028 document", "zwei Größen"), ("a", "b"))
+    path = tmp_path / "new" / "pydocs.jsonl.gz"
+    _write_cached(path, documents)
+    assert _read_cached(path) == documents
+    assert [p.name for p in path.parent.iterdir()] == ["pydocs.jsonl.gz"]
+    whole = path.read_bytes()
+    rows = gzip.decompress(whole).split(b"\n")
+    damaged = [whole[:length] for length in range(len(whole))]
+    damaged += [b"text", gzip.compress(b"\n".join(rows[:-1])), gzip.compress(b"[]\n{}"), gzip.compress(b"\xff")]
+    for content in damaged:
+        path.write_bytes(content)
+        assert _read_cached(path) is None, content
+
+
+def test_a_cache_folder_that_cannot_be_made_is_a_usage_error(tmp_path):
+    blocked = lines(tmp_path / "file", "x") / "cache"
+    with pytest.raises(UsageError, match=r"cache cannot be written: .*choose another folder"):
+        _write_cached(blocked / "pydocs.jsonl.gz", Documents(("a",), ("b",)))
+
+
+@pytest.fixture(scope="session")
+def pydocs_cache(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("pydocs")
+
+
+@pytest.fixture(scope="session")
+def pydocs(pydocs_cache) -> Corpus:
+    return load_corpus("pydocs", eval_data=None, text_column="text", cache_dir=pydocs_cache)
+
+
+def test_pydocs_is_megabytes_of_english_from_four_packages_without_repeats(pydocs):
+    texts = pydocs.train.texts + pydocs.eval.texts
+    assert pydocs.name == "pydocs"
+    assert len(texts) > 10_000
+    assert sum(map(len, texts)) > 6_000_000
+    assert len({text.lower() for text in texts}) == len(texts)
+    assert set(pydocs.train.labels) == set(pydocs.eval.labels) == {"stdlib", "numpy", "scipy", "pandas"}
+    assert len(pydocs.train.labels) == len(pydocs.train.texts)
+    assert 0.04 < len(pydocs.eval.texts) / len(texts) < 0.06
+    assert not any(">>>" in text for text in texts[::50])
+
+
+def test_a_damaged_pydocs_cache_is_rebuilt_to_the_same_corpus(pydocs, pydocs_cache):
+    (path,) = pydocs_cache.iterdir()
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    again = load_corpus("pydocs", eval_data=None, text_column="text", cache_dir=pydocs_cache)
+    assert again == pydocs
+    assert path.read_bytes() == whole
+
+
+def test_pydocs_with_its_own_evaluation_texts_is_not_split(pydocs, pydocs_cache, tmp_path):
+    held_out = lines(tmp_path / "held_out.txt", pydocs.train.texts[0], "x")
+    corpus = load_corpus("pydocs", eval_data=str(held_out), text_column="text", cache_dir=pydocs_cache)
+    assert set(corpus.train.texts) == {*pydocs.train.texts[1:], *pydocs.eval.texts}
+    assert corpus.fingerprint != pydocs.fingerprint
+
+
+def test_importing_corpora_imports_none_of_the_heavy_packages():
+    code = "import sys, json, asyncsgd.data.corpora; print(json.dumps(sorted(sys.modules)))"
+    modules = json.loads(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout
+    )
+    assert {"torch", "transformers", "datasets", "pandas", "pyarrow", "numpy"}.isdisjoint(modules)

@@ -1,0 +1,402 @@
+"""Tokenizers and token arrays: samples tile the documents, caches are shared, and nothing is lost silently."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncsgd.data.corpora import Corpus, Documents
+from asyncsgd.data.tokenization import (
+    Tokens,
+    _publish,
+    load_tokenizer,
+    tokenize,
+    tokenized_corpus,
+    tokenized_folder,
+    train_wordpiece,
+)
+from asyncsgd.errors import UsageError
+
+TEXTS = tuple(
+    f"Gradients of worker {i} arrive at the server, which applies update number {i * i}; an unusually long explanation "
+    f"of asynchronous optimisation (see section {i % 7}) follows." + " More words." * (i % 5)
+    for i in range(60)
+)
+CORPUS = Corpus("texts", Documents(TEXTS[:50], None), Documents(TEXTS[50:], None), "0123456789abcdef")
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_wordpiece(TEXTS, 256)
+
+
+def word_tokenizer(*words: str):
+    """A tokenizer whose vocabulary is given, so that ids can be written down in a test."""
+    from transformers import BertTokenizer
+
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
+    return BertTokenizer(vocab={word: i for i, word in enumerate(vocabulary)})
+
+
+# ------------------------------------------------------------------------------------------------------------
+
+
+def test_samples_are_the_words_of_a_document_cut_at_the_sequence_length_less_the_special_tokens():
+    tokenizer = word_tokenizer("a", "b", "##c", ",")
+    tokens = tokenize(["A bc,b a bcc", "a b a b a", "a b a", ""], tokenizer, seq_len=6)
+    assert tokens.ids.tolist() == [5, 6, 7, 8, 6, 5, 6, 7, 5, 6, 5, 6]
+    assert tokens.starts.tolist() == [0, 4, 8, 12]
+    assert tokens.word_starts.tolist() == [True, True, False, True, True, True, True, False, True, True, True, True]
+    assert (tokens.ids.dtype, tokens.starts.dtype, tokens.word_starts.dtype) == (np.int32, np.int64, bool)
+
+
+def test_a_sample_that_starts_inside_a_word_starts_a_word():
+    tokens = tokenize(["a b b bcccc"], word_tokenizer("a", "b", "##c"), seq_len=6)
+    assert tokens.ids.tolist() == [5, 6, 6, 6, 7, 7, 7, 7]
+    assert tokens.word_starts.tolist() == [True] * 5 + [False] * 3
+
+
+@settings(deadline=None, max_examples=25)
+@given(lengths=st.lists(st.integers(0, 40), max_size=12), seq_len=st.integers(6, 20))
+def test_samples_tile_each_document_except_for_a_tail_below_four_ids(lengths, seq_len):
+    words = [chr(ord("a") + i) for i in range(20)]
+    texts = [" ".join(words[(i + j) % 20] for j in range(length)) for i, length in enumerate(lengths)]
+    tokens = tokenize(texts, word_tokenizer(*words), seq_len=seq_len)
+    expected = []
+    for i, length in enumerate(lengths):
+        ids = [5 + (i + j) % 20 for j in range(length)]
+        expected += [ids[first : first + seq_len - 2] for first in range(0, length, seq_len - 2)]
+    expected = [sample for sample in expected if len(sample) >= 4]
+    assert tokens.num_samples == len(expected)
+    assert tokens.lengths.tolist() == [len(sample) for sample in expected]
+    assert [ids.tolist() for ids in np.split(tokens.ids, tokens.starts[1:-1])] == (expected or [[]])
+
+
+@settings(deadline=None, max_examples=25)
+@given(texts=st.lists(st.text(max_size=60), max_size=6))
+def test_ids_and_word_starts_are_those_of_the_tokenizer_itself_for_any_text(tokenizer, texts):
+    texts = [text.encode("utf-8", "ignore").decode() for text in texts]
+    tokens = tokenize(texts, tokenizer, seq_len=512)
+    expected_ids, expected_starts = [], []
+    for text in texts:
+        encoding = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
+        if len(encoding.ids) >= 4:
+            words = encoding.word_ids
+            expected_ids += encoding.ids
+            expected_starts += [i == 0 or words[i] != words[i - 1] for i in range(len(words))]
+    assert tokens.ids.tolist() == expected_ids
+    assert tokens.word_starts.tolist() == expected_starts
+
+
+def test_more_documents_than_one_chunk_give_the_same_samples_as_one_by_one(tokenizer):
+    texts = [TEXTS[i % len(TEXTS)] for i in range(2100)]
+    tokens = tokenize(texts, tokenizer, seq_len=16)
+    singles = [tokenize([text], tokenizer, seq_len=16) for text in TEXTS]
+    assert tokens.ids.tolist() == [i for k in range(2100) for i in singles[k % len(TEXTS)].ids.tolist()]
+    assert tokens.lengths.tolist() == [i for k in range(2100) for i in singles[k % len(TEXTS)].lengths.tolist()]
+
+
+def test_a_special_token_spelled_out_in_a_text_does_not_become_one(tokenizer):
+    special = tokenizer.all_special_ids
+    tokens = tokenize(["the gradients [MASK] of the [SEP] server [PAD]"], tokenizer, seq_len=64)
+    assert tokens.num_samples == 1
+    assert not set(tokens.ids.tolist()) & (set(special) - {tokenizer.unk_token_id})
+
+
+def test_a_truncation_stored_with_the_tokenizer_loses_no_text_and_stays_as_it_was(tokenizer):
+    cutting = train_wordpiece(TEXTS, 256)
+    cutting.backend_tokenizer.enable_truncation(8)
+    cutting.backend_tokenizer.enable_padding(length=100)
+    stored = cutting.backend_tokenizer.to_str()
+    assert tokenize(TEXTS, cutting, seq_len=32).ids.tolist() == tokenize(TEXTS, tokenizer, seq_len=32).ids.tolist()
+    assert cutting.backend_tokenizer.to_str() == stored
+
+
+def test_a_sequence_length_without_room_for_four_tokens_is_an_error(tokenizer):
+    with pytest.raises(UsageError, match=r"length of 5 leaves 3 tokens beside 2 special ones; use at least 6"):
+        tokenize(TEXTS, tokenizer, seq_len=5)
+
+
+def test_saved_tokens_are_mapped_back_read_only(tmp_path, tokenizer):
+    tokens = tokenize(TEXTS, tokenizer, seq_len=32)
+    tokens.save(tmp_path / "new" / "tokens")
+    loaded = Tokens.load(tmp_path / "new" / "tokens")
+    for name in ("ids", "starts", "word_starts"):
+        array = getattr(loaded, name)
+        assert isinstance(array, np.memmap)
+        assert array.dtype == getattr(tokens, name).dtype
+        np.testing.assert_array_equal(array, getattr(tokens, name))
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 0
+
+
+def test_arrays_that_do_not_fit_together_are_refused():
+    ids, words = np.zeros(5, dtype=np.int32), np.ones(5, dtype=bool)
+    with pytest.raises(ValueError, match="from 0 to the number of ids, 5"):
+        Tokens(ids, np.array([0, 4]), words)
+    with pytest.raises(ValueError, match="4 word_starts for 5 ids"):
+        Tokens(ids, np.array([0, 5]), words[:4])
+
+
+# -------------------------------------------------------------------------------------------------- trained t
+
+TRAIN_AND_PRINT = """
+import hashlib
+from asyncsgd.data.tokenization import train_wordpiece
+texts = [f"{chr(97 + i % 26)}{chr(97 + i * 7 % 26)}{chr(97 + i * i % 26)} été{i}" for i in range(500)]
+print(hashlib.sha256(train_wordpiece(texts, 200).backend_tokenizer.to_str().encode()).hexdigest())
+"""
+
+
+def test_training_gives_the_same_vocabulary_in_every_process():
+    # Many pairs are equally frequent here: without a fixed numbering of the characters nearly every run differs.
+    runs = [subprocess.run([sys.executable, "-c", TRAIN_AND_PRINT], capture_output=True, text=True) for _ in range(2)]
+    assert [run.returncode for run in runs] == [0, 0], runs[0].stderr
+    assert runs[0].stdout == runs[1].stdout
+
+
+def test_a_trained_vocabulary_has_the_size_asked_for_and_lower_cases(tokenizer):
+    assert len(tokenizer) == 256
+    assert tokenizer.convert_ids_to_tokens(range(5)) == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    assert tokenizer.tokenize("GRADIENTS") == tokenizer.tokenize("gradients")
+    assert tokenizer.unk_token_id not in tokenize(TEXTS, tokenizer, seq_len=64).ids
+
+
+def test_a_trained_tokenizer_is_saved_and_loaded_without_network_as_it_was(tmp_path, tokenizer):
+    from transformers import AutoTokenizer
+
+    tokenizer.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert loaded.is_fast
+    assert loaded.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
+    assert loaded("the server").input_ids == tokenizer("the server").input_ids
+    assert loaded("the server").input_ids[0] == loaded.cls_token_id
+    assert loaded.mask_token_id == 4
+
+
+def test_rare_characters_leave_room_for_words_in_a_small_vocabulary():
+    texts = ["gradient descent " * 50 + "".join(chr(0x4E00 + i) for i in range(2000))]
+    small = train_wordpiece(texts, 128)
+    assert len(small) <= 128
+    assert small.tokenize("gradient") == ["gradient"]
+
+
+def test_a_vocabulary_that_is_too_small_and_texts_without_a_character_are_errors():
+    with pytest.raises(UsageError, match="63 entries is too small; use at least 64"):
+        train_wordpiece(TEXTS, 63)
+    with pytest.raises(UsageError, match="nothing but spaces"):
+        train_wordpiece([" ", ""], 64)
+
+
+def test_the_tokenizer_of_a_tiny_model_is_trained_once_and_then_read_from_the_cache(tmp_path):
+    first = load_tokenizer("tiny", CORPUS, vocab_size=256, cache_dir=tmp_path / "new")
+    (folder,) = (tmp_path / "new").iterdir()
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    again = load_tokenizer("small", CORPUS, vocab_size=256, cache_dir=tmp_path / "new")
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+    assert again.backend_tokenizer.to_str() == first.backend_tokenizer.to_str()
+    load_tokenizer("tiny", CORPUS, vocab_size=200, cache_dir=tmp_path / "new")
+    assert len(list((tmp_path / "new").iterdir())) == 2
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "empty folder", "vocabulary of nothing"])
+def test_a_damaged_tokenizer_in_the_cache_is_trained_again(tmp_path, damage):
+    expected = load_tokenizer("tiny", CORPUS, vocab_size=256, cache_dir=tmp_path).backend_tokenizer.to_str()
+    (folder,) = tmp_path.iterdir()
+    file = folder / "tokenizer.json"
+    if damage == "cut":
+        file.write_text(file.read_text()[:1000])
+    elif damage == "empty folder":
+        shutil.rmtree(folder)
+        folder.mkdir()
+    elif damage == "vocabulary of nothing":
+        word_tokenizer().save_pretrained(folder)
+    else:
+        file.unlink()
+    again = load_tokenizer("tiny", CORPUS, vocab_size=256, cache_dir=tmp_path)
+    assert again.backend_tokenizer.to_str() == expected
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+
+
+# -------------------------------------------------------------------------------------------------- other tok
+
+
+def load(model: Path | str, tmp_path: Path):
+    return load_tokenizer(str(model), CORPUS, vocab_size=256, cache_dir=tmp_path / "cache")
+
+
+def test_a_local_folder_brings_its_own_tokenizer(tmp_path):
+    own = word_tokenizer("a", "b")
+    own.save_pretrained(tmp_path / "model")
+    loaded = load(tmp_path / "model", tmp_path)
+    assert loaded.get_vocab() == own.get_vocab()
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_folder_without_a_tokenizer_is_an_error_even_where_transformers_makes_an_empty_one(tmp_path):
+    with pytest.raises(UsageError, match=r"holds no tokenizer that can be read.*save_pretrained.*--model tiny"):
+        load(tmp_path, tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    with pytest.raises(UsageError, match=r"holds no tokenizer that can be read \(it has no vocabulary\)"):
+        load(tmp_path, tmp_path)
+
+
+def test_a_tokenizer_without_a_mask_token_is_an_error(tmp_path):
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1, "b": 2}, unk_token="<unk>"))
+    PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>").save_pretrained(tmp_path / "model")
+    with pytest.raises(UsageError, match=r"has no mask token; choose a masked language model or --model tiny"):
+        load(tmp_path / "model", tmp_path)
+
+
+def test_a_tokenizer_without_a_fast_implementation_is_an_error(tmp_path):
+    from transformers import CanineTokenizer
+
+    CanineTokenizer().save_pretrained(tmp_path / "model")
+    with pytest.raises(UsageError, match="no fast implementation"):
+        load(tmp_path / "model", tmp_path)
+
+
+def test_an_unreachable_hub_is_an_error_within_seconds_and_a_missing_folder_is_not_looked_up_there(
+    tmp_path, monkeypatch
+):
+    import transformers  # noqa: F401  (its import takes seconds and is not what is timed)
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    start = time.monotonic()
+    with pytest.raises(
+        UsageError, match=r"tokenizer of nobody/nothing is not in the local cache.*unreachable"
+    ) as caught:
+        load("nobody/nothing", tmp_path)
+    assert "AutoTokenizer.from_pretrained('nobody/nothing')" in str(caught.value)
+    with pytest.raises(UsageError, match=r"of tinny; did you mean 'tiny'\? is not in the local cache"):
+        load("tinny", tmp_path)
+    for path in ("./none", "/none/model", "models/mine/bert"):
+        with pytest.raises(UsageError, match=rf"no folder '{path}'; --model takes tiny, small, a folder or a Hub id"):
+            load(path, tmp_path)
+    assert time.monotonic() - start < 3
+
+
+# -------------------------------------------------------------------------------------------------- tokens of
+
+
+def assert_same(tokens: Tokens, expected: Tokens) -> None:
+    np.testing.assert_array_equal(tokens.ids, expected.ids)
+    np.testing.assert_array_equal(tokens.starts, expected.starts)
+    np.testing.assert_array_equal(tokens.word_starts, expected.word_starts)
+
+
+def test_a_corpus_is_tokenized_once_and_mapped_by_its_folder(tmp_path, tokenizer):
+    train, held_out = tokenized_corpus(CORPUS, tokenizer, seq_len=32, cache_dir=tmp_path / "new")
+    assert_same(train, tokenize(CORPUS.train.texts, tokenizer, seq_len=32))
+    assert_same(held_out, tokenize(CORPUS.eval.texts, tokenizer, seq_len=32))
+    assert isinstance(train.ids, np.memmap)
+    (folder,) = (tmp_path / "new").iterdir()
+    made = (folder / "train" / "ids.npy").stat().st_mtime_ns
+    assert tokenized_folder(CORPUS, tokenizer, seq_len=32, cache_dir=tmp_path / "new") == folder
+    assert (folder / "train" / "ids.npy").stat().st_mtime_ns == made
+    assert_same(Tokens.load(folder / "eval"), held_out)
+
+
+def test_another_corpus_tokenizer_or_sequence_length_has_another_folder(tmp_path, tokenizer):
+    other_corpus = Corpus("texts", CORPUS.train, CORPUS.eval, "f" * 16)
+    folders = {
+        tokenized_folder(CORPUS, tokenizer, seq_len=32, cache_dir=tmp_path),
+        tokenized_folder(CORPUS, tokenizer, seq_len=31, cache_dir=tmp_path),
+        tokenized_folder(CORPUS, train_wordpiece(TEXTS, 200), seq_len=32, cache_dir=tmp_path),
+        tokenized_folder(other_corpus, tokenizer, seq_len=32, cache_dir=tmp_path),
+    }
+    assert len(folders) == 4
+    assert sorted(tmp_path.iterdir()) == sorted(folders)
+
+
+@pytest.mark.parametrize("name", ["train/ids.npy", "train/starts.npy", "eval/word_starts.npy"])
+@pytest.mark.parametrize("length", [None, 0, 40, -1])
+def test_damaged_token_files_are_made_again(tmp_path, tokenizer, name, length):
+    folder = tokenized_folder(CORPUS, tokenizer, seq_len=32, cache_dir=tmp_path)
+    whole = (folder / name).read_bytes()
+    (folder / name).unlink()
+    if length is not None:
+        (folder / name).write_bytes(whole[:length])
+    train, _ = tokenized_corpus(CORPUS, tokenizer, seq_len=32, cache_dir=tmp_path)
+    assert (folder / name).read_bytes() == whole
+    assert_same(train, tokenize(CORPUS.train.texts, tokenizer, seq_len=32))
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_side_without_a_sample_is_an_error_and_leaves_no_folder(tmp_path, tokenizer):
+    corpus = Corpus("short", CORPUS.train, Documents(("a b",), None), "e" * 16)
+    with pytest.raises(UsageError, match=r"no eval document of short has 4 tokens.*--eval-data FILE"):
+        tokenized_corpus(corpus, tokenizer, seq_len=32, cache_dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cache_folder_that_cannot_be_made_is_a_usage_error(tmp_path, tokenizer):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UsageError, match=r"cannot be written: .*choose another folder"):
+        tokenized_folder(CORPUS, tokenizer, seq_len=32, cache_dir=tmp_path / "file" / "cache")
+
+
+def test_of_two_processes_that_publish_the_same_folder_the_first_one_stays(tmp_path):
+    folder = tmp_path / "cache" / "folder"
+
+    def write_second(temporary: Path) -> None:
+        (temporary / "file").write_text("second")
+        folder.mkdir()
+        (folder / "file").write_text("first")
+
+    _publish(folder, write_second)
+    assert (folder / "file").read_text() == "first"
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+START_TOGETHER = """
+import sys
+from pathlib import Path
+from asyncsgd.data.corpora import Corpus, Documents
+from asyncsgd.data.tokenization import load_tokenizer, tokenized_corpus
+texts = tuple(f"the server applies update {i} of worker {i % 7}" for i in range(3000))
+corpus = Corpus("texts", Documents(texts[100:], None), Documents(texts[:100], None), "0" * 16)
+import transformers.models.bert.tokenization_bert
+print("ready", flush=True)
+sys.stdin.readline()
+tokenizer = load_tokenizer("tiny", corpus, vocab_size=300, cache_dir=Path(sys.argv[1]))
+train, held_out = tokenized_corpus(corpus, tokenizer, seq_len=16, cache_dir=Path(sys.argv[1]))
+print(train.num_samples, held_out.num_samples, int(train.ids.sum()), int(held_out.ids.sum()))
+"""
+
+
+@pytest.mark.processes
+def test_processes_that_start_together_share_one_cache(tmp_path):
+    command = [sys.executable, "-c", START_TOGETHER, str(tmp_path)]
+    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    answers = [process.communicate(timeout=60)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert len(set(answers)) == 1
+    assert sorted(path.name.split("-")[0] for path in tmp_path.iterdir()) == ["tokenizer", "tokens"]
+
+
+def test_importing_tokenization_imports_numpy_and_nothing_heavier():
+    code = "import sys, json, asyncsgd.data.tokenization; print(json.dumps(sorted(sys.modules)))"
+    modules = json.loads(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout
+    )
+    assert "numpy" in modules
+    assert {"torch", "transformers", "tokenizers", "datasets", "pandas"}.isdisjoint(modules)

@@ -1,0 +1,468 @@
+"""Settings: precedence, conversion, round trip, every usage error, and the peace with torchrun's own parser."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncsgd.errors import UsageError
+from asyncsgd.settings import (
+    Budget,
+    Job,
+    Optimization,
+    Output,
+    Parsed,
+    Settings,
+    build_parser,
+    differing_keys,
+    flatten,
+    load_yaml,
+    make_settings,
+    parse_settings,
+    settings_hash,
+    to_yaml,
+    validate,
+)
+
+EXAMPLES = "train.py --mode sync\ntrain.py --model prajjwal1/bert-tiny\ntrain.py --config sweep.yaml"
+
+
+def parse(*argv: str) -> Parsed:
+    return parse_settings(argv, prog="train.py", description="Train.", examples=EXAMPLES)
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "config.yaml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+# Flags and torchrun
+
+
+def all_flags() -> list[str]:
+    parser = build_parser("train.py", "", EXAMPLES)
+    return [option for action in parser._actions for option in action.option_strings]
+
+
+def torchrun_accepts(*arguments: str) -> bool:
+    from torch.distributed.run import get_args_parser
+
+    parser: argparse.ArgumentParser = get_args_parser()
+    try:
+        parsed = parser.parse_args(["script.py", *arguments])
+    except SystemExit:
+        return False
+    return [parsed.training_script, *parsed.training_script_args] == ["script.py", *arguments]
+
+
+def test_stock_torchrun_hands_every_flag_through_except_nproc_which_is_repaired_elsewhere(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rejected = {flag for flag in all_flags() for form in ([flag, "1"], [f"{flag}=1"]) if not torchrun_accepts(*form)}
+    assert rejected == {"--nproc"}
+    assert "ambiguous option: --nproc" in capsys.readouterr().err
+    assert {"--nprocs", "--nproc-per-node", "--workers", "--print-config", "-h"} <= set(all_flags())
+
+
+def test_every_field_is_a_flag_and_no_name_is_used_twice() -> None:
+    groups = [type(getattr(Settings(), group.name)) for group in dataclasses.fields(Settings)]
+    names = [field.name for group in groups for field in dataclasses.fields(group)]
+    assert len(names) == len(set(names)) > 30
+    assert {"--" + name.replace("_", "-") for name in names} <= set(all_flags())
+
+
+def test_help_needs_neither_torch_nor_yaml_and_ends_in_the_examples() -> None:
+    program = (
+        "import sys\n"
+        "from asyncsgd.settings import parse_settings\n"
+        "try:\n"
+        f"    parse_settings(['--help'], prog='train.py', description='', examples={EXAMPLES!r})\n"
+        "except SystemExit as exit:\n"
+        "    heavy = {'torch', 'transformers', 'datasets', 'numpy', 'yaml'} & set(sys.modules)\n"
+        "    print(exit.code, sorted(heavy), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr.split("\n")[0] == "0 []"
+    assert [line.strip() for line in done.stdout.rstrip().splitlines()[-3:]] == EXAMPLES.splitlines()
+    assert "(default: async)" in done.stdout
+    for title in ("what to run", "budget", "optimizer", "data", "model", "machine", "output", "config"):
+        assert f"\n{title}:\n" in done.stdout
+
+
+def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        parse("--version")
+    assert (left.value.code, capsys.readouterr().out) == (0, "asyncsgd 0.1.0\n")
+
+
+@pytest.mark.parametrize("flag", ["--nproc", "--nproc-per-node", "--nprocs", "--workers"])
+def test_each_name_of_nproc_sets_nproc(flag: str) -> None:
+    parsed = parse(flag, "3")
+    assert (parsed.settings.job.nproc, parsed.given) == (3, {"nproc"})
+
+
+# Precedence and conversion
+
+
+def test_a_flag_beats_the_file_and_the_file_beats_the_default(tmp_path: Path) -> None:
+    config = write(tmp_path, "seed: 5\nbatch-size: 4\n")
+    parsed = parse("--config", config, "--seed", "7")
+    assert (parsed.settings.job.seed, parsed.settings.data.batch_size, parsed.settings.data.seq_len) == (7, 4, 128)
+    assert parsed.given == {"seed", "batch_size"}
+
+
+def test_none_as_a_flag_takes_the_limit_of_a_file_back(tmp_path: Path) -> None:
+    config = write(tmp_path, "seconds: 60\nlearning_rate: 0.5\n")
+    assert parse("--config", config).settings.budget == Budget(samples=None, seconds=60.0)
+    taken_back = parse("--config", config, "--seconds", "none", "--learning-rate", "none").settings
+    assert taken_back == Settings()
+
+
+def test_yaml_numbers_that_pyyaml_takes_for_text_are_numbers(tmp_path: Path) -> None:
+    assert yaml.safe_load("a: 1e-4")["a"] == "1e-4"
+    loaded = load_yaml(write(tmp_path, "learning_rate: 1e-4\nsamples: 1e4\nclip_norm: 0\nseconds: null\n"))
+    assert loaded == {"learning_rate": 1e-4, "samples": 10_000, "clip_norm": 0.0, "seconds": None}
+    assert [type(value) for value in loaded.values()] == [float, int, float, type(None)]
+
+
+def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
+    assert parse("--config", write(tmp_path, "# nothing\n")) == Parsed(Settings(), frozenset())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("lerning_rate: 1", "config.yaml: unknown key 'lerning_rate'; did you mean 'learning_rate'?"),
+        ("workers: 4", "config.yaml: unknown key 'workers'; did you mean 'nproc'?"),
+        ("zzz: 4", "config.yaml: unknown key 'zzz'"),
+        ("samples: many", "config.yaml: samples must be a whole number, got 'many'"),
+        ("samples: 1.5", "config.yaml: samples must be a whole number, got 1.5"),
+        ("samples: true", "config.yaml: samples must be a whole number, got True"),
+        ("learning_rate: .nan", "config.yaml: learning_rate must be a number, got nan"),
+        ("seq_len: null", "config.yaml: seq_len must be a whole number, got None"),
+        ("data: 5", "config.yaml: data must be text, got 5; put it in quotes"),
+        ("data: ''", "config.yaml: data must be text, got ''"),
+        ("overwrite: 'yes'", "config.yaml: overwrite must be true or false, got 'yes'"),
+        ("batch_size: 1\nbatch-size: 2", "config.yaml: key 'batch_size' is there twice; keep one"),
+        ("seed: 1\nseed: 2", "config.yaml: key 'seed' is there twice; keep one"),
+        ("[1, 2]", "config.yaml must hold lines like 'mode: async', got list"),
+        ("mode: [", "config.yaml is not a YAML file"),
+        ("mode: asinc", "--mode must be one of single, sync, async, hogwild, got 'asinc'; did you mean 'async'?"),
+        ("mode: sync\naccumulate: 2", "config.yaml and the command line together)"),
+    ],
+)
+def test_a_file_that_cannot_be_meant_is_rejected_by_name(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse("--config", write(tmp_path, text))
+    assert message in str(error.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--config .*absent\.yaml cannot be read: No such file"):
+        parse("--config", str(tmp_path / "absent.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--sede", "5"], "unknown flag --sede; did you mean '--seed'?"),
+        (["--moed=sync"], "unknown flag --moed; did you mean '--mode'?"),
+        (["--qqqq"], "unknown flag --qqqq; --help lists every flag"),
+        (["--see", "1"], "unknown flag --see; did you mean '--seed'?"),
+        (["train"], "unexpected argument 'train'; every setting is a flag, e.g. --mode async"),
+        (["--seed"], "argument --seed: expected one argument; --help lists every flag"),
+        (["--seed", "one"], "--seed must be a whole number, got 'one'"),
+        (["--samples", "1e400"], "--samples must be a whole number, got '1e400'"),
+        (["--learning-rate", "inf"], "--learning-rate must be a number, got 'inf'"),
+    ],
+)
+def test_a_command_line_that_cannot_be_meant_says_what_to_type(argv: list[str], message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse(*argv)
+    assert str(error.value) == message
+    assert error.value.exit_code == 2
+
+
+def test_make_settings_rejects_a_name_it_does_not_know() -> None:
+    with pytest.raises(UsageError, match="unknown key 'learnin_rate'; did you mean 'learning_rate'"):
+        make_settings({"learnin_rate": 1})
+
+
+# Defaults that depend on other settings
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, {"samples": 9600, "schedule": "linear", "learning_rate": 1e-3}),
+        ({"optimizer": "sgd"}, {"learning_rate": 0.1}),
+        ({"optimizer": "sgd", "learning_rate": 0.3}, {"learning_rate": 0.3}),
+        ({"target_loss": 5}, {"samples": 9600, "schedule": "linear"}),
+        ({"seconds": 60}, {"samples": None, "schedule": "constant"}),
+        ({"seconds": 60, "target_loss": 5}, {"samples": None, "schedule": "constant"}),
+        ({"seconds": 60, "samples": 320}, {"samples": 320, "schedule": "linear"}),
+        ({"seconds": 60, "samples": 320, "schedule": "cosine"}, {"schedule": "cosine"}),
+        ({"samples": 0}, {"samples": 0, "schedule": "linear"}),
+    ],
+)
+def test_open_settings_are_resolved_from_the_others(values: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert flatten(make_settings(values)).items() >= expected.items()
+
+
+def test_settings_built_in_python_are_resolved_too() -> None:
+    built = Settings(optimization=Optimization(optimizer="sgd"), budget=Budget(seconds=1.0))
+    assert built == make_settings({"optimizer": "sgd", "seconds": 1})
+
+
+# Usage errors
+
+OUT_OF_BOUNDS = [
+    ({"nproc": 0}, "--nproc must be 1 or more, got 0; type e.g. --nproc 4"),
+    ({"accumulate": 0}, "--accumulate must be 1 or more, got 0"),
+    ({"seed": -1}, "--seed must be 0 or more and less than 4294967296, got -1"),
+    ({"seed": 2**32}, "--seed must be 0 or more and less than 4294967296"),
+    ({"samples": -1}, "--samples must be 0 or more, got -1; type e.g. --samples 9600"),
+    ({"seconds": 0}, "--seconds must be more than 0, got 0.0; type e.g. --seconds 60"),
+    ({"target_loss": 0}, "--target-loss must be more than 0, got 0.0; type e.g. --target-loss 5.0"),
+    ({"evaluations": 0}, "--evaluations must be 1 or more, got 0"),
+    ({"eval_samples": -1}, "--eval-samples must be 0 or more, got -1"),
+    ({"learning_rate": 0}, "--learning-rate must be more than 0, got 0.0; type e.g. --learning-rate 0.001"),
+    ({"warmup": -1}, "--warmup must be 0 or more, got -1"),
+    ({"weight_decay": -0.1}, "--weight-decay must be 0 or more, got -0.1"),
+    ({"optimizer": "sgd", "momentum": 1}, "--momentum must be 0 or more and less than 1, got 1.0"),
+    ({"beta1": 1}, "--beta1 must be 0 or more and less than 1, got 1.0"),
+    ({"beta2": -1}, "--beta2 must be 0 or more and less than 1, got -1.0"),
+    ({"clip_norm": -1}, "--clip-norm must be 0 or more, got -1.0"),
+    ({"seq_len": 7}, "--seq-len must be 8 or more, got 7"),
+    ({"batch_size": 0}, "--batch-size must be 1 or more, got 0; type e.g. --batch-size 16"),
+    ({"mask_prob": 0}, "--mask-prob must be more than 0 and less than 1, got 0.0; type e.g. --mask-prob 0.15"),
+    ({"mask_prob": 1}, "--mask-prob must be more than 0 and less than 1, got 1.0"),
+    ({"vocab_size": 0}, "--vocab-size must be 1 or more, got 0"),
+    ({"dropout": 1}, "--dropout must be 0 or more and less than 1, got 1.0"),
+    ({"dropout": -0.1}, "--dropout must be 0 or more and less than 1, got -0.1"),
+    ({"threads": 0}, "--threads must be 1 or more, got 0"),
+]
+
+NOT_A_CHOICE = [
+    ({"mode": "asynch"}, "--mode must be one of single, sync, async, hogwild, got 'asynch'; did you mean 'async'?"),
+    ({"transport": "tcp"}, "--transport must be one of auto, shared_memory, process_group, got 'tcp'"),
+    ({"mode": "hogwild", "hogwild_state": "x"}, "--hogwild-state must be one of worker, shared, got 'x'"),
+    ({"optimizer": "adam"}, "--optimizer must be one of sgd, adamw, got 'adam'; did you mean 'adamw'?"),
+    ({"schedule": "step"}, "--schedule must be one of constant, linear, cosine, got 'step'"),
+    ({"mask": "span"}, "--mask must be one of token, word, got 'span'"),
+    ({"device": "gpu"}, "--device must be one of auto, cpu, cuda, got 'gpu'"),
+    ({"precision": "fp8"}, "--precision must be one of fp32, bf16, fp16, got 'fp8'"),
+]
+
+WITHOUT_EFFECT = [
+    ({"mode": "single", "nproc": 2}, "--mode single has one worker, got --nproc 2"),
+    ({"accumulate": 2}, "--accumulate is for --mode single, got --mode async"),
+    ({"mode": "sync", "accumulate": 2}, "--accumulate is for --mode single, got --mode sync"),
+    (
+        {"mode": "sync", "rule": "ringmaster"},
+        "--rule is for --mode async, got --mode sync; drop --rule, or type --mode",
+    ),
+    ({"mode": "single", "rule": "ringmaster"}, "--rule is for --mode async, got --mode single"),
+    ({"mode": "hogwild", "rule": "ringmaster"}, "--rule is for --mode async, got --mode hogwild"),
+    ({"mode": "sync", "transport": "shared_memory"}, "--transport is for --mode async, got --mode sync"),
+    ({"hogwild_state": "shared"}, "--hogwild-state is for --mode hogwild, got --mode async"),
+    (
+        {"mode": "hogwild", "hogwild_state": "shared", "optimizer": "sgd"},
+        "--hogwild-state does nothing for --optimizer",
+    ),
+    (
+        {"momentum": 0.9},
+        "--momentum is for --optimizer sgd, got --optimizer adamw; drop --momentum, or type --optimizer",
+    ),
+    ({"optimizer": "sgd", "beta1": 0.8}, "--beta1 is for --optimizer adamw, got --optimizer sgd"),
+    ({"optimizer": "sgd", "beta2": 0.8}, "--beta2 is for --optimizer adamw, got --optimizer sgd"),
+    (
+        {"seconds": 9, "schedule": "linear"},
+        "--schedule linear needs a number of samples to stretch over; add --samples",
+    ),
+    ({"seconds": 9, "schedule": "cosine"}, "--schedule cosine needs a number of samples to stretch over"),
+    ({"samples": 0, "seconds": 9}, "--seconds does nothing with --samples 0"),
+    ({"samples": 0, "target_loss": 9}, "--target-loss does nothing with --samples 0"),
+    ({"model": "bert-base-uncased", "vocab_size": 99}, "--vocab-size is for --model tiny and small"),
+    ({"text_column": "tweet"}, "--text-column does nothing for --data pydocs"),
+    ({"run_dir": "a", "runs_dir": "b"}, "--runs-dir does nothing when --run-dir names the run's folder"),
+]
+
+
+@pytest.mark.parametrize(("values", "message"), OUT_OF_BOUNDS + NOT_A_CHOICE + WITHOUT_EFFECT)
+def test_a_run_that_cannot_be_meant_is_refused_with_what_to_type(values: dict[str, Any], message: str) -> None:
+    argv = [part for name, value in values.items() for part in ("--" + name.replace("_", "-"), str(value))]
+    for attempt in (lambda: make_settings(values), lambda: parse(*argv)):
+        with pytest.raises(UsageError) as error:
+            attempt()
+        assert str(error.value).startswith(message)
+
+
+def test_validate_refuses_what_replace_has_spoilt() -> None:
+    with pytest.raises(UsageError, match="--mode single has one worker"):
+        validate(dataclasses.replace(Settings(), job=Job(mode="single", nproc=4)))
+
+
+def test_not_a_number_is_out_of_bounds() -> None:
+    with pytest.raises(UsageError, match="--learning-rate must be more than 0, got nan"):
+        validate(Settings(optimization=Optimization(learning_rate=float("nan"))))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"mode": "single", "accumulate": 4},
+        {"mode": "async", "rule": "ringmaster:threshold=4", "transport": "process_group", "nproc": 4},
+        {"mode": "hogwild", "hogwild_state": "shared"},
+        {"mode": "hogwild", "hogwild_state": "shared", "optimizer": "sgd", "momentum": 0.9},
+        {"text_column": "tweet", "eval_data": "tweets.jsonl"},
+        {"model": "small", "vocab_size": 1000},
+        {"precision": "fp16", "device": "cpu"},
+    ],
+)
+def test_a_setting_that_has_an_effect_is_accepted(values: dict[str, Any]) -> None:
+    assert flatten(make_settings(values)).items() >= values.items()
+
+
+# Writing and reading back
+
+
+def one_of(*values: str) -> st.SearchStrategy[str]:
+    return st.sampled_from(values)
+
+
+PROPER = {"allow_nan": False, "allow_infinity": False}
+# YAML reads some of these, unquoted, as something that is not text.
+TEXTS = one_of("none", "null", "1e-4", "yes", "12:30", "2024-01-01", "a: b", "# c", "~", "ü\u2028x", "\x85") | st.text(
+    min_size=1
+)
+SHARES = st.floats(0, 1, exclude_max=True)
+POSITIVE = st.floats(0, exclude_min=True, **PROPER)  # type: ignore[arg-type]
+
+
+@st.composite
+def valid_settings(draw: st.DrawFn) -> Settings:
+    mode = draw(one_of("single", "sync", "async", "hogwild"))
+    optimizer = draw(one_of("sgd", "adamw"))
+    seconds = draw(st.none() | POSITIVE)
+    only_seconds = seconds is not None and draw(st.booleans())
+    positive = st.integers(1, 10**9)
+    strategies: dict[str, st.SearchStrategy[Any]] = {
+        "seed": st.integers(0, 2**32 - 1),
+        "target_loss": st.none() | POSITIVE,
+        "evaluations": positive,
+        "eval_samples": st.integers(0),
+        "learning_rate": st.none() | POSITIVE,
+        "schedule": st.none() | st.just("constant") if only_seconds else one_of("constant", "linear", "cosine"),
+        "warmup": st.integers(0),
+        "weight_decay": st.floats(0, **PROPER),  # type: ignore[arg-type]
+        "clip_norm": st.floats(0, **PROPER),  # type: ignore[arg-type]
+        "data": TEXTS,
+        "eval_data": st.none() | TEXTS,
+        "seq_len": st.integers(8),
+        "batch_size": positive,
+        "mask": one_of("token", "word"),
+        "mask_prob": st.floats(0, 1, exclude_min=True, exclude_max=True),
+        "cache_dir": st.none() | TEXTS,
+        "model": TEXTS,
+        "dropout": SHARES,
+        "device": one_of("auto", "cpu", "cuda"),
+        "precision": one_of("fp32", "bf16", "fp16"),
+        "threads": positive,
+        "overwrite": st.booleans(),
+        draw(one_of("run_dir", "runs_dir")): TEXTS,
+    }
+    if not only_seconds:
+        strategies["samples"] = positive
+    if mode == "single":
+        strategies["accumulate"] = positive
+    else:
+        strategies["nproc"] = positive
+    if mode == "async":
+        strategies |= {"rule": TEXTS, "transport": one_of("auto", "shared_memory", "process_group")}
+    if mode == "hogwild" and optimizer == "adamw":
+        strategies["hogwild_state"] = one_of("worker", "shared")
+    strategies |= {"momentum": SHARES} if optimizer == "sgd" else {"beta1": SHARES, "beta2": SHARES}
+    drawn = {name: draw(strategy) for name, strategy in strategies.items()}
+    return make_settings({"mode": mode, "optimizer": optimizer, "seconds": seconds, **drawn})
+
+
+@given(valid_settings(), st.text())
+@settings(deadline=None)
+def test_what_to_yaml_writes_reads_back_as_equal_settings(
+    tmp_path_factory: pytest.TempPathFactory, some: Settings, comment: str
+) -> None:
+    path = write(tmp_path_factory.getbasetemp(), to_yaml(some, comment=comment))
+    parsed = parse("--config", path)
+    assert parsed == Parsed(some, frozenset(flatten(some)))
+    assert settings_hash(parsed.settings) == settings_hash(some)
+    assert make_settings(flatten(some)) == some
+
+
+def test_yaml_shows_every_default_resolved() -> None:
+    shown = yaml.safe_load(to_yaml(make_settings({"optimizer": "sgd"})))
+    assert shown == flatten(make_settings({"optimizer": "sgd"}))
+    assert (shown["learning_rate"], shown["samples"], shown["schedule"]) == (0.1, 9600, "linear")
+
+
+def test_a_run_folder_s_settings_neither_name_its_place_nor_overwrite_it() -> None:
+    kept = Settings(output=Output(run_dir="mine", overwrite=True))
+    missing = flatten(kept).keys() - yaml.safe_load(to_yaml(kept, places=False)).keys()
+    assert missing == {"runs_dir", "run_dir", "overwrite", "cache_dir"}
+
+
+def test_print_config_prints_the_resolved_settings_and_leaves_with_0(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        parse("--print-config", "--mode", "sync", "--learning-rate", "1e-5")
+    assert left.value.code == 0
+    config = write(tmp_path, capsys.readouterr().out)
+    assert parse("--config", config).settings == make_settings({"mode": "sync", "learning_rate": 1e-5})
+
+
+def test_print_config_refuses_settings_that_cannot_run() -> None:
+    with pytest.raises(UsageError, match="--nproc must be 1 or more"):
+        parse("--print-config", "--nproc", "0")
+
+
+# Names of runs
+
+
+@pytest.mark.parametrize("values", [{"seed": 1}, {"rule": "ringmaster"}, {"nproc": 2}, {"learning_rate": 2e-3}])
+def test_the_hash_changes_with_what_is_run(values: dict[str, Any]) -> None:
+    assert settings_hash(make_settings(values)) != settings_hash(Settings())
+
+
+@pytest.mark.parametrize("values", [{"runs_dir": "a"}, {"run_dir": "a"}, {"cache_dir": "a"}, {"learning_rate": 1e-3}])
+def test_the_hash_does_not_change_with_where_it_is_kept_or_with_a_default_typed_out(values: dict[str, Any]) -> None:
+    assert settings_hash(make_settings(values)) == settings_hash(Settings())
+
+
+def test_the_hash_is_six_hexadecimal_digits_and_the_same_for_1_and_1_point_0() -> None:
+    whole, real = (settings_hash(Settings(optimization=Optimization(learning_rate=rate))) for rate in (1, 1.0))
+    assert whole == real
+    assert len(whole) == 6
+    int(whole, 16)
+
+
+def test_differing_keys_are_those_of_the_run_and_not_of_its_place() -> None:
+    old = flatten(Settings())
+    new = flatten(make_settings({"seed": 3, "seconds": 60, "runs_dir": "b", "cache_dir": "c", "overwrite": True}))
+    assert differing_keys(old, new) == [
+        ("seed", 0, 3),
+        ("samples", 9600, None),
+        ("seconds", None, 60.0),
+        ("schedule", "linear", "constant"),
+    ]
+    assert differing_keys(old, old) == []
