@@ -42,7 +42,7 @@ def build_model(model: str, tokenizer: Any, *, seq_len: int, dropout: float, see
             from transformers import BertConfig, BertForMaskedLM
 
             config = BertConfig(
-                # A whole number of cache lines: fused optimizers then round alike on the flat vector and on single tensors.
+                # Whole cache lines: fused optimizers then round alike on the flat vector and on single tensors.
                 vocab_size=math.ceil(len(tokenizer) / ALIGNMENT) * ALIGNMENT,
                 pad_token_id=tokenizer.pad_token_id,
                 max_position_embeddings=max(512, seq_len),
