@@ -34,7 +34,7 @@ Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["fp32", "bf16", "fp16"]
 
 DEFAULT_SAMPLES = 9600
-DEFAULT_LEARNING_RATE: Mapping[str, float] = {"adamw": 1e-3, "sgd": 0.1}
+DEFAULT_LEARNING_RATE: Mapping[str, float] = {"adamw": 5e-4, "sgd": 0.1}
 
 
 def _setting(
@@ -122,7 +122,7 @@ class Optimization:
 
     optimizer: OptimizerName = _setting("adamw", "update rule at the server")
     learning_rate: float = _setting(
-        None, "peak learning rate", unset="1e-3 for adamw, 0.1 for sgd", above=0, example=1e-3
+        None, "peak learning rate", unset="5e-4 for adamw, 0.1 for sgd", above=0, example=5e-4
     )
     schedule: Schedule = _setting(
         None, "learning rate after the warmup", unset="linear, or constant when --samples sets no limit"
@@ -189,7 +189,7 @@ class Settings:
     there is a number of samples to stretch it over, otherwise constant. Bounds are checked by `validate`, not here.
 
     >>> Settings().optimization.learning_rate
-    0.001
+    0.0005
     >>> timed = Settings(budget=Budget(seconds=60.0))
     >>> timed.budget.samples, timed.optimization.schedule
     (None, 'constant')

@@ -204,7 +204,7 @@ def test_make_settings_rejects_a_name_it_does_not_know() -> None:
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({}, {"samples": 9600, "schedule": "linear", "learning_rate": 1e-3}),
+        ({}, {"samples": 9600, "schedule": "linear", "learning_rate": 5e-4}),
         ({"optimizer": "sgd"}, {"learning_rate": 0.1}),
         ({"optimizer": "sgd", "learning_rate": 0.3}, {"learning_rate": 0.3}),
         ({"target_loss": 5}, {"samples": 9600, "schedule": "linear"}),
@@ -236,7 +236,7 @@ OUT_OF_BOUNDS = [
     ({"target_loss": 0}, "--target-loss must be more than 0, got 0.0; type e.g. --target-loss 5.0"),
     ({"evaluations": 0}, "--evaluations must be 1 or more, got 0"),
     ({"eval_samples": -1}, "--eval-samples must be 0 or more, got -1"),
-    ({"learning_rate": 0}, "--learning-rate must be more than 0, got 0.0; type e.g. --learning-rate 0.001"),
+    ({"learning_rate": 0}, "--learning-rate must be more than 0, got 0.0; type e.g. --learning-rate 0.0005"),
     ({"warmup": -1}, "--warmup must be 0 or more, got -1"),
     ({"weight_decay": -0.1}, "--weight-decay must be 0 or more, got -0.1"),
     ({"optimizer": "sgd", "momentum": 1}, "--momentum must be 0 or more and less than 1, got 1.0"),
@@ -444,7 +444,7 @@ def test_the_hash_changes_with_what_is_run(values: dict[str, Any]) -> None:
     assert settings_hash(make_settings(values)) != settings_hash(Settings())
 
 
-@pytest.mark.parametrize("values", [{"runs_dir": "a"}, {"run_dir": "a"}, {"cache_dir": "a"}, {"learning_rate": 1e-3}])
+@pytest.mark.parametrize("values", [{"runs_dir": "a"}, {"run_dir": "a"}, {"cache_dir": "a"}, {"learning_rate": 5e-4}])
 def test_the_hash_does_not_change_with_where_it_is_kept_or_with_a_default_typed_out(values: dict[str, Any]) -> None:
     assert settings_hash(make_settings(values)) == settings_hash(Settings())
 

@@ -64,9 +64,11 @@ class Task:
     def build(self, model: torch.nn.Module, flat: FlatModel) -> tuple[Worker, MaskedLM, EvaluationBatches]:
         """Put a worker together around `model`, bound to `flat`."""
         objective = MaskedLM(model)
-        train = TrainingBatches(Tokens.load(self.train), self.frame, self.masking, self.batch_size, self.seed)
-        worker = Worker(flat, objective, train, seed=self.seed, precision=self.precision)
+        worker = Worker(flat, objective, self.training_batches(), seed=self.seed, precision=self.precision)
         return worker, objective, self.evaluation_batches()
+
+    def training_batches(self) -> TrainingBatches:
+        return TrainingBatches(Tokens.load(self.train), self.frame, self.masking, self.batch_size, self.seed)
 
     def evaluation_batches(self) -> EvaluationBatches:
         return EvaluationBatches(Tokens.load(self.evaluation), self.frame, self.masking, self.eval_samples)

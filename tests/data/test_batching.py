@@ -1,0 +1,298 @@
+"""Batches and masks: pure functions of (seed, stream, index), of one length a run, and what BERT's masking promises."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncsgd.data.batching import RUN, Batch, EvaluationBatches, Frame, Order, TrainingBatches
+from asyncsgd.data.masking import Masking, by_token, by_word
+from asyncsgd.data.random import Purpose, dropout_seed, generator
+from asyncsgd.data.tokenization import Tokens
+from asyncsgd.runtime.worker_process import Task
+
+CLS, SEP, PAD, MASK, UNK = 0, 1, 2, 3, 4
+SPECIAL = (CLS, SEP, PAD, MASK, UNK)
+VOCABULARY = 105  # 100 ordinary ids
+FRAME = Frame((CLS,), (SEP,), PAD)
+
+
+def masking(choose=by_token, probability: float = 0.15) -> Masking:
+    return Masking(choose, probability, MASK, VOCABULARY, SPECIAL)
+
+
+def corpus(num_samples: int, seed: int = 0, longest: int = 30) -> Tokens:
+    draw = np.random.default_rng(seed)
+    starts = np.concatenate([[0], np.cumsum(draw.integers(1, longest + 1, num_samples))])
+    ids = draw.integers(len(SPECIAL), VOCABULARY, starts[-1]).astype(np.int32)
+    word_starts = draw.random(starts[-1]) < 0.6
+    word_starts[starts[:-1]] = True
+    return Tokens(ids, starts, word_starts)
+
+
+def training(tokens: Tokens, batch_size: int = 4, seed: int = 0, stream: int = 0, **more) -> TrainingBatches:
+    return TrainingBatches(tokens, FRAME, masking(**more), batch_size, seed, stream)
+
+
+def equal(first: Batch, second: Batch) -> bool:
+    return all(torch.equal(getattr(first, f.name), getattr(second, f.name)) for f in dataclasses.fields(Batch))
+
+
+def unmasked(batch: Batch) -> np.ndarray:
+    """The ids `(B, L)` with every masked token put back."""
+    ids = batch.input_ids.clone()
+    ids.view(-1)[batch.masked_positions] = batch.labels
+    return ids.numpy()
+
+
+def framed(tokens: Tokens, sample: int) -> list[int]:
+    return [CLS, *tokens.ids[tokens.starts[sample] : tokens.starts[sample + 1]].tolist(), SEP]
+
+
+CORPUS = corpus(131)
+
+
+# ---- pure functions -----------------------------------------------------------------------------------------
+
+
+@given(indices=st.lists(st.integers(0, 200), min_size=1, max_size=12), seed=st.integers(0, 2**32 - 1))
+@settings(deadline=None, max_examples=40)
+def test_a_batch_is_the_same_whoever_asks_and_in_whatever_order(indices, seed):
+    one = training(CORPUS, seed=seed)
+    asked = {index: one.batch(index) for index in indices}
+    for index in sorted(asked, reverse=True):
+        assert equal(asked[index], training(CORPUS, seed=seed).batch(index))
+
+
+@pytest.mark.parametrize("other", [{"seed": 1}, {"stream": 1}, {"seed": 2**32 - 1}])
+def test_another_seed_or_stream_gives_other_samples_and_other_masks(other):
+    alike = Tokens(np.tile(np.arange(5, 25, dtype=np.int32), 40), np.arange(41) * 20, np.ones(800, dtype=bool))
+    for index in range(10):
+        mask, other_mask = (training(alike, **more).batch(index) for more in ({}, other))
+        assert not torch.equal(mask.masked_positions, other_mask.masked_positions)
+        ours, others = (
+            Order(CORPUS.lengths, 4, more.get("seed", 0), more.get("stream", 0)).samples(index) for more in ({}, other)
+        )
+        assert sorted(ours) != sorted(others)
+
+
+def test_dropout_seeds_differ_between_all_batches_streams_and_seeds_and_fit_torch():
+    seeds = [dropout_seed(seed, stream, index) for seed in range(5) for stream in range(5) for index in range(40)]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert dropout_seed(3, 1, 7) == int(generator(3, Purpose.DROPOUT, 1, 7).integers(2**63))
+
+
+def test_every_purpose_stream_and_position_has_random_numbers_of_its_own():
+    firsts = [
+        generator(seed, purpose, stream, position).random()
+        for seed in (0, 1)
+        for purpose in Purpose
+        for stream in (0, 1, 2**31)
+        for position in (0, 1, 2**40)
+    ]
+    assert len(set(firsts)) == len(firsts)
+
+
+def test_neighbouring_positions_share_no_random_numbers():
+    here, there = (generator(0, Purpose.MASK, 0, position).random(5000) for position in (0, 1))
+    assert not set(here) & set(there)
+
+
+# ---- the order ----------------------------------------------------------------------------------------------
+
+corpora_of_lengths = st.lists(st.integers(1, 40), min_size=1, max_size=300)
+
+
+@given(lengths=corpora_of_lengths, batch_size=st.integers(1, 6), epoch=st.integers(0, 3), seed=st.integers(0, 9))
+@settings(deadline=None, max_examples=60)
+def test_an_epoch_repeats_no_sample_and_is_whole_runs_where_there_are_enough_samples(lengths, batch_size, epoch, seed):
+    order = Order(np.array(lengths), batch_size, seed, 0)
+    num_batches, whole = order.batches_per_epoch, len(lengths) // batch_size
+    assert num_batches == (whole - whole % RUN if whole >= RUN else max(1, whole))
+    drawn = np.concatenate([order.samples(epoch * num_batches + k) for k in range(num_batches)])
+    assert len(drawn) == num_batches * batch_size
+    if whole:
+        assert len(set(drawn.tolist())) == len(drawn)
+    else:  # repeated evenly: nothing twice before all once
+        counts = np.bincount(drawn, minlength=len(lengths))
+        assert counts.max() - counts.min() <= 1
+
+
+@given(lengths=corpora_of_lengths, batch_size=st.integers(1, 4), epoch=st.integers(0, 2))
+@settings(deadline=None, max_examples=60)
+def test_the_lengths_of_two_runs_of_an_epoch_do_not_interleave(lengths, batch_size, epoch):
+    order = Order(np.array(lengths), batch_size, 0, 0)
+    first = epoch * order.batches_per_epoch
+    spans = []
+    for run in range(0, order.batches_per_epoch, RUN):
+        indices = range(first + run, first + min(run + RUN, order.batches_per_epoch))
+        drawn = np.array(lengths)[np.concatenate([order.samples(index) for index in indices])]
+        spans.append((drawn.min(), drawn.max()))
+    spans.sort()
+    assert all(shorter[1] <= longer[0] for shorter, longer in itertools.pairwise(spans))
+
+
+def test_within_a_run_neither_batches_nor_rows_are_sorted_by_length():
+    order = Order(np.arange(64), 8, 0, 0)
+    drawn = np.stack([order.samples(index) for index in range(RUN)])
+    assert sorted(drawn.ravel().tolist()) == list(range(64))
+    assert np.ptp(drawn.mean(axis=1)) < 32  # sorted batches would have means from 3.5 to 59.5
+    assert not (np.diff(drawn, axis=1) > 0).all()
+
+
+def test_another_epoch_has_another_order_and_leaves_out_other_samples():
+    order = Order(CORPUS.lengths, 4, 0, 0)
+    epochs = [np.concatenate([order.samples(e * 32 + k) for k in range(32)]) for e in range(4)]
+    assert order.batches_per_epoch == 32
+    left_out = [frozenset(range(131)) - set(epoch.tolist()) for epoch in epochs]
+    assert {len(samples) for samples in left_out} == {3}
+    assert len(set(left_out)) == 4
+
+
+def test_an_empty_corpus_is_refused():
+    with pytest.raises(ValueError, match="at least one sample"):
+        Order(np.array([], dtype=np.int64), 4, 0, 0)
+
+
+# ---- masks --------------------------------------------------------------------------------------------------
+
+
+def test_a_mask_depends_on_the_position_in_the_stream_and_not_on_the_batch_size():
+    # All samples alike, so the same sample is at every position whatever the order.
+    alike = Tokens(np.tile(np.arange(5, 25, dtype=np.int32), 40), np.arange(41) * 20, np.ones(800, dtype=bool))
+    by_size = {
+        size: torch.cat([training(alike, size).batch(index).input_ids for index in range(64 // size)])
+        for size in (1, 4, 8)
+    }
+    assert torch.equal(by_size[4], by_size[8])
+    assert torch.equal(by_size[1], by_size[8])
+    assert len({tuple(row) for row in by_size[8].tolist()}) > 60  # 64 positions, each with a mask of its own
+
+
+def test_a_sample_is_masked_differently_in_every_epoch():
+    one = Tokens(np.arange(5, 45, dtype=np.int32), np.array([0, 40]), np.ones(40, dtype=bool))
+    batches = training(one, 1)
+    assert len({tuple(batches.batch(index).masked_positions.tolist()) for index in range(20)}) == 20
+
+
+@given(num_samples=st.integers(1, 80), batch_size=st.integers(1, 5), seed=st.integers(0, 9), index=st.integers(0, 40))
+@settings(deadline=None, max_examples=60)
+def test_padding_attention_positions_and_labels_agree_with_the_tokens(num_samples, batch_size, seed, index):
+    tokens = corpus(num_samples, seed)
+    batches = training(tokens, batch_size, seed)
+    batch = batches.batch(index)
+    samples = Order(tokens.lengths, batch_size, seed, 0).samples(index)
+    rows = [framed(tokens, int(sample)) for sample in samples]
+    longest = max(map(len, rows))
+    assert unmasked(batch).tolist() == [row + [PAD] * (longest - len(row)) for row in rows]
+    assert batch.attention_mask.tolist() == [[1] * len(row) + [0] * (longest - len(row)) for row in rows]
+    positions = batch.masked_positions.numpy()
+    assert (np.diff(positions) > 0).all()
+    per_row = np.bincount(positions // longest, minlength=batch_size)
+    assert (per_row >= 1).all()
+    assert (batch.num_samples, batch.num_masked) == (batch_size, per_row.sum())
+    inside = batch.attention_mask.numpy().astype(bool)
+    inside[:, 0] = False  # [CLS]
+    inside[np.arange(batch_size), [len(row) - 1 for row in rows]] = False  # [SEP]
+    assert inside.ravel()[positions].all()
+    untouched = np.ones(batch.input_ids.numel(), dtype=bool)
+    untouched[positions] = False
+    assert (batch.input_ids.numpy().ravel() == unmasked(batch).ravel())[untouched].all()
+    assert {t.dtype for t in (batch.input_ids, batch.attention_mask, batch.masked_positions, batch.labels)} == {
+        torch.int64
+    }
+
+
+def within_five_sigma(count: int, number: int, probability: float) -> bool:
+    return abs(count - number * probability) <= 5 * math.sqrt(number * probability * (1 - probability))
+
+
+@pytest.mark.parametrize("choose", [by_token, by_word])
+def test_15_percent_are_chosen_of_which_80_percent_are_masked_10_random_and_10_kept(choose):
+    number = 200_000
+    ids = np.random.default_rng(1).integers(len(SPECIAL), VOCABULARY, number)
+    word_starts = np.ones(number, dtype=bool)
+    before = ids.copy()
+    masked, positions = masking(choose)(ids, word_starts, np.random.default_rng(2))
+    assert (ids == before).all()
+    assert within_five_sigma(len(positions), number, 0.15)
+    new, old = masked[positions], ids[positions]
+    assert within_five_sigma(int((new == MASK).sum()), len(positions), 0.8)
+    assert within_five_sigma(int((new == old).sum()), len(positions), 0.1 + 0.1 / 100)
+    swapped = new[(new != MASK) & (new != old)]
+    assert set(swapped.tolist()) == set(range(len(SPECIAL), VOCABULARY))  # all ordinary ids, no special one
+    counts = np.bincount(swapped, minlength=VOCABULARY)[len(SPECIAL) :]
+    assert all(within_five_sigma(int(count), len(swapped), 1 / 100) for count in counts)
+
+
+@given(length=st.integers(1, 60), seed=st.integers(0, 10**6), probability=st.floats(0.001, 0.999))
+@settings(deadline=None, max_examples=60)
+def test_by_word_chooses_all_tokens_of_a_word_or_none_and_at_least_one_word(length, seed, probability):
+    draw = np.random.default_rng(seed)
+    word_starts = draw.random(length) < 0.5
+    before = word_starts.copy()
+    draws = draw.random(length)
+    chosen = by_word(draws, word_starts, probability)
+    assert (word_starts == before).all()
+    assert chosen.any()
+    words = np.split(np.arange(length), np.flatnonzero(word_starts[1:]) + 1)
+    assert all(chosen[word].all() or not chosen[word].any() for word in words)
+    if (draws[[word[0] for word in words]] < probability).any():
+        assert [bool(chosen[word[0]]) for word in words] == [bool(draws[word[0]] < probability) for word in words]
+
+
+def test_where_no_token_is_drawn_the_one_with_the_smallest_draw_is_masked():
+    assert by_token(np.array([0.9, 0.3, 0.5]), np.ones(3, dtype=bool), 0.15).tolist() == [False, True, False]
+
+
+# ---- evaluation ---------------------------------------------------------------------------------------------
+
+
+def masked_samples(batches: EvaluationBatches) -> dict[tuple[int, ...], tuple[int, ...]]:
+    """The sample with its frame -> what the model sees of it."""
+    seen = {}
+    for index in range(len(batches)):
+        batch = batches.batch(index)
+        for row, true, length in zip(batch.input_ids, unmasked(batch), batch.attention_mask.sum(1), strict=True):
+            seen[tuple(true[:length].tolist())] = tuple(row[:length].tolist())
+    return seen
+
+
+def test_evaluation_masks_are_the_same_in_any_grouping_and_in_any_part_of_the_set():
+    tokens = corpus(50, seed=3)
+    whole = masked_samples(EvaluationBatches(tokens, FRAME, masking(), 0, batch_size=32))
+    assert sorted(whole) == sorted({tuple(framed(tokens, sample)) for sample in range(50)})
+    for size in (1, 7, 50, 64):
+        assert masked_samples(EvaluationBatches(tokens, FRAME, masking(), 0, batch_size=size)) == whole
+    part = masked_samples(EvaluationBatches(tokens, FRAME, masking(), 20, batch_size=8))
+    assert len(part) == 20
+    assert part.items() <= whole.items()
+
+
+def test_evaluation_takes_samples_evenly_over_the_set_and_each_once_in_order_of_length():
+    tokens = corpus(50, seed=3)
+    batches = EvaluationBatches(tokens, FRAME, masking(), 20, batch_size=8)
+    assert [batches.batch(index).num_samples for index in range(len(batches))] == [8, 8, 4]
+    rows = [row for index in range(3) for row in batches.batch(index).attention_mask.sum(1).tolist()]
+    assert rows == sorted(tokens.lengths[[int(i * 2.5) for i in range(20)]] + 2)
+
+
+def test_the_evaluation_of_a_task_is_the_same_for_every_seed_and_batch_size(tmp_path):
+    corpus(50, seed=3).save(tmp_path)
+
+    def evaluation(seed: int, batch_size: int) -> EvaluationBatches:
+        settings = {"threads": 1, "device": "cpu", "precision": torch.float32, "eval_samples": 0}
+        task = Task("{}", tmp_path, tmp_path, FRAME, masking(), batch_size, seed=seed, **settings)
+        return task.evaluation_batches()
+
+    first, second = evaluation(0, 4), evaluation(123, 16)
+    assert len(first) == len(second) == 2
+    assert all(equal(first.batch(index), second.batch(index)) for index in range(2))

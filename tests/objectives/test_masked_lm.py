@@ -1,0 +1,207 @@
+"""Logits at masked positions only: the same loss, gradients and sums as with logits everywhere."""
+
+from __future__ import annotations
+
+import copy
+from functools import reduce
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+    DistilBertConfig,
+    DistilBertForMaskedLM,
+    RobertaConfig,
+    RobertaForMaskedLM,
+)
+
+from asyncsgd.data.batching import Batch
+from asyncsgd.objectives.masked_lm import MaskedLM, Sums
+
+VOCABULARY, PAD, LENGTHS = 97, 1, (13, 9, 4, 1)
+SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+
+
+def bert(dropout: float) -> nn.Module:
+    more = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout, "max_position_embeddings": 20}
+    return BertForMaskedLM(BertConfig(vocab_size=VOCABULARY, pad_token_id=PAD, **SHAPE, **more))
+
+
+def roberta(dropout: float) -> nn.Module:
+    more = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout, "max_position_embeddings": 20}
+    return RobertaForMaskedLM(RobertaConfig(vocab_size=VOCABULARY, pad_token_id=PAD, **SHAPE, **more))
+
+
+def distilbert(dropout: float) -> nn.Module:
+    shape = {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48, "max_position_embeddings": 20}
+    more = {"dropout": dropout, "attention_dropout": dropout}
+    return DistilBertForMaskedLM(DistilBertConfig(vocab_size=VOCABULARY, pad_token_id=PAD, **shape, **more))
+
+
+every_architecture = pytest.mark.parametrize("architecture", [bert, roberta, distilbert])
+
+
+def model_of(architecture, dropout: float = 0.0) -> nn.Module:
+    """With weights larger than usual, so that losses and hits differ between tokens."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = architecture(dropout)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return model.train()
+
+
+def batch_of(seed: int = 0) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    input_ids = torch.randint(5, VOCABULARY, (len(LENGTHS), max(LENGTHS)), generator=generator)
+    attention_mask = (torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]).long()
+    input_ids[attention_mask == 0] = PAD
+    chosen = (torch.rand(input_ids.shape, generator=generator) < 0.3) & (attention_mask == 1)
+    chosen[:, 0] = True  # at least one a row
+    positions = chosen.flatten().nonzero().flatten()
+    return Batch(
+        input_ids, attention_mask, positions, torch.randint(5, VOCABULARY, (len(positions),), generator=generator)
+    )
+
+
+def full_logits_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Logits everywhere, and label -100 at every position that is not masked."""
+    labels = torch.full((batch.input_ids.numel(),), -100)
+    labels[batch.masked_positions] = batch.labels
+    logits = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
+    return functional.cross_entropy(logits.flatten(0, 1), labels, ignore_index=-100)
+
+
+@every_architecture
+def test_loss_and_every_gradient_are_those_of_logits_everywhere_with_label_minus_100(architecture):
+    model = model_of(architecture)
+    plain, batch = copy.deepcopy(model), batch_of()
+    loss = MaskedLM(model).loss(batch)
+    loss.backward()
+    expected = full_logits_loss(plain, batch)
+    expected.backward()
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+    compared = 0
+    for (name, ours), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
+        assert (ours.grad is None) == (theirs.grad is None), name
+        if ours.grad is not None:
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-5, atol=1e-5, msg=lambda m, name=name: name + m)
+            compared += bool(theirs.grad.any())
+    assert compared > 20
+
+
+@every_architecture
+def test_only_the_masked_positions_get_logits(architecture):
+    batch = batch_of()
+    objective = MaskedLM(model_of(architecture))
+    assert objective.logits(batch).shape == (batch.num_masked, VOCABULARY)
+    plain = model_of(architecture)(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
+    torch.testing.assert_close(
+        objective.logits(batch), plain.flatten(0, 1)[batch.masked_positions], rtol=1e-5, atol=1e-5
+    )
+
+
+@every_architecture
+def test_the_model_itself_still_gives_logits_everywhere_to_others(architecture):
+    model, batch = model_of(architecture), batch_of()
+    MaskedLM(model).loss(batch)
+    assert model(input_ids=batch.input_ids).logits.shape == (*batch.input_ids.shape, VOCABULARY)
+
+
+@every_architecture
+def test_sums_are_those_of_float64_without_dropout(architecture):
+    model, batch = model_of(architecture, dropout=0.5), batch_of()
+    exact = copy.deepcopy(model).double().eval()
+    sums = MaskedLM(model).sums(batch)
+    with torch.no_grad():
+        logits = exact(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
+    logits = logits.flatten(0, 1)[batch.masked_positions]
+    assert sums.loss == pytest.approx(float(functional.cross_entropy(logits, batch.labels, reduction="sum")), rel=1e-6)
+    assert sums.correct == int((logits.argmax(-1) == batch.labels).sum())
+    assert sums.masked_tokens == batch.num_masked
+
+
+def test_hits_are_counted():
+    model, batch = model_of(bert), batch_of()
+    objective = MaskedLM(model)
+    with torch.no_grad():
+        best = objective.logits(batch).argmax(-1)
+    best[0] = (best[0] + 1) % VOCABULARY
+    hit = Batch(batch.input_ids, batch.attention_mask, batch.masked_positions, best)
+    assert objective.sums(hit).correct == batch.num_masked - 1
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_evaluating_leaves_the_mode_the_gradients_and_the_generator_of_the_model_as_they_were(training):
+    model = model_of(bert, dropout=0.5).train(training)
+    objective, state = MaskedLM(model), torch.random.get_rng_state()
+    first = objective.sums(batch_of())
+    assert [module.training for module in model.modules()] == [training] * len(list(model.modules()))
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert objective.sums(batch_of()) == first
+
+
+def test_the_mode_is_put_back_when_an_evaluation_fails():
+    model = model_of(bert)
+    batch = batch_of()
+    broken = Batch(batch.input_ids, batch.attention_mask, batch.masked_positions + 10**6, batch.labels)
+    with pytest.raises(IndexError):
+        MaskedLM(model).sums(broken)
+    assert model.training
+
+
+def test_sums_over_parts_add_up_to_those_of_the_whole():
+    objective = MaskedLM(model_of(bert))
+    parts = [objective.sums(batch_of(seed)) for seed in range(3)]
+    whole = reduce(Sums.__add__, parts, Sums())
+    assert whole.loss == sum(part.loss for part in parts)
+    assert whole.correct == sum(part.correct for part in parts)
+    assert whole.masked_tokens == sum(batch_of(seed).num_masked for seed in range(3))
+
+
+def test_training_passes_go_through_a_wrapper_and_evaluations_do_not():
+    class Counting(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module, self.calls = module, 0
+
+        def forward(self, **inputs):
+            self.calls += 1
+            return self.module(**inputs)
+
+    model, batch = model_of(bert), batch_of()
+    objective, wrapper = MaskedLM(model), Counting(model)
+    direct = objective.loss(batch)
+    objective.through(wrapper)
+    assert torch.equal(objective.loss(batch), direct)
+    objective.sums(batch)
+    assert wrapper.calls == 1
+
+
+@pytest.mark.parametrize(
+    "model", [nn.Linear(3, 3), BertModel(BertConfig(vocab_size=VOCABULARY, **SHAPE))], ids=["no encoder", "an encoder"]
+)
+def test_a_model_without_an_encoder_of_its_own_is_refused(model):
+    with pytest.raises(ValueError, match=f"{type(model).__name__} has no encoder of its own"):
+        MaskedLM(model)
+
+
+def test_a_head_that_does_not_work_token_by_token_is_refused():
+    class Pooling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base_model = BertModel(BertConfig(vocab_size=VOCABULARY, **SHAPE))
+
+        def forward(self, **inputs):
+            output = self.base_model(**inputs)
+            output.logits = output.last_hidden_state.mean(1)
+            return output
+
+    with pytest.raises(ValueError, match="head of Pooling does not work token by token"):
+        MaskedLM(Pooling()).loss(batch_of())

@@ -1,0 +1,437 @@
+"""What a tired researcher types: exit code 2, one message that says what to type instead, and nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from asyncsgd.errors import UsageError
+from asyncsgd.runtime.transport.shared_memory import Segment
+
+SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "stilt_mlm.py"
+WORDS = ("alpha", "beta", "gamma", "worker", "server", "gradient", "update", "reads", "writes", "stale", "fresh")
+
+
+def sentences(count: int) -> list[str]:
+    draw = random.Random(0)
+    return [" ".join(draw.choices(WORDS, k=12)) + f" {line}" for line in range(count)]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("\n".join(sentences(300)))
+    return path
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    """The script as a module, in an environment without a launcher or a network."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("t")))
+    monkeypatch.chdir(tmp_path)
+    spec = importlib.util.spec_from_file_location("stilt_mlm", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cache: Path
+) -> Refused:
+    """Run a command line that must be refused and return the message, which is all there is on stderr."""
+
+    def run(*words: str | Path) -> str:
+        monkeypatch.setattr(sys, "argv", ["stilt_mlm.py", "--cache-dir", str(cache), *map(str, words)])
+        capsys.readouterr()
+        assert script.main() == 2
+        said = capsys.readouterr().err
+        assert said.startswith("error: ")
+        assert said.count("\n") == 1
+        assert "Traceback" not in said
+        assert list(Path("/dev/shm").glob(f"asyncsgd-{os.getpid()}-*")) == []
+        assert list(Path(tempfile.gettempdir()).glob("asyncsgd-*")) == []
+        return said.removeprefix("error: ").rstrip("\n")
+
+    return run
+
+
+def small(text: Path) -> list[str]:
+    flags = "--mode single --seq-len 32 --batch-size 4 --vocab-size 512 --eval-samples 8 --samples 8"
+    return ["--data", str(text), *flags.split()]
+
+
+# ---- words: nothing is made --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--mod async", "unknown flag --mod; did you mean '--mode'?"),
+        ("--learning_rat 1", "unknown flag --learning_rat; did you mean '--learning-rate'?"),
+        ("--nproc 0", "--nproc must be 1 or more, got 0; type e.g. --nproc 4"),
+        ("--nproc -1", "--nproc must be 1 or more, got -1; type e.g. --nproc 4"),
+        ("--nproc two", "--nproc must be a whole number, got 'two'"),
+        ("--mode asynch", "--mode must be one of single, sync, async, hogwild, got 'asynch'; did you mean 'async'?"),
+        ("--mode sync --rule ringmaster", "--rule is for --mode async, got --mode sync"),
+        ("--nproc", "argument --nproc/--nproc-per-node/--nprocs/--workers: expected one argument"),
+        ("--config none.yaml", "--config none.yaml cannot be read: No such file or directory"),
+        ("train.py", "unexpected argument 'train.py'"),
+    ],
+)
+def test_a_command_line_that_cannot_be_meant_is_refused_before_anything_is_made(
+    words: str, said: str, refused: Refused, tmp_path: Path
+) -> None:
+    assert refused(*words.split()).startswith(said)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_key_in_a_file_is_refused_with_the_nearest_one(refused: Refused, tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text("mode: async\nbatchsize: 8\n")
+    assert refused("--config", "my.yaml") == "my.yaml: unknown key 'batchsize'; did you mean 'batch_size'?"
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [({"WORLD_SIZE": "2"}, "RANK"), ({"WORLD_SIZE": ""}, "WORLD_SIZE"), ({"WORLD_SIZE": "two"}, "WORLD_SIZE")],
+)
+def test_launcher_variables_left_over_in_the_shell_are_named(
+    environment: dict[str, str], said: str, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert said in refused("--mode", "sync")
+
+
+def test_overwrite_without_a_folder_to_overwrite_is_refused(refused: Refused, tmp_path: Path, text: Path) -> None:
+    assert "--run-dir" in refused(*small(text), "--overwrite")
+    assert not (tmp_path / "runs").exists()
+
+
+# ---- rules, data, models: the run folder says FAILED -----------------------------------------------------------------
+
+
+def failed(folder: Path, said: str) -> bool:
+    """Whether a run folder holds a summary with this failure, and no model."""
+    summary = json.loads((folder / "summary.json").read_text())
+    return (summary["status"], summary["message"], (folder / "model").exists()) == ("FAILED", said, False)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ("asynchronus", "unknown rule 'asynchronus'; did you mean 'asynchronous'?"),
+        ("ringmaster:treshold=4", "rule 'ringmaster' has no parameter 'treshold'; did you mean 'threshold'?"),
+        ("ringmaster:threshold", "rule parameter 'threshold' has no value; type --rule ringmaster:threshold=VALUE"),
+        ("ringmaster:threshold=four", "rule parameter threshold='four' is not a int"),
+        ("ringmaster:threshold=0", "--rule ringmaster:threshold=0: "),
+        ("asynchronous:threshold=1", "rule 'asynchronous' has no parameter 'threshold'; it takes none"),
+    ],
+)
+def test_a_rule_that_does_not_exist_is_refused(rule: str, said: str, refused: Refused, text: Path) -> None:
+    message = refused(*small(text), "--mode", "async", "--rule", rule, "--run-dir", "run")
+    assert message.startswith(said)
+    assert failed(Path("run"), message)
+
+
+def empty(folder: Path) -> str:
+    (folder / "d.txt").write_text(" \n\n")
+    return "d.txt"
+
+
+def missing(folder: Path) -> str:
+    return "nowhere.txt"
+
+
+def binary(folder: Path) -> str:
+    (folder / "d.txt").write_bytes(b"\x89PNG\0\0\0")
+    return "d.txt"
+
+
+def latin1(folder: Path) -> str:
+    (folder / "d.txt").write_bytes("Schöne Grüße\n".encode("latin-1") * 50)
+    return "d.txt"
+
+
+def other_column(folder: Path) -> str:
+    (folder / "d.csv").write_text("id,txt\n" + "".join(f"{i},{s}\n" for i, s in enumerate(sentences(100))))
+    return "d.csv"
+
+
+def one_sentence(folder: Path) -> str:
+    (folder / "d.txt").write_text("only one sentence here\n")
+    return "d.txt"
+
+
+def a_folder_without_text(folder: Path) -> str:
+    (folder / "d").mkdir()
+    (folder / "d" / "notes.doc").write_text("x")
+    return "d"
+
+
+def not_text(folder: Path) -> str:
+    (folder / "d.pdf").write_text("x")
+    return "d.pdf"
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (empty, "d.txt"),
+        (missing, "there is no file or folder 'nowhere.txt'; --data takes pydocs, hub:NAME, a folder, or a file"),
+        (binary, "is a binary file (a NUL byte at offset 4)"),
+        (latin1, "is not UTF-8 (byte offset 3); convert it, for example: iconv"),
+        (
+            other_column,
+            "has no column 'text'; its columns are id, txt; did you mean 'txt'?; choose one with --text-col",
+        ),
+        (one_sentence, "has too few documents (1) to set some aside for evaluation; give evaluation texts with --eval"),
+        (a_folder_without_text, "holds no file that can be read; known are .txt"),
+        (not_text, "files of this kind cannot be read; known are .txt"),
+    ],
+)
+def test_data_that_cannot_be_read_is_refused(
+    make: Callable[[Path], str], said: str, refused: Refused, tmp_path: Path, text: Path
+) -> None:
+    message = refused(*small(text), "--data", make(tmp_path), "--run-dir", "run")
+    assert said in message
+    assert failed(Path("run"), message)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved model with its tokenizer."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    from asyncsgd.data.tokenization import train_wordpiece
+
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = train_wordpiece(sentences(300), 512)
+    config = BertConfig(
+        vocab_size=512, hidden_size=16, num_hidden_layers=1, num_attention_heads=1, intermediate_size=16
+    )
+    BertForMaskedLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def without_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def with_torn_weights(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+
+
+def without_tokenizer(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.name not in ("config.json", "model.safetensors"):
+            path.unlink()
+
+
+def without_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def with_a_torn_config(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "be')
+
+
+def removed(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def a_file(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_text("x")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (without_weights, "a configuration but no weights (model.safetensors); copy them there or type --model tiny"),
+        (with_torn_weights, "cannot be loaded as a masked-language model"),
+        (without_tokenizer, "holds no tokenizer that can be read"),
+        (without_config, "no config.json there; --model takes a folder written by save_pretrained"),
+        (with_a_torn_config, "mine"),
+        (removed, "there is no folder './mine'; --model takes tiny, small, a folder or a Hub id"),
+        (a_file, "mine"),
+    ],
+)
+def test_a_model_folder_that_cannot_be_loaded_is_refused(
+    spoil: Callable[[Path], None], said: str, refused: Refused, tmp_path: Path, text: Path, model: Path
+) -> None:
+    shutil.copytree(model, tmp_path / "mine")
+    spoil(tmp_path / "mine")
+    flags = f"--data {text} --mode single --seq-len 32 --samples 8 --eval-samples 8 --model ./mine --run-dir run"
+    message = refused(*flags.split())
+    assert said in message
+    assert failed(Path("run"), message)
+
+
+def test_a_sequence_length_beyond_the_models_positions_is_refused_with_the_longest(
+    refused: Refused, text: Path, model: Path
+) -> None:
+    flags = f"--data {text} --mode single --seq-len 513 --model {model} --run-dir run"
+    message = refused(*flags.split())
+    assert message == f"--seq-len 513 is longer than the 512 positions of model {str(model)!r}; type --seq-len 512"
+    assert failed(Path("run"), message)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_cuda_without_a_gpu_is_refused(refused: Refused, text: Path) -> None:
+    message = refused(*small(text), "--device", "cuda", "--run-dir", "run")
+    assert message == "--device cuda: torch sees no GPU here; type --device cpu, or leave the flag out"
+    assert failed(Path("run"), message)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--model tiny --vocab-size 512 --data hub:tweet_eval:hate", "use --data pydocs or --data FILE"),
+        ("--model bert-base-uncased", "or use --model tiny or --model FOLDER"),
+    ],
+)
+def test_a_hub_name_without_a_network_is_refused_soon_and_says_what_to_do(
+    flags: str, said: str, tmp_path: Path, text: Path, cache: Path
+) -> None:
+    nobody = {"HTTPS_PROXY": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "hf")}
+    known = {name: value for name, value in os.environ.items() if name not in ("HF_HUB_OFFLINE", "WORLD_SIZE", "RANK")}
+    command = [sys.executable, str(SCRIPT), *f"--data {text} --mode single --cache-dir {cache}".split()]
+    began = time.monotonic()
+    done = subprocess.run(
+        [*command, *flags.split(), "--run-dir", "run"],
+        cwd=tmp_path,
+        env={**known, **nobody},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        start_new_session=True,
+    )
+    assert time.monotonic() - began < 30  # the Hub's own libraries would go on trying for longer
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert said in done.stderr
+    assert failed(tmp_path / "run", done.stderr.removeprefix("error: ").rstrip("\n"))
+
+
+# ---- folders ---------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_with_another_run_is_refused_with_what_differs_and_stays_as_it_is(
+    refused: Refused, script: ModuleType, text: Path, cache: Path
+) -> None:
+    flags = [*small(text), "--cache-dir", str(cache), "--run-dir", "run"]
+    assert script.run(flags) == 0
+    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    assert refused(*flags, "--seed", "3", "--warmup", "0") == (
+        "run holds a run with other settings (seed 0 -> 3, warmup 640 -> 0); type another --run-dir, or --overwrite"
+    )
+    assert refused(*flags) == ("run holds this very run, DONE; type another --run-dir, or --overwrite to run it again")
+    assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
+    assert script.run([*flags, "--seed", "3", "--overwrite"]) == 0
+    assert json.loads(Path("run/summary.json").read_text())["seed"] == 3
+    assert json.loads(Path("run.before-1/summary.json").read_text())["seed"] == 0
+
+
+def test_a_failed_run_is_kept_under_another_name_when_it_is_tried_again(
+    refused: Refused, script: ModuleType, text: Path, cache: Path
+) -> None:
+    kept = text.read_bytes()
+    flags = [*small(text), "--cache-dir", str(cache), "--run-dir", "run"]
+    text.write_text("")
+    message = refused(*flags)
+    text.write_bytes(kept)
+    assert script.run(flags) == 0
+    assert failed(Path("run.before-1"), message)
+    assert json.loads(Path("run/summary.json").read_text())["status"] == "DONE"
+
+
+def test_a_folder_that_is_no_run_folder_is_refused_and_stays_as_it_is(
+    refused: Refused, text: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("x")
+    for overwrite in ([], ["--overwrite"]):
+        message = refused(*small(text), "--run-dir", "mine", *overwrite)
+        assert message == "mine exists and is not a run folder; type another --run-dir"
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("flag", ["--runs-dir", "--run-dir"])
+def test_a_place_that_cannot_be_written_is_refused(flag: str, refused: Refused, text: Path) -> None:
+    below_a_file = text / "runs"
+    message = refused(*small(text), flag, below_a_file)
+    assert message.startswith(f"{below_a_file} cannot be written (Not a directory); type {flag} ")
+
+
+def test_a_cache_folder_that_cannot_be_made_is_refused(refused: Refused, text: Path) -> None:
+    below_a_file = text / "cache"
+    message = refused(*small(text), "--cache-dir", below_a_file, "--run-dir", "run")
+    assert message.startswith(f"the cache folder {below_a_file} cannot be made (Not a directory); type --cache-dir")
+    assert failed(Path("run"), message)
+
+
+def test_a_read_only_folder_is_refused(refused: Refused, text: Path, tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o500)
+    with contextlib.suppress(PermissionError):
+        (closed / "probe").write_text("x")
+        pytest.skip("permissions are not enforced for this user")
+    assert "closed cannot be written (Permission denied)" in refused(*small(text), "--runs-dir", closed)
+
+
+# ---- shared memory -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no shared-memory file system here")
+def test_too_little_shared_memory_is_refused_with_the_fix_and_leaves_no_file() -> None:
+    num_floats = shutil.disk_usage("/dev/shm").free // 4 + 2**28
+    with pytest.raises(UsageError, match=r"^the run needs \d+ MiB of shared memory and /dev/shm has \d+ MiB") as error:
+        Segment.create(num_floats)
+    assert f"docker run --shm-size={2 * (4096 + 4 * num_floats) // 2**20 + 1}m" in str(error.value)
+    assert list(Path("/dev/shm").glob(f"asyncsgd-{os.getpid()}-*")) == []
+
+
+@pytest.mark.processes
+def test_a_temporary_folder_with_a_name_too_long_for_a_socket_leaves_no_shared_memory(
+    refused: Refused, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path of a Unix socket has 107 characters, and clusters like long names for TMPDIR."""
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    message = refused(*small(text), "--mode", "async", "--nproc", "2", "--run-dir", "run")
+    assert "TMPDIR" in message

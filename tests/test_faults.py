@@ -1,0 +1,558 @@
+"""Workers, ranks, the main process and the user all leave in the middle; nothing hangs, nothing is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import math
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from asyncsgd.record import DONE, Evaluation, Event, Membership, Record, read_events
+from asyncsgd.rules import Asynchronous, Synchronous
+from asyncsgd.rules.base import Rule
+from asyncsgd.runtime.base import Budget, Result
+from asyncsgd.runtime.hogwild import Hogwild
+from asyncsgd.runtime.parameter_server import ParameterServer
+from asyncsgd.runtime.transport.base import Compute, Computed, Evaluate, Evaluated, Holding, Ready, Stop
+from asyncsgd.runtime.transport.shared_memory import FROZEN, SharedMemoryAddress, SharedMemoryServer
+from asyncsgd.server import SGD, Optimizer, Server, StepTakenByWorker
+
+SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "stilt_mlm.py"
+DEADLINE = 60.0
+WORDS = ("alpha", "beta", "gamma", "worker", "server", "gradient", "update", "reads", "writes", "stale", "fresh")
+
+needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="finds processes in /proc")
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("data")
+    draw = random.Random(0)
+    text = folder / "text.txt"
+    text.write_text("".join(" ".join(draw.choices(WORDS, k=12)) + f" {line}\n" for line in range(300)))
+    return (
+        f"--data {text} --cache-dir {folder / 'cache'} --seq-len 32 --batch-size 4 --vocab-size 512 --eval-samples 8"
+    ).split()
+
+
+def until(seen: Callable[[], Any], what: str, seconds: float = DEADLINE) -> Any:
+    """Look again and again until something is seen, and return it; an error after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not (found := seen()):
+        assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"
+        time.sleep(0.02)
+    return found
+
+
+def num_evaluations(run: Path) -> int:
+    with contextlib.suppress(OSError):
+        return (run / "events.jsonl").read_bytes().count(b'"kind":"evaluate"')
+    return 0
+
+
+def summary_of(run: Path) -> dict[str, Any]:
+    return json.loads((run / "summary.json").read_text())
+
+
+def records_of(run: Path, kind: str) -> list[dict[str, Any]]:
+    return [record for record in read_events(run / "events.jsonl") if record["kind"] == kind]
+
+
+# ---- runs in this process, with workers of a fork server ----------------------------------------------------------
+
+
+def stat_of(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the state on; empty for a process that is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return []
+
+
+def workers() -> list[int]:
+    """Living children of this process's fork server, in the order they were started: worker 0 first."""
+    server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        fields = stat_of(int(folder.name))
+        if fields and fields[0] != "Z" and int(fields[1]) == server:
+            found.append((int(fields[19]), int(folder.name)))  # start time
+    return [pid for _, pid in sorted(found)]
+
+
+@dataclasses.dataclass
+class Ended:
+    run: Path
+    exit_code: int
+    summary: dict[str, Any]
+    seconds: float
+
+
+Train = Callable[..., Ended]
+
+
+@pytest.fixture
+def train(
+    small: list[str], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Train:
+    """Run the script in this process; a thread does `fault` to the workers once `after` evaluations are recorded."""
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    temporary = tmp_path_factory.mktemp("t")  # short: the path of a socket has 107 characters
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    spec = importlib.util.spec_from_file_location("stilt_mlm", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    script: ModuleType = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+
+    def run(flags: str, fault: Callable[[list[int]], None] | None = None, num_workers: int = 0) -> Ended:
+        folder = tmp_path / "run"
+        failed: list[BaseException] = []
+
+        def do() -> None:
+            try:
+                until(lambda: num_evaluations(folder) >= 3, "three evaluations")
+                pids = workers()
+                assert len(pids) == num_workers
+                assert fault is not None
+                fault(pids)
+            except BaseException as error:
+                failed.append(error)
+                for pid in workers():
+                    os.kill(pid, signal.SIGKILL)
+
+        thread = threading.Thread(target=do)
+        if fault is not None:
+            thread.start()
+        began = time.monotonic()
+        code = script.run([*small, "--run-dir", str(folder), *flags.split()])
+        seconds = time.monotonic() - began
+        if fault is not None:
+            thread.join()
+        assert failed == []
+        assert workers() == []
+        assert list(Path("/dev/shm").glob(f"asyncsgd-{os.getpid()}-*")) == []
+        assert list(temporary.glob("asyncsgd-*")) == []
+        return Ended(folder, code, summary_of(folder), seconds)
+
+    return run
+
+
+def kill(*which: int) -> Callable[[list[int]], None]:
+    def fault(pids: list[int]) -> None:
+        for worker in which:
+            os.kill(pids[worker], signal.SIGKILL)
+
+    return fault
+
+
+@needs_proc
+@pytest.mark.processes
+@pytest.mark.parametrize("mode", ["async", "hogwild", "async --transport process_group", "async --rule synchronous"])
+def test_a_killed_worker_leaves_its_batch_to_another_and_the_run_is_done(mode: str, train: Train) -> None:
+    ended = train(f"--mode {mode} --nproc 2 --samples 1600 --evaluations 40", kill(1), num_workers=2)
+    assert ended.exit_code == 0
+    assert ended.summary["status"] == "DONE"
+    assert ended.summary["num_samples"] == 1600
+    (left,) = records_of(ended.run, "leave")
+    assert left["worker"] == 1
+    assert left["reason"] == "its process was killed by SIGKILL"
+    arrivals = records_of(ended.run, "arrival")
+    assert Counter(batches[0][1] for batches in (event["batches"] for event in arrivals)) == Counter(range(400))
+    assert {event["worker"] for event in arrivals} == {0, 1}
+    arrived = {event["dispatch"] for event in arrivals}
+    assert arrived.isdisjoint(left["lost"])
+    if mode != "async --rule synchronous":  # there a worker may be idle, waiting for the others
+        (lost,) = left["lost"]
+        assert max(arrived) == 400  # as many dispatches as batches, and one more for the lost one
+        assert arrived | {lost} == set(range(401))
+
+
+@needs_proc
+@pytest.mark.processes
+@pytest.mark.parametrize("mode", ["async", "hogwild"])
+def test_a_run_without_any_worker_left_has_failed_and_says_how_each_ended(
+    mode: str, train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = train(f"--mode {mode} --nproc 2 --samples 4000 --evaluations 100", kill(0, 1), num_workers=2)
+    assert ended.exit_code == 1
+    assert ended.summary["status"] == "FAILED"
+    said = ended.summary["message"]
+    assert said.startswith("no worker is left (worker ")
+    for worker in (0, 1):
+        assert f"worker {worker}: its process was killed by SIGKILL" in said
+    captured = capsys.readouterr()
+    assert captured.err == f"FAILED: {said}\n"
+    assert (ended.run / "model" / "model.safetensors").is_file()
+
+
+@needs_proc
+@pytest.mark.processes
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_ends_the_synchronous_run_at_once_and_is_named(rank: int, train: Train) -> None:
+    ended = train("--mode sync --nproc 2 --samples 8000 --evaluations 200", kill(rank), num_workers=2)
+    assert ended.exit_code == 1
+    assert ended.seconds < DEADLINE
+    assert ended.summary["status"] == "FAILED"
+    assert ended.summary["message"].startswith(
+        f"rank {rank} is lost (its process was killed by SIGKILL) and synchronous training cannot go on without it"
+    )
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("mode", ["single", "sync --nproc 2", "async --nproc 2", "hogwild --nproc 2"])
+def test_a_loss_that_is_no_number_ends_the_run_as_diverged_with_worker_and_version(mode: str, train: Train) -> None:
+    ended = train(
+        f"--mode {mode} --samples 400 --evaluations 1 --optimizer sgd --learning-rate 1e30 --warmup 0 --clip-norm 0"
+    )
+    assert ended.exit_code == 1
+    assert ended.summary["status"] == "DIVERGED"
+    (fault,) = records_of(ended.run, "fault")
+    who = "rank" if mode.startswith("sync") else "worker"
+    assert fault["message"].startswith(f"the loss of {who} {fault['worker']} at version ")
+    assert fault["message"].endswith((" is nan", " is inf"))
+    assert ended.summary["message"].startswith(fault["message"] + "; try a smaller --learning-rate")
+    assert fault["worker"] in (0, 1)
+
+
+# ---- runs in processes of their own ---------------------------------------------------------------------------------
+
+
+class Command:
+    """A command in a session of its own, its output in files; everything it starts carries a mark."""
+
+    def __init__(self, words: list[str], folder: Path) -> None:
+        self.mark = uuid.uuid4().hex
+        self.folder = folder
+        environment = {name: value for name, value in os.environ.items() if name not in ("WORLD_SIZE", "RANK")}
+        temporary = Path(tempfile.mkdtemp(prefix="e2e-"))
+        self.temporary = temporary
+        with open(folder / "out.txt", "wb") as out, open(folder / "err.txt", "wb") as err:
+            self.process = subprocess.Popen(
+                words,
+                cwd=folder,
+                env={**environment, "ASYNCSGD_TEST": self.mark, "TMPDIR": str(temporary)},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+
+    def pids(self) -> list[int]:
+        """Everything living that came from the command."""
+        pids = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                alive = stat_of(int(folder.name))[:1] not in ([], ["Z"])
+                if alive and f"ASYNCSGD_TEST={self.mark}".encode() in (folder / "environ").read_bytes():
+                    pids.append(int(folder.name))
+        return pids
+
+    @property
+    def err(self) -> str:
+        return (self.folder / "err.txt").read_text()
+
+    def shared(self) -> list[Path]:
+        return list(Path("/dev/shm").glob(f"asyncsgd-{self.process.pid}-*"))
+
+    def end(self) -> None:
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait(10)
+        for path in self.shared():
+            path.unlink()
+        subprocess.run(["rm", "-rf", str(self.temporary)], check=True)
+
+
+@pytest.fixture
+def start(small: list[str], tmp_path: Path) -> Iterator[Callable[[str], Command]]:
+    started: list[Command] = []
+
+    def run(flags: str) -> Command:
+        words = [sys.executable, str(SCRIPT), *small, "--run-dir", "run", *flags.split()]
+        started.append(Command(words, tmp_path))
+        return started[-1]
+
+    yield run
+    for command in started:
+        command.end()
+
+
+@needs_proc
+@pytest.mark.processes
+@pytest.mark.parametrize("mode", ["single", "sync --nproc 2", "async --nproc 2", "hogwild --nproc 2"])
+def test_ctrl_c_saves_the_model_and_leaves_nothing_behind(
+    mode: str, start: Callable[[str], Command], tmp_path: Path
+) -> None:
+    command = start(f"--mode {mode} --samples 200000 --evaluations 2000")
+    until(lambda: num_evaluations(tmp_path / "run") >= 3, "three evaluations")
+    os.killpg(command.process.pid, signal.SIGINT)  # what a terminal does: to everybody in the foreground
+    assert command.process.wait(DEADLINE) == 130, command.err
+    summary = summary_of(tmp_path / "run")
+    assert (summary["status"], summary["message"]) == ("INTERRUPTED", "interrupted by the user")
+    assert summary["num_updates"] > 0
+    assert command.err == (
+        "stopping after the current step; once more to leave at once\nINTERRUPTED: interrupted by the user\n"
+    )
+    until(lambda: not command.pids(), "all processes to be gone", 10)
+    assert command.shared() == []
+    assert [*command.temporary.glob("asyncsgd-*"), *command.temporary.glob("pymp-*")] == []
+
+    from transformers import AutoModelForMaskedLM
+
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "run" / "model", local_files_only=True)
+    assert all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
+
+
+@needs_proc
+@pytest.mark.processes
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_when_the_main_process_is_killed_its_workers_go_and_shared_memory_is_free(
+    mode: str, start: Callable[[str], Command], tmp_path: Path
+) -> None:
+    command = start(f"--mode {mode} --nproc 2 --samples 200000 --evaluations 2000")
+    until(lambda: num_evaluations(tmp_path / "run") >= 3, "three evaluations")
+    assert len(command.pids()) >= 4  # itself, its fork server and two workers
+    os.kill(command.process.pid, signal.SIGKILL)
+    command.process.wait(10)
+    until(lambda: not command.pids(), "workers to go by themselves", 10)
+    assert command.shared() == []
+    events = list(read_events(tmp_path / "run" / "events.jsonl"))
+    assert sum(record["kind"] == "evaluate" for record in events) >= 3
+
+
+# ---- a worker that leaves in an evaluation: real shared memory, workers written by hand -----------------------------
+
+SIZE = 4
+
+
+class Scripted(threading.Thread):
+    """Worker `number`, whose steps add 1 to every parameter at rate 1.
+
+    It leaves instead of evaluating for the `leaves_at`-th time, or instead of computing anything.
+    """
+
+    def __init__(
+        self, address: SharedMemoryAddress, number: int, *, leaves_at: int | None = None, computes: bool = True
+    ) -> None:
+        super().__init__(daemon=True)
+        self.end, self.number, self.leaves_at, self.computes = address.connect(number), number, leaves_at, computes
+        self.shards: list[tuple[int, int]] = []
+        self.has_answered = threading.Event()
+        """A first `Compute`, if only by leaving."""
+
+    def run(self) -> None:
+        end = self.end
+        parameters = torch.zeros(SIZE)
+        end.answer(Ready("four numbers"))
+        while not isinstance(command := end.receive(), Stop):
+            version = end.pull(parameters)
+            if isinstance(command, Evaluate):
+                self.shards.append((command.shard, command.num_shards))
+                if len(self.shards) == self.leaves_at:
+                    end._connection.close()
+                    return
+                # As loss, what the parameters are: all shards must have seen one version.
+                loss = float(parameters[0]) * (command.shard + 1)
+                end.answer(Evaluated(command.shard, loss, correct=0, masked_tokens=command.shard + 1))
+            elif isinstance(command, Compute):
+                if not self.computes:
+                    end._connection.close()
+                    self.has_answered.set()
+                    return
+                if end.slot is not None:  # there is none in Hogwild mode, where nobody steps here
+                    end.slot.fill_(-1.0)
+                end.answer(Computed(command.dispatch, version, 1.0, 1.0, 2, 0.0, 0.0, 0.0, 0.0))
+                self.has_answered.set()
+
+
+@pytest.mark.parametrize("rule", [Asynchronous(), Synchronous()])
+@pytest.mark.parametrize("leaves_at", [1, 2, 3])
+def test_the_shard_of_a_worker_lost_in_an_evaluation_goes_to_another(leaves_at: int, rule: Rule) -> None:
+    transport = SharedMemoryServer(3, SIZE)
+    records: list[Record] = []
+    try:
+        scripted = [
+            Scripted(transport.address, number, leaves_at=leaves_at if number == 1 else None)  # the other two stay
+            for number in range(3)
+        ]
+        for thread in scripted:
+            thread.start()
+        optimizer = Optimizer(transport.parameters, SIZE, SGD())
+        server = Server(transport.parameters, rule, optimizer, lambda num_samples: 1.0, transport.writing)
+        result = ParameterServer(
+            server,
+            transport,
+            num_workers=3,
+            batch_size=2,
+            budget=Budget(samples=48),
+            evaluations=4,
+            layout="four numbers",
+            report=records.append,
+        ).run()
+        for thread in scripted:
+            thread.join(10)
+        assert not any(thread.is_alive() for thread in scripted)
+    finally:
+        transport.close()
+    assert result == Result(DONE)
+    (left,) = [record for record in records if isinstance(record, Membership) and record.kind == "leave"]
+    assert (left.worker, left.reason) == (1, "its process ended")
+    evaluations = [record for record in records if isinstance(record, Evaluation)]
+    assert len(evaluations) == 5
+    for number, evaluation in enumerate(evaluations, 1):
+        shards = 3 if number <= leaves_at else 2
+        assert evaluation.masked_tokens == shards * (shards + 1) // 2  # every shard once
+        assert evaluation.loss == float(evaluation.version)
+    lost_shard, num_shards = scripted[1].shards[-1]
+    assert (lost_shard, num_shards) in scripted[0].shards  # the lowest number left takes it
+    arrivals = [record for record in records if isinstance(record, Event)]
+    assert Counter(event.batches[0][1] for event in arrivals) == Counter(range(24))
+    assert math.isclose(server.num_samples, 48)
+
+
+@pytest.mark.parametrize("hogwild", [False, True])
+@pytest.mark.parametrize("second", ["answers", "leaves"])
+def test_messages_that_come_together_with_one_that_starts_an_evaluation_are_not_lost(
+    second: str, hogwild: bool
+) -> None:
+    transport = SharedMemoryServer(2, SIZE, slots=not hogwild)
+    records: list[Record] = []
+    try:
+        scripted = [Scripted(transport.address, 0), Scripted(transport.address, 1, computes=second == "answers")]
+        for thread in scripted:
+            thread.start()
+        optimizer = StepTakenByWorker() if hogwild else Optimizer(transport.parameters, SIZE, SGD())
+        server = Server(transport.parameters, Asynchronous(), optimizer, lambda num_samples: 1.0, transport.writing)
+        deadline = time.monotonic() + 5
+
+        def asked_to_stop() -> bool:
+            """Before the server looks for the first gradients: until both are there. Yes where it hangs."""
+            for thread in scripted if server.in_flight else []:
+                thread.has_answered.wait(5)
+            return time.monotonic() > deadline
+
+        result = (Hogwild if hogwild else ParameterServer)(
+            server,
+            transport,
+            num_workers=2,
+            batch_size=2,
+            budget=Budget(samples=16),
+            evaluations=8,
+            layout="four numbers",
+            report=records.append,
+            stop_requested=asked_to_stop,
+        ).run()
+    finally:
+        transport.close()
+    assert result == Result(DONE)
+    arrivals = [record for record in records if isinstance(record, Event)]
+    assert Counter(event.batches[0][1] for event in arrivals) == Counter(range(8))
+    evaluations = [record for record in records if isinstance(record, Evaluation)]
+    assert evaluations[-1].version == server.version
+    assert len(evaluations) == 9 or hogwild  # there, what is finished when all are to stand still is applied first
+
+
+@pytest.mark.parametrize("seconds", [0.05, None])
+def test_a_hogwild_worker_that_holds_a_gradient_in_the_last_evaluation_does_not_step_after_it(
+    seconds: float | None,
+) -> None:
+    """What is saved is what was evaluated last: with --seconds and with --target-loss gradients are in flight then."""
+    transport = SharedMemoryServer(2, SIZE, slots=False)
+    answers: list[type] = []
+
+    def work(number: int) -> None:
+        end = transport.address.connect(number)
+        end.answer(Ready("four numbers"))
+        while not isinstance(command := end.receive(), Stop):
+            if isinstance(command, Evaluate):
+                # The loss is 9 before the first step and 1 after it, so that a second evaluation reaches the target.
+                end.answer(Evaluated(command.shard, 9.0 if end.version == 0 else 1.0, correct=0, masked_tokens=1))
+            elif isinstance(command, Compute):
+                if number == 1 or seconds is not None:  # a slow one: the others are frozen before it is done
+                    until(lambda: int(end.segment.control[FROZEN]), "an evaluation", 10)
+                    end.answer(Holding())
+                    while isinstance(next_command := end.receive(), Evaluate):
+                        end.answer(Evaluated(next_command.shard, 1.0, correct=0, masked_tokens=1))
+                    answers.append(type(next_command))
+                    if isinstance(next_command, Stop):
+                        return
+                end.answer(Computed(command.dispatch, end.version, 1.0, 1.0, 2, 0.0, 0.0, 0.0, 0.0))
+
+    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        server = Server(
+            transport.parameters, Asynchronous(), StepTakenByWorker(), lambda num_samples: 1.0, transport.writing
+        )
+        deadline = time.monotonic() + 10
+        result = Hogwild(
+            server,
+            transport,
+            num_workers=2,
+            batch_size=2,
+            budget=Budget(seconds=seconds) if seconds is not None else Budget(samples=16, target_loss=2.0),
+            evaluations=1 if seconds is not None else 8,
+            layout="four numbers",
+            report=lambda record: None,
+            stop_requested=lambda: time.monotonic() > deadline,
+        ).run()
+        for thread in threads:
+            thread.join(10)
+    finally:
+        transport.close()
+    assert result == Result(DONE)
+    assert answers == ([Stop, Stop] if seconds is not None else [Stop])
+
+
+def test_somebody_who_hangs_up_without_a_word_does_not_end_the_run() -> None:
+    """A worker that is killed between its connection and its first message."""
+    transport = SharedMemoryServer(2, SIZE)
+    records: list[Record] = []
+    try:
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect(transport.address.socket_path)
+        worker = Scripted(transport.address, 0)
+        worker.start()
+        optimizer = Optimizer(transport.parameters, SIZE, SGD())
+        server = Server(transport.parameters, Asynchronous(), optimizer, lambda num_samples: 1.0, transport.writing)
+        result = ParameterServer(
+            server,
+            transport,
+            num_workers=2,
+            batch_size=2,
+            budget=Budget(samples=8),
+            evaluations=1,
+            layout="four numbers",
+            report=records.append,
+            dead=lambda number: "its process was killed by SIGKILL" if number == 1 else None,
+        ).run()
+    finally:
+        transport.close()
+    assert result == Result(DONE)
+    assert server.version == 4
+    leaves = [record for record in records if isinstance(record, Membership) and record.kind == "leave"]
+    assert [(left.worker, left.reason) for left in leaves] == [(1, "its process was killed by SIGKILL")]

@@ -1,0 +1,469 @@
+"""What the project must show, on its real code path: which runs are the same run, and what their records say.
+
+Every run here is one that ``experiments/stilt_mlm.py`` could have been asked for, on a small text. `Plain` is what they
+are compared with: a loop on a model's own parameters with torch's own optimizer, without rules, server or flat vector.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AutoModelForMaskedLM
+
+from asyncsgd.data.batching import EvaluationBatches, TrainingBatches
+from asyncsgd.data.random import dropout_seed
+from asyncsgd.data.tokenization import Tokens
+from asyncsgd.launch import Launch
+from asyncsgd.objectives.masked_lm import MaskedLM
+from asyncsgd.prepare import prepare
+from asyncsgd.record import RunFolder, read_events
+from asyncsgd.runtime.processes import fork_server
+from asyncsgd.settings import Settings, make_settings
+from asyncsgd.train import lead
+
+pytestmark = pytest.mark.processes
+
+BATCH_SIZE = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A finished run and what it left in its folder."""
+
+    settings: Settings
+    path: Path
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return json.loads((self.path / "summary.json").read_text())
+
+    def records(self, *kinds: str) -> list[dict[str, Any]]:
+        return [record for record in read_events(self.path / "events.jsonl") if record["kind"] in kinds]
+
+    def model(self) -> nn.Module:
+        return AutoModelForMaskedLM.from_pretrained(self.path / "model")
+
+    def parameters(self) -> Tensor:
+        return torch.cat([p.detach().flatten() for p in self.model().parameters()])
+
+
+Train = Callable[..., Trained]
+
+
+def sentences(number: int, seed: int) -> str:
+    draw = random.Random(seed)
+    syllables = [c + v for c in "bdfgklmnprst" for v in "aeiou"]
+    words = ["".join(draw.choices(syllables, k=draw.randint(1, 3))) for _ in range(300)]
+    return "\n".join(" ".join(draw.choices(words, k=draw.randint(3, 25))) + "." for _ in range(number))
+
+
+@pytest.fixture(scope="session")
+def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
+    """Run with some settings; equal settings run once a session."""
+    root = tmp_path_factory.mktemp("identities")
+    (root / "train.txt").write_text(sentences(400, seed=0))
+    (root / "eval.txt").write_text(sentences(150, seed=1))
+    # The evaluation set makes 7 batches, so that 2 and 3 workers have shards of different sizes.
+    small = {
+        "data": str(root / "train.txt"),
+        "eval_data": str(root / "eval.txt"),
+        "cache_dir": str(root / "cache"),
+        "vocab_size": 512,
+        "seq_len": 32,
+        "batch_size": BATCH_SIZE,
+        "samples": 80,
+        "evaluations": 1,
+        "warmup": 0,
+        "clip_norm": 0,
+        "device": "cpu",
+        "threads": 1,
+    }
+    context = fork_server("tiny")
+    runs: dict[Settings, Trained] = {}
+
+    def run(**values: object) -> Trained:
+        settings = make_settings(small | values)
+        if settings not in runs:
+            path = root / f"run{len(runs)}"
+            code = lead(settings, Launch(settings.job.nproc, None, False), RunFolder(path), context)
+            assert code == 0, (path / "summary.json").read_text()
+            runs[settings] = Trained(settings, path)
+        return runs[settings]
+
+    return run
+
+
+class Plain:
+    """The model with its own parameters, torch's own optimizer in two groups, and a batch's gradient."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        torch.set_num_threads(1)
+        seed, budget = settings.job.seed, settings.budget
+        prepared = prepare(settings.data, settings.model, settings.machine, eval_samples=budget.eval_samples, seed=seed)
+        self.model = prepared.model
+        task = prepared.task
+        self.evaluation = task.evaluation_batches()
+        self._batches = TrainingBatches(Tokens.load(task.train), task.frame, task.masking, BATCH_SIZE, seed)
+        self._objective = MaskedLM(self.model)
+        self._parameters = list(self.model.parameters())
+        optimization = settings.optimization
+        groups = [
+            {"params": [p for p in self._parameters if p.ndim >= 2], "weight_decay": optimization.weight_decay},
+            {"params": [p for p in self._parameters if p.ndim < 2], "weight_decay": 0.0},
+        ]
+        if optimization.optimizer == "sgd":
+            self._optimizer: torch.optim.Optimizer = torch.optim.SGD(
+                groups, lr=1.0, momentum=optimization.momentum, fused=True
+            )
+        else:
+            betas = (optimization.beta1, optimization.beta2)
+            self._optimizer = torch.optim.AdamW(groups, lr=1.0, betas=betas, fused=True)
+
+    def learning_rate(self, arrived: int) -> float:
+        """After `arrived` samples."""
+        optimization, samples = self.settings.optimization, self.settings.budget.samples
+        peak, warmup = optimization.learning_rate, optimization.warmup
+        if arrived < warmup:
+            return peak * arrived / warmup
+        falls = 0.9 if optimization.schedule == "linear" else 0.0
+        return peak * (1.0 - falls * min(1.0, (arrived - warmup) / (samples - warmup)))
+
+    def gradient(self, index: int, point: Sequence[Tensor] | None = None) -> tuple[list[Tensor], int]:
+        """Of batch `index`, at `point` or where the model is; and the masked tokens behind it."""
+        here = self.point()
+        if point is not None:
+            self._go(point)
+        self.model.zero_grad()
+        torch.manual_seed(dropout_seed(self.settings.job.seed, 0, index))
+        batch = self._batches.batch(index)
+        self._objective.loss(batch).backward()
+        self._go(here)
+        return [p.grad.clone() for p in self._parameters], batch.num_masked
+
+    def step(self, gradients: Sequence[Tensor], learning_rate: float) -> None:
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            parameter.grad = gradient
+        if self.settings.optimization.clip_norm:
+            nn.utils.clip_grad_norm_(self._parameters, self.settings.optimization.clip_norm)
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._optimizer.step()
+
+    def point(self) -> list[Tensor]:
+        return [p.detach().clone() for p in self._parameters]
+
+    def flat(self) -> Tensor:
+        return torch.cat([p.flatten() for p in self.point()])
+
+    def _go(self, point: Sequence[Tensor]) -> None:
+        with torch.no_grad():
+            for parameter, value in zip(self._parameters, point, strict=True):
+                parameter.copy_(value)
+
+    def eval_loss(self) -> float:
+        return eval_loss(self.model, self.evaluation)
+
+
+def eval_loss(model: nn.Module, batches: EvaluationBatches) -> float:
+    """Mean loss per masked token from logits everywhere, summed in float64 by one process."""
+    training = model.training
+    model.eval()
+    total, count = 0.0, 0
+    with torch.no_grad():
+        for index in range(len(batches)):
+            batch = batches.batch(index)
+            logits = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits.flatten(0, 1)
+            logits = logits[batch.masked_positions].double()
+            total += float(functional.cross_entropy(logits, batch.labels, reduction="sum"))
+            count += batch.num_masked
+    model.train(training)
+    return total / count
+
+
+def same_evaluation(record: dict[str, Any], plain: Plain) -> bool:
+    tokens = sum(plain.evaluation.batch(index).num_masked for index in range(len(plain.evaluation)))
+    return record["masked_tokens"] == tokens and record["loss"] == pytest.approx(plain.eval_loss(), rel=1e-6)
+
+
+# ---- a. one worker is the plain loop ------------------------------------------------------------------------
+
+OPTIMIZERS = {
+    "sgd": {"optimizer": "sgd", "learning_rate": 0.1},
+    "momentum": {"optimizer": "sgd", "learning_rate": 0.05, "momentum": 0.9},
+    "adamw": {"optimizer": "adamw", "learning_rate": 1e-3, "weight_decay": 0.1},
+}
+SCHEDULES = {"constant": {"schedule": "constant"}, "linear": {"schedule": "linear", "warmup": 40}}
+MODES = {
+    "single": {"mode": "single"},
+    "async": {"mode": "async", "nproc": 1},
+    "process_group": {"mode": "async", "nproc": 1, "transport": "process_group"},
+    "sync": {"mode": "sync", "nproc": 1},
+    "hogwild": {"mode": "hogwild", "nproc": 1},
+}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "schedule", "modes"),
+    [
+        ("sgd", "constant", ["single", "async"]),
+        ("sgd", "linear", ["single", "async"]),
+        ("momentum", "linear", ["single", "hogwild"]),
+        ("adamw", "constant", ["single", "async"]),
+        ("adamw", "linear", ["single", "async", "process_group", "sync", "hogwild"]),
+    ],
+)
+def test_one_worker_is_the_plain_loop_bit_for_bit_in_every_mode(train, optimizer, schedule, modes):
+    values = OPTIMIZERS[optimizer] | SCHEDULES[schedule] | {"dropout": 0.1, "samples": 50 * BATCH_SIZE}
+    runs = {mode: train(**values, **MODES[mode]) for mode in modes}
+    plain = Plain(runs["single"].settings)
+    for index in range(50):
+        gradients, _ = plain.gradient(index)
+        plain.step(gradients, plain.learning_rate((index + 1) * BATCH_SIZE))
+    for mode, run in runs.items():
+        assert torch.equal(run.parameters(), plain.flat()), mode
+        assert run.summary["num_updates"] == 50
+        assert run.summary["delay"] == {"mean": 0.0, "p50": 0, "p95": 0, "max": 0}
+    assert len({run.summary["parameters_sha256"] for run in runs.values()}) == 1
+
+
+def test_another_seed_is_another_run(train):
+    first, second = (train(mode="single", seed=seed) for seed in (0, 1))
+    assert first.summary["parameters_sha256"] != second.summary["parameters_sha256"]
+    assert first.summary["first_eval_loss"] != second.summary["first_eval_loss"]
+
+
+def test_the_same_single_run_twice_has_the_same_bits(train, tmp_path):
+    run = train(mode="single", dropout=0.1)
+    assert lead(run.settings, Launch(1, None, False), RunFolder(tmp_path / "again"), None) == 0
+    again = Trained(run.settings, tmp_path / "again")
+    assert again.summary["parameters_sha256"] == run.summary["parameters_sha256"]
+    assert [e["loss"] for e in again.records("arrival")] == [e["loss"] for e in run.records("arrival")]
+
+
+# ---- b. synchronous is synchronous, however it is done ------------------------------------------------------
+
+SYNCHRONOUS = {
+    "sync": {"mode": "sync", "nproc": 2},
+    "shared_memory": {"mode": "async", "nproc": 2, "rule": "synchronous", "transport": "shared_memory"},
+    "process_group": {"mode": "async", "nproc": 2, "rule": "synchronous", "transport": "process_group"},
+    "accumulate": {"mode": "single", "accumulate": 2},
+}
+
+
+def accumulated(settings: Settings) -> Plain:
+    """Two batches an update: the gradient of the mean loss per masked token of both together."""
+    plain = Plain(settings)
+    num_batches = math.ceil(settings.budget.samples / BATCH_SIZE)
+    for first in range(0, num_batches, 2):
+        indices = range(first, min(first + 2, num_batches))
+        parts = [plain.gradient(index) for index in indices]
+        total = sum(weight for _, weight in parts)
+        mean = [
+            sum(gradient.double() * (weight / total) for gradient, weight in column).float()
+            for column in zip(*([(g, weight) for g in gradients] for gradients, weight in parts), strict=True)
+        ]
+        plain.step(mean, plain.learning_rate(BATCH_SIZE * (indices[-1] + 1)))
+    return plain
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 0.5])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_all_reduce_equals_the_rule_synchronous_equals_accumulated_batches(train, optimizer, clip_norm):
+    values = OPTIMIZERS[optimizer] | {"clip_norm": clip_norm, "samples": 20 * 2 * BATCH_SIZE}
+    runs = {name: train(**values, **more) for name, more in SYNCHRONOUS.items()}
+    plain = accumulated(runs["accumulate"].settings)
+    expected = plain.flat()
+    assert float((expected - Plain(plain.settings).flat()).norm() / expected.norm()) > 1e-3  # it has gone somewhere
+    for name, run in runs.items():
+        assert run.summary["num_updates"] == 20
+        assert float((run.parameters() - expected).norm() / expected.norm()) <= 1e-5, name
+        assert run.summary["final_eval_loss"] == pytest.approx(plain.eval_loss(), rel=1e-5)
+        assert run.summary["delay"]["max"] == 0
+    # The same sums in the same order: on the parameter server not even the last bit depends on what carries it.
+    hashes = {runs[name].summary["parameters_sha256"] for name in ("shared_memory", "process_group", "accumulate")}
+    assert len(hashes) == 1
+
+
+@pytest.mark.parametrize("name", SYNCHRONOUS)
+def test_a_last_round_with_one_batch_only_counts_that_batch_and_no_other(train, name):
+    # 42 samples are 11 batches of 4: five rounds of two and one of one, 44 samples.
+    values = OPTIMIZERS["sgd"] | {"samples": 42}
+    run = train(**values, **SYNCHRONOUS[name])
+    assert (run.summary["num_updates"], run.summary["num_samples"], run.summary["num_samples_applied"]) == (6, 44, 44)
+    expected = accumulated(run.settings).flat()
+    assert float((run.parameters() - expected).norm() / expected.norm()) <= 1e-5
+    uses = [[dispatch for dispatch, _ in event["uses"]] for event in run.records("arrival") if event["uses"]]
+    assert uses == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10]]
+
+
+# ---- c. exact evaluation ------------------------------------------------------------------------------------
+
+
+def replay(run: Trained) -> tuple[Plain, int]:
+    """Run the recorded order of arrivals again in a plain loop; compare every evaluation on the way, and count them."""
+    plain = Plain(run.settings)
+    versions, evaluations = [plain.point()], 0
+    for record in run.records("arrival", "evaluate"):
+        if record["kind"] == "evaluate":
+            assert record["version"] == len(versions) - 1
+            assert same_evaluation(record, plain)
+            evaluations += 1
+        elif record["outcome"] == "applied":
+            ((_, index, _),) = record["batches"]
+            delay = len(versions) - 1 - record["read_version"]
+            factor = 1.0 / max(1, delay) if run.settings.job.rule == "staleness_aware" else 1.0
+            gradients, _ = plain.gradient(index, versions[record["read_version"]])
+            plain.step(gradients, plain.learning_rate(record["total_samples"]) * factor)
+            versions.append(plain.point())
+    return plain, evaluations
+
+
+ASYNCHRONOUS = [
+    {"rule": "asynchronous", "nproc": 2},
+    {"rule": "asynchronous", "nproc": 3},
+    {"rule": "asynchronous", "nproc": 3, "transport": "process_group"},
+    {"rule": "staleness_aware", "nproc": 3},
+    {"rule": "ringmaster:threshold=1", "nproc": 3},
+]
+ASYNCHRONOUS_VALUES = {
+    "mode": "async",
+    "dropout": 0.1,
+    "samples": 60 * BATCH_SIZE,
+    "evaluations": 4,
+    **SCHEDULES["linear"],
+}
+asynchronous_runs = pytest.mark.parametrize("more", ASYNCHRONOUS, ids=lambda more: "-".join(map(str, more.values())))
+
+
+def asynchronous_run(train: Train, more: dict[str, object]) -> Trained:
+    return train(**ASYNCHRONOUS_VALUES, **more)
+
+
+@asynchronous_runs
+def test_the_recorded_order_of_arrivals_gives_the_run_again_bit_for_bit_and_every_evaluation(train, more):
+    run = asynchronous_run(train, more)
+    plain, evaluations = replay(run)
+    assert evaluations == 5
+    assert torch.equal(run.parameters(), plain.flat())
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        MODES["single"],
+        {"mode": "sync", "nproc": 2},
+        {"mode": "sync", "nproc": 3},
+        {"mode": "async", "nproc": 2},
+        {"mode": "async", "nproc": 3},
+        {"mode": "hogwild", "nproc": 2},
+    ],
+    ids=lambda more: "-".join(map(str, more.values())),
+)
+def test_first_and_final_evaluation_are_those_of_one_process_with_the_initial_and_the_saved_model(train, more):
+    run = train(**more)
+    plain = Plain(run.settings)
+    assert len(plain.evaluation) == 7
+    first, last = (run.records("evaluate")[i] for i in (0, -1))
+    assert (first["version"], last["version"]) == (0, run.summary["num_updates"])
+    assert same_evaluation(first, plain)
+    assert run.summary["first_eval_loss"] == first["loss"]
+    assert run.summary["final_eval_loss"] == last["loss"]
+    assert last["loss"] == pytest.approx(eval_loss(run.model(), plain.evaluation), rel=1e-6)
+    assert last["loss"] < first["loss"]
+
+
+@pytest.mark.parametrize("mode", ["single", "async", "sync", "hogwild"])
+def test_how_often_a_run_evaluates_changes_no_bit_of_it(train, mode):
+    runs = [train(**MODES[mode], dropout=0.1, evaluations=evaluations) for evaluations in (1, 7)]
+    assert [len(run.records("evaluate")) for run in runs] == [2, 8]
+    assert runs[0].summary["parameters_sha256"] == runs[1].summary["parameters_sha256"]
+    assert runs[0].summary["final_eval_loss"] == runs[1].summary["final_eval_loss"]
+
+
+def test_evaluations_come_at_the_first_update_at_or_after_even_parts_of_the_budget(train):
+    run = train(**MODES["async"], dropout=0.1, evaluations=7)
+    # 80 samples in 7 parts: 11.4, 22.9, 34.3, 45.7, 57.1, 68.6, 80, in batches of 4.
+    assert [e["total_samples"] for e in run.records("evaluate")] == [0, 12, 24, 36, 48, 60, 72, 80]
+
+
+# ---- d. what the records count ------------------------------------------------------------------------------
+
+COUNTED = [
+    *({**more, **ASYNCHRONOUS_VALUES} for more in ASYNCHRONOUS),
+    {"mode": "sync", "nproc": 2},
+    {"mode": "sync", "nproc": 3, "samples": 42},
+    {"mode": "async", "nproc": 3, "rule": "synchronous", "samples": 42},
+    {"mode": "single", "accumulate": 3, "samples": 42},
+    {"mode": "hogwild", "nproc": 3, "samples": 160},
+]
+
+
+@pytest.mark.parametrize("more", COUNTED, ids=lambda more: "-".join(map(str, list(more.values())[:4])))
+def test_every_batch_of_the_budget_arrives_once_and_the_counts_follow_what_arrived(train, more):
+    run = train(**SCHEDULES["linear"] | more)
+    plain, summary, events = Plain(run.settings), run.summary, run.records("arrival")
+    num_batches = math.ceil(run.settings.budget.samples / BATCH_SIZE)
+    assert summary["status"] == "DONE"
+    assert summary["num_samples"] == num_batches * BATCH_SIZE
+    assert [event["total_samples"] for event in events] == [(k + 1) * BATCH_SIZE for k in range(num_batches)]
+    assert {event["num_samples"] for event in events} == {BATCH_SIZE}
+    assert sorted(event["batches"] for event in events) == [[[0, k, k + 1]] for k in range(num_batches)]
+    assert sorted(event["dispatch"] for event in events) == list(range(num_batches))
+    version, seconds, applied = 0, 0.0, 0
+    for event in events:
+        assert event["arrival_delay"] == version - event["read_version"] >= 0
+        assert event["version"] == version + bool(event["uses"])
+        version = event["version"]
+        if event["outcome"] == "applied":
+            assert event["learning_rate"] == plain.learning_rate(event["total_samples"])
+        assert event["train_seconds"] >= seconds
+        seconds = event["train_seconds"]
+        applied += BATCH_SIZE * len(event["uses"])
+    assert (summary["num_updates"], summary["num_samples_applied"]) == (version, applied)
+    uses = [dispatch for event in events for dispatch, _ in event["uses"]]
+    drops = [dispatch for event in events for dispatch in event["drops"]]
+    assert sorted(uses + drops) == list(range(num_batches))
+    assert {event["worker"] for event in events} <= set(range(run.settings.job.accumulate * run.settings.job.nproc))
+
+
+@asynchronous_runs
+def test_delays_keep_to_the_conservation_law_and_a_worker_never_reads_before_its_previous_gradient_arrived(train, more):
+    run = asynchronous_run(train, more)
+    num_workers, threshold = run.settings.job.nproc, 1 if "ringmaster" in run.settings.job.rule else math.inf
+    events, previous, delays = run.records("arrival"), {}, []
+    for event in events:
+        assert event["read_version"] >= previous.get(event["worker"], 0)
+        previous[event["worker"]] = event["version"]
+        late = event["arrival_delay"] >= threshold
+        assert event["outcome"] == ("dropped" if late else "applied")
+        assert event["uses"] == ([] if late else [[event["dispatch"], event["arrival_delay"]]])
+        assert event["drops"] == ([event["dispatch"]] if late else [])
+        delays.append(event["arrival_delay"])
+    # Each update makes at most the N - 1 other gradients one older, dropped ones too.
+    assert sum(delays) <= (num_workers - 1) * run.summary["num_updates"]
+    applied = sorted(delay for delay in delays if delay < threshold)
+    assert run.summary["delay"]["max"] == applied[-1]
+    assert run.summary["delay"]["mean"] == pytest.approx(sum(applied) / len(applied), rel=1e-12)
+    assert set(previous) == set(range(num_workers))
+
+
+@asynchronous_runs
+def test_a_worker_is_started_again_at_its_own_arrival_with_the_next_batch_until_none_is_left(train, more):
+    run = asynchronous_run(train, more)
+    num_workers, events = run.settings.job.nproc, run.records("arrival")
+    num_batches = len(events)
+    for number, event in enumerate(events):
+        following = number + num_workers  # as many were started before the first arrival as there are workers
+        expected = [[event["worker"], following, [[0, following, following + 1]]]] if following < num_batches else []
+        assert event["started"] == expected

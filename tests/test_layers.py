@@ -1,0 +1,98 @@
+"""Who may import whom, read from the sources."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+MAY_IMPORT = {
+    # part -> the parts of asyncsgd it may import, beside itself
+    "errors": set(),
+    "record": set(),
+    "torchrun": set(),
+    "delay": set(),
+    "rules": {"delay", "errors"},
+    "flat": {"errors"},
+    "server": {"rules.base", "record", "flat"},
+    "data": {"errors"},
+    "objectives": {"data"},
+    "models": {"data", "errors", "flat"},
+    "evaluation": {"data", "objectives"},
+    "worker": {"data", "objectives", "flat"},
+    "runtime": {"data", "errors", "evaluation", "flat", "models", "objectives", "record", "server", "worker"},
+    "settings": {"errors"},
+    "progress": {"record"},
+    "run_folder": {"errors", "record", "settings"},
+    "launch": {"errors"},
+}
+COMPOSE = {"prepare", "train", "finetune", "__init__"}
+
+
+def imports_of(path: Path) -> set[str]:
+    """Full names of the modules that a file imports anywhere."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            module = node.module or ""
+            names |= {f"asyncsgd.{alias.name}" for alias in node.names} if module == "asyncsgd" else {module}
+    return names
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(ROOT / "asyncsgd").parts[0].removesuffix(".py")
+
+
+SOURCES = sorted((ROOT / "asyncsgd").rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_module_imports_only_what_its_room_may(path: Path) -> None:
+    part = part_of(path)
+    foreign = {name for name in imports_of(path) if name.split(".")[0] in ("experiments", "analysis", "tests")}
+    assert not foreign
+    if part in COMPOSE:
+        return
+    assert part in MAY_IMPORT, f"asyncsgd/{part} has no row in MAY_IMPORT"
+    for name in imports_of(path):
+        if not name.startswith("asyncsgd.") or name == "asyncsgd.__version__":
+            continue
+        inner = name.removeprefix("asyncsgd.")
+        room = inner.split(".")[0]
+        assert room == part or room in MAY_IMPORT[part] or inner in MAY_IMPORT[part], f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize("part", ["errors", "record", "torchrun", "delay", "settings", "run_folder"])
+def test_light_modules_import_neither_torch_nor_transformers(part: str) -> None:
+    names = {name.split(".")[0] for name in imports_of(ROOT / "asyncsgd" / f"{part}.py")}
+    assert not names & {"torch", "transformers", "datasets", "numpy"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "analysis").glob("*.py")), ids=lambda path: path.name)
+def test_analysis_never_imports_torch(path: Path) -> None:
+    names = imports_of(path)
+    assert not {name.split(".")[0] for name in names} & {"torch", "transformers", "experiments"}
+    assert {name for name in names if name.startswith("asyncsgd.")} <= {"asyncsgd.record", "asyncsgd.errors"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "experiments").rglob("*.py")), ids=lambda path: path.name)
+def test_experiments_never_import_one_another(path: Path) -> None:
+    assert not {name for name in imports_of(path) if name.split(".")[0] == "experiments"}
+
+
+def test_only_the_server_steps_an_optimizer() -> None:
+    for path in SOURCES:
+        calls = [
+            node
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.Attribute)
+            and node.attr in ("SGD", "AdamW")
+            and ast.unparse(node).startswith("torch.optim")
+        ]
+        assert not calls or path.name == "server.py"

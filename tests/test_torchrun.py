@@ -1,0 +1,256 @@
+"""The documented command, typed literally: torchrun starts the script, and the script knows who starts the workers."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from asyncsgd.launch import Launch
+from asyncsgd.torchrun import accept_nproc, is_torchrun, spell_out
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+TIMEOUT = 90
+TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
+WORDS = ("alpha", "beta", "gamma", "worker", "server", "gradient", "update", "reads", "writes", "stale", "fresh")
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Flags of a run that takes a second once everything is imported."""
+    folder = tmp_path_factory.mktemp("data")
+    draw = random.Random(0)
+    text = folder / "text.txt"
+    text.write_text("".join(" ".join(draw.choices(WORDS, k=12)) + f" {line}\n" for line in range(300)))
+    return (
+        f"--data {text} --cache-dir {folder / 'cache'} --runs-dir runs --seq-len 32 --batch-size 4 --vocab-size 512 "
+        "--eval-samples 8 --evaluations 1 --samples 48"
+    ).split()
+
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Iterator[Command]:
+    """Run a command line in `tmp_path`; whatever it started is gone afterwards (torchrun's ranks have own sessions)."""
+    mark = uuid.uuid4().hex
+    environment = {name: value for name, value in os.environ.items() if name not in ("WORLD_SIZE", "RANK")}
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            words,
+            cwd=tmp_path,
+            env={**environment, "ASYNCSGD_TEST": mark},
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            start_new_session=True,
+        )
+
+    yield run
+    left = marked(mark)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert left == []
+
+
+def marked(mark: str) -> list[int]:
+    """The living processes whose environment carries `mark`; none where there is no /proc."""
+    pids = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            dead = (folder / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+            if not dead and f"ASYNCSGD_TEST={mark}".encode() in (folder / "environ").read_bytes():
+                pids.append(int(folder.name))
+    return pids
+
+
+def the_only_run(folder: Path) -> tuple[Path, dict[str, Any]]:
+    (run,) = (folder / "runs").iterdir()
+    return run, json.loads((run / "summary.json").read_text())
+
+
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("stilt_mlm", REPOSITORY / "experiments" / "stilt_mlm.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# ---- the words ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("typed", "spelt"),
+    [
+        (["a.py", "--nproc", "4"], ["a.py", "--nproc-per-node", "4"]),
+        (["--nproc=4", "a.py"], ["--nproc-per-node=4", "a.py"]),
+        (["a.py", "--nproc="], ["a.py", "--nproc-per-node="]),
+        (["a.py", "--nprocs", "4"], ["a.py", "--nprocs", "4"]),
+        (["a.py", "--nproc-per-node", "4"], ["a.py", "--nproc-per-node", "4"]),
+        (["a.py", "--nproc_per_node=4"], ["a.py", "--nproc_per_node=4"]),
+        (["--", "a.py", "--nproc", "4"], ["--", "a.py", "--nproc", "4"]),
+        (["--nproc", "2", "--", "a.py", "--nproc", "4"], ["--nproc-per-node", "2", "--", "a.py", "--nproc", "4"]),
+        ([], []),
+    ],
+)
+def test_nproc_is_spelt_out_up_to_two_dashes_and_nothing_else_changes(typed: list[str], spelt: list[str]) -> None:
+    before = list(typed)
+    assert spell_out(typed) == spelt
+    assert typed == before
+
+
+@pytest.mark.parametrize(
+    ("line", "yes"),
+    [
+        ("python /usr/bin/torchrun a.py", True),
+        ("python -u -X dev -W ignore /v/bin/torchrun a.py", True),
+        (r"python C:/v/Scripts/torchrun.exe a.py", True),
+        ("python -m torch.distributed.run a.py", True),
+        ("python -u -m torch.distributed.run a.py", True),
+        ("python -m pytest torch.distributed.run", False),
+        ("python -m torch.distributed.launch a.py", False),
+        ("python a.py torchrun", False),
+        ("python -W torchrun a.py", False),
+        ("python torchrun_notes.py", False),
+        ("python -m", False),
+        ("python", False),
+    ],
+)
+def test_torchrun_is_told_by_the_interpreters_own_command_line(line: str, yes: bool) -> None:
+    assert is_torchrun(line.split()) is yes
+
+
+@pytest.mark.parametrize("weird", [None, 7, [], [None], ["python", b"torchrun"], ["python", 3.5]])
+def test_no_command_line_however_weird_breaks_import_torch(weird: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "orig_argv", weird)
+    monkeypatch.setattr(sys, "argv", ["a.py", "--nproc", "4"])
+    accept_nproc()
+    assert sys.argv == ["a.py", "--nproc", "4"]
+
+
+def test_no_missing_argv_breaks_import_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "orig_argv", ["python", "/usr/bin/torchrun"])
+    monkeypatch.delattr(sys, "argv")
+    accept_nproc()
+    monkeypatch.delattr(sys, "orig_argv")
+    accept_nproc()
+
+
+def test_torchruns_own_argv_is_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "orig_argv", ["python", "/usr/bin/torchrun", "a.py", "--nproc", "4"])
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/torchrun", "a.py", "--nproc", "4"])
+    accept_nproc()
+    assert sys.argv == ["/usr/bin/torchrun", "a.py", "--nproc-per-node", "4"]
+
+
+# ---- who starts the workers ----------------------------------------------------------------------------------
+
+
+def test_one_process_of_torchruns_starts_the_workers_itself() -> None:
+    environment = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    assert Launch.read(environment, 4, nproc_given=True) == Launch(4, None, False)
+
+
+def test_ranks_of_torchruns_are_the_workers_and_nproc_may_repeat_their_number() -> None:
+    environment = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_WORLD_SIZE": "2"}
+    assert Launch.read(environment, 4, nproc_given=True) == Launch(4, 3, True)
+    assert Launch.read(environment, 1, nproc_given=False) == Launch(4, 3, True)
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_another_number_than_torchruns_exits_with_2_and_rank_0_says_what_to_type(
+    rank: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"WORLD_SIZE": "2", "RANK": rank, "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["stilt_mlm.py", "--mode", "sync", "--nproc", "4"])
+    assert script().main() == 2
+    said = (
+        "error: the launcher started 2 processes but --nproc is 4; drop --nproc, or type torchrun --nproc-per-node 4\n"
+    )
+    assert capsys.readouterr() == ("", said if rank == "0" else "")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "environment", "said"),
+    [
+        ("single", {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_WORLD_SIZE": "2"}, "type python, not torchrun"),
+        ("async", {"WORLD_SIZE": "4", "RANK": "0", "LOCAL_WORLD_SIZE": "2"}, "type --mode sync"),
+        ("hogwild", {"WORLD_SIZE": "4", "RANK": "0", "LOCAL_WORLD_SIZE": "2"}, "type --mode sync"),
+    ],
+)
+def test_a_mode_that_cannot_use_torchruns_ranks_says_so(
+    mode: str,
+    environment: dict[str, str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["stilt_mlm.py", "--mode", mode])
+    assert script().main() == 2
+    assert said in capsys.readouterr().err
+
+
+# ---- the commands --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.processes
+def test_importing_asyncsgd_imports_neither_torch_nor_transformers(command: Command) -> None:
+    heavy = "('torch', 'transformers', 'numpy', 'datasets')"
+    code = (
+        f"import sys, asyncsgd, asyncsgd.torchrun, asyncsgd.settings; print([m for m in {heavy} if m in sys.modules])"
+    )
+    assert command(sys.executable, "-c", code).stdout == "[]\n"
+
+
+@pytest.mark.processes
+def test_the_documented_command_trains_with_four_workers(command: Command, small: list[str], tmp_path: Path) -> None:
+    done = command(TORCHRUN, str(REPOSITORY / "experiments/stilt_mlm.py"), "--mode", "async", "--nproc", "4", *small)
+    assert done.returncode == 0, done.stderr
+    run, summary = the_only_run(tmp_path)
+    told = [summary[key] for key in ("status", "mode", "num_workers", "num_samples", "num_updates")]
+    assert told == ["DONE", "async", 4, 48, 12]
+    assert "-async-w4-" in run.name
+    assert f"done   runs/{run.name}" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("start", "mode", "num_updates"),
+    [
+        (f"{TORCHRUN} --nproc-per-node 2", "async", 12),
+        (f"{sys.executable} -m torch.distributed.run --nproc=2", "sync", 6),
+    ],
+    ids=["console script, async", "module, sync"],
+)
+def test_ranks_made_by_torchrun_train_together(
+    start: str, mode: str, num_updates: int, command: Command, small: list[str], tmp_path: Path
+) -> None:
+    done = command(*start.split(), str(REPOSITORY / "experiments/stilt_mlm.py"), "--mode", mode, *small)
+    assert done.returncode == 0, done.stderr
+    _, summary = the_only_run(tmp_path)
+    told = [summary[key] for key in ("status", "mode", "num_workers", "num_samples", "num_updates")]
+    assert told == ["DONE", mode, 2, 48, num_updates]
+    assert done.stdout.count("model  tiny") == 1  # rank 0 alone speaks
