@@ -184,11 +184,14 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
             try:
                 record = json.loads(line)
             except json.JSONDecodeError:
+                record = None
+            if not isinstance(record, dict):
                 torn = line
                 continue
             if record.get("kind") == "header":
-                if record["schema"] > SCHEMA:
-                    raise ValueError(f"{path.name} has schema {record['schema']}, this version reads up to {SCHEMA}")
+                schema = record.get("schema")
+                if not isinstance(schema, int) or schema > SCHEMA:
+                    raise ValueError(f"{path.name} has schema {schema}, this version reads up to {SCHEMA}")
                 continue
             yield record
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from torch import Tensor
 
 from asyncsgd import models
@@ -37,7 +38,16 @@ from asyncsgd.runtime.base import POLL_SECONDS, Result
 from asyncsgd.runtime.hogwild import Hogwild
 from asyncsgd.runtime.parameter_server import ParameterServer
 from asyncsgd.runtime.processes import Processes
-from asyncsgd.runtime.rank_process import STOP_REQUESTED, Finished, Meeting, Training, backend_of, serve_rank
+from asyncsgd.runtime.rank_process import (
+    LOST_CONTACT,
+    STOP_REQUESTED,
+    Finished,
+    Meeting,
+    Training,
+    backend_of,
+    is_lost_contact,
+    serve_rank,
+)
 from asyncsgd.runtime.transport.base import ServerEnd
 from asyncsgd.runtime.transport.in_process import InProcess
 from asyncsgd.runtime.transport.process_group import ProcessGroupServer
@@ -91,30 +101,50 @@ def lead(settings: Settings, launch: Launch, folder: RunFolder, context: ForkSer
         UsageError: where the user has to change something; the folder then holds a FAILED summary.
     """
     with _stop_on_signal() as stop_requested:
-        board = None if launch.rank is None else Noticeboard()
-        run = None
+        run, result = _attempt(settings, launch, folder, context, stop_requested)
         try:
-            run = _open(settings, launch, folder, context, stop_requested)
-            result = _MODES[settings.job.mode](run, board)
-        except UsageError as error:
-            folder.write_summary(_identity(settings, launch) | {"status": FAILED, "message": str(error)})
-            raise
-        except RunError as error:
-            result = Result(FAILED, str(error))
-        except Exception as error:
-            traceback.print_exc()
-            result = Result(FAILED, f"{type(error).__name__}: {error}")
-        finally:
-            if run is not None:
-                run.record.close()
-        if run is None:
-            folder.write_summary(_identity(settings, launch) | {"status": result.status, "message": result.message})
-        else:
-            _finish(run, result)
-        folder.close()
+            if run is None:
+                folder.write_summary(_identity(settings, launch) | {"status": result.status, "message": result.message})
+            else:
+                result = _finish(run, result)
+            folder.close()
+        except OSError as error:
+            result = Result(
+                FAILED, f"{folder.path} cannot be written ({error.strerror}); free some space and run again"
+            )
     if result.message:
         print(f"{result.status}: {result.message}", file=sys.stderr, flush=True)
     return EXIT_CODES.get(result.status, 1)
+
+
+def _attempt(
+    settings: Settings,
+    launch: Launch,
+    folder: RunFolder,
+    context: ForkServerContext | None,
+    stop_requested: Callable[[], bool],
+) -> tuple[Run | None, Result]:
+    """Prepare and train; the run, as far as it came, and how it ended."""
+    run = None
+    try:
+        board = None if launch.rank is None else Noticeboard()
+        run = _open(settings, launch, folder, context, stop_requested)
+        return run, _MODES[settings.job.mode](run, board)
+    except UsageError as error:
+        folder.write_summary(_identity(settings, launch) | {"status": FAILED, "message": str(error)})
+        raise
+    except KeyboardInterrupt:
+        return None, Result(INTERRUPTED, "interrupted by the user, twice: only the records are saved")
+    except RunError as error:
+        return run, Result(FAILED, str(error))
+    except OSError as error:
+        return run, Result(FAILED, f"{error.strerror or error}: {error.filename or folder.path}")
+    except Exception as error:
+        traceback.print_exc()
+        return run, Result(FAILED, f"{type(error).__name__}: {error}")
+    finally:
+        if run is not None:
+            run.record.close()
 
 
 def _open(
@@ -156,11 +186,13 @@ def _describe(settings: Settings, rule: Rule, prepared: Prepared, flat: FlatMode
     print(f"model  {settings.model.model} ({origin}, {flat.layout.num_parameters / 1e6:.2f} M parameters)", end="   ")
     samples = f"{prepared.num_train_samples} training, {prepared.num_eval_samples} evaluation samples"
     print(f"data  {prepared.data_name} ({samples})   seed {job.seed}")
-    steps = {
-        "hogwild": "workers step the shared vector themselves, "
-        + ("one optimizer state shared" if job.hogwild_state == "shared" else "an optimizer state each"),
-    }.get(job.mode, rule.summary)
-    print(f"rule   {rule}: {steps}")
+    states = "one optimizer state shared by all" if job.hogwild_state == "shared" else "an optimizer state each"
+    how = {
+        "single": f"one process, {job.accumulate} batch{'es' if job.accumulate > 1 else ''} per update",
+        "sync": "all ranks step along the weighted mean of their gradients (DistributedDataParallel)",
+        "hogwild": f"workers step the shared vector themselves, without locks, {states}",
+    }
+    print(f"rule   {rule}: {how.get(job.mode, rule.summary)}")
     clip = f", directions clipped at norm {optimization.clip_norm:g}" if optimization.clip_norm else ""
     print(
         f"step   {optimization.optimizer}, learning rate {optimization.learning_rate:g} ({optimization.schedule} after"
@@ -207,7 +239,7 @@ def _train_single(run: Run, board: Noticeboard | None) -> Result:
 
 def _train_async(run: Run, board: Noticeboard | None) -> Result:
     """This process is the server; workers come from the fork server, or are torchrun's other ranks."""
-    if run.settings.job.transport == "process_group":
+    if _transport_of(run.settings) == "process_group":
         transport: ProcessGroupServer | SharedMemoryServer = ProcessGroupServer(run.num_workers, run.flat.layout.size)
     else:
         transport = SharedMemoryServer(run.num_workers, run.flat.layout.size)
@@ -322,8 +354,10 @@ def _train_sync(run: Run, board: Noticeboard | None) -> Result:
     task = dataclasses.replace(run.prepared.task, device=device_of_worker(run.prepared.task.device, 0))
     try:
         return training.run(task, run.flat, run.record, run.stop_requested)[0]
-    except RuntimeError as error:  # what a collective raises when a rank is gone
-        raise RunError(f"a rank is gone: {str(error).splitlines()[0]}") from error
+    except RuntimeError as error:
+        if is_lost_contact(error):
+            raise RunError(f"a rank is gone: {str(error).splitlines()[0]}") from error
+        raise
 
 
 def _join_ranks(board: Noticeboard, task: Task, training: Training) -> int:
@@ -368,7 +402,7 @@ def _follow_records(run: Run, records: Connection, processes: Processes, segment
     Raises:
         RunError: naming the first rank found dead; the caller ends the others.
     """
-    sentinels = {sentinel: rank for rank, sentinel in processes.sentinels.items()}
+    sentinels = set(processes.sentinels.values())
     while True:
         if run.stop_requested():
             segment.control[STOP_REQUESTED] = 1
@@ -380,13 +414,20 @@ def _follow_records(run: Run, records: Connection, processes: Processes, segment
                     return record
                 run.record(record)
                 continue
-        for sentinel in ready:
-            rank = sentinels.get(sentinel) if isinstance(sentinel, int) else None
-            if rank is not None:
-                raise RunError(
-                    f"rank {rank} is lost ({processes.how_it_ended(rank)}) and synchronous training cannot go on "
-                    f"without it; the other ranks were stopped. --mode async goes on when a worker is lost"
-                )
+        if any(sentinel in sentinels for sentinel in ready):
+            rank, reason = _first_lost(processes, run.num_workers)
+            raise RunError(
+                f"rank {rank} is lost ({reason}) and synchronous training cannot go on without it; the other ranks "
+                f"were stopped. --mode async goes on when a worker is lost"
+            )
+
+
+def _first_lost(processes: Processes, num_workers: int) -> tuple[int, str]:
+    """The rank that is to blame, and how it ended: the others fail too, since their collectives do."""
+    ends = {rank: processes.how_it_ended(rank) for rank in range(num_workers)}
+    known = {rank: end for rank, end in ends.items() if end is not None}
+    to_blame = {rank: end for rank, end in known.items() if not end.endswith(f"code {LOST_CONTACT}")} or known
+    return min(to_blame.items())
 
 
 _MODES: dict[str, Callable[[Run, Noticeboard | None], Result]] = {
@@ -424,33 +465,33 @@ def _identity(settings: Settings, launch: Launch) -> dict[str, Any]:
         "seed": settings.job.seed,
         "batch_size": settings.data.batch_size,
         "accumulate": settings.job.accumulate,
-        "transport": settings.job.transport,
+        "transport": _transport_of(settings),
         "hogwild_state": settings.job.hogwild_state if settings.job.mode == "hogwild" else None,
         "clock": "measured",
         "oversubscription": launch.num_workers * settings.machine.threads / available_cores(),
     }
 
 
+def _transport_of(settings: Settings) -> str | None:
+    """What carried gradients to the server; None where there is no server. All workers are on its host so far."""
+    asked = settings.job.transport
+    return {"async": "shared_memory" if asked == "auto" else asked, "hogwild": "shared_memory"}.get(settings.job.mode)
+
+
 def _from_scratch(settings: Settings) -> bool:
     return settings.model.model in models.SHAPES
 
 
-def _finish(run: Run, result: Result) -> None:
-    """Save the model, write the summary, and tell the user what came out and what to type next."""
+def _finish(run: Run, result: Result) -> Result:
+    """Save the model, write the summary, tell the user what came out and what to type next; return how it ended."""
     totals, delays = run.record.totals, run.record.delays
     folder = run.record.folder
-    message = result.message
-    saved = True
     try:
         models.save_model(run.flat.model, run.prepared.tokenizer, folder.path / "model")
-    except OSError as error:
-        saved, result = (
-            False,
-            Result(FAILED, f"the model could not be saved: {error.strerror}; free some space and run again"),
-        )
-        message = result.message
+    except (OSError, SafetensorError) as error:
+        result = Result(FAILED, f"the model could not be saved ({error}); free some space and run again")
     folder.write_summary(
-        {"status": result.status, "message": message}
+        {"status": result.status, "message": result.message}
         | _identity(run.settings, run.launch)
         | totals.as_summary()
         | {
@@ -473,5 +514,6 @@ def _finish(run: Run, result: Result) -> None:
     delay = delays.summary()
     if delays.number:
         print(f"delay  p50 {delay['p50']}   p95 {delay['p95']}   max {delay['max']}   mean {delay['mean']:.2f} updates")
-    print(f"{result.status.lower():6} {folder.path}" + ("" if saved else "   (without its model)"))
+    print(f"{result.status.lower():6} {folder.path}")
     print(f"next   python -m analysis.compare {folder.path.parent}", flush=True)
+    return result

@@ -38,6 +38,9 @@ def main() -> int:
         if os.environ.get("RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:  # before training began
+        print("interrupted", file=sys.stderr)
+        return 130
 
 
 def run(argv: list[str]) -> int:

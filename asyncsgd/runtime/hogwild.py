@@ -15,10 +15,16 @@ time. Such a run cannot be replayed, because what a read saw is nowhere written 
 
 from __future__ import annotations
 
+import time
+
+from asyncsgd.runtime.base import POLL_SECONDS, Result
 from asyncsgd.runtime.parameter_server import ParameterServer
 from asyncsgd.runtime.transport.base import Computed, Holding, Lost, Proceed
 from asyncsgd.runtime.transport.shared_memory import FROZEN, SAMPLES, SharedMemoryServer
 from asyncsgd.server import Outcome
+
+STOP_SECONDS = 30.0
+"""How long a worker may take over its last gradient when a run ends before its budget in samples is spent."""
 
 
 class Hogwild(ParameterServer):
@@ -29,6 +35,15 @@ class Hogwild(ParameterServer):
     finishes; so nothing is applied while shards are evaluated. The training clock stops when all stand still."""
 
     _transport: SharedMemoryServer
+
+    def run(self) -> Result:
+        """Train until the budget is spent and the last worker has stopped stepping; blocks."""
+        result = super().run()
+        deadline = time.monotonic() + STOP_SECONDS
+        while self._present and time.monotonic() < deadline:
+            gone = {worker for worker, message in self._transport.wait(POLL_SECONDS) if isinstance(message, Lost)}
+            self._present -= gone
+        return result
 
     def _apply(self, worker: int, message: Computed) -> Outcome:
         outcome = super()._apply(worker, message)

@@ -138,7 +138,7 @@ class ParameterServer:
                 result = self._advance()
         self._clock.pause()
         if result is None or (result.status == DONE and self._evaluated_version != self._server.version):
-            result = self._evaluate() or Result(DONE)
+            result = self._evaluate(last=True) or Result(DONE)
         return result
 
     def _advance(self) -> Result | None:
@@ -331,8 +331,8 @@ class ParameterServer:
 
     # ---- exact evaluation ----------------------------------------------------------------------------------
 
-    def _evaluate(self) -> Result | None:
-        """Evaluate the current version exactly; the result, if that ends the run."""
+    def _evaluate(self, *, last: bool = False) -> Result | None:
+        """Evaluate the current version exactly; the result, if that ends the run. After the last nothing goes on."""
         running = self._clock.running
         self._quiesce()
         if running:
@@ -350,10 +350,12 @@ class ParameterServer:
         )
         self._evaluated_version = evaluation.version
         self._report(evaluation)
-        self._resume()
-        if running:
-            self._clock.resume()
-        return verdict_of_evaluation(evaluation, self._budget)
+        result = verdict_of_evaluation(evaluation, self._budget)
+        if result is None and not last:
+            self._resume()
+            if running:
+                self._clock.resume()
+        return result
 
     def _quiesce(self) -> None:
         """Make sure that nothing changes the parameters from here on; here only this process does."""

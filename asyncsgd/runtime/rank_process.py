@@ -22,6 +22,9 @@ from asyncsgd.runtime.transport.shared_memory import Segment
 from asyncsgd.runtime.worker_process import Task, set_up_process
 from asyncsgd.server import OptimizerRecipe, Schedule
 
+LOST_CONTACT = 3
+"""Exit code of a rank that failed because another one is gone."""
+
 STOP_REQUESTED = 3
 """The control word by which the parent asks rank 0 to stop."""
 
@@ -81,6 +84,12 @@ def backend_of(device: str, num_workers: int) -> str:
     return "nccl" if device.startswith("cuda") and torch.cuda.device_count() >= num_workers else "gloo"
 
 
+def is_lost_contact(error: Exception) -> bool:
+    """Whether a collective failed because its peers did, as far as gloo and NCCL let one tell."""
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(sign in text for sign in ("gloo", "nccl", "connection", "socket"))
+
+
 def serve_rank(task: Task, training: Training, meeting: Meeting, rank: int, records: Connection | None) -> None:
     """Entry point of a rank; blocks. `records` is rank 0's pipe to the parent, which owns the run folder."""
     try:
@@ -109,7 +118,9 @@ def serve_rank(task: Task, training: Training, meeting: Meeting, rank: int, reco
             records.recv()  # the parent has read everything
     except (EOFError, BrokenPipeError):
         os._exit(1)  # the parent is gone
-    except Exception:
+    except Exception as error:
+        if is_lost_contact(error):
+            os._exit(LOST_CONTACT)  # the parent names the rank that is gone
         print(f"rank {rank} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
         os._exit(1)
     os._exit(0)  # skips the teardown of a group whose other members may be gone

@@ -120,9 +120,9 @@ def test_a_torn_last_line_is_left_out_with_a_message(tmp_path):
     ("damage", "told"),
     [
         ("garbage", "events.jsonl: line 3 is damaged: 'garbage\\n'"),
-        ("[1, 2]", "events.jsonl: a line is not a record"),
-        ("7", "events.jsonl: a line is not a record"),
-        ('{"kind":"header"}', "events.jsonl: a line is not a record"),
+        ("[1, 2]", "events.jsonl: line 3 is damaged: '[1, 2]\\n'"),
+        ("7", "events.jsonl: line 3 is damaged: '7\\n'"),
+        ('{"kind":"header"}', f"events.jsonl has schema None, this version reads up to {SCHEMA}"),
         ('{"kind":"header","schema":99}', f"events.jsonl has schema 99, this version reads up to {SCHEMA}"),
     ],
 )

@@ -157,7 +157,10 @@ class SharedMemoryServer:
     def _accept(self) -> None:
         accepted, _ = self._listener.accept()
         connection = Connection(accepted.detach())
-        self._connections[connection.recv()] = connection
+        try:
+            self._connections[connection.recv()] = connection
+        except (EOFError, ConnectionResetError):
+            connection.close()  # died before it could say who it was; whoever started it sees that
         if len(self._connections) == self._expected:
             self.segment.unlink()
 
