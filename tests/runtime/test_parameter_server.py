@@ -1,0 +1,260 @@
+"""The serving loop over real transports; workers are threads of this process, and gradients need no model."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from asyncsgd.record import APPLIED, DONE, Evaluation, Event, Fault, Membership, Record
+from asyncsgd.rules import Asynchronous, Synchronous
+from asyncsgd.rules.base import Arrival, Reply, Rule, View
+from asyncsgd.runtime.base import Batches, Budget, EvaluationPoints
+from asyncsgd.runtime.parameter_server import ParameterServer
+from asyncsgd.runtime.transport.base import Compute, Computed, Evaluate, Evaluated, Ready, Stop, WorkerEnd
+from asyncsgd.runtime.transport.process_group import ProcessGroupServer
+from asyncsgd.runtime.transport.shared_memory import SharedMemoryServer
+from asyncsgd.server import SGD, Optimizer, Server
+
+TRANSPORTS = [SharedMemoryServer, ProcessGroupServer]
+TIMEOUT = 60.0
+
+
+class ThreadWorker(threading.Thread):
+    """A worker on a real worker's end: every gradient is -1, so with learning rate 1 every element of x is its version.
+
+    Args:
+        on_compute, on_evaluate: called before the answer; returning False ends the worker as if it had been killed.
+    """
+
+    def __init__(
+        self,
+        address: Any,
+        worker: int,
+        on_compute: Callable[[Compute, torch.Tensor], object] = lambda command, pulled: None,
+        on_evaluate: Callable[[Evaluate], object] = lambda command: None,
+    ) -> None:
+        super().__init__(daemon=True)
+        self.address, self.worker = address, worker
+        self.on_compute, self.on_evaluate = on_compute, on_evaluate
+        self.start()
+
+    def run(self) -> None:
+        end: WorkerEnd = self.address.connect(self.worker)
+        pulled = torch.zeros(self.address.size)
+        gradient = torch.zeros(self.address.size) if end.slot is None else end.slot
+        end.answer(Ready("layout"))
+        while not isinstance(command := end.receive(), Stop):
+            if isinstance(command, Evaluate):
+                end.pull(pulled)
+                if self.on_evaluate(command) is False:
+                    break
+                end.answer(Evaluated(command.shard, 2.0, 1, 4))
+            elif isinstance(command, Compute):
+                version = end.pull(pulled)
+                if self.on_compute(command, pulled) is False:
+                    break
+                gradient.fill_(-1.0)
+                end.push(gradient)
+                end.answer(Computed(command.dispatch, version, 1.0, 4.0, 2, 0.0, 0.0, 0.0, 0.0))
+        if hasattr(end, "_connection"):
+            end._connection.close()
+
+
+def serve(
+    transport: Any, rule: Rule, num_workers: int, samples: int, *, evaluations: int = 1
+) -> tuple[Server, list[Record], str]:
+    x = transport.parameters
+    server = Server(x, rule, Optimizer(x, len(x), SGD()), lambda num_samples: 1.0, transport.writing)
+    records: list[Record] = []
+    runtime = ParameterServer(
+        server,
+        transport,
+        num_workers=num_workers,
+        batch_size=2,
+        budget=Budget(samples=samples),
+        evaluations=evaluations,
+        layout="layout",
+        report=records.append,
+    )
+    try:
+        return server, records, runtime.run().status
+    finally:
+        transport.close()
+
+
+def arrivals(records: list[Record]) -> list[Event]:
+    return [record for record in records if isinstance(record, Event)]
+
+
+@pytest.mark.parametrize("make", TRANSPORTS)
+def test_every_pull_is_one_consistent_version_while_the_server_writes(make: Any) -> None:
+    transport = make(3, 400_000)
+    torn: list[tuple[float, float]] = []
+
+    def look(command: Compute, pulled: torch.Tensor) -> None:
+        low, high = float(pulled.min()), float(pulled.max())
+        if low != high:
+            torn.append((low, high))
+
+    workers = [ThreadWorker(transport.address, worker, look) for worker in range(3)]
+    server, records, status = serve(transport, Asynchronous(), 3, samples=600)
+    for worker in workers:
+        worker.join(TIMEOUT)
+    assert status == DONE
+    assert not torn
+    assert server.version == 300
+    assert torch.equal(transport.parameters, torch.full((400_000,), 300.0))
+    assert all(event.version - 1 - event.read_version == event.arrival_delay for event in arrivals(records))
+
+
+@pytest.mark.parametrize("make", TRANSPORTS)
+def test_the_version_a_worker_reports_is_the_one_it_read(make: Any) -> None:
+    transport = make(2, 1000)
+    seen: dict[int, float] = {}
+    for worker in range(2):
+        ThreadWorker(
+            transport.address, worker, lambda command, pulled: seen.update({command.dispatch: float(pulled[0])})
+        )
+    _, records, _ = serve(transport, Asynchronous(), 2, samples=80)
+    assert {event.dispatch: float(event.read_version) for event in arrivals(records)} == seen
+
+
+@pytest.mark.parametrize("make", TRANSPORTS)
+def test_a_worker_lost_in_an_evaluation_leaves_its_shard_to_another(make: Any) -> None:
+    transport = make(3, 100)
+    ThreadWorker(transport.address, 0)
+    ThreadWorker(transport.address, 1, on_evaluate=lambda command: False if make is SharedMemoryServer else None)
+    ThreadWorker(transport.address, 2)
+    _, records, status = serve(transport, Asynchronous(), 3, samples=20)
+    assert status == DONE
+    first = next(record for record in records if isinstance(record, Evaluation))
+    assert (first.masked_tokens, first.loss, first.accuracy) == (12, 0.5, 0.25)
+    lost = [record.worker for record in records if isinstance(record, Membership) and record.kind == "leave"]
+    assert lost == ([1] if make is SharedMemoryServer else [])
+
+
+def test_a_lost_workers_batch_goes_to_another_and_every_batch_arrives_once() -> None:
+    transport = SharedMemoryServer(3, 100)
+    ThreadWorker(transport.address, 0)
+    ThreadWorker(transport.address, 1, on_compute=lambda command, pulled: command.dispatch < 6)
+    ThreadWorker(transport.address, 2)
+    server, records, status = serve(transport, Asynchronous(), 3, samples=80)
+    assert status == DONE
+    assert server.workers == (0, 2)
+    assert sorted(event.batches for event in arrivals(records)) == [((0, index, index + 1),) for index in range(40)]
+    left = [record for record in records if isinstance(record, Membership) and record.kind == "leave"]
+    assert [(record.worker, len(record.lost)) for record in left] == [(1, 1)]
+    assert left[0].lost[0] not in {event.dispatch for event in arrivals(records)}
+
+
+def test_the_synchronous_rule_goes_on_without_a_lost_worker() -> None:
+    transport = SharedMemoryServer(2, 100)
+    ThreadWorker(transport.address, 0)
+    ThreadWorker(transport.address, 1, on_compute=lambda command, pulled: command.dispatch < 3)
+    server, records, status = serve(transport, Synchronous(), 2, samples=20)
+    assert status == DONE
+    assert server.num_samples == server.num_samples_applied == 20
+    assert {delay for event in arrivals(records) for _, delay in event.uses} == {0}
+
+
+def test_a_gradient_in_flight_during_an_evaluation_keeps_its_version_and_its_place_in_time() -> None:
+    """Worker 1 computes `extra` seconds into the evaluation; on the training clock it still arrives that much later."""
+    extra = 0.4
+    transport = SharedMemoryServer(2, 100)
+    evaluating = threading.Event()
+    slow_dispatch: list[int] = []
+    read: list[float] = []
+
+    def compute_slowly(command: Compute, pulled: torch.Tensor) -> None:
+        if not slow_dispatch:
+            slow_dispatch.append(command.dispatch)
+            read.append(float(pulled[0]))
+            assert evaluating.wait(TIMEOUT)
+            time.sleep(extra)  # the computation
+
+    def evaluate_after_start(command: Evaluate) -> None:
+        if slow_dispatch:
+            evaluating.set()
+
+    ThreadWorker(transport.address, 0, on_evaluate=evaluate_after_start)
+    ThreadWorker(transport.address, 1, compute_slowly)
+    _, records, status = serve(transport, Asynchronous(), 2, samples=40, evaluations=2)
+    assert status == DONE
+    middle = [record for record in records if isinstance(record, Evaluation)][1]
+    slow = next(event for event in arrivals(records) if event.dispatch == slow_dispatch[0])
+    assert [slow.read_version] == read
+    assert slow.outcome == APPLIED
+    assert middle.version == 10
+    assert records.index(slow) > records.index(middle)
+    assert slow.version - 1 - slow.read_version == slow.arrival_delay >= middle.version
+    assert slow.train_seconds >= middle.train_seconds + extra
+
+
+@dataclasses.dataclass(frozen=True)
+class FirstOfRound(Rule):
+    """Step along the first gradient of a round, abandon the others, start everybody: abandons in every reply."""
+
+    name: ClassVar[str] = "first_of_round"
+    summary: ClassVar[str] = "for this test"
+
+    def arrive(self, state: Any, arrival: Arrival, view: View) -> Reply:
+        others = tuple(flight.dispatch for flight in view.in_flight.values())
+        return Reply(arrival.gradient, uses=(arrival.dispatch,), abandon=others, start=tuple(view.workers))
+
+
+@pytest.mark.parametrize("make", TRANSPORTS)
+def test_abandoned_gradients_count_in_no_budget_and_their_batches_are_handed_out_again(make: Any) -> None:
+    transport = make(3, 100)
+    for worker in range(3):
+        ThreadWorker(transport.address, worker)
+    server, records, status = serve(transport, FirstOfRound(), 3, samples=60)
+    assert status == DONE
+    events = arrivals(records)
+    assert server.num_samples == server.num_samples_applied == 60
+    assert sorted(event.batches for event in events) == [((0, index, index + 1),) for index in range(30)]
+    abandoned = {dispatch for event in events for dispatch in event.abandoned}
+    assert abandoned
+    assert not abandoned & {event.dispatch for event in events}
+    assert {event.arrival_delay for event in events} == {0}
+
+
+def test_a_loss_that_is_not_a_number_ends_the_run_and_names_worker_and_version() -> None:
+    transport = SharedMemoryServer(1, 100)
+
+    class Diverging(ThreadWorker):
+        def run(self) -> None:
+            end = self.address.connect(0)
+            end.answer(Ready("layout"))
+            while not isinstance(command := end.receive(), Stop):
+                if isinstance(command, Evaluate):
+                    end.answer(Evaluated(command.shard, 2.0, 1, 4))
+                else:
+                    end.answer(Computed(command.dispatch, 0, float("nan"), 4.0, 2, 0.0, 0.0, 0.0, 0.0))
+
+    Diverging(transport.address, 0)
+    _, records, status = serve(transport, Asynchronous(), 1, samples=20)
+    assert status == "DIVERGED"
+    fault = next(record for record in records if isinstance(record, Fault))
+    assert (fault.worker, fault.message) == (0, "the loss of worker 0 at version 0 is nan")
+
+
+def test_batches_come_back_lowest_first_and_before_new_ones() -> None:
+    batches = Batches(samples=100, batch_size=10)
+    assert [batches.take() for _ in range(4)] == [0, 1, 2, 3]
+    for index in (3, 1):
+        batches.give_back(index)
+    assert [batches.take() for _ in range(3)] == [1, 3, 4]
+    assert Batches(samples=31, batch_size=10)._limit == 4
+
+
+def test_evaluation_points_lie_evenly_over_samples_or_over_seconds() -> None:
+    points = EvaluationPoints(Budget(samples=100), count=4)
+    assert [points.passed(n, 0.0) for n in (24, 25, 26, 99, 100)] == [False, True, False, True, True]
+    timed = EvaluationPoints(Budget(seconds=10.0), count=2)
+    assert [timed.passed(0, seconds) for seconds in (4.9, 5.1, 9.0, 10.0)] == [False, True, False, True]
