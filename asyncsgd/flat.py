@@ -133,8 +133,9 @@ class FlatModel:
         """
         parameter_views = self.layout.views(self.parameters)
         gradient_views = self.layout.views(self.gradients)
+        tensors = dict(self.model.named_parameters())
         for name in self.layout.names:
-            tensor = self._tensors[name]
+            tensor = tensors[name]
             if tensor.data_ptr() != parameter_views[name].data_ptr():
                 raise RuntimeError(f"parameter {name!r} was rebound and no longer lies in the flat vector")
             if tensor.grad is None or tensor.grad.data_ptr() != gradient_views[name].data_ptr():

@@ -36,7 +36,7 @@ from asyncsgd.rules.synchronous import Synchronous
 from asyncsgd.runtime.all_reduce import TIMEOUT
 from asyncsgd.runtime.base import POLL_SECONDS, Result
 from asyncsgd.runtime.hogwild import Hogwild
-from asyncsgd.runtime.parameter_server import ParameterServer
+from asyncsgd.runtime.parameter_server import Dead, ParameterServer
 from asyncsgd.runtime.processes import Processes
 from asyncsgd.runtime.rank_process import (
     LOST_CONTACT,
@@ -311,7 +311,7 @@ def _serve(
     transport: ServerEnd,
     num_workers: int,
     optimizer: Optimizer | StepTakenByWorker,
-    dead: Callable[[int], str | None] = lambda worker: None,
+    dead: Dead = lambda worker, seconds: None,
 ) -> Result:
     schedule = schedule_of(run.settings.optimization, run.settings.budget)
     runtime = Hogwild if isinstance(optimizer, StepTakenByWorker) else ParameterServer
@@ -424,7 +424,7 @@ def _follow_records(run: Run, records: Connection, processes: Processes, segment
 
 def _first_lost(processes: Processes, num_workers: int) -> tuple[int, str]:
     """The rank that is to blame, and how it ended: the others fail too, since their collectives do."""
-    ends = {rank: processes.how_it_ended(rank) for rank in range(num_workers)}
+    ends = {rank: processes.how_it_ended(rank, 0.5) for rank in range(num_workers)}
     known = {rank: end for rank, end in ends.items() if end is not None}
     to_blame = {rank: end for rank, end in known.items() if not end.endswith(f"code {LOST_CONTACT}")} or known
     return min(to_blame.items())

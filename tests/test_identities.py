@@ -254,19 +254,24 @@ def test_the_same_single_run_twice_has_the_same_bits(train, tmp_path):
 # ---- b. synchronous is synchronous, however it is done ------------------------------------------------------
 
 SYNCHRONOUS = {
-    "sync": {"mode": "sync", "nproc": 2},
-    "shared_memory": {"mode": "async", "nproc": 2, "rule": "synchronous", "transport": "shared_memory"},
-    "process_group": {"mode": "async", "nproc": 2, "rule": "synchronous", "transport": "process_group"},
-    "accumulate": {"mode": "single", "accumulate": 2},
+    "sync": {"mode": "sync"},
+    "shared_memory": {"mode": "async", "rule": "synchronous", "transport": "shared_memory"},
+    "process_group": {"mode": "async", "rule": "synchronous", "transport": "process_group"},
+    "accumulate": {"mode": "single"},
 }
 
 
-def accumulated(settings: Settings) -> Plain:
-    """Two batches an update: the gradient of the mean loss per masked token of both together."""
+def synchronous_run(train: Train, name: str, num_workers: int, **values: object) -> Trained:
+    workers = {"accumulate" if name == "accumulate" else "nproc": num_workers}
+    return train(**SYNCHRONOUS[name], **workers, **values)
+
+
+def accumulated(settings: Settings, num_workers: int) -> Plain:
+    """Several batches an update: the gradient of the mean loss per masked token of all of them together."""
     plain = Plain(settings)
     num_batches = math.ceil(settings.budget.samples / BATCH_SIZE)
-    for first in range(0, num_batches, 2):
-        indices = range(first, min(first + 2, num_batches))
+    for first in range(0, num_batches, num_workers):
+        indices = range(first, min(first + num_workers, num_batches))
         parts = [plain.gradient(index) for index in indices]
         total = sum(weight for _, weight in parts)
         mean = [
@@ -281,8 +286,8 @@ def accumulated(settings: Settings) -> Plain:
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_all_reduce_equals_the_rule_synchronous_equals_accumulated_batches(train, optimizer, clip_norm):
     values = OPTIMIZERS[optimizer] | {"clip_norm": clip_norm, "samples": 20 * 2 * BATCH_SIZE}
-    runs = {name: train(**values, **more) for name, more in SYNCHRONOUS.items()}
-    plain = accumulated(runs["accumulate"].settings)
+    runs = {name: synchronous_run(train, name, 2, **values) for name in SYNCHRONOUS}
+    plain = accumulated(runs["accumulate"].settings, 2)
     expected = plain.flat()
     assert float((expected - Plain(plain.settings).flat()).norm() / expected.norm()) > 1e-3  # it has gone somewhere
     for name, run in runs.items():
@@ -296,15 +301,14 @@ def test_all_reduce_equals_the_rule_synchronous_equals_accumulated_batches(train
 
 
 @pytest.mark.parametrize("name", SYNCHRONOUS)
-def test_a_last_round_with_one_batch_only_counts_that_batch_and_no_other(train, name):
-    # 42 samples are 11 batches of 4: five rounds of two and one of one, 44 samples.
-    values = OPTIMIZERS["sgd"] | {"samples": 42}
-    run = train(**values, **SYNCHRONOUS[name])
-    assert (run.summary["num_updates"], run.summary["num_samples"], run.summary["num_samples_applied"]) == (6, 44, 44)
-    expected = accumulated(run.settings).flat()
+def test_a_last_round_with_fewer_batches_than_workers_counts_those_and_no_other(train, name):
+    # 42 samples are 11 batches of 4: three rounds of three and one of two, 44 samples.
+    run = synchronous_run(train, name, 3, **OPTIMIZERS["sgd"], samples=42)
+    assert (run.summary["num_updates"], run.summary["num_samples"], run.summary["num_samples_applied"]) == (4, 44, 44)
+    expected = accumulated(run.settings, 3).flat()
     assert float((run.parameters() - expected).norm() / expected.norm()) <= 1e-5
     uses = [[dispatch for dispatch, _ in event["uses"]] for event in run.records("arrival") if event["uses"]]
-    assert uses == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10]]
+    assert uses == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10]]
 
 
 # ---- c. exact evaluation ------------------------------------------------------------------------------------

@@ -48,6 +48,8 @@ def parse_rule(text: str) -> Rule:
         if key not in known:
             takes = f"it takes {', '.join(known)}" if known else "it takes none"
             raise UsageError(f"rule {name!r} has no parameter {key!r}{nearest(key, known)}; {takes}")
+        if key in values:
+            raise UsageError(f"rule parameter {key!r} is given twice in {text!r}; keep one")
         if not equals:
             raise UsageError(f"rule parameter {key!r} has no value; type --rule {name}:{key}=VALUE")
         try:

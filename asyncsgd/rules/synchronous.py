@@ -25,8 +25,8 @@ class Round:
 
     mean: WeightedMean
     uses: list[int]
-    waiting: dict[int, tuple[int, Tensor, float]]
-    """worker -> (dispatch, copy of the gradient, weight)"""
+    waiting: dict[tuple[int, int], tuple[Tensor, float]]
+    """(worker, dispatch) -> (copy of the gradient, weight); a worker that left and came back may have two."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,21 +47,22 @@ class Synchronous(Rule):
         return Round(WeightedMean(like), [], {})
 
     def arrive(self, state: Round, arrival: Arrival, view: View) -> Reply:
-        if all(worker > arrival.worker for worker in (*view.in_flight, *state.waiting)):
+        ahead = (*view.in_flight, *(worker for worker, _ in state.waiting))
+        if all(worker > arrival.worker for worker in ahead):
             state.mean.add(arrival.gradient, arrival.weight)
             state.uses.append(arrival.dispatch)
         else:
-            state.waiting[arrival.worker] = (arrival.dispatch, arrival.gradient.clone(), arrival.weight)
+            state.waiting[arrival.worker, arrival.dispatch] = (arrival.gradient.clone(), arrival.weight)
         return self._fire_when_all_are_in(state, view)
 
     def leave(self, state: Round, worker: int, view: View) -> Reply:
         return self._fire_when_all_are_in(state, view)
 
     def _fire_when_all_are_in(self, state: Round, view: View) -> Reply:
-        for worker in sorted(state.waiting):
+        for worker, dispatch in sorted(state.waiting):
             if any(other < worker for other in view.in_flight):
                 break
-            dispatch, gradient, weight = state.waiting.pop(worker)
+            gradient, weight = state.waiting.pop((worker, dispatch))
             state.mean.add(gradient, weight)
             state.uses.append(dispatch)
         if view.in_flight or not state.uses:

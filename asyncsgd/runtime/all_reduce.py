@@ -150,12 +150,11 @@ class AllReduce:
             return Result(DONE) if control == _TIME_IS_UP else Result(INTERRUPTED, "interrupted by the user")
         computed = time.perf_counter()
         self.num_samples += busy * self._batch_size
-        learning_rate = self._schedule(self.num_samples)
-        self._optimizer.step(self._flat.gradients, learning_rate)
+        self._optimizer.step(self._flat.gradients, self._schedule(self.num_samples))
         self.version += 1
         applied = time.perf_counter()
         seconds = (computed - began - waited, waited, applied - computed)
-        return self._record(first, busy, weights, gradient, seconds, learning_rate)
+        return self._record(first, busy, weights, gradient, seconds)
 
     def _record(
         self,
@@ -164,7 +163,6 @@ class AllReduce:
         weights: Tensor,
         gradient: Gradient,
         seconds: tuple[float, ...],
-        learning_rate: float,
     ) -> Result | None:
         """Report one Event per rank, the last one taking the step, as the rule `Synchronous` would; look for NaN."""
         table = self._gather(torch.tensor([gradient.loss, *seconds], dtype=torch.float64))
@@ -172,6 +170,7 @@ class AllReduce:
         for rank in range(busy):
             last = rank == busy - 1
             compute, wait, apply = table[rank, 1:].tolist()
+            arrived = self.num_samples - (busy - 1 - rank) * self._batch_size
             self._report(
                 Event(
                     dispatch=first + rank,
@@ -188,9 +187,9 @@ class AllReduce:
                     loss=float(table[rank, 0]),
                     weight=float(weights[rank]),
                     num_samples=self._batch_size,
-                    learning_rate=learning_rate,
+                    learning_rate=self._schedule(arrived),
                     train_seconds=self._clock.seconds,
-                    total_samples=self.num_samples - (busy - 1 - rank) * self._batch_size,
+                    total_samples=arrived,
                     compute_seconds=compute,
                     wait_seconds=wait,
                     apply_seconds=apply,

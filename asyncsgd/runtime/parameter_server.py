@@ -38,8 +38,8 @@ from asyncsgd.runtime.transport.base import (
 )
 from asyncsgd.server import Outcome, Server
 
-Dead = Callable[[int], str | None]
-"""Given a worker, how its process ended, or None while it lives or where nobody knows."""
+Dead = Callable[[int, float], str | None]
+"""Given a worker and how many seconds to look, how its process ended; None while it lives or where nobody knows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +79,7 @@ class ParameterServer:
         evaluations: int,
         layout: str,
         report: Report,
-        dead: Dead = lambda worker: None,
+        dead: Dead = lambda worker, seconds: None,
         stop_requested: Callable[[], bool] = lambda: False,
     ) -> None:
         self._server = server
@@ -129,10 +129,7 @@ class ParameterServer:
         self._clock.resume()
         if result is None and self._budget.samples != 0:
             for worker in sorted(self._present):
-                self._report(
-                    Membership("join", worker, self._server.version, self._server.num_samples, self.train_seconds)
-                )
-                self._execute(self._server.join(worker))
+                self._join(worker)
             self._flush()
             while result is None:
                 result = self._advance()
@@ -290,10 +287,26 @@ class ParameterServer:
                         )
                     self._present.add(worker)
             for worker in set(range(self._num_workers)) - self._present - gone:
-                reason = self._dead(worker)
+                reason = self._dead(worker, 0.0)
                 if reason is not None:
                     gone.add(worker)
                     self._record_loss(worker, reason, None, None)
+
+    def _join(self, worker: int) -> None:
+        """Bring a worker into the rule; `_flush` sends what follows."""
+        server = self._server
+        outcome = server.join(worker)
+        self._report(
+            Membership(
+                "join",
+                worker,
+                server.version,
+                server.num_samples,
+                self._clock.seconds,
+                uses=outcome.uses,
+                started=self._execute(outcome),
+            )
+        )
 
     def _lose(self, worker: int, reason: str) -> None:
         """Take a lost worker out of the rule and hand its batch to the others; `_flush` sends what follows."""
@@ -313,7 +326,7 @@ class ParameterServer:
         self._record_loss(worker, reason, dispatch, outcome)
 
     def _record_loss(self, worker: int, reason: str, dispatch: int | None, outcome: Outcome | None) -> None:
-        reason = self._dead(worker) or reason
+        reason = self._dead(worker, 0.5) or reason  # its connection closes a moment before the process has ended
         self._reasons.append(f"worker {worker}: {reason}")
         self._report(
             Membership(

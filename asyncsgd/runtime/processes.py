@@ -109,7 +109,7 @@ class Processes:
         """number -> what becomes ready when the process ends, for `multiprocessing.connection.wait`."""
         return {number: process.sentinel for number, process in self._processes.items()}
 
-    def how_it_ended(self, number: int, seconds: float = 0.5) -> str | None:
+    def how_it_ended(self, number: int, seconds: float) -> str | None:
         """How process `number` ended, in words; None while it lives (looked at for `seconds`) or if it is not ours."""
         process = self._processes.get(number)
         if process is None:

@@ -156,6 +156,10 @@ def test_the_mode_is_put_back_when_an_evaluation_fails():
     assert model.training
 
 
+def test_sums_add_up_field_by_field():
+    assert Sums(1.5, 2, 3) + Sums(0.25, 5, 7) == Sums(1.75, 7, 10)
+
+
 def test_sums_over_parts_add_up_to_those_of_the_whole():
     objective = MaskedLM(model_of(bert))
     parts = [objective.sums(batch_of(seed)) for seed in range(3)]

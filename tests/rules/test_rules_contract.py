@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,9 +21,6 @@ from asyncsgd.record import APPLIED, DROPPED, HELD
 from asyncsgd.rules import ALL, Asynchronous, Ringmaster, StalenessAware, Synchronous, describe_rules, parse_rule
 from asyncsgd.rules.base import Rule, WeightedMean
 from asyncsgd.server import SGD, AdamW, Optimizer, Outcome, Server
-
-sys.path.append(str(Path(__file__).parents[1]))
-import reference
 
 SIZE, NUM_DECAYED = 48, 32  # multiples of 16, as in a flat vector
 LEARNING_RATE = 0.125
