@@ -15,6 +15,8 @@ from asyncsgd.data.corpora import load_corpus
 from asyncsgd.data.masking import Masking, by_token, by_word
 from asyncsgd.data.tokenization import Tokens, load_tokenizer, tokenized_folder
 from asyncsgd.errors import UsageError
+from asyncsgd.rules import Asynchronous, Synchronous, parse_rule
+from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.worker_process import Task
 from asyncsgd.server import SGD, AdamW, BuildOptimizer, OptimizerRecipe, WarmupSchedule, constant, cosine, linear
@@ -82,6 +84,11 @@ def prepare(
         Tokens.load(task.train).num_samples,
         min(eval_samples or num_eval, num_eval),
     )
+
+
+def rule_of(job: settings.Job) -> Rule:
+    """The rule that the server follows; synchronous modes are that rule by definition, Hogwild applies what comes."""
+    return {"async": parse_rule(job.rule), "hogwild": Asynchronous()}.get(job.mode, Synchronous())
 
 
 def recipe_of(optimization: settings.Optimization) -> OptimizerRecipe:

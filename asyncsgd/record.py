@@ -74,6 +74,8 @@ class Event:
     total_samples: int
     """Samples that arrived so far, this event's included, used or not."""
     num_local_steps: int = 1
+    flight_seconds: float = 0.0
+    """From dispatch to arrival on the training clock: what the rule was told, so that a replay can tell it the same."""
     pull_seconds: float = 0.0
     compute_seconds: float = 0.0
     push_seconds: float = 0.0

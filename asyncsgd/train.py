@@ -26,13 +26,10 @@ from asyncsgd import models
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.flat import FlatModel, parameters_sha256
 from asyncsgd.launch import Launch, Noticeboard
-from asyncsgd.prepare import Prepared, budget_of, device_of_worker, prepare, recipe_of, schedule_of
+from asyncsgd.prepare import Prepared, budget_of, device_of_worker, prepare, recipe_of, rule_of, schedule_of
 from asyncsgd.progress import Recorder, perplexity
 from asyncsgd.record import DONE, FAILED, INTERRUPTED, RunFolder, available_cores, describe_environment
-from asyncsgd.rules import parse_rule
-from asyncsgd.rules.asynchronous import Asynchronous
 from asyncsgd.rules.base import Rule
-from asyncsgd.rules.synchronous import Synchronous
 from asyncsgd.runtime.all_reduce import TIMEOUT
 from asyncsgd.runtime.base import POLL_SECONDS, Result
 from asyncsgd.runtime.hogwild import Hogwild
@@ -155,7 +152,7 @@ def _open(
     stop_requested: Callable[[], bool],
 ) -> Run:
     torch.set_num_threads(settings.machine.threads)
-    rule = _rule(settings)
+    rule = rule_of(settings.job)
     prepared = prepare(
         settings.data,
         settings.model,
@@ -173,11 +170,6 @@ def _open(
     return Run(
         settings, launch, rule, prepared, flat, Recorder(folder, settings.budget.samples), context, stop_requested
     )
-
-
-def _rule(settings: Settings) -> Rule:
-    """The rule that the server follows; synchronous modes are that rule by definition, Hogwild applies what comes."""
-    return {"async": parse_rule(settings.job.rule), "hogwild": Asynchronous()}.get(settings.job.mode, Synchronous())
 
 
 def _describe(settings: Settings, rule: Rule, prepared: Prepared, flat: FlatModel) -> None:
@@ -458,7 +450,7 @@ def _identity(settings: Settings, launch: Launch) -> dict[str, Any]:
     """The summary's fields that are known before anything has run."""
     return {
         "mode": settings.job.mode,
-        "rule": str(_rule(settings)),
+        "rule": str(rule_of(settings.job)),
         "from_scratch": _from_scratch(settings),
         "num_workers": launch.num_workers,
         "threads": settings.machine.threads,

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import os
 
+import pytest
 import torch
 from hypothesis import settings
+from running import Train, trainer
 
 torch.set_num_threads(1)  # bits depend on the number of threads, and test processes share the machine
 
 settings.register_profile("ci", derandomize=True, deadline=None)
 if os.environ.get("CI"):
     settings.load_profile("ci")
+
+
+@pytest.fixture(scope="session")
+def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
+    """Run with some settings; equal settings run once a session."""
+    return trainer(tmp_path_factory.mktemp("runs"))

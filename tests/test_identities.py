@@ -6,19 +6,15 @@ are compared with: a loop on a model's own parameters with torch's own optimizer
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
-import random
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
+from running import BATCH_SIZE, Train, Trained
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AutoModelForMaskedLM
 
 from asyncsgd.data.batching import EvaluationBatches, TrainingBatches
 from asyncsgd.data.random import dropout_seed
@@ -26,81 +22,11 @@ from asyncsgd.data.tokenization import Tokens
 from asyncsgd.launch import Launch
 from asyncsgd.objectives.masked_lm import MaskedLM
 from asyncsgd.prepare import prepare
-from asyncsgd.record import RunFolder, read_events
-from asyncsgd.runtime.processes import fork_server
-from asyncsgd.settings import Settings, make_settings
+from asyncsgd.record import RunFolder
+from asyncsgd.settings import Settings
 from asyncsgd.train import lead
 
 pytestmark = pytest.mark.processes
-
-BATCH_SIZE = 4
-
-
-@dataclasses.dataclass(frozen=True)
-class Trained:
-    """A finished run and what it left in its folder."""
-
-    settings: Settings
-    path: Path
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        return json.loads((self.path / "summary.json").read_text())
-
-    def records(self, *kinds: str) -> list[dict[str, Any]]:
-        return [record for record in read_events(self.path / "events.jsonl") if record["kind"] in kinds]
-
-    def model(self) -> nn.Module:
-        return AutoModelForMaskedLM.from_pretrained(self.path / "model")
-
-    def parameters(self) -> Tensor:
-        return torch.cat([p.detach().flatten() for p in self.model().parameters()])
-
-
-Train = Callable[..., Trained]
-
-
-def sentences(number: int, seed: int) -> str:
-    draw = random.Random(seed)
-    syllables = [c + v for c in "bdfgklmnprst" for v in "aeiou"]
-    words = ["".join(draw.choices(syllables, k=draw.randint(1, 3))) for _ in range(300)]
-    return "\n".join(" ".join(draw.choices(words, k=draw.randint(3, 25))) + "." for _ in range(number))
-
-
-@pytest.fixture(scope="session")
-def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
-    """Run with some settings; equal settings run once a session."""
-    root = tmp_path_factory.mktemp("identities")
-    (root / "train.txt").write_text(sentences(400, seed=0))
-    (root / "eval.txt").write_text(sentences(150, seed=1))
-    # The evaluation set makes 7 batches, so that 2 and 3 workers have shards of different sizes.
-    small = {
-        "data": str(root / "train.txt"),
-        "eval_data": str(root / "eval.txt"),
-        "cache_dir": str(root / "cache"),
-        "vocab_size": 512,
-        "seq_len": 32,
-        "batch_size": BATCH_SIZE,
-        "samples": 80,
-        "evaluations": 1,
-        "warmup": 0,
-        "clip_norm": 0,
-        "device": "cpu",
-        "threads": 1,
-    }
-    context = fork_server("tiny")
-    runs: dict[Settings, Trained] = {}
-
-    def run(**values: object) -> Trained:
-        settings = make_settings(small | values)
-        if settings not in runs:
-            path = root / f"run{len(runs)}"
-            code = lead(settings, Launch(settings.job.nproc, None, False), RunFolder(path), context)
-            assert code == 0, (path / "summary.json").read_text()
-            runs[settings] = Trained(settings, path)
-        return runs[settings]
-
-    return run
 
 
 class Plain:

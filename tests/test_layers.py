@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "run_folder": {"errors", "record", "settings"},
     "launch": {"errors"},
 }
-COMPOSE = {"prepare", "train", "finetune", "__init__"}
+COMPOSE = {"prepare", "train", "replay", "finetune", "__init__"}
 
 
 def imports_of(path: Path) -> set[str]:

@@ -5,6 +5,7 @@ transport moves, and this file keeps the budget, the batches, the clock and the 
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 import time
@@ -98,6 +99,7 @@ class ParameterServer:
         self._started: dict[int, _Started] = {}  # by dispatch
         self._outbox: list[tuple[int, Compute]] = []
         self._waiting_for_batch: list[int] = []
+        self._inbox: collections.deque[tuple[int, Message]] = collections.deque()
         self._held_back: list[
             tuple[float, int, Computed]
         ] = []  # (training seconds of release, worker, message), ascending
@@ -172,9 +174,12 @@ class ParameterServer:
         return self._wait(timeout)
 
     def _wait(self, timeout: float | None = None) -> Sequence[tuple[int, Message]]:
+        """The next message, or none within `timeout` seconds. One at a time: handling it may wait for others."""
         if self._stop_requested():
             raise Interrupted
-        return self._transport.wait(POLL_SECONDS if timeout is None else min(timeout, POLL_SECONDS))
+        if not self._inbox:
+            self._inbox.extend(self._transport.wait(POLL_SECONDS if timeout is None else min(timeout, POLL_SECONDS)))
+        return [self._inbox.popleft()] if self._inbox else []
 
     # ---- arrivals ------------------------------------------------------------------------------------------
 
@@ -200,6 +205,7 @@ class ParameterServer:
         arrived = self._clock.seconds
         started = self._started.pop(message.dispatch)
         arrival_delay = server.version - message.read_version
+        flight_seconds = arrived - started.train_seconds
         outcome = server.arrive(
             worker,
             message.dispatch,
@@ -207,7 +213,7 @@ class ParameterServer:
             self._transport.gradient(worker),
             weight=message.weight,
             num_samples=message.num_samples,
-            seconds=arrived - started.train_seconds,
+            seconds=flight_seconds,
         )
         now = self._clock.seconds
         rate = server.learning_rate
@@ -230,6 +236,7 @@ class ParameterServer:
                 learning_rate=rate,
                 train_seconds=now,
                 total_samples=server.num_samples,
+                flight_seconds=flight_seconds,
                 pull_seconds=message.pull_seconds,
                 compute_seconds=message.compute_seconds,
                 push_seconds=message.push_seconds,

@@ -1,0 +1,72 @@
+"""Put a replay together from a run's settings and records: the counterpart of `asyncsgd.train` for `runtime.replay`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+
+from asyncsgd import models
+from asyncsgd.flat import FlatModel, parameters_sha256
+from asyncsgd.prepare import Prepared, device_of_worker, prepare, recipe_of, rule_of, schedule_of
+from asyncsgd.runtime.replay import Difference, LogRecord, Replay
+from asyncsgd.server import Server
+from asyncsgd.settings import Settings
+
+
+class PreparedReplay:
+    """A server and a worker as the run had them, ready to take its log.
+
+    Args:
+        settings: of the run; its thread count is used.
+        records: its event log.
+        cache_dir: folder of prepared data, None for the default one.
+        check_every: see `Replay`.
+    """
+
+    def __init__(
+        self, settings: Settings, records: Iterable[LogRecord], cache_dir: str | None = None, check_every: int = 1
+    ) -> None:
+        torch.set_num_threads(settings.machine.threads)
+        data = dataclasses.replace(settings.data, cache_dir=cache_dir)
+        self._prepared: Prepared = prepare(
+            data, settings.model, settings.machine, eval_samples=settings.budget.eval_samples, seed=settings.job.seed
+        )
+        device = device_of_worker(self._prepared.task.device, 0)
+        self._flat = FlatModel(self._prepared.model)
+        model = models.skeleton(self._prepared.task.config).to(device)
+        worker, _, _ = self._prepared.task.build(model, FlatModel(model))
+        optimizer = recipe_of(settings.optimization).on(self._flat.parameters, self._flat.layout.num_decayed)
+        schedule = schedule_of(settings.optimization, settings.budget)
+        self._server = Server(self._flat.parameters, rule_of(settings.job), optimizer, schedule)
+        self._replay = Replay(self._server, worker, records, check_every=check_every)
+
+    def run(
+        self, until: int | None = None, progress: Callable[[int], None] = lambda version: None
+    ) -> Difference | None:
+        """See `Replay.run`."""
+        return self._replay.run(until, progress)
+
+    @property
+    def data_fingerprint(self) -> str:
+        return self._prepared.data_fingerprint
+
+    @property
+    def version(self) -> int:
+        """Updates replayed."""
+        return self._server.version
+
+    @property
+    def num_checked(self) -> int:
+        """Losses compared."""
+        return self._replay.num_checked
+
+    @property
+    def parameters_sha256(self) -> str:
+        return parameters_sha256(self._flat.layout, self._flat.parameters)
+
+    def save(self, folder: Path) -> None:
+        """Write the model at the version that the replay has reached."""
+        models.save_model(self._flat.model, self._prepared.tokenizer, folder)

@@ -1,0 +1,98 @@
+"""Replay a recorded run in one process and say whether it ends at the same parameters, bit for bit.
+
+    python experiments/replay.py runs/stilt_mlm-async-w4-s0-3f9a1c
+
+Exit code 0 when the parameters are identical, 1 when they are not (naming the update at which the runs part), 2 for
+a run that cannot be replayed. ``--to VERSION`` stops there and saves that version's model, for finding where a loss
+went wrong."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from asyncsgd.errors import UsageError
+from asyncsgd.record import read_events
+from asyncsgd.settings import Settings, load_yaml, make_settings
+
+REFUSED = {
+    "hogwild": "its workers read and wrote one vector without locks, and what they saw is nowhere written down",
+    "sync": "its ranks exchanged gradients among themselves, in no recorded order; run its settings again",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Replay a recorded run, bit for bit.", allow_abbrev=False)
+    parser.add_argument("run_dir", type=Path, help="a run folder of mode async or single")
+    parser.add_argument(
+        "--check-every", type=int, default=1, help="compare the loss of every K-th gradient (default 1)"
+    )
+    parser.add_argument("--to", type=int, help="stop at this version and save its model")
+    parser.add_argument("--out", type=Path, help="folder for the model of --to (default RUN_DIR/model-at-VERSION)")
+    parser.add_argument("--cache-dir", help="folder of prepared data, if the run had another than the default")
+    arguments = parser.parse_args(argv)
+    try:
+        return replay(arguments)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def replay(arguments: argparse.Namespace) -> int:
+    settings, summary = read_run(arguments.run_dir)
+    if arguments.check_every < 1:
+        raise UsageError(f"--check-every must be 1 or more, got {arguments.check_every}")
+
+    from asyncsgd.replay import PreparedReplay
+
+    prepared = PreparedReplay(settings, read_records(arguments.run_dir), arguments.cache_dir, arguments.check_every)
+    if prepared.data_fingerprint != summary.get("data_fingerprint"):
+        raise UsageError(
+            f"the text is not the run's: fingerprint {prepared.data_fingerprint}, the run had "
+            f"{summary.get('data_fingerprint')}; install the packages of its environment.json, or give the same file"
+        )
+    difference = prepared.run(arguments.to)
+    print(f"updates    {prepared.version} replayed, {prepared.num_checked} losses compared")
+    if difference is not None:
+        print(f"different  {difference.message}")
+        print(f"           the runs part at update {difference.version} or before it")
+        return 1
+    if arguments.to is not None:
+        if prepared.version < arguments.to:
+            raise UsageError(f"the run has no version {arguments.to}; its last one is {prepared.version}")
+        folder = arguments.out or arguments.run_dir / f"model-at-{arguments.to}"
+        prepared.save(folder)
+        print(f"saved      the model of version {arguments.to} in {folder}")
+        return 0
+    recorded, replayed = summary.get("parameters_sha256"), prepared.parameters_sha256
+    print(f"recorded   {recorded}\nreplayed   {replayed}")
+    print("identical" if recorded == replayed else "different  all compared losses agree, the final parameters do not")
+    return 0 if recorded == replayed else 1
+
+
+def read_run(folder: Path) -> tuple[Settings, dict[str, Any]]:
+    """The run's settings and summary; refuse what cannot be replayed, by name and with the reason."""
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{folder} holds no finished run (summary.json: {error}); name a folder below runs/"
+        ) from error
+    mode = summary.get("mode")
+    if mode in REFUSED:
+        raise UsageError(f"a run of mode {mode} cannot be replayed: {REFUSED[mode]}")
+    return make_settings(load_yaml(folder / "settings.yaml")), summary
+
+
+def read_records(folder: Path) -> list[dict[str, Any]]:
+    try:
+        return list(read_events(folder / "events.jsonl"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"the event log cannot be read: {error}") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

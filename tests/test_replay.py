@@ -1,0 +1,109 @@
+"""A recorded run, executed again in one process, ends at the same bits; a changed log is found out at its change."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from running import Train
+from transformers import AutoModelForMaskedLM
+
+ROOT = Path(__file__).resolve().parents[1]
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module")
+def replay() -> Any:
+    """`main` of experiments/replay.py."""
+    spec = importlib.util.spec_from_file_location("replay_script", ROOT / "experiments" / "replay.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.main
+
+
+def cache_of(run: Any) -> str:
+    return str(run.settings.data.cache_dir)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"mode": "async", "nproc": 3},
+        {"mode": "async", "nproc": 2, "transport": "process_group", "dropout": 0.1},
+        {"mode": "async", "nproc": 3, "rule": "ringmaster:threshold=1", "dropout": 0.1},
+        {"mode": "async", "nproc": 3, "rule": "staleness_aware", "clip_norm": 1.0},
+        {"mode": "async", "nproc": 2, "rule": "synchronous", "evaluations": 3},
+        {"mode": "async", "nproc": 2, "optimizer": "sgd", "momentum": 0.9, "learning_rate": 0.05},
+        {"mode": "single", "accumulate": 3},
+    ],
+    ids=str,
+)
+def test_a_replayed_run_ends_at_the_same_parameters_bit_for_bit(
+    values: dict[str, Any], train: Train, replay: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(**values)
+    capsys.readouterr()
+    assert replay([str(run.path), "--cache-dir", cache_of(run)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count(run.summary["parameters_sha256"]) == 2
+    assert shown.startswith(f"updates    {run.summary['num_updates']} replayed, 20 losses compared\n")
+
+
+def test_a_changed_loss_is_found_at_the_version_it_was_read_at(
+    train: Train, replay: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(mode="async", nproc=3)
+    shutil.copytree(run.path, tmp_path / "run")
+    lines = (run.path / "events.jsonl").read_text().splitlines()
+    at = [i for i, line in enumerate(lines) if json.loads(line)["kind"] == "arrival"][9]
+    event = json.loads(lines[at])
+    event["loss"] = torch.tensor(event["loss"]).nextafter(torch.tensor(9.0)).item()
+    lines[at] = json.dumps(event)
+    (tmp_path / "run" / "events.jsonl").write_text("\n".join(lines) + "\n")
+    assert replay([str(tmp_path / "run"), "--cache-dir", cache_of(run)]) == 1
+    assert f"the runs part at update {event['read_version']} or before it" in capsys.readouterr().out
+
+
+def test_arrivals_in_another_order_are_found_out(train: Train, replay: Any, tmp_path: Path) -> None:
+    run = train(mode="async", nproc=3)
+    shutil.copytree(run.path, tmp_path / "run")
+    lines = (run.path / "events.jsonl").read_text().splitlines()
+    arrivals = [i for i, line in enumerate(lines) if json.loads(line)["kind"] == "arrival"]
+    # The last two gradients were in flight together, so either could have come first, and no start tells them apart.
+    first, second = arrivals[-2], arrivals[-1]
+    lines[first], lines[second] = lines[second], lines[first]
+    (tmp_path / "run" / "events.jsonl").write_text("\n".join(lines) + "\n")
+    assert replay([str(tmp_path / "run"), "--cache-dir", cache_of(run)]) == 1
+
+
+def test_a_replay_to_a_version_saves_the_model_of_that_version(train: Train, replay: Any, tmp_path: Path) -> None:
+    run = train(mode="async", nproc=2, evaluations=4)
+    version = run.records("evaluate")[2]["version"]
+    arguments = [str(run.path), "--cache-dir", cache_of(run), "--to", str(version), "--out", str(tmp_path / "model")]
+    assert replay(arguments) == 0
+    again = train(mode="single", model=str(tmp_path / "model"), samples=0, vocab_size=8192)
+    assert again.records("evaluate")[0]["loss"] == pytest.approx(run.records("evaluate")[2]["loss"], rel=1e-6)
+    assert isinstance(AutoModelForMaskedLM.from_pretrained(tmp_path / "model"), torch.nn.Module)
+
+
+@pytest.mark.parametrize(("mode", "reason"), [("hogwild", "without locks"), ("sync", "in no recorded order")])
+def test_runs_whose_reads_are_not_recorded_are_refused_with_the_reason(
+    mode: str, reason: str, train: Train, replay: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(mode=mode, nproc=2)
+    assert replay([str(run.path)]) == 2
+    assert f"a run of mode {mode} cannot be replayed" in (shown := capsys.readouterr().err)
+    assert reason in shown
+
+
+def test_a_folder_without_a_run_is_refused(replay: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert replay([str(tmp_path)]) == 2
+    assert "holds no finished run" in capsys.readouterr().err
