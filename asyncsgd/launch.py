@@ -33,9 +33,9 @@ class Launch:
         A WORLD_SIZE of 1 is torchrun without ``--nproc-per-node``: the script then starts `nproc` workers itself.
 
         Raises:
-            UsageError: if both name a number of workers and the numbers differ.
+            UsageError: if both name a number of workers and they differ, or the launcher's variables are incomplete.
         """
-        world_size = int(environment.get("WORLD_SIZE", "1"))
+        world_size = _number(environment, "WORLD_SIZE", "1")
         if world_size == 1:
             return cls(nproc, None, False)
         if nproc_given and nproc != world_size:
@@ -43,13 +43,29 @@ class Launch:
                 f"the launcher started {world_size} processes but --nproc is {nproc}; drop --nproc, or type "
                 f"torchrun --nproc-per-node {nproc}"
             )
-        local = int(environment.get("LOCAL_WORLD_SIZE", str(world_size)))
-        return cls(world_size, int(environment["RANK"]), local != world_size)
+        local = _number(environment, "LOCAL_WORLD_SIZE", str(world_size))
+        return cls(world_size, _number(environment, "RANK"), local != world_size)
 
     @property
     def leads(self) -> bool:
         """Whether this process prepares the run, keeps the record and speaks to the user."""
         return self.rank in (None, 0)
+
+
+def _number(environment: Mapping[str, str], name: str, default: str = "") -> int:
+    text = environment.get(name, default)
+    if not text.isdigit():
+        raise UsageError(
+            _left_over(name, f"is {text!r}" if name in environment else "is not set, though WORLD_SIZE is")
+        )
+    return int(text)
+
+
+def _left_over(name: str, what: str) -> str:
+    return (
+        f"the environment variable {name} {what}; a launcher sets all of them. If they are left over from another "
+        f"program, type unset WORLD_SIZE RANK, otherwise start with torchrun"
+    )
 
 
 class Noticeboard:
@@ -60,6 +76,9 @@ class Noticeboard:
     def __init__(self) -> None:
         from torch import distributed as dist
 
+        for name in ("MASTER_ADDR", "MASTER_PORT"):
+            if name not in os.environ:
+                raise UsageError(_left_over(name, "is not set, though WORLD_SIZE is"))
         if os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE") and os.path.isdir("/sys/class/net/lo"):
             # One host: gloo would resolve the host's name, which need not have an address.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

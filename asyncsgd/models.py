@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from asyncsgd.data.batching import Frame
@@ -114,7 +115,7 @@ def _load(model: str, dropout: float) -> nn.Module:
     local = folder.is_dir()
     if local and not (folder / "config.json").exists():
         raise UsageError(f"{model}: no config.json there; --model takes a folder written by save_pretrained")
-    if local and not any(folder.glob(pattern) for pattern in ("*.safetensors", "pytorch_model*.bin")):
+    if local and not any(path for pattern in ("*.safetensors", "pytorch_model*.bin") for path in folder.glob(pattern)):
         raise UsageError(
             f"{model}: a configuration but no weights (model.safetensors); copy them there or type --model tiny"
         )
@@ -130,7 +131,7 @@ def _load(model: str, dropout: float) -> nn.Module:
             if isinstance(getattr(config, name, None), float):
                 setattr(config, name, dropout)
         return AutoModelForMaskedLM.from_pretrained(model, config=config, local_files_only=local, dtype=torch.float32)
-    except (OSError, ValueError, RuntimeError, KeyError, pickle.UnpicklingError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, pickle.UnpicklingError, SafetensorError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if local:
             raise UsageError(f"{model}: cannot be loaded as a masked-language model: {first}") from error

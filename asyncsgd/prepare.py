@@ -49,11 +49,12 @@ def prepare(
         UsageError: for whatever the user has to change.
     """
     device = resolve_device(machine.device)
+    name = os.path.expanduser(model.model)  # a YAML file has no shell to do it
     cache = cache_folder(data.cache_dir)
     corpus = load_corpus(data.data, eval_data=data.eval_data, text_column=data.text_column, cache_dir=cache)
-    tokenizer = load_tokenizer(model.model, corpus, vocab_size=data.vocab_size, cache_dir=cache)
+    tokenizer = load_tokenizer(name, corpus, vocab_size=data.vocab_size, cache_dir=cache)
     folder = tokenized_folder(corpus, tokenizer, seq_len=data.seq_len, cache_dir=cache)
-    built = models.build_model(model.model, tokenizer, seq_len=data.seq_len, dropout=model.dropout, seed=seed)
+    built = models.build_model(name, tokenizer, seq_len=data.seq_len, dropout=model.dropout, seed=seed)
     masking = Masking(
         _CHOOSE[data.mask],
         data.mask_prob,

@@ -5,12 +5,21 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
+import os
 import sys
 from typing import Any, TextIO
 
 from asyncsgd.record import Evaluation, Event, Fault, Membership, Record, RunFolder
 
 HEADINGS = f"{'samples':>10} {'updates':>9} {'train_s':>9} {'eval_loss':>10} {'samples/s':>10}   delay p50/p95/max"
+
+
+def say(line: str, out: TextIO | None = None) -> None:
+    """Print a line at once. A reader that has gone away (``| head``) does not end a run: what follows is not shown."""
+    try:
+        print(line, file=out, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Delays:
@@ -159,4 +168,4 @@ class Recorder:
         if self._bar is not None:
             self._bar.write(line, file=self._out)
         else:
-            print(line, file=self._out, flush=True)
+            say(line, self._out)

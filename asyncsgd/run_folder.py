@@ -35,8 +35,8 @@ def open_run_folder(experiment: str, settings: Settings, command: str) -> RunFol
             settings_module.to_yaml(settings, comment=comment, places=False), encoding="utf-8"
         )
     except OSError as error:
-        where = output.run_dir or output.runs_dir
-        raise UsageError(f"{where} cannot be written ({error.strerror}); type --runs-dir FOLDER") from error
+        where, flag = (output.runs_dir, "--runs-dir") if output.run_dir is None else (output.run_dir, "--run-dir")
+        raise UsageError(f"{where} cannot be written ({error.strerror}); type {flag} FOLDER") from error
     return folder
 
 

@@ -407,6 +407,8 @@ def _contradictions(settings: Settings) -> Iterator[str]:
     built_in = settings.data.data == "pydocs" and settings.data.eval_data in (None, "pydocs")
     if built_in and settings.data.text_column != defaults["text_column"]:
         yield "--text-column does nothing for --data pydocs, which has no columns; drop it, or name other data"
+    if settings.output.overwrite and settings.output.run_dir is None:
+        yield "--overwrite does nothing without --run-dir, since every run gets a new folder; name the folder"
     if settings.output.run_dir is not None and settings.output.runs_dir != defaults["runs_dir"]:
         yield "--runs-dir does nothing when --run-dir names the run's folder; drop one of the two"
 

@@ -33,6 +33,8 @@ def is_torchrun(orig_argv: list[str]) -> bool:
     True
     >>> is_torchrun(["python", "-m", "torch.distributed.run", "script.py"])
     True
+    >>> is_torchrun(["python", "-X", "dev", "-umtorch.distributed.run", "script.py"])
+    True
     >>> is_torchrun(["python", "script.py", "torchrun"])
     False
     """
@@ -40,10 +42,15 @@ def is_torchrun(orig_argv: list[str]) -> bool:
     for position, token in enumerate(orig_argv[1:], 1):
         if skip:
             skip = False
-        elif token == "-m":
-            return orig_argv[position + 1 : position + 2] == ["torch.distributed.run"]
-        elif token in ("-W", "-X"):
-            skip = True  # the value is a token of its own
+        elif token.startswith("-") and not token.startswith("--"):
+            # Short options may stand together (-um MODULE) and have their value behind them (-mMODULE, -Xdev).
+            takes_value = next((place for place, letter in enumerate(token) if letter in "mWX"), None)
+            if takes_value is None:
+                continue
+            value = token[takes_value + 1 :]
+            if token[takes_value] == "m":
+                return (value or "".join(orig_argv[position + 1 : position + 2])) == "torch.distributed.run"
+            skip = not value
         elif not token.startswith("-"):
             return os.path.splitext(os.path.basename(token))[0] == "torchrun"
     return False

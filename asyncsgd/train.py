@@ -27,7 +27,7 @@ from asyncsgd.errors import RunError, UsageError
 from asyncsgd.flat import FlatModel, parameters_sha256
 from asyncsgd.launch import Launch, Noticeboard
 from asyncsgd.prepare import Prepared, budget_of, device_of_worker, prepare, recipe_of, rule_of, schedule_of
-from asyncsgd.progress import Recorder, perplexity
+from asyncsgd.progress import Recorder, perplexity, say
 from asyncsgd.record import DONE, FAILED, INTERRUPTED, RunFolder, available_cores, describe_environment
 from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.all_reduce import TIMEOUT
@@ -101,7 +101,8 @@ def lead(settings: Settings, launch: Launch, folder: RunFolder, context: ForkSer
         run, result = _attempt(settings, launch, folder, context, stop_requested)
         try:
             if run is None:
-                folder.write_summary(_identity(settings, launch) | {"status": result.status, "message": result.message})
+                identity = _identity(settings, launch, settings.job.rule)
+                folder.write_summary(identity | {"status": result.status, "message": result.message})
             else:
                 result = _finish(run, result)
             folder.close()
@@ -128,7 +129,7 @@ def _attempt(
         run = _open(settings, launch, folder, context, stop_requested)
         return run, _MODES[settings.job.mode](run, board)
     except UsageError as error:
-        folder.write_summary(_identity(settings, launch) | {"status": FAILED, "message": str(error)})
+        folder.write_summary(_identity(settings, launch, settings.job.rule) | {"status": FAILED, "message": str(error)})
         raise
     except KeyboardInterrupt:
         return None, Result(INTERRUPTED, "interrupted by the user, twice: only the records are saved")
@@ -175,21 +176,20 @@ def _open(
 def _describe(settings: Settings, rule: Rule, prepared: Prepared, flat: FlatModel) -> None:
     job, optimization = settings.job, settings.optimization
     origin = "random weights" if _from_scratch(settings) else "continued"
-    print(f"model  {settings.model.model} ({origin}, {flat.layout.num_parameters / 1e6:.2f} M parameters)", end="   ")
+    model = f"model  {settings.model.model} ({origin}, {flat.layout.num_parameters / 1e6:.2f} M parameters)"
     samples = f"{prepared.num_train_samples} training, {prepared.num_eval_samples} evaluation samples"
-    print(f"data  {prepared.data_name} ({samples})   seed {job.seed}")
+    say(f"{model}   data  {prepared.data_name} ({samples})   seed {job.seed}")
     states = "one optimizer state shared by all" if job.hogwild_state == "shared" else "an optimizer state each"
     how = {
         "single": f"one process, {job.accumulate} batch{'es' if job.accumulate > 1 else ''} per update",
         "sync": "all ranks step along the weighted mean of their gradients (DistributedDataParallel)",
         "hogwild": f"workers step the shared vector themselves, without locks, {states}",
     }
-    print(f"rule   {rule}: {how.get(job.mode, rule.summary)}")
+    say(f"rule   {rule}: {how.get(job.mode, rule.summary)}")
     clip = f", directions clipped at norm {optimization.clip_norm:g}" if optimization.clip_norm else ""
-    print(
+    say(
         f"step   {optimization.optimizer}, learning rate {optimization.learning_rate:g} ({optimization.schedule} after"
         f" {optimization.warmup} samples of warmup), the same for any number of workers{clip}",
-        flush=True,
     )
 
 
@@ -278,9 +278,11 @@ def _serve_workers(
         with Processes(run.context) as processes:
             for worker in own:
                 processes.start(worker, target, *_arguments(run, transport.address, worker, arguments))
-            return _serve(
-                run, transport, run.num_workers, optimizer_on(_vector(run, transport)), processes.how_it_ended
-            )
+            optimizer = optimizer_on(_vector(run, transport))
+            result = _serve(run, transport, run.num_workers, optimizer, processes.how_it_ended)
+            if result.status == INTERRUPTED:
+                processes.stop_seconds = 1.0  # some may still be starting, and cannot hear that they should not
+            return result
     finally:
         transport.close()
 
@@ -446,11 +448,11 @@ def follow() -> int:
 # ---- the end -----------------------------------------------------------------------------------------------
 
 
-def _identity(settings: Settings, launch: Launch) -> dict[str, Any]:
+def _identity(settings: Settings, launch: Launch, rule: str) -> dict[str, Any]:
     """The summary's fields that are known before anything has run."""
     return {
         "mode": settings.job.mode,
-        "rule": str(rule_of(settings.job)),
+        "rule": rule,
         "from_scratch": _from_scratch(settings),
         "num_workers": launch.num_workers,
         "threads": settings.machine.threads,
@@ -484,7 +486,7 @@ def _finish(run: Run, result: Result) -> Result:
         result = Result(FAILED, f"the model could not be saved ({error}); free some space and run again")
     folder.write_summary(
         {"status": result.status, "message": result.message}
-        | _identity(run.settings, run.launch)
+        | _identity(run.settings, run.launch, str(run.rule))
         | totals.as_summary()
         | {
             "num_samples_applied": run.record.num_samples_applied,
@@ -502,10 +504,10 @@ def _finish(run: Run, result: Result) -> Result:
             f"{totals.num_samples / totals.train_seconds:.0f} samples/s" if totals.train_seconds > 0 else "no training"
         )
         accuracy = f"masked-token accuracy {totals.last.accuracy:.3f}"
-        print(f"final  eval loss {loss:.4f}   perplexity {shown}   {accuracy}   {rate}")
+        say(f"final  eval loss {loss:.4f}   perplexity {shown}   {accuracy}   {rate}")
     delay = delays.summary()
     if delays.number:
-        print(f"delay  p50 {delay['p50']}   p95 {delay['p95']}   max {delay['max']}   mean {delay['mean']:.2f} updates")
-    print(f"{result.status.lower():6} {folder.path}")
-    print(f"next   python -m analysis.compare {folder.path.parent}", flush=True)
+        say(f"delay  p50 {delay['p50']}   p95 {delay['p95']}   max {delay['max']}   mean {delay['mean']:.2f} updates")
+    say(f"{result.status.lower():6} {folder.path}")
+    say(f"next   python -m analysis.compare {folder.path.parent}")
     return result

@@ -56,9 +56,9 @@ def run(argv: list[str]) -> int:
 
         return follow()
     announce(settings)
+    context = start_fork_server(settings, launch)  # its imports and ours go on side by side
     folder = open_run_folder("stilt_mlm", settings, "python experiments/stilt_mlm.py " + " ".join(argv))
     print(f"run    {folder.path}", flush=True)
-    context = start_fork_server(settings, launch)  # its imports and ours go on side by side
     go_offline(settings)
 
     from asyncsgd.train import lead

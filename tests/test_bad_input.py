@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -65,7 +65,7 @@ Refused = Callable[..., str]
 @pytest.fixture
 def refused(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cache: Path
-) -> Refused:
+) -> Iterator[Refused]:
     """Run a command line that must be refused and return the message, which is all there is on stderr."""
 
     def run(*words: str | Path) -> str:
@@ -80,7 +80,9 @@ def refused(
         assert list(Path(tempfile.gettempdir()).glob("asyncsgd-*")) == []
         return said.removeprefix("error: ").rstrip("\n")
 
-    return run
+    yield run
+    for path in Path("/dev/shm").glob(f"asyncsgd-{os.getpid()}-*"):
+        path.unlink()  # of a test that has failed for it
 
 
 def small(text: Path) -> list[str]:

@@ -328,6 +328,21 @@ def test_ctrl_c_saves_the_model_and_leaves_nothing_behind(
 
 @needs_proc
 @pytest.mark.processes
+@pytest.mark.parametrize("line", ["run    ", "step   "], ids=["during the imports", "while workers start"])
+def test_ctrl_c_before_training_ends_everything_soon_and_without_tracebacks(
+    line: str, start: Callable[[str], Command], tmp_path: Path
+) -> None:
+    command = start("--mode async --nproc 2 --samples 200000 --evaluations 2000")
+    until(lambda: f"\n{line}" in (tmp_path / "out.txt").read_text(), f"the line {line!r}")
+    os.killpg(command.process.pid, signal.SIGINT)
+    assert command.process.wait(8) == 130, command.err
+    until(lambda: not command.pids(), "all processes to be gone", 10)
+    assert "Traceback" not in command.err
+    assert command.shared() == []
+
+
+@needs_proc
+@pytest.mark.processes
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_when_the_main_process_is_killed_its_workers_go_and_shared_memory_is_free(
     mode: str, start: Callable[[str], Command], tmp_path: Path
@@ -364,6 +379,11 @@ class Scripted(threading.Thread):
         """A first `Compute`, if only by leaving."""
 
     def run(self) -> None:
+        with contextlib.suppress(EOFError):  # the server is gone
+            self.obey()
+        self.end._connection.close()  # as the end of a process does
+
+    def obey(self) -> None:
         end = self.end
         parameters = torch.zeros(SIZE)
         end.answer(Ready("four numbers"))
@@ -372,7 +392,6 @@ class Scripted(threading.Thread):
             if isinstance(command, Evaluate):
                 self.shards.append((command.shard, command.num_shards))
                 if len(self.shards) == self.leaves_at:
-                    end._connection.close()
                     return
                 # As loss, what the parameters are: all shards must have seen one version.
                 loss = float(parameters[0]) * (command.shard + 1)
@@ -486,12 +505,13 @@ def test_a_hogwild_worker_that_holds_a_gradient_in_the_last_evaluation_does_not_
     def work(number: int) -> None:
         end = transport.address.connect(number)
         end.answer(Ready("four numbers"))
+        holds = number == 1
         while not isinstance(command := end.receive(), Stop):
             if isinstance(command, Evaluate):
                 # The loss is 9 before the first step and 1 after it, so that a second evaluation reaches the target.
                 end.answer(Evaluated(command.shard, 9.0 if end.version == 0 else 1.0, correct=0, masked_tokens=1))
             elif isinstance(command, Compute):
-                if number == 1 or seconds is not None:  # a slow one: the others are frozen before it is done
+                if holds:  # is frozen before it is done
                     until(lambda: int(end.segment.control[FROZEN]), "an evaluation", 10)
                     end.answer(Holding())
                     while isinstance(next_command := end.receive(), Evaluate):
@@ -499,6 +519,7 @@ def test_a_hogwild_worker_that_holds_a_gradient_in_the_last_evaluation_does_not_
                     answers.append(type(next_command))
                     if isinstance(next_command, Stop):
                         return
+                holds = number == 1 or seconds is not None
                 end.answer(Computed(command.dispatch, end.version, 1.0, 1.0, 2, 0.0, 0.0, 0.0, 0.0))
 
     threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(2)]
@@ -548,7 +569,7 @@ def test_somebody_who_hangs_up_without_a_word_does_not_end_the_run() -> None:
             evaluations=1,
             layout="four numbers",
             report=records.append,
-            dead=lambda number: "its process was killed by SIGKILL" if number == 1 else None,
+            dead=lambda number, seconds: "its process was killed by SIGKILL" if number == 1 else None,
         ).run()
     finally:
         transport.close()

@@ -296,6 +296,7 @@ WITHOUT_EFFECT = [
     ({"model": "bert-base-uncased", "vocab_size": 99}, "--vocab-size is for --model tiny and small"),
     ({"text_column": "tweet"}, "--text-column does nothing for --data pydocs"),
     ({"run_dir": "a", "runs_dir": "b"}, "--runs-dir does nothing when --run-dir names the run's folder"),
+    ({"overwrite": True}, "--overwrite does nothing without --run-dir"),
 ]
 
 
@@ -379,7 +380,6 @@ def valid_settings(draw: st.DrawFn) -> Settings:
         "device": one_of("auto", "cpu", "cuda"),
         "precision": one_of("fp32", "bf16", "fp16"),
         "threads": positive,
-        "overwrite": st.booleans(),
         draw(one_of("run_dir", "runs_dir")): TEXTS,
     }
     if not only_seconds:
@@ -394,6 +394,8 @@ def valid_settings(draw: st.DrawFn) -> Settings:
         strategies["hogwild_state"] = one_of("worker", "shared")
     strategies |= {"momentum": SHARES} if optimizer == "sgd" else {"beta1": SHARES, "beta2": SHARES}
     drawn = {name: draw(strategy) for name, strategy in strategies.items()}
+    if drawn.get("run_dir") is not None:
+        drawn["overwrite"] = draw(st.booleans())
     return make_settings({"mode": mode, "optimizer": optimizer, "seconds": seconds, **drawn})
 
 
@@ -458,7 +460,7 @@ def test_the_hash_is_six_hexadecimal_digits_and_the_same_for_1_and_1_point_0() -
 
 def test_differing_keys_are_those_of_the_run_and_not_of_its_place() -> None:
     old = flatten(Settings())
-    new = flatten(make_settings({"seed": 3, "seconds": 60, "runs_dir": "b", "cache_dir": "c", "overwrite": True}))
+    new = flatten(make_settings({"seed": 3, "seconds": 60, "runs_dir": "b", "cache_dir": "c"}))
     assert differing_keys(old, new) == [
         ("seed", 0, 3),
         ("samples", 9600, None),

@@ -39,6 +39,7 @@ class Hogwild(ParameterServer):
     def run(self) -> Result:
         """Train until the budget is spent and the last worker has stopped stepping; blocks."""
         result = super().run()
+        self._present -= {worker for worker, message in self._inbox if isinstance(message, Lost)}
         deadline = time.monotonic() + STOP_SECONDS
         while self._present and time.monotonic() < deadline:
             gone = {worker for worker, message in self._transport.wait(POLL_SECONDS) if isinstance(message, Lost)}
@@ -67,6 +68,8 @@ class Hogwild(ParameterServer):
                     self._lose(worker, message.reason)
 
     def _resume(self) -> None:
+        if self._server.in_flight:
+            self._evaluated_version = None  # from here on workers may step before this process hears of it
         self._transport.segment.control[FROZEN] = 0
         for worker in self._holding:
             self._transport.send(worker, Proceed())

@@ -128,17 +128,17 @@ class ParameterServer:
     def _run(self) -> Result:
         self._await_workers()
         result = self._evaluate()
-        self._clock.resume()
         if result is None and self._budget.samples != 0:
+            self._clock.resume()
             for worker in sorted(self._present):
                 self._join(worker)
             self._flush()
             while result is None:
                 result = self._advance()
         self._clock.pause()
-        if result is None or (result.status == DONE and self._evaluated_version != self._server.version):
-            result = self._evaluate(last=True) or Result(DONE)
-        return result
+        if (result is None or result.status == DONE) and self._evaluated_version != self._server.version:
+            result = self._evaluate(last=True)
+        return result or Result(DONE)
 
     def _advance(self) -> Result | None:
         """Handle what comes next; the result, once the run is over."""

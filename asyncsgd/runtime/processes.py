@@ -1,6 +1,6 @@
 """Processes of this library's own: started from a fork server that has imported torch, watched, and never left behind.
 
-Standard library only, so that the fork server can be started, and import, while this process still does its own
+Imports nothing heavy, so that the fork server can be started, and import, while this process still does its own
 imports."""
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ import json
 import multiprocessing
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+
+from asyncsgd.errors import UsageError
 
 LAUNCHER_VARIABLES = (
     "RANK",
@@ -28,6 +31,10 @@ LAUNCHER_VARIABLES = (
 """What torchrun sets for its own ranks; processes of ours must not take themselves for one of these."""
 
 
+LONGEST_TEMPORARY_FOLDER = 60
+"""A Unix socket's path has at most 107 characters, of which names below this folder take up to 47."""
+
+
 def fork_server(model: str) -> ForkServerContext:
     """Start a fork server that imports what workers of `model` need in the background, and return its context.
 
@@ -36,6 +43,11 @@ def fork_server(model: str) -> ForkServerContext:
     at first use."""
     from multiprocessing import forkserver
 
+    if len(tempfile.gettempdir()) > LONGEST_TEMPORARY_FOLDER:
+        raise UsageError(
+            f"the folder for temporary files, {tempfile.gettempdir()}, has too long a name for the sockets that "
+            f"processes talk through; type export TMPDIR=/tmp"
+        )
     kind = _kind_of_model(model)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
@@ -45,8 +57,12 @@ def fork_server(model: str) -> ForkServerContext:
             f"transformers.models.{kind}.modeling_{kind}",
         ]
     )
-    with clean_environment():
-        forkserver.ensure_running()
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is the leader's business from the start
+    try:
+        with clean_environment():
+            forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, handler)
     return context
 
 
@@ -86,11 +102,10 @@ class Processes:
         context: of `fork_server`.
     """
 
-    STOP_SECONDS = 10.0
-    """How long processes may take to end by themselves."""
-
     def __init__(self, context: ForkServerContext) -> None:
         self._context = context
+        self.stop_seconds = 10.0
+        """How long processes may take to end by themselves."""
         self._processes: dict[int, BaseProcess] = {}
 
     def start(self, number: int, target: Callable[..., None], *arguments: object) -> None:
@@ -127,7 +142,7 @@ class Processes:
 
     def __exit__(self, *exception: object) -> None:
         """Wait for all to end, then make them."""
-        deadline = time.monotonic() + (self.STOP_SECONDS if exception[0] is None else 1.0)
+        deadline = time.monotonic() + (self.stop_seconds if exception[0] is None else 1.0)
         for process in self._processes.values():
             process.join(max(0.0, deadline - time.monotonic()))
         for process in self._processes.values():

@@ -98,6 +98,7 @@ def serve_rank(task: Task, training: Training, meeting: Meeting, rank: int, reco
             os.environ.setdefault(
                 "GLOO_SOCKET_IFNAME", "lo"
             )  # gloo would resolve the host's name, which may have no address
+        segment = Segment(meeting.segment, meeting.size)
         store = dist.TCPStore("127.0.0.1", meeting.port, is_master=False, timeout=datetime.timedelta(minutes=5))
         dist.init_process_group(
             backend_of(task.device, meeting.num_workers),
@@ -106,7 +107,7 @@ def serve_rank(task: Task, training: Training, meeting: Meeting, rank: int, reco
             world_size=meeting.num_workers,
             timeout=TIMEOUT,
         )
-        segment = Segment(meeting.segment, meeting.size)
+        segment.unlink()  # the group exists, so every rank has the segment open, and nothing can leave its name behind
         flat = FlatModel(skeleton(task.config).to(task.device))
         with torch.no_grad():
             flat.parameters.copy_(segment.floats)

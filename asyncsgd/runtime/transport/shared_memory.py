@@ -64,7 +64,7 @@ class Segment:
         too_small = (
             f"the run needs {needed / 2**20:.0f} MiB of shared memory and {directory} has {free / 2**20:.0f} MiB free; "
             f"enlarge it (docker run --shm-size={2 * needed // 2**20 + 1}m, or mount -o remount,size=... {directory}), "
-            f"take fewer workers, or type --transport process_group"
+            f"take fewer workers, or, in mode async, type --transport process_group"
         )
         if needed > free:
             raise UsageError(too_small)
@@ -104,11 +104,11 @@ class SharedMemoryServer:
         self._size = size
         self._num_slots = num_workers if slots else 0
         self._num_floats = size * (1 + self._num_slots) + extra
-        self.segment = Segment.create(self._num_floats)
         self._folder = Path(tempfile.mkdtemp(prefix="asyncsgd-"))
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(self._folder / "socket"))
         self._listener.listen(num_workers + 8)
+        self.segment = Segment.create(self._num_floats)
         self._connections: dict[int, Connection] = {}
         self._expected = num_workers
 
