@@ -114,16 +114,34 @@ class FlatModel:
         if not keep_parameters:
             self.parameters.zero_()
         self.gradients.zero_()
-        self._tensors = dict(model.named_parameters())
-        gradient_views = self.layout.views(self.gradients)
+        named = dict(model.named_parameters())
+        self._tensors = [named[name] for name in self.layout.names]
+        self._gradient_views = list(self.layout.views(self.gradients).values())
         with torch.no_grad():
-            for name, view in self.layout.views(self.parameters).items():
-                tensor = self._tensors[name]
+            for tensor, view in zip(self._tensors, self.layout.views(self.parameters).values(), strict=True):
                 if not keep_parameters:
                     view.copy_(tensor)
                 tensor.data = view
-                tensor.grad = gradient_views[name]
+        self.gather_gradients()
         self.check()
+
+    def release_gradients(self) -> None:
+        """Set every ``.grad`` to None before a backward pass, which then keeps the tensors it computes.
+
+        Adding to zeroed views instead would write the vector twice and read it twice more.
+        """
+        for tensor in self._tensors:
+            tensor.grad = None
+
+    def gather_gradients(self) -> None:
+        """Copy every ``.grad`` into the flat vector, zeros where there is none, and bind it there again."""
+        with torch.no_grad():
+            for tensor, view in zip(self._tensors, self._gradient_views, strict=True):
+                if tensor.grad is None:
+                    view.zero_()
+                elif tensor.grad is not view:
+                    view.copy_(tensor.grad)
+                tensor.grad = view
 
     def check(self) -> None:
         """Assert that every parameter and gradient of the model still is the view it should be.

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from asyncsgd.data.batching import TrainingBatches
+from asyncsgd.data.batching import Batch, TrainingBatches
 from asyncsgd.data.random import dropout_seed
 from asyncsgd.flat import FlatModel
 from asyncsgd.objectives.masked_lm import MaskedLM
@@ -53,6 +53,7 @@ class Worker:
         self._seed, self._stream = seed, stream
         self._device = flat.parameters.device
         self._precision = precision
+        self._prepared: tuple[int, Batch] | None = None
         self._loss_scale = LossScale() if precision == torch.float16 else None
 
     def gradient(self, index: int, weigh: Callable[[float], float] | None = None) -> Gradient:
@@ -62,18 +63,29 @@ class Worker:
             weigh: given the batch's loss terms, returns a factor for its gradient (not for the loss reported); for a
                 runtime that adds gradients up inside the backward pass.
         """
-        batch = self._batches.batch(index).to(self._device)
+        batch = self._take(index)
         factor = 1.0 if weigh is None else weigh(float(batch.num_masked))
         while True:
-            self.flat.gradients.zero_()
+            self.flat.release_gradients()
             # The one allowed use of torch's default generator: dropout draws from nothing else.
             torch.manual_seed(dropout_seed(self._seed, self._stream, index))
             with self._autocast():
                 loss = self._objective.loss(batch)
             scale = factor if self._loss_scale is None else factor * self._loss_scale.value
             (loss if scale == 1.0 else loss * scale).backward()
+            self.flat.gather_gradients()
             if self._loss_scale is None or self._loss_scale.unscale(self.flat):
                 return Gradient(float(loss.detach()), float(batch.num_masked), batch.num_samples)
+
+    def prepare(self, index: int) -> None:
+        """Make batch `index` ahead of time, on a guess; a wrong guess costs nothing but the work."""
+        self._prepared = (index, self._batches.batch(index).to(self._device))
+
+    def _take(self, index: int) -> Batch:
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None and prepared[0] == index:
+            return prepared[1]
+        return self._batches.batch(index).to(self._device)
 
     def _autocast(self) -> AbstractContextManager[object]:
         if self._precision == torch.float32:

@@ -296,7 +296,6 @@ WITHOUT_EFFECT = [
     ({"model": "bert-base-uncased", "vocab_size": 99}, "--vocab-size is for --model tiny and small"),
     ({"text_column": "tweet"}, "--text-column does nothing for --data pydocs"),
     ({"run_dir": "a", "runs_dir": "b"}, "--runs-dir does nothing when --run-dir names the run's folder"),
-    ({"overwrite": True}, "--overwrite does nothing without --run-dir"),
 ]
 
 

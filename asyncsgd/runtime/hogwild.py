@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import time
 
+from asyncsgd.record import Event
 from asyncsgd.runtime.base import POLL_SECONDS, Result
 from asyncsgd.runtime.parameter_server import ParameterServer
 from asyncsgd.runtime.transport.base import Computed, Holding, Lost, Proceed
@@ -46,10 +47,10 @@ class Hogwild(ParameterServer):
             self._present -= gone
         return result
 
-    def _apply(self, worker: int, message: Computed) -> Outcome:
-        outcome = super()._apply(worker, message)
+    def _apply(self, worker: int, message: Computed) -> tuple[Outcome, Event]:
+        applied = super()._apply(worker, message)
         self._transport.segment.control[SAMPLES] = self._server.num_samples
-        return outcome
+        return applied
 
     def _quiesce(self) -> None:
         self._holding: list[int] = []
@@ -61,9 +62,8 @@ class Hogwild(ParameterServer):
                 if isinstance(message, Holding):
                     self._holding.append(worker)
                 elif isinstance(message, Computed):
-                    self._apply(
-                        worker, message
-                    )  # stepped before it saw the flag; what it starts is sent after the evaluation
+                    # It stepped before it saw the flag; what it starts is sent after the evaluation.
+                    self._report(self._apply(worker, message)[1])
                 elif isinstance(message, Lost):
                     self._lose(worker, message.reason)
 

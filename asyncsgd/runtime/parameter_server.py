@@ -186,21 +186,26 @@ class ParameterServer:
     def _arrived(self, worker: int, message: Computed) -> Result | None:
         if not self._server.is_in_flight(worker, message.dispatch):
             return None  # abandoned: its batch has gone to another, and it counts in no budget
-        outcome = self._apply(worker, message)
-        if not math.isfinite(message.loss):
+        outcome, event = self._apply(worker, message)
+        finite = math.isfinite(message.loss)
+        spent = not self._server.in_flight
+        due = (outcome.stepped or spent) and self._points.passed(self._server.num_samples, self._clock.seconds)
+        if finite and not due:
+            self._flush()  # the worker goes on while this is written down
+        self._report(event)
+        if not finite:
             what = f"the loss of worker {worker} at version {message.read_version} is {message.loss}"
             self._report(Fault(what, worker, self._server.version, self._clock.seconds))
             return diverged(what)
-        spent = not self._server.in_flight
-        if (outcome.stepped or spent) and self._points.passed(self._server.num_samples, self._clock.seconds):
+        if due:
             result = self._evaluate()
             if result is not None:
                 return result
-        self._flush()
+            self._flush()
         return None
 
-    def _apply(self, worker: int, message: Computed) -> Outcome:
-        """Hand the gradient to the server, prepare what its reply starts, and record the event."""
+    def _apply(self, worker: int, message: Computed) -> tuple[Outcome, Event]:
+        """Hand the gradient to the server and prepare what its reply starts; what happened, still to be reported."""
         server = self._server
         arrived = self._clock.seconds
         started = self._started.pop(message.dispatch)
@@ -217,34 +222,32 @@ class ParameterServer:
         )
         now = self._clock.seconds
         rate = server.learning_rate
-        self._report(
-            Event(
-                dispatch=message.dispatch,
-                worker=worker,
-                batches=_range(started.index),
-                read_version=message.read_version,
-                version=server.version,
-                arrival_delay=arrival_delay,
-                outcome=outcome.outcome,
-                uses=outcome.uses,
-                drops=outcome.drops,
-                abandoned=outcome.abandoned,
-                started=self._execute(outcome),
-                loss=message.loss,
-                weight=message.weight,
-                num_samples=message.num_samples,
-                learning_rate=rate,
-                train_seconds=now,
-                total_samples=server.num_samples,
-                flight_seconds=flight_seconds,
-                pull_seconds=message.pull_seconds,
-                compute_seconds=message.compute_seconds,
-                push_seconds=message.push_seconds,
-                wait_seconds=message.wait_seconds,
-                apply_seconds=now - arrived,
-            )
+        event = Event(
+            dispatch=message.dispatch,
+            worker=worker,
+            batches=_range(started.index),
+            read_version=message.read_version,
+            version=server.version,
+            arrival_delay=arrival_delay,
+            outcome=outcome.outcome,
+            uses=outcome.uses,
+            drops=outcome.drops,
+            abandoned=outcome.abandoned,
+            started=self._execute(outcome),
+            loss=message.loss,
+            weight=message.weight,
+            num_samples=message.num_samples,
+            learning_rate=rate,
+            train_seconds=now,
+            total_samples=server.num_samples,
+            flight_seconds=flight_seconds,
+            pull_seconds=message.pull_seconds,
+            compute_seconds=message.compute_seconds,
+            push_seconds=message.push_seconds,
+            wait_seconds=message.wait_seconds,
+            apply_seconds=now - arrived,
         )
-        return outcome
+        return outcome, event
 
     def _execute(self, outcome: Outcome) -> tuple[tuple[int, int, tuple[Range, ...]], ...]:
         """Take back abandoned batches and give the workers of a reply theirs; `_flush` sends the commands.

@@ -120,6 +120,7 @@ def _obey(task: Task, end: WorkerEnd) -> None:
     flat = FlatModel(model, gradients=end.slot if on_host else None)
     worker, objective, evaluation = task.build(model, flat)
     end.answer(Ready(flat.layout.fingerprint))
+    last_index = 0
     finished = time.perf_counter()
     while not isinstance(command := end.receive(), Stop):
         began = time.perf_counter()
@@ -138,6 +139,11 @@ def _obey(task: Task, end: WorkerEnd) -> None:
             seconds = (pulled - began, computed - pulled, pushed - computed, began - finished)
             answer = Computed(command.dispatch, version, gradient.loss, gradient.weight, gradient.num_samples, *seconds)
             end.answer(answer)
+            finished = time.perf_counter()
+            # While the server applies: workers at equal speeds take every N-th batch, so the same stride is likely.
+            worker.prepare(max(0, 2 * command.index - last_index))
+            last_index = command.index
+            continue
         finished = time.perf_counter()
     flat.check()
 
