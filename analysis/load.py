@@ -37,7 +37,7 @@ PLAIN_RULES = {
     "single": ("single", "synchronous", "asynchronous"),
     "sync": ("synchronous",),
     "async": ("asynchronous",),
-    "hogwild": ("hogwild",),
+    "hogwild": ("hogwild", "asynchronous"),
 }
 """Rules that the name of the mode already says; every other rule is named beside it."""
 
