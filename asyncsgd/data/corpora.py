@@ -6,21 +6,13 @@ alone, and `Corpus.fingerprint` names the result. Nothing here needs a network u
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import gzip
 import hashlib
-import importlib.metadata
-import importlib.util
-import inspect
 import io
 import json
 import os
-import platform
 import re
-import sysconfig
-import tokenize
-import uuid
 import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,36 +20,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from asyncsgd.data.documents import Documents, without_surrogates
+from asyncsgd.data.pydocs import load_pydocs, package_versions
 from asyncsgd.errors import UsageError, nearest
 
 if TYPE_CHECKING:
     import datasets
 
-# Change when the documents made from the same packages change: old caches are then left alone and new ones are built.
-CORPUS_FORMAT = 1
-
 EXTENSIONS = (".txt", ".txt.gz", ".jsonl", ".csv", ".parquet")
 
-_PACKAGES = ("numpy", "scipy", "pandas")
-# Test suites and demonstration programs are code first; what other packages put inside the standard library's folder
-# differs from machine to machine.
-_SKIPPED_FOLDERS = {"tests", "test", "site-packages", "dist-packages", "idlelib", "lib2to3", "turtledemo"}
 _TRAIN_NAMES = ("train",)
 _EVAL_NAMES = ("validation", "valid", "dev", "eval")
 _TEST_NAMES = ("test",)
-
-
-@dataclass(frozen=True)
-class Documents:
-    """Texts in a fixed order, none of them empty, with an optional label each.
-
-    Args:
-        texts: the documents.
-        labels: one label per text (for ``pydocs`` the package it comes from), or None where the source has none.
-    """
-
-    texts: tuple[str, ...]
-    labels: tuple[str, ...] | None
 
 
 @dataclass(frozen=True)
@@ -110,8 +84,8 @@ def load_corpus(
     evaluation: Documents | None = None
     if data == "pydocs":
         name = data
-        origin = json.dumps(_package_versions(), sort_keys=True)
-        train = _load_pydocs(cache_dir)
+        origin = json.dumps(package_versions(), sort_keys=True)
+        train = load_pydocs(cache_dir)
     elif data.startswith("hub:"):
         name = data
         train, evaluation = _load_hub(data, text_column, wants_eval=eval_data is None)
@@ -248,7 +222,7 @@ def read_texts(path: Path, text_column: str) -> list[str]:
         values = _parquet_values(path, raw, text_column)
     else:
         values = _text_file_values(path, extension, raw, text_column)
-    texts = [text for text in (_without_surrogates(value).strip() for value in values) if text]
+    texts = [text for text in (without_surrogates(value).strip() for value in values) if text]
     if not texts:
         raise UsageError(f"{path} is empty or holds no text; give a file with at least one document")
     return texts
@@ -365,11 +339,6 @@ def _missing_column(where: str, text_column: str, columns: Iterable[object]) -> 
     )
 
 
-def _without_surrogates(text: str) -> str:
-    # JSON and Python sources can spell half a surrogate pair, which no encoder accepts later.
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
 # ------------------------------------------------------------------------------------------------- Hugging Fa
 
 
@@ -440,166 +409,5 @@ def _hub_documents(name: str, split: datasets.Dataset, text_column: str) -> Docu
     if text_column not in split.column_names:
         raise _missing_column(f"the data set {name}", text_column, split.column_names)
     values = _checked_values(f"the data set {name}:", text_column, split[text_column])
-    texts = (_without_surrogates(value).strip() for value in values)
+    texts = (without_surrogates(value).strip() for value in values)
     return Documents(tuple(text for text in texts if text), None)
-
-
-# ------------------------------------------------------------------------------------------------------------
-
-
-def clean_docstring(docstring: str) -> str:
-    """Return the prose of a docstring on one line: no examples, directives, underlines or tables of numbers.
-
-    >>> clean_docstring('''Return twice `x`.
-    ...
-    ...     Examples
-    ...     --------
-    ...     >>> twice(2)
-    ...     4
-    ...     ''')
-    'Return twice `x`. Examples'
-    """
-    kept: list[str] = []
-    in_example = False
-    for line in inspect.cleandoc(docstring).split("\n"):
-        line = line.strip()
-        # An example and its output reach to the next blank line, as in doctest.
-        in_example = line.startswith(">>>") or (in_example and line != "")
-        if not in_example and not _is_markup(line):
-            kept.append(line)
-    return " ".join(_without_surrogates(" ".join(kept)).split())
-
-
-def _is_markup(line: str) -> bool:
-    """Whether a line is an underline, a table, a reST directive or something else with fewer letters than not."""
-    visible = line.replace(" ", "")
-    return 2 * sum(map(str.isalpha, visible)) < len(visible) or re.match(r"\.\. [\w-]+::", line) is not None
-
-
-def is_prose(text: str) -> bool:
-    """Whether a cleaned docstring says enough in English: 40 characters, 6 words, and mostly ASCII letters.
-
-    >>> is_prose("Return a copy of the array, collapsed into one dimension.")
-    True
-    >>> is_prose("Return a copy.")
-    False
-    """
-    num_letters = sum(character.isascii() and character.isalpha() for character in text)
-    return len(text) >= 40 and len(text.split()) >= 6 and 2 * num_letters >= len(text)
-
-
-def _load_pydocs(cache_dir: Path) -> Documents:
-    key = json.dumps([CORPUS_FORMAT, platform.python_version(), _package_versions()], sort_keys=True)
-    path = cache_dir / f"pydocs-{hashlib.sha256(key.encode()).hexdigest()[:16]}.jsonl.gz"
-    documents = _read_cached(path)
-    if documents is None:
-        documents = collect_docstrings(_package_folders())
-        _write_cached(path, documents)
-    return documents
-
-
-def _package_folders() -> dict[str, Path]:
-    """Return the source folder of each package that is installed, found without importing it."""
-    folders = {"stdlib": Path(sysconfig.get_path("stdlib"))}
-    for name in _PACKAGES:
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.origin is not None:
-            folders[name] = Path(spec.origin).parent
-    return folders
-
-
-def _package_versions() -> dict[str, str]:
-    versions = {"stdlib": platform.python_version()}
-    for name in _PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
-    return versions
-
-
-def collect_docstrings(folders: dict[str, Path]) -> Documents:
-    """Read, clean and deduplicate the docstrings below `folders` (label: folder); the first of equal texts stays."""
-    texts: list[str] = []
-    labels: list[str] = []
-    seen: set[bytes] = set()
-    for label, folder in folders.items():
-        for path in _source_files(folder):
-            for docstring in _docstrings(path):
-                text = clean_docstring(docstring)
-                digest = hashlib.sha256(text.lower().encode()).digest()
-                if is_prose(text) and digest not in seen:
-                    seen.add(digest)
-                    texts.append(text)
-                    labels.append(label)
-    return Documents(tuple(texts), tuple(labels))
-
-
-def _source_files(folder: Path) -> list[Path]:
-    files = []
-    for path in folder.rglob("*.py"):
-        relative = path.relative_to(folder)
-        if _SKIPPED_FOLDERS.isdisjoint(relative.parts[:-1]):
-            files.append((relative.as_posix(), path))
-    # By the name below the folder: where a package is installed must not change the order.
-    return [path for _, path in sorted(files)]
-
-
-def _docstrings(path: Path) -> Iterator[str]:
-    """Yield the docstrings in a source file, which is parsed and never run; nothing if it does not parse."""
-    try:
-        with tokenize.open(path) as file:
-            source = file.read()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)
-            warnings.simplefilter("ignore", DeprecationWarning)
-            tree = ast.parse(source)
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return
-    reads_newdocs = "_add_newdocs" in path.name
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield ast.get_docstring(node, clean=False) or ""
-        elif reads_newdocs and isinstance(node, ast.Call):
-            yield from _newdoc_strings(node)
-
-
-def _newdoc_strings(call: ast.Call) -> Iterator[str]:
-    """Yield what a call add_newdoc("module", "name", "docstring") documents; names are too short to stay."""
-    if isinstance(call.func, ast.Name) and call.func.id == "add_newdoc":
-        for node in ast.walk(call):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield node.value
-
-
-def _read_cached(path: Path) -> Documents | None:
-    """Return the cached documents, or None where there is no cache or a damaged one (the gzip checksum is verified)."""
-    try:
-        header, *lines = gzip.decompress(path.read_bytes()).decode().splitlines()
-        rows = [json.loads(line) for line in lines]
-        texts = tuple(row["text"] for row in rows)
-        labels = tuple(row["label"] for row in rows)
-        if json.loads(header)["num_documents"] != len(rows):
-            return None
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError):
-        return None
-    return Documents(texts, labels)
-
-
-def _write_cached(path: Path, documents: Documents) -> None:
-    assert documents.labels is not None
-    lines = [json.dumps({"num_documents": len(documents.texts)})]
-    for label, text in zip(documents.labels, documents.texts, strict=True):
-        # ASCII escapes, so that splitlines() finds no line end inside a text.
-        lines.append(json.dumps({"label": label, "text": text}))
-    data = gzip.compress("\n".join(lines).encode(), compresslevel=6, mtime=0)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(data)
-        # Two runs that start together both build; each replaces the file as a whole, and with the same bytes.
-        os.replace(temporary, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise UsageError(
-            f"the cache folder {path.parent} cannot be written: {error.strerror or error}; choose another folder"
-        ) from error

@@ -15,17 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncsgd.data.corpora import (
-    Corpus,
-    Documents,
-    _read_cached,
-    _write_cached,
-    clean_docstring,
-    collect_docstrings,
-    load_corpus,
-    read_texts,
-    split_documents,
-)
+from asyncsgd.data.corpora import Corpus, load_corpus, read_texts, split_documents
+from asyncsgd.data.documents import Documents
+from asyncsgd.data.pydocs import _read_cached, _write_cached, clean_docstring, collect_docstrings
 from asyncsgd.errors import UsageError
 
 SHARED_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncsgd.data.corpora import Corpus, Documents
+from asyncsgd.data.corpora import Corpus
+from asyncsgd.data.documents import Documents
 from asyncsgd.data.tokenization import (
     Tokens,
     _publish,
@@ -365,7 +366,8 @@ def test_of_two_processes_that_publish_the_same_folder_the_first_one_stays(tmp_p
 START_TOGETHER = """
 import sys
 from pathlib import Path
-from asyncsgd.data.corpora import Corpus, Documents
+from asyncsgd.data.corpora import Corpus
+from asyncsgd.data.documents import Documents
 from asyncsgd.data.tokenization import load_tokenizer, tokenized_corpus
 texts = tuple(f"the server applies update {i} of worker {i % 7}" for i in range(3000))
 corpus = Corpus("texts", Documents(texts[100:], None), Documents(texts[:100], None), "0" * 16)
