@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import asyncsgd
+
 ROOT = Path(__file__).resolve().parents[1]
 
 MAY_IMPORT = {
@@ -96,3 +98,10 @@ def test_only_the_server_steps_an_optimizer() -> None:
             and ast.unparse(node).startswith("torch.optim")
         ]
         assert not calls or path.name == "server.py"
+
+
+def test_every_public_name_can_be_loaded() -> None:
+    for name in asyncsgd.__all__:
+        assert getattr(asyncsgd, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = asyncsgd.Nothing

@@ -1,0 +1,127 @@
+"""Draw who did what when: one row per worker and one for the server, from a run's event log.
+
+    python experiments/timeline.py runs/stilt_mlm-async-w4-s0-3f9a1c
+
+Writes ``timeline.json`` (Chrome trace format: open it in ui.perfetto.dev or chrome://tracing) and ``timeline.png``,
+a window of two seconds from the middle of the run, into the run folder. Times are seconds of the training clock,
+which stands still during evaluations; an evaluation is a mark, with its seconds in the trace's arguments. In mode
+sync there is no server: its row shows the ranks' common step, and their compute holds the waiting in the all-reduce.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from asyncsgd.errors import UsageError
+from asyncsgd.record import read_events
+
+COLOURS = {"compute": "#029e73", "wait": "#dddddd", "pull": "#0173b2", "push": "#de8f05", "apply": "#cc78bc"}
+"""Of seaborn's colour-blind-safe palette, and a light grey for waiting."""
+SERVER = "server"
+
+
+class Span(NamedTuple):
+    """What one row does from `start` on, for `seconds`; seconds of the training clock."""
+
+    row: str
+    kind: str
+    start: float
+    seconds: float
+    arguments: dict[str, Any]
+
+
+def spans_of(records: Iterable[dict[str, Any]]) -> Iterator[Span]:
+    """The spans of a log. A worker's are laid backwards from its arrival: push, compute, pull, and the wait before."""
+    for record in records:
+        if record["kind"] == "evaluate":
+            arguments = {"version": record["version"], "loss": record["loss"], "eval_seconds": record["eval_seconds"]}
+            yield Span(SERVER, "evaluate", record["train_seconds"], 0.0, arguments)
+        if record["kind"] != "arrival":
+            continue
+        worker = f"worker {record['worker']}"
+        arguments = {name: record[name] for name in ("dispatch", "read_version", "version", "arrival_delay", "outcome")}
+        end = record["train_seconds"] - record["apply_seconds"]
+        yield Span(SERVER, "apply", end, record["apply_seconds"], arguments)
+        for kind in ("push", "compute", "pull", "wait"):
+            seconds = record[f"{kind}_seconds"]
+            end -= seconds
+            if seconds > 0:
+                yield Span(worker, kind, end, seconds, arguments)
+
+
+def chrome_trace(spans: Iterable[Span]) -> dict[str, Any]:
+    """The spans in Chrome's trace format, in microseconds, one thread per row."""
+    rows: dict[str, int] = {}
+    events: list[dict[str, Any]] = []
+    for span in spans:
+        thread = rows.setdefault(span.row, len(rows))
+        event = {"name": span.kind, "pid": 0, "tid": thread, "ts": 1e6 * span.start, "args": span.arguments}
+        instant = span.kind == "evaluate"
+        events.append(event | ({"ph": "i", "s": "g"} if instant else {"ph": "X", "dur": 1e6 * span.seconds}))
+    names = [
+        {"name": "thread_name", "ph": "M", "pid": 0, "tid": thread, "args": {"name": row}}
+        for row, thread in rows.items()
+    ]
+    return {"traceEvents": names + events, "displayTimeUnit": "ms"}
+
+
+def draw(spans: list[Span], begin: float, seconds: float, path: Path) -> None:
+    """Save a picture of the window [begin, begin + seconds]."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    rows = sorted({span.row for span in spans if span.row != SERVER}, key=lambda row: int(row.split()[1]))
+    rows.append(SERVER)
+    figure = Figure(figsize=(10, 0.55 * len(rows) + 1.2), layout="constrained")
+    axes = figure.subplots()
+    inside = [span for span in spans if span.start < begin + seconds and span.start + span.seconds > begin]
+    for kind, colour in COLOURS.items():
+        for place, row in enumerate(rows):
+            bars = [(span.start, span.seconds) for span in inside if span.kind == kind and span.row == row]
+            axes.broken_barh(bars, (place - 0.4, 0.8), facecolors=colour, edgecolor="white", linewidth=0.3)
+    axes.set(xlim=(begin, begin + seconds), xlabel="training seconds", yticks=range(len(rows)), yticklabels=rows)
+    axes.invert_yaxis()
+    axes.spines[["top", "right"]].set_visible(False)
+    handles = [Patch(facecolor=colour, label=kind) for kind, colour in COLOURS.items()]
+    figure.legend(handles=handles, ncols=len(handles), loc="outside upper center", frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Draw who did what when in a run.", allow_abbrev=False)
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of the picture's window (default 2)")
+    parser.add_argument(
+        "--begin", type=float, help="its beginning, in training seconds (default: the middle of the run)"
+    )
+    arguments = parser.parse_args(argv)
+    try:
+        if arguments.seconds <= 0:
+            raise UsageError(f"--seconds must be more than 0, got {arguments.seconds:g}")
+        try:
+            spans = list(spans_of(read_events(arguments.run_dir / "events.jsonl")))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{arguments.run_dir} holds no event log that can be read: {error}") from error
+        if all(span.kind == "evaluate" for span in spans):
+            raise UsageError(f"{arguments.run_dir} has no arrival: nothing to draw")
+        last = max(span.start + span.seconds for span in spans)
+        begin = max(0.0, (last - arguments.seconds) / 2) if arguments.begin is None else arguments.begin
+        if not 0 <= begin < last:
+            raise UsageError(f"--begin {begin:g} is outside the run, which trained for {last:.1f} seconds")
+        trace, picture = arguments.run_dir / "timeline.json", arguments.run_dir / "timeline.png"
+        trace.write_text(json.dumps(chrome_trace(spans)), encoding="utf-8")
+        draw(spans, begin, min(arguments.seconds, last), picture)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(f"{trace}\n{picture}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
