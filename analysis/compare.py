@@ -11,6 +11,7 @@ import argparse
 import csv
 import dataclasses
 import io
+import os
 import statistics
 import sys
 from collections import Counter
@@ -350,6 +351,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:  # its reader has seen enough (| head)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def _run(runs_dir: Path, out: Path | None, form: str) -> int:
