@@ -17,6 +17,8 @@ MAY_IMPORT = {
     "record": set(),
     "torchrun": set(),
     "delay": set(),
+    "speeds": {"errors", "record"},
+    "problems": {"errors"},
     "rules": {"delay", "errors"},
     "flat": {"errors"},
     "server": {"rules.base", "record", "flat"},

@@ -1,0 +1,528 @@
+"""Every problem against its own finite differences, its noise against its mean, and the closed forms to the digit."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import subprocess
+import sys
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncsgd.errors import UsageError
+from asyncsgd.problems import (
+    ALL,
+    Heterogeneous,
+    Instance,
+    LeastSquares,
+    LeastSquaresInstance,
+    Logistic,
+    LogisticData,
+    Mode,
+    Problem,
+    Quadratic,
+    Tridiagonal,
+    describe_problems,
+    dirichlet_shares,
+    hashed_bag_of_words,
+    parse_problem,
+)
+
+WORKERS = 5
+SMALL = (
+    Tridiagonal(dimension=7, noise=0.3),
+    Tridiagonal(dimension=7, noise=0.3, noise_kind="full"),
+    Tridiagonal(dimension=7, noise=0.25, noise_kind="last"),
+    Quadratic(dimension=4, curvature=2.0, condition=5.0, noise=0.3),
+    Mode(curvature=0.7, noise=0.3),
+    Heterogeneous(noise=0.3),
+    LeastSquares(rows=23, dimension=3, batch=2),
+    LeastSquares(rows=23, dimension=3, batch=2, skew=1),
+    Logistic(features=6, rows=30, classes=3, batch=2, penalty=0.05),
+)
+every_example = pytest.mark.parametrize("problem", ALL, ids=str)
+every_small = pytest.mark.parametrize("problem", SMALL, ids=str)
+
+
+def point(instance: Instance) -> np.ndarray:
+    """The start, disturbed; its last coordinates stay zero where they are, so that `last` noise has something to do."""
+    x = instance.initial()
+    return x + (x != 0) * 0.5 + 0.3 * np.random.default_rng(5).normal(size=len(x)) * (np.arange(len(x)) <= len(x) // 2)
+
+
+def noiseless(problem: Problem) -> Problem:
+    """Without noise added to the gradient; what is drawn from data stays."""
+    if isinstance(problem, Tridiagonal | Quadratic | Mode | Heterogeneous):
+        return dataclasses.replace(problem, noise=float(getattr(problem, "noise_kind", "") == "last"))
+    return problem
+
+
+def sample(instance: Instance, x: np.ndarray, worker: int, index: int) -> tuple[float, np.ndarray]:
+    out = np.full(instance.num_parameters, np.nan)
+    return instance.gradient(x, worker, index, out), out
+
+
+# gradients
+
+
+@pytest.mark.parametrize("problem", ALL + SMALL, ids=str)
+def test_without_noise_the_gradient_is_the_derivative_of_the_returned_loss(problem: Problem) -> None:
+    instance = noiseless(problem).on(WORKERS, seed=3)
+    x, draw, step = point(instance), np.random.default_rng(0), 1e-5
+    for worker in range(WORKERS):
+        direction = draw.normal(size=len(x)) / math.sqrt(len(x))
+        value, gradient = sample(instance, x, worker, worker)
+        after = sample(instance, x + step * direction, worker, worker)[0]
+        before = sample(instance, x - step * direction, worker, worker)[0]
+        assert math.isfinite(value)
+        # rounding of a difference of two values of size |value|, and the third derivative of the logistic loss
+        assert (after - before) / (2 * step) == pytest.approx(
+            gradient @ direction, rel=1e-7, abs=1e-9 + 1e-10 * abs(value)
+        )
+
+
+@pytest.mark.parametrize("problem", ALL + SMALL, ids=str)
+def test_the_exact_gradient_is_the_derivative_of_the_excess_loss(problem: Problem) -> None:
+    instance = problem.on(WORKERS, seed=3)
+    x, draw, step = point(instance), np.random.default_rng(1), 1e-5
+    exact = instance.exact_gradient(x)
+    assert instance.squared_gradient_norm(x) == pytest.approx(float((exact**2).sum()), rel=1e-12)
+    for _ in range(3):
+        direction = draw.normal(size=len(x)) / math.sqrt(len(x))
+        slope = (instance.loss(x + step * direction) - instance.loss(x - step * direction)) / (2 * step)
+        assert slope == pytest.approx(exact @ direction, rel=1e-7, abs=1e-9 + 1e-10 * instance.loss(x))
+
+
+@every_small
+def test_the_mean_of_stochastic_gradients_is_the_exact_gradient_within_five_standard_errors(problem: Problem) -> None:
+    instance = problem.on(WORKERS, seed=11)
+    x, per_worker = point(instance), 600
+    gradients = np.empty((WORKERS, per_worker, instance.num_parameters))
+    values = np.empty((WORKERS, per_worker))
+    for worker in range(WORKERS):
+        for index in range(per_worker):
+            values[worker, index] = instance.gradient(x, worker, index, gradients[worker, index])
+    # workers differ in their means, so the error is that of a stratified mean
+    error = np.sqrt(gradients.var(axis=1, ddof=1).mean(axis=0) / (WORKERS * per_worker))
+    assert np.all(np.abs(gradients.mean(axis=(0, 1)) - instance.exact_gradient(x)) <= 5 * error + 1e-12)
+    error = math.sqrt(values.var(axis=1, ddof=1).mean() / (WORKERS * per_worker))
+    assert abs(values.mean() - instance.loss(x) - instance.minimum) <= 5 * error + 1e-12
+
+
+@pytest.mark.parametrize("kind", ["add", "full"])
+def test_noise_has_the_stated_standard_deviation_and_rank(kind: str) -> None:
+    instance = Tridiagonal(dimension=6, noise=0.5, noise_kind=kind).on(2, seed=1)
+    x, num = instance.initial(), 4000
+    noise = np.array([sample(instance, x, 1, index)[1] for index in range(num)]) - instance.exact_gradient(x)
+    covariance = noise.T @ noise / num
+    expected = 0.25 * (np.ones((6, 6)) if kind == "add" else np.eye(6))
+    assert np.abs(covariance - expected).max() < 5 * 0.25 * math.sqrt(2 / num)
+    assert np.linalg.matrix_rank(noise[:50], tol=1e-9) == (1 if kind == "add" else 6)
+
+
+def test_scalar_noise_is_the_documented_place_of_a_philox_stream() -> None:
+    instance = Mode(noise=2.0).on(3, seed=7)
+    for worker, index in ((2, 70), (0, 0), (2, 63), (1, 640)):
+        key, counter = [np.array(words, dtype=np.uint64) for words in ([7, 12], [0, index // 64, worker, 0])]
+        z = np.random.Generator(np.random.Philox(key=key, counter=counter)).standard_normal(64)[index % 64]
+        assert sample(instance, np.zeros(1), worker, index)[1][0] == 2.0 * z
+
+
+@given(
+    problem=st.sampled_from(SMALL),
+    calls=st.lists(st.tuples(st.integers(0, WORKERS - 1), st.integers(0, 200)), min_size=1, max_size=12),
+)
+def test_a_sample_does_not_depend_on_the_calls_before_it(problem: Problem, calls: list[tuple[int, int]]) -> None:
+    used = problem.on(WORKERS, seed=2)
+    x = point(used)
+    for worker, index in calls:
+        fresh = problem.on(WORKERS, seed=2)
+        value, gradient = sample(used, x, worker, index)
+        expected_value, expected_gradient = sample(fresh, x, worker, index)
+        assert value == expected_value
+        assert gradient.tobytes() == expected_gradient.tobytes()
+
+
+@every_small
+def test_seeds_workers_and_indices_have_noise_of_their_own(problem: Problem) -> None:
+    places = [(seed, worker, index) for seed in (0, 1) for worker in (0, 3) for index in range(0, 640, 10)]
+    groups: dict[tuple[int, int], bytes] = {}
+    for seed, worker, index in places:
+        instance = problem.on(WORKERS, seed)
+        gradient = sample(instance, np.zeros(instance.num_parameters), worker, index)[1]
+        key = (seed, worker)
+        groups[key] = groups.get(key, b"") + gradient.tobytes()
+    assert len(set(groups.values())) == 4
+    assert all(len({text[i : i + 8] for i in range(0, len(text), 8)}) > 1 for text in groups.values())
+
+
+@every_small
+def test_x_is_only_read_and_out_is_wholly_overwritten(problem: Problem) -> None:
+    instance = problem.on(WORKERS, seed=2)
+    x = point(instance)
+    kept = x.copy()
+    strided = np.full(2 * len(x), np.nan)[::2]
+    value = instance.gradient(x, 1, 4, strided)
+    assert (value, strided.tolist()) == (sample(instance, x, 1, 4)[0], sample(instance, x, 1, 4)[1].tolist())
+    assert np.array_equal(x, kept)
+
+
+@every_small
+def test_the_start_and_the_optimum_are_the_callers_own_arrays(problem: Problem) -> None:
+    instance = problem.on(WORKERS, seed=2)
+    for new in (instance.initial, instance.optimum):
+        array = new()
+        assert array is not None
+        kept = array.copy()
+        array += 1.0
+        assert np.array_equal(np.asarray(new()), kept)
+
+
+@pytest.mark.parametrize("problem", [p for p in SMALL if noiseless(p) != p], ids=str)
+def test_without_noise_every_sample_is_exact_bit_for_bit(problem: Problem) -> None:
+    exact = {
+        sample(instance, point(instance), 1, index)[1].tobytes()
+        for seed in (0, 1)
+        for instance in (noiseless(problem).on(WORKERS, seed),)
+        for index in (0, 1, 64, 2**80)  # no stream reaches the last: nothing is drawn
+    }
+    assert len(exact) == 1
+
+
+# optima and known numbers
+
+
+@every_example
+def test_at_the_optimum_the_excess_and_the_gradient_are_zero(problem: Problem) -> None:
+    instance = problem.on(WORKERS, seed=4)
+    optimum = instance.optimum()
+    assert optimum is not None
+    assert abs(instance.loss(optimum)) < 1e-13
+    assert instance.squared_gradient_norm(optimum) < 1e-16
+    near = optimum + 1e-3 * np.random.default_rng(0).normal(size=len(optimum))
+    assert instance.loss(near) > 0
+    assert instance.loss(instance.initial()) > 0
+
+
+def test_the_tridiagonal_problem_starts_at_442_8_above_its_minimum() -> None:
+    instance = Tridiagonal().on(6174, seed=0)
+    x = instance.initial()
+    assert (x[0], np.count_nonzero(x), len(x)) == (math.sqrt(1729), 1, 1729)
+    start = 1729 / 4 + math.sqrt(1729) / 4 + (1 - 1 / 1730) / 8
+    assert instance.loss(x) == pytest.approx(start, rel=1e-13)
+    assert sample(instance, x, 0, 0)[0] == pytest.approx(start, rel=1e-13)
+    assert round(start, 1) == 442.8
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 3, 40])
+def test_the_tridiagonal_problem_is_the_dense_quadratic(dimension: int) -> None:
+    matrix = (2 * np.eye(dimension) - np.eye(dimension, k=1) - np.eye(dimension, k=-1)) / 4
+    slope = np.zeros(dimension)
+    slope[0] = -0.25
+    optimum = np.linalg.solve(matrix, slope)
+    minimum = -(1 - 1 / (dimension + 1)) / 8
+    assert 0.5 * optimum @ matrix @ optimum - slope @ optimum == pytest.approx(minimum, rel=1e-12)
+    instance = Tridiagonal(dimension=dimension, noise=0).on(1, seed=0)
+    np.testing.assert_allclose(np.asarray(instance.optimum()), optimum, rtol=1e-11)
+    x = np.random.default_rng(0).normal(size=dimension)
+    value, gradient = sample(instance, x, 0, 0)
+    np.testing.assert_allclose(gradient, matrix @ x - slope, rtol=1e-12, atol=1e-15)
+    assert value == pytest.approx(0.5 * x @ matrix @ x - slope @ x - minimum, rel=1e-12)
+    assert instance.loss(x) == pytest.approx(value, rel=1e-12)
+
+
+@pytest.mark.parametrize(("nonzero", "progress"), [((), 0), ((0,), 1), ((0, 2), 3), ((4,), 5)])
+def test_last_noise_multiplies_exactly_the_coordinates_beyond_the_last_nonzero_one(
+    nonzero: tuple[int, ...], progress: int
+) -> None:
+    instance = Tridiagonal(dimension=5, noise=0.25, noise_kind="last").on(1, seed=0)
+    x = np.zeros(5)
+    x[list(nonzero)] = 1.0
+    exact = instance.exact_gradient(x)
+    revealed = 0
+    for index in range(400):
+        gradient = sample(instance, x, 0, index)[1]
+        assert np.array_equal(gradient[:progress], exact[:progress])
+        assert np.array_equal(gradient[progress:], 4 * exact[progress:]) or not gradient[progress:].any()
+        revealed += bool(gradient[progress:].any())
+    if progress < 5:
+        assert abs(revealed - 100) < 5 * math.sqrt(400 * 0.25 * 0.75)
+
+
+def test_heterogeneous_quadratics_have_their_optimum_at_4_over_7() -> None:
+    instance = Heterogeneous().on(3, seed=0)
+    optimum = instance.optimum()
+    assert optimum is not None
+    assert optimum[0] == pytest.approx(4 / 7, rel=1e-15)
+    x = np.array([0.3])
+    local = [sample(instance, x, worker, 0) for worker in range(3)]
+    assert [float(gradient[0]) for _, gradient in local] == pytest.approx([0.3 - 1, 0.6 + 2, 0.15 - 3])
+    assert np.mean([value for value, _ in local]) == pytest.approx(instance.loss(x), rel=1e-13)
+    four = Heterogeneous().on(4, seed=0).optimum()  # worker 3 has f_0 again
+    assert four is not None
+    assert four[0] == pytest.approx((1 - 2 + 3 + 1) / (1 + 2 + 0.5 + 1), rel=1e-15)
+
+
+def test_the_quadratic_has_the_stated_spectrum_and_start() -> None:
+    instance = Quadratic(dimension=3, curvature=4.0, condition=16.0, noise=0).on(1, seed=0)
+    assert instance.initial().tolist() == [1, 1, 1]
+    assert instance.exact_gradient(np.ones(3)).tolist() == pytest.approx([0.25, 1, 4])
+    assert instance.loss(np.ones(3)) == pytest.approx(5.25 / 2)
+
+
+def test_gradient_descent_on_a_mode_with_fixed_delay_1_contracts_at_the_published_best_rate() -> None:
+    """a = 1/4 gives a double root, x_t = (c + d t) 2^-t, so x_{t+1}/x_t tends to tau/(tau+1) = 1/2."""
+    instance, out = Mode(curvature=0.5).on(1, seed=0), np.empty(1)
+    before, now = instance.initial(), instance.initial()
+    for index in range(1000):
+        instance.gradient(before, 0, index, out)
+        before, now = now, now - 0.5 * out
+    assert float(now[0] / before[0]) == pytest.approx(0.5, abs=1e-3)
+
+
+# data
+
+
+@pytest.mark.parametrize(("rows", "num_workers"), [(12, 4), (13, 4), (7, 7), (5, 1)])
+def test_skewed_shares_are_contiguous_and_cover_every_row_once(rows: int, num_workers: int) -> None:
+    instance = LeastSquares(rows=rows, dimension=2, skew=1).on(num_workers, seed=0)
+    assert isinstance(instance, LeastSquaresInstance)
+    assert [row for share in instance.shares for row in share] == list(range(rows))
+    assert {len(share) for share in instance.shares} <= {rows // num_workers, -(-rows // num_workers)}
+
+
+def test_with_one_row_per_worker_the_mean_over_workers_is_the_exact_gradient() -> None:
+    rng = np.random.default_rng(0)
+    data = LogisticData(rng.normal(size=(9, 4)), np.arange(9) % 3, [np.array([k]) for k in range(9)], 3, 0.1, seed=0)
+    for instance in (LeastSquares(rows=9, dimension=4, batch=2, skew=1).on(9, seed=0), data):
+        x = rng.normal(size=instance.num_parameters)
+        samples = [sample(instance, x, worker, 5) for worker in range(9)]
+        np.testing.assert_allclose(np.mean([g for _, g in samples], axis=0), instance.exact_gradient(x), atol=1e-13)
+        assert np.mean([value for value, _ in samples]) == pytest.approx(instance.loss(x) + instance.minimum, rel=1e-12)
+
+
+def test_skew_biases_a_workers_own_mean_and_no_skew_does_not() -> None:
+    for skew, biased in ((0, False), (1, True)):
+        instance = LeastSquares(rows=20, dimension=5, batch=64, skew=skew).on(10, seed=0)
+        x = instance.initial()
+        mean = np.mean([sample(instance, x, 0, index)[1] for index in range(200)], axis=0)
+        distance = np.linalg.norm(mean - instance.exact_gradient(x)) / np.linalg.norm(instance.exact_gradient(x))
+        assert (distance > 0.3) == biased
+
+
+def test_every_worker_has_weight_one_over_n_whatever_the_size_of_its_share() -> None:
+    features, labels = np.array([[1.0], [1.0], [1.0], [2.0]]), [0, 0, 0, 1]
+    instance = LogisticData(features, labels, [[0, 1, 2], [3]], batch=1, penalty=0.1, seed=0)
+    weighted = LogisticData(features[[0, 3]], [0, 1], [[0], [1]], batch=1, penalty=0.1, seed=0)
+    x = np.array([0.3, -0.2])
+    np.testing.assert_allclose(instance.exact_gradient(x), weighted.exact_gradient(x), rtol=1e-14)
+    np.testing.assert_allclose(instance.optimum(), weighted.optimum(), atol=1e-8)
+
+
+def test_logistic_loss_at_zero_is_log_of_the_number_of_classes_and_finite_far_away() -> None:
+    instance = Logistic(features=8, rows=40, classes=5).on(4, seed=0)
+    assert sample(instance, instance.initial(), 0, 0)[0] == pytest.approx(math.log(5), rel=1e-15)
+    far = np.linspace(-1e5, 1e5, instance.num_parameters)
+    value, gradient = sample(instance, far, 0, 0)
+    assert math.isfinite(value)
+    assert np.isfinite(gradient).all()
+
+
+def test_the_logistic_optimum_of_two_mirrored_rows_solves_the_scalar_equation() -> None:
+    """Rows +1 (class 0) and -1 (class 1): W = (w, -w) with w = s(-2 w) / penalty, s the logistic function."""
+    instance = LogisticData([[1.0], [-1.0]], [0, 1], [[0], [1]], batch=1, penalty=0.2, seed=0)
+    w = instance.optimum()[0]
+    assert w == pytest.approx(1 / (1 + math.exp(2 * w)) / 0.2, rel=1e-8)
+    assert instance.minimum == pytest.approx(math.log(1 + math.exp(-2 * w)) + 0.2 * w * w, rel=1e-12)
+
+
+@given(
+    labels=st.lists(st.integers(0, 4), min_size=1, max_size=60),
+    share=st.floats(0, 1),
+    alpha=st.sampled_from([1e-300, 1e-3, 0.1, 1.0, 1e6]),
+    seed=st.integers(-3, 2**70),
+)
+def test_dirichlet_shares_are_disjoint_and_of_equal_size(
+    labels: list[int], share: float, alpha: float, seed: int
+) -> None:
+    num_workers = 1 + int(share * (len(labels) - 1))
+    shares = dirichlet_shares(labels, num_workers, alpha, seed)
+    assert [len(rows) for rows in shares] == [len(labels) // num_workers] * num_workers
+    used = np.concatenate(shares)
+    assert len(set(used.tolist())) == len(used)
+    assert 0 <= used.min() <= used.max() < len(labels)
+    again = dirichlet_shares(labels, num_workers, alpha, seed)
+    assert all(np.array_equal(a, b) for a, b in zip(shares, again, strict=True))
+
+
+def test_small_alpha_separates_the_classes_and_large_alpha_mixes_them() -> None:
+    labels = np.arange(4000) % 4
+
+    def largest_class(alpha: float) -> float:
+        shares = dirichlet_shares(labels, 8, alpha, seed=1)
+        return float(np.mean([np.bincount(labels[rows], minlength=4).max() / len(rows) for rows in shares]))
+
+    assert largest_class(0.01) > 0.8
+    assert largest_class(1e6) < 0.25 + 5 * math.sqrt(0.25 * 0.75 / 500)
+    unbalanced = np.repeat([0, 1], [3600, 400])  # large alpha keeps the mixture of the whole
+    for rows in dirichlet_shares(unbalanced, 4, 1e6, seed=0):
+        assert abs(unbalanced[rows].mean() - 0.1) < 5 * math.sqrt(0.09 / 1000)
+
+
+def test_synthetic_documents_are_non_negative_sparse_rows_of_length_one() -> None:
+    instance = Logistic(features=500, rows=60).on(3, seed=0)
+    assert isinstance(instance, LogisticData)
+    rows = instance._features
+    assert rows.min() >= 0
+    assert np.linalg.norm(rows, axis=1) == pytest.approx(np.ones(60))
+    assert 0 < np.count_nonzero(rows, axis=1).max() <= 40
+
+
+def test_hashed_bags_count_lower_cased_words_and_have_length_one() -> None:
+    bags = hashed_bag_of_words(["The cat, the CAT; the dog", "", "dog"], 1024)
+    assert bags.shape == (3, 1024)
+    assert sorted(bags[0][bags[0] > 0] ** 2) == pytest.approx([1 / 14, 4 / 14, 9 / 14])
+    assert not bags[1].any()
+    assert bags[2].max() == 1.0
+    assert bags[0][bags[2].argmax()] ** 2 == pytest.approx(1 / 14)
+
+
+def test_hashed_bags_are_the_same_in_every_process() -> None:
+    texts = ["asynchronous SGD with stale gradients", "zażółć gęślą jaźń \udc80"]
+    program = (
+        "import zlib; from asyncsgd.problems import hashed_bag_of_words as bags; "
+        f"print(zlib.crc32(bags({texts!r}, 64).tobytes()))"
+    )
+    here = zlib.crc32(hashed_bag_of_words(texts, 64).tobytes())
+    for hash_seed in ("1", "2"):
+        environment = os.environ | {"PYTHONHASHSEED": hash_seed}
+        printed = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+        ).stdout
+        assert int(printed) == here
+
+
+# text form and errors
+
+
+@pytest.mark.parametrize("problem", ALL + SMALL, ids=str)
+def test_the_text_of_a_problem_means_that_problem(problem: Problem) -> None:
+    assert parse_problem(str(problem)) == problem
+    assert parse_problem(problem.name) == type(problem)()
+
+
+def test_help_names_every_problem_and_every_parameter_with_its_default() -> None:
+    text = describe_problems()
+    for problem in ALL:
+        line = next(line for line in text.splitlines() if line.split()[0] == problem.name)
+        assert problem.summary in line
+        assert all(f"{field.name}={field.default}" in line for field in dataclasses.fields(problem))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tridiagnal", "unknown problem 'tridiagnal'; did you mean 'tridiagonal'?; problems: tridiagonal, quadratic"),
+        ("", "unknown problem ''"),
+        (
+            "mode:curvture=2",
+            "problem 'mode' has no parameter 'curvture'; did you mean 'curvature'?; it takes curvature",
+        ),
+        ("mode:noise=1,noise=2", "problem parameter 'noise' is given twice in 'mode:noise=1,noise=2'; keep one"),
+        ("mode:noise", "problem parameter 'noise' has no value; type --problem mode:noise=VALUE"),
+        ("mode:noise=loud", "problem parameter noise='loud' is not a number"),
+        ("least_squares:rows=2.5", "problem parameter rows='2.5' is not a whole number"),
+        ("tridiagonal:dimension=0", "--problem tridiagonal:dimension=0: dimension must be 1 or more and finite, got 0"),
+        ("tridiagonal:noise_kind=ful", "noise_kind must be one of add, full, last, got 'ful'; did you mean 'full'?"),
+        (
+            "tridiagonal:noise_kind=last,noise=0",
+            "noise is a probability with noise_kind=last: above 0, at most 1, got 0.0",
+        ),
+        ("tridiagonal:noise_kind=last,noise=1.5", "above 0, at most 1, got 1.5"),
+        ("tridiagonal:noise=-1", "noise must be 0 or more and finite, got -1.0"),
+        ("tridiagonal:noise=nan", "noise must be 0 or more and finite, got nan"),
+        ("quadratic:curvature=0", "curvature must be above 0 and finite, got 0.0"),
+        ("quadratic:condition=0.5", "condition must be 1 or more and finite, got 0.5"),
+        ("quadratic:dimension=1", "one dimension has one eigenvalue; type condition=1, got condition=10.0"),
+        ("quadratic:noise=inf", "noise must be 0 or more and finite, got inf"),
+        ("mode:curvature=-1", "curvature must be above 0 and finite, got -1.0"),
+        ("mode:noise=-1", "noise must be 0 or more and finite, got -1.0"),
+        ("heterogeneous:noise=-1", "noise must be 0 or more and finite, got -1.0"),
+        ("least_squares:rows=0", "rows must be 1 or more and finite, got 0"),
+        ("least_squares:batch=0", "batch must be 1 or more and finite, got 0"),
+        ("least_squares:noise=-1", "noise must be 0 or more and finite, got -1.0"),
+        ("least_squares:skew=2", "skew must be 0 (all rows for every worker) or 1 (shares of their own), got 2"),
+        ("logistic:features=0", "features must be 1 or more and finite, got 0"),
+        ("logistic:classes=1", "classes must be 2 or more and finite, got 1"),
+        ("logistic:classes=5,rows=4", "rows must be 5 or more and finite, got 4"),
+        ("logistic:alpha=0", "alpha must be above 0 and finite, got 0.0"),
+        ("logistic:penalty=0", "penalty must be above 0 and finite, got 0.0"),
+    ],
+)
+def test_a_problem_that_cannot_be_is_refused_with_what_to_type(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse_problem(text)
+    assert message in str(error.value)
+
+
+def test_an_instance_refuses_workers_that_it_does_not_have() -> None:
+    with pytest.raises(UsageError, match=r"num_workers must be 1 or more, got 0"):
+        Mode().on(0, seed=0)
+    with pytest.raises(UsageError, match=r"256 rows cannot be shared by 257 workers; type rows=257"):
+        LeastSquares(skew=1).on(257, seed=0)
+    with pytest.raises(UsageError, match=r"10 rows cannot be shared by 11 workers; give each one row at least"):
+        Logistic(rows=10).on(11, seed=0)
+    for problem in SMALL:
+        instance = problem.on(WORKERS, seed=0)
+        for worker in (-1, WORKERS):
+            with pytest.raises(UsageError, match=rf"worker must be 0\.\.4, got {worker}"):
+                sample(instance, instance.initial(), worker, 0)
+        with pytest.raises(UsageError, match=r"index must be 0 or more, got -1"):
+            sample(instance, instance.initial(), 0, -1)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"features": np.ones(2)}, "features must be a finite matrix (rows, features), got shape (2,)"),
+        ({"features": [[1.0], [math.nan]]}, "features must be a finite matrix"),
+        ({"labels": [0.0, 1.0]}, "labels must be a list of integers 0, 1, ..., got array([0., 1.])"),
+        ({"labels": [-1, 1]}, "labels must be a list of integers"),
+        ({"labels": [0, 1, 1]}, "give one label per row: 2 rows, 3 labels"),
+        ({"labels": [0, 0]}, "labels must name 2 classes or more (0 and 1 at least), got 1"),
+        ({"shares": []}, "shares must hold one array of row indices per worker, got none"),
+        ({"shares": [[0, 1], []]}, "share of worker 1 must be row indices, one or more"),
+        ({"shares": [[0.5]]}, "share of worker 0 must be row indices, one or more"),
+        ({"shares": [[0, 2]]}, "share of worker 0 has rows 0..2; there are 0..1"),
+        ({"shares": [[-1]]}, "share of worker 0 has rows -1..-1; there are 0..1"),
+        ({"batch": 0}, "batch must be 1 or more, got 0"),
+        ({"penalty": 0.0}, "penalty must be above 0 and finite, got 0.0"),
+    ],
+)
+def test_data_that_do_not_fit_are_refused(changed: dict[str, Any], message: str) -> None:
+    good: dict[str, Any] = {"features": [[1.0], [2.0]], "labels": [0, 1], "shares": [[0], [1]]}
+    good |= {"batch": 1, "penalty": 0.1, "seed": 0}
+    assert LogisticData(**good).num_parameters == 2
+    with pytest.raises(UsageError) as error:
+        LogisticData(**good | changed)
+    assert message in str(error.value)
+
+
+def test_text_helpers_refuse_what_cannot_be_meant() -> None:
+    with pytest.raises(UsageError, match=r"give a list of texts, not one text: \['hello'\]"):
+        hashed_bag_of_words("hello", 4)
+    with pytest.raises(UsageError, match=r"num_features must be 1 or more, got 0"):
+        hashed_bag_of_words(["hello"], 0)
+    with pytest.raises(UsageError, match=r"num_workers must be 1 or more, got 0"):
+        dirichlet_shares([0, 1], 0, 1.0, 0)
+    with pytest.raises(UsageError, match=r"2 rows cannot be shared by 3 workers"):
+        dirichlet_shares([0, 1], 3, 1.0, 0)
+    for alpha in (0.0, math.inf, math.nan):
+        with pytest.raises(UsageError, match=rf"alpha must be above 0 and finite, got {alpha}"):
+            dirichlet_shares([0, 1], 2, alpha, 0)

@@ -1,0 +1,560 @@
+"""Service times: pure functions of (seed, worker, draw) with the distributions that they claim.
+
+Monte-Carlo bounds: means of n draws within 5 standard errors (a false alarm has probability 6e-7, and the seeds are
+fixed), distribution functions within the Dvoretzky-Kiefer-Wolfowitz bound sup|F_n - F| <= sqrt(log(2e9) / (2 n)),
+which fails with probability at most 1e-9.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncsgd.data.random import Purpose
+from asyncsgd.errors import UsageError
+from asyncsgd.speeds import (
+    ALL,
+    Constant,
+    Exponential,
+    HalfNormal,
+    Infinite,
+    LogNormal,
+    Network,
+    Outages,
+    Pareto,
+    Power,
+    Sampler,
+    ShiftedExponential,
+    Slow,
+    Speeds,
+    Trace,
+    TwoGroups,
+    describe_speeds,
+    parse_network,
+    parse_speeds,
+)
+
+RANDOM = (Exponential(), ShiftedExponential(), HalfNormal(), LogNormal(), Pareto(), Outages(), Infinite(0.3))
+FIXED = (Constant(2.0), Power(), TwoGroups(), Slow())
+RECORDED = {5: [1.5, 0.25, 3.0], 2: [7.0]}
+random_models = pytest.mark.parametrize("speeds", RANDOM, ids=str)
+
+
+def write_trace(folder: Path, arrivals: list[dict[str, object]]) -> str:
+    lines = [{"kind": "header", "schema": 1}, {"kind": "join", "worker": 2}, *arrivals]
+    folder.mkdir(exist_ok=True)
+    (folder / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return str(folder)
+
+
+def arrival(worker: int, seconds: float) -> dict[str, object]:
+    """Seconds that are sums of powers of two, so that the three parts add up exactly."""
+    parts = {"pull_seconds": seconds / 4, "compute_seconds": seconds / 2, "push_seconds": seconds / 4}
+    return {"kind": "arrival", "dispatch": 7, "worker": worker, **parts}
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Trace:
+    order = [5, 2, 5, 5]  # arrivals of the workers interleaved, as a server sees them
+    pending = {worker: list(seconds) for worker, seconds in RECORDED.items()}
+    return Trace(write_trace(tmp_path / "run", [arrival(worker, pending[worker].pop(0)) for worker in order]))
+
+
+def many(speeds: Speeds, worker: int, num_draws: int, seed: int = 20) -> np.ndarray:
+    """The first draws of one worker."""
+    return speeds.on(worker + 1, seed).draw(np.full(num_draws, worker), np.arange(num_draws))
+
+
+# Purity
+
+
+@given(
+    speeds=st.sampled_from(ALL),
+    seed=st.integers(0, 2**64 - 1),
+    questions=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 100)), min_size=1, max_size=30),
+    order=st.randoms(use_true_random=False),
+)
+@settings(max_examples=150, deadline=None)
+def test_a_draw_depends_on_seed_worker_and_draw_and_not_on_who_asked_what_before(
+    speeds: Speeds, seed: int, questions: list[tuple[int, int]], order: random.Random
+) -> None:
+    shuffled = list(questions)
+    order.shuffle(shuffled)
+    together = speeds.on(7, seed)
+    one_by_one = speeds.on(7, seed)
+    answers = {question: one_by_one.draw_one(*question) for question in shuffled}
+    workers, draws = (np.array(column, dtype=np.int64) for column in zip(*questions, strict=True))
+    drawn = together.draw(workers, draws)  # bit for bit; the same worker is asked in several blocks at once
+    assert drawn.dtype == np.float64
+    assert drawn.tolist() == [answers[question] for question in questions]
+    assert [speeds.on(7, seed).draw_one(*question) for question in questions] == drawn.tolist()
+    assert (drawn > 0).all()
+
+
+@pytest.mark.parametrize("speeds", [*(s for s in FIXED if not isinstance(s, TwoGroups)), *RANDOM], ids=str)
+def test_a_workers_seconds_do_not_depend_on_how_many_workers_there_are(speeds: Speeds) -> None:
+    workers, draws = np.repeat(np.arange(4), 80), np.tile(np.arange(80), 4)
+    few, more = speeds.on(4, 3), speeds.on(50, 3)
+    more.draw(np.arange(50), np.full(50, 9))  # the others have been asked before
+    assert few.draw(workers, draws).tolist() == more.draw(workers, draws).tolist()
+
+
+@random_models
+def test_the_stream_is_philox_at_counter_block_worker_under_the_purpose_of_service_times(speeds: Any) -> None:
+    """The definition, with a new generator for each block; recorded runs depend on it."""
+    sampler = speeds.on(3, seed=-5)
+    for worker in range(3):
+        for block in range(3):
+            key = np.array([-5 % 2**64, 11 << 32], dtype=np.uint64)
+            fresh = np.random.Generator(np.random.Philox(key=key, counter=[0, block, worker, 0]))
+            expected = speeds._block(fresh, worker)
+            assert [sampler.draw_one(worker, block * 32 + place) for place in range(32)] == expected.tolist()
+
+
+def test_service_times_have_a_purpose_of_their_own() -> None:
+    assert 11 not in set(Purpose)
+
+
+def test_known_values_of_the_stream_stay_what_they_are() -> None:
+    # From the first version. Exponential draws hardly ever need libm, so they are the same on every machine.
+    sampler = Exponential().on(3, seed=0)
+    assert [sampler.draw_one(0, 0), sampler.draw_one(2, 0), sampler.draw_one(2, 40)] == [
+        1.8330557803751228,
+        0.011780697888480338,
+        0.2143200457766302,
+    ]
+
+
+@random_models
+def test_draws_differ_between_seeds_workers_draws_and_blocks_and_are_uncorrelated(speeds: Speeds) -> None:
+    if isinstance(speeds, Infinite | Outages):  # atoms: compare on the uncorrelated indicator alone
+        values = [(many(speeds, worker, 4096) > 1.0).astype(float) for worker in (0, 1)]
+        values.append((many(speeds, 0, 4096, seed=21) > 1.0).astype(float))
+    else:
+        values = [np.log(many(speeds, worker, 4096)) for worker in (0, 1)]
+        values.append(np.log(many(speeds, 0, 4096, seed=21)))
+        assert len(np.unique(np.concatenate([values[0], values[2]]))) == 8192
+    first, other_worker, other_seed = values
+    pairs = [(first, other_worker), (first, other_seed)]
+    pairs += [(first[:-lag], first[lag:]) for lag in (1, 32, 64)]  # 32 draws make a block
+    for left, right in pairs:
+        assert abs(np.corrcoef(left, right)[0, 1]) < 5 / math.sqrt(len(left))
+
+
+def test_the_window_of_kept_draws_does_not_grow_with_the_run() -> None:
+    sampler = Exponential().on(100, 0)
+    sampler.draw_one(0, 0)
+    tracemalloc.start()
+    for draw in range(0, 200_000, 16):
+        sampler.draw_one(draw % 100, draw)
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert grown < 10_000
+
+
+@pytest.mark.parametrize("speeds", FIXED, ids=str)
+def test_models_without_randomness_make_no_generator(speeds: Speeds, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **named: object) -> None:
+        raise AssertionError("drew")
+
+    for name in ("Philox", "Generator", "default_rng"):
+        monkeypatch.setattr(np.random, name, refuse)
+    sampler = speeds.on(5, 0)
+    sampler.draw(np.arange(5), np.arange(5))
+    assert sampler.draw_one(1, 0) == sampler.draw_one(1, 10**9)
+
+
+# Values
+
+
+@pytest.mark.parametrize(
+    ("speeds", "expected"),
+    [
+        (Constant(2.5), [2.5, 2.5, 2.5, 2.5]),
+        (Power(exponent=1), [1.0, 2.0, 3.0, 4.0]),
+        (Power(exponent=0.5, seconds=3), [3.0, 3 * math.sqrt(2), 3 * math.sqrt(3), 6.0]),
+        (Power(exponent=2), [1.0, 4.0, 9.0, 16.0]),
+        (Power(exponent=-1, seconds=4), [4.0, 2.0, 4 / 3, 1.0]),
+        (TwoGroups(), [1.0, 1.0, 10.0, 10.0]),
+        (TwoGroups(share=0.125, factor=3, seconds=2), [2.0, 2.0, 2.0, 6.0]),  # half a worker is rounded up
+        (TwoGroups(share=1.0), [10.0] * 4),
+        (Slow(worker=2, factor=4, seconds=0.5), [0.5, 0.5, 2.0, 0.5]),
+    ],
+    ids=str,
+)
+def test_models_without_randomness_give_these_seconds(speeds: Speeds, expected: list[float]) -> None:
+    sampler = speeds.on(4, seed=1)
+    for draw in (0, 1, 1000):
+        assert sampler.draw(np.arange(4), np.full(4, draw)).tolist() == pytest.approx(expected, rel=1e-15)
+
+
+def test_a_trace_repeats_each_recorded_worker_and_hands_the_recorded_workers_out_in_turn(trace: Trace) -> None:
+    sampler = trace.on(5, seed=0)
+    sequences = [RECORDED[2], RECORDED[5]]
+    for worker in range(5):
+        expected = [sequences[worker % 2][draw % len(sequences[worker % 2])] for draw in range(8)]
+        assert [sampler.draw_one(worker, draw) for draw in range(8)] == expected
+        assert sampler.draw(np.full(8, worker), np.arange(8)).tolist() == expected
+    assert sampler.stretched(0, 0, 6.0) == 7.0
+
+
+def half_normal_cdf(x: float) -> float:
+    worker = 3
+    return max(0.0, math.erf((x - 1 - math.sqrt(worker)) / math.sqrt(2 * (worker + 1))))
+
+
+CLOSED_FORMS: list[tuple[Speeds, Callable[[float], float], float, float]] = [
+    # model, P(X <= x), mean, variance; all for worker 3
+    (Exponential(mean=2), lambda x: 1 - math.exp(-x / 2), 2, 4),
+    (ShiftedExponential(shift=3, mean=0.5), lambda x: 1 - math.exp(-2 * max(0, x - 3)), 3.5, 0.25),
+    (HalfNormal(), half_normal_cdf, 1 + math.sqrt(3) + math.sqrt(8 / math.pi), 4 * (1 - 2 / math.pi)),
+    (
+        LogNormal(sigma=0.5, mean=2),
+        lambda x: NormalDist(math.log(2) - 0.125, 0.5).cdf(math.log(x)),
+        2,
+        4 * math.expm1(0.25),
+    ),
+    # type I with least value 2 * 4/5; its variance is mean^2 / (shape (shape - 2))
+    (Pareto(shape=5, mean=2), lambda x: 1 - (1.6 / max(x, 1.6)) ** 5, 2, 4 / 15),
+]
+
+
+@pytest.mark.parametrize(("speeds", "cdf", "mean", "variance"), CLOSED_FORMS, ids=lambda value: str(value)[:20])
+def test_draws_have_the_distribution_of_the_closed_form(
+    speeds: Speeds, cdf: Callable[[float], float], mean: float, variance: float
+) -> None:
+    num_draws = 20_000
+    sample = np.sort(many(speeds, 3, num_draws))
+    assert abs(sample.mean() - mean) < 5 * math.sqrt(variance / num_draws)
+    probabilities = np.array([cdf(x) for x in sample.tolist()])
+    steps = np.arange(num_draws + 1) / num_draws
+    distance = max((steps[1:] - probabilities).max(), (probabilities - steps[:-1]).max())
+    assert distance < math.sqrt(math.log(2e9) / (2 * num_draws))
+
+
+def test_pareto_has_its_tail_even_where_the_variance_is_infinite() -> None:
+    num_draws = 20_000
+    sample = many(Pareto(), 0, num_draws)  # shape 2, mean 1: least value 1/2
+    assert sample.min() >= 0.5
+    for x in (1.0, 2.0, 5.0):
+        share = (0.5 / x) ** 2
+        assert abs((sample > x).mean() - share) < 5 * math.sqrt(share * (1 - share) / num_draws)
+
+
+@pytest.mark.parametrize("speeds", [Outages(), Outages(seconds=3, up=2, down=0.5)], ids=str)
+def test_outages_are_a_poisson_number_of_exponential_pauses(speeds: Outages) -> None:
+    num_draws = 40_000
+    sample = many(speeds, 3, num_draws)
+    rate = speeds.seconds / speeds.up
+    # Compound Poisson: mean rate E D, variance rate E D^2 = 2 rate down^2.
+    standard_error = math.sqrt(2 * rate * speeds.down**2 / num_draws)
+    assert abs(sample.mean() - speeds.seconds * (1 + speeds.down / speeds.up)) < 5 * standard_error
+    undisturbed = math.exp(-rate)
+    assert abs((sample == speeds.seconds).mean() - undisturbed) < 5 * math.sqrt(
+        undisturbed * (1 - undisturbed) / num_draws
+    )
+    assert sample.min() == speeds.seconds
+    # The fourth central moment of a compound Poisson sum is rate E D^4 + 3 variance^2, and E D^4 = 24 down^4.
+    variance = 2 * rate * speeds.down**2
+    fourth = 24 * rate * speeds.down**4 + 3 * variance**2
+    assert abs(sample.var() - variance) < 5 * math.sqrt((fourth - variance**2) / num_draws)
+
+
+def test_infinite_never_answers_with_its_probability_and_takes_its_seconds_otherwise() -> None:
+    num_draws = 20_000
+    sample = many(Infinite(probability=0.1, seconds=3), 3, num_draws)
+    assert set(sample.tolist()) == {3.0, math.inf}
+    assert abs(np.isinf(sample).mean() - 0.1) < 5 * math.sqrt(0.09 / num_draws)
+
+
+# Real runs
+
+
+@pytest.mark.parametrize("speeds", [s for s in ALL if not isinstance(s, Slow)], ids=str)
+def test_a_real_gradient_takes_the_drawn_time_or_its_own_if_that_is_longer(speeds: Speeds) -> None:
+    sampler = speeds.on(3, 0)
+    for draw in range(5):
+        drawn = sampler.draw_one(2, draw)
+        assert sampler.stretched(2, draw, 0.0) == drawn
+        assert sampler.stretched(2, draw, drawn / 2) == drawn
+        assert sampler.stretched(2, draw, drawn * 2) == drawn * 2
+
+
+def test_slow_multiplies_what_its_worker_computed_and_leaves_the_others_alone() -> None:
+    sampler = Slow(worker=1, factor=5, seconds=100).on(3, 0)
+    assert [sampler.stretched(worker, 4, 0.25) for worker in range(3)] == [0.25, 1.25, 0.25]
+
+
+def test_a_worker_that_never_answers_does_so_in_a_real_run_too() -> None:
+    sampler = Infinite(0.5).on(1, 0)
+    never = next(draw for draw in range(100) if math.isinf(sampler.draw_one(0, draw)))
+    assert sampler.stretched(0, never, 1.0) == math.inf
+
+
+# Text
+
+
+@pytest.mark.parametrize("speeds", [*ALL, Trace("runs/a=b"), Exponential(0.1 + 0.2), Slow(3, 1.5)], ids=str)
+def test_the_text_of_a_model_is_read_back_to_an_equal_one(speeds: Speeds) -> None:
+    assert parse_speeds(str(speeds)) == speeds
+
+
+def test_models_are_read_from_short_texts() -> None:
+    assert parse_speeds("exponential:1.5") == Exponential(mean=1.5)
+    assert parse_speeds("constant:2") == Constant(2.0)
+    assert parse_speeds("power") == parse_speeds("power:") == Power()
+    assert parse_speeds("power:2,seconds=3") == Power(exponent=2.0, seconds=3.0)
+    assert parse_speeds("slow:worker=0,factor=5") == Slow(0, 5.0)
+    assert parse_speeds("slow:2") == Slow(worker=2)
+    assert parse_speeds("trace:runs/first") == Trace("runs/first")
+
+
+def test_all_has_one_example_of_each_model_but_the_trace_and_help_names_every_one() -> None:
+    assert len({speeds.name for speeds in ALL}) == len(ALL) == 11
+    described = describe_speeds()
+    for speeds in ALL:
+        assert f"  {speeds.name:19} {speeds.summary}  [" in described
+    assert "[exponent=0.5, seconds=1.0]" in described
+    assert "[run=PATH, turnaround=False]" in described
+
+
+NAMES = (
+    "constant, power, two_groups, exponential, shifted_exponential, half_normal, log_normal, pareto, outages,"
+    " infinite, slow, trace"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "exponental",
+            f"unknown speeds 'exponental'; did you mean 'exponential'?; speeds: {NAMES} (--speeds help explains them)",
+        ),
+        ("", f"unknown speeds ''; speeds: {NAMES} (--speeds help explains them)"),
+        (
+            "slow:factr=2",
+            "speeds 'slow' has no parameter 'factr'; did you mean 'factor'?; it takes worker, factor, seconds",
+        ),
+        ("constant:1,seconds=2", "speeds parameter 'seconds' is given twice in 'constant:1,seconds=2'; keep one"),
+        ("slow:factor", "speeds parameter 'factor' has no value; type --speeds slow:factor=VALUE"),
+        (
+            "slow:1,2",
+            "speeds 'slow': only the first value may stand without its name, '2' needs one;"
+            " type --speeds slow:worker=VALUE,...; it takes worker, factor, seconds",
+        ),
+        ("constant:soon", "speeds parameter seconds='soon' is not a number"),
+        ("slow:worker=1.5", "speeds parameter worker='1.5' is not a whole number"),
+        ("trace", "speeds 'trace' needs run; type --speeds trace:run=VALUE"),
+        ("constant:0", "--speeds constant:0: seconds must be a positive number of seconds, not 0.0"),
+        ("constant:nan", "--speeds constant:nan: seconds must be a positive number of seconds, not nan"),
+        ("exponential:-1", "--speeds exponential:-1: mean must be a positive number of seconds, not -1.0"),
+        ("exponential:inf", "--speeds exponential:inf: mean must be a positive number of seconds, not inf"),
+        ("power:inf", "--speeds power:inf: exponent must be a finite number, not inf"),
+        (
+            "two_groups:0",
+            "--speeds two_groups:0: share must be above 0 and at most 1, not 0.0; without slow workers: constant",
+        ),
+        (
+            "two_groups:factor=0",
+            "--speeds two_groups:factor=0: factor must be a positive number, not 0.0",
+        ),
+        (
+            "shifted_exponential:-1",
+            "--speeds shifted_exponential:-1: shift must be a number of seconds of at least 0, not -1.0",
+        ),
+        ("half_normal:-1", "--speeds half_normal:-1: offset must be a number of seconds of at least 0, not -1.0"),
+        (
+            "log_normal:0",
+            "--speeds log_normal:0: sigma must be above 0 and at most 10, not 0.0; without noise: constant",
+        ),
+        (
+            "pareto:1",
+            "--speeds pareto:1: shape must be above 1 and finite, not 1.0; at 1 or below the mean is infinite",
+        ),
+        ("outages:up=0", "--speeds outages:up=0: up must be a positive number of seconds, not 0.0"),
+        (
+            "outages:up=1e-10",
+            "--speeds outages:up=1e-10: up=1e-10 means more than 1e9 outages in one gradient; type a longer up time",
+        ),
+        ("infinite:1", "--speeds infinite:1: probability must be above 0 and below 1, not 1.0"),
+        ("infinite:-0.5", "--speeds infinite:-0.5: probability must be above 0 and below 1, not -0.5"),
+        ("slow:-1", "--speeds slow:-1: worker must be at least 0, not -1"),
+        (
+            "slow:factor=0.5",
+            "--speeds slow:factor=0.5: factor must be at least 1 and finite, not 0.5; a worker can only be slowed",
+        ),
+        ("trace:run=", "--speeds trace:run=: run must be the path of a run folder, without a comma, not ''"),
+    ],
+)
+def test_a_text_that_means_nothing_is_refused_with_what_to_type(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_speeds(text)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("speeds", "num_workers", "message"),
+    [
+        (
+            Slow(worker=7),
+            4,
+            "--speeds slow:worker=7,factor=5.0,seconds=1.0: with 4 workers there is no worker 7;"
+            " type worker=0 to worker=3",
+        ),
+        (
+            Slow(worker=1),
+            1,
+            "--speeds slow:worker=1,factor=5.0,seconds=1.0: with 1 worker there is no worker 1; type worker=0",
+        ),
+        (
+            TwoGroups(share=0.1),
+            4,
+            "--speeds two_groups:share=0.1,factor=10.0,seconds=1.0 makes none of 4 workers slow;"
+            " type share=0.125 or more",
+        ),
+        (
+            Power(exponent=2000),
+            3,
+            "--speeds power:exponent=2000,seconds=1.0 gives worker 2 a time that is no finite positive number;"
+            " type an exponent nearer to 0",
+        ),
+        (
+            Power(exponent=-2000),
+            3,
+            "--speeds power:exponent=-2000,seconds=1.0 gives worker 2 a time that is no finite positive number;"
+            " type an exponent nearer to 0",
+        ),
+        (Constant(), 0, "num_workers=0: there must be at least 1 worker"),
+    ],
+    ids=str,
+)
+def test_a_model_that_does_not_fit_the_number_of_workers_is_refused(
+    speeds: Speeds, num_workers: int, message: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        speeds.on(num_workers, 0)
+    assert str(caught.value) == message
+
+
+def test_a_folder_without_a_usable_trace_is_refused(tmp_path: Path) -> None:
+    def message(run: str) -> str:
+        with pytest.raises(UsageError) as caught:
+            Trace(run).on(2, 0)
+        return str(caught.value).replace(str(tmp_path), "TMP")
+
+    assert message(str(tmp_path / "none")) == (
+        "--speeds trace:run=TMP/none,turnaround=False: cannot read TMP/none/events.jsonl (No such file or directory);"
+        " type the folder of a finished run"
+    )
+    assert message(write_trace(tmp_path / "empty", [])) == (
+        "--speeds trace:run=TMP/empty,turnaround=False: TMP/empty/events.jsonl has no arrivals;"
+        " type the folder of a run that has trained"
+    )
+    unmeasured = (
+        "--speeds trace:run=TMP/bad,turnaround=False: events.jsonl has an arrival (dispatch 7) without worker or"
+        " measured pull, compute and push seconds; type the folder of a run whose workers were measured"
+    )
+    nothing_measured = arrival(0, 0.0)
+    without_push = {key: value for key, value in arrival(0, 1.0).items() if key != "push_seconds"}
+    without_worker = {key: value for key, value in arrival(0, 1.0).items() if key != "worker"}
+    for bad in (nothing_measured, without_push, without_worker, {**arrival(0, 1.0), "compute_seconds": None}):
+        assert message(write_trace(tmp_path / "bad", [arrival(1, 1.0), bad])) == unmeasured
+    (tmp_path / "bad" / "events.jsonl").write_text('{"kind": "header", "schema": 99}\n', encoding="utf-8")
+    assert message(str(tmp_path / "bad")) == (
+        "--speeds trace:run=TMP/bad,turnaround=False: events.jsonl has schema 99, this version reads up to 1;"
+        " type the folder of a run whose workers were measured"
+    )
+    with pytest.raises(ValueError, match="without a comma, not 'a,b'"):
+        Trace("a,b")
+
+
+@pytest.mark.parametrize("speeds", [Constant(), Slow(), Exponential()], ids=str)
+def test_workers_and_draws_that_do_not_exist_are_refused(speeds: Speeds) -> None:
+    sampler = speeds.on(3, 0)
+    questions: list[tuple[int, int, str]] = [
+        (3, 0, r"worker 3 is not one of 0\.\.2"),
+        (-1, 0, r"worker -1 is not one of 0\.\.2"),
+        (0, -1, "draw -1 of worker 0: draws are counted from 0"),
+    ]
+    for worker, draw, message in questions:
+        for ask in (sampler.draw_one, lambda w, d: sampler.stretched(w, d, 1.0), lambda w, d: batch(sampler, w, d)):
+            with pytest.raises(IndexError, match=message):
+                ask(worker, draw)
+    with pytest.raises(ValueError, match=r"workers \(2,\) and draws \(1,\) must both have shape \(k,\)"):
+        sampler.draw(np.arange(2), np.arange(1))
+    assert sampler.draw(np.arange(0), np.arange(0)).shape == (0,)
+
+
+def batch(sampler: Sampler, worker: int, draw: int) -> np.ndarray:
+    return sampler.draw(np.array([0, 1, worker, 2]), np.array([0, 0, draw, 0]))
+
+
+# The network
+
+
+def test_a_transfer_takes_bytes_over_the_narrower_of_the_two_links() -> None:
+    network = parse_network("bytes=4e6,worker=1e8/5e7/4e9,server=1e9")
+    assert network == Network(4e6, (1e8, 5e7, 4e9), 1e9)
+    assert [network.transfer_seconds(worker) for worker in range(4)] == [0.04, 0.08, 0.004, 0.04]
+    assert parse_network(str(network)) == network
+    assert parse_network("bytes=8,worker=2,server=inf").transfer_seconds(5) == 4.0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "network needs bytes; type --network bytes=4e6,worker=1e8,server=1e9"),
+        ("bytes=1,server=1", "network needs worker; type --network bytes=4e6,worker=1e8,server=1e9"),
+        ("byte=1", "network has no parameter 'byte'; did you mean 'bytes'?; it takes bytes, worker, server"),
+        ("bytes=1,bytes=2", "network parameter 'bytes' is given twice in 'bytes=1,bytes=2'; keep one"),
+        ("bytes", "network parameter 'bytes' has no value; type --network bytes=4e6,worker=1e8,server=1e9"),
+        (
+            "worker=1/x",
+            "network parameter worker='1/x' is not a number; type --network bytes=4e6,worker=1e8,server=1e9",
+        ),
+        (
+            "bytes=0,worker=1,server=1",
+            "--network bytes=0,worker=1,server=1: bytes must be a positive number of bytes, not 0.0",
+        ),
+        (
+            "bytes=1,worker=1/-2,server=1",
+            "--network bytes=1,worker=1/-2,server=1: worker must be a positive number of bytes/second, not -2.0",
+        ),
+        (
+            "bytes=1,worker=1,server=nan",
+            "--network bytes=1,worker=1,server=nan: server must be a positive number of bytes/second, not nan",
+        ),
+        (
+            "bytes=1,worker=inf,server=inf",
+            "--network bytes=1,worker=inf,server=inf: all links are infinitely fast; leave the network out",
+        ),
+    ],
+)
+def test_a_network_that_means_nothing_is_refused_with_what_to_type(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_network(text)
+    assert str(caught.value) == message
+
+
+def test_a_network_needs_a_worker_link() -> None:
+    with pytest.raises(ValueError, match="worker needs the bytes/second of at least one link"):
+        Network(1.0, (), 1.0)
+
+
+def test_a_turnaround_is_the_flight_and_the_servers_part_and_local_steps_share_it(tmp_path: Path) -> None:
+    whole = arrival(0, 1.0) | {"flight_seconds": 1.5, "apply_seconds": 0.5, "num_local_steps": 4}
+    run = write_trace(tmp_path / "run", [whole])
+    assert [Trace(run).on(1, seed=0).draw_one(0, k) for k in range(5)] == [0.25] * 5
+    assert [parse_speeds(f"trace:{run},turnaround=true").on(1, seed=0).draw_one(0, k) for k in range(5)] == [0.5] * 5
