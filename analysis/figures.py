@@ -8,6 +8,7 @@ thin lines that end in a cross.
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ _LINE_STYLES: tuple[Any, ...] = (
     (0, (6, 1.4, 1.2, 1.4, 1.2, 1.4)),
     (0, (10, 3)),
 )
+LEGEND_WIDTH = 48
 _MARKERS = ("", "o", "s", "^", "D", "v", "P", "*")
 
 
@@ -52,11 +54,13 @@ def draw_loss_versus_seconds(axes: Axes, runs: Iterable[Run]) -> list[str]:
         Notes that belong in small print under the figure.
 
     Raises:
-        ValueError: if `runs` were evaluated on different data.
+        ValueError: if `runs` were evaluated on different data, or have different clocks.
     """
     runs = list(runs)
+    if len({run.virtual for run in runs}) > 1:
+        raise ValueError("measured and virtual seconds do not share an axis")
     notes = _draw(axes, runs, "train_seconds", mark_oversubscribed=True)
-    axes.set_xlabel("training seconds")
+    axes.set_xlabel("virtual seconds" if any(run.virtual for run in runs) else "training seconds")
     return notes + [f"* {OVERSUBSCRIBED}"] * any(run.oversubscribed for run in runs)
 
 
@@ -68,7 +72,8 @@ def draw_loss_versus_samples(axes: Axes, runs: Iterable[Run]) -> list[str]:
 
 
 def save_figures(runs: Iterable[Run], folder: Path) -> list[Path]:
-    """Save loss_vs_seconds.png and loss_vs_samples.png, one pair per data fingerprint.
+    """Save loss_vs_seconds.png and loss_vs_samples.png, one pair per data fingerprint; loss_vs_virtual_seconds.png
+    where runs had a virtual clock.
 
     Losses on different data never share axes; with several fingerprints the file names end in them. Runs without a
     fingerprint or without an evaluation that could be drawn are left out (see `undrawn`).
@@ -85,14 +90,19 @@ def save_figures(runs: Iterable[Run], folder: Path) -> list[Path]:
     paths = []
     for fingerprint, suffix in _suffixes(by_data).items():
         title = f"data {fingerprint}" if suffix else ""
-        for name, draw in (
-            ("loss_vs_seconds", draw_loss_versus_seconds),
-            ("loss_vs_samples", draw_loss_versus_samples),
+        group = by_data[fingerprint]
+        virtual, measured = [run for run in group if run.virtual], [run for run in group if not run.virtual]
+        for name, draw, drawn in (
+            ("loss_vs_seconds", draw_loss_versus_seconds, measured),
+            ("loss_vs_virtual_seconds", draw_loss_versus_seconds, virtual),
+            ("loss_vs_samples", draw_loss_versus_samples, group),
         ):
+            if not drawn:
+                continue
             figure = Figure(figsize=(7.2, 3.9), layout="constrained")
             FigureCanvasAgg(figure)  # the file never depends on a display or on pyplot's state
             axes = figure.add_subplot()
-            notes = draw(axes, by_data[fingerprint])
+            notes = draw(axes, drawn)
             if title:
                 axes.set_title(title, fontsize=8, loc="left")
             figure.legend(loc="outside right upper", fontsize=8, frameon=False, handlelength=3.4)
@@ -169,7 +179,7 @@ def _draw(axes: Axes, runs: list[Run], column: str, mark_oversubscribed: bool) -
             marker=marker,
             markersize=3.5,
             markevery=max(1, len(x) // 8),
-            label=label,
+            label=textwrap.fill(label, LEGEND_WIDTH),  # a rule with many parameters would leave no room for the axes
             zorder=3,
         )
     axes.add_line(Line2D([], [], color="0.3", linewidth=0.6, alpha=0.7, label="one run (thick: mean)"))
@@ -183,7 +193,8 @@ def _draw(axes: Axes, runs: list[Run], column: str, mark_oversubscribed: bool) -
         axes.add_line(
             Line2D([], [], marker="x", markersize=5, color="0.3", linestyle="none", label="not finished: not in a mean")
         )
-    axes.set_ylabel("evaluation loss (nats per masked token)")
+    tokens = any(run.summary.get("eval_masked_tokens") is not None for run in runs)
+    axes.set_ylabel("evaluation loss (nats per masked token)" if tokens or not runs else "evaluation loss, excess")
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     axes.grid(color="0.9", linewidth=0.6)
     axes.set_axisbelow(True)

@@ -20,6 +20,7 @@ from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.worker_process import Task
 from asyncsgd.server import SGD, AdamW, BuildOptimizer, OptimizerRecipe, WarmupSchedule, constant, cosine, linear
+from asyncsgd.speeds import Constant, Infinite, Speeds, parse_speeds
 
 _CHOOSE = {"token": by_token, "word": by_word}
 _PRECISION = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -41,7 +42,13 @@ class Prepared:
 
 
 def prepare(
-    data: settings.Data, model: settings.Model, machine: settings.Machine, *, eval_samples: int, seed: int
+    data: settings.Data,
+    model: settings.Model,
+    machine: settings.Machine,
+    optimization: settings.Optimization,
+    job: settings.Job,
+    *,
+    eval_samples: int,
 ) -> Prepared:
     """Load the text, tokenize it, build or load the model; everything slow is cached in the cache folder.
 
@@ -49,12 +56,13 @@ def prepare(
         UsageError: for whatever the user has to change.
     """
     device = resolve_device(machine.device)
+    speeds = speeds_of(job)
     name = os.path.expanduser(model.model)  # a YAML file has no shell to do it
     cache = cache_folder(data.cache_dir)
     corpus = load_corpus(data.data, eval_data=data.eval_data, text_column=data.text_column, cache_dir=cache)
     tokenizer = load_tokenizer(name, corpus, vocab_size=data.vocab_size, cache_dir=cache)
     folder = tokenized_folder(corpus, tokenizer, seq_len=data.seq_len, cache_dir=cache)
-    built = models.build_model(name, tokenizer, seq_len=data.seq_len, dropout=model.dropout, seed=seed)
+    built = models.build_model(name, tokenizer, seq_len=data.seq_len, dropout=model.dropout, seed=job.seed)
     masking = Masking(
         _CHOOSE[data.mask],
         data.mask_prob,
@@ -70,10 +78,13 @@ def prepare(
         masking=masking,
         batch_size=data.batch_size,
         eval_samples=eval_samples,
-        seed=seed,
+        seed=job.seed,
         threads=machine.threads,
         device=device,
         precision=_PRECISION[machine.precision],
+        inner=recipe_of(optimization),
+        num_workers=job.nproc,
+        speeds=speeds,
     )
     num_eval = Tokens.load(task.evaluation).num_samples
     return Prepared(
@@ -92,6 +103,21 @@ def rule_of(job: settings.Job) -> Rule:
     return {"async": parse_rule(job.rule), "hogwild": Asynchronous()}.get(job.mode, Synchronous())
 
 
+def speeds_of(job: settings.Job) -> Speeds | None:
+    """How long gradients take: None where they take what they take.
+
+    Raises:
+        UsageError: for a name or value that is wrong, or that real workers cannot follow.
+    """
+    if job.speeds is None:
+        return Constant() if job.clock == "virtual" else None
+    speeds = parse_speeds(job.speeds)
+    speeds.on(job.nproc, job.seed)  # refuses e.g. a straggler that is not there
+    if isinstance(speeds, Infinite) and job.clock != "virtual":
+        raise UsageError("--speeds infinite is for --clock virtual: a real worker that never answers ends no run")
+    return speeds
+
+
 def recipe_of(optimization: settings.Optimization) -> OptimizerRecipe:
     """The optimizer that the settings name."""
     builders: dict[str, BuildOptimizer] = {
@@ -100,6 +126,23 @@ def recipe_of(optimization: settings.Optimization) -> OptimizerRecipe:
     }
     build = builders[optimization.optimizer]
     return OptimizerRecipe(build, optimization.weight_decay, optimization.clip_norm)
+
+
+def server_recipe(rule: Rule, optimization: settings.Optimization) -> OptimizerRecipe:
+    """The server's optimizer: what the settings name, or plain SGD where workers step it locally.
+
+    Raises:
+        UsageError: if the rule cannot do with it.
+    """
+    if rule.local_steps:
+        return OptimizerRecipe(SGD())
+    recipe = recipe_of(optimization)
+    if rule.needs_plain_sgd and recipe != OptimizerRecipe(SGD()):
+        raise UsageError(
+            f"rule {rule.name!r} has a momentum or a force of its own and needs plain SGD at the server; type "
+            f"--optimizer sgd --momentum 0 --weight-decay 0 --clip-norm 0"
+        )
+    return recipe
 
 
 def schedule_of(optimization: settings.Optimization, budget: settings.Budget) -> WarmupSchedule:

@@ -162,7 +162,8 @@ class Recorder:
         if self.delays.number:
             delay = f"{self.delays.quantile(0.5)} / {self.delays.quantile(0.95)} / {self.delays.quantile(1.0)}"
         counts = f"{evaluation.total_samples:>10} {evaluation.version:>9}"
-        self._say(f"{counts} {seconds:>9.1f} {evaluation.loss:>10.4f} {rate:>10}   {delay}")
+        loss = f"{evaluation.loss:>10.4f}" if evaluation.loss >= 0.1 else f"{evaluation.loss:>10.3e}"
+        self._say(f"{counts} {seconds:>9.1f} {loss} {rate:>10}   {delay}")
 
     def _say(self, line: str) -> None:
         if self._bar is not None:

@@ -35,6 +35,9 @@ APPLIED, HELD, DROPPED = "applied", "held", "dropped"
 Range = tuple[int, int, int]
 """A range of batches of a stream: (stream, first index, index after the last)."""
 
+Started = tuple[int, int, tuple[Range, ...], float | None]
+"""(worker, dispatch, batches, learning rate of its local steps; None without them)."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Event:
@@ -61,8 +64,8 @@ class Event:
     """Dispatches, arriving or held, that will never be used."""
     abandoned: tuple[int, ...]
     """Dispatches in flight that were stopped; their batches are handed out again."""
-    started: tuple[tuple[int, int, tuple[Range, ...]], ...]
-    """(worker, dispatch, batches) of every gradient started at this event."""
+    started: tuple[Started, ...]
+    """Every gradient started at this event."""
     loss: float
     """Mean training loss per predicted token of the arriving gradient, in nats."""
     weight: float
@@ -94,9 +97,9 @@ class Evaluation:
     train_seconds: float
     loss: float
     """Mean loss per masked token, in nats."""
-    accuracy: float
-    """Share of masked tokens predicted exactly."""
-    masked_tokens: int
+    accuracy: float | None
+    """Share of masked tokens predicted exactly; None on problems that have no such thing."""
+    masked_tokens: int | None
     eval_seconds: float
     kind: str = "evaluate"
 
@@ -114,7 +117,9 @@ class Membership:
     lost: tuple[int, ...] = ()
     """Dispatches that were in flight and are gone; their batches are handed out again."""
     uses: tuple[tuple[int, int], ...] = ()
-    started: tuple[tuple[int, int, tuple[Range, ...]], ...] = ()
+    started: tuple[Started, ...] = ()
+    drops: tuple[int, ...] = ()
+    abandoned: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

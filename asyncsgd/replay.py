@@ -10,7 +10,8 @@ import torch
 
 from asyncsgd import models
 from asyncsgd.flat import FlatModel, parameters_sha256
-from asyncsgd.prepare import Prepared, device_of_worker, prepare, recipe_of, rule_of, schedule_of
+from asyncsgd.prepare import Prepared, device_of_worker, prepare, rule_of, schedule_of, server_recipe
+from asyncsgd.runtime.computation import ModelGradients
 from asyncsgd.runtime.replay import Difference, LogRecord, Replay
 from asyncsgd.server import Server
 from asyncsgd.settings import Settings
@@ -32,16 +33,24 @@ class PreparedReplay:
         torch.set_num_threads(settings.machine.threads)
         data = dataclasses.replace(settings.data, cache_dir=cache_dir)
         self._prepared: Prepared = prepare(
-            data, settings.model, settings.machine, eval_samples=settings.budget.eval_samples, seed=settings.job.seed
+            data,
+            settings.model,
+            settings.machine,
+            settings.optimization,
+            settings.job,
+            eval_samples=settings.budget.eval_samples,
         )
         device = device_of_worker(self._prepared.task.device, 0)
         self._flat = FlatModel(self._prepared.model)
         model = models.skeleton(self._prepared.task.config).to(device)
         worker, _, _ = self._prepared.task.build(model, FlatModel(model))
-        optimizer = recipe_of(settings.optimization).on(self._flat.parameters, self._flat.layout.num_decayed)
+        rule = rule_of(settings.job)
+        optimizer = server_recipe(rule, settings.optimization).on(self._flat.parameters, self._flat.layout.num_decayed)
         schedule = schedule_of(settings.optimization, settings.budget)
-        self._server = Server(self._flat.parameters, rule_of(settings.job), optimizer, schedule)
-        self._replay = Replay(self._server, worker, records, check_every=check_every)
+        self._server = Server(self._flat.parameters, rule, optimizer, schedule)
+        self._replay = Replay(
+            self._server, ModelGradients(worker, self._prepared.task.inner), records, check_every=check_every
+        )
 
     def run(
         self, until: int | None = None, progress: Callable[[int], None] = lambda version: None

@@ -9,18 +9,19 @@ Shapes: P parameters (gaps of the flat vector included).
 from __future__ import annotations
 
 import array
-import contextlib
+import bisect
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from asyncsgd.record import APPLIED, DROPPED, HELD
-from asyncsgd.rules.base import Arrival, InFlight, Reply, Rule, View
+from asyncsgd.rules.base import Arrival, InFlight, Reply, Rule, Start, View
 
 BuildOptimizer = Callable[[Iterable[dict[str, Any]]], torch.optim.Optimizer]
 Schedule = Callable[[int], float]
@@ -122,6 +123,12 @@ class Optimizer:
             if len(part)
         ]
         self._optimizer = build(groups)
+        self.plain = (
+            isinstance(self._optimizer, torch.optim.SGD)
+            and weight_decay == clip_norm == 0
+            and all(group["momentum"] == 0 for group in self._optimizer.param_groups)
+        )
+        """Whether a step is x <- x - eta d and nothing else."""
 
     def step(self, direction: Tensor, learning_rate: float) -> None:
         """Take one step along `direction`, `(P,)`, which is read and not changed."""
@@ -180,16 +187,45 @@ class OptimizerRecipe:
         return Optimizer(parameters, num_decayed, self.build, weight_decay=self.weight_decay, clip_norm=self.clip_norm)
 
 
+class PlainSGD:
+    """Plain SGD straight on a vector of any floating type, without torch.optim's bookkeeping: x <- x - eta d.
+
+    Bit for bit what `torch.optim.SGD` does; for the virtual clock, where a step costs less than that bookkeeping.
+    """
+
+    plain = True
+
+    def __init__(self, parameters: Tensor) -> None:
+        self._parameters = parameters
+
+    def step(self, direction: Tensor, learning_rate: float) -> None:
+        """Take one step along `direction`, `(P,)`."""
+        self._parameters.add_(direction, alpha=-learning_rate)
+
+
 class StepTakenByWorker:
     """In place of an `Optimizer` where workers have stepped already (Hogwild): the server counts, and changes
     nothing.
     """
 
+    plain = False
+
     def step(self, direction: Tensor, learning_rate: float) -> None:
         return
 
 
-@dataclasses.dataclass(frozen=True)
+class Starting(NamedTuple):
+    """A worker that the runtime is to start at an exact point."""
+
+    worker: int
+    num_local_steps: int
+    """At most; fewer where the budget has fewer batches left."""
+    version: int
+    point: Tensor
+    """`(P,)`, where it starts, at `version`; to be read, not changed."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Outcome:
     """What the server did at one arrival, join or leave."""
 
@@ -197,8 +233,10 @@ class Outcome:
     uses: tuple[tuple[int, int], ...]
     drops: tuple[int, ...]
     abandoned: tuple[int, ...]
-    start: tuple[int, ...]
-    """Workers that the runtime is to start, in order, each through `Server.start` where a batch is left for it."""
+    start: tuple[Starting | Start, ...]
+    """What the runtime is to start, in order, each through `Server.start` where a batch is left for it; a `Start` where
+    the worker begins at whatever parameters it finds.
+    """
     stepped: bool
 
 
@@ -209,7 +247,8 @@ class Server:
         parameters: float32 `(P,)`; borrowed, changed in place by this object alone.
         rule: decides what becomes of each gradient.
         optimizer: takes the steps.
-        schedule: learning rate as a function of the samples that arrived.
+        schedule: learning rate as a function of the samples that arrived; in a rule with `local_steps` it is the
+            workers' learning rate, fixed when they start, and the server's own is 1.
         writing: ``writing(version)`` gives a context within which the parameters are inconsistent, on their way from
             `version` to the next; for a transport whose readers share this memory.
 
@@ -227,10 +266,12 @@ class Server:
         self,
         parameters: Tensor,
         rule: Rule,
-        optimizer: Optimizer | StepTakenByWorker,
+        optimizer: Optimizer | PlainSGD | StepTakenByWorker,
         schedule: Schedule,
         writing: Callable[[int], AbstractContextManager[None]] | None = None,
     ) -> None:
+        if (rule.needs_plain_sgd or rule.local_steps) and not optimizer.plain:
+            raise ValueError(f"rule {rule.name} moves the parameters itself: its server's optimizer is plain SGD")
         self.parameters = parameters
         self.rule = rule
         self.version = 0
@@ -240,19 +281,30 @@ class Server:
         """Samples whose gradient has been in a step."""
         self._optimizer = optimizer
         self._schedule = schedule
-        self._writing = writing or (lambda version: contextlib.nullcontext())
+        self._writing = writing
         self._state = rule.init(parameters)
         self._workers: list[int] = []
+        self._present: set[int] = set()  # the same, for looking up
         self._in_flight: dict[int, InFlight] = {}
-        self._view = View(lambda: (self.version, self.learning_rate), self._workers, self._in_flight)
+        points = parameters if rule.needs_points else None
+        self._view = View(lambda: (self.version, self.learning_rate), self._workers, self._in_flight, points)
+        self._exact = rule.exact_start or rule.needs_points
+        self._snapshot: tuple[int, Tensor] | None = None
+        self._points: dict[int, Tensor] = {}  # by dispatch, in rules that need them
         # One entry per dispatch: eight bytes each, so a table method may use a dispatch as often as it likes.
         self._read_versions = array.array("q")
         self._samples_of = array.array("q")
+        self._worker_of = array.array("q")
 
     @property
     def learning_rate(self) -> float:
-        """The schedule's value for the samples that have arrived."""
-        return self._schedule(self.num_samples)
+        """Of the server: the schedule's value for the samples that have arrived, or 1 in rules with `local_steps`."""
+        return 1.0 if self.rule.local_steps else self._schedule(self.num_samples)
+
+    @property
+    def inner_learning_rate(self) -> float | None:
+        """Of a worker that starts now, in rules with `local_steps`; None in others."""
+        return self._schedule(self.num_samples) if self.rule.local_steps else None
 
     @property
     def workers(self) -> tuple[int, ...]:
@@ -263,39 +315,83 @@ class Server:
         """worker -> what it is computing; a copy."""
         return dict(self._in_flight)
 
-    def start(self, worker: int) -> int:
-        """Put a gradient of `worker` in flight at the current version and return its dispatch number.
+    @property
+    def in_flight_dispatches(self) -> set[int]:
+        return {flight.dispatch for flight in self._in_flight.values()}
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    def worker_of(self, dispatch: int) -> int:
+        """Who was given `dispatch`."""
+        return self._worker_of[dispatch]
+
+    def snapshot(self) -> Tensor:
+        """The parameters of the current version, `(P,)`: one copy per version, shared; not to be changed."""
+        if self._snapshot is None or self._snapshot[0] != self.version:
+            self._snapshot = (self.version, self.parameters.clone())
+        return self._snapshot[1]
+
+    def start(self, starting: Starting | Start, num_local_steps: int | None = None) -> int:
+        """Put a gradient in flight and return its dispatch number.
+
+        Args:
+            starting: from an `Outcome`.
+            num_local_steps: how many it will be, where there are not batches enough for all.
 
         Raises:
             RuntimeError: if the worker is not present or is busy, which is a bug in the rule.
         """
-        if worker not in self._workers or worker in self._in_flight:
-            what = "busy" if worker in self._in_flight else "not present"
-            raise RuntimeError(f"rule {self.rule.name} started worker {worker}, which is {what}")
+        worker = starting.worker
+        if worker in self._in_flight:
+            raise RuntimeError(f"rule {self.rule.name} started worker {worker}, which is busy")
+        if worker not in self._present:
+            raise RuntimeError(f"rule {self.rule.name} started worker {worker}, which is not present")
         dispatch = len(self._read_versions)
         self._read_versions.append(-1)
         self._samples_of.append(0)
-        self._in_flight[worker] = InFlight(dispatch, self.version)
+        self._worker_of.append(worker)
+        version = starting.version if isinstance(starting, Starting) else self.version
+        self._in_flight[worker] = InFlight(dispatch, version, num_local_steps or starting.num_local_steps)
+        if isinstance(starting, Starting) and self.rule.needs_points:
+            self._points[dispatch] = starting.point
         return dispatch
+
+    def start_all(self, workers: Sequence[int]) -> range:
+        """`start` for many at once, without exact points and local steps; return their dispatch numbers, in order."""
+        first, number = len(self._read_versions), len(workers)
+        if not self._in_flight.keys().isdisjoint(workers) or not self._present.issuperset(workers):
+            raise RuntimeError(f"rule {self.rule.name} started workers that are busy or not present")
+        self._read_versions.extend([-1] * number)
+        self._samples_of.extend([0] * number)
+        self._worker_of.extend(workers)
+        dispatches = range(first, first + number)
+        self._in_flight.update(zip(workers, map(InFlight, dispatches, itertools.repeat(self.version)), strict=True))
+        return dispatches
 
     def join(self, worker: int) -> Outcome:
         """Add `worker` to those present and ask the rule what follows."""
-        if worker in self._workers:
+        if worker in self._present:
             raise RuntimeError(f"worker {worker} has joined already")
-        self._workers.append(worker)
-        self._workers.sort()
+        self._present.add(worker)
+        bisect.insort(self._workers, worker)
         return self._execute(self.rule.join(self._state, worker, self._view), None)
 
     def leave(self, worker: int) -> tuple[Outcome, int | None]:
         """Remove `worker`; return what follows and the dispatch that was in flight with it, if any."""
         self._workers.remove(worker)
+        self._present.remove(worker)
         lost = self._in_flight.pop(worker, None)
+        if lost is not None:
+            self._points.pop(lost.dispatch, None)
         outcome = self._execute(self.rule.leave(self._state, worker, self._view), None)
         return outcome, None if lost is None else lost.dispatch
 
     def is_in_flight(self, worker: int, dispatch: int) -> bool:
         """Say whether `dispatch` is what `worker` is computing; False for one that was abandoned."""
-        return worker in self._in_flight and self._in_flight[worker].dispatch == dispatch
+        flight = self._in_flight.get(worker)
+        return flight is not None and flight.dispatch == dispatch
 
     def arrive(
         self,
@@ -317,29 +413,35 @@ class Server:
         """
         if not self.is_in_flight(worker, dispatch):
             raise RuntimeError(f"dispatch {dispatch} of worker {worker} is not in flight")
-        del self._in_flight[worker]
+        num_local_steps = self._in_flight.pop(worker).num_local_steps
         self.num_samples += num_samples
         self._read_versions[dispatch] = read_version
         self._samples_of[dispatch] = num_samples
-        arrival = Arrival(worker, dispatch, read_version, gradient, weight, num_samples, seconds)
+        point = self._points.pop(dispatch, None) if self._points else None
+        arrival = Arrival(
+            worker, dispatch, read_version, gradient, weight, num_samples, seconds, num_local_steps, point
+        )
         return self._execute(self.rule.arrive(self._state, arrival, self._view), dispatch)
 
     def _execute(self, reply: Reply, arriving: int | None) -> Outcome:
-        uses: list[tuple[int, int]] = []
-        drops: list[int] = []
-        abandoned: list[int] = []
-        start: list[int] = []
+        uses: tuple[tuple[int, int], ...] = ()
+        drops: tuple[int, ...] = ()
+        abandoned: tuple[int, ...] = ()
+        start: tuple[Starting | Start, ...] = ()
         stepped = False
         while True:
             if reply.direction is not None:
-                uses += [(dispatch, self.version - self._read_versions[dispatch]) for dispatch in reply.uses]
+                version, read_versions = self.version, self._read_versions
+                uses += tuple([(dispatch, version - read_versions[dispatch]) for dispatch in reply.uses])
                 self._count_applied(reply.uses)
                 self._step(reply.direction, reply.learning_rate_factor)
                 stepped = True
             drops += reply.drops
-            self._abandon(reply.abandon)
-            abandoned += reply.abandon
-            start += reply.start
+            if reply.abandon:
+                self._abandon(reply.abandon)
+                abandoned += reply.abandon
+            if reply.start:
+                start += self._starting(reply.start)
             if not reply.again:
                 break
             reply = self.rule.resume(self._state, self._view)
@@ -347,9 +449,24 @@ class Server:
             outcome = DROPPED
         else:
             outcome = APPLIED if any(dispatch == arriving for dispatch, _ in uses) else HELD
-        return Outcome(outcome, tuple(uses), tuple(drops), tuple(abandoned), tuple(start), stepped)
+        return Outcome(outcome, uses, drops, abandoned, start, stepped)
+
+    def _starting(self, starts: tuple[Start, ...]) -> tuple[Starting | Start, ...]:
+        if not self._exact and all(start.offset is None for start in starts):
+            return starts
+        return tuple([self._starting_at(start) for start in starts])
+
+    def _starting_at(self, start: Start) -> Starting | Start:
+        worker, num_local_steps, offset = start
+        if offset is not None:
+            return Starting(worker, num_local_steps, self.version, self.parameters + offset)
+        return Starting(worker, num_local_steps, self.version, self.snapshot()) if self._exact else start
 
     def _step(self, direction: Tensor, factor: float) -> None:
+        if self._writing is None:
+            self._optimizer.step(direction, self.learning_rate * factor)
+            self.version += 1
+            return
         with self._writing(self.version):
             self._optimizer.step(direction, self.learning_rate * factor)
             self.version += 1
@@ -360,8 +477,15 @@ class Server:
             self._samples_of[dispatch] = 0  # a later use of the same gradient applies no new samples
 
     def _abandon(self, dispatches: tuple[int, ...]) -> None:
+        if self.rule.local_steps:
+            raise RuntimeError(f"rule {self.rule.name} abandoned local steps, whose inner optimizer has moved on")
+        if len(dispatches) == len(self._in_flight) and self.in_flight_dispatches.issuperset(dispatches):
+            self._in_flight.clear()
+            self._points.clear()
+            return
         for dispatch in dispatches:
-            worker = next((w for w, flight in self._in_flight.items() if flight.dispatch == dispatch), None)
-            if worker is None:
+            worker = self._worker_of[dispatch]
+            if not self.is_in_flight(worker, dispatch):
                 raise RuntimeError(f"rule {self.rule.name} abandoned dispatch {dispatch}, which is not in flight")
             del self._in_flight[worker]
+            self._points.pop(dispatch, None)

@@ -30,6 +30,7 @@ HogwildState = Literal["worker", "shared"]
 OptimizerName = Literal["sgd", "adamw"]
 Schedule = Literal["constant", "linear", "cosine"]
 Mask = Literal["token", "word"]
+Clock = Literal["measured", "virtual"]
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["fp32", "bf16", "fp16"]
 
@@ -78,6 +79,21 @@ class Job:
     )
     rule: str = _setting(
         "asynchronous", "what the server does with an arriving gradient, as NAME[:key=value,...]; mode async only"
+    )
+    clock: Clock = _setting(
+        "measured", "measured: real processes; virtual: one process, times drawn from --speeds; mode async only"
+    )
+    speeds: str | None = _setting(
+        None,
+        "how long gradients take, as NAME[:value,key=value,...]; real workers wait until it has passed",
+        unset="as long as they take; constant:1 with --clock virtual",
+        example="exponential:1.0",
+    )
+    network: str | None = _setting(
+        None,
+        "bytes=B,worker=BYTES_PER_SECOND,server=BYTES_PER_SECOND; --clock virtual only",
+        unset="transfers take no time",
+        example="bytes=6e6,worker=1e8,server=1e9",
     )
     accumulate: int = _setting(1, "batches per update; mode single only", at_least=1)
     transport: Transport = _setting("auto", "how gradients travel between workers and server; mode async only")
@@ -385,6 +401,14 @@ def _contradictions(settings: Settings) -> Iterator[str]:
     for name, owner in (("rule", "async"), ("transport", "async"), ("hogwild_state", "hogwild")):
         if mode != owner and getattr(job, name) != defaults[name]:
             yield f"{_flag(name)} is for --mode {owner}, got --mode {mode}; drop {_flag(name)}, or type --mode {owner}"
+    if job.clock == "virtual" and mode != "async":
+        yield f"--clock virtual is for --mode async, got --mode {mode}; type --mode async (--rule synchronous for sync)"
+    if job.clock == "virtual" and job.transport != defaults["transport"]:
+        yield "--transport does nothing with --clock virtual, which has no processes; drop it"
+    if job.network is not None and job.clock != "virtual":
+        yield "--network is for --clock virtual; real workers have the network they have; drop it"
+    if job.speeds is not None and mode == "single":
+        yield "--speeds is for several workers, got --mode single; drop it, or type --mode async"
     if optimizer == "sgd" and optimization.momentum == 0 and job.hogwild_state != defaults["hogwild_state"]:
         yield "--hogwild-state does nothing for --optimizer sgd without --momentum, which keeps no state; drop it"
     for name, owner in (("momentum", "sgd"), ("beta1", "adamw"), ("beta2", "adamw")):

@@ -26,12 +26,22 @@ from asyncsgd import models
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.flat import FlatModel, parameters_sha256
 from asyncsgd.launch import Launch, Noticeboard
-from asyncsgd.prepare import Prepared, budget_of, device_of_worker, prepare, recipe_of, rule_of, schedule_of
+from asyncsgd.prepare import (
+    Prepared,
+    budget_of,
+    device_of_worker,
+    prepare,
+    recipe_of,
+    rule_of,
+    schedule_of,
+    server_recipe,
+)
 from asyncsgd.progress import Recorder, perplexity, say
 from asyncsgd.record import DONE, FAILED, INTERRUPTED, RunFolder, available_cores, describe_environment
 from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.all_reduce import TIMEOUT
-from asyncsgd.runtime.base import POLL_SECONDS, Result
+from asyncsgd.runtime.base import POLL_SECONDS, Batches, Result
+from asyncsgd.runtime.computation import ModelGradients, whole_evaluation
 from asyncsgd.runtime.hogwild import Hogwild
 from asyncsgd.runtime.parameter_server import Dead, ParameterServer
 from asyncsgd.runtime.processes import Processes
@@ -49,6 +59,7 @@ from asyncsgd.runtime.transport.base import ServerEnd
 from asyncsgd.runtime.transport.in_process import InProcess
 from asyncsgd.runtime.transport.process_group import ProcessGroupServer
 from asyncsgd.runtime.transport.shared_memory import Segment, SharedMemoryServer
+from asyncsgd.runtime.virtual import Virtual
 from asyncsgd.runtime.worker_process import (
     Address,
     StepHere,
@@ -59,6 +70,7 @@ from asyncsgd.runtime.worker_process import (
 )
 from asyncsgd.server import Optimizer, Server, StepTakenByWorker
 from asyncsgd.settings import Settings
+from asyncsgd.speeds import parse_network
 
 EXIT_CODES = {DONE: 0, INTERRUPTED: 130}
 """Every other status exits with 1."""
@@ -127,7 +139,7 @@ def _attempt(
     try:
         board = None if launch.rank is None else Noticeboard()
         run = _open(settings, launch, folder, context, stop_requested)
-        return run, _MODES[settings.job.mode](run, board)
+        return run, _start_of(settings)(run, board)
     except UsageError as error:
         folder.write_summary(_identity(settings, launch, settings.job.rule) | {"status": FAILED, "message": str(error)})
         raise
@@ -154,14 +166,17 @@ def _open(
 ) -> Run:
     torch.set_num_threads(settings.machine.threads)
     rule = rule_of(settings.job)
+    server_recipe(rule, settings.optimization)  # refuses before anything slow is done
     prepared = prepare(
         settings.data,
         settings.model,
         settings.machine,
+        settings.optimization,
+        dataclasses.replace(settings.job, nproc=launch.num_workers),
         eval_samples=settings.budget.eval_samples,
-        seed=settings.job.seed,
     )
-    on_device = settings.job.mode == "single" or (launch.rank is not None and settings.job.mode == "sync")
+    in_process = settings.job.mode == "single" or settings.job.clock == "virtual"
+    on_device = in_process or (launch.rank is not None and settings.job.mode == "sync")
     device = device_of_worker(prepared.task.device, 0) if on_device else "cpu"
     flat = FlatModel(prepared.model.to(device))
     folder.write_environment(
@@ -222,8 +237,37 @@ def _train_single(run: Run, board: Noticeboard | None) -> Result:
     worker, objective, evaluation = run.prepared.task.build(run.flat.model, run.flat)
     transport = InProcess(worker, objective, evaluation, run.settings.job.accumulate)
     return _serve(
-        run, transport, run.settings.job.accumulate, recipe_of(run.settings.optimization).on(*_vector(run, transport))
+        run,
+        transport,
+        run.settings.job.accumulate,
+        server_recipe(run.rule, run.settings.optimization).on(*_vector(run, transport)),
     )
+
+
+# ---- the virtual clock -------------------------------------------------------------------------------------
+
+
+def _train_virtual(run: Run, board: Noticeboard | None) -> Result:
+    """One process computes every worker's gradients, for real; their times are drawn from ``--speeds``."""
+    task, job = run.prepared.task, run.settings.job
+    assert task.speeds is not None
+    model = models.skeleton(task.config).to(run.flat.parameters.device)
+    worker, objective, evaluation = task.build(model, FlatModel(model))
+    optimizer = server_recipe(run.rule, run.settings.optimization).on(run.flat.parameters, run.flat.layout.num_decayed)
+    schedule = schedule_of(run.settings.optimization, run.settings.budget)
+    return Virtual(
+        Server(run.flat.parameters, run.rule, optimizer, schedule),
+        ModelGradients(worker, task.inner),
+        task.speeds.on(run.num_workers, job.seed),
+        Batches(run.settings.budget.samples, task.batch_size),
+        whole_evaluation(worker, objective, evaluation),
+        num_workers=run.num_workers,
+        budget=budget_of(run.settings.budget),
+        evaluations=run.settings.budget.evaluations,
+        report=run.record,
+        network=None if job.network is None else parse_network(job.network),
+        stop_requested=run.stop_requested,
+    ).run()
 
 
 # ---- async: the parameter server ---------------------------------------------------------------------------
@@ -236,7 +280,11 @@ def _train_async(run: Run, board: Noticeboard | None) -> Result:
     else:
         transport = SharedMemoryServer(run.num_workers, run.flat.layout.size)
     return _serve_workers(
-        run, transport, board, serve_gradients, lambda vector: recipe_of(run.settings.optimization).on(*vector)
+        run,
+        transport,
+        board,
+        serve_gradients,
+        lambda vector: server_recipe(run.rule, run.settings.optimization).on(*vector),
     )
 
 
@@ -432,6 +480,10 @@ _MODES: dict[str, Callable[[Run, Noticeboard | None], Result]] = {
 }
 
 
+def _start_of(settings: Settings) -> Callable[[Run, Noticeboard | None], Result]:
+    return _train_virtual if settings.job.clock == "virtual" else _MODES[settings.job.mode]
+
+
 # ---- torchrun's other ranks --------------------------------------------------------------------------------
 
 
@@ -461,13 +513,18 @@ def _identity(settings: Settings, launch: Launch, rule: str) -> dict[str, Any]:
         "accumulate": settings.job.accumulate,
         "transport": _transport_of(settings),
         "hogwild_state": settings.job.hogwild_state if settings.job.mode == "hogwild" else None,
-        "clock": "measured",
-        "oversubscription": launch.num_workers * settings.machine.threads / available_cores(),
+        "clock": settings.job.clock,
+        "speeds": settings.job.speeds,
+        "oversubscription": None
+        if settings.job.clock == "virtual"
+        else launch.num_workers * settings.machine.threads / available_cores(),
     }
 
 
 def _transport_of(settings: Settings) -> str | None:
     """What carried gradients to the server; None where there is no server. All workers are on its host so far."""
+    if settings.job.clock == "virtual":
+        return None
     asked = settings.job.transport
     return {"async": "shared_memory" if asked == "auto" else asked, "hogwild": "shared_memory"}.get(settings.job.mode)
 

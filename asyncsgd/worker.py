@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from asyncsgd.data.batching import Batch, TrainingBatches
 from asyncsgd.data.random import dropout_seed
@@ -24,6 +26,43 @@ class Gradient:
     weight: float
     """Masked tokens."""
     num_samples: int
+
+
+class InnerOptimizer(Protocol):
+    """What takes a worker's local steps; `asyncsgd.server.Optimizer` does."""
+
+    def step(self, direction: Tensor, learning_rate: float) -> None: ...
+
+
+def take_local_steps(
+    indices: Sequence[int],
+    gradient_of: Callable[[int], Gradient],
+    parameters: Tensor,
+    gradients: Tensor,
+    start: Tensor,
+    optimizer: InnerOptimizer,
+    learning_rate: float,
+) -> Gradient:
+    """One step per batch from `start`, where `parameters` lie; `gradients`, `(P,)`, becomes start minus end.
+
+    Args:
+        gradient_of: computes a batch's gradient at `parameters` into `gradients`.
+        optimizer: steps `parameters`.
+
+    Returns:
+        The mean loss over all batches' loss terms, and the sums of weights and samples.
+    """
+    loss = weight = 0.0
+    num_samples = 0
+    for index in indices:
+        gradient = gradient_of(index)
+        optimizer.step(gradients, learning_rate)
+        loss += gradient.loss * gradient.weight
+        weight += gradient.weight
+        num_samples += gradient.num_samples
+    with torch.no_grad():
+        torch.sub(start, parameters, out=gradients)
+    return Gradient(loss / weight, weight, num_samples)
 
 
 class Worker:
@@ -54,6 +93,7 @@ class Worker:
         self._device = flat.parameters.device
         self._precision = precision
         self._prepared: tuple[int, Batch] | None = None
+        self._start: Tensor | None = None
         self._loss_scale = LossScale() if precision == torch.float16 else None
 
     def gradient(self, index: int, weigh: Callable[[float], float] | None = None) -> Gradient:
@@ -76,6 +116,23 @@ class Worker:
             self.flat.gather_gradients()
             if self._loss_scale is None or self._loss_scale.unscale(self.flat):
                 return Gradient(float(loss.detach()), float(batch.num_masked), batch.num_samples)
+
+    def pseudo_gradient(self, indices: Sequence[int], optimizer: InnerOptimizer, learning_rate: float) -> Gradient:
+        """Take one local step per batch from the current parameters; ``flat.gradients`` becomes start minus end.
+
+        The parameters stay where the last step left them. The loss is the mean over all batches' loss terms.
+
+        Args:
+            optimizer: steps ``flat.parameters``; its state is this worker's own and stays from call to call.
+        """
+        if self._start is None:
+            self._start = torch.empty_like(self.flat.parameters)
+        with torch.no_grad():
+            self._start.copy_(self.flat.parameters)
+        flat = self.flat
+        return take_local_steps(
+            indices, self.gradient, flat.parameters, flat.gradients, self._start, optimizer, learning_rate
+        )
 
     def prepare(self, index: int) -> None:
         """Make batch `index` ahead of time, on a guess; a wrong guess costs nothing but the work."""

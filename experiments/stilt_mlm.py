@@ -26,6 +26,8 @@ EXAMPLES = """\
 examples:
   laptop, no network:   torchrun experiments/stilt_mlm.py --mode async --nproc 4
   compare with:         torchrun experiments/stilt_mlm.py --mode sync --nproc 4
+  one slow worker:      torchrun experiments/stilt_mlm.py --mode async --nproc 2 --speeds slow:worker=0,factor=3
+  16 virtual workers:   python experiments/stilt_mlm.py --clock virtual --nproc 16 --speeds exponential:1
   your model and text:  torchrun --nproc-per-node 4 experiments/stilt_mlm.py --mode async --model FOLDER_OR_HUB_ID \\
                           --data posts.csv --text-column text --learning-rate 5e-5 --dropout 0.1
 """
@@ -44,6 +46,11 @@ def main() -> int:
 
 
 def run(argv: list[str]) -> int:
+    if "help" in _values_of(argv, "--speeds"):
+        from asyncsgd.speeds import describe_speeds
+
+        print(describe_speeds())
+        return 0
     if "help" in _values_of(argv, "--rule"):
         from asyncsgd.rules import describe_rules
 
@@ -76,6 +83,11 @@ def adapt(parsed: Parsed) -> tuple[Settings, Launch]:
         raise UsageError(
             f"--mode single is one process, and the launcher started {launch.num_workers}; type python, not torchrun"
         )
+    if settings.job.clock == "virtual" and launch.rank is not None:
+        raise UsageError(
+            "--clock virtual is one process, and the launcher started several; type python, or torchrun without "
+            "--nproc-per-node, and --nproc for the number of virtual workers"
+        )
     if launch.several_hosts and settings.job.mode in ("async", "hogwild"):
         raise UsageError(
             f"--mode {settings.job.mode} runs on one host, and torchrun started ranks on several; type --mode sync"
@@ -85,6 +97,13 @@ def adapt(parsed: Parsed) -> tuple[Settings, Launch]:
 
 def announce(settings: Settings) -> None:
     """The first line, before anything heavy is imported."""
+    if settings.job.clock == "virtual":
+        print(
+            f"asyncsgd {__version__}  {settings.job.nproc} virtual workers in one process; seconds are drawn from "
+            f"{settings.job.speeds or 'constant:1'}, not measured",
+            flush=True,
+        )
+        return
     workers, threads, cores = settings.job.nproc, settings.machine.threads, available_cores()
     load = f"{cores} core{'s' if cores > 1 else ''}"
     if workers * threads > cores:
@@ -99,7 +118,11 @@ def announce(settings: Settings) -> None:
 
 def start_fork_server(settings: Settings, launch: Launch) -> ForkServerContext | None:
     """Where workers come from, started early; None where there are none to start."""
-    if settings.job.mode == "single" or (settings.job.mode == "sync" and launch.rank is not None):
+    if (
+        settings.job.clock == "virtual"
+        or settings.job.mode == "single"
+        or (settings.job.mode == "sync" and launch.rank is not None)
+    ):
         return None
     return fork_server(settings.model.model)
 

@@ -154,7 +154,7 @@ def failed(folder: Path, said: str) -> bool:
         ("asynchronus", "unknown rule 'asynchronus'; did you mean 'asynchronous'?"),
         ("ringmaster:treshold=4", "rule 'ringmaster' has no parameter 'treshold'; did you mean 'threshold'?"),
         ("ringmaster:threshold", "rule parameter 'threshold' has no value; type --rule ringmaster:threshold=VALUE"),
-        ("ringmaster:threshold=four", "rule parameter threshold='four' is not a int"),
+        ("ringmaster:threshold=four", "rule parameter threshold='four' is not a whole number"),
         ("ringmaster:threshold=0", "--rule ringmaster:threshold=0: "),
         ("asynchronous:threshold=1", "rule 'asynchronous' has no parameter 'threshold'; it takes none"),
     ],

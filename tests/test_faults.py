@@ -403,7 +403,7 @@ class Scripted(threading.Thread):
                     return
                 if end.slot is not None:  # there is none in Hogwild mode, where nobody steps here
                     end.slot.fill_(-1.0)
-                end.answer(Computed(command.dispatch, version, 1.0, 1.0, 2, 0.0, 0.0, 0.0, 0.0))
+                end.answer(Computed(command.dispatch, version, 1.0, 1.0, 2, 1, 0.0, 0.0, 0.0, 0.0))
                 self.has_answered.set()
 
 
@@ -520,7 +520,7 @@ def test_a_hogwild_worker_that_holds_a_gradient_in_the_last_evaluation_does_not_
                     if isinstance(next_command, Stop):
                         return
                 holds = number == 1 or seconds is not None
-                end.answer(Computed(command.dispatch, end.version, 1.0, 1.0, 2, 0.0, 0.0, 0.0, 0.0))
+                end.answer(Computed(command.dispatch, end.version, 1.0, 1.0, 2, 1, 0.0, 0.0, 0.0, 0.0))
 
     threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(2)]
     for thread in threads:

@@ -36,7 +36,14 @@ class Plain:
         self.settings = settings
         torch.set_num_threads(1)
         seed, budget = settings.job.seed, settings.budget
-        prepared = prepare(settings.data, settings.model, settings.machine, eval_samples=budget.eval_samples, seed=seed)
+        prepared = prepare(
+            settings.data,
+            settings.model,
+            settings.machine,
+            settings.optimization,
+            settings.job,
+            eval_samples=budget.eval_samples,
+        )
         self.model = prepared.model
         task = prepared.task
         self.evaluation = task.evaluation_batches()
@@ -395,5 +402,5 @@ def test_a_worker_is_started_again_at_its_own_arrival_with_the_next_batch_until_
     num_batches = len(events)
     for number, event in enumerate(events):
         following = number + num_workers  # as many were started before the first arrival as there are workers
-        expected = [[event["worker"], following, [[0, following, following + 1]]]] if following < num_batches else []
-        assert event["started"] == expected
+        expected = [[event["worker"], following, [[0, following, following + 1]], None]]
+        assert event["started"] == (expected if following < num_batches else [])

@@ -27,13 +27,27 @@ MAY_IMPORT = {
     "models": {"data", "errors", "flat"},
     "evaluation": {"data", "objectives"},
     "worker": {"data", "objectives", "flat"},
-    "runtime": {"data", "errors", "evaluation", "flat", "models", "objectives", "record", "server", "worker"},
+    "runtime": {
+        "data",
+        "errors",
+        "evaluation",
+        "flat",
+        "models",
+        "objectives",
+        "problems",
+        "record",
+        "rules.base",
+        "rules.nesterov",
+        "server",
+        "speeds",
+        "worker",
+    },
     "settings": {"errors"},
     "progress": {"record"},
     "run_folder": {"errors", "record", "settings"},
     "launch": {"errors"},
 }
-COMPOSE = {"prepare", "train", "replay", "finetune", "__init__"}
+COMPOSE = {"prepare", "train", "replay", "simulate", "finetune", "__init__"}
 
 
 def imports_of(path: Path) -> set[str]:

@@ -17,19 +17,24 @@ from torch import Tensor, nn
 
 from asyncsgd.flat import FlatModel
 from asyncsgd.rules import Asynchronous
-from asyncsgd.rules.base import Arrival, Reply, Rule, View
+from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
 from asyncsgd.server import (
     SGD,
     AdamW,
     Optimizer,
     OptimizerRecipe,
     Server,
+    Starting,
     StepTakenByWorker,
     WarmupSchedule,
     constant,
     cosine,
     linear,
 )
+
+
+def starting(worker: int) -> Starting:
+    return Starting(worker, 1, 0, None)
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
@@ -180,18 +185,18 @@ class Replying(Rule):
 def test_starting_a_worker_that_is_busy_or_absent_is_a_bug_of_the_rule_that_is_named():
     s = server()
     s.join(0)
-    s.start(0)
+    s.start(starting(0))
     with pytest.raises(RuntimeError, match="rule asynchronous started worker 0, which is busy"):
-        s.start(0)
+        s.start(starting(0))
     with pytest.raises(RuntimeError, match="rule asynchronous started worker 1, which is not present"):
-        s.start(1)
+        s.start(starting(1))
 
 
 def test_abandoning_what_is_not_in_flight_is_a_bug_of_the_rule_that_is_named():
     s = server(Replying(replies=[Reply(abandon=(0,))]))
     s.join(0)
     with pytest.raises(RuntimeError, match="rule replying abandoned dispatch 0, which is not in flight"):
-        hand_over(s, 0, s.start(0))
+        hand_over(s, 0, s.start(starting(0)))
 
 
 def test_a_worker_cannot_join_twice():
@@ -204,7 +209,7 @@ def test_a_worker_cannot_join_twice():
 def test_a_gradient_that_is_not_in_flight_cannot_arrive_and_changes_nothing():
     s = server()
     s.join(0)
-    dispatch = s.start(0)
+    dispatch = s.start(starting(0))
     hand_over(s, 0, dispatch)
     with pytest.raises(RuntimeError, match="dispatch 0 of worker 0 is not in flight"):
         hand_over(s, 0, dispatch)
@@ -214,14 +219,14 @@ def test_a_gradient_that_is_not_in_flight_cannot_arrive_and_changes_nothing():
 
 
 def test_an_abandoned_gradient_is_out_of_flight_and_its_worker_can_start_again():
-    s = server(Replying(replies=[Reply(abandon=(0,), start=(0, 1))]))
+    s = server(Replying(replies=[Reply(abandon=(0,), start=(Start(0), Start(1)))]))
     s.join(0)
     s.join(1)
-    first, second = s.start(0), s.start(1)
+    first, second = s.start(starting(0)), s.start(starting(1))
     outcome = hand_over(s, 1, second)
-    assert (outcome.abandoned, outcome.start, outcome.stepped) == ((0,), (0, 1), False)
+    assert (outcome.abandoned, [each.worker for each in outcome.start], outcome.stepped) == ((0,), [0, 1], False)
     assert not s.is_in_flight(0, first)
-    assert [s.start(worker) for worker in outcome.start] == [2, 3]
+    assert [s.start(each) for each in outcome.start] == [2, 3]
     assert s.is_in_flight(0, 2)
 
 
@@ -229,21 +234,21 @@ def test_a_reply_with_again_takes_several_steps_in_one_outcome_each_with_its_own
     ones = torch.ones(16)
     steps = [
         Reply(direction=ones, uses=(0,), again=True),
-        Reply(direction=ones, uses=(0,), learning_rate_factor=0.5, start=(0,)),
+        Reply(direction=ones, uses=(0,), learning_rate_factor=0.5, start=(Start(0),)),
     ]
     s = server(Replying(replies=steps))
     s.join(0)
-    outcome = hand_over(s, 0, s.start(0))
-    assert (outcome.uses, outcome.start, s.version) == (((0, 0), (0, 1)), (0,), 2)
+    outcome = hand_over(s, 0, s.start(starting(0)))
+    assert (outcome.uses, [each.worker for each in outcome.start], s.version) == (((0, 0), (0, 1)), [0], 2)
     assert s.parameters.tolist() == [-(2.0 + 1.0)] * 16  # the rate is 2, the samples that arrived
     assert (s.num_samples, s.num_samples_applied) == (2, 2)  # a second use applies no new samples
 
 
 def test_the_rule_sees_the_learning_rate_with_this_arrivals_samples_counted_and_the_arrival_as_it_came():
-    rule = Replying(replies=[Reply(drops=(0,), start=(0,))])
+    rule = Replying(replies=[Reply(drops=(0,), start=(Start(0),))])
     s = server(rule)
     s.join(0)
-    outcome = hand_over(s, 0, s.start(0))
+    outcome = hand_over(s, 0, s.start(starting(0)))
     (arrival,) = rule.arrivals
     assert (arrival.worker, arrival.dispatch, arrival.read_version, arrival.weight) == (0, 0, 0, 1.0)
     assert (arrival.num_samples, arrival.seconds) == (2, 0.5)
@@ -256,7 +261,7 @@ def test_leaving_tells_which_gradient_is_lost():
     s.join(1)
     s.join(0)
     assert s.workers == (0, 1)
-    dispatch = s.start(1)
+    dispatch = s.start(starting(1))
     assert s.leave(1)[1] == dispatch
     assert s.leave(0)[1] is None
     assert (s.workers, s.in_flight) == ((), {})
@@ -274,7 +279,7 @@ def test_parameters_change_only_within_the_transports_context_of_their_version()
     s = server(writing=writing)
     s.join(0)
     for version in range(3):
-        hand_over(s, 0, s.start(0), version)
+        hand_over(s, 0, s.start(starting(0)), version)
     assert seen == [(0, True), (1, True), (2, True)]
 
 
@@ -282,5 +287,5 @@ def test_where_workers_step_themselves_the_server_counts_and_changes_nothing():
     x = torch.ones(16)
     s = Server(x, Asynchronous(), StepTakenByWorker(), lambda num_samples: 1.0)
     s.join(0)
-    outcome = hand_over(s, 0, s.start(0))
+    outcome = hand_over(s, 0, s.start(starting(0)))
     assert (s.version, outcome.stepped, x.tolist()) == (1, True, [1.0] * 16)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import typing
+from collections.abc import Callable
+from typing import Any
 
 from asyncsgd.errors import UsageError, nearest
 from asyncsgd.rules.asynchronous import Asynchronous
@@ -20,16 +22,25 @@ ALL: tuple[Rule, ...] = (
     Synchronous(),
     StalenessAware(),
     Ringmaster(threshold=4),
+    Ringmaster(threshold=2, stops=True),
 )
 
 _BY_NAME = {rule.name: type(rule) for rule in ALL}
+
+
+_READ: dict[type, Callable[[str], Any]] = {
+    int: int,
+    float: float,
+    bool: {"true": True, "false": False, "True": True, "False": False}.__getitem__,
+}
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
 def parse_rule(text: str) -> Rule:
     """Return the rule that ``NAME[:key=value,...]`` means.
 
     >>> parse_rule("ringmaster:threshold=4")
-    Ringmaster(threshold=4)
+    Ringmaster(threshold=4, stops=False)
 
     Raises:
         UsageError: for an unknown name or parameter (the nearest one is suggested) or a value out of range.
@@ -53,9 +64,9 @@ def parse_rule(text: str) -> Rule:
         if not equals:
             raise UsageError(f"rule parameter {key!r} has no value; type --rule {name}:{key}=VALUE")
         try:
-            values[key] = types[key](value)
-        except ValueError:
-            raise UsageError(f"rule parameter {key}={value!r} is not a {types[key].__name__}") from None
+            values[key] = _READ[types[key]](value)
+        except (KeyError, ValueError):
+            raise UsageError(f"rule parameter {key}={value!r} is not {_KINDS[types[key]]}") from None
     try:
         return rule_class(**values)
     except ValueError as error:

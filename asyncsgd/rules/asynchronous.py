@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-from asyncsgd.rules.base import Arrival, Reply, Rule, View
+from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,4 +30,4 @@ class Asynchronous(Rule):
     summary: ClassVar[str] = "apply every gradient as it arrives (Downpour SGD with n_push = n_fetch = 1)"
 
     def arrive(self, state: Any, arrival: Arrival, view: View) -> Reply:
-        return Reply(direction=arrival.gradient, uses=(arrival.dispatch,), start=(arrival.worker,))
+        return Reply(direction=arrival.gradient, uses=(arrival.dispatch,), start=(Start(arrival.worker),))

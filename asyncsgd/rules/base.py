@@ -23,6 +23,27 @@ class InFlight(NamedTuple):
     dispatch: int
     version: int
     """Version when its start was executed; the worker may read a newer one when it gets to it."""
+    num_local_steps: int = 1
+
+
+class Start(NamedTuple):
+    """An idle or just abandoned worker that is to start a gradient.
+
+    Without an offset it starts at the current parameters, or, on real processes, at newer ones if it gets to it
+    later. With an offset, or in a rule with `exact_start` or `needs_points`, it starts at exactly the parameters
+    after this reply's step, plus the offset.
+    """
+
+    worker: int
+    num_local_steps: int = 1
+    """Steps of the worker's inner optimizer, in rules with `local_steps`."""
+    offset: Tensor | None = None
+    """`(P,)`, added to the parameters; read during the call only."""
+
+    @property
+    def point(self) -> None:
+        """No exact point; see `asyncsgd.server.Starting`, which has one."""
+        return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,14 +55,19 @@ class Arrival:
     read_version: int
     """The version truly read."""
     gradient: Tensor
-    """`(P,)`, mean over the batch's loss terms. It is the worker's slot, valid during the call only: use it, add it
-    or copy it.
+    """`(P,)`, mean over the batch's loss terms; in rules with `local_steps` the pseudo-gradient, start minus end. It is
+    the worker's slot, valid during the call only: use it, add it or copy it.
     """
     weight: float
     """Loss terms behind the gradient (masked tokens). Means over arrivals use it as their weight."""
     num_samples: int
     seconds: float
     """Dispatch to arrival; recorded, so that a replay feeds the same number back."""
+    num_local_steps: int = 1
+    start_point: Tensor | None = None
+    """`(P,)`, the parameters it started from, offset included; only in rules with `needs_points`. Valid during the
+    call.
+    """
 
 
 class View:
@@ -52,19 +78,22 @@ class View:
         learning_rate: the schedule's value with this arrival's samples counted.
         workers: the workers present, in order.
         in_flight: worker -> `InFlight`, oldest dispatch first, the arriving worker already removed.
+        parameters: `(P,)`, before this reply's step; only in rules with `needs_points`.
     """
 
-    __slots__ = ("_in_flight", "_server_state", "_workers")
+    __slots__ = ("_in_flight", "_parameters", "_server_state", "_workers")
 
     def __init__(
         self,
         server_state: Callable[[], tuple[int, float]],
         workers: Sequence[int],
         in_flight: Mapping[int, InFlight],
+        parameters: Tensor | None = None,
     ) -> None:
         self._server_state = server_state
         self._workers = workers
         self._in_flight = in_flight
+        self._parameters = parameters
 
     @property
     def version(self) -> int:
@@ -81,6 +110,12 @@ class View:
     @property
     def in_flight(self) -> Mapping[int, InFlight]:
         return self._in_flight
+
+    @property
+    def parameters(self) -> Tensor:
+        if self._parameters is None:
+            raise RuntimeError("a rule that looks at the parameters sets needs_points = True")
+        return self._parameters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,8 +136,8 @@ class Reply:
     """Dispatches in flight to be stopped; their batches are handed out again, and their results never reach the
     rule.
     """
-    start: tuple[int, ...] = ()
-    """Idle or just abandoned workers that start a gradient at the current parameters."""
+    start: tuple[Start, ...] = ()
+    """Idle or just abandoned workers that start a gradient."""
     again: bool = False
     """Call `resume` after this step, within the same Event."""
 
@@ -120,6 +155,17 @@ class Rule:
     """What the user types after ``--rule``."""
     summary: ClassVar[str]
     """One line for ``--rule help``."""
+    needs_plain_sgd: ClassVar[bool] = False
+    """The rule has a momentum or a force of its own: other server optimizers, weight decay and clipping are refused."""
+    needs_points: ClassVar[bool] = False
+    """The rule looks at `Arrival.start_point` and `View.parameters`: a vector per worker. Implies `exact_start`."""
+    exact_start: ClassVar[bool] = False
+    """Workers start at exactly the parameters after the reply's step, not at newer ones."""
+    local_steps: ClassVar[bool] = False
+    """Workers step an inner optimizer, which the schedule's learning rate drives, and return start minus end.
+
+    The server then steps plain SGD at learning rate 1, so a direction is a displacement. Abandoning is not possible.
+    """
 
     def init(self, like: Tensor) -> Any:
         """Return the state for parameters like `like`, `(P,)`: shape, dtype and device are to be read, not its
@@ -129,7 +175,7 @@ class Rule:
 
     def join(self, state: Any, worker: int, view: View) -> Reply:
         """`worker` has entered `view.workers`. By default it starts at the current parameters."""
-        return Reply(start=(worker,))
+        return Reply(start=(Start(worker),))
 
     def leave(self, state: Any, worker: int, view: View) -> Reply:
         """`worker` has gone from `view.workers` and from `view.in_flight`. By default nothing follows."""

@@ -1,17 +1,22 @@
-"""Ringmaster ASGD: asynchronous SGD that ignores gradients whose delay has reached a threshold.
+"""Ringmaster ASGD: asynchronous SGD without gradients whose delay has reached a threshold.
 
     x_{t+1} = x_t - eta * grad f(x_{t - tau}; batch)   if tau < R,   otherwise the gradient is dropped
 
-Maranjyan, Tyurin, Richtarik: Ringmaster ASGD: The First Asynchronous SGD with Optimal Time Complexity, ICML 2025
-(the variant without stops). R interpolates between the fastest worker alone (R = 1) and plain asynchronous SGD (R
-infinite)."""
+With `stops`, a worker whose delay reaches R is stopped at once and starts again at the current point. R interpolates
+between the fastest worker alone (R = 1) and plain asynchronous SGD (R infinite); R = max(1, ceil(sigma^2 / eps)) is
+time-optimal without knowing the workers' speeds.
+
+Maranjyan, Tyurin, Richtarik: Ringmaster ASGD: The First Asynchronous SGD with Optimal Time Complexity, ICML 2025,
+algorithms 4 (without stops) and 5 (with stops).
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any, ClassVar
 
-from asyncsgd.rules.base import Arrival, Reply, Rule, View
+from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,12 +25,14 @@ class Ringmaster(Rule):
 
     Args:
         threshold: R of the paper, 1 or more; the largest applied delay is R - 1.
+        stops: after each update, stop every worker whose delay has reached R and start it again.
     """
 
     name: ClassVar[str] = "ringmaster"
     summary: ClassVar[str] = "asynchronous, gradients with delay >= threshold are dropped (Maranjyan et al. 2025)"
 
     threshold: int = 8
+    stops: bool = False
 
     def __post_init__(self) -> None:
         if self.threshold < 1:
@@ -33,5 +40,11 @@ class Ringmaster(Rule):
 
     def arrive(self, state: Any, arrival: Arrival, view: View) -> Reply:
         if view.version - arrival.read_version >= self.threshold:
-            return Reply(drops=(arrival.dispatch,), start=(arrival.worker,))
-        return Reply(direction=arrival.gradient, uses=(arrival.dispatch,), start=(arrival.worker,))
+            return Reply(drops=(arrival.dispatch,), start=(Start(arrival.worker),))
+        if not self.stops:
+            return Reply(arrival.gradient, uses=(arrival.dispatch,), start=(Start(arrival.worker),))
+        last_late = view.version + 1 - self.threshold  # read at this version or before: too late after this update
+        late = list(itertools.takewhile(lambda item: item[1].version <= last_late, view.in_flight.items()))
+        start = (arrival.worker, *[worker for worker, _ in late])
+        abandon = tuple([flight.dispatch for _, flight in late])
+        return Reply(arrival.gradient, uses=(arrival.dispatch,), abandon=abandon, start=tuple(map(Start, start)))

@@ -13,7 +13,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 from asyncsgd.delay import inverse
-from asyncsgd.rules.base import Arrival, Reply, Rule, View
+from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,5 +28,5 @@ class StalenessAware(Rule):
             direction=arrival.gradient,
             learning_rate_factor=inverse(view.version - arrival.read_version),
             uses=(arrival.dispatch,),
-            start=(arrival.worker,),
+            start=(Start(arrival.worker),),
         )

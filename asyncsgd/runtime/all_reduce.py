@@ -37,6 +37,7 @@ from asyncsgd.runtime.base import (
     evaluation_record,
     verdict_of_evaluation,
 )
+from asyncsgd.runtime.worker_process import Straggling
 from asyncsgd.server import Optimizer, Schedule
 from asyncsgd.worker import Gradient, Worker
 
@@ -57,6 +58,8 @@ class AllReduce:
         schedule: learning rate as a function of the samples that arrived at all ranks.
         batch_size, budget, evaluations: as for `ParameterServer`.
         report: receives the records; called on rank 0 only.
+        straggling: makes this rank's gradients take longer, before they are exchanged. What a gradient would have taken
+            is known from the step before, so the first is not stretched by a factor.
         stop_requested: looked at on rank 0, for all.
     """
 
@@ -72,6 +75,7 @@ class AllReduce:
         budget: Budget,
         evaluations: int,
         report: Report,
+        straggling: Straggling,
         stop_requested: Callable[[], bool] = lambda: False,
     ) -> None:
         self._worker, self._objective, self._evaluation = worker, objective, evaluation
@@ -80,6 +84,8 @@ class AllReduce:
         self._points = EvaluationPoints(budget, evaluations)
         self._rank, self._num_workers = dist.get_rank(), dist.get_world_size()
         self._report = report if self._rank == 0 else lambda record: None
+        self._straggling = straggling
+        self._own_seconds = 0.0
         self._stop_requested = stop_requested
         self._gloo = dist.new_group(backend="gloo", timeout=TIMEOUT)
         self._flat = worker.flat
@@ -124,7 +130,7 @@ class AllReduce:
     def _step(self, first: int, busy: int) -> Result | None:
         """One update of all ranks from batches `first` on; ranks from `busy` on have none left and add nothing."""
         began = time.perf_counter()
-        waited = 0.0
+        waited = stretched = 0.0
         weights = torch.zeros(self._num_workers, dtype=torch.float64)
         control = _GOES_ON
         if self._rank == 0:
@@ -134,7 +140,9 @@ class AllReduce:
                 control = _TIME_IS_UP
 
         def weigh(weight: float) -> float:
-            nonlocal weights, waited, control
+            nonlocal weights, waited, control, stretched
+            stretched = self._straggling.wait_seconds(self._own_seconds)
+            time.sleep(stretched)  # before the exchange, in which the others wait for this rank
             asked = time.perf_counter()
             own = torch.tensor(
                 [weight if self._rank < busy else 0.0, control, self._clock.seconds], dtype=torch.float64
@@ -149,6 +157,7 @@ class AllReduce:
         if control != _GOES_ON:
             return Result(DONE) if control == _TIME_IS_UP else Result(INTERRUPTED, "interrupted by the user")
         computed = time.perf_counter()
+        self._own_seconds = computed - began - waited - stretched
         self.num_samples += busy * self._batch_size
         self._optimizer.step(self._flat.gradients, self._schedule(self.num_samples))
         self.version += 1

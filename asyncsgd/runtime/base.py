@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+import itertools
 import math
 import time
 from collections.abc import Callable
 
 from asyncsgd.objectives.masked_lm import Sums
-from asyncsgd.record import DIVERGED, DONE, Evaluation, Record
+from asyncsgd.record import DIVERGED, DONE, Evaluation, Range, Record
 
 POLL_SECONDS = 0.5
 """How often a wait looks up, for Ctrl-C and for workers that died before they connected."""
@@ -45,14 +46,14 @@ class Result:
 
 
 class Batches:
-    """Hands out the batch indices of one stream: the next one, or one that was returned, lowest first.
+    """Hands out the batches of one stream to whoever asks: the next ones, or those that were returned, lowest first.
 
-    >>> batches = Batches(samples=48, batch_size=16)
-    >>> batches.take(), batches.take()
-    (0, 1)
-    >>> batches.give_back(0)
-    >>> batches.take(), batches.take(), batches.take()
-    (0, 2, None)
+    >>> batches = Batches(samples=64, batch_size=16)
+    >>> batches.take(0), batches.take(1, 2)
+    (((0, 0, 1),), ((0, 1, 3),))
+    >>> batches.give_back(((0, 0, 1),))
+    >>> batches.take(0, 2), batches.take(1)
+    (((0, 0, 1), (0, 3, 4)), ())
     """
 
     def __init__(self, samples: int | None, batch_size: int) -> None:
@@ -60,8 +61,20 @@ class Batches:
         self._next = 0
         self._returned: list[int] = []
 
-    def take(self) -> int | None:
-        """The next index, or None where the budget is handed out."""
+    def take(self, worker: int, count: int = 1) -> tuple[Range, ...]:
+        """The next `count` batches, or as many as the budget has left; none where it is handed out."""
+        ranges: list[Range] = []
+        for _ in range(count):
+            index = self._take_one()
+            if index is None:
+                break
+            if ranges and ranges[-1][2] == index:
+                ranges[-1] = (0, ranges[-1][1], index + 1)
+            else:
+                ranges.append((0, index, index + 1))
+        return tuple(ranges)
+
+    def _take_one(self) -> int | None:
         if self._returned:
             return heapq.heappop(self._returned)
         if self._limit is not None and self._next >= self._limit:
@@ -69,9 +82,20 @@ class Batches:
         self._next += 1
         return self._next - 1
 
-    def give_back(self, index: int) -> None:
-        """Return the batch of a lost or abandoned gradient."""
-        heapq.heappush(self._returned, index)
+    def give_back(self, ranges: tuple[Range, ...]) -> None:
+        """Return the batches of a lost or abandoned gradient."""
+        for _, first, end in ranges:
+            for index in range(first, end):
+                heapq.heappush(self._returned, index)
+
+
+def count_batches(ranges: tuple[Range, ...]) -> int:
+    """How many batches `ranges` hold.
+
+    >>> count_batches(((0, 3, 5), (0, 9, 10)))
+    3
+    """
+    return sum(end - first for _, first, end in ranges)
 
 
 class EvaluationPoints:
@@ -93,9 +117,13 @@ class EvaluationPoints:
     def passed(self, num_samples: int, train_seconds: float) -> bool:
         """Say whether one or more points were passed since the last call; they count as taken."""
         now = num_samples if self._by_samples else train_seconds
-        due = [point for point in self._points if point <= now]
-        self._points = self._points[len(due) :]
-        return bool(due)
+        return bool(self.due(now))
+
+    def due(self, now: float) -> list[float]:
+        """The points up to `now`, in the budget's own unit; they count as taken."""
+        due = list(itertools.takewhile(lambda point: point <= now, self._points))
+        del self._points[: len(due)]
+        return due
 
 
 class TrainingClock:

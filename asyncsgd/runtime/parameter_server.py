@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from asyncsgd.objectives.masked_lm import Sums
-from asyncsgd.record import DONE, FAILED, INTERRUPTED, Event, Fault, Membership, Range
+from asyncsgd.record import DONE, FAILED, INTERRUPTED, Event, Fault, Membership, Range, Started
+from asyncsgd.rules.base import Start
 from asyncsgd.runtime.base import (
     POLL_SECONDS,
     Batches,
@@ -22,6 +23,7 @@ from asyncsgd.runtime.base import (
     Report,
     Result,
     TrainingClock,
+    count_batches,
     diverged,
     evaluation_record,
     verdict_of_evaluation,
@@ -37,7 +39,7 @@ from asyncsgd.runtime.transport.base import (
     ServerEnd,
     Stop,
 )
-from asyncsgd.server import Outcome, Server
+from asyncsgd.server import Outcome, Server, Starting
 
 Dead = Callable[[int, float], str | None]
 """Given a worker and how many seconds to look, how its process ended; None while it lives or where nobody knows."""
@@ -45,7 +47,7 @@ Dead = Callable[[int, float], str | None]
 
 @dataclasses.dataclass(frozen=True)
 class _Started:
-    index: int
+    batches: tuple[Range, ...]
     train_seconds: float
 
 
@@ -98,7 +100,7 @@ class ParameterServer:
         self._present: set[int] = set()
         self._started: dict[int, _Started] = {}  # by dispatch
         self._outbox: list[tuple[int, Compute]] = []
-        self._waiting_for_batch: list[int] = []
+        self._waiting_for_batch: dict[int, Starting | Start] = {}
         self._inbox: collections.deque[tuple[int, Message]] = collections.deque()
         self._held_back: list[
             tuple[float, int, Computed]
@@ -225,7 +227,7 @@ class ParameterServer:
         event = Event(
             dispatch=message.dispatch,
             worker=worker,
-            batches=_range(started.index),
+            batches=started.batches,
             read_version=message.read_version,
             version=server.version,
             arrival_delay=arrival_delay,
@@ -237,6 +239,7 @@ class ParameterServer:
             loss=message.loss,
             weight=message.weight,
             num_samples=message.num_samples,
+            num_local_steps=message.num_local_steps,
             learning_rate=rate,
             train_seconds=now,
             total_samples=server.num_samples,
@@ -249,30 +252,42 @@ class ParameterServer:
         )
         return outcome, event
 
-    def _execute(self, outcome: Outcome) -> tuple[tuple[int, int, tuple[Range, ...]], ...]:
+    def _execute(self, outcome: Outcome) -> tuple[Started, ...]:
         """Take back abandoned batches and give the workers of a reply theirs; `_flush` sends the commands.
 
         A worker for whom no batch is left waits for one that may come back.
         """
         for dispatch in outcome.abandoned:
-            self._batches.give_back(self._started.pop(dispatch).index)
+            self._batches.give_back(self._started.pop(dispatch).batches)
+        if outcome.abandoned and any(starting.point is not None for starting in outcome.start):
+            # The slot that would hold the point may still be written by the gradient that was abandoned.
+            raise RuntimeError(
+                f"rule {self._server.rule.name} abandons and starts at exact points, which real workers cannot do"
+            )
         self._outbox = [
             (worker, command) for worker, command in self._outbox if command.dispatch not in outcome.abandoned
         ]
-        self._waiting_for_batch += outcome.start
+        for starting in outcome.start:
+            self._waiting_for_batch.pop(starting.worker, None)  # one that waits may be started again: the last counts
+            self._waiting_for_batch[starting.worker] = starting
         return self._start_waiting()
 
-    def _start_waiting(self) -> tuple[tuple[int, int, tuple[Range, ...]], ...]:
-        started = []
+    def _start_waiting(self) -> tuple[Started, ...]:
+        started: list[Started] = []
         while self._waiting_for_batch:
-            index = self._batches.take()
-            if index is None:
+            worker, starting = next(iter(self._waiting_for_batch.items()))
+            batches = self._batches.take(worker, starting.num_local_steps)
+            if not batches:
                 break
-            worker = self._waiting_for_batch.pop(0)
-            dispatch = self._server.start(worker)
-            self._started[dispatch] = _Started(index, self._clock.seconds)
-            self._outbox.append((worker, Compute(dispatch, index)))
-            started.append((worker, dispatch, _range(index)))
+            del self._waiting_for_batch[worker]
+            dispatch = self._server.start(starting, count_batches(batches))
+            self._started[dispatch] = _Started(batches, self._clock.seconds)
+            rate, exact_version = self._server.inner_learning_rate, None
+            if isinstance(starting, Starting):
+                exact_version = starting.version
+                self._transport.gradient(worker).copy_(starting.point)
+            self._outbox.append((worker, Compute(dispatch, batches, rate, exact_version)))
+            started.append((worker, dispatch, batches, rate))
         return tuple(started)
 
     def _flush(self) -> None:
@@ -315,6 +330,8 @@ class ParameterServer:
                 self._clock.seconds,
                 uses=outcome.uses,
                 started=self._execute(outcome),
+                drops=outcome.drops,
+                abandoned=outcome.abandoned,
             )
         )
 
@@ -325,14 +342,13 @@ class ParameterServer:
         self._present.discard(worker)
         self._outbox = [(other, command) for other, command in self._outbox if other != worker]
         self._held_back = [item for item in self._held_back if item[1] != worker]
-        if worker in self._waiting_for_batch:
-            self._waiting_for_batch.remove(worker)
+        self._waiting_for_batch.pop(worker, None)
         if worker not in self._server.workers:
             self._record_loss(worker, reason, None, None)  # lost in the first evaluation
             return
         outcome, dispatch = self._server.leave(worker)
         if dispatch is not None:
-            self._batches.give_back(self._started.pop(dispatch).index)
+            self._batches.give_back(self._started.pop(dispatch).batches)
         self._record_loss(worker, reason, dispatch, outcome)
 
     def _record_loss(self, worker: int, reason: str, dispatch: int | None, outcome: Outcome | None) -> None:
@@ -349,6 +365,8 @@ class ParameterServer:
                 lost=() if dispatch is None else (dispatch,),
                 uses=() if outcome is None else outcome.uses,
                 started=() if outcome is None else self._execute(outcome),
+                drops=() if outcome is None else outcome.drops,
+                abandoned=() if outcome is None else outcome.abandoned,
             )
         )
 
@@ -412,8 +430,3 @@ class ParameterServer:
                         self._transport.send(missing[shard], Evaluate(shard, num_shards))
         self._held_back.sort(key=lambda item: item[0])
         return sum((sums[shard] for shard in sorted(sums)), start=Sums()) if num_shards else None
-
-
-def _range(index: int) -> tuple[Range, ...]:
-    """Batch `index` of the one stream that all workers draw from."""
-    return ((0, index, index + 1),)

@@ -19,7 +19,7 @@ from asyncsgd.models import skeleton
 from asyncsgd.runtime.all_reduce import TIMEOUT, AllReduce
 from asyncsgd.runtime.base import Budget, Report, Result
 from asyncsgd.runtime.transport.shared_memory import Segment
-from asyncsgd.runtime.worker_process import Task, set_up_process
+from asyncsgd.runtime.worker_process import Straggling, Task, set_up_process
 from asyncsgd.server import OptimizerRecipe, Schedule
 
 LOST_CONTACT = 3
@@ -53,6 +53,7 @@ class Training:
             budget=self.budget,
             evaluations=self.evaluations,
             report=report,
+            straggling=Straggling.of(task, dist.get_rank()),
             stop_requested=stop_requested,
         )
         return runtime.run(), runtime

@@ -17,11 +17,13 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from asyncsgd.server import Outcome, Server
-from asyncsgd.worker import Worker
+from asyncsgd.rules.base import Start
+from asyncsgd.runtime.base import count_batches
+from asyncsgd.runtime.computation import Computation
+from asyncsgd.server import Outcome, Server, Starting
+from asyncsgd.worker import Gradient
 
 LogRecord = Mapping[str, Any]
 """One record of events.jsonl, as `asyncsgd.record.read_events` yields it."""
@@ -41,13 +43,23 @@ class Replay:
 
     Args:
         server: new, on the initial parameters; changed by `run`.
-        worker: computes the gradients again; its flat parameters are not the server's.
+        computation: computes the gradients again.
         records: the log, in order.
         check_every: compare every `check_every`-th gradient's loss; every reply is compared.
     """
 
-    def __init__(self, server: Server, worker: Worker, records: Iterable[LogRecord], *, check_every: int = 1) -> None:
-        self._server, self._worker = server, worker
+    def __init__(
+        self,
+        server: Server,
+        computation: Computation,
+        records: Iterable[LogRecord],
+        *,
+        check_every: int = 1,
+    ) -> None:
+        self._server, self._computation = server, computation
+        self._waiting: dict[int, Starting | Start] = {}  # by worker
+        self._points: dict[int, Tensor] = {}  # by dispatch
+        self._rates: dict[int, float] = {}  # by dispatch
         self._records = [record for record in records if record["kind"] in ("arrival", "join", "leave")]
         self._check_every = check_every
         self._readers = collections.Counter(r["read_version"] for r in self._records if r["kind"] == "arrival")
@@ -82,21 +94,46 @@ class Replay:
         elif record["kind"] == "leave":
             if worker not in server.workers:
                 return None  # lost before training began
-            outcome, _ = server.leave(worker)
+            outcome, lost = server.leave(worker)
+            self._waiting.pop(worker, None)
+            self._computation.forget(worker)
+            if lost is not None:
+                self._points.pop(lost, None)
         else:
             difference, outcome = self._arrive(record)
-        for started_worker, dispatch, _ in record["started"]:
-            if server.start(started_worker) != dispatch:
-                return self._parts(f"dispatch {dispatch} of worker {started_worker} has another number here")
+        for starting in outcome.start:
+            self._waiting[starting.worker] = starting
+        for dispatch in outcome.abandoned:
+            self._points.pop(dispatch, None)
+        for started_worker, dispatch, batches, *_ in record["started"]:
+            if not self._start(started_worker, dispatch, count_batches(batches)):
+                return self._parts(f"dispatch {dispatch} of worker {started_worker} was not started here")
         return difference or self._compare(record, outcome)
+
+    def _start(self, worker: int, dispatch: int, num_local_steps: int) -> bool:
+        """Start what the log started; False if the rule did not ask for it here."""
+        starting = self._waiting.pop(worker, None)
+        if starting is None:
+            return False
+        if starting.point is not None:
+            self._points[dispatch] = starting.point
+        rate = self._server.inner_learning_rate
+        if rate is not None:
+            self._rates[dispatch] = rate
+        return self._server.start(starting, num_local_steps) == dispatch
+
+    def _compute(self, record: LogRecord) -> Gradient:
+        """The gradient of the log's arrival once more, from the point it started from."""
+        version, dispatch = record["read_version"], record["dispatch"]
+        point = self._points.pop(dispatch, None)
+        self._readers[version] -= 1
+        batches = tuple([tuple(each) for each in record["batches"]])
+        start = self._kept[version] if point is None else point
+        return self._computation.compute(record["worker"], batches, start, self._rates.pop(dispatch, None))
 
     def _arrive(self, record: LogRecord) -> tuple[Difference | None, Outcome]:
         version, dispatch = record["read_version"], record["dispatch"]
-        with torch.no_grad():
-            self._worker.flat.parameters.copy_(self._kept[version])
-        ((_, index, _),) = record["batches"]
-        gradient = self._worker.gradient(index)
-        self._readers[version] -= 1
+        gradient = self._compute(record)
         difference = None
         if dispatch % self._check_every == 0:
             self.num_checked += 1
@@ -108,7 +145,7 @@ class Replay:
             record["worker"],
             dispatch,
             version,
-            self._worker.flat.gradients,
+            self._computation.gradient,
             weight=gradient.weight,
             num_samples=gradient.num_samples,
             seconds=record["flight_seconds"],

@@ -21,6 +21,7 @@ from asyncsgd.evaluation import evaluate_shard
 from asyncsgd.flat import FlatModel
 from asyncsgd.models import skeleton
 from asyncsgd.objectives.masked_lm import MaskedLM
+from asyncsgd.record import Range
 from asyncsgd.runtime.transport.base import (
     Compute,
     Computed,
@@ -32,8 +33,9 @@ from asyncsgd.runtime.transport.base import (
     WorkerEnd,
 )
 from asyncsgd.runtime.transport.shared_memory import FROZEN, SAMPLES, SharedMemoryAddress, SharedMemoryWorker
-from asyncsgd.server import OptimizerRecipe, Schedule
-from asyncsgd.worker import Worker
+from asyncsgd.server import Optimizer, OptimizerRecipe, Schedule
+from asyncsgd.speeds import Sampler, Speeds
+from asyncsgd.worker import Gradient, Worker
 
 
 class Address(Protocol):
@@ -60,6 +62,11 @@ class Task:
     threads: int
     device: str
     precision: torch.dtype
+    inner: OptimizerRecipe
+    """The optimizer of local steps, in rules that have them."""
+    num_workers: int
+    speeds: Speeds | None
+    """How long gradients are made to take; None: as long as they do."""
 
     def build(self, model: torch.nn.Module, flat: FlatModel) -> tuple[Worker, MaskedLM, EvaluationBatches]:
         """Put a worker together around `model`, bound to `flat`."""
@@ -72,6 +79,32 @@ class Task:
 
     def evaluation_batches(self) -> EvaluationBatches:
         return EvaluationBatches(Tokens.load(self.evaluation), self.frame, self.masking, self.eval_samples)
+
+
+class Straggling:
+    """Makes a worker's gradients take as long as the task's speeds say, by waiting for the rest of the time.
+
+    >>> Straggling(None, 0).wait_seconds(0.5)
+    0.0
+    """
+
+    def __init__(self, sampler: Sampler | None, worker: int) -> None:
+        self._sampler, self._worker, self._draw = sampler, worker, 0
+
+    @classmethod
+    def of(cls, task: Task, worker: int) -> Straggling:
+        """Of one of the task's workers."""
+        return cls(None if task.speeds is None else task.speeds.on(task.num_workers, task.seed), worker)
+
+    def wait_seconds(self, computed_seconds: float, num_gradients: int = 1) -> float:
+        """How long to wait after `num_gradients` that have taken `computed_seconds` together."""
+        if self._sampler is None:
+            return 0.0
+        each = computed_seconds / num_gradients
+        draws = range(self._draw, self._draw + num_gradients)
+        self._draw += num_gradients
+        total = sum(self._sampler.stretched(self._worker, draw, each) for draw in draws)
+        return max(0.0, total - computed_seconds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,12 +125,12 @@ def set_up_process(threads: int) -> None:
 
 def serve_gradients(task: Task, address: Address, worker: int) -> None:
     """Entry point of a worker of the parameter server; blocks until it is told to stop."""
-    _run(worker, lambda: _obey(task, address.connect(worker)))
+    _run(worker, lambda: _obey(task, address.connect(worker), Straggling.of(task, worker)))
 
 
 def serve_hogwild(task: Task, address: SharedMemoryAddress, worker: int, step: StepHere) -> None:
     """Entry point of a Hogwild worker; blocks until it is told to stop."""
-    _run(worker, lambda: _obey_in_place(task, address.connect(worker), step))
+    _run(worker, lambda: _obey_in_place(task, address.connect(worker), step, Straggling.of(task, worker)))
 
 
 def _run(worker: int, obey: Callable[[], None]) -> None:
@@ -112,7 +145,7 @@ def _run(worker: int, obey: Callable[[], None]) -> None:
     os._exit(0)  # skips the teardown of threads that torch may still have waiting
 
 
-def _obey(task: Task, end: WorkerEnd) -> None:
+def _obey(task: Task, end: WorkerEnd, straggling: Straggling) -> None:
     set_up_process(task.threads)
     device = torch.device(task.device)
     model = skeleton(task.config).to(device)
@@ -120,6 +153,7 @@ def _obey(task: Task, end: WorkerEnd) -> None:
     flat = FlatModel(model, gradients=end.slot if on_host else None)
     worker, objective, evaluation = task.build(model, flat)
     end.answer(Ready(flat.layout.fingerprint))
+    inner: Optimizer | None = None
     last_index = 0
     finished = time.perf_counter()
     while not isinstance(command := end.receive(), Stop):
@@ -128,27 +162,35 @@ def _obey(task: Task, end: WorkerEnd) -> None:
             end.pull(flat.parameters)
             end.answer(_evaluate(command, objective, evaluation, device))
         elif isinstance(command, Compute):
-            version = end.pull(flat.parameters)
+            version = end.pull(flat.parameters, command.exact_version)
             pulled = time.perf_counter()
-            gradient = worker.gradient(command.index)
+            indices = indices_of(command.batches)
+            if command.learning_rate is None:
+                gradient = worker.gradient(indices[0])
+            else:
+                if inner is None:
+                    inner = task.inner.on(flat.parameters, flat.layout.num_decayed)
+                gradient = worker.pseudo_gradient(indices, inner, command.learning_rate)
             if not on_host:
                 torch.cuda.synchronize(device)
+            wait_seconds = straggling.wait_seconds(time.perf_counter() - pulled, len(indices))
+            if wait_seconds > 0:
+                end.told_to_compute(wait_seconds)  # an abandoned gradient need not be waited for
             computed = time.perf_counter()
             end.push(flat.gradients)
             pushed = time.perf_counter()
             seconds = (pulled - began, computed - pulled, pushed - computed, began - finished)
-            answer = Computed(command.dispatch, version, gradient.loss, gradient.weight, gradient.num_samples, *seconds)
-            end.answer(answer)
+            end.answer(_computed(command, version, gradient, seconds))
             finished = time.perf_counter()
             # While the server applies: workers at equal speeds take every N-th batch, so the same stride is likely.
-            worker.prepare(max(0, 2 * command.index - last_index))
-            last_index = command.index
+            worker.prepare(max(0, 2 * indices[0] - last_index))
+            last_index = indices[0]
             continue
         finished = time.perf_counter()
     flat.check()
 
 
-def _obey_in_place(task: Task, end: SharedMemoryWorker, step: StepHere) -> None:
+def _obey_in_place(task: Task, end: SharedMemoryWorker, step: StepHere, straggling: Straggling) -> None:
     set_up_process(task.threads)
     device = torch.device(task.device)
     model = skeleton(task.config)
@@ -166,14 +208,14 @@ def _obey_in_place(task: Task, end: SharedMemoryWorker, step: StepHere) -> None:
             end.answer(_evaluate(command, objective, evaluation, device))
         elif isinstance(command, Compute):
             version = end.version
-            gradient = worker.gradient(command.index)
+            gradient = worker.gradient(command.batches[0][1])
+            time.sleep(straggling.wait_seconds(time.perf_counter() - began))
             computed = time.perf_counter()
             if int(control[FROZEN]) and not _hold(end, objective, evaluation, device):
                 return
             optimizer.step(flat.gradients, step.schedule(int(control[SAMPLES]) + gradient.num_samples))
             seconds = (0.0, computed - began, 0.0, began - finished)
-            answer = Computed(command.dispatch, version, gradient.loss, gradient.weight, gradient.num_samples, *seconds)
-            end.answer(answer)
+            end.answer(_computed(command, version, gradient, seconds))
         finished = time.perf_counter()
     flat.check()
 
@@ -184,6 +226,25 @@ def _hold(end: SharedMemoryWorker, objective: MaskedLM, evaluation: EvaluationBa
     while isinstance(command := end.receive(), Evaluate):
         end.answer(_evaluate(command, objective, evaluation, device))
     return not isinstance(command, Stop)
+
+
+def indices_of(batches: tuple[Range, ...]) -> list[int]:
+    """The batch indices of ranges of one stream, in order.
+
+    >>> indices_of(((0, 3, 5), (0, 9, 10)))
+    [3, 4, 9]
+    """
+    return [index for _, first, end in batches for index in range(first, end)]
+
+
+def _computed(
+    command: Compute, version: int, gradient: Gradient, seconds: tuple[float, float, float, float]
+) -> Computed:
+    """The answer; `seconds` of pull, compute, push and wait."""
+    num_local_steps = 1 if command.learning_rate is None else len(indices_of(command.batches))
+    return Computed(
+        command.dispatch, version, gradient.loss, gradient.weight, gradient.num_samples, num_local_steps, *seconds
+    )
 
 
 def _evaluate(command: Evaluate, objective: MaskedLM, evaluation: EvaluationBatches, device: torch.device) -> Evaluated:

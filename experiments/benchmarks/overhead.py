@@ -95,7 +95,7 @@ def main() -> int:
 
     context = fork_server(arguments.model)
     one, two = settings_of(1), settings_of(2)
-    task = prepare(one.data, one.model, one.machine, eval_samples=32, seed=0).task
+    task = prepare(one.data, one.model, one.machine, one.optimization, one.job, eval_samples=32).task
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
         for round_number in range(arguments.rounds):

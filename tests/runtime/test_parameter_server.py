@@ -13,7 +13,7 @@ import torch
 
 from asyncsgd.record import APPLIED, DONE, Evaluation, Event, Fault, Membership, Record
 from asyncsgd.rules import Asynchronous, Synchronous
-from asyncsgd.rules.base import Arrival, Reply, Rule, View
+from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
 from asyncsgd.runtime.base import Batches, Budget, EvaluationPoints
 from asyncsgd.runtime.parameter_server import ParameterServer
 from asyncsgd.runtime.transport.base import Compute, Computed, Evaluate, Evaluated, Ready, Stop, WorkerEnd
@@ -61,7 +61,7 @@ class ThreadWorker(threading.Thread):
                     break
                 gradient.fill_(-1.0)
                 end.push(gradient)
-                end.answer(Computed(command.dispatch, version, 1.0, 4.0, 2, 0.0, 0.0, 0.0, 0.0))
+                end.answer(Computed(command.dispatch, version, 1.0, 4.0, 2, 1, 0.0, 0.0, 0.0, 0.0))
         if hasattr(end, "_connection"):
             end._connection.close()
 
@@ -205,7 +205,7 @@ class FirstOfRound(Rule):
 
     def arrive(self, state: Any, arrival: Arrival, view: View) -> Reply:
         others = tuple(flight.dispatch for flight in view.in_flight.values())
-        return Reply(arrival.gradient, uses=(arrival.dispatch,), abandon=others, start=tuple(view.workers))
+        return Reply(arrival.gradient, uses=(arrival.dispatch,), abandon=others, start=tuple(map(Start, view.workers)))
 
 
 @pytest.mark.parametrize("make", TRANSPORTS)
@@ -235,7 +235,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run_and_names_worker_and_version()
                 if isinstance(command, Evaluate):
                     end.answer(Evaluated(command.shard, 2.0, 1, 4))
                 else:
-                    end.answer(Computed(command.dispatch, 0, float("nan"), 4.0, 2, 0.0, 0.0, 0.0, 0.0))
+                    end.answer(Computed(command.dispatch, 0, float("nan"), 4.0, 2, 1, 0.0, 0.0, 0.0, 0.0))
 
     Diverging(transport.address, 0)
     _, records, status = serve(transport, Asynchronous(), 1, samples=20)
@@ -246,10 +246,10 @@ def test_a_loss_that_is_not_a_number_ends_the_run_and_names_worker_and_version()
 
 def test_batches_come_back_lowest_first_and_before_new_ones() -> None:
     batches = Batches(samples=100, batch_size=10)
-    assert [batches.take() for _ in range(4)] == [0, 1, 2, 3]
+    assert [batches.take(0) for _ in range(4)] == [((0, index, index + 1),) for index in range(4)]
     for index in (3, 1):
-        batches.give_back(index)
-    assert [batches.take() for _ in range(3)] == [1, 3, 4]
+        batches.give_back(((0, index, index + 1),))
+    assert [batches.take(0) for _ in range(3)] == [((0, index, index + 1),) for index in (1, 3, 4)]
     assert Batches(samples=31, batch_size=10)._limit == 4
 
 

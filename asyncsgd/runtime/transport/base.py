@@ -12,13 +12,19 @@ from typing import Protocol
 
 from torch import Tensor
 
+from asyncsgd.record import Range
+
 
 @dataclasses.dataclass(frozen=True)
 class Compute:
-    """Pull the parameters and compute the gradient of batch `index`."""
+    """Pull the parameters and compute the gradient of one batch, or take a local step on each of several."""
 
     dispatch: int
-    index: int
+    batches: tuple[Range, ...]
+    learning_rate: float | None = None
+    """Of the local steps; None: one gradient, and no step."""
+    exact_version: int | None = None
+    """If given, the starting point lies in the worker's slot, and this is its version."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +65,7 @@ class Computed:
     loss: float
     weight: float
     num_samples: int
+    num_local_steps: int
     pull_seconds: float
     compute_seconds: float
     push_seconds: float
@@ -101,7 +108,9 @@ class ServerEnd(Protocol):
         """A context within which the parameters are on their way from `version` to `version` + 1."""
 
     def gradient(self, worker: int) -> Tensor:
-        """The worker's slot `(P,)`: valid from its `Computed` until the next `Compute` is sent to it."""
+        """The worker's slot `(P,)`: its gradient from its `Computed` until the next `Compute` is sent to it; in between
+        an exact starting point may be written there.
+        """
 
     def send(self, worker: int, command: Command) -> None:
         """Send a command; returns at once. A worker that is gone is reported by `wait`, not here."""
@@ -127,8 +136,17 @@ class WorkerEnd(Protocol):
             EOFError: if the server is gone.
         """
 
-    def pull(self, parameters: Tensor) -> int:
-        """Copy one consistent version into `parameters`, `(P,)`, and return that version."""
+    def pull(self, parameters: Tensor, exact_version: int | None = None) -> int:
+        """Copy one consistent version into `parameters`, `(P,)`, and return that version.
+
+        With `exact_version` of a `Compute` it is the starting point in the slot instead.
+        """
+
+    def told_to_compute(self, seconds: float) -> bool:
+        """Wait for `seconds`, or until the server asks for another gradient, which abandons this one: then True.
+
+        A transport that cannot look ahead waits and says False.
+        """
 
     def push(self, gradients: Tensor) -> None:
         """Bring the gradient `(P,)` to the slot; nothing to do where it was computed there."""

@@ -70,7 +70,7 @@ class InProcess:
 
     def _compute(self, command: Compute) -> Computed:
         began = time.perf_counter()
-        gradient = self._worker.gradient(command.index)
+        gradient = self._worker.gradient(command.batches[0][1])
         if self.parameters.device.type == "cuda":
             torch.cuda.synchronize()
         return Computed(
@@ -79,6 +79,7 @@ class InProcess:
             loss=gradient.loss,
             weight=gradient.weight,
             num_samples=gradient.num_samples,
+            num_local_steps=1,
             pull_seconds=0.0,
             compute_seconds=time.perf_counter() - began,
             push_seconds=0.0,

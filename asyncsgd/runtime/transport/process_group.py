@@ -19,6 +19,7 @@ import pickle
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -146,7 +147,10 @@ class ProcessGroupServer:
                 link.send_object(command)
                 if isinstance(command, Stop):
                     return
-                if isinstance(command, Compute | Evaluate):
+                if isinstance(command, Compute) and command.exact_version is not None:
+                    link.send_object(command.exact_version)
+                    link.send_vector(self._slots[worker])
+                elif isinstance(command, Compute | Evaluate):
                     with self._lock:
                         snapshot.copy_(self._parameters)
                         version = self._version
@@ -183,7 +187,11 @@ class ProcessGroupWorker:
     def receive(self) -> Command:
         return self._or_eof(self._link.receive_object)  # type: ignore[return-value]
 
-    def pull(self, parameters: Tensor) -> int:
+    def told_to_compute(self, seconds: float) -> bool:
+        time.sleep(seconds)  # the server's thread sends nothing before it has this worker's answer
+        return False
+
+    def pull(self, parameters: Tensor, exact_version: int | None = None) -> int:
         version = self._or_eof(self._link.receive_object)
         target = parameters if parameters.is_cpu else self._staging
         self._or_eof(lambda: self._link.receive_vector(target))

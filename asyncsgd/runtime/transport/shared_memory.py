@@ -16,6 +16,7 @@ SIGKILL leaves it behind."""
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import secrets
@@ -31,7 +32,7 @@ import torch
 from torch import Tensor
 
 from asyncsgd.errors import UsageError
-from asyncsgd.runtime.transport.base import Command, Lost, Message
+from asyncsgd.runtime.transport.base import Command, Compute, Lost, Message, Stop
 
 _PAGE = 4096
 
@@ -198,6 +199,7 @@ class SharedMemoryWorker:
         client.connect(address.socket_path)
         self._connection = Connection(client.detach())
         self._connection.send(worker)
+        self._read_ahead: collections.deque[Command] = collections.deque()
 
     @property
     def parameters(self) -> Tensor:
@@ -220,12 +222,30 @@ class SharedMemoryWorker:
         return int(self.segment.control[_SEQUENCE]) // 2
 
     def receive(self) -> Command:
+        if self._read_ahead:
+            return self._read_ahead.popleft()
         try:
             return self._connection.recv()
         except ConnectionResetError as error:
             raise EOFError("the server is gone") from error
 
-    def pull(self, parameters: Tensor) -> int:
+    def told_to_compute(self, seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        try:
+            while self._connection.poll(max(0.0, end - time.monotonic())):
+                self._read_ahead.append(self._connection.recv())
+                if isinstance(self._read_ahead[-1], Compute | Stop):
+                    return True
+        except (ConnectionResetError, BrokenPipeError) as error:
+            raise EOFError("the server is gone") from error
+        return False
+
+    def pull(self, parameters: Tensor, exact_version: int | None = None) -> int:
+        if exact_version is not None:
+            slot = self.slot
+            assert slot is not None
+            parameters.copy_(slot)
+            return exact_version
         shared = self.parameters
         while True:
             before = int(self.segment.control[_SEQUENCE])

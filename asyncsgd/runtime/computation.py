@@ -1,0 +1,130 @@
+"""What computes gradients under virtual time: a model with real batches, or a closed-form problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asyncsgd.data.batching import EvaluationBatches
+from asyncsgd.evaluation import evaluate_shard
+from asyncsgd.objectives.masked_lm import MaskedLM
+from asyncsgd.problems import Instance
+from asyncsgd.record import Range
+from asyncsgd.runtime.worker_process import indices_of
+from asyncsgd.server import Optimizer, OptimizerRecipe, PlainSGD
+from asyncsgd.worker import Gradient, Worker, take_local_steps
+
+
+class Computation(Protocol):
+    """Whatever computes the gradients of all workers, under virtual time or in a replay."""
+
+    @property
+    def gradient(self) -> Tensor:
+        """`(P,)`, the last result."""
+
+    def compute(self, worker: int, batches: tuple[Range, ...], start: Tensor, learning_rate: float | None) -> Gradient:
+        """Compute `worker`'s gradient at `start`, or its local steps from there at `learning_rate`."""
+
+    def forget(self, worker: int) -> None:
+        """`worker` has left: its inner optimizer is gone."""
+
+
+class ModelGradients:
+    """Real gradients of a model; every virtual worker has an inner optimizer of its own where local steps need one.
+
+    Args:
+        worker: its flat parameters are not the server's.
+        inner: the optimizer of local steps.
+    """
+
+    def __init__(self, worker: Worker, inner: OptimizerRecipe) -> None:
+        self._worker, self._inner = worker, inner
+        self._optimizers: dict[int, Optimizer] = {}
+
+    @property
+    def gradient(self) -> Tensor:
+        return self._worker.flat.gradients
+
+    def compute(self, worker: int, batches: tuple[Range, ...], start: Tensor, learning_rate: float | None) -> Gradient:
+        flat = self._worker.flat
+        with torch.no_grad():
+            flat.parameters.copy_(start)
+        indices = indices_of(batches)
+        if learning_rate is None:
+            return self._worker.gradient(indices[0])
+        if worker not in self._optimizers:
+            self._optimizers[worker] = self._inner.on(flat.parameters, flat.layout.num_decayed)
+        return self._worker.pseudo_gradient(indices, self._optimizers[worker], learning_rate)
+
+    def forget(self, worker: int) -> None:
+        self._optimizers.pop(worker, None)
+
+
+def whole_evaluation(
+    worker: Worker, objective: MaskedLM, evaluation: EvaluationBatches
+) -> Callable[[Tensor], tuple[float, float | None, int | None]]:
+    """A function from parameters to the exact (loss, accuracy, masked tokens) of the whole evaluation set."""
+    flat = worker.flat
+
+    def measure(parameters: Tensor) -> tuple[float, float | None, int | None]:
+        with torch.no_grad():
+            flat.parameters.copy_(parameters)
+        sums = evaluate_shard(objective, evaluation, 0, 1, flat.parameters.device)
+        return sums.loss / sums.masked_tokens, sums.correct / sums.masked_tokens, sums.masked_tokens
+
+    return measure
+
+
+class ProblemGradients:
+    """Stochastic gradients of a closed-form problem in float64; a batch is one sample of its worker's own stream.
+
+    Args:
+        instance: of the problem.
+        inner: the optimizer of local steps; None: plain SGD.
+    """
+
+    def __init__(self, instance: Instance, inner: OptimizerRecipe | None = None) -> None:
+        self._instance, self._inner = instance, inner
+        self._out = np.zeros(instance.num_parameters)
+        self.gradient = torch.from_numpy(self._out)
+        self._scratch = torch.zeros_like(self.gradient)
+        self._optimizers: dict[int, Optimizer] = {}
+
+    def initial(self) -> Tensor:
+        """float64 `(P,)`, new."""
+        return torch.from_numpy(self._instance.initial())
+
+    def compute(self, worker: int, batches: tuple[Range, ...], start: Tensor, learning_rate: float | None) -> Gradient:
+        if learning_rate is None:
+            return self._one(start, worker, batches[0][1])
+        self._scratch.copy_(start)
+        return take_local_steps(
+            indices_of(batches),
+            lambda index: self._one(self._scratch, worker, index),
+            self._scratch,
+            self.gradient,
+            start,
+            self._optimizer(worker),
+            learning_rate,
+        )
+
+    def forget(self, worker: int) -> None:
+        self._optimizers.pop(worker, None)
+
+    def _one(self, point: Tensor, worker: int, index: int) -> Gradient:
+        return Gradient(self._instance.gradient(point.numpy(), worker, index, self._out), 1.0, 1)
+
+    def _optimizer(self, worker: int) -> Optimizer | PlainSGD:
+        if self._inner is None:
+            return PlainSGD(self._scratch)
+        if worker not in self._optimizers:
+            self._optimizers[worker] = self._inner.on(self._scratch, len(self._scratch))
+        return self._optimizers[worker]
+
+    def measure(self, parameters: Tensor) -> tuple[float, float | None, int | None]:
+        """The excess f(x) - f*; no accuracy, no tokens."""
+        return self._instance.loss(parameters.numpy()), None, None
