@@ -1,73 +1,350 @@
 """Every rule as a plain loop in float64 on a closed-form problem: the oracle of the contract tests.
 
-Nothing of asyncsgd is imported here, so a mistake in the library cannot hide in its own test. All N workers read the
-initial point; a worker that arrives starts again at once (in `synchronous` when the round is over). Gradients are
-numbered in the order in which they were started: ``gradient(point, dispatch)`` is one of its own for every dispatch.
+Nothing of asyncsgd is imported here, so a mistake in the library cannot hide in its own test; the loops are written
+from the papers' equations, not from the library. All N workers start at the initial point.
+
+`arrivals` is the order in which gradients arrive: each number picks one of the workers that are computing, in order of
+their index, modulo how many these are. Where all workers always compute, and the numbers are below N, that is the
+worker itself. Gradients are numbered in the order in which they were started: ``gradient(point, dispatch)`` is one of
+its own for every dispatch, ``weight(dispatch)`` its weight in a mean and ``seconds(dispatch)`` how long it takes.
+Workers that start at the same time do so in order of their index, unless said otherwise.
 
 Each function returns the points x_0, x_1, ..., one per version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 Gradient = Callable[[np.ndarray, int], np.ndarray]
+PerDispatch = Callable[[int], float]
+Points = list[np.ndarray]
+
+
+def picked(computing: Mapping[int, object], number: int) -> int:
+    """The worker that `number` stands for."""
+    return sorted(computing)[number % len(computing)]
+
+
+def weighted_mean(vectors: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
+    """sum_i w_i v_i / sum_i w_i."""
+    return np.average(np.stack(vectors), axis=0, weights=weights)
+
+
+def local_steps(
+    gradient: Gradient, start: np.ndarray, dispatch: int, learning_rate: float, num_steps: int
+) -> np.ndarray:
+    """Where `num_steps` steps of plain SGD from `start` end, all on the gradient of `dispatch`."""
+    y = start
+    for _ in range(num_steps):
+        y = y - learning_rate * gradient(y, dispatch)
+    return y
+
+
+# ---- one update per arrival ---------------------------------------------------------------------------------
+
+
+def delay_scaled(
+    gradient: Gradient,
+    x: np.ndarray,
+    learning_rate: float,
+    num_workers: int,
+    arrivals: Sequence[int],
+    rate: Callable[[int], float],
+) -> Points:
+    """x_{t+1} = x_t - rate(tau) grad(x_{t - tau}), whatever `learning_rate` says."""
+    points = [x]
+    computing = {worker: (0, worker) for worker in range(num_workers)}  # worker -> (version read, dispatch)
+    for version, number in enumerate(arrivals):
+        worker = picked(computing, number)
+        read_version, dispatch = computing[worker]
+        x = x - rate(version - read_version) * gradient(points[read_version], dispatch)
+        points.append(x)
+        computing[worker] = (version + 1, num_workers + version)
+    return points
 
 
 def asynchronous(
     gradient: Gradient, x: np.ndarray, learning_rate: float, num_workers: int, arrivals: Sequence[int]
-) -> list[np.ndarray]:
-    """x_{t+1} = x_t - eta grad(x_{t - tau}) for each of `arrivals`, the workers in the order in which they arrive."""
+) -> Points:
+    """x_{t+1} = x_t - eta grad(x_{t - tau}) for each of `arrivals`."""
     points = [x]
-    pending = {worker: (x, worker) for worker in range(num_workers)}
-    for dispatch, worker in enumerate(arrivals, start=num_workers):
-        x = x - learning_rate * gradient(*pending[worker])
+    computing = {worker: (x, worker) for worker in range(num_workers)}
+    for dispatch, number in enumerate(arrivals, start=num_workers):
+        worker = picked(computing, number)
+        x = x - learning_rate * gradient(*computing[worker])
         points.append(x)
-        pending[worker] = (x, dispatch)
+        computing[worker] = (x, dispatch)
     return points
 
 
 def staleness_aware(
     gradient: Gradient, x: np.ndarray, learning_rate: float, num_workers: int, arrivals: Sequence[int]
-) -> list[np.ndarray]:
-    """x_{t+1} = x_t - eta / max(1, tau) grad(x_{t - tau})."""
+) -> Points:
+    """eta / tau from tau = 1 on (Zhang et al. 2016)."""
+
+    def rate(delay: int) -> float:
+        return learning_rate if delay == 0 else learning_rate / delay
+
+    return delay_scaled(gradient, x, learning_rate, num_workers, arrivals, rate)
+
+
+def delay_adaptive(
+    gradient: Gradient, x: np.ndarray, learning_rate: float, num_workers: int, arrivals: Sequence[int], concurrency: int
+) -> Points:
+    """eta M / max(M, tau) (Mishchenko et al. 2022)."""
+
+    def rate(delay: int) -> float:
+        return learning_rate if delay < concurrency else learning_rate * concurrency / delay
+
+    return delay_scaled(gradient, x, learning_rate, num_workers, arrivals, rate)
+
+
+def koloskova(
+    gradient: Gradient, x: np.ndarray, learning_rate: float, num_workers: int, arrivals: Sequence[int], smooth: float
+) -> Points:
+    """eta up to tau = N, then min(eta, 1 / (4 L tau)) (Koloskova et al. 2022)."""
+
+    def rate(delay: int) -> float:
+        return learning_rate if delay <= num_workers else min(learning_rate, 1 / (4 * smooth * delay))
+
+    return delay_scaled(gradient, x, learning_rate, num_workers, arrivals, rate)
+
+
+def polynomial(
+    gradient: Gradient, x: np.ndarray, learning_rate: float, num_workers: int, arrivals: Sequence[int], exponent: float
+) -> Points:
+    """eta / (1 + tau)^a (Xie et al. 2019)."""
+
+    def rate(delay: int) -> float:
+        return learning_rate / (1 + delay) ** exponent
+
+    return delay_scaled(gradient, x, learning_rate, num_workers, arrivals, rate)
+
+
+def hinge(
+    gradient: Gradient,
+    x: np.ndarray,
+    learning_rate: float,
+    num_workers: int,
+    arrivals: Sequence[int],
+    slope: float,
+    allowed: int,
+) -> Points:
+    """eta up to tau = b, then eta / (a (tau - b) + 1) (Xie et al. 2019)."""
+
+    def rate(delay: int) -> float:
+        return learning_rate / (slope * max(0, delay - allowed) + 1)
+
+    return delay_scaled(gradient, x, learning_rate, num_workers, arrivals, rate)
+
+
+def ssp(
+    gradient: Gradient, x: np.ndarray, learning_rate: float, num_workers: int, arrivals: Sequence[int], slack: int
+) -> Points:
+    """A worker at clock c starts only if c - min_j c_j <= s (Ho et al. 2013); those released, in order of arrival."""
     points = [x]
-    pending = {worker: (0, worker) for worker in range(num_workers)}
-    for version, worker in enumerate(arrivals):
-        read_version, dispatch = pending[worker]
-        delay = version - read_version
-        rate = learning_rate if delay < 2 else learning_rate / delay
-        x = x - rate * gradient(points[read_version], dispatch)
+    computing = {worker: (x, worker) for worker in range(num_workers)}
+    num_started = num_workers
+    clocks = [0] * num_workers
+    waiting: list[int] = []
+    for number in arrivals:
+        worker = picked(computing, number)
+        x = x - learning_rate * gradient(*computing.pop(worker))
         points.append(x)
-        pending[worker] = (version + 1, num_workers + version)
+        clocks[worker] += 1
+        waiting.append(worker)
+        for free in [other for other in waiting if clocks[other] - min(clocks) <= slack]:
+            waiting.remove(free)
+            computing[free] = (x, num_started)
+            num_started += 1
     return points
+
+
+def dc_asgd(
+    gradient: Gradient,
+    x: np.ndarray,
+    learning_rate: float,
+    num_workers: int,
+    arrivals: Sequence[int],
+    compensation: float,
+    adaptive: bool,
+    decay: float = 0.95,
+) -> Points:
+    """x <- x - eta (g + lambda g g (x_t - x_r)); lambda_0, or lambda_0 / sqrt(MS + 1e-7) (Zheng et al. 2017)."""
+    points = [x]
+    computing = {worker: (x, worker) for worker in range(num_workers)}
+    mean_square = np.zeros_like(x)
+    for dispatch, number in enumerate(arrivals, start=num_workers):
+        worker = picked(computing, number)
+        start, own = computing[worker]
+        g = gradient(start, own)
+        mean_square = decay * mean_square + (1 - decay) * g**2
+        strength = compensation / np.sqrt(mean_square + 1e-7) if adaptive else compensation
+        x = x - learning_rate * (g + strength * g**2 * (x - start))
+        points.append(x)
+        computing[worker] = (x, dispatch)
+    return points
+
+
+def dana(
+    gradient: Gradient, x: np.ndarray, learning_rate: float, num_workers: int, arrivals: Sequence[int], momentum: float
+) -> Points:
+    """v_i <- beta v_i + g,  x <- x - eta v_i,  start at x - eta beta sum_j v_j (Hakimi et al. 2019)."""
+    points = [x]
+    computing = {worker: (x, worker) for worker in range(num_workers)}
+    velocity = [np.zeros_like(x) for _ in range(num_workers)]
+    for dispatch, number in enumerate(arrivals, start=num_workers):
+        worker = picked(computing, number)
+        velocity[worker] = momentum * velocity[worker] + gradient(*computing[worker])
+        x = x - learning_rate * velocity[worker]
+        points.append(x)
+        computing[worker] = (x - learning_rate * momentum * sum(velocity), dispatch)
+    return points
+
+
+def gap_aware(
+    gradient: Gradient, x: np.ndarray, learning_rate: float, num_workers: int, arrivals: Sequence[int], decay: float
+) -> Points:
+    """x <- x - eta g / (1 + |x_t - x_r| / C), C = eta sqrt(MS / (1 - decay^arrivals)) (Barkai et al. 2020)."""
+    points = [x]
+    computing = {worker: (x, worker) for worker in range(num_workers)}
+    squares: list[np.ndarray] = []
+    for dispatch, number in enumerate(arrivals, start=num_workers):
+        worker = picked(computing, number)
+        start, own = computing[worker]
+        g = gradient(start, own)
+        squares.append(g**2)
+        # The bias-corrected exponential mean, written out: weights decay^0, decay^1, ... from the latest backwards.
+        mean_square = weighted_mean(squares[::-1], [decay**age for age in range(len(squares))])
+        x = x - learning_rate * g / (1 + np.abs(x - start) / (learning_rate * np.sqrt(mean_square)))
+        points.append(x)
+        computing[worker] = (x, dispatch)
+    return points
+
+
+def ormo(
+    gradient: Gradient,
+    x: np.ndarray,
+    learning_rate: float,
+    num_workers: int,
+    arrivals: Sequence[int],
+    momentum: float,
+    group: int,
+) -> Points:
+    """Shi et al. 2024: a gradient of group ceil(k / K), k its version read, gets the momentum of its own place.
+
+    c = ceil(t / K) advances: w <- w - beta u, u <- beta u; D = c - ceil(k / K) groups late:
+    u <- u + beta^D eta g, w <- w - (1 + beta + ... + beta^D) eta g.
+    """
+    points = [x]
+    computing = {worker: (0, worker) for worker in range(num_workers)}
+    u, group_now = np.zeros_like(x), 0
+    for version, number in enumerate(arrivals):
+        worker = picked(computing, number)
+        read_version, dispatch = computing[worker]
+        step = learning_rate * gradient(points[read_version], dispatch)
+        if math.ceil(version / group) > group_now:
+            group_now += 1
+            x = x - momentum * u
+            u = momentum * u
+        late = group_now - math.ceil(read_version / group)
+        u = u + momentum**late * step
+        x = x - sum(momentum**power for power in range(late + 1)) * step
+        points.append(x)
+        computing[worker] = (version + 1, num_workers + version)
+    return points
+
+
+def rescaled(
+    gradient: Gradient,
+    x: np.ndarray,
+    learning_rate: float,
+    num_workers: int,
+    arrivals: Sequence[int],
+    seconds: PerDispatch,
+) -> Points:
+    """Learning rate eta tau_i mean_j (1 / tau_j), tau_i the mean seconds of worker i so far (Mahran et al. 2026)."""
+    points = [x]
+    computing = {worker: (x, worker) for worker in range(num_workers)}
+    taken: dict[int, list[float]] = {}
+    for dispatch, number in enumerate(arrivals, start=num_workers):
+        worker = picked(computing, number)
+        start, own = computing[worker]
+        taken.setdefault(worker, []).append(seconds(own))
+        factor = np.mean(taken[worker]) * np.mean([1 / np.mean(times) for times in taken.values()])
+        x = x - learning_rate * factor * gradient(start, own)
+        points.append(x)
+        computing[worker] = (x, dispatch)
+    return points
+
+
+def ia2sgd(
+    gradient: Gradient, x: np.ndarray, learning_rate: float, num_workers: int, arrivals: Sequence[int]
+) -> Points:
+    """G_i <- g,  x <- x - eta (1/n) sum_j G_j, empty slots 0."""
+    points = [x]
+    computing = {worker: (x, worker) for worker in range(num_workers)}
+    table = np.zeros((num_workers, len(x)))
+    for dispatch, number in enumerate(arrivals, start=num_workers):
+        worker = picked(computing, number)
+        table[worker] = gradient(*computing[worker])
+        x = x - learning_rate * table.mean(axis=0)
+        points.append(x)
+        computing[worker] = (x, dispatch)
+    return points
+
+
+# ---- admission ----------------------------------------------------------------------------------------------
 
 
 def ringmaster(
-    gradient: Gradient, x: np.ndarray, learning_rate: float, num_workers: int, arrivals: Sequence[int], threshold: int
-) -> list[np.ndarray]:
-    """As `asynchronous`, but a gradient with tau >= threshold changes nothing."""
+    gradient: Gradient,
+    x: np.ndarray,
+    learning_rate: float,
+    num_workers: int,
+    arrivals: Sequence[int],
+    threshold: int,
+    stops: bool = False,
+) -> Points:
+    """As `asynchronous`, but a gradient with tau >= R changes nothing (Maranjyan et al. 2025, algorithm 4).
+
+    With `stops` (algorithm 5), after each update all whose delay has reached R start again: after the worker that has
+    just arrived, the oldest first.
+    """
     points = [x]
-    pending = {worker: (0, worker) for worker in range(num_workers)}
-    for dispatch, worker in enumerate(arrivals, start=num_workers):
-        read_version, own = pending[worker]
+    computing = {worker: (0, worker) for worker in range(num_workers)}
+    num_started = num_workers
+    for number in arrivals:
+        worker = picked(computing, number)
+        read_version, dispatch = computing.pop(worker)
+        restart = [worker]
         if len(points) - 1 - read_version < threshold:
-            x = x - learning_rate * gradient(points[read_version], own)
+            x = x - learning_rate * gradient(points[read_version], dispatch)
             points.append(x)
-        pending[worker] = (len(points) - 1, dispatch)
+            if stops:
+                late = [other for other, (read, _) in computing.items() if len(points) - 1 - read >= threshold]
+                restart += sorted(late, key=lambda other: computing[other][1])
+        for other in restart:
+            computing[other] = (len(points) - 1, num_started)
+            num_started += 1
     return points
+
+
+# ---- rounds and buffers -------------------------------------------------------------------------------------
 
 
 def synchronous(
     gradient: Gradient,
-    weight: Callable[[int], float],
+    weight: PerDispatch,
     x: np.ndarray,
     learning_rate: float,
     num_workers: int,
     num_rounds: int,
-) -> list[np.ndarray]:
+) -> Points:
     """x_{t+1} = x_t - eta sum_i w_i grad_i(x_t) / sum_i w_i, in round t over dispatches t N to t N + N - 1."""
     points = [x]
     for first in range(0, num_rounds * num_workers, num_workers):
@@ -75,4 +352,374 @@ def synchronous(
         total = sum(weight(dispatch) * gradient(x, dispatch) for dispatch in dispatches)
         x = x - learning_rate * total / sum(weight(dispatch) for dispatch in dispatches)
         points.append(x)
+    return points
+
+
+def k_sync(
+    gradient: Gradient,
+    x: np.ndarray,
+    learning_rate: float,
+    num_workers: int,
+    arrivals: Sequence[int],
+    weight: PerDispatch,
+    quorum: int,
+    interrupt: bool,
+) -> Points:
+    """The first K gradients computed at x_t (Dutta et al. 2018, Chen et al. 2016); later ones are dropped, or stopped.
+
+    A worker whose gradient is dropped starts again at the current point.
+    """
+    points = [x]
+    computing = {worker: (0, worker) for worker in range(num_workers)}
+    num_started = num_workers
+    arrived: dict[int, int] = {}  # worker -> dispatch, of this round
+    for number in arrivals:
+        worker = picked(computing, number)
+        read_version, dispatch = computing.pop(worker)
+        restart = []
+        if read_version < len(points) - 1:
+            restart = [worker]
+        else:
+            arrived[worker] = dispatch
+        if len(arrived) == min(quorum, num_workers):
+            own = list(arrived.values())
+            x = x - learning_rate * weighted_mean([gradient(x, d) for d in own], [weight(d) for d in own])
+            points.append(x)
+            restart = list(range(num_workers)) if interrupt else sorted(arrived)
+            arrived = {}
+        for other in restart:
+            computing[other] = (len(points) - 1, num_started)
+            num_started += 1
+    return points
+
+
+def rennala(
+    gradient: Gradient,
+    x: np.ndarray,
+    learning_rate: float,
+    num_workers: int,
+    arrivals: Sequence[int],
+    weight: PerDispatch,
+    batch: int,
+    interrupt: bool,
+) -> Points:
+    """B gradients at x_t from anyone, then a step along their mean (Tyurin, Richtarik 2023); stale ones are ignored.
+
+    With `interrupt` everybody starts again at each update.
+    """
+    points = [x]
+    computing = {worker: (0, worker) for worker in range(num_workers)}
+    num_started = num_workers
+    collected: list[int] = []
+    for number in arrivals:
+        worker = picked(computing, number)
+        read_version, dispatch = computing[worker]
+        restart = [worker]
+        if read_version == len(points) - 1:
+            collected.append(dispatch)
+            if len(collected) == batch:
+                gradients = [gradient(x, own) for own in collected]
+                x = x - learning_rate * weighted_mean(gradients, [weight(own) for own in collected])
+                points.append(x)
+                collected = []
+                if interrupt:
+                    restart = list(range(num_workers))
+        for other in restart:
+            computing[other] = (len(points) - 1, num_started)
+            num_started += 1
+    return points
+
+
+def k_async(
+    gradient: Gradient,
+    x: np.ndarray,
+    learning_rate: float,
+    num_workers: int,
+    arrivals: Sequence[int],
+    weight: PerDispatch,
+    quorum: int,
+) -> Points:
+    """One update per K distinct workers, stale or not, who wait for it and then start together (Dutta et al. 2018)."""
+    points = [x]
+    computing = {worker: (x, worker) for worker in range(num_workers)}
+    num_started = num_workers
+    finished: dict[int, tuple[np.ndarray, float]] = {}
+    for number in arrivals:
+        worker = picked(computing, number)
+        start, dispatch = computing.pop(worker)
+        finished[worker] = (gradient(start, dispatch), weight(dispatch))
+        if len(finished) == min(quorum, num_workers):
+            gradients, weights = zip(*finished.values(), strict=True)
+            x = x - learning_rate * weighted_mean(gradients, weights)
+            points.append(x)
+            for other in sorted(finished):
+                computing[other] = (x, num_started)
+                num_started += 1
+            finished = {}
+    return points
+
+
+def k_batch_async(
+    gradient: Gradient,
+    x: np.ndarray,
+    learning_rate: float,
+    num_workers: int,
+    arrivals: Sequence[int],
+    weight: PerDispatch,
+    batch: int,
+) -> Points:
+    """One update per K gradients from anyone, stale or not; everybody starts again at once (Dutta et al. 2018)."""
+    points = [x]
+    computing = {worker: (x, worker) for worker in range(num_workers)}
+    buffer: list[tuple[np.ndarray, float]] = []
+    for dispatch, number in enumerate(arrivals, start=num_workers):
+        worker = picked(computing, number)
+        start, own = computing[worker]
+        buffer.append((gradient(start, own), weight(own)))
+        if len(buffer) == batch:
+            gradients, weights = zip(*buffer, strict=True)
+            x = x - learning_rate * weighted_mean(gradients, weights)
+            points.append(x)
+            buffer = []
+        computing[worker] = (x, dispatch)
+    return points
+
+
+def fixed_delay(
+    gradient: Gradient, x: np.ndarray, learning_rate: float, num_workers: int, arrivals: Sequence[int], delay: int
+) -> Points:
+    """x_{t+1} = x_t - eta grad_t(x_{max(0, t - tau)}), grad_t being the t-th gradient started.
+
+    The arrivals only say how far this gets. At most tau + 1 gradients are started and not applied; as soon as they are
+    tau + 1, the t-th is applied if it has arrived, then an idle worker starts, and so on. The worker that has been idle
+    for longest starts first.
+    """
+    points = [x]
+    computing: dict[int, int] = {}
+    idle = list(range(num_workers))
+    arrived: set[int] = set()
+    num_started = 0
+
+    def fill() -> int:
+        started = num_started
+        while idle and started - (len(points) - 1) <= delay:
+            computing[idle.pop(0)] = started
+            started += 1
+        return started
+
+    num_started = fill()
+    for number in arrivals:
+        worker = picked(computing, number)
+        arrived.add(computing.pop(worker))
+        idle.append(worker)
+        before = -1
+        while before != (num_started, len(points)):
+            before = (num_started, len(points))
+            if (version := len(points) - 1) in arrived and num_started - version > delay:
+                points.append(points[-1] - learning_rate * gradient(points[max(0, version - delay)], version))
+            num_started = fill()
+    return points
+
+
+def ringleader(
+    gradient: Gradient, x: np.ndarray, learning_rate: float, num_workers: int, arrivals: Sequence[int]
+) -> Points:
+    """Maranjyan, Richtarik 2026: collect until every worker has brought one, then one update per worker.
+
+    Each update is x <- x - eta (1/n) sum_i (mean of worker i's gradients); the first belongs to the last finisher of
+    the collection, the others to those that have not updated yet, as they arrive, their gradient included. What a
+    worker brings after its own update counts for the next round. A worker always starts again at the current point.
+    """
+    points = [x]
+    computing = {worker: (x, worker) for worker in range(num_workers)}
+    table: list[list[np.ndarray]] = [[] for _ in range(num_workers)]
+    following: list[list[np.ndarray]] = [[] for _ in range(num_workers)]
+    updated: set[int] | None = None  # None in the first phase
+    for dispatch, number in enumerate(arrivals, start=num_workers):
+        worker = picked(computing, number)
+        g = gradient(*computing[worker])
+        if updated is not None and worker in updated:
+            following[worker].append(g)
+        else:
+            table[worker].append(g)
+            if updated is None and all(table):
+                updated = set()
+            if updated is not None:
+                x = x - learning_rate * np.mean([np.mean(own, axis=0) for own in table], axis=0)
+                points.append(x)
+                updated.add(worker)
+                if len(updated) == num_workers:
+                    table, following, updated = following, [[] for _ in range(num_workers)], None
+        computing[worker] = (x, dispatch)
+    return points
+
+
+# ---- local steps --------------------------------------------------------------------------------------------
+
+
+def fedbuff(
+    gradient: Gradient,
+    x: np.ndarray,
+    learning_rate: float,
+    num_workers: int,
+    arrivals: Sequence[int],
+    buffer: int,
+    num_local_steps: int,
+    server_learning_rate: float = 1.0,
+    exponent: float = 0.5,
+) -> Points:
+    """x <- x - eta_server (1/K) sum_j (1 + tau_j)^-a (start_j - end_j) (Nguyen et al. 2022, algorithm 1)."""
+    points = [x]
+    computing = {worker: (0, worker) for worker in range(num_workers)}
+    scaled: list[np.ndarray] = []
+    for dispatch, number in enumerate(arrivals, start=num_workers):
+        worker = picked(computing, number)
+        read_version, own = computing[worker]
+        start = points[read_version]
+        displacement = start - local_steps(gradient, start, own, learning_rate, num_local_steps)
+        scaled.append(displacement / (1 + len(points) - 1 - read_version) ** exponent)
+        if len(scaled) == buffer:
+            x = x - server_learning_rate * np.mean(scaled, axis=0)
+            points.append(x)
+            scaled = []
+        computing[worker] = (len(points) - 1, dispatch)
+    return points
+
+
+def downpour(
+    gradient: Gradient,
+    x: np.ndarray,
+    learning_rate: float,
+    num_workers: int,
+    arrivals: Sequence[int],
+    n_push: int,
+    n_fetch: int,
+) -> Points:
+    """Each worker steps its own replica, pushes what it has accrued, and fetches now and then (Dean et al. 2012)."""
+    points = [x]
+    replicas = {worker: (x, worker) for worker in range(num_workers)}
+    minibatches = [0] * num_workers
+    for dispatch, number in enumerate(arrivals, start=num_workers):
+        worker = picked(replicas, number)
+        start, own = replicas[worker]
+        end = local_steps(gradient, start, own, learning_rate, n_push)
+        x = x + (end - start)
+        points.append(x)
+        minibatches[worker] += n_push
+        replicas[worker] = (x if minibatches[worker] % n_fetch == 0 else end, dispatch)
+    return points
+
+
+def easgd(
+    gradient: Gradient,
+    x: np.ndarray,
+    learning_rate: float,
+    num_workers: int,
+    arrivals: Sequence[int],
+    alpha: float,
+    num_local_steps: int,
+) -> Points:
+    """d = alpha (y_i - x),  y_i <- y_i - d,  x <- x + d after every H local steps (Zhang et al. 2015, algorithm 1)."""
+    points = [x]
+    replicas = {worker: (x, worker) for worker in range(num_workers)}
+    for dispatch, number in enumerate(arrivals, start=num_workers):
+        worker = picked(replicas, number)
+        y = local_steps(gradient, *replicas[worker], learning_rate, num_local_steps)
+        d = alpha * (y - x)
+        x = x + d
+        points.append(x)
+        replicas[worker] = (y - d, dispatch)
+    return points
+
+
+def local_sgd(
+    gradient: Gradient,
+    x: np.ndarray,
+    learning_rate: float,
+    num_workers: int,
+    arrivals: Sequence[int],
+    weight: PerDispatch,
+    num_local_steps: int,
+    post: int,
+) -> Points:
+    """x <- the weighted mean of where everybody's H local steps end (Stich 2019); H = 1 before version `post`.
+
+    A round is over once N have arrived, so their order changes nothing.
+    """
+    points = [x]
+    for first in range(0, len(arrivals) - num_workers + 1, num_workers):
+        num_steps = num_local_steps if len(points) - 1 >= post else 1
+        dispatches = range(first, first + num_workers)
+        ends = [local_steps(gradient, x, dispatch, learning_rate, num_steps) for dispatch in dispatches]
+        x = weighted_mean(ends, [weight(dispatch) for dispatch in dispatches])
+        points.append(x)
+    return points
+
+
+def diloco(
+    gradient: Gradient,
+    x: np.ndarray,
+    learning_rate: float,
+    num_workers: int,
+    arrivals: Sequence[int],
+    weight: PerDispatch,
+    num_local_steps: int,
+    outer_learning_rate: float,
+    outer_momentum: float,
+) -> Points:
+    """D = x - mean of the ends,  m <- beta m + D,  x <- x - eta (D + beta m) (Douillard et al. 2023, algorithm 1)."""
+    points = [x]
+    m = np.zeros_like(x)
+    for first in range(0, len(arrivals) - num_workers + 1, num_workers):
+        dispatches = range(first, first + num_workers)
+        ends = [local_steps(gradient, x, dispatch, learning_rate, num_local_steps) for dispatch in dispatches]
+        displacement = x - weighted_mean(ends, [weight(dispatch) for dispatch in dispatches])
+        m = outer_momentum * m + displacement
+        x = x - outer_learning_rate * (displacement + outer_momentum * m)
+        points.append(x)
+    return points
+
+
+def async_local_sgd(
+    gradient: Gradient,
+    x: np.ndarray,
+    learning_rate: float,
+    num_workers: int,
+    arrivals: Sequence[int],
+    seconds: PerDispatch,
+    num_local_steps: int,
+    outer_learning_rate: float = 0.7,
+    outer_momentum: float = 0.9,
+    period: int = 4,
+    spread: float = 0.0,
+    dynamic: bool = False,
+) -> Points:
+    """Delayed Nesterov and DyLU (Liu et al. 2024, algorithms 2 and 3), d = start - end of a worker's local steps.
+
+    The t-th arrival, t = 0, 1, ...: D <- D + d; if (t + 1) mod N = 0: m <- beta m + D / N,
+    x <- x - eta ((1 - c N + c) beta m + d / N), D <- 0; otherwise x <- x - eta (c beta m + d / N).
+    DyLU: H_i = floor(H v_i / max_j v_j), at least 1; v_i in steps per second of its last arrival, over those that have
+    arrived.
+    """
+    points = [x]
+    computing = {worker: (x, worker, num_local_steps) for worker in range(num_workers)}
+    m = block = np.zeros_like(x)
+    speeds: dict[int, float] = {}
+    beta, c = outer_momentum, spread
+    for t, number in enumerate(arrivals):
+        worker = picked(computing, number)
+        start, dispatch, num_steps = computing[worker]
+        d = start - local_steps(gradient, start, dispatch, learning_rate, num_steps)
+        block = block + d
+        if (t + 1) % period == 0:
+            m = beta * m + block / period
+            x = x - outer_learning_rate * ((1 - c * period + c) * beta * m + d / period)
+            block = np.zeros_like(x)
+        else:
+            x = x - outer_learning_rate * (c * beta * m + d / period)
+        points.append(x)
+        speeds[worker] = num_steps / seconds(dispatch)
+        if dynamic:
+            num_steps = max(1, math.floor(num_local_steps * (speeds[worker] / max(speeds.values()))))
+        computing[worker] = (x, num_workers + t, num_steps)
     return points

@@ -11,19 +11,67 @@ from collections.abc import Callable
 from typing import Any
 
 from asyncsgd.errors import UsageError, nearest
+from asyncsgd.rules.async_local_sgd import AsyncLocalSGD
 from asyncsgd.rules.asynchronous import Asynchronous
 from asyncsgd.rules.base import Rule
+from asyncsgd.rules.buffered import KAsync, KBatchAsync
+from asyncsgd.rules.dana import DANA
+from asyncsgd.rules.dc_asgd import DCASGD
+from asyncsgd.rules.delay_adaptive import DelayAdaptive
+from asyncsgd.rules.diloco import DiLoCo
+from asyncsgd.rules.downpour import Downpour
+from asyncsgd.rules.easgd import EASGD
+from asyncsgd.rules.fedbuff import FedBuff
+from asyncsgd.rules.fixed_delay import FixedDelay
+from asyncsgd.rules.gap_aware import GapAware
+from asyncsgd.rules.ia2sgd import IA2SGD
+from asyncsgd.rules.k_sync import KSync
+from asyncsgd.rules.local_sgd import LocalSGD
+from asyncsgd.rules.ormo import OrMo
+from asyncsgd.rules.polynomial import Hinge, Polynomial
+from asyncsgd.rules.rennala import Rennala
+from asyncsgd.rules.rescaled import Rescaled
+from asyncsgd.rules.ringleader import Ringleader
 from asyncsgd.rules.ringmaster import Ringmaster
+from asyncsgd.rules.sharp_delay import SharpDelay
+from asyncsgd.rules.stale_synchronous import StaleSynchronous
 from asyncsgd.rules.staleness_aware import StalenessAware
 from asyncsgd.rules.synchronous import Synchronous
 
 ALL: tuple[Rule, ...] = (
     Asynchronous(),
     Synchronous(),
+    KSync(quorum=2),
+    KSync(quorum=2, interrupt=False),
+    FixedDelay(delay=3),
+    StaleSynchronous(slack=1),
     StalenessAware(),
+    DelayAdaptive(concurrency=2),
+    SharpDelay(),
+    Polynomial(),
+    Hinge(slope=1.0, allowed=1),
+    Rennala(batch=3),
+    Rennala(batch=3, interrupt=False),
     Ringmaster(threshold=4),
     Ringmaster(threshold=2, stops=True),
+    KAsync(quorum=2),
+    KBatchAsync(batch=3),
+    FedBuff(buffer=2, num_local_steps=2),
+    Downpour(n_push=2, n_fetch=4),
+    DCASGD(compensation=0.5),
+    DCASGD(compensation=0.5, adaptive=True),
+    DANA(),
+    GapAware(),
+    OrMo(),
+    LocalSGD(num_local_steps=3, post=2),
+    DiLoCo(num_local_steps=2),
+    AsyncLocalSGD(num_local_steps=3, dynamic=True),
+    EASGD(num_local_steps=2),
+    Ringleader(),
+    IA2SGD(),
+    Rescaled(),
 )
+"""Every rule at least once, with parameters that a short test notices."""
 
 _BY_NAME = {rule.name: type(rule) for rule in ALL}
 

@@ -2,40 +2,84 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import copy
 import dataclasses
+import functools
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-import reference
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from asyncsgd.errors import UsageError
 from asyncsgd.record import APPLIED, DROPPED, HELD
-from asyncsgd.rules import ALL, Asynchronous, Ringmaster, StalenessAware, Synchronous, describe_rules, parse_rule
-from asyncsgd.rules.base import Rule, WeightedMean
-from asyncsgd.server import SGD, AdamW, Optimizer, Outcome, Server
+from asyncsgd.rules import (
+    ALL,
+    DANA,
+    DCASGD,
+    EASGD,
+    IA2SGD,
+    Asynchronous,
+    AsyncLocalSGD,
+    DelayAdaptive,
+    DiLoCo,
+    Downpour,
+    FedBuff,
+    FixedDelay,
+    GapAware,
+    Hinge,
+    KAsync,
+    KBatchAsync,
+    KSync,
+    LocalSGD,
+    OrMo,
+    Polynomial,
+    Rennala,
+    Rescaled,
+    Ringleader,
+    Ringmaster,
+    SharpDelay,
+    StalenessAware,
+    StaleSynchronous,
+    Synchronous,
+    describe_rules,
+    parse_rule,
+)
+from asyncsgd.rules.base import Rule, Start, WeightedMean
+from asyncsgd.server import SGD, AdamW, Optimizer, Outcome, Server, Starting
 
 SIZE, NUM_DECAYED = 48, 32  # multiples of 16, as in a flat vector
 LEARNING_RATE = 0.125
+SAMPLES = 2  # of a batch
 every_rule = pytest.mark.parametrize("rule", ALL, ids=str)
+
+
+@functools.cache
+def quadratic(dispatch: int) -> tuple[np.ndarray, np.ndarray]:
+    """Curvature and minimum of the quadratic that belongs to `dispatch`."""
+    draw = np.random.default_rng(dispatch)
+    return draw.uniform(0.5, 1.5, SIZE), draw.normal(size=SIZE)
 
 
 def gradient(point: np.ndarray, dispatch: int) -> np.ndarray:
     """Of the quadratic that belongs to `dispatch`; never zero in practice."""
-    draw = np.random.default_rng(dispatch)
-    curvature, minimum = draw.uniform(0.5, 1.5, len(point)), draw.normal(size=len(point))
+    curvature, minimum = quadratic(dispatch)
     return curvature * (point - minimum)
 
 
 def weight(dispatch: int) -> float:
     return 1.0 + dispatch * 7 % 5
+
+
+def seconds(dispatch: int) -> float:
+    return 1.0 + dispatch % 3
 
 
 def initial() -> np.ndarray:
@@ -47,12 +91,19 @@ class Pending:
     dispatch: int
     read_version: int
     slot: Tensor
+    num_local_steps: int
+    point: Tensor | None
+    """Where the rule had it start exactly, and what that was then."""
+    start: Tensor
+    borrowed: bool
+    """The server's copy of a version, which other workers may have got too."""
 
 
 class Driver:
     """Workers without processes: gradients in flight, each computed at the version it read, arrive in any order.
 
-    It keeps books of its own on every dispatch and compares them with what the server says after each event.
+    In rules with local steps a worker takes them by plain SGD on the quadratic of its dispatch. It keeps books of its
+    own on every dispatch and compares them with what the server says after each event.
     """
 
     def __init__(
@@ -66,22 +117,33 @@ class Driver:
         learning_rate: Callable[[int], float] = lambda num_samples: LEARNING_RATE,
     ) -> None:
         self.parameters = torch.from_numpy(initial()).to(dtype)
-        optimizer = Optimizer(self.parameters, NUM_DECAYED, build, weight_decay=weight_decay)
-        self.server = Server(self.parameters, rule, optimizer, learning_rate)
-        self.pending: dict[int, Pending] = {}
         self.points = [self.parameters.clone()]
+        optimizer = Optimizer(self.parameters, NUM_DECAYED, build, weight_decay=weight_decay)
+        self.server = Server(self.parameters, rule, optimizer, learning_rate, self._writing)
+        self.pending: dict[int, Pending] = {}
         self.log: list[Outcome] = []
+        """Without the points of starts, which cannot be compared."""
         self.delays: list[int] = []
+        """Of first uses."""
         self.started: list[int] = []
         self.held: set[int] = set()
         self.used: set[int] = set()
         self.dropped: set[int] = set()
         self.lost: set[int] = set()
+        """With a worker that left, or abandoned."""
+        self._uses_again = isinstance(rule, Ringleader | IA2SGD)
         self._read: dict[int, int] = {}
+        self._samples: dict[int, int] = {}
         self.final_ages = 0
         self.outstanding_at_updates = 0
         for worker in range(num_workers):
             self.join(worker)
+
+    @contextlib.contextmanager
+    def _writing(self, version: int) -> Iterator[None]:
+        assert version == len(self.points) - 1
+        yield
+        self.points.append(self.parameters.clone())
 
     def join(self, worker: int) -> Outcome:
         return self._book(lambda: self.server.join(worker), None)
@@ -95,26 +157,37 @@ class Driver:
             return outcome
 
         if gone is not None:
-            self.lost.add(gone.dispatch)
-            self.final_ages += self.server.version - gone.read_version
+            self._lose(gone)
         return self._book(leave, None)
 
     def arrive(self, worker: int) -> Outcome:
         arriving = self.pending.pop(worker)
         outcome = self._book(lambda: self._hand_over(worker, arriving), arriving.dispatch)
         arriving.slot.fill_(torch.nan)  # the slot is valid during the call only
+        if arriving.point is not None and not arriving.borrowed:
+            arriving.point.fill_(torch.nan)  # and so is the point it started from
         return outcome
 
     def _hand_over(self, worker: int, arriving: Pending) -> Outcome:
-        return self.server.arrive(
+        before = arriving.slot.clone()
+        if arriving.point is not None:
+            assert torch.equal(arriving.point, arriving.start)
+        self._samples[arriving.dispatch] = SAMPLES * arriving.num_local_steps
+        outcome = self.server.arrive(
             worker,
             arriving.dispatch,
             arriving.read_version,
             arriving.slot,
             weight=weight(arriving.dispatch),
-            num_samples=2,
-            seconds=0.0,
+            num_samples=self._samples[arriving.dispatch],
+            seconds=seconds(arriving.dispatch),
         )
+        assert torch.equal(arriving.slot, before)
+        return outcome
+
+    def _lose(self, gone: Pending) -> None:
+        self.lost.add(gone.dispatch)
+        self.final_ages += self.server.version - gone.read_version
 
     def _book(self, act: Callable[[], Outcome], arriving: int | None) -> Outcome:
         server, version = self.server, self.server.version
@@ -122,28 +195,26 @@ class Driver:
             self.held.add(arriving)
         outstanding = len(self.pending) + len(self.held)
         outcome = act()
-        changed = not torch.equal(self.parameters, self.points[-1])
-        assert server.version - version == int(changed) == int(outcome.stepped)
-        if changed:
-            self.points.append(self.parameters.clone())
-            self.outstanding_at_updates += outstanding - len(outcome.uses)
-        for dispatch, delay in outcome.uses:
-            self.held.remove(dispatch)  # used once, after its arrival
-            self.used.add(dispatch)
-            assert delay == version - self._read[dispatch]
-            self.delays.append(delay)
-            self.final_ages += delay
+        assert server.version == len(self.points) - 1
+        assert outcome.stepped == (server.version > version)
+        assert torch.equal(self.parameters, self.points[-1])  # nobody but a step has changed them
+        self._book_uses(outcome, version, outstanding)
         for dispatch in outcome.drops:
             self.held.remove(dispatch)
             self.dropped.add(dispatch)
             self.final_ages += server.version - self._read[dispatch]
+        for dispatch in outcome.abandoned:
+            abandoned = self.pending.pop(server.worker_of(dispatch))
+            assert abandoned.dispatch == dispatch
+            self._lose(abandoned)
         if arriving is not None:
             whereabouts = {APPLIED: self.used, HELD: self.held, DROPPED: self.dropped}
             assert arriving in whereabouts[outcome.outcome]
-        self.log.append(outcome)
-        for worker in outcome.start:
-            assert worker not in self.pending
-            self._start(worker)
+        starts = tuple([Start(starting.worker, starting.num_local_steps) for starting in outcome.start])
+        self.log.append(dataclasses.replace(outcome, start=starts))
+        for starting in outcome.start:
+            assert starting.worker not in self.pending
+            self._start(starting)
         flights = server.in_flight
         assert {worker: flight.dispatch for worker, flight in flights.items()} == {
             worker: pending.dispatch for worker, pending in self.pending.items()
@@ -152,13 +223,51 @@ class Driver:
         assert bool(flights) == bool(server.workers)  # always one in flight while somebody is present
         return outcome
 
-    def _start(self, worker: int) -> None:
-        dispatch = self.server.start(worker)
+    def _book_uses(self, outcome: Outcome, version: int, outstanding: int) -> None:
+        """One update after the other, each along gradients that have arrived and are used for the first time or, in
+        a rule with a table, again.
+        """
+        uses = collections.defaultdict(list)
+        for dispatch, delay in outcome.uses:
+            uses[self._read[dispatch] + delay].append(dispatch)
+        assert set(uses) == set(range(version, self.server.version))
+        for update, dispatches in uses.items():
+            assert len(set(dispatches)) == len(dispatches)
+            first = [dispatch for dispatch in dispatches if dispatch not in self.used]
+            assert self._uses_again or first == dispatches
+            outstanding -= len(first)
+            # Several updates in one reply: a worker may have started between two of them.
+            exact = [start.version for start in outcome.start if isinstance(start, Starting)]
+            self.outstanding_at_updates += outstanding + sum(started_at <= update for started_at in exact)
+            for dispatch in first:
+                self.held.remove(dispatch)
+                self.used.add(dispatch)
+                self.delays.append(update - self._read[dispatch])
+                self.final_ages += update - self._read[dispatch]
+
+    def _start(self, starting: Starting | Start) -> None:
+        server, dispatch = self.server, self.server.start(starting)
         assert dispatch == len(self.started)
         self.started.append(dispatch)
-        self._read[dispatch] = self.server.version
-        slot = torch.from_numpy(gradient(self.parameters.double().numpy(), dispatch)).to(self.parameters.dtype)
-        self.pending[worker] = Pending(dispatch, self.server.version, slot)
+        version, point = server.version, None
+        if isinstance(starting, Starting):
+            version, point = starting.version, starting.point
+        borrowed = version < server.version or point is server.snapshot()
+        start = self.parameters.clone() if point is None else point.clone()
+        origin, rate = start.double().numpy(), server.inner_learning_rate
+        if rate is None:
+            assert starting.num_local_steps == 1
+            direction = gradient(origin, dispatch)
+        else:
+            end = origin
+            for _ in range(starting.num_local_steps):
+                end = end - rate * gradient(end, dispatch)
+            direction = origin - end
+        slot = torch.from_numpy(direction).to(start.dtype)
+        self._read[dispatch] = version
+        self.pending[starting.worker] = Pending(
+            dispatch, version, slot, starting.num_local_steps, point, start, borrowed
+        )
 
     def settle(self) -> None:
         """Check that every gradient ever started is in exactly one place, and the general law of their ages."""
@@ -168,8 +277,8 @@ class Driver:
         waiting = in_flight | self.held
         ages = self.final_ages + sum(self.server.version - self._read[dispatch] for dispatch in waiting)
         assert ages == self.outstanding_at_updates
-        arrived = len(self.used) + len(self.dropped) + len(self.held)
-        assert (self.server.num_samples, self.server.num_samples_applied) == (2 * arrived, 2 * len(self.used))
+        assert self.server.num_samples == sum(self._samples.values())
+        assert self.server.num_samples_applied == sum(self._samples[dispatch] for dispatch in self.used)
 
     def drive(self, plan: Sequence[tuple[str, int]]) -> Driver:
         for what, number in plan:
@@ -184,11 +293,22 @@ class Driver:
         return self
 
 
-arrivals_only = st.lists(st.tuples(st.just("arrive"), st.integers(0, 11)), max_size=60)
+def assert_same_run(first: Driver, second: Driver) -> None:
+    """Replies, parameters and the gradients in flight, and so the points at which these started, bit for bit."""
+    assert first.log == second.log
+    assert torch.equal(first.parameters, second.parameters)
+    assert first.pending.keys() == second.pending.keys()
+    assert all(torch.equal(first.pending[worker].slot, second.pending[worker].slot) for worker in first.pending)
+
+
+arrivals_only = st.lists(st.tuples(st.just("arrive"), st.integers(0, 11)), max_size=50)
 comings_and_goings = st.lists(
-    st.tuples(st.sampled_from(["arrive"] * 3 + ["leave", "join"]), st.integers(0, 5)), max_size=60
+    st.tuples(st.sampled_from(["arrive"] * 3 + ["leave", "join"]), st.integers(0, 5)), max_size=50
 )
 num_workers_ = st.integers(1, 5)
+# Found once by hypothesis at several hundred examples, or thought up: kept, since few are tried for each rule.
+everybody_leaves_and_comes_back = [("arrive", 2), ("arrive", 1), *[("leave", 0)] * 4, *[("join", 0)] * 3]
+turn_by_turn = [("arrive", 0), ("arrive", 1), ("arrive", 2)] * 5
 
 
 # ---- every rule ---------------------------------------------------------------------------------------------
@@ -196,7 +316,9 @@ num_workers_ = st.integers(1, 5)
 
 @every_rule
 @given(plan=comings_and_goings, num_workers=num_workers_)
-@settings(deadline=None, max_examples=60)
+@example(plan=everybody_leaves_and_comes_back + turn_by_turn, num_workers=4)
+@example(plan=turn_by_turn + everybody_leaves_and_comes_back + turn_by_turn, num_workers=4)
+@settings(deadline=None, max_examples=40)
 def test_every_gradient_is_in_one_place_and_somebody_is_always_computing_while_workers_come_and_go(
     rule, plan, num_workers
 ):
@@ -205,32 +327,55 @@ def test_every_gradient_is_in_one_place_and_somebody_is_always_computing_while_w
 
 @every_rule
 @given(plan=comings_and_goings, num_workers=num_workers_)
-@settings(deadline=None, max_examples=30)
+@example(plan=turn_by_turn, num_workers=3)
+@settings(deadline=None, max_examples=12)
 def test_the_same_arrivals_give_the_same_replies_and_the_same_bits(rule, plan, num_workers):
     first, second = (Driver(rule, num_workers=num_workers, dtype=torch.float32).drive(plan) for _ in range(2))
-    assert first.log == second.log
-    assert torch.equal(first.parameters, second.parameters)
+    assert_same_run(first, second)
+
+
+def poison(thing: Any) -> None:
+    """Destroy all that can be changed in `thing`: whoever still looks at it sees rubbish."""
+    if isinstance(thing, Tensor):
+        thing.fill_(torch.nan)
+    elif isinstance(thing, dict):
+        for value in thing.values():
+            poison(value)
+        thing.clear()
+    elif isinstance(thing, list | set | collections.deque):
+        for value in thing:
+            poison(value)
+        thing.clear()
+    elif isinstance(thing, tuple):
+        for value in thing:
+            poison(value)
+    elif hasattr(thing, "__dict__"):
+        for value in vars(thing).values():
+            poison(value)
+        vars(thing).clear()
 
 
 @every_rule
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["deepcopy", "pickle"])
 @given(before=comings_and_goings, after=comings_and_goings, num_workers=num_workers_)
-@settings(deadline=None, max_examples=30)
+@example(before=turn_by_turn[:7], after=turn_by_turn, num_workers=3)
+@example(before=turn_by_turn[:8], after=everybody_leaves_and_comes_back + turn_by_turn, num_workers=4)
+@settings(deadline=None, max_examples=8)
 def test_a_rule_and_its_state_continue_from_a_copy_made_in_mid_run(rule, copied, before, after, num_workers):
     straight = Driver(rule, num_workers=num_workers, dtype=torch.float32).drive(before)
     resumed = Driver(rule, num_workers=num_workers, dtype=torch.float32).drive(before)
     server = resumed.server
     original = server._state
     server.rule, server._state = copied((server.rule, original))
-    if original is not None:
-        assert server._state is not original
-        for field in vars(original).values():  # whoever still looked at the original would now see rubbish
-            field.clear()
+    poison(original)
     assert server.rule == rule
+    assert (original is None) == (server._state is None)
     straight.drive(after)
     resumed.drive(after)
-    assert straight.log == resumed.log
-    assert torch.equal(straight.parameters, resumed.parameters)
+    assert_same_run(straight, resumed)
+
+
+# ---- one worker ---------------------------------------------------------------------------------------------
 
 
 def plain_loop(build: Any, weight_decay: float, learning_rate: Callable[[int], float], steps: int) -> Tensor:
@@ -244,13 +389,38 @@ def plain_loop(build: Any, weight_decay: float, learning_rate: Callable[[int], f
         direction = torch.from_numpy(gradient(point.double().numpy(), step)).float()
         parts[0].grad, parts[1].grad = direction[:NUM_DECAYED].clone(), direction[NUM_DECAYED:].clone()
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(2 * (step + 1))
+            group["lr"] = learning_rate(SAMPLES * (step + 1))
         optimizer.step()
     return torch.cat([part.detach() for part in parts])
 
 
-@every_rule
-@pytest.mark.parametrize(
+EXACT = [
+    Asynchronous(),
+    Synchronous(),
+    KSync(quorum=2),
+    KSync(quorum=2, interrupt=False),
+    FixedDelay(delay=0),
+    StaleSynchronous(slack=0),
+    StaleSynchronous(slack=2),
+    StalenessAware(),
+    DelayAdaptive(concurrency=0),
+    DelayAdaptive(concurrency=2),
+    SharpDelay(),
+    Polynomial(),
+    Hinge(slope=1.0, allowed=0),
+    Rennala(batch=1),
+    Rennala(batch=1, interrupt=False),
+    Ringmaster(threshold=1),
+    Ringmaster(threshold=1, stops=True),
+    KAsync(quorum=2),
+    KBatchAsync(batch=1),
+    DCASGD(compensation=0.5),
+    DCASGD(compensation=0.5, adaptive=True),
+    GapAware(),
+    Ringleader(),
+    IA2SGD(),
+]
+optimizers = pytest.mark.parametrize(
     ("ours", "theirs"),
     [
         (SGD(), lambda groups: torch.optim.SGD(groups, lr=1.0, fused=True)),
@@ -259,25 +429,96 @@ def plain_loop(build: Any, weight_decay: float, learning_rate: Callable[[int], f
     ],
     ids=["sgd", "momentum", "adamw"],
 )
-def test_with_one_worker_every_rule_is_torch_optim_bit_for_bit(rule, ours, theirs):
-    def rate(num_samples: int) -> float:
-        return 0.1 / (1 + num_samples)
 
-    driver = Driver(rule, num_workers=1, dtype=torch.float32, build=ours, weight_decay=0.1, learning_rate=rate).drive(
-        [("arrive", 0)] * 40
-    )
-    assert torch.equal(driver.parameters, plain_loop(theirs, 0.1, rate, 40))
+
+def falling(num_samples: int) -> float:
+    return 0.1 / (1 + num_samples)
+
+
+def alone(rule: Rule, ours: Any = SGD(), weight_decay: float = 0.0) -> Driver:  # noqa: B008 - frozen
+    """The driver after 40 gradients of the only worker, each fresh."""
+    driver = Driver(
+        rule, num_workers=1, dtype=torch.float32, build=ours, weight_decay=weight_decay, learning_rate=falling
+    ).drive([("arrive", 0)] * 40)
     assert driver.delays == [0] * 40
+    return driver
+
+
+@pytest.mark.parametrize("rule", EXACT, ids=str)
+@optimizers
+def test_with_one_worker_a_rule_without_a_force_of_its_own_is_torch_optim_bit_for_bit(rule, ours, theirs):
+    assert torch.equal(alone(rule, ours, 0.1).parameters, plain_loop(theirs, 0.1, falling, 40))
+
+
+@optimizers
+def test_with_one_worker_rescaled_is_torch_optim_up_to_the_rounding_of_its_factor(ours, theirs):
+    # The factor tau (1 / tau) is 1 up to its last bit.
+    torch.testing.assert_close(
+        alone(Rescaled(), ours, 0.1).parameters, plain_loop(theirs, 0.1, falling, 40), rtol=1e-6, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("rule", "momentum"), [(OrMo(momentum=0.0), 0.0), (OrMo(momentum=0.9), 0.9), (DANA(momentum=0.0), 0.0)], ids=str
+)
+def test_with_one_worker_a_rule_with_a_momentum_of_its_own_is_torch_sgd_with_that_momentum(rule, momentum):
+    theirs = plain_loop(lambda groups: torch.optim.SGD(groups, lr=1.0, momentum=momentum), 0.0, falling, 40)
+    torch.testing.assert_close(alone(rule).parameters, theirs, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rule", "factor"),
+    [
+        (FedBuff(buffer=1, num_local_steps=1), 1.0),
+        (FedBuff(buffer=1, num_local_steps=1, server_learning_rate=0.5), 0.5),
+        (Downpour(n_push=1, n_fetch=1), 1.0),
+        (Downpour(n_push=1, n_fetch=3), 1.0),
+        (LocalSGD(num_local_steps=1), 1.0),
+        (DiLoCo(num_local_steps=1, outer_learning_rate=0.5, outer_momentum=0.0), 0.5),
+        (AsyncLocalSGD(num_local_steps=1, outer_learning_rate=0.5, outer_momentum=0.0, period=1), 0.5),
+        (EASGD(alpha=0.5, num_local_steps=1), 0.5),  # replica and centre meet half-way
+    ],
+    ids=str,
+)
+def test_with_one_worker_and_one_local_step_a_displacement_is_a_step_of_sgd_up_to_rounding(rule, factor):
+    # x - (x - y) is y up to rounding. A worker's rate is that at its start, so one arrival earlier than elsewhere.
+    theirs = plain_loop(
+        lambda groups: torch.optim.SGD(groups, lr=1.0),
+        0.0,
+        lambda num_samples: factor * falling(num_samples - SAMPLES),
+        40,
+    )
+    torch.testing.assert_close(alone(rule).parameters, theirs, rtol=1e-6, atol=1e-6)
 
 
 # ---- the law of delays --------------------------------------------------------------------------------------
 
-one_update_per_arrival = pytest.mark.parametrize("rule", [Asynchronous(), StalenessAware()], ids=str)
+one_update_per_arrival = pytest.mark.parametrize(
+    "rule",
+    [
+        Asynchronous(),
+        StalenessAware(),
+        DelayAdaptive(),
+        SharpDelay(),
+        Polynomial(),
+        Hinge(),
+        Downpour(n_push=1, n_fetch=2),
+        DCASGD(),
+        DANA(),
+        GapAware(),
+        OrMo(),
+        AsyncLocalSGD(num_local_steps=2, dynamic=True),
+        EASGD(num_local_steps=2),
+        IA2SGD(),
+        Rescaled(),
+    ],
+    ids=str,
+)
 
 
 @one_update_per_arrival
 @given(plan=arrivals_only, num_workers=st.integers(1, 8))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=15)
 def test_delays_and_those_still_pending_sum_to_n_minus_one_per_update(rule, plan, num_workers):
     driver = Driver(rule, num_workers=num_workers).drive(plan)
     updates = driver.server.version
@@ -298,150 +539,11 @@ def test_workers_of_one_constant_speed_have_delays_0_1_up_to_n_minus_one_and_the
 def test_a_worker_twice_as_fast_as_the_other_has_half_an_update_of_delay_and_the_other_two():
     # Speeds 2:1, so shares p = 2/3 and 1/3, and mean delays (1 - p) / p.
     driver = Driver(Asynchronous(), num_workers=2)
-    delays = {0: [], 1: []}
+    delays: dict[int, list[int]] = {0: [], 1: []}
     for _ in range(30):
         for worker in (0, 0, 1):
             delays[worker].append(driver.arrive(worker).uses[0][1])
     assert delays == {0: [0] + [0, 1] * 29 + [0], 1: [2] * 30}
-
-
-# ---- against the plain loops --------------------------------------------------------------------------------
-
-
-def assert_same_points(driver: Driver, points: Sequence[np.ndarray]) -> None:
-    assert len(driver.points) == len(points)
-    np.testing.assert_allclose(torch.stack(driver.points).numpy(), np.stack(points), rtol=1e-12, atol=1e-12)
-
-
-orders = st.integers(1, 6).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(0, n - 1), max_size=40)))
-
-
-@pytest.mark.parametrize(
-    ("rule", "oracle"),
-    [(Asynchronous(), reference.asynchronous), (StalenessAware(), reference.staleness_aware)],
-    ids=["asynchronous", "staleness_aware"],
-)
-@given(order=orders)
-@settings(deadline=None, max_examples=40)
-def test_every_version_is_that_of_the_plain_loop(rule, oracle, order):
-    num_workers, arrivals = order
-    driver = Driver(rule, num_workers=num_workers).drive([("arrive", worker) for worker in arrivals])
-    assert_same_points(driver, oracle(gradient, initial(), LEARNING_RATE, num_workers, arrivals))
-
-
-@given(order=orders, threshold=st.integers(1, 5))
-@settings(deadline=None, max_examples=60)
-def test_ringmaster_drops_what_the_plain_loop_drops_and_applies_no_delay_of_its_threshold_or_more(order, threshold):
-    num_workers, arrivals = order
-    driver = Driver(Ringmaster(threshold), num_workers=num_workers)
-    for worker in arrivals:
-        version, pending = driver.server.version, driver.pending[worker]
-        outcome = driver.arrive(worker)
-        late = version - pending.read_version >= threshold
-        assert outcome.outcome == (DROPPED if late else APPLIED)
-        assert outcome.drops == ((pending.dispatch,) if late else ())
-        assert outcome.start == (worker,)
-    assert max(driver.delays, default=0) <= threshold - 1
-    assert len(driver.delays) + len(driver.dropped) == len(arrivals)
-    assert_same_points(
-        driver, reference.ringmaster(gradient, initial(), LEARNING_RATE, num_workers, arrivals, threshold)
-    )
-
-
-def test_ringmaster_with_three_workers_of_one_speed_and_threshold_two_drops_every_third_gradient():
-    driver = Driver(Ringmaster(2), num_workers=3)
-    outcomes = [driver.arrive(step % 3).outcome for step in range(9)]
-    # In each round worker 2 is two updates behind, is dropped and starts again at the version worker 1 has read.
-    assert outcomes == [APPLIED, APPLIED, DROPPED] * 3
-    assert driver.delays == [0, 1, 1, 1, 1, 1]
-    assert driver.dropped == {2, 5, 8}
-
-
-@given(order=orders)
-@settings(deadline=None, max_examples=30)
-def test_ringmaster_with_a_threshold_never_reached_is_asynchronous_bit_for_bit(order):
-    num_workers, arrivals = order
-    plan = [("arrive", worker) for worker in arrivals]
-    first, second = (
-        Driver(rule, num_workers=num_workers, dtype=torch.float32).drive(plan)
-        for rule in (Ringmaster(41), Asynchronous())
-    )
-    assert first.log == second.log
-    assert torch.equal(first.parameters, second.parameters)
-
-
-# ---- synchronous --------------------------------------------------------------------------------------------
-
-rounds = st.integers(1, 5).flatmap(lambda n: st.lists(st.permutations(range(n)), min_size=1, max_size=8))
-
-
-@given(rounds=rounds)
-@settings(deadline=None, max_examples=60)
-def test_synchronous_is_the_plain_loop_with_delay_zero_whatever_the_order_of_arrival(rounds):
-    num_workers = len(rounds[0])
-    driver = Driver(Synchronous(), num_workers=num_workers)
-    for order in rounds:
-        outcomes = [driver.arrive(worker) for worker in order]
-        assert [outcome.outcome for outcome in outcomes] == [HELD] * (num_workers - 1) + [APPLIED]
-        assert outcomes[-1].start == tuple(range(num_workers))
-    assert driver.delays == [0] * (num_workers * len(rounds))
-    oracle = reference.synchronous(gradient, weight, initial(), LEARNING_RATE, num_workers, len(rounds))
-    assert_same_points(driver, oracle)
-
-
-@given(rounds=rounds)
-@settings(deadline=None, max_examples=40)
-def test_synchronous_does_not_depend_on_the_order_of_arrival_in_a_single_bit(rounds):
-    in_order, shuffled = (Driver(Synchronous(), num_workers=len(rounds[0]), dtype=torch.float32) for _ in range(2))
-    for order in rounds:
-        for worker in sorted(order):
-            in_order.arrive(worker)
-        for worker in order:
-            shuffled.arrive(worker)
-    assert torch.equal(in_order.parameters, shuffled.parameters)
-    assert [outcome.uses for outcome in in_order.log if outcome.stepped] == [
-        outcome.uses for outcome in shuffled.log if outcome.stepped
-    ]
-
-
-def test_synchronous_steps_along_the_weighted_mean_when_the_last_one_computing_leaves():
-    driver = Driver(Synchronous(), num_workers=3)
-    driver.arrive(2)
-    driver.arrive(0)
-    outcome = driver.leave(1)
-    point = initial()
-    mean = (weight(0) * gradient(point, 0) + weight(2) * gradient(point, 2)) / (weight(0) + weight(2))
-    np.testing.assert_allclose(driver.parameters.numpy(), point - LEARNING_RATE * mean, rtol=1e-12)
-    assert outcome.uses == ((0, 0), (2, 0))
-    assert outcome.start == (0, 2)
-
-
-@given(plan=comings_and_goings, num_workers=num_workers_)
-@settings(deadline=None, max_examples=60)
-def test_synchronous_leaves_no_gradient_behind_and_none_old_while_workers_come_and_go(plan, num_workers):
-    driver = Driver(Synchronous(), num_workers=num_workers)
-    for command in plan:
-        driver.drive([command])
-        if driver.log[-1].stepped:
-            assert driver.held == set()
-    for worker in driver.server.workers:
-        driver.leave(worker)
-    assert driver.held == set()
-    assert set(driver.delays) <= {0}
-
-
-def test_synchronous_keeps_both_gradients_of_a_worker_that_left_and_came_back_within_a_round():
-    driver = Driver(Synchronous(), num_workers=2)
-    driver.arrive(1)
-    driver.leave(1)
-    driver.join(1)
-    driver.arrive(1)
-    outcome = driver.arrive(0)
-    assert outcome.uses == ((0, 0), (1, 0), (2, 0))
-    point = initial()
-    weights = np.array([weight(dispatch) for dispatch in range(3)])
-    mean = weights @ np.stack([gradient(point, dispatch) for dispatch in range(3)]) / weights.sum()
-    np.testing.assert_allclose(driver.parameters.numpy(), point - LEARNING_RATE * mean, rtol=1e-12)
 
 
 # ---- the weighted mean --------------------------------------------------------------------------------------
@@ -483,7 +585,11 @@ def test_the_mean_of_no_gradients_is_refused():
 # ---- names --------------------------------------------------------------------------------------------------
 
 
-@every_rule
+@pytest.mark.parametrize(
+    "rule",
+    [*ALL, Polynomial(exponent=1e-7), DiLoCo(outer_learning_rate=0.1, outer_momentum=0.0), DCASGD(adaptive=False)],
+    ids=str,
+)
 def test_a_rule_written_as_text_is_read_back_as_the_same_rule(rule):
     assert parse_rule(str(rule)) == rule
 
@@ -491,7 +597,18 @@ def test_a_rule_written_as_text_is_read_back_as_the_same_rule(rule):
 def test_rules_are_read_with_and_without_parameters():
     assert parse_rule("ringmaster") == Ringmaster(threshold=8)
     assert parse_rule("ringmaster:threshold=3") == Ringmaster(threshold=3)
-    assert str(Ringmaster(threshold=3)) == "ringmaster:threshold=3"
+    assert str(Ringmaster(threshold=3)) == "ringmaster:threshold=3,stops=False"
+    assert str(Asynchronous()) == "asynchronous"
+
+
+@pytest.mark.parametrize("text", ["true", "True"])
+def test_true_is_read_in_both_spellings(text):
+    assert parse_rule(f"ringmaster:stops={text},threshold=2") == Ringmaster(threshold=2, stops=True)
+
+
+@pytest.mark.parametrize("text", ["false", "False"])
+def test_false_is_read_in_both_spellings_and_not_as_a_text_that_is_not_empty(text):
+    assert parse_rule(f"k_sync:interrupt={text}") == KSync(interrupt=False)
 
 
 @pytest.mark.parametrize(
@@ -503,12 +620,17 @@ def test_rules_are_read_with_and_without_parameters():
         ),
         ("zzz", r"unknown rule 'zzz'; rules: "),
         ("", r"unknown rule ''; rules: "),
-        ("ringmaster:treshold=3", r"no parameter 'treshold'; did you mean 'threshold'\?; it takes threshold"),
-        ("asynchronous:threshold=3", r"rule 'asynchronous' has no parameter 'threshold'; it takes none"),
-        ("ringmaster:threshold", r"'threshold' has no value; type --rule ringmaster:threshold=VALUE"),
-        ("ringmaster:threshold=many", r"threshold='many' is not a int"),
-        ("ringmaster:threshold=2.5", r"threshold='2.5' is not a int"),
-        ("ringmaster:threshold=0", r"--rule ringmaster:threshold=0: threshold must be 1 or more, got 0"),
+        ("ringmaster:treshold=3", r"no parameter 'treshold'; did you mean 'threshold'\?; it takes threshold, stops$"),
+        ("asynchronous:threshold=3", r"rule 'asynchronous' has no parameter 'threshold'; it takes none$"),
+        ("ringmaster:threshold", r"'threshold' has no value; type --rule ringmaster:threshold=VALUE$"),
+        ("ringmaster:threshold=many", r"threshold='many' is not a whole number$"),
+        ("ringmaster:threshold=2.5", r"threshold='2.5' is not a whole number$"),
+        ("polynomial:exponent=half", r"exponent='half' is not a number$"),
+        ("k_sync:interrupt=no", r"interrupt='no' is not true or false$"),
+        ("k_sync:interrupt=0", r"interrupt='0' is not true or false$"),
+        ("ringmaster:threshold=0", r"--rule ringmaster:threshold=0: threshold must be 1 or more, got 0$"),
+        ("downpour:n_push=2,n_fetch=3", r"--rule downpour:.*: n_fetch must be a multiple of n_push"),
+        ("async_local_sgd:period=4,spread=0.5", r"spread in \[0, 1/period\], got .* 0.5$"),
         ("ringmaster:threshold=2,threshold=3", r"threshold.*twice"),
     ],
 )
@@ -517,10 +639,36 @@ def test_a_rule_that_cannot_be_read_says_what_is_wrong_and_what_to_type(text, me
         parse_rule(text)
 
 
+RULE_CLASSES: list[type[Rule]] = list(dict.fromkeys(map(type, ALL)))
+
+
+def parameters_of(kind: type) -> list[str]:
+    return [
+        f"{rule_class.name}:{field.name}"
+        for rule_class in RULE_CLASSES
+        for field in dataclasses.fields(rule_class)
+        if type(field.default) is kind
+    ]
+
+
+@pytest.mark.parametrize("parameter", parameters_of(int))
+def test_a_negative_count_is_refused_with_the_number_given(parameter):
+    with pytest.raises(UsageError, match=rf"^--rule {parameter}=-1: .*-1"):
+        parse_rule(f"{parameter}=-1")
+
+
+@pytest.mark.parametrize("parameter", parameters_of(float))
+@pytest.mark.parametrize("value", ["-1", "nan"])
+def test_a_real_parameter_that_is_negative_or_no_number_is_refused(parameter, value):
+    # Fails for FedBuff, which looks at neither of its two, and with nan where a rule asks `x < 0` or `x <= 0`.
+    with pytest.raises(UsageError):
+        parse_rule(f"{parameter}={value}")
+
+
 def test_the_help_on_rules_has_a_line_for_each_with_its_summary_and_parameters():
     lines = describe_rules().splitlines()[1:]
-    assert [line.split()[0] for line in lines] == [rule.name for rule in ALL]
-    for line, rule in zip(lines, ALL, strict=True):
-        assert rule.summary in line
-        for field in dataclasses.fields(rule):
+    assert [line.split()[0] for line in lines] == [rule_class.name for rule_class in RULE_CLASSES]
+    for line, rule_class in zip(lines, RULE_CLASSES, strict=True):
+        assert rule_class.summary in line
+        for field in dataclasses.fields(rule_class):
             assert f"{field.name}={field.default}" in line

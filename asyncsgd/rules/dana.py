@@ -1,0 +1,71 @@
+"""DANA: a momentum vector per worker at the server, and workers that start where the server will probably be.
+
+    v_i <- beta v_i + g_i,    x <- x - eta v_i,    worker i starts again at  x - eta beta sum_j v_j
+
+Hakimi, Barkai, Gabel, Schuster: Taming Momentum in a Distributed Asynchronous Environment, 2019 (DANA-Zero, algorithm 4
+as recalled). With one worker this is Nesterov's method in its classic form (x and the look-ahead point apart).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from torch import Tensor
+
+from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
+
+
+@dataclasses.dataclass
+class Momenta:
+    """v_i of the workers present, and their sum."""
+
+    of: dict[int, Tensor]
+    total: Tensor
+
+    def clear(self) -> None:
+        self.of.clear()
+        self.total.fill_(float("nan"))
+
+
+@dataclasses.dataclass(frozen=True)
+class DANA(Rule):
+    """Step along the arriving worker's own momentum and start it at the predicted parameters.
+
+    Args:
+        momentum: beta, in [0, 1).
+    """
+
+    name: ClassVar[str] = "dana"
+    summary: ClassVar[str] = "a momentum per worker, and starts at the predicted parameters (Hakimi et al. 2019)"
+    needs_plain_sgd: ClassVar[bool] = True
+
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
+
+    def init(self, like: Tensor) -> Momenta:
+        return Momenta({}, like.new_zeros(like.shape))
+
+    def join(self, state: Momenta, worker: int, view: View) -> Reply:
+        state.of[worker] = state.total.new_zeros(state.total.shape)
+        return Reply(start=(self._ahead(state, worker, view),))
+
+    def leave(self, state: Momenta, worker: int, view: View) -> Reply:
+        state.total.sub_(state.of.pop(worker))
+        if not state.of:
+            state.total.zero_()  # no rounding left over
+        return Reply()
+
+    def arrive(self, state: Momenta, arrival: Arrival, view: View) -> Reply:
+        own = state.of[arrival.worker]
+        state.total.add_(own, alpha=self.momentum - 1.0).add_(arrival.gradient)
+        own.mul_(self.momentum).add_(arrival.gradient)
+        return Reply(own, uses=(arrival.dispatch,), start=(self._ahead(state, arrival.worker, view),))
+
+    def _ahead(self, state: Momenta, worker: int, view: View) -> Start:
+        if self.momentum == 0:
+            return Start(worker)
+        return Start(worker, offset=state.total * (-view.learning_rate * self.momentum))

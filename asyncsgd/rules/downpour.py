@@ -1,0 +1,76 @@
+"""Downpour SGD: workers take local steps, push what they have accrued now and then, and fetch now and then.
+
+    worker:  y <- y - eta g(y) for n_push minibatches, then push the sum of the steps; every n_fetch minibatches y <- x
+    server:  x <- x - (sum of the steps)
+
+Dean, Corrado, Monga, Chen, Devin, Le, Mao, Ranzato, Senior, Tucker, Yang, Ng: Large Scale Distributed Deep Networks,
+NeurIPS 2012, section 4.1 and algorithm 7.1 of its appendix. Deviations: the server takes the workers' steps as they
+are, not Adagrad on the accrued gradients; pushes and fetches do not overlap computation. n_push = n_fetch = 1 with
+plain SGD is asynchronous SGD.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from torch import Tensor
+
+from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
+
+
+@dataclasses.dataclass
+class SinceFetch:
+    """Minibatches since each worker's last fetch."""
+
+    minibatches: dict[int, int]
+
+    def clear(self) -> None:
+        self.minibatches.clear()
+
+
+@dataclasses.dataclass(frozen=True)
+class Downpour(Rule):
+    """Apply what a worker pushes; it goes on from its own parameters until its next fetch.
+
+    Args:
+        n_push: minibatches between two pushes.
+        n_fetch: minibatches between two fetches, a multiple of `n_push`.
+    """
+
+    name: ClassVar[str] = "downpour"
+    summary: ClassVar[str] = (
+        "push every n_push, fetch every n_fetch minibatches, local steps between (Dean et al. 2012)"
+    )
+    local_steps: ClassVar[bool] = True
+    needs_points: ClassVar[bool] = True
+
+    n_push: int = 1
+    n_fetch: int = 1
+
+    def __post_init__(self) -> None:
+        if self.n_push < 1 or self.n_fetch < self.n_push or self.n_fetch % self.n_push:
+            raise ValueError(f"n_fetch must be a multiple of n_push, and both 1 or more: {self.n_fetch}, {self.n_push}")
+
+    def init(self, like: Tensor) -> SinceFetch:
+        return SinceFetch({})
+
+    def join(self, state: SinceFetch, worker: int, view: View) -> Reply:
+        state.minibatches[worker] = 0
+        return Reply(start=(Start(worker, self.n_push),))
+
+    def leave(self, state: SinceFetch, worker: int, view: View) -> Reply:
+        del state.minibatches[worker]
+        return Reply()
+
+    def arrive(self, state: SinceFetch, arrival: Arrival, view: View) -> Reply:
+        worker, offset = arrival.worker, None
+        state.minibatches[worker] += self.n_push
+        if state.minibatches[worker] >= self.n_fetch:
+            state.minibatches[worker] = 0
+        else:
+            assert arrival.start_point is not None
+            # Its own parameters, start minus gradient, seen from the server's after this step, x minus gradient.
+            offset = arrival.start_point - view.parameters
+        start = (Start(worker, self.n_push, offset),)
+        return Reply(arrival.gradient, uses=(arrival.dispatch,), start=start)

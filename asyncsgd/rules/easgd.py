@@ -1,0 +1,67 @@
+"""EASGD: every worker explores with parameters of its own, tied to a centre by an elastic force.
+
+    worker i: y_i <- H local steps from y_i;   d = alpha (y_i - x);   y_i <- y_i - d,   x <- x + d
+
+x, the server's parameters, is the centre; d is computed once, from the values before both moves, so the exchange
+conserves y_i + x. Zhang, Choromanska, LeCun: Deep Learning with Elastic Averaging SGD, NeurIPS 2015, algorithm 1
+(asynchronous; alpha = 0.9 / N, H = 10); EAMSGD is the same with a momentum in the inner optimizer. alpha = 0 is N
+independent runs. Deviation: the first local step after an exchange takes its gradient at the replica after the pull;
+the paper's algorithm takes it before the pull and applies it after.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from torch import Tensor
+
+from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
+
+
+@dataclasses.dataclass
+class Force:
+    """Where minus d is built."""
+
+    direction: Tensor
+
+    def clear(self) -> None:
+        self.direction.fill_(float("nan"))
+
+
+@dataclasses.dataclass(frozen=True)
+class EASGD(Rule):
+    """Pull the centre and the arriving worker's replica towards each other; the worker goes on from its replica.
+
+    Args:
+        alpha: elastic rate, in [0, 1].
+        num_local_steps: H between two exchanges.
+    """
+
+    name: ClassVar[str] = "easgd"
+    summary: ClassVar[str] = "replicas tied elastically to a centre, H local steps between (Zhang et al. 2015)"
+    local_steps: ClassVar[bool] = True
+    needs_points: ClassVar[bool] = True
+
+    alpha: float = 0.225
+    num_local_steps: int = 10
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1 or self.num_local_steps < 1:
+            raise ValueError(
+                f"alpha must be in [0, 1] and num_local_steps 1 or more, got {self.alpha}, {self.num_local_steps}"
+            )
+
+    def init(self, like: Tensor) -> Force:
+        return Force(like.new_zeros(like.shape))
+
+    def join(self, state: Force, worker: int, view: View) -> Reply:
+        return Reply(start=(Start(worker, self.num_local_steps),))
+
+    def arrive(self, state: Force, arrival: Arrival, view: View) -> Reply:
+        assert arrival.start_point is not None
+        apart = arrival.start_point - arrival.gradient - view.parameters  # y_i - x
+        state.direction.copy_(apart).mul_(-self.alpha)
+        offset = apart.mul_(1.0 - 2.0 * self.alpha)  # (y_i - d) - (x + d)
+        start = Start(arrival.worker, self.num_local_steps, offset)
+        return Reply(state.direction, uses=(arrival.dispatch,), start=(start,))

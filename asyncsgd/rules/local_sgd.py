@@ -1,0 +1,65 @@
+"""Local SGD and post-local SGD: every worker takes H steps of its own, then all move to the mean.
+
+    y_i <- H inner steps from x_t,    x_{t+1} = x_t - sum_i w_i (x_t - y_i) / sum w_i
+
+Stich: Local SGD Converges Fast and Communicates Little, ICLR 2019. Post-local SGD takes one step per round until
+version `post`, and H from there: Lin, Stich, Patel, Jaggi: Don't Use Large Mini-Batches, Use Local SGD, ICLR 2020.
+Inner optimizer states stay with their workers. With H = 1 and inner plain SGD it is synchronous SGD.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from torch import Tensor
+
+from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
+from asyncsgd.rules.held import Held
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalSGD(Rule):
+    """Rounds of local steps by everybody, then the weighted mean of where they ended.
+
+    Args:
+        num_local_steps: H.
+        post: one step per round before this version (post-local SGD); 0: H from the beginning.
+    """
+
+    name: ClassVar[str] = "local_sgd"
+    summary: ClassVar[str] = (
+        "H local steps by everybody, then the mean; post-local SGD with post (Stich 2019, Lin 2020)"
+    )
+    local_steps: ClassVar[bool] = True
+
+    num_local_steps: int = 4
+    post: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_local_steps < 1 or self.post < 0:
+            raise ValueError(f"num_local_steps must be 1 or more, post 0 or more: {self.num_local_steps}, {self.post}")
+
+    def init(self, like: Tensor) -> Held:
+        return Held(like)
+
+    def join(self, state: Held, worker: int, view: View) -> Reply:
+        return Reply(start=(Start(worker, self._steps(view.version)),))
+
+    def arrive(self, state: Held, arrival: Arrival, view: View) -> Reply:
+        state.add(arrival)
+        return self._fire_when_all_are_in(state, view)
+
+    def leave(self, state: Held, worker: int, view: View) -> Reply:
+        return self._fire_when_all_are_in(state, view)
+
+    def _fire_when_all_are_in(self, state: Held, view: View) -> Reply:
+        if view.in_flight or not len(state):
+            return Reply()
+        start = tuple([Start(worker, self._steps(view.version + 1)) for worker in view.workers])
+        reply = Reply(state.mean(), uses=state.dispatches, start=start)
+        state.clear()
+        return reply
+
+    def _steps(self, version: int) -> int:
+        return 1 if version < self.post else self.num_local_steps

@@ -1,0 +1,59 @@
+"""Rennala SGD: collect B gradients at the current point from anyone, then step. Also known as K-batch-sync.
+
+    x_{t+1} = x_t - eta * sum_{j=1}^{B} w_j grad f(x_t; batch_j) / sum w_j
+
+A fast worker may contribute several of the B. Time-optimal for smooth nonconvex objectives on homogeneous data with
+B = max(1, ceil(sigma^2 / eps)). Every delay is 0.
+
+Tyurin, Richtarik: Optimal Time Complexities of Parallel Stochastic Optimization Methods Under a Fixed Computation
+Model, NeurIPS 2023, algorithm 1 (workers finish, stale results are ignored); K-batch-sync of Dutta et al., AISTATS
+2018, and the published experiments stop everybody at each update (`interrupt`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from torch import Tensor
+
+from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
+from asyncsgd.rules.held import Held
+
+
+@dataclasses.dataclass(frozen=True)
+class Rennala(Rule):
+    """Step along the mean of the first `batch` gradients computed at the current version, whoever brings them.
+
+    Args:
+        batch: B, gradients per update.
+        interrupt: stop and restart everybody at each update, instead of dropping what was computed at an older version.
+    """
+
+    name: ClassVar[str] = "rennala"
+    summary: ClassVar[str] = "step along B gradients at the current point, from anyone (Rennala, K-batch-sync)"
+
+    batch: int = 4
+    interrupt: bool = True
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise ValueError(f"batch must be 1 or more, got {self.batch}")
+
+    def init(self, like: Tensor) -> Held:
+        return Held(like)
+
+    def arrive(self, state: Held, arrival: Arrival, view: View) -> Reply:
+        own = (Start(arrival.worker),)
+        if arrival.read_version < view.version:
+            return Reply(drops=(arrival.dispatch,), start=own)
+        state.add(arrival)
+        if len(state) < self.batch:
+            return Reply(start=own)
+        uses = state.dispatches
+        direction = state.mean()
+        state.clear()
+        if not self.interrupt:
+            return Reply(direction, uses=uses, start=own)
+        abandon = tuple([flight.dispatch for flight in view.in_flight.values()])
+        return Reply(direction, uses=uses, abandon=abandon, start=tuple(map(Start, view.workers)))

@@ -1,0 +1,56 @@
+"""Rescaled ASGD: heterogeneous data, each worker's step in proportion to the time its gradients take.
+
+    x_{t+1} = x_t - eta * (tau_i mean_j(1 / tau_j)) * grad f_i(x_{t - delay}; batch)
+    tau_i = mean seconds of worker i's gradients
+
+A worker that is twice as slow arrives half as often and steps twice as far, so every objective has the same weight per
+second; the factors are 1 in the mean over arrivals. Mahran et al., 2026 (arXiv 2605.13434); the normalisation is ours.
+Seconds are those recorded in the arrivals, so a replay computes the same factors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from torch import Tensor
+
+from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
+
+
+@dataclasses.dataclass
+class Seconds:
+    """worker -> [number of arrivals, mean seconds]."""
+
+    of: dict[int, tuple[int, float]]
+
+    def clear(self) -> None:
+        self.of.clear()
+
+
+@dataclasses.dataclass(frozen=True)
+class Rescaled(Rule):
+    """Apply every gradient at once with a learning rate in proportion to its worker's mean seconds."""
+
+    name: ClassVar[str] = "rescaled"
+    summary: ClassVar[str] = (
+        "heterogeneous data: learning rate in proportion to a worker's seconds (Mahran et al. 2026)"
+    )
+
+    def init(self, like: Tensor) -> Seconds:
+        return Seconds({})
+
+    def leave(self, state: Seconds, worker: int, view: View) -> Reply:
+        state.of.pop(worker, None)
+        return Reply()
+
+    def arrive(self, state: Seconds, arrival: Arrival, view: View) -> Reply:
+        start = (Start(arrival.worker),)
+        if arrival.seconds > 0:
+            number, mean = state.of.get(arrival.worker, (0, 0.0))
+            state.of[arrival.worker] = (number + 1, mean + (arrival.seconds - mean) / (number + 1))
+        if arrival.worker not in state.of:
+            return Reply(arrival.gradient, uses=(arrival.dispatch,), start=start)
+        rates = [1.0 / mean for _, mean in state.of.values()]
+        factor = state.of[arrival.worker][1] * sum(rates) / len(rates)
+        return Reply(arrival.gradient, factor, uses=(arrival.dispatch,), start=start)
