@@ -1,0 +1,626 @@
+"""Gossip: what averaging conserves, how fast it contracts, and against plain loops.
+
+Monte-Carlo bounds are 5 standard errors wide, with fixed seeds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncsgd.errors import UsageError
+from asyncsgd.problems import Array, Heterogeneous, Instance, Mode, Quadratic, Tridiagonal
+from asyncsgd.record import DIVERGED, DONE, FAILED, INTERRUPTED, Evaluation, Event, Fault, Membership, Record
+from asyncsgd.rules import Asynchronous, Synchronous
+from asyncsgd.runtime.base import Budget
+from asyncsgd.runtime.gossip import (
+    ADPSGD,
+    METHODS,
+    SGP,
+    GossipSimulation,
+    Method,
+    Partners,
+    Recorder,
+    describe,
+    exponential_distance,
+    gossip,
+    parse,
+)
+from asyncsgd.runtime.streaming import StreamingDiLoCo
+from asyncsgd.simulate import simulate
+from asyncsgd.speeds import Constant, Exponential, Infinite, Power, Speeds
+
+every_method = pytest.mark.parametrize("method", [ADPSGD(), ADPSGD("ring"), SGP(), SGP(delay=2)], ids=str)
+
+
+class Slopes(Instance):
+    """f_i(x) = c_i . x with whole numbers c_i: gradients that do not depend on x, so means are exact sums."""
+
+    def __init__(self, num_workers: int, num_parameters: int = 3) -> None:
+        self.num_workers, self.num_parameters = num_workers, num_parameters
+
+    def slope(self, worker: int, index: int) -> Array:
+        return np.array([(7 * worker + 3 * index + 5 * place) % 11 - 5.0 for place in range(self.num_parameters)])
+
+    def initial(self) -> Array:
+        return np.arange(self.num_parameters, dtype=np.float64)
+
+    def gradient(self, x: Array, worker: int, index: int, out: Array) -> float:
+        out[:] = self.slope(worker, index)
+        return float(out @ x)
+
+    def exact_gradient(self, x: Array) -> Array:
+        raise AssertionError("not needed")
+
+    def loss(self, x: Array) -> float:
+        return float(x.sum())
+
+    def optimum(self) -> None:
+        return None
+
+
+def run(
+    method: Method, num_workers: int = 4, *, speeds: Speeds | None = None, problem: object = None, **changes: object
+) -> GossipSimulation:
+    speeds = speeds or Exponential()
+    instance = problem if isinstance(problem, Instance) else (problem or Heterogeneous()).on(num_workers, seed=1)  # type: ignore[attr-defined]
+    arguments: dict = {"learning_rate": 0.125, "budget": Budget(samples=24), "evaluations": 4, "seed": 5, **changes}
+    return gossip(method, instance, speeds.on(num_workers, seed=2), num_workers=num_workers, **arguments)
+
+
+def pure_gossip(method: Method, num_workers: int, rounds: int, start: Array, **changes: object) -> GossipSimulation:
+    """Gossip alone, the learning rate being 0; as many evaluations as samples."""
+    problem = Quadratic(dimension=start.shape[1])
+    samples = rounds * num_workers if isinstance(method, SGP) else rounds
+    return run(
+        method,
+        num_workers,
+        problem=problem,
+        learning_rate=0.0,
+        start=start,
+        budget=Budget(samples=samples),
+        **{"evaluations": samples, **changes},
+    )
+
+
+def spread(num_workers: int, num_parameters: int = 3, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal((num_workers, num_parameters))
+
+
+def events_of(records: list[Record]) -> list[Event]:
+    return [record for record in records if isinstance(record, Event)]
+
+
+def same(first: GossipSimulation, second: GossipSimulation) -> bool:
+    return (
+        first.models.tobytes() == second.models.tobytes()
+        and first.weights.tobytes() == second.weights.tobytes()
+        and (first.result, first.evaluations, first.consensus, first.versions)
+        == (second.result, second.evaluations, second.consensus, second.versions)
+    )
+
+
+# Reductions
+
+
+@every_method
+def test_one_worker_is_sequential_sgd_to_the_last_bit(method: Method) -> None:
+    if method == SGP(delay=2):
+        method = SGP()  # one worker has no messages to delay, see the refusals below
+    problem = Tridiagonal(dimension=7, noise=0.3)
+    done = run(method, 1, problem=problem)
+    instance = problem.on(1, seed=1)
+    x, gradient = instance.initial(), np.empty(7)
+    for index in range(24):
+        instance.gradient(x, 0, index, gradient)
+        x = x - 0.125 * gradient
+    assert done.models.tobytes() == done.parameters.tobytes() == x.tobytes()
+    alone = simulate(
+        Asynchronous(), instance, Exponential().on(1, 2), num_workers=1, learning_rate=0.125, budget=Budget(24)
+    )
+    assert done.virtual_seconds == alone.virtual_seconds
+    assert np.allclose(x, alone.parameters.numpy(), rtol=0, atol=1e-12)
+
+
+def test_sgp_of_two_workers_is_synchronous_sgd() -> None:
+    problem = Tridiagonal(dimension=5, noise=0.2)
+    done = run(SGP(), 2, problem=problem, evaluations=12)
+    synchronous = simulate(
+        Synchronous(),
+        problem.on(2, seed=1),
+        Exponential().on(2, seed=2),
+        num_workers=2,
+        learning_rate=0.125,
+        budget=Budget(samples=24),
+        evaluations=12,
+    )
+    assert np.allclose(done.models, synchronous.parameters.numpy(), rtol=0, atol=1e-12)
+    assert done.virtual_seconds == synchronous.virtual_seconds
+    assert [(e.train_seconds, e.total_samples) for e in done.evaluations] == [
+        (e.train_seconds, e.total_samples) for e in synchronous.evaluations
+    ]
+    assert [e.loss for e in done.evaluations] == pytest.approx([e.loss for e in synchronous.evaluations], abs=1e-12)
+
+
+@pytest.mark.parametrize("delay", [0, 1, 3])
+def test_sgp_is_its_plain_loop(delay: int) -> None:
+    num_workers, rounds, rate = 5, 9, 0.125
+    problem = Heterogeneous(noise=0.3)
+    instance = problem.on(num_workers, seed=1)
+    x = [instance.initial() for _ in range(num_workers)]
+    w = [1.0] * num_workers
+    inbox: dict[tuple[int, int], tuple[Array, float]] = {}
+    gradient = np.empty(instance.num_parameters)
+    for k in range(rounds):
+        for i in range(num_workers):
+            instance.gradient(x[i] / w[i], i, k, gradient)
+            x[i] = x[i] - rate * gradient
+        for i in range(num_workers):
+            x[i], w[i] = x[i] / 2, w[i] / 2
+            inbox[k + delay, (i + 2 ** (k % 3)) % num_workers] = x[i].copy(), w[i]
+        for i in range(num_workers):
+            numerator, weight = inbox.pop((k, i), (np.zeros_like(x[i]), 0.0))
+            x[i], w[i] = x[i] + numerator, w[i] + weight
+    done = run(SGP(delay), num_workers, problem=problem, budget=Budget(samples=rounds * num_workers))
+    assert np.array_equal(done.models, np.array([x[i] / w[i] for i in range(num_workers)]))
+    assert np.array_equal(done.weights, w)
+    total = sum(x) + sum((numerator for numerator, _ in inbox.values()), np.zeros_like(x[0]))
+    assert done.parameters == pytest.approx(total / num_workers, abs=1e-12)
+
+
+@pytest.mark.parametrize("topology", ["complete", "ring"])
+def test_ad_psgd_is_its_plain_loop(topology: str) -> None:
+    num_workers, rate = 5, 0.125
+    problem = Heterogeneous(noise=0.3)
+    records: list[Record] = []
+    done = run(ADPSGD(topology), num_workers, problem=problem, budget=Budget(samples=60), report=records.append)
+    instance, sampler = problem.on(num_workers, seed=1), Exponential().on(num_workers, seed=2)
+    partners = Partners(topology, num_workers, seed=5)
+    x = [instance.initial() for _ in range(num_workers)]
+    taken = [x[i].copy() for i in range(num_workers)]
+    finish = [sampler.draw_one(i, 0) for i in range(num_workers)]
+    count, delay = [0] * num_workers, [0] * num_workers
+    gradient = np.empty(instance.num_parameters)
+    handed_out, expected = num_workers, []
+    while min(finish) < math.inf:
+        i = finish.index(min(finish))
+        now, k = finish[i], count[i]
+        expected.append((now, i, k, delay[i]))
+        instance.gradient(taken[i], i, k, gradient)
+        j = partners.of(i, k)
+        x[i], x[j] = (x[i] + x[j]) * 0.5, (x[i] + x[j]) * 0.5
+        delay[j] += 1
+        x[i] = x[i] - rate * gradient
+        taken[i], delay[i], count[i] = x[i].copy(), 0, k + 1
+        finish[i] = math.inf
+        if handed_out < 60:
+            handed_out, finish[i] = handed_out + 1, now + sampler.draw_one(i, k + 1)
+    assert np.array_equal(done.models, np.array(x))
+    assert expected == [(e.train_seconds, e.worker, e.batches[0][1], e.uses[0][1]) for e in events_of(records)]
+
+
+# What averaging conserves
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    num_workers=st.integers(1, 6),
+    samples=st.integers(1, 15),
+    topology=st.sampled_from(["complete", "ring"]),
+    speeds=st.sampled_from([Constant(), Power(1.0), Exponential()]),
+    seed=st.integers(0, 2**70),
+)
+def test_the_mean_of_ad_psgd_moves_by_gradients_alone(
+    num_workers: int, samples: int, topology: str, speeds: Speeds, seed: int
+) -> None:
+    problem = Slopes(num_workers)
+    records: list[Record] = []
+    done = run(
+        ADPSGD(topology),
+        num_workers,
+        problem=problem,
+        speeds=speeds,
+        seed=seed,
+        budget=Budget(samples=samples),
+        report=records.append,
+    )
+    # Small multiples of powers of two: every average is exact, and so is the sum of the models.
+    gradients = [problem.slope(event.worker, event.batches[0][1]) for event in events_of(records)]
+    total = num_workers * problem.initial() - 0.125 * np.sum(gradients, axis=0)
+    assert len(gradients) == samples == done.num_arrivals
+    assert np.array_equal(done.models.sum(axis=0), total)
+    assert np.array_equal(done.parameters, done.models.mean(axis=0))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    num_workers=st.integers(2, 7),
+    rounds=st.integers(1, 12),
+    delay=st.integers(0, 4),
+    speeds=st.sampled_from([Constant(), Power(1.0), Exponential()]),
+)
+def test_push_sum_conserves_the_sums_of_numerators_and_weights(
+    num_workers: int, rounds: int, delay: int, speeds: Speeds
+) -> None:
+    problem = Slopes(num_workers)
+    done = run(SGP(delay), num_workers, problem=problem, speeds=speeds, budget=Budget(samples=rounds * num_workers))
+    # Powers of two throughout, so the weights add up to N exactly.
+    assert done.weights.sum() + done.weights_in_transit.sum() == num_workers
+    assert (done.weights_in_transit > 0).any() == (delay > 0)
+    gradients = [problem.slope(worker, index) for worker in range(num_workers) for index in range(rounds)]
+    mean = problem.initial() - 0.125 / num_workers * np.sum(gradients, axis=0)
+    assert done.parameters == pytest.approx(mean, abs=1e-12)
+    assert done.versions == (rounds,) * num_workers
+
+
+@pytest.mark.parametrize(("num_workers", "rounds"), [(2, 1), (4, 2), (8, 3), (16, 4)])
+def test_a_power_of_two_of_workers_agrees_exactly_after_one_sweep_of_the_exponential_graph(
+    num_workers: int, rounds: int
+) -> None:
+    start = np.arange(2.0 * num_workers).reshape(num_workers, 2) ** 2
+    done = pure_gossip(SGP(), num_workers, rounds, start)
+    assert np.array_equal(done.models, np.tile(start.mean(axis=0), (num_workers, 1)))
+    assert done.consensus[-1] == 0.0 < done.consensus[-2]
+
+
+@pytest.mark.parametrize("delay", [1, 2, 6])
+def test_without_the_weight_the_limit_of_late_push_sum_is_biased(delay: int) -> None:
+    start = 1.0 + spread(6)
+    done = pure_gossip(SGP(delay), 6, 1500, start, evaluations=1)
+    mean = start.mean(axis=0)
+    assert np.allclose(done.models, mean, rtol=0, atol=1e-12)
+    # Of the mass N, the share delay / (delay + 2) is on its way: sent are halves, and each stays `delay` rounds.
+    share = 2 / (2 + delay)
+    assert done.weights == pytest.approx(np.full(6, share), abs=1e-12)
+    numerators = done.models * done.weights[:, None]
+    assert numerators == pytest.approx(np.tile(share * mean, (6, 1)), abs=1e-12)
+    assert np.abs(numerators - mean).max() > 0.05
+
+
+# How fast gossip contracts
+
+
+@pytest.mark.parametrize("num_workers", [3, 10])
+def test_a_random_pair_average_contracts_the_consensus_distance_by_one_in_n_minus_1(num_workers: int) -> None:
+    # With exponential times whoever finishes next is uniform, whatever went before: uniform random pairs.
+    ratios = []
+    for seed in range(40):
+        instance = Quadratic(dimension=4).on(num_workers, seed=0)
+        done = gossip(
+            ADPSGD(),
+            instance,
+            Exponential().on(num_workers, seed),
+            num_workers=num_workers,
+            learning_rate=0.0,
+            budget=Budget(samples=100),
+            evaluations=100,
+            seed=seed,
+            start=spread(num_workers, 4, seed),
+        )
+        # The last N exchanges are left out: once the budget is handed out, workers stop one by one.
+        distances = np.array(done.consensus[:-num_workers])
+        large = np.flatnonzero(distances[:-1] > 1e-20)  # well above rounding
+        ratios.append(distances[large + 1] / distances[large])
+    ratio = np.concatenate(ratios)
+    error = float(ratio.std() / math.sqrt(len(ratio)))
+    assert error < 0.01
+    assert abs(float(ratio.mean()) - (1 - 1 / (num_workers - 1))) < 5 * error
+
+
+def test_a_ring_contracts_more_slowly_than_the_complete_graph() -> None:
+    start = spread(12)
+    complete, ring = (pure_gossip(ADPSGD(topology), 12, 120, start) for topology in ("complete", "ring"))
+    assert complete.consensus[-1] < 0.01 * ring.consensus[-1] < 0.01 * ring.consensus[0]
+
+
+def test_the_consensus_distance_is_the_mean_squared_distance_from_the_mean() -> None:
+    start = np.array([[0.0, 0.0], [2.0, 4.0]])
+    done = pure_gossip(ADPSGD(), 2, 1, start)
+    assert done.consensus == [5.0, 0.0]  # the mean is (1, 2), either distance 1 + 4
+    assert run(SGP(), 4, problem=Slopes(4), budget=Budget(samples=0)).consensus == [0.0]
+
+
+# Delays
+
+
+@pytest.mark.parametrize("topology", ["complete", "ring"])
+@pytest.mark.parametrize("speeds", [Constant(), Power(1.0), Exponential()], ids=str)
+def test_delays_and_delays_in_flight_add_up_to_the_number_of_exchanges(topology: str, speeds: Speeds) -> None:
+    records: list[Record] = []
+    budget = Budget(seconds=40.0)
+    done = run(ADPSGD(topology), 5, speeds=speeds, budget=budget, report=records.append)
+    events = events_of(records)
+    last = {event.worker: event.version for event in events}
+    in_flight = sum(version - last.get(worker, 0) for worker, version in enumerate(done.versions))
+    assert sum(delay for event in events for _, delay in event.uses) + in_flight == len(events) == done.num_arrivals
+
+
+def test_two_equally_fast_workers_alternate_with_delays_0_1_1_1() -> None:
+    records: list[Record] = []
+    run(ADPSGD(), 2, speeds=Constant(), budget=Budget(samples=6), report=records.append)
+    events = events_of(records)
+    assert [(e.worker, e.train_seconds, e.read_version, e.version, e.arrival_delay) for e in events] == [
+        (0, 1.0, 0, 1, 0),
+        (1, 1.0, 0, 2, 1),
+        (0, 2.0, 1, 3, 1),
+        (1, 2.0, 2, 4, 1),
+        (0, 3.0, 3, 5, 1),
+        (1, 3.0, 4, 6, 1),
+    ]
+    assert [e.dispatch for e in events] == [0, 1, 2, 3, 4, 5]
+    assert [e.started for e in events] == [
+        ((0, 2, ((0, 1, 2),), None),),
+        ((1, 3, ((1, 1, 2),), None),),
+        ((0, 4, ((0, 2, 3),), None),),
+        ((1, 5, ((1, 2, 3),), None),),
+        (),
+        (),
+    ]
+    joins = [record for record in records if isinstance(record, Membership)]
+    assert [join.started for join in joins] == [((0, 0, ((0, 0, 1),), None),), ((1, 1, ((1, 0, 1),), None),)]
+
+
+def test_the_records_of_sgp_say_how_long_everybody_waited_for_the_slowest() -> None:
+    records: list[Record] = []
+    done = run(SGP(), 3, speeds=Power(1.0), budget=Budget(samples=6), report=records.append)
+    assert done.virtual_seconds == 6.0
+    events = events_of(records)
+    assert [(e.train_seconds, e.worker, e.compute_seconds, e.wait_seconds) for e in events] == [
+        (3.0, 0, 1.0, 0.0),
+        (3.0, 1, 2.0, 0.0),
+        (3.0, 2, 3.0, 0.0),
+        (6.0, 0, 1.0, 2.0),
+        (6.0, 1, 2.0, 1.0),
+        (6.0, 2, 3.0, 0.0),
+    ]
+    assert [e.uses for e in events] == [((dispatch, 0),) for dispatch in range(6)]
+    assert [len(e.started) for e in events] == [0, 0, 3, 0, 0, 0]
+
+
+# Partners
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    topology=st.sampled_from(["complete", "ring"]),
+    num_workers=st.integers(2, 9),
+    seed=st.integers(-(2**70), 2**70),
+    data=st.data(),
+)
+def test_a_partner_is_a_neighbour_and_does_not_depend_on_the_order_of_questions(
+    topology: str, num_workers: int, seed: int, data: st.DataObject
+) -> None:
+    questions = st.tuples(st.integers(0, num_workers - 1), st.integers(0, 200))
+    asked = data.draw(st.lists(questions, max_size=20))
+    partners = Partners(topology, num_workers, seed)
+    for worker, exchange in asked:
+        partner = partners.of(worker, exchange)
+        assert partner == Partners(topology, num_workers, seed).of(worker, exchange)
+        assert 0 <= partner < num_workers
+        assert partner != worker
+        assert topology == "complete" or (partner - worker) % num_workers in (1, num_workers - 1)
+
+
+@pytest.mark.parametrize(("topology", "neighbours"), [("complete", 5), ("ring", 2)])
+def test_partners_are_uniform_over_the_neighbours(topology: str, neighbours: int) -> None:
+    partners, draws = Partners(topology, 6, seed=3), 4000
+    counts = Counter(partners.of(2, exchange) for exchange in range(draws))
+    assert len(counts) == neighbours
+    share = 1 / neighbours
+    for count in counts.values():
+        assert abs(count / draws - share) < 5 * math.sqrt(share * (1 - share) / draws)
+
+
+def test_other_seeds_and_workers_meet_others() -> None:
+    def met(seed: int, worker: int) -> list[int]:
+        partners = Partners("ring", 8, seed)
+        return [(partners.of(worker, exchange) - worker) % 8 for exchange in range(64)]
+
+    assert met(0, 0) == met(0, 0)
+    assert len({tuple(met(seed, worker)) for seed in (0, 1) for worker in (0, 5)}) == 4
+    assert not same(run(ADPSGD(), seed=0), run(ADPSGD(), seed=1))
+
+
+def test_the_exponential_graph_sweeps_the_distances_below_n() -> None:
+    assert [exponential_distance(k, 2) for k in range(3)] == [1, 1, 1]
+    assert [exponential_distance(k, 8) for k in range(4)] == [1, 2, 4, 1]
+    assert [exponential_distance(k, 9) for k in range(5)] == [1, 2, 4, 8, 1]
+
+
+# Runs
+
+
+@every_method
+@settings(max_examples=10, deadline=None)
+@given(num_workers=st.integers(2, 5), speeds=st.sampled_from([Constant(), Power(2.0), Exponential(3.0)]))
+def test_two_runs_are_bitwise_equal_and_reporting_changes_nothing(
+    method: Method, num_workers: int, speeds: Speeds
+) -> None:
+    first = run(method, num_workers, speeds=speeds)
+    records: list[Record] = []
+    assert same(first, run(method, num_workers, speeds=speeds, report=records.append))
+    assert [record for record in records if isinstance(record, Evaluation)] == first.evaluations
+    seconds = [event.train_seconds for event in events_of(records)]
+    assert seconds == sorted(seconds)
+    assert [event.total_samples for event in events_of(records)] == list(range(1, len(seconds) + 1))
+    started = [entry for record in records if isinstance(record, Event | Membership) for entry in record.started]
+    assert [dispatch for _, dispatch, _, _ in started] == list(range(first.num_arrivals))
+    assert {(e.worker, e.dispatch, e.batches) for e in events_of(records)} == {entry[:3] for entry in started}
+
+
+@every_method
+def test_all_methods_reach_the_neighbourhood_of_a_heterogeneous_optimum(method: Method) -> None:
+    done = run(method, 4, problem=Heterogeneous(noise=0.0), learning_rate=0.02, budget=Budget(samples=4000))
+    assert done.result.status == DONE
+    assert done.evaluations[-1].loss < 0.01 * done.evaluations[0].loss
+
+
+def test_a_budget_in_samples_is_rounded_up_to_whole_rounds_of_sgp() -> None:
+    assert run(SGP(), 4, budget=Budget(samples=9)).num_arrivals == 12
+    assert run(ADPSGD(), 4, budget=Budget(samples=9)).num_arrivals == 9
+
+
+@every_method
+def test_a_budget_of_no_samples_evaluates_the_start(method: Method) -> None:
+    done = run(method, budget=Budget(samples=0))
+    assert (done.num_arrivals, len(done.evaluations), done.virtual_seconds) == (0, 1, 0.0)
+
+
+@every_method
+def test_points_of_time_are_evaluated_exactly_and_the_limit_ends_the_run(method: Method) -> None:
+    done = run(method, speeds=Constant(), budget=Budget(seconds=3.5), evaluations=7)
+    assert [e.train_seconds for e in done.evaluations] == [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5]
+    assert [e.total_samples for e in done.evaluations] == [0, 0, 4, 4, 8, 8, 12, 12]
+    assert [e.version for e in done.evaluations] == [0, 0, 4, 4, 8, 8, 12, 12]
+    assert (done.virtual_seconds, done.num_arrivals) == (3.5, 12)
+
+
+@every_method
+def test_seconds_may_end_a_run_before_its_samples_and_the_end_is_evaluated(method: Method) -> None:
+    done = run(method, speeds=Constant(), budget=Budget(samples=40, seconds=3.5), evaluations=5)
+    assert [(e.total_samples, e.train_seconds) for e in done.evaluations] == [(0, 0.0), (8, 2.0), (12, 3.5)]
+    assert (done.result.status, done.virtual_seconds) == (DONE, 3.5)
+
+
+@every_method
+def test_a_target_loss_ends_the_run(method: Method) -> None:
+    done = run(method, problem=Mode(), budget=Budget(samples=4000, target_loss=0.01), evaluations=400)
+    assert done.result.status == DONE
+    assert done.num_arrivals < 400
+    assert done.evaluations[-1].loss <= 0.01 < done.evaluations[-2].loss
+
+
+@every_method
+def test_the_learning_rate_may_depend_on_the_samples_that_arrived(method: Method) -> None:
+    def stops_after_8(num_samples: int) -> float:
+        return 0.125 if num_samples <= 8 else 0.0
+
+    records: list[Record] = []
+    run(method, learning_rate=stops_after_8, report=records.append)
+    assert [event.learning_rate for event in events_of(records)] == [0.125] * 8 + [0.0] * 16
+    before, *after = [e.loss for e in run(method, learning_rate=stops_after_8, evaluations=3).evaluations][1:]
+    assert after == pytest.approx([before] * 2, rel=1e-12)
+
+
+@every_method
+def test_a_loss_that_is_not_finite_ends_the_run(method: Method) -> None:
+    records: list[Record] = []
+    with np.errstate(all="ignore"):
+        done = run(
+            method,
+            problem=Mode(),
+            learning_rate=1e200,
+            budget=Budget(samples=400),
+            evaluations=1,
+            report=records.append,
+        )
+    assert done.result.status == DIVERGED
+    assert done.result.message.startswith("the loss of worker ")
+    assert isinstance(records[-1], Fault)
+    with np.errstate(all="ignore"):
+        done = run(method, problem=Mode(), learning_rate=1e200, budget=Budget(samples=400), evaluations=400)
+    assert done.result.status == DIVERGED
+
+
+@every_method
+def test_workers_that_take_for_ever(method: Method) -> None:
+    for_ever = Infinite(probability=0.999999)
+    done = run(method, speeds=for_ever)
+    assert (done.result.status, done.num_arrivals) == (FAILED, 0)
+    assert "takes for ever" in done.result.message
+    timed = run(method, speeds=for_ever, budget=Budget(seconds=2.0), evaluations=2)
+    assert timed.result.status == DONE
+    assert [e.train_seconds for e in timed.evaluations] == [0.0, 1.0, 2.0]
+
+
+@every_method
+def test_the_user_may_stop_a_run(method: Method) -> None:
+    done = run(method, stop_requested=lambda: True)
+    assert (done.result.status, done.num_arrivals) == (INTERRUPTED, 0)
+
+
+# Text form and refusals
+
+
+def test_the_text_of_a_method_means_the_method() -> None:
+    for method in (ADPSGD(), ADPSGD("ring"), SGP(), SGP(delay=3)):
+        assert parse(str(method)) == method
+    assert parse("ad_psgd") == ADPSGD()
+    assert parse("sgp:") == SGP()
+    assert parse("streaming_diloco:overlap=1") is None
+    assert list(METHODS) == ["ad_psgd", "sgp"]
+    ad_psgd, sgp = describe()
+    assert ad_psgd.startswith("  ad_psgd          gossip: ")
+    assert ad_psgd.endswith("[topology=complete]")
+    assert sgp.startswith("  sgp              gossip: ")
+    assert sgp.endswith("[delay=0]")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "ad_psgd:topolgy=ring",
+            "rule 'ad_psgd' has no parameter 'topolgy'; did you mean 'topology'?; it takes topology",
+        ),
+        ("sgp:delay=1,delay=1", "rule parameter 'delay' is given twice in 'sgp:delay=1,delay=1'; keep one"),
+        ("sgp:delay", "rule parameter 'delay' has no value; type --rule sgp:delay=VALUE"),
+        ("sgp:delay=1.5", "rule parameter delay='1.5' is not a whole number"),
+        ("sgp:delay=-1", "--rule sgp:delay=-1: delay must be 0 or more rounds, got -1"),
+        (
+            "ad_psgd:topology=rings",
+            "--rule ad_psgd:topology=rings: topology must be one of complete, ring, got 'rings'; did you mean 'ring'?",
+        ),
+    ],
+)
+def test_a_text_that_means_nothing_says_what_to_type(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(text)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"budget": Budget()}, "the run would never end; give it a budget in samples or in seconds"),
+        ({"budget": Budget(target_loss=1.0)}, "the run would never end; give it a budget in samples or in seconds"),
+        ({"evaluations": 0}, "evaluations must be 1 or more, got 0"),
+        ({"learning_rate": -1.0}, "learning_rate must be 0 or more and finite, got -1.0"),
+        ({"learning_rate": math.nan}, "learning_rate must be 0 or more and finite, got nan"),
+        ({"problem": Slopes(3)}, "the problem was made for 3 workers, not 4; type .on(4, seed) for both"),
+        ({"start": np.zeros((3, 2))}, "start must have a row for each worker, shape (4, 1), got (3, 2)"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(changes: dict, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        run(SGP(), **{"problem": Mode(), **changes})
+    assert str(caught.value) == message
+
+
+def test_speeds_of_other_workers_a_delay_without_messages_and_other_methods_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"^the speeds were made for 5 workers, not 4; type \.on\(4, seed\) for both$"):
+        gossip(SGP(), Mode().on(4, 0), Constant().on(5, 0), num_workers=4, learning_rate=0.1, budget=Budget(samples=4))
+    with pytest.raises(UsageError, match=r"^delay=1 has no effect: one worker sends no messages; type sgp:delay=0$"):
+        run(SGP(delay=1), 1)
+    with pytest.raises(TypeError, match=r"is not a method of gossip: ad_psgd, sgp$"):
+        run(StreamingDiLoCo())
+    with pytest.raises(ValueError, match=r"^partners need 2 workers or more, got 1$"):
+        Partners("ring", 1, seed=0)
+
+
+def test_the_recorder_counts_dispatches_from_0() -> None:
+    instance = Mode().on(1, 0)
+    recorder = Recorder(
+        instance,
+        lambda: (np.zeros(1), np.zeros((1, 1))),
+        budget=Budget(samples=1),
+        evaluations=1,
+        report=None,
+        stop_requested=lambda: False,
+    )
+    assert [recorder.dispatch() for _ in range(3)] == [0, 1, 2]
