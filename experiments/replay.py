@@ -16,7 +16,7 @@ from typing import Any
 
 from asyncsgd.errors import UsageError
 from asyncsgd.record import read_events
-from asyncsgd.settings import Settings, load_yaml, make_settings
+from asyncsgd.settings import load_yaml, make_settings
 
 REFUSED = {
     "hogwild": "its workers read and wrote one vector without locks, and what they saw is nowhere written down",
@@ -42,9 +42,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def replay(arguments: argparse.Namespace) -> int:
-    settings, summary = read_run(arguments.run_dir)
     if arguments.check_every < 1:
         raise UsageError(f"--check-every must be 1 or more, got {arguments.check_every}")
+    summary = read_summary(arguments.run_dir)
+    simulated = read_yaml(arguments.run_dir).get("simulate")
+    if simulated is not None:
+        return replay_simulation(arguments, simulated, summary)
+    settings = make_settings(load_yaml(arguments.run_dir / "settings.yaml"))
 
     from asyncsgd.replay import PreparedReplay
 
@@ -55,10 +59,7 @@ def replay(arguments: argparse.Namespace) -> int:
             f"{summary.get('data_fingerprint')}; install the packages of its environment.json, or give the same file"
         )
     difference = prepared.run(arguments.to)
-    print(f"updates    {prepared.version} replayed, {prepared.num_checked} losses compared")
-    if difference is not None:
-        print(f"different  {difference.message}")
-        print(f"           the runs part at update {difference.version} or before it")
+    if not agrees(difference, prepared.version, prepared.num_checked):
         return 1
     if arguments.to is not None:
         if prepared.version < arguments.to:
@@ -67,14 +68,41 @@ def replay(arguments: argparse.Namespace) -> int:
         prepared.save(folder)
         print(f"saved      the model of version {arguments.to} in {folder}")
         return 0
-    recorded, replayed = summary.get("parameters_sha256"), prepared.parameters_sha256
+    return verdict(summary, prepared.parameters_sha256)
+
+
+def replay_simulation(arguments: argparse.Namespace, settings: dict[str, Any], summary: dict[str, Any]) -> int:
+    """A run of experiments/simulate.py: the same server and rule, fed the log's arrivals."""
+    from asyncsgd.simulate import SimulationSettings, vector_sha256
+
+    if arguments.to is not None or arguments.out is not None:
+        raise UsageError("--to and --out save a model, and a closed-form problem has none; drop them")
+    replaying, server = SimulationSettings(**settings).replay(read_records(arguments.run_dir), arguments.check_every)
+    if not agrees(replaying.run(), server.version, replaying.num_checked):
+        return 1
+    return verdict(summary, vector_sha256(server.parameters))
+
+
+def agrees(difference: Any, version: int, num_checked: int) -> bool:
+    """Say how far the replay came and where it parts from the log, if it does."""
+    print(f"updates    {version} replayed, {num_checked} losses compared")
+    if difference is None:
+        return True
+    print(f"different  {difference.message}")
+    print(f"           the runs part at update {difference.version} or before it")
+    return False
+
+
+def verdict(summary: dict[str, Any], replayed: str) -> int:
+    """Compare the hashes; the exit code."""
+    recorded = summary.get("parameters_sha256")
     print(f"recorded   {recorded}\nreplayed   {replayed}")
     print("identical" if recorded == replayed else "different  all compared losses agree, the final parameters do not")
     return 0 if recorded == replayed else 1
 
 
-def read_run(folder: Path) -> tuple[Settings, dict[str, Any]]:
-    """The run's settings and summary; refuse what cannot be replayed, by name and with the reason."""
+def read_summary(folder: Path) -> dict[str, Any]:
+    """The run's summary; refuse what cannot be replayed, by name and with the reason."""
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -84,7 +112,16 @@ def read_run(folder: Path) -> tuple[Settings, dict[str, Any]]:
     mode = summary.get("mode")
     if mode in REFUSED:
         raise UsageError(f"a run of mode {mode} cannot be replayed: {REFUSED[mode]}")
-    return make_settings(load_yaml(folder / "settings.yaml")), summary
+    return dict(summary)
+
+
+def read_yaml(folder: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        return dict(yaml.safe_load((folder / "settings.yaml").read_text(encoding="utf-8")) or {})
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UsageError(f"{folder / 'settings.yaml'} cannot be read: {error}") from error
 
 
 def read_records(folder: Path) -> list[dict[str, Any]]:

@@ -1,0 +1,225 @@
+"""Simulate: a rule, a closed-form problem and speeds under virtual time, put together in one call."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from asyncsgd.errors import UsageError
+from asyncsgd.problems import Instance, parse_problem
+from asyncsgd.record import Evaluation
+from asyncsgd.rules import parse_rule
+from asyncsgd.rules.base import Rule
+from asyncsgd.runtime import gossip, streaming
+from asyncsgd.runtime.base import Budget, Report, Result
+from asyncsgd.runtime.computation import ProblemGradients
+from asyncsgd.runtime.gossip import Method
+from asyncsgd.runtime.replay import LogRecord, Replay
+from asyncsgd.runtime.streaming import StreamingDiLoCo
+from asyncsgd.runtime.virtual import OwnStreams, Virtual
+from asyncsgd.server import OptimizerRecipe, PlainSGD, Schedule, Server
+from asyncsgd.speeds import Network, Sampler, parse_network, parse_speeds
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulation:
+    """How a simulation ended."""
+
+    result: Result
+    evaluations: list[Evaluation]
+    """The first at time 0, the last at the end; `loss` is the excess f(x) - f*."""
+    parameters: Tensor
+    """float64 `(P,)`, the last ones; owned by the caller."""
+    version: int
+    num_arrivals: int
+    """Gradients that arrived, used or not."""
+    virtual_seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class SimulationSettings:
+    """What ``experiments/simulate.py`` runs, as text and numbers; written to settings.yaml and read back by a replay.
+
+    >>> SimulationSettings(rule="rennala:batch=2", workers=4, samples=100).check()
+    """
+
+    rule: str = "asynchronous"
+    workers: int = 8
+    problem: str = "quadratic"
+    speeds: str = "exponential:1"
+    learning_rate: float = 0.05
+    samples: int | None = None
+    budget_seconds: float | None = None
+    evaluations: int = 8
+    network: str | None = None
+    seed: int = 0
+
+    def check(self) -> None:
+        """Look at everything that does not need a run.
+
+        Raises:
+            UsageError: with the value and what to type instead.
+        """
+        for name, least in (("workers", 1), ("evaluations", 1), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise UsageError(f"--{name} must be {least} or more, got {getattr(self, name)}")
+        for flag, value in (
+            ("--learning-rate", self.learning_rate),
+            ("--samples", self.samples),
+            ("--budget-seconds", self.budget_seconds),
+        ):
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise UsageError(f"{flag} must be more than 0, got {value}")
+        if self.samples is None and self.budget_seconds is None:
+            raise UsageError("a simulation needs an end; type --samples 10000 or --budget-seconds 1000")
+        method = self.method()
+        if self.network is not None and not isinstance(method, Rule):
+            raise UsageError(f"--network is for rules of a server; {method.name} has none; drop it")
+        self.instance(), self.sampler(), self.links()
+
+    def method(self) -> Rule | Method | StreamingDiLoCo:
+        """The rule, or the method with a runtime of its own."""
+        return gossip.parse(self.rule) or streaming.parse(self.rule) or parse_rule(self.rule)
+
+    def instance(self) -> Instance:
+        return parse_problem(self.problem).on(self.workers, self.seed)
+
+    def sampler(self) -> Sampler:
+        return parse_speeds(self.speeds).on(self.workers, self.seed)
+
+    def links(self) -> Network | None:
+        return None if self.network is None else parse_network(self.network)
+
+    def run(self, report: Report, stop_requested: Callable[[], bool] = lambda: False) -> tuple[Result, Tensor]:
+        """Run it; how it ended, and the last parameters (of gossip the mean model's), float64 `(P,)`."""
+        method, instance, sampler = self.method(), self.instance(), self.sampler()
+        budget = Budget(self.samples, self.budget_seconds)
+        if isinstance(method, Rule):
+            done = simulate(
+                method,
+                instance,
+                sampler,
+                num_workers=self.workers,
+                learning_rate=self.learning_rate,
+                budget=budget,
+                evaluations=self.evaluations,
+                report=report,
+                network=self.links(),
+                stop_requested=stop_requested,
+            )
+            return done.result, done.parameters
+        if isinstance(method, StreamingDiLoCo):
+            streamed = streaming.stream(
+                method,
+                instance,
+                sampler,
+                num_workers=self.workers,
+                learning_rate=self.learning_rate,
+                budget=budget,
+                evaluations=self.evaluations,
+                report=report,
+                stop_requested=stop_requested,
+            )
+            return streamed.result, torch.from_numpy(streamed.outer)
+        gossiped = gossip.gossip(
+            method,
+            instance,
+            sampler,
+            num_workers=self.workers,
+            learning_rate=self.learning_rate,
+            budget=budget,
+            evaluations=self.evaluations,
+            seed=self.seed,
+            report=report,
+            stop_requested=stop_requested,
+        )
+        return gossiped.result, torch.from_numpy(gossiped.models.mean(axis=0))
+
+    def replay(self, records: Iterable[LogRecord], check_every: int = 1) -> tuple[Replay, Server]:
+        """A replay of the run's log, and the server that it changes.
+
+        Raises:
+            UsageError: for a method without a server.
+        """
+        rule = self.method()
+        if not isinstance(rule, Rule):
+            raise UsageError(f"{rule.name} has no server whose log could be replayed; simulate it again: same bits")
+        computation = ProblemGradients(self.instance())
+        parameters = computation.initial()
+        server = Server(parameters, rule, PlainSGD(parameters), lambda num_samples: self.learning_rate)
+        return Replay(server, computation, records, check_every=check_every), server
+
+
+def vector_sha256(parameters: Tensor) -> str:
+    """The sha256 of a vector's bytes: equal exactly when all bits are equal."""
+    return hashlib.sha256(parameters.contiguous().numpy().tobytes()).hexdigest()
+
+
+def simulate(
+    rule: Rule,
+    instance: Instance,
+    sampler: Sampler,
+    *,
+    num_workers: int,
+    learning_rate: float | Schedule,
+    budget: Budget,
+    evaluations: int = 20,
+    report: Report | None = None,
+    network: Network | None = None,
+    inner: OptimizerRecipe | None = None,
+    stop_requested: Callable[[], bool] = lambda: False,
+) -> Simulation:
+    """Run `rule` on `instance` with plain SGD at the server.
+
+    Every worker draws its samples from a stream of its own, and its times from another, both functions of the seeds
+    that `instance` and `sampler` were made with; so two rules on one seed meet identical speeds and samples.
+
+    Args:
+        instance: from ``problem.on(num_workers, seed)``; a sample is one stochastic gradient.
+        sampler: from ``speeds.on(num_workers, seed)``.
+        learning_rate: a number, or a function of the samples that arrived.
+        inner: the optimizer of local steps; None: plain SGD.
+
+    >>> from asyncsgd.problems import Mode
+    >>> from asyncsgd.rules import Asynchronous
+    >>> from asyncsgd.speeds import Constant
+    >>> done = simulate(
+    ...     Asynchronous(), Mode().on(1, seed=0), Constant().on(1, seed=0),
+    ...     num_workers=1, learning_rate=0.5, budget=Budget(seconds=3.0), evaluations=3,
+    ... )
+    >>> [(evaluation.train_seconds, evaluation.loss) for evaluation in done.evaluations]
+    [(0.0, 0.5), (1.0, 0.125), (2.0, 0.03125), (3.0, 0.0078125)]
+    """
+    computation = ProblemGradients(instance, inner)
+    parameters = computation.initial()
+    if callable(learning_rate):
+        schedule = learning_rate
+    else:
+        constant = learning_rate
+
+        def schedule(num_samples: int) -> float:
+            return constant
+
+    server = Server(parameters, rule, PlainSGD(parameters), schedule)
+    runtime = Virtual(
+        server,
+        computation,
+        sampler,
+        OwnStreams(num_workers, budget.samples),
+        computation.measure,
+        num_workers=num_workers,
+        budget=budget,
+        evaluations=evaluations,
+        report=report,
+        network=network,
+        stop_requested=stop_requested,
+    )
+    result = runtime.run()
+    return Simulation(
+        result, runtime.evaluations, parameters, server.version, runtime.num_arrivals, runtime.train_seconds
+    )

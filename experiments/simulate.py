@@ -1,0 +1,164 @@
+"""Simulate a rule on a closed-form problem under virtual time, with any number of workers.
+
+    python experiments/simulate.py --rule ringmaster:threshold=6,stops=true --workers 6174 --speeds half_normal \
+        --problem tridiagonal --learning-rate 0.25 --budget-seconds 500
+
+Leaves a run folder like a real run's, with the clock marked as virtual and the excess f(x) - f* as the loss.
+``--rule help``, ``--speeds help`` and ``--problem help`` list what there is."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from asyncsgd.errors import UsageError
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors are one line, like everywhere else."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; --help lists every flag")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    try:
+        return run(list(sys.argv[1:] if argv is None else argv))
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def run(argv: list[str]) -> int:
+    parser = Parser(description=str(__doc__), formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("--rule", help="NAME[:key=value,...] (default: asynchronous); help lists them")
+    parser.add_argument("--workers", type=int, metavar="N", help="virtual workers (default: 8)")
+    parser.add_argument("--problem", help="NAME[:key=value,...] (default: quadratic); help lists them")
+    parser.add_argument("--speeds", help="NAME[:value,key=value,...] (default: exponential:1); help lists them")
+    parser.add_argument("--learning-rate", type=float, metavar="X", help="constant (default: 0.05)")
+    parser.add_argument("--samples", type=int, metavar="N", help="gradients, used or not")
+    parser.add_argument("--budget-seconds", type=float, metavar="X", help="virtual seconds")
+    parser.add_argument("--evaluations", type=int, metavar="N", help="after the first, evenly over the budget (8)")
+    parser.add_argument("--network", help="bytes=B,worker=BYTES_PER_SECOND,server=BYTES_PER_SECOND (default: none)")
+    parser.add_argument("--seed", type=int, metavar="N", help="of problem, samples and times (default: 0)")
+    parser.add_argument("--runs-dir", default="runs", help="folder in which the run gets a folder (default: runs)")
+    given = {name: value for name, value in vars(parser.parse_args(argv)).items() if value is not None}
+    runs_dir = Path(given.pop("runs_dir"))
+    if show_help(given):
+        return 0
+
+    from asyncsgd.simulate import SimulationSettings
+
+    settings = SimulationSettings(**given)
+    settings.check()
+    return simulate(settings, runs_dir, "python experiments/simulate.py " + " ".join(argv))
+
+
+def show_help(given: dict[str, Any]) -> bool:
+    """Print the list that ``--rule help``, ``--speeds help`` or ``--problem help`` asks for."""
+    if given.get("rule") == "help":
+        from asyncsgd.rules import describe_rules
+        from asyncsgd.runtime import gossip, streaming
+
+        own = "\n".join([*gossip.describe(), *streaming.describe()])
+        print(f"{describe_rules()}\nwith a runtime of their own, on the virtual clock:\n{own}")
+    elif given.get("speeds") == "help":
+        from asyncsgd.speeds import describe_speeds
+
+        print(describe_speeds())
+    elif given.get("problem") == "help":
+        from asyncsgd.problems import describe_problems
+
+        print(describe_problems())
+    else:
+        return False
+    return True
+
+
+def simulate(settings: Any, runs_dir: Path, command: str) -> int:
+    """Run, write the folder, say what came out; the exit code."""
+    from asyncsgd.progress import Recorder, say
+    from asyncsgd.record import DONE, INTERRUPTED, RunFolder, describe_environment
+    from asyncsgd.simulate import vector_sha256
+
+    try:
+        folder = RunFolder(free_name(runs_dir, settings))
+        write_settings(folder.path / "settings.yaml", settings, command)
+        folder.write_environment(describe_environment(1, settings.workers) | {"oversubscription": None})
+    except OSError as error:
+        raise UsageError(f"{runs_dir} cannot be written ({error.strerror}); type --runs-dir FOLDER") from error
+    say(f"run    {folder.path}\nrule   {settings.method()}\nproblem {settings.problem}   speeds {settings.speeds}")
+    asked: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: asked.append(number))
+    recorder = Recorder(folder, settings.samples)
+    try:
+        result, parameters = settings.run(recorder, lambda: bool(asked))
+    except UsageError as error:
+        folder.write_summary({"status": "FAILED", "message": str(error)})
+        raise
+    except OSError as error:
+        raise UsageError(f"{folder.path} cannot be written ({error.strerror}); free some space, run again") from error
+    finally:
+        signal.signal(signal.SIGINT, before)
+        recorder.close()
+    problem = hashlib.sha256(settings.problem.encode()).hexdigest()
+    folder.write_summary(
+        {
+            "status": result.status,
+            "message": result.message,
+            "mode": "async",
+            "rule": str(settings.method()),
+            "from_scratch": None,
+            "num_workers": settings.workers,
+            "seed": settings.seed,
+            "batch_size": 1,
+            "clock": "virtual",
+            "speeds": settings.speeds,
+            "oversubscription": None,
+        }
+        | recorder.totals.as_summary()
+        | {
+            "perplexity": None,  # the loss is an excess, not a log likelihood
+            "num_samples_applied": recorder.num_samples_applied,
+            "delay": recorder.delays.summary(),
+            "data": settings.problem,
+            "data_fingerprint": problem,
+            "parameters_sha256": vector_sha256(parameters),
+        }
+    )
+    folder.close()
+    if result.message:
+        print(f"{result.status}: {result.message}", file=sys.stderr)
+    say(f"done   {folder.path}" if result.status == DONE else f"saved  {folder.path}")
+    return {DONE: 0, INTERRUPTED: 130}.get(result.status, 1)
+
+
+def free_name(parent: Path, settings: Any) -> Path:
+    """A new folder named after the settings; a repetition gets the next number."""
+    digest = hashlib.sha256(repr(settings).encode()).hexdigest()[:6]
+    name = f"simulate-{settings.rule.partition(':')[0]}-w{settings.workers}-s{settings.seed}-{digest}"
+    parent.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while (path := parent / (name if number == 1 else f"{name}-{number}")).exists():
+        number += 1
+    return path
+
+
+def write_settings(path: Path, settings: Any, command: str) -> None:
+    import yaml
+
+    text = yaml.safe_dump({"simulate": dataclasses.asdict(settings)}, sort_keys=False)
+    path.write_text(f"# {command}\n{text}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

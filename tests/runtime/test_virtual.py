@@ -1,0 +1,777 @@
+"""The virtual clock: exact event lists, what is computed and what never is, budgets, evaluations, records, the network.
+
+Every run is of the real server and the real rules. `Tally` is the problem of the books: sample k of worker w moves a
+coordinate of its own by one, so the last parameters say which samples were applied, and how often.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import BertConfig, BertForMaskedLM
+
+from asyncsgd.data.batching import Frame, TrainingBatches
+from asyncsgd.data.masking import Masking, by_token
+from asyncsgd.data.tokenization import Tokens
+from asyncsgd.flat import FlatModel
+from asyncsgd.objectives.masked_lm import MaskedLM
+from asyncsgd.problems import Array, Instance, Mode, Quadratic
+from asyncsgd.record import APPLIED, DONE, DROPPED, FAILED, HELD, INTERRUPTED, Evaluation, Event, Membership, Record
+from asyncsgd.rules import (
+    ALL,
+    Asynchronous,
+    AsyncLocalSGD,
+    DiLoCo,
+    FixedDelay,
+    KAsync,
+    KSync,
+    OrMo,
+    Rennala,
+    Ringmaster,
+    StaleSynchronous,
+    Synchronous,
+)
+from asyncsgd.rules.base import Rule
+from asyncsgd.runtime import virtual
+from asyncsgd.runtime.base import Batches, Budget
+from asyncsgd.runtime.computation import ModelGradients
+from asyncsgd.runtime.virtual import Virtual
+from asyncsgd.server import SGD, Optimizer, OptimizerRecipe, PlainSGD, Server
+from asyncsgd.simulate import Simulation, simulate
+from asyncsgd.speeds import Constant, Exponential, Floats, Ints, Network, Sampler, Speeds
+from asyncsgd.worker import Worker
+
+INF = math.inf
+every_rule = pytest.mark.parametrize("rule", ALL, ids=str)
+without_interrupts = pytest.mark.parametrize(
+    "rule", [rule for rule in ALL if not (getattr(rule, "interrupt", False) or getattr(rule, "stops", False))], ids=str
+)
+
+
+class Times(Sampler):
+    """Worker w's gradients take the seconds of its list in turn; the last one is repeated."""
+
+    def __init__(self, *seconds: Sequence[float]) -> None:
+        super().__init__(len(seconds))
+        self._seconds = seconds
+
+    def _draw_one(self, worker: int, draw: int) -> float:
+        return self._seconds[worker][min(draw, len(self._seconds[worker]) - 1)]
+
+    def _draw(self, workers: Ints, draws: Ints) -> Floats:
+        return np.array([self._draw_one(worker, draw) for worker, draw in zip(workers, draws, strict=True)])
+
+
+class Watched(Instance):
+    """Another instance, with a list of the (worker, sample) whose gradient was computed, in order."""
+
+    def __init__(self, instance: Instance) -> None:
+        self._instance = instance
+        self.num_parameters, self.num_workers = instance.num_parameters, instance.num_workers
+        self.computed: list[tuple[int, int]] = []
+
+    def initial(self) -> Array:
+        return self._instance.initial()
+
+    def gradient(self, x: Array, worker: int, index: int, out: Array) -> float:
+        self.computed.append((worker, index))
+        return self._instance.gradient(x, worker, index, out)
+
+    def exact_gradient(self, x: Array) -> Array:
+        return self._instance.exact_gradient(x)
+
+    def loss(self, x: Array) -> float:
+        return self._instance.loss(x)
+
+    def optimum(self) -> Array | None:
+        return self._instance.optimum()
+
+
+class Tally(Instance):
+    """Sample k of worker w has the gradient -e_(w, k) everywhere, so with plain steps of 1 the parameters count."""
+
+    def __init__(self, num_workers: int, samples: int) -> None:
+        self.num_workers, self.samples, self.num_parameters = num_workers, samples, num_workers * samples
+
+    def initial(self) -> Array:
+        return np.zeros(self.num_parameters)
+
+    def gradient(self, x: Array, worker: int, index: int, out: Array) -> float:
+        out[:] = 0.0
+        out[worker * self.samples + index] = -1.0
+        return 0.0
+
+    def exact_gradient(self, x: Array) -> Array:
+        return np.zeros(self.num_parameters)
+
+    def loss(self, x: Array) -> float:
+        return float(x.sum())
+
+    def optimum(self) -> Array | None:
+        return None
+
+
+@dataclasses.dataclass
+class Run:
+    """A finished simulation and its records."""
+
+    done: Simulation
+    records: list[Record]
+
+    @property
+    def events(self) -> list[Event]:
+        return [record for record in self.records if isinstance(record, Event)]
+
+    def started(self) -> list[tuple[int, float, tuple[int, int, int]]]:
+        """(worker, virtual seconds, its range of samples) by dispatch."""
+        found = {}
+        for record in self.records:
+            if isinstance(record, Event | Membership):
+                for worker, dispatch, batches, _ in record.started:
+                    assert dispatch not in found
+                    found[dispatch] = (worker, record.train_seconds, batches[0])
+        assert sorted(found) == list(range(len(found)))
+        return [found[dispatch] for dispatch in range(len(found))]
+
+    def abandoned(self) -> set[int]:
+        return {dispatch for event in self.events for dispatch in event.abandoned}
+
+    def bits(self) -> tuple[bytes, object, object, object]:
+        """All that can differ between two runs, bit for bit."""
+        return self.done.parameters.numpy().tobytes(), self.done.evaluations, self.done.num_arrivals, self.done.version
+
+
+def run(
+    rule: Rule,
+    sampler: Sampler,
+    *,
+    instance: Instance | None = None,
+    budget: Budget,
+    learning_rate: float = 0.05,
+    evaluations: int = 4,
+    network: Network | None = None,
+    seed: int = 0,
+) -> Run:
+    records: list[Record] = []
+    done = simulate(
+        rule,
+        instance or Quadratic(dimension=3).on(sampler.num_workers, seed),
+        sampler,
+        num_workers=sampler.num_workers,
+        learning_rate=learning_rate,
+        budget=budget,
+        evaluations=evaluations,
+        report=records.append,
+        network=network,
+    )
+    return Run(done, records)
+
+
+def arrivals(events: Sequence[Event]) -> list[tuple[float, int, int]]:
+    return [(event.train_seconds, event.worker, event.dispatch) for event in events]
+
+
+# ---- exact event lists --------------------------------------------------------------------------------------
+
+
+def test_workers_of_one_constant_speed_arrive_in_their_order_at_every_whole_second():
+    events = run(Asynchronous(), Constant().on(3, 0), budget=Budget(samples=8)).events
+    assert arrivals(events) == [
+        (1.0, 0, 0),
+        (1.0, 1, 1),
+        (1.0, 2, 2),
+        (2.0, 0, 3),
+        (2.0, 1, 4),
+        (2.0, 2, 5),
+        (3.0, 0, 6),
+        (3.0, 1, 7),
+    ]
+    assert [event.read_version for event in events] == [0, 0, 0, 1, 2, 3, 4, 5]
+    assert [event.arrival_delay for event in events] == [0, 1, 2, 2, 2, 2, 2, 2]
+    assert [event.version for event in events] == list(range(1, 9))
+    assert [event.batches for event in events] == [((worker % 3, worker // 3, worker // 3 + 1),) for worker in range(8)]
+
+
+def test_at_one_time_the_lower_worker_comes_first_even_if_it_was_started_later():
+    events = run(Asynchronous(), Times([0.5], [1.0], [0.25, 0.75]), budget=Budget(samples=8)).events
+    assert arrivals(events) == [
+        (0.25, 2, 2),
+        (0.5, 0, 0),
+        (1.0, 0, 4),  # started after worker 1's, whose number is lower
+        (1.0, 1, 1),
+        (1.0, 2, 3),
+        (1.5, 0, 5),
+        (1.75, 2, 7),
+        (2.0, 1, 6),
+    ]
+
+
+def test_of_two_gradients_of_one_worker_at_one_time_only_the_one_that_was_not_abandoned_arrives():
+    # Worker 1's first gradient would be there at 3; it is stopped at 1 and the second one is there at 3.
+    result = run(KSync(quorum=1), Times([1.0, 5.0], [3.0, 2.0]), budget=Budget(seconds=3.0))
+    assert arrivals(result.events) == [(1.0, 0, 0), (3.0, 1, 3)]
+    assert [event.abandoned for event in result.events] == [(1,), (2,)]
+    assert [event.read_version for event in result.events] == [0, 1]
+    assert [event.uses for event in result.events] == [((0, 0),), ((3, 0),)]
+
+
+def test_a_synchronous_round_ends_with_its_slowest_worker_and_everybody_starts_then():
+    result = run(Synchronous(), Times([1.0], [2.0], [0.5]), budget=Budget(samples=6))
+    assert arrivals(result.events) == [(0.5, 2, 2), (1.0, 0, 0), (2.0, 1, 1), (2.5, 2, 5), (3.0, 0, 3), (4.0, 1, 4)]
+    assert [event.outcome for event in result.events] == [HELD, HELD, APPLIED] * 2
+    assert result.events[2].uses == ((0, 0), (1, 0), (2, 0))
+    assert [started[:2] for started in result.events[2].started] == [(0, 3), (1, 4), (2, 5)]
+    assert [event.wait_seconds for event in result.events] == [0.0, 0.0, 0.0, 1.5, 1.0, 0.0]
+
+
+# ---- what is computed ---------------------------------------------------------------------------------------
+
+INTERRUPTING = [KSync(quorum=2), Rennala(batch=3), Ringmaster(threshold=2, stops=True), Ringmaster(1, stops=True)]
+IGNORING = [KSync(quorum=2, interrupt=False), Rennala(batch=3, interrupt=False), Ringmaster(threshold=2)]
+
+
+@pytest.mark.parametrize("rule", INTERRUPTING, ids=str)
+@given(num_workers=st.integers(3, 40), seed=st.integers(0, 99))
+@settings(deadline=None, max_examples=15)
+def test_an_abandoned_gradient_is_never_computed_and_its_sample_is_the_workers_next_one(rule, num_workers, seed):
+    instance = Watched(Quadratic(dimension=2).on(num_workers, seed))
+    result = run(rule, Exponential().on(num_workers, seed), instance=instance, budget=Budget(samples=80))
+    started, abandoned = result.started(), result.abandoned()
+    assert result.done.num_arrivals == len(instance.computed) == 80
+    assert len(started) == 80 + len(abandoned)
+    assert abandoned.isdisjoint(event.dispatch for event in result.events)
+    computed = Counter(worker for worker, _ in instance.computed)
+    for worker, count in computed.items():  # none left out, none twice
+        assert [index for who, index in instance.computed if who == worker] == list(range(count))
+    following = dict.fromkeys(range(num_workers), 0)
+    for dispatch, (worker, _, batches) in enumerate(started):
+        assert batches == (worker, following[worker], following[worker] + 1)
+        following[worker] += dispatch not in abandoned
+
+
+def test_interrupts_happen_in_the_runs_above():
+    result = run(KSync(quorum=2), Exponential().on(5, 0), budget=Budget(samples=80))
+    updates = [event for event in result.events if event.uses]
+    assert [len(event.abandoned) for event in updates] == [3] * 38 + [2, 0]  # at the end there are not samples for all
+
+
+@pytest.mark.parametrize("rule", IGNORING, ids=str)
+def test_a_rule_that_ignores_lets_everybody_finish_and_drops_what_came_too_late(rule):
+    instance = Watched(Quadratic(dimension=2).on(5, 0))
+    result = run(rule, Exponential().on(5, 0), instance=instance, budget=Budget(samples=80))
+    assert not result.abandoned()
+    assert len(result.started()) == len(instance.computed) == 80
+    dropped = [event for event in result.events if event.outcome == DROPPED]
+    assert len(dropped) > 5
+    assert all(event.drops == (event.dispatch,) and event.arrival_delay > 0 for event in dropped)
+
+
+def test_an_interrupted_straggler_takes_part_again_at_once_and_an_ignored_one_only_when_it_has_finished():
+    times = Times([1.0], [1.0], [2.5, 0.25])
+    interrupted = run(KSync(quorum=2), times, budget=Budget(seconds=3.0)).events
+    assert [event for event in arrivals(interrupted) if event[1] == 2] == [(1.25, 2, 5), (2.25, 2, 8)]
+    ignored = run(KSync(quorum=2, interrupt=False), times, budget=Budget(seconds=3.0)).events
+    assert [(event.train_seconds, event.outcome) for event in ignored if event.worker == 2] == [
+        (2.5, DROPPED),
+        (2.75, HELD),
+    ]
+
+
+# ---- the budget ---------------------------------------------------------------------------------------------
+
+
+@every_rule
+def test_a_budget_in_samples_is_the_number_of_samples_that_arrive(rule):
+    result = run(rule, Exponential().on(5, 3), budget=Budget(samples=300))
+    assert result.done.result.status == DONE
+    assert result.events[-1].total_samples == sum(event.num_samples for event in result.events) == 300
+    assert result.done.evaluations[-1].version == result.done.version
+    assert result.done.num_arrivals == len(result.events)
+
+
+@every_rule
+def test_every_dispatch_is_used_dropped_abandoned_or_held_once_the_samples_are_spent(rule):
+    result = run(rule, Exponential().on(5, 3), budget=Budget(samples=300))
+    everything = set(range(len(result.started())))
+    used = {dispatch for event in result.events for dispatch, _ in event.uses}
+    dropped = [dispatch for event in result.events for dispatch in event.drops]
+    arrived = [event.dispatch for event in result.events]
+    held = {event.dispatch for event in result.events if event.outcome == HELD} - used - set(dropped)
+    assert len(dropped) == len(set(dropped))
+    assert sorted([*used, *dropped, *result.abandoned(), *held]) == sorted(everything)  # nobody is in flight
+    assert sorted([*arrived, *result.abandoned()]) == sorted(everything)
+    assert result.done.version > 0
+    assert len(held) <= 10  # two rounds of Ringleader at most
+
+
+@every_rule
+def test_every_dispatch_is_used_dropped_abandoned_held_or_in_flight_when_the_seconds_are_over(rule):
+    result = run(rule, Exponential().on(5, 3), budget=Budget(seconds=40.0))
+    started = result.started()
+    used = {dispatch for event in result.events for dispatch, _ in event.uses}
+    dropped = {dispatch for event in result.events for dispatch in event.drops}
+    arrived = {event.dispatch for event in result.events}
+    held = {event.dispatch for event in result.events if event.outcome == HELD} - used - dropped
+    in_flight = set(range(len(started))) - arrived - result.abandoned()
+    assert used | dropped | held == arrived
+    assert not used & dropped
+    assert 1 <= len(in_flight) <= 5
+    assert len({started[dispatch][0] for dispatch in in_flight}) == len(in_flight)  # one a worker
+    assert (result.done.result.status, result.done.virtual_seconds) == (DONE, 40.0)
+
+
+@pytest.mark.parametrize(
+    "rule", [Asynchronous(), Synchronous(), KAsync(quorum=2), KSync(quorum=2), StaleSynchronous(slack=1)], ids=str
+)
+def test_the_parameters_hold_each_applied_sample_once_and_no_other(rule):
+    result = run(
+        rule,
+        Exponential().on(5, 1),
+        instance=Tally(5, 64),
+        budget=Budget(samples=64),
+        learning_rate=1.0,
+    )
+    expected = np.zeros((5, 64))
+    batches_of = {event.dispatch: event.batches[0] for event in result.events}
+    for event in result.events:
+        for dispatch, _ in event.uses:
+            worker, index, _ = batches_of[dispatch]
+            expected[worker, index] = 1.0 / len(event.uses)
+    np.testing.assert_allclose(result.done.parameters.numpy().reshape(5, 64), expected, rtol=1e-15)
+
+
+def test_a_budget_in_seconds_includes_what_arrives_at_its_last_moment():
+    assert run(Asynchronous(), Constant().on(3, 0), budget=Budget(seconds=4.0)).done.num_arrivals == 12
+    just_before = run(Asynchronous(), Constant().on(3, 0), budget=Budget(seconds=math.nextafter(4.0, 0)))
+    assert just_before.done.num_arrivals == 9
+    assert just_before.done.virtual_seconds == math.nextafter(4.0, 0)
+
+
+def test_of_two_budgets_the_first_one_spent_ends_the_run():
+    by_seconds = run(Asynchronous(), Constant().on(2, 0), budget=Budget(samples=100, seconds=3.5)).done
+    assert (by_seconds.num_arrivals, by_seconds.virtual_seconds, by_seconds.result.status) == (6, 3.5, DONE)
+    by_samples = run(Asynchronous(), Constant().on(2, 0), budget=Budget(samples=5, seconds=100.0)).done
+    assert (by_samples.num_arrivals, by_samples.virtual_seconds, by_samples.result.status) == (5, 3.0, DONE)
+
+
+@pytest.mark.parametrize("budget", [Budget(samples=8, target_loss=0.01), Budget(seconds=8.0, target_loss=0.01)])
+def test_a_target_loss_ends_the_run_at_the_first_evaluation_that_reaches_it(budget):
+    # x halves every second: losses 1/2, 1/8, 1/32, 1/128.
+    done = run(Asynchronous(), Constant().on(1, 0), instance=Mode().on(1, 0), budget=budget, learning_rate=0.5,
+               evaluations=8).done  # fmt: skip
+    assert [(e.train_seconds, e.loss) for e in done.evaluations] == [(0, 1 / 2), (1, 1 / 8), (2, 1 / 32), (3, 1 / 128)]
+    assert done.result.status == DONE
+
+
+def test_a_target_that_the_start_has_reached_takes_no_gradient():
+    done = run(Asynchronous(), Constant().on(1, 0), budget=Budget(samples=8, target_loss=1e9)).done
+    assert (done.num_arrivals, len(done.evaluations), done.result.status) == (0, 1, DONE)
+
+
+# ---- evaluations --------------------------------------------------------------------------------------------
+
+
+def test_evaluations_at_points_of_time_include_all_that_arrived_up_to_then_and_nothing_later():
+    # Arrivals at 1, 1 and 1; 2, 2 and 2; ...; evaluations at 0.75, 1.5, 2.25, 3.
+    done = run(Asynchronous(), Constant().on(3, 0), budget=Budget(seconds=3.0), evaluations=4).done
+    found = [(e.train_seconds, e.version, e.total_samples) for e in done.evaluations]
+    assert found == [(0.0, 0, 0), (0.75, 0, 0), (1.5, 3, 3), (2.25, 6, 6), (3.0, 9, 9)]
+
+
+def test_an_evaluation_at_the_time_of_an_arrival_has_it_in():
+    done = run(Asynchronous(), Constant().on(3, 0), budget=Budget(seconds=3.0), evaluations=3).done
+    assert [(e.train_seconds, e.version) for e in done.evaluations] == [(0.0, 0), (1.0, 3), (2.0, 6), (3.0, 9)]
+
+
+@every_rule
+def test_how_often_a_run_in_seconds_is_evaluated_changes_no_bit_of_it(rule):
+    few, many = (
+        run(rule, Exponential().on(4, 2), budget=Budget(seconds=12.0), evaluations=evaluations).done
+        for evaluations in (2, 24)
+    )
+    assert torch.equal(few.parameters, many.parameters)
+    assert few.evaluations == many.evaluations[::12]
+
+
+def test_evaluations_in_samples_come_with_the_first_update_at_or_after_even_parts_of_the_budget():
+    done = run(Synchronous(), Constant().on(3, 0), budget=Budget(samples=20), evaluations=4).done
+    # Points 5, 10, 15, 20; updates at 3, 6, 9, ..., 18, and at 20 with the last two.
+    assert [(e.total_samples, e.version) for e in done.evaluations] == [(0, 0), (6, 2), (12, 4), (15, 5), (20, 7)]
+
+
+# ---- common random numbers ----------------------------------------------------------------------------------
+
+
+@every_rule
+def test_the_kth_gradient_a_worker_starts_takes_the_seconds_of_its_kth_draw_and_brings_its_next_samples(rule):
+    speeds, draws, samples = Exponential().on(4, 7), defaultdict(int), defaultdict(int)
+    result = run(rule, speeds, budget=Budget(samples=120))
+    due, abandoned, exact = {}, result.abandoned(), not rule.local_steps
+    for dispatch, (worker, seconds, (stream, first, end)) in enumerate(result.started()):
+        assert (stream, first) == (worker, samples[worker])
+        taken = 0.0
+        for _ in range(end - first):
+            taken += speeds.draw_one(worker, draws[worker])
+            draws[worker] += 1
+        due[dispatch] = seconds + taken
+        if dispatch not in abandoned:
+            samples[worker] = end
+    assert len(result.events) > 20
+    for event in result.events:  # a sum of draws may round either way
+        assert event.train_seconds == (due[event.dispatch] if exact else pytest.approx(due[event.dispatch], rel=1e-14))
+
+
+def test_two_rules_on_one_seed_compute_the_same_samples_at_the_same_draws():
+    runs = [run(rule, Exponential().on(3, 5), budget=Budget(samples=90)) for rule in (Asynchronous(), Synchronous())]
+    seconds = []
+    for result in runs:
+        flights = defaultdict(dict)
+        for event in result.events:
+            flights[event.worker][event.batches[0][1]] = event.flight_seconds
+        seconds.append(flights)
+    for worker in range(3):
+        common = seconds[0][worker].keys() & seconds[1][worker].keys()
+        assert len(common) >= 20
+        for index in common:
+            assert seconds[0][worker][index] == pytest.approx(seconds[1][worker][index], rel=1e-12)
+
+
+def test_another_seed_is_another_run_and_the_same_seed_the_same_one():
+    first, again, other = (
+        run(Asynchronous(), Exponential().on(4, seed), seed=seed, budget=Budget(samples=50)).bits()
+        for seed in (1, 1, 2)
+    )
+    assert first == again
+    assert first != other
+
+
+# ---- records ------------------------------------------------------------------------------------------------
+
+
+def test_everybody_joins_in_order_and_is_started_before_the_first_arrival():
+    records = run(Asynchronous(), Constant().on(3, 0), budget=Budget(samples=3)).records
+    assert isinstance(records[0], Evaluation)
+    joins = records[1:4]
+    assert [(record.kind, record.worker, record.started) for record in joins if isinstance(record, Membership)] == [
+        ("join", worker, ((worker, worker, ((worker, 0, 1),), None),)) for worker in range(3)
+    ]
+
+
+def test_a_worker_that_waits_for_the_slowest_has_its_wait_in_its_next_record():
+    # SSP with slack 0: worker 0 arrives at 1 and waits for worker 1, until 3.
+    events = run(StaleSynchronous(slack=0), Times([1.0], [3.0]), budget=Budget(seconds=7.0)).events
+    assert arrivals(events) == [(1.0, 0, 0), (3.0, 1, 1), (4.0, 0, 2), (6.0, 1, 3), (7.0, 0, 4)]
+    assert [event.wait_seconds for event in events] == [0.0, 0.0, 2.0, 0.0, 2.0]
+    assert [[started[0] for started in event.started] for event in events] == [[], [0, 1], [], [0, 1], []]
+    assert [event.uses for event in events] == [((0, 0),), ((1, 1),), ((2, 0),), ((3, 1),), ((4, 0),)]
+    assert [event.flight_seconds for event in events] == [1.0, 3.0, 1.0, 3.0, 1.0]
+
+
+def test_steps_that_fall_due_together_stand_in_one_event():
+    # Delay 1: worker 1's gradient, started second, has to wait for worker 0's, and is due one update after it.
+    events = run(FixedDelay(delay=1), Times([3.0], [1.0]), budget=Budget(samples=4)).events
+    assert arrivals(events)[:2] == [(1.0, 1, 1), (3.0, 0, 0)]
+    assert [event.outcome for event in events[:2]] == [HELD, APPLIED]
+    assert [(event.uses, event.version) for event in events[:2]] == [((), 0), (((0, 0), (1, 1)), 2)]
+
+
+@every_rule
+def test_the_books_of_an_event_agree_with_each_other(rule):
+    result = run(rule, Exponential().on(5, 4), budget=Budget(samples=150))
+    version, read, last = 0, {}, -1.0
+    for event in result.events:
+        read[event.dispatch] = event.read_version
+        assert event.arrival_delay == version - event.read_version >= 0
+        assert event.version >= version
+        if event.version == version + 1:
+            assert all(delay == version - read[dispatch] for dispatch, delay in event.uses)
+        assert (event.outcome == APPLIED) == (event.dispatch in {dispatch for dispatch, _ in event.uses})
+        assert (event.outcome == DROPPED) == (event.dispatch in event.drops)
+        assert event.train_seconds >= last
+        assert event.flight_seconds == event.pull_seconds + event.compute_seconds + event.push_seconds
+        version, last = event.version, event.train_seconds
+    assert version == result.done.version
+
+
+@every_rule
+def test_a_run_without_report_is_the_same_run_bit_for_bit(rule):
+    reported = run(rule, Exponential().on(5, 4), budget=Budget(samples=150))
+    silent = simulate(
+        rule,
+        Quadratic(dimension=3).on(5, 0),
+        Exponential().on(5, 4),
+        num_workers=5,
+        learning_rate=0.05,
+        budget=Budget(samples=150),
+        evaluations=4,
+    )
+    assert Run(silent, []).bits() == reported.bits()
+
+
+# ---- those who take for ever --------------------------------------------------------------------------------
+
+
+def test_a_run_in_which_everybody_takes_for_ever_fails_and_says_what_to_type():
+    done = run(Synchronous(), Times([1.0], [1.0, INF]), budget=Budget(samples=100)).done
+    assert done.result.status == FAILED
+    assert done.result.message == ("every worker in flight takes for ever; give --budget-seconds, or other --speeds")
+    assert (done.num_arrivals, done.virtual_seconds) == (3, 2.0)
+
+
+def test_with_a_budget_in_seconds_it_ends_in_order():
+    done = run(Synchronous(), Times([1.0], [1.0, INF]), budget=Budget(samples=100, seconds=50.0)).done
+    assert (done.result.status, done.num_arrivals, done.virtual_seconds) == (DONE, 3, 50.0)
+    done = run(Synchronous(), Times([1.0], [1.0, INF]), budget=Budget(seconds=50.0), evaluations=2).done
+    assert (done.result.status, done.num_arrivals, done.virtual_seconds) == (DONE, 3, 50.0)
+    assert [(e.train_seconds, e.version) for e in done.evaluations] == [(0.0, 0), (25.0, 1), (50.0, 1)]
+
+
+def test_asynchronous_goes_on_without_one_who_never_answers():
+    done = run(Asynchronous(), Times([1.0], [1.0, INF]), budget=Budget(seconds=50.0)).done
+    assert done.num_arrivals == 51
+
+
+def test_stopping_the_others_saves_a_run_from_one_who_never_answers():
+    done = run(KSync(quorum=1), Times([1.0], [INF]), budget=Budget(samples=20)).done
+    assert (done.result.status, done.version, done.virtual_seconds) == (DONE, 20, 20.0)
+
+
+def test_a_user_who_stops_the_run_gets_what_there_is():
+    calls = iter([False] * 7 + [True])
+    done = simulate(
+        Asynchronous(),
+        Mode().on(2, 0),
+        Constant().on(2, 0),
+        num_workers=2,
+        learning_rate=0.1,
+        budget=Budget(samples=100),
+        stop_requested=lambda: next(calls),
+    )
+    assert (done.result.status, done.result.message) == (INTERRUPTED, "interrupted by the user")
+    assert (done.num_arrivals, done.version) == (7, 7)
+
+
+# ---- the network --------------------------------------------------------------------------------------------
+
+
+def test_two_workers_on_one_link_queue_for_it_first_come_first_served():
+    # Every transfer takes 1 s. Worker 0 computes 1 s, worker 1 takes 2.
+    network = Network(bytes_per_vector=1.0, worker_bandwidth=(INF,), server_bandwidth=1.0)
+    events = run(Asynchronous(), Times([1.0], [2.0]), budget=Budget(samples=5), network=network).events
+    # Down: 0-1 (worker 0), 1-2 (worker 1); up: 2-3 (0); down: 3-4 (0); up: 4-5 (1); at 5 both want it: worker 0's
+    # gradient is ready and the lower worker goes first: up 5-6 (0); down: 6-7 (1), 7-8 (0); both ready at 9: 9-10 (0),
+    # 10-11 (1).
+    assert arrivals(events) == [(3.0, 0, 0), (5.0, 1, 1), (6.0, 0, 2), (10.0, 0, 4), (11.0, 1, 3)]
+    times = [(event.pull_seconds, event.compute_seconds, event.push_seconds) for event in events]
+    assert times == [(1, 1, 1), (2, 2, 1), (1, 1, 1), (2, 1, 1), (2, 2, 2)]
+
+
+@given(
+    num_workers=st.integers(1, 6),
+    seed=st.integers(0, 99),
+    worker_bandwidth=st.lists(st.sampled_from([0.5, 1.0, 3.0, INF]), min_size=1, max_size=3),
+    server_bandwidth=st.sampled_from([1.0, 4.0]),
+)
+@settings(deadline=None, max_examples=12)
+@without_interrupts
+def test_the_link_carries_one_vector_at_a_time_in_the_order_of_requests(
+    rule, num_workers, seed, worker_bandwidth, server_bandwidth
+):
+    network = Network(1.0, tuple(worker_bandwidth), server_bandwidth)
+    result = run(rule, Exponential().on(num_workers, seed), budget=Budget(samples=40), network=network)
+    started = result.started()
+    transfers = []
+    for event in result.events:  # all dispatches arrive, so these are all transfers
+        begun = started[event.dispatch][1]
+        transfers += [
+            (begun, begun + event.pull_seconds, event.worker),
+            (event.train_seconds - event.push_seconds, event.train_seconds, event.worker),
+        ]
+    assert len(transfers) == 2 * len(started)
+    free, last_request = 0.0, 0.0
+    for request, end, worker in sorted(transfers, key=lambda transfer: transfer[1]):
+        assert request >= last_request - 1e-9  # first come, first served
+        free = max(free, request) + network.transfer_seconds(worker)  # Lindley's recursion
+        assert end == pytest.approx(free, abs=1e-9)
+        last_request = request
+
+
+@pytest.mark.parametrize("num_workers", [1, 4, 16])
+def test_fast_workers_fill_the_link_and_no_more_than_half_its_vectors_are_gradients(num_workers):
+    network = Network(bytes_per_vector=4.0, worker_bandwidth=(INF,), server_bandwidth=8.0)  # 0.5 s a vector
+    done = run(Asynchronous(), Constant(1e-6).on(num_workers, 0), budget=Budget(seconds=1000.0), network=network).done
+    limit = 8.0 / (2 * 4.0) * 1000.0
+    assert limit - num_workers - 1 <= done.num_arrivals <= limit
+
+
+@given(num_workers=st.integers(1, 8), mean=st.floats(0.01, 10.0), seed=st.integers(0, 9))
+@settings(deadline=None, max_examples=20)
+def test_no_speed_passes_more_gradients_than_the_link_or_the_workers_allow(num_workers, mean, seed):
+    network = Network(bytes_per_vector=1.0, worker_bandwidth=(4.0,), server_bandwidth=4.0)
+    done = run(Asynchronous(), Constant(mean).on(num_workers, seed), budget=Budget(seconds=50.0), network=network).done
+    assert done.num_arrivals <= min(50.0 * 4.0 / 2, num_workers * 50.0 / (mean + 2 / 4.0)) + 1e-9
+
+
+def test_a_slow_link_of_one_worker_holds_up_the_servers():
+    network = Network(bytes_per_vector=1.0, worker_bandwidth=(1.0, 0.1), server_bandwidth=1.0)
+    events = run(Asynchronous(), Constant(1e-3).on(2, 0), budget=Budget(seconds=100.0), network=network).events
+    assert arrivals(events)[0] == (12.0, 0, 0)  # down 0-1, worker 1's down 1-11, up 11-12
+
+
+# ---- drawn together -----------------------------------------------------------------------------------------
+
+
+class Counted(Sampler):
+    """Another sampler, and how many times it was asked for many draws at once."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        super().__init__(sampler.num_workers)
+        self._sampler, self.together = sampler, 0
+
+    def _draw(self, workers: Ints, draws: Ints) -> Floats:
+        self.together += 1
+        return self._sampler.draw(workers, draws)
+
+    def _draw_one(self, worker: int, draw: int) -> float:
+        return self._sampler.draw_one(worker, draw)
+
+
+@pytest.mark.parametrize(
+    ("rule", "together"),
+    [
+        (Synchronous(), True),
+        (KSync(quorum=3), True),
+        (KSync(quorum=40, interrupt=False), True),
+        (Rennala(batch=50), True),
+        (Ringmaster(threshold=3, stops=True), True),
+        (KAsync(quorum=40), True),
+        (AsyncLocalSGD(num_local_steps=3, dynamic=True), False),
+        (DiLoCo(num_local_steps=2), False),
+        (OrMo(), False),
+    ],
+    ids=str,
+)
+@given(num_workers=st.integers(41, 80), seed=st.integers(0, 99))
+@settings(deadline=None, max_examples=4)
+def test_32_who_start_together_give_the_same_run_bit_for_bit_as_one_by_one(rule, together, num_workers, seed):
+    runs = {}
+    for many in (2, 32, 10**9):
+        sampler = Counted(Exponential().on(num_workers, seed))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(virtual, "MANY", many)
+            runs[many] = run(rule, sampler, budget=Budget(samples=400))
+        assert bool(sampler.together) == (together and many < 10**9)
+    assert runs[2].records == runs[32].records == runs[10**9].records
+    assert runs[2].bits() == runs[32].bits() == runs[10**9].bits()
+
+
+@pytest.mark.parametrize("rule", INTERRUPTING, ids=str)
+@pytest.mark.parametrize(("num_workers", "bandwidth"), [(7, 3.0), (13, 30.0), (42, 300.0)])
+def test_on_a_network_no_gradient_is_lost_with_the_abandoned_ones(rule, num_workers, bandwidth, monkeypatch):
+    network, runs = Network(1.0, (INF,), bandwidth), []
+    for many in (0, 10**9):  # how many abandoned gradients may stay in the heap
+        monkeypatch.setattr(virtual, "MANY", many)
+        runs.append(run(rule, Exponential().on(num_workers, 58), budget=Budget(samples=120), network=network))
+    assert arrivals(runs[0].events) == arrivals(runs[1].events)
+
+
+# ---- a real model -------------------------------------------------------------------------------------------
+
+
+def tiny_worker() -> Worker:
+    """A BERT of 3000 parameters with dropout; every tensor a multiple of 16 elements, where fused steps round alike."""
+    draw = np.random.default_rng(0)
+    starts = np.concatenate([[0], np.cumsum(draw.integers(4, 10, 40))])
+    tokens = Tokens(draw.integers(5, 48, starts[-1]).astype(np.int32), starts, np.ones(starts[-1], dtype=bool))
+    batches = TrainingBatches(tokens, Frame((0,), (1,), 2), Masking(by_token, 0.3, 3, 48, (0, 1, 2, 3, 4)), 4, seed=0)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = BertConfig(
+            vocab_size=48,
+            pad_token_id=2,
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=16,
+            max_position_embeddings=16,
+        )
+        model = BertForMaskedLM(config).train()
+    flat = FlatModel(model)
+    return Worker(flat, MaskedLM(model), batches, seed=0)
+
+
+def train_under_virtual_time(rule: Rule, speeds: Speeds, num_workers: int, samples: int) -> tuple[Tensor, list[Event]]:
+    worker = tiny_worker()
+    parameters = worker.flat.parameters.clone()
+    events: list[Record] = []
+    recipe = OptimizerRecipe(SGD(0.9))
+    plain = rule.local_steps or rule.needs_plain_sgd
+    num_decayed = worker.flat.layout.num_decayed
+    optimizer = PlainSGD(parameters) if plain else Optimizer(parameters, num_decayed, SGD(0.9))
+    Virtual(
+        Server(parameters, rule, optimizer, lambda num_samples: 0.1),
+        ModelGradients(worker, recipe),
+        speeds.on(num_workers, 0),
+        Batches(samples, batch_size=4),
+        lambda parameters: (float(parameters.norm()), None, None),
+        num_workers=num_workers,
+        budget=Budget(samples=samples),
+        evaluations=1,
+        report=events.append,
+    ).run()
+    return parameters, [event for event in events if isinstance(event, Event)]
+
+
+@pytest.mark.parametrize("rule", [Asynchronous(), Synchronous(), KSync(quorum=1), Ringmaster(threshold=2)], ids=str)
+def test_with_one_virtual_worker_a_real_model_is_trained_as_by_torch_optim_bit_for_bit(rule):
+    parameters, _ = train_under_virtual_time(rule, Exponential(), 1, 48)
+    worker = tiny_worker()
+    mine = [p for p in worker.flat.model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(mine, lr=0.1, momentum=0.9, fused=True)
+    for index in range(12):
+        worker.gradient(index)
+        optimizer.step()
+    assert torch.equal(parameters, worker.flat.parameters)
+
+
+@pytest.mark.parametrize("rule", [Asynchronous(), KSync(quorum=1), Ringmaster(2, stops=True)], ids=str)
+def test_a_real_models_gradients_are_those_at_the_versions_that_the_events_say(rule):
+    parameters, events = train_under_virtual_time(rule, Exponential(), 3, 60)
+    worker = tiny_worker()
+    x = worker.flat.parameters.clone()
+    optimizer, versions = Optimizer(x, worker.flat.layout.num_decayed, SGD(0.9)), [x.clone()]
+    for event in events:
+        if event.outcome == APPLIED:
+            worker.flat.parameters.data.copy_(versions[event.read_version])
+            worker.gradient(event.batches[0][1])
+            optimizer.step(worker.flat.gradients, 0.1)
+            versions.append(x.clone())
+    assert sorted(event.batches[0][1] for event in events) == list(range(15))  # every batch once
+    assert max(event.arrival_delay for event in events) == (0 if isinstance(rule, KSync) else 1) or len(versions) > 10
+    assert torch.equal(parameters, x)
+
+
+def test_virtual_workers_of_a_real_model_have_inner_optimizers_of_their_own():
+    rule = AsyncLocalSGD(num_local_steps=2, outer_learning_rate=1.0, outer_momentum=0.0, period=1)
+    parameters, events = train_under_virtual_time(rule, Constant(), 2, 32)
+    worker = tiny_worker()
+    flat, recipe = worker.flat, OptimizerRecipe(SGD(0.9))
+    optimizers = [recipe.on(flat.parameters, flat.layout.num_decayed) for _ in range(2)]
+    server, versions = flat.parameters.clone(), [flat.parameters.clone()]
+    for event in events:
+        flat.parameters.data.copy_(versions[event.read_version])
+        ((_, first, end),) = event.batches
+        worker.pseudo_gradient(range(first, end), optimizers[event.worker], 0.1)
+        server.sub_(flat.gradients)
+        versions.append(server.clone())
+    assert len(events) == 4
+    assert torch.equal(parameters, server)

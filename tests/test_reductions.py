@@ -1,0 +1,565 @@
+"""Which rule is which other rule, with which parameters: every reduction of the literature, on the virtual clock.
+
+`torch.equal` where the arithmetic is the same, 1e-12 where a displacement (start minus end) is formed and applied, or a
+sum is taken in another order. Oracles are plain loops in NumPy or `torch.optim`; they know no server and no rule.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from collections import defaultdict
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from asyncsgd.problems import Array, Instance, Quadratic
+from asyncsgd.record import Event, Record
+from asyncsgd.rules import (
+    ALL,
+    DANA,
+    DCASGD,
+    EASGD,
+    IA2SGD,
+    Asynchronous,
+    AsyncLocalSGD,
+    DelayAdaptive,
+    DiLoCo,
+    Downpour,
+    FedBuff,
+    FixedDelay,
+    GapAware,
+    Hinge,
+    KAsync,
+    KBatchAsync,
+    KSync,
+    LocalSGD,
+    OrMo,
+    Polynomial,
+    Rennala,
+    Rescaled,
+    Ringleader,
+    Ringmaster,
+    SharpDelay,
+    StalenessAware,
+    StaleSynchronous,
+    Synchronous,
+)
+from asyncsgd.rules.base import Rule
+from asyncsgd.runtime.base import Budget
+from asyncsgd.runtime.computation import ProblemGradients
+from asyncsgd.runtime.virtual import OwnStreams, Virtual
+from asyncsgd.server import SGD, AdamW, OptimizerRecipe, PlainSGD, Server
+from asyncsgd.speeds import Constant, Exponential, Sampler
+
+LEARNING_RATE = 0.125
+PROBLEM = Quadratic(dimension=5, condition=8.0, noise=0.5)
+
+
+class Watched(Instance):
+    """A problem that remembers every gradient that was computed: (worker, sample, point, gradient)."""
+
+    def __init__(self, instance: Instance) -> None:
+        self._instance = instance
+        self.num_parameters, self.num_workers = instance.num_parameters, instance.num_workers
+        self.computed: list[tuple[int, int, Array, Array]] = []
+
+    def initial(self) -> Array:
+        return self._instance.initial()
+
+    def gradient(self, x: Array, worker: int, index: int, out: Array) -> float:
+        loss = self._instance.gradient(x, worker, index, out)
+        self.computed.append((worker, index, x.copy(), out.copy()))
+        return loss
+
+    def exact_gradient(self, x: Array) -> Array:
+        return self._instance.exact_gradient(x)
+
+    def loss(self, x: Array) -> float:
+        return self._instance.loss(x)
+
+    def optimum(self) -> Array | None:
+        return self._instance.optimum()
+
+
+class Traced(PlainSGD):
+    """Plain SGD that keeps the parameters of every version."""
+
+    def __init__(self, parameters: Tensor) -> None:
+        super().__init__(parameters)
+        self._live = parameters
+        self.points = [parameters.clone()]
+
+    def step(self, direction: Tensor, learning_rate: float) -> None:
+        super().step(direction, learning_rate)
+        self.points.append(self._live.clone())
+
+
+@dataclasses.dataclass
+class Run:
+    """Versions (T + 1, P), events, the gradients that were computed, and the rule's last state."""
+
+    points: Tensor
+    events: list[Event]
+    computed: list[tuple[int, int, Array, Array]]
+    server: Server
+
+    @property
+    def delays(self) -> list[int]:
+        return [delay for event in self.events for _, delay in event.uses]
+
+    def points_of(self, worker: int) -> np.ndarray:
+        """Where `worker` computed its gradients, in order."""
+        return np.stack([point for who, _, point, _ in self.computed if who == worker])
+
+
+def run(
+    rule: Rule,
+    sampler: Sampler,
+    *,
+    learning_rate: float = LEARNING_RATE,
+    samples: int = 60,
+    inner: OptimizerRecipe | None = None,
+    seed: int = 0,
+) -> Run:
+    num_workers = sampler.num_workers
+    instance = Watched(PROBLEM.on(num_workers, seed))
+    computation, records = ProblemGradients(instance, inner), list[Record]()
+    parameters = computation.initial()
+    optimizer = Traced(parameters)
+    server = Server(parameters, rule, optimizer, lambda num_samples: learning_rate)
+    Virtual(
+        server,
+        computation,
+        sampler,
+        OwnStreams(num_workers, samples),
+        computation.measure,
+        num_workers=num_workers,
+        budget=Budget(samples=samples),
+        evaluations=1,
+        report=records.append,
+    ).run()
+    events = [record for record in records if isinstance(record, Event)]
+    return Run(torch.stack(optimizer.points), events, instance.computed, server)
+
+
+def close(ours: Tensor | np.ndarray, theirs: Tensor | np.ndarray) -> None:
+    np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-12, atol=1e-12)
+
+
+def sequential_sgd(samples: int, worker: int = 0, num_workers: int = 1, rate: float = LEARNING_RATE) -> np.ndarray:
+    """x <- x - eta g_k(x), with worker's own samples k = 0, 1, ..., in order: (samples + 1, P)."""
+    instance = PROBLEM.on(num_workers, 0)
+    x = instance.initial()
+    out, points = np.empty_like(x), [x.copy()]
+    for index in range(samples):
+        instance.gradient(x, worker, index, out)
+        x = x - rate * out
+        points.append(x.copy())
+    return np.stack(points)
+
+
+settings_ = settings(deadline=None, max_examples=15)
+several = given(num_workers=st.integers(1, 7), seed=st.integers(0, 10**6))
+
+
+def exponential(num_workers: int, seed: int) -> Sampler:
+    return Exponential().on(num_workers, seed)
+
+
+# ---- R1: one worker -----------------------------------------------------------------------------------------
+
+GRADIENT_RULES = (
+    Asynchronous(),
+    Synchronous(),
+    KSync(quorum=1),
+    KSync(quorum=1, interrupt=False),
+    FixedDelay(delay=0),
+    StaleSynchronous(slack=0),
+    StaleSynchronous(slack=3),
+    StalenessAware(),
+    DelayAdaptive(),
+    DelayAdaptive(concurrency=1),
+    SharpDelay(smoothness=100.0),
+    Polynomial(),
+    Hinge(allowed=0),
+    Rennala(batch=1),
+    Rennala(batch=1, interrupt=False),
+    Ringmaster(threshold=1),
+    Ringmaster(threshold=1, stops=True),
+    KAsync(quorum=1),
+    KBatchAsync(batch=1),
+    DCASGD(compensation=0.5),
+    DCASGD(compensation=2.0, adaptive=True),
+    DANA(momentum=0.0),
+    GapAware(),
+    OrMo(momentum=0.0),
+    Ringleader(),
+)
+DISPLACEMENT_RULES = (
+    IA2SGD(),  # its running sum: a slot is taken out and put in again
+    Rescaled(),  # the mean of one time, times its inverse
+    FedBuff(buffer=1, num_local_steps=1),
+    Downpour(n_push=1, n_fetch=1),
+    LocalSGD(num_local_steps=1),
+    DiLoCo(num_local_steps=1, outer_learning_rate=1.0, outer_momentum=0.0),
+    AsyncLocalSGD(num_local_steps=1, outer_learning_rate=1.0, outer_momentum=0.0, period=1),
+)
+
+
+def test_no_rule_is_left_out_here() -> None:
+    assert {type(rule) for rule in ALL} == {type(rule) for rule in (*GRADIENT_RULES, *DISPLACEMENT_RULES, EASGD())}
+
+
+@pytest.mark.parametrize("rule", GRADIENT_RULES, ids=str)
+def test_r1_with_one_worker_every_rule_is_sequential_sgd_bit_for_bit(rule):
+    ours = run(rule, exponential(1, 3))
+    assert torch.equal(ours.points, torch.from_numpy(sequential_sgd(60)))
+    assert ours.delays == [0] * 60
+
+
+@pytest.mark.parametrize("rule", DISPLACEMENT_RULES, ids=str)
+def test_r1_with_one_worker_rules_of_displacements_are_sequential_sgd(rule):
+    ours = run(rule, exponential(1, 3))
+    close(ours.points, sequential_sgd(60))
+    assert {event.uses[-1] for event in ours.events} == {(event.dispatch, 0) for event in ours.events}
+
+
+def test_r1_elastic_averaging_of_one_worker_with_rate_one_half_is_sgd_at_half_the_rate() -> None:
+    # Both meet in the middle: y = x = x - eta g / 2.
+    close(
+        run(EASGD(alpha=0.5, num_local_steps=1), exponential(1, 3)).points, sequential_sgd(60, rate=LEARNING_RATE / 2)
+    )
+
+
+# ---- R2: a quorum of everybody ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("of", [KSync, lambda n: KSync(n, interrupt=False), KAsync, lambda n: KSync(n + 3)])
+@several
+@settings_
+def test_r2_a_quorum_of_all_workers_is_synchronous_bit_for_bit(of, num_workers, seed):
+    # Whole rounds: of a last one without samples for all, Synchronous takes what there is and a quorum is not reached.
+    samples, rules = 9 * num_workers, (of(num_workers), Synchronous())
+    ours, synchronous = (run(rule, exponential(num_workers, seed), samples=samples) for rule in rules)
+    assert torch.equal(ours.points, synchronous.points)
+    assert [event.train_seconds for event in ours.events] == [event.train_seconds for event in synchronous.events]
+    assert set(ours.delays) == {0}
+
+
+@pytest.mark.parametrize(
+    "of", [KBatchAsync, lambda n: FedBuff(buffer=n, num_local_steps=1, exponent=0.0)], ids=["k_batch_async", "fedbuff"]
+)
+@pytest.mark.parametrize("num_workers", [2, 3, 6])
+def test_r2_buffering_as_many_gradients_as_workers_is_not_synchronous_even_at_equal_speeds(of, num_workers):
+    ours = run(of(num_workers), Constant().on(num_workers, 0))
+    rounds = np.reshape(ours.delays, (-1, num_workers)).tolist()
+    # All but the last worker start again before the step that they are part of.
+    assert rounds == [[0] * num_workers] + [[1] * (num_workers - 1) + [0]] * (len(rounds) - 1)
+    synchronous = run(Synchronous(), Constant().on(num_workers, 0))
+    close(ours.points[:2], synchronous.points[:2])
+    assert not torch.allclose(ours.points[2], synchronous.points[2], rtol=1e-3)
+
+
+# ---- R3, R4: local steps ------------------------------------------------------------------------------------
+
+
+@several
+@settings_
+def test_r3_one_local_step_is_synchronous_sgd_and_diloco_without_outer_momentum_is_local_sgd(num_workers, seed):
+    local, post, diloco, synchronous = (
+        run(rule, exponential(num_workers, seed), samples=9 * num_workers)
+        for rule in (LocalSGD(1), LocalSGD(9, post=100), DiLoCo(1, 1.0, 0.0), Synchronous())
+    )
+    assert torch.equal(local.points, diloco.points)
+    assert torch.equal(local.points, post.points)
+    close(local.points, synchronous.points)
+
+
+@pytest.mark.parametrize("recipe", [OptimizerRecipe(SGD(0.9)), OptimizerRecipe(AdamW(), weight_decay=0.1)])
+@pytest.mark.parametrize("num_local_steps", [1, 4])
+def test_r4_diloco_of_one_worker_without_outer_momentum_is_its_inner_optimizer_alone(recipe, num_local_steps):
+    ours = run(DiLoCo(num_local_steps, 1.0, 0.0), exponential(1, 0), inner=recipe, learning_rate=0.05)
+    instance = PROBLEM.on(1, 0)
+    parameter = nn.Parameter(torch.from_numpy(instance.initial()))
+    group = [{"params": [parameter], "weight_decay": recipe.weight_decay}]
+    kinds = {SGD: torch.optim.SGD, AdamW: torch.optim.AdamW}
+    more = {"momentum": 0.9} if isinstance(recipe.build, SGD) else {}
+    optimizer, points = kinds[type(recipe.build)](group, lr=0.05, **more), [parameter.detach().clone()]
+    for index in range(60):
+        out = np.empty(instance.num_parameters)
+        instance.gradient(parameter.detach().numpy(), 0, index, out)
+        parameter.grad = torch.from_numpy(out)
+        optimizer.step()
+        points.append(parameter.detach().clone())
+    close(ours.points, torch.stack(points[::num_local_steps]))
+
+
+# ---- R5: stale synchronous ----------------------------------------------------------------------------------
+
+
+@several
+@settings_
+def test_r5_slack_zero_is_bulk_synchronous_at_every_nth_version_with_n_times_the_learning_rate(num_workers, seed):
+    samples = 12 * num_workers
+    ours = run(StaleSynchronous(slack=0), exponential(num_workers, seed), samples=samples, learning_rate=0.02)
+    bulk = run(Synchronous(), exponential(num_workers, seed), samples=samples, learning_rate=0.02 * num_workers)
+    close(ours.points[::num_workers], bulk.points)
+    assert ours.delays == list(range(num_workers)) * 12
+
+
+@several
+@settings_
+def test_r5_slack_without_end_is_asynchronous_bit_for_bit(num_workers, seed):
+    ours, asynchronous = (run(rule, exponential(num_workers, seed)) for rule in (StaleSynchronous(60), Asynchronous()))
+    assert torch.equal(ours.points, asynchronous.points)
+    assert ours.events == asynchronous.events
+
+
+# ---- R6, R7, R8, R17 ----------------------------------------------------------------------------------------
+
+
+@several
+@settings_
+def test_r6_downpour_that_pushes_and_fetches_every_minibatch_is_asynchronous(num_workers, seed):
+    ours, asynchronous = (run(rule, exponential(num_workers, seed)) for rule in (Downpour(1, 1), Asynchronous()))
+    close(ours.points, asynchronous.points)
+    assert ours.delays == asynchronous.delays
+
+
+@pytest.mark.parametrize("stops", [False, True])
+@several
+@settings_
+def test_r7_ringmaster_with_a_threshold_never_reached_is_asynchronous_bit_for_bit(stops, num_workers, seed):
+    ours, asynchronous = (
+        run(rule, exponential(num_workers, seed)) for rule in (Ringmaster(61, stops=stops), Asynchronous())
+    )
+    assert torch.equal(ours.points, asynchronous.points)
+    assert ours.events == asynchronous.events
+
+
+def fastest_of_each_round(num_workers: int, seed: int, quorum: int, updates: int) -> tuple[np.ndarray, list[float]]:
+    """Everybody starts at x; the first `quorum` to finish make the step, the others' work is lost. Versions, times.
+
+    By an argsort of each round's draws, without a heap.
+    """
+    instance, speeds, now = PROBLEM.on(num_workers, 0), exponential(num_workers, seed), 0.0
+    x, sample = instance.initial(), [0] * num_workers
+    points, times, out = [x.copy()], [0.0], np.empty_like(x)
+    for update in range(updates):
+        seconds = [now + speeds.draw_one(worker, update) for worker in range(num_workers)]
+        first = np.argsort(seconds)[:quorum]
+        mean = np.zeros_like(x)
+        for worker in sorted(first.tolist()):
+            instance.gradient(x, worker, sample[worker], out)
+            sample[worker] += 1
+            mean += out / quorum
+        now = seconds[first[-1]]
+        x = x - LEARNING_RATE * mean
+        points.append(x.copy())
+        times.append(now)
+    return np.stack(points), times
+
+
+def version_times(ours: Run) -> list[float]:
+    return [0.0, *[event.train_seconds for event in ours.events if event.uses]]
+
+
+@several
+@settings_
+def test_r7_ringmaster_with_threshold_one_and_stops_is_rennala_of_one_and_the_fastest_of_n(num_workers, seed):
+    rules = (Ringmaster(1, stops=True), Rennala(1), KSync(1))
+    ringmaster, rennala, one_sync = (run(rule, exponential(num_workers, seed), samples=90) for rule in rules)
+    assert torch.equal(ringmaster.points[:61], rennala.points[:61])  # near the end samples run out in other orders
+    assert torch.equal(rennala.points, one_sync.points)
+    points, times = fastest_of_each_round(num_workers, seed, 1, 60)
+    assert torch.equal(ringmaster.points[:61], torch.from_numpy(points))
+    assert version_times(ringmaster)[:61] == times
+
+
+@given(num_workers=st.integers(1, 7), quorum=st.integers(1, 7), seed=st.integers(0, 10**6))
+@settings_
+def test_r8_k_sync_is_backup_workers_and_m_synchronous_the_first_k_of_every_round(num_workers, quorum, seed):
+    quorum = min(quorum, num_workers)
+    samples = 15 * quorum + num_workers
+    ours = run(KSync(quorum), exponential(num_workers, seed), samples=samples)
+    points, times = fastest_of_each_round(num_workers, seed, quorum, 15)
+    close(ours.points[:16], points)
+    assert version_times(ours)[:16] == times
+
+
+@given(num_workers=st.integers(1, 6), batch=st.integers(1, 8), seed=st.integers(0, 10**6))
+@settings_
+def test_r8_rennala_with_interrupts_is_k_batch_sync(num_workers, batch, seed):
+    ours = run(Rennala(batch), exponential(num_workers, seed), samples=12 * batch + num_workers)
+    instance, speeds = PROBLEM.on(num_workers, 0), exponential(num_workers, seed)
+    x, sample, draws = instance.initial(), [0] * num_workers, [0] * num_workers
+    points, times, out, now = [x.copy()], [0.0], np.empty_like(x), 0.0
+    for _ in range(12):
+        finished: list[tuple[float, int]] = []
+        for worker in range(num_workers):
+            heapq.heappush(finished, (now + speeds.draw_one(worker, draws[worker]), worker))
+            draws[worker] += 1
+        mean = np.zeros_like(x)
+        for number in range(batch):
+            now, worker = heapq.heappop(finished)
+            instance.gradient(x, worker, sample[worker], out)
+            sample[worker] += 1
+            mean += out / batch
+            if number < batch - 1:
+                heapq.heappush(finished, (now + speeds.draw_one(worker, draws[worker]), worker))
+                draws[worker] += 1
+        x = x - LEARNING_RATE * mean
+        points.append(x.copy())
+        times.append(now)
+    close(ours.points[:13], np.stack(points))
+    assert version_times(ours)[:13] == times
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 5, 9])
+def test_r17_at_equal_constant_speeds_the_delays_are_0_1_up_to_n_minus_one_and_then_always_n_minus_one(num_workers):
+    ours = run(Asynchronous(), Constant().on(num_workers, 0))
+    assert ours.delays == [min(number, num_workers - 1) for number in range(60)]
+
+
+# ---- R9: corrections that correct nothing -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", [DCASGD(0.0), DCASGD(0.0, adaptive=True), DANA(0.0), OrMo(0.0)], ids=str)
+@several
+@settings_
+def test_r9_without_compensation_or_momentum_it_is_asynchronous_bit_for_bit(rule, num_workers, seed):
+    ours, asynchronous = (run(each, exponential(num_workers, seed)) for each in (rule, Asynchronous()))
+    assert torch.equal(ours.points, asynchronous.points)
+
+
+def nesterov(beta: float, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """v <- beta v + g(x - eta beta v), x <- x - eta v: points x, and the look-ahead points."""
+    instance = PROBLEM.on(1, 0)
+    x = instance.initial()
+    v, out, points, ahead = np.zeros_like(x), np.empty_like(x), [x], []
+    for index in range(steps):
+        ahead.append(x - LEARNING_RATE * beta * v)
+        instance.gradient(ahead[-1], 0, index, out)
+        v = beta * v + out
+        x = x - LEARNING_RATE * v
+        points.append(x)
+    return np.stack(points), np.stack(ahead)
+
+
+@pytest.mark.parametrize("beta", [0.3, 0.9])
+def test_r9_dana_with_one_worker_is_nesterov_and_its_starting_points_are_those_of_torch(beta):
+    ours = run(DANA(beta), exponential(1, 0))
+    points, ahead = nesterov(beta, 60)
+    close(ours.points, points)
+    close(ours.points_of(0), ahead)
+    parameter = nn.Parameter(torch.from_numpy(PROBLEM.on(1, 0).initial()))
+    optimizer = torch.optim.SGD([parameter], lr=LEARNING_RATE, momentum=beta, nesterov=True)
+    for _, index, point, _ in ours.computed:  # torch's parameters are the look-ahead points
+        close(parameter.detach(), point)
+        out = np.empty_like(point)
+        PROBLEM.on(1, 0).gradient(parameter.detach().numpy(), 0, index, out)
+        parameter.grad = torch.from_numpy(out)
+        optimizer.step()
+
+
+@several
+@settings_
+def test_r9_workers_of_dana_start_where_the_sum_of_all_momenta_would_take_the_server(num_workers, seed):
+    ours, beta = run(DANA(0.9), exponential(num_workers, seed)), 0.9
+    momenta, start = np.zeros((num_workers, 5)), {}
+    x = ours.points[0].numpy()
+    for event, (worker, _, point, gradient) in zip(ours.events, ours.computed, strict=True):
+        close(point, start.get(worker, ours.points[0]))
+        momenta[worker] = beta * momenta[worker] + gradient
+        x = x - LEARNING_RATE * momenta[worker]
+        close(ours.points[event.version], x)
+        start[worker] = x - LEARNING_RATE * beta * momenta.sum(0)
+
+
+# ---- R10: Delayed Nesterov ----------------------------------------------------------------------------------
+
+
+def test_r10_delayed_nesterov_with_period_one_is_nesterov_on_every_arrival() -> None:
+    ours = run(AsyncLocalSGD(2, 0.7, 0.9, period=1), exponential(1, 0))
+    close(ours.points, run(DiLoCo(2, 0.7, 0.9), exponential(1, 0)).points)
+
+
+@given(period=st.integers(1, 6), num_workers=st.integers(1, 5), seed=st.integers(0, 10**6))
+@settings_
+def test_r10_over_a_block_it_moves_as_one_nesterov_step_on_the_blocks_mean(period, num_workers, seed):
+    eta, beta = 0.7, 0.9
+    ours = run(AsyncLocalSGD(1, eta, beta, period=period), exponential(num_workers, seed))
+    displacements = LEARNING_RATE * np.stack([gradient for *_, gradient in ours.computed])
+    x, m = ours.points[0].numpy(), np.zeros(5)
+    for block in range(60 // period):
+        mean = displacements[block * period : (block + 1) * period].mean(0)
+        m = beta * m + mean
+        x = x - eta * (beta * m + mean)
+        close(ours.points[(block + 1) * period], x)
+
+
+@given(period=st.integers(2, 6), num_workers=st.integers(1, 4), seed=st.integers(0, 99), part=st.floats(0, 1))
+@settings_
+def test_r10_spread_divides_the_momentum_over_the_block_and_the_last_step_has_the_rest(period, num_workers, seed, part):
+    eta, beta, c = 0.7, 0.9, part / period
+    ours = run(AsyncLocalSGD(1, eta, beta, period=period, spread=c), exponential(num_workers, seed))
+    x, m, total = ours.points[0].numpy(), np.zeros(5), np.zeros(5)
+    for number, (*_, gradient) in enumerate(ours.computed, start=1):
+        d, share = LEARNING_RATE * gradient, c
+        total = total + d
+        if number % period == 0:
+            m, total, share = beta * m + total / period, np.zeros(5), 1 - c * period + c
+        x = x - eta * (share * beta * m + d / period)
+        close(ours.points[number], x)
+
+
+# ---- R12, R16 -----------------------------------------------------------------------------------------------
+
+
+@given(num_workers=st.integers(1, 5), num_local_steps=st.integers(1, 4), seed=st.integers(0, 10**6))
+@settings_
+def test_r12_elastic_averaging_without_force_is_n_independent_runs(num_workers, num_local_steps, seed):
+    ours = run(EASGD(0.0, num_local_steps), exponential(num_workers, seed))
+    assert torch.equal(ours.points, ours.points[:1].expand_as(ours.points))  # the centre stays
+    for worker in {event.worker for event in ours.events}:
+        points = ours.points_of(worker)
+        close(points, sequential_sgd(len(points) - 1, worker, num_workers))
+
+
+@pytest.mark.parametrize("alpha", [0.2, 0.9])
+def test_r12_the_elastic_force_conserves_the_sum_of_replica_and_centre(alpha):
+    ours, replicas = run(EASGD(alpha, 1), exponential(3, 0)), defaultdict(lambda: run_start)
+    run_start = ours.points[0].numpy()
+    for event, (worker, _, point, gradient) in zip(ours.events, ours.computed, strict=True):
+        close(point, replicas[worker])
+        centre, after = ours.points[event.version - 1].numpy(), ours.points[event.version].numpy()
+        replicas[worker] = point - LEARNING_RATE * gradient + centre - after
+
+
+@given(
+    num_workers=st.integers(1, 6),
+    seed=st.integers(0, 10**6),
+    samples=st.integers(6, 60),
+    beta=st.sampled_from([0.0, 0.5, 0.9]),
+    group=st.integers(0, 5),
+)
+@settings(deadline=None, max_examples=40)
+def test_r16_once_all_gradients_are_in_ormo_is_momentum_sgd_on_the_groups_in_order(
+    num_workers, seed, samples, beta, group
+):
+    ours = run(OrMo(beta, group), exponential(num_workers, seed), samples=samples, learning_rate=0.01)
+    size = group or num_workers
+    groups = defaultdict(lambda: np.zeros(5))
+    for event, (*_, gradient) in zip(ours.events, ours.computed, strict=True):
+        groups[-(-event.read_version // size)] += gradient
+    x, u = ours.points[0].numpy(), np.zeros(5)
+    for number in range(-(-(samples - 1) // size) + 1):
+        u = beta * u + groups[number]
+        x = x - 0.01 * u
+    close(ours.points[-1], x)
+    close(ours.server._state.momentum, u)

@@ -1,0 +1,154 @@
+"""experiments/simulate.py: every rule and method runs, leaves a run folder, and its log replays to the same bits."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncsgd.record import read_events
+from asyncsgd.rules import ALL, describe_rules
+from asyncsgd.speeds import ALL as ALL_SPEEDS
+
+EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
+
+
+def script(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(f"{name}_script", EXPERIMENTS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.main
+
+
+simulate, replay = script("simulate"), script("replay")
+
+
+def only_run(folder: Path) -> Path:
+    (run,) = folder.iterdir()
+    return run
+
+
+def summary_of(run: Path) -> dict[str, Any]:
+    return json.loads((run / "summary.json").read_text())
+
+
+@pytest.mark.parametrize("rule", ALL, ids=str)
+def test_every_rule_runs_and_its_log_replays_to_the_same_bits(rule: Any, tmp_path: Path, capsys: Any) -> None:
+    arguments = ["--rule", str(rule), "--workers", "5", "--samples", "150", "--runs-dir", str(tmp_path)]
+    assert simulate(arguments) == 0
+    run = only_run(tmp_path)
+    summary = summary_of(run)
+    assert (summary["status"], summary["rule"], summary["clock"]) == ("DONE", str(rule), "virtual")
+    assert summary["num_samples"] == 150
+    assert summary["final_eval_loss"] < summary["first_eval_loss"]
+    capsys.readouterr()
+    assert replay([str(run)]) == 0
+    assert capsys.readouterr().out.count(summary["parameters_sha256"]) == 2
+
+
+@pytest.mark.parametrize("method", ["ad_psgd:topology=ring", "sgp:delay=1", "streaming_diloco:num_local_steps=4"])
+def test_methods_with_a_runtime_of_their_own_run_and_their_replay_is_refused(
+    method: str, tmp_path: Path, capsys: Any
+) -> None:
+    assert simulate(["--rule", method, "--workers", "4", "--samples", "400", "--runs-dir", str(tmp_path)]) == 0
+    run = only_run(tmp_path)
+    assert summary_of(run)["final_eval_loss"] < summary_of(run)["first_eval_loss"]
+    assert replay([str(run)]) == 2
+    assert "has no server whose log could be replayed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("speeds", ALL_SPEEDS, ids=str)
+def test_every_model_of_speeds_runs(speeds: Any, tmp_path: Path) -> None:
+    # 2 seconds are enough for somebody to arrive; where gradients may take for ever only seconds end a run
+    arguments = ["--speeds", str(speeds), "--budget-seconds", "60", "--runs-dir", str(tmp_path)]
+    assert simulate(arguments) == 0
+    assert summary_of(only_run(tmp_path))["train_seconds"] == 60.0
+
+
+def test_equal_settings_give_equal_bits_and_a_folder_each(tmp_path: Path) -> None:
+    for _ in range(2):
+        network = ["--network", "bytes=1,worker=2,server=8"]
+        assert simulate(["--samples", "100", *network, "--runs-dir", str(tmp_path)]) == 0
+    first, second = sorted(tmp_path.iterdir())
+    assert second.name == f"{first.name}-2"
+    assert list(read_events(first / "events.jsonl")) == list(read_events(second / "events.jsonl"))
+
+
+def test_a_changed_log_is_found_out_at_its_change(tmp_path: Path, capsys: Any) -> None:
+    assert simulate(["--samples", "60", "--runs-dir", str(tmp_path)]) == 0
+    events = only_run(tmp_path) / "events.jsonl"
+    lines = events.read_text().splitlines()
+    place, record = next((i, r) for i, r in enumerate(map(json.loads, lines)) if r.get("version") == 30)
+    lines[place] = json.dumps(record | {"loss": record["loss"] + 1e-9})
+    events.write_text("\n".join(lines) + "\n")
+    capsys.readouterr()
+    assert replay([str(events.parent)]) == 1
+    assert f"dispatch {record['dispatch']} at version {record['read_version']}" in capsys.readouterr().out
+
+
+def test_help_lists_every_rule_method_speed_and_problem(capsys: Any) -> None:
+    assert simulate(["--rule", "help"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(describe_rules())
+    assert all(name in shown for name in ("ad_psgd", "sgp", "streaming_diloco"))
+    assert simulate(["--speeds", "help"]) == simulate(["--problem", "help"]) == 0
+    assert "half_normal" in (shown := capsys.readouterr().out)
+    assert "tridiagonal" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "a simulation needs an end; type --samples 10000 or --budget-seconds 1000"),
+        (["--samples", "0"], "--samples must be more than 0, got 0"),
+        (["--samples", "9", "--workers", "0"], "--workers must be 1 or more, got 0"),
+        (["--samples", "9", "--learning-rate", "nan"], "--learning-rate must be more than 0, got nan"),
+        (["--samples", "9", "--rule", "ringmastr"], "unknown rule 'ringmastr'; did you mean 'ringmaster'?"),
+        (["--samples", "9", "--rule", "k_sync:quorum=0"], "quorum must be 1 or more, got 0"),
+        (["--samples", "9", "--rule", "k_sync:interrupt=maybe"], "interrupt='maybe' is not true or false"),
+        (["--samples", "9", "--speeds", "slow:worker=9"], "there is no worker 9"),
+        (["--samples", "9", "--problem", "quadratc"], "did you mean 'quadratic'?"),
+        (["--samples", "9", "--rule", "sgp", "--network", "bytes=1,worker=1,server=1"], "sgp has none; drop it"),
+        (["--sample", "9"], "unrecognized arguments: --sample 9; --help lists every flag"),
+        (["--samples", "many"], "argument --samples: invalid int value: 'many'"),
+    ],
+)
+def test_wrong_input_gets_one_line_that_says_what_to_type(
+    arguments: list[str], message: str, tmp_path: Path, capsys: Any
+) -> None:
+    assert simulate([*arguments, "--runs-dir", str(tmp_path / "runs")]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_workers_that_take_for_ever_end_the_run_with_a_reason(tmp_path: Path, capsys: Any) -> None:
+    arguments = ["--speeds", "infinite:probability=0.9", "--samples", "500", "--runs-dir", str(tmp_path)]
+    assert simulate(arguments) == 1
+    assert "every worker in flight takes for ever" in capsys.readouterr().err
+    assert summary_of(only_run(tmp_path))["status"] == "FAILED"
+
+
+@pytest.mark.processes
+def test_ctrl_c_saves_what_there_is_and_exits_with_130(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXPERIMENTS / "simulate.py"), "--samples", "100000000", "--runs-dir", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONUNBUFFERED": "1"}, text=True)
+    assert process.stdout is not None
+    while "samples" not in process.stdout.readline():  # the headings: the run has begun
+        pass
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert summary_of(only_run(tmp_path))["status"] == "INTERRUPTED"
