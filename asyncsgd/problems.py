@@ -15,7 +15,6 @@ import dataclasses
 import hashlib
 import math
 import re
-import typing
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
@@ -23,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncsgd.errors import RunError, UsageError, nearest
+from asyncsgd.named import Kind, describe, spell
 
 Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
@@ -155,8 +155,7 @@ class Problem:
         raise TypeError(f"{type(self).__name__} does not define _on()")
 
     def __str__(self) -> str:
-        parameters = ",".join(f"{field.name}={getattr(self, field.name)}" for field in dataclasses.fields(self))
-        return f"{self.name}:{parameters}"
+        return spell(self)
 
     def _at_least(self, bound: float, *names: str) -> None:
         for name in names:
@@ -849,7 +848,9 @@ ALL: tuple[Problem, ...] = (
 """An example of each problem, for the contract tests and ``--problem help``."""
 
 _BY_NAME = {problem.name: type(problem) for problem in ALL}
-_KINDS = {int: "a whole number", float: "a number"}
+
+
+KIND = Kind("problem", "problems", "--problem")
 
 
 def parse_problem(text: str) -> Problem:
@@ -861,40 +862,9 @@ def parse_problem(text: str) -> Problem:
     Raises:
         UsageError: for an unknown name or parameter (the nearest one is suggested) or a value out of range.
     """
-    name, _, parameters = text.partition(":")
-    if name not in _BY_NAME:
-        raise UsageError(
-            f"unknown problem {name!r}{nearest(name, _BY_NAME)}; "
-            f"problems: {', '.join(_BY_NAME)} (--problem help explains them)"
-        )
-    problem_class = _BY_NAME[name]
-    types = typing.get_type_hints(problem_class)
-    known = [field.name for field in dataclasses.fields(problem_class)]
-    values: dict[str, Any] = {}
-    for part in filter(None, parameters.split(",")):
-        key, equals, value = part.partition("=")
-        if key not in known:
-            raise UsageError(
-                f"problem {name!r} has no parameter {key!r}{nearest(key, known)}; it takes {', '.join(known)}"
-            )
-        if key in values:
-            raise UsageError(f"problem parameter {key!r} is given twice in {text!r}; keep one")
-        if not equals:
-            raise UsageError(f"problem parameter {key!r} has no value; type --problem {name}:{key}=VALUE")
-        try:
-            values[key] = types[key](value)
-        except ValueError:
-            raise UsageError(f"problem parameter {key}={value!r} is not {_KINDS[types[key]]}") from None
-    try:
-        return problem_class(**values)
-    except ValueError as error:
-        raise UsageError(f"--problem {text}: {error}") from None
+    return KIND.read(text, _BY_NAME)
 
 
 def describe_problems() -> str:
     """The text of ``--problem help``: every problem with its one line and its parameters."""
-    lines = ["problems (--problem NAME[:key=value,...]):"]
-    for problem_class in _BY_NAME.values():
-        fields = ", ".join(f"{field.name}={field.default}" for field in dataclasses.fields(problem_class))
-        lines.append(f"  {problem_class.name:16} {problem_class.summary}  [{fields}]")
-    return "\n".join(lines)
+    return "\n".join(["problems (--problem NAME[:key=value,...]):", *describe(_BY_NAME)])

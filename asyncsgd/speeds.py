@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncsgd.errors import UsageError, nearest
+from asyncsgd.named import Kind, describe, spell
 from asyncsgd.record import read_events
 
 Floats = npt.NDArray[np.float64]
@@ -229,8 +230,7 @@ class Speeds:
         raise TypeError(f"{type(self).__name__} does not define _sampler()")
 
     def __str__(self) -> str:
-        parameters = ",".join(f"{field.name}={getattr(self, field.name)}" for field in dataclasses.fields(self))
-        return f"{self.name}:{parameters}"
+        return spell(self)
 
 
 class _RandomSpeeds(Speeds):
@@ -628,9 +628,7 @@ ALL: tuple[Speeds, ...] = (
 _BY_NAME: dict[str, type[Speeds]] = {**{speeds.name: type(speeds) for speeds in ALL}, Trace.name: Trace}
 
 
-_READ: Mapping[type, Callable[[str], Any]] = {
-    bool: {"true": True, "false": False, "True": True, "False": False}.__getitem__
-}
+KIND = Kind("speeds", "speeds", "--speeds", first_is_positional=True)
 
 
 def parse_speeds(text: str) -> Speeds:
@@ -644,58 +642,13 @@ def parse_speeds(text: str) -> Speeds:
     Raises:
         UsageError: for an unknown name or parameter (the nearest one is suggested) or a value out of range.
     """
-    name, _, parameters = text.partition(":")
-    if name not in _BY_NAME:
-        raise UsageError(
-            f"unknown speeds {name!r}{nearest(name, _BY_NAME)}; speeds: {', '.join(_BY_NAME)}"
-            " (--speeds help explains them)"
-        )
-    speeds_class = _BY_NAME[name]
-    types = typing.get_type_hints(speeds_class)
-    fields = dataclasses.fields(speeds_class)
-    known = [field.name for field in fields]
-    values: dict[str, typing.Any] = {}
-    for place, part in enumerate(filter(None, parameters.split(","))):
-        key, equals, value = part.partition("=")
-        if not equals and key not in known:
-            if place > 0:
-                raise UsageError(
-                    f"speeds {name!r}: only the first value may stand without its name, {part!r} needs one;"
-                    f" type --speeds {name}:{known[0]}=VALUE,...; it takes {', '.join(known)}"
-                )
-            key, value = known[0], part
-        elif key not in known:
-            raise UsageError(
-                f"speeds {name!r} has no parameter {key!r}{nearest(key, known)}; it takes {', '.join(known)}"
-            )
-        elif not equals:
-            raise UsageError(f"speeds parameter {key!r} has no value; type --speeds {name}:{key}=VALUE")
-        if key in values:
-            raise UsageError(f"speeds parameter {key!r} is given twice in {text!r}; keep one")
-        try:
-            values[key] = _READ.get(types[key], types[key])(value)
-        except (KeyError, ValueError):
-            kind = {int: "a whole number", bool: "true or false"}.get(types[key], "a number")
-            raise UsageError(f"speeds parameter {key}={value!r} is not {kind}") from None
-    for field in fields:
-        if field.default is dataclasses.MISSING and field.name not in values:
-            raise UsageError(f"speeds {name!r} needs {field.name}; type --speeds {name}:{field.name}=VALUE")
-    try:
-        return speeds_class(**values)
-    except ValueError as error:
-        raise UsageError(f"--speeds {text}: {error}") from None
+    return KIND.read(text, _BY_NAME)
 
 
 def describe_speeds() -> str:
     """The text of ``--speeds help``: every model with its one line and its parameters."""
-    lines = ["speeds (--speeds NAME[:key=value,...]; a first value without key= is the first parameter):"]
-    for speeds_class in _BY_NAME.values():
-        fields = ", ".join(
-            f"{field.name}={'PATH' if field.default is dataclasses.MISSING else field.default}"
-            for field in dataclasses.fields(speeds_class)
-        )
-        lines.append(f"  {speeds_class.name:19} {speeds_class.summary}  [{fields}]")
-    return "\n".join(lines)
+    heading = "speeds (--speeds NAME[:key=value,...]; a first value without key= is the first parameter):"
+    return "\n".join([heading, *describe(_BY_NAME, width=19)])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -326,7 +326,7 @@ def test_all_has_one_example_of_each_model_but_the_trace_and_help_names_every_on
     for speeds in ALL:
         assert f"  {speeds.name:19} {speeds.summary}  [" in described
     assert "[exponent=0.5, seconds=1.0]" in described
-    assert "[run=PATH, turnaround=False]" in described
+    assert "[run=VALUE, turnaround=False]" in described
 
 
 NAMES = (

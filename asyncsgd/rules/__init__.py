@@ -5,12 +5,7 @@ reads it where training starts."""
 
 from __future__ import annotations
 
-import dataclasses
-import typing
-from collections.abc import Callable
-from typing import Any
-
-from asyncsgd.errors import UsageError, nearest
+from asyncsgd.named import Kind, describe
 from asyncsgd.rules.async_local_sgd import AsyncLocalSGD
 from asyncsgd.rules.asynchronous import Asynchronous
 from asyncsgd.rules.base import Rule
@@ -76,12 +71,7 @@ ALL: tuple[Rule, ...] = (
 _BY_NAME = {rule.name: type(rule) for rule in ALL}
 
 
-_READ: dict[type, Callable[[str], Any]] = {
-    int: int,
-    float: float,
-    bool: {"true": True, "false": False, "True": True, "False": False}.__getitem__,
-}
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
+KIND = Kind("rule", "rules", "--rule")
 
 
 def parse_rule(text: str) -> Rule:
@@ -93,38 +83,9 @@ def parse_rule(text: str) -> Rule:
     Raises:
         UsageError: for an unknown name or parameter (the nearest one is suggested) or a value out of range.
     """
-    name, _, parameters = text.partition(":")
-    if name not in _BY_NAME:
-        raise UsageError(
-            f"unknown rule {name!r}{nearest(name, _BY_NAME)}; rules: {', '.join(_BY_NAME)} (--rule help explains them)"
-        )
-    rule_class = _BY_NAME[name]
-    types = typing.get_type_hints(rule_class)
-    known = [field.name for field in dataclasses.fields(rule_class)]
-    values = {}
-    for part in filter(None, parameters.split(",")):
-        key, equals, value = part.partition("=")
-        if key not in known:
-            takes = f"it takes {', '.join(known)}" if known else "it takes none"
-            raise UsageError(f"rule {name!r} has no parameter {key!r}{nearest(key, known)}; {takes}")
-        if key in values:
-            raise UsageError(f"rule parameter {key!r} is given twice in {text!r}; keep one")
-        if not equals:
-            raise UsageError(f"rule parameter {key!r} has no value; type --rule {name}:{key}=VALUE")
-        try:
-            values[key] = _READ[types[key]](value)
-        except (KeyError, ValueError):
-            raise UsageError(f"rule parameter {key}={value!r} is not {_KINDS[types[key]]}") from None
-    try:
-        return rule_class(**values)
-    except ValueError as error:
-        raise UsageError(f"--rule {text}: {error}") from None
+    return KIND.read(text, _BY_NAME)
 
 
 def describe_rules() -> str:
     """The text of ``--rule help``: every rule with its one line and its parameters."""
-    lines = ["rules (--rule NAME[:key=value,...]):"]
-    for rule_class in _BY_NAME.values():
-        fields = ", ".join(f"{field.name}={field.default}" for field in dataclasses.fields(rule_class))
-        lines.append(f"  {rule_class.name:16} {rule_class.summary}" + (f"  [{fields}]" if fields else ""))
-    return "\n".join(lines)
+    return "\n".join(["rules (--rule NAME[:key=value,...]):", *describe(_BY_NAME)])

@@ -13,6 +13,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from asyncsgd.named import spell
+
 if TYPE_CHECKING:  # rules are read and listed without importing torch
     from torch import Tensor
 
@@ -190,8 +192,7 @@ class Rule:
         return Reply()
 
     def __str__(self) -> str:
-        parameters = ",".join(f"{field.name}={getattr(self, field.name)}" for field in dataclasses.fields(self))
-        return f"{self.name}:{parameters}" if parameters else self.name
+        return spell(self)
 
 
 class WeightedMean:

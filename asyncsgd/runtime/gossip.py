@@ -27,13 +27,14 @@ import collections
 import dataclasses
 import heapq
 import math
-import typing
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from asyncsgd import named
 from asyncsgd.errors import UsageError, nearest
+from asyncsgd.named import Kind, spell
 from asyncsgd.problems import Array, Instance
 from asyncsgd.record import APPLIED, DONE, FAILED, INTERRUPTED, Evaluation, Event, Fault, Membership, Range, Started
 from asyncsgd.runtime.base import Budget, EvaluationPoints, Report, Result, diverged, verdict_of_evaluation
@@ -68,8 +69,7 @@ class Method:
     """One line for ``--rule help``."""
 
     def __str__(self) -> str:
-        parameters = ",".join(f"{field.name}={getattr(self, field.name)}" for field in dataclasses.fields(self))
-        return f"{self.name}:{parameters}"
+        return spell(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,50 +142,7 @@ METHODS: Mapping[str, type[Method]] = {ADPSGD.name: ADPSGD, SGP.name: SGP}
 
 AnyMethod = TypeVar("AnyMethod", bound=Method)
 
-_READ: dict[type, Callable[[str], Any]] = {int: int, float: float, str: str}
-_KINDS = {int: "a whole number", float: "a number"}
-
-
-def read_method(text: str, methods: Mapping[str, type[AnyMethod]]) -> AnyMethod | None:
-    """Return the one of `methods` that ``NAME[:key=value,...]`` means, None if it has another name.
-
-    Raises:
-        UsageError: for an unknown parameter (the nearest one is suggested) or a value out of range.
-    """
-    name, _, parameters = text.partition(":")
-    if name not in methods:
-        return None
-    method_class = methods[name]
-    types = typing.get_type_hints(method_class)
-    known = [field.name for field in dataclasses.fields(method_class)]
-    values: dict[str, Any] = {}
-    for part in filter(None, parameters.split(",")):
-        key, equals, value = part.partition("=")
-        if key not in known:
-            raise UsageError(
-                f"rule {name!r} has no parameter {key!r}{nearest(key, known)}; it takes {', '.join(known)}"
-            )
-        if key in values:
-            raise UsageError(f"rule parameter {key!r} is given twice in {text!r}; keep one")
-        if not equals:
-            raise UsageError(f"rule parameter {key!r} has no value; type --rule {name}:{key}=VALUE")
-        try:
-            values[key] = _READ[types[key]](value)
-        except ValueError:
-            raise UsageError(f"rule parameter {key}={value!r} is not {_KINDS[types[key]]}") from None
-    try:
-        return method_class(**values)
-    except ValueError as error:
-        raise UsageError(f"--rule {text}: {error}") from None
-
-
-def describe_methods(methods: Mapping[str, type[AnyMethod]]) -> list[str]:
-    """The lines of `methods` in ``--rule help``, in the form of `asyncsgd.rules.describe_rules`."""
-    lines = []
-    for method_class in methods.values():
-        fields = ", ".join(f"{field.name}={field.default}" for field in dataclasses.fields(method_class))
-        lines.append(f"  {method_class.name:16} {method_class.summary}  [{fields}]")
-    return lines
+KIND = Kind("rule", "rules", "--rule")
 
 
 def parse(text: str) -> Method | None:
@@ -197,12 +154,12 @@ def parse(text: str) -> Method | None:
     Raises:
         UsageError: for an unknown parameter (the nearest one is suggested) or a value out of range.
     """
-    return read_method(text, METHODS)
+    return KIND.read(text, METHODS) if text.partition(":")[0] in METHODS else None
 
 
 def describe() -> list[str]:
     """The lines of this module's methods in ``--rule help``."""
-    return describe_methods(METHODS)
+    return named.describe(METHODS)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -35,11 +35,12 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from asyncsgd import named
 from asyncsgd.errors import UsageError
 from asyncsgd.problems import Array, Instance
 from asyncsgd.record import DONE, Evaluation, Range, Started
 from asyncsgd.runtime.base import Budget, Report, Result
-from asyncsgd.runtime.gossip import Method, Recorder, as_schedule, check_num_workers, describe_methods, read_method
+from asyncsgd.runtime.gossip import KIND, Method, Recorder, as_schedule, check_num_workers
 from asyncsgd.runtime.virtual import OwnStreams
 from asyncsgd.server import OptimizerRecipe, PlainSGD, Schedule
 from asyncsgd.speeds import Sampler
@@ -109,12 +110,12 @@ def parse(text: str) -> StreamingDiLoCo | None:
     Raises:
         UsageError: for an unknown parameter (the nearest one is suggested) or a value out of range.
     """
-    return read_method(text, METHODS)
+    return KIND.read(text, METHODS) if text.partition(":")[0] in METHODS else None
 
 
 def describe() -> list[str]:
     """The lines of this module's methods in ``--rule help``."""
-    return describe_methods(METHODS)
+    return named.describe(METHODS)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,101 @@
+"""Things that a user names on the command line with their parameters: ``NAME[:key=value,...]``. Standard library only.
+
+Such a thing is a frozen dataclass with the class attributes `name` and `summary`; its fields are its parameters, and a
+value out of range is a ValueError of its ``__post_init__``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from asyncsgd.errors import UsageError, nearest
+
+T = TypeVar("T")
+
+_READ: Mapping[type, Callable[[str], Any]] = {
+    int: int,
+    float: float,
+    str: str,
+    bool: {"true": True, "false": False, "True": True, "False": False}.__getitem__,
+}
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What is named, in messages: ``rule``, several ``rules``, given with ``--rule``."""
+
+    one: str
+    several: str
+    flag: str
+    first_is_positional: bool = False
+    """Whether a first value may stand without its key, for the first parameter."""
+
+    def read(self, text: str, by_name: Mapping[str, type[T]]) -> T:
+        """Return what `text` means.
+
+        Raises:
+            UsageError: for an unknown name or parameter (the nearest one is suggested) or a value out of range.
+        """
+        name, _, parameters = text.partition(":")
+        if name not in by_name:
+            raise UsageError(
+                f"unknown {self.one} {name!r}{nearest(name, by_name)}; {self.several}: {', '.join(by_name)} "
+                f"({self.flag} help explains them)"
+            )
+        values = self._read_parameters(text, name, parameters, by_name[name])
+        try:
+            return by_name[name](**values)
+        except ValueError as error:
+            raise UsageError(f"{self.flag} {text}: {error}") from None
+
+    def _read_parameters(self, text: str, name: str, parameters: str, named: type) -> dict[str, Any]:
+        types = typing.get_type_hints(named)
+        fields = dataclasses.fields(named)
+        known = [field.name for field in fields]
+        takes = f"it takes {', '.join(known)}" if known else "it takes none"
+        values: dict[str, Any] = {}
+        for place, part in enumerate(filter(None, parameters.split(","))):
+            key, equals, value = part.partition("=")
+            if self.first_is_positional and known and not equals and key not in known:
+                if place > 0:
+                    raise UsageError(
+                        f"{self.one} {name!r}: only the first value may stand without its name, {part!r} needs one; "
+                        f"type {self.flag} {name}:{known[0]}=VALUE,...; {takes}"
+                    )
+                key, equals, value = known[0], "=", part
+            if key not in known:
+                raise UsageError(f"{self.one} {name!r} has no parameter {key!r}{nearest(key, known)}; {takes}")
+            if key in values:
+                raise UsageError(f"{self.one} parameter {key!r} is given twice in {text!r}; keep one")
+            if not equals:
+                raise UsageError(f"{self.one} parameter {key!r} has no value; type {self.flag} {name}:{key}=VALUE")
+            try:
+                values[key] = _READ[types[key]](value)
+            except (KeyError, ValueError):
+                raise UsageError(f"{self.one} parameter {key}={value!r} is not {_KINDS[types[key]]}") from None
+        for field in fields:
+            if field.default is dataclasses.MISSING and field.name not in values:
+                raise UsageError(f"{self.one} {name!r} needs {field.name}; type {self.flag} {name}:{field.name}=VALUE")
+        return values
+
+
+def describe(by_name: Mapping[str, Any], width: int = 16) -> list[str]:
+    """A line for each, with its summary and its parameters, for ``... help``."""
+    lines = []
+    for name, named in by_name.items():
+        fields = ", ".join(
+            f"{field.name}={'VALUE' if field.default is dataclasses.MISSING else field.default}"
+            for field in dataclasses.fields(named)
+        )
+        lines.append(f"  {name:{width}} {named.summary}" + (f"  [{fields}]" if fields else ""))
+    return lines
+
+
+def spell(named: Any) -> str:
+    """The text that is read back to an equal object."""
+    parameters = ",".join(f"{field.name}={getattr(named, field.name)}" for field in dataclasses.fields(named))
+    return f"{named.name}:{parameters}" if parameters else str(named.name)

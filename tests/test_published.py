@@ -1,0 +1,262 @@
+"""The first four published results: their closed forms, and each script from end to end on a smaller set-up still."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from asyncsgd.speeds import Exponential, ShiftedExponential
+
+FOLDER = Path(__file__).resolve().parents[1] / "experiments" / "published"
+
+
+def script(name: str) -> ModuleType:
+    """The script as a module."""
+    spec = importlib.util.spec_from_file_location(f"published_{name}", FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def ringmaster() -> ModuleType:
+    return script("ringmaster")
+
+
+@pytest.fixture(scope="module")
+def error_runtime() -> ModuleType:
+    return script("error_runtime")
+
+
+@pytest.fixture(scope="module")
+def backup_workers() -> ModuleType:
+    return script("backup_workers")
+
+
+@pytest.fixture(scope="module")
+def implicit_momentum() -> ModuleType:
+    return script("implicit_momentum")
+
+
+def written(folder: Path) -> set[str]:
+    files = list(folder.iterdir())
+    assert all(file.stat().st_size > 0 for file in files)
+    return {file.name for file in files}
+
+
+def table(path: Path) -> list[list[str]]:
+    """The cells of a Markdown table, its headings first."""
+    lines = [line for line in path.read_text().splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+# ---- Ringmaster ------------------------------------------------------------------------------------------------------
+
+
+def test_the_distance_from_the_prototype_is_in_standard_errors_of_the_difference(ringmaster: ModuleType) -> None:
+    # ours: mean 3, variance 2 over 2 seeds; theirs: mean 1, variance 3 over 1 seed
+    assert ringmaster.standard_errors_apart([2.0, 4.0], 1.0, math.sqrt(3.0), 1) == pytest.approx(2.0 / math.sqrt(4.0))
+
+
+def test_ringmaster_beats_rennala_beats_delay_adaptive_also_on_fifty_workers(
+    ringmaster: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ringmaster, "NUM_WORKERS", 50)
+    assert ringmaster.main(["--quick", "--seeds", "1", "--jobs", "1", "--out", str(tmp_path)]) == 0
+    assert written(tmp_path) == {"ringmaster.csv", "ringmaster.md", "ringmaster.png"}
+    cells = {(row[0], row[1]): row for row in table(tmp_path / "ringmaster.md")}
+    losses = [
+        float(cells["add", method][2])
+        for method in ("Ringmaster R=6, stops, lr 0.25", "Rennala B=6, lr 1", "delay-adaptive, lr 0.00032")
+    ]
+    assert losses == sorted(losses)
+    assert cells["add", "Rennala B=6, lr 1"][5] == "466"  # of the prototype
+
+
+# ---- Dutta et al. ----------------------------------------------------------------------------------------------------
+
+
+def test_seconds_per_update_are_the_published_closed_forms(error_runtime: ModuleType) -> None:
+    exponential, shifted = Exponential(1.0), ShiftedExponential(1.0, 1.0)
+    seconds = {
+        (method.family, method.quorum): [
+            error_runtime.seconds_per_update(method, exponential),
+            error_runtime.seconds_per_update(method, shifted),
+        ]
+        for method in error_runtime.METHODS
+    }
+    harmonic = sum(1 / k for k in range(1, 9))
+    assert seconds["K-sync", 1] == pytest.approx([1 / 8, 1 + 1 / 8])
+    assert seconds["K-sync", 4] == pytest.approx([0.6345, 1.6345], abs=5e-5)
+    assert seconds["sync", 8] == seconds["K-sync", 8] == pytest.approx([harmonic, 1 + harmonic])
+    assert seconds["K-async", 1] == seconds["async", 1] == pytest.approx([1 / 8, 2 / 8])
+    assert seconds["K-async", 4][1] is None  # only a bound
+    assert seconds["K-batch-async", 8] == pytest.approx([1.0, 2.0])
+
+
+def test_the_floor_of_asynchronous_sgd_is_its_closed_form(error_runtime: ModuleType) -> None:
+    eta, sigma = 0.3, 0.7
+    for workers in (2, 8, 16):
+        for curvature in (0.1, 1.0):
+            a = eta * curvature
+            closed = eta * sigma**2 * (1 + workers * a) / (2 * (2 + a - workers * a**2))
+            assert error_runtime.k_async_floor([curvature], eta, sigma, workers, 1) == pytest.approx(closed)
+            assert error_runtime.k_batch_async_floor([curvature], eta, sigma, workers, 1) == pytest.approx(closed)
+
+
+def test_the_floor_of_k_async_with_all_workers_is_that_of_synchronous_sgd(error_runtime: ModuleType) -> None:
+    exact = error_runtime.synchronous_floor([0.2, 1.0], 0.3, 0.7, 8)
+    assert error_runtime.k_async_floor([0.2, 1.0], 0.3, 0.7, 8, 8) == pytest.approx(exact)
+    assert error_runtime.k_batch_async_floor([0.2, 1.0], 0.3, 0.7, 8, 8) > 1.02 * exact  # which K-batch-async is not
+
+
+def test_measured_seconds_and_floors_agree_with_the_closed_forms(
+    error_runtime: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(error_runtime, "EVALUATIONS", 300)
+    exponential = error_runtime.SPEEDS[0]
+    for method in error_runtime.METHODS:
+        if method.quorum == 2:
+            curve = error_runtime.run_arm(error_runtime.Arm(exponential, method, 0, 600))
+            expected = error_runtime.seconds_per_update(method, exponential)
+            assert curve.seconds_per_update == pytest.approx(expected, rel=0.06)
+            assert np.mean(curve.losses[150:]) == pytest.approx(error_runtime.floor(method, exponential), rel=0.1)
+
+
+def test_error_runtime_writes_a_picture_for_each_distribution(
+    error_runtime: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(error_runtime, "QUICK_SECONDS", 12)
+    monkeypatch.setattr(error_runtime, "EVALUATIONS", 24)
+    assert error_runtime.main(["--quick", "--seeds", "1", "--jobs", "1", "--out", str(tmp_path)]) == 0
+    pictures = {"error_runtime_exponential.png", "error_runtime_shifted_exponential.png"}
+    assert written(tmp_path) == {"error_runtime.csv", "error_runtime.md", *pictures}
+    cells = {tuple(row[:3]): row for row in table(tmp_path / "error_runtime.md")}
+    for times in ("exponential", "shifted_exponential"):
+        assert cells[times, "K-sync", "8"][3:] == cells[times, "sync", "8"][3:]  # the same run, under another name
+        assert cells[times, "K-async", "1"][3:] == cells[times, "async", "1"][3:]
+        assert cells[times, "K-batch-async", "1"][3:] == cells[times, "async", "1"][3:]
+
+
+# ---- Backup workers --------------------------------------------------------------------------------------------------
+
+
+def test_the_best_quorums_are_the_expected_ones(backup_workers: ModuleType) -> None:
+    for mean, (quorum, gain) in backup_workers.PUBLISHED.items():
+        best, best_gain = backup_workers.best_quorum(mean)
+        assert best == quorum
+        assert best_gain == pytest.approx(gain, abs=0.005)
+
+
+def test_the_learning_rate_puts_the_floor_at_half_of_the_target(backup_workers: ModuleType) -> None:
+    problem = backup_workers.quadratic(1.0)
+    for quorum in (1, 50, 100):
+        eta = backup_workers.learning_rate(problem, quorum)
+        squares = eta**2 / quorum / (eta * (curvature := backup_workers.spectrum(problem)) * (2 - eta * curvature))
+        assert curvature @ squares / 2 == pytest.approx(backup_workers.TARGET / 2)
+    assert backup_workers.learning_rate(backup_workers.quadratic(0.005), 1) == 1.0
+
+
+def test_without_noise_the_steps_to_the_target_are_those_of_gradient_descent(backup_workers: ModuleType) -> None:
+    problem = backup_workers.quadratic(0.0)
+    steps = backup_workers.expected_steps(problem, 96)
+    curvature = backup_workers.spectrum(problem)
+    errors = [float(curvature @ (1 - curvature) ** (2 * step)) / 2 for step in (steps - 1, steps)]
+    assert errors[1] <= backup_workers.TARGET < errors[0]
+    arm = backup_workers.Arm("bias-dominated", backup_workers.MEAN, 96, 0, 10**9)
+    assert backup_workers.run_arm(arm).steps == steps  # its noise is too small to matter
+
+
+def test_a_round_of_96_takes_as_long_as_its_order_statistic(backup_workers: ModuleType) -> None:
+    measured = backup_workers.run_arm(backup_workers.Arm("", 0.05, 96, 0, 60))
+    assert measured.steps == 60
+    assert measured.virtual_seconds / 60 == pytest.approx(backup_workers.round_seconds(96, 0.05), rel=0.01)
+
+
+def test_backup_workers_writes_both_tables(
+    backup_workers: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(backup_workers, "PUBLISHED", {1.0: (69, 1.98)})
+    monkeypatch.setattr(backup_workers, "QUORUMS", (1, 50, 1, 1, 100))
+    monkeypatch.setattr(backup_workers, "REGIMES", {"bias-dominated": 0.005})
+    assert backup_workers.main(["--quick", "--seeds", "2", "--jobs", "1", "--out", str(tmp_path)]) == 0
+    names = {"backup_workers", "backup_workers_to_target"}
+    assert written(tmp_path) == {"backup_workers.png", *(f"{name}.{end}" for name in names for end in ("csv", "md"))}
+    row = table(tmp_path / "backup_workers.md")[1]
+    assert row[:4] == ["1.0", "69", "69", row[3]]
+    assert 68 <= int(row[3]) <= 70
+    assert "bias-dominated: expected N = 50, measured N = 50" in capsys.readouterr().out
+
+
+# ---- Implicit momentum -----------------------------------------------------------------------------------------------
+
+
+def test_one_worker_is_gradient_descent(implicit_momentum: ModuleType) -> None:
+    mean = implicit_momentum.mean_iterate(implicit_momentum.MeanArm(1, range(2)))
+    assert mean == pytest.approx([0.8**t for t in range(14)], rel=1e-12)
+
+
+def test_the_mean_iterate_obeys_the_closed_recursion(implicit_momentum: ModuleType) -> None:
+    mean = implicit_momentum.mean_iterate(implicit_momentum.MeanArm(2, range(300)))
+    assert mean == pytest.approx(implicit_momentum.expected_iterate(2, len(mean) - 1), abs=0.04)
+    # The first two are not random: all workers start at x_0.
+    assert mean[:2] == [1.0, 0.8]
+
+
+def test_a_fit_to_the_exact_mean_gives_the_momentum(implicit_momentum: ModuleType) -> None:
+    for workers in (2, 4, 8, 16):
+        exact = implicit_momentum.expected_iterate(workers, 3 * workers + 10)
+        assert implicit_momentum.fit(exact) == pytest.approx((1 - 1 / workers, 0.2 / workers))
+
+
+def test_a_jackknife_removes_the_bias_of_a_square(implicit_momentum: ModuleType) -> None:
+    # The square of a mean of 2 values of variance v overestimates by v / 2.
+    result = implicit_momentum.jackknife(lambda mean: mean[0] ** 2, [[1.0], [3.0]])
+    assert result.mean == pytest.approx(2.0**2 - 2.0 / 2)
+
+
+def test_mean_staleness_is_one_less_than_the_workers(implicit_momentum: ModuleType) -> None:
+    counts = np.array(implicit_momentum.staleness(implicit_momentum.StalenessArm(4, 0, 4000)))
+    assert counts.sum() == pytest.approx(4000, abs=4)
+    assert counts @ np.arange(len(counts)) / counts.sum() == pytest.approx(3.0, abs=0.01)  # the conservation law
+    assert counts[0] / counts.sum() == pytest.approx(0.25, abs=0.03)
+
+
+def test_implicit_momentum_writes_both_tables(
+    implicit_momentum: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(implicit_momentum, "WORKERS", (1, 2))
+    monkeypatch.setattr(implicit_momentum, "LONG_RUNS", 2)
+    assert implicit_momentum.main(["--quick", "--seeds", "20", "--jobs", "1", "--out", str(tmp_path)]) == 0
+    names = {"implicit_momentum", "implicit_momentum_staleness"}
+    assert written(tmp_path) == {"implicit_momentum.png", *(f"{name}.{end}" for name in names for end in ("csv", "md"))}
+    assert table(tmp_path / "implicit_momentum.md")[1][2:4] == ["-", "-0.0000"]
+
+
+def test_seeds_that_do_not_fill_the_groups_are_refused(
+    implicit_momentum: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert implicit_momentum.main(["--seeds", "15", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == "error: --seeds must be a multiple of 10, the number of groups, got 15\n"
+
+
+# ---- The command line ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.processes
+def test_a_wrong_flag_ends_with_code_2_and_says_which() -> None:
+    command = [sys.executable, str(FOLDER / "ringmaster.py"), "--quik"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "--quik" in done.stderr
+    assert "Traceback" not in done.stderr
