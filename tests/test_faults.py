@@ -28,6 +28,7 @@ import pytest
 import torch
 
 from asyncsgd.record import DONE, Evaluation, Event, Membership, Record, read_events
+from asyncsgd.replay import PreparedReplay
 from asyncsgd.rules import Asynchronous, Synchronous
 from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.base import Budget, Result
@@ -36,6 +37,7 @@ from asyncsgd.runtime.parameter_server import ParameterServer
 from asyncsgd.runtime.transport.base import Compute, Computed, Evaluate, Evaluated, Holding, Ready, Stop
 from asyncsgd.runtime.transport.shared_memory import FROZEN, SharedMemoryAddress, SharedMemoryServer
 from asyncsgd.server import SGD, Optimizer, Server, StepTakenByWorker
+from asyncsgd.settings import load_yaml, make_settings
 
 SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "stilt_mlm.py"
 DEADLINE = 60.0
@@ -209,6 +211,19 @@ def test_a_run_without_any_worker_left_has_failed_and_says_how_each_ended(
 
 @needs_proc
 @pytest.mark.processes
+@needs_proc
+@pytest.mark.processes
+@pytest.mark.parametrize("rule", ["ringmaster:threshold=2,stops=true", "fixed_delay:delay=2", "diloco"])
+def test_a_run_with_a_killed_worker_replays_bit_for_bit(rule: str, train: Train, small: list[str]) -> None:
+    ended = train(f"--mode async --nproc 3 --rule {rule} --samples 1600 --evaluations 40", kill(1), num_workers=3)
+    (left,) = records_of(ended.run, "leave")
+    assert left["lost"]
+    settings = make_settings(load_yaml(ended.run / "settings.yaml"))
+    replay = PreparedReplay(settings, read_events(ended.run / "events.jsonl"), small[small.index("--cache-dir") + 1])
+    assert replay.run() is None
+    assert replay.parameters_sha256 == ended.summary["parameters_sha256"]
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_ends_the_synchronous_run_at_once_and_is_named(rank: int, train: Train) -> None:
     ended = train("--mode sync --nproc 2 --samples 8000 --evaluations 200", kill(rank), num_workers=2)

@@ -83,7 +83,7 @@ class View:
         parameters: `(P,)`, before this reply's step; only in rules with `needs_points`.
     """
 
-    __slots__ = ("_in_flight", "_parameters", "_server_state", "_workers")
+    __slots__ = ("_everyone", "_in_flight", "_parameters", "_server_state", "_workers")
 
     def __init__(
         self,
@@ -94,6 +94,7 @@ class View:
     ) -> None:
         self._server_state = server_state
         self._workers = workers
+        self._everyone: tuple[Start, ...] = ()
         self._in_flight = in_flight
         self._parameters = parameters
 
@@ -108,6 +109,15 @@ class View:
     @property
     def workers(self) -> Sequence[int]:
         return self._workers
+
+    @property
+    def everyone(self) -> tuple[Start, ...]:
+        """A start for every worker present, at the current parameters; one object until somebody comes or goes."""
+        if len(self._everyone) != len(self._workers) or any(
+            start.worker != worker for start, worker in zip(self._everyone, self._workers, strict=True)
+        ):
+            self._everyone = tuple(map(Start, self._workers))
+        return self._everyone
 
     @property
     def in_flight(self) -> Mapping[int, InFlight]:

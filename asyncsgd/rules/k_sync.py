@@ -58,7 +58,9 @@ class KSync(Rule):
         if not len(state) or (view.in_flight and len(state) < min(self.quorum, len(view.workers))):
             return Reply()
         abandon = tuple([flight.dispatch for flight in view.in_flight.values()]) if self.interrupt else ()
-        start = view.workers if self.interrupt else [worker for worker in view.workers if worker not in view.in_flight]
-        reply = Reply(state.mean(), uses=state.dispatches, abandon=abandon, start=tuple(map(Start, start)))
+        start = view.everyone
+        if not self.interrupt:
+            start = tuple([each for each in start if each.worker not in view.in_flight])
+        reply = Reply(state.mean(), uses=state.dispatches, abandon=abandon, start=start)
         state.clear()
         return reply

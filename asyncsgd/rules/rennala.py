@@ -56,4 +56,4 @@ class Rennala(Rule):
         if not self.interrupt:
             return Reply(direction, uses=uses, start=own)
         abandon = tuple([flight.dispatch for flight in view.in_flight.values()])
-        return Reply(direction, uses=uses, abandon=abandon, start=tuple(map(Start, view.workers)))
+        return Reply(direction, uses=uses, abandon=abandon, start=view.everyone)

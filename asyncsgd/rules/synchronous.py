@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View, WeightedMean
+from asyncsgd.rules.base import Arrival, Reply, Rule, View, WeightedMean
 
 
 @dataclasses.dataclass
@@ -67,7 +67,7 @@ class Synchronous(Rule):
             state.uses.append(dispatch)
         if view.in_flight or not state.uses:
             return Reply()
-        reply = Reply(direction=state.mean.value(), uses=tuple(state.uses), start=tuple(map(Start, view.workers)))
+        reply = Reply(direction=state.mean.value(), uses=tuple(state.uses), start=view.everyone)
         state.mean.clear()
         state.uses.clear()
         return reply
