@@ -217,7 +217,17 @@ def render_csv(comparison: Comparison) -> str:
         field.name for field in dataclasses.fields(Row) if field.type == "Statistic"
     ]  # strings, by the annotations import
     writer.writerow(
-        ["data_fingerprint", "mode", "rule", "num_workers", "batch_size", "num_done", "num_all", "num_diverged"]
+        [
+            "data_fingerprint",
+            "mode",
+            "rule",
+            "num_workers",
+            "batch_size",
+            "virtual",
+            "num_done",
+            "num_all",
+            "num_diverged",
+        ]
         + [f"{name}_{part}" for name in statistic_fields for part in ("mean", "sd", "n")]
         + ["delay_max"]
     )
@@ -281,7 +291,7 @@ def _cells(table: Table) -> list[list[str]]:
             loss += f" ± {MISSING if row.loss.sd is None else format(row.loss.sd, '.4f')}"
         lines.append(
             [
-                condition.mode or MISSING,
+                f"{condition.mode or MISSING}{' (virtual)' * condition.virtual}",
                 condition.rule or MISSING,
                 _or_missing(condition.num_workers),
                 *[_or_missing(condition.batch_size)] * with_batch_size,

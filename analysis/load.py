@@ -57,12 +57,14 @@ class Condition:
     rule: str | None
     num_workers: int | None
     batch_size: int | None
+    virtual: bool = False
+    """Whether the seconds were drawn; such runs never share a mean with measured ones."""
 
     @property
     def order(self) -> tuple[Any, ...]:
         """Sorting key: modes in the order of `MODES`, then rule, workers and batch size."""
         place = MODES.index(self.mode) if self.mode in MODES else len(MODES)
-        return (place, self.mode or "", self.rule or "", self.num_workers or 0, self.batch_size or 0)
+        return (place, self.mode or "", self.rule or "", self.num_workers or 0, self.batch_size or 0, self.virtual)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -91,7 +93,11 @@ class Run:
     def condition(self) -> Condition:
         summary = self.summary
         return Condition(
-            summary.get("mode"), summary.get("rule"), summary.get("num_workers"), summary.get("batch_size")
+            summary.get("mode"),
+            summary.get("rule"),
+            summary.get("num_workers"),
+            summary.get("batch_size"),
+            self.virtual,
         )
 
     @property
@@ -164,6 +170,8 @@ def labels(conditions: Iterable[Condition]) -> dict[Condition, str]:
         name += ", unknown workers" if count is None else f", {count} worker{'s' * (count != 1)}"
         if len(batch_sizes) > 1:
             name += f", batch {'unknown' if condition.batch_size is None else condition.batch_size}"
+        if condition.virtual:
+            name += ", virtual clock"
         names[condition] = name
     return names
 

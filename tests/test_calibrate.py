@@ -1,0 +1,62 @@
+"""experiments/calibrate.py lays a measured run beside its prediction on the virtual clock."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running import Train
+
+pytestmark = pytest.mark.processes
+
+SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "calibrate.py"
+spec = importlib.util.spec_from_file_location("calibrate_script", SCRIPT)
+assert spec is not None
+assert spec.loader is not None
+calibrate = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(calibrate)
+
+
+def rows(folder: Path) -> dict[str, list[str]]:
+    text = (folder / "calibration.md").read_text()
+    return {cells[0]: cells[1:] for cells in (re.split(r" *\| *", line.strip("| ")) for line in text.splitlines()[2:])}
+
+
+@pytest.mark.parametrize(
+    "values", [{"mode": "async"}, {"mode": "sync"}, {"mode": "async", "rule": "ringmaster"}], ids=str
+)
+def test_a_measured_run_is_predicted_with_its_own_times_and_its_own_samples(
+    values: dict[str, Any], train: Train
+) -> None:
+    run = train(nproc=2, evaluations=2, speeds="two_groups:share=0.5,factor=3,seconds=0.05", **values)
+    assert calibrate.main([str(run.path), "--cache-dir", str(run.settings.data.cache_dir)]) == 0
+    table = rows(run.path / "predicted-1")
+    measured, predicted, ratio = map(float, table["seconds in all"])
+    assert measured == pytest.approx(run.summary["train_seconds"], rel=1e-3)
+    assert ratio == pytest.approx(predicted / measured, rel=1e-3)
+    assert 0.5 < ratio < 2.0  # wide: how close it comes is a measurement, kept in NOTES.md
+    assert {name for name in table if name.startswith("loss at") and name.endswith("samples")} == {
+        "loss at 40 samples",
+        "loss at 80 samples",
+    }
+
+
+def test_times_may_come_from_another_run(train: Train) -> None:
+    run, slow = train(mode="async", nproc=2), train(mode="async", nproc=2, speeds="constant:0.2")
+    arguments = [str(run.path), "--times-from", str(slow.path), "--cache-dir", str(run.settings.data.cache_dir)]
+    assert calibrate.main(arguments) == 0
+    (folder,) = run.path.glob("predicted-*")
+    assert float(rows(folder)["seconds in all"][1]) >= 2.0  # 10 gradients each at 0.2 s
+
+
+def test_what_cannot_be_predicted_is_refused(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    virtual = train(mode="async", nproc=2, clock="virtual")
+    assert calibrate.main([str(virtual.path)]) == 2
+    assert "has a virtual clock already" in capsys.readouterr().err
+    assert calibrate.main([str(train(mode="single").path)]) == 2
+    assert "give a DONE run of mode async or sync" in capsys.readouterr().err
+    assert calibrate.main([str(tmp_path)]) == 2
+    assert "holds no finished run" in capsys.readouterr().err
