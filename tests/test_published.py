@@ -68,6 +68,17 @@ def test_the_distance_from_the_prototype_is_in_standard_errors_of_the_difference
     assert ringmaster.standard_errors_apart([2.0, 4.0], 1.0, math.sqrt(3.0), 1) == pytest.approx(2.0 / math.sqrt(4.0))
 
 
+def test_the_exact_excess_is_that_of_the_simulated_mean(ringmaster: ModuleType) -> None:
+    method = next(method for method in ringmaster.METHODS if method.label == "24-sync")
+    curve = ringmaster.run_arm(ringmaster.Arm(method, 0, 40))
+    problem = ringmaster.Tridiagonal(noise_kind="full")
+    # After a few steps the noise, 0.03 in all, is small beside what is left of the start.
+    assert curve.losses[-1] == pytest.approx(ringmaster.exact_excess(problem, 1.0, 24, curve.updates), rel=0.01)
+    # In the long run a mode has the variance eta sigma^2 / (batch (2 - eta c)) / c.
+    floor = sum(0.01**2 / 24 / (2 - c) / 2 for c in ringmaster.modes(1729)[0])
+    assert ringmaster.exact_excess(problem, 1.0, 24, 10**9) == pytest.approx(floor)
+
+
 def test_ringmaster_beats_rennala_beats_delay_adaptive_also_on_fifty_workers(
     ringmaster: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,7 +91,7 @@ def test_ringmaster_beats_rennala_beats_delay_adaptive_also_on_fifty_workers(
         for method in ("Ringmaster R=6, stops, lr 0.25", "Rennala B=6, lr 1", "delay-adaptive, lr 0.00032")
     ]
     assert losses == sorted(losses)
-    assert cells["add", "Rennala B=6, lr 1"][5] == "466"  # of the prototype
+    assert cells["add", "Rennala B=6, lr 1"][-1] == "466"  # of the prototype
 
 
 # ---- Dutta et al. ----------------------------------------------------------------------------------------------------
@@ -169,12 +180,13 @@ def test_the_learning_rate_puts_the_floor_at_half_of_the_target(backup_workers: 
 
 def test_without_noise_the_steps_to_the_target_are_those_of_gradient_descent(backup_workers: ModuleType) -> None:
     problem = backup_workers.quadratic(0.0)
-    steps = backup_workers.expected_steps(problem, 96)
     curvature = backup_workers.spectrum(problem)
-    errors = [float(curvature @ (1 - curvature) ** (2 * step)) / 2 for step in (steps - 1, steps)]
-    assert errors[1] <= backup_workers.TARGET < errors[0]
-    arm = backup_workers.Arm("bias-dominated", backup_workers.MEAN, 96, 0, 10**9)
-    assert backup_workers.run_arm(arm).steps == steps  # its noise is too small to matter
+    for quorum in (1, 96):
+        steps = backup_workers.expected_steps(problem, quorum)
+        errors = [float(curvature @ (1 - curvature) ** (2 * step)) / 2 for step in (steps - 1, steps)]
+        assert errors[1] <= backup_workers.TARGET < errors[0]
+        arm = backup_workers.Arm("bias-dominated", backup_workers.MEAN, quorum, 0, 10**9)
+        assert backup_workers.run_arm(arm).steps == steps  # its noise is too small to matter
 
 
 def test_a_round_of_96_takes_as_long_as_its_order_statistic(backup_workers: ModuleType) -> None:
@@ -187,14 +199,13 @@ def test_backup_workers_writes_both_tables(
     backup_workers: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(backup_workers, "PUBLISHED", {1.0: (69, 1.98)})
-    monkeypatch.setattr(backup_workers, "QUORUMS", (1, 50, 1, 1, 100))
-    monkeypatch.setattr(backup_workers, "REGIMES", {"bias-dominated": 0.005})
-    assert backup_workers.main(["--quick", "--seeds", "2", "--jobs", "1", "--out", str(tmp_path)]) == 0
+    monkeypatch.setattr(backup_workers, "QUICK_QUORUMS", (50, 100))
+    assert backup_workers.main(["--quick", "--seeds", "1", "--jobs", "1", "--out", str(tmp_path)]) == 0
     names = {"backup_workers", "backup_workers_to_target"}
     assert written(tmp_path) == {"backup_workers.png", *(f"{name}.{end}" for name in names for end in ("csv", "md"))}
     row = table(tmp_path / "backup_workers.md")[1]
     assert row[:4] == ["1.0", "69", "69", row[3]]
-    assert 68 <= int(row[3]) <= 70
+    assert 68 <= int(row[3]) <= 70  # 100 rounds do not tell neighbours apart
     assert "bias-dominated: expected N = 50, measured N = 50" in capsys.readouterr().out
 
 
@@ -210,7 +221,7 @@ def test_the_mean_iterate_obeys_the_closed_recursion(implicit_momentum: ModuleTy
     mean = implicit_momentum.mean_iterate(implicit_momentum.MeanArm(2, range(300)))
     assert mean == pytest.approx(implicit_momentum.expected_iterate(2, len(mean) - 1), abs=0.04)
     # The first two are not random: all workers start at x_0.
-    assert mean[:2] == [1.0, 0.8]
+    assert mean[:2] == pytest.approx([1.0, 0.8], rel=1e-12)
 
 
 def test_a_fit_to_the_exact_mean_gives_the_momentum(implicit_momentum: ModuleType) -> None:
@@ -227,7 +238,7 @@ def test_a_jackknife_removes_the_bias_of_a_square(implicit_momentum: ModuleType)
 
 def test_mean_staleness_is_one_less_than_the_workers(implicit_momentum: ModuleType) -> None:
     counts = np.array(implicit_momentum.staleness(implicit_momentum.StalenessArm(4, 0, 4000)))
-    assert counts.sum() == pytest.approx(4000, abs=4)
+    assert counts.sum() == 4000
     assert counts @ np.arange(len(counts)) / counts.sum() == pytest.approx(3.0, abs=0.01)  # the conservation law
     assert counts[0] / counts.sum() == pytest.approx(0.25, abs=0.03)
 
@@ -240,7 +251,7 @@ def test_implicit_momentum_writes_both_tables(
     assert implicit_momentum.main(["--quick", "--seeds", "20", "--jobs", "1", "--out", str(tmp_path)]) == 0
     names = {"implicit_momentum", "implicit_momentum_staleness"}
     assert written(tmp_path) == {"implicit_momentum.png", *(f"{name}.{end}" for name in names for end in ("csv", "md"))}
-    assert table(tmp_path / "implicit_momentum.md")[1][2:4] == ["-", "-0.0000"]
+    assert table(tmp_path / "implicit_momentum.md")[1][2:4] == ["-", "0.0000"]
 
 
 def test_seeds_that_do_not_fill_the_groups_are_refused(
