@@ -157,6 +157,10 @@ def failed(folder: Path, said: str) -> bool:
         ("ringmaster:threshold=four", "rule parameter threshold='four' is not a whole number"),
         ("ringmaster:threshold=0", "--rule ringmaster:threshold=0: "),
         ("asynchronous:threshold=1", "rule 'asynchronous' has no parameter 'threshold'; it takes none"),
+        (
+            "dana",
+            "rule 'dana' has a momentum or a force of its own and needs plain SGD at the server; type --optimizer sgd",
+        ),
     ],
 )
 def test_a_rule_that_does_not_exist_is_refused(rule: str, said: str, refused: Refused, text: Path) -> None:

@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from asyncsgd.flat import FlatModel
-from asyncsgd.rules import Asynchronous
+from asyncsgd.rules import DANA, Asynchronous, DiLoCo, LocalSGD
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
 from asyncsgd.server import (
     SGD,
     AdamW,
     Optimizer,
     OptimizerRecipe,
+    PlainSGD,
     Server,
     Starting,
     StepTakenByWorker,
@@ -78,6 +79,54 @@ def test_one_call_on_the_flat_vector_is_torch_optim_on_every_tensor_bit_for_bit(
         assert torch.equal(direction, before)
         for name, parameter in plain.named_parameters():
             assert torch.equal(flat.model.get_parameter(name), parameter), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_plain_sgd_without_torchs_bookkeeping_is_torch_optim_bit_for_bit(dtype):
+    ours, theirs = randn(100).to(dtype), nn.Parameter(randn(100).to(dtype))
+    optimizer, plain = torch.optim.SGD([theirs], lr=1.0), PlainSGD(ours)
+    for step in range(20):
+        theirs.grad = randn(100, seed=step).to(dtype)
+        optimizer.param_groups[0]["lr"] = 0.3 / (1 + step)
+        plain.step(theirs.grad, 0.3 / (1 + step))
+        optimizer.step()
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "plain"),
+    [
+        (OptimizerRecipe(SGD()), True),
+        (OptimizerRecipe(SGD(0.9)), False),
+        (OptimizerRecipe(SGD(), weight_decay=0.1), False),
+        (OptimizerRecipe(SGD(), clip_norm=1.0), False),
+        (OptimizerRecipe(AdamW()), False),
+    ],
+    ids=str,
+)
+def test_rules_that_move_the_parameters_themselves_refuse_all_but_plain_sgd(recipe, plain):
+    x = torch.zeros(32)
+    for rule in (DANA(), DiLoCo()):
+        if plain:
+            Server(x, rule, recipe.on(x, 16), lambda num_samples: 1.0)
+        else:
+            with pytest.raises(ValueError, match="its server's optimizer is plain SGD"):
+                Server(x, rule, recipe.on(x, 16), lambda num_samples: 1.0)
+
+
+def test_local_steps_cannot_be_abandoned_and_are_stepped_at_rate_one():
+    @dataclasses.dataclass(frozen=True)
+    class Abandoning(LocalSGD):
+        def arrive(self, state, arrival, view):
+            return Reply(arrival.gradient, uses=(arrival.dispatch,), abandon=(0,))
+
+    x = torch.zeros(16)
+    s = Server(x, Abandoning(), PlainSGD(x), lambda num_samples: 0.25)
+    started = [s.start(s.join(worker).start[0]) for worker in range(2)]
+    assert (s.learning_rate, s.inner_learning_rate) == (1.0, 0.25)
+    with pytest.raises(RuntimeError, match="abandoned local steps, whose inner optimizer has moved on"):
+        hand_over(s, 1, started[1])
+    assert x.tolist() == [-1.0] * 16
 
 
 @given(norm=st.floats(0.01, 100.0), seed=st.integers(0, 99))

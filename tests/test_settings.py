@@ -275,6 +275,11 @@ WITHOUT_EFFECT = [
     ({"mode": "single", "rule": "ringmaster"}, "--rule is for --mode async, got --mode single"),
     ({"mode": "hogwild", "rule": "ringmaster"}, "--rule is for --mode async, got --mode hogwild"),
     ({"mode": "sync", "transport": "shared_memory"}, "--transport is for --mode async, got --mode sync"),
+    ({"clock": "virtual", "mode": "sync"}, "--clock virtual is for --mode async, got --mode sync"),
+    ({"clock": "virtual", "mode": "hogwild"}, "--clock virtual is for --mode async, got --mode hogwild"),
+    ({"clock": "virtual", "transport": "process_group"}, "--transport does nothing with --clock virtual"),
+    ({"network": "bytes=1,worker=1,server=1"}, "--network is for --clock virtual"),
+    ({"mode": "single", "speeds": "exponential:1"}, "--speeds is for several workers, got --mode single"),
     ({"hogwild_state": "shared"}, "--hogwild-state is for --mode hogwild, got --mode async"),
     (
         {"mode": "hogwild", "hogwild_state": "shared", "optimizer": "sgd"},
