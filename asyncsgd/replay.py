@@ -37,7 +37,7 @@ class PreparedReplay:
             settings.model,
             settings.machine,
             settings.optimization,
-            settings.job,
+            dataclasses.replace(settings.job, speeds=None),  # the log has the times
             eval_samples=settings.budget.eval_samples,
         )
         device = device_of_worker(self._prepared.task.device, 0)

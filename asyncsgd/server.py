@@ -301,10 +301,12 @@ class Server:
         """Of the server: the schedule's value for the samples that have arrived, or 1 in rules with `local_steps`."""
         return 1.0 if self.rule.local_steps else self._schedule(self.num_samples)
 
-    @property
-    def inner_learning_rate(self) -> float | None:
-        """Of a worker that starts now, in rules with `local_steps`; None in others."""
-        return self._schedule(self.num_samples) if self.rule.local_steps else None
+    def inner_learning_rate(self, num_samples: int) -> float | None:
+        """Of a worker that starts now on `num_samples` samples, in rules with `local_steps`; None in others.
+
+        Its own samples count as having arrived, as they do for a server's step; so a warmup does not begin at 0.
+        """
+        return self._schedule(self.num_samples + num_samples) if self.rule.local_steps else None
 
     @property
     def workers(self) -> tuple[int, ...]:

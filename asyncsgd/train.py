@@ -264,6 +264,7 @@ def _train_virtual(run: Run, board: Noticeboard | None) -> Result:
         num_workers=run.num_workers,
         budget=budget_of(run.settings.budget),
         evaluations=run.settings.budget.evaluations,
+        batch_size=task.batch_size,
         report=run.record,
         network=None if job.network is None else parse_network(job.network),
         stop_requested=run.stop_requested,
@@ -514,7 +515,7 @@ def _identity(settings: Settings, launch: Launch, rule: str) -> dict[str, Any]:
         "transport": _transport_of(settings),
         "hogwild_state": settings.job.hogwild_state if settings.job.mode == "hogwild" else None,
         "clock": settings.job.clock,
-        "speeds": settings.job.speeds,
+        "speeds": settings.job.speeds or ("constant:1" if settings.job.clock == "virtual" else None),
         "oversubscription": None
         if settings.job.clock == "virtual"
         else launch.num_workers * settings.machine.threads / available_cores(),

@@ -123,7 +123,7 @@ def test_local_steps_cannot_be_abandoned_and_are_stepped_at_rate_one():
     x = torch.zeros(16)
     s = Server(x, Abandoning(), PlainSGD(x), lambda num_samples: 0.25)
     started = [s.start(s.join(worker).start[0]) for worker in range(2)]
-    assert (s.learning_rate, s.inner_learning_rate) == (1.0, 0.25)
+    assert (s.learning_rate, s.inner_learning_rate(0)) == (1.0, 0.25)
     with pytest.raises(RuntimeError, match="abandoned local steps, whose inner optimizer has moved on"):
         hand_over(s, 1, started[1])
     assert x.tolist() == [-1.0] * 16

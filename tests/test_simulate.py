@@ -96,6 +96,23 @@ def test_a_changed_log_is_found_out_at_its_change(tmp_path: Path, capsys: Any) -
     assert f"dispatch {record['dispatch']} at version {record['read_version']}" in capsys.readouterr().out
 
 
+def test_a_diverged_run_replays_too(tmp_path: Path, capsys: Any) -> None:
+    assert simulate(["--samples", "300", "--learning-rate", "1e200", "--runs-dir", str(tmp_path)]) == 1
+    assert summary_of(only_run(tmp_path))["status"] == "DIVERGED"
+    capsys.readouterr()
+    assert replay([str(only_run(tmp_path))]) == 0
+
+
+def test_the_last_evaluation_is_at_the_end_of_the_budget_to_the_bit(tmp_path: Path) -> None:
+    arguments = ["--rule", "rennala:batch=100", "--evaluations", "3", "--runs-dir", str(tmp_path)]
+    for seconds in ("0.1", "0.7"):
+        assert simulate([*arguments, "--budget-seconds", seconds]) == 0
+    for run in tmp_path.iterdir():
+        times = [r["train_seconds"] for r in read_events(run / "events.jsonl") if r["kind"] == "evaluate"]
+        assert len(times) == 4
+        assert times[-1] in (0.1, 0.7)
+
+
 def test_help_lists_every_rule_method_speed_and_problem(capsys: Any) -> None:
     assert simulate(["--rule", "help"]) == 0
     shown = capsys.readouterr().out

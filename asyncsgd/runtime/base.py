@@ -112,7 +112,8 @@ class EvaluationPoints:
     def __init__(self, budget: Budget, count: int) -> None:
         self._by_samples = budget.samples is not None
         whole = budget.samples if budget.samples is not None else budget.seconds
-        self._points = [] if whole is None else [whole * k / count for k in range(1, count + 1)]
+        # The last is the budget itself: whole * count / count may differ from it in the last bit.
+        self._points = [] if whole is None else [*(whole * k / count for k in range(1, count)), whole]
 
     def passed(self, num_samples: int, train_seconds: float) -> bool:
         """Say whether one or more points were passed since the last call; they count as taken."""

@@ -105,6 +105,7 @@ class ParameterServer:
         self._held_back: list[
             tuple[float, int, Computed]
         ] = []  # (training seconds of release, worker, message), ascending
+        self._lost_meanwhile: list[tuple[int, str]] = []  # in an evaluation, which must not change anything
         self._evaluated_version: int | None = None
         self._reasons: list[str] = []
 
@@ -282,7 +283,8 @@ class ParameterServer:
             del self._waiting_for_batch[worker]
             dispatch = self._server.start(starting, count_batches(batches))
             self._started[dispatch] = _Started(batches, self._clock.seconds)
-            rate, exact_version = self._server.inner_learning_rate, None
+            rate = self._server.inner_learning_rate(count_batches(batches) * self._batch_size)
+            exact_version = None
             if isinstance(starting, Starting):
                 exact_version = starting.version
                 self._transport.gradient(worker).copy_(starting.point)
@@ -381,6 +383,7 @@ class ParameterServer:
         began = time.perf_counter()
         sums = self._collect_sums(began)
         if sums is None:
+            self._lose_those_lost_meanwhile()
             return Result(FAILED, f"no worker is left ({'; '.join(self._reasons)})")
         evaluation = evaluation_record(
             sums,
@@ -393,10 +396,21 @@ class ParameterServer:
         self._report(evaluation)
         result = verdict_of_evaluation(evaluation, self._budget)
         if result is None and not last:
+            self._lose_those_lost_meanwhile()
             self._resume()
             if running:
                 self._clock.resume()
+        for worker, reason in self._lost_meanwhile:  # at the end nothing may change what was evaluated
+            self._present.discard(worker)
+            self._record_loss(worker, reason, None, None)
+        self._lost_meanwhile.clear()
         return result
+
+    def _lose_those_lost_meanwhile(self) -> None:
+        """Only now may the rule reply to their leaving, perhaps with a step."""
+        for worker, reason in self._lost_meanwhile:
+            self._lose(worker, reason)
+        self._lost_meanwhile.clear()
 
     def _quiesce(self) -> None:
         """Make sure that nothing changes the parameters from here on; here only this process does."""
@@ -409,8 +423,9 @@ class ParameterServer:
 
         The shard of a worker that is lost meanwhile goes to another.
         """
-        num_shards = len(self._present)
-        missing = dict(enumerate(sorted(self._present)))  # shard -> who evaluates it
+        alive = set(self._present)
+        num_shards = len(alive)
+        missing = dict(enumerate(sorted(alive)))  # shard -> who evaluates it
         for shard, worker in missing.items():
             self._transport.send(worker, Evaluate(shard, num_shards))
         sums: dict[int, Sums] = {}
@@ -422,11 +437,12 @@ class ParameterServer:
                 elif isinstance(message, Computed):
                     self._held_back.append((self._clock.seconds + (time.perf_counter() - began), worker, message))
                 elif isinstance(message, Lost):
-                    self._lose(worker, message.reason)
-                    if not self._present:
+                    alive.discard(worker)
+                    self._lost_meanwhile.append((worker, message.reason))
+                    if not alive:
                         return None
                     for shard in [shard for shard, owner in missing.items() if owner == worker]:
-                        missing[shard] = min(self._present)
+                        missing[shard] = min(alive)
                         self._transport.send(missing[shard], Evaluate(shard, num_shards))
         self._held_back.sort(key=lambda item: item[0])
         return sum((sums[shard] for shard in sorted(sums)), start=Sums()) if num_shards else None

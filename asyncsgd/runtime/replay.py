@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -105,19 +106,18 @@ class Replay:
             self._waiting[starting.worker] = starting
         for dispatch in outcome.abandoned:
             self._points.pop(dispatch, None)
-        for started_worker, dispatch, batches, *_ in record["started"]:
-            if not self._start(started_worker, dispatch, count_batches(batches)):
+        for started_worker, dispatch, batches, *rate in record["started"]:
+            if not self._start(started_worker, dispatch, count_batches(batches), *rate):
                 return self._parts(f"dispatch {dispatch} of worker {started_worker} was not started here")
         return difference or self._compare(record, outcome)
 
-    def _start(self, worker: int, dispatch: int, num_local_steps: int) -> bool:
+    def _start(self, worker: int, dispatch: int, num_local_steps: int, rate: float | None = None) -> bool:
         """Start what the log started; False if the rule did not ask for it here."""
         starting = self._waiting.pop(worker, None)
         if starting is None:
             return False
         if starting.point is not None:
             self._points[dispatch] = starting.point
-        rate = self._server.inner_learning_rate
         if rate is not None:
             self._rates[dispatch] = rate
         return self._server.start(starting, num_local_steps) == dispatch
@@ -137,7 +137,7 @@ class Replay:
         difference = None
         if dispatch % self._check_every == 0:
             self.num_checked += 1
-            if gradient.loss != record["loss"]:
+            if (gradient.loss if math.isfinite(gradient.loss) else None) != record["loss"]:  # JSON has no nan
                 here, logged = gradient.loss, record["loss"]
                 what = f"the loss of dispatch {dispatch} at version {version} is {here!r}, the log has {logged!r}"
                 difference = Difference(version, what)

@@ -123,6 +123,7 @@ class Virtual:
         measure: evaluates parameters exactly; costs no virtual time.
         num_workers: N, workers 0 to N - 1, all present from the beginning.
         budget, evaluations: as for `ParameterServer`; in seconds, evaluations are at exact points of time.
+        batch_size: samples of one gradient.
         report: receives the records; None where nobody wants an Event per arrival, only evaluations in `evaluations`.
         network: links to the server; None: transfers take no time.
         stop_requested: looked at between events.
@@ -139,13 +140,14 @@ class Virtual:
         num_workers: int,
         budget: Budget,
         evaluations: int,
+        batch_size: int = 1,
         report: Report | None = None,
         network: Network | None = None,
         stop_requested: Callable[[], bool] = lambda: False,
     ) -> None:
         self._server, self._computation, self._sampler = server, computation, sampler
         self._batches, self._measure, self._network = batches, measure, network
-        self._num_workers, self._budget = num_workers, budget
+        self._num_workers, self._budget, self._batch_size = num_workers, budget, batch_size
         self._points = EvaluationPoints(budget, evaluations)
         self._report = report
         self._stop_requested = stop_requested
@@ -179,9 +181,9 @@ class Virtual:
                     self._join(worker)
                 while result is None:
                     result = self._advance()
-        if result is None or (result.status == DONE and self.evaluations[-1].version != self._server.version):
+        if (result is None or result.status == DONE) and self.evaluations[-1].version != self._server.version:
             result = self._evaluate() or Result(DONE)
-        return result
+        return result or Result(DONE)
 
     def _advance(self) -> Result | None:
         if self._stop_requested():
@@ -307,7 +309,7 @@ class Virtual:
         return self._start_waiting()
 
     def _start_waiting(self) -> tuple[Started, ...]:
-        server, rate = self._server, self._server.inner_learning_rate
+        server = self._server
         started: list[Started] = []
         while self._waiting_for_batch:
             worker, starting = next(iter(self._waiting_for_batch.items()))
@@ -315,6 +317,7 @@ class Virtual:
             if not batches:
                 break
             del self._waiting_for_batch[worker]
+            rate = server.inner_learning_rate(count_batches(batches) * self._batch_size)
             dispatch = server.start(starting, 1 if rate is None else count_batches(batches))
             if isinstance(starting, Starting):
                 flight = _Flight(self.train_seconds, starting.version, starting.point, rate)

@@ -209,7 +209,9 @@ def _obey_in_place(task: Task, end: SharedMemoryWorker, step: StepHere, straggli
         elif isinstance(command, Compute):
             version = end.version
             gradient = worker.gradient(command.batches[0][1])
-            time.sleep(straggling.wait_seconds(time.perf_counter() - began))
+            wait_seconds = straggling.wait_seconds(time.perf_counter() - began)
+            if not _wait(end, wait_seconds, lambda: _hold(end, objective, evaluation, device)):
+                return
             computed = time.perf_counter()
             if int(control[FROZEN]) and not _hold(end, objective, evaluation, device):
                 return
@@ -218,6 +220,20 @@ def _obey_in_place(task: Task, end: SharedMemoryWorker, step: StepHere, straggli
             end.answer(_computed(command, version, gradient, seconds))
         finished = time.perf_counter()
     flat.check()
+
+
+def _wait(end: SharedMemoryWorker, seconds: float, hold: Callable[[], bool]) -> bool:
+    """Wait, but stand still at once where the run is frozen for an evaluation; False if the run ends meanwhile."""
+    until = time.perf_counter() + seconds
+    while (left := until - time.perf_counter()) > 0:
+        if end.told_to_compute(min(left, 0.02)):
+            return False  # a busy worker is told nothing but to stop
+        if int(end.segment.control[FROZEN]):
+            held = time.perf_counter()
+            if not hold():
+                return False
+            until += time.perf_counter() - held
+    return True
 
 
 def _hold(end: SharedMemoryWorker, objective: MaskedLM, evaluation: EvaluationBatches, device: torch.device) -> bool:

@@ -254,7 +254,7 @@ class Driver:
             version, point = starting.version, starting.point
         borrowed = version < server.version or point is server.snapshot()
         start = self.parameters.clone() if point is None else point.clone()
-        origin, rate = start.double().numpy(), server.inner_learning_rate
+        origin, rate = start.double().numpy(), server.inner_learning_rate(0)
         if rate is None:
             assert starting.num_local_steps == 1
             direction = gradient(origin, dispatch)

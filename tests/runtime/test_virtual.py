@@ -34,6 +34,7 @@ from asyncsgd.rules import (
     FixedDelay,
     KAsync,
     KSync,
+    LocalSGD,
     OrMo,
     Rennala,
     Ringmaster,
@@ -45,7 +46,7 @@ from asyncsgd.runtime import virtual
 from asyncsgd.runtime.base import Batches, Budget
 from asyncsgd.runtime.computation import ModelGradients
 from asyncsgd.runtime.virtual import Virtual
-from asyncsgd.server import SGD, Optimizer, OptimizerRecipe, PlainSGD, Server
+from asyncsgd.server import SGD, Optimizer, OptimizerRecipe, PlainSGD, Server, WarmupSchedule, constant
 from asyncsgd.simulate import Simulation, simulate
 from asyncsgd.speeds import Constant, Exponential, Floats, Ints, Network, Sampler, Speeds
 from asyncsgd.worker import Worker
@@ -775,3 +776,31 @@ def test_virtual_workers_of_a_real_model_have_inner_optimizers_of_their_own():
         versions.append(server.clone())
     assert len(events) == 4
     assert torch.equal(parameters, server)
+
+
+def test_a_warmup_does_not_waste_the_first_round_of_local_steps() -> None:
+    rates: list[float | None] = []
+
+    def report(record: Record) -> None:
+        if isinstance(record, Membership | Event):
+            rates.extend(rate for *_, rate in record.started)
+
+    schedule = WarmupSchedule(peak=1.0, warmup=40, samples=None, shape=constant)
+    simulate(
+        LocalSGD(num_local_steps=10),
+        Mode().on(2, 0),
+        Constant().on(2, 0),
+        num_workers=2,
+        learning_rate=schedule,
+        budget=Budget(samples=80),
+        report=report,
+    )
+    # Two workers, ten samples each: 10 of 40, then 20 have arrived and 10 are its own, then the warmup is over.
+    assert rates[:6] == [0.25, 0.25, 0.75, 0.75, 1.0, 1.0]
+
+
+def test_a_budget_of_no_samples_is_evaluated_once() -> None:
+    done = simulate(
+        LocalSGD(), Mode().on(2, 0), Constant().on(2, 0), num_workers=2, learning_rate=0.1, budget=Budget(samples=0)
+    )
+    assert (done.result.status, len(done.evaluations)) == (DONE, 1)
