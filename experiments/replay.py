@@ -64,6 +64,10 @@ def replay(arguments: argparse.Namespace) -> int:
     if arguments.to is not None:
         if prepared.version < arguments.to:
             raise UsageError(f"the run has no version {arguments.to}; its last one is {prepared.version}")
+        if prepared.version > arguments.to:
+            raise UsageError(
+                f"version {arguments.to} lies between two steps of one arrival; type --to {prepared.version}, after it"
+            )
         folder = arguments.out or arguments.run_dir / f"model-at-{arguments.to}"
         prepared.save(folder)
         print(f"saved      the model of version {arguments.to} in {folder}")
