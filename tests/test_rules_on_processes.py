@@ -42,6 +42,11 @@ SHARED_MEMORY = [
     ("ringleader", {}),
     ("ia2sgd", {}),
     ("rescaled", {}),
+    ("delay_adaptive:concurrency=1", {}),
+    ("koloskova:smoothness=1000", {}),
+    ("polynomial", {}),
+    ("hinge:slope=1,allowed=0", {}),
+    ("local_sgd:num_local_steps=3,post=2", {}),
 ]
 
 
