@@ -24,8 +24,8 @@ import seaborn
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from scipy import stats
 
+from analysis.intervals import t_interval
 from asyncsgd.errors import RunError, UsageError
 
 Task = TypeVar("Task")
@@ -59,13 +59,11 @@ def interval(values: Sequence[float]) -> Interval:
     Raises:
         ValueError: if there are none.
     """
-    if not values:
-        raise ValueError("the mean of no values is not defined")
-    mean = float(numpy.mean(values))
-    if len(values) < 2:
-        return Interval(mean, None, None, len(values))
-    error = float(numpy.std(values, ddof=1)) / math.sqrt(len(values)) * float(stats.t.ppf(0.975, len(values) - 1))
-    return Interval(mean, mean - error, mean + error, len(values))
+    if not numpy.isfinite(values).all():  # a run that diverged: the mean is infinite, and nan ends are not drawn
+        end = math.nan if len(values) > 1 else None
+        return Interval(float(numpy.mean(values)), end, end, len(values))
+    found = t_interval(values)
+    return Interval(found.estimate, found.low, found.high, found.n)
 
 
 def write_table(folder: Path, name: str, headings: Sequence[str], rows: Sequence[Sequence[object]], note: str) -> str:

@@ -1,0 +1,272 @@
+"""The crossing point against a scan of t tests, in all the ways a mean can cross, touch or never reach 0."""
+
+from __future__ import annotations
+
+import heapq
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import integrate, stats
+
+from analysis.delays import (
+    CrossingPoint,
+    crossing_point,
+    expected_maximum_exponential,
+    mean_delay_law,
+    stable_learning_rate,
+)
+
+DELAYS = [0, 1, 2, 4, 8, 16]
+examples = settings(derandomize=True, deadline=None, max_examples=60)
+
+
+def table(means: list[float], spread: float | list[float] = 0.1, seeds: int = 8) -> np.ndarray:
+    """Values of `seeds` seeds with exactly these means; their noise differs from delay to delay."""
+    noise = np.random.default_rng(1).normal(size=(seeds, len(means)))
+    return np.array(means) + np.array(spread) * (noise - noise.mean(axis=0))
+
+
+def scan(delays, values, level: float = 0.95, points: int = 4_001) -> tuple[float | None, list[float]]:
+    """Independently: where the mean first reaches 0, and where a t test does not exclude 0, on a fine grid."""
+    x = np.log2(np.asarray(delays, dtype=float) + 1)
+    grid = np.unique(np.concatenate([np.linspace(x[0], x[-1], points), x]))
+    at_grid = np.array([np.interp(grid, x, row) for row in values])
+    mean = at_grid.mean(axis=0)
+    crossings = [i for i in range(1, len(grid)) if mean[i - 1] < 0 <= mean[i]]
+    p = stats.ttest_1samp(at_grid, 0, axis=0).pvalue
+    return (2 ** grid[crossings[0]] - 1 if crossings else None), list(2 ** grid[p > 1 - level] - 1)
+
+
+def assert_agrees_with_the_scan(found: CrossingPoint, delays, values, level: float = 0.95) -> None:
+    at, kept = scan(delays, values, level)
+    near = {"rel": 6e-3, "abs": 6e-3}
+    if at is None:
+        assert found.at is None
+    else:
+        assert found.at == pytest.approx(at, **near)
+    if not kept:
+        assert (found.low, found.high) == (None, None) or found.high - found.low < 0.05 * (1 + found.low)
+    else:
+        assert (found.low is None) == (kept[0] == delays[0])
+        assert (found.high is None) == (kept[-1] == pytest.approx(delays[-1]))
+        if found.low is not None:
+            assert found.low == pytest.approx(kept[0], **near)
+        if found.high is not None:
+            assert found.high == pytest.approx(kept[-1], **near)
+
+
+def test_an_advantage_that_is_lost_between_two_delays() -> None:
+    values = table([-0.5, -0.4, -0.3, -0.1, 0.2, 0.5])
+    found = crossing_point(DELAYS, values)
+    third = math.log2(5) + (math.log2(9) - math.log2(5)) / 3  # of the way from delay 4 to 8 in log2(delay + 1)
+    assert found.at == pytest.approx(2**third - 1)
+    assert found.reason == ""
+    assert_agrees_with_the_scan(found, DELAYS, values)
+    assert 2 < found.low < found.at < found.high < 8
+
+
+def test_one_log_ratio_per_doubling_is_a_line_on_the_scale_of_the_delays() -> None:
+    # mean = log2(delay + 1) - 2 with the same noise at all delays: the interval of delay + 1 is 4 times 2^(±error)
+    noise = np.array([-0.3, -0.1, 0.0, 0.1, 0.3])
+    delays = [0, 1, 3, 7, 15]
+    found = crossing_point(delays, noise[:, None] + np.arange(5) - 2)
+    error = stats.t.ppf(0.975, 4) * noise.std(ddof=1) / math.sqrt(5)
+    assert (found.at, found.reason) == (pytest.approx(3.0), "")
+    assert (found.low, found.high) == pytest.approx((4 * 2**-error - 1, 4 * 2**error - 1))
+
+
+def test_an_advantage_at_every_delay_is_said_to_reach_beyond_the_last() -> None:
+    clear = crossing_point(DELAYS, table([-0.9, -0.8, -0.8, -0.7, -0.6, -0.5]))
+    assert (clear.at, clear.low, clear.high) == (None, None, None)
+    assert "an advantage at every measured delay, up to 16" in clear.reason
+    assert "no measured or interpolated delay" in clear.reason
+    nearly = table([-0.9, -0.8, -0.6, -0.4, -0.2, -0.02])
+    found = crossing_point(DELAYS, nearly)
+    assert found.at is None
+    assert found.high is None
+    assert 8 < found.low < 16
+    assert "ends at or beyond delay 16" in found.reason
+    assert_agrees_with_the_scan(found, DELAYS, nearly)
+
+
+def test_no_advantage_at_any_delay() -> None:
+    clear = crossing_point(DELAYS, table([0.5, 0.6, 0.6, 0.7, 0.8, 0.9]))
+    assert (clear.at, clear.low, clear.high) == (None, None, None)
+    assert "no advantage at any measured delay, from 0 on" in clear.reason
+    nearly = table([0.02, 0.2, 0.4, 0.6, 0.8, 1.0])
+    found = crossing_point(DELAYS, nearly)
+    assert (found.at, found.low) == (None, None)
+    assert 0 < found.high < 1
+    assert "begins at or before delay 0" in found.reason
+    assert_agrees_with_the_scan(found, DELAYS, nearly)
+    at_the_first = crossing_point(DELAYS, table([0.0, 0.2, 0.4, 0.6, 0.8, 1.0], spread=0.0))
+    assert at_the_first.at is None  # nothing to lose
+
+
+def test_an_advantage_that_begins_late_and_stays() -> None:
+    found = crossing_point(DELAYS, table([0.5, 0.3, -0.3, -0.5, -0.5, -0.5]))
+    assert found.at is None
+    assert "no advantage at delay 0 and gains one by 16" in found.reason
+    assert 1 < found.low < found.high < 2
+
+
+def test_several_crossings_are_counted_and_the_first_from_below_is_given() -> None:
+    values = table([-0.5, 0.5, -0.5, -0.5, 0.5, 0.5])
+    found = crossing_point(DELAYS, values)
+    assert 0 < found.at < 1
+    assert "crosses 0 3 times, 2 of them from below" in found.reason
+    assert "the 95 % set has 3 parts; the interval spans them" in found.reason
+    assert_agrees_with_the_scan(found, DELAYS, values)
+    assert found.low < found.at < 1 < 4 < found.high < 8
+    late = crossing_point(DELAYS, table([0.5, -0.5, -0.5, 0.5, 0.5, 0.5]))
+    assert 2 < late.at < 4
+    assert "crosses 0 2 times, 1 of them from below" in late.reason
+
+
+def test_noise_everywhere_excludes_nothing() -> None:
+    found = crossing_point(DELAYS, table([-0.1, -0.05, -0.02, 0.02, 0.05, 0.1], spread=5.0))
+    assert 2 < found.at < 4
+    assert (found.low, found.high) == (None, None)
+    assert "begins at or before delay 0" in found.reason
+    assert "ends at or beyond delay 16" in found.reason
+
+
+def test_noisy_ends_make_a_set_of_parts() -> None:
+    means, spread = [-0.5, -0.5, -0.3, 0.3, 0.5, 0.5], [0.05, 0.05, 0.05, 0.05, 0.05, 3.0]
+    values = table(means, spread)
+    found = crossing_point(DELAYS, values)
+    assert found.high is None
+    assert "has 2 parts" in found.reason
+    assert_agrees_with_the_scan(found, DELAYS, values)
+
+
+def test_without_noise_the_interval_is_the_point() -> None:
+    found = crossing_point([0, 1, 3, 7], table([-1.0, -0.5, 0.5, 1.0], spread=0.0))
+    assert found == CrossingPoint(pytest.approx(math.sqrt(8) - 1), pytest.approx(found.at), pytest.approx(found.at), "")
+    on_a_delay = crossing_point([0, 1, 3, 7], table([-1.0, -0.5, 0.0, 1.0], spread=0.0))
+    assert on_a_delay == CrossingPoint(3.0, 3.0, 3.0, "")
+    on_the_last = crossing_point([0, 1, 3, 7], table([-1.0, -0.5, -0.5, 0.0], spread=0.0))
+    assert (on_the_last.at, on_the_last.low, on_the_last.high) == (7.0, 7.0, None)
+    touching = crossing_point([0, 1, 3, 7], table([-1.0, 0.0, -1.0, -1.0], spread=0.0))
+    assert (touching.at, touching.low, touching.high) == (1.0, 1.0, 1.0)
+    assert "crosses 0 2 times" in touching.reason
+
+
+def test_one_seed_has_a_crossing_and_no_interval() -> None:
+    one_seed = crossing_point([0, 1, 3], [[-1.0, -0.5, 0.5]])
+    assert one_seed.at == pytest.approx(math.sqrt(8) - 1)
+    assert (one_seed.low, one_seed.high, one_seed.reason) == (None, None, "one seed gives no interval")
+
+
+means = st.lists(st.integers(-20, 20).map(lambda k: k / 10), min_size=2, max_size=6)
+
+
+@given(means, st.integers(0, 1_000), st.sampled_from([0.02, 0.2, 1.0]), st.integers(2, 9), st.sampled_from([0.9, 0.95]))
+@examples
+def test_the_crossing_point_is_where_a_fine_scan_finds_it(means, seed, spread, seeds, level) -> None:
+    delays = DELAYS[: len(means)]
+    noise = np.random.default_rng(seed).normal(size=(seeds, len(means)))
+    values = np.array(means) + spread * noise
+    assert_agrees_with_the_scan(crossing_point(delays, values, level), delays, values, level)
+
+
+@given(means, st.integers(0, 1_000), st.randoms(use_true_random=False))
+@examples
+def test_neither_the_order_of_seeds_nor_of_delays_nor_the_unit_of_the_logarithm_matters(means, seed, random) -> None:
+    delays = DELAYS[: len(means)]
+    values = np.array(means) + 0.3 * np.random.default_rng(seed).normal(size=(6, len(means)))
+    found = crossing_point(delays, values)
+    rows, columns = list(range(6)), list(range(len(means)))
+    random.shuffle(rows)
+    random.shuffle(columns)
+    again = crossing_point([delays[column] for column in columns], values[rows][:, columns])
+    in_bits = crossing_point(delays, values / math.log(2))
+    for other in (again, in_bits):
+        assert other.reason == found.reason
+        for ours, theirs in ((other.at, found.at), (other.low, found.low), (other.high, found.high)):
+            assert ours == (None if theirs is None else pytest.approx(theirs, rel=1e-9, abs=1e-9))
+
+
+def test_the_interval_covers_the_crossing_point_in_95_of_100_studies() -> None:
+    draws = np.random.default_rng(0)
+    truth, studies, covered = 3.0, 1_000, 0
+    means = np.log2(np.array(DELAYS) + 1) - 2
+    for _ in range(studies):
+        slopes = draws.normal(1.0, 0.3, (6, 1))
+        found = crossing_point(DELAYS, slopes * means + draws.normal(0, 0.3, (6, 1)) + draws.normal(0, 0.3, (6, 6)))
+        low, high = found.low if found.low is not None else -1.0, found.high if found.high is not None else math.inf
+        covered += low <= truth <= high
+    assert 0.93 <= covered / studies <= 0.98  # the interval spans all parts of the set, so it may cover more
+
+
+REFUSED = [
+    ([0, 1], [[-1.0, math.inf]], r"table\[0, 1\] is inf"),
+    ([0, 1], [[-1.0, math.nan]], r"table\[0, 1\] is nan"),
+    ([0, 1], [[-1.0, 0.0, 1.0]], "3 columns for 2 delays"),
+    ([4], [[-1.0], [1.0]], "needs two or more delays"),
+    ([0, 0], [[-1.0, 1.0]], "different and 0 or more"),
+    ([-1, 0], [[-1.0, 1.0]], "different and 0 or more"),
+    ([0, 1], [-1.0, 1.0], "a table of seeds x delays"),
+]
+
+
+@pytest.mark.parametrize(("delays", "values", "message"), REFUSED, ids=[message for *_, message in REFUSED])
+def test_what_cannot_be_used_is_refused_with_a_message(delays, values, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        crossing_point(delays, values)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Closed forms
+
+
+@pytest.mark.parametrize("periods", [[1.0, 1.1], [1.0, 1.7, 2.9], [1.0, 1.01, 3.3, 7.7]], ids=str)
+def test_always_busy_workers_have_the_delays_of_the_law(periods: list[float]) -> None:
+    arrivals = [(period, worker) for worker, period in enumerate(periods)]
+    heapq.heapify(arrivals)
+    read, delays = [0] * len(periods), [[] for _ in periods]
+    for version in range(60_000):
+        now, worker = heapq.heappop(arrivals)
+        delays[worker].append(version - read[worker])
+        read[worker] = version + 1
+        heapq.heappush(arrivals, (now + periods[worker], worker))
+    law = mean_delay_law([1 / period for period in periods])
+    assert [np.mean(own) for own in delays] == pytest.approx(law.per_worker, rel=2e-3)
+    assert np.mean(np.concatenate(delays)) == pytest.approx(law.mean, rel=1e-3)
+
+
+@pytest.mark.parametrize("n", [1, 3, 16])
+def test_the_mean_of_the_slowest_is_the_integral_of_its_tail(n: int) -> None:
+    tail, _ = integrate.quad(lambda x: 1 - (1 - math.exp(-x)) ** n, 0, 60)
+    assert expected_maximum_exponential(n) == pytest.approx(tail, rel=1e-6)
+
+
+@pytest.mark.parametrize("delay", [0, 1, 4, 10])
+def test_delayed_descent_converges_below_the_limit_and_diverges_above(delay: int) -> None:
+    def last(rate: float) -> float:
+        x = [1.0] * (delay + 1)
+        for _ in range(20_000):
+            x = [*x[1:], x[-1] - rate * 3.0 * x[0]]
+            if abs(x[-1]) > 1e6:
+                break
+        return max(map(abs, x))
+
+    limit = stable_learning_rate(delay, 3.0)
+    assert last(0.99 * limit) < 1e-3
+    assert last(1.01 * limit) > 1e3
+
+
+def test_closed_forms_refuse_what_they_do_not_know() -> None:
+    with pytest.raises(ValueError, match="rates must be above 0"):
+        mean_delay_law([1.0, 0.0])
+    with pytest.raises(ValueError, match=r"rates\[0\] is nan"):
+        mean_delay_law([math.nan])
+    with pytest.raises(ValueError, match="num_workers must be 1 or more"):
+        expected_maximum_exponential(0)
+    with pytest.raises(ValueError, match="count of updates"):
+        stable_learning_rate(-1, 1.0)
+    with pytest.raises(ValueError, match="curvature must be above 0"):
+        stable_learning_rate(1, 0.0)

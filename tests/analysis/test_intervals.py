@@ -1,0 +1,491 @@
+"""Exact tests hold their level whatever the data, mathematics survives rounding, and the verdict follows its rules."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from analysis.intervals import (
+    EXACT_PAIRS,
+    Interval,
+    Share,
+    detectable_effect,
+    equivalence_pairs_needed,
+    finite_table,
+    holm,
+    minimum_pairs,
+    noether,
+    paired_difference,
+    pairs_needed,
+    power_equivalence,
+    power_paired,
+    probability_of_improvement,
+    sign_flip,
+    smallest_p,
+    t_interval,
+    tost_independent,
+    tost_paired,
+    verdict,
+    win_share,
+)
+
+examples = settings(derandomize=True, deadline=None, max_examples=60)
+quick = settings(derandomize=True, deadline=None, max_examples=25)
+
+# numbers whose sums are exact in binary, so that "equal" can mean equal
+dyadic = st.integers(-4096, 4096).map(lambda k: k / 64)
+integers = st.lists(st.integers(-50, 50), min_size=1, max_size=10)
+
+
+def generator() -> np.random.Generator:
+    return np.random.default_rng(7)
+
+
+def exact_p(differences: list[Fraction]) -> Fraction:
+    """The definition, in rational numbers."""
+    observed = abs(sum(differences))
+    patterns = list(itertools.product((-1, 1), repeat=len(differences)))
+    hits = sum(abs(sum(s * d for s, d in zip(signs, differences, strict=True))) >= observed for signs in patterns)
+    return Fraction(hits, len(patterns))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# S1
+
+
+@given(integers)
+@examples
+def test_sign_flip_is_the_count_of_all_patterns(differences: list[int]) -> None:
+    assert Fraction(sign_flip(differences, generator())) == exact_p([Fraction(d) for d in differences])
+
+
+@given(integers, st.sampled_from([0.1, 1 / 3, 1e-9, 7e200, 1e-300]))
+@examples
+def test_sign_flip_counts_sums_as_equal_that_only_rounding_tells_apart(differences: list[int], unit: float) -> None:
+    assert sign_flip([unit * d for d in differences], generator()) == sign_flip(differences, generator())
+
+
+def test_sums_that_are_equal_in_mathematics_are_equal() -> None:
+    assert 0.1 + 0.2 != 0.3
+    assert sign_flip([0.1, 0.2, -0.3], generator()) == 1.0
+    assert sign_flip([0.1, 0.2, 0.3, -0.6, 0.0], generator()) == 1.0
+    # of the 8 patterns of .1, .2, .3 those with sums ±.6 alone are as far as .1 + .2 + .3
+    assert sign_flip([0.1, 0.2, 0.3], generator()) == 2 / 8
+    assert sign_flip([-0.1, 0.2, 0.3], generator()) == 4 / 8
+    assert sign_flip([0.1, 0.2, -0.3, 0.4], generator()) == float(exact_p([Fraction(d) for d in (1, 2, -3, 4)]))
+
+
+@given(st.lists(dyadic, min_size=1, max_size=EXACT_PAIRS), st.randoms(use_true_random=False))
+@quick
+def test_sign_flip_does_not_see_the_order_nor_the_direction(differences: list[float], random) -> None:
+    p = sign_flip(differences, generator())
+    shuffled = list(differences)
+    random.shuffle(shuffled)
+    assert sign_flip(shuffled, generator()) == p
+    assert sign_flip([-d for d in differences], generator()) == p
+    assert smallest_p(len(differences)) <= p <= 1
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=6))
+@quick
+def test_sign_flip_rejects_at_most_alpha_of_the_patterns_of_any_magnitudes(magnitudes: list[float]) -> None:
+    patterns = itertools.product((-1, 1), repeat=len(magnitudes))
+    p_values = [sign_flip(np.multiply(signs, magnitudes), generator()) for signs in patterns]
+    # the share of patterns with p <= alpha is at most alpha, at every alpha that occurs
+    for alpha in set(p_values):
+        assert sum(p <= alpha for p in p_values) / len(p_values) <= alpha
+
+
+def test_sums_that_differ_by_a_billionth_are_not_equal() -> None:
+    assert sign_flip([1.0, 1e-9], generator()) == 2 / 4
+    assert sign_flip([1.0, -1e-9], generator()) == 4 / 4
+
+
+def test_zero_differences_take_part() -> None:
+    assert sign_flip([0.0] * 8, generator()) == 1.0
+    assert sign_flip([-0.0, 0.0], generator()) == 1.0
+    # 2 of the 2^6 patterns of the others are as far; each zero doubles both
+    assert sign_flip([1, 2, 3, 4, 5, 6, 0, 0], generator()) == 2 / 64
+
+
+def test_sign_flip_agrees_with_scipy() -> None:
+    differences = generator().normal(0.4, 1, 11)
+    theirs = stats.permutation_test(
+        (differences,), np.sum, permutation_type="samples", n_resamples=np.inf, alternative="two-sided"
+    )
+    assert sign_flip(differences, generator()) == pytest.approx(theirs.pvalue, rel=1e-12)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.4, 0.7])
+def test_many_pairs_are_sampled_and_agree_with_the_normal_limit(shift: float) -> None:
+    differences = generator().normal(shift, 1, 60)
+    p = sign_flip(differences, generator())
+    z = abs(differences.sum()) / math.sqrt((differences**2).sum())
+    assert p == pytest.approx(2 * stats.norm.sf(z), abs=0.012)
+    assert p * 10_000 == pytest.approx(round(p * 10_000))
+    assert p >= 1 / 10_000
+    assert sign_flip(differences[::-1], generator()) == p  # the same draws, whatever the order of the seeds
+
+
+def test_the_largest_exact_count_and_the_sampled_one_agree() -> None:
+    differences = generator().normal(0.3, 1, EXACT_PAIRS)
+    exact = sign_flip(differences, generator())
+    sampled = sign_flip([*differences, 0.0], generator())  # a zero changes no share, but 31 pairs are sampled
+    assert exact != sampled
+    assert sampled == pytest.approx(exact, abs=5 * math.sqrt(exact / 10_000))
+
+
+@given(st.lists(st.tuples(dyadic, dyadic), min_size=2, max_size=12), dyadic, st.randoms(use_true_random=False))
+@examples
+def test_a_paired_difference_turns_shifts_and_forgets_the_order(pairs, constant: float, random) -> None:
+    treatment, reference = (list(side) for side in zip(*pairs, strict=True))
+    result = paired_difference(treatment, reference, generator())
+    swapped = paired_difference(reference, treatment, generator())
+    assert swapped.difference.estimate == -result.difference.estimate
+    assert (swapped.difference.low, swapped.difference.high) == (-result.difference.high, -result.difference.low)
+    assert swapped.effect == (None if result.effect is None else -result.effect)
+    assert (swapped.p, swapped.t_p, swapped.correlation) == (result.p, result.t_p, result.correlation)
+
+    shifted = paired_difference([value + constant for value in treatment], reference, generator())
+    assert shifted.difference.estimate == pytest.approx(result.difference.estimate + constant, abs=1e-9)
+    width = result.difference.high - result.difference.low
+    assert shifted.difference.high - shifted.difference.low == pytest.approx(width, abs=1e-9)
+    both = paired_difference([a + constant for a in treatment], [b + constant for b in reference], generator())
+    assert (both.difference, both.effect, both.p) == (result.difference, result.effect, result.p)
+
+    random.shuffle(pairs)
+    assert paired_difference(*zip(*pairs, strict=True), generator()) == result  # bit for bit, the interval included
+
+
+def test_the_order_of_seeds_changes_no_bit_of_ordinary_losses_either() -> None:
+    ours, theirs = generator().normal(6, 0.1, (2, 9))
+    order = generator().permutation(9)
+    assert paired_difference(ours[order], theirs[order], generator()) == paired_difference(ours, theirs, generator())
+
+
+def test_the_t_test_and_the_correlation_are_scipys() -> None:
+    ours, theirs = generator().normal(6, 0.1, (2, 9))
+    result = paired_difference(ours, theirs, generator())
+    scipys = stats.ttest_rel(ours, theirs)
+    interval = scipys.confidence_interval(0.95)
+    assert result.t_p == pytest.approx(scipys.pvalue)
+    assert [result.difference.low, result.difference.high] == pytest.approx([interval.low, interval.high])
+    ninety = scipys.confidence_interval(0.9)
+    assert [result.interval90.low, result.interval90.high] == pytest.approx([ninety.low, ninety.high])
+    assert (result.difference.level, result.interval90.level) == (0.95, 0.9)
+    assert result.correlation == pytest.approx(stats.pearsonr(ours, theirs).statistic)
+    assert result.effect == pytest.approx(scipys.statistic / 3)
+
+
+def test_one_pair_and_equal_differences_leave_out_what_is_not_defined() -> None:
+    one = paired_difference([1.0], [2.0], generator())
+    assert (one.difference, one.effect, one.t_p, one.p) == (Interval(-1.0, None, None, 0.95, 1), None, None, 1.0)
+    same = paired_difference([3.0, 4.0], [1.0, 2.0], generator())
+    assert (same.difference, same.effect, same.t_p) == (Interval(2.0, 2.0, 2.0, 0.95, 2), None, None)
+    assert same.correlation == pytest.approx(1.0)
+    assert paired_difference([1.0, 2.0, 3.0], [1.0, 2.0, 3.0], generator()).p == 1.0
+
+
+NOT_NUMBERS: list[tuple[Callable[[], object], str]] = [
+    (lambda: sign_flip([1.0, math.nan], generator()), r"differences\[1\] is nan"),
+    (lambda: sign_flip([], generator()), "must be a list of numbers"),
+    (lambda: t_interval([[1.0]]), r"shape \(1, 1\)"),
+    (lambda: t_interval([1.0, None]), r"values\[1\] is nan"),
+    (lambda: t_interval([1.0], level=95), "level must lie between 0 and 1, got 95"),
+    (lambda: paired_difference([1.0, math.inf], [1.0, 2.0], generator()), r"treatment\[1\] is inf; replace"),
+    (lambda: paired_difference([1.0], [1.0, 2.0], generator()), "1 treatment and 2 reference values are no pairs"),
+    (lambda: tost_paired([1.0, 2.0], [1.0, 2.0], margin=0.0), "margin must be a number above 0"),
+    (lambda: tost_paired([1.0, 2.0], [1.0, 2.0], margin=math.nan), "margin must be a number above 0"),
+    (lambda: tost_independent([1.0, 2.0], [1.0, -math.inf], margin=1.0), r"reference\[1\] is -inf"),
+    (lambda: win_share([1.0, math.nan], [1.0, 2.0]), r"treatment\[1\] is nan; give inf"),
+    (lambda: win_share([1.0], [1.0, 2.0]), "no pairs"),
+    (lambda: probability_of_improvement([math.nan], [1.0]), r"x\[0\] is nan"),
+    (lambda: holm([0.5, math.nan]), "between 0 and 1, got nan"),
+    (lambda: holm([1.5]), "between 0 and 1, got 1.5"),
+    (lambda: smallest_p(0), "n must be 1 or more"),
+    (lambda: minimum_pairs(0), "num_comparisons must be 1 or more"),
+    (lambda: power_paired(1, 1.0), "n must be 2 or more"),
+    (lambda: pairs_needed(0.0), "other than 0"),
+    (lambda: pairs_needed(1e-9), "more than ten million"),
+    (lambda: detectable_effect(6, power=0.01), "power must be above alpha"),
+    (lambda: noether(0.5, 0.05, 0.05), "gamma must lie between 1/2 and 1"),
+    (lambda: finite_table([1.0], "table", "seeds", "tasks"), "a table of seeds x tasks"),
+    (lambda: finite_table([[1.0, math.nan]], "table", "seeds", "tasks"), r"table\[0, 1\] is nan"),
+    (lambda: verdict(8, math.nan, 0.5, Interval(0, -1, 1, 0.9, 8), None), "finite number, got nan"),
+    (lambda: verdict(8, 0.1, math.nan, Interval(0, -1, 1, 0.9, 8), None), "p_holm lies between 0 and 1"),
+    (lambda: verdict(8, 0.1, 0.5, Interval(0, -1, 1, 0.9, 8), -1.0), "margin must be a number above 0"),
+    (lambda: verdict(8, 0.1, 0.5, Interval(0, -1, 1, 0.95, 8), 1.0), "the 0.9 interval, got one of level 0.95"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), NOT_NUMBERS, ids=[message for _, message in NOT_NUMBERS])
+def test_what_cannot_be_used_is_refused_with_a_message(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The nominal level, by simulation: 2,000 null studies of each size
+
+SIZES = (6, 8, 10)
+STUDIES = 2_000
+
+
+def null_pairs(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Losses of `STUDIES` studies: a seed's own level and exchangeable noise, so that differences are normal."""
+    draws = np.random.default_rng(seed)
+    level = draws.normal(6, 0.2, (STUDIES, n))
+    return level + draws.normal(0, 0.1, (STUDIES, n)), level + draws.normal(0, 0.1, (STUDIES, n))
+
+
+def test_null_studies_are_rejected_at_the_nominal_level() -> None:
+    all_by_t = 0
+    for n in SIZES:
+        results = [paired_difference(a, b, generator()) for a, b in zip(*null_pairs(n, seed=n), strict=True)]
+        by_signs = sum(result.p <= 0.05 for result in results)
+        by_t = sum(result.t_p <= 0.05 for result in results)
+        missed = sum(not result.difference.low <= 0 <= result.difference.high for result in results)
+        # p takes the values 2 k / 2^n, so the level is the largest of them that is not above 0.05
+        level = math.floor(0.05 * 2 ** (n - 1)) / 2 ** (n - 1)
+        assert level <= 0.05
+        assert abs(by_signs / STUDIES - level) <= 3 * math.sqrt(level * (1 - level) / STUDIES)
+        assert abs(by_t / STUDIES - 0.05) <= 3 * math.sqrt(0.05 * 0.95 / STUDIES)
+        assert missed == by_t
+        all_by_t += by_t
+    assert 0.04 <= all_by_t / (len(SIZES) * STUDIES) <= 0.06
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_equivalence_at_the_margin_itself_is_found_in_at_most_alpha_of_the_studies(n: int) -> None:
+    margin = 0.2
+    found = inside = non_inferior = 0
+    for a, b in zip(*null_pairs(n, seed=100 + n), strict=True):
+        result = tost_paired(a + margin, b, margin)
+        found += result.equivalent
+        non_inferior += result.non_inferior
+        inside += -margin < result.interval90.low and result.interval90.high < margin
+    assert found == inside
+    assert found <= non_inferior
+    assert non_inferior / STUDIES <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / STUDIES)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# S2
+
+
+def test_equivalence_is_two_one_sided_t_tests() -> None:
+    ours, theirs = generator().normal(6, 0.1, (2, 8))
+    result = tost_paired(ours, theirs, 0.1)
+    above = stats.ttest_1samp(ours - theirs, 0.1, alternative="less").pvalue
+    below = stats.ttest_1samp(ours - theirs, -0.1, alternative="greater").pvalue
+    assert result.p == pytest.approx(max(above, below))
+    assert result.p_non_inferior == pytest.approx(above)
+    assert tost_paired(ours, theirs, 0.1, lower_is_better=False).p_non_inferior == pytest.approx(below)
+    unpaired = tost_independent(ours, theirs[:6], 0.1)
+    assert unpaired.p_non_inferior == pytest.approx(stats.ttest_ind(ours - 0.1, theirs[:6], alternative="less").pvalue)
+    interval = stats.ttest_ind(ours, theirs[:6]).confidence_interval(0.9)
+    assert [unpaired.interval90.low, unpaired.interval90.high] == pytest.approx([interval.low, interval.high])
+
+
+def test_equal_runs_are_equivalent_and_one_pair_is_not() -> None:
+    same = tost_paired([6.0, 5.5, 5.0], [6.0, 5.5, 5.0], margin=1e-6)
+    assert (same.p, same.equivalent, same.non_inferior) == (0.0, True, True)
+    at_the_margin = tost_paired([2.0, 3.0], [1.0, 2.0], margin=1.0)
+    assert (at_the_margin.p, at_the_margin.equivalent) == (1.0, False)
+    one = tost_paired([6.0], [6.0], margin=1.0)
+    assert (one.p, one.equivalent, one.non_inferior, one.p_non_inferior) == (None, False, False, None)
+    assert tost_independent([6.0], [6.0, 6.0], margin=1.0).p is None
+
+
+@given(st.lists(st.tuples(dyadic, dyadic), min_size=2, max_size=9))
+@examples
+def test_equivalence_does_not_see_which_is_which(pairs) -> None:
+    ours, theirs = zip(*pairs, strict=True)
+    result, swapped = tost_paired(ours, theirs, 1.0), tost_paired(theirs, ours, 1.0)
+    assert (result.p, result.equivalent) == (swapped.p, swapped.equivalent)
+    other_side = tost_paired(theirs, ours, 1.0, lower_is_better=False)
+    assert result.p_non_inferior == other_side.p_non_inferior
+
+
+def test_the_power_of_an_equivalence_test_is_what_simulation_finds() -> None:
+    draws = generator().normal(0, 1, (3_000, 11))
+    found = sum(tost_paired(row, np.zeros(11), 1.0).equivalent for row in draws) / len(draws)
+    power = power_equivalence(11, 1.0)
+    assert abs(found - power) < 4 * math.sqrt(power * (1 - power) / len(draws))
+    assert power_equivalence(2, 0.01) < 0.05
+    assert power_equivalence(10, 1.0) < 0.8 < power
+    assert power_equivalence(4_000, 0.05) == pytest.approx(2 * stats.norm.cdf(0.05 * 4000**0.5 - 1.645) - 1, abs=1e-3)
+    assert equivalence_pairs_needed(0.05) == pytest.approx((1.645 + 1.2816) ** 2 / 0.05**2, rel=0.01)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# S5
+
+
+@given(st.integers(1, 30), st.data())
+@examples
+def test_shares_without_ties_are_scipys_clopper_pearson(n: int, data) -> None:
+    wins = data.draw(st.integers(0, n))
+    share = win_share([0] * wins + [2] * (n - wins), [1] * n)
+    theirs = stats.binomtest(wins, n).proportion_ci(0.95, method="exact")
+    assert (share.low, share.high) == pytest.approx((theirs.low, theirs.high), abs=1e-12)
+    assert share.estimate == wins / n
+    higher = win_share([2] * wins + [0] * (n - wins), [1] * n, lower_is_better=False)
+    assert higher == share
+
+
+def test_ties_count_one_half_and_half_a_win_is_rounded_against_the_claim() -> None:
+    even = win_share([1, 1, 5, 5], [2, 2, 5, 5])
+    assert (even.wins, even.ties, even.estimate) == (2, 2, 0.75)
+    three_of_four = stats.binomtest(3, 4).proportion_ci(method="exact")
+    assert (even.low, even.high) == pytest.approx((three_of_four.low, three_of_four.high))
+    odd = win_share([1, 1, 5], [2, 2, 5])
+    assert odd.estimate == 2.5 / 3
+    assert odd.low == pytest.approx(stats.binomtest(2, 3).proportion_ci(method="exact").low)
+    assert odd.high == 1.0
+    assert win_share([3.0], [3.0]) == Share(0, 1, 1, 0.5, 0.0, 1.0, False)
+
+
+def test_a_run_that_never_arrives_loses_and_two_of_them_tie() -> None:
+    share = win_share([1.0, math.inf, math.inf], [math.inf, 1.0, math.inf])
+    assert (share.wins, share.ties, share.estimate) == (1, 1, 0.5)
+
+
+def test_a_share_convinces_only_with_its_whole_interval_and_three_quarters() -> None:
+    assert win_share([0] * 6, [1] * 6).convincing
+    assert not win_share([0] * 7 + [2], [1] * 8).convincing  # lower end 0.47
+    assert not win_share([0] * 70 + [2] * 30, [1] * 100).convincing  # lower end 0.60, but a share of 0.70
+    assert win_share([0] * 80 + [2] * 20, [1] * 100).convincing
+
+
+@given(integers, integers)
+@examples
+def test_the_probability_of_improvement_is_mann_whitneys_and_swaps(x: list[int], y: list[int]) -> None:
+    u = stats.mannwhitneyu(x, y, method="asymptotic").statistic
+    assert probability_of_improvement(x, y) == pytest.approx(u / (len(x) * len(y)))
+    assert probability_of_improvement(y, x) == pytest.approx(1 - probability_of_improvement(x, y))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Families and sizes
+
+probabilities = st.lists(st.floats(0, 1), min_size=0, max_size=9)
+
+
+@given(probabilities)
+@examples
+def test_holm_is_monotone_and_never_below_p(p_values: list[float]) -> None:
+    adjusted = holm(p_values)
+    assert all(p <= q <= 1 for p, q in zip(p_values, adjusted, strict=True))
+    by_p = [q for _, q in sorted(zip(p_values, adjusted, strict=True))]
+    assert by_p == sorted(by_p)
+
+
+@given(probabilities, st.randoms(use_true_random=False))
+@examples
+def test_holm_rejects_what_its_step_down_procedure_rejects_in_any_order(p_values: list[float], random) -> None:
+    adjusted = holm(p_values)
+    for alpha in (0.01, 0.05, 0.2):
+        rejected = set()
+        for rank, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
+            if (len(p_values) - rank) * p_values[index] > alpha:
+                break
+            rejected.add(index)
+        assert {index for index, q in enumerate(adjusted) if q <= alpha} == rejected
+    order = list(range(len(p_values)))
+    random.shuffle(order)
+    assert holm([p_values[index] for index in order]) == [adjusted[index] for index in order]
+
+
+def test_power_without_an_effect_is_the_level_and_grows_to_one() -> None:
+    assert [power_paired(n, 0.0) for n in (2, 6, 40)] == pytest.approx([0.05] * 3)
+    assert power_paired(8, 1.0) == power_paired(8, -1.0)
+    assert power_paired(6, 50.0) == pytest.approx(1.0)
+    assert power_paired(2, 20.0) == pytest.approx(0.9724, abs=0.01)
+    draws = generator().normal(1.2, 1, (3_000, 8))
+    found = (stats.ttest_1samp(draws, 0, axis=1).pvalue <= 0.05).mean()
+    assert power_paired(8, 1.2) == pytest.approx(found, abs=0.03)
+
+
+@pytest.mark.parametrize("n", [2, 3, 6, 10, 25])
+def test_the_detectable_effect_has_the_power_and_needs_the_pairs(n: int) -> None:
+    effect = detectable_effect(n, power=0.9, alpha=0.01)
+    assert power_paired(n, effect, 0.01) == pytest.approx(0.9)
+    assert pairs_needed(effect * 1.0001, power=0.9, alpha=0.01) == n
+    assert pairs_needed(effect * 0.9999, power=0.9, alpha=0.01) == n + 1
+
+
+@pytest.mark.parametrize(("comparisons", "alpha"), list(itertools.product((1, 3, 12), (0.01, 0.05, 0.1))))
+def test_the_minimum_number_of_pairs_can_reject_and_one_less_cannot(comparisons: int, alpha: float) -> None:
+    n = minimum_pairs(comparisons, alpha)
+    family = [smallest_p(n)] + [1.0] * (comparisons - 1)
+    assert min(holm(family)) <= alpha
+    assert min(holm([smallest_p(n - 1)] + [1.0] * (comparisons - 1))) > alpha
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The verdict
+
+
+def ninety(low: float, high: float) -> Interval:
+    return Interval((low + high) / 2, low, high, 0.9, 8)
+
+
+VERDICTS = [
+    # n, estimate, p_Holm, 90 % interval, margin, lower is better -> word
+    (5, -1.0, 0.0, ninety(-1.1, -0.9), 2.0, True, "too few seeds"),
+    (0, math.nan, math.nan, ninety(0, 0), None, True, "too few seeds"),
+    (6, 0.0, 0.9, ninety(-0.1, 0.1), 0.2, True, "equivalent"),
+    (8, 0.05, 0.008, ninety(0.03, 0.07), 0.1, True, "different but negligible"),
+    (8, -0.05, 0.008, ninety(-0.07, -0.03), 0.05, True, "better"),
+    (8, 0.05, 0.008, ninety(0.03, 0.07), 0.05, True, "worse"),
+    (8, 0.05, 0.008, ninety(0.03, 0.07), 0.05, False, "better"),
+    (8, -0.05, 0.008, ninety(-0.07, -0.03), None, False, "worse"),
+    (8, -0.05, 0.008, ninety(-0.07, -0.03), None, True, "better"),
+    (8, 0.05, 0.2, ninety(-0.2, 0.3), 0.1, True, "undecided"),
+    (8, 0.0, 1.0, ninety(0.0, 0.0), None, True, "undecided"),  # without a margin nothing is equivalent
+    (8, 0.05, 0.05, ninety(-0.01, 0.11), None, True, "undecided"),  # p = alpha is not below it
+    (8, 0.0, 0.9, ninety(-0.1, 0.1), 0.1, True, "undecided"),  # an interval that touches the margin is not inside
+    (8, 0.0, 0.9, ninety(-0.1, 0.05), 0.1, True, "undecided"),
+    (8, 0.0, 0.9, ninety(-0.05, 0.1), 0.1, True, "undecided"),
+]
+
+
+@pytest.mark.parametrize(("n", "estimate", "p", "interval", "margin", "lower", "word"), VERDICTS)
+def test_the_verdict_follows_its_rules(n, estimate, p, interval, margin, lower, word) -> None:
+    assert verdict(n, estimate, p, interval, margin, lower_is_better=lower).word == word
+
+
+def test_a_verdict_says_why() -> None:
+    few = verdict(5, 0.0, 0.5, ninety(-1, 1), 1.0)
+    assert few.reason == "5 of the 6 pairs that a verdict needs; the smallest p of 5 pairs is 0.0625"
+    assert verdict(7, 0.0, 0.5, ninety(-1, 1), None, minimum=8).word == "too few seeds"
+    open_question = verdict(8, 0.1, 0.3, ninety(-0.1, 0.3), 0.05)
+    found = "with 8 pairs, differences below 1.16 SD of the differences are found in less than 80 % of cases"
+    assert open_question.reason == f"p_Holm = 0.300; {found}"
+    same = verdict(8, 0.01, 0.3, ninety(-0.01, 0.02), 0.05)
+    assert same.reason == "the 90 % interval [-0.0100, 0.0200] lies inside ±0.0500; p_Holm = 0.300"
+    strict = verdict(10, 0.01, 0.02, Interval(0.01, -0.01, 0.03, 0.98, 10), 0.05, alpha=0.01)
+    assert strict.reason.startswith("the 98 % interval")
+
+
+@given(st.lists(st.tuples(dyadic, dyadic), min_size=6, max_size=9), st.sampled_from([None, 0.5, 10.0]))
+@examples
+def test_swapped_labels_and_another_direction_swap_better_and_worse(pairs, margin) -> None:
+    turn = {"better": "worse", "worse": "better"}
+    ours, theirs = zip(*pairs, strict=True)
+    words = []
+    for a, b, lower in ((ours, theirs, True), (theirs, ours, True), (theirs, ours, False)):
+        result = paired_difference(a, b, generator())
+        estimate = result.difference.estimate
+        words.append(verdict(result.n, estimate, result.p, result.interval90, margin, lower_is_better=lower).word)
+    assert words[1] == turn.get(words[0], words[0])
+    assert words[2] == words[0]

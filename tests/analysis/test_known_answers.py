@@ -1,0 +1,235 @@
+"""The known answers: published data and closed forms with the figures that the statistics must give on them."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from analysis.delays import expected_maximum_exponential, mean_delay_law, stable_learning_rate
+from analysis.intervals import (
+    detectable_effect,
+    equivalence_pairs_needed,
+    holm,
+    minimum_pairs,
+    noether,
+    paired_difference,
+    pairs_needed,
+    probability_of_improvement,
+    samples_needed_two_sample,
+    sign_flip,
+    smallest_p,
+    tost_independent,
+    tost_paired,
+    win_share,
+)
+from analysis.scaling import slopes
+from analysis.tasks import aso_normal, iqm, mean_improvement, performance_score
+from analysis.time_to_target import kaplan_meier, log_rank, restricted_mean, restricted_times
+from analysis.tuning import expected_best
+
+INF = math.inf
+
+DARWIN = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
+"""Crossed minus self-fertilised maize, eighths of an inch (Darwin 1876, in Fisher 1935)."""
+
+# Weeks of survival with malignant glioma (Bland and Altman, BMJ 2004; the example of scipy.stats.logrank)
+ASTROCYTOMA = ([6, 13, 21, 30, 37, 38, 49, 50, 63, 79, 86, 98, 202, 219], [31, 47, 80, 82, 82, 149])
+GLIOBLASTOMA = (
+    [10, 10, 12, 13, 14, 15, 16, 17, 18, 20, 24, 24, 25, 28, 30, 33, 35, 37, 40, 40, 46, 48, 76, 81, 82, 91, 112, 181],
+    [34, 40, 70],
+)
+
+
+def untouched() -> np.random.Generator:
+    """A generator whose state `test_small_samples_draw_nothing` checks."""
+    return np.random.default_rng(0)
+
+
+def censored(sample: tuple[list[int], list[int]]) -> tuple[list[int], list[bool]]:
+    died, left = sample
+    return died + left, [True] * len(died) + [False] * len(left)
+
+
+def test_darwins_maize_gives_fishers_1726_of_32768_sign_patterns() -> None:
+    assert sum(DARWIN) == 314
+    assert Fraction(sign_flip(DARWIN, untouched())) == Fraction(1726, 32768)
+    assert sign_flip(DARWIN, untouched()) == 0.05267333984375
+
+
+def test_darwins_maize_by_student() -> None:
+    result = paired_difference(DARWIN, [0] * 15, untouched())
+    assert result.n == 15
+    assert result.effect is not None
+    assert result.effect * math.sqrt(15) == pytest.approx(2.147987, abs=5e-7)
+    assert result.t_p == pytest.approx(0.049703, abs=5e-7)
+    assert result.difference.estimate == 314 / 15
+    assert [result.difference.low, result.difference.high] == pytest.approx([0.0312, 41.8355], abs=5e-5)
+    assert result.correlation is None  # the reference does not vary
+    wilcoxon = stats.wilcoxon(DARWIN, method="exact")  # that the data are the published ones
+    assert (wilcoxon.statistic, wilcoxon.pvalue) == (24, pytest.approx(0.04126, abs=5e-6))
+
+
+def test_tost_of_pingouins_example() -> None:
+    a, b = [4, 7, 8, 6, 3, 2], [6, 8, 7, 10, 11, 9]
+    independent = tost_independent(a, b, margin=1)
+    paired = tost_paired(a, b, margin=0.5)
+    assert independent.p == pytest.approx(0.965097, abs=5e-7)
+    assert paired.p == pytest.approx(0.954854, abs=5e-7)
+    assert not independent.equivalent
+    assert not paired.equivalent
+    assert independent.non_inferior  # a is lower than b by 4.2: it is the other side that fails
+
+
+def test_holm() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02], rel=1e-15)
+    assert holm([0.01, 0.02, 0.03, 0.04]) == pytest.approx([0.04, 0.06, 0.06, 0.06], rel=1e-15)
+
+
+def test_minimum_number_of_pairs_of_a_family() -> None:
+    assert [minimum_pairs(m) for m in (1, 2, 3, 4, 6, 8, 10, 12)] == [6, 7, 7, 8, 8, 9, 9, 9]
+    assert [smallest_p(n) for n in (1, 5, 6)] == [1.0, 0.0625, 0.03125]
+
+
+def test_power_of_paired_and_two_sample_t_tests() -> None:
+    assert [pairs_needed(effect) for effect in (0.5, 0.8, 1, 1.5, 2)] == [34, 15, 10, 6, 5]
+    assert [samples_needed_two_sample(effect) for effect in (0.2, 0.5, 0.8)] == [394, 64, 26]
+
+
+def test_smallest_difference_that_a_number_of_pairs_finds() -> None:
+    found = {n: round(detectable_effect(n), 2) for n in (3, 4, 5, 6, 8, 10, 12, 16, 20)}
+    assert found == {3: 3.26, 4: 2.13, 5: 1.68, 6: 1.43, 8: 1.16, 10: 1.00, 12: 0.89, 16: 0.75, 20: 0.66}
+
+
+def test_pairs_that_show_equivalence() -> None:
+    assert [equivalence_pairs_needed(margin) for margin in (0.5, 1, 1.5, 2)] == [36, 11, 6, 4]
+
+
+def test_noethers_sample_size() -> None:
+    assert noether(gamma=0.75, alpha=0.05, beta=0.05) == 29
+    # the number before rounding up, 28.859, lies just below 29: with less power asked for, 28 are enough
+    assert (2 * stats.norm.isf(0.05)) ** 2 / (6 * 0.25**2) == pytest.approx(28.859, abs=5e-4)
+    assert noether(gamma=0.75, alpha=0.05, beta=0.06) < 29
+
+
+def test_log_rank_of_the_glioma_trial() -> None:
+    generator = np.random.default_rng(0)
+    result = log_rank(*censored(ASTROCYTOMA), *censored(GLIOBLASTOMA), generator, paired=False)
+    assert result.statistic == pytest.approx(-2.737991, abs=5e-7)
+    assert result.statistic**2 == pytest.approx(7.4966, abs=5e-5)
+    assert result.chi2_p == pytest.approx(0.0061816, abs=5e-8)
+    assert result.p == pytest.approx(result.chi2_p, abs=0.004)  # 9,999 relabellings of large samples
+    assert result.p >= 1 / 10_000
+
+
+def test_log_rank_of_fully_separated_triples_is_a_tenth_and_not_what_chi_squared_says() -> None:
+    result = log_rank([1, 2, 3], [True] * 3, [4, 5, 6], [True] * 3, untouched(), paired=False)
+    assert result.p == 0.1
+    assert result.chi2_p == pytest.approx(0.025, abs=5e-4)
+    assert result.statistic > 0  # more events than expected: the first sample is the sooner one
+
+
+def test_restricted_mean_with_a_common_budget() -> None:
+    times, observed = [3, 5, 7, 9, 10, 10], [True] * 4 + [False] * 2
+    assert restricted_mean(times, observed, 10) == pytest.approx(44 / 6, rel=1e-14)
+    curve = kaplan_meier(times, observed)
+    assert curve.times == (3, 5, 7, 9)
+    assert curve.at_risk == (6, 5, 4, 3)
+    assert curve.probability == pytest.approx([5 / 6, 4 / 6, 3 / 6, 2 / 6])  # one minus the empirical distribution
+    with_inf = restricted_times([3, 5, 7, 9, INF, INF], [10] * 6, 10, untouched())
+    assert with_inf.treatment_mean == 44 / 6
+    assert (with_inf.treatment_reached, with_inf.treatment_median, with_inf.reference_median) == (4, 8.0, 10.0)
+
+
+def test_pages_trend() -> None:
+    students = [
+        [3, 4, 3], [2, 2, 4], [3, 3, 5], [1, 3, 2], [2, 3, 2],
+        [2, 4, 5], [1, 2, 4], [3, 4, 4], [2, 4, 5], [1, 3, 4],
+    ]  # fmt: skip
+    trend = slopes([1, 2, 3], students)  # tutorial, lecture, seminar (the example of scipy.stats.page_trend_test)
+    assert trend.page_statistic == 133.5
+    assert trend.page_p == pytest.approx(0.0018191161948127822, rel=1e-12)
+
+
+def test_iqm_and_probability_of_improvement_of_rliables_fixture() -> None:
+    x, y = [[1, 2], [2, 2], [1, 1], [2, 1]], [[1, 1], [2, 2], [3, 3]]
+    assert (iqm(x), iqm(y)) == (1.5, 2.0)
+    assert (np.mean(x), np.mean(y)) == (1.5, 2.0)
+    assert mean_improvement(x, y) == pytest.approx(1 / 3, rel=1e-15)
+    assert mean_improvement(y, x) == pytest.approx(2 / 3, rel=1e-15)
+
+
+def test_probability_of_improvement_of_one_task() -> None:
+    assert probability_of_improvement([1, 2, 3, 4], [2, 3, 5, 6]) == 0.25
+
+
+def test_algoperf_score() -> None:
+    modes = np.array([[100, 50, 30], [200, 40, INF]])
+    assert performance_score(modes.T) == pytest.approx([0.972222, 0.555556], abs=5e-7)
+
+
+def test_dominance_of_normals() -> None:
+    assert aso_normal(0.5, 0.5) == pytest.approx(0.0376699, abs=5e-8)
+    assert aso_normal(0.5, -0.5) == aso_normal(0.5, 0.5)
+    assert aso_normal(0.0, 1.0) == 0.5
+
+
+def test_expected_best_of_k_trials() -> None:
+    accuracies = [0.5, 0.6, 0.7, 0.9]
+    best = [expected_best(accuracies, k, lower_is_better=False) for k in (1, 2, 4)]
+    assert best == pytest.approx([0.675, 0.75625, 0.830078], abs=5e-7)
+    errors = [1 - accuracy for accuracy in accuracies]
+    assert [1 - expected_best(errors, k) for k in (1, 2, 4)] == pytest.approx(best)
+
+
+@pytest.mark.parametrize(
+    ("wins", "n", "low"), [(8, 8, 0.63058), (7, 8, 0.47349), (6, 6, 0.54074)], ids=["8/8", "7/8", "6/6"]
+)
+def test_clopper_pearson(wins: int, n: int, low: float) -> None:
+    share = win_share([0] * wins + [2] * (n - wins), [1] * n)
+    assert (share.wins, share.ties, share.n, share.estimate) == (wins, 0, n, wins / n)
+    assert share.low == pytest.approx(low, abs=5e-6)
+    assert share.convincing == (low > 0.5)
+
+
+@pytest.mark.parametrize("rates", [[1.0], [1.0, 1.0], [1.0, 3.0], [0.5, 1.0, 2.0, 8.0]], ids=str)
+def test_the_mean_delay_is_one_less_than_the_workers_at_any_speeds(rates: list[float]) -> None:
+    law = mean_delay_law(rates)
+    assert law.mean == pytest.approx(len(rates) - 1)
+    assert law.per_worker == pytest.approx([(sum(rates) - rate) / rate for rate in rates])
+
+
+def test_the_slowest_of_exponential_workers_takes_a_harmonic_number() -> None:
+    assert [expected_maximum_exponential(n) for n in (1, 2, 4, 8)] == pytest.approx(
+        [1, 1.5, 2.08333, 2.71786], abs=5e-6
+    )
+
+
+LIMITS = {0: 2.0, 1: 1.0, 2: 0.618034, 3: 0.445042, 5: 0.284630, 7: 0.209057}
+
+
+@pytest.mark.parametrize("delay", LIMITS)
+def test_delayed_gradient_descent_is_stable_below_its_limit(delay: int) -> None:
+    assert stable_learning_rate(delay, 1.0) == pytest.approx(LIMITS[delay], abs=5e-7)
+    assert stable_learning_rate(delay, 4.0) == stable_learning_rate(delay, 1.0) / 4
+    assert spectral_radius(delay, 0.9999 * LIMITS[delay]) < 1 < spectral_radius(delay, 1.0001 * LIMITS[delay])
+
+
+def spectral_radius(delay: int, rate: float) -> float:
+    """Of x_{t+1} = x_t - rate x_{t - delay}: the largest root of z^(delay + 1) - z^delay + rate."""
+    polynomial = np.zeros(delay + 2)
+    polynomial[0] += 1
+    polynomial[1] -= 1
+    polynomial[-1] += rate
+    return float(np.abs(np.roots(polynomial)).max())
+
+
+def test_small_samples_draw_nothing() -> None:
+    generator = untouched()
+    before = generator.bit_generator.state
+    sign_flip(DARWIN * 2, generator)
+    log_rank([1, 2, 3], [True] * 3, [4, 5, 6], [True] * 3, generator, paired=False)
+    assert generator.bit_generator.state == before

@@ -1,0 +1,356 @@
+"""Times to a target: crossings between evaluations, runs that never arrive, and runs that stopped early."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from analysis.intervals import paired_difference
+from analysis.time_to_target import (
+    Crossing,
+    crossing,
+    kaplan_meier,
+    log_rank,
+    loss_at,
+    restricted_mean,
+    restricted_times,
+    speed_up,
+    target_grid,
+)
+
+INF, NAN = math.inf, math.nan
+examples = settings(derandomize=True, deadline=None, max_examples=60)
+times = st.one_of(st.integers(0, 40).map(float), st.just(INF))
+
+
+def generator() -> np.random.Generator:
+    return np.random.default_rng(3)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Crossings
+
+CROSSINGS = [
+    ([0, 10, 20], [6, 5, 4], 4.5, Crossing(15.0, 10.0)),
+    ([0, 10, 20], [6, 5, 4], 5.0, Crossing(10.0, 10.0)),  # at the target is there
+    ([0, 10, 20], [6, 5, 4], 6.0, Crossing(0.0, 0.0)),
+    ([3, 10], [2, 1], 6.0, Crossing(3.0, 0.0)),  # there from the first evaluation on
+    ([0, 10, 20], [6, 5, 4], 3.9, Crossing(INF, None)),
+    ([0, 10, 20, 30], [6, 4, 6, 3], 4.0, Crossing(10.0, 10.0)),  # the first time, though it goes up again
+    ([0, 10, 30], [6, NAN, 4], 5.0, Crossing(30.0, 20.0)),  # nothing to interpolate from
+    ([0, 10, 30], [6, INF, 4], 5.0, Crossing(30.0, 20.0)),
+    ([0, 10, 20], [6, NAN, -INF], 5.0, Crossing(INF, None)),
+    ([0, 10, 10], [6, 5, 4], 4.5, Crossing(10.0, 0.0)),  # two evaluations at one time
+    ([7], [4], 5.0, Crossing(7.0, 0.0)),
+]
+
+
+@pytest.mark.parametrize(("positions", "losses", "target", "expected"), CROSSINGS)
+def test_the_first_evaluation_at_the_target_is_interpolated_to_the_one_before(
+    positions, losses, target, expected
+) -> None:
+    assert crossing(positions, losses, target) == expected
+
+
+@given(st.lists(st.integers(0, 60), min_size=2, max_size=8), st.integers(0, 60))
+@examples
+def test_a_crossing_lies_on_the_line_between_two_evaluations(losses: list[int], target: int) -> None:
+    positions = np.cumsum([1.0] * len(losses))
+    found = crossing(positions, losses, target)
+    if min(losses) > target:
+        assert found == Crossing(INF, None)
+    elif losses[0] <= target:
+        assert found == Crossing(1.0, 0.0)
+    else:
+        first = next(index for index, loss in enumerate(losses) if loss <= target)
+        assert positions[first - 1] < found.at <= positions[first]
+        assert loss_at(positions, losses, found.at) == pytest.approx(target)
+        shifted = crossing(positions + 100, [loss - 5 for loss in losses], target - 5)
+        assert shifted.at == pytest.approx(found.at + 100)
+
+
+def test_the_loss_at_a_position_is_linear_and_not_known_beyond_or_beside_a_hole() -> None:
+    x, y = [0.0, 10.0, 20.0, 30.0], [6.0, 5.0, NAN, 3.0]
+    assert [loss_at(x, y, at) for at in (0, 2.5, 10, 30)] == [6.0, 5.75, 5.0, 3.0]
+    assert all(math.isnan(loss_at(x, y, at)) for at in (-1, 15, 20, 25, 30.001))
+    assert math.isnan(loss_at([0, 1], [5.0, INF], 1))
+    assert loss_at([0, 10, 10, 20], [6, 5, 4, 3], 10) == 4.0  # the last of two evaluations at one position
+    assert loss_at([4], [5.5], 4) == 5.5
+
+
+def test_the_grid_of_targets() -> None:
+    assert target_grid(10.0, 5.0) == {0.5: 7.5, 0.8: 6.0, 0.9: 5.5, 0.95: 5.25, 0.98: pytest.approx(5.1)}
+    assert target_grid(10.0, 5.0, shares=[1.0]) == {1.0: 5.0}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Restricted means and speed-ups
+
+
+@given(st.lists(st.tuples(times, times), min_size=1, max_size=9), st.randoms(use_true_random=False))
+@examples
+def test_restricted_times_are_paired_differences_of_times_up_to_the_budget(pairs, random) -> None:
+    ours, theirs = zip(*pairs, strict=True)
+    budget = 25.0
+    result = restricted_times(ours, theirs, budget, generator())
+    plain = paired_difference(np.minimum(ours, budget), np.minimum(theirs, budget), generator())
+    assert (result.difference, result.p) == (plain.difference, plain.p)
+    assert result.treatment_mean == pytest.approx(np.minimum(ours, budget).mean())
+    assert result.treatment_reached == sum(time <= budget for time in ours)
+    assert result.reference_reached == sum(time <= budget for time in theirs)
+    assert (result.treatment_median <= budget) == (result.treatment_reached * 2 > len(pairs))
+    if result.reference_mean > 0:
+        assert result.ratio == pytest.approx(result.treatment_mean / result.reference_mean)
+    else:
+        assert result.ratio is None
+
+    swapped = restricted_times(theirs, ours, budget, generator())
+    assert (swapped.p, swapped.difference.estimate) == (result.p, -result.difference.estimate)
+    assert (swapped.treatment_median, swapped.reference_mean) == (result.reference_median, result.treatment_mean)
+    random.shuffle(pairs)
+    assert restricted_times(*zip(*pairs, strict=True), budget, generator()) == result
+
+
+def test_when_nobody_arrives_nothing_differs() -> None:
+    result = restricted_times([INF] * 6, [INF] * 6, 10.0, generator())
+    assert (result.p, result.ratio, result.treatment_reached) == (1.0, 1.0, 0)
+    assert (result.treatment_median, result.difference.estimate) == (INF, 0.0)
+
+
+def test_when_only_one_of_the_modes_arrives_it_is_sooner() -> None:
+    result = restricted_times([1, 2, 3, 4, 5, 6], [INF] * 6, 10.0, generator())
+    assert (result.p, result.reference_mean, result.reference_reached) == (2 / 64, 10.0, 0)
+    assert result.difference.high < 0
+
+
+@given(st.lists(st.tuples(times, times), min_size=1, max_size=9), st.randoms(use_true_random=False))
+@examples
+def test_a_speed_up_is_the_geometric_mean_over_pairs_that_both_arrived(pairs, random) -> None:
+    ours, theirs = zip(*pairs, strict=True)
+    result = speed_up(ours, theirs, generator())
+    kept = [(a, b) for a, b in pairs if 0 < a < INF and 0 < b < INF]
+    assert result.n == len(pairs)
+    assert result.wins == sum(a < b for a, b in pairs)
+    assert [pair for index, pair in enumerate(pairs) if index not in result.left_out] == kept
+    swapped = speed_up(theirs, ours, generator())
+    assert swapped.p == result.p
+    assert swapped.left_out == result.left_out
+    if kept:
+        assert result.ratio.n == len(kept)
+        assert result.ratio.estimate == pytest.approx(stats.gmean([b / a for a, b in kept]))
+        assert swapped.ratio.estimate == pytest.approx(1 / result.ratio.estimate)
+    else:
+        assert (result.ratio, result.p, swapped.ratio) == (None, None, None)
+    if len(kept) > 1:
+        logs = np.log([b / a for a, b in kept])
+        error = stats.t.ppf(0.975, len(kept) - 1) * logs.std(ddof=1) / math.sqrt(len(kept))
+        assert [result.ratio.low, result.ratio.high] == pytest.approx(
+            [math.exp(logs.mean() - error), math.exp(logs.mean() + error)]
+        )
+        assert swapped.ratio.low == pytest.approx(1 / result.ratio.high)
+    random.shuffle(pairs)
+    again = speed_up(*zip(*pairs, strict=True), generator())
+    assert (again.ratio, again.p, again.wins) == (result.ratio, result.p, result.wins)
+
+
+def test_eight_of_eight() -> None:
+    reference = np.array([9.0, 10, 11, 12, 13, 14, 15, 16])
+    result = speed_up(reference / 1.5, reference, generator())
+    assert result.ratio.estimate == pytest.approx(1.5)
+    assert (result.wins, result.n, result.left_out, result.p) == (8, 8, (), 2 / 256)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Runs that stopped early
+
+
+def random_sample(draws: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Times with ties, about a third of them of runs that stopped early."""
+    return draws.integers(1, 12, n).astype(float), draws.random(n) < 0.67
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_kaplan_meier_is_scipys(seed: int) -> None:
+    t, observed = random_sample(np.random.default_rng(seed), 14)
+    curve = kaplan_meier(t, observed)
+    theirs = stats.ecdf(stats.CensoredData(uncensored=t[observed], right=t[~observed])).sf
+    assert curve.times == tuple(sorted(set(t[observed])))
+    assert curve.probability == pytest.approx(theirs.evaluate(np.array(curve.times)))
+    assert curve.at_risk == tuple(int((t >= step).sum()) for step in curve.times)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_restricted_mean_is_the_area_under_the_curve(seed: int) -> None:
+    draws = np.random.default_rng(seed)
+    t, observed = random_sample(draws, 14)
+    t, observed = np.append(t, 30.0), np.append(observed, False)
+    theirs = stats.ecdf(stats.CensoredData(uncensored=t[observed], right=t[~observed])).sf
+    for budget in (0.5, 6.0, 7.5, 20.0, 30.0):
+        middles = (np.arange(6_000) + 0.5) * budget / 6_000
+        area = theirs.evaluate(middles).mean() * budget
+        assert restricted_mean(t, observed, budget) == pytest.approx(area, rel=2e-3)
+
+
+@given(st.lists(times, min_size=1, max_size=9))
+@examples
+def test_without_early_stops_the_restricted_mean_is_the_mean_up_to_the_budget(t: list[float]) -> None:
+    budget = 25.0
+    reached = [time <= budget for time in t]
+    stopped = [min(time, budget) for time in t]
+    expected = sum(stopped) / len(t)
+    assert restricted_mean(stopped, reached, budget) == pytest.approx(expected)
+    assert restricted_mean(t, [time < INF for time in t], budget) == pytest.approx(expected)
+
+
+def test_a_curve_that_ends_before_the_budget_has_no_restricted_mean() -> None:
+    with pytest.raises(ValueError, match=r"stopped at 7\.0 s without the target"):
+        restricted_mean([3.0, 7.0], [True, False], 10.0)
+    assert restricted_mean([3.0, 7.0], [True, False], 7.0) == 5.0
+    assert restricted_mean([3.0, 7.0], [True, True], 10.0) == 5.0
+    assert restricted_mean([3.0, INF], [True, False], 10.0) == 6.5
+
+
+def observed_minus_expected(t, events, first) -> Fraction:
+    """Of the first sample (a mask): at each event time, its events less its share of all events by those at risk."""
+    total = Fraction(0)
+    for step in sorted(set(t[events])):
+        at_risk = t >= step
+        share = Fraction(int((at_risk & first).sum()), int(at_risk.sum()))
+        now = events & (t == step)
+        total += int((now & first).sum()) - share * int(now.sum())
+    return total
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_paired_log_rank_counts_all_swaps_within_pairs(seed: int) -> None:
+    draws = np.random.default_rng(seed)
+    n = 6
+    (a, a_events), (b, b_events) = random_sample(draws, n), random_sample(draws, n)
+    result = log_rank(a, a_events, b, b_events, generator(), paired=True)
+    t, events = np.concatenate((a, b)), np.concatenate((a_events, b_events))
+
+    def statistic(swaps) -> Fraction:
+        first = np.array([*(not swap for swap in swaps), *swaps])
+        return abs(observed_minus_expected(t, events, first))
+
+    observed = statistic([False] * n)
+    hits = [statistic(swaps) >= observed for swaps in itertools.product((False, True), repeat=n)]
+    assert Fraction(result.p) == Fraction(sum(hits), 2**n)
+    theirs = stats.logrank(
+        stats.CensoredData(uncensored=a[a_events], right=a[~a_events]),
+        stats.CensoredData(uncensored=b[b_events], right=b[~b_events]),
+    )
+    assert (result.statistic, result.chi2_p) == pytest.approx((theirs.statistic, theirs.pvalue))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_unpaired_log_rank_counts_all_labels(seed: int) -> None:
+    draws = np.random.default_rng(seed)
+    (a, a_events), (b, b_events) = random_sample(draws, 4), random_sample(draws, 5)
+    result = log_rank(a, a_events, b, b_events, generator(), paired=False)
+    t, events = np.concatenate((a, b)), np.concatenate((a_events, b_events))
+    values = []
+    for chosen in itertools.combinations(range(9), 4):
+        values.append(abs(observed_minus_expected(t, events, np.isin(np.arange(9), chosen))))
+    assert result.p == pytest.approx(sum(value >= values[0] for value in values) / len(values), rel=1e-12)
+
+
+def test_sampled_labels_agree_with_all_of_them() -> None:
+    draws = np.random.default_rng(5)
+    a, b = draws.exponential(1.0, 8), draws.exponential(2.0, 8)
+    everybody = [True] * 8
+    exact = log_rank(a, everybody, b, everybody, generator(), paired=False).p  # 12,870 labellings
+    # two runs that stopped before anything happened score 0 and change nothing but the number of labellings
+    early, nobody = [0.0, 0.0], [False, False]
+    sampled = log_rank([*a, *early], everybody + nobody, [*b, *early], everybody + nobody, generator(), paired=False).p
+    turned = log_rank([*early, *a], nobody + everybody, [*b, *early], everybody + nobody, generator(), paired=False).p
+    assert turned == sampled  # the same draws, whatever the order of the runs
+    assert sampled != exact
+    assert sampled == pytest.approx(exact, abs=0.03)
+    assert sampled * 10_000 == pytest.approx(round(sampled * 10_000))
+
+
+@given(
+    st.lists(st.tuples(times, st.booleans(), times, st.booleans()), min_size=2, max_size=6),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
+@examples
+def test_the_log_rank_turns_and_does_not_see_the_order_nor_the_scale(runs, paired: bool, random) -> None:
+    def test_of(rows, scale: float = 1.0):
+        a, a_events, b, b_events = zip(*rows, strict=True)
+        a_events = [event and time < INF for event, time in zip(a_events, a, strict=True)]
+        b_events = [event and time < INF for event, time in zip(b_events, b, strict=True)]
+        a, b = [scale * time for time in a], [scale * time for time in b]
+        return (a, a_events), (b, b_events)
+
+    first, second = test_of(runs)
+    result = log_rank(*first, *second, generator(), paired=paired)
+    swapped = log_rank(*second, *first, generator(), paired=paired)
+    assert swapped.p == pytest.approx(result.p)
+    assert swapped.statistic == pytest.approx(-result.statistic, abs=1e-9)
+    assert 0 < result.p <= 1
+    scaled = [*test_of(runs, 8.0)]
+    assert log_rank(*scaled[0], *scaled[1], generator(), paired=paired).p == result.p
+    random.shuffle(runs)
+    first, second = test_of(runs)
+    assert log_rank(*first, *second, generator(), paired=paired).p == result.p
+
+
+def test_when_no_run_arrives_the_log_rank_finds_nothing() -> None:
+    never = log_rank([INF] * 6, [False] * 6, [5.0] * 6, [False] * 6, generator(), paired=True)
+    assert (never.statistic, never.p, never.chi2_p) == (0.0, 1.0, 1.0)
+
+
+def test_the_permutation_log_rank_holds_its_level_where_chi_squared_does_not() -> None:
+    draws = np.random.default_rng(0)
+    n, studies, end = 4, 600, 1.5
+    exact = approximate = 0
+    for _ in range(studies):
+        t = draws.exponential(1.0, (2, n))
+        stopped, reached = np.minimum(t, end), t <= end
+        result = log_rank(stopped[0], reached[0], stopped[1], reached[1], generator(), paired=False)
+        exact += result.p <= 0.05
+        approximate += result.chi2_p <= 0.05
+    assert exact / studies <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / studies)
+    assert approximate > exact
+
+
+REFUSED: list[tuple[Callable[[], object], str]] = [
+    (lambda: crossing([0, 1], [1.0], 0.5), "as many losses as positions"),
+    (lambda: crossing([], [], 0.5), "at least one"),
+    (lambda: crossing([0, 2, 1], [3, 2, 1], 0.5), "must not go back"),
+    (lambda: crossing([0, NAN], [3, 2], 0.5), "must be finite"),
+    (lambda: crossing([0, 1], [3, 2], NAN), "target must be a finite loss, got nan"),
+    (lambda: loss_at([0, 1], [3, 2], INF), "position must be finite, got inf"),
+    (lambda: target_grid(4.0, 6.0), "need an improvement"),
+    (lambda: target_grid(6.0, NAN), "need an improvement"),
+    (lambda: target_grid(6.0, 4.0, shares=[95]), "got 95"),
+    (lambda: restricted_times([1.0], [1.0], INF, generator()), "budget must be a finite number of seconds above 0"),
+    (lambda: restricted_times([1.0], [1.0], NAN, generator()), "budget must be a finite number of seconds above 0"),
+    (lambda: restricted_times([1.0], [1.0], 0.0, generator()), "budget must be a finite number of seconds above 0"),
+    (lambda: restricted_times([NAN], [1.0], 5.0, generator()), r"treatment\[0\] is nan; give inf"),
+    (lambda: restricted_times([1.0], [-1.0], 5.0, generator()), "reference holds a time below 0"),
+    (lambda: restricted_times([1.0, 2.0], [1.0], 5.0, generator()), "no pairs"),
+    (lambda: speed_up([1.0], [NAN], generator()), r"reference\[0\] is nan"),
+    (lambda: speed_up([1.0], [1.0, 2.0], generator()), "no pairs"),
+    (lambda: kaplan_meier([1.0, 2.0], [True]), "one True or False per time"),
+    (lambda: kaplan_meier([1.0, 2.0], [1, 0]), "one True or False per time"),
+    (lambda: kaplan_meier([1.0, INF], [True, True]), "reached at inf"),
+    (lambda: restricted_mean([1.0], [True], INF), "budget must be a finite number"),
+    (lambda: log_rank([1.0], [True], [1.0, 2.0], [True, True], generator(), paired=True), "no pairs"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED, ids=[f"{i}-{message}" for i, (_, message) in enumerate(REFUSED)])
+def test_what_cannot_be_used_is_refused_with_a_message(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
