@@ -52,6 +52,14 @@ class Launch:
         return self.rank in (None, 0)
 
 
+def go_offline(model: str, data: str) -> None:
+    """No network call where the user named neither a Hub model nor a Hub data set; to be called before transformers
+    is imported.
+    """
+    if (model in ("tiny", "small") or os.path.isdir(model)) and "hub:" not in data:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
 def _number(environment: Mapping[str, str], name: str, default: str = "") -> int:
     text = environment.get(name, default)
     if not text.isdigit():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import math
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import nn
 
 from asyncsgd.data.batching import Frame
 from asyncsgd.errors import UsageError
-from asyncsgd.flat import ALIGNMENT
+from asyncsgd.flat import ALIGNMENT, FlatModel, parameters_sha256
 
 SHAPES: dict[str, dict[str, int]] = {
     "tiny": {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512},
@@ -66,6 +67,50 @@ def build_model(model: str, tokenizer: Any, *, seq_len: int, dropout: float, see
     return built.float().train()
 
 
+def build_classifier(masked_lm: Any, labels: Sequence[str], *, dropout: float, seed: int) -> nn.Module:
+    """Return a text classifier on the encoder of a masked-language model, in float32 and training mode.
+
+    Whatever a masked-language model does not train, the pooler and the head, is drawn here: matrices from a normal
+    distribution with the configuration's ``initializer_range``, in the order of their names, and the rest as the
+    library begins it (biases 0, scales 1). So these values are a function of `seed` and their shapes alone, and
+    models of one architecture begin with the same ones; a pooler that a checkpoint brings is not used, since a
+    continued model has lost it.
+
+    Args:
+        masked_lm: an `AutoModelForMaskedLM`; its encoder's values are copied.
+        labels: the names of the classes, for the configuration.
+        dropout: of the head, in [0, 1).
+
+    Raises:
+        UsageError: if the architecture has no classifier.
+    """
+    from transformers import AutoModelForSequenceClassification
+
+    config = copy.deepcopy(masked_lm.config)
+    config.id2label = dict(enumerate(labels))
+    config.label2id = {label: number for number, label in enumerate(labels)}
+    config.problem_type = "single_label_classification"
+    for name in ("classifier_dropout", "seq_classif_dropout"):
+        if hasattr(config, name):
+            setattr(config, name, dropout)
+    with seeded(seed):
+        try:
+            # A configuration may name a half-precision type, which the encoder's values must not pass through.
+            built: Any = AutoModelForSequenceClassification.from_config(config).float()
+        except ValueError as error:
+            raise UsageError(f"{type(masked_lm).__name__} has no form for classification: {error}") from error
+    encoder = masked_lm.base_model.state_dict()
+    built.base_model.load_state_dict(encoder, strict=False)
+    copied = {id(parameter) for name, parameter in built.base_model.named_parameters() if name in encoder}
+    drawn = {name: parameter for name, parameter in built.named_parameters() if id(parameter) not in copied}
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name in sorted(drawn):
+            if drawn[name].ndim >= 2:
+                drawn[name].normal_(0.0, getattr(config, "initializer_range", 0.02), generator=generator)
+    return built.train()
+
+
 def skeleton(config_json: str) -> nn.Module:
     """Return a model of the given configuration for a worker; its values are drawn here and then come from the
     server.
@@ -97,6 +142,16 @@ def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
     logging.disable_progress_bar()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def saved_parameters_sha256(folder: Path) -> str:
+    """Return the hash of the parameters of a saved masked-language model, as the summary of its run has it.
+
+    Raises:
+        UsageError: if the folder holds no model.
+    """
+    flat = FlatModel(_load(str(folder), 0.0).float())
+    return parameters_sha256(flat.layout, flat.parameters)
 
 
 @contextlib.contextmanager

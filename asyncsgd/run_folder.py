@@ -4,20 +4,47 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from asyncsgd import settings as settings_module
 from asyncsgd.errors import UsageError
+from asyncsgd.finetune_settings import FINETUNE_FLAGS, FinetuneSettings
+from asyncsgd.flags import Flags
 from asyncsgd.record import DONE, RunFolder
-from asyncsgd.settings import Settings
+from asyncsgd.settings import FLAGS, Output, Settings
+
+
+class HasOutput(Protocol):
+    """Settings that say where their run is written."""
+
+    @property
+    def output(self) -> Output: ...
+
+
+S = TypeVar("S", bound=HasOutput)
 
 
 def open_run_folder(experiment: str, settings: Settings, command: str) -> RunFolder:
-    """Make the run's folder and write its settings.
+    """Make the folder of a pretraining run and write its settings; see `open_folder`."""
+    job = settings.job
+    name = f"{experiment}-{job.mode}-w{job.nproc}-s{job.seed}-{FLAGS.settings_hash(settings)}"
+    return open_folder(name, FLAGS, settings, command)
 
-    Without ``--run-dir`` the folder is named after the settings, and a repetition gets the next number behind its
-    name. With it, the folder must be new, or hold a run with the same settings that is not DONE, which is kept
-    under another name; or ``--overwrite`` is given.
+
+def open_finetune_folder(settings: FinetuneSettings, command: str) -> RunFolder:
+    """Make the folder of a fine-tuning run and write its settings; see `open_folder`."""
+    name = f"stilt_finetune-{settings.start.task}-s{settings.start.seed}-{FINETUNE_FLAGS.settings_hash(settings)}"
+    return open_folder(name, FINETUNE_FLAGS, settings, command)
+
+
+def open_folder(name: str, flags: Flags[S], settings: S, command: str) -> RunFolder:
+    """Make a run's folder and write its settings.
+
+    Without ``--run-dir`` the folder is called `name`, and a repetition gets the next number behind it. With it, the
+    folder must be new, or hold a run with the same settings that is not DONE, which is kept under another name; or
+    ``--overwrite`` is given.
+
+    Args:
+        flags: of the settings' class.
 
     Raises:
         UsageError: if the folder holds another run, or cannot be written.
@@ -25,24 +52,20 @@ def open_run_folder(experiment: str, settings: Settings, command: str) -> RunFol
     output = settings.output
     try:
         if output.run_dir is None:
-            path = _free_name(Path(output.runs_dir), experiment, settings)
+            path = _free_name(Path(output.runs_dir), name)
         else:
             path = Path(output.run_dir)
-            _make_room(path, settings)
+            _make_room(path, flags, settings)
         folder = RunFolder(path)
         comment = f"{command}\nto run this again: --config {path.name}/settings.yaml"
-        (path / "settings.yaml").write_text(
-            settings_module.to_yaml(settings, comment=comment, places=False), encoding="utf-8"
-        )
+        (path / "settings.yaml").write_text(flags.to_yaml(settings, comment=comment, places=False), encoding="utf-8")
     except OSError as error:
         where, flag = (output.runs_dir, "--runs-dir") if output.run_dir is None else (output.run_dir, "--run-dir")
         raise UsageError(f"{where} cannot be written ({error.strerror}); type {flag} FOLDER") from error
     return folder
 
 
-def _free_name(parent: Path, experiment: str, settings: Settings) -> Path:
-    job = settings.job
-    name = f"{experiment}-{job.mode}-w{job.nproc}-s{job.seed}-{settings_module.settings_hash(settings)}"
+def _free_name(parent: Path, name: str) -> Path:
     parent.mkdir(parents=True, exist_ok=True)
     number = 1
     while True:
@@ -55,14 +78,14 @@ def _free_name(parent: Path, experiment: str, settings: Settings) -> Path:
         return path
 
 
-def _make_room(path: Path, settings: Settings) -> None:
+def _make_room(path: Path, flags: Flags[S], settings: S) -> None:
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     if not path.is_dir() or not (path / "settings.yaml").is_file():
         raise UsageError(f"{path} exists and is not a run folder; type another --run-dir")
     if not settings.output.overwrite:
-        old = settings_module.make_settings(settings_module.load_yaml(path / "settings.yaml"))
-        different = settings_module.differing_keys(settings_module.flatten(old), settings_module.flatten(settings))
+        old = flags.make(flags.load_yaml(path / "settings.yaml"))
+        different = flags.differing_keys(flags.flatten(old), flags.flatten(settings))
         if different:
             listed = ", ".join(f"{key} {before} -> {now}" for key, before, now in different)
             raise UsageError(
@@ -72,15 +95,15 @@ def _make_room(path: Path, settings: Settings) -> None:
             raise UsageError(
                 f"{path} holds this very run, DONE; type another --run-dir, or --overwrite to run it again"
             )
-    _set_aside(path)
+    set_aside(path)
 
 
-def _set_aside(path: Path) -> None:
-    """Rename an earlier run rather than write over it."""
+def set_aside(path: Path) -> Path:
+    """Rename what is there rather than write over it; return its new name, ``....before-N``."""
     number = 1
     while (aside := path.with_name(f"{path.name}.before-{number}")).exists():
         number += 1
-    path.rename(aside)
+    return path.rename(aside)
 
 
 def _status(path: Path) -> Any:

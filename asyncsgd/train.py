@@ -109,7 +109,7 @@ def lead(settings: Settings, launch: Launch, folder: RunFolder, context: ForkSer
     Raises:
         UsageError: where the user has to change something; the folder then holds a FAILED summary.
     """
-    with _stop_on_signal() as stop_requested:
+    with stop_on_signal() as stop_requested:
         run, result = _attempt(settings, launch, folder, context, stop_requested)
         try:
             if run is None:
@@ -209,7 +209,7 @@ def _describe(settings: Settings, rule: Rule, prepared: Prepared, flat: FlatMode
 
 
 @contextlib.contextmanager
-def _stop_on_signal() -> Iterator[Callable[[], bool]]:
+def stop_on_signal() -> Iterator[Callable[[], bool]]:
     """Turn the first Ctrl-C or SIGTERM into a flag that runtimes look at between messages; a second one leaves at
     once.
     """
@@ -504,6 +504,7 @@ def follow() -> int:
 def _identity(settings: Settings, launch: Launch, rule: str) -> dict[str, Any]:
     """The summary's fields that are known before anything has run."""
     return {
+        "experiment": "stilt_mlm",
         "mode": settings.job.mode,
         "rule": rule,
         "from_scratch": _from_scratch(settings),

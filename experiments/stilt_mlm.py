@@ -15,7 +15,7 @@ from multiprocessing.context import ForkServerContext
 
 from asyncsgd import __version__
 from asyncsgd.errors import UsageError
-from asyncsgd.launch import Launch
+from asyncsgd.launch import Launch, go_offline
 from asyncsgd.record import available_cores
 from asyncsgd.run_folder import open_run_folder
 from asyncsgd.runtime.processes import fork_server
@@ -66,7 +66,7 @@ def run(argv: list[str]) -> int:
     context = start_fork_server(settings, launch)  # its imports and ours go on side by side
     folder = open_run_folder("stilt_mlm", settings, "python experiments/stilt_mlm.py " + " ".join(argv))
     print(f"run    {folder.path}", flush=True)
-    go_offline(settings)
+    go_offline(settings.model.model, settings.data.data)
 
     from asyncsgd.train import lead
 
@@ -125,13 +125,6 @@ def start_fork_server(settings: Settings, launch: Launch) -> ForkServerContext |
     ):
         return None
     return fork_server(settings.model.model)
-
-
-def go_offline(settings: Settings) -> None:
-    """No network call where the user named neither a Hub model nor a Hub data set."""
-    local_model = settings.model.model in ("tiny", "small") or os.path.isdir(settings.model.model)
-    if local_model and not settings.data.data.startswith("hub:"):
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def _values_of(argv: list[str], flag: str) -> list[str]:

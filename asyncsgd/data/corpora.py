@@ -15,7 +15,7 @@ import os
 import re
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,9 +29,13 @@ if TYPE_CHECKING:
 
 EXTENSIONS = (".txt", ".txt.gz", ".jsonl", ".csv", ".parquet")
 
-_TRAIN_NAMES = ("train",)
-_EVAL_NAMES = ("validation", "valid", "dev", "eval")
-_TEST_NAMES = ("test",)
+TRAIN_NAMES = ("train",)
+EVAL_NAMES = ("validation", "valid", "dev", "eval")
+TEST_NAMES = ("test",)
+
+
+Rows = list[tuple[str, tuple[object, ...]]]
+"""The rows of a table: words that say where the row stands, and the values of the wanted columns."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,8 @@ class Corpus:
     """Training and evaluation documents that share no text.
 
     Args:
-        name: ``"pydocs"``, the file's or folder's own name without its directory, or ``"hub:NAME[:CONFIG]"``.
+        name: ``"pydocs"``, the file's or folder's own name without its directory, or ``"hub:NAME[:CONFIG]"``; the
+            names of joined sources with plus signs between them.
         train: the documents to train on.
         eval: the documents to evaluate on.
         fingerprint: 16 hexadecimal digits that change whenever a text, its order, its side of the split or, for
@@ -67,7 +72,8 @@ def load_corpus(
             file (.txt, .txt.gz, .jsonl, .csv, .parquet), a folder of such files, or ``"hub:NAME[:CONFIG]"``. A text
             file holds one document a line, or one a paragraph as soon as it has a blank line. A folder is read without
             its subfolders, in the order of the names; where it has ``train.*`` beside ``validation.*`` or ``test.*``,
-            only ``train.*`` and ``validation.*`` are used.
+            only ``train.*`` and ``validation.*`` are used. ``A+B`` joins sources: their training texts, and the
+            evaluation texts that each sets aside for itself.
         eval_data: a file or folder with the evaluation texts, or None. Of a folder that has ``train.*``, the
             ``validation.*`` files are read.
         text_column: the column (or JSON key) that holds the text in .jsonl, .csv, .parquet and Hub data sets.
@@ -80,28 +86,69 @@ def load_corpus(
     """
     if not 0 < eval_fraction < 1:
         raise UsageError(f"eval_fraction is {eval_fraction}; it must lie between 0 and 1, for example 0.05")
-    origin = ""
-    evaluation: Documents | None = None
-    if data == "pydocs":
-        name = data
-        origin = json.dumps(package_versions(), sort_keys=True)
-        train = load_pydocs(cache_dir)
-    elif data.startswith("hub:"):
-        name = data
-        train, evaluation = _load_hub(data, text_column, wants_eval=eval_data is None)
-    else:
-        path = _existing_path(data, "--data")
-        name = path.name
-        train, evaluation = _load_path(path, text_column)
+    parts = joined_parts(data)
+    for part in parts:  # before the first one is read, which may take a while
+        if part != "pydocs" and not part.startswith("hub:"):
+            existing_path(part, "--data")
+    sources = [_load_source(part, text_column, cache_dir, eval_data is None) for part in parts]
+    name = "+".join(source.name for source in sources)
     if eval_data is not None:
-        own_train, own_eval = _load_path(_existing_path(eval_data, "--eval-data"), text_column)
+        train = _join([source.train for source in sources])
+        own_train, own_eval = _load_path(existing_path(eval_data, "--eval-data"), text_column)
         evaluation = own_eval or own_train
-    if evaluation is None:
-        train, evaluation = split_documents(train, eval_fraction)
     else:
-        train = _without(train, evaluation)
+        sides = [
+            split_documents(source.train, eval_fraction) if source.eval is None else (source.train, source.eval)
+            for source in sources
+        ]
+        train, evaluation = _join([side[0] for side in sides]), _join([side[1] for side in sides])
+    train = without(train, evaluation)
     _check_sides(name, train, evaluation)
+    origin = "".join(source.origin for source in sources)
     return Corpus(name, train, evaluation, _fingerprint(origin, train, evaluation))
+
+
+def joined_parts(data: str) -> list[str]:
+    """Return the sources that ``A+B+...`` joins; a path that exists as it is written wins, its plus signs included.
+
+    >>> joined_parts("pydocs+hub:name:config")
+    ['pydocs', 'hub:name:config']
+    """
+    pieces = data.split("+")
+    parts: list[str] = []
+    while pieces:
+        # The longest run of pieces that exists as a path; "pydocs", "hub:..." and what does not exist are one piece.
+        joined = {number: "+".join(pieces[:number]) for number in range(len(pieces), 0, -1)}
+        number = next((n for n, part in joined.items() if part.strip() and Path(part).expanduser().exists()), 1)
+        parts.append(joined[number])
+        del pieces[:number]
+    return parts
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What one part of ``--data`` holds; `eval` is None where it does not set evaluation texts apart."""
+
+    name: str
+    origin: str
+    """What belongs to the fingerprint beside the texts."""
+    train: Documents
+    eval: Documents | None
+
+
+def _load_source(data: str, text_column: str, cache_dir: Path, wants_eval: bool) -> _Source:
+    if data == "pydocs":
+        return _Source(data, json.dumps(package_versions(), sort_keys=True), load_pydocs(cache_dir), None)
+    if data.startswith("hub:"):
+        return _Source(data, "", *_load_hub(data, text_column, wants_eval=wants_eval))
+    path = existing_path(data, "--data")
+    return _Source(path.name, "", *_load_path(path, text_column))
+
+
+def _join(sides: Sequence[Documents]) -> Documents:
+    texts = tuple(text for side in sides for text in side.texts)
+    labels = [label for side in sides for label in side.labels or ()]
+    return Documents(texts, tuple(labels) if len(labels) == len(texts) else None)
 
 
 def split_documents(documents: Documents, eval_fraction: float) -> tuple[Documents, Documents]:
@@ -112,23 +159,25 @@ def split_documents(documents: Documents, eval_fraction: float) -> tuple[Documen
     (('one', 'three'), ('two', 'four'))
     """
     held_out = [_unit_hash(text) < eval_fraction for text in documents.texts]
-    return _select(documents, [not flag for flag in held_out]), _select(documents, held_out)
+    return select(documents, [not flag for flag in held_out]), select(documents, held_out)
 
 
 def _unit_hash(text: str) -> float:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
 
 
-def _select(documents: Documents, keep: Sequence[bool]) -> Documents:
+def select(documents: Documents, keep: Sequence[bool]) -> Documents:
+    """Return the documents whose flag is set, with their labels."""
     texts = tuple(text for text, flag in zip(documents.texts, keep, strict=True) if flag)
     if documents.labels is None:
         return Documents(texts, None)
     return Documents(texts, tuple(label for label, flag in zip(documents.labels, keep, strict=True) if flag))
 
 
-def _without(documents: Documents, others: Documents) -> Documents:
+def without(documents: Documents, others: Documents) -> Documents:
+    """Return the documents whose text is none of `others`."""
     excluded = set(others.texts)
-    return _select(documents, [text not in excluded for text in documents.texts])
+    return select(documents, [text not in excluded for text in documents.texts])
 
 
 def _check_sides(name: str, train: Documents, evaluation: Documents) -> None:
@@ -159,7 +208,12 @@ def _fingerprint(origin: str, train: Documents, evaluation: Documents) -> str:
 # ------------------------------------------------------------------------------------------------------ files
 
 
-def _existing_path(name: str, flag: str) -> Path:
+def existing_path(name: str, flag: str) -> Path:
+    """Return the absolute path of a file or folder that the user named with `flag`.
+
+    Raises:
+        UsageError: if there is none.
+    """
     path = Path(name).expanduser()
     if not name.strip() or not path.exists():
         others = "pydocs, hub:NAME, " if flag == "--data" else ""
@@ -178,14 +232,15 @@ def _load_path(path: Path, text_column: str) -> tuple[Documents, Documents | Non
     files = sorted(p for p in path.iterdir() if p.is_file() and _extension(p) and not p.name.startswith("."))
     if not files:
         raise UsageError(f"the folder {path} holds no file that can be read; known are {', '.join(EXTENSIONS)}")
-    train = _files_named(files, _TRAIN_NAMES)
-    evaluation = _files_named(files, _EVAL_NAMES)
-    if not train or not (evaluation or _files_named(files, _TEST_NAMES)):
+    train = files_named(files, TRAIN_NAMES)
+    evaluation = files_named(files, EVAL_NAMES)
+    if not train or not (evaluation or files_named(files, TEST_NAMES)):
         return _read_files(files, text_column), None
     return _read_files(train, text_column), _read_files(evaluation, text_column) if evaluation else None
 
 
-def _files_named(files: Sequence[Path], names: Sequence[str]) -> list[Path]:
+def files_named(files: Sequence[Path], names: Sequence[str]) -> list[Path]:
+    """Return the files whose name up to its first dot is one of `names`, in their order."""
     return [path for path in files if path.name.lower().split(".")[0] in names]
 
 
@@ -211,30 +266,54 @@ def read_texts(path: Path, text_column: str) -> list[str]:
     Raises:
         UsageError: the file is unknown, unreadable, empty or damaged, or lacks the column.
     """
-    extension = _extension(path)
-    if extension is None:
-        raise UsageError(f"{path.name}: files of this kind cannot be read; known are {', '.join(EXTENSIONS)}")
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}; check its permissions") from error
-    if extension == ".parquet" and raw:
-        values = _parquet_values(path, raw, text_column)
+    if _known_extension(path) in (".txt", ".txt.gz"):
+        values = _lines_or_paragraphs(_text(path))
     else:
-        values = _text_file_values(path, extension, raw, text_column)
+        values = [text_of(where, text_column, row[0]) for where, row in read_rows(path, {text_column: "--text-column"})]
     texts = [text for text in (without_surrogates(value).strip() for value in values) if text]
     if not texts:
         raise UsageError(f"{path} is empty or holds no text; give a file with at least one document")
     return texts
 
 
-def _text_file_values(path: Path, extension: str, raw: bytes, text_column: str) -> list[str]:
-    text = _decoded(path, _decompressed(path, raw) if extension == ".txt.gz" else raw)
-    if extension == ".jsonl":
-        return _jsonl_values(path, text, text_column)
-    if extension == ".csv":
-        return _csv_values(path, text, text_column)
-    return _lines_or_paragraphs(text)
+def read_rows(path: Path, columns: Mapping[str, str]) -> Rows:
+    """Return the rows of a table, each with words that say where it stands.
+
+    Args:
+        path: a .jsonl, .csv or .parquet file.
+        columns: the names of the columns that are wanted, each with the flag that chooses it.
+
+    Returns:
+        The values of the wanted columns as the file has them, in the file's order; those of a CSV file are text.
+
+    Raises:
+        UsageError: the file cannot be read or is damaged, has no columns, or lacks one.
+    """
+    extension = _known_extension(path)
+    if extension in (".txt", ".txt.gz"):
+        raise UsageError(f"{path} is plain text and has no columns; give a .parquet, .csv or .jsonl file")
+    if extension == ".parquet":
+        return _parquet_rows(path, _raw(path), columns)
+    return (_jsonl_rows if extension == ".jsonl" else _csv_rows)(path, _text(path), columns)
+
+
+def _known_extension(path: Path) -> str:
+    extension = _extension(path)
+    if extension is None:
+        raise UsageError(f"{path.name}: files of this kind cannot be read; known are {', '.join(EXTENSIONS)}")
+    return extension
+
+
+def _raw(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}; check its permissions") from error
+
+
+def _text(path: Path) -> str:
+    raw = _raw(path)
+    return _decoded(path, _decompressed(path, raw) if _extension(path) == ".txt.gz" else raw)
 
 
 def _decompressed(path: Path, raw: bytes) -> bytes:
@@ -270,24 +349,24 @@ def _lines_or_paragraphs(text: str) -> list[str]:
     return [" ".join(line.strip() for line in paragraph.split("\n")) for paragraph in paragraphs]
 
 
-def _jsonl_values(path: Path, text: str, text_column: str) -> list[str]:
-    values: list[str] = []
+def _jsonl_rows(path: Path, text: str, columns: Mapping[str, str]) -> Rows:
+    rows: Rows = []
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
+        where = f"{path}, line {number}:"
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise UsageError(f"{path}, line {number}: not JSON ({error}); mend or delete the line") from error
+            raise UsageError(f"{where} not JSON ({error}); mend or delete the line") from error
         if not isinstance(row, dict):
-            raise UsageError(f'{path}, line {number}: not a JSON object; each line must look like {{"text": "..."}}')
-        if text_column not in row:
-            raise _missing_column(f"{path}, line {number}:", text_column, row)
-        values.extend(_checked_values(f"{path}, line {number}:", text_column, [row[text_column]]))
-    return values
+            raise UsageError(f'{where} not a JSON object; each line must look like {{"text": "..."}}')
+        check_columns(where, columns, row)
+        rows.append((where, tuple(row[column] for column in columns)))
+    return rows
 
 
-def _csv_values(path: Path, text: str, text_column: str) -> list[str]:
+def _csv_rows(path: Path, text: str, columns: Mapping[str, str]) -> Rows:
     if not text.strip():
         return []
     import pandas as pd
@@ -299,44 +378,57 @@ def _csv_values(path: Path, text: str, text_column: str) -> list[str]:
             table = pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False, index_col=False)
     except (pd.errors.ParserError, pd.errors.ParserWarning) as error:
         raise UsageError(f"{path} is not a well-formed CSV file ({error}); check its quotes and commas") from error
-    if text_column not in table.columns:
-        raise _missing_column(str(path), text_column, table.columns)
-    return table[text_column].fillna("").tolist()
+    check_columns(str(path), columns, table.columns)
+    values = zip(*(table[column].fillna("").tolist() for column in columns), strict=True)
+    return [(f"{path}, row {number}:", row) for number, row in enumerate(values, start=1)]
 
 
-def _parquet_values(path: Path, raw: bytes, text_column: str) -> list[str]:
+def _parquet_rows(path: Path, raw: bytes, columns: Mapping[str, str]) -> Rows:
+    if not raw:
+        return []
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         file = pq.ParquetFile(pa.BufferReader(raw))
         names = file.schema_arrow.names
-        if text_column in names:
-            return _checked_values(str(path), text_column, file.read([text_column]).column(0).to_pylist())
+        if set(columns) <= set(names):
+            table = file.read(list(columns))
+            values = zip(*(table.column(column).to_pylist() for column in columns), strict=True)
+            return [(f"{path}, row {number}:", row) for number, row in enumerate(values, start=1)]
     except (pa.ArrowException, OSError) as error:
         raise UsageError(f"{path} is damaged or not Parquet ({error}); copy or write it again") from error
-    raise _missing_column(str(path), text_column, names)
+    check_columns(str(path), columns, names)
+    return []
 
 
-def _checked_values(where: str, text_column: str, values: Iterable[object]) -> list[str]:
-    """Return the values as strings, a missing one as an empty string; anything that is not text is an error."""
-    texts: list[str] = []
-    for value in values:
-        if value is not None and not isinstance(value, str):
+def text_of(where: str, text_column: str, value: object) -> str:
+    """Return a value as text, a missing one as an empty string.
+
+    Raises:
+        UsageError: if it is not text; `where` stands in front of the message.
+    """
+    if value is not None and not isinstance(value, str):
+        raise UsageError(
+            f"{where} column {text_column!r} holds {type(value).__name__} values, not text; "
+            "choose a column of text with --text-column NAME"
+        )
+    return value or ""
+
+
+def check_columns(where: str, columns: Mapping[str, str], present: Iterable[object]) -> None:
+    """Refuse a table that lacks a wanted column.
+
+    Raises:
+        UsageError: naming the nearest column and the flag that chooses it; `where` stands in front of the message.
+    """
+    names = [str(column) for column in present]
+    for column, flag in columns.items():
+        if column not in names:
             raise UsageError(
-                f"{where} column {text_column!r} holds {type(value).__name__} values, not text; "
-                "choose a column of text with --text-column NAME"
+                f"{where} has no column {column!r}; its columns are {', '.join(names)}{nearest(column, names)}; "
+                f"choose one with {flag} NAME"
             )
-        texts.append(value or "")
-    return texts
-
-
-def _missing_column(where: str, text_column: str, columns: Iterable[object]) -> UsageError:
-    names = [str(column) for column in columns]
-    return UsageError(
-        f"{where} has no column {text_column!r}; its columns are {', '.join(names)}{nearest(text_column, names)}; "
-        "choose one with --text-column NAME"
-    )
 
 
 # ------------------------------------------------------------------------------------------------- Hugging Fa
@@ -363,7 +455,7 @@ def _load_hub(data: str, text_column: str, *, wants_eval: bool) -> tuple[Documen
     _, name, *rest = data.split(":")
     if not name or len(rest) > 1:
         raise UsageError(f"{data!r} does not name a Hub data set; write hub:NAME or hub:NAME:CONFIG")
-    splits = _load_hub_splits(name, rest[0] if rest else None)
+    splits = load_hub_splits(name, rest[0] if rest else None)
     if "train" not in splits:
         raise UsageError(f"the data set {name} has no split 'train'; it has {', '.join(splits)}")
     train = _hub_documents(name, splits["train"], text_column)
@@ -373,7 +465,12 @@ def _load_hub(data: str, text_column: str, *, wants_eval: bool) -> tuple[Documen
     return train, _hub_documents(name, splits[eval_split], text_column)
 
 
-def _load_hub_splits(name: str, config: str | None) -> datasets.DatasetDict:
+def load_hub_splits(name: str, config: str | None) -> datasets.DatasetDict:
+    """Load a data set from the Hub, or from the local cache where the Hub is unreachable.
+
+    Raises:
+        UsageError: if it is in neither.
+    """
     import datasets
 
     offline = datasets.config.HF_HUB_OFFLINE or not hub_is_reachable()
@@ -406,8 +503,7 @@ def _datasets_offline() -> Iterator[None]:
 
 
 def _hub_documents(name: str, split: datasets.Dataset, text_column: str) -> Documents:
-    if text_column not in split.column_names:
-        raise _missing_column(f"the data set {name}", text_column, split.column_names)
-    values = _checked_values(f"the data set {name}:", text_column, split[text_column])
+    check_columns(f"the data set {name}", {text_column: "--text-column"}, split.column_names)
+    values = [text_of(f"the data set {name}:", text_column, value) for value in split[text_column]]
     texts = (without_surrogates(value).strip() for value in values)
     return Documents(tuple(text for text in texts if text), None)

@@ -270,13 +270,7 @@ def tokenize(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, seq_le
     Raises:
         UsageError: `seq_len` leaves room for fewer than 4 ids.
     """
-    num_special = tokenizer.num_special_tokens_to_add()
-    capacity = seq_len - num_special
-    if capacity < MIN_SAMPLE_IDS:
-        raise UsageError(
-            f"a sequence length of {seq_len} leaves {max(capacity, 0)} tokens beside {num_special} special ones; "
-            f"use at least {MIN_SAMPLE_IDS + num_special}"
-        )
+    capacity = _capacity(tokenizer, seq_len)
     backend = _plain_backend(tokenizer)
     ids, lengths, word_starts = [], [], []
     for first in range(0, len(texts), _TEXTS_PER_CHUNK):
@@ -291,6 +285,40 @@ def tokenize(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, seq_le
         starts,
         np.concatenate([np.empty(0, dtype=bool), *word_starts]),
     )
+
+
+def tokenize_beginnings(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, seq_len: int) -> Tokens:
+    """Tokenize documents and keep the beginning of each, one sample a text, for tasks that label a text as a whole.
+
+    Args:
+        texts: the documents; one without any token becomes a sample of length 0.
+        tokenizer: a fast tokenizer; neither used up nor changed.
+        seq_len: the length of a padded sample, special tokens included.
+
+    Returns:
+        As many samples as texts, each of at most C = seq_len - (special tokens) ids.
+    """
+    capacity = _capacity(tokenizer, seq_len)
+    backend = _plain_backend(tokenizer)
+    ids: list[np.ndarray] = [np.empty(0, dtype=np.int32)]
+    for first in range(0, len(texts), _TEXTS_PER_CHUNK):
+        encodings = backend.encode_batch(list(texts[first : first + _TEXTS_PER_CHUNK]), add_special_tokens=False)
+        ids += [np.asarray(encoding.ids[:capacity], dtype=np.int32) for encoding in encodings]
+    starts = np.cumsum([len(sample) for sample in ids], dtype=np.int64)
+    joined = np.concatenate(ids)
+    return Tokens(joined, starts, np.ones(len(joined), dtype=bool))
+
+
+def _capacity(tokenizer: PreTrainedTokenizerBase, seq_len: int) -> int:
+    """How many ids of a text fit `seq_len`."""
+    num_special = tokenizer.num_special_tokens_to_add()
+    capacity = seq_len - num_special
+    if capacity < MIN_SAMPLE_IDS:
+        raise UsageError(
+            f"a sequence length of {seq_len} leaves {max(capacity, 0)} tokens beside {num_special} special ones; "
+            f"use at least {MIN_SAMPLE_IDS + num_special}"
+        )
+    return capacity
 
 
 def _plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:

@@ -1,0 +1,451 @@
+"""Labelled texts for fine-tuning, and their batches: pure functions of (seed, index).
+
+Shapes: B sequences, L tokens per sequence (padded, special tokens included), C classes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asyncsgd.data.batching import Frame, Order
+from asyncsgd.data.corpora import (
+    EVAL_NAMES,
+    TEST_NAMES,
+    TRAIN_NAMES,
+    Rows,
+    check_columns,
+    existing_path,
+    files_named,
+    load_hub_splits,
+    read_rows,
+    select,
+    split_documents,
+    text_of,
+    without,
+)
+from asyncsgd.data.documents import Documents, without_surrogates
+from asyncsgd.data.pydocs import load_pydocs, package_versions
+from asyncsgd.data.tokenization import Tokens
+from asyncsgd.errors import UsageError, nearest
+
+if TYPE_CHECKING:
+    import datasets
+
+TABLES = (".parquet", ".csv", ".jsonl")
+HELD_OUT = 0.1
+"""Share of the texts that is set aside where a source has no test or validation split of its own."""
+
+
+@dataclass(frozen=True)
+class LabelledData:
+    """Texts to train on and texts to score on, each with the name of its class; no text is on both sides.
+
+    Args:
+        name: as `asyncsgd.data.corpora.Corpus.name`.
+        train, eval: with labels.
+        split: what `eval` is, ``"test"`` or ``"validation"``.
+        labels: the names of the C classes, in the order of their numbers.
+        notes: what was left out and why, for the user.
+        fingerprint: 16 hexadecimal digits that change whenever a text, a label, their order or their side changes.
+    """
+
+    name: str
+    train: Documents
+    eval: Documents
+    split: str
+    labels: tuple[str, ...]
+    notes: tuple[str, ...]
+    fingerprint: str
+
+    def classes(self, documents: Documents) -> np.ndarray:
+        """The number of each document's class, int64; new."""
+        numbers = {label: number for number, label in enumerate(self.labels)}
+        assert documents.labels is not None
+        return np.array([numbers[label] for label in documents.labels], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class _Side:
+    """Rows as they were read, with the names that belong to numbers as labels (None where there are none)."""
+
+    rows: Rows
+    names: tuple[str, ...] | None
+
+
+def load_labelled(
+    data: str,
+    *,
+    text_column: str,
+    label_column: str,
+    cache_dir: Path,
+    split: str | None = None,
+    train_samples: int = 0,
+    eval_samples: int = 0,
+) -> LabelledData:
+    """Load the labelled texts that `data` names.
+
+    Rows without text are left out, and so are training texts that occur in the evaluation texts too; `notes` counts
+    both. Labels that are numbers get their names from ``labels.json`` beside the files, or from the features that the
+    Hugging Face library wrote into a Parquet file, or else are their own names.
+
+    Args:
+        data: ``"pydocs"`` (which installed package a docstring comes from), a folder with ``train.*`` and ``test.*``
+            or ``validation.*`` (.parquet, .csv or .jsonl), a file of that kind, or ``"hub:NAME[:CONFIG]"``. Where no
+            split is there to score on, a tenth of the texts is set aside, by a hash of the text, and called test.
+        text_column, label_column: of the table.
+        cache_dir: folder in which ``pydocs`` is kept between runs.
+        split: ``"test"`` or ``"validation"``; None takes test where there is one.
+        train_samples, eval_samples: at most so many, taken evenly over the source's order; 0 for all.
+
+    Raises:
+        UsageError: the source or a column is missing or damaged, a label is missing or only in the evaluation texts,
+            there is one class only, or no text is left.
+    """
+    columns = {text_column: "--text-column", label_column: "--label-column"}
+    if text_column == label_column:
+        raise UsageError(f"--text-column and --label-column are both {text_column!r}; name two columns")
+    notes: list[str] = []
+    origin, train, evaluation = "", None, None
+    if data == "pydocs":
+        name, origin = data, json.dumps(package_versions(), sort_keys=True)
+        documents = load_pydocs(cache_dir)
+        names: tuple[str, ...] | None = tuple(dict.fromkeys(documents.labels or ()))
+        sides: dict[str, Documents] = {"train": documents}
+    else:
+        if data.startswith("hub:"):
+            name, read = data, _hub_sides(data, columns)
+        else:
+            path = existing_path(data, "--data")
+            name, read = path.name, _path_sides(path, columns)
+        names = next((side.names for side in read.values() if side.names), None)
+        sides = {side: _documents(f"{name} ({side})", read[side], names, columns, notes) for side in read}
+    train, evaluation, split = _chosen_sides(name, sides, split)
+    kept = without(train, evaluation)
+    if len(kept.texts) < len(train.texts):
+        notes.append(f"{len(train.texts) - len(kept.texts)} training texts that are {split} texts too are left out")
+    labels = _classes(name, names, kept, evaluation, split)
+    kept, evaluation = _limited(kept, train_samples), _limited(evaluation, eval_samples)
+    missing = set(labels) - set(kept.labels or ())
+    if missing:
+        notes.append(f"no training text has the label {', '.join(sorted(missing))}")
+    return LabelledData(
+        name, kept, evaluation, split, labels, tuple(notes), _fingerprint(origin, labels, kept, evaluation)
+    )
+
+
+def _chosen_sides(name: str, sides: dict[str, Documents], split: str | None) -> tuple[Documents, Documents, str]:
+    """(train, evaluation, its split); a part of train is set aside where there is nothing to score on."""
+    own = [side for side in ("test", "validation") if side in sides]
+    if not own:
+        if split == "validation":
+            raise UsageError(
+                f"{name} has no validation split: a tenth of it is set aside and called test; drop --split"
+            )
+        train, held_out = split_documents(sides["train"], HELD_OUT)
+        if not train.texts or not held_out.texts:
+            raise UsageError(f"{name} has too few texts ({len(sides['train'].texts)}) to set some aside for the scores")
+        return train, held_out, "test"
+    if split is not None and split not in own:
+        raise UsageError(f"{name} has no {split} split; drop --split, or type --split {own[0]}")
+    chosen = split or own[0]
+    return sides["train"], sides[chosen], chosen
+
+
+def _classes(
+    name: str, names: tuple[str, ...] | None, train: Documents, evaluation: Documents, split: str
+) -> tuple[str, ...]:
+    known = Counter(train.labels)
+    for label, count in Counter(evaluation.labels).items():
+        if label not in known:
+            raise UsageError(
+                f"{name}: the label {label!r} is on {count} {split} texts and on no training text, so no model can "
+                f"learn it; training has {', '.join(sorted(known)) or 'no text at all'}; "
+                f"mend the label or leave these rows out"
+            )
+    if len(known) < 2:
+        only = f"one label only ({next(iter(known))!r})" if known else "no training text"
+        raise UsageError(f"{name} has {only}; a classifier needs two classes: is --label-column right?")
+    if names is not None:
+        return names
+    number = all(label.lstrip("-").isdecimal() for label in known)
+    return tuple(sorted(known, key=int)) if number else tuple(sorted(known))
+
+
+def _limited(documents: Documents, limit: int) -> Documents:
+    total = len(documents.texts)
+    count = min(limit or total, total)
+    chosen = set((np.arange(count) * total // max(count, 1)).tolist())
+    return select(documents, [index in chosen for index in range(total)])
+
+
+def _fingerprint(origin: str, labels: Sequence[str], train: Documents, evaluation: Documents) -> str:
+    digest = hashlib.sha256(json.dumps([origin, *labels]).encode())
+    for documents in (train, evaluation):
+        digest.update(json.dumps([documents.texts, documents.labels]).encode())
+    return digest.hexdigest()[:16]
+
+
+# ------------------------------------------------------------------------------------------------------ files
+
+
+def _path_sides(path: Path, columns: Mapping[str, str]) -> dict[str, _Side]:
+    """The splits of a file or folder, by name; ``train`` is always there."""
+    if not path.is_dir():
+        return {"train": _side([path], columns)}
+    files = sorted(p for p in path.iterdir() if p.name.lower().endswith(TABLES) and not p.name.startswith("."))
+    found = {
+        side: files_named(files, names)
+        for side, names in (("train", TRAIN_NAMES), ("test", TEST_NAMES), ("validation", EVAL_NAMES))
+    }
+    if not found["train"]:
+        there = ", ".join(p.name for p in sorted(path.iterdir())[:8]) or "nothing"
+        raise UsageError(
+            f"the folder {path} has no train file ({', '.join('train' + kind for kind in TABLES)}); it holds {there}; "
+            f"give the folder of the data set, or a file"
+        )
+    return {side: _side(paths, columns) for side, paths in found.items() if paths}
+
+
+def _side(paths: Sequence[Path], columns: Mapping[str, str]) -> _Side:
+    label_column = list(columns)[1]
+    names = next(filter(None, (_names_beside(path) or _feature_names(path, label_column) for path in paths)), None)
+    return _Side([row for path in paths for row in read_rows(path, columns)], names)
+
+
+def _names_beside(path: Path) -> tuple[str, ...] | None:
+    """The names in ``labels.json``: a list, or an object from number to name."""
+    file = path.with_name("labels.json")
+    if not file.is_file():
+        return None
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        names = [content[str(number)] for number in range(len(content))] if isinstance(content, dict) else content
+        if isinstance(names, list) and names and all(isinstance(name, str) for name in names):
+            return tuple(names)
+    except (OSError, ValueError, KeyError):
+        pass
+    raise UsageError(f'{file} must hold the names of the labels, like ["no", "yes"] or {{"0": "no", "1": "yes"}}')
+
+
+def _feature_names(path: Path, label_column: str) -> tuple[str, ...] | None:
+    """The names of a ClassLabel that the Hugging Face library left in a Parquet file."""
+    if not path.name.lower().endswith(".parquet"):
+        return None
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    # A damaged file is reported where its rows are read.
+    with contextlib.suppress(pa.ArrowException, OSError, ValueError, KeyError, TypeError):
+        metadata = pq.read_schema(path).metadata or {}
+        feature = json.loads(metadata[b"huggingface"])["info"]["features"][label_column]
+        return tuple(feature["names"])
+    return None
+
+
+def _documents(
+    where: str, side: _Side, names: tuple[str, ...] | None, columns: Mapping[str, str], notes: list[str]
+) -> Documents:
+    text_column, label_column = columns
+    texts, labels = [], []
+    for place, (value, label) in side.rows:
+        text = without_surrogates(text_of(place, text_column, value)).strip()
+        if text:
+            texts.append(text)
+            labels.append(_label_name(place, label_column, label, names))
+    empty = len(side.rows) - len(texts)
+    if not texts:
+        raise UsageError(f"{where} holds no text: all {empty} rows are empty in the column {text_column!r}")
+    if empty:
+        notes.append(f"{empty} rows of {where} without text are left out")
+    return Documents(tuple(texts), tuple(labels))
+
+
+def _label_name(place: str, column: str, value: object, names: tuple[str, ...] | None) -> str:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # a table with a missing label somewhere holds its whole numbers so
+    if value is None or (isinstance(value, float) and value != value) or str(value).strip() == "":
+        raise UsageError(f"{place} no label in column {column!r}; fill it in or leave the row out")
+    if not isinstance(value, str | int):
+        raise UsageError(
+            f"{place} column {column!r} holds {type(value).__name__} values, and a label is text or a whole number; "
+            f"choose another column with --label-column NAME"
+        )
+    text = str(value).strip()
+    if names is None or text in names:
+        return text
+    if text.isdecimal() and int(text) < len(names):
+        return names[int(text)]
+    raise UsageError(f"{place} label {text!r} has no name{nearest(text, names)}; the labels are {', '.join(names)}")
+
+
+# ------------------------------------------------------------------------------------------------- Hugging Fa
+
+
+def _hub_sides(data: str, columns: Mapping[str, str]) -> dict[str, _Side]:
+    _, name, *rest = data.split(":")
+    if not name or len(rest) > 1:
+        raise UsageError(f"{data!r} does not name a Hub data set; write hub:NAME or hub:NAME:CONFIG")
+    splits = load_hub_splits(name, rest[0] if rest else None)
+    if "train" not in splits:
+        raise UsageError(f"the data set {name} has no split 'train'; it has {', '.join(splits)}")
+    return {side: hub_side(name, splits[side], columns) for side in ("train", "test", "validation") if side in splits}
+
+
+def hub_side(name: str, split: datasets.Dataset, columns: Mapping[str, str]) -> _Side:
+    """One split of a Hub data set."""
+    check_columns(f"the data set {name}", columns, split.column_names)
+    names = getattr(split.features[list(columns)[1]], "names", None)
+    values = zip(*(split[column] for column in columns), strict=True)
+    return _Side([(f"the data set {name}:", row) for row in values], tuple(names) if names else None)
+
+
+# -------------------------------------------------------------------------------------------------- HateCheck
+
+
+@dataclass(frozen=True)
+class HateCheck:
+    """Functional tests of a hate-speech classifier: short texts, each made to test one thing it should get right.
+
+    Röttger, Vidgen, Nguyen, Waseem, Margetts, Pierrehumbert: HateCheck: Functional Tests for Hate Speech Detection
+    Models. ACL 2021. Never to be trained on.
+
+    Args:
+        texts: the cases.
+        functionalities: what each tests, ``slur_h``; those that end in ``_nh`` hold texts that are not hateful.
+        hateful: bool, whether each is hateful.
+    """
+
+    texts: tuple[str, ...]
+    functionalities: tuple[str, ...]
+    hateful: np.ndarray
+
+    def scores(self, said_hateful: np.ndarray) -> dict[str, object]:
+        """Accuracy over all cases and per functionality, with their numbers of cases.
+
+        Args:
+            said_hateful: bool, what the classifier said of each case.
+        """
+        right = said_hateful == self.hateful
+        of = np.array(self.functionalities)
+        return {
+            "accuracy": float(right.mean()),
+            "num_cases": len(right),
+            "functionalities": {
+                name: {"accuracy": float(right[of == name].mean()), "num_cases": int((of == name).sum())}
+                for name in sorted(set(self.functionalities))
+            },
+        }
+
+
+def load_hatecheck(path: str) -> HateCheck:
+    """Read the cases from a file, or from ``test.*`` in a folder: columns functionality, text and label.
+
+    Raises:
+        UsageError: if there are none, or a label is neither 0 (non-hateful) nor 1 (hateful).
+    """
+    where = existing_path(path, "--hatecheck")
+    files = [where]
+    if where.is_dir():
+        tables = sorted(p for p in where.iterdir() if p.name.lower().endswith(TABLES) and not p.name.startswith("."))
+        files = files_named(tables, TEST_NAMES)
+        if not files:
+            raise UsageError(f"the folder {where} has no test.parquet, test.csv or test.jsonl; --hatecheck takes one")
+    rows = [
+        row
+        for file in files
+        for row in read_rows(file, dict.fromkeys(("functionality", "text", "label"), "a table with the column"))
+    ]
+    hateful = {"0": False, "1": True, "non-hateful": False, "hateful": True}
+    texts, functionalities, labels = [], [], []
+    for place, (functionality, text, label) in rows:
+        if str(label) not in hateful:
+            raise UsageError(f"{place} label {label!r} is neither 0 (non-hateful) nor 1 (hateful)")
+        texts.append(text_of(place, "text", text))
+        functionalities.append(str(functionality))
+        labels.append(hateful[str(label)])
+    if not texts:
+        raise UsageError(f"{where} holds no cases")
+    return HateCheck(tuple(texts), tuple(functionalities), np.array(labels))
+
+
+# ---------------------------------------------------------------------------------------------------- batches
+
+
+@dataclass(frozen=True)
+class LabelledBatch:
+    """One padded batch. Owned by the caller."""
+
+    input_ids: Tensor
+    """int64 `(B, L)`"""
+    attention_mask: Tensor
+    """int64 `(B, L)`, 1 for tokens and 0 for padding"""
+    labels: Tensor
+    """int64 `(B,)`, in [0, C)"""
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.labels)
+
+    def to(self, device: torch.device) -> LabelledBatch:
+        """The batch on `device`; itself where it is there already."""
+        return LabelledBatch(*(getattr(self, field.name).to(device) for field in fields(self)))
+
+
+class LabelledBatches:
+    """The training batches of a stream; which samples batch `index` has is a function of (seed, index).
+
+    Args:
+        tokens: one sample per text.
+        classes: int64, of each sample.
+        frame: what the tokenizer puts around a sample.
+    """
+
+    def __init__(self, tokens: Tokens, classes: np.ndarray, frame: Frame, batch_size: int, seed: int) -> None:
+        self._tokens, self._classes, self._frame = tokens, classes, frame
+        self._order = Order(tokens.lengths, batch_size, seed, stream=0)
+
+    def batch(self, index: int) -> LabelledBatch:
+        """Make batch `index`."""
+        return _assemble(self._tokens, self._classes, self._order.samples(index), self._frame)
+
+
+class LabelledEvaluation:
+    """Every sample of a set once, in batches of similar length."""
+
+    def __init__(self, tokens: Tokens, classes: np.ndarray, frame: Frame, batch_size: int = 64) -> None:
+        self._tokens, self._classes, self._frame = tokens, classes, frame
+        self.order = np.argsort(tokens.lengths, kind="stable")
+        """The samples in the order of the batches."""
+        self._batches = [self.order[first : first + batch_size] for first in range(0, len(self.order), batch_size)]
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def batch(self, index: int) -> LabelledBatch:
+        """Make batch `index` in [0, len)."""
+        return _assemble(self._tokens, self._classes, self._batches[index], self._frame)
+
+
+def _assemble(tokens: Tokens, classes: np.ndarray, samples: np.ndarray, frame: Frame) -> LabelledBatch:
+    starts, ends = tokens.starts[samples], tokens.starts[samples + 1]
+    length = len(frame.prefix) + int((ends - starts).max()) + len(frame.suffix)
+    input_ids = np.full((len(samples), length), frame.pad_id, dtype=np.int64)
+    attention_mask = np.zeros_like(input_ids)
+    for row, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        ids = [*frame.prefix, *tokens.ids[start:end], *frame.suffix]
+        input_ids[row, : len(ids)] = ids
+        attention_mask[row, : len(ids)] = 1
+    return LabelledBatch(
+        torch.from_numpy(input_ids), torch.from_numpy(attention_mask), torch.from_numpy(classes[samples])
+    )

@@ -1,0 +1,616 @@
+"""Fine-tune: the second stage of STILT, always in the same way, in one process. Reads top to bottom.
+
+AdamW, linear warmup and linear decay, mean cross-entropy, no early stopping: nothing is chosen by looking at the
+texts that are scored, so scoring them on the way costs time and nothing else. What a run computes is a function of its
+settings and of the model it starts from, bit for bit, on one machine and number of threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from torch import nn
+
+from asyncsgd import models, scores
+from asyncsgd.data.corpora import Corpus
+from asyncsgd.data.labelled import (
+    HateCheck,
+    LabelledBatches,
+    LabelledData,
+    LabelledEvaluation,
+    load_hatecheck,
+    load_labelled,
+)
+from asyncsgd.data.random import dropout_seed
+from asyncsgd.data.tokenization import load_tokenizer, tokenize_beginnings
+from asyncsgd.errors import RunError, UsageError, nearest
+from asyncsgd.finetune_settings import FinetuneSettings, Functional, LabelledText, Start, Tuning, make_finetune_settings
+from asyncsgd.flat import FlatModel, parameters_sha256
+from asyncsgd.objectives.classification import Classification, ClassSums, inverse_frequency
+from asyncsgd.prepare import cache_folder, device_of_worker, resolve_device
+from asyncsgd.progress import say
+from asyncsgd.record import DONE, FAILED, INTERRUPTED, Evaluation, RunFolder, describe_environment
+from asyncsgd.run_folder import open_finetune_folder
+from asyncsgd.runtime.base import Budget, EvaluationPoints, Result, TrainingClock, diverged
+from asyncsgd.server import AdamW, Optimizer, OptimizerRecipe, WarmupSchedule, linear
+from asyncsgd.train import EXIT_CODES, stop_on_signal
+
+VOCABULARY = 8192
+"""Of the tokenizer that random weights (tiny, small) get, trained on the training texts."""
+
+HEADINGS = f"{'samples':>10} {'updates':>9} {'train_s':>9} {'eval_loss':>10} {'accuracy':>9} {'macro_F1':>9}"
+
+MEASURED = (
+    "num_samples",
+    "num_updates",
+    "train_seconds",
+    "eval_seconds",
+    "samples_per_second",
+    "first_eval_loss",
+    "final_eval_loss",
+    "accuracy",
+    "macro_f1",
+    "per_class_f1",
+    "confusion",
+    "hatecheck",
+    "parameters_sha256",
+)
+"""The summary's fields that a run without a result has as null."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassEvaluation(Evaluation):
+    """An evaluation of a classifier: `loss` is the mean per text, never weighted; `accuracy` is of texts."""
+
+    macro_f1: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Where the model that is fine-tuned comes from: the chain's upper end."""
+
+    model: str
+    """What `asyncsgd.models.build_model` takes."""
+    from_scratch: bool
+    """Whether no pretraining at all, or pretraining from random weights, lies behind it: such a run is no STILT."""
+    parent: Mapping[str, Any] | None
+    """The pretraining run: its folder's name and what tells it from others; None for a model that is no run."""
+    parameters_sha256: str | None
+    """What the model's parameters must hash to; None where nobody has written that down."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """Everything a run needs before it begins."""
+
+    origin: Origin
+    data: LabelledData
+    tokenizer: Any
+    flat: FlatModel
+    """The classifier, bound to a flat vector."""
+    objective: Classification
+    batches: LabelledBatches
+    evaluation: LabelledEvaluation
+    hatecheck: HateCheck | None
+    hateful: tuple[int, ...]
+    """The classes that count as hateful in `hatecheck`."""
+    num_cut: int
+    """Texts longer than the sequences."""
+    init_sha256: str
+    """Of the masked-language model that the encoder comes from."""
+
+
+def run(values: Mapping[str, object], command: str) -> int:
+    """Fine-tune with the settings named in `values`, in a new folder; return the exit code.
+
+    Raises:
+        UsageError: where the user has to change something.
+    """
+    settings = make_finetune_settings(values)
+    return lead(settings, open_finetune_folder(settings, command))
+
+
+def lead(settings: FinetuneSettings, folder: RunFolder) -> int:
+    """Prepare, train, score; return the exit code. The run folder says how it ended, whatever happens.
+
+    Args:
+        settings: valid.
+        folder: new; owned by this call.
+
+    Raises:
+        UsageError: where the user has to change something; the folder then holds a FAILED summary.
+    """
+    found: dict[str, Any] = _identity(settings)
+    with stop_on_signal() as stop_requested:
+        try:
+            result = _attempt(settings, folder, stop_requested, found)
+            folder.write_summary({"status": result.status, "message": result.message} | found)
+        except UsageError as error:
+            folder.write_summary({"status": FAILED, "message": str(error)} | found)
+            raise
+        except OSError as error:
+            message = f"{folder.path} cannot be written ({error.strerror}); free some space and run again"
+            result = Result(FAILED, message)
+        finally:
+            folder.close()
+    if result.message:
+        print(f"{result.status}: {result.message}", file=sys.stderr, flush=True)
+    return EXIT_CODES.get(result.status, 1)
+
+
+def _attempt(
+    settings: FinetuneSettings, folder: RunFolder, stop_requested: Callable[[], bool], found: dict[str, Any]
+) -> Result:
+    """Do all of it, and put into `found` what the summary is to say, as soon as it is known."""
+    try:
+        torch.set_num_threads(settings.machine.threads)
+        device = resolve_device(settings.machine.device)
+        prepared = prepare(settings, device_of_worker(device, 0))
+        folder.write_environment(describe_environment(settings.machine.threads, 1) | {"device": device})
+        found |= _prepared_summary(prepared)
+        _describe(settings, prepared)
+        result = _train(settings.tuning, settings.start.seed, prepared, folder, stop_requested, found)
+        found |= {"parameters_sha256": parameters_sha256(prepared.flat.layout, prepared.flat.parameters)}
+        if result.status == DONE and prepared.hatecheck is not None:
+            found |= {"hatecheck": _hatecheck_scores(prepared, prepared.hatecheck, settings.data.seq_len)}
+        if settings.output.save_model:
+            models.save_model(prepared.flat.model, prepared.tokenizer, folder.path / "model")
+        _say_result(result, found, folder)
+        return result
+    except UsageError:
+        raise
+    except KeyboardInterrupt:
+        return Result(INTERRUPTED, "interrupted by the user, twice: only the records are saved")
+    except RunError as error:
+        return Result(FAILED, str(error))
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        return Result(FAILED, f"{reason}: {getattr(error, 'filename', None) or folder.path}")
+    except Exception as error:
+        traceback.print_exc()
+        return Result(FAILED, f"{type(error).__name__}: {error}")
+
+
+# ---- where the model comes from ----------------------------------------------------------------------------
+
+
+def read_origin(init_from: str) -> Origin:
+    """Understand ``--init-from``: a run folder, a saved model, a shape with random weights, or a name on the Hub.
+
+    Raises:
+        UsageError: if there is a folder that is none of these, or a run that has not ended well.
+
+    >>> read_origin("tiny")
+    Origin(model='tiny', from_scratch=True, parent=None, parameters_sha256=None)
+    """
+    if init_from in models.SHAPES:
+        return Origin(init_from, True, None, None)
+    folder = Path(os.path.expanduser(init_from))
+    if (folder / "settings.yaml").is_file():
+        return _run_origin(folder)
+    if (folder / "config.json").is_file():
+        base = _read_json(folder / "base.json") if (folder / "base.json").is_file() else {}
+        return Origin(str(folder), bool(base.get("from_scratch", False)), None, base.get("parameters_sha256"))
+    if folder.is_dir():
+        inside = sorted(path.parent.name for path in folder.glob("*/settings.yaml"))
+        hint = f"; it holds run folders, type e.g. --init-from {folder / inside[0]}" if inside else ""
+        raise UsageError(
+            f"--init-from {init_from} is neither a run folder (settings.yaml, summary.json, model/) nor a saved model "
+            f"(config.json){hint}"
+        )
+    if init_from.startswith((".", "~", os.sep)) or init_from.count("/") > 1 or folder.exists():
+        raise UsageError(
+            f"--init-from {init_from}: there is no such folder; name a run folder, a saved model, a name on the Hub, "
+            f"or tiny or small{nearest(init_from, models.SHAPES)}"
+        )
+    return Origin(init_from, False, None, None)
+
+
+def _run_origin(folder: Path) -> Origin:
+    if not (folder / "summary.json").is_file():
+        raise UsageError(
+            f"--init-from {folder}: the run has no summary.json, so it is still going or was killed; wait for it or "
+            f"run it again"
+        )
+    summary = _read_json(folder / "summary.json")
+    experiment = summary.get("experiment", "stilt_mlm")
+    if experiment != "stilt_mlm":
+        raise UsageError(
+            f"--init-from {folder} is a run of {experiment}, not a pretraining run; name a run of stilt_mlm.py"
+        )
+    status = summary.get("status")
+    if status != DONE:
+        raise UsageError(
+            f"--init-from {folder}: the run is {status}, not DONE; run it again, or type --init-from "
+            f"{folder / 'model'} to use the model it left, as a model that is no run"
+        )
+    if not (folder / "model" / "config.json").is_file():
+        raise UsageError(f"--init-from {folder}: the run folder has no model/; run it again, it was not kept")
+    settings = _read_yaml(folder / "settings.yaml")
+    parent = {
+        "run": Path(os.path.abspath(folder)).name,
+        **{key: summary.get(key) for key in ("mode", "rule", "num_workers", "seed", "clock")},
+        "learning_rate": settings.get("learning_rate"),
+        "parameters_sha256": summary.get("parameters_sha256"),
+    }
+    from_scratch = summary.get("from_scratch", settings.get("model") in models.SHAPES)
+    return Origin(str(folder / "model"), bool(from_scratch), parent, summary.get("parameters_sha256"))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read ({error}); copy it again, or run again what wrote it") from error
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} must hold a JSON object, got {type(content).__name__}")
+    return content
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UsageError(f"{path} cannot be read ({error}); copy it again, or run again what wrote it") from error
+    return content if isinstance(content, dict) else {}
+
+
+# ---- preparation -------------------------------------------------------------------------------------------
+
+
+def prepare(settings: FinetuneSettings, device: str) -> Prepared:
+    """Read the origin, the texts and the model; build the classifier on `device`.
+
+    Raises:
+        UsageError: for whatever the user has to change.
+    """
+    seed, text = settings.start.seed, settings.data
+    origin = read_origin(settings.start.init_from)
+    data = _load_data(text)
+    hatecheck, hateful = _load_hatecheck(settings.functional, data)
+    cache = cache_folder(text.cache_dir)
+    dropout = settings.tuning.dropout
+    corpus = Corpus(data.name, data.train, data.eval, data.fingerprint)
+    try:
+        tokenizer = load_tokenizer(origin.model, corpus, vocab_size=VOCABULARY, cache_dir=cache)
+        masked_lm = models.build_model(origin.model, tokenizer, seq_len=text.seq_len, dropout=dropout, seed=seed)
+    except UsageError as error:
+        raise UsageError(str(error).replace("--model", "--init-from")) from error
+    init_sha256 = _hash_of(masked_lm, origin)
+    classifier = models.build_classifier(masked_lm, data.labels, dropout=dropout, seed=seed)
+    flat = FlatModel(classifier.to(device))
+    frame = models.frame_of(tokenizer)
+    train = tokenize_beginnings(data.train.texts, tokenizer, seq_len=text.seq_len)
+    evaluation = tokenize_beginnings(data.eval.texts, tokenizer, seq_len=text.seq_len)
+    classes = data.classes(data.train)
+    counts = np.bincount(classes, minlength=len(data.labels))
+    weights = inverse_frequency(counts) if settings.tuning.class_weights else None
+    capacity = text.seq_len - len(frame.prefix) - len(frame.suffix)
+    return Prepared(
+        origin=origin,
+        data=data,
+        tokenizer=tokenizer,
+        flat=flat,
+        objective=Classification(classifier, weights),
+        batches=LabelledBatches(train, classes, frame, settings.tuning.batch_size, seed),
+        evaluation=LabelledEvaluation(evaluation, data.classes(data.eval), frame),
+        hatecheck=hatecheck,
+        hateful=hateful,
+        num_cut=int((train.lengths >= capacity).sum() + (evaluation.lengths >= capacity).sum()),
+        init_sha256=init_sha256,
+    )
+
+
+def _load_data(text: LabelledText) -> LabelledData:
+    return load_labelled(
+        text.data,
+        text_column=text.text_column,
+        label_column=text.label_column,
+        cache_dir=cache_folder(text.cache_dir),
+        split=text.split,
+        train_samples=text.train_samples,
+        eval_samples=text.eval_samples,
+    )
+
+
+def _load_hatecheck(functional: Functional, data: LabelledData) -> tuple[HateCheck | None, tuple[int, ...]]:
+    if functional.hatecheck is None:
+        return None, ()
+    wanted = [label.strip() for label in (functional.hatecheck_positive or "hate").split(",")]
+    for label in wanted:
+        if label not in data.labels:
+            raise UsageError(
+                f"--hatecheck: {data.name} has no label {label!r}{nearest(label, data.labels)}; say which labels count "
+                f"as hateful with --hatecheck-positive LABEL[,LABEL]; the labels are {', '.join(data.labels)}"
+            )
+    if len(set(wanted)) == len(data.labels):
+        raise UsageError("--hatecheck-positive names every label; leave out those that are not hateful")
+    return load_hatecheck(functional.hatecheck), tuple(data.labels.index(label) for label in dict.fromkeys(wanted))
+
+
+def _hash_of(masked_lm: nn.Module, origin: Origin) -> str:
+    """The hash of the model that fine-tuning starts from; it must be the one that its run wrote down."""
+    flat = FlatModel(masked_lm)
+    found = parameters_sha256(flat.layout, flat.parameters)
+    if origin.parameters_sha256 not in (None, found):
+        raise UsageError(
+            f"{origin.model} is not the model that was saved there: its parameters have sha256 {found[:16]}..., its "
+            f"records say {str(origin.parameters_sha256)[:16]}...; run its pretraining again"
+        )
+    return found
+
+
+# ---- training ----------------------------------------------------------------------------------------------
+
+
+def num_batches(tuning: Tuning, num_train: int) -> int:
+    """How many batches a run has: its samples, or its epochs, rounded up to whole batches.
+
+    >>> num_batches(Tuning(epochs=2.0, batch_size=16), 100), num_batches(Tuning(samples=33, batch_size=16), 100)
+    (13, 3)
+    """
+    samples = tuning.samples if tuning.samples is not None else math.ceil((tuning.epochs or 0.0) * num_train)
+    return math.ceil(samples / tuning.batch_size)
+
+
+def schedule_of(tuning: Tuning, num_samples: int) -> WarmupSchedule:
+    """The learning rate as a function of the samples seen, those of the step's own batch included."""
+    return WarmupSchedule(tuning.learning_rate, round(tuning.warmup * num_samples), num_samples, linear)
+
+
+def optimizer_on(flat: FlatModel, tuning: Tuning) -> Optimizer:
+    """AdamW on the classifier's vector."""
+    recipe = OptimizerRecipe(AdamW(), tuning.weight_decay, tuning.clip_norm)
+    return recipe.on(flat.parameters, flat.layout.num_decayed)
+
+
+def gradient(prepared: Prepared, seed: int, index: int) -> float:
+    """Compute the gradient of batch `index` into the flat vector; return the batch's loss."""
+    batch = prepared.batches.batch(index).to(prepared.flat.parameters.device)
+    prepared.flat.release_gradients()
+    torch.manual_seed(dropout_seed(seed, 0, index))  # the one allowed use of torch's default generator
+    loss = prepared.objective.loss(batch)
+    loss.backward()
+    prepared.flat.gather_gradients()
+    return float(loss.detach())
+
+
+def _train(
+    tuning: Tuning,
+    seed: int,
+    prepared: Prepared,
+    folder: RunFolder,
+    stop_requested: Callable[[], bool],
+    found: dict[str, Any],
+) -> Result:
+    """Train, evaluate at fixed points, the last one at the end; `found` has the last evaluation's scores when DONE."""
+    total = num_batches(tuning, len(prepared.data.train.texts))
+    total_samples = total * tuning.batch_size
+    schedule, optimizer = schedule_of(tuning, total_samples), optimizer_on(prepared.flat, tuning)
+    points = EvaluationPoints(Budget(samples=total_samples), tuning.evaluations)
+    clock, eval_seconds = TrainingClock(), 0.0
+    say(HEADINGS)
+
+    def evaluate(num_updates: int) -> tuple[ClassSums, ClassEvaluation]:
+        nonlocal eval_seconds
+        clock.pause()
+        began = time.perf_counter()
+        sums = evaluate_all(prepared)
+        seconds = time.perf_counter() - began
+        eval_seconds += seconds
+        record = _evaluation_record(sums, num_updates, num_updates * tuning.batch_size, clock.seconds, seconds)
+        folder.append(record)
+        _say_evaluation(record)
+        clock.resume()
+        return sums, record
+
+    sums, last = evaluate(0)
+    found["first_eval_loss"] = last.loss
+    result, index = None, 0
+    while result is None and index < total:
+        loss = gradient(prepared, seed, index)
+        if not math.isfinite(loss):
+            result = diverged(f"the training loss of batch {index} is not finite")
+            break
+        optimizer.step(prepared.flat.gradients, schedule((index + 1) * tuning.batch_size))
+        index += 1
+        if points.passed(index * tuning.batch_size, 0.0):
+            sums, last = evaluate(index)
+            if not math.isfinite(last.loss):
+                result = diverged(f"the evaluation loss at version {index} is not finite")
+        if result is None and index < total and stop_requested():
+            result = Result(INTERRUPTED, f"stopped by the user after {index} of {total} updates; it has no scores")
+    seconds = clock.seconds
+    found |= {
+        "num_samples": index * tuning.batch_size,
+        "num_updates": index,
+        "train_seconds": seconds,
+        "eval_seconds": eval_seconds,
+        "samples_per_second": index * tuning.batch_size / seconds if seconds > 0 else None,
+    }
+    if result is None:
+        found |= _scores(prepared.data.labels, sums)
+    return result or Result(DONE)
+
+
+def evaluate_all(prepared: Prepared) -> ClassSums:
+    """The sums over the whole evaluation set."""
+    device, evaluation = prepared.flat.parameters.device, prepared.evaluation
+    num = len(prepared.data.labels)
+    total = ClassSums(0.0, np.zeros((num, num), dtype=np.int64))
+    for index in range(len(evaluation)):
+        total += prepared.objective.sums(evaluation.batch(index).to(device))
+    return total
+
+
+def _evaluation_record(
+    sums: ClassSums, version: int, num_samples: int, train_seconds: float, eval_seconds: float
+) -> ClassEvaluation:
+    return ClassEvaluation(
+        version=version,
+        total_samples=num_samples,
+        train_seconds=train_seconds,
+        loss=sums.loss / int(sums.confusion.sum()),
+        accuracy=scores.accuracy(sums.confusion),
+        masked_tokens=None,
+        eval_seconds=eval_seconds,
+        macro_f1=scores.macro_f1(sums.confusion),
+    )
+
+
+def _hatecheck_scores(prepared: Prepared, cases: HateCheck, seq_len: int) -> dict[str, object]:
+    tokens = tokenize_beginnings(cases.texts, prepared.tokenizer, seq_len=seq_len)
+    nothing = np.zeros(len(cases.texts), dtype=np.int64)
+    batches = LabelledEvaluation(tokens, nothing, models.frame_of(prepared.tokenizer))
+    device = prepared.flat.parameters.device
+    predicted = np.empty(len(cases.texts), dtype=np.int64)
+    predicted[batches.order] = np.concatenate(
+        [prepared.objective.predictions(batches.batch(index).to(device)) for index in range(len(batches))]
+    )
+    return cases.scores(np.isin(predicted, prepared.hateful))
+
+
+# ---- what is said and written ------------------------------------------------------------------------------
+
+
+def _identity(settings: FinetuneSettings) -> dict[str, Any]:
+    """The summary's fields that are known before anything has run, and null for all that is measured."""
+    origin: Origin | None = None
+    with contextlib.suppress(UsageError, OSError):
+        origin = read_origin(settings.start.init_from)
+    return {
+        "experiment": "stilt_finetune",
+        "task": settings.start.task,
+        "seed": settings.start.seed,
+        "model": settings.start.init_from,
+        "from_scratch": None if origin is None else origin.from_scratch,
+        "parent": None if origin is None else origin.parent,
+        "init_sha256": None,
+        "class_weights": settings.tuning.class_weights,
+        "batch_size": settings.tuning.batch_size,
+        "threads": settings.machine.threads,
+    } | dict.fromkeys(MEASURED)
+
+
+def _prepared_summary(prepared: Prepared) -> dict[str, Any]:
+    data = prepared.data
+    return {
+        "init_sha256": prepared.init_sha256,
+        "data": data.name,
+        "data_fingerprint": data.fingerprint,
+        "data_notes": list(data.notes),
+        "split": data.split,
+        "labels": list(data.labels),
+        "num_train_samples": len(data.train.texts),
+        "num_eval_samples": len(data.eval.texts),
+        "num_parameters": prepared.flat.layout.num_parameters,
+    }
+
+
+def _scores(labels: tuple[str, ...], sums: ClassSums) -> dict[str, Any]:
+    confusion = sums.confusion
+    return {
+        "final_eval_loss": sums.loss / int(confusion.sum()),
+        "accuracy": scores.accuracy(confusion),
+        "macro_f1": scores.macro_f1(confusion),
+        "per_class_f1": dict(zip(labels, scores.per_class_f1(confusion), strict=True)),
+        "confusion": confusion.tolist(),
+    }
+
+
+def _describe(settings: FinetuneSettings, prepared: Prepared) -> None:
+    origin, data, tuning = prepared.origin, prepared.data, settings.tuning
+    kind = "from scratch" if origin.from_scratch else "pretrained"
+    if origin.parent is not None:
+        workers = origin.parent["num_workers"]
+        several = "" if workers == 1 else "s"
+        kind = f"{kind}, {origin.parent['mode']}, {workers} worker{several}, seed {origin.parent['seed']}"
+    num_parameters = prepared.flat.layout.num_parameters / 1e6
+    samples = f"{len(data.train.texts)} training, {len(data.eval.texts)} {data.split} texts"
+    say(
+        f"model  {settings.start.init_from} ({kind}, {num_parameters:.2f} M parameters)   "
+        f"data  {data.name} ({samples})   seed {settings.start.seed}"
+    )
+    counts = np.bincount(data.classes(data.train), minlength=len(data.labels))
+    weighted = ", each weighted by its inverse frequency" if tuning.class_weights else ""
+    say(f"labels {'  '.join(f'{label} {count}' for label, count in zip(data.labels, counts, strict=True))}{weighted}")
+    for note in data.notes:
+        say(f"note   {note}")
+    if prepared.num_cut:
+        say(f"note   {prepared.num_cut} texts fill --seq-len {settings.data.seq_len}; what is longer is cut")
+    total = num_batches(tuning, len(data.train.texts))
+    clip = f", gradients clipped at norm {tuning.clip_norm:g}" if tuning.clip_norm else ""
+    say(
+        f"step   adamw, learning rate {tuning.learning_rate:g} (linear, after {tuning.warmup:.0%} of warmup), "
+        f"{total} updates of {tuning.batch_size} texts{clip}"
+    )
+
+
+def _say_evaluation(record: ClassEvaluation) -> None:
+    counts = f"{record.total_samples:>10} {record.version:>9} {record.train_seconds:>9.1f}"
+    say(f"{counts} {record.loss:>10.4f} {record.accuracy or 0.0:>9.4f} {record.macro_f1 or 0.0:>9.4f}")
+
+
+def _say_result(result: Result, found: Mapping[str, Any], folder: RunFolder) -> None:
+    if result.status == DONE:
+        each = "  ".join(
+            f"{label} {'-' if score is None else f'{score:.3f}'}" for label, score in found["per_class_f1"].items()
+        )
+        say(f"final  accuracy {found['accuracy']:.4f}   macro-F1 {found['macro_f1']:.4f}   F1 per class  {each}")
+    if found["hatecheck"] is not None:
+        functional = found["hatecheck"]
+        share = f"{functional['accuracy']:.4f} of {functional['num_cases']} cases right"
+        names = sorted(functional["functionalities"].items(), key=lambda item: (item[1]["accuracy"], item[0]))
+        worst = ", ".join(f"{name} {item['accuracy']:.2f}" for name, item in names[:3])
+        say(f"check  HateCheck {share}; lowest {worst}")
+    say(f"{result.status.lower():6} {folder.path}")
+    say(f"next   python -m analysis.report {folder.path.parent} --out report.html")
+
+
+# ---- how long it will take ---------------------------------------------------------------------------------
+
+
+def estimate_seconds(values: Mapping[str, object]) -> float:
+    """How long a run with these settings takes by itself, from three gradients and one batch of evaluation.
+
+    Raises:
+        UsageError: where the user has to change something.
+    """
+    settings = make_finetune_settings(values)
+    # Equal but for where they start, a seed and a place: one measurement for all runs of a sweep.
+    start = Start(init_from=settings.start.init_from)
+    key = dataclasses.replace(settings, start=dataclasses.replace(start, init_from=""), output=type(settings.output)())
+    if key not in _ESTIMATES:
+        torch.set_num_threads(settings.machine.threads)
+        prepared = prepare(settings, device_of_worker(resolve_device(settings.machine.device), 0))
+        device = prepared.flat.parameters.device
+        gradient(prepared, 0, 0)  # a first one is slower
+        began = time.perf_counter()
+        for index in (0, 8, 16):  # of three length groups
+            gradient(prepared, 0, index)
+        step = (time.perf_counter() - began) / 3
+        middle = prepared.evaluation.batch(len(prepared.evaluation) // 2)
+        began = time.perf_counter()
+        prepared.objective.sums(middle.to(device))
+        evaluation = (time.perf_counter() - began) * len(prepared.evaluation)
+        total = num_batches(settings.tuning, len(prepared.data.train.texts))
+        _ESTIMATES[key] = total * step + (settings.tuning.evaluations + 1) * evaluation
+    return _ESTIMATES[key]
+
+
+_ESTIMATES: dict[FinetuneSettings, float] = {}

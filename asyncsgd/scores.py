@@ -1,0 +1,71 @@
+"""Scores of a classifier, all of them functions of its confusion matrix. numpy only.
+
+Shapes: C classes. ``confusion[i, j]`` counts the samples of class i that were predicted as class j.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def confusion_matrix(true: Sequence[int] | np.ndarray, predicted: Sequence[int] | np.ndarray, num: int) -> np.ndarray:
+    """Count the samples by true class (rows) and predicted class (columns).
+
+    Args:
+        true: class of each sample, in [0, C).
+        predicted: what was predicted for it.
+        num: C.
+
+    Returns:
+        int64 `(C, C)`, new.
+
+    Raises:
+        ValueError: if the two have different lengths, or a class is not in [0, C).
+
+    >>> confusion_matrix([0, 0, 1], [0, 1, 1], 2).tolist()
+    [[1, 1], [0, 1]]
+    """
+    rows, columns = np.asarray(true, dtype=np.int64), np.asarray(predicted, dtype=np.int64)
+    if rows.shape != columns.shape:
+        raise ValueError(f"{rows.size} true classes and {columns.size} predicted ones")
+    if rows.size and not (min(rows.min(), columns.min()) >= 0 and max(rows.max(), columns.max()) < num):
+        raise ValueError(f"classes must lie in [0, {num})")
+    return np.bincount(rows * num + columns, minlength=num * num).reshape(num, num)
+
+
+def accuracy(confusion: np.ndarray) -> float | None:
+    """The share of the samples predicted right; None where there are none.
+
+    >>> accuracy(np.array([[1, 1], [0, 2]]))
+    0.75
+    """
+    total = int(confusion.sum())
+    return int(np.trace(confusion)) / total if total else None
+
+
+def per_class_f1(confusion: np.ndarray) -> list[float | None]:
+    """F1 = 2 TP / (2 TP + FP + FN) of each class; None for a class that is neither true nor predicted anywhere.
+
+    A class that occurs and is never predicted right has 0.
+
+    >>> per_class_f1(np.array([[1, 1, 0], [0, 2, 0], [0, 0, 0]]))
+    [0.6666666666666666, 0.8, None]
+    """
+    right = np.diag(confusion)
+    occurrences = confusion.sum(axis=0) + confusion.sum(axis=1)  # 2 TP + FP + FN
+    return [2 * int(tp) / int(both) if both else None for tp, both in zip(right, occurrences, strict=True)]
+
+
+def macro_f1(confusion: np.ndarray) -> float | None:
+    """The mean of `per_class_f1` over the classes that have one: every class counts alike, however rare it is.
+
+    With classes that neither occur nor are predicted left out, this is scikit-learn's
+    ``f1_score(average="macro")`` without a list of labels. None where there are no samples.
+
+    >>> macro_f1(np.array([[1, 1, 0], [0, 2, 0], [0, 0, 0]]))
+    0.7333333333333334
+    """
+    scores = [score for score in per_class_f1(confusion) if score is not None]
+    return sum(scores) / len(scores) if scores else None

@@ -1,0 +1,114 @@
+"""Fine-tuning on a labelled task: the second stage of STILT, and the judge of the first.
+
+    python experiments/stilt_finetune.py --init-from runs/NAME --data ../shared/data/hate_davidson
+
+Takes a run folder of stilt_mlm.py (or a saved model, a name on the Hub, or tiny or small for random weights),
+fine-tunes it always in the same way in one process, scores it on the test split, and leaves one run folder per seed
+that names the pretraining run it came from. ``--help`` lists the settings."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from asyncsgd import __version__
+from asyncsgd.errors import UsageError
+from asyncsgd.finetune_settings import FINETUNE_FLAGS, FinetuneSettings, make_finetune_settings
+from asyncsgd.record import available_cores
+from asyncsgd.run_folder import open_finetune_folder
+
+DESCRIPTION = "Fine-tuning on a labelled task, always in the same way (the second stage of STILT)."
+EXAMPLES = """\
+  offline:          python experiments/stilt_finetune.py --init-from runs/NAME
+  the baseline:     python experiments/stilt_finetune.py --init-from base/small --seeds 0,1,2
+  hate speech:      python experiments/stilt_finetune.py --init-from runs/NAME --data ../shared/data/hate_davidson
+  HateCheck too:    python experiments/stilt_finetune.py --config hate.yaml --hatecheck ../shared/data/hatecheck
+  your own table:   python experiments/stilt_finetune.py --init-from FOLDER_OR_ID --data posts.csv --label-column class
+"""
+SEEDS = {"seeds": "one run per seed, as 0,1,2 (default: the one of --seed)"}
+
+
+def main() -> int:
+    try:
+        return run(sys.argv[1:])
+    except UsageError as error:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:  # before training began
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def run(argv: list[str]) -> int:
+    parsed = FINETUNE_FLAGS.parse(
+        argv, prog="stilt_finetune.py", description=DESCRIPTION, examples=EXAMPLES, more=SEEDS
+    )
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise UsageError("fine-tuning is one process, and the launcher started several; type python, not torchrun")
+    seeds = seeds_of(parsed.more.get("seeds"), parsed.settings)
+    announce(parsed.settings, len(seeds))
+    go_offline(parsed.settings)
+    command = "python experiments/stilt_finetune.py " + " ".join(argv)
+    exit_code = 0
+    for seed in seeds:
+        settings = make_finetune_settings(FINETUNE_FLAGS.flatten(parsed.settings) | {"seed": seed})
+        folder = open_finetune_folder(settings, command)
+        print(f"run    {folder.path}", flush=True)
+
+        from asyncsgd.finetune import lead
+
+        ended = lead(settings, folder)
+        exit_code = exit_code or ended
+        if ended == 130:
+            break
+    return exit_code
+
+
+def seeds_of(text: str | None, settings: FinetuneSettings) -> list[int]:
+    """The seeds of ``--seeds``, or the one of ``--seed``.
+
+    Raises:
+        UsageError: for something that is no list of seeds, a seed twice, or one folder for several runs.
+    """
+    if text is None:
+        return [settings.start.seed]
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) < 2**32 for part in parts):
+        raise UsageError(
+            f"--seeds must be whole numbers with commas between them, got {text!r}; type e.g. --seeds 0,1,2"
+        )
+    seeds = [int(part) for part in parts]
+    if len(set(seeds)) < len(seeds):
+        raise UsageError(f"--seeds {text} names a seed twice; keep one")
+    if settings.start.seed != 0:
+        raise UsageError(f"--seed {settings.start.seed} does nothing with --seeds {text}; drop one of the two")
+    if len(seeds) > 1 and settings.output.run_dir is not None:
+        raise UsageError(
+            "--run-dir is the folder of one run, and --seeds names several; type --runs-dir FOLDER instead"
+        )
+    return seeds
+
+
+def announce(settings: FinetuneSettings, num_runs: int) -> None:
+    """The first line, before anything heavy is imported."""
+    threads, cores = settings.machine.threads, available_cores()
+    runs = "" if num_runs == 1 else f"  {num_runs} runs, one after another,"
+    over = f", oversubscribed {threads / cores:.1f}x" if threads > cores else ""
+    print(
+        f"asyncsgd {__version__}  fine-tuning, {settings.start.task}{runs}  one process with {threads} "
+        f"thread{'s' if threads > 1 else ''} on {cores} core{'s' if cores > 1 else ''}{over}",
+        flush=True,
+    )
+
+
+def go_offline(settings: FinetuneSettings) -> None:
+    """No network call where the user named neither a Hub model nor a Hub data set."""
+    init_from = os.path.expanduser(settings.start.init_from)
+    local_model = init_from in ("tiny", "small") or os.path.isdir(init_from)
+    if local_model and not settings.data.data.startswith("hub:"):
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

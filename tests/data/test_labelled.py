@@ -1,0 +1,396 @@
+"""Labelled texts: sides that share nothing, labels that have names, and every input that cannot be meant."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncsgd.data import labelled
+from asyncsgd.data.batching import Frame
+from asyncsgd.data.documents import Documents
+from asyncsgd.data.labelled import (
+    HateCheck,
+    LabelledBatches,
+    LabelledData,
+    LabelledEvaluation,
+    hub_side,
+    load_hatecheck,
+    load_labelled,
+)
+from asyncsgd.data.tokenization import Tokens, tokenize_beginnings, train_wordpiece
+from asyncsgd.errors import UsageError
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
+TRAIN = [("good day", "yes"), ("bad day", "no"), ("fine day", "yes"), ("poor day", "no")]
+TEST = [("good night", "yes"), ("bad night", "no")]
+
+
+def write(
+    folder: Path, name: str, rows: Sequence[tuple[object, object]], columns: Sequence[str] = ("text", "label")
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    table = pd.DataFrame(rows, columns=list(columns))
+    if name.endswith(".csv"):
+        table.to_csv(folder / name, index=False)
+    elif name.endswith(".jsonl"):
+        lines = [json.dumps(dict(zip(columns, row, strict=True))) for row in rows]
+        (folder / name).write_text("\n".join(lines))
+    else:
+        table.to_parquet(folder / name)
+
+
+def load(path: Path | str, tmp_path: Path, **more: object) -> LabelledData:
+    arguments = {"text_column": "text", "label_column": "label", "cache_dir": tmp_path / "cache"} | more
+    return load_labelled(str(path), **arguments)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def yes_no(tmp_path: Path) -> Path:
+    write(tmp_path / "yes_no", "train.csv", TRAIN)
+    write(tmp_path / "yes_no", "test.csv", TEST)
+    return tmp_path / "yes_no"
+
+
+# What is read
+
+
+@pytest.mark.parametrize("kind", [".csv", ".jsonl", ".parquet"])
+def test_a_folder_with_splits_is_read_the_same_from_every_kind_of_file(tmp_path: Path, kind: str) -> None:
+    write(tmp_path / "d", f"train{kind}", TRAIN)
+    write(tmp_path / "d", f"test{kind}", TEST)
+    data = load(tmp_path / "d", tmp_path)
+    assert data.train == Documents(tuple(t for t, _ in TRAIN), tuple(label for _, label in TRAIN))
+    assert data.eval == Documents(tuple(t for t, _ in TEST), tuple(label for _, label in TEST))
+    assert (data.name, data.split, data.labels, data.notes) == ("d", "test", ("no", "yes"), ())
+    assert data.classes(data.train).tolist() == [1, 0, 1, 0]
+
+
+def test_test_is_scored_where_it_is_there_and_validation_otherwise_or_when_asked_for(
+    yes_no: Path, tmp_path: Path
+) -> None:
+    write(yes_no, "validation.csv", [("so so day", "no")])
+    assert load(yes_no, tmp_path).split == "test"
+    asked = load(yes_no, tmp_path, split="validation")
+    assert (asked.split, asked.eval.texts) == ("validation", ("so so day",))
+    (yes_no / "test.csv").unlink()
+    assert load(yes_no, tmp_path).split == "validation"
+    with pytest.raises(UsageError, match="yes_no has no test split; drop --split, or type --split validation"):
+        load(yes_no, tmp_path, split="test")
+
+
+def test_of_one_file_a_tenth_is_set_aside_by_the_texts_alone(tmp_path: Path) -> None:
+    rows = [(f"text number {number}", "odd" if number % 2 else "even") for number in range(400)]
+    write(tmp_path / "a", "posts.csv", rows)
+    write(tmp_path / "b", "posts.csv", rows[::-1])
+    one, other = load(tmp_path / "a" / "posts.csv", tmp_path), load(tmp_path / "b" / "posts.csv", tmp_path)
+    assert set(one.eval.texts) == set(other.eval.texts)
+    assert 20 <= len(one.eval.texts) <= 60
+    assert set(one.train.texts).isdisjoint(one.eval.texts)
+    assert len(one.train.texts) + len(one.eval.texts) == 400
+    with pytest.raises(UsageError, match="no validation split: a tenth of it is set aside and called test"):
+        load(tmp_path / "a" / "posts.csv", tmp_path, split="validation")
+
+
+def test_pydocs_is_labelled_with_the_packages_in_the_order_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = ("stdlib", "numpy", "scipy", "pandas")
+    labels = tuple(package for package in packages for _ in range(100))
+    texts = tuple(f"docstring {number}" for number in range(400))
+    monkeypatch.setattr(labelled, "load_pydocs", lambda cache_dir: Documents(texts, labels))
+    data = load("pydocs", tmp_path, train_samples=200, eval_samples=20)
+    assert (data.labels, data.split) == (packages, "test")
+    assert (len(data.train.texts), len(data.eval.texts)) == (200, 20)
+    assert set(data.train.labels or ()) == set(packages)
+    before = data.fingerprint
+    monkeypatch.setattr(labelled, "package_versions", lambda: {"stdlib": "another"})
+    assert load("pydocs", tmp_path, train_samples=200, eval_samples=20).fingerprint != before
+
+
+def test_a_training_text_that_is_scored_too_is_left_out_and_counted(yes_no: Path, tmp_path: Path) -> None:
+    write(yes_no, "test.csv", [*TEST, ("good day", "no")])
+    data = load(yes_no, tmp_path)
+    assert data.train.texts == ("bad day", "fine day", "poor day")
+    assert data.notes == ("1 training texts that are test texts too are left out",)
+
+
+def test_rows_without_text_are_left_out_and_counted(yes_no: Path, tmp_path: Path) -> None:
+    write(yes_no, "train.csv", [*TRAIN, ("  ", "yes"), ("", "no")])
+    data = load(yes_no, tmp_path)
+    assert data.train.texts == tuple(text for text, _ in TRAIN)
+    assert data.notes == ("2 rows of yes_no (train) without text are left out",)
+
+
+@given(st.integers(1, 60), st.integers(1, 60))
+def test_a_limit_takes_so_many_texts_evenly_and_in_their_order(total: int, limit: int) -> None:
+    documents = Documents(tuple(map(str, range(total))), ("x",) * total)
+    kept = [int(text) for text in labelled._limited(documents, limit).texts]
+    assert len(kept) == min(limit, total)
+    assert kept == sorted(set(kept))
+    gaps = np.diff([*kept, total])
+    assert gaps.max(initial=0) - gaps.min(initial=total) <= 1
+
+
+# Labels and their names
+
+
+def test_numbers_are_their_own_names_in_numeric_order(tmp_path: Path) -> None:
+    write(tmp_path / "d", "train.parquet", [("a", 10), ("b", 9), ("c", 10)])
+    write(tmp_path / "d", "test.parquet", [("d", 9)])
+    assert load(tmp_path / "d", tmp_path).labels == ("9", "10")
+
+
+@pytest.mark.parametrize("content", [["cold", "warm", "hot"], {"0": "cold", "1": "warm", "2": "hot"}])
+@pytest.mark.parametrize("kind", [".csv", ".jsonl", ".parquet"])
+def test_labels_json_names_the_numbers(tmp_path: Path, content: object, kind: str) -> None:
+    write(tmp_path / "d", f"train{kind}", [("a", 0), ("b", 2), ("c", 0)])
+    write(tmp_path / "d", f"test{kind}", [("d", 2)])
+    (tmp_path / "d" / "labels.json").write_text(json.dumps(content))
+    data = load(tmp_path / "d", tmp_path)
+    assert (data.labels, data.train.labels) == (("cold", "warm", "hot"), ("cold", "hot", "cold"))
+    assert data.notes == ("no training text has the label warm",)
+    assert data.classes(data.eval).tolist() == [2]
+
+
+def test_the_names_that_the_datasets_library_left_in_a_parquet_file_are_found(tmp_path: Path) -> None:
+    import datasets
+
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["off", "on"])})
+    (tmp_path / "d").mkdir()
+    for name, texts in (("train", ["a", "b", "c"]), ("test", ["d", "e"])):
+        split = datasets.Dataset.from_dict({"text": texts, "label": [0, 1, 0][: len(texts)]}, features=features)
+        split.to_parquet(tmp_path / "d" / f"{name}.parquet")
+    data = load(tmp_path / "d", tmp_path)
+    assert (data.labels, data.train.labels) == (("off", "on"), ("off", "on", "off"))
+
+
+def test_a_split_of_a_hub_data_set_brings_the_names_of_its_features() -> None:
+    import datasets
+
+    features = datasets.Features({"tweet": datasets.Value("string"), "hate": datasets.ClassLabel(names=["no", "yes"])})
+    split = datasets.Dataset.from_dict({"tweet": ["a"], "hate": [1]}, features=features)
+    side = hub_side("tweets", split, {"tweet": "--text-column", "hate": "--label-column"})
+    assert (side.names, [row for _, row in side.rows]) == (("no", "yes"), [("a", 1)])
+    with pytest.raises(UsageError, match=r"the data set tweets has no column 'tweets'.*did you mean 'tweet'"):
+        hub_side("tweets", split, {"tweets": "--text-column", "hate": "--label-column"})
+
+
+def test_the_fingerprint_names_texts_labels_and_sides(yes_no: Path, tmp_path: Path) -> None:
+    first = load(yes_no, tmp_path).fingerprint
+    assert load(yes_no, tmp_path).fingerprint == first
+    assert load(yes_no, tmp_path, train_samples=3).fingerprint != first
+    write(yes_no, "train.csv", [("good day", "no"), *TRAIN[1:]])
+    assert load(yes_no, tmp_path).fingerprint != first
+
+
+# What cannot be meant
+
+
+def refused(path: Path | str, tmp_path: Path, **more: object) -> str:
+    with pytest.raises(UsageError) as error:
+        load(path, tmp_path, **more)
+    return str(error.value)
+
+
+def test_a_missing_column_names_the_nearest_one_and_its_flag(yes_no: Path, tmp_path: Path) -> None:
+    message = refused(yes_no, tmp_path, text_column="texts")
+    assert "has no column 'texts'; its columns are text, label; did you mean 'text'?" in message
+    assert message.endswith("choose one with --text-column NAME")
+    assert refused(yes_no, tmp_path, label_column="labels").endswith("choose one with --label-column NAME")
+    assert "are both 'text'; name two columns" in refused(yes_no, tmp_path, label_column="text")
+
+
+def test_a_label_that_only_the_test_texts_have_cannot_be_learned(yes_no: Path, tmp_path: Path) -> None:
+    write(yes_no, "test.csv", [*TEST, ("odd night", "perhaps")])
+    message = refused(yes_no, tmp_path)
+    assert message.startswith("yes_no: the label 'perhaps' is on 1 test texts and on no training text")
+    assert "training has no, yes" in message
+
+
+def test_one_class_is_no_task(tmp_path: Path) -> None:
+    write(tmp_path / "d", "train.csv", [("a", "yes"), ("b", "yes")])
+    write(tmp_path / "d", "test.csv", [("c", "yes")])
+    assert "d has one label only ('yes'); a classifier needs two classes" in refused(tmp_path / "d", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (("text", None), "train.jsonl, line 5: no label in column 'label'; fill it in or leave the row out"),
+        (("text", " "), "train.jsonl, line 5: no label in column 'label'"),
+        (("text", 0.5), "train.jsonl, line 5: column 'label' holds float values, and a label is text or a whole"),
+        (("text", ["yes"]), "train.jsonl, line 5: column 'label' holds list values"),
+        ((7, "yes"), "train.jsonl, line 5: column 'text' holds int values, not text"),
+    ],
+)
+def test_a_row_that_cannot_be_used_is_named(tmp_path: Path, row: tuple[object, object], message: str) -> None:
+    write(tmp_path / "d", "train.jsonl", [*TRAIN, row])
+    write(tmp_path / "d", "test.jsonl", TEST)
+    assert message in refused(tmp_path / "d", tmp_path)
+
+
+def test_a_number_without_a_name_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "d", "train.csv", [("a", 0), ("b", 1), ("c", 2)])
+    (tmp_path / "d" / "labels.json").write_text('["no", "yes"]')
+    assert "row 3: label '2' has no name; the labels are no, yes" in refused(tmp_path / "d", tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"1": "a"}', "[0, 1]", '"no"'])
+def test_a_labels_json_without_names_says_what_it_must_hold(yes_no: Path, tmp_path: Path, content: str) -> None:
+    (yes_no / "labels.json").write_text(content)
+    assert "labels.json must hold the names of the labels, like" in refused(yes_no, tmp_path)
+
+
+def test_the_wrong_folder_says_what_it_holds(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "summary.json").write_text("{}")
+    message = refused(tmp_path / "d", tmp_path)
+    assert "has no train file (train.parquet, train.csv, train.jsonl); it holds summary.json" in message
+    assert "there is no file or folder 'nowhere'" in refused("nowhere", tmp_path)
+
+
+def test_texts_without_any_text_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "d", "train.csv", TRAIN)
+    write(tmp_path / "d", "test.csv", [(" ", "yes")])
+    assert "d (test) holds no text: all 1 rows are empty in the column 'text'" in refused(tmp_path / "d", tmp_path)
+
+
+def test_plain_text_has_no_labels(tmp_path: Path) -> None:
+    (tmp_path / "posts.txt").write_text("one\ntwo\n")
+    assert "posts.txt is plain text and has no columns" in refused(tmp_path / "posts.txt", tmp_path)
+
+
+# Tokens and batches
+
+FRAME = Frame(prefix=(2,), suffix=(3,), pad_id=0)
+
+
+def tokens_of(lengths: Sequence[int]) -> tuple[Tokens, np.ndarray]:
+    """Samples that tell themselves apart: sample s holds the id 10 + s, as often as it is long, and is of class s."""
+    ids = np.concatenate([np.full(length, 10 + sample, dtype=np.int32) for sample, length in enumerate(lengths)])
+    starts = np.cumsum([0, *lengths])
+    return Tokens(ids, starts, np.ones(len(ids), dtype=bool)), np.arange(len(lengths))
+
+
+def test_a_batch_is_a_function_of_the_seed_and_its_index_alone() -> None:
+    tokens, classes = tokens_of([3, 8, 1, 5, 4, 4, 9, 2, 7, 6])
+    forward, backward = (LabelledBatches(tokens, classes, FRAME, 3, seed=1) for _ in range(2))
+    some = [forward.batch(index) for index in range(7)]
+    again = [backward.batch(index) for index in reversed(range(7))][::-1]
+    for one, other in zip(some, again, strict=True):
+        assert torch.equal(one.input_ids, other.input_ids)
+        assert torch.equal(one.labels, other.labels)
+    for one in some:
+        assert one.labels.tolist() == (one.input_ids[:, 1] - 10).tolist()
+    other = LabelledBatches(tokens, classes, FRAME, 3, seed=2)
+    assert any(not torch.equal(other.batch(index).input_ids, some[index].input_ids) for index in range(7))
+
+
+def test_every_text_of_an_evaluation_is_there_once_with_its_own_label_and_mask() -> None:
+    lengths = [3, 8, 0, 5, 4, 4, 9]
+    tokens, classes = tokens_of(lengths)
+    batches = LabelledEvaluation(tokens, classes, FRAME, batch_size=3)
+    seen = []
+    for number in range(len(batches)):
+        batch = batches.batch(number)
+        for row in range(batch.num_samples):
+            sample = int(batches.order[len(seen)])
+            length = lengths[sample]
+            ids = [2, *[10 + sample] * length, 3]
+            assert batch.input_ids[row].tolist() == ids + [0] * (batch.input_ids.shape[1] - len(ids))
+            assert batch.attention_mask[row].tolist() == [1] * len(ids) + [0] * (batch.input_ids.shape[1] - len(ids))
+            assert int(batch.labels[row]) == sample
+            seen.append(sample)
+    assert sorted(seen) == list(range(7))
+
+
+def test_a_long_text_is_cut_and_a_text_without_tokens_stays() -> None:
+    texts = ["alpha beta gamma " * 20, "alpha", "\u200b"]
+    tokenizer = train_wordpiece(texts, 64)
+    tokens = tokenize_beginnings(texts, tokenizer, seq_len=10)
+    assert tokens.lengths[0] == 8  # and [CLS] and [SEP]
+    assert tokens.num_samples == 3
+    whole = tokenizer(texts[0], truncation=True, max_length=10)["input_ids"]
+    assert tokens.ids[:8].tolist() == whole[1:-1]
+
+
+# HateCheck
+
+
+def test_hatecheck_scores_each_functionality_by_itself() -> None:
+    cases = HateCheck(("a", "b", "c", "d"), ("slur_h", "slur_h", "slur_h", "negate_nh"), np.array([True] * 3 + [False]))
+    assert cases.scores(np.array([True, False, True, True])) == {
+        "accuracy": 0.5,
+        "num_cases": 4,
+        "functionalities": {
+            "negate_nh": {"accuracy": 0.0, "num_cases": 1},
+            "slur_h": {"accuracy": pytest.approx(2 / 3), "num_cases": 3},
+        },
+    }
+
+
+def hatecheck_table(folder: Path, rows: Mapping[str, Sequence[object]]) -> Path:
+    folder.mkdir()
+    pd.DataFrame(rows).to_csv(folder / "test.csv", index=False)
+    return folder
+
+
+def test_hatecheck_is_read_from_a_folder_or_a_file(tmp_path: Path) -> None:
+    folder = hatecheck_table(tmp_path / "h", {"functionality": ["x_h", "y_nh"], "text": ["a", "b"], "label": [1, 0]})
+    for place in (folder, folder / "test.csv"):
+        cases = load_hatecheck(str(place))
+        assert (cases.texts, cases.functionalities, cases.hateful.tolist()) == (
+            ("a", "b"),
+            ("x_h", "y_nh"),
+            [True, False],
+        )
+
+
+def test_a_table_that_is_no_hatecheck_is_refused(tmp_path: Path) -> None:
+    folder = hatecheck_table(tmp_path / "h", {"functionality": ["x_h"], "text": ["a"], "label": ["maybe"]})
+    with pytest.raises(UsageError, match="label 'maybe' is neither 0"):
+        load_hatecheck(str(folder))
+    with pytest.raises(UsageError, match="has no column 'functionality'"):
+        load_hatecheck(str(hatecheck_table(tmp_path / "i", {"text": ["a"], "label": [1]})))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match=r"has no test\.parquet"):
+        load_hatecheck(str(tmp_path / "empty"))
+
+
+# The real data sets
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the data sets are not beside the repository (../shared/data)")
+@pytest.mark.parametrize(
+    ("name", "labels", "num_train", "num_test"),
+    [
+        ("hate_davidson/small", ("hate", "offensive", "neither"), 1000, 200),
+        ("hate_hatexplain/small", ("normal", "offensive", "hate"), 700, 150),
+        ("hate_tweeteval/small", ("not-hate", "hate"), 700, 150),
+    ],
+)
+def test_the_shared_sets_have_their_names_and_sizes(
+    tmp_path: Path, name: str, labels: tuple[str, ...], num_train: int, num_test: int
+) -> None:
+    data = load(SHARED / name, tmp_path)
+    assert (data.labels, data.split) == (labels, "test")
+    left_out = sum(int(note.split()[0]) for note in data.notes)
+    assert len(data.train.texts) + len(data.eval.texts) + left_out == num_train + num_test
+    assert left_out <= 5
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the data sets are not beside the repository (../shared/data)")
+def test_the_shared_hatecheck_has_its_29_functionalities() -> None:
+    cases = load_hatecheck(str(SHARED / "hatecheck"))
+    assert (len(cases.texts), len(set(cases.functionalities)), int(cases.hateful.sum())) == (3728, 29, 2563)
+    assert all(
+        hateful != name.endswith("_nh") for name, hateful in zip(cases.functionalities, cases.hateful, strict=True)
+    )

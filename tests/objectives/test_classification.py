@@ -1,0 +1,116 @@
+"""The loss of a classifier: torch's own without weights, its formula with them, and exact sums."""
+
+from __future__ import annotations
+
+import copy
+import types
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+from asyncsgd.data.labelled import LabelledBatch
+from asyncsgd.objectives.classification import Classification, inverse_frequency
+
+CLASSES, TOKENS = 3, 11
+WEIGHTS = np.array([2.0, 0.5, 1.25])
+
+
+class Bag(nn.Module):
+    """The smallest model with the call of a transformers classifier: mean of embeddings, dropout, a linear layer."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(TOKENS, 5)
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(5, CLASSES)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> types.SimpleNamespace:
+        mask = attention_mask.unsqueeze(-1)
+        mean = (self.embedding(input_ids) * mask).sum(1) / mask.sum(1)
+        return types.SimpleNamespace(logits=self.head(self.dropout(mean)))
+
+
+def bag(dropout: float = 0.0) -> Bag:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Bag(dropout).train()
+
+
+def batch(size: int, seed: int = 0) -> LabelledBatch:
+    draw = torch.Generator().manual_seed(seed)
+    ids = torch.randint(TOKENS, (size, 7), generator=draw)
+    lengths = torch.randint(1, 8, (size, 1), generator=draw)
+    return LabelledBatch(ids, (torch.arange(7) < lengths).long(), torch.randint(CLASSES, (size,), generator=draw))
+
+
+def test_without_weights_the_loss_is_torch_s_mean_cross_entropy() -> None:
+    model, some = bag(), batch(8)
+    logits = model(some.input_ids, some.attention_mask).logits
+    assert torch.equal(Classification(model).loss(some), functional.cross_entropy(logits, some.labels))
+
+
+def test_a_weight_multiplies_the_loss_of_its_texts_and_the_divisor_stays_the_number_of_texts() -> None:
+    model, some = bag(), batch(8)
+    logits = model(some.input_ids, some.attention_mask).logits.detach().double()
+    expected = sum(
+        WEIGHTS[label] * -functional.log_softmax(logits[row], 0)[label] for row, label in enumerate(some.labels)
+    )
+    assert float(Classification(model, WEIGHTS).loss(some).detach()) == pytest.approx(float(expected) / 8, rel=1e-6)
+
+
+def test_weighted_gradients_of_two_halves_add_up_to_that_of_the_whole() -> None:
+    """The reason for the divisor: torch's ``weight=`` would give the half with rare classes more than its share."""
+    whole = batch(12)
+    halves = [
+        LabelledBatch(*(getattr(whole, f)[s] for f in ("input_ids", "attention_mask", "labels")))
+        for s in (slice(6), slice(6, 12))
+    ]
+
+    def gradient(some: LabelledBatch) -> Tensor:
+        model = bag()
+        Classification(model, WEIGHTS).loss(some).backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+    assert torch.allclose((gradient(halves[0]) + gradient(halves[1])) / 2, gradient(whole), atol=1e-7)
+
+
+def test_inverse_frequency_gives_every_class_the_same_share_of_the_loss() -> None:
+    counts = [55, 772, 173]
+    weights = inverse_frequency(counts)
+    assert weights.tolist() == pytest.approx([1000 / 3 / count for count in counts])
+    assert [w * n for w, n in zip(weights, counts, strict=True)] == pytest.approx([1000 / 3] * 3)
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=1).filter(any))
+def test_the_weights_have_mean_1_over_the_samples_whatever_the_counts(counts: list[int]) -> None:
+    weights = inverse_frequency(counts)
+    assert np.dot(weights, counts) / sum(counts) == pytest.approx(1.0)
+    assert all((weight == 0) == (count == 0) for weight, count in zip(weights, counts, strict=True))
+
+
+def test_sums_are_without_dropout_and_without_weights_and_leave_the_model_in_training() -> None:
+    model, some = bag(dropout=0.5), batch(40)
+    objective = Classification(model, WEIGHTS)
+    sums = objective.sums(some)
+    assert model.training
+    calm = copy.deepcopy(model).eval()
+    logits = calm(some.input_ids, some.attention_mask).logits.detach()
+    assert sums.loss == pytest.approx(float(functional.cross_entropy(logits, some.labels, reduction="sum")), rel=1e-6)
+    predicted = logits.argmax(-1)
+    assert objective.predictions(some).tolist() == predicted.tolist()
+    for true in range(CLASSES):
+        for said in range(CLASSES):
+            assert sums.confusion[true, said] == int(((some.labels == true) & (predicted == said)).sum())
+
+
+def test_sums_of_batches_add_up() -> None:
+    objective = Classification(bag())
+    a, b = objective.sums(batch(5, seed=1)), objective.sums(batch(9, seed=2))
+    assert (a + b).loss == a.loss + b.loss
+    assert ((a + b).confusion == a.confusion + b.confusion).all()
+    assert (a + b).confusion.sum() == 14

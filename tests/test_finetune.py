@@ -1,0 +1,639 @@
+"""Fine-tuning: an independent loop gives the same bits, the chain is written down, every ending has its summary."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from running import Train
+from torch.nn import functional
+from transformers import AutoModelForSequenceClassification, BertConfig, BertForMaskedLM
+
+from asyncsgd import finetune, models
+from asyncsgd.data.random import dropout_seed
+from asyncsgd.errors import UsageError
+from asyncsgd.finetune_settings import FINETUNE_FLAGS, FinetuneSettings, Start, make_finetune_settings
+from asyncsgd.flat import Layout
+from asyncsgd.record import read_events
+from asyncsgd.run_folder import open_finetune_folder
+
+SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "stilt_finetune.py"
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+NUM_LABELS = 3
+WHOLE_LINE = 16
+"""Classes whose biases fill a cache line: fused AdamW rounds them alike on the flat vector and on single tensors."""
+BATCH = 4
+
+
+class Tuned:
+    """A finished fine-tuning run and what it left in its folder."""
+
+    def __init__(self, path: Path, exit_code: int) -> None:
+        self.path, self.exit_code = path, exit_code
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return json.loads((self.path / "summary.json").read_text())
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        return [record for record in read_events(self.path / "events.jsonl") if record["kind"] == "evaluate"]
+
+
+@pytest.fixture(scope="module")
+def posts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Texts whose label is their most frequent word, in a folder with splits."""
+    folder = tmp_path_factory.mktemp("posts")
+    draw = random.Random(0)
+    marks = ["bada", "gimo", "sune"]
+    for side, number in (("train", 60), ("test", 25)):
+        lines = ["text,label"]
+        for _ in range(number):
+            label = draw.randrange(NUM_LABELS)
+            words = draw.choices(["be", "di", "fo", "gu", "ka"], k=draw.randint(1, 12)) + [marks[label]] * 3
+            draw.shuffle(words)
+            lines.append(f"{' '.join(words)} {draw.random():.6f},{'abc'[label]}")
+        (folder / f"{side}.csv").write_text("\n".join(lines))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def parent(train: Train) -> Path:
+    return train(mode="single", samples=40, learning_rate=0.01).path
+
+
+@pytest.fixture(scope="module")
+def many_classes(posts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same texts, with names for classes that nobody has."""
+    folder = tmp_path_factory.mktemp("many") / "posts"
+    shutil.copytree(posts, folder)
+    (folder / "labels.json").write_text(json.dumps(list("abcdefghijklmnop")))
+    return folder
+
+
+Tune = Callable[..., Tuned]
+
+
+@pytest.fixture
+def tune(posts: Path, parent: Path, tmp_path: Path) -> Tune:
+    """Fine-tune in this process with some settings, in a new folder."""
+    numbers = iter(range(1000))
+
+    def run(**values: object) -> Tuned:
+        path = tmp_path / f"run{next(numbers)}"
+        small = {
+            "init_from": str(parent),
+            "data": str(posts),
+            "cache_dir": str(tmp_path / "cache"),
+            "seq_len": 24,
+            "batch_size": BATCH,
+            "samples": 40,
+            "evaluations": 2,
+            "device": "cpu",
+            "run_dir": str(path),
+        }
+        settings = make_finetune_settings(small | values)
+        return Tuned(path, finetune.lead(settings, open_finetune_folder(settings, "tests")))
+
+    return run
+
+
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("stilt_finetune", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# The same as a plain loop
+
+
+def plain_loop(settings: FinetuneSettings, parent: Path, weights: torch.Tensor | None = None) -> Any:
+    """The same training, written down once more on a model that the library loads, with torch's own optimizer."""
+    prepared = finetune.prepare(settings, "cpu")  # for its batches only
+    seed, tuning = settings.start.seed, settings.tuning
+    with torch.random.fork_rng():
+        model = AutoModelForSequenceClassification.from_pretrained(
+            parent / "model",
+            num_labels=WHOLE_LINE,
+            hidden_dropout_prob=tuning.dropout,
+            attention_probs_dropout_prob=tuning.dropout,
+        ).train()
+        head = torch.Generator().manual_seed(seed)
+        named = dict(model.named_parameters())
+        with torch.no_grad():
+            for name in ("bert.pooler.dense.weight", "classifier.weight"):
+                named[name].normal_(0.0, 0.02, generator=head)
+            named["bert.pooler.dense.bias"].zero_()
+            named["classifier.bias"].zero_()
+        matrices = [p for p in model.parameters() if p.ndim >= 2]
+        rest = [p for p in model.parameters() if p.ndim < 2]
+        optimizer = torch.optim.AdamW(
+            [{"params": matrices, "weight_decay": tuning.weight_decay}, {"params": rest, "weight_decay": 0.0}],
+            lr=0.0,
+            fused=True,
+        )
+        total = math.ceil(tuning.samples / BATCH) * BATCH
+        warmup = round(tuning.warmup * total)
+        for index in range(total // BATCH):
+            batch = prepared.batches.batch(index)
+            torch.manual_seed(dropout_seed(seed, 0, index))
+            logits = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
+            if weights is None:
+                loss = functional.cross_entropy(logits, batch.labels)
+            else:
+                losses = functional.cross_entropy(logits, batch.labels, reduction="none")
+                loss = (weights[batch.labels] * losses).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            if tuning.clip_norm:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), tuning.clip_norm)
+            seen = (index + 1) * BATCH
+            factor = seen / warmup if seen < warmup else 1.0 - 0.9 * (seen - warmup) / (total - warmup)
+            for group in optimizer.param_groups:
+                group["lr"] = tuning.learning_rate * factor
+            optimizer.step()
+    return model
+
+
+def settings_of(tuned: Tuned) -> FinetuneSettings:
+    return make_finetune_settings(FINETUNE_FLAGS.load_yaml(tuned.path / "settings.yaml"))
+
+
+def saved(tuned: Tuned) -> dict[str, torch.Tensor]:
+    return dict(AutoModelForSequenceClassification.from_pretrained(tuned.path / "model").named_parameters())
+
+
+@pytest.mark.parametrize("class_weights", [False, True])
+def test_a_plain_torch_loop_gives_the_same_parameters_bit_for_bit(
+    tune: Tune, parent: Path, many_classes: Path, class_weights: bool
+) -> None:
+    tuned = tune(data=str(many_classes), seed=3, clip_norm=0, save_model=True, class_weights=class_weights)
+    labels = [line.rsplit(",", 1)[1] for line in (many_classes / "train.csv").read_text().split("\n")[1:]]
+    counts = torch.tensor([labels.count(label) for label in "abc"])
+    weights = (60 / (3 * counts.double())).float() if class_weights else None
+    expected = dict(plain_loop(settings_of(tuned), parent, weights).named_parameters())
+    found = saved(tuned)
+    assert found.keys() == expected.keys()
+    for name, parameter in expected.items():
+        assert torch.equal(found[name], parameter), name
+
+
+def test_a_plain_loop_with_torch_s_own_clipping_gives_the_same_parameters_but_for_rounding(
+    tune: Tune, parent: Path, many_classes: Path
+) -> None:
+    tuned = tune(data=str(many_classes), clip_norm=0.5, save_model=True, samples=16)
+    expected = dict(plain_loop(settings_of(tuned), parent).named_parameters())
+    for name, parameter in saved(tuned).items():
+        assert torch.allclose(parameter, expected[name], atol=1e-5), name
+    free = saved(tune(data=str(many_classes), clip_norm=0, save_model=True, samples=16))
+    assert any(not torch.allclose(parameter, free[name], atol=1e-5) for name, parameter in expected.items())
+
+
+def test_the_same_settings_give_the_same_bits_and_another_seed_gives_others(tune: Tune) -> None:
+    first, again, other = (tune(seed=seed).summary for seed in (5, 5, 6))
+    measured = ("train_seconds", "eval_seconds", "samples_per_second")
+    assert {k: v for k, v in first.items() if k not in measured} == {
+        k: v for k, v in again.items() if k not in measured
+    }
+    assert first["parameters_sha256"] != other["parameters_sha256"]
+
+
+def test_the_number_of_evaluations_changes_no_bit(tune: Tune) -> None:
+    assert tune(evaluations=1).summary["parameters_sha256"] == tune(evaluations=5).summary["parameters_sha256"]
+
+
+def test_class_weights_change_what_is_learned(tune: Tune) -> None:
+    plain, weighted = tune().summary, tune(class_weights=True).summary
+    assert plain["parameters_sha256"] != weighted["parameters_sha256"]
+    assert (plain["class_weights"], weighted["class_weights"]) == (False, True)
+    assert plain["first_eval_loss"] == weighted["first_eval_loss"]  # the scored loss is never weighted
+
+
+def test_it_learns_what_can_be_learned_and_its_cases_are_judged_by_what_counts_as_hateful(
+    tune: Tune, tmp_path: Path
+) -> None:
+    draw = random.Random(1)
+    rows = ["functionality,text,label"]
+    for number in range(60):
+        name, mark, hateful = [("first_h", "bada", 1), ("second_nh", "gimo", 0), ("third_h", "sune", 1)][number % 3]
+        words = draw.choices(["be", "di", "fo", "gu", "ka"], k=draw.randint(1, 12)) + [mark] * 3
+        rows.append(f"{name},{' '.join(words)},{hateful}")
+    (tmp_path / "cases.csv").write_text("\n".join(rows))
+    summary = tune(
+        samples=1200,
+        learning_rate=2e-3,
+        dropout=0.0,
+        hatecheck=str(tmp_path / "cases.csv"),
+        hatecheck_positive="a, c",
+    ).summary
+    assert summary["accuracy"] > 0.9
+    assert summary["final_eval_loss"] < 0.5 < summary["first_eval_loss"]
+    checked = summary["hatecheck"]["functionalities"]
+    assert {name: item["num_cases"] for name, item in checked.items()} == {
+        "first_h": 20,
+        "second_nh": 20,
+        "third_h": 20,
+    }
+    assert all(item["accuracy"] > 0.8 for item in checked.values())
+
+
+# The head
+
+
+def bert(seed: int) -> Any:
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
+    with models.seeded(seed):
+        return BertForMaskedLM(BertConfig(vocab_size=64, **shape))
+
+
+def test_the_head_and_the_pooler_are_a_function_of_the_seed_whatever_the_model() -> None:
+    one, other = (models.build_classifier(bert(seed), ["a", "b"], dropout=0.1, seed=9) for seed in (0, 1))
+    for name in ("classifier.weight", "classifier.bias", "bert.pooler.dense.weight", "bert.pooler.dense.bias"):
+        assert torch.equal(one.get_parameter(name), other.get_parameter(name))
+    again = models.build_classifier(bert(0), ["a", "b"], dropout=0.1, seed=10)
+    assert not torch.equal(one.get_parameter("classifier.weight"), again.get_parameter("classifier.weight"))
+    assert float(one.get_parameter("classifier.weight").std().detach()) == pytest.approx(0.02, rel=0.3)
+
+
+def test_the_encoder_is_that_of_the_masked_language_model_and_a_copy() -> None:
+    masked_lm = bert(0)
+    classifier = models.build_classifier(masked_lm, ["a", "b"], dropout=0.1, seed=9)
+    for name, parameter in masked_lm.base_model.named_parameters():
+        assert torch.equal(classifier.get_parameter(f"bert.{name}"), parameter)
+        assert classifier.get_parameter(f"bert.{name}").data_ptr() != parameter.data_ptr()
+    assert classifier.config.id2label == {0: "a", 1: "b"}
+
+
+def test_building_a_classifier_leaves_torch_s_generator_as_it_was() -> None:
+    masked_lm = bert(0)
+    state = torch.random.get_rng_state()
+    models.build_classifier(masked_lm, ["a", "b"], dropout=0.1, seed=9)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_a_half_precision_configuration_does_not_round_the_encoder() -> None:
+    masked_lm = bert(0)
+    masked_lm.config.dtype = torch.bfloat16
+    classifier = models.build_classifier(masked_lm, ["a", "b"], dropout=0.0, seed=9)
+    weight = masked_lm.base_model.embeddings.word_embeddings.weight
+    assert torch.equal(classifier.get_parameter("bert.embeddings.word_embeddings.weight"), weight)
+
+
+# What is written down
+
+
+def test_the_summary_names_the_pretraining_run_and_the_scores_are_those_of_its_table(tune: Tune, parent: Path) -> None:
+    tuned = tune(seed=7)
+    summary, pretraining = tuned.summary, json.loads((parent / "summary.json").read_text())
+    assert tuned.exit_code == 0
+    assert summary["parent"] == {
+        "run": parent.name,
+        "mode": "single",
+        "rule": "synchronous",
+        "num_workers": 1,
+        "seed": 0,
+        "clock": "measured",
+        "learning_rate": 0.01,
+        "parameters_sha256": pretraining["parameters_sha256"],
+    }
+    assert pretraining["experiment"] == "stilt_mlm"
+    assert summary["init_sha256"] == pretraining["parameters_sha256"]
+    assert (
+        summary.items()
+        >= {
+            "schema": 1,
+            "experiment": "stilt_finetune",
+            "task": "classification",
+            "status": "DONE",
+            "message": "",
+            "seed": 7,
+            "model": str(parent),
+            "from_scratch": True,  # the parent began with random weights
+            "split": "test",
+            "labels": ["a", "b", "c"],
+            "num_train_samples": 60,
+            "num_eval_samples": 25,
+            "class_weights": False,
+            "batch_size": BATCH,
+            "num_samples": 40,
+            "num_updates": 10,
+            "hatecheck": None,
+        }.items()
+    )
+    table = np.array(summary["confusion"])
+    assert table.sum() == 25
+    assert summary["accuracy"] == np.trace(table) / 25
+    f1 = [score for score in summary["per_class_f1"].values() if score is not None]
+    assert list(summary["per_class_f1"]) == ["a", "b", "c"]
+    assert summary["macro_f1"] == pytest.approx(sum(f1) / len(f1))
+    assert not (tuned.path / "model").exists()
+    assert json.loads((tuned.path / "environment.json").read_text())["num_workers"] == 1
+
+
+def test_events_are_the_evaluations_with_their_scores_and_the_last_one_is_the_result(tune: Tune) -> None:
+    tuned = tune(evaluations=4)
+    evaluations, summary = tuned.evaluations(), tuned.summary
+    assert [record["version"] for record in evaluations] == [0, 3, 5, 8, 10]
+    assert [record["total_samples"] for record in evaluations] == [0, 12, 20, 32, 40]
+    assert all(record["masked_tokens"] is None for record in evaluations)
+    assert (evaluations[-1]["loss"], evaluations[-1]["accuracy"], evaluations[-1]["macro_f1"]) == (
+        summary["final_eval_loss"],
+        summary["accuracy"],
+        summary["macro_f1"],
+    )
+    assert evaluations[0]["loss"] == summary["first_eval_loss"]
+    assert evaluations[0]["loss"] == pytest.approx(math.log(NUM_LABELS), abs=0.1)
+
+
+def test_epochs_are_counted_in_training_texts_and_rounded_up_to_whole_batches(tune: Tune) -> None:
+    assert tune(samples=None, epochs=0.5, train_samples=21).summary["num_samples"] == 12
+    assert tune(samples=None, train_samples=6).summary["num_updates"] == 3  # two epochs by default
+
+
+def test_random_weights_are_from_scratch_and_have_no_parent(tune: Tune) -> None:
+    summary = tune(init_from="tiny", samples=8).summary
+    assert (summary["from_scratch"], summary["parent"], summary["status"]) == (True, None, "DONE")
+
+
+@pytest.mark.parametrize(
+    ("base", "from_scratch"),
+    [(None, False), ({"from_scratch_pretraining": True}, False), ({"from_scratch": True}, True)],
+)
+def test_a_saved_model_is_pretrained_unless_its_base_json_says_otherwise(
+    tune: Tune, parent: Path, tmp_path: Path, base: dict[str, bool] | None, from_scratch: bool
+) -> None:
+    shutil.copytree(parent / "model", tmp_path / "saved")
+    if base is not None:
+        (tmp_path / "saved" / "base.json").write_text(json.dumps(base))
+    summary = tune(init_from=str(tmp_path / "saved"), samples=8).summary
+    assert (summary["from_scratch"], summary["parent"]) == (from_scratch, None)
+    assert summary["init_sha256"] == json.loads((parent / "summary.json").read_text())["parameters_sha256"]
+
+
+def test_a_run_that_continued_a_pretrained_model_is_not_from_scratch(tune: Tune, parent: Path, tmp_path: Path) -> None:
+    continued = copied_run(parent, tmp_path / "continued", from_scratch=False)
+    assert tune(init_from=str(continued), samples=8).summary["from_scratch"] is False
+
+
+def test_a_run_and_its_saved_model_give_the_same_bits(tune: Tune, parent: Path) -> None:
+    hashes = {
+        tune(init_from=str(place), samples=8).summary["parameters_sha256"] for place in (parent, parent / "model")
+    }
+    assert len(hashes) == 1
+
+
+def test_a_saved_classifier_is_the_one_that_was_scored(tune: Tune) -> None:
+    tuned = tune(save_model=True)
+    model = AutoModelForSequenceClassification.from_pretrained(tuned.path / "model")
+    assert Layout.of(model).num_parameters == tuned.summary["num_parameters"]
+    assert model.config.id2label == {0: "a", 1: "b", 2: "c"}
+
+
+def test_settings_yaml_makes_the_same_run_again(tune: Tune) -> None:
+    first = tune(seed=2, class_weights=True)
+    again = tune(**FINETUNE_FLAGS.load_yaml(first.path / "settings.yaml"))
+    assert again.summary["parameters_sha256"] == first.summary["parameters_sha256"]
+
+
+# Endings
+
+
+def test_a_loss_that_is_no_number_ends_the_run_as_diverged_without_scores(
+    tune: Tune, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tuned = tune(learning_rate=1e30, clip_norm=0, warmup=0)
+    summary = tuned.summary
+    assert (tuned.exit_code, summary["status"]) == (1, "DIVERGED")
+    assert summary["message"].startswith("the training loss of batch ")
+    assert "is not finite; try a smaller --learning-rate" in summary["message"]
+    assert (summary["accuracy"], summary["macro_f1"], summary["confusion"], summary["final_eval_loss"]) == (None,) * 4
+    assert 0 < summary["num_updates"] < 10
+    assert "DIVERGED:" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_the_run_after_the_current_step_without_scores(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = finetune.gradient
+
+    def interrupting(*arguments: Any) -> float:
+        if arguments[2] == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+        return taken(*arguments)
+
+    monkeypatch.setattr(finetune, "gradient", interrupting)
+    tuned = tune()
+    summary = tuned.summary
+    assert (tuned.exit_code, summary["status"], summary["num_updates"]) == (130, "INTERRUPTED", 5)
+    assert summary["message"] == "stopped by the user after 5 of 10 updates; it has no scores"
+    assert (summary["accuracy"], summary["parent"]["mode"]) == (None, "single")
+
+
+def test_whatever_goes_wrong_leaves_a_summary_that_says_failed(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: Any) -> float:
+        raise RuntimeError("the machine is on fire")
+
+    monkeypatch.setattr(finetune, "gradient", broken)
+    tuned = tune()
+    assert (tuned.exit_code, tuned.summary["status"]) == (1, "FAILED")
+    assert tuned.summary["message"] == "RuntimeError: the machine is on fire"
+
+
+# What cannot be fine-tuned
+
+
+def refused(tune: Tune, **values: object) -> str:
+    with pytest.raises(UsageError) as error:
+        tune(**values)
+    return str(error.value)
+
+
+def copied_run(parent: Path, to: Path, **changes: object) -> Path:
+    shutil.copytree(parent, to)
+    summary = json.loads((to / "summary.json").read_text()) | changes
+    (to / "summary.json").write_text(json.dumps(summary))
+    return to
+
+
+def test_a_run_that_is_not_done_is_refused_and_its_model_is_offered(tune: Tune, parent: Path, tmp_path: Path) -> None:
+    run = copied_run(parent, tmp_path / "stopped", status="INTERRUPTED")
+    message = refused(tune, init_from=str(run))
+    assert f"{run}: the run is INTERRUPTED, not DONE; run it again, or type --init-from {run / 'model'}" in message
+    failed = json.loads((tmp_path / "run0" / "summary.json").read_text())
+    assert (failed["status"], failed["message"], failed["accuracy"]) == ("FAILED", message, None)
+
+
+def test_a_run_without_a_summary_or_a_model_is_refused(tune: Tune, parent: Path, tmp_path: Path) -> None:
+    run = copied_run(parent, tmp_path / "one")
+    shutil.rmtree(run / "model")
+    assert "the run folder has no model/; run it again" in refused(tune, init_from=str(run))
+    (run / "summary.json").unlink()
+    assert "has no summary.json, so it is still going or was killed" in refused(tune, init_from=str(run))
+
+
+def test_a_fine_tuning_run_is_not_fine_tuned_again(tune: Tune) -> None:
+    message = refused(tune, init_from=str(tune(samples=8).path))
+    assert "is a run of stilt_finetune, not a pretraining run; name a run of stilt_mlm.py" in message
+
+
+def test_a_model_that_is_not_the_one_of_the_summary_is_refused(tune: Tune, parent: Path, tmp_path: Path) -> None:
+    run = copied_run(parent, tmp_path / "changed", parameters_sha256="0" * 64)
+    assert "is not the model that was saved there: its parameters have sha256" in refused(tune, init_from=str(run))
+
+
+def test_a_folder_that_is_neither_names_the_runs_in_it(tune: Tune, parent: Path, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    message = refused(tune, init_from=str(tmp_path / "runs"))
+    assert "is neither a run folder (settings.yaml, summary.json, model/) nor a saved model (config.json)" in message
+    copied_run(parent, tmp_path / "runs" / "mine")
+    assert f"type e.g. --init-from {tmp_path / 'runs' / 'mine'}" in refused(tune, init_from=str(tmp_path / "runs"))
+    assert "there is no such folder" in refused(tune, init_from="./nowhere")
+
+
+def test_a_name_that_the_hub_does_not_give_is_refused_with_the_flag_of_this_script(
+    tune: Tune, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncsgd.data.tokenization.hub_is_reachable", lambda: False)
+    message = refused(tune, init_from="nobody/nothing")
+    assert message.startswith("the tokenizer of nobody/nothing is not in the local cache and the Hub is unreachable")
+    assert message.endswith("or use --init-from tiny or --init-from FOLDER")
+
+
+def test_a_label_that_nobody_has_cannot_count_as_hateful(tune: Tune, tmp_path: Path) -> None:
+    (tmp_path / "test.csv").write_text("functionality,text,label\nslur_h,some text,1\n")
+    here = str(tmp_path / "test.csv")
+    assert "has no label 'hate'; say which labels count" in refused(tune, hatecheck=here)
+    message = refused(tune, hatecheck=here, hatecheck_positive="a,b,c")
+    assert "--hatecheck-positive names every label" in message
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, "--init-from is missing"),
+        ({"init_from": "tiny", "samples": 9, "epochs": 2}, "--epochs 2 and --samples 9 both say how long"),
+        ({"init_from": "tiny", "label_column": "class"}, "--label-column does nothing for --data pydocs"),
+        ({"init_from": "tiny", "hatecheck_positive": "a"}, "--hatecheck-positive does nothing without --hatecheck"),
+        ({"init_from": "tiny", "split": "train"}, "--split must be one of test, validation, got 'train'"),
+        ({"init_from": "tiny", "task": "regression"}, "--task must be one of classification, got 'regression'"),
+        ({"init_from": "tiny", "warmup": 1}, "--warmup must be 0 or more and less than 1, got 1.0"),
+        ({"init_from": "tiny", "epochs": 0}, "--epochs must be more than 0, got 0.0"),
+        ({"init_from": "tiny", "overwrite": True}, "--overwrite does nothing without --run-dir"),
+        ({"init_form": "tiny"}, "unknown key 'init_form'; did you mean 'init_from'?"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        make_finetune_settings(values)
+    assert str(error.value).startswith(message)
+
+
+def test_the_settings_read_back_what_they_write(tmp_path: Path) -> None:
+    some = make_finetune_settings({"init_from": "x", "samples": 7, "split": "validation", "class_weights": True})
+    (tmp_path / "settings.yaml").write_text(FINETUNE_FLAGS.to_yaml(some))
+    assert make_finetune_settings(FINETUNE_FLAGS.load_yaml(tmp_path / "settings.yaml")) == some
+    assert FinetuneSettings(start=Start(init_from="x")) == make_finetune_settings({"init_from": "x"})
+
+
+# The script
+
+
+def test_several_seeds_make_a_run_each_in_one_process(
+    posts: Path, parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    flags = f"--init-from {parent} --data {posts} --cache-dir {tmp_path / 'cache'} --seq-len 24 --samples 16"
+    code = script().run([*flags.split(), "--seeds", "0,3", "--runs-dir", str(tmp_path / "runs")])
+    out = capsys.readouterr().out.splitlines()
+    assert code == 0
+    summaries = [json.loads(path.read_text()) for path in sorted((tmp_path / "runs").glob("*/summary.json"))]
+    assert [summary["seed"] for summary in summaries] == [0, 3]
+    assert len({summary["parameters_sha256"] for summary in summaries}) == 2
+    assert out[0].startswith("asyncsgd 0.1.0  fine-tuning, classification  2 runs, one after another,")
+    beginnings = [line.split()[0] for line in out]
+    for word in ("run", "model", "labels", "step", "samples", "final", "done", "next"):
+        assert beginnings.count(word) == 2, word
+    assert any(line.startswith("final  accuracy 0.") and "macro-F1 0." in line and "a 0." in line for line in out)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("--init-from tiny --seeds 0,1 --run-dir x", "--run-dir is the folder of one run, and --seeds names several"),
+        ("--init-from tiny --seeds 0,0", "--seeds 0,0 names a seed twice"),
+        ("--init-from tiny --seeds 0;1", "--seeds must be whole numbers with commas between them"),
+        ("--init-from tiny --seeds 0,1 --seed 4", "--seed 4 does nothing with --seeds 0,1"),
+        ("--init-from tiny --sedes 0", "unknown flag --sedes; did you mean '--seeds'?"),
+    ],
+)
+def test_a_command_line_that_cannot_be_meant_is_refused(
+    argv: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(UsageError) as error:
+        script().run(argv.split())
+    assert str(error.value).startswith(message)
+
+
+def test_several_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="fine-tuning is one process, and the launcher started several; type python"):
+        script().run(["--init-from", "tiny"])
+
+
+def test_help_needs_no_torch() -> None:
+    program = (
+        "import runpy, sys\n"
+        f"sys.argv = ['stilt_finetune.py', '--help']\n"
+        "try:\n"
+        f"    runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
+        "except SystemExit as exit:\n"
+        "    heavy = {'torch', 'transformers', 'datasets', 'numpy', 'yaml'} & set(sys.modules)\n"
+        "    print(exit.code, sorted(heavy), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr.split("\n")[0] == "0 []"
+    assert "--seeds" in done.stdout
+    assert "--init-from" in done.stdout
+
+
+def test_a_sweep_can_ask_how_long_a_run_takes(posts: Path, parent: Path, tmp_path: Path) -> None:
+    values = {"data": str(posts), "cache_dir": str(tmp_path), "seq_len": 24, "samples": 400}
+    seconds = finetune.estimate_seconds(values | {"init_from": str(parent)})
+    assert 0 < seconds < 60
+    assert finetune.estimate_seconds(values | {"init_from": "tiny", "seed": 4}) == seconds  # measured once
+
+
+# The real data sets
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the data sets are not beside the repository (../shared/data)")
+def test_a_hate_speech_classifier_is_tested_by_functionality(tune: Tune) -> None:
+    summary = tune(
+        data=str(SHARED / "hate_davidson" / "small"),
+        hatecheck=str(SHARED / "hatecheck" / "small"),
+        hatecheck_positive="hate,offensive",
+        train_samples=40,
+        eval_samples=40,
+        samples=16,
+    ).summary
+    assert (summary["status"], summary["labels"]) == ("DONE", ["hate", "offensive", "neither"])
+    checked = summary["hatecheck"]
+    assert (checked["num_cases"], len(checked["functionalities"])) == (290, 29)
+    right = sum(item["accuracy"] * item["num_cases"] for item in checked["functionalities"].values())
+    assert checked["accuracy"] == pytest.approx(right / 290)
