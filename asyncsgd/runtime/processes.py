@@ -35,8 +35,12 @@ LONGEST_TEMPORARY_FOLDER = 60
 """A Unix socket's path has at most 107 characters, of which names below this folder take up to 47."""
 
 
-def fork_server(model: str) -> ForkServerContext:
+def fork_server(model: str, *more: str) -> ForkServerContext:
     """Start a fork server that imports what workers of `model` need in the background, and return its context.
+
+    Args:
+        model: as `asyncsgd.models.build_model` takes it.
+        more: further modules to import there; none may run a tensor operation.
 
     It never runs a tensor operation, so it has one thread and its children may use OpenMP. To be called early and
     once. It imports the model's own module: a plain import of transformers gains nothing, since that loads models
@@ -55,6 +59,7 @@ def fork_server(model: str) -> ForkServerContext:
             "asyncsgd.runtime.rank_process",
             "asyncsgd.runtime.worker_process",
             f"transformers.models.{kind}.modeling_{kind}",
+            *more,
         ]
     )
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is the leader's business from the start

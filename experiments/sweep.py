@@ -1,0 +1,177 @@
+"""Many runs from one file: tune every arm alike, register the analysis, test on fresh seeds, fine-tune, go on later.
+
+    python experiments/sweep.py experiments/configs/quick.yaml
+
+What is finished is skipped, so the same command goes on where a stopped or killed sweep was. `asyncsgd/plan.py` says
+what a config may hold."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import shlex
+import sys
+from pathlib import Path
+
+from asyncsgd.errors import RunError, UsageError
+from asyncsgd.launch import go_offline
+from asyncsgd.plan import STAGES, Plan, make_plan, read_config
+from asyncsgd.record import FAILED, available_cores
+from asyncsgd.runtime.processes import fork_server
+from asyncsgd.sweep import FINISHED, PRELOAD, Stopped, Sweep, carry_out, check, locked, share
+
+EXAMPLE = """\
+examples:
+  what would be run, and how long:  python experiments/sweep.py experiments/configs/quick.yaml --dry-run
+  run it, or go on with it:         python experiments/sweep.py experiments/configs/quick.yaml
+  the tables and pictures:          python -m analysis.report runs/quick --out report.html
+  an array job of 8:                python experiments/sweep.py study.yaml --shard $SLURM_ARRAY_TASK_ID/8"""
+
+
+def parser() -> argparse.ArgumentParser:
+    flags = argparse.ArgumentParser(
+        prog="sweep.py",
+        description="Run a study from one file; the same command goes on where it was stopped.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    flags.add_argument("config", type=Path, metavar="CONFIG.yaml", help="what to run; experiments/configs has examples")
+    flags.add_argument("--out", type=Path, metavar="DIR", help="the sweep's folder (default: runs/NAME)")
+    flags.add_argument(
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="runs side by side on the virtual clock and in fine-tuning (default: the cores); runs that measure time "
+        "always have the machine to themselves",
+    )
+    flags.add_argument("--retry", action="store_true", help="run again what FAILED")
+    flags.add_argument("--shard", default="1/1", metavar="I/N", help="make only the I-th of N parts")
+    flags.add_argument("--dry-run", action="store_true", help="say what would be run and how long it takes, and stop")
+    flags.add_argument("--print-commands", action="store_true", help="print a command per run of this stage, and stop")
+    return flags
+
+
+def main() -> int:
+    flags = parser().parse_args()
+    try:
+        return run(flags)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:  # e.g. a full disk
+        print(f"error: {error}; the same command goes on from here once that is mended", file=sys.stderr)
+        return RunError.exit_code
+    except Stopped:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        return 130
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
+
+
+def run(flags: argparse.Namespace) -> int:
+    config = read_config(flags.config)
+    plan = make_plan(config)
+    out = flags.out if flags.out is not None else Path("runs") / plan.name
+    jobs = available_cores() if flags.jobs is None else flags.jobs
+    if jobs < 1:
+        raise UsageError(f"--jobs must be at least 1, got {jobs}")
+    shard = shard_of(flags.shard)
+    sweep = Sweep(plan, flags.config.read_text(encoding="utf-8"), out)
+    model, data = str(plan.base.get("model", "tiny")), str(plan.base.get("data", "pydocs"))
+    go_offline(model, data + str((plan.finetune or {}).get("data", "")))
+
+    if flags.dry_run or flags.print_commands:
+        check(plan)
+        sweep.look()
+        announce(plan, sweep, out)
+        if flags.print_commands:
+            print_commands(sweep, shard)
+        else:
+            estimate(sweep, jobs, shard, flags.retry)
+        return 0
+
+    context = fork_server(model, *PRELOAD)  # imports while this process reads what there is
+    check(plan)
+    sweep.look()  # before anything is written into a folder that may be somebody else's
+    with locked(out, f"{shard[0]}-of-{shard[1]}"):
+        sweep.open()
+        announce(plan, sweep, out)
+        failed = carry_out(sweep, context, jobs=jobs, retry=flags.retry, shard=shard)
+    failing = {job.run.folder for job in failed}
+    for stage in STAGES:
+        mine = share(plan, stage, shard)
+        failing |= {run.folder for run in plan.of_stage(stage) if run.folder in mine and sweep.status(run) == FAILED}
+    if failing:
+        told = "1 run" if len(failing) == 1 else f"{len(failing)} runs"
+        print(f"{told} FAILED; the same command with --retry runs them again", file=sys.stderr)
+    without = sum(
+        run.parent is not None and sweep.status(run) not in FINISHED and sweep.values(run) is None
+        for run in plan.of_stage("finetune")
+    )
+    if without:
+        told = "1 fine-tuning run has" if without == 1 else f"{without} fine-tuning runs have"
+        print(f"{told} no model to start from, since its pretraining run is not DONE", file=sys.stderr)
+    left = sum(sweep.status(run) not in FINISHED for run in plan.runs)
+    print(f"{'done' if not left else 'so far'}   {out}: {len(plan.runs) - left} of {len(plan.runs)} runs")
+    print(f"next   python -m analysis.report {shlex.quote(str(out))} --out report.html")
+    return 1 if failing else 0
+
+
+def shard_of(text: str) -> tuple[int, int]:
+    """
+    >>> shard_of("2/8")
+    (2, 8)
+    """
+    index, _, number = text.partition("/")
+    if not (index.isdecimal() and number.isdecimal() and 1 <= int(index) <= int(number)):
+        raise UsageError(f"--shard must look like 2/8 (the second of eight parts), got {text!r}")
+    return int(index), int(number)
+
+
+def announce(plan: Plan, sweep: Sweep, out: Path) -> None:
+    """What is planned and how far it is."""
+    print(f"sweep  {plan.name}: {len(plan.arms)} arms, {len(plan.seeds)} seeds   folder {out}")
+    for stage in STAGES:
+        runs = plan.of_stage(stage)
+        if runs:
+            counts = collections.Counter(sweep.status(run) for run in runs)
+            told = ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
+            print(f"{stage:8}  {len(runs):4} runs: {told}")
+    sys.stdout.flush()
+
+
+def print_commands(sweep: Sweep, shard: tuple[int, int]) -> None:
+    """The runs that can be made now, one command a line; those of later stages depend on what these find."""
+    for stage in STAGES:
+        mine = share(sweep.plan, stage, shard)
+        todo = [job for job in sweep.to_do(stage, retry=True) if job.run.folder in mine]
+        for job in todo:
+            print(shlex.join(job.command))
+        if todo and stage == "tuning":
+            print("# the commands of the test runs depend on these; print them again afterwards", file=sys.stderr)
+            return
+
+
+def estimate(sweep: Sweep, jobs: int, shard: tuple[int, int], retry: bool) -> None:
+    """Time a few gradients and say how long the whole takes on this machine."""
+    from asyncsgd.estimate import Estimator
+
+    estimator = Estimator()
+    total = 0.0
+    for stage in STAGES:
+        mine = share(sweep.plan, stage, shard)
+        todo = [job for job in sweep.to_do(stage, retry=retry, pretend=True) if job.run.folder in mine]
+        if todo:
+            seconds = estimator.seconds(todo, jobs)
+            total += seconds
+            print(f"{stage:8}  {len(todo):4} runs to make: about {seconds / 60:.1f} minutes")
+    print(f"in all about {total / 60:.1f} minutes on this machine, {jobs} side by side where clocks are not measured")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,643 @@
+"""From a config to arms and runs, without running anything: names, blocks, budgets, shards, and every refusal."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncsgd.errors import UsageError
+from asyncsgd.plan import (
+    ENDPOINTS,
+    Plan,
+    PlannedRun,
+    fill_in,
+    flags_of,
+    make_plan,
+    read_config,
+    resolve,
+    sha256_of,
+)
+from asyncsgd.settings import flatten, make_settings, parse_settings
+from asyncsgd.sweep import check, share
+
+SYNC, ASYNC = {"mode": "sync"}, {"mode": "async"}
+RATES = {"learning_rate": [5.0e-4, 1.0e-3]}
+
+
+def config_of(**parts: Any) -> dict[str, Any]:
+    return {"name": "n", "algorithms": {"sync": SYNC, "async": ASYNC}, "conditions": [{"nproc": 2}], **parts}
+
+
+FULL = config_of(
+    base={"data": "pydocs", "samples": 64},
+    base_model={"samples": 64},
+    conditions=[{"nproc": 2}, {"nproc": [4, 8], "clock": "virtual"}],
+    seeds=[100, 101, 102],
+    replicates=2,
+    tuning={"grid": RATES, "seeds": [0, 1]},
+    finetune={"data": "pydocs", "repetitions": 2},
+    analysis={"reference": "sync", "primary": {"num_workers": 4, "clock": "virtual"}, "margins": {"loss": 0.02}},
+)
+
+
+def names_of(**parts: Any) -> list[str]:
+    return [arm.name for arm in make_plan(config_of(**parts)).arms]
+
+
+def folders_of(plan: Plan, stage: Any) -> list[str]:
+    return [run.folder for run in plan.of_stage(stage)]
+
+
+# ---- arms ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_arm_is_named_by_its_algorithm_its_workers_and_the_virtual_clock() -> None:
+    assert names_of(conditions=[{"nproc": [2, 4]}, {"nproc": 4, "clock": "virtual"}]) == [
+        "sync-w2",
+        "async-w2",
+        "sync-w4",
+        "async-w4",
+        "sync-w4-virtual",
+        "async-w4-virtual",
+    ]
+
+
+def test_what_is_the_same_in_all_conditions_of_a_clock_is_not_in_the_names_and_what_differs_is() -> None:
+    slow = "slow:worker=0,factor=3"
+    assert names_of(conditions={"nproc": 2, "clock": "virtual", "speeds": slow}) == [
+        "sync-w2-virtual",
+        "async-w2-virtual",
+    ]
+    assert names_of(
+        algorithms={"async": ASYNC}, conditions={"nproc": 2, "clock": "virtual", "speeds": [slow, "exponential:1.0"]}
+    ) == ["async-w2-speeds_slow_worker_0_factor_3-virtual", "async-w2-speeds_exponential_1.0-virtual"]
+    assert names_of(algorithms={"async": ASYNC}, conditions={"nproc": 2, "batch_size": [4, 8]}) == [
+        "async-w2-batch_size_4",
+        "async-w2-batch_size_8",
+    ]
+    two = [{"nproc": 2, "batch_size": 4}, {"nproc": 2, "clock": "measured", "batch_size": 8}]  # one clock, said or not
+    assert names_of(algorithms={"async": ASYNC}, conditions=two) == ["async-w2-batch_size_4", "async-w2-batch_size_8"]
+
+
+def test_lists_in_conditions_are_crossed_and_excluded_arms_are_left_out() -> None:
+    conditions = [{"nproc": [2, 4], "clock": ["measured", "virtual"]}]
+    everything = set(names_of(conditions=conditions))
+    assert len(everything) == 8
+    left = names_of(
+        conditions=conditions, exclude=[{"algorithm": "sync", "nproc": 4}, {"nproc": 2, "clock": "virtual"}]
+    )
+    assert everything - set(left) == {"sync-w4", "sync-w4-virtual", "sync-w2-virtual", "async-w2-virtual"}
+
+
+def test_an_algorithm_with_conditions_of_its_own_runs_under_these_alone() -> None:
+    single = {"mode": "single", "conditions": [{"batch_size": [4, 8]}]}
+    assert names_of(algorithms={"async": ASYNC, "single": single}, conditions={"nproc": [2, 4]}) == [
+        "async-w2",
+        "async-w4",
+        "single-w1-batch_size_4",
+        "single-w1-batch_size_8",
+    ]
+
+
+def test_workers_clock_and_speeds_of_the_base_belong_to_the_arm_as_if_its_condition_had_said_so() -> None:
+    condition = {"nproc": 4, "clock": "virtual", "speeds": "exponential:1.0"}
+    from_base = make_plan(config_of(base=condition, conditions=[{}], replicates=2))
+    from_conditions = make_plan(config_of(conditions=[condition], replicates=2))
+    assert from_base.arms == from_conditions.arms
+    assert from_base.runs == from_conditions.runs
+    written = from_base.as_json({}, {}, {}, {})["arms"][0]
+    assert (written["num_workers"], written["clock"], written["speeds"]) == (4, "virtual", "exponential:1.0")
+
+
+@pytest.mark.parametrize(
+    ("text", "filled"),
+    [
+        ("k_sync:quorum={nproc-1}", "k_sync:quorum=7"),
+        ("{max(1, nproc//2)}/{min(nproc, 3)}", "4/3"),
+        ("{2*nproc+1} and {nproc}", "17 and 8"),
+        ("nothing", "nothing"),
+    ],
+)
+def test_braces_are_filled_in_from_the_number_of_workers(text: str, filled: str) -> None:
+    assert fill_in(text, 8, "rule") == filled
+
+
+@pytest.mark.parametrize(
+    "inside",
+    ["nproc/2", "workers", "nproc//0", "", "1.5", "max()", "max(1, key=2)", "open('f')", "nproc**2", "True", "int(3)"],
+)
+def test_anything_else_in_braces_is_refused(inside: str) -> None:
+    with pytest.raises(UsageError, match=r"rule: .* is not understood; in braces stand nproc"):
+        fill_in("{" + inside + "}", 4, "rule")
+
+
+def test_placeholders_are_filled_in_by_the_workers_of_each_arm_in_settings_and_in_trials() -> None:
+    plan = make_plan(
+        config_of(
+            algorithms={
+                "ringmaster": {"mode": "async", "rule": "ringmaster:threshold={nproc}"},
+                "m_sync": {"mode": "async", "tune": {"rule": ["k_sync:quorum={nproc//2}", "k_sync:quorum={nproc-1}"]}},
+            },
+            conditions={"nproc": [4, 8]},
+            tuning={"grid": RATES},
+            seeds=[9],
+        )
+    )
+    assert plan.arm("ringmaster-w8").settings["rule"] == "ringmaster:threshold=8"
+    assert plan.arm("m_sync-w4").trials == ({"rule": "k_sync:quorum=2"}, {"rule": "k_sync:quorum=3"})
+
+
+def test_on_the_virtual_clock_synchronous_training_is_the_synchronous_rule() -> None:
+    (arm,) = make_plan(config_of(algorithms={"sync": SYNC}, conditions={"nproc": 4, "clock": "virtual"})).arms
+    assert arm.settings == {"mode": "async", "rule": "synchronous", "nproc": 4, "clock": "virtual"}
+    measured = {"mode": "sync", "nproc": 4}
+    assert resolve(measured) == measured
+    (arm,) = make_plan(
+        config_of(algorithms={"sync": {}}, base={"mode": "sync"}, conditions={"nproc": 4, "clock": "virtual"})
+    ).arms
+    assert (arm.settings["mode"], arm.settings["rule"]) == ("async", "synchronous")
+
+
+def test_values_have_the_types_that_settings_have_however_yaml_reads_them() -> None:
+    plan = make_plan(
+        config_of(
+            seeds=[9], tuning={"grid": {"learning-rate": ["1e-4", 0.0001]}}, conditions={"nproc": 2, "batch-size": "8"}
+        )
+    )
+    for arm in plan.arms:
+        assert arm.settings["batch_size"] == 8
+        assert arm.trials == ({"learning_rate": 1e-4}, {"learning_rate": 1e-4})
+        assert all(type(trial["learning_rate"]) is float for trial in arm.trials)
+    assert len(plan.of_stage("tuning")) == 2  # the two are one trial
+
+
+# ---- runs ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_arm_runs_once_in_every_block_in_an_order_of_the_blocks_own() -> None:
+    seeds = list(range(100, 112))
+    plan = make_plan(config_of(conditions={"nproc": [2, 3, 4]}, seeds=seeds))
+    orders = {}
+    for place, seed in enumerate(seeds):
+        block = plan.of_stage("test")[6 * place : 6 * (place + 1)]
+        assert {run.seed for run in block} == {seed}
+        assert Counter(run.arm for run in block) == Counter(arm.name for arm in plan.arms)
+        orders[seed] = tuple(run.arm for run in block)
+    assert len(set(orders.values())) > 6
+
+
+def test_the_order_is_a_function_of_the_config_alone() -> None:
+    random.seed(1)
+    runs = make_plan(FULL).runs
+    random.seed(2)
+    assert make_plan(copy.deepcopy(FULL)).runs == runs
+    other = make_plan({**FULL, "order_seed": 1}).runs
+    assert other != runs
+    assert sorted(run.folder for run in other) == sorted(run.folder for run in runs)
+
+
+def test_tuning_gives_every_arm_the_same_trials_on_seeds_that_are_never_tested() -> None:
+    plan = make_plan(FULL)
+    tuning = plan.of_stage("tuning")
+    budgets = Counter(run.arm for run in tuning)
+    assert budgets == {arm.name: 2 * 2 for arm in plan.arms}
+    assert {run.seed for run in tuning}.isdisjoint({run.seed for run in plan.of_stage("test")})
+    assert sorted(set(folders_of(plan, "tuning"))) == sorted(folders_of(plan, "tuning"))
+
+
+def test_equal_trials_of_an_arm_are_run_once() -> None:
+    rule = {"rule": ["k_sync:quorum={max(1, nproc//2)}", "k_sync:quorum=1"]}
+    plan = make_plan(
+        config_of(
+            algorithms={"k": {"mode": "async", "tune": rule}},
+            conditions={"nproc": [2, 4]},
+            tuning={"seeds": [0, 1]},
+            seeds=[9],
+        )
+    )
+    assert Counter(run.arm for run in plan.of_stage("tuning")) == {"k-w2": 2, "k-w4": 4}
+    assert all(run.trial == 0 for run in plan.of_stage("tuning") if run.arm == "k-w2")
+    assert len(plan.arm("k-w2").trials) == 2  # the budget is told as it was planned
+
+
+def test_only_the_measured_clock_has_replicates_since_virtual_ones_would_be_the_same_run() -> None:
+    plan = make_plan(FULL)
+    for arm in plan.arms:
+        runs = [run for run in plan.of_stage("test") if run.arm == arm.name]
+        assert len(runs) == len(plan.seeds) * (1 if arm.virtual else 2)
+    assert "test/sync-w2/s100-r1" in folders_of(plan, "test")
+
+
+def test_fine_tuning_starts_every_arm_of_a_block_and_the_baseline_with_one_seed() -> None:
+    plan = make_plan(FULL)
+    names = {arm.name for arm in plan.arms} | {"baseline"}
+    blocks: dict[tuple[int, int | None], set[str]] = {}
+    for run in plan.of_stage("finetune"):
+        assert run.parent == (None if run.arm == "baseline" else f"test/{run.arm}/s{run.seed}")
+        blocks.setdefault((run.seed, run.finetune_seed), set()).add(run.arm)
+    assert blocks == {(seed, 1000 * seed + repetition): names for seed in plan.seeds for repetition in (0, 1)}
+    without = make_plan({**FULL, "finetune": {"data": "pydocs", "baseline": False, "learning-rate": "1e-4"}})
+    assert all(run.parent is not None for run in without.of_stage("finetune"))
+    assert without.finetune == {"data": "pydocs", "baseline": False, "repetitions": 1, "learning_rate": 1e-4}
+
+
+def test_the_settings_of_a_run_are_base_arm_trial_and_seed_the_later_ones_winning() -> None:
+    plan = make_plan({**FULL, "base": {"data": "pydocs", "samples": 64, "learning-rate": 1.0}})
+    tuning = next(run for run in plan.of_stage("tuning") if run.arm == "sync-w2" and run.trial == 1)
+    assert plan.values(tuning, {}) == {
+        "data": "pydocs",
+        "samples": 64,
+        "learning_rate": 1.0e-3,
+        "mode": "sync",
+        "nproc": 2,
+        "seed": tuning.seed,
+    }
+    test = next(run for run in plan.of_stage("test") if run.arm == "async-w4-virtual")
+    assert plan.values(test, {test.arm: {"learning_rate": 0.25}})["learning_rate"] == 0.25
+    with pytest.raises(KeyError):
+        plan.values(test, {})
+    (base,) = plan.of_stage("base")
+    assert plan.values(base, {}) == {"samples": 64, "mode": "single"}
+
+
+def test_plan_json_tells_arms_trials_and_runs_and_is_json() -> None:
+    plan = make_plan(FULL)
+    chosen = {"sync-w2": {"learning_rate": 5.0e-4}}
+    told = json.loads(
+        json.dumps(plan.as_json(chosen, {("sync-w2", 0): [6.0, None]}, {("sync-w2", 0): None}, {"sync-w2": 6.1}))
+    )
+    assert [told["schema"], told["study"], told["config_sha256"]] == [1, "n", sha256_of(FULL)]
+    (arm,) = (arm for arm in told["arms"] if arm["name"] == "sync-w2")
+    assert arm == {
+        "name": "sync-w2",
+        "algorithm": "sync",
+        "settings": {"mode": "sync", "nproc": 2},
+        "num_workers": 2,
+        "clock": "measured",
+        "speeds": None,
+        "chosen": {"learning_rate": 5.0e-4},
+        "trials": [
+            {"settings": {"learning_rate": 5.0e-4}, "seeds": [0, 1], "losses": [6.0, None], "score": None},
+            {"settings": {"learning_rate": 1.0e-3}, "seeds": [0, 1], "losses": [], "score": None},
+        ],
+    }
+    assert {arm["chosen"] is None for arm in told["arms"] if arm["name"] != "sync-w2"} == {True}
+    assert [PlannedRun(**run) for run in told["runs"]] == list(plan.runs)
+    assert told["targets"] == {"sync-w2": 6.1}
+
+
+def shuffled(value: Any, draw: random.Random) -> Any:
+    if isinstance(value, dict):
+        keys = list(value)
+        draw.shuffle(keys)
+        return {key: shuffled(value[key], draw) for key in keys}
+    return [shuffled(item, draw) for item in value] if isinstance(value, list) else value
+
+
+@given(st.integers(0, 2**32))
+def test_the_hash_of_a_config_does_not_depend_on_the_order_of_its_keys(seed: int) -> None:
+    assert sha256_of(shuffled(FULL, random.Random(seed))) == sha256_of(FULL)
+
+
+def test_the_hash_of_a_config_depends_on_every_value() -> None:
+    for other in ({**FULL, "seeds": [100, 102, 101]}, {**FULL, "order_seed": 0}, {**FULL, "replicates": 3}):
+        assert sha256_of(other) != sha256_of(FULL)
+
+
+# ---- shards --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 5, 8, 1000])
+@pytest.mark.parametrize("stage", ["base", "tuning", "test", "finetune"])
+def test_shards_are_a_partition_of_every_stage(stage: Any, number: int) -> None:
+    plan = make_plan(FULL)
+    counts = Counter(folder for index in range(1, number + 1) for folder in share(plan, stage, (index, number)))
+    assert counts == dict.fromkeys(folders_of(plan, stage), 1)
+
+
+@pytest.mark.parametrize("number", [2, 3, 7])
+def test_a_measured_block_stays_on_one_machine(number: int) -> None:
+    plan = make_plan(FULL)
+    owner = {folder: index for index in range(1, number + 1) for folder in share(plan, "test", (index, number))}
+    for seed in plan.seeds:
+        measured = [run for run in plan.of_stage("test") if run.seed == seed and not plan.arm(run.arm).virtual]
+        assert len(measured) == 4
+        assert len({owner[run.folder] for run in measured}) == 1
+
+
+# ---- flags ---------------------------------------------------------------------------------------------------------
+
+texts = st.text("abc/=:._-09", min_size=1, max_size=12).filter(lambda text: not text.startswith("-"))
+possible = st.fixed_dictionaries(
+    {},
+    optional={
+        "mode": st.sampled_from(["single", "sync", "async", "hogwild"]),
+        "nproc": st.integers(1, 9),
+        "rule": st.sampled_from(["asynchronous", "k_sync:quorum=2"]),
+        "clock": st.sampled_from(["measured", "virtual"]),
+        "speeds": st.sampled_from(["exponential:1.0", "slow:worker=0,factor=3"]),
+        "seed": st.integers(0, 2**32 - 1),
+        "samples": st.sampled_from([9600, 64]),
+        "seconds": st.sampled_from([60.0, 0.125]),
+        "target_loss": st.floats(1e-9, 1e9),
+        "optimizer": st.sampled_from(["adamw", "sgd"]),
+        "learning_rate": st.sampled_from([5e-4, 0.1, 1e-30, 0.3]),
+        "schedule": st.sampled_from(["linear", "constant", "cosine"]),
+        "weight_decay": st.floats(0, 10),
+        "data": texts,
+        "eval_data": texts,
+        "model": texts,
+        "run_dir": texts,
+        "overwrite": st.booleans(),
+    },
+)
+
+
+@given(possible)
+def test_the_flags_of_settings_read_back_to_the_same_settings(values: dict[str, Any]) -> None:
+    try:
+        settings = make_settings(values)
+    except UsageError:
+        return  # not settings that a run can have
+    read = parse_settings(flags_of(settings), prog="p", description="", examples="").settings
+    assert flatten(read) == flatten(settings)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"optimizer": "sgd", "learning_rate": 5e-4},  # the default of the other optimizer
+        {"seconds": 60.0, "samples": 9600},  # the default where seconds are not given
+        {"seconds": 60.0, "samples": 9600, "schedule": "cosine"},
+        {"seconds": 60.0},
+    ],
+)
+def test_a_default_that_follows_from_another_setting_is_said_where_it_does_not_follow(values: dict[str, Any]) -> None:
+    settings = make_settings(values)
+    assert flatten(parse_settings(flags_of(settings), prog="p", description="", examples="").settings) == flatten(
+        settings
+    )
+
+
+# ---- what is refused -----------------------------------------------------------------------------------------------
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"algorithm": {}}, r"the config: unknown key 'algorithm'; did you mean 'algorithms'\?"),
+    ({"name": 3}, "name must be text, got 3"),
+    ({"name": "../up"}, "name has letters, digits"),
+    ({"base": [1]}, r"base must hold keys and values, got \[1\]"),
+    ({"base": {"seed": 3}}, "base: seed is decided by the sweep; seeds go to the key seeds, the folder to --out"),
+    ({"base": {"run-dir": "x"}}, "base: run_dir is decided by the sweep"),
+    ({"base": {"samples": 8, "batch-size": 2, "batch_size": 4}}, "base: batch_size is there twice; keep one"),
+    ({"base": {"samplse": 8}}, r"arm sync-w2: unknown key 'samplse'; did you mean 'samples'\?"),
+    ({"base": {1: 2}}, "base: the key 1 is not text; put it in quotes"),
+    ({"base_model": {"mode": "sync"}}, "base_model: mode is decided by the sweep"),
+    ({"base_model": {"seed": "x"}}, "base_model: --seed must be a whole number, got 'x'"),
+    ({"base_model": {}, "base": {"model": "tiny"}}, "base_model makes the model .* take model out of base"),
+    ({"algorithms": {}}, r"the config names no algorithms; write e.g. algorithms: \{sync: \{mode: sync\}\}"),
+    ({"algorithms": {"a-b": ASYNC}}, "algorithms.a-b: a name has letters, digits, _ and . only"),
+    ({"algorithms": {"sync": "sync"}}, "algorithms.sync must hold keys and values, got 'sync'"),
+    ({"algorithms": {"sync": {"mode": "snyc"}}}, r"arm sync-w2: --mode must be one of .* did you mean 'sync'\?"),
+    ({"algorithms": {"sync": {"mode": "sync", "seed": 1}}}, "algorithms.sync: seed is decided by the sweep"),
+    ({"algorithms": {"sync": {"mode": "sync", "rule": "asynchronos"}}}, "arm sync-w2: --rule is for --mode async"),
+    ({"algorithms": {"a": {"tune": RATES}}}, r"algorithms.a.tune: there is no tuning; write tuning: \{seeds: \[0\]\}"),
+    ({"tuning": {}, "seeds": [9]}, r"algorithms.sync: nothing to tune; write tune: \{...\} there, or tuning: \{grid"),
+    ({"conditions": []}, r"conditions is empty; write e.g. conditions: \[\{nproc: \[2, 4\]\}\]"),
+    ({"conditions": {"nproc": []}}, "conditions is empty"),
+    ({"conditions": {"seed": [0, 1]}}, "conditions: seed is decided by the sweep"),
+    ({"conditions": {"clock": {"a": 1}}}, "conditions.clock must be a value or a list of values"),
+    ({"conditions": {"nproc": "2"}}, "nproc of algorithms.sync must be a whole number of at least 1, got '2'"),
+    ({"conditions": {"nproc": 0}}, "nproc of algorithms.sync must be a whole number of at least 1, got 0"),
+    ({"conditions": [{"nproc": 2}, {"nproc": 2}]}, "two arms are both called sync-w2; conditions must not repeat"),
+    ({"exclude": {"nproc": 2}}, "exclude must be a list"),
+    ({"exclude": [{"nproc": 2}]}, "exclude leaves no arm; take an entry out of it"),
+    ({"exclude": [{"algoritm": "sync"}]}, r"exclude: no arm is \{'algoritm': 'sync'\}; an entry names what arms have"),
+    ({"seeds": 3}, r"seeds must be a list, got 3; write \[3\]"),
+    ({"seeds": []}, "seeds must name each seed once, and at least one"),
+    ({"seeds": [1, 1]}, r"seeds must name each seed once, and at least one, got \[1, 1\]"),
+    ({"seeds": [True]}, "seeds must be a whole number of at least 0, got True"),
+    ({"seeds": [2**32]}, "seeds must be less than 4294967296"),
+    ({"replicates": 0}, "replicates must be a whole number of at least 1, got 0"),
+    ({"order_seed": -1}, "order_seed must be a whole number of at least 0, got -1"),
+    ({"tuning": {"grid": RATES, "seeds": [0]}}, r"tuning.seeds and seeds share \[0\]; a seed that chose"),
+    ({"tuning": {"grids": RATES}}, r"tuning: unknown key 'grids'; did you mean 'grid'\?"),
+    ({"tuning": {"grid": {"learning_rate": 1.0e-3}}}, r"tuning.grid.learning_rate must be a list, got 0.001; write"),
+    ({"tuning": {"grid": {}}}, "tuning.grid must list values of at least one setting"),
+    ({"tuning": {"grid": {"samples": [8, 16]}}}, "tuning.grid: samples is not tuned, it is what is compared"),
+    ({"tuning": {"grid": {"seed": [8, 16]}}}, "tuning.grid: seed is decided by the sweep"),
+    ({"tuning": {"grid": {"learning_rate": ["fast"]}}, "seeds": [9]}, "arm sync-w2: --learning-rate must be a number"),
+    (
+        {"tuning": {"grid": RATES}, "seeds": [9], "algorithms": {"a": ASYNC, "b": {"tune": {"beta1": [0.9]}}}},
+        r"tuning budgets differ \(trials per arm: a-w2 2, b-w2 1\); give every algorithm the same number",
+    ),
+    ({"finetune": {"repetitions": 0}}, "finetune.repetitions must be a whole number of at least 1, got 0"),
+    ({"finetune": {"repetitions": 1001}}, "finetune.repetitions must be at most 1000"),
+    ({"finetune": {"baseline": "yes"}}, "finetune.baseline must be true or false, got 'yes'"),
+    ({"finetune": {"sampels": 8}}, r"finetune: unknown key 'sampels'; did you mean 'samples'\?"),
+    ({"finetune": {"samples": 8, "epochs": 1}}, "finetune: --epochs 1 and --samples 8 both say how long"),
+    ({"finetune": {"init-from": "x"}}, "finetune: init_from is decided by the sweep; .* repetitions: 3"),
+    ({"finetune": {}, "seeds": [4294967]}, "seeds must be less than 4294967 where fine-tuning"),
+    (
+        {"analysis": {"reference": "snyc"}},
+        r"analysis.reference must be one of sync, async, got 'snyc'; did you mean 'sync'",
+    ),
+    ({"analysis": {"reference": "sync", "primary": {"endpoint": "loss"}}}, "analysis.primary.endpoint must be one of"),
+    ({"analysis": {"reference": "sync"}}, "analysis: time_to_target needs a target: tuning runs .* target_loss: 6.2"),
+    ({"analysis": {"reference": "sync", "primary": {"endpoint": "macro_f1"}}}, "macro_f1 is of fine-tuning runs; add"),
+    ({"analysis": {"reference": "sync", "target_loss": "1e-4"}}, "YAML reads 1e-4 as text, write 1.0e-4"),
+    ({"analysis": {"reference": "sync", "target_loss": float("nan")}}, "analysis.target_loss must be a number above 0"),
+    ({"analysis": {"reference": "sync", "alpha": 2}}, "analysis.alpha must be a number above 0 and at most 1, got 2"),
+    ({"analysis": {"reference": "sync", "margins": {"los": 1}}}, r"analysis.margins: unknown key 'los'; did you mean"),
+    (
+        {"analysis": {"reference": "sync", "primary": {"num_workers": 3}}},
+        r"analysis.primary must name one of the conditions: \{num_workers: 2, clock: measured\}; got",
+    ),
+    (
+        {
+            "conditions": {"nproc": [2, 4]},
+            "exclude": [{"algorithm": "sync", "nproc": 4}],
+            "analysis": {"reference": "sync", "primary": {"num_workers": 4, "endpoint": "loss_at_equal_samples"}},
+        },
+        "analysis: the reference sync has no arm with {num_workers: 4, clock: measured}",
+    ),
+]
+
+
+@pytest.mark.parametrize(("parts", "message"), REFUSED, ids=[message[:50] for _, message in REFUSED])
+def test_what_is_wrong_is_named_with_what_to_write_instead(parts: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make_plan(config_of(**parts))
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"algorithms": {"a": {"rule": "asynchronos"}}}, r"arm a-w2: .*asynchronos.*; did you mean 'asynchronous'\?"),
+        ({"conditions": {"nproc": 2, "speeds": "slow:worker=2,factor=3"}}, "arm sync-w2: .*worker"),
+        ({"conditions": {"nproc": 2, "clock": "virtual", "network": "bites=3"}}, "arm sync-w2-virtual: .*bites"),
+    ],
+)
+def test_rules_speeds_and_networks_are_read_before_anything_runs(parts: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        check(make_plan(config_of(**parts)))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name: [", "is not YAML: while parsing"),
+        ("- 1", "must hold keys and values"),
+        ("", "must hold keys and values"),
+        ("seeds: [1]\nseeds: [2]\n", r"the key 'seeds' is there twice \(line 1\); keep one"),
+        ("algorithms:\n  a: {mode: sync}\n  a: {mode: async}\n", "the key 'a' is there twice"),
+        ("base: &base {data: [*base]}", "holds itself; write it out"),
+        ("name: 2020-13-45", "is not YAML: month must be in"),
+        ("name: \x00", "is not YAML"),
+    ],
+)
+def test_a_file_that_is_no_config_is_refused_by_its_name(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=message) as raised:
+        read_config(path)
+    assert str(path) in str(raised.value)
+
+
+def test_a_file_that_cannot_be_read_is_refused_with_where_examples_are(tmp_path: Path) -> None:
+    (tmp_path / "latin").write_bytes(b"name: \xff")
+    for path in (tmp_path, tmp_path / "nothing.yaml", tmp_path / "latin"):
+        with pytest.raises(UsageError, match=r"cannot be read .* experiments/configs/ has examples"):
+            read_config(path)
+
+
+def test_a_date_is_refused_since_the_hash_could_not_hold_it(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("algorithms: {a: {data: 2020-01-01}}\n")
+    with pytest.raises(UsageError, match=r"algorithms\.a\.data: YAML reads 2020-01-01 as a date; put it in quotes"):
+        make_plan(read_config(path))
+
+
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[1] / "experiments" / "configs").glob("*.yaml")), ids=str
+)
+def test_every_config_that_is_shipped_can_be_planned(path: Path) -> None:
+    plan = make_plan(read_config(path))
+    check(plan)
+    assert plan.name == path.stem
+    assert_invariants(plan)
+
+
+# ---- any config ----------------------------------------------------------------------------------------------------
+
+junk = st.sampled_from([None, True, 0, 1, 2, -1, 0.5, "", "x", "2", "1e-3", "{nproc}", "{nproc", [], [1], {}, {"a": 1}])
+names = st.sampled_from(["mode", "nproc", "clock", "rule", "learning_rate", "batch-size", "samples", "seed", "x"])
+values = junk | st.sampled_from(["sync", "async", "single", "virtual", "measured", "synchronous", 4, 1e-3])
+some_settings = st.dictionaries(names, values, max_size=2)
+algorithms = st.dictionaries(
+    st.sampled_from(["a", "b", "sync"]),
+    st.sampled_from(
+        [SYNC, ASYNC, {}, {"mode": "async", "rule": "k_sync:quorum={nproc-1}"}, {"conditions": {"nproc": 3}}]
+    ),
+    min_size=1,
+)
+conditions = st.lists(
+    st.fixed_dictionaries(
+        {"nproc": st.sampled_from([1, 2, [2, 4]])},
+        optional={"clock": st.sampled_from(["measured", "virtual"]), "batch-size": st.sampled_from([4, [4, 8]])},
+    ),
+    min_size=1,
+    max_size=2,
+)
+analysis = st.fixed_dictionaries(
+    {"reference": st.sampled_from(["a", "sync"])},
+    optional={
+        "primary": st.fixed_dictionaries(
+            {"num_workers": st.sampled_from([1, 2, 4]), "clock": st.sampled_from(["measured", "virtual"])},
+            optional={"endpoint": st.sampled_from(ENDPOINTS)},
+        ),
+        "margins": st.just({"loss": 0.1}),
+        "target_loss": st.just(6.0),
+    },
+)
+sound = st.fixed_dictionaries(
+    {"algorithms": algorithms, "conditions": conditions, "seeds": st.sampled_from([[1], [3, 2, 1]])},
+    optional={
+        "base": st.sampled_from([{}, {"samples": 8}, {"clock": "virtual"}, {"learning-rate": "1e-3"}]),
+        "base_model": st.sampled_from([None, {}, {"samples": 8, "seed": 3}]),
+        "exclude": st.sampled_from([[], [{"algorithm": "a"}], [{"nproc": 2}]]),
+        "replicates": st.integers(1, 3),
+        "tuning": st.fixed_dictionaries(
+            {"grid": st.sampled_from([RATES, {"learning-rate": ["1e-3"]}, {"beta1": [0.5, 0.5], **RATES}])},
+            optional={"seeds": st.sampled_from([[9], [9, 8]])},
+        ),
+        "finetune": st.fixed_dictionaries(
+            {"data": st.just("pydocs")}, optional={"repetitions": st.integers(1, 2), "baseline": st.booleans()}
+        ),
+        "analysis": analysis,
+        "order_seed": st.integers(0, 2),
+    },
+)
+spoiled = st.dictionaries(
+    st.sampled_from(["name", "base", "base_model", "algorithms", "conditions", "exclude", "seeds", "replicates"])
+    | st.sampled_from(["tuning", "finetune", "analysis", "order_seed", "unknown"]),
+    junk | some_settings | st.lists(some_settings, max_size=2) | st.dictionaries(st.sampled_from("ab"), some_settings),
+    max_size=1,
+)
+anything = st.builds(lambda some, others: {**some, **others}, sound, spoiled)
+
+
+def keys_of(run: PlannedRun) -> Iterator[object]:
+    yield from (run.folder, (run.stage, run.arm, run.seed, run.replicate, run.trial, run.finetune_seed))
+
+
+def assert_invariants(plan: Plan) -> None:
+    """What holds for every plan, whatever the config."""
+    names = [arm.name for arm in plan.arms]
+    assert names
+    assert len(set(names)) == len(names)
+    for number in (0, 1):
+        assert max(Counter([*keys_of(run)][number] for run in plan.runs).values()) == 1
+    assert [run.stage for run in plan.runs] == sorted(
+        (run.stage for run in plan.runs), key=["base", "tuning", "test", "finetune"].index
+    )
+    assert set(plan.seeds).isdisjoint(plan.tuning_seeds)
+    assert len({len(arm.trials) for arm in plan.arms}) == 1
+    blocks = Counter((run.seed, run.arm) for run in plan.of_stage("test") if not run.replicate)
+    assert blocks == {(seed, name): 1 for seed in plan.seeds for name in names}
+    tests = {run.folder for run in plan.of_stage("test")}
+    assert all(run.parent in tests or run.arm == "baseline" for run in plan.of_stage("finetune"))
+    chosen = {arm.name: arm.trials[0] for arm in plan.arms if arm.trials}
+    for run in plan.runs:
+        if run.stage != "finetune":
+            settings = make_settings(plan.values(run, chosen))
+            assert settings.job.seed == run.seed
+            if run.stage != "base":
+                arm = plan.arm(run.arm)
+                assert (settings.job.clock == "virtual") == arm.virtual
+                assert f"-w{settings.job.nproc}" in arm.name
+    if plan.analysis is not None:
+        places = {(arm.algorithm, arm.settings.get("nproc", 1), arm.virtual) for arm in plan.arms}
+        analysis = plan.analysis
+        assert (analysis.reference, analysis.num_workers, analysis.clock == "virtual") in places
+    json.dumps(plan.as_json(chosen, {}, {}, {}))
+
+
+@given(anything)
+def test_any_config_is_planned_soundly_or_refused_and_nothing_else(config: dict[str, Any]) -> None:
+    before = copy.deepcopy(config)
+    try:
+        plan = make_plan(config)
+    except UsageError:
+        return
+    finally:
+        assert config == before
+    assert_invariants(plan)

@@ -1,0 +1,685 @@
+"""Sweeps made for real on a small text: in order, once each, stopped and killed anywhere, and the same afterwards."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+import os
+import random
+import shlex
+import shutil
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from running import sentences
+from test_faults import Command, needs_proc, num_evaluations, until
+
+from asyncsgd.errors import UsageError
+from asyncsgd.plan import Plan, make_plan
+from asyncsgd.record import read_events
+from asyncsgd.sweep import Job, Sweep, alone, locked, share
+
+EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
+SCRIPT = EXPERIMENTS / "sweep.py"
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"{name}_script", EXPERIMENTS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+sweep_script, stilt_mlm = script("sweep"), script("stilt_mlm")
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A sweep of 2 arms, 2 trials each (one of them diverges), and 2 seeds, all on the virtual clock."""
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "train.txt").write_text(sentences(200, seed=0))
+    (folder / "eval.txt").write_text(sentences(20, seed=1))
+    text = {
+        "data": str(folder / "train.txt"),
+        "eval_data": str(folder / "eval.txt"),
+        "cache_dir": str(folder / "cache"),
+        "seq_len": 16,
+        "batch_size": 2,
+        "warmup": 0,
+        "device": "cpu",
+    }
+    return {
+        "name": "small",
+        "base_model": {**text, "vocab_size": 512, "samples": 4, "evaluations": 1},
+        "base": {**text, "samples": 12, "evaluations": 3},
+        "algorithms": {"sync": {"mode": "sync"}, "async": {"mode": "async"}},
+        "conditions": {"nproc": 2, "clock": "virtual", "speeds": "slow:worker=0,factor=3"},
+        "seeds": [100, 101],
+        "tuning": {"grid": {"learning_rate": [1.0e30, 2.0e-3, 1.0e-3]}, "seeds": [0]},
+        "analysis": {"reference": "sync", "margins": {"loss": 0.02}},
+    }
+
+
+def written(config: dict[str, Any], folder: Path) -> Path:
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def sweep(config: Path, out: Path, *flags: str) -> int:
+    """The script, in this process."""
+    arguments = [str(config), "--out", str(out), *flags]
+    before = sys.argv
+    sys.argv = ["sweep.py", *arguments]
+    try:
+        return int(sweep_script.main())
+    finally:
+        sys.argv = before
+
+
+def plan_of(out: Path) -> Plan:
+    return make_plan(yaml.safe_load((out / "sweep.yaml").read_text()))
+
+
+def summary_of(out: Path, folder: str) -> dict[str, Any]:
+    return json.loads((out / folder / "summary.json").read_text())
+
+
+def results_of(out: Path) -> dict[str, Any]:
+    """What must be the same however the sweep was cut: parameters and virtual seconds of every run."""
+    plan = plan_of(out)
+    found = {}
+    for run in plan.runs:
+        summary = summary_of(out, run.folder)
+        virtual = run.stage != "base" and plan.arm(run.arm).virtual
+        found[run.folder] = (
+            summary["status"],
+            summary["parameters_sha256"],
+            summary["train_seconds"] if virtual else None,
+        )
+    return found
+
+
+def files_of(out: Path) -> dict[str, tuple[int, int]]:
+    """Every file below the folder, with its inode and its time: what has been written, and what has not."""
+    stats = {path: path.stat() for path in out.rglob("*") if path.is_file() and not path.name.startswith(".lock")}
+    return {str(path.relative_to(out)): (stat.st_ino, stat.st_mtime_ns) for path, stat in stats.items()}
+
+
+def forget(out: Path, folder: str, status: str = "FAILED") -> None:
+    """Let a finished run look as if it had ended in another way."""
+    path = out / folder / "summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "status": status, "message": "as told"}))
+
+
+@pytest.fixture(scope="module")
+def unbroken(small: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """(config, folder) of a sweep that nobody has disturbed; tests copy it before they change it."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    config, out = written(small, folder), folder / "out"
+    assert sweep(config, out) == 0
+    return config, out
+
+
+@pytest.fixture
+def finished(unbroken: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
+    """A copy of `unbroken` that may be changed; a sweep's folder can be moved."""
+    config, out = unbroken
+    shutil.copytree(out, tmp_path / "out")
+    return config, tmp_path / "out"
+
+
+# ---- one sweep from end to end --------------------------------------------------------------------------------------
+
+
+def test_every_run_of_the_plan_is_made_in_its_folder_with_its_settings(unbroken: tuple[Path, Path]) -> None:
+    _, out = unbroken
+    plan = plan_of(out)
+    assert len(plan.runs) == 1 + 2 * 3 + 2 * 2
+    carried_out = Sweep(plan, "", out)
+    carried_out.choose()
+    for run in plan.runs:
+        summary = summary_of(out, run.folder)
+        diverges = run.trial == 0
+        assert summary["status"] == ("DIVERGED" if diverges else "DONE")
+        values = carried_out.values(run)
+        assert values is not None
+        told = yaml.safe_load((out / run.folder / "settings.yaml").read_text())
+        assert {key: told[key] for key in values if key in told} == {key: values[key] for key in values if key in told}
+        assert (out / "logs" / (run.folder.replace("/", "-") + ".txt")).stat().st_size > 0
+    assert not list(out.rglob("*.before-*"))
+    assert not list(out.rglob("*.partial"))
+
+
+def test_the_chosen_trial_has_the_lowest_mean_loss_and_a_diverged_one_is_never_chosen(
+    unbroken: tuple[Path, Path],
+) -> None:
+    _, out = unbroken
+    told = json.loads((out / "plan.json").read_text())
+    for arm in told["arms"]:
+        finals = [summary_of(out, f"tuning/{arm['name']}/t{trial}-s0").get("final_eval_loss") for trial in (1, 2)]
+        assert [trial["losses"] for trial in arm["trials"]] == [[None], [finals[0]], [finals[1]]]
+        assert [trial["score"] for trial in arm["trials"]] == [None, *finals]
+        best = [2.0e-3, 1.0e-3][finals.index(min(finals))]
+        assert arm["chosen"] == {"learning_rate": best}
+        for seed in (100, 101):
+            assert yaml.safe_load((out / f"test/{arm['name']}/s{seed}/settings.yaml").read_text())["learning_rate"] == (
+                best
+            )
+
+
+def scored(small: dict[str, Any], out: Path, losses: dict[str, list[float | None]]) -> Sweep:
+    """A sweep whose tuning runs ended with given losses; None has diverged. No run is made."""
+    config = {**small, "base_model": None, "tuning": {"grid": {"learning_rate": [1.0, 2.0, 3.0]}, "seeds": [0, 1]}}
+    plan = make_plan(config)
+    for run in plan.of_stage("tuning"):
+        number = (run.trial or 0) * 2 + run.seed
+        loss = losses[run.arm][number]
+        folder = out / run.folder
+        folder.mkdir(parents=True)
+        status = "DIVERGED" if loss is None else "DONE"
+        (folder / "summary.json").write_text(json.dumps({"status": status, "final_eval_loss": loss or 1.0}))
+        curve = [8.0, (loss or 1.0) - 0.5, loss]
+        records = [{"kind": "header", "schema": 1}, *({"kind": "evaluate", "loss": value} for value in curve)]
+        (folder / "events.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return Sweep(plan, "", out)
+
+
+SYNC, ASYNC = "sync-w2-virtual", "async-w2-virtual"
+
+
+def test_trials_are_judged_by_the_mean_over_seeds_and_one_divergence_rules_a_trial_out(
+    small: dict[str, Any], tmp_path: Path
+) -> None:
+    made = scored(small, tmp_path, {SYNC: [4.0, 7.0, 5.0, 5.0, 1.0, None], ASYNC: [6.0, 6.0, 5.0, 7.0, 9.0, 9.0]})
+    assert made.choose() == []
+    assert made.chosen == {SYNC: {"learning_rate": 2.0}, ASYNC: {"learning_rate": 1.0}}  # of equal ones the first
+
+
+def test_nothing_is_chosen_for_an_arm_before_all_its_trials_are_finished(small: dict[str, Any], tmp_path: Path) -> None:
+    made = scored(small, tmp_path, {SYNC: [4.0] * 6, ASYNC: [4.0] * 6})
+    forget(tmp_path, f"tuning/{SYNC}/t2-s1", "INTERRUPTED")
+    assert [run.folder for run in made.choose()] == [f"tuning/{SYNC}/t2-s1"]
+    assert set(made.chosen) == {ASYNC}
+
+
+def test_the_target_is_a_share_of_the_median_improvement_of_the_references_pilot_runs(
+    small: dict[str, Any], tmp_path: Path
+) -> None:
+    made = scored(small, tmp_path, {SYNC: [4.0, 5.0, 6.0, 6.0, 7.0, 7.0], ASYNC: [1.0] * 6})
+    made.choose()
+    made.register()
+    registered = yaml.safe_load((tmp_path / "analysis.yaml").read_text())
+    best = statistics.median([3.5, 4.5])  # the lowest of each curve, not its last
+    assert registered["targets"] == {SYNC: round(8.0 - 0.95 * (8.0 - best), 6)}
+    assert registered["target_from"].startswith("95 % of the median improvement of 2 pilot runs of the reference")
+    assert json.loads((tmp_path / "plan.json").read_text())["targets"] == registered["targets"]
+
+
+def test_the_registered_target_is_what_the_formula_says_of_the_recorded_evaluations(
+    unbroken: tuple[Path, Path],
+) -> None:
+    _, out = unbroken
+    (arm,) = (arm for arm in json.loads((out / "plan.json").read_text())["arms"] if arm["name"] == SYNC)
+    trial = [trial["settings"] for trial in arm["trials"]].index(arm["chosen"])
+    losses = [
+        record["loss"]
+        for record in read_events(out / f"tuning/{SYNC}/t{trial}-s0/events.jsonl")
+        if record["kind"] == "evaluate"
+    ]
+    assert len(losses) == 4
+    target = round(losses[0] - 0.95 * (losses[0] - min(losses)), 6)
+    assert yaml.safe_load((out / "analysis.yaml").read_text()) == {
+        "schema": 1,
+        "study": "small",
+        "reference": "sync",
+        "primary": {"endpoint": "time_to_target", "num_workers": 2, "clock": "virtual"},
+        "alpha": 0.05,
+        "margins": {"loss": 0.02},
+        "num_seeds": 2,
+        "targets": {SYNC: target},
+        "target_from": "95 % of the median improvement of 1 pilot run of the reference (its chosen trial, tuning "
+        "seeds)",
+    }
+
+
+def test_the_analysis_is_registered_before_the_first_test_run(unbroken: tuple[Path, Path]) -> None:
+    _, out = unbroken
+    registered = (out / "analysis.yaml").stat().st_mtime_ns
+    assert all(path.stat().st_mtime_ns < registered for path in out.glob("tuning/*/*/summary.json"))
+    assert all(path.stat().st_mtime_ns > registered for path in out.glob("test/*/*/settings.yaml"))
+
+
+# ---- going on -------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_done_is_not_run_again_and_nothing_of_it_is_written(
+    unbroken: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, out = unbroken
+    before = files_of(out)
+    assert sweep(config, out) == 0
+    after = files_of(out)
+    assert {name for name in after if after[name] != before.get(name)} == {"sweep.yaml", "plan.json"}
+    assert set(after) == set(before)
+    said = capsys.readouterr()
+    assert f"done   {out}: 11 of 11 runs\nnext   python -m analysis.report {out} --out report.html\n" in said.out
+    assert said.err == ""
+
+
+def test_a_failed_run_is_told_and_run_again_only_with_retry(
+    finished: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, out = finished
+    folder = f"test/{ASYNC}/s101"
+    before = results_of(out)
+    forget(out, folder)
+    assert sweep(config, out) == 1
+    said = capsys.readouterr()
+    assert said.err == "1 run FAILED; the same command with --retry runs them again\n"
+    assert f"so far   {out}: 10 of 11 runs" in said.out
+    assert not (out / f"{folder}.before-1").exists()
+    assert sweep(config, out, "--retry") == 0
+    assert summary_of(out, f"{folder}.before-1")["status"] == "FAILED"  # kept beside the new attempt
+    assert results_of(out) == before
+
+
+def test_an_interrupted_or_torn_run_is_run_again_by_itself(finished: tuple[Path, Path]) -> None:
+    config, out = finished
+    before = results_of(out)
+    forget(out, f"test/{ASYNC}/s100", "INTERRUPTED")
+    torn = out / f"test/{SYNC}/s101"
+    (torn / "summary.json").write_text('{"status": "DO')
+    (torn / "settings.yaml").write_text("mode: asy")  # killed while it was written
+    assert sweep(config, out) == 0
+    assert results_of(out) == before
+    assert len(list(out.rglob("*.before-1"))) == 2
+
+
+def test_a_sweep_does_not_go_on_with_another_config(
+    finished: tuple[Path, Path], small: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, out = finished
+    before = files_of(out)
+    other = written({**small, "seeds": [100, 102]}, tmp_path)
+    assert sweep(other, out) == 2
+    assert capsys.readouterr().err == (
+        f"error: {out} holds a sweep of another config; type another --out, or go back to the config in "
+        f"{out / 'sweep.yaml'}\n"
+    )
+    (out / "plan.json").unlink()  # the config that is kept says it too
+    assert sweep(other, out, "--dry-run") == 2
+    del before["plan.json"]
+    assert files_of(out) == before
+
+
+@pytest.mark.parametrize("content", ["{", "", None], ids=["torn", "empty", "gone"])
+def test_a_damaged_plan_is_written_again_from_the_config_beside_it(
+    content: str | None, finished: tuple[Path, Path]
+) -> None:
+    config, out = finished
+    path = out / "plan.json"
+    whole = json.loads(path.read_text())
+    if content is None:
+        path.unlink()
+    else:
+        path.write_text(content)
+    assert sweep(config, out) == 0
+    assert json.loads(path.read_text()) == whole
+
+
+def test_a_registration_is_never_changed_nor_made_afterwards(
+    finished: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, out = finished
+    path = out / "analysis.yaml"
+    text = path.read_text()
+    for tampered in (text.replace("alpha: 0.05", "alpha: 0.5"), text[:40], "{"):
+        path.write_text(tampered)
+        assert sweep(config, out) == 2
+        assert path.read_text() == tampered
+        err = capsys.readouterr().err
+        assert err.startswith(f"error: {path} was written before the test runs and no longer says")
+        assert err.count("\n") == 1
+    path.unlink()
+    assert sweep(config, out) == 2
+    assert not path.exists()
+    assert f"error: {path} is not there, though test runs are" in capsys.readouterr().err
+    path.write_text(text)
+    assert sweep(config, out) == 0
+    assert path.read_text() == text
+
+
+def test_a_finished_run_with_other_settings_is_refused(
+    finished: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, out = finished
+    path = out / f"test/{SYNC}/s100/settings.yaml"
+    path.write_text(path.read_text().replace("seq_len: 16", "seq_len: 32"))
+    assert sweep(config, out) == 2
+    assert "is done with other settings (seq_len 32 -> 16); type another --out" in capsys.readouterr().err
+
+
+# ---- looking without touching ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flag", ["--dry-run", "--print-commands"])
+def test_a_look_writes_nothing_before_and_after(
+    flag: str, unbroken: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, out = unbroken
+    assert sweep(config, tmp_path / "new", flag) == 0
+    assert not (tmp_path / "new").exists()
+    said = capsys.readouterr()
+    if flag == "--dry-run":
+        assert "tuning       6 runs to make: about " in said.out
+        assert "test         4 runs to make: about " in said.out
+        assert "\nin all about " in said.out
+    else:
+        assert said.out.count("python experiments/stilt_mlm.py") == 7  # the base model and the tuning runs
+        assert said.err == "# the commands of the test runs depend on these; print them again afterwards\n"
+    before = files_of(out)
+    assert sweep(config, out, flag) == 0
+    assert files_of(out) == before
+    assert "stilt_mlm.py" not in capsys.readouterr().out
+
+
+def test_the_printed_command_of_a_run_makes_the_same_run(
+    finished: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, out = finished
+    before = results_of(out)
+    for folder in (f"tuning/{ASYNC}/t1-s0", f"tuning/{SYNC}/t2-s0"):
+        shutil.rmtree(out / folder)
+    assert sweep(config, out, "--print-commands") == 0
+    commands = [shlex.split(line) for line in capsys.readouterr().out.splitlines() if line.startswith("python ")]
+    assert [command[:2] for command in commands] == [["python", "experiments/stilt_mlm.py"]] * 2
+    for command in commands:
+        assert stilt_mlm.run(command[2:]) == 0
+    assert results_of(out) == before
+    assert sweep(config, out) == 0  # and the sweep takes it as its own
+
+
+# ---- what is refused ------------------------------------------------------------------------------------------------
+
+
+def test_wrong_flags_and_files_end_with_2_and_one_line(
+    unbroken: tuple[Path, Path], small: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, _ = unbroken
+    new = tmp_path / "new"
+    occupied = tmp_path / "occupied"
+    (occupied / "holiday").mkdir(parents=True)
+    (tmp_path / "file").touch()
+    rule = written({**small, "algorithms": {"sync": {}, "async": {"rule": "asynchronos"}}}, tmp_path)
+    for shard in ("0/2", "3/2", "2", "a/b", "1/0", "-1/2", "²/2"):
+        assert sweep(config, new, "--shard=" + shard) == 2
+        assert capsys.readouterr().err == (
+            f"error: --shard must look like 2/8 (the second of eight parts), got {shard!r}\n"
+        )
+    for arguments, message in (
+        ((config, new, "--jobs", "0"), "--jobs must be at least 1, got 0"),
+        ((tmp_path / "no.yaml", new), "no.yaml cannot be read"),
+        ((config, tmp_path / "file"), "file is a file; type --out FOLDER"),
+        ((config, tmp_path / "file" / "below"), "below cannot be written (Not a directory); type --out FOLDER"),
+        ((config, tmp_path / "file", "--dry-run"), "file is a file; type --out FOLDER"),
+        ((config, occupied), "occupied holds other things and no sweep; type another --out"),
+        ((rule, new), "arm async-w2-virtual: "),
+        ((rule, new, "--dry-run"), "did you mean 'asynchronous'?"),
+    ):
+        assert sweep(*arguments) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("error: ")
+        assert message in err
+        assert err.count("\n") == 1
+    assert not new.exists()
+    assert [path.name for path in occupied.iterdir()] == ["holiday"]
+
+
+def test_a_base_model_that_cannot_be_made_ends_the_sweep_with_where_to_look(
+    small: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = copy.deepcopy(small)
+    config["base_model"]["data"] = str(tmp_path / "nowhere.txt")
+    out = tmp_path / "out"
+    assert sweep(written(config, tmp_path), out) == 1
+    err = capsys.readouterr().err
+    assert f"error: the base model could not be made; look at {out / 'logs' / 'base.txt'}, then" in err
+    assert "nowhere.txt" in err
+    assert "nowhere.txt" in (out / "logs" / "base.txt").read_text()
+    assert not (out / "tuning").exists()
+
+
+# ---- fine-tuning ----------------------------------------------------------------------------------------------------
+
+
+def test_fine_tuning_starts_from_every_model_of_the_test_and_from_the_base_model(
+    small: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draw = random.Random(0)
+    words = ["bada gimo", "sune kata"]
+    table = ["text,label", *(f"{words[(label := draw.randrange(2))]} {draw.random()},{label}" for _ in range(24))]
+    (tmp_path / "posts").mkdir()
+    for side in ("train", "test"):
+        (tmp_path / "posts" / f"{side}.csv").write_text("\n".join(table if side == "train" else table[:9]))
+    labelled = {"data": str(tmp_path / "posts"), "cache_dir": str(tmp_path / "cache"), "samples": 8, "seq_len": 16}
+    config = {
+        **small,
+        "algorithms": {"async": {"mode": "async"}, "wild": {"mode": "async", "learning_rate": 1.0e30}},
+        "seeds": [7],
+        "finetune": {**labelled, "batch_size": 4, "evaluations": 1, "class_weights": True, "device": "cpu"},
+    }
+    del config["tuning"], config["analysis"]
+    path, out = written(config, tmp_path), tmp_path / "out"
+    assert sweep(path, out, "--dry-run") == 0
+    assert "finetune     3 runs to make: about " in capsys.readouterr().out
+    assert sweep(path, out) == 0
+    parent = summary_of(out, "test/async-w2-virtual/s7")
+    assert summary_of(out, "test/wild-w2-virtual/s7")["status"] == "DIVERGED"
+    assert not (out / "finetune" / "wild-w2-virtual").exists()  # there is no model to start from
+    said = capsys.readouterr()
+    assert f"so far   {out}: 5 of 6 runs" in said.out
+    assert "1 fine-tuning run has no model to start from, since its pretraining run is not DONE\n" in said.err
+    baseline = summary_of(out, "finetune/baseline/s7-f0")
+    child = summary_of(out, "finetune/async-w2-virtual/s7-f0")
+    assert (baseline["status"], child["status"]) == ("DONE", "DONE")
+    assert (baseline["seed"], child["seed"]) == (7000, 7000)
+    assert baseline["parent"] is None
+    assert baseline["init_sha256"] == summary_of(out, "base")["parameters_sha256"]
+    assert child["parent"]["run"] == "s7"
+    assert child["parent"]["parameters_sha256"] == child["init_sha256"] == parent["parameters_sha256"]
+
+    shutil.rmtree(out / "finetune" / "async-w2-virtual" / "s7-f0")
+    assert sweep(path, out, "--print-commands") == 0
+    (command,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("python "))
+    assert shlex.split(command)[:2] == ["python", "experiments/stilt_finetune.py"]
+    assert script("stilt_finetune").run(shlex.split(command)[2:]) == 0
+    again = summary_of(out, "finetune/async-w2-virtual/s7-f0")
+    assert again["parameters_sha256"] == child["parameters_sha256"]
+    assert again["class_weights"]
+
+
+# ---- locks and shards -----------------------------------------------------------------------------------------------
+
+
+def test_a_shard_is_locked_against_itself_and_against_other_ways_to_cut(tmp_path: Path) -> None:
+    with locked(tmp_path, "1-of-2"), locked(tmp_path, "2-of-2"):
+        for shard in ("1-of-2", "1-of-1", "2-of-3"):
+            with (
+                pytest.raises(UsageError, match=r"another sweep is at work in .*; wait for it"),
+                locked(tmp_path, shard),
+            ):
+                pass
+        with alone(tmp_path):
+            pass
+    for shard in ("1-of-1", "2-of-3", "1-of-2"):  # free again, though the files are still there
+        with locked(tmp_path, shard):
+            pass
+
+
+def test_shards_together_make_what_one_sweep_makes(
+    unbroken: tuple[Path, Path], finished: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = unbroken[1]
+    config, out = finished
+    parts = {index: share(plan_of(out), "tuning", (index, 2)) for index in (1, 2)}
+    for folder in ("base", "test", min(parts[1]), min(parts[2])):  # as if the sweep had not come so far
+        shutil.rmtree(out / folder)
+    (out / "analysis.yaml").unlink()
+    assert sweep(config, out, "--shard", "2/2") == 1
+    assert "error: the base model is made by --shard 1/2; run it first, then this command" in capsys.readouterr().err
+    assert sweep(config, out, "--shard", "1/2") == 1
+    assert "error: 1 tuning runs are not finished, the first is " in (err := capsys.readouterr().err)
+    assert err.endswith("; run the other shards, then this command again\n")
+    assert not (out / "test").exists()
+    assert sweep(config, out, "--shard", "2/2") == 0
+    made = {str(path.parent.relative_to(out)) for path in out.glob("test/*/*/summary.json")}
+    assert made == share(plan_of(out), "test", (2, 2))
+    assert f"so far   {out}: 9 of 11 runs" in capsys.readouterr().out
+    assert sweep(config, out, "--shard", "1/2") == 0
+    assert f"done   {out}: 11 of 11 runs" in capsys.readouterr().out
+    assert results_of(out) == results_of(whole)
+    assert (out / "analysis.yaml").read_bytes() == (whole / "analysis.yaml").read_bytes()
+    assert not list(out.rglob("*.before-*"))
+
+
+# ---- stopped and killed: sweeps in processes of their own -----------------------------------------------------------
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Command]]:
+    started: list[Command] = []
+
+    def run(config: Path, *flags: str) -> Command:
+        folder = tmp_path / f"command{len(started)}"
+        folder.mkdir()
+        words = [sys.executable, str(SCRIPT), str(config), "--out", str(tmp_path / "out"), *flags]
+        started.append(Command(words, folder))
+        return started[-1]
+
+    yield run
+    for command in started:
+        command.end()
+
+
+def settles(command: Command) -> None:
+    """After its end: nothing of it lives, nothing is locked, no shared memory is left."""
+    until(lambda: not command.pids(), "all processes to be gone", 30)  # a fork server first ends its imports
+    assert command.shared() == []
+
+
+@needs_proc
+@pytest.mark.processes
+def test_a_sweep_killed_on_the_virtual_clock_ends_like_an_unbroken_one_and_is_alone_while_it_runs(
+    unbroken: tuple[Path, Path],
+    start: Callable[..., Command],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config, whole = unbroken
+    out = tmp_path / "out"
+    command = start(config, "--jobs", "2")
+    until(lambda: list(out.glob("tuning/*/*/settings.yaml")), "a tuning run")
+    assert sweep(config, out) == 2  # while it runs
+    assert f"error: another sweep is at work in {out}; wait for it" in capsys.readouterr().err
+    time.sleep(random.random() * 3)
+    command.process.kill()
+    command.process.wait(10)
+    settles(command)
+    assert sweep(config, out) == 0
+    assert results_of(out) == results_of(whole)
+    assert (out / "analysis.yaml").read_bytes() == (whole / "analysis.yaml").read_bytes()
+    assert {path.name for path in out.rglob(".lock*")} == {".lock-1-of-1", ".lock-files"}
+
+
+@needs_proc
+@pytest.mark.processes
+def test_a_sweep_killed_while_it_measures_goes_on_with_the_run_it_was_at(
+    small: dict[str, Any], start: Callable[..., Command], tmp_path: Path
+) -> None:
+    """Single-process runs are measured too, and the same every time; workers must not outlive the sweep."""
+    config = {
+        "name": "measured",
+        "base": {**small["base"], "vocab_size": 512, "samples": 60, "evaluations": 6},
+        "algorithms": {
+            "single": {"mode": "single", "conditions": {}},
+            "async": {"mode": "async", "conditions": {"nproc": 2}},
+        },
+        "seeds": [1],
+    }
+    path, out = written(config, tmp_path), tmp_path / "out"
+    command = start(path)
+    until(lambda: num_evaluations(out / "test/async-w2/s1"), "the run with workers to train")
+    time.sleep(random.random() * 0.5)
+    command.process.kill()
+    command.process.wait(10)
+    settles(command)
+    done = {summary: summary.read_bytes() for summary in out.glob("test/*/*/summary.json")}
+    torn = [run for run in out.glob("test/*/*") if run / "summary.json" not in done]
+    assert sweep(path, out) == 0
+    assert all(summary.read_bytes() == content for summary, content in done.items())
+    assert [run.with_name(run.name + ".before-1") for run in torn] == list(out.rglob("*.before-*"))
+    results = results_of(out)
+    assert [status for status, _, _ in results.values()] == ["DONE", "DONE"]
+    # The deterministic one again by hand, in a folder of its own.
+    made = Sweep(plan_of(out), "", out)
+    (run,) = (run for run in made.plan.runs if run.arm == "single-w1")
+    values = made.values(run)
+    assert values is not None
+    by_hand = Job(run, {**values, "run_dir": str(tmp_path / "by_hand")}).command
+    assert stilt_mlm.run(by_hand[2:]) == 0
+    assert summary_of(tmp_path, "by_hand")["parameters_sha256"] == results[run.folder][1]
+
+
+@needs_proc
+@pytest.mark.processes
+def test_a_killed_run_is_told_and_ctrl_c_saves_the_others_and_leaves_nothing_behind(
+    small: dict[str, Any], start: Callable[..., Command], tmp_path: Path
+) -> None:
+    config = copy.deepcopy(small)
+    del config["tuning"], config["analysis"]
+    config["base"] |= {"samples": 200_000, "evaluations": 10_000}
+    path, out = written(config, tmp_path), tmp_path / "out"
+    command = start(path, "--jobs", "3")
+    until(lambda: len(list(out.glob("test/*/*/environment.json"))) == 3, "three runs side by side")
+    runs = [pid for pid in command.pids() if _is_run(pid)]
+    assert len(runs) == 3
+    os.kill(runs[0], signal.SIGKILL)
+    until(lambda: "INTERRUPTED" in (command.folder / "out.txt").read_text(), "a line about it")
+    assert command.err.startswith("  INTERRUPTED: see ")
+    others = [run.parent for run in out.glob("test/*/*/environment.json")]
+    os.killpg(command.process.pid, signal.SIGINT)  # what a terminal does: to everybody in the foreground
+    assert command.process.wait(60) == 130
+    assert command.err.splitlines()[1:] == [
+        "stopping; runs save what they have (once more to leave at once)",
+        "stopped; the same command goes on from here",
+    ]
+    settles(command)
+    saved = [run for run in others if (run / "summary.json").exists()]
+    assert len(saved) >= 2  # all but the killed one
+    assert all((run / "model" / "model.safetensors").is_file() for run in saved)  # Ctrl-C reached each once, not twice
+    assert {summary_of(run, "")["status"] for run in saved} == {"INTERRUPTED"}
+
+
+def _is_run(pid: int) -> bool:
+    """A process forked from the fork server that has an events file open."""
+    links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()]
+    return any(link.endswith("events.jsonl") for link in links)
