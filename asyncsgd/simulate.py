@@ -12,7 +12,7 @@ from torch import Tensor
 
 from asyncsgd.errors import UsageError
 from asyncsgd.problems import Instance, parse_problem
-from asyncsgd.record import Evaluation
+from asyncsgd.record import Evaluation, Event, Record
 from asyncsgd.rules import parse_rule
 from asyncsgd.rules.base import Rule
 from asyncsgd.runtime import gossip, streaming
@@ -223,3 +223,33 @@ def simulate(
     return Simulation(
         result, runtime.evaluations, parameters, server.version, runtime.num_arrivals, runtime.train_seconds
     )
+
+
+def arrival_seconds(speeds: str, rule: str, num_workers: int, seed: int, number: int) -> list[float]:
+    """When the first `number` gradients arrive under `rule`, in virtual seconds.
+
+    Times depend on speeds and on the rule's replies only, not on what is computed, so a problem of one dimension gives
+    the times of any training run with as many gradients.
+
+    >>> arrival_seconds("slow:worker=0,factor=3", "asynchronous", 2, 0, 4)
+    [1.0, 2.0, 3.0, 3.0]
+    >>> arrival_seconds("slow:worker=0,factor=3", "synchronous", 2, 0, 4)
+    [1.0, 3.0, 4.0, 6.0]
+    """
+    times: list[float] = []
+
+    def note(record: Record) -> None:
+        if isinstance(record, Event):
+            times.append(record.train_seconds)
+
+    simulate(
+        parse_rule(rule),
+        parse_problem("mode").on(num_workers, seed),
+        parse_speeds(speeds).on(num_workers, seed),
+        num_workers=num_workers,
+        learning_rate=0.1,
+        budget=Budget(samples=number),
+        evaluations=1,
+        report=note,
+    )
+    return times[:number]

@@ -1,0 +1,92 @@
+"""At which fixed delay does asynchronous training lose its wall-clock advantage over synchronous training?
+
+    python experiments/dose_response.py
+
+A dose-response experiment: gradients exactly tau = 0, 1, 2, 4, 8, 16 updates old, against synchronous rounds of tau + 1
+workers, the learning rate tuned anew at every tau for both. Tuning, runs and seeds are a sweep
+(``experiments/configs/dose_response.yaml``), so the same command goes on where it was stopped.
+
+A fixed delay has no clock of its own. The time model: tau + 1 equal asynchronous workers that never wait, whose k-th
+arrival is the k-th update, against synchronous training with as many workers, under the same declared speeds. The times
+of arrivals come from the library's virtual clock with the rules `asynchronous` and `synchronous` on a problem of one
+dimension, since arrival times depend on neither the problem nor the parameters; losses come from the sweep."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+from asyncsgd.errors import RunError, UsageError
+from asyncsgd.launch import go_offline
+from asyncsgd.plan import make_plan, read_config
+from asyncsgd.record import available_cores
+from asyncsgd.runtime.processes import fork_server
+from asyncsgd.sweep import FINISHED, PRELOAD, Stopped, Sweep, carry_out, check, locked
+
+CONFIG = Path(__file__).parent / "configs" / "dose_response.yaml"
+SPEEDS = ("constant:1", "log_normal:0.5", "exponential:1")
+
+
+def main() -> int:
+    flags = parser().parse_args()
+    try:
+        return run(flags)
+    except (UsageError, RunError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except (Stopped, KeyboardInterrupt):
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    flags = argparse.ArgumentParser(
+        prog="dose_response.py",
+        description="At which fixed delay does asynchronous training lose its wall-clock advantage?",
+        epilog="Delays are those of the config: its numbers of workers, less one.",
+        allow_abbrev=False,
+    )
+    flags.add_argument("--config", type=Path, default=CONFIG, help=f"of the sweep (default: {CONFIG.name})")
+    flags.add_argument("--out", type=Path, help="folder of the sweep and of the results (default: runs/NAME)")
+    flags.add_argument("--jobs", type=int, default=available_cores(), help="runs side by side (default: the cores)")
+    flags.add_argument("--retry", action="store_true", help="run again what FAILED")
+    flags.add_argument("--speeds", action="append", help=f"declared speeds; repeat for more (default: {SPEEDS})")
+    return flags
+
+
+def run(flags: argparse.Namespace) -> int:
+    plan = make_plan(read_config(flags.config))
+    if flags.jobs < 1:
+        raise UsageError(f"--jobs must be at least 1, got {flags.jobs}")
+    out = flags.out if flags.out is not None else Path("runs") / plan.name
+    model = str(plan.base.get("model", "tiny"))
+    go_offline(model, str(plan.base.get("data", "pydocs")))
+    sweep = Sweep(plan, flags.config.read_text(encoding="utf-8"), out)
+    context = fork_server(model, *PRELOAD)
+    check(plan)
+    sweep.look()  # before anything is written into a folder that may be somebody else's
+    with locked(out, "1-of-1"):
+        sweep.open()
+        print(f"sweep  {plan.name}: {len(plan.runs)} runs in {out}", flush=True)
+        failed = carry_out(sweep, context, jobs=flags.jobs, retry=flags.retry, shard=(1, 1))
+    if failed or any(sweep.status(run) not in FINISHED for run in plan.runs):
+        raise RunError(f"{len(failed)} runs FAILED, see {out / 'logs'}; the same command with --retry runs them again")
+
+    from analysis.dose_response import read_dose, save
+    from asyncsgd.simulate import arrival_seconds
+
+    dose = read_dose(out)
+    for speeds in flags.speeds or SPEEDS:
+        dose.put_on_clock(speeds, arrival_seconds)
+    for line in dose.lines():
+        print(line)
+    for path in save(dose, out / "dose_response"):
+        print(path)
+    print(f"next   python -m analysis.report {shlex.quote(str(out))} --out report.html")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
