@@ -95,13 +95,16 @@ class Comparison:
     warnings: tuple[str, ...]
     left_out: tuple[str, ...]
     problems: tuple[str, ...]
+    finetuning: tuple[str, ...] = ()
+    """Fine-tuning runs: another task, in no table here."""
 
 
 def compare(runs: Sequence[Run]) -> Comparison:
     """Group `runs` by data, mode, rule, workers and batch size; the order of `runs` does not matter."""
     from analysis.load import UNFINISHED, UNREADABLE
 
-    ordered = sorted(runs, key=lambda run: run.name)
+    by_name = sorted(runs, key=lambda run: run.name)
+    ordered = [run for run in by_name if not run.finetuning]
     # without a readable summary nothing says which condition a run belongs to: it is listed, not guessed into a row
     grouped = [run for run in ordered if run.status not in (UNFINISHED, UNREADABLE)]
     by_data: dict[str | None, list[Run]] = {}
@@ -126,6 +129,11 @@ def compare(runs: Sequence[Run]) -> Comparison:
             if not run.done
         ),
         tuple(f"{run.name}: {problem}" for run in ordered if run.done for problem in run.problems),
+        tuple(
+            f"{run.name}: {run.status}{''.join(f'; {problem}' for problem in run.problems)}"
+            for run in by_name
+            if run.finetuning
+        ),
     )
 
 
@@ -173,6 +181,10 @@ def _warnings(groups: dict[str, list[Run]]) -> Iterable[str]:
         if not mixed and len(values) > 1 and field != "threads" and not _is_one_step_apart(groups, field):
             yield f"WARNING: rows differ in {field} ({', '.join(values)})"
     for name, group in groups.items():
+        rates = sorted({run.learning_rate for run in group if run.learning_rate is not None})
+        if len(rates) > 1:
+            shown = ", ".join(f"{rate:g}" for rate in rates)
+            yield f"WARNING: {name}: the mean is over runs with different learning_rate ({shown})"
         for seed, count in sorted(Counter(run.summary["seed"] for run in group).items(), key=lambda item: str(item[0])):
             if count > 1 and seed is not None:
                 yield f"WARNING: {name}: {count} runs have seed {seed}; its ± is not over different seeds only"
@@ -201,12 +213,12 @@ def _is_one_step_apart(groups: dict[str, list[Run]], field: str) -> bool:
 
 def render_text(comparison: Comparison) -> str:
     """Aligned columns, warnings below each table, then the runs that are not in it."""
-    return _render(comparison, _aligned)
+    return _render(comparison, aligned)
 
 
 def render_markdown(comparison: Comparison) -> str:
     """The same as `render_text` with tables for a README or an issue."""
-    return _render(comparison, _markdown)
+    return _render(comparison, markdown)
 
 
 def render_csv(comparison: Comparison) -> str:
@@ -255,6 +267,8 @@ def _listing(comparison: Comparison) -> list[str]:
         lines += ["not in the means:", *(f"  {line}" for line in comparison.left_out)]
     if comparison.problems:
         lines += ["in the means, but:", *(f"  {line}" for line in comparison.problems)]
+    if comparison.finetuning:
+        lines += ["fine-tuning runs (in analysis.report):", *(f"  {line}" for line in comparison.finetuning)]
     return lines
 
 
@@ -268,7 +282,7 @@ def _render(comparison: Comparison, draw: Callable[[list[list[str]]], list[str]]
         if table.warnings:
             blocks.append(list(table.warnings))
     if not comparison.tables:
-        blocks.append(["no run has a summary yet"])
+        blocks.append(["no pretraining run has a summary yet" if comparison.finetuning else "no run has a summary yet"])
     listing = _listing(comparison)
     if listing:
         blocks.append(listing)
@@ -319,21 +333,22 @@ def _or_missing(value: float | None) -> str:
     return MISSING if value is None else format(value, "g")
 
 
-def _aligned(lines: list[list[str]]) -> list[str]:
+def aligned(lines: list[list[str]]) -> list[str]:
     """Columns two spaces apart: names to the left, everything from the workers on to the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    aligned = []
+    drawn = []
     for line in lines:
         cells = [
             cell.ljust(width) if index < 2 else cell.rjust(width)
             for index, (cell, width) in enumerate(zip(line, widths, strict=True))
         ]
-        aligned.append("  ".join(cells).rstrip())
-    aligned.insert(1, "-" * (sum(widths) + 2 * (len(widths) - 1)))
-    return aligned
+        drawn.append("  ".join(cells).rstrip())
+    drawn.insert(1, "-" * (sum(widths) + 2 * (len(widths) - 1)))
+    return drawn
 
 
-def _markdown(lines: list[list[str]]) -> list[str]:
+def markdown(lines: list[list[str]]) -> list[str]:
+    """The same as a table in Markdown."""
     rows = ["| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines]
     return [rows[0], "|---|---|" + "---:|" * (len(lines[0]) - 2), *rows[1:]]
 
@@ -369,10 +384,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(runs_dir: Path, out: Path | None, form: str) -> int:
     from analysis.load import load_runs
 
-    runs, _ = load_runs(runs_dir)
+    loaded, _ = load_runs(runs_dir)
     from analysis.figures import save_figures, undrawn  # after the folder has been checked: it imports seaborn
 
-    comparison = compare(runs)
+    comparison = compare(loaded)
+    runs = [run for run in loaded if not run.finetuning]
     # in CSV only the table goes to standard output, so that it can be piped into a file
     aside = sys.stderr if form == "csv" else sys.stdout
     if form == "csv":

@@ -48,6 +48,13 @@ _MEASURED = ("threads", "oversubscription", "eval_masked_tokens", "perplexity")
 """What a simulation need not have: it has no threads, and a closed-form problem has no tokens."""
 _DELAYS = ("mean", "p50", "p95", "max")
 
+FINETUNING = "stilt_finetune"
+"""`Run.experiment` of a fine-tuning run, whose summary has scores of a labelled task and no mode or rule of its own."""
+
+_FINETUNING_COUNTS = ("seed", "batch_size", "num_samples", "num_train_samples", "num_eval_samples")
+_FINETUNING_NUMBERS = ("train_seconds", "final_eval_loss", "accuracy", "macro_f1")
+_FINETUNING_NAMES = ("data_fingerprint",)
+
 
 @dataclasses.dataclass(frozen=True)
 class Condition:
@@ -72,7 +79,7 @@ class Run:
     """One run folder. `name` is its path below the folder that was loaded; `problems` says what went wrong in it.
 
     `summary` always has a ``status``: the one written, or `UNFINISHED` or `UNREADABLE`. A number of it that is not a
-    finite number is None, with a problem.
+    finite number is None, with a problem. `settings` is what settings.yaml holds, empty where there is none.
     """
 
     path: Path
@@ -80,6 +87,7 @@ class Run:
     summary: dict[str, Any]
     evaluations: pandas.DataFrame
     problems: tuple[str, ...]
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def status(self) -> str:
@@ -88,6 +96,17 @@ class Run:
     @property
     def done(self) -> bool:
         return self.status == DONE
+
+    @property
+    def finetuning(self) -> bool:
+        """Whether it fine-tuned a model on a labelled task: its numbers never enter a mean with pretraining runs."""
+        return self.summary.get("experiment") == FINETUNING
+
+    @property
+    def learning_rate(self) -> float | None:
+        """Of settings.yaml; None where it does not say."""
+        value = self.settings.get("learning_rate")
+        return float(value) if _is_number(value) else None
 
     @property
     def condition(self) -> Condition:
@@ -184,7 +203,30 @@ def _load_run(path: Path, name: str) -> Run:
     problems: list[str] = []
     summary = _read_summary(path / "summary.json", problems)
     evaluations = _read_evaluations(path / "events.jsonl", problems)
-    return Run(path, name, summary, evaluations, tuple(problems))
+    settings = _read_settings(path / "settings.yaml", problems)
+    return Run(path, name, summary, evaluations, tuple(problems), settings)
+
+
+def _read_settings(path: Path, problems: list[str]) -> dict[str, Any]:
+    """The flat settings of a run; those of experiments/simulate.py lie one level deeper and are taken from there."""
+    if not path.is_file():
+        return {}
+    import yaml
+
+    # the loader in C is ten times as fast, and a study has hundreds of these files
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        settings = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        problems.append(f"settings.yaml cannot be read: {' '.join(str(error).split())[:120]}")
+        return {}
+    if settings is None:
+        return {}
+    if not isinstance(settings, dict):
+        problems.append("settings.yaml is damaged: no keys and values")
+        return {}
+    simulated = settings.get("simulate")
+    return {str(key): value for key, value in (simulated if isinstance(simulated, dict) else settings).items()}
 
 
 def _read_summary(path: Path, problems: list[str]) -> dict[str, Any]:
@@ -215,12 +257,17 @@ def _read_summary(path: Path, problems: list[str]) -> dict[str, Any]:
 def _checked(summary: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
     """`summary` with None for every field used by the analysis that is not of its type, each with a problem."""
     checked = dict(summary)
-    for key in (*_COUNTS, *_NUMBERS, *_NAMES):
+    counts: tuple[str, ...] = _COUNTS
+    numbers: tuple[str, ...] = _NUMBERS
+    names: tuple[str, ...] = _NAMES
+    if summary.get("experiment") == FINETUNING:
+        counts, numbers, names = _FINETUNING_COUNTS, _FINETUNING_NUMBERS, _FINETUNING_NAMES
+    for key in (*counts, *numbers, *names):
         value = summary.get(key)
-        if key in _COUNTS:
+        if key in counts:
             usable = _is_count(value)
         else:
-            usable = _is_number(value) if key in _NUMBERS else isinstance(value, str)
+            usable = _is_number(value) if key in numbers else isinstance(value, str)
         if usable:
             continue
         checked[key] = None

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from synthetic import write_finetuning
 
 from analysis.compare import Statistic, compare, main, render_csv, render_markdown, render_text
 from analysis.figures import (
@@ -401,3 +402,29 @@ def test_help_has_an_example_and_imports_nothing_heavy():
 def test_a_standard_deviation_needs_two_values():
     assert Statistic.of([2.0]) == Statistic(2.0, None, 1)
     assert Statistic.of([2.0, 4.0]).sd == 2**0.5
+
+
+def test_fine_tuning_runs_are_listed_aside_and_in_no_mean_or_picture(tmp_path, capsys):
+    write_run(tmp_path / "a")
+    path = write_finetuning(tmp_path / "tuned", seed=0, macro_f1=0.6, parent={"run": "a"})
+    runs, _ = load_runs(tmp_path)
+    comparison = compare(runs)
+    assert [(row.num_all, row.loss.mean) for table in comparison.tables for row in table.rows] == [(1, 5.0)]
+    assert comparison.finetuning == ("tuned: DONE",)
+    assert main([str(tmp_path), "--out", str(tmp_path / "figures")]) == 0
+    out = capsys.readouterr().out
+    assert "fine-tuning runs (in analysis.report):\n  tuned: DONE\n" in out
+    assert "not in the pictures" not in out
+    edited = path / "summary.json"
+    edited.write_text(edited.read_text().replace('"macro_f1": 0.6', '"macro_f1": "good"'))
+    runs, _ = load_runs(tmp_path)
+    assert compare(runs).finetuning == ("tuned: DONE; summary.json has an unusable macro_f1: 'good'",)
+
+
+def test_a_mean_over_different_learning_rates_has_a_warning(tmp_path):
+    for seed, rate in ((0, 0.001), (1, 0.002)):
+        write_run(tmp_path / f"r{seed}", seed=seed)
+        (tmp_path / f"r{seed}" / "settings.yaml").write_text(f"learning_rate: {rate}\n")
+    runs, _ = load_runs(tmp_path)
+    told = "WARNING: async, 4 workers: the mean is over runs with different learning_rate (0.001, 0.002)"
+    assert told in compare(runs).tables[0].warnings

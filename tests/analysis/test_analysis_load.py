@@ -253,3 +253,26 @@ def test_importing_the_analysis_imports_neither_torch_nor_transformers():
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == []
+
+
+def test_settings_are_read_and_damage_to_them_is_told(tmp_path):
+    path = write_run(tmp_path / "a")
+    assert only_run(tmp_path).settings == {}
+    (path / "settings.yaml").write_text("# a comment\nlearning_rate: 0.001\nrule: null\n")
+    run = only_run(tmp_path)
+    assert (run.settings, run.learning_rate, run.problems) == ({"learning_rate": 0.001, "rule": None}, 0.001, ())
+    (path / "settings.yaml").write_text("simulate:\n  learning_rate: 1.0e-1\n")
+    assert only_run(tmp_path).learning_rate == 0.1
+    (path / "settings.yaml").write_text("- 1\n")
+    assert only_run(tmp_path).problems == ("settings.yaml is damaged: no keys and values",)
+
+
+def test_a_fine_tuning_summary_needs_scores_and_no_mode(tmp_path):
+    scores = {"accuracy": 0.75, "macro_f1": 0.5, "num_train_samples": 10, "num_eval_samples": 5}
+    kept = ("status", "seed", "batch_size", "data_fingerprint", "num_samples", "train_seconds", "final_eval_loss")
+    summary = {"experiment": "stilt_finetune"} | scores | {key: SUMMARY[key] for key in kept}
+    write_run(tmp_path / "a", summary=summary)
+    run = only_run(tmp_path)
+    assert (run.finetuning, run.problems) == (True, ())
+    write_run(tmp_path / "a", summary=summary | {"macro_f1": None})
+    assert only_run(tmp_path).problems == ("summary.json has no macro_f1",)

@@ -1,0 +1,278 @@
+"""What the eye meets first: one sentence per primary comparison, and four numbers."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy
+
+from analysis.endpoints import Comparison, reference_algorithm
+from analysis.intervals import Interval, short, sign_flip, t_interval, verdict
+from analysis.result_types import FROM_SCRATCH, DelayHistogram, Group, Headline, TestRow, Tile
+from analysis.study import MEASURED, Study, StudyRun, summary_of
+from asyncsgd.plan import BASELINE
+
+TIMES = "\N{MULTIPLICATION SIGN}"
+
+_ENDPOINT_WORDS = {
+    "time_to_target": "the time to the target",
+    "loss_at_equal_samples": "the final loss at equal samples",
+    "loss_at_equal_seconds": "the loss at equal seconds",
+    "macro_f1": "macro-F1 after fine-tuning",
+}
+
+
+def _short_names(study: Study, groups: Sequence[Group]) -> dict[str, str]:
+    """The algorithm of every arm, or its whole name where a group has two arms of one algorithm."""
+    names = {arm.name: arm.algorithm for arm in study.arms}
+    for group in groups:
+        twice = Counter(study.arm(name).algorithm for name in group.arms)
+        names |= {name: name for name in group.arms if twice[study.arm(name).algorithm] > 1}
+    return names
+
+
+# ---- the headline ------------------------------------------------------------------------------------------
+
+
+def headlines_of(
+    study: Study,
+    groups: Sequence[Group],
+    comparisons: Sequence[Comparison],
+    tests: Sequence[TestRow],
+    *,
+    exploratory: bool,
+) -> tuple[Headline, ...]:
+    """One sentence per primary comparison; without a registered one, per comparison; never none."""
+    endpoint = None if study.registration is None else study.registration.endpoint
+    primary = [row for row in tests if row.family == "primary"]
+    if not primary and endpoint is not None:  # registered, but not confirmed
+        primary = [row for row in tests if row.endpoint == endpoint and row.reference != BASELINE]
+        named = {comparison.group.name for comparison in comparisons if comparison.group.primary}
+        primary = [row for row in primary if row.group in named] or primary
+    if not primary:
+        compared = list(dict.fromkeys((row.treatment, row.reference) for row in tests if row.reference != BASELINE))
+        for pair in compared:
+            own = [row for row in tests if (row.treatment, row.reference) == pair]
+            primary.append(own[0])
+    if not primary or not any(run.usable for run in study.of("test")):
+        return (_no_headline(study, comparisons),)
+    lost = sum(1 for run in study.of("test") if not run.usable)
+    unfinished = f" Preliminary: {lost} of {len(study.of('test'))} test runs have no result." if lost else ""
+    found = []
+    for row in primary:
+        others = [other for other in tests if (other.treatment, other.reference) == (row.treatment, row.reference)]
+        text = _sentence(row, others, _short_names(study, groups))
+        if exploratory:
+            text = f"Exploratory: {text}"
+        marks = [note for note in row.notes if note.startswith(("oversubscribed", FROM_SCRATCH, "some runs start"))]
+        text += "".join(f" [{mark}]" for mark in marks) + unfinished
+        found.append(Headline(text, row.treatment, row.reference, row.group, row.word, row.family == "exploratory"))
+    return tuple(found)
+
+
+def _no_headline(study: Study, comparisons: Sequence[Comparison]) -> Headline:
+    finished = [run for run in study.of("test") if run.usable]
+    algorithm = reference_algorithm(study)
+    if not finished:
+        text = f"No verdict: none of {len(study.of('test'))} test runs has a result yet."
+    elif algorithm is None or not any(arm.algorithm == algorithm for arm in study.arms):
+        present = ", ".join(dict.fromkeys(arm.algorithm for arm in study.arms if arm.name != BASELINE))
+        text = f"No verdict: there is no {algorithm or 'sync'} arm to compare {present} with."
+    elif not comparisons:
+        text = f"No verdict: no arm has a {algorithm} arm with the same workers, clock, speeds, batch size and data."
+    else:
+        text = "No verdict: no comparison has an endpoint with a value."
+    return Headline(text, "", "", "", "too few seeds", True)
+
+
+def _sentence(row: TestRow, others: Sequence[TestRow], names: Mapping[str, str]) -> str:
+    """What was shown on the endpoint of `row`, then on the other of speed and loss."""
+    by_endpoint: dict[str, TestRow] = {}
+    for other in others:
+        by_endpoint.setdefault(other.endpoint, other)
+    reference = names[row.reference]
+    clauses = [_clause(row, reference)]
+    beside = "time_to_target" if row.endpoint == "loss_at_equal_samples" else "loss_at_equal_samples"
+    if beside in by_endpoint:
+        clauses.append(_clause(by_endpoint[beside], reference))
+    return f"{names[row.treatment]}, {row.group}: {'; '.join(clauses)}."
+
+
+def _clause(row: TestRow, reference: str) -> str:
+    what = _ENDPOINT_WORDS[row.endpoint]
+    if row.estimate is None:
+        return f"no verdict on {what}: {row.reason}"
+    if row.word == "undecided" and row.p == 1.0 and row.effect is None:
+        return f"nothing is shown about {what}: {row.reason}"
+    found = _time_text(row, reference) if row.endpoint == "time_to_target" else _difference_text(row, reference)
+    if row.word == "too few seeds":
+        return f"{what}: too few seeds for a verdict ({row.reason}); so far {found}"
+    if row.word == "undecided":
+        return f"{what}: not distinguishable from {reference}; {found}"
+    if row.word in ("equivalent", "different but negligible"):
+        assert row.margin is not None
+        return f"{what}: {found}, {row.word} within ±{row.margin:g}"
+    return found if row.endpoint == "time_to_target" else f"{what}: {found}"
+
+
+def _difference_text(row: TestRow, reference: str) -> str:
+    assert row.estimate is not None
+    value = row.estimate.estimate
+    unit = " nats" if row.unit == "nats" else ""
+    ends = f"({_ends(row.estimate)}, n = {row.n}{_p_text(row)})"
+    if value == 0:
+        return f"the same as {reference} {ends}"
+    return f"{short(abs(value))}{unit} {'higher' if value > 0 else 'lower'} than {reference} {ends}"
+
+
+def _time_text(row: TestRow, reference: str) -> str:
+    assert row.estimate is not None
+    speed = row.speed_up
+    wins = "" if speed is None else f", sooner in {speed.wins} of {speed.num_pairs} seeds"
+    if speed is not None and speed.ratio is not None and speed.left_out == 0:
+        ratio, side = speed.ratio, "sooner"
+        if ratio.estimate < 1:
+            ratio, side = _inverse(ratio), "later"
+        told = f"{_ends(ratio)}{wins}{_p_text(row)}"
+        return f"reached the target {ratio.estimate:.2f}{TIMES} {side} than {reference} ({told})"
+    value = row.estimate.estimate
+    return (
+        f"needed {short(abs(value))} {row.unit} {'more' if value > 0 else 'less'} to the target than {reference}, runs "
+        f"that never got there counted with the whole budget ({_ends(row.estimate)}{wins}{_p_text(row)})"
+    )
+
+
+def _inverse(ratio: Interval) -> Interval:
+    low = None if ratio.high is None else 1 / ratio.high
+    high = None if ratio.low is None else 1 / ratio.low
+    return Interval(1 / ratio.estimate, low, high, ratio.level, ratio.n)
+
+
+def _p_text(row: TestRow) -> str:
+    return "" if row.p_holm is None else f", p_Holm {short(row.p_holm)}"
+
+
+def _ends(interval: Interval) -> str:
+    if interval.low is None or interval.high is None:
+        return "no interval from one pair"
+    return f"{100 * interval.level:g} % CI {short(interval.low)} to {short(interval.high)}"
+
+
+# ---- the tiles ---------------------------------------------------------------------------------------------
+
+
+def tiles_of(
+    comparison: Comparison | None,
+    tests: Sequence[TestRow],
+    delays: Sequence[DelayHistogram],
+    generator: numpy.random.Generator,
+) -> tuple[Tile, ...]:
+    """The four numbers of one comparison."""
+    titles = ("speed-up", "final-loss gap", "throughput ratio", "delay p95")
+    if comparison is None:
+        return tuple(Tile(title, "-", None, "", "", "not measured", "there is no comparison") for title in titles)
+    rows = {
+        row.endpoint: row
+        for row in reversed(tests)
+        if (row.treatment, row.reference) == (comparison.treatment.name, comparison.reference.name)
+    }
+    return (
+        _speed_tile(rows.get("time_to_target")),
+        _gap_tile(rows.get("loss_at_equal_samples")),
+        _throughput_tile(comparison, generator),
+        _delay_tile(comparison, delays),
+    )
+
+
+def _speed_tile(row: TestRow | None) -> Tile:
+    if row is None:
+        return Tile("speed-up", "-", None, "", "", "not measured", "there is no target loss")
+    speed = row.speed_up
+    if speed is None or speed.ratio is None:
+        return Tile(
+            "speed-up", "-", None, "", TIMES, row.word, f"no pair in which both reached the target; {row.reason}"
+        )
+    note = f"{row.comparison}: time to the target, reference / treatment"
+    if speed.left_out:
+        note += f"; {speed.left_out} of {speed.num_pairs} pairs have no ratio"
+    return Tile(
+        "speed-up",
+        f"{speed.ratio.estimate:.2f}{TIMES}",
+        speed.ratio,
+        _interval_text(speed.ratio),
+        TIMES,
+        row.word,
+        note,
+    )
+
+
+def _gap_tile(row: TestRow | None) -> Tile:
+    if row is None or row.estimate is None:
+        return Tile("final-loss gap", "-", None, "", "nats", "not measured", "no pair has a loss at equal samples")
+    note = f"{row.comparison}: loss at equal samples, treatment - reference"
+    if row.relative is not None:
+        note += f"; {100 * row.relative:+.1f} % of the reference's improvement"
+    text = f"{row.estimate.estimate:+.3f}"
+    return Tile("final-loss gap", text, row.estimate, _interval_text(row.estimate), "nats", row.word, note)
+
+
+def _throughput_tile(comparison: Comparison, generator: numpy.random.Generator) -> Tile:
+    logs = []
+    for pair in comparison.pairs:
+        ours, theirs = (summary_of(run, "samples_per_second") for run in (pair.treatment, pair.reference))
+        if isinstance(ours, float | int) and isinstance(theirs, float | int) and ours > 0 and theirs > 0:
+            logs.append(math.log(ours / theirs))
+    if not logs:
+        return Tile("throughput ratio", "-", None, "", TIMES, "not measured", "no pair has a throughput")
+    found = t_interval(logs)
+    ratio = Interval(
+        math.exp(found.estimate),
+        None if found.low is None else math.exp(found.low),
+        None if found.high is None else math.exp(found.high),
+        found.level,
+        found.n,
+    )
+    said = verdict(len(logs), found.estimate, sign_flip(logs, generator), found, None, lower_is_better=False)
+    note = (
+        f"{comparison.name}: samples per {'' if comparison.group.clock == MEASURED else 'virtual '}second; in no family"
+    )
+    return Tile(
+        "throughput ratio", f"{ratio.estimate:.2f}{TIMES}", ratio, _interval_text(ratio), TIMES, said.word, note
+    )
+
+
+def _delay_tile(comparison: Comparison, delays: Sequence[DelayHistogram]) -> Tile:
+    by_arm = {histogram.arm: histogram for histogram in delays}
+    ours, theirs = by_arm.get(comparison.treatment.name), by_arm.get(comparison.reference.name)
+    per_run = [_delay_p95(pair.treatment) for pair in comparison.pairs]
+    known = [value for value in per_run if value is not None]
+    if ours is None or ours.p95 is None:
+        if not known:
+            return Tile("delay p95", "-", None, "", "updates", "not measured", "no run recorded a delay")
+        p95 = t_interval(known).estimate
+    else:
+        p95 = ours.p95
+    interval = t_interval(known) if known else None
+    against = None if theirs is None else theirs.p95
+    if against is None:
+        word = "not compared"
+    else:
+        word = "same" if p95 == against else "higher" if p95 > against else "lower"
+    beside = "-" if against is None else short(against)
+    note = f"{comparison.treatment.algorithm}; {comparison.reference.algorithm}: {beside}"
+    text = "" if interval is None else _interval_text(interval)
+    return Tile("delay p95", short(p95), interval, text, "updates", word, note)
+
+
+def _delay_p95(run: StudyRun) -> float | None:
+    delay = summary_of(run, "delay")
+    value = delay.get("p95") if isinstance(delay, Mapping) else None
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _interval_text(interval: Interval) -> str:
+    if interval.low is None or interval.high is None:
+        return f"n = {interval.n}, no interval"
+    return f"{_ends(interval)}, n = {interval.n}"

@@ -1,0 +1,268 @@
+"""The trust box: what a reader has to know before believing the rest, one line each."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from analysis.descriptions import Scope
+from analysis.endpoints import Comparison, time_to
+from analysis.guard import Guard, reference_convergence
+from analysis.intervals import MINIMUM_PAIRS, Refused, detectable_effect, short
+from analysis.result_types import (
+    FROM_SCRATCH,
+    Group,
+    HardwareRow,
+    Level,
+    TestRow,
+    TrustItem,
+    TuningResult,
+)
+from analysis.study import MEASURED, VIRTUAL, Study, StudyRun, clocks_of, summary_of
+from analysis.study_tables import learning_rate_of
+from asyncsgd.plan import BASELINE
+
+# ---- the trust box -----------------------------------------------------------------------------------------
+
+
+def trust_of(
+    study: Study,
+    groups: Sequence[Group],
+    comparisons: Sequence[Comparison],
+    tests: Sequence[TestRow],
+    tuning: Sequence[TuningResult],
+    hardware: Sequence[HardwareRow],
+    scope: Scope,
+    exploratory: str,
+) -> tuple[TrustItem, ...]:
+    """Every line of the trust box, in its order."""
+    return (
+        _guard_item(study, scope),
+        _runs_item(study),
+        _seeds_item(study, comparisons),
+        _detectable_item(tests),
+        _clock_item(study),
+        _oversubscription_item(study),
+        _tuning_item(study, tuning),
+        _edge_item(tuning),
+        _registration_item(study, exploratory),
+        _scratch_item(study),
+        _data_item(groups, study),
+        _commit_item(hardware),
+        _reading_item(study),
+    )
+
+
+def _guard_item(study: Study, scope: Scope) -> TrustItem:
+    """S12: synchronous training against one process with the same global batch, by samples to the target."""
+    title = "sync guard"
+    reasons = []
+    for arm in study.arms:
+        group = scope.group_of(arm.name)
+        if arm.algorithm != "sync" or group is None or group.target is None or (arm.num_workers or 0) < 2:
+            continue
+        batch = (arm.num_workers or 0) * (arm.batch_size or 0)
+        for other in study.arms:
+            if other.algorithm != "single" or not batch or _global_batch(study, other.name) != batch:
+                continue
+            compared = f"{arm.name} against {other.name}, samples to the target"
+            if learning_rate_of(study, arm) != learning_rate_of(study, other):
+                reasons.append(f"{compared}: their learning rates differ")
+                continue
+            found = _guarded(scope.usable[arm.name], scope.usable.get(other.name, ()), group.target)
+            if isinstance(found, Refused):
+                reasons.append(f"{compared}: {found.reason}")
+                continue
+            level: Level = "good" if found.passed else "bad"
+            return TrustItem(title, "passed" if found.passed else "failed", level, f"{compared}: {found.reason}")
+    told = "; ".join(reasons) or "no one-process arm has the global batch of a sync arm"
+    return TrustItem(title, "not run", "unknown", told)
+
+
+def _guarded(new: Sequence[StudyRun], reference: Sequence[StudyRun], target: float) -> Guard | Refused:
+    theirs = [time_to(run, target, "total_samples")[0] for run in reference]
+    # the guard wants two reference runs for every new one, and a study has as many: the first half of the seeds is new
+    ours = [time_to(run, target, "total_samples")[0] for run in new][: len(theirs) // 2]
+    if not all(map(math.isfinite, ours + theirs)):
+        return Refused("not every run reached the target")
+    if not ours:
+        return Refused("too few runs")
+    return reference_convergence(ours, theirs)
+
+
+def _global_batch(study: Study, arm: str) -> int | None:
+    """Samples per update of a one-process arm: its batch times how many of them it accumulates."""
+    for run in study.of("test", arm):
+        batch, accumulate = summary_of(run, "batch_size"), summary_of(run, "accumulate")
+        if isinstance(batch, int):
+            return batch * (accumulate if isinstance(accumulate, int) else 1)
+    return None
+
+
+def _runs_item(study: Study) -> TrustItem:
+    runs = study.of("test")
+    finished = sum(run.usable and not run.diverged for run in runs)
+    diverged = sum(run.diverged for run in runs)
+    failed = sum(run.run is not None and not run.usable for run in runs)
+    missing = sum(run.run is None for run in runs)
+    first = f"{len(runs)} planned" if study.planned else f"{len(runs)} found (no plan says how many there should be)"
+    parts = [first, f"{finished} finished", f"{diverged} diverged", f"{failed} failed", f"{missing} missing"]
+    level: Level = "bad" if not finished else "warning" if diverged or failed or missing else "good"
+    others = [f"{len(study.of(stage))} {word}" for stage, word in (("tuning", "tuning"), ("finetune", "fine-tuning"))]
+    detail = f"beside the test runs: {', '.join(others)} runs"
+    if study.set_aside:
+        detail += f"; {len(study.set_aside)} set aside"
+    if study.num_replaced:
+        detail += f"; {study.num_replaced} earlier attempts (.before-N) ignored"
+    return TrustItem("test runs", ", ".join(parts), level, detail)
+
+
+def _seeds_item(study: Study, comparisons: Sequence[Comparison]) -> TrustItem:
+    pairs = [len(comparison.pairs) for comparison in comparisons]
+    registered = None if study.registration is None else study.registration.num_seeds
+    if not pairs:
+        return TrustItem("seeds", "no pairs", "bad", "")
+    least, most = min(pairs), max(pairs)
+    value = f"{least} complete pairs" if least == most else f"{least} to {most} complete pairs"
+    detail = "" if registered is None else f"{registered} seeds registered"
+    if least < MINIMUM_PAIRS:
+        return TrustItem(
+            "seeds", value, "bad", f"{detail}{'; ' * bool(detail)}below {MINIMUM_PAIRS} there is no verdict"
+        )
+    level: Level = "good" if registered is None or least >= registered else "warning"
+    return TrustItem("seeds", value, level, detail)
+
+
+def _detectable_item(tests: Sequence[TestRow]) -> TrustItem:
+    row = next((row for row in tests if row.n >= 2 and row.estimate is not None), None)
+    if row is None or row.estimate is None:
+        return TrustItem("smallest detectable difference", "not known", "unknown", "no comparison has two pairs")
+    effect = detectable_effect(row.n)
+    value = f"{effect:.2f} SD of the differences"
+    if row.effect:
+        spread = abs(row.estimate.estimate / row.effect)
+        value += f", {short(effect * spread)} {row.unit}"
+    return TrustItem(
+        "smallest detectable difference", value, "good", f"80 % power at 0.05 with {row.n} pairs, {row.endpoint_label}"
+    )
+
+
+def _clock_item(study: Study) -> TrustItem:
+    clocks = clocks_of(study)
+    if clocks == (VIRTUAL,):
+        return TrustItem("clock", "VIRTUAL", "warning", "simulated seconds under declared speeds: nothing was timed")
+    if clocks == (MEASURED,):
+        return TrustItem("clock", "measured", "good", "")
+    if not clocks:
+        return TrustItem("clock", "not known", "unknown", "no test run")
+    return TrustItem(
+        "clock", "measured and VIRTUAL", "warning", "both are here; they share no comparison, mean or pair of axes"
+    )
+
+
+def _oversubscription_item(study: Study) -> TrustItem:
+    measured = [run for run in study.of("test") if run.run is not None and not run.run.virtual]
+    if not measured:
+        return TrustItem("oversubscribed", "does not apply", "good", "no measured run")
+    over = [run for run in measured if run.run is not None and run.run.oversubscribed]
+    if not over:
+        return TrustItem("oversubscribed", "no", "good", "")
+    arms = ", ".join(dict.fromkeys(run.arm for run in over))
+    detail = f"more threads than cores in {arms}: their seconds are no speed comparison"
+    return TrustItem("oversubscribed", f"{len(over)} of {len(measured)} measured runs", "bad", detail)
+
+
+def _tuning_item(study: Study, tuning: Sequence[TuningResult]) -> TrustItem:
+    arms = [arm for arm in study.arms if arm.name != BASELINE]
+    if not tuning:
+        return TrustItem("tuning", "not tuned", "warning", "no arm's learning rate was tuned in this folder")
+    tried = {result.arm: len(result.trials) * max(len(trial.seeds) for trial in result.trials) for result in tuning}
+    # as the plan counts: two trials of one arm may happen to be the same settings, and are then run once
+    budgets = {arm.name: sum(len(trial.seeds) for trial in arm.trials) or tried.get(arm.name, 0) for arm in arms}
+    tests = {run.seed for run in study.of("test")}
+    shared = sorted({run.seed for run in study.of("tuning")} & tests, key=str)
+    if shared:
+        listed = ", ".join(map(str, shared))
+        return TrustItem("tuning", "seeds shared", "bad", f"seed {listed} was used for tuning and for testing")
+    if len(set(budgets.values())) == 1:
+        number = next(iter(budgets.values()))
+        return TrustItem(
+            "tuning", "equal budgets", "good", f"{number} tuning runs per arm, on other seeds than the tests"
+        )
+    listed = ", ".join(f"{name} {number}" for name, number in budgets.items())
+    return TrustItem("tuning", "UNEQUAL budgets", "bad", f"tuning runs per arm: {listed}")
+
+
+def _edge_item(tuning: Sequence[TuningResult]) -> TrustItem:
+    title = "tuned values inside their grids"
+    if not tuning:
+        return TrustItem(title, "does not apply", "unknown", "nothing was tuned")
+    edge = [result.arm for result in tuning if result.at_edge]
+    if not edge:
+        return TrustItem(title, "yes", "good", "")
+    detail = f"the chosen learning rate is the smallest or largest tried in {', '.join(edge)}: the best may lie beyond"
+    return TrustItem(title, f"not in {len(edge)} of {len(tuning)} arms", "warning", detail)
+
+
+def _registration_item(study: Study, exploratory: str) -> TrustItem:
+    registration = study.registration
+    if registration is None:
+        return TrustItem("analysis.yaml", "none: exploratory", "warning", exploratory)
+    digest = f"sha256 {registration.sha256[:16]}"
+    if exploratory:
+        return TrustItem("analysis.yaml", f"{digest}: exploratory", "bad", exploratory)
+    if study.unchanged:
+        return TrustItem("analysis.yaml", digest, "good", "agrees with what plan.json recorded")
+    return TrustItem("analysis.yaml", digest, "good", "plan.json recorded nothing to compare it with")
+
+
+def _scratch_item(study: Study) -> TrustItem:
+    runs = [run for run in study.of("test") if run.run is not None]
+    marks = Counter(summary_of(run, "from_scratch") for run in runs)
+    if marks[True]:
+        return TrustItem("initial weights", f"{marks[True]} of {len(runs)} runs {FROM_SCRATCH}", "warning", "")
+    if marks[False]:
+        unknown = f"{marks[None]} runs do not say" if marks[None] else ""
+        return TrustItem("initial weights", "continued from a pretrained model", "good", unknown)
+    return TrustItem("initial weights", "not known", "unknown", "no run says where its weights came from")
+
+
+def _data_item(groups: Sequence[Group], study: Study) -> TrustItem:
+    told = sorted({one for group in groups for one in group.data_fingerprints})
+    mixed = [group.name for group in groups if len(group.data_fingerprints) > 1]
+    names = sorted({str(summary_of(run, "data")) for run in study.of("test") if summary_of(run, "data")})
+    value = ", ".join(one[:12] for one in told) or "not known"
+    if mixed:
+        return TrustItem("data", value, "bad", f"runs on different data in {'; '.join(mixed)}: not compared")
+    if not told:
+        return TrustItem("data", value, "unknown", "no run has a data_fingerprint")
+    if len(told) > 1:
+        return TrustItem(
+            "data", value, "warning", "groups were evaluated on different data; compare inside a group only"
+        )
+    return TrustItem("data", value, "good", ", ".join(names))
+
+
+def _commit_item(hardware: Sequence[HardwareRow]) -> TrustItem:
+    commits = Counter[str]()
+    modified = 0
+    for row in hardware:
+        values = dict(row.values)
+        commits[values.get("commit", "unknown")] += row.num_runs
+        modified += row.num_runs * ("working tree" in values)
+    if not commits:
+        return TrustItem("code", "not known", "unknown", "no run has an environment.json")
+    value = ", ".join(f"{commit[:12]} ({number} runs)" for commit, number in sorted(commits.items()))
+    detail = [f"{modified} runs with a modified working tree"] * bool(modified)
+    detail += ["runs of different commits are compared"] * (len(commits) > 1)
+    detail += [f"{commits['unknown']} runs without a commit"] * (commits["unknown"] > 0)
+    detail += [f"{len(hardware)} different environments, see the table"] * (len(hardware) > 1)
+    return TrustItem("code", value, "warning" if detail else "good", "; ".join(detail))
+
+
+def _reading_item(study: Study) -> TrustItem:
+    if not study.problems:
+        return TrustItem("reading", "no problems", "good", "")
+    number = len(study.problems)
+    return TrustItem("reading", f"{number} problem{'s' * (number != 1)}", "warning", "listed at the end")

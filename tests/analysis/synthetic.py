@@ -1,0 +1,457 @@
+"""Study folders written for tests: the documented files, from loss curves given as plain numbers.
+
+`write_run`, `write_finetuning`, `write_plan` and `write_registration` write one thing each; `write_study` writes a
+whole study of some arms, and `example_study` one that has every part of a report in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy
+import yaml
+
+from asyncsgd.record import DIVERGED, DONE, Evaluation, Event, RunFolder, write_json
+
+STRAGGLER = "slow:worker=0,factor=3"
+
+
+@dataclass(frozen=True)
+class SyntheticArm:
+    """An arm as plan.json describes it; `learning_rates` are its tuning trials, the first is the chosen one."""
+
+    algorithm: str
+    num_workers: int = 4
+    clock: str = "virtual"
+    speeds: str | None = STRAGGLER
+    batch_size: int = 16
+    learning_rates: tuple[float, ...] = ()
+    trial_losses: tuple[tuple[float | None, ...], ...] = ()
+    tuning_seeds: tuple[int, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Further settings of this arm."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.algorithm}-w{self.num_workers}" + "-virtual" * (self.clock == "virtual")
+
+    @property
+    def mode(self) -> str:
+        if self.algorithm in ("single", "hogwild"):
+            return self.algorithm
+        return "sync" if self.algorithm == "sync" and self.clock == "measured" else "async"
+
+    @property
+    def rule(self) -> str:
+        return {"sync": "synchronous", "async": "asynchronous", "single": "synchronous"}.get(
+            self.algorithm, self.algorithm
+        )
+
+    @property
+    def learning_rate(self) -> float:
+        return self.learning_rates[0] if self.learning_rates else 5e-4
+
+    def as_json(self) -> dict[str, Any]:
+        """Its entry in plan.json."""
+        trials = []
+        for number, rate in enumerate(self.learning_rates):
+            losses = list(self.trial_losses[number]) if self.trial_losses else []
+            finite = [loss for loss in losses if loss is not None]
+            score = sum(finite) / len(finite) if finite and len(finite) == len(losses) else None
+            seeds = list(self.tuning_seeds)
+            trials.append({"settings": {"learning_rate": rate}, "seeds": seeds, "losses": losses, "score": score})
+        own = {"mode": self.mode, "rule": self.rule, "nproc": self.num_workers, "clock": self.clock}
+        return {
+            "name": self.name,
+            "algorithm": self.algorithm,
+            "settings": own | ({"speeds": self.speeds} if self.speeds else {}) | dict(self.settings),
+            "num_workers": self.num_workers,
+            "clock": self.clock,
+            "speeds": self.speeds,
+            "chosen": {"learning_rate": self.learning_rate} if self.learning_rates else None,
+            "trials": trials,
+        }
+
+
+Curve = Sequence[tuple[float, float, float | None]]
+"""(samples, seconds, loss) of the evaluations; None: not a number."""
+
+
+def straight(first: float, last: float, *, seconds: float, samples: int = 160, evaluations: int = 5) -> Curve:
+    """A curve that falls on a straight line from `first` to `last` in `seconds` and `samples`."""
+    shares = [number / (evaluations - 1) for number in range(evaluations)]
+    return [(round(samples * share), seconds * share, first + (last - first) * share) for share in shares]
+
+
+def write_run(
+    path: Path,
+    arm: SyntheticArm,
+    curve: Curve,
+    *,
+    seed: int = 0,
+    status: str | None = DONE,
+    message: str = "",
+    delays: Sequence[int] = (),
+    from_scratch: bool = False,
+    data_fingerprint: str | None = "f00d",
+    oversubscription: float | None = None,
+    learning_rate: float | None = None,
+    summary: Mapping[str, Any] | None = None,
+    environment: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write one pretraining run folder.
+
+    Args:
+        status: None leaves summary.json out, as a killed run does.
+        delays: of the applied gradients; the arrivals are spread evenly over the run, workers in turn.
+        summary: further or other keys of summary.json.
+    """
+    folder = RunFolder(path)
+    last_seconds = float(curve[-1][1]) if curve else 0.0
+    last_samples = int(curve[-1][0]) if curve else 0
+    arrivals = [
+        _arrival(number, delay, arm, len(delays), last_seconds, last_samples) for number, delay in enumerate(delays)
+    ]
+    for samples, seconds, loss in curve:
+        while arrivals and arrivals[0].train_seconds <= seconds:
+            folder.append(arrivals.pop(0))
+        value = math.nan if loss is None else float(loss)
+        folder.append(Evaluation(int(samples) // 16, int(samples), float(seconds), value, 0.5, 300, 0.01))
+    settings = {
+        "mode": arm.mode,
+        "nproc": arm.num_workers,
+        "rule": arm.rule,
+        "clock": arm.clock,
+        "speeds": arm.speeds,
+        "seed": seed,
+        "samples": last_samples,
+        "learning_rate": arm.learning_rate if learning_rate is None else learning_rate,
+        "batch_size": arm.batch_size,
+        "model": "tiny" if from_scratch else "base",
+        **arm.settings,
+    }
+    (path / "settings.yaml").write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+    virtual = arm.clock == "virtual"
+    folder.write_environment(
+        {
+            "python": "3.11.7",
+            "platform": "linux",
+            "versions": {"torch": "2.13.0", "asyncsgd": "0.1.0"},
+            "commit": "c0ffee",
+            "modified": False,
+            "cores": 2,
+            "threads_per_worker": 1,
+            "num_workers": arm.num_workers,
+            "cpu": "a processor",
+            "device": "cpu",
+            **(environment or {}),
+        }
+    )
+    if status is not None:
+        first, last = (curve[0][2], curve[-1][2]) if curve else (None, None)
+        if oversubscription is None and not virtual:
+            oversubscription = 1.0
+        content = {
+            "status": status,
+            "message": message,
+            "experiment": "stilt_mlm",
+            "mode": arm.mode,
+            "rule": arm.rule,
+            "from_scratch": from_scratch,
+            "num_workers": arm.num_workers,
+            "threads": 1,
+            "seed": seed,
+            "batch_size": arm.batch_size,
+            "clock": arm.clock,
+            "speeds": arm.speeds,
+            "oversubscription": oversubscription,
+            "num_samples": last_samples,
+            "num_updates": last_samples // 16,
+            "train_seconds": last_seconds,
+            "eval_seconds": 0.1,
+            "first_eval_loss": first,
+            "final_eval_loss": last,
+            "perplexity": None if last is None else math.exp(last),
+            "masked_token_accuracy": 0.5,
+            "eval_masked_tokens": 300,
+            "samples_per_second": last_samples / last_seconds if last_seconds else None,
+            "num_samples_applied": last_samples,
+            "delay": _delay_summary(delays),
+            "data": "synthetic",
+            "data_fingerprint": data_fingerprint,
+            "num_parameters": 10,
+            "parameters_sha256": hashlib.sha256(str(path).encode()).hexdigest(),
+        }
+        folder.write_summary(content | dict(summary or {}))
+    folder.close()
+    return path
+
+
+def _arrival(number: int, delay: int, arm: SyntheticArm, of: int, seconds: float, samples: int) -> Event:
+    end = seconds * (number + 1) / of
+    cycle = seconds * arm.num_workers / of
+    return Event(
+        dispatch=number,
+        worker=number % arm.num_workers,
+        batches=((0, number, number + 1),),
+        read_version=max(0, number - delay),
+        version=number + 1,
+        arrival_delay=delay,
+        outcome="applied",
+        uses=((number, delay),),
+        drops=(),
+        abandoned=(),
+        started=(),
+        loss=5.0,
+        weight=30.0,
+        num_samples=arm.batch_size,
+        learning_rate=arm.learning_rate,
+        train_seconds=end,
+        total_samples=samples * (number + 1) // of,
+        flight_seconds=0.8 * cycle,
+        pull_seconds=0.05 * cycle,
+        compute_seconds=0.7 * cycle,
+        push_seconds=0.05 * cycle,
+        wait_seconds=0.2 * cycle,
+        apply_seconds=0.0,
+    )
+
+
+def _delay_summary(delays: Sequence[int]) -> dict[str, float | None]:
+    ordered = sorted(delays)
+    if not ordered:
+        return {"mean": None, "p50": None, "p95": None, "max": None}
+
+    def quantile(share: float) -> int:
+        return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+    mean = sum(ordered) / len(ordered)
+    return {"mean": mean, "p50": quantile(0.5), "p95": quantile(0.95), "max": ordered[-1]}
+
+
+def write_finetuning(
+    path: Path,
+    *,
+    seed: int,
+    macro_f1: float,
+    parent: Mapping[str, Any] | None,
+    accuracy: float = 0.8,
+    status: str = DONE,
+    from_scratch: bool = False,
+    confusion: Sequence[Sequence[int]] = ((40, 10), (10, 40)),
+    labels: Sequence[str] = ("hate", "other"),
+    hatecheck: Mapping[str, Any] | None = None,
+    data_fingerprint: str = "feed",
+    summary: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write one fine-tuning run folder."""
+    folder = RunFolder(path)
+    for samples, loss in ((0, 0.69), (100, 0.4)):
+        record = Evaluation(samples // 10, samples, samples / 100, loss, accuracy, None, 0.01)
+        folder.append(record)
+    content = {
+        "experiment": "stilt_finetune",
+        "task": "classification",
+        "status": status,
+        "message": "",
+        "seed": seed,
+        "model": "base",
+        "from_scratch": from_scratch,
+        "parent": parent,
+        "data": "labelled",
+        "data_fingerprint": data_fingerprint,
+        "split": "test",
+        "labels": list(labels),
+        "num_train_samples": 100,
+        "num_eval_samples": sum(map(sum, confusion)),
+        "class_weights": False,
+        "batch_size": 10,
+        "num_samples": 100,
+        "num_updates": 10,
+        "train_seconds": 1.0,
+        "eval_seconds": 0.1,
+        "samples_per_second": 100.0,
+        "final_eval_loss": 0.4,
+        "accuracy": accuracy,
+        "macro_f1": macro_f1,
+        "per_class_f1": dict.fromkeys(labels, macro_f1),
+        "confusion": [list(row) for row in confusion],
+        "hatecheck": hatecheck,
+        "parameters_sha256": hashlib.sha256(str(path).encode()).hexdigest(),
+        "num_parameters": 10,
+    }
+    folder.write_summary(content | dict(summary or {}))
+    folder.close()
+    return path
+
+
+def planned(folder: str, stage: str, arm: str, seed: int, **other: Any) -> dict[str, Any]:
+    """An entry of plan.json's list of runs."""
+    entry = {"folder": folder, "stage": stage, "arm": arm, "seed": seed, "replicate": 0, "trial": None}
+    return entry | {"parent": None, "finetune_seed": None} | other
+
+
+def write_plan(
+    folder: Path, arms: Sequence[SyntheticArm | Mapping[str, Any]], runs: Sequence[Mapping[str, Any]], **other: Any
+) -> None:
+    """Write plan.json; an arm may also be given as its entry there."""
+    content: dict[str, Any] = {"schema": 1, "study": "synthetic", "config_sha256": "00"}
+    entries = [arm.as_json() if isinstance(arm, SyntheticArm) else dict(arm) for arm in arms]
+    content |= {"arms": entries, "runs": list(runs), "targets": {}}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "plan.json", content | other)
+
+
+def write_registration(folder: Path, **other: Any) -> str:
+    """Write analysis.yaml (time to a target of 5.0, sync, 4 workers, virtual clock) and return its sha256."""
+    content: dict[str, Any] = {
+        "schema": 1,
+        "study": "synthetic",
+        "reference": "sync",
+        "primary": {"endpoint": "time_to_target", "num_workers": 4, "clock": "virtual"},
+        "alpha": 0.05,
+        "margins": {"loss": 0.02, "macro_f1": 0.01},
+        "num_seeds": 8,
+        "targets": {"sync-w4-virtual": 5.0},
+        "target_from": "pilot runs",
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    text = yaml.safe_dump(content | other, sort_keys=False).encode()
+    (folder / "analysis.yaml").write_bytes(text)
+    return hashlib.sha256(text).hexdigest()
+
+
+def write_study(
+    folder: Path,
+    curves: Mapping[SyntheticArm | str, Sequence[Curve]],
+    arms: Sequence[SyntheticArm],
+    *,
+    first_seed: int = 100,
+    registration: Mapping[str, Any] | None = None,
+    delays: Mapping[str, Sequence[int]] | None = None,
+    from_scratch: bool = False,
+) -> Path:
+    """Write a planned study with one test run per arm and seed.
+
+    Args:
+        curves: arm name -> one curve per seed.
+        registration: other values of analysis.yaml; None leaves the file out.
+        delays: arm name -> the delays in each of its runs.
+
+    Returns:
+        `folder`.
+    """
+    by_name = {arm.name: arm for arm in arms}
+    runs = []
+    for name, of_arm in curves.items():
+        arm = by_name[str(name)]
+        for number, curve in enumerate(of_arm):
+            seed = first_seed + number
+            path = f"test/{arm.name}/s{seed}"
+            runs.append(planned(path, "test", arm.name, seed))
+            own = (delays or {}).get(arm.name, ())
+            status = DIVERGED if curve and curve[-1][2] is None else DONE
+            write_run(folder / path, arm, curve, seed=seed, delays=own, from_scratch=from_scratch, status=status)
+    if registration is not None:
+        write_registration(folder, **registration)
+    write_plan(folder, arms, runs)
+    return folder
+
+
+def example_study(folder: Path, *, seeds: int = 8, generator_seed: int = 0, from_scratch: bool = False) -> Path:
+    """Write a study that has every part: a base model, two clocks, three algorithms, 2 to 16 workers, tuning,
+    fine-tuning, replicates, a diverged run.
+
+    Curves are exponentials with noise per seed; asynchronous arms are faster and a little worse.
+    """
+    generator = numpy.random.default_rng(generator_seed)
+    algorithms = ("sync", "async", "ringmaster")
+    places = [(workers, "virtual") for workers in (2, 4, 8, 16)] + [(2, "measured")]
+    arms, runs = [], []
+    rates = (0.001, 0.0005, 0.002)
+    for workers, clock in places:
+        for algorithm in algorithms:
+            worse = 0.01 * math.log2(workers) * (algorithm == "async")
+            losses = tuple((5.0 + worse + abs(math.log(rate / 0.001)),) for rate in rates)
+            speeds = STRAGGLER if clock == "virtual" else None
+            arms.append(SyntheticArm(algorithm, workers, clock, speeds, 16, rates, losses, tuning_seeds=(0,)))
+    for arm in arms:
+        for number, rate in enumerate(arm.learning_rates):
+            path = f"tuning/{arm.name}/t{number}-s0"
+            runs.append(planned(path, "tuning", arm.name, 0, trial=number))
+            curve = straight(9.0, arm.trial_losses[number][0] or 9.0, seconds=10.0)
+            write_run(folder / path, arm, curve, seed=0, learning_rate=rate, from_scratch=from_scratch)
+    runs.insert(0, planned("base", "base", "base", 0))
+    one = SyntheticArm("single", 1, "measured", None)
+    write_run(folder / "base", one, straight(9.0, 6.0, seconds=10.0), from_scratch=True)
+    level = generator.normal(0.0, 0.05, size=seeds)
+    checks = ("slur_h", "negate_neg_nh")
+    for arm in arms:
+        per_second = arm.num_workers * (6.0 if arm.algorithm == "sync" else 11.0) / (1 + 0.03 * arm.num_workers)
+        per_second *= 1.0 if arm.clock == "virtual" else 3.0
+        most = {"sync": 0, "async": 2 * arm.num_workers, "ringmaster": arm.num_workers}[arm.algorithm]
+        for number in range(seeds):
+            seed = 100 + number
+            for replicate in range(2 if arm.clock == "measured" else 1):
+                path = f"test/{arm.name}/s{seed}" + f"-r{replicate}" * (replicate > 0)
+                runs.append(planned(path, "test", arm.name, seed, replicate=replicate))
+                end = 5.0 + level[number] + generator.normal(0.0, 0.02)
+                end += 0.02 * math.log2(arm.num_workers) * (arm.algorithm == "async")
+                speed = per_second * math.exp(generator.normal(0.0, 0.02))
+                samples = [round(3200 * share / 12) for share in range(13)]
+                curve = [(done, done / speed, end + (9.0 - end) * math.exp(-done / 600)) for done in samples]
+                delays = [int(value) for value in generator.integers(0, most + 1, size=60)] if replicate == 0 else []
+                status = DONE
+                if arm.name == "async-w16-virtual" and number == 3:
+                    curve = [*curve[:5], (curve[5][0], curve[5][1], None)]
+                    status = DIVERGED
+                write_run(
+                    folder / path,
+                    arm,
+                    curve,
+                    seed=seed,
+                    status=status,
+                    delays=delays,
+                    from_scratch=from_scratch,
+                    oversubscription=1.0 if arm.clock == "measured" else None,
+                )
+    tuned = [arm for arm in arms if arm.num_workers == 4]
+    for number in range(seeds):
+        seed = 100 + number
+        for repetition in range(2):
+            finetune_seed = 1000 * seed + repetition
+            for name in ("baseline", *(arm.name for arm in tuned)):
+                path = f"finetune/{name}/s{seed}-f{repetition}"
+                parent = None if name == "baseline" else f"test/{name}/s{seed}"
+                runs.append(planned(path, "finetune", name, seed, parent=parent, finetune_seed=finetune_seed))
+                score = 0.60 + (0.04 if parent else 0.0) + 0.2 * level[number] + generator.normal(0.0, 0.005)
+                right = round(100 * score)
+                found = {"accuracy": score, "num_cases": 200, "functionalities": {}}
+                for check in checks:
+                    found["functionalities"][check] = {"accuracy": score - 0.1, "num_cases": 100}
+                write_finetuning(
+                    folder / path,
+                    seed=finetune_seed,
+                    macro_f1=float(score),
+                    accuracy=float(score) + 0.1,
+                    parent=None if parent is None else {"run": parent, "seed": seed},
+                    confusion=((right, 100 - right), (100 - right, right)),
+                    hatecheck=found,
+                    from_scratch=from_scratch,
+                )
+    targets = {arm.name: 5.3 for arm in arms if arm.algorithm == "sync"}
+    write_registration(folder, num_seeds=seeds, targets=targets, target_from="95 % of the improvement of pilot runs")
+    write_plan(folder, arms, runs, targets=targets)
+    return folder
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    """Change keys of a JSON file."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(content | changes), encoding="utf-8")

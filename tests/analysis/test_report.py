@@ -1,0 +1,616 @@
+"""The report's page, tables and pictures: what stands where, that text stays text, that units and clocks are named."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import html.parser
+import io
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree
+from pathlib import Path
+
+import matplotlib.image
+import pytest
+from made_results import ALGORITHMS, LABELS, full, lean, small
+from synthetic import SyntheticArm, straight, write_run
+
+from analysis.report import main, parser
+from analysis.report_contents import all_tables, first_tests, relative_link
+from analysis.report_gallery import gallery, save_gallery
+from analysis.report_page import page, render
+from analysis.report_pictures import looks
+from analysis.report_tables import as_csv, latex, markdown
+from analysis.result_types import FROM_SCRATCH
+from asyncsgd.errors import UsageError
+
+ROOT = Path(__file__).resolve().parents[2]
+VOID = {"meta", "br", "img", "input", "link", "hr"}
+HOSTILE = "<script>alert(1)</script>"
+
+
+class Outline(html.parser.HTMLParser):
+    """Reads a page strictly: every tag is closed in order, no attribute twice; keeps what the tests ask for."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.open, self.ids, self.targets, self.tags, self.texts = [], [], [], [], []
+        self.attributes = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        names = [name for name, _ in attributes]
+        assert len(names) == len(set(names)), f"<{tag}> has an attribute twice: {names}"
+        values = dict(attributes)
+        self.tags.append(tag)
+        self.attributes.append((tag, values))
+        if "id" in values:
+            self.ids.append(values["id"])
+        for value in values.values():
+            self.targets += re.findall(r"url\(#([^)]+)\)", value or "")
+        if (values.get("href") or "").startswith("#"):
+            self.targets.append(values["href"][1:])
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        if tag not in VOID:
+            self.handle_endtag(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if not self.open or self.open[-1] != "style":
+            self.texts.append(data)
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.texts).split())
+
+
+@pytest.fixture(scope="module")
+def made():
+    return full()
+
+
+@pytest.fixture(scope="module")
+def text(made):
+    return render(page(made, Path("out/report.html"), Path("study")))
+
+
+@pytest.fixture(scope="module")
+def outline(text):
+    return Outline(text)
+
+
+@pytest.fixture(scope="module")
+def pictures(made):
+    return [(row, picture) for row in gallery(made).rows for picture in row.pictures]
+
+
+def positions(text, *words):
+    found = [text.find(word) for word in words]
+    assert -1 not in found, words[found.index(-1)]
+    return found
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_has_its_parts_in_the_order_of_the_eye(text):
+    order = positions(
+        text,
+        "<h1>async, 4 workers, virtual clock: reached the target 1.42x sooner",
+        'class="tiles"',
+        "Evaluation loss versus seconds",
+        "Evaluation loss versus samples",
+        'id="first-tests-title"',
+        'id="trust-title"',
+        'id="time-to-target"',
+        'id="target-sensitivity"',
+        'id="throughput"',
+        'id="delays"',
+        'id="pareto"',
+        'id="timeline"',
+        'id="learning-rate"',
+        'id="downstream"',
+        'id="tables"',
+        'id="every-run"',
+        'id="environment-section"',
+        'id="reproduce"',
+        'id="left-out"',
+    )
+    assert order == sorted(order)
+
+
+def test_the_page_is_well_formed_and_every_id_is_there_once_and_every_reference_leads_somewhere(outline):
+    assert len(outline.ids) == len(set(outline.ids))
+    assert set(outline.targets) <= set(outline.ids)
+    assert len(outline.targets) > 100  # markers and clips of the pictures, and the contents
+
+
+def test_the_page_holds_no_script_and_no_address_and_forbids_both(text, outline):
+    assert not {"script", "link", "img", "iframe", "object", "embed", "base", "form"} & set(outline.tags)
+    assert "http" not in text.replace("http-equiv", "")
+    assert "@import" not in text
+    assert re.findall(r"url\((?!#)", text) == []
+    assert not [name for _, values in outline.attributes for name in values if name.startswith("on") or name == "src"]
+    policies = [values["content"] for _, values in outline.attributes if values.get("http-equiv")]
+    assert policies == ["default-src 'none'; style-src 'unsafe-inline'; img-src data:"]
+
+
+def test_every_picture_says_in_words_what_it_shows(outline):
+    marked = [values for tag, values in outline.attributes if tag == "svg" and values.get("role") == "img"]
+    drawn = [values for tag, values in outline.attributes if tag == "figure"]
+    assert len(marked) == len(drawn) > 30
+    assert all(len(values["aria-label"]) > 40 for values in marked)
+    others = [values for tag, values in outline.attributes if tag == "svg" and values.get("role") != "img"]
+    assert all(values.get("aria-hidden") == "true" for values in others)
+
+
+def test_every_colour_of_a_picture_in_the_page_is_one_that_the_page_sets_for_light_and_dark(text):
+    drawn = re.findall(r'<svg class="picture".*?</svg>|<svg[^>]*role="img".*?</svg>', text, flags=re.DOTALL)
+    assert len(drawn) > 30
+    used = {name for svg in drawn for name in re.findall(r"var\((--[a-z0-9-]+)\)", svg)}
+    fixed = {colour for svg in drawn for colour in re.findall(r"#[0-9a-f]{6}\b", svg)}
+    assert fixed <= {"#ffffff", "#000000"}  # clips and hidden parts
+    light, dark = text.split("@media screen and (prefers-color-scheme: dark)")[:2]
+    for name in used:
+        assert f"{name}:" in light, name
+        assert f"{name}:" in dark.split("* { box-sizing")[0], name
+
+
+def test_the_clock_is_a_big_word(text):
+    assert '<p class="big-clock virtual"><strong>Virtual clock: simulated time</strong>' in text
+    assert '<p class="big-clock measured"><strong>Measured clock</strong>' in text
+    made = lean()
+    only = dataclasses.replace(
+        made, clocks=("measured",), groups=tuple(group for group in made.groups if group.clock == "measured")
+    )
+    measured = render(page(only, Path("report.html"), Path(".")))
+    assert "big-clock virtual" not in measured.split("</style>")[1]
+
+
+def test_numbers_of_a_page_are_rounded_for_reading(made):
+    rows = first_tests(made).rows
+    assert rows[0][2].text == "-13.90 [-17.90, -9.90] virtual s"
+    assert rows[0][2].small == "n = 8; 1.42\u00d7 [1.22\u00d7, 1.62\u00d7] sooner, won 8 of 8"
+    assert [cell.text for cell in rows[0][3:5]] == ["0.008", "0.023"]
+    assert rows[3][2].text == "0.0124 [0.0044, 0.0204] nats"
+    assert (rows[0][6].text, rows[0][6].tone) == ("better", "good")
+    assert (rows[3][6].text, rows[3][6].tone) == ("equivalent", "same")
+
+
+def test_six_tests_come_first_the_primary_family_before_the_rest_of_its_group_and_the_others_are_announced(made):
+    table = first_tests(made)
+    assert len(table.rows) == 6
+    assert [row[0].small for row in table.rows[:4]] == ["primary", "primary", "primary", "secondary"]
+    assert table.rows[3][0].text == "async vs sync, 4 workers, virtual clock"
+    assert "2 more comparisons" in table.notes[-1]
+    whole = next(table for table in all_tables(made, lambda _: "") if table.key == "tests")
+    assert len(whole.rows) == len(made.tests) == 8
+
+
+def test_a_section_without_data_says_why_in_one_line_and_draws_no_empty_picture():
+    text = render(page(small(), Path("report.html"), Path(".")))
+    outline = Outline(text)
+    assert "figure" not in outline.tags
+    assert len(outline.ids) == len(set(outline.ids))
+    for words in (
+        "No run has an evaluation to draw.",
+        "There is no comparison.",
+        "No curves of time to target: no target loss was declared",
+        "No throughput:",
+        "No delays:",
+        "No front:",
+        "No timeline:",
+        "No sensitivity to the learning rate:",
+        "No downstream scores:",
+        "Exploratory: there is no analysis.yaml",
+        "one: no summary.json: the run crashed, was killed or is still running",
+        "one: events.jsonl: the last line is torn and was left out",
+    ):
+        assert words in outline.text, words
+
+
+def test_the_reason_of_the_results_goes_before_the_general_one():
+    reason = "there is no target loss: no reference arm, or it did not improve"
+    left_out = (*small().left_out, dataclasses.replace(small().left_out[0], name="time to target", reason=reason))
+    text = Outline(render(page(dataclasses.replace(small(), left_out=left_out), Path("report.html"), Path(".")))).text
+    assert f"Time to the target {reason}" in text
+
+
+def test_everything_left_out_is_in_the_page(outline, made):
+    for item in made.left_out:
+        assert f"{item.name}: {item.reason}" in outline.text
+    for problem in made.problems:
+        assert problem in outline.text
+    assert made.command in outline.text
+
+
+def test_every_run_is_in_the_page_with_a_relative_link_where_it_has_a_folder(outline, made):
+    links = {values["href"] for tag, values in outline.attributes if tag == "a" and "href" in values}
+    there = {f"../study/{run.name}/" for run in made.runs if run.exists}
+    assert there == {link for link in links if not link.startswith("#")}
+    missing = [run.name for run in made.runs if not run.exists]
+    assert missing == ["test/sync-w4-virtual/s108"]
+    assert all(name in outline.text for name in missing)
+
+
+@pytest.mark.parametrize(
+    ("name", "link"),
+    [
+        ("javascript:alert(1)", "./javascript%3Aalert%281%29/"),
+        ("data:text/html,x", "./data%3Atext/html%2Cx/"),
+        ("a b/s1", "./a%20b/s1/"),
+        ('"><b', "./%22%3E%3Cb/"),
+        ("a?b#c", "./a%3Fb%23c/"),
+    ],
+)
+def test_a_link_to_a_run_stays_a_relative_path_whatever_its_name(name, link):
+    assert relative_link(".", name) == link
+
+
+def test_runs_from_scratch_say_so_at_the_top_beside_their_group_and_in_the_tables():
+    made = lean()
+    arms = tuple(dataclasses.replace(arm, from_scratch=True, label=f"{arm.label}, {FROM_SCRATCH}") for arm in made.arms)
+    runs = tuple(dataclasses.replace(run, from_scratch=True) for run in made.runs)
+    outline = Outline(
+        render(page(dataclasses.replace(made, arms=arms, runs=runs, from_scratch=True), Path("r"), Path(".")))
+    )
+    assert f"hate virtual clock measured clock {FROM_SCRATCH}" in outline.text
+    assert f"batch 16 · {FROM_SCRATCH}" in outline.text
+    assert outline.text.count(FROM_SCRATCH) > len(made.runs)
+
+
+def hostile(made):
+    """The same results with markup, template and formula in every text that a user can name."""
+
+    def rename(value):
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            changes = {field.name: rename(getattr(value, field.name)) for field in dataclasses.fields(value)}
+            return dataclasses.replace(value, **changes)
+        if isinstance(value, tuple):
+            return tuple(rename(item) for item in value)
+        if isinstance(value, str):
+            for word in ("async", "hate", "offensive", "test/"):
+                value = value.replace(word, f"{word}{HOSTILE}$x_{{$ {{{{7*7}}}} \"'&amp;")
+        return value
+
+    arms = {arm.name: rename(arm.name) for arm in made.arms}
+    assert len(set(arms.values())) == len(arms)
+    return rename(made)
+
+
+def test_markup_in_names_is_shown_as_text():
+    text = render(page(hostile(lean()), Path("report.html"), Path(".")))
+    assert "<script" not in text
+    outline = Outline(text)
+    assert "script" not in outline.tags
+    assert HOSTILE in outline.text
+    assert "{{7*7}}" in outline.text
+    assert "&amp;" in outline.text  # what the user typed, not what a browser would make of it
+    assert len(outline.ids) == len(set(outline.ids))
+    assert set(outline.targets) <= set(outline.ids)
+
+
+def test_the_same_results_give_the_same_bytes():
+    assert render(page(lean(), Path("r.html"), Path("."))) == render(page(lean(), Path("r.html"), Path(".")))
+
+
+# ---- pictures --------------------------------------------------------------------------------------------------------
+
+
+def test_a_known_algorithm_has_its_colour_and_marker_in_every_report():
+    alone, among = looks(["ringmaster"]), looks([*ALGORITHMS, "zeta", "rennala", "single", "hogwild", "alpha"])
+    assert (alone["ringmaster"].colour, alone["ringmaster"].marker) == (
+        among["ringmaster"].colour,
+        among["ringmaster"].marker,
+    )
+    assert len({look.colour for look in among.values()}) == len(among)
+    assert len({look.marker for look in among.values()}) >= len(among) - 1
+    many = looks([f"rule{number}" for number in range(40)])
+    assert len({look.slot for look in many.values()}) == 40
+
+
+def test_the_modes_have_the_colours_of_the_other_figures():
+    from matplotlib.colors import to_hex
+
+    from analysis.figures import MODE_COLOURS
+
+    found = looks(MODE_COLOURS)
+    assert {mode: look.colour for mode, look in found.items()} == {m: to_hex(c) for m, c in MODE_COLOURS.items()}
+
+
+def test_both_axes_of_every_picture_are_named_with_a_unit_or_hold_names(pictures):
+    categories = ("timeline", "downstream", "hatecheck")
+    units = (
+        "seconds",
+        "nats",
+        "samples",
+        "(0 to 1)",
+        "workers",
+        "(updates",
+        "times sooner",
+        "share",
+        "log scale",
+        "trials",
+    )
+    for _, picture in pictures:
+        for axes in picture.figure.axes:
+            assert axes.get_xlabel(), picture.name
+            named = axes.get_ylabel() or picture.name.startswith(categories)
+            assert named, picture.name
+            if not picture.name.startswith("confusion"):
+                assert any(unit in axes.get_xlabel() for unit in units), (picture.name, axes.get_xlabel())
+
+
+def test_measured_and_virtual_seconds_share_no_picture_and_stand_under_the_word(pictures):
+    seen = set()
+    for row, picture in pictures:
+        labels = {label for axes in picture.figure.axes for label in (axes.get_xlabel(), axes.get_ylabel())}
+        clocks = {clock for clock, label in LABELS.items() if any(label in text for text in labels)}
+        assert len(clocks) <= 1, picture.name
+        if clocks:
+            assert {row.clock} == clocks, picture.name
+            seen |= clocks
+    assert seen == {"measured", "virtual"}
+
+
+def test_every_picture_with_intervals_says_over_how_many(pictures):
+    for _, picture in pictures:
+        if "interval" in picture.caption or "band" in picture.caption:
+            assert "n = " in picture.caption, picture.name
+    assert sum("n = " in picture.caption for _, picture in pictures) > 15
+
+
+def test_every_interval_in_a_table_has_its_n(made):
+    for table in all_tables(made, lambda _: ""):
+        for row in table.rows:
+            for cell in row:
+                if re.search(r"\d \[-?\d", cell.text) and table.key != "fits":  # its intervals are of one resampling
+                    assert re.search(r"n = \d|of \d", cell.small), (table.key, cell)
+
+
+def test_a_run_that_diverged_is_drawn_to_its_end_with_a_cross_and_is_in_no_mean(pictures):
+    panel = next(picture for _, picture in pictures if picture.name.startswith("loss-samples-8-workers"))
+    crosses = [line for line in panel.figure.axes[0].lines if line.get_marker() == "x"]
+    assert len(crosses) == 1
+    low, high = panel.figure.axes[0].get_ylim()
+    assert low <= crosses[0].get_ydata()[0] <= high
+    assert "async n = 7" in panel.caption
+    assert "A cross ends a run that did not finish" in panel.caption
+
+
+def test_the_runs_at_risk_below_the_curves_are_those_not_yet_there(pictures, made):
+    item = next(item for item in made.reached if item.group.startswith("4 workers"))
+    picture = next(picture for _, picture in pictures if picture.name.startswith("time-to-target-4-workers"))
+    axes = picture.figure.axes[0]
+    ticks = [tick for tick in axes.get_xticks() if 0 <= tick <= axes.get_xlim()[1]]
+    numbers = [text.get_text() for text in axes.texts]
+    expected = []
+    for curve in item.curves:
+        expected += ["\N{BLACK SQUARE}", curve.arm.split("-")[0]]
+        expected += [str(sum(second >= tick for second in curve.seconds[1:])) for tick in ticks]
+    assert numbers == expected
+
+
+def test_every_picture_is_written_as_png_and_svg_and_shows_something(made, tmp_path, outline):
+    paths = save_gallery(made, tmp_path / "deep" / "pictures")
+    names = {path.stem for path in paths}
+    assert {path.name for path in (tmp_path / "deep" / "pictures").iterdir()} == {
+        f"{name}.{kind}" for name in names for kind in ("png", "svg")
+    }
+    figures = [values["id"] for tag, values in outline.attributes if tag == "figure"]
+    assert names == set(figures)
+    assert len(names) == len(figures) > 30
+    for path in paths:
+        assert path.stat().st_size > 4_000, path
+        if path.suffix == ".svg":
+            root = xml.etree.ElementTree.parse(path).getroot()
+            assert root.tag.endswith("svg")
+            assert len(list(root.iter())) > 40, path
+        else:
+            pixels = matplotlib.image.imread(path)
+            assert pixels[..., 3:].min(initial=1.0) == 1.0  # nothing shines through
+            pixels = pixels[..., :3]
+            assert min(pixels.shape[:2]) > 250, path
+            assert pixels[0, 0].min() == 1.0  # on white
+            assert len({tuple(colour) for colour in pixels[::3, ::3].reshape(-1, 3).round(2)}) > 4, path
+
+
+def test_pictures_are_the_same_bytes_again(tmp_path):
+    few = dataclasses.replace(small(), arms=full().arms, groups=full().groups, curves=full().curves[:1])
+    once, again = save_gallery(few, tmp_path / "a"), save_gallery(few, tmp_path / "b")
+    assert len(once) == 2
+    assert [path.read_bytes() for path in once] == [path.read_bytes() for path in again]
+
+
+def test_a_dollar_sign_in_a_name_is_no_formula(tmp_path):
+    paths = save_gallery(hostile(lean()), tmp_path)
+    drawn = [path.read_text() for path in paths if path.suffix == ".svg"]
+    assert any("$x_{$" in svg for svg in drawn)  # which would be no formula either
+    assert len(paths) > 20
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
+
+def test_markdown_keeps_its_columns_whatever_the_names(made):
+    nasty = dataclasses.replace(made.tests[0], comparison="a|b <b>\nc`d*", reason="x | y")
+    tables = [
+        table for table in all_tables(dataclasses.replace(made, tests=(nasty,)), lambda _: "") if table.key == "tests"
+    ]
+    lines = markdown(tables).splitlines()
+    body = next(line for line in lines if line.startswith("| a"))
+    assert body.startswith(r"| a\|b &lt;b&gt; c\`d\* |")
+    bars = [len(re.findall(r"(?<!\\)\|", line)) for line in lines if line.startswith("|")]
+    assert set(bars) == {len(tables[0].columns) + 1}
+
+
+def test_every_table_has_as_many_cells_in_a_row_as_columns_and_a_key_of_its_own(made):
+    tables = all_tables(made, lambda _: "")
+    assert len({table.key for table in tables}) == len(tables) == 18
+    for table in tables:
+        assert {len(row) for row in table.rows} == {len(table.columns)}, table.key
+
+
+def test_latex_escapes_what_it_would_read_as_a_command(made):
+    nasty = dataclasses.replace(made.tests[0], comparison=r"50 % & m_sync #1 $x$ {y} ~ ^ \input{z}")
+    tables = [
+        table for table in all_tables(dataclasses.replace(made, tests=(nasty,)), lambda _: "") if table.key == "tests"
+    ]
+    text = latex(tables)
+    assert r"50 \% \& m\_sync \#1 \$x\$ \{y\} \textasciitilde{} \textasciicircum{} \textbackslash{}input\{z\} &" in text
+    for line in text.splitlines():
+        if line.endswith(r"\\") and "&" in line:
+            assert len(re.findall(r"(?<!\\)&", line)) == len(tables[0].columns) - 1
+    whole = latex(all_tables(made, lambda _: ""))
+    assert whole.count(r"\begin{tabular}") == whole.count(r"\end{tabular}") == whole.count(r"\begin{table}")
+    assert whole.count(r"\begin{longtable}") == whole.count(r"\end{longtable}") == 1  # every run
+    assert whole.isascii()
+
+
+def test_csv_holds_the_unrounded_values(made):
+    tables = {table.key: table for table in all_tables(made, lambda _: "")}
+    rows = list(csv.DictReader(io.StringIO(as_csv(tables["tests"]))))
+    assert len(rows) == 8
+    for row, test in zip(rows, made.tests, strict=True):
+        assert row["comparison"] == test.comparison
+        assert float(row["estimate_estimate"]) == test.estimate.estimate
+        assert float(row["estimate_low"]) == test.estimate.low
+        assert int(row["estimate_n"]) == test.estimate.n
+        assert float(row["p_holm"]) == test.p_holm
+        assert (row["margin"] == "") == (test.margin is None)
+        assert (row["speed_up_ratio_estimate"] == "") == (test.speed_up is None)
+    points = list(csv.DictReader(io.StringIO(as_csv(tables["sensitivity"]))))
+    assert len(points) == sum(len(item.points) for item in made.sensitivity)
+    assert float(points[0]["restricted_ratio"]) == made.sensitivity[0].points[0].restricted_ratio
+    trials = list(csv.DictReader(io.StringIO(as_csv(tables["tuning"]))))
+    assert json.loads(trials[0]["trials"])[0]["losses"] == list(made.tuning[0].trials[0].losses)
+
+
+def test_a_value_that_is_not_finite_survives_every_format(made):
+    endless = dataclasses.replace(made.table[0], median_seconds=math.inf, reached=2)
+    tables = all_tables(dataclasses.replace(made, table=(endless, *made.table[1:])), lambda _: "")
+    arms = next(table for table in tables if table.key == "arms-virtual")
+    assert arms.rows[0][2].text == "inf"
+    assert next(csv.DictReader(io.StringIO(as_csv(arms))))["median_seconds"] == "inf"
+    assert "| inf |" in markdown([arms])
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """Hand-made runs: two algorithms, two seeds, one run that was killed and one with a hostile name."""
+    folder = tmp_path_factory.mktemp("study")
+    for algorithm, seconds in (("sync", 20.0), ("async", 12.0)):
+        for seed in (0, 1):
+            arm = SyntheticArm(algorithm, 2, "measured", None)
+            write_run(folder / f"{algorithm}-s{seed}", arm, straight(9.0, 5.0 + 0.1 * seed, seconds=seconds), seed=seed)
+    (folder / HOSTILE.replace("/", "_")).mkdir()
+    (folder / HOSTILE.replace("/", "_") / "events.jsonl").write_text('{"schema": 1}\n{"kind": "eva')
+    return folder
+
+
+def test_the_command_writes_the_page_beside_the_runs_and_prints_the_sentence(study, capsys):
+    assert main([str(study)]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    file = study / "report.html"
+    assert printed[-1] == str(file)
+    outline = Outline(file.read_text(encoding="utf-8"))
+    assert printed[0] in outline.text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "<script" not in file.read_text(encoding="utf-8")
+    assert "./%3Cscript%3Ealert%281%29%3C_script%3E/" in {values.get("href") for _, values in outline.attributes}
+    assert "too few seeds" in outline.text
+    assert [path.name for path in study.iterdir() if path.name.startswith(".")] == []
+
+
+def test_the_command_prints_tables_and_nothing_else(study, capsys, tmp_path):
+    assert main([str(study), "--format", "md"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("### Table 1. Arms")
+    assert main([str(study), "--format", "csv", "--table", "runs", "--figures", str(tmp_path)]) == 0
+    printed = capsys.readouterr()
+    assert {row["name"] for row in csv.DictReader(io.StringIO(printed.out))} == {
+        path.name for path in study.iterdir() if path.is_dir()
+    }
+    assert "pictures, each as PNG and SVG" in printed.err
+    assert main([str(study), "--format", "csv"]) == 0
+    assert "csv holds one table, this is tests; --table NAME gives another: arms-measured" in capsys.readouterr().err
+    assert main([str(study), "--format", "latex", "--table", "tests", "--out", str(tmp_path / "t.tex")]) == 0
+    assert r"\label{tab:tests}" in (tmp_path / "t.tex").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["{nowhere}"], "no such folder"),
+        (["{study}", "--out", "{nowhere}/report.html"], "make it first: mkdir -p"),
+        (["{study}", "--out", "{study}"], "is a folder; name a file in it"),
+        (["{study}", "--figures", "{file}"], "is a file; name a folder"),
+        (["{study}", "--table", "tests"], "--table goes with tables, not with the page"),
+        (["{study}", "--format", "md", "--table", "test"], "did you mean 'tests'?"),
+        (["{study}", "--seed", "-1"], "--seed must be 0 or more, got -1"),
+    ],
+)
+def test_what_cannot_be_used_is_told_with_exit_code_2(study, tmp_path, capsys, arguments, told):
+    (tmp_path / "file.txt").write_text("")
+    places = {"nowhere": tmp_path / "nowhere", "study": study, "file": tmp_path / "file.txt"}
+    assert main([argument.format(**places) for argument in arguments]) == 2
+    printed = capsys.readouterr()
+    assert told in printed.err
+    assert printed.err.startswith("error: ")
+    assert printed.out == ""
+
+
+def test_an_unknown_format_is_refused_by_name(capsys):
+    with pytest.raises(SystemExit) as raised:
+        parser().parse_args(["runs", "--format", "pdf"])
+    assert raised.value.code == 2
+    assert "html" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_to_is_told(study, tmp_path, capsys):
+    tmp_path.chmod(0o500)
+    assert main([str(study), "--out", str(tmp_path / "report.html")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_file_where_a_folder_is_needed_for_pictures_is_told(made, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="choose --figures DIR"):
+        save_gallery(small(), tmp_path / "file" / "deeper")
+
+
+def test_a_device_is_written_to_and_not_replaced(study):
+    assert main([str(study), "--format", "csv", "--out", os.devnull]) == 0
+    assert Path(os.devnull).is_char_device()
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(study):
+    command = [sys.executable, "-m", "analysis.report", str(study), "--format", "md"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.close()
+    _, told = process.communicate(timeout=120)
+    assert (process.returncode, told.decode()) == (0, "")
+
+
+def test_help_imports_nothing_heavy():
+    code = "import sys; from analysis.report import parser; parser().format_help(); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert not {"numpy", "matplotlib", "pandas", "scipy", "jinja2", "torch"} & set(loaded.split())

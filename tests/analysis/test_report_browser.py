@@ -1,0 +1,206 @@
+"""The report's page in a real browser, headless: nothing overflows, every picture shows, no complaints."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from made_results import full, small
+
+from analysis.report_page import page, render
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chromium-headless-shell")
+BROWSER = next((found for name in NAMES if (found := shutil.which(name))), None)
+
+pytestmark = pytest.mark.skipif(
+    BROWSER is None, reason="no browser: apt-get install chromium (any of " + ", ".join(NAMES) + " on PATH)"
+)
+
+MEASURE = """
+const told = [];
+for (const frame of document.querySelectorAll('iframe')) {
+  const page = frame.contentDocument, root = page.documentElement, width = root.clientWidth;
+  const view = frame.contentWindow;
+  const scrolls = node => {
+    const inside = node.closest('.scroll, pre');
+    return inside && view.getComputedStyle(inside).overflowX !== 'visible';
+  };
+  const beyond = [...page.body.querySelectorAll('*')].filter(node => {
+    const box = node.getBoundingClientRect();
+    return box.width > 0 && (box.right > width + 0.5 || box.left < -0.5) && !scrolls(node) && !node.closest('svg');
+  });
+  const outer = [...page.querySelectorAll('.scroll, pre')].filter(
+    node => node.getBoundingClientRect().right > width + 0.5);
+  const pictures = [...page.querySelectorAll('svg[role=img]')].map(svg => {
+    const box = svg.getBoundingClientRect(), drawn = svg.getBBox();
+    const cut = [...svg.querySelectorAll('text')].filter(text => {
+      const own = text.getBoundingClientRect();
+      return own.left < box.left - 2 || own.right > box.right + 2
+        || own.top < box.top - 2 || own.bottom > box.bottom + 2;
+    });
+    const texts = cut.map(text => text.textContent);
+    return {width: box.width, height: box.height, drawn: drawn.width * drawn.height, cut: texts};
+  });
+  const light = colour => {
+    const [r, g, b] = colour.match(/[\\d.]+/g).map(part => {
+      const c = part / 255;
+      return c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+    });
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = node => {
+    for (let up = node; up; up = up.parentElement) {
+      const colour = view.getComputedStyle(up).backgroundColor;
+      if (!/, 0\\)$/.test(colour)) return colour;
+    }
+    return 'rgb(255, 255, 255)';
+  };
+  const faint = [];
+  for (const node of page.querySelectorAll('h1, h2, h3, p, td, th, dt, dd, li, a, span, figcaption, code, text')) {
+    const style = view.getComputedStyle(node);
+    const ink = node.namespaceURI.endsWith('svg') ? style.fill : style.color;
+    const [one, two] = [light(ink), light(behind(node))];
+    const contrast = (Math.max(one, two) + 0.05) / (Math.min(one, two) + 0.05);
+    // the square beside an algorithm's name, in its colour, is no text
+    const coloured = node.namespaceURI.endsWith('svg') && (node.getAttribute('style') || '').includes('--series');
+    if (contrast < 4.5 && !coloured && node.textContent.trim())
+      faint.push([node.tagName, node.textContent.trim().slice(0, 40), contrast]);
+  }
+  told.push({
+    clientWidth: width, scrollWidth: root.scrollWidth, height: root.scrollHeight,
+    beyond: beyond.map(node => node.outerHTML.slice(0, 120)), outer: outer.length, pictures,
+    images: [...page.images].map(image => image.naturalWidth), faint: faint.slice(0, 5),
+    background: light(view.getComputedStyle(page.body).backgroundColor), title: page.title,
+    tables: page.querySelectorAll('table').length,
+  });
+}
+document.body.textContent = '';
+const out = document.createElement('pre');
+out.id = 'measured';
+out.textContent = JSON.stringify(told);
+document.body.append(out);
+"""
+
+
+def browse(arguments, tmp_path):
+    """Run the browser once, with a profile of its own; returns what it wrote to both streams."""
+    assert BROWSER is not None
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr", "--virtual-time-budget=20000"]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout, done.stderr
+
+
+def measure(text, tmp_path, *, dark=False, widths=(1280, 400)):
+    """What a browser makes of the page at each width. The page is as it is, in a frame; the script is outside it."""
+    frames = "".join(
+        f'<iframe style="width: {width}px; height: 900px; border: 0" srcdoc="{html.escape(text, quote=True)}"></iframe>'
+        for width in widths
+    )
+    wrapper = tmp_path / "wrapper.html"
+    script = f"<script>addEventListener('load', () => {{ {MEASURE} }})</script>"
+    wrapper.write_text(f'<!DOCTYPE html><meta charset="utf-8"><body>{frames}{script}', encoding="utf-8")
+    scheme = [f"--blink-settings=preferredColorScheme={0 if dark else 1}"]
+    dom, _ = browse([*scheme, "--window-size=1400,1000", "--dump-dom", wrapper.as_uri()], tmp_path)
+    found = re.search(r'<pre id="measured">(.*?)</pre>', dom, flags=re.DOTALL)
+    assert found, dom[-500:]
+    return dict(zip(widths, json.loads(html.unescape(found[1])), strict=True))
+
+
+def long_names(made):
+    """The same results with names that no line can hold."""
+    name = "a_name_without_any_place_to_break_it_" * 4
+    runs = tuple(dataclasses.replace(run, remark=name) for run in made.runs)
+    arms = tuple(dataclasses.replace(arm, label=f"{arm.label} {name}") for arm in made.arms)
+    headline = dataclasses.replace(made.headlines[0], text=name)
+    tests = tuple(dataclasses.replace(row, comparison=f"{name} vs sync", endpoint_label=name) for row in made.tests)
+    trust = tuple(dataclasses.replace(item, value=name, detail=name) for item in made.trust)
+    tiles = tuple(dataclasses.replace(tile, note=name, text="-1,234.56789") for tile in made.tiles)
+    left_out = tuple(dataclasses.replace(item, name=name) for item in made.left_out)
+    return dataclasses.replace(
+        made,
+        title=name,
+        runs=runs,
+        arms=arms,
+        headlines=(headline,),
+        tests=tests,
+        trust=trust,
+        tiles=tiles,
+        left_out=left_out,
+        command=f"python -m analysis.report {name}",
+    )
+
+
+@pytest.fixture(scope="module")
+def text():
+    return render(page(full(), Path("report.html"), Path(".")))
+
+
+def check(measured):
+    for width, found in measured.items():
+        assert found["clientWidth"] == width
+        assert found["scrollWidth"] == width, found["beyond"][:5]
+        assert found["beyond"] == []
+        assert found["outer"] == 0
+        assert all(picture["width"] > 200 and picture["height"] > 80 for picture in found["pictures"])
+        assert all(picture["drawn"] > 10_000 for picture in found["pictures"])
+        assert [picture["cut"] for picture in found["pictures"] if picture["cut"]] == []
+        assert all(found["images"])
+        assert found["faint"] == []
+
+
+def test_nothing_overflows_every_picture_shows_and_all_text_has_contrast_on_a_desktop_and_a_phone(text, tmp_path):
+    measured = measure(text, tmp_path)
+    check(measured)
+    for found in measured.values():
+        assert found["title"] == "hate: report"
+        assert len(found["pictures"]) == text.count("<figure") > 30
+        assert found["tables"] == text.count("<table>")
+        assert found["background"] > 0.8
+    assert measured[400]["height"] > measured[1280]["height"]  # one picture per line
+
+
+def test_a_dark_page_is_dark_and_its_text_and_pictures_are_readable(text, tmp_path):
+    measured = measure(text, tmp_path, dark=True)
+    check(measured)
+    assert all(found["background"] < 0.05 for found in measured.values())
+
+
+@pytest.mark.parametrize("made", [small, lambda: long_names(full())], ids=["nothing", "long names"])
+def test_an_empty_study_and_endless_names_overflow_nothing(made, tmp_path):
+    text = render(page(made(), Path("report.html"), Path(".")))
+    for width, found in measure(text, tmp_path).items():
+        assert (found["scrollWidth"], found["beyond"]) == (width, [])
+
+
+def complaints(text, tmp_path):
+    file = tmp_path / "page.html"
+    file.write_text(text, encoding="utf-8")
+    _, told = browse(["--dump-dom", file.as_uri()], tmp_path)
+    return re.findall(r".*CONSOLE.*", told)
+
+
+def test_the_console_stays_empty(text, tmp_path):
+    assert complaints(text, tmp_path) == []
+
+
+def test_a_script_that_got_into_the_page_would_not_run_and_would_be_complained_about(text, tmp_path):
+    """That the check above can fail, and that the page's policy holds."""
+    spoilt = text.replace("</main>", "<script>document.title = 'run'</script></main>")
+    told = complaints(spoilt, tmp_path)
+    assert any("Content Security Policy" in line for line in told), told
+
+
+def test_what_overflows_would_be_found(text, tmp_path):
+    """That the measurement can fail."""
+    spoilt = text.replace("</main>", '<p style="width: 1500px">wide</p></main>')
+    found = measure(spoilt, tmp_path)[400]
+    assert found["scrollWidth"] > 400
+    assert any("1500px" in node for node in found["beyond"])

@@ -1,0 +1,814 @@
+"""Small studies whose every number can be worked out by hand give these numbers, in any order of the directory."""
+
+import dataclasses
+import json
+import math
+import random
+import shutil
+from pathlib import Path
+
+import numpy
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from synthetic import (
+    STRAGGLER,
+    SyntheticArm,
+    edit_json,
+    example_study,
+    planned,
+    straight,
+    write_finetuning,
+    write_plan,
+    write_registration,
+    write_run,
+    write_study,
+)
+
+from analysis.endpoints import Paired, Question, judge
+from analysis.result_types import FROM_SCRATCH, Results
+from analysis.results import results
+from analysis.study import load_study
+
+SYNC, ASYNC, RING = SyntheticArm("sync"), SyntheticArm("async"), SyntheticArm("ringmaster")
+GROUP = f"4 workers, virtual clock, {STRAGGLER}"
+
+
+def results_of(folder: Path) -> Results:
+    return results(load_study(folder), numpy.random.default_rng(0))
+
+
+def row_of(found: Results, endpoint: str, treatment: str = ASYNC.name, reference: str = SYNC.name):
+    (row,) = [
+        row for row in found.tests if (row.endpoint, row.treatment, row.reference) == (endpoint, treatment, reference)
+    ]
+    return row
+
+
+def trust_of(found: Results, title: str):
+    (item,) = [item for item in found.trust if item.title == title]
+    return item
+
+
+def twice_as_fast(seeds: int = 6):
+    """Loss falls from 6 to 4: sync needs 10, 12, 14, ... seconds for it, async half of that."""
+    return {
+        SYNC.name: [straight(6.0, 4.0, seconds=10.0 + 2 * number) for number in range(seeds)],
+        ASYNC.name: [straight(6.0, 4.0, seconds=5.0 + number) for number in range(seeds)],
+    }
+
+
+@pytest.fixture(scope="module")
+def fast(tmp_path_factory) -> Results:
+    folder = tmp_path_factory.mktemp("fast")
+    return results_of(write_study(folder, twice_as_fast(), [SYNC, ASYNC], registration={"num_seeds": 6}))
+
+
+@pytest.fixture(scope="module")
+def example_folder(tmp_path_factory) -> Path:
+    return example_study(tmp_path_factory.mktemp("example"))
+
+
+@pytest.fixture(scope="module")
+def example(example_folder) -> Results:
+    return results_of(example_folder)
+
+
+# ---- the primary comparison --------------------------------------------------------------------------------
+
+
+def test_times_to_the_target_are_the_crossings_and_their_exact_test(fast):
+    row = row_of(fast, "time_to_target")  # sync crosses 5.0 at 5, 6, ... 10 s, async at 2.5, 3, ... 5 s
+    assert (row.family, row.family_size, row.n, row.word) == ("primary", 1, 6, "better")
+    assert row.estimate is not None
+    assert row.estimate.estimate == pytest.approx(-3.75)
+    assert (row.treatment_mean, row.reference_mean) == pytest.approx((3.75, 7.5))
+    assert row.relative == pytest.approx(0.5)
+    assert (row.p, row.p_holm, row.wins) == (2 / 64, 2 / 64, 6)
+    assert row.speed_up is not None
+    assert row.speed_up.ratio is not None
+    assert row.speed_up.ratio.estimate == pytest.approx(2.0)
+    assert row.notes == ("restricted to 20.0 s, the longest run; every run that did not diverge got there",)
+    assert row.margin is None
+    assert row.unit == "virtual s"
+
+
+def test_the_headline_says_what_the_primary_row_says(fast):
+    (headline,) = fast.headlines
+    assert headline.text == (
+        f"async, {GROUP}: reached the target 2.00\N{MULTIPLICATION SIGN} sooner than sync (95 % CI 2.00 to 2.00, "
+        "sooner in 6 of 6 seeds, p_Holm 0.0312); the final loss at equal samples: the same as sync (95 % CI 0 to 0, "
+        "n = 6, p_Holm 1.00), equivalent within ±0.02."
+    )
+    assert (headline.word, headline.exploratory, fast.exploratory) == ("better", False, False)
+
+
+def test_a_slower_treatment_is_said_to_be_later_by_the_inverse_ratio(tmp_path):
+    curves = twice_as_fast()
+    curves[SYNC.name], curves[ASYNC.name] = curves[ASYNC.name], curves[SYNC.name]
+    found = results_of(write_study(tmp_path, curves, [SYNC, ASYNC], registration={"num_seeds": 6}))
+    assert "reached the target 2.00\N{MULTIPLICATION SIGN} later than sync" in found.headlines[0].text
+    assert (found.tiles[0].text, found.tiles[0].word) == ("0.50\N{MULTIPLICATION SIGN}", "worse")
+
+
+def test_the_four_tiles_are_about_the_first_headline(fast):
+    assert [(tile.title, tile.text, tile.word) for tile in fast.tiles] == [
+        ("speed-up", "2.00\N{MULTIPLICATION SIGN}", "better"),
+        ("final-loss gap", "+0.000", "equivalent"),
+        ("throughput ratio", "2.00\N{MULTIPLICATION SIGN}", "better"),
+        ("delay p95", "-", "not measured"),
+    ]
+
+
+def test_losses_at_equal_seconds_are_read_where_the_shorter_run_of_a_pair_ends(fast):
+    row = row_of(fast, "loss_at_equal_seconds")
+    assert (row.treatment_mean, row.reference_mean) == pytest.approx((4.0, 5.0))
+    assert row.family == "secondary"
+
+
+def test_losses_at_equal_samples_have_the_declared_margin_and_the_share_of_the_improvement(tmp_path):
+    curves = {
+        SYNC.name: [straight(6.0, 4.0, seconds=10.0)] * 6,
+        ASYNC.name: [straight(6.0, 4.0 + gap, seconds=10.0) for gap in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)],
+    }
+    found = results_of(write_study(tmp_path, curves, [SYNC, ASYNC], registration={"num_seeds": 6}))
+    row = row_of(found, "loss_at_equal_samples")
+    assert row.estimate is not None
+    assert row.estimate.estimate == pytest.approx(0.35)
+    assert (row.p, row.word, row.wins, row.margin) == (2 / 64, "worse", 0, 0.02)
+    assert row.relative == pytest.approx(0.35 / 2.0)
+    assert row.equivalence is not None
+    assert not row.equivalence.equivalent
+    assert row.share is not None
+    assert row.share.estimate == 0.0
+
+
+def test_budgets_that_differ_are_compared_at_the_smallest(tmp_path):
+    curves = {
+        SYNC.name: [straight(6.0, 4.0, seconds=10.0, samples=1600)] * 6,
+        ASYNC.name: [straight(6.0, 4.0, seconds=10.0, samples=800)] * 6,
+    }
+    row = row_of(results_of(write_study(tmp_path, curves, [SYNC, ASYNC])), "loss_at_equal_samples")
+    assert (row.treatment_mean, row.reference_mean) == pytest.approx((4.0, 5.0))
+    assert "compared at 800 samples, the smallest budget; the largest is 1600" in row.notes
+
+
+def test_a_budget_that_differs_by_one_step_needs_no_note(tmp_path):
+    curves = {
+        SYNC.name: [straight(6.0, 4.0, seconds=10.0, samples=1664)] * 6,
+        ASYNC.name: [straight(6.0, 4.0, seconds=10.0, samples=1600)] * 6,
+    }
+    row = row_of(results_of(write_study(tmp_path, curves, [SYNC, ASYNC])), "loss_at_equal_samples")
+    assert not any("smallest budget" in note for note in row.notes)
+    assert row.reference_mean == pytest.approx(6.0 - 2.0 * 1600 / 1664)
+
+
+def test_the_budget_is_the_shortest_run_that_ended_without_the_target(tmp_path):
+    curves = twice_as_fast()
+    curves[SYNC.name][0] = straight(6.0, 5.5, seconds=7.0)
+    row = row_of(
+        results_of(write_study(tmp_path, curves, [SYNC, ASYNC], registration={"num_seeds": 6})), "time_to_target"
+    )
+    assert "restricted to 7.00 s, the shortest of 1 run that ended without reaching the target" in row.notes
+    assert row.reference_mean == pytest.approx((7 + 6 + 7 + 7 + 7 + 7) / 6)
+    assert row.speed_up is not None
+    assert (row.speed_up.left_out, row.speed_up.wins, row.speed_up.num_pairs) == (1, 6, 6)
+
+
+# ---- failures as data --------------------------------------------------------------------------------------
+
+
+def diverging(seeds: int = 6, which: int = 5):
+    curves = twice_as_fast(seeds)
+    curves[ASYNC.name][which] = [(0, 0.0, 6.0), (40, 2.0, 7.0), (80, 4.0, None)]
+    return curves
+
+
+def test_a_diverged_run_counts_as_the_worst_loss_and_an_infinite_time(tmp_path):
+    found = results_of(write_study(tmp_path, diverging(), [SYNC, ASYNC], registration={"num_seeds": 6}))
+    loss, time = row_of(found, "loss_at_equal_samples"), row_of(found, "time_to_target")
+    assert loss.estimate is not None
+    assert loss.estimate.estimate == pytest.approx((7.0 - 4.0) / 6)
+    assert loss.notes == ("async: diverged 1/6", "a diverged run counts as the worst loss seen, 7.00")
+    assert time.treatment_mean == pytest.approx((2.5 + 3 + 3.5 + 4 + 4.5 + 20) / 6)
+    assert time.n == 6
+    (counts,) = [counts for counts in found.counts if counts.arm == ASYNC.name and counts.stage == "test"]
+    assert (counts.planned, counts.finished, counts.diverged) == (6, 5, 1)
+    assert trust_of(found, "test runs").value == "12 planned, 11 finished, 1 diverged, 0 failed, 0 missing"
+    (panel,) = found.reached
+    curve = panel.curves[1]
+    assert (curve.reached, curve.n, curve.median, curve.censored) == (5, 6, pytest.approx(3.75), ())
+
+
+def test_a_run_that_diverged_after_it_reached_the_target_never_reached_it(tmp_path):
+    curves = twice_as_fast()
+    curves[ASYNC.name][5] = [(0, 0.0, 6.0), (40, 2.0, 4.0), (80, 4.0, None)]
+    found = results_of(write_study(tmp_path, curves, [SYNC, ASYNC], registration={"num_seeds": 6}))
+    row = row_of(found, "time_to_target")
+    assert row.treatment_mean == pytest.approx((2.5 + 3 + 3.5 + 4 + 4.5 + 20) / 6)
+    assert row.speed_up is not None
+    assert (row.speed_up.wins, row.speed_up.left_out) == (5, 1)
+
+
+def test_a_lost_run_takes_its_whole_block_with_it_and_is_listed(tmp_path):
+    curves = twice_as_fast(7)
+    curves[RING.name] = curves[ASYNC.name]
+    write_study(tmp_path, curves, [SYNC, ASYNC, RING], registration={"num_seeds": 7})
+    lost = tmp_path / "test" / ASYNC.name / "s102"
+    edit_json(lost / "summary.json", status="FAILED", message="a worker was killed")
+    found = results_of(tmp_path)
+    assert {row.n for row in found.tests} == {6}
+    assert row_of(found, "time_to_target", RING.name).notes[0] == "1 block left out (seed 102)"
+    listed = {item.name: item.reason for item in found.left_out}
+    assert listed[f"test/{ASYNC.name}/s102"] == "FAILED: a worker was killed"
+    assert listed[f"block of seed 102, {GROUP}"] == (
+        f"the whole block is left out, because no result came of test/{ASYNC.name}/s102"
+    )
+    assert not next(run for run in found.runs if run.name == f"test/{RING.name}/s102").in_tests
+    assert found.headlines[0].text.endswith("Preliminary: 1 of 21 test runs have no result.")
+
+
+def test_a_missing_run_takes_its_block_too(tmp_path):
+    write_study(tmp_path, twice_as_fast(7), [SYNC, ASYNC], registration={"num_seeds": 7})
+    shutil.rmtree(tmp_path / "test" / SYNC.name / "s106")
+    found = results_of(tmp_path)
+    assert {row.n for row in found.tests} == {6}
+    assert trust_of(found, "test runs").value.endswith("0 failed, 1 missing")
+    (run,) = [run for run in found.runs if run.status == "MISSING"]
+    assert (run.exists, run.remark) == (False, "planned, and no folder there")
+
+
+def test_when_all_runs_diverge_nothing_is_called_equivalent(tmp_path):
+    curve = [(0, 0.0, 6.0), (40, 2.0, None)]
+    curves = {SYNC.name: [curve] * 6, ASYNC.name: [curve] * 6}
+    found = results_of(write_study(tmp_path, curves, [SYNC, ASYNC], registration={"num_seeds": 6}))
+    assert {(row.word, row.reason) for row in found.tests if row.endpoint != "time_to_target"} == {
+        ("undecided", "every run of both arms diverged")
+    }
+    assert row_of(found, "time_to_target").reason == "no run reached the target of 5.00"
+    assert found.headlines[0].text.startswith(f"async, {GROUP}: nothing is shown about the time to the target")
+
+
+def test_when_one_arm_diverges_in_every_seed_it_is_worse(tmp_path):
+    curves = twice_as_fast()
+    curves[ASYNC.name] = [[(0, 0.0, 6.0), (40, 2.0, None)]] * 6
+    found = results_of(write_study(tmp_path, curves, [SYNC, ASYNC], registration={"num_seeds": 6}))
+    assert {row.word for row in found.tests} == {"worse"}
+
+
+# ---- families ----------------------------------------------------------------------------------------------
+
+
+def question(family: str, treatment, reference=None, **other) -> Question:
+    content = {
+        "comparison": family,
+        "treatment": "t",
+        "reference": "r",
+        "group": "g",
+        "endpoint": "loss_at_equal_samples",
+        "label": "",
+        "unit": "nats",
+        "family": family,
+        "kind": "secondary",
+        "values": Paired(tuple(treatment), (0.0,) * len(treatment) if reference is None else tuple(reference)),
+        "lower_is_better": True,
+        "margin": None,
+        "alpha": 0.05,
+        "notes": (),
+    }
+    return Question(**content | other)
+
+
+def test_holm_corrects_inside_a_family_and_a_question_without_pairs_still_counts():
+    generator = numpy.random.default_rng(0)
+    six, seven = [1.0, 2, 3, 4, 5, 6], [1.0, 2, 3, 4, 5, 6, 7]
+    rows = judge([question("a", six), question("b", seven), question("a", seven), question("b", [])], generator)
+    assert [row.p for row in rows] == [2 / 64, 2 / 128, 2 / 128, None]
+    assert [row.p_holm for row in rows] == [2 / 64, 4 / 128, 4 / 128, None]
+    assert [row.family_size for row in rows] == [2, 2, 2, 2]
+    assert rows[3].word == "too few seeds"
+    assert rows[0].notes == ("2 comparisons in the family: below 7 pairs no p_Holm can fall below 0.05",)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=9), st.floats(-3, 3), st.randoms(use_true_random=False))
+def test_a_row_does_not_depend_on_the_order_of_the_seeds_and_turns_with_its_sides(values, shift, order):
+    generator = numpy.random.default_rng(0)
+    shuffled = list(values)
+    order.shuffle(shuffled)
+    there, again = judge([question("a", values, margin=0.5)], generator) + judge(
+        [question("a", shuffled, margin=0.5)], generator
+    )
+    assert there == again
+    (turned,) = judge([question("a", [0.0] * len(values), values, margin=0.5)], generator)
+    assert turned.p == there.p
+    assert turned.estimate.estimate == pytest.approx(-there.estimate.estimate, abs=1e-12)
+    assert {there.word, turned.word} in ({"better", "worse"}, {there.word})
+    moved = question("a", [value + shift for value in values], [shift] * len(values))
+    (same,) = judge([moved], generator)
+    assert same.estimate.estimate == pytest.approx(there.estimate.estimate, abs=1e-9)
+
+
+def test_the_primary_family_is_first_and_every_other_one_is_per_endpoint_and_workers(example):
+    families = [row.family for row in example.tests]
+    assert families == sorted(families, key=["primary", "secondary", "exploratory"].index)
+    assert {row.family_size for row in example.tests} == {2, 3}  # three arms against the baseline, else two
+    primary = [row for row in example.tests if row.family == "primary"]
+    assert [(row.treatment, row.endpoint, row.family_size) for row in primary] == [
+        ("async-w4-virtual", "time_to_target", 2),
+        ("ringmaster-w4-virtual", "time_to_target", 2),
+    ]
+
+
+# ---- what is exploratory -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("registration", "seeds", "why"),
+    [
+        (None, 6, "there is no analysis.yaml"),
+        ({"num_seeds": 5}, 6, "6 seeds were run and 5 registered: seeds added after looking are no confirmation"),
+        ({"num_seeds": 8}, 6, "8 seeds were registered and an arm of the primary comparison has 6"),
+        (
+            {"num_seeds": 6, "primary": {"endpoint": "time_to_target", "num_workers": 8}},
+            6,
+            "the folder has no sync arm",
+        ),
+    ],
+)
+def test_a_study_that_was_not_registered_like_this_is_exploratory_everywhere(tmp_path, registration, seeds, why):
+    found = results_of(write_study(tmp_path, twice_as_fast(seeds), [SYNC, ASYNC], registration=registration))
+    assert found.exploratory
+    assert found.exploratory_reason.startswith(why)
+    assert {row.family for row in found.tests} == {"exploratory"}
+    assert all(headline.exploratory and headline.text.startswith("Exploratory: ") for headline in found.headlines)
+    assert found.exploratory_reason in trust_of(found, "analysis.yaml").detail
+
+
+def test_an_undeclared_target_is_chosen_after_the_fact_and_says_so(tmp_path):
+    found = results_of(write_study(tmp_path, twice_as_fast(), [SYNC, ASYNC]))
+    row = row_of(found, "time_to_target")
+    assert "target 4.10: 95 % of the improvement of sync-w4-virtual's own runs, chosen after the fact" in row.notes
+    assert row.family == "exploratory"
+    # at 4.1, sync is 0.95 through
+    assert row.reference_mean == pytest.approx(0.95 * 15.0)
+
+
+def test_fewer_than_six_seeds_give_no_verdict(tmp_path):
+    found = results_of(write_study(tmp_path, twice_as_fast(5), [SYNC, ASYNC], registration={"num_seeds": 5}))
+    assert {row.word for row in found.tests} == {"too few seeds"}
+    assert "too few seeds for a verdict" in found.headlines[0].text
+    assert trust_of(found, "seeds").level == "bad"
+
+
+# ---- what may meet -----------------------------------------------------------------------------------------
+
+
+def test_measured_and_virtual_seconds_share_no_group_panel_or_comparison(example):
+    clock = {arm.name: arm.clock for arm in example.arms}
+    group_clock = {group.name: group.clock for group in example.groups}
+    assert set(group_clock.values()) == {"measured", "virtual"} == set(example.clocks)
+    for group in example.groups:
+        assert {clock[arm] for arm in group.arms} == {group.clock}
+    for row in example.tests:
+        assert clock[row.treatment] == group_clock[row.group]
+        assert row.reference == "baseline" or clock[row.reference] == clock[row.treatment]
+    for panel in example.curves:
+        assert {clock[curve.arm] for curve in panel.curves} == {group_clock[panel.group]}
+        if panel.axis == "seconds":
+            assert (
+                panel.x_label
+                == {"measured": "training seconds", "virtual": "virtual seconds"}[group_clock[panel.group]]
+            )
+    for panel in example.pareto:
+        assert {clock[point.arm] for point in panel.points} == {panel.clock}
+    for scaling in example.scaling:
+        assert {clock[point.arm] for point in scaling.points} == {scaling.clock}
+
+
+def test_runs_on_different_data_are_not_compared(tmp_path):
+    write_study(tmp_path, twice_as_fast(), [SYNC, ASYNC], registration={"num_seeds": 6})
+    for seed in range(100, 106):
+        edit_json(tmp_path / f"test/{ASYNC.name}/s{seed}/summary.json", data_fingerprint="beef")
+    found = results_of(tmp_path)
+    assert found.tests == ()
+    assert found.headlines[0].text.startswith("No verdict: no arm has a sync arm with the same workers")
+    listed = {item.name: item.reason for item in found.left_out}
+    assert listed[f"async vs sync, {GROUP}"] == (
+        "refused: its runs were evaluated on different data (data_fingerprint beef, f00d)"
+    )
+    assert listed[f"test/{ASYNC.name}/s100"].startswith("evaluated on other data (beef) than 4 workers")
+    assert trust_of(found, "data").level == "bad"
+    assert [len(curve.seeds) for panel in found.curves for curve in panel.curves] == [6, 6]
+
+
+def test_oversubscribed_timings_are_flagged_where_there_are_seconds(tmp_path):
+    arms = [SyntheticArm(name, 4, "measured", None) for name in ("sync", "async")]
+    curves = dict(zip((arm.name for arm in arms), twice_as_fast().values(), strict=True))
+    write_study(tmp_path, curves, arms)
+    for path in tmp_path.glob("test/*/*/summary.json"):
+        edit_json(path, oversubscription=2.0)
+    found = results_of(tmp_path)
+    flagged = {row.endpoint for row in found.tests if any(note.startswith("oversubscribed") for note in row.notes)}
+    assert flagged == {"time_to_target", "loss_at_equal_seconds"}
+    assert "[oversubscribed: more threads than cores" in found.headlines[0].text
+    assert trust_of(found, "oversubscribed").value == "12 of 12 measured runs"
+    assert all(arm.oversubscribed for arm in found.arms)
+
+
+def test_runs_from_random_weights_carry_the_mark_everywhere(tmp_path):
+    found = results_of(write_study(tmp_path, twice_as_fast(), [SYNC, ASYNC], from_scratch=True))
+    assert found.from_scratch
+    assert all(FROM_SCRATCH in row.notes for row in found.tests)
+    assert all(FROM_SCRATCH in headline.text for headline in found.headlines)
+    assert all(FROM_SCRATCH in arm.label and arm.from_scratch for arm in found.arms)
+    assert all(row.from_scratch for row in found.table)
+    assert FROM_SCRATCH in trust_of(found, "initial weights").value
+
+
+def test_the_run_that_made_the_base_model_does_not_mark_the_study(example):
+    assert not example.from_scratch
+    assert [run.from_scratch for run in example.runs if run.stage == "base"] == [True]
+
+
+def test_an_arm_with_two_reference_arms_is_compared_with_the_one_that_has_its_setting(tmp_path):
+    arms, runs = [], []
+    for length in (64, 128):
+        for name in ("sync", "async"):
+            arm = SyntheticArm(f"{name}{length}", settings={"seq_len": length})
+            arms.append(arm.as_json() | {"algorithm": name})
+            for number, curve in enumerate(twice_as_fast()[SYNC.name if name == "sync" else ASYNC.name]):
+                path = f"test/{arm.name}/s{number}"
+                runs.append(planned(path, "test", arm.name, number))
+                write_run(
+                    tmp_path / path,
+                    dataclasses.replace(SYNC if name == "sync" else ASYNC, settings=arm.settings),
+                    curve,
+                    seed=number,
+                )
+    write_plan(tmp_path, arms, runs)
+    found = results_of(tmp_path)
+    assert [(row.treatment, row.reference) for row in found.tests if row.endpoint == "time_to_target"] == [
+        ("async128-w4-virtual", "sync128-w4-virtual"),
+        ("async64-w4-virtual", "sync64-w4-virtual"),
+    ]
+    assert [group.variant for group in found.groups] == [(("seq_len", "128"),), (("seq_len", "64"),)]
+
+
+# ---- descriptions ------------------------------------------------------------------------------------------
+
+
+def test_a_band_is_the_mean_with_its_t_interval_where_all_seeds_have_a_value(fast):
+    panel = next(panel for panel in fast.curves if panel.axis == "seconds")
+    sync = panel.curves[0]
+    assert sync.arm == SYNC.name
+    assert sync.band is not None
+    assert (sync.band.n, sync.band.x[0], sync.band.x[-1]) == (6, 0.0, 10.0)
+    assert sync.band.mean[0] == 6.0
+    expected = numpy.mean([6 - 2 * 10 / (10 + 2 * number) for number in range(6)])
+    assert sync.band.mean[-1] == pytest.approx(expected)
+    assert sync.band.low[-1] < expected < sync.band.high[-1]
+    samples = next(panel for panel in fast.curves if panel.axis == "samples").curves[0]
+    assert samples.band is not None
+    assert samples.band.x == (0.0, 40.0, 80.0, 120.0, 160.0)
+    assert samples.band.mean == pytest.approx((6.0, 5.5, 5.0, 4.5, 4.0))
+
+
+def test_the_shares_that_reached_the_target_are_steps(fast):
+    (panel,) = fast.reached
+    sync = panel.curves[0]
+    assert sync.seconds == pytest.approx((0, 5, 6, 7, 8, 9, 10))
+    assert sync.share == pytest.approx((0, *(number / 6 for number in range(1, 7))))
+    assert sync.at_risk == (6, 6, 5, 4, 3, 2, 1)
+    assert (sync.reached, sync.n, sync.median, panel.budget) == (6, 6, pytest.approx(7.5), 20.0)
+    assert sync.restricted_mean is not None
+    assert sync.restricted_mean.estimate == pytest.approx(7.5)
+    assert panel.log_rank_p[0][0] == ASYNC.name
+
+
+def test_the_speed_up_is_the_same_at_every_target_of_straight_lines(fast):
+    (sensitivity,) = fast.sensitivity
+    assert [point.share for point in sensitivity.points] == [0.5, 0.8, 0.9, 0.95, 0.98]
+    assert [point.target for point in sensitivity.points] == pytest.approx([5.0, 4.4, 4.2, 4.1, 4.04])
+    assert [point.speed_up.estimate for point in sensitivity.points] == pytest.approx([2.0] * 5)
+    assert [point.restricted_ratio for point in sensitivity.points] == pytest.approx([0.5] * 5)
+    assert {(point.reached_treatment, point.reached_reference, point.n) for point in sensitivity.points} == {(6, 6, 6)}
+
+
+def test_delays_are_counted_over_the_applied_gradients_of_all_runs(tmp_path):
+    delays = {SYNC.name: [0, 0, 0, 0], ASYNC.name: [0, 1, 1, 6]}
+    found = results_of(write_study(tmp_path, twice_as_fast(2), [SYNC, ASYNC], delays=delays))
+    sync, late = found.delays
+    assert (sync.arm, sync.delays, sync.counts, sync.p95) == (SYNC.name, (0,), (8,), 0)
+    assert (late.delays, late.counts, late.num_runs) == ((0, 1, 6), (2, 4, 2), 2)
+    assert (late.mean, late.p50, late.p95, late.max) == (2.0, 1, 6, 6)
+    (gap,) = found.delay_gaps
+    assert (gap.treatment, gap.delay_p95, gap.gap.estimate) == (ASYNC.name, 6.0, 0.0)
+    assert (found.tiles[3].text, found.tiles[3].word) == ("6.00", "higher")
+    (row,) = [row for row in found.table if row.arm == ASYNC.name]
+    assert (row.compute_share, row.wait_share, row.communication_share) == pytest.approx((0.7, 0.2, 0.1))
+
+
+def test_timelines_show_the_same_window_of_a_sync_and_an_async_run(tmp_path):
+    delays = {SYNC.name: [0] * 80, ASYNC.name: [1] * 80}
+    found = results_of(write_study(tmp_path, twice_as_fast(2), [SYNC, ASYNC], delays=delays))
+    sync, late = found.timelines
+    assert [sync.arm, late.arm] == [SYNC.name, ASYNC.name]
+    # a gradient is in flight for 0.8 of a worker's cycle; six flights of the slower run
+    assert sync.seconds == late.seconds == pytest.approx(6 * 0.8 * 10.0 * 4 / 80)
+    assert sync.begin == pytest.approx((10.0 - sync.seconds) / 2)
+    for timeline in (sync, late):
+        assert timeline.workers == (0, 1, 2, 3)
+        assert all(span.seconds > 0 for span in timeline.spans)
+        assert min(span.start for span in timeline.spans) >= timeline.begin
+        assert max(span.start + span.seconds for span in timeline.spans) <= timeline.begin + timeline.seconds + 1e-9
+        compute = math.fsum(span.seconds for span in timeline.spans if span.kind == "compute")
+        assert compute == pytest.approx(0.7 * 4 * timeline.seconds, rel=0.1)
+
+
+def test_throughput_fits_refuse_below_four_and_six_numbers_of_workers(example):
+    virtual = next(item for item in example.scaling if (item.algorithm, item.clock) == ("sync", "virtual"))
+    assert [point.num_workers for point in virtual.points] == [2, 4, 8, 16]
+    amdahl, usl = virtual.fits
+    # made as 6 P / (1 + 0.03 P), which is Amdahl's law with a serial share of 0.03 / 1.03
+    assert dict(amdahl.parameters)["alpha"] == pytest.approx(0.03 / 1.03, abs=0.01)
+    assert {name for name, _ in amdahl.intervals} == {"gamma", "alpha"}
+    assert (amdahl.x[0], amdahl.x[-1]) == (2.0, 16.0)
+    assert "6" in usl.refused
+    measured = next(item for item in example.scaling if item.clock == "measured")
+    assert all(fit.refused and not fit.parameters for fit in measured.fits)
+
+
+def test_a_trend_needs_four_numbers_of_workers_and_six_seeds(example):
+    by_line = {(trend.algorithm, trend.clock): trend for trend in example.trends}
+    late = by_line["async", "virtual"]
+    assert late.workers == (2, 4, 8, 16)
+    assert late.slope is not None
+    assert late.slope.n == 8
+    assert ("sync", "measured") not in by_line  # only one number of workers
+
+
+def test_the_front_holds_the_arms_that_no_other_beats_in_both(tmp_path):
+    curves = {
+        SYNC.name: [straight(6.0, 4.0, seconds=10.0)] * 2,
+        ASYNC.name: [straight(6.0, 4.5, seconds=5.0)] * 2,
+        RING.name: [straight(6.0, 4.6, seconds=8.0)] * 2,
+    }
+    (panel,) = results_of(write_study(tmp_path, curves, [SYNC, ASYNC, RING])).pareto
+    assert [(point.arm, point.on_front, point.share) for point in panel.points] == [
+        (ASYNC.name, True, 1.0),
+        (RING.name, False, 0.0),
+        (SYNC.name, True, 1.0),
+    ]
+    assert panel.reference_point == (10.0, 4.6)
+    assert panel.hypervolume == pytest.approx(5 * 0.1)
+
+
+def test_tuning_tells_what_was_chosen_and_whether_it_lies_at_the_edge(tmp_path):
+    inside = SyntheticArm(
+        "sync", learning_rates=(0.002, 0.001, 0.004), trial_losses=((5.0,), (5.2,), (5.4,)), tuning_seeds=(0,)
+    )
+    edge = SyntheticArm("async", learning_rates=(0.001, 0.002), trial_losses=((5.0,), (None,)), tuning_seeds=(0,))
+    found = results_of(write_study(tmp_path, twice_as_fast(2), [inside, edge]))
+    sync, late = found.tuning
+    assert [(trial.learning_rate, trial.score, trial.chosen) for trial in sync.trials] == [
+        (0.001, 5.2, False),
+        (0.002, 5.0, True),
+        (0.004, 5.4, False),
+    ]
+    assert not sync.at_edge
+    assert dict(sync.expected_best) == pytest.approx(
+        {1: 5.2, 2: (5.4 + 3 * 5.2 + 5 * 5.0) / 9, 3: (5.4 + 7 * 5.2 + 19 * 5.0) / 27}
+    )
+    assert late.at_edge
+    assert late.trials[1].losses == (None,)
+    assert dict(late.expected_best) == pytest.approx({1: 5.0, 2: 5.0})  # the diverged trial as the worst there is
+    assert trust_of(found, "tuning").value == "UNEQUAL budgets"
+    assert trust_of(found, "tuned values inside their grids").value == "not in 1 of 2 arms"
+
+
+def test_the_largest_value_of_a_grid_is_an_edge_too(tmp_path):
+    arms = [
+        SyntheticArm("sync", learning_rates=(0.002, 0.001), trial_losses=((5.0,), (5.1,)), tuning_seeds=(0,)),
+        SyntheticArm("async", learning_rates=(0.002,), trial_losses=((5.0,),), tuning_seeds=(0,)),
+    ]
+    sync, late = results_of(write_study(tmp_path, twice_as_fast(2), arms)).tuning
+    assert (sync.at_edge, late.at_edge) == (True, False)  # one value has no edge
+
+
+def test_replicates_tell_the_schedule_from_the_seed(tmp_path):
+    runs = []
+    for seed, losses in enumerate([(4.0, 4.2), (5.0, 5.2), (4.4, 4.6), (4.1, 4.3), (4.8, 5.0), (4.5, 4.7)]):
+        for replicate, loss in enumerate(losses):
+            path = f"test/{ASYNC.name}/s{seed}" + f"-r{replicate}" * (replicate > 0)
+            runs.append(planned(path, "test", ASYNC.name, seed, replicate=replicate))
+            write_run(tmp_path / path, ASYNC, straight(6.0, loss, seconds=5.0), seed=seed)
+    write_plan(tmp_path, [ASYNC], runs)
+    (share,) = results_of(tmp_path).schedule
+    assert (share.num_seeds, share.num_replicates, share.refused) == (6, 2, "")
+    assert share.schedule_variance == pytest.approx(0.02)  # every pair differs by 0.2
+    means = numpy.array([4.1, 5.1, 4.5, 4.2, 4.9, 4.6])
+    assert share.seed_variance == pytest.approx(means.var(ddof=1) - 0.01)
+
+
+def test_table_1_has_the_reference_of_each_group_first(fast):
+    sync, late = fast.table
+    assert (sync.arm, sync.reached, sync.n, sync.median_seconds, sync.speed_up) == (
+        SYNC.name,
+        6,
+        6,
+        pytest.approx(7.5),
+        None,
+    )
+    assert late.speed_up is not None
+    assert late.speed_up.estimate == pytest.approx(2.0)
+    assert late.train_seconds is not None
+    assert late.train_seconds.estimate == pytest.approx(7.5)
+    assert late.loss_at_equal_seconds is not None
+    # all runs of the group reached 5 s: there async runs of 5, 6, ... 10 s are at 6 - 2 * 5 / T
+    assert late.loss_at_equal_seconds.estimate == pytest.approx(numpy.mean([6 - 10 / (5 + k) for k in range(6)]))
+    assert (late.accuracy.estimate, late.learning_rate, late.from_scratch) == (0.5, 5e-4, False)
+
+
+def test_equal_environments_are_one_row_and_mixed_commits_are_told(tmp_path):
+    write_study(tmp_path, twice_as_fast(2), [SYNC, ASYNC])
+    edit_json(tmp_path / f"test/{SYNC.name}/s100/environment.json", commit="badc0de", modified=True)
+    found = results_of(tmp_path)
+    assert [(row.num_runs, dict(row.values)["commit"]) for row in found.hardware] == [(3, "c0ffee"), (1, "badc0de")]
+    item = trust_of(found, "code")
+    assert (item.value, item.level) == ("badc0de (1 runs), c0ffee (3 runs)", "warning")
+    assert item.detail.startswith("1 runs with a modified working tree; runs of different commits are compared")
+
+
+# ---- the guard ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("samples", "value"), [(160, "passed"), (320, "failed")])
+def test_sync_is_checked_against_one_process_with_the_same_global_batch(tmp_path, samples, value):
+    single = SyntheticArm("single", 1, "measured", None, batch_size=64)
+    curves = {
+        SYNC.name: [straight(6.0, 4.0, seconds=10.0, samples=samples + number) for number in range(6)],
+        single.name: [straight(6.0, 4.0, seconds=10.0, samples=160 + number) for number in range(6)],
+    }
+    found = results_of(write_study(tmp_path, curves, [SYNC, single], registration={"num_seeds": 6}))
+    item = trust_of(found, "sync guard")
+    assert (item.value, item.level) == (value, {"passed": "good", "failed": "bad"}[value])
+    assert item.detail.startswith("sync-w4-virtual against single-w1, samples to the target")
+
+
+def test_the_guard_does_not_compare_different_learning_rates(tmp_path):
+    single = SyntheticArm("single", 1, "measured", None, batch_size=64, learning_rates=(0.5,))
+    curves = {arm.name: [straight(6.0, 4.0, seconds=10.0)] * 6 for arm in (SYNC, single)}
+    found = results_of(write_study(tmp_path, curves, [SYNC, single], registration={"num_seeds": 6}))
+    item = trust_of(found, "sync guard")
+    assert (item.value, item.detail.endswith("their learning rates differ")) == ("not run", True)
+
+
+def test_without_a_one_process_arm_the_guard_is_not_run(fast):
+    assert trust_of(fast, "sync guard").value == "not run"
+
+
+# ---- downstream --------------------------------------------------------------------------------------------
+
+
+def write_scored(folder: Path, gains: dict[str, float], *, seeds: int = 6, repetitions: int = 2) -> None:
+    """Fine-tuning runs whose macro-F1 is 0.5 + 0.01 seed + gain, ± 0.005 by repetition."""
+    runs = []
+    for number in range(seeds):
+        seed = 100 + number
+        for repetition in range(repetitions):
+            for arm, gain in gains.items():
+                path = f"finetune/{arm}/s{seed}-f{repetition}"
+                parent = None if arm == "baseline" else f"test/{arm}/s{seed}"
+                runs.append(planned(path, "finetune", arm, seed, parent=parent, finetune_seed=1000 * seed + repetition))
+                score = 0.5 + 0.01 * number + gain + (0.005 if repetition else -0.005)
+                write_finetuning(folder / path, seed=1000 * seed + repetition, macro_f1=score, parent=None)
+    plan = json.loads((folder / "plan.json").read_text())
+    (folder / "plan.json").write_text(json.dumps(plan | {"runs": plan["runs"] + runs}))
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory) -> Path:
+    folder = write_study(
+        tmp_path_factory.mktemp("scored"), twice_as_fast(7), [SYNC, ASYNC], registration={"num_seeds": 7}
+    )
+    write_scored(folder, {"baseline": 0.0, SYNC.name: 0.05, ASYNC.name: 0.055}, seeds=7)
+    return folder
+
+
+def test_downstream_scores_are_means_over_fine_tuning_seeds_and_intervals_over_pretraining_seeds(scored):
+    base, sync, late = results_of(scored).downstream
+    assert [arm.arm for arm in (base, sync, late)] == ["baseline", SYNC.name, ASYNC.name]
+    assert (base.baseline, base.num_finetuning_runs, base.macro_f1.n) == (True, 14, 7)
+    assert base.macro_f1.estimate == pytest.approx(0.53)
+    assert [score for _, score in late.per_seed] == pytest.approx([0.555 + 0.01 * number for number in range(7)])
+    assert late.confusion == ((560, 140), (140, 560))
+    assert [(score.label, score.f1.n) for score in late.classes] == [("hate", 7), ("other", 7)]
+
+
+def test_macro_f1_is_tested_against_the_reference_and_against_the_baseline(scored):
+    found = results_of(scored)
+    against = row_of(found, "macro_f1")
+    assert against.estimate is not None
+    assert against.estimate.estimate == pytest.approx(0.005)
+    assert (against.n, against.p, against.margin, against.word) == (7, 2 / 128, 0.01, "different but negligible")
+    gain = row_of(found, "macro_f1", SYNC.name, "baseline")
+    assert gain.estimate is not None
+    assert (gain.estimate.estimate, gain.word, gain.family) == (pytest.approx(0.05), "better", "secondary")
+    assert gain.family_size == 2
+
+
+def test_macro_f1_can_be_the_registered_endpoint(tmp_path):
+    primary = {"endpoint": "macro_f1", "num_workers": 4, "clock": "virtual"}
+    write_study(tmp_path, twice_as_fast(), [SYNC, ASYNC], registration={"num_seeds": 6, "primary": primary})
+    write_scored(tmp_path, {"baseline": 0.0, SYNC.name: 0.05, ASYNC.name: 0.09})
+    found = results_of(tmp_path)
+    assert [(row.endpoint, row.reference) for row in found.tests if row.family == "primary"] == [
+        ("macro_f1", SYNC.name)
+    ]
+    assert found.headlines[0].text.startswith(
+        f"async, {GROUP}: macro-F1 after fine-tuning: 0.0400 higher than sync (95 % CI 0.0400 to 0.0400, n = 6, "
+        "p_Holm 0.0312)"
+    )
+
+
+def test_a_lost_fine_tuning_run_takes_its_block_and_a_diverged_parent_is_a_result(tmp_path):
+    write_study(tmp_path, diverging(8, which=7), [SYNC, ASYNC], registration={"num_seeds": 8})
+    write_scored(tmp_path, {"baseline": 0.0, SYNC.name: 0.05, ASYNC.name: 0.09}, seeds=8)
+    shutil.rmtree(tmp_path / f"finetune/{SYNC.name}/s100-f0")
+    for repetition in range(2):  # nothing can be fine-tuned from a run that diverged
+        shutil.rmtree(tmp_path / f"finetune/{ASYNC.name}/s107-f{repetition}")
+    found = results_of(tmp_path)
+    row = row_of(found, "macro_f1")
+    worst = 0.5 - 0.005  # of the baseline, seed 100
+    assert row.n == 7
+    assert row.treatment_mean == pytest.approx((sum(0.59 + 0.01 * k for k in range(1, 7)) + worst) / 7)
+    assert f"{ASYNC.name}: diverged 1/7, counted as the lowest score, 0.495" in row.notes
+    listed = {item.name: item.reason for item in found.left_out}
+    assert listed[f"finetune/{SYNC.name}/s100-f0"] == "planned, and no folder there"
+    assert f"block of seed 100, fine-tuning, {GROUP}" in listed
+
+
+def test_a_fine_tuning_run_lost_in_one_arm_takes_the_block_of_the_others(tmp_path):
+    curves = twice_as_fast()
+    curves[RING.name] = curves[ASYNC.name]
+    write_study(tmp_path, curves, [SYNC, ASYNC, RING], registration={"num_seeds": 6})
+    write_scored(tmp_path, {SYNC.name: 0.05, ASYNC.name: 0.09, RING.name: 0.02})
+    shutil.rmtree(tmp_path / f"finetune/{RING.name}/s103-f1")
+    found = results_of(tmp_path)
+    assert row_of(found, "macro_f1").n == 5
+    assert "1 block left out (seed 103)" in row_of(found, "macro_f1").notes
+
+
+def test_hatecheck_is_shown_per_functionality(example):
+    late = next(arm for arm in example.downstream if arm.arm == "async-w4-virtual")
+    assert [(score.functionality, score.num_cases, score.accuracy.n) for score in late.functionalities] == [
+        ("negate_neg_nh", 100, 8),
+        ("slur_h", 100, 8),
+    ]
+    assert late.hatecheck is not None
+
+
+# ---- the same input ----------------------------------------------------------------------------------------
+
+
+def test_the_order_of_the_directory_changes_nothing(example_folder, example, monkeypatch):
+    shuffle = random.Random(1).shuffle
+    listed = Path.rglob
+
+    def shuffled(folder, pattern):
+        found = list(listed(folder, pattern))
+        shuffle(found)
+        return iter(found)
+
+    monkeypatch.setattr(Path, "rglob", shuffled)
+    assert results_of(example_folder) == example
+
+
+def test_the_order_of_the_plans_runs_changes_nothing(tmp_path, example_folder, example):
+    folder = tmp_path / example_folder.name
+    shutil.copytree(example_folder, folder)
+    plan = json.loads((folder / "plan.json").read_text())
+    random.Random(2).shuffle(plan["runs"])
+    (folder / "plan.json").write_text(json.dumps(plan))
+    assert results_of(folder) == example
+
+
+def test_every_arm_that_is_named_anywhere_is_described(example):
+    arms = {arm.name for arm in example.arms}
+    named = {row.treatment for row in example.tests} | {row.reference for row in example.tests}
+    named |= {curve.arm for panel in example.curves for curve in panel.curves}
+    named |= {row.arm for row in example.table} | {result.arm for result in example.tuning}
+    named |= {arm.arm for arm in example.downstream} | {run.arm for run in example.runs if run.stage != "base"}
+    assert named <= arms
+    groups = {group.name for group in example.groups}
+    assert {row.group for row in example.tests} <= groups
+    assert {arm.group for arm in example.arms} <= groups | {""}
+
+
+def test_a_registration_with_another_alpha_widens_its_intervals(tmp_path):
+    write_registration(tmp_path)
+    found = results_of(write_study(tmp_path, twice_as_fast(8), [SYNC, ASYNC], registration={"alpha": 0.01}))
+    row = row_of(found, "loss_at_equal_samples")
+    assert row.estimate is not None
+    assert row.estimate.level == pytest.approx(0.99)
