@@ -145,7 +145,7 @@ def curve_panels(scope: Scope) -> tuple[CurvePanel, ...]:
             if axis == "seconds" and any(run.run is not None and run.run.oversubscribed for run in runs):
                 notes.append("timings from an oversubscribed machine: not a speed comparison")
             ended = sum(run.diverged for run in runs)
-            notes += [f"{ended} run{'s' * (ended != 1)} diverged and end where they did"] * (ended > 0)
+            notes += [f"the curves of runs that diverged ({ended}) end where they did"] * (ended > 0)
             panels.append(
                 CurvePanel(
                     group=group.name,
@@ -625,7 +625,8 @@ def pareto_panels(study: Study, scope: Scope, generator: numpy.random.Generator)
     for (clock, speeds, fingerprint), arms in panels.items():
         worst = worst_loss(run for arm in arms for run in scope.usable[arm.name])
         places = {arm.name: _places(scope.usable[arm.name], worst) for arm in arms}
-        arms = [arm for arm in arms if places[arm.name]]
+        # an arm that only diverged has no loss of its own, and must not stand on the front at 0 seconds
+        arms = [arm for arm in arms if places[arm.name] and not all(run.diverged for run in scope.usable[arm.name])]
         if not arms:
             continue
         seconds = [_mean(place[0] for place in places[arm.name].values()) for arm in arms]

@@ -178,9 +178,13 @@ def tiles_of(
         for row in reversed(tests)
         if (row.treatment, row.reference) == (comparison.treatment.name, comparison.reference.name)
     }
+    # the worst finite loss on both sides is a difference of 0 that nobody measured
+    hopeless = bool(comparison.pairs) and all(
+        pair.treatment.diverged and pair.reference.diverged for pair in comparison.pairs
+    )
     return (
         _speed_tile(rows.get("time_to_target")),
-        _gap_tile(rows.get("loss_at_equal_samples")),
+        _gap_tile(None if hopeless else rows.get("loss_at_equal_samples")),
         _throughput_tile(comparison, generator),
         _delay_tile(comparison, delays),
     )

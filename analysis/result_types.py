@@ -120,6 +120,8 @@ class EquivalenceResult:
 class TestRow:
     """One line of the table of tests."""
 
+    __test__ = False  # pytest would take it for a test by its name
+
     comparison: str
     """Readable, e.g. ``ringmaster vs sync, 4 workers, virtual clock``."""
     treatment: str
