@@ -198,6 +198,8 @@ def read_dose(folder: Path) -> Dose:
     arms = {arm["name"]: arm for arm in plan["arms"]}
     if {arm["algorithm"] for arm in arms.values()} != {DELAYED, REFERENCE}:
         raise UsageError(f"{folder}: the algorithms of a dose-response sweep are called {DELAYED} and {REFERENCE}")
+    if len({arm["num_workers"] for arm in arms.values()} - {1}) < 2:
+        raise UsageError(f"{folder}: a crossing needs two delays above 0; put more numbers of workers into the config")
     runs = {run.name: run for run in load_runs(folder / "test")[0] if ".before-" not in run.name}
     curves: dict[str, dict[int, dict[int, Curve]]] = {DELAYED: {}, REFERENCE: {}}
     for planned in plan["runs"]:
