@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy
 
@@ -134,8 +136,13 @@ def results(study: Study, generator: numpy.random.Generator) -> Results:
         runs=run_rows(study, frozenset(in_tests), left_out),
         left_out=_unique(left_out),
         problems=tuple(dict.fromkeys(problems)),
-        command=f"python -m analysis.report {study.folder.resolve().name} --out report.html",
+        # as it was typed, but for an absolute path, which may hold the name of a user
+        command=f"python -m analysis.report {shlex.quote(_typed(study.folder))} --out report.html",
     )
+
+
+def _typed(folder: Path) -> str:
+    return folder.resolve().name if folder.is_absolute() else folder.as_posix()
 
 
 # ---- what the study is -------------------------------------------------------------------------------------
@@ -163,10 +170,16 @@ def exploratory_because(study: Study, groups: Sequence[Group]) -> str:
                 f"{max(numbers)} seeds were run and {registration.num_seeds} registered: "
                 "seeds added after looking are no confirmation"
             )
-        if min(numbers) < registration.num_seeds:
+        # a run that was begun and lost drops its block; one that was never begun may have been left out on purpose
+        begun = min(
+            len({run.seed for run in study.of("test", arm) if run.run is not None})
+            for group in primary
+            for arm in group.arms
+        )
+        if begun < registration.num_seeds:
             return (
-                f"{registration.num_seeds} seeds were registered and an arm of the primary comparison has "
-                f"{min(numbers)}: stopping early is a choice made after looking"
+                f"{registration.num_seeds} seeds were registered and an arm of the primary comparison has {begun} so "
+                "far: stopping early is a choice made after looking"
             )
     return ""
 

@@ -187,9 +187,18 @@ def _tuning_item(study: Study, tuning: Sequence[TuningResult]) -> TrustItem:
         return TrustItem("tuning", "seeds shared", "bad", f"seed {listed} was used for tuning and for testing")
     if len(set(budgets.values())) == 1:
         number = next(iter(budgets.values()))
-        return TrustItem(
-            "tuning", "equal budgets", "good", f"{number} tuning runs per arm, on other seeds than the tests"
-        )
+        said = f"{number} tuning runs per arm, on other seeds than the tests"
+        different = {
+            arm.name: len({tuple(sorted(map(str, trial.settings.items()))) for trial in arm.trials}) for arm in arms
+        }
+        fewer = [
+            f"{arm.name} {different[arm.name]} of {len(arm.trials)}"
+            for arm in arms
+            if different[arm.name] < len(arm.trials)
+        ]
+        if fewer:
+            said += f"; but trials that are all different: {', '.join(fewer)}"
+        return TrustItem("tuning", "equal budgets", "warning" if fewer else "good", said)
     listed = ", ".join(f"{name} {number}" for name, number in budgets.items())
     return TrustItem("tuning", "UNEQUAL budgets", "bad", f"tuning runs per arm: {listed}")
 
@@ -214,7 +223,7 @@ def _registration_item(study: Study, exploratory: str) -> TrustItem:
         return TrustItem("analysis.yaml", f"{digest}: exploratory", "bad", exploratory)
     if study.unchanged:
         return TrustItem("analysis.yaml", digest, "good", "agrees with what plan.json recorded")
-    return TrustItem("analysis.yaml", digest, "good", "plan.json recorded nothing to compare it with")
+    return TrustItem("analysis.yaml", digest, "unknown", "plan.json recorded nothing to compare it with")
 
 
 def _scratch_item(study: Study) -> TrustItem:

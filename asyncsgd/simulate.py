@@ -248,7 +248,8 @@ def arrival_seconds(speeds: str, rule: str, num_workers: int, seed: int, number:
         parse_speeds(speeds).on(num_workers, seed),
         num_workers=num_workers,
         learning_rate=0.1,
-        budget=Budget(samples=number),
+        # beyond the last one asked for: workers that find no more samples would stop, and those before them be late
+        budget=Budget(samples=number + num_workers),
         evaluations=1,
         report=note,
     )

@@ -101,6 +101,7 @@ class Sweep:
         self._losses: dict[tuple[str, int], list[float | None]] = {}
         self._scores: dict[tuple[str, int], float | None] = {}
         self._targets: dict[str, float] = {}
+        self._analysis_sha256: str | None = None
         self._config_text = config_text
 
     def look(self) -> None:
@@ -115,6 +116,10 @@ class Sweep:
             )
         if before is None and self.out.is_dir() and any(path.is_dir() for path in self.out.iterdir()):
             raise UsageError(f"{self.out} holds other things and no sweep; type another --out")
+        # what was registered stays in the plan while earlier stages are looked at again
+        kept = self._read(self.out / "plan.json") or {}
+        self._targets = kept.get("targets") or {}
+        self._analysis_sha256 = kept.get("analysis_sha256")
         self.choose()
 
     def _config_before(self) -> str | None:
@@ -311,8 +316,14 @@ class Sweep:
                 partial = path.with_name("analysis.yaml.partial")
                 partial.write_text(text, encoding="utf-8")
                 os.replace(partial, path)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        if self._analysis_sha256 not in (None, digest):
+            raise UsageError(
+                f"{path} has been changed since it was written; put the old file back, or type another --out"
+            )
+        self._analysis_sha256 = digest
         self._write_plan()
-        print(f"analysis.yaml  sha256 {hashlib.sha256(path.read_bytes()).hexdigest()[:16]}", flush=True)
+        print(f"analysis.yaml  sha256 {digest[:16]}", flush=True)
 
     def _find_targets(self) -> tuple[dict[str, float], str | None]:
         """The target loss of every reference arm, and how it was found."""
@@ -350,6 +361,7 @@ class Sweep:
 
     def _write_plan(self) -> None:
         content = self.plan.as_json(self.chosen, self._losses, self._scores, self._targets)
+        content["analysis_sha256"] = self._analysis_sha256
         with alone(self.out):
             write_json(self.out / "plan.json", content)
 

@@ -83,7 +83,10 @@ def run(flags: argparse.Namespace) -> int:
     shard = shard_of(flags.shard)
     sweep = Sweep(plan, flags.config.read_text(encoding="utf-8"), out)
     model, data = str(plan.base.get("model", "tiny")), str(plan.base.get("data", "pydocs"))
-    go_offline(model, data + str((plan.finetune or {}).get("data", "")))
+    made = plan.base_model or {}
+    go_offline(
+        str(made.get("model", model)), "".join([data, *(str(part.get("data")) for part in (made, plan.finetune or {}))])
+    )
 
     if flags.dry_run or flags.print_commands:
         check(plan)

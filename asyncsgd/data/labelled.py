@@ -43,8 +43,9 @@ if TYPE_CHECKING:
     import datasets
 
 TABLES = (".parquet", ".csv", ".jsonl")
-HELD_OUT = 0.1
-"""Share of the texts that is set aside where a source has no test or validation split of its own."""
+HELD_OUT = 0.05
+"""Share of the texts that is set aside where a source has no test or validation split of its own: by the same hash, and
+not more than `asyncsgd.data.corpora.load_corpus` sets aside, so that pretraining has seen none of them."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def load_labelled(
     Args:
         data: ``"pydocs"`` (which installed package a docstring comes from), a folder with ``train.*`` and ``test.*``
             or ``validation.*`` (.parquet, .csv or .jsonl), a file of that kind, or ``"hub:NAME[:CONFIG]"``. Where no
-            split is there to score on, a tenth of the texts is set aside, by a hash of the text, and called test.
+            split is there to score on, a twentieth of the texts is set aside, by a hash of the text, and called test.
         text_column, label_column: of the table.
         cache_dir: folder in which ``pydocs`` is kept between runs.
         split: ``"test"`` or ``"validation"``; None takes test where there is one.
@@ -150,7 +151,7 @@ def _chosen_sides(name: str, sides: dict[str, Documents], split: str | None) -> 
     if not own:
         if split == "validation":
             raise UsageError(
-                f"{name} has no validation split: a tenth of it is set aside and called test; drop --split"
+                f"{name} has no validation split: a twentieth of it is set aside and called test; drop --split"
             )
         train, held_out = split_documents(sides["train"], HELD_OUT)
         if not train.texts or not held_out.texts:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -15,16 +14,17 @@ from asyncsgd.simulate import arrival_seconds
 SEEDS = (100, 101, 102)
 
 
-def falling(updates: int, per_update: float) -> Curve:
+def falling(updates: int, per_update: float, workers: int = 1) -> Curve:
     """A loss of 9 that falls by `per_update` with every update, evaluated at every update."""
-    return Curve(tuple(range(updates + 1)), tuple(9.0 - per_update * version for version in range(updates + 1)))
+    versions = tuple(range(updates + 1))
+    return Curve(versions, tuple(9.0 - per_update * version for version in versions), updates * workers)
 
 
 def dose_of(slowdown: dict[int, float]) -> Dose:
     """Every delayed update brings 0.1 / slowdown[tau]; a synchronous round of tau + 1 gradients always brings 0.1."""
     curves = {
         DELAYED: {tau: dict.fromkeys(SEEDS, falling(40 * (tau + 1), 0.1 / slow)) for tau, slow in slowdown.items()},
-        REFERENCE: {tau: dict.fromkeys(SEEDS, falling(40, 0.1)) for tau in slowdown},
+        REFERENCE: {tau: dict.fromkeys(SEEDS, falling(40, 0.1, tau + 1)) for tau in slowdown},
     }
     chosen = {name: dict.fromkeys(slowdown, (1e-3, False)) for name in (DELAYED, REFERENCE)}
     return Dose(curves, dict.fromkeys(slowdown, 8.0), chosen, "given")
@@ -48,7 +48,7 @@ def test_the_advantage_is_lost_where_an_update_is_worth_less_than_one_of_tau_plu
     ratios = [response.ratio.estimate for response in dose.clocks[0].responses]
     assert ratios == pytest.approx([0.5, 1.0, 2.0], rel=0.06)
     assert dose.clocks[0].point.at == pytest.approx(3.0, abs=0.3)
-    assert answer(dose.clocks[0]).startswith("the advantage is lost at tau = 3")
+    assert answer(dose.clocks[0].point).startswith("the advantage is lost at tau = 3")
 
 
 def test_synchronous_rounds_wait_for_the_slowest_under_random_speeds_and_delayed_updates_do_not() -> None:
@@ -65,13 +65,25 @@ def test_a_round_ends_with_its_last_arrival() -> None:
     assert arrivals[1::2] == [3.0, 6.0, 9.0]
 
 
-def test_a_run_that_never_reaches_the_target_counts_with_its_budget_and_is_not_counted_as_reached() -> None:
+def test_times_are_compared_at_the_lowest_loss_that_both_reach_so_that_a_short_budget_is_no_advantage() -> None:
+    # under exponential times 80 delayed updates end long before 40 rounds of two, and bring next to nothing
     dose = dose_of({1: 100.0, 3: 1.0})
-    dose.put_on_clock("constant:1", arrival_seconds)
+    dose.put_on_clock("exponential:1", arrival_seconds)
     response, _ = dose.clocks[0].responses
     assert response.delayed_reached == 0
-    assert response.ratio.estimate == pytest.approx(40 / 10)  # 80 updates at 2 a second; the true ratio is larger
-    assert all(math.isfinite(value) for value in response.log_ratios)
+    assert response.reference_reached == len(SEEDS)
+    # 80 updates at 2 a second are worth .08, less than the first of 40 rounds
+    assert response.ratio.estimate > 20
+    assert response.gap.estimate > 1
+
+
+def test_the_gap_is_taken_when_the_shorter_budget_ends() -> None:
+    # 80 updates in 40 s bring 4.0 at half the worth; 40 rounds in 40 s bring 4.0 too
+    dose = dose_of({1: 2.0, 3: 1.0})
+    dose.put_on_clock("constant:1", arrival_seconds)
+    even, ahead = dose.clocks[0].responses
+    assert even.gap.estimate == pytest.approx(0.0)
+    assert ahead.gap.estimate == pytest.approx(4.0 - 16.0)
 
 
 def test_at_delay_0_there_is_nothing_to_compare() -> None:
@@ -98,7 +110,10 @@ def test_a_folder_that_is_no_dose_response_sweep_is_refused(tmp_path: Path) -> N
     (tmp_path / "analysis.yaml").write_text("targets: {}\n")
     with pytest.raises(UsageError, match="are called delayed and sync"):
         read_dose(tmp_path)
-    arms = [{"name": name, "algorithm": name, "num_workers": 2, "chosen": None} for name in ("delayed", "sync")]
+    arms = [
+        {"name": name, "algorithm": name, "num_workers": 2, "chosen": None, "trials": []}
+        for name in ("delayed", "sync")
+    ]
     (tmp_path / "plan.json").write_text(json.dumps({"arms": arms, "runs": []}))
     with pytest.raises(UsageError, match="two delays above 0"):
         read_dose(tmp_path)

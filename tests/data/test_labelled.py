@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from asyncsgd.data import labelled
 from asyncsgd.data.batching import Frame
+from asyncsgd.data.corpora import load_corpus
 from asyncsgd.data.documents import Documents
 from asyncsgd.data.labelled import (
     HateCheck,
@@ -86,17 +87,28 @@ def test_test_is_scored_where_it_is_there_and_validation_otherwise_or_when_asked
         load(yes_no, tmp_path, split="test")
 
 
-def test_of_one_file_a_tenth_is_set_aside_by_the_texts_alone(tmp_path: Path) -> None:
+def test_of_one_file_a_twentieth_is_set_aside_by_the_texts_alone(tmp_path: Path) -> None:
     rows = [(f"text number {number}", "odd" if number % 2 else "even") for number in range(400)]
     write(tmp_path / "a", "posts.csv", rows)
     write(tmp_path / "b", "posts.csv", rows[::-1])
     one, other = load(tmp_path / "a" / "posts.csv", tmp_path), load(tmp_path / "b" / "posts.csv", tmp_path)
     assert set(one.eval.texts) == set(other.eval.texts)
-    assert 20 <= len(one.eval.texts) <= 60
+    assert 8 <= len(one.eval.texts) <= 36
     assert set(one.train.texts).isdisjoint(one.eval.texts)
     assert len(one.train.texts) + len(one.eval.texts) == 400
-    with pytest.raises(UsageError, match="no validation split: a tenth of it is set aside and called test"):
+    with pytest.raises(UsageError, match="no validation split: a twentieth of it is set aside and called test"):
         load(tmp_path / "a" / "posts.csv", tmp_path, split="validation")
+
+
+def test_no_text_that_is_scored_was_training_text_of_pretraining(tmp_path: Path) -> None:
+    rows = [(f"text number {number}", "odd" if number % 2 else "even") for number in range(2000)]
+    write(tmp_path, "posts.csv", rows)
+    scored = load(tmp_path / "posts.csv", tmp_path).eval.texts
+    pretrained_on = load_corpus(
+        str(tmp_path / "posts.csv"), eval_data=None, text_column="text", cache_dir=tmp_path / "cache"
+    ).train.texts
+    assert scored
+    assert not set(scored) & set(pretrained_on)
 
 
 def test_pydocs_is_labelled_with_the_packages_in_the_order_they_are_read(
@@ -106,13 +118,13 @@ def test_pydocs_is_labelled_with_the_packages_in_the_order_they_are_read(
     labels = tuple(package for package in packages for _ in range(100))
     texts = tuple(f"docstring {number}" for number in range(400))
     monkeypatch.setattr(labelled, "load_pydocs", lambda cache_dir: Documents(texts, labels))
-    data = load("pydocs", tmp_path, train_samples=200, eval_samples=20)
+    data = load("pydocs", tmp_path, train_samples=200, eval_samples=10)
     assert (data.labels, data.split) == (packages, "test")
-    assert (len(data.train.texts), len(data.eval.texts)) == (200, 20)
+    assert (len(data.train.texts), len(data.eval.texts)) == (200, 10)
     assert set(data.train.labels or ()) == set(packages)
     before = data.fingerprint
     monkeypatch.setattr(labelled, "package_versions", lambda: {"stdlib": "another"})
-    assert load("pydocs", tmp_path, train_samples=200, eval_samples=20).fingerprint != before
+    assert load("pydocs", tmp_path, train_samples=200, eval_samples=10).fingerprint != before
 
 
 def test_a_training_text_that_is_scored_too_is_left_out_and_counted(yes_no: Path, tmp_path: Path) -> None:
