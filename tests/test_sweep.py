@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import importlib.util
 import json
 import os
@@ -266,6 +267,8 @@ def test_the_analysis_is_registered_before_the_first_test_run(unbroken: tuple[Pa
     registered = (out / "analysis.yaml").stat().st_mtime_ns
     assert all(path.stat().st_mtime_ns < registered for path in out.glob("tuning/*/*/summary.json"))
     assert all(path.stat().st_mtime_ns > registered for path in out.glob("test/*/*/settings.yaml"))
+    recorded = json.loads((out / "plan.json").read_text())["analysis_sha256"]
+    assert recorded == hashlib.sha256((out / "analysis.yaml").read_bytes()).hexdigest()
 
 
 # ---- going on -------------------------------------------------------------------------------------------------------
