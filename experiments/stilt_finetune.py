@@ -14,6 +14,7 @@ import sys
 from asyncsgd import __version__
 from asyncsgd.errors import UsageError
 from asyncsgd.finetune_settings import FINETUNE_FLAGS, FinetuneSettings, make_finetune_settings
+from asyncsgd.launch import go_offline
 from asyncsgd.record import available_cores
 from asyncsgd.run_folder import open_finetune_folder
 
@@ -48,7 +49,7 @@ def run(argv: list[str]) -> int:
         raise UsageError("fine-tuning is one process, and the launcher started several; type python, not torchrun")
     seeds = seeds_of(parsed.more.get("seeds"), parsed.settings)
     announce(parsed.settings, len(seeds))
-    go_offline(parsed.settings)
+    go_offline(parsed.settings.start.init_from, parsed.settings.data.data)
     command = "python experiments/stilt_finetune.py " + " ".join(argv)
     exit_code = 0
     for seed in seeds:
@@ -100,14 +101,6 @@ def announce(settings: FinetuneSettings, num_runs: int) -> None:
         f"thread{'s' if threads > 1 else ''} on {cores} core{'s' if cores > 1 else ''}{over}",
         flush=True,
     )
-
-
-def go_offline(settings: FinetuneSettings) -> None:
-    """No network call where the user named neither a Hub model nor a Hub data set."""
-    init_from = os.path.expanduser(settings.start.init_from)
-    local_model = init_from in ("tiny", "small") or os.path.isdir(init_from)
-    if local_model and not settings.data.data.startswith("hub:"):
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 if __name__ == "__main__":

@@ -120,4 +120,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except UsageError as error:
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
