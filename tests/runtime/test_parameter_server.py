@@ -153,6 +153,32 @@ def test_a_lost_workers_batch_goes_to_another_and_every_batch_arrives_once() -> 
     assert left[0].lost[0] not in {event.dispatch for event in arrivals(records)}
 
 
+def test_a_worker_that_pulls_when_the_server_is_killed_at_writing_learns_that_it_is_gone() -> None:
+    """The sequence word of a server killed at writing stays odd; only its closed socket tells."""
+    transport = SharedMemoryServer(1, 100)
+    outcome: list[object] = []
+
+    def pull() -> None:
+        end = transport.address.connect(0)
+        end.answer(Ready("layout"))
+        try:
+            outcome.append(end.pull(torch.zeros(100)))
+        except EOFError as error:
+            outcome.append(str(error))
+
+    worker = threading.Thread(target=pull, daemon=True)
+    with transport.writing(0):
+        worker.start()
+        messages: list[object] = []
+        while not messages:
+            messages += transport.wait(TIMEOUT)
+        worker.join(0.2)
+        assert worker.is_alive()  # while the server writes, a pull waits
+        transport.close()  # as the end of its process does
+        worker.join(TIMEOUT)
+        assert outcome == ["the server is gone"]
+
+
 def test_the_synchronous_rule_goes_on_without_a_lost_worker() -> None:
     transport = SharedMemoryServer(2, 100)
     ThreadWorker(transport.address, 0)

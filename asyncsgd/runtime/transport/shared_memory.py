@@ -6,9 +6,10 @@ copies nothing.
 
 A pull is one consistent version without any lock: the control word is 2 v while version v stands and 2 v + 1 while
 the server writes version v + 1 (a sequence lock). A reader copies between two equal, even values and reads again
-otherwise. No process ever waits for a lock that a killed one could hold, and a reader that reads again means that
-others make progress. The order of the two loads around the copy relies on x86's and the kernel call between
-messages; the version is read on both sides anyway.
+otherwise. A reader that reads again means that others make progress, unless the server was killed while it wrote:
+then the word stays odd for ever, so a reader that waits also looks whether the server is still there. The order of the
+two loads around the copy relies on x86's and the kernel call between messages; the version is read on both sides
+anyway.
 
 The segment is a file of the shared-memory file system, found by name, so workers may come from anywhere on this
 host (this library's fork server or torchrun). Its name is removed as soon as all have opened it, so not even
@@ -222,23 +223,33 @@ class SharedMemoryWorker:
         return int(self.segment.control[_SEQUENCE]) // 2
 
     def receive(self) -> Command:
-        if self._read_ahead:
-            return self._read_ahead.popleft()
+        if not self._read_ahead:
+            self._look_ahead(None)
+        return self._read_ahead.popleft()
+
+    def _look_ahead(self, timeout: float | None) -> bool:
+        """Read the next command for a later `receive` if it comes within `timeout` seconds (None: whenever it comes).
+
+        Returns:
+            Whether one came.
+
+        Raises:
+            EOFError: if the server is gone.
+        """
         try:
-            return self._connection.recv()
-        except ConnectionResetError as error:
+            if timeout is not None and not self._connection.poll(timeout):
+                return False
+            self._read_ahead.append(self._connection.recv())
+        except (EOFError, ConnectionResetError, BrokenPipeError) as error:
             raise EOFError("the server is gone") from error
+        return True
 
     def told_to_compute(self, seconds: float) -> bool:
         end = time.monotonic() + seconds
-        try:
-            while self._connection.poll(max(0.0, end - time.monotonic())):
-                self._read_ahead.append(self._connection.recv())
-                if isinstance(self._read_ahead[-1], Compute | Stop):
-                    return True
-        except (ConnectionResetError, BrokenPipeError) as error:
-            raise EOFError("the server is gone") from error
-        return False
+        while not any(isinstance(command, Compute | Stop) for command in self._read_ahead):
+            if not self._look_ahead(max(0.0, end - time.monotonic())):
+                return False
+        return True
 
     def pull(self, parameters: Tensor, exact_version: int | None = None) -> int:
         if exact_version is not None:
@@ -253,7 +264,9 @@ class SharedMemoryWorker:
                 parameters.copy_(shared)
                 if int(self.segment.control[_SEQUENCE]) == before:
                     return before // 2
-            time.sleep(0)  # the server is writing: let it have the core
+            # The server is writing: let it have the core. If it was killed at that, its end of the socket is closed.
+            time.sleep(0)
+            self._look_ahead(0.0)
 
     def push(self, gradients: Tensor) -> None:
         slot = self.slot
