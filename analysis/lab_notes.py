@@ -3,8 +3,8 @@
 One row per mode, number of workers and batch size: the evaluation loss and the seconds, as mean ± standard deviation
 over seeds. The notes gave the evaluation loss as each worker had computed it, on its own share of the evaluation data
 and with its own random masks. Here all workers evaluate one frozen model on the whole set with the same masks, so there
-is one exact number; what single workers would have seen is shown only where the last evaluation of events.jsonl holds
-it (``worker_losses``, one per worker).
+is one exact number; beside it stands what the workers measured, each on its share, at the last evaluation of a run
+(``worker_losses`` in events.jsonl; runs on the virtual clock and older ones have none).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ examples:
   python -m analysis.lab_notes sweeps/lab_notes --format md"""
 
 EXACT_ONLY = (
-    "Eval loss is exact: one frozen model on the whole evaluation set, the same masks for every run. No run recorded "
-    "what each worker would have measured on its own share, so the lab notes' column of losses per worker is not here."
+    "Eval loss is exact: one frozen model on the whole evaluation set, the same masks for every run. No run here "
+    "recorded what each worker measured on its own share (on the virtual clock one process evaluates the whole set)."
 )
 PER_WORKER = (
     "Exact: one frozen model on the whole evaluation set, the same masks for every run. Per worker: the lowest and the "

@@ -102,6 +102,10 @@ class Evaluation:
     masked_tokens: int | None
     eval_seconds: float
     kind: str = "evaluate"
+    worker_losses: tuple[float | None, ...] = ()
+    """Mean loss per masked token of each worker's share of the set, in nats (None: no masked token in it); `loss` is
+    their mean weighted by masked tokens. Empty where one process evaluates the whole set.
+    """
 
 
 @dataclasses.dataclass(frozen=True)

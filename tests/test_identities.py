@@ -108,13 +108,13 @@ class Plain:
         return eval_loss(self.model, self.evaluation)
 
 
-def eval_loss(model: nn.Module, batches: EvaluationBatches) -> float:
+def eval_loss(model: nn.Module, batches: EvaluationBatches, shard: int = 0, num_shards: int = 1) -> float:
     """Mean loss per masked token from logits everywhere, summed in float64 by one process."""
     training = model.training
     model.eval()
     total, count = 0.0, 0
     with torch.no_grad():
-        for index in range(len(batches)):
+        for index in range(shard, len(batches), num_shards):
             batch = batches.batch(index)
             logits = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits.flatten(0, 1)
             logits = logits[batch.masked_positions].double()
@@ -318,6 +318,9 @@ def test_first_and_final_evaluation_are_those_of_one_process_with_the_initial_an
     assert run.summary["final_eval_loss"] == last["loss"]
     assert last["loss"] == pytest.approx(eval_loss(run.model(), plain.evaluation), rel=1e-6)
     assert last["loss"] < first["loss"]
+    workers = run.settings.job.nproc
+    shares = [eval_loss(run.model(), plain.evaluation, worker, workers) for worker in range(workers)]
+    assert last["worker_losses"] == pytest.approx(shares, rel=1e-6)
 
 
 @pytest.mark.parametrize("mode", ["single", "async", "sync", "hogwild"])

@@ -219,9 +219,8 @@ class AllReduce:
         device = self._flat.parameters.device
         own = evaluate_shard(self._objective, self._evaluation, self._rank, self._num_workers, device)
         table = self._gather(torch.tensor([own.loss, own.correct, own.masked_tokens], dtype=torch.float64))
-        sums = sum((Sums(float(loss), int(hits), int(count)) for loss, hits, count in table.tolist()), start=Sums())
         evaluation = evaluation_record(
-            sums,
+            [Sums(float(loss), int(hits), int(count)) for loss, hits, count in table.tolist()],
             version=self.version,
             num_samples=self.num_samples,
             train_seconds=self._clock.seconds,

@@ -7,7 +7,7 @@ import heapq
 import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from asyncsgd.objectives.masked_lm import Sums
 from asyncsgd.record import DIVERGED, DONE, Evaluation, Range, Record
@@ -150,9 +150,10 @@ class TrainingClock:
 
 
 def evaluation_record(
-    sums: Sums, *, version: int, num_samples: int, train_seconds: float, eval_seconds: float
+    shards: Sequence[Sums], *, version: int, num_samples: int, train_seconds: float, eval_seconds: float
 ) -> Evaluation:
-    """Turn the sums over the whole evaluation set into a record; the only division."""
+    """Turn the sums over the workers' shards of the evaluation set, in order, into a record; the only division."""
+    sums = sum(shards, start=Sums())
     return Evaluation(
         version=version,
         total_samples=num_samples,
@@ -161,6 +162,7 @@ def evaluation_record(
         accuracy=sums.correct / sums.masked_tokens,
         masked_tokens=sums.masked_tokens,
         eval_seconds=eval_seconds,
+        worker_losses=tuple(shard.loss / shard.masked_tokens if shard.masked_tokens else None for shard in shards),
     )
 
 

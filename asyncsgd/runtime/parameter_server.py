@@ -381,12 +381,12 @@ class ParameterServer:
         if running:
             self._clock.pause()
         began = time.perf_counter()
-        sums = self._collect_sums(began)
-        if sums is None:
+        shards = self._collect_shards(began)
+        if not shards:
             self._lose_those_lost_meanwhile()
             return Result(FAILED, f"no worker is left ({'; '.join(self._reasons)})")
         evaluation = evaluation_record(
-            sums,
+            shards,
             version=self._server.version,
             num_samples=self._server.num_samples,
             train_seconds=self._clock.seconds,
@@ -418,8 +418,8 @@ class ParameterServer:
     def _resume(self) -> None:
         """Undo `_quiesce`."""
 
-    def _collect_sums(self, began: float) -> Sums | None:
-        """Have every worker evaluate a shard and add the shards up in order; None if nobody is left to do it.
+    def _collect_shards(self, began: float) -> list[Sums]:
+        """Have every worker evaluate a shard; the sums of all shards in order, none if nobody is left to do it.
 
         The shard of a worker that is lost meanwhile goes to another.
         """
@@ -440,9 +440,9 @@ class ParameterServer:
                     alive.discard(worker)
                     self._lost_meanwhile.append((worker, message.reason))
                     if not alive:
-                        return None
+                        return []
                     for shard in [shard for shard, owner in missing.items() if owner == worker]:
                         missing[shard] = min(alive)
                         self._transport.send(missing[shard], Evaluate(shard, num_shards))
         self._held_back.sort(key=lambda item: item[0])
-        return sum((sums[shard] for shard in sorted(sums)), start=Sums()) if num_shards else None
+        return [sums[shard] for shard in sorted(sums)]
