@@ -72,7 +72,7 @@ def test_a_finished_run_loads_completely_and_without_a_problem(tmp_path):
     assert not run.oversubscribed
     assert run.condition == Condition("async", "asynchronous", 4, 8)
     assert {column: str(dtype) for column, dtype in run.evaluations.dtypes.items()} == EVALUATION_COLUMNS
-    expected = [{key: value for key, value in vars(e).items() if key != "kind"} for e in EVALUATIONS]
+    expected = [{key: vars(evaluation)[key] for key in EVALUATION_COLUMNS} for evaluation in EVALUATIONS]
     assert run.evaluations.to_dict("records") == expected
 
 
