@@ -322,7 +322,7 @@ def _counted(results: Results) -> str:
     parts.append(f"{len(tests)} test run{'s' * (len(tests) != 1)}")
     parts += [f"{seeds} seed{'s' * (seeds != 1)}"] * (seeds > 0)
     others = len(results.runs) - len(tests)
-    parts += [f"{others} tuning and fine-tuning runs"] * (others > 0)
+    parts += [f"{others} other runs"] * (others > 0)
     return " · ".join(parts)
 
 

@@ -42,7 +42,7 @@ _REGISTRATION_KEYS = (
 )
 _PLAN_KEYS = ("schema", "study", "config_sha256", "base_model", "arms", "runs", "targets", "analysis_sha256")
 _REPLACED = re.compile(r"\.before-\d+$")
-_LAYOUT = re.compile(r"(?:^|/)(tuning|test|finetune)/([^/]+)/([^/]+)$")
+_LAYOUT = re.compile(r"(?:^|/)(tuning|pilot|test|finetune)/([^/]+)/([^/]+)$")
 _LEAF = re.compile(r"(?:t(?P<trial>\d+)-)?s(?P<seed>\d+)(?:-r(?P<replicate>\d+))?(?:-f(?P<repetition>\d+))?$")
 
 _NOT_OF_AN_ARM = frozenset(

@@ -283,7 +283,7 @@ def arm_infos(study: Study, scope: Scope, labels: Mapping[str, str]) -> tuple[Ar
 def counts_of(study: Study) -> tuple[ArmCounts, ...]:
     """What became of the runs, by stage and arm."""
     found = []
-    places = itertools.product(("test", "tuning", "finetune"), (arm.name for arm in study.arms))
+    places = itertools.product(("test", "pilot", "tuning", "finetune"), (arm.name for arm in study.arms))
     for stage, arm in [*places, ("base", BASE)]:
         runs = study.of(stage, arm)
         aside = sum(

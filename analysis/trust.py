@@ -109,8 +109,9 @@ def _runs_item(study: Study) -> TrustItem:
     first = f"{len(runs)} planned" if study.planned else f"{len(runs)} found (no plan says how many there should be)"
     parts = [first, f"{finished} finished", f"{diverged} diverged", f"{failed} failed", f"{missing} missing"]
     level: Level = "bad" if not finished else "warning" if diverged or failed or missing else "good"
-    others = [f"{len(study.of(stage))} {word}" for stage, word in (("tuning", "tuning"), ("finetune", "fine-tuning"))]
-    detail = f"beside the test runs: {', '.join(others)} runs"
+    words = {"tuning": "tuning", "pilot": "pilot", "finetune": "fine-tuning"}
+    others = [f"{number} {word}" for stage, word in words.items() if (number := len(study.of(stage)))]
+    detail = f"beside the test runs: {', '.join(others)} runs" if others else "no others beside the test runs"
     if study.set_aside:
         detail += f"; {len(study.set_aside)} set aside"
     if study.num_replaced:
@@ -175,16 +176,16 @@ def _oversubscription_item(study: Study) -> TrustItem:
 
 def _tuning_item(study: Study, tuning: Sequence[TuningResult]) -> TrustItem:
     arms = [arm for arm in study.arms if arm.name != BASELINE]
+    tests = {run.seed for run in study.of("test")}
+    for stage, use in (("tuning", "tuning"), ("pilot", "the target")):
+        if shared := sorted({run.seed for run in study.of(stage)} & tests, key=str):
+            listed = ", ".join(map(str, shared))
+            return TrustItem("tuning", "seeds shared", "bad", f"seed {listed} was used for {use} and for testing")
     if not tuning:
         return TrustItem("tuning", "not tuned", "warning", "no arm's learning rate was tuned in this folder")
     tried = {result.arm: len(result.trials) * max(len(trial.seeds) for trial in result.trials) for result in tuning}
     # as the plan counts: two trials of one arm may happen to be the same settings, and are then run once
     budgets = {arm.name: sum(len(trial.seeds) for trial in arm.trials) or tried.get(arm.name, 0) for arm in arms}
-    tests = {run.seed for run in study.of("test")}
-    shared = sorted({run.seed for run in study.of("tuning")} & tests, key=str)
-    if shared:
-        listed = ", ".join(map(str, shared))
-        return TrustItem("tuning", "seeds shared", "bad", f"seed {listed} was used for tuning and for testing")
     if len(set(budgets.values())) == 1:
         number = next(iter(budgets.values()))
         said = f"{number} tuning runs per arm, on other seeds than the tests"

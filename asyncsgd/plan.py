@@ -13,6 +13,7 @@ like this (``experiments/configs/`` has more):
       - {nproc: [2, 4], clock: virtual, speeds: "slow:worker=0,factor=3"}
     seeds: [100, 101, 102, 103, 104, 105]
     tuning: {grid: {learning_rate: [5.0e-4, 1.0e-3]}, seeds: [0]}
+    pilots: [10, 11, 12, 13, 14]                    # seeds of runs of the tuned reference that fix the target
     finetune: {data: pydocs, repetitions: 1}        # any setting of experiments/stilt_finetune.py
     analysis: {reference: sync, primary: {endpoint: time_to_target, num_workers: 4, clock: virtual}}
 
@@ -38,8 +39,10 @@ from asyncsgd.errors import UsageError, nearest
 from asyncsgd.finetune_settings import FINETUNE_FLAGS, make_finetune_settings
 from asyncsgd.settings import Settings, flatten, make_settings
 
-Stage = Literal["base", "tuning", "test", "finetune"]
-STAGES: tuple[Stage, ...] = ("base", "tuning", "test", "finetune")
+Stage = Literal["base", "tuning", "pilot", "test", "finetune"]
+STAGES: tuple[Stage, ...] = ("base", "tuning", "pilot", "test", "finetune")
+TIMED: tuple[Stage, ...] = ("tuning", "pilot", "test")
+"""Stages in which a run's seconds are a result, unless its clock is virtual."""
 PLAN_SCHEMA = 1
 BASE = "base"
 """Folder, and arm, of the run that makes the base model."""
@@ -58,6 +61,7 @@ _CONFIG_KEYS = (
     "seeds",
     "replicates",
     "tuning",
+    "pilots",
     "finetune",
     "analysis",
     "order_seed",
@@ -147,6 +151,8 @@ class Plan:
     arms: tuple[Arm, ...]
     runs: tuple[PlannedRun, ...]
     tuning_seeds: tuple[int, ...]
+    pilot_seeds: tuple[int, ...]
+    """Of runs of the reference as it was tuned, which fix the target; without any, its tuning runs do."""
     seeds: tuple[int, ...]
     finetune: Mapping[str, Any] | None
     analysis: Analysis | None
@@ -165,7 +171,7 @@ class Plan:
             chosen: arm -> the settings that its tuning has chosen; not looked at for tuning runs.
 
         Raises:
-            KeyError: for a test run of an arm that is tuned and not in `chosen`.
+            KeyError: for a pilot or test run of an arm that is tuned and not in `chosen`.
         """
         if run.stage == "base":
             assert self.base_model is not None
@@ -290,16 +296,23 @@ def make_plan(config: Mapping[str, Any]) -> Plan:
         raise UsageError(
             f"tuning.seeds and seeds share {shared}; a seed that chose the learning rate cannot test it: use others"
         )
+    pilots = () if config.get("pilots") is None else _seeds(config["pilots"], "pilots")
+    if shared := sorted(set(pilots) & {*seeds, *(() if tuning is None else tuning.seeds)}):
+        raise UsageError(
+            f"pilots share {shared} with seeds or tuning.seeds; what fixes the target must not be tested by it, nor "
+            f"have chosen the learning rate: use others"
+        )
     arms = _arms(config, base, tuning)
     order_seed = _whole(config.get("order_seed", 0), "order_seed", 0)
     finetune = _finetune(config.get("finetune"), seeds)
+    analysis = _analysis(config.get("analysis"), arms, tuning, pilots, finetune)
     runs = [
         *([PlannedRun(BASE, "base", BASE, base_model.get("seed", 0))] if base_model is not None else []),
         *_tuning_runs(arms, tuning, order_seed),
+        *_pilot_runs(arms, pilots, analysis, order_seed),
         *_test_runs(arms, seeds, replicates, order_seed),
         *_finetune_runs(arms, seeds, finetune, order_seed),
     ]
-    analysis = _analysis(config.get("analysis"), arms, tuning, finetune)
     return Plan(
         name,
         base,
@@ -307,6 +320,7 @@ def make_plan(config: Mapping[str, Any]) -> Plan:
         arms,
         tuple(runs),
         () if tuning is None else tuning.seeds,
+        pilots,
         seeds,
         finetune,
         analysis,
@@ -528,6 +542,15 @@ def _tuning_runs(arms: Sequence[Arm], tuning: Tuning | None, order_seed: int) ->
                     yield PlannedRun(f"tuning/{arm.name}/t{number}-s{seed}", "tuning", arm.name, seed, trial=number)
 
 
+def _pilot_runs(
+    arms: Sequence[Arm], pilots: Sequence[int], analysis: Analysis | None, order_seed: int
+) -> Iterable[PlannedRun]:
+    for seed in pilots:
+        for arm in _shuffled(arms, order_seed, "pilot", seed):
+            if analysis is not None and arm.algorithm == analysis.reference:
+                yield PlannedRun(f"pilot/{arm.name}/s{seed}", "pilot", arm.name, seed)
+
+
 def _test_runs(arms: Sequence[Arm], seeds: Sequence[int], replicates: int, order_seed: int) -> Iterable[PlannedRun]:
     for seed in seeds:
         for replicate in range(replicates):
@@ -684,9 +707,15 @@ def _finetune(given: Any, seeds: Sequence[int]) -> dict[str, Any] | None:
 
 
 def _analysis(
-    given: Any, arms: Sequence[Arm], tuning: Tuning | None, finetune: Mapping[str, Any] | None
+    given: Any,
+    arms: Sequence[Arm],
+    tuning: Tuning | None,
+    pilots: Sequence[int],
+    finetune: Mapping[str, Any] | None,
 ) -> Analysis | None:
     if given is None:
+        if pilots:
+            raise UsageError("pilots fix the target of an analysis; add analysis: {reference: sync}, or leave them out")
         return None
     values = _mapping(given, "analysis")
     _check_keys(values, ("reference", "primary", "alpha", "margins", "target_share", "target_loss"), "analysis")
@@ -728,8 +757,13 @@ def _analysis(
     alpha = _number(values.get("alpha", 0.05), "analysis.alpha", 0.0, 1.0)
     share = _number(values.get("target_share", 0.95), "analysis.target_share", 0.0, 1.0)
     loss = values.get("target_loss")
-    if loss is None and tuning is None and endpoint == "time_to_target":
-        raise UsageError("analysis: time_to_target needs a target: tuning runs to choose it from, or target_loss: 6.2")
+    if loss is not None and pilots:
+        raise UsageError("analysis.target_loss is the target, and pilots would fix another one; leave one of them out")
+    if loss is None and tuning is None and not pilots and endpoint == "time_to_target":
+        raise UsageError(
+            "analysis: time_to_target needs a target: pilots: [10, 11, 12] or tuning runs to take it from, or "
+            "target_loss: 6.2"
+        )
     return Analysis(
         reference,
         endpoint,

@@ -1,4 +1,4 @@
-"""Run a plan: tune, fix the analysis, test, fine-tune; stop anywhere and go on later.
+"""Run a plan: tune, find and fix the target, test, fine-tune; stop anywhere and go on later.
 
 What is done is read from the run folders alone, so nothing has to be kept up to date, and a killed sweep leaves nothing
 locked: the only lock is one that the kernel takes back with the process.
@@ -36,6 +36,7 @@ from asyncsgd.errors import RunError, UsageError
 from asyncsgd.plan import (
     BASE,
     STAGES,
+    TIMED,
     Plan,
     PlannedRun,
     Stage,
@@ -74,7 +75,7 @@ class Job:
     @property
     def measures(self) -> bool:
         """Whether its seconds are a result, so that nothing else may run beside it."""
-        return self.run.stage in ("tuning", "test") and self.values.get("clock") != "virtual"
+        return self.run.stage in TIMED and self.values.get("clock") != "virtual"
 
     @property
     def command(self) -> list[str]:
@@ -181,7 +182,7 @@ class Sweep:
         place = {"run_dir": str(self.out / run.folder)}
         if run.stage != "finetune":
             chosen = dict(self.chosen)
-            if run.stage == "test" and run.arm not in chosen and (trials := self.plan.arm(run.arm).trials):
+            if run.stage in ("pilot", "test") and run.arm not in chosen and (trials := self.plan.arm(run.arm).trials):
                 if not pretend:
                     return None
                 chosen[run.arm] = trials[0]
@@ -332,14 +333,19 @@ class Sweep:
         arms = [arm for arm in self.plan.arms if arm.algorithm == analysis.reference]
         if analysis.target_loss is not None:
             return {arm.name: analysis.target_loss for arm in arms}, "given in the config"
-        if not self.plan.tuning_seeds:
+        pilots = self.plan.pilot_seeds or self.plan.tuning_seeds
+        if not pilots:
             return {}, None
         targets, diverged = {}, 0
         for arm in arms:
-            number = arm.trials.index(self.chosen[arm.name])
+            if self.plan.pilot_seeds:
+                folders = [f"pilot/{arm.name}/s{seed}" for seed in pilots]
+            else:
+                number = arm.trials.index(self.chosen[arm.name])
+                folders = [f"tuning/{arm.name}/t{number}-s{seed}" for seed in pilots]
             curves = []
-            for seed in self.plan.tuning_seeds:
-                path = self.out / f"tuning/{arm.name}/t{number}-s{seed}/events.jsonl"
+            for folder in folders:
+                path = self.out / folder / "events.jsonl"
                 losses = [record["loss"] for record in read_events(path) if record.get("kind") == "evaluate"]
                 if losses and all(loss is not None for loss in losses):
                     curves.append(losses)
@@ -347,15 +353,15 @@ class Sweep:
                     diverged += 1
             if not curves:
                 raise RunError(
-                    f"every tuning run of {arm.name} diverged, so there is no target; lower its learning rates"
+                    f"every pilot run of {arm.name} diverged, so there is no target; lower its learning rates"
                 )
             first = statistics.median(curve[0] for curve in curves)
             best = statistics.median(min(curve) for curve in curves)
             targets[arm.name] = round(first - analysis.target_share * (first - best), 6)
-        pilots = len(self.plan.tuning_seeds)
+        own = "seeds of their own" if self.plan.pilot_seeds else "tuning seeds"
         origin = (
-            f"{100 * analysis.target_share:g} % of the median improvement of {pilots} pilot run{'s' * (pilots != 1)} "
-            f"of the reference (its chosen trial, tuning seeds)"
+            f"{100 * analysis.target_share:g} % of the median improvement of {len(pilots)} pilot "
+            f"run{'s' * (len(pilots) != 1)} of the reference ({'its chosen trial, ' * bool(arms[0].trials)}{own})"
         )
         return targets, origin + (f"; {diverged} that diverged left out" if diverged else "")
 
@@ -651,7 +657,7 @@ def share(plan: Plan, stage: Stage, shard: tuple[int, int]) -> set[str]:
     seeds = list(dict.fromkeys(run.seed for run in runs))
     mine = set()
     for place, run in enumerate(runs):
-        measured = stage in ("tuning", "test") and not plan.arm(run.arm).virtual and plan.base.get("clock") != "virtual"
+        measured = stage in TIMED and not plan.arm(run.arm).virtual and plan.base.get("clock") != "virtual"
         if (seeds.index(run.seed) if measured else place) % number == index - 1:
             mine.add(run.folder)
     return mine
@@ -672,18 +678,11 @@ def carry_out(sweep: Sweep, context: ForkServerContext, *, jobs: int, retry: boo
                 f"the base model could not be made; look at {sweep.out / 'logs' / 'base.txt'}, then type the same "
                 f"command with --retry, or mend the config and type another --out"
             )
+        if stage == "pilot":
+            _complete("tuning", sweep.choose(), may_be_others=shard[1] > 1 and not failed)
         if stage == "test":
-            missing = sweep.choose()
-            if missing:
-                others = shard[1] > 1 and not failed
-                raise RunError(
-                    f"{len(missing)} tuning runs are not finished, the first is {missing[0].folder}; "
-                    + (
-                        "run the other shards, then this command again"
-                        if others
-                        else "look at its log in logs/, then type the same command with --retry"
-                    )
-                )
+            pilots = [run for run in sweep.plan.of_stage("pilot") if sweep.status(run) not in FINISHED]
+            _complete("pilot", pilots, may_be_others=shard[1] > 1 and not failed)
             sweep.register()
             for name in sweep.all_diverged():
                 print(f"every trial of {name} diverged; its first one is tested all the same", file=sys.stderr)
@@ -698,3 +697,22 @@ def carry_out(sweep: Sweep, context: ForkServerContext, *, jobs: int, retry: boo
             finally:
                 failed += runner.failed
     return failed
+
+
+def _complete(stage: Stage, missing: Sequence[PlannedRun], *, may_be_others: bool) -> None:
+    """The stages after this one depend on all of its runs.
+
+    Raises:
+        RunError: if any is missing.
+    """
+    if not missing:
+        return
+    what = "run is" if len(missing) == 1 else "runs are"
+    raise RunError(
+        f"{len(missing)} {stage} {what} not finished, the first is {missing[0].folder}; "
+        + (
+            "run the other shards, then this command again"
+            if may_be_others
+            else "look at its log in logs/, then type the same command with --retry"
+        )
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import random
 from collections import Counter
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from asyncsgd.errors import UsageError
 from asyncsgd.plan import (
     ENDPOINTS,
+    STAGES,
     Plan,
     PlannedRun,
     fill_in,
@@ -44,6 +46,7 @@ FULL = config_of(
     seeds=[100, 101, 102],
     replicates=2,
     tuning={"grid": RATES, "seeds": [0, 1]},
+    pilots=[50, 51],
     finetune={"data": "pydocs", "repetitions": 2},
     analysis={"reference": "sync", "primary": {"num_workers": 4, "clock": "virtual"}, "margins": {"loss": 0.02}},
 )
@@ -195,6 +198,18 @@ def test_every_arm_runs_once_in_every_block_in_an_order_of_the_blocks_own() -> N
     assert len(set(orders.values())) > 6
 
 
+def test_pilots_are_runs_of_the_reference_as_it_was_tuned_under_every_condition() -> None:
+    plan = make_plan(FULL)
+    runs = plan.of_stage("pilot")
+    references = [arm.name for arm in plan.arms if arm.algorithm == "sync"]
+    assert sorted((run.arm, run.seed) for run in runs) == sorted(itertools.product(references, (50, 51)))
+    chosen = {name: {"learning_rate": 0.25 * number} for number, name in enumerate(references, 1)}
+    for run in runs:
+        values = plan.values(run, chosen)
+        assert (values["learning_rate"], values["seed"]) == (chosen[run.arm]["learning_rate"], run.seed)
+        assert run.folder == f"pilot/{run.arm}/s{run.seed}"
+
+
 def test_the_order_is_a_function_of_the_config_alone() -> None:
     random.seed(1)
     runs = make_plan(FULL).runs
@@ -317,7 +332,7 @@ def test_the_hash_of_a_config_depends_on_every_value() -> None:
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 5, 8, 1000])
-@pytest.mark.parametrize("stage", ["base", "tuning", "test", "finetune"])
+@pytest.mark.parametrize("stage", STAGES)
 def test_shards_are_a_partition_of_every_stage(stage: Any, number: int) -> None:
     plan = make_plan(FULL)
     counts = Counter(folder for index in range(1, number + 1) for folder in share(plan, stage, (index, number)))
@@ -451,7 +466,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         r"analysis.reference must be one of sync, async, got 'snyc'; did you mean 'sync'",
     ),
     ({"analysis": {"reference": "sync", "primary": {"endpoint": "loss"}}}, "analysis.primary.endpoint must be one of"),
-    ({"analysis": {"reference": "sync"}}, "analysis: time_to_target needs a target: tuning runs .* target_loss: 6.2"),
+    ({"analysis": {"reference": "sync"}}, "analysis: time_to_target needs a target: pilots: .* target_loss: 6.2"),
+    ({"pilots": [5]}, "pilots fix the target of an analysis; add analysis"),
+    ({"pilots": [100, 7], "seeds": [99, 100]}, r"pilots share \[100\] with seeds or tuning.seeds"),
+    (
+        {"pilots": [0], "seeds": [1], "tuning": {"grid": RATES}, "analysis": {"reference": "sync"}},
+        r"pilots share \[0\] with seeds or tuning.seeds",
+    ),
+    (
+        {"pilots": [5], "analysis": {"reference": "sync", "target_loss": 6.2}},
+        "target_loss is the target, and pilots would fix another one",
+    ),
     ({"analysis": {"reference": "sync", "primary": {"endpoint": "macro_f1"}}}, "macro_f1 is of fine-tuning runs; add"),
     ({"analysis": {"reference": "sync", "target_loss": "1e-4"}}, "YAML reads 1e-4 as text, write 1.0e-4"),
     ({"analysis": {"reference": "sync", "target_loss": float("nan")}}, "analysis.target_loss must be a number above 0"),

@@ -75,6 +75,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "conditions": {"nproc": 2, "clock": "virtual", "speeds": "slow:worker=0,factor=3"},
         "seeds": [100, 101],
         "tuning": {"grid": {"learning_rate": [1.0e30, 2.0e-3, 1.0e-3]}, "seeds": [0]},
+        "pilots": [50, 51],
         "analysis": {"reference": "sync", "margins": {"loss": 0.02}},
     }
 
@@ -154,7 +155,7 @@ def finished(unbroken: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
 def test_every_run_of_the_plan_is_made_in_its_folder_with_its_settings(unbroken: tuple[Path, Path]) -> None:
     _, out = unbroken
     plan = plan_of(out)
-    assert len(plan.runs) == 1 + 2 * 3 + 2 * 2
+    assert len(plan.runs) == 1 + 2 * 3 + 2 + 2 * 2
     carried_out = Sweep(plan, "", out)
     carried_out.choose()
     for run in plan.runs:
@@ -181,15 +182,16 @@ def test_the_chosen_trial_has_the_lowest_mean_loss_and_a_diverged_one_is_never_c
         assert [trial["score"] for trial in arm["trials"]] == [None, *finals]
         best = [2.0e-3, 1.0e-3][finals.index(min(finals))]
         assert arm["chosen"] == {"learning_rate": best}
-        for seed in (100, 101):
-            assert yaml.safe_load((out / f"test/{arm['name']}/s{seed}/settings.yaml").read_text())["learning_rate"] == (
-                best
-            )
+        folders = [f"test/{arm['name']}/s{seed}" for seed in (100, 101)]
+        folders += [f"pilot/{arm['name']}/s{seed}" for seed in (50, 51) if arm["name"] == SYNC]
+        for folder in folders:
+            assert yaml.safe_load((out / folder / "settings.yaml").read_text())["learning_rate"] == best
 
 
 def scored(small: dict[str, Any], out: Path, losses: dict[str, list[float | None]]) -> Sweep:
     """A sweep whose tuning runs ended with given losses; None has diverged. No run is made."""
-    config = {**small, "base_model": None, "tuning": {"grid": {"learning_rate": [1.0, 2.0, 3.0]}, "seeds": [0, 1]}}
+    tuning = {"grid": {"learning_rate": [1.0, 2.0, 3.0]}, "seeds": [0, 1]}
+    config = {**small, "base_model": None, "tuning": tuning, "pilots": None}
     plan = make_plan(config)
     for run in plan.of_stage("tuning"):
         number = (run.trial or 0) * 2 + run.seed
@@ -222,7 +224,7 @@ def test_nothing_is_chosen_for_an_arm_before_all_its_trials_are_finished(small: 
     assert set(made.chosen) == {ASYNC}
 
 
-def test_the_target_is_a_share_of_the_median_improvement_of_the_references_pilot_runs(
+def test_without_pilots_the_target_is_a_share_of_the_median_improvement_of_the_references_tuning_runs(
     small: dict[str, Any], tmp_path: Path
 ) -> None:
     made = scored(small, tmp_path, {SYNC: [4.0, 5.0, 6.0, 6.0, 7.0, 7.0], ASYNC: [1.0] * 6})
@@ -239,15 +241,12 @@ def test_the_registered_target_is_what_the_formula_says_of_the_recorded_evaluati
     unbroken: tuple[Path, Path],
 ) -> None:
     _, out = unbroken
-    (arm,) = (arm for arm in json.loads((out / "plan.json").read_text())["arms"] if arm["name"] == SYNC)
-    trial = [trial["settings"] for trial in arm["trials"]].index(arm["chosen"])
-    losses = [
-        record["loss"]
-        for record in read_events(out / f"tuning/{SYNC}/t{trial}-s0/events.jsonl")
-        if record["kind"] == "evaluate"
-    ]
-    assert len(losses) == 4
-    target = round(losses[0] - 0.95 * (losses[0] - min(losses)), 6)
+    paths = [out / f"pilot/{SYNC}/s{seed}/events.jsonl" for seed in (50, 51)]
+    curves = [[record["loss"] for record in read_events(path) if record["kind"] == "evaluate"] for path in paths]
+    assert [len(curve) for curve in curves] == [4, 4]
+    (first,) = {curve[0] for curve in curves}  # of the base model
+    best = statistics.median(min(curve) for curve in curves)
+    target = round(first - 0.95 * (first - best), 6)
     assert yaml.safe_load((out / "analysis.yaml").read_text()) == {
         "schema": 1,
         "study": "small",
@@ -257,15 +256,17 @@ def test_the_registered_target_is_what_the_formula_says_of_the_recorded_evaluati
         "margins": {"loss": 0.02},
         "num_seeds": 2,
         "targets": {SYNC: target},
-        "target_from": "95 % of the median improvement of 1 pilot run of the reference (its chosen trial, tuning "
-        "seeds)",
+        "target_from": "95 % of the median improvement of 2 pilot runs of the reference (its chosen trial, seeds of "
+        "their own)",
     }
 
 
 def test_the_analysis_is_registered_before_the_first_test_run(unbroken: tuple[Path, Path]) -> None:
     _, out = unbroken
     registered = (out / "analysis.yaml").stat().st_mtime_ns
-    assert all(path.stat().st_mtime_ns < registered for path in out.glob("tuning/*/*/summary.json"))
+    before = [*out.glob("tuning/*/*/summary.json"), *out.glob("pilot/*/*/summary.json")]
+    assert len(before) == 8
+    assert all(path.stat().st_mtime_ns < registered for path in before)
     assert all(path.stat().st_mtime_ns > registered for path in out.glob("test/*/*/settings.yaml"))
     recorded = json.loads((out / "plan.json").read_text())["analysis_sha256"]
     assert recorded == hashlib.sha256((out / "analysis.yaml").read_bytes()).hexdigest()
@@ -284,7 +285,7 @@ def test_what_is_done_is_not_run_again_and_nothing_of_it_is_written(
     assert {name for name in after if after[name] != before.get(name)} == {"sweep.yaml", "plan.json"}
     assert set(after) == set(before)
     said = capsys.readouterr()
-    assert f"done   {out}: 11 of 11 runs\nnext   python -m analysis.report {out} --out report.html\n" in said.out
+    assert f"done   {out}: 13 of 13 runs\nnext   python -m analysis.report {out} --out report.html\n" in said.out
     assert said.err == ""
 
 
@@ -298,7 +299,7 @@ def test_a_failed_run_is_told_and_run_again_only_with_retry(
     assert sweep(config, out) == 1
     said = capsys.readouterr()
     assert said.err == "1 run FAILED; the same command with --retry runs them again\n"
-    assert f"so far   {out}: 10 of 11 runs" in said.out
+    assert f"so far   {out}: 12 of 13 runs" in said.out
     assert not (out / f"{folder}.before-1").exists()
     assert sweep(config, out, "--retry") == 0
     assert summary_of(out, f"{folder}.before-1")["status"] == "FAILED"  # kept beside the new attempt
@@ -490,7 +491,7 @@ def test_fine_tuning_starts_from_every_model_of_the_test_and_from_the_base_model
         "seeds": [7],
         "finetune": {**labelled, "batch_size": 4, "evaluations": 1, "class_weights": True, "device": "cpu"},
     }
-    del config["tuning"], config["analysis"]
+    del config["tuning"], config["pilots"], config["analysis"]
     path, out = written(config, tmp_path), tmp_path / "out"
     assert sweep(path, out, "--dry-run") == 0
     assert "finetune     3 runs to make: about " in capsys.readouterr().out
@@ -544,21 +545,25 @@ def test_shards_together_make_what_one_sweep_makes(
     whole = unbroken[1]
     config, out = finished
     parts = {index: share(plan_of(out), "tuning", (index, 2)) for index in (1, 2)}
-    for folder in ("base", "test", min(parts[1]), min(parts[2])):  # as if the sweep had not come so far
+    for folder in ("base", "pilot", "test", min(parts[1]), min(parts[2])):  # as if the sweep had not come so far
         shutil.rmtree(out / folder)
     (out / "analysis.yaml").unlink()
     assert sweep(config, out, "--shard", "2/2") == 1
     assert "error: the base model is made by --shard 1/2; run it first, then this command" in capsys.readouterr().err
     assert sweep(config, out, "--shard", "1/2") == 1
-    assert "error: 1 tuning runs are not finished, the first is " in (err := capsys.readouterr().err)
+    assert "error: 1 tuning run is not finished, the first is " in (err := capsys.readouterr().err)
     assert err.endswith("; run the other shards, then this command again\n")
     assert not (out / "test").exists()
-    assert sweep(config, out, "--shard", "2/2") == 0
-    made = {str(path.parent.relative_to(out)) for path in out.glob("test/*/*/summary.json")}
-    assert made == share(plan_of(out), "test", (2, 2))
-    assert f"so far   {out}: 9 of 11 runs" in capsys.readouterr().out
+    assert sweep(config, out, "--shard", "2/2") == 1
+    assert "error: 1 pilot run is not finished, the first is pilot/" in (err := capsys.readouterr().err)
+    assert err.endswith("; run the other shards, then this command again\n")
+    assert not (out / "analysis.yaml").exists()
     assert sweep(config, out, "--shard", "1/2") == 0
-    assert f"done   {out}: 11 of 11 runs" in capsys.readouterr().out
+    made = {str(path.parent.relative_to(out)) for path in out.glob("test/*/*/summary.json")}
+    assert made == share(plan_of(out), "test", (1, 2))
+    assert f"so far   {out}: 11 of 13 runs" in capsys.readouterr().out
+    assert sweep(config, out, "--shard", "2/2") == 0
+    assert f"done   {out}: 13 of 13 runs" in capsys.readouterr().out
     assert results_of(out) == results_of(whole)
     assert (out / "analysis.yaml").read_bytes() == (whole / "analysis.yaml").read_bytes()
     assert not list(out.rglob("*.before-*"))
@@ -658,7 +663,7 @@ def test_a_killed_run_is_told_and_ctrl_c_saves_the_others_and_leaves_nothing_beh
     small: dict[str, Any], start: Callable[..., Command], tmp_path: Path
 ) -> None:
     config = copy.deepcopy(small)
-    del config["tuning"], config["analysis"]
+    del config["tuning"], config["pilots"], config["analysis"]
     config["base"] |= {"samples": 200_000, "evaluations": 10_000}
     path, out = written(config, tmp_path), tmp_path / "out"
     command = start(path, "--jobs", "3")

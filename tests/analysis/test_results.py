@@ -587,6 +587,22 @@ def test_tuning_tells_what_was_chosen_and_whether_it_lies_at_the_edge(tmp_path):
     assert trust_of(found, "tuned values inside their grids").value == "not in 1 of 2 arms"
 
 
+@pytest.mark.parametrize(("seed", "value"), [(50, "not tuned"), (101, "seeds shared")])
+def test_pilot_runs_are_counted_and_their_seeds_must_not_be_tested(tmp_path, seed, value):
+    folder = write_study(tmp_path, twice_as_fast(2), [SYNC, ASYNC])
+    path = f"pilot/{SYNC.name}/s{seed}"
+    write_run(folder / path, SYNC, straight(6.0, 4.0, seconds=10.0), seed=seed)
+    runs = json.loads((folder / "plan.json").read_text())["runs"]
+    edit_json(folder / "plan.json", runs=[*runs, planned(path, "pilot", SYNC.name, seed)])
+    found = results_of(folder)
+    assert trust_of(found, "tuning").value == value
+    assert trust_of(found, "test runs").detail == "beside the test runs: 1 pilot runs"
+    counts = {(item.arm, item.stage): (item.planned, item.finished) for item in found.counts}
+    assert counts[SYNC.name, "pilot"] == (1, 1)
+    (folder / "plan.json").unlink()  # what is left is where the folders lie
+    assert [run.name for run in load_study(folder).of("pilot")] == [path]
+
+
 def test_the_largest_value_of_a_grid_is_an_edge_too(tmp_path):
     arms = [
         SyntheticArm("sync", learning_rates=(0.002, 0.001), trial_losses=((5.0,), (5.1,)), tuning_seeds=(0,)),
