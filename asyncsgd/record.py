@@ -172,10 +172,14 @@ class RunFolder:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write `content` as JSON so that `path` holds either the old content or all of the new one."""
+    write_text(path, json.dumps(_finite(content), indent=2) + "\n")
+
+
+def write_text(path: Path, content: str) -> None:
+    """Write `content` so that `path` holds either the old content or all of the new one."""
     partial = path.with_name(path.name + ".partial")
     with open(partial, "w", encoding="utf-8") as file:
-        json.dump(_finite(content), file, indent=2)
-        file.write("\n")
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)

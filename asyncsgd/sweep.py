@@ -22,10 +22,8 @@ import shlex
 import signal
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from multiprocessing import parent_process
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
@@ -46,8 +44,9 @@ from asyncsgd.plan import (
     resolve,
     sha256_of,
 )
-from asyncsgd.record import DIVERGED, DONE, FAILED, read_events, write_json
+from asyncsgd.record import DIVERGED, DONE, FAILED, read_events, write_json, write_text
 from asyncsgd.run_folder import open_run_folder, set_aside
+from asyncsgd.runtime.processes import end_with_parent
 from asyncsgd.settings import differing_keys, flatten, load_yaml, make_settings
 
 PRELOAD = (
@@ -137,7 +136,7 @@ class Sweep:
         self.look()
         try:
             self.out.mkdir(parents=True, exist_ok=True)
-            (self.out / "sweep.yaml").write_text(self._config_text, encoding="utf-8")
+            write_text(self.out / "sweep.yaml", self._config_text)
             self._write_plan()
         except OSError as error:
             raise UsageError(f"{self.out} cannot be written ({error.strerror}); type --out FOLDER") from error
@@ -314,9 +313,7 @@ class Sweep:
                     f"they are: put the old file back, or type another --out"
                 )
             else:
-                partial = path.with_name("analysis.yaml.partial")
-                partial.write_text(text, encoding="utf-8")
-                os.replace(partial, path)
+                write_text(path, text)
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         if self._analysis_sha256 not in (None, digest):
             raise UsageError(
@@ -493,14 +490,16 @@ class Runner:
                     process.kill()
                 raise KeyboardInterrupt
             self._stop = True
-            print("stopping; runs save what they have (once more to leave at once)", file=sys.stderr, flush=True)
+            print("stopping; runs save what they have (once more to leave at once)", file=terminal, flush=True)
 
         before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        # stderr itself goes to a log while a run is made here
+        with os.fdopen(os.dup(2), "w", encoding="utf-8") as terminal:
+            try:
+                yield
+            finally:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
 
     def _run_here(self, job: Job) -> None:
         if self._stop:
@@ -585,20 +584,13 @@ def _output_to(path: Path) -> Iterator[None]:
 
 def _make_run_in_child(job: Job, log: Path) -> None:
     """Entry point of a run in a process of its own."""
-    # A killed sweep must not leave runs behind that write into folders the next one uses.
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()  # a killed sweep must not leave runs behind that write into folders the next one uses
     # Out of the terminal's group: the sweep passes Ctrl-C on as SIGTERM, and two signals would mean to leave at once.
     os.setpgid(0, 0)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which the fork server ignores
     with _output_to(log):
         code = _make_run(job, None)
     os._exit(code)
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def _make_run(job: Job, context: ForkServerContext | None) -> int:

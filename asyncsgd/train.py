@@ -211,7 +211,7 @@ def _describe(settings: Settings, rule: Rule, prepared: Prepared, flat: FlatMode
 @contextlib.contextmanager
 def stop_on_signal() -> Iterator[Callable[[], bool]]:
     """Turn the first Ctrl-C or SIGTERM into a flag that runtimes look at between messages; a second one leaves at
-    once.
+    once. Whoever listened before, a sweep that makes this run among others, hears the first one too.
     """
     asked: list[int] = []
 
@@ -220,6 +220,9 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         asked.append(number)
         print("stopping after the current step; once more to leave at once", file=sys.stderr, flush=True)
+        handler = before[signal.Signals(number)]
+        if callable(handler) and handler is not signal.default_int_handler:
+            handler(number, frame)
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -446,17 +449,21 @@ def _follow_records(run: Run, records: Connection, processes: Processes, segment
         RunError: naming the first rank found dead; the caller ends the others.
     """
     sentinels = set(processes.sentinels.values())
+    sources: list[Connection | int] = [records, *sentinels]
     while True:
         if run.stop_requested():
             segment.control[STOP_REQUESTED] = 1
-        ready = wait([records, *sentinels], POLL_SECONDS)
+        ready = wait(sources, POLL_SECONDS)
         if records in ready:
-            with contextlib.suppress(EOFError, ConnectionResetError):  # rank 0 is gone: its sentinel says so too
+            try:
                 record = records.recv()
-                if isinstance(record, Finished):
-                    return record
-                run.record(record)
+            except (EOFError, ConnectionResetError):
+                sources.remove(records)  # rank 0 is gone: its sentinel says so too
                 continue
+            if isinstance(record, Finished):
+                return record
+            run.record(record)
+            continue
         if any(sentinel in sentinels for sentinel in ready):
             rank, reason = _first_lost(processes, run.num_workers)
             raise RunError(
@@ -467,7 +474,7 @@ def _follow_records(run: Run, records: Connection, processes: Processes, segment
 
 def _first_lost(processes: Processes, num_workers: int) -> tuple[int, str]:
     """The rank that is to blame, and how it ended: the others fail too, since their collectives do."""
-    ends = {rank: processes.how_it_ended(rank, 0.5) for rank in range(num_workers)}
+    ends = {rank: processes.how_it_ended(rank, 2.0) for rank in range(num_workers)}
     known = {rank: end for rank, end in ends.items() if end is not None}
     to_blame = {rank: end for rank, end in known.items() if not end.endswith(f"code {LOST_CONTACT}")} or known
     return min(to_blame.items())

@@ -27,6 +27,7 @@ from typing import Any
 import pytest
 import torch
 
+from asyncsgd.models import saved_parameters_sha256
 from asyncsgd.record import DONE, Evaluation, Event, Membership, Record, read_events
 from asyncsgd.replay import PreparedReplay
 from asyncsgd.rules import Asynchronous, Synchronous
@@ -38,6 +39,7 @@ from asyncsgd.runtime.transport.base import Compute, Computed, Evaluate, Evaluat
 from asyncsgd.runtime.transport.shared_memory import FROZEN, SharedMemoryAddress, SharedMemoryServer
 from asyncsgd.server import SGD, Optimizer, Server, StepTakenByWorker
 from asyncsgd.settings import load_yaml, make_settings
+from asyncsgd.train import stop_on_signal
 
 SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "stilt_mlm.py"
 DEADLINE = 60.0
@@ -211,19 +213,20 @@ def test_a_run_without_any_worker_left_has_failed_and_says_how_each_ended(
 
 @needs_proc
 @pytest.mark.processes
-@needs_proc
-@pytest.mark.processes
 @pytest.mark.parametrize("rule", ["ringmaster:threshold=2,stops=true", "fixed_delay:delay=2", "diloco"])
 def test_a_run_with_a_killed_worker_replays_bit_for_bit(rule: str, train: Train, small: list[str]) -> None:
     ended = train(f"--mode async --nproc 3 --rule {rule} --samples 1600 --evaluations 40", kill(1), num_workers=3)
     (left,) = records_of(ended.run, "leave")
-    assert left["lost"]
+    assert left["worker"] == 1
+    assert left["lost"] or not rule.startswith("ringmaster")  # under the others a worker may be idle when it is killed
     settings = make_settings(load_yaml(ended.run / "settings.yaml"))
     replay = PreparedReplay(settings, read_events(ended.run / "events.jsonl"), small[small.index("--cache-dir") + 1])
     assert replay.run() is None
     assert replay.parameters_sha256 == ended.summary["parameters_sha256"]
 
 
+@needs_proc
+@pytest.mark.processes
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_ends_the_synchronous_run_at_once_and_is_named(rank: int, train: Train) -> None:
     ended = train("--mode sync --nproc 2 --samples 8000 --evaluations 200", kill(rank), num_workers=2)
@@ -331,7 +334,7 @@ def test_ctrl_c_saves_the_model_and_leaves_nothing_behind(
     assert command.err == (
         "stopping after the current step; once more to leave at once\nINTERRUPTED: interrupted by the user\n"
     )
-    until(lambda: not command.pids(), "all processes to be gone", 10)
+    until(lambda: not command.pids(), "all processes to be gone", 30)
     assert command.shared() == []
     assert [*command.temporary.glob("asyncsgd-*"), *command.temporary.glob("pymp-*")] == []
 
@@ -339,6 +342,49 @@ def test_ctrl_c_saves_the_model_and_leaves_nothing_behind(
 
     model = AutoModelForMaskedLM.from_pretrained(tmp_path / "run" / "model", local_files_only=True)
     assert all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
+
+
+def test_the_first_signal_is_also_heard_by_whoever_listened_before() -> None:
+    """A sweep that makes the run: it must not begin another one."""
+    with stop_on_signal() as sweep_is_asked, stop_on_signal() as run_is_asked:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert run_is_asked()
+        assert sweep_is_asked()
+
+
+@needs_proc
+@pytest.mark.processes
+@pytest.mark.parametrize("mode", ["sync --nproc 2", "async --nproc 2", "hogwild --nproc 2"])
+def test_sigterm_to_every_process_of_a_job_is_heard_by_the_leader_alone(
+    mode: str, start: Callable[[str], Command], tmp_path: Path
+) -> None:
+    """What a batch system does at the end of a job's time, some seconds before it kills."""
+    command = start(f"--mode {mode} --samples 200000 --evaluations 2000")
+    until(lambda: num_evaluations(tmp_path / "run") >= 3, "three evaluations")
+    for pid in command.pids():
+        os.kill(pid, signal.SIGTERM)
+    assert command.process.wait(DEADLINE) == 130, command.err
+    summary = summary_of(tmp_path / "run")
+    assert (summary["status"], summary["message"]) == ("INTERRUPTED", "interrupted by the user")
+    assert summary["parameters_sha256"] == saved_parameters_sha256(tmp_path / "run" / "model")
+    assert summary["num_updates"] > 0
+    assert not records_of(tmp_path / "run", "leave")
+    until(lambda: not command.pids(), "all processes to be gone", 30)
+    assert command.shared() == []
+
+
+@needs_proc
+@pytest.mark.processes
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_when_the_main_process_is_killed_while_workers_start_nothing_is_left_in_memory(
+    mode: str, start: Callable[[str], Command], tmp_path: Path
+) -> None:
+    command = start(f"--mode {mode} --nproc 2 --samples 200000 --evaluations 2000")
+    until(lambda: "\nstep   " in (tmp_path / "out.txt").read_text(), "the workers to be started")
+    os.kill(command.process.pid, signal.SIGKILL)
+    command.process.wait(10)
+    until(lambda: not command.pids(), "workers to go by themselves", 30)
+    assert command.shared() == []
 
 
 @needs_proc
@@ -350,8 +396,8 @@ def test_ctrl_c_before_training_ends_everything_soon_and_without_tracebacks(
     command = start("--mode async --nproc 2 --samples 200000 --evaluations 2000")
     until(lambda: f"\n{line}" in (tmp_path / "out.txt").read_text(), f"the line {line!r}")
     os.killpg(command.process.pid, signal.SIGINT)
-    assert command.process.wait(8) == 130, command.err
-    until(lambda: not command.pids(), "all processes to be gone", 10)
+    assert command.process.wait(DEADLINE) == 130, command.err
+    until(lambda: not command.pids(), "all processes to be gone", 30)
     assert "Traceback" not in command.err
     assert command.shared() == []
 
@@ -367,7 +413,7 @@ def test_when_the_main_process_is_killed_its_workers_go_and_shared_memory_is_fre
     assert len(command.pids()) >= 4  # itself, its fork server and two workers
     os.kill(command.process.pid, signal.SIGKILL)
     command.process.wait(10)
-    until(lambda: not command.pids(), "workers to go by themselves", 10)
+    until(lambda: not command.pids(), "workers to go by themselves", 30)
     assert command.shared() == []
     events = list(read_events(tmp_path / "run" / "events.jsonl"))
     assert sum(record["kind"] == "evaluate" for record in events) >= 3
@@ -480,12 +526,12 @@ def test_messages_that_come_together_with_one_that_starts_an_evaluation_are_not_
             thread.start()
         optimizer = StepTakenByWorker() if hogwild else Optimizer(transport.parameters, SIZE, SGD())
         server = Server(transport.parameters, Asynchronous(), optimizer, lambda num_samples: 1.0, transport.writing)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
 
         def asked_to_stop() -> bool:
             """Before the server looks for the first gradients: until both are there. Yes where it hangs."""
             for thread in scripted if server.in_flight else []:
-                thread.has_answered.wait(5)
+                thread.has_answered.wait(60)
             return time.monotonic() > deadline
 
         result = (Hogwild if hogwild else ParameterServer)(
@@ -509,7 +555,7 @@ def test_messages_that_come_together_with_one_that_starts_an_evaluation_are_not_
     assert len(evaluations) == 9 or hogwild  # there, what is finished when all are to stand still is applied first
 
 
-@pytest.mark.parametrize("seconds", [0.05, None])
+@pytest.mark.parametrize("seconds", [1.0, None])
 def test_a_hogwild_worker_that_holds_a_gradient_in_the_last_evaluation_does_not_step_after_it(
     seconds: float | None,
 ) -> None:
@@ -527,7 +573,7 @@ def test_a_hogwild_worker_that_holds_a_gradient_in_the_last_evaluation_does_not_
                 end.answer(Evaluated(command.shard, 9.0 if end.version == 0 else 1.0, correct=0, masked_tokens=1))
             elif isinstance(command, Compute):
                 if holds:  # is frozen before it is done
-                    until(lambda: int(end.segment.control[FROZEN]), "an evaluation", 10)
+                    until(lambda: int(end.segment.control[FROZEN]), "an evaluation")
                     end.answer(Holding())
                     while isinstance(next_command := end.receive(), Evaluate):
                         end.answer(Evaluated(next_command.shard, 1.0, correct=0, masked_tokens=1))
@@ -544,7 +590,7 @@ def test_a_hogwild_worker_that_holds_a_gradient_in_the_last_evaluation_does_not_
         server = Server(
             transport.parameters, Asynchronous(), StepTakenByWorker(), lambda num_samples: 1.0, transport.writing
         )
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         result = Hogwild(
             server,
             transport,

@@ -354,7 +354,7 @@ class ParameterServer:
         self._record_loss(worker, reason, dispatch, outcome)
 
     def _record_loss(self, worker: int, reason: str, dispatch: int | None, outcome: Outcome | None) -> None:
-        reason = self._dead(worker, 0.5) or reason  # its connection closes a moment before the process has ended
+        reason = self._dead(worker, 2.0) or reason  # its connection closes a moment before the process has ended
         self._reasons.append(f"worker {worker}: {reason}")
         self._report(
             Membership(

@@ -11,8 +11,10 @@ import multiprocessing
 import os
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import parent_process
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -62,12 +64,15 @@ def fork_server(model: str, *more: str) -> ForkServerContext:
             *more,
         ]
     )
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is the leader's business from the start
+    # Inherited by all that it starts: Ctrl-C, and the SIGTERM that a batch system sends to every process of a job, are
+    # for the leader, which stops the others in good order.
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with clean_environment():
             forkserver.ensure_running()
     finally:
-        signal.signal(signal.SIGINT, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     return context
 
 
@@ -100,6 +105,30 @@ def clean_environment() -> Iterator[None]:
         os.environ.update(saved)
 
 
+def end_with_parent() -> None:
+    """End this process as soon as the one that started it has ended, whatever this one is doing then: computing, or
+    waiting for a peer that will never answer.
+    """
+
+    def watch() -> None:
+        parent = parent_process()
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _run(target: Callable[..., None], arguments: tuple[object, ...]) -> None:
+    """Entry point of every process of a group."""
+    end_with_parent()
+    target(*arguments)
+
+
+_FORK_SERVER_GONE = 255
+"""What a process seems to have ended with when the fork server, which alone can know, has ended."""
+
+
 class Processes:
     """A group of worker processes, numbered from 0; a context manager that ends them all on the way out.
 
@@ -115,7 +144,7 @@ class Processes:
 
     def start(self, number: int, target: Callable[..., None], *arguments: object) -> None:
         """Start process `number`: ``target(*arguments)``, both pickled."""
-        process = self._context.Process(target=target, args=arguments, name=f"worker{number}", daemon=True)
+        process = self._context.Process(target=_run, args=(target, arguments), name=f"worker{number}", daemon=True)
         with clean_environment():
             process.start()
         self._processes[number] = process
@@ -153,5 +182,8 @@ class Processes:
         for process in self._processes.values():
             if process.exitcode is None:
                 process.kill()
+            elif process.exitcode == _FORK_SERVER_GONE and process.pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
         for process in self._processes.values():
-            process.join()
+            process.join(5.0)  # not for ever: it is the fork server that tells, and that may be stopped

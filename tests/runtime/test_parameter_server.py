@@ -169,9 +169,9 @@ def test_a_worker_that_pulls_when_the_server_is_killed_at_writing_learns_that_it
     worker = threading.Thread(target=pull, daemon=True)
     with transport.writing(0):
         worker.start()
-        messages: list[object] = []
-        while not messages:
-            messages += transport.wait(TIMEOUT)
+        deadline = time.monotonic() + TIMEOUT
+        while not transport.wait(1.0):  # until its `Ready`: the connection alone is no message
+            assert time.monotonic() < deadline
         worker.join(0.2)
         assert worker.is_alive()  # while the server writes, a pull waits
         transport.close()  # as the end of its process does
@@ -193,7 +193,7 @@ def test_a_gradient_in_flight_during_an_evaluation_keeps_its_version_and_its_pla
     """Worker 1 computes `extra` seconds into the evaluation; on the training clock it still arrives that much later."""
     extra = 0.4
     transport = SharedMemoryServer(2, 100)
-    evaluating = threading.Event()
+    computing, evaluating = threading.Event(), threading.Event()
     slow_dispatch: list[int] = []
     read: list[float] = []
 
@@ -201,6 +201,7 @@ def test_a_gradient_in_flight_during_an_evaluation_keeps_its_version_and_its_pla
         if not slow_dispatch:
             slow_dispatch.append(command.dispatch)
             read.append(float(pulled[0]))
+            computing.set()
             assert evaluating.wait(TIMEOUT)
             time.sleep(extra)  # the computation
 
@@ -208,7 +209,8 @@ def test_a_gradient_in_flight_during_an_evaluation_keeps_its_version_and_its_pla
         if slow_dispatch:
             evaluating.set()
 
-    ThreadWorker(transport.address, 0, on_evaluate=evaluate_after_start)
+    # Worker 0 begins only when the other computes: else it could have made its updates before worker 1 has begun.
+    ThreadWorker(transport.address, 0, lambda command, pulled: computing.wait(TIMEOUT), evaluate_after_start)
     ThreadWorker(transport.address, 1, compute_slowly)
     _, records, status = serve(transport, Asynchronous(), 2, samples=40, evaluations=2)
     assert status == DONE
@@ -248,6 +250,30 @@ def test_abandoned_gradients_count_in_no_budget_and_their_batches_are_handed_out
     assert abandoned
     assert not abandoned & {event.dispatch for event in events}
     assert {event.arrival_delay for event in events} == {0}
+
+
+def test_a_worker_that_stands_still_blocks_nobody_under_a_rule_that_abandons_its_gradients() -> None:
+    """It is sent another command every round, more than its socket holds, and what it missed it never computes."""
+    num_rounds = 1500
+    transport = SharedMemoryServer(2, 100)
+    goes_on = threading.Event()
+    obeyed: list[int] = []
+
+    def count(command: Compute, pulled: torch.Tensor) -> None:
+        if command.dispatch > 2 * (num_rounds - 100):
+            goes_on.set()
+
+    def stand_still(command: Compute, pulled: torch.Tensor) -> bool:
+        obeyed.append(command.dispatch)
+        return goes_on.wait(TIMEOUT)
+
+    ThreadWorker(transport.address, 0, on_compute=count)
+    ThreadWorker(transport.address, 1, on_compute=stand_still)
+    server, _, status = serve(transport, FirstOfRound(), 2, samples=2 * num_rounds)
+    assert status == DONE
+    assert server.version == num_rounds
+    # The first one, and at most one more: the last that its socket held, before the server can send what came later.
+    assert sum(dispatch <= 2 * (num_rounds - 100) for dispatch in obeyed) <= 2
 
 
 def test_a_loss_that_is_not_a_number_ends_the_run_and_names_worker_and_version() -> None:

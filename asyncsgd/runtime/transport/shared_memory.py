@@ -11,9 +11,13 @@ then the word stays odd for ever, so a reader that waits also looks whether the 
 two loads around the copy relies on x86's and the kernel call between messages; the version is read on both sides
 anyway.
 
-The segment is a file of the shared-memory file system, found by name, so workers may come from anywhere on this
-host (this library's fork server or torchrun). Its name is removed as soon as all have opened it, so not even
-SIGKILL leaves it behind."""
+The segment is a file of the shared-memory file system, so workers may come from anywhere on this host (this library's
+fork server or torchrun). On Linux it has no name: workers find it among the server's open files in /proc, so not even
+SIGKILL at the worst moment leaves it behind. Elsewhere its name is removed as soon as all have opened it.
+
+No message to a worker may block the server: a worker that stands still would block everybody. What its socket has no
+room for waits in a backlog, and of the gradients it has been asked for only the last counts, since whoever asks for
+another has abandoned the one before."""
 
 from __future__ import annotations
 
@@ -21,11 +25,12 @@ import collections
 import contextlib
 import os
 import secrets
+import select
 import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
@@ -36,6 +41,8 @@ from asyncsgd.errors import UsageError
 from asyncsgd.runtime.transport.base import Command, Compute, Lost, Message, Stop
 
 _PAGE = 4096
+_BACKLOG_SECONDS = 0.1
+"""How often a wait looks whether a worker has made room for what it could not be sent."""
 
 
 class Segment:
@@ -47,11 +54,13 @@ class Segment:
     """
 
     def __init__(self, path: Path, num_floats: int) -> None:
+        self._descriptor: int | None = None
         raw = torch.from_file(str(path), shared=True, size=_PAGE + 4 * num_floats, dtype=torch.uint8)
         self.control = raw[:_PAGE].view(torch.int64)
         """int64 `(512,)`: 0 is the sequence word, 1 the samples that arrived, 2 the frozen flag."""
         self.floats = raw[_PAGE:].view(torch.float32)
         self.path = path
+        """Where others open it."""
 
     @classmethod
     def create(cls, num_floats: int) -> Segment:
@@ -72,21 +81,35 @@ class Segment:
             raise UsageError(too_small)
         path = directory / f"asyncsgd-{os.getpid()}-{secrets.token_hex(6)}"
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        nameless = Path(f"/proc/{os.getpid()}/fd/{descriptor}")
         try:
+            if nameless.exists():
+                path.unlink()
+                path = nameless
             if hasattr(os, "posix_fallocate"):  # reserve now: a full file system would kill with SIGBUS later
                 os.posix_fallocate(descriptor, 0, needed)
             else:
                 os.ftruncate(descriptor, needed)
-        except OSError as error:
-            path.unlink()
-            raise UsageError(too_small) from error
-        finally:
+            segment = cls(path, num_floats)
+        except BaseException as error:
+            if path is not nameless:
+                path.unlink()
             os.close(descriptor)
-        return cls(path, num_floats)
+            if isinstance(error, OSError):
+                raise UsageError(too_small) from error
+            raise
+        segment._descriptor = descriptor
+        return segment
 
     def unlink(self) -> None:
-        """Remove the name; the memory lives as long as somebody has it mapped. May be called twice."""
-        self.path.unlink(missing_ok=True)
+        """From here on nobody else can open it; the memory lives as long as somebody has it mapped. May be called
+        twice, and by whoever has opened it: only the process that made a nameless one can close it.
+        """
+        if not self.path.is_relative_to("/proc"):
+            self.path.unlink(missing_ok=True)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
 
 _SEQUENCE, SAMPLES, FROZEN = 0, 1, 2
@@ -112,6 +135,7 @@ class SharedMemoryServer:
         self._listener.listen(num_workers + 8)
         self.segment = Segment.create(self._num_floats)
         self._connections: dict[int, Connection] = {}
+        self._backlog: dict[int, collections.deque[Command]] = {}
         self._expected = num_workers
 
     @property
@@ -135,13 +159,31 @@ class SharedMemoryServer:
         self.segment.control[_SEQUENCE] = 2 * version + 2
 
     def send(self, worker: int, command: Command) -> None:
-        connection = self._connections.get(worker)
-        if connection is None:
+        if worker not in self._connections:
             return  # lost before; `wait` has said so
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `wait` will find it closed
-            connection.send(command)
+        backlog = self._backlog.setdefault(worker, collections.deque())
+        if isinstance(command, Compute | Stop):
+            backlog = self._backlog[worker] = without_computes(backlog)
+        backlog.append(command)
+        self._send_backlog(worker)
+
+    def _send_backlog(self, worker: int) -> None:
+        """Send a worker as much as its socket has room for."""
+        connection, backlog = self._connections[worker], self._backlog[worker]
+        room = select.poll()
+        room.register(connection, select.POLLOUT)
+        while backlog and room.poll(0):  # a socket that can be written to has room for many commands of this size
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `wait` will find it closed
+                connection.send(backlog[0])
+            backlog.popleft()
+        if not backlog:
+            del self._backlog[worker]
 
     def wait(self, timeout: float | None) -> Sequence[tuple[int, Message]]:
+        for worker in list(self._backlog):
+            self._send_backlog(worker)
+        if self._backlog:
+            timeout = _BACKLOG_SECONDS if timeout is None else min(timeout, _BACKLOG_SECONDS)
         by_connection = {connection: worker for worker, connection in self._connections.items()}
         messages: list[tuple[int, Message]] = []
         for ready in wait([self._listener, *by_connection], timeout):
@@ -153,6 +195,7 @@ class SharedMemoryServer:
                 messages.append((worker, self._connections[worker].recv()))
             except (EOFError, ConnectionResetError):
                 self._connections.pop(worker).close()
+                self._backlog.pop(worker, None)
                 messages.append((worker, Lost("its process ended")))
         return messages
 
@@ -165,14 +208,21 @@ class SharedMemoryServer:
             connection.close()  # died before it could say who it was; whoever started it sees that
         if len(self._connections) == self._expected:
             self.segment.unlink()
+            shutil.rmtree(self._folder, ignore_errors=True)  # nobody else is to come
 
     def close(self) -> None:
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
+        self._backlog.clear()
         self._listener.close()
         self.segment.unlink()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def without_computes(commands: Iterable[Command]) -> collections.deque[Command]:
+    """What is left of commands that nobody has obeyed when another `Compute`, or `Stop`, follows them."""
+    return collections.deque(command for command in commands if not isinstance(command, Compute))
 
 
 class SharedMemoryAddress:
@@ -225,6 +275,9 @@ class SharedMemoryWorker:
     def receive(self) -> Command:
         if not self._read_ahead:
             self._look_ahead(None)
+        # What has been abandoned meanwhile need not be computed. After Stop the server may be gone, as it may.
+        while not isinstance(self._read_ahead[-1], Stop) and self._look_ahead(0.0):
+            pass
         return self._read_ahead.popleft()
 
     def _look_ahead(self, timeout: float | None) -> bool:
@@ -239,9 +292,12 @@ class SharedMemoryWorker:
         try:
             if timeout is not None and not self._connection.poll(timeout):
                 return False
-            self._read_ahead.append(self._connection.recv())
+            command = self._connection.recv()
         except (EOFError, ConnectionResetError, BrokenPipeError) as error:
             raise EOFError("the server is gone") from error
+        if isinstance(command, Compute | Stop):
+            self._read_ahead = without_computes(self._read_ahead)
+        self._read_ahead.append(command)
         return True
 
     def told_to_compute(self, seconds: float) -> bool:
