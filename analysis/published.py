@@ -27,6 +27,7 @@ from matplotlib.figure import Figure
 
 from analysis.intervals import t_interval
 from asyncsgd.errors import RunError, UsageError
+from asyncsgd.runtime.processes import end_with_parent
 
 Task = TypeVar("Task")
 Done = TypeVar("Done")
@@ -176,6 +177,7 @@ def each(function: Callable[[Task], Done], tasks: Sequence[Task], jobs: int) -> 
 
 
 def _begin_process() -> None:
+    end_with_parent()  # every process of a pool holds both ends of its queue, so that none would see its end
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches every process; one of them is to speak of it
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from test_faults import Command, needs_proc, until
 
 from asyncsgd.speeds import Exponential, ShiftedExponential
 
@@ -271,3 +274,23 @@ def test_a_wrong_flag_ends_with_code_2_and_says_which() -> None:
     assert done.returncode == 2
     assert "--quik" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+# ---- Several processes -----------------------------------------------------------------------------------------------
+
+
+@needs_proc
+@pytest.mark.processes
+def test_when_a_script_is_killed_its_processes_go_busy_or_idle(tmp_path: Path) -> None:
+    tasks = ["import time; open('busy', 'w').close(); time.sleep(600)", "open('idle', 'w').close()"]
+    command = Command(
+        [sys.executable, "-c", f"from analysis.published import each; list(each(exec, {tasks}, 2))"], tmp_path
+    )
+    try:
+        until(lambda: (tmp_path / "busy").exists() and (tmp_path / "idle").exists(), "both tasks")
+        assert len(command.pids()) >= 4  # itself, its fork server and two more
+        os.kill(command.process.pid, signal.SIGKILL)
+        command.process.wait(10)
+        until(lambda: not command.pids(), "its processes to go by themselves", 30)
+    finally:
+        command.end()
