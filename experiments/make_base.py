@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 from asyncsgd.errors import UsageError
 from asyncsgd.launch import Launch
-from asyncsgd.record import SCHEMA, available_cores, write_json
+from asyncsgd.record import DONE, SCHEMA, available_cores, write_json
 from asyncsgd.run_folder import open_run_folder, set_aside
 from asyncsgd.settings import Settings, differing_keys, flatten, load_yaml, make_settings
 
@@ -65,15 +65,21 @@ def run(argv: list[str]) -> int:
         given.pop("overwrite", False),
         Path(given.pop("out", None) or f"base/{given.get('model', 'small')}"),
     )
-    values = {**DEFAULTS, "data": default_data(), "threads": available_cores(), **given}
+    values = {**DEFAULTS, "threads": available_cores(), **given}
+    if "data" not in given:
+        values["data"] = default_data()
     settings = make_settings(values | {"run_dir": str(out / "run")})
     if settings.model.model not in ("tiny", "small"):
         raise UsageError(
             f"--model {settings.model.model}: a base model is made from random weights; type --model small, "
             f"or give a pretrained model to experiments/stilt_mlm.py --model itself"
         )
-    if (out / "base.json").is_file() and not overwrite:
-        return verify(out, settings)
+    if not overwrite:
+        refuse_other_settings(out, settings)
+        if is_trained(out) and not (out / "base.json").is_file():
+            keep(out)  # an earlier command was killed between the end of its training and the end of `keep`
+        if (out / "base.json").is_file():
+            return verify(out)
     make_room(out, overwrite)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     print(f"base   {out}, from random weights, {settings.budget.samples} samples of {settings.data.data}", flush=True)
@@ -84,6 +90,7 @@ def run(argv: list[str]) -> int:
     exit_code = lead(settings, Launch(1, None, False), folder, None)
     if exit_code == 0:
         keep(out)
+        tell_what_is_next(out)
     return exit_code
 
 
@@ -125,21 +132,50 @@ def default_data() -> str:
     return f"pydocs+{os.path.relpath(GENERAL_TEXT)}"
 
 
+def refuse_other_settings(out: Path, settings: Settings) -> None:
+    """Nothing happens where no base model was begun.
+
+    Raises:
+        UsageError: if the base model, finished or not, was begun with other settings.
+    """
+    if not (out / "base.json").is_file() and not (out / "run" / "settings.yaml").is_file():
+        return
+    old = make_settings(load_yaml(out / "run" / "settings.yaml"))
+    different = differing_keys(flatten(old), flatten(settings))
+    if different:
+        listed = ", ".join(f"{key} {before} -> {now}" for key, before, now in different)
+        raise UsageError(f"{out} holds a base model with other settings ({listed}); type another --out, or --overwrite")
+
+
+def is_trained(out: Path) -> bool:
+    """Whether the run of the pretraining is DONE: its model is saved, wherever it lies by now."""
+    try:
+        summary = json.loads((out / "run" / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return bool(summary.get("status") == DONE)
+
+
 def make_room(out: Path, overwrite: bool) -> None:
-    """An unfinished base model may be begun again; anything else that lies there is not ours to touch."""
-    if (out / "base.json").is_file():
-        assert overwrite
+    """An unfinished base model may be begun again; what is no base model is not ours to touch."""
+    begun = (out / "base.json").is_file() or (out / "run" / "settings.yaml").is_file()
+    if begun and overwrite:
         print(f"kept   the earlier base model, as {set_aside(out)}", flush=True)
     elif out.exists() and not (out.is_dir() and {path.name.split(".")[0] for path in out.iterdir()} <= {"run"}):
         raise UsageError(f"{out} exists and holds no base model (no base.json); type another --out")
 
 
 def keep(out: Path) -> None:
-    """Move the model to where ``--model OUT`` finds it; base.json comes last and says that all is there."""
+    """Move the model to where ``--model OUT`` finds it; base.json comes last and says that all is there.
+
+    Killed at any point, it can be called again.
+    """
     summary = json.loads((out / "run" / "summary.json").read_text(encoding="utf-8"))
-    for path in sorted((out / "run" / "model").iterdir()):
-        os.replace(path, out / path.name)
-    (out / "run" / "model").rmdir()
+    saved = out / "run" / "model"
+    if saved.is_dir():
+        for path in sorted(saved.iterdir()):
+            os.replace(path, out / path.name)
+        saved.rmdir()
     wanted = (
         "parameters_sha256",
         "num_parameters",
@@ -158,21 +194,15 @@ def keep(out: Path) -> None:
     kept = load_yaml(out / "run" / "settings.yaml")
     write_json(out / "base.json", {"schema": SCHEMA, "from_scratch_pretraining": True, **base, "settings": kept})
     print(f"kept   {out}, parameters sha256 {base['parameters_sha256'][:16]}...", flush=True)
-    print(f"next   python experiments/stilt_mlm.py --model {out} --data FILE_OR_FOLDER", flush=True)
 
 
-def verify(out: Path, settings: Settings) -> int:
+def verify(out: Path) -> int:
     """Say that the base model is there, after its parameters were hashed again.
 
     Raises:
-        UsageError: if it was made with other settings, or its parameters are not the ones that were written.
+        UsageError: if its parameters are not the ones that were written.
     """
     base = json.loads((out / "base.json").read_text(encoding="utf-8"))
-    old = make_settings(load_yaml(out / "run" / "settings.yaml"))
-    different = differing_keys(flatten(old), flatten(settings))
-    if different:
-        listed = ", ".join(f"{key} {before} -> {now}" for key, before, now in different)
-        raise UsageError(f"{out} holds a base model with other settings ({listed}); type another --out, or --overwrite")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
     from asyncsgd.models import saved_parameters_sha256
@@ -184,8 +214,12 @@ def verify(out: Path, settings: Settings) -> int:
             f"{base['parameters_sha256'][:16]}...; type --overwrite to make it again"
         )
     print(f"there  {out}, made with these settings; parameters sha256 {found[:16]}... verified", flush=True)
-    print(f"next   python experiments/stilt_mlm.py --model {out} --data FILE_OR_FOLDER", flush=True)
+    tell_what_is_next(out)
     return 0
+
+
+def tell_what_is_next(out: Path) -> None:
+    print(f"next   python experiments/stilt_mlm.py --model {out} --data FILE_OR_FOLDER", flush=True)
 
 
 if __name__ == "__main__":
