@@ -342,10 +342,10 @@ def test_a_hub_name_without_a_network_is_refused_soon_and_says_what_to_do(
         env={**known, **nobody},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         start_new_session=True,
     )
-    assert time.monotonic() - began < 30  # the Hub's own libraries would go on trying for longer
+    assert time.monotonic() - began < 60  # the Hub's own libraries would go on trying for longer
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1

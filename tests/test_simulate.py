@@ -162,8 +162,8 @@ def test_ctrl_c_saves_what_there_is_and_exits_with_130(tmp_path: Path) -> None:
     command = [sys.executable, str(EXPERIMENTS / "simulate.py"), "--samples", "100000000", "--runs-dir", str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONUNBUFFERED": "1"}, text=True)
     assert process.stdout is not None
-    while "samples" not in process.stdout.readline():  # the headings: the run has begun
-        pass
+    began = any("samples" in line for line in iter(process.stdout.readline, ""))  # the headings; "" if it has ended
+    assert began, process.wait(60)
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)

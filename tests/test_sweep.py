@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import importlib.util
@@ -608,7 +609,9 @@ def test_a_sweep_killed_on_the_virtual_clock_ends_like_an_unbroken_one_and_is_al
     until(lambda: list(out.glob("tuning/*/*/settings.yaml")), "a tuning run")
     assert sweep(config, out) == 2  # while it runs
     assert f"error: another sweep is at work in {out}; wait for it" in capsys.readouterr().err
-    time.sleep(random.random() * 3)
+    seconds = random.random() * 3  # anywhere, and told where the test fails
+    print(f"killed after {seconds:.3f} s")
+    time.sleep(seconds)
     command.process.kill()
     command.process.wait(10)
     settles(command)
@@ -636,7 +639,9 @@ def test_a_sweep_killed_while_it_measures_goes_on_with_the_run_it_was_at(
     path, out = written(config, tmp_path), tmp_path / "out"
     command = start(path)
     until(lambda: num_evaluations(out / "test/async-w2/s1"), "the run with workers to train")
-    time.sleep(random.random() * 0.5)
+    seconds = random.random() * 0.5
+    print(f"killed after {seconds:.3f} s")
+    time.sleep(seconds)
     command.process.kill()
     command.process.wait(10)
     settles(command)
@@ -671,8 +676,8 @@ def test_a_killed_run_is_told_and_ctrl_c_saves_the_others_and_leaves_nothing_beh
     runs = [pid for pid in command.pids() if _is_run(pid)]
     assert len(runs) == 3
     os.kill(runs[0], signal.SIGKILL)
-    until(lambda: "INTERRUPTED" in (command.folder / "out.txt").read_text(), "a line about it")
-    assert command.err.startswith("  INTERRUPTED: see ")
+    until(lambda: command.err.startswith("  INTERRUPTED: see "), "a line about it")  # printed after the one in out.txt
+    assert "INTERRUPTED" in (command.folder / "out.txt").read_text()
     others = [run.parent for run in out.glob("test/*/*/environment.json")]
     os.killpg(command.process.pid, signal.SIGINT)  # what a terminal does: to everybody in the foreground
     assert command.process.wait(60) == 130
@@ -689,5 +694,9 @@ def test_a_killed_run_is_told_and_ctrl_c_saves_the_others_and_leaves_nothing_beh
 
 def _is_run(pid: int) -> bool:
     """A process forked from the fork server that has an events file open."""
-    links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()]
-    return any(link.endswith("events.jsonl") for link in links)
+    with contextlib.suppress(OSError):  # the process may be gone
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):  # or one of its files closed meanwhile
+                if os.readlink(link).endswith("events.jsonl"):
+                    return True
+    return False
