@@ -138,6 +138,8 @@ class Analysis:
     margins: Mapping[str, float]
     target_share: float
     target_loss: float | None
+    family: tuple[str, ...]
+    """The arms that are compared with the reference there: the primary family, over which Holm adjusts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -773,6 +775,7 @@ def _analysis(
         {str(key): float(margin) for key, margin in margins.items()},
         share,
         None if loss is None else _number(loss, "analysis.target_loss", 0.0, None),
+        tuple(arm.name for arm in arms if arm.algorithm != reference and _place(arm) == (workers, clock)),
     )
 
 

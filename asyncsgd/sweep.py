@@ -211,6 +211,16 @@ class Sweep:
         if run.stage == "finetune":
             return
         path = self.out / run.folder / "settings.yaml"
+        if self.plan.base_model is not None and run.stage != "base":
+            began, base = (
+                (self._read(self.out / folder / "summary.json") or {}).get(key)
+                for folder, key in ((run.folder, "init_sha256"), (BASE, "parameters_sha256"))
+            )
+            if None not in (began, base) and began != base:
+                raise UsageError(
+                    f"{path.parent} started from another base model than the one in {self.out / BASE}, which was made "
+                    f"again since; type another --out"
+                )
         old = flatten(make_settings(load_yaml(path)))
         different = differing_keys(old, flatten(make_settings(values)))
         if self.plan.base_model is not None:  # made here: its path has changed where the sweep's folder was moved
@@ -277,9 +287,9 @@ class Sweep:
         analysis = self.plan.analysis
         if analysis is None:
             return
-        targets, origin = self._find_targets()
+        targets, origin, pilots = self._find_targets()
         self._targets = targets
-        content = {
+        content: dict[str, Any] = {
             "schema": 1,
             "study": self.plan.name,
             "reference": analysis.reference,
@@ -290,9 +300,13 @@ class Sweep:
             },
             "alpha": analysis.alpha,
             "margins": dict(analysis.margins),
+            "family": list(analysis.family),
             "num_seeds": len(self.plan.seeds),
+            "seeds": list(self.plan.seeds),
             "targets": targets,
             "target_from": origin,
+            "pilots": pilots,
+            "config_sha256": self.plan.config_sha256,
         }
         text = yaml.safe_dump(content, sort_keys=False)
         path = self.out / "analysis.yaml"
@@ -323,17 +337,19 @@ class Sweep:
         self._write_plan()
         print(f"analysis.yaml  sha256 {digest[:16]}", flush=True)
 
-    def _find_targets(self) -> tuple[dict[str, float], str | None]:
-        """The target loss of every reference arm, and how it was found."""
+    def _find_targets(self) -> tuple[dict[str, float], str | None, dict[str, dict[str, float]]]:
+        """The target loss of every reference arm, how it was found, and between which losses: `runs` pilots fell from
+        `first_loss` to `best_loss`, both medians.
+        """
         analysis = self.plan.analysis
         assert analysis is not None
         arms = [arm for arm in self.plan.arms if arm.algorithm == analysis.reference]
         if analysis.target_loss is not None:
-            return {arm.name: analysis.target_loss for arm in arms}, "given in the config"
+            return {arm.name: analysis.target_loss for arm in arms}, "given in the config", {}
         pilots = self.plan.pilot_seeds or self.plan.tuning_seeds
         if not pilots:
-            return {}, None
-        targets, diverged = {}, 0
+            return {}, None, {}
+        targets, found, diverged = {}, {}, 0
         for arm in arms:
             if self.plan.pilot_seeds:
                 folders = [f"pilot/{arm.name}/s{seed}" for seed in pilots]
@@ -354,13 +370,14 @@ class Sweep:
                 )
             first = statistics.median(curve[0] for curve in curves)
             best = statistics.median(min(curve) for curve in curves)
+            found[arm.name] = {"runs": len(curves), "first_loss": round(first, 6), "best_loss": round(best, 6)}
             targets[arm.name] = round(first - analysis.target_share * (first - best), 6)
         own = "seeds of their own" if self.plan.pilot_seeds else "tuning seeds"
         origin = (
             f"{100 * analysis.target_share:g} % of the median improvement of {len(pilots)} pilot "
             f"run{'s' * (len(pilots) != 1)} of the reference ({'its chosen trial, ' * bool(arms[0].trials)}{own})"
         )
-        return targets, origin + (f"; {diverged} that diverged left out" if diverged else "")
+        return targets, origin + (f"; {diverged} that diverged left out" if diverged else ""), found
 
     def _write_plan(self) -> None:
         content = self.plan.as_json(self.chosen, self._losses, self._scores, self._targets)

@@ -86,6 +86,8 @@ class Run:
     prepared: Prepared
     flat: FlatModel
     """The model bound to a flat vector: the initial parameters before training, the final ones after it."""
+    init_sha256: str
+    """Hash of the parameters that training starts from."""
     record: Recorder
     context: ForkServerContext | None
     stop_requested: Callable[[], bool]
@@ -184,7 +186,15 @@ def _open(
     )
     _describe(settings, rule, prepared, flat)
     return Run(
-        settings, launch, rule, prepared, flat, Recorder(folder, settings.budget.samples), context, stop_requested
+        settings,
+        launch,
+        rule,
+        prepared,
+        flat,
+        parameters_sha256(flat.layout, flat.parameters),
+        Recorder(folder, settings.budget.samples),
+        context,
+        stop_requested,
     )
 
 
@@ -560,6 +570,7 @@ def _finish(run: Run, result: Result) -> Result:
             "data": run.prepared.data_name,
             "data_fingerprint": run.prepared.data_fingerprint,
             "num_parameters": run.flat.layout.num_parameters,
+            "init_sha256": run.init_sha256,
             "parameters_sha256": parameters_sha256(run.flat.layout, run.flat.parameters),
         }
     )
@@ -575,5 +586,4 @@ def _finish(run: Run, result: Result) -> Result:
     if delays.number:
         say(f"delay  p50 {delay['p50']}   p95 {delay['p95']}   max {delay['max']}   mean {delay['mean']:.2f} updates")
     say(f"{result.status.lower():6} {folder.path}")
-    say(f"next   python -m analysis.compare {folder.path.parent}")
     return result

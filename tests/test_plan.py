@@ -632,7 +632,7 @@ def assert_invariants(plan: Plan) -> None:
     for number in (0, 1):
         assert max(Counter([*keys_of(run)][number] for run in plan.runs).values()) == 1
     assert [run.stage for run in plan.runs] == sorted(
-        (run.stage for run in plan.runs), key=["base", "tuning", "test", "finetune"].index
+        (run.stage for run in plan.runs), key=STAGES.index
     )
     assert set(plan.seeds).isdisjoint(plan.tuning_seeds)
     assert len({len(arm.trials) for arm in plan.arms}) == 1

@@ -26,7 +26,7 @@ from running import sentences
 from test_faults import Command, needs_proc, num_evaluations, until
 
 from asyncsgd.errors import UsageError
-from asyncsgd.plan import Plan, make_plan
+from asyncsgd.plan import Plan, make_plan, sha256_of
 from asyncsgd.record import read_events
 from asyncsgd.sweep import Job, Sweep, alone, locked, share
 
@@ -255,8 +255,12 @@ def test_the_registered_target_is_what_the_formula_says_of_the_recorded_evaluati
         "primary": {"endpoint": "time_to_target", "num_workers": 2, "clock": "virtual"},
         "alpha": 0.05,
         "margins": {"loss": 0.02},
+        "family": [ASYNC],
         "num_seeds": 2,
+        "seeds": [100, 101],
         "targets": {SYNC: target},
+        "pilots": {SYNC: {"runs": 2, "first_loss": round(first, 6), "best_loss": round(best, 6)}},
+        "config_sha256": sha256_of(yaml.safe_load((out / "sweep.yaml").read_text())),
         "target_from": "95 % of the median improvement of 2 pilot runs of the reference (its chosen trial, seeds of "
         "their own)",
     }
@@ -381,6 +385,20 @@ def test_a_finished_run_with_other_settings_is_refused(
     path.write_text(path.read_text().replace("seq_len: 16", "seq_len: 32"))
     assert sweep(config, out) == 2
     assert "is done with other settings (seq_len 32 -> 16); type another --out" in capsys.readouterr().err
+
+
+def test_a_base_model_that_was_made_again_meanwhile_is_seen(
+    finished: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, out = finished
+    base = summary_of(out, "base")
+    begins = {summary_of(out, run.folder)["init_sha256"] for run in plan_of(out).runs if run.stage != "base"}
+    assert begins == {base["parameters_sha256"]}
+    assert begins != {base["init_sha256"]}
+    (out / "base" / "summary.json").write_text(json.dumps(base | {"parameters_sha256": base["init_sha256"]}))
+    assert sweep(config, out) == 2
+    err = capsys.readouterr().err
+    assert f"started from another base model than the one in {out / 'base'}, which was made again since" in err
 
 
 # ---- looking without touching ---------------------------------------------------------------------------------------
