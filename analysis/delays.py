@@ -31,6 +31,8 @@ class CrossingPoint:
     """Largest such delay; None where it lies beyond the last one measured, or nowhere."""
     reason: str
     """In words: what is None and why, and whether the mean crosses more than once."""
+    crossings: tuple[float, ...]
+    """Every delay at which the mean crosses 0, in either direction: with more than one, `at` is only the first rise."""
 
 
 def crossing_point(positions: ArrayLike, table: ArrayLike, level: float = 0.95) -> CrossingPoint:
@@ -66,6 +68,7 @@ def crossing_point(positions: ArrayLike, table: ArrayLike, level: float = 0.95) 
     means = numpy.array([math.fsum(column) / len(column) for column in values.T])
     ups, downs = _changes(means)
     at = _zero(delays, means, ups[0]) if ups else None
+    crossings = tuple(_zero(delays, means, k) for k in sorted(ups + downs))
     notes = [_about_the_mean(delays, means, ups, downs, at)]
     low = high = None
     if len(values) < 2:
@@ -74,7 +77,7 @@ def crossing_point(positions: ArrayLike, table: ArrayLike, level: float = 0.95) 
         pieces = _not_excluded(values, level)
         low, high, note = _ends(delays, pieces, level)
         notes.append(note)
-    return CrossingPoint(at, low, high, "; ".join(note for note in notes if note))
+    return CrossingPoint(at, low, high, "; ".join(note for note in notes if note), crossings)
 
 
 def _changes(means: NDArray[numpy.float64]) -> tuple[list[int], list[int]]:

@@ -9,7 +9,11 @@ workers, the learning rate tuned anew at every tau for both. Tuning, runs and se
 A fixed delay has no clock of its own. The time model: tau + 1 equal asynchronous workers that never wait, whose k-th
 arrival is the k-th update, against synchronous training with as many workers, under the same declared speeds. The times
 of arrivals come from the library's virtual clock with the rules `asynchronous` and `synchronous` on a problem of one
-dimension, since arrival times depend on neither the problem nor the parameters; losses come from the sweep."""
+dimension, since arrival times depend on neither the problem nor the parameters; losses come from the sweep.
+
+With --measured, on a quiet machine, also real processes: every delay for whose tau + 1 workers there are cores, against
+synchronous training with as many, at the learning rates that were tuned on the virtual clock, on the same seeds, one
+run at a time. That is a sweep in a folder of its own, OUT-measured, and rows of its own."""
 
 from __future__ import annotations
 
@@ -17,13 +21,19 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.launch import go_offline
-from asyncsgd.plan import make_plan, read_config
+from asyncsgd.plan import BASE, Plan, make_plan, read_config
 from asyncsgd.record import available_cores
 from asyncsgd.runtime.processes import fork_server
 from asyncsgd.sweep import FINISHED, PRELOAD, Stopped, Sweep, carry_out, check, locked
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerContext
+
+    from analysis.dose_response import Dose
 
 CONFIG = Path(__file__).parent / "configs" / "dose_response.yaml"
 SPEEDS = ("constant:1", "log_normal:0.5", "exponential:1")
@@ -52,7 +62,9 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--out", type=Path, help="folder of the sweep and of the results (default: runs/NAME)")
     flags.add_argument("--jobs", type=int, default=available_cores(), help="runs side by side (default: the cores)")
     flags.add_argument("--retry", action="store_true", help="run again what FAILED")
-    flags.add_argument("--speeds", action="append", help=f"declared speeds; repeat for more (default: {SPEEDS})")
+    shown = ", ".join(SPEEDS)
+    flags.add_argument("--speeds", action="append", help=f"declared speeds; repeat for more (default: {shown})")
+    flags.add_argument("--measured", action="store_true", help="also time pairs of real processes, where cores allow")
     return flags
 
 
@@ -60,11 +72,42 @@ def run(flags: argparse.Namespace) -> int:
     plan = make_plan(read_config(flags.config))
     if flags.jobs < 1:
         raise UsageError(f"--jobs must be at least 1, got {flags.jobs}")
+    if flags.measured:
+        measured_delays(plan, available_cores())  # said before hours of tuning
     out = flags.out if flags.out is not None else Path("runs") / plan.name
     model = str(plan.base.get("model", "tiny"))
     go_offline(model, str(plan.base.get("data", "pydocs")))
-    sweep = Sweep(plan, flags.config.read_text(encoding="utf-8"), out)
     context = fork_server(model, *PRELOAD)
+    finish(Sweep(plan, flags.config.read_text(encoding="utf-8"), out), context, flags)
+
+    import yaml
+
+    from analysis.dose_response import read_dose, save
+    from asyncsgd.simulate import arrival_seconds
+
+    dose = read_dose(out)
+    for speeds in flags.speeds or SPEEDS:
+        dose.put_on_clock(speeds, arrival_seconds)
+    if flags.measured:
+        config = measured_config(plan, dose, out, available_cores())
+        pairs = Path(f"{out}-measured")
+        finish(Sweep(make_plan(config), yaml.safe_dump(config, sort_keys=False), pairs), context, flags)
+        dose.put_measured(pairs)
+    for line in dose.lines():
+        print(line)
+    for path in save(dose, out / "dose_response"):
+        print(path)
+    print(f"next   python -m analysis.report {shlex.quote(str(out))} --out report.html")
+    return 0
+
+
+def finish(sweep: Sweep, context: ForkServerContext, flags: argparse.Namespace) -> None:
+    """Carry out what is left of a sweep.
+
+    Raises:
+        RunError: if a run of it failed.
+    """
+    plan, out = sweep.plan, sweep.out
     check(plan)
     sweep.look()  # before anything is written into a folder that may be somebody else's
     with locked(out, "1-of-1"):
@@ -74,18 +117,50 @@ def run(flags: argparse.Namespace) -> int:
     if failed or any(sweep.status(run) not in FINISHED for run in plan.runs):
         raise RunError(f"{len(failed)} runs FAILED, see {out / 'logs'}; the same command with --retry runs them again")
 
-    from analysis.dose_response import read_dose, save
-    from asyncsgd.simulate import arrival_seconds
 
-    dose = read_dose(out)
-    for speeds in flags.speeds or SPEEDS:
-        dose.put_on_clock(speeds, arrival_seconds)
-    for line in dose.lines():
-        print(line)
-    for path in save(dose, out / "dose_response"):
-        print(path)
-    print(f"next   python -m analysis.report {shlex.quote(str(out))} --out report.html")
-    return 0
+def measured_delays(plan: Plan, cores: int) -> list[int]:
+    """The delays above 0 whose tau + 1 workers have a core for every thread.
+
+    Raises:
+        UsageError: if there is none.
+    """
+    threads = int(plan.base.get("threads", 1))
+    workers = sorted({arm.settings.get("nproc", 1) for arm in plan.arms} - {1})
+    delays = [number - 1 for number in workers if number * threads <= cores]
+    if not delays:
+        raise UsageError(
+            f"--measured needs a core for every thread of {workers[0] if workers else 2} workers; there are {cores}"
+        )
+    return delays
+
+
+def measured_config(plan: Plan, dose: Dose, out: Path, cores: int) -> dict[str, Any]:
+    """A sweep of the same pairs as real processes, at the learning rates chosen in `dose`: nothing is tuned again."""
+    delays = measured_delays(plan, cores)
+    simulated = ("clock", "speeds", "network")
+    base = {key: value for key, value in plan.base.items() if key not in simulated}
+    if plan.base_model is not None:
+        base["model"] = str(out / BASE / "model")
+    algorithms: dict[str, dict[str, Any]] = {
+        "sync": {"mode": "sync", "conditions": []},
+        "delayed": {"mode": "async", "rule": "fixed_delay:delay={nproc-1}", "conditions": []},
+    }
+    for arm in plan.arms:
+        delay = arm.settings.get("nproc", 1) - 1
+        if delay in delays:
+            own = {key: value for key, value in arm.settings.items() if key not in (*simulated, "mode", "rule")}
+            own["learning_rate"] = dose.chosen[arm.algorithm][delay][0]
+            algorithms[arm.algorithm]["conditions"].append(own)
+    return {
+        "name": f"{plan.name}-measured",
+        "base": base,
+        "algorithms": algorithms,
+        "seeds": dose.seeds,
+        "analysis": {
+            "reference": "sync",
+            "primary": {"endpoint": "loss_at_equal_seconds", "num_workers": min(delays) + 1},
+        },
+    }
 
 
 if __name__ == "__main__":

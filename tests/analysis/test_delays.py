@@ -145,9 +145,10 @@ def test_noisy_ends_make_a_set_of_parts() -> None:
 
 def test_without_noise_the_interval_is_the_point() -> None:
     found = crossing_point([0, 1, 3, 7], table([-1.0, -0.5, 0.5, 1.0], spread=0.0))
-    assert found == CrossingPoint(pytest.approx(math.sqrt(8) - 1), pytest.approx(found.at), pytest.approx(found.at), "")
+    point = pytest.approx(math.sqrt(8) - 1)
+    assert found == CrossingPoint(point, point, point, "", (found.at,))
     on_a_delay = crossing_point([0, 1, 3, 7], table([-1.0, -0.5, 0.0, 1.0], spread=0.0))
-    assert on_a_delay == CrossingPoint(3.0, 3.0, 3.0, "")
+    assert on_a_delay == CrossingPoint(3.0, 3.0, 3.0, "", (3.0,))
     on_the_last = crossing_point([0, 1, 3, 7], table([-1.0, -0.5, -0.5, 0.0], spread=0.0))
     assert (on_the_last.at, on_the_last.low, on_the_last.high) == (7.0, 7.0, None)
     touching = crossing_point([0, 1, 3, 7], table([-1.0, 0.0, -1.0, -1.0], spread=0.0))
