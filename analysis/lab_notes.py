@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # pandas takes a second to import, which --help and a typing 
 EXAMPLE = """\
 examples:
   python -m analysis.lab_notes runs
-  python -m analysis.lab_notes sweeps/lab_notes --format md"""
+  python -m analysis.lab_notes runs/lab_notes --format md"""
 
 EXACT_ONLY = (
     "Eval loss is exact: one frozen model on the whole evaluation set, the same masks for every run. No run here "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -47,6 +48,9 @@ _NAMES = ("mode", "rule", "data_fingerprint", "clock")
 _MEASURED = ("threads", "oversubscription", "eval_masked_tokens", "perplexity")
 """What a simulation need not have: it has no threads, and a closed-form problem has no tokens."""
 _DELAYS = ("mean", "p50", "p95", "max")
+
+PREDICTION = re.compile(r"predicted-\d+")
+"""Name of a folder inside a run's in which ``experiments/calibrate.py`` has predicted that run."""
 
 FINETUNING = "stilt_finetune"
 """`Run.experiment` of a fine-tuning run, whose summary has scores of a labelled task and no mode or rule of its own."""
@@ -138,7 +142,8 @@ def load_runs(folder: Path | str) -> tuple[list[Run], list[str]]:
     """Load every run folder at or below `folder`.
 
     A run folder is one that holds an events.jsonl or a summary.json. A damaged or unfinished run is kept with what
-    could be read of it, never skipped.
+    could be read of it, never skipped. What ``experiments/calibrate.py`` has predicted of a run lies inside that run's
+    folder and is no run of its own; it is loaded only where `folder` names it.
 
     Args:
         folder: a run folder, or a folder with run folders at any depth.
@@ -158,9 +163,11 @@ def load_runs(folder: Path | str) -> tuple[list[Run], list[str]]:
     files = [file for name in ("events.jsonl", "summary.json") for file in folder.rglob(name) if file.is_file()]
     if not files:
         raise UsageError(f"{folder}: no run folder here (none has an events.jsonl or a summary.json); {make_one}")
+    paths = {file.parent for file in files}
     runs = [
         _load_run(path, path.resolve().name if path == folder else path.relative_to(folder).as_posix())
-        for path in {file.parent for file in files}
+        for path in paths
+        if not (path != folder and path.parent in paths and PREDICTION.fullmatch(path.name))
     ]
     runs.sort(key=lambda run: run.name)
     return runs, [f"{run.name}: {problem}" for run in runs for problem in run.problems]

@@ -13,6 +13,7 @@ import functools
 import hashlib
 import json
 import math
+import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -341,14 +342,14 @@ class Flags(Generic[S]):
         Args:
             prog: name of the program in the help.
             description: one or two sentences above the flags.
-            examples: command lines for copy and paste, the end of the help.
+            examples: command lines for copy and paste, the end of the help; without a heading, which is written here.
             more: flags that belong to the script and are no settings, by name, with their help.
         """
         parser = _Parser(
             prog=prog,
             usage="%(prog)s [--FLAG VALUE ...]",
             description=description,
-            epilog="examples:\n" + "".join(f"  {line.strip()}\n" for line in examples.strip().splitlines()),
+            epilog="examples:\n" + textwrap.indent(textwrap.dedent(examples).strip("\n"), "  "),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             argument_default=argparse.SUPPRESS,
             allow_abbrev=False,

@@ -17,6 +17,12 @@ like this (``experiments/configs/`` has more):
     finetune: {data: pydocs, repetitions: 1}        # any setting of experiments/stilt_finetune.py
     analysis: {reference: sync, primary: {endpoint: time_to_target, num_workers: 4, clock: virtual}}
 
+Three more keys, each with its default:
+
+    exclude: []          # no arms of these: {algorithm: sync, nproc: 2} takes out those that have all of its values
+    replicates: 1        # runs of a measured arm on each seed, to see how much equal runs differ; tests take the first
+    order_seed: 0        # of the order of the runs, drawn anew in every block
+
 An *arm* is an algorithm under one condition; a *block* is a seed: all arms run on it, in an order of its own.
 """
 

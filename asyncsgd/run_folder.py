@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from asyncsgd.errors import UsageError
 from asyncsgd.finetune_settings import FINETUNE_FLAGS, FinetuneSettings
 from asyncsgd.flags import Flags
-from asyncsgd.record import DONE, RunFolder
+from asyncsgd.record import DONE, RunFolder, write_text
 from asyncsgd.settings import FLAGS, Output, Settings
 
 
@@ -21,6 +22,9 @@ class HasOutput(Protocol):
 
 
 S = TypeVar("S", bound=HasOutput)
+
+_TORN_SETTINGS = "settings.yaml.partial"
+"""What `asyncsgd.record.write_text` calls a file that is still being written."""
 
 
 def open_run_folder(experiment: str, settings: Settings, command: str) -> RunFolder:
@@ -56,9 +60,11 @@ def open_folder(name: str, flags: Flags[S], settings: S, command: str) -> RunFol
         else:
             path = Path(output.run_dir)
             _make_room(path, flags, settings)
+        path.mkdir(parents=True, exist_ok=True)
+        comment = f"{command}\nto run this again: --config {shlex.quote(str(path / 'settings.yaml'))}"
+        # First, and whole or not at all: whatever is killed from here on leaves a folder that says which run it holds.
+        write_text(path / "settings.yaml", flags.to_yaml(settings, comment=comment, places=False))
         folder = RunFolder(path)
-        comment = f"{command}\nto run this again: --config {path.name}/settings.yaml"
-        (path / "settings.yaml").write_text(flags.to_yaml(settings, comment=comment, places=False), encoding="utf-8")
     except OSError as error:
         where, flag = (output.runs_dir, "--runs-dir") if output.run_dir is None else (output.run_dir, "--run-dir")
         raise UsageError(f"{where} cannot be written ({error.strerror}); type {flag} FOLDER") from error
@@ -79,7 +85,8 @@ def _free_name(parent: Path, name: str) -> Path:
 
 
 def _make_room(path: Path, flags: Flags[S], settings: S) -> None:
-    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+    # What a kill leaves before there are settings holds nothing yet: an empty folder, or one with the torn settings.
+    if not path.exists() or (path.is_dir() and {inside.name for inside in path.iterdir()} <= {_TORN_SETTINGS}):
         return
     if not path.is_dir() or not (path / "settings.yaml").is_file():
         raise UsageError(f"{path} exists and is not a run folder; type another --run-dir")

@@ -156,7 +156,7 @@ class Output:
 
     runs_dir: str = setting("runs", "folder in which the run gets a folder of its own")
     run_dir: str | None = setting(None, "the run's folder itself", unset="named after the settings, in --runs-dir")
-    overwrite: bool = setting(False, "replace an earlier run in the same folder")
+    overwrite: bool = setting(False, "run again where a run is already; the earlier one is kept as NAME.before-N")
 
 
 @dataclasses.dataclass(frozen=True)

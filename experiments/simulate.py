@@ -1,4 +1,4 @@
-"""Simulate a rule on a closed-form problem under virtual time, with any number of workers.
+r"""Simulate a rule on a closed-form problem under virtual time, with any number of workers.
 
     python experiments/simulate.py --rule ringmaster:threshold=6,stops=true --workers 6174 --speeds half_normal \
         --problem tridiagonal --learning-rate 0.25 --budget-seconds 500
@@ -11,13 +11,15 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import hashlib
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from asyncsgd.errors import UsageError
+
+EXPERIMENT = "simulate"
+"""In the summary, where a training run has the name of its own script."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -87,8 +89,9 @@ def show_help(given: dict[str, Any]) -> bool:
 def simulate(settings: Any, runs_dir: Path, command: str) -> int:
     """Run, write the folder, say what came out; the exit code."""
     from asyncsgd.progress import Recorder, say
-    from asyncsgd.record import DONE, INTERRUPTED, RunFolder, describe_environment
+    from asyncsgd.record import DONE, FAILED, INTERRUPTED, RunFolder, describe_environment
     from asyncsgd.simulate import vector_sha256
+    from asyncsgd.train import stop_on_signal
 
     try:
         folder = RunFolder(free_name(runs_dir, settings))
@@ -97,24 +100,27 @@ def simulate(settings: Any, runs_dir: Path, command: str) -> int:
     except OSError as error:
         raise UsageError(f"{runs_dir} cannot be written ({error.strerror}); type --runs-dir FOLDER") from error
     say(f"run    {folder.path}\nrule   {settings.method()}\nproblem {settings.problem}   speeds {settings.speeds}")
-    asked: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: asked.append(number))
     recorder = Recorder(folder, settings.samples)
     try:
-        result, parameters = settings.run(recorder, lambda: bool(asked))
+        with stop_on_signal() as stop_requested:
+            result, parameters = settings.run(recorder, stop_requested)
     except UsageError as error:
-        folder.write_summary({"status": "FAILED", "message": str(error)})
+        folder.write_summary({"experiment": EXPERIMENT, "status": FAILED, "message": str(error)})
+        raise
+    except KeyboardInterrupt:
+        message = "interrupted by the user, twice: only the records are saved"
+        folder.write_summary({"experiment": EXPERIMENT, "status": INTERRUPTED, "message": message})
         raise
     except OSError as error:
         raise UsageError(f"{folder.path} cannot be written ({error.strerror}); free some space, run again") from error
     finally:
-        signal.signal(signal.SIGINT, before)
         recorder.close()
     problem = hashlib.sha256(settings.problem.encode()).hexdigest()
     folder.write_summary(
         {
             "status": result.status,
             "message": result.message,
+            "experiment": EXPERIMENT,
             "mode": "async",
             "rule": str(settings.method()),
             "from_scratch": None,

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 import sys
 from multiprocessing.context import ForkServerContext
 
 from asyncsgd import __version__
 from asyncsgd.errors import UsageError
 from asyncsgd.launch import Launch, go_offline
+from asyncsgd.progress import say
 from asyncsgd.record import available_cores
 from asyncsgd.run_folder import open_run_folder
 from asyncsgd.runtime.processes import fork_server
@@ -23,7 +25,6 @@ from asyncsgd.settings import Parsed, Settings, parse_settings
 
 DESCRIPTION = "Continued masked-language-model pretraining, synchronously or asynchronously (the first stage of STILT)."
 EXAMPLES = """\
-examples:
   laptop, no network:   torchrun experiments/stilt_mlm.py --mode async --nproc 4
   compare with:         torchrun experiments/stilt_mlm.py --mode sync --nproc 4
   one slow worker:      torchrun experiments/stilt_mlm.py --mode async --nproc 2 --speeds slow:worker=0,factor=3
@@ -70,7 +71,9 @@ def run(argv: list[str]) -> int:
 
     from asyncsgd.train import lead
 
-    return lead(settings, launch, folder, context)
+    exit_code = lead(settings, launch, folder, context)
+    say(f"next   python -m analysis.compare {shlex.quote(str(folder.path.parent))}")
+    return exit_code
 
 
 def adapt(parsed: Parsed) -> tuple[Settings, Launch]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -91,11 +92,15 @@ def run(flags: argparse.Namespace) -> int:
     if flags.dry_run or flags.print_commands:
         check(plan)
         sweep.look()
-        announce(plan, sweep, out)
-        if flags.print_commands:
-            print_commands(sweep, shard)
-        else:
-            estimate(sweep, jobs, shard, flags.retry)
+        try:
+            announce(plan, sweep, out)
+            if flags.print_commands:
+                print_commands(sweep, shard)
+            else:
+                estimate(sweep, jobs, shard, flags.retry)
+            sys.stdout.flush()
+        except BrokenPipeError:  # its reader has seen enough (| head)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
     context = fork_server(model, *PRELOAD)  # imports while this process reads what there is
@@ -110,8 +115,7 @@ def run(flags: argparse.Namespace) -> int:
         mine = share(plan, stage, shard)
         failing |= {run.folder for run in plan.of_stage(stage) if run.folder in mine and sweep.status(run) == FAILED}
     if failing:
-        told = "1 run" if len(failing) == 1 else f"{len(failing)} runs"
-        print(f"{told} FAILED; the same command with --retry runs them again", file=sys.stderr)
+        print(f"{counted(len(failing), 'run')} FAILED; the same command with --retry runs them again", file=sys.stderr)
     without = sum(
         run.parent is not None and sweep.status(run) not in FINISHED and sweep.values(run) is None
         for run in plan.of_stage("finetune")
@@ -136,16 +140,41 @@ def shard_of(text: str) -> tuple[int, int]:
     return int(index), int(number)
 
 
+def counted(number: int, what: str, width: int = 0) -> str:
+    """
+    >>> counted(1, "run"), counted(12, "run", width=4)
+    ('1 run', '  12 runs')
+    """
+    return f"{number:{width}} {what}{'s' * (number != 1)}"
+
+
 def announce(plan: Plan, sweep: Sweep, out: Path) -> None:
     """What is planned and how far it is."""
-    print(f"sweep  {plan.name}: {len(plan.arms)} arms, {len(plan.seeds)} seeds   folder {out}")
+    size = f"{counted(len(plan.arms), 'arm')}, {counted(len(plan.seeds), 'seed')}"
+    print(f"sweep  {plan.name}: {size}   folder {out}")
     for stage in STAGES:
         runs = plan.of_stage(stage)
         if runs:
             counts = collections.Counter(sweep.status(run) for run in runs)
             told = ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
-            print(f"{stage:8}  {len(runs):4} runs: {told}")
+            print(f"{stage:8}  {counted(len(runs), 'run', 4)}: {told}")
+    warn_of_few_seeds(plan)
     sys.stdout.flush()
+
+
+def warn_of_few_seeds(plan: Plan) -> None:
+    """Exact tests have a smallest p, so with too few seeds no difference can be found, however large it is."""
+    from analysis.intervals import minimum_pairs
+
+    if plan.analysis is None or not plan.analysis.family:
+        return
+    number, seeds = len(plan.analysis.family), len(plan.seeds)
+    needed = minimum_pairs(number, plan.analysis.alpha)
+    if seeds < needed:
+        print(
+            f"note   with {counted(seeds, 'seed')} no difference can be found in a primary family of "
+            f"{counted(number, 'comparison')}, however large it is: that takes {needed} seeds"
+        )
 
 
 def print_commands(sweep: Sweep, shard: tuple[int, int]) -> None:
@@ -172,7 +201,7 @@ def estimate(sweep: Sweep, jobs: int, shard: tuple[int, int], retry: bool) -> No
         if todo:
             seconds = estimator.seconds(todo, jobs)
             total += seconds
-            print(f"{stage:8}  {len(todo):4} runs to make: about {seconds / 60:.1f} minutes")
+            print(f"{stage:8}  {counted(len(todo), 'run', 4)} to make: about {seconds / 60:.1f} minutes")
     print(f"in all about {total / 60:.1f} minutes on this machine, {jobs} side by side where clocks are not measured")
 
 

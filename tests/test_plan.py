@@ -15,8 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import asyncsgd.plan as plan_module
 from asyncsgd.errors import UsageError
 from asyncsgd.plan import (
+    _CONFIG_KEYS,
     ENDPOINTS,
     STAGES,
     Plan,
@@ -544,6 +546,14 @@ def test_a_file_that_cannot_be_read_is_refused_with_where_examples_are(tmp_path:
             read_config(path)
 
 
+def test_texts_name_every_key_of_a_config_and_every_stage() -> None:
+    docs = Path(__file__).resolve().parents[1] / "docs"
+    assert [key for key in _CONFIG_KEYS if f"\n    {key}: " not in str(plan_module.__doc__)] == []
+    study, folders = (docs / "study.md").read_text(), (docs / "run_folder.md").read_text()
+    assert [stage for stage in STAGES if f". **{stage}**: " not in study] == []
+    assert [stage for stage in STAGES if f"`{stage}/" not in folders] == []
+
+
 def test_a_date_is_refused_since_the_hash_could_not_hold_it(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("algorithms: {a: {data: 2020-01-01}}\n")
@@ -631,9 +641,7 @@ def assert_invariants(plan: Plan) -> None:
     assert len(set(names)) == len(names)
     for number in (0, 1):
         assert max(Counter([*keys_of(run)][number] for run in plan.runs).values()) == 1
-    assert [run.stage for run in plan.runs] == sorted(
-        (run.stage for run in plan.runs), key=STAGES.index
-    )
+    assert [run.stage for run in plan.runs] == sorted((run.stage for run in plan.runs), key=STAGES.index)
     assert set(plan.seeds).isdisjoint(plan.tuning_seeds)
     assert len({len(arm.trials) for arm in plan.arms}) == 1
     blocks = Counter((run.seed, run.arm) for run in plan.of_stage("test") if not run.replicate)

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import random
+import shlex
 import shutil
 import socket
 import tempfile
@@ -24,7 +25,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from analysis.compare import main as compare
-from asyncsgd.record import Evaluation, Event, Membership, read_events
+from asyncsgd.errors import UsageError
+from asyncsgd.record import Evaluation, Event, Fault, Membership, RunFolder, read_events
+from asyncsgd.run_folder import open_run_folder
 from asyncsgd.settings import load_yaml, make_settings, settings_hash
 
 SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "stilt_mlm.py"
@@ -165,6 +168,13 @@ def test_a_run_leaves_settings_environment_events_summary_and_a_model(mode: str,
     assert f'"{getpass.getuser()}"' not in environment
 
 
+def test_the_page_about_run_folders_names_every_key_that_a_run_leaves(train: Train) -> None:
+    page = (Path(__file__).resolve().parents[1] / "docs" / "run_folder.md").read_text()
+    keys = {field.name for kind in (Event, Evaluation, Membership, Fault) for field in dataclasses.fields(kind)}
+    keys |= set(train("--mode single --samples 8 --evaluations 1 --eval-samples 8").summary) - {"schema"}
+    assert [key for key in sorted(keys) if f"`{key}`" not in page] == []
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("mode", ["single", "async --nproc 2 --rule ringmaster:threshold=3"])
 def test_settings_given_back_with_config_are_the_same_settings(mode: str, train: Train) -> None:
@@ -176,6 +186,54 @@ def test_settings_given_back_with_config_are_the_same_settings(mode: str, train:
     assert again.path == first.path.with_name(first.path.name + "-2")
     if mode == "single":
         assert first.summary["parameters_sha256"] == again.summary["parameters_sha256"]
+
+
+def test_the_line_that_says_how_to_run_it_again_works_where_the_command_was_typed(train: Train, tmp_path: Path) -> None:
+    (tmp_path / "my runs").mkdir()
+    open_run_folder("tests", make_settings({"runs_dir": "my runs", "mode": "single"}), "python train.py")
+    for folder in (*(tmp_path / "my runs").iterdir(), train("--mode single --samples 0 --eval-samples 8").path):
+        lines = (folder / "settings.yaml").read_text().splitlines()
+        (line,) = (line for line in lines if line.startswith("# to run this again: "))
+        flag, path = shlex.split(line.removeprefix("# to run this again: "))
+        assert flag == "--config"
+        assert Path(path).samefile(folder / "settings.yaml")
+
+
+@pytest.mark.parametrize("moment", ["settings", "events"])
+def test_a_folder_whose_run_was_killed_while_it_was_made_can_be_used_again(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run"
+    settings = make_settings({"run_dir": str(path)})
+
+    def killed(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        if moment == "settings":
+            patched.setattr(os, "replace", killed)  # the file is written and has not got its name
+        else:
+            patched.setattr(RunFolder, "__init__", killed)
+        with pytest.raises(KeyboardInterrupt):
+            open_run_folder("tests", settings, "python train.py")
+    assert [left.name for left in path.iterdir()] == [
+        {"settings": "settings.yaml.partial", "events": "settings.yaml"}[moment]
+    ]
+    open_run_folder("tests", settings, "python train.py").close()
+    assert {left.name for left in path.iterdir()} == {"settings.yaml", "events.jsonl"}
+    assert make_settings(load_yaml(path / "settings.yaml")).budget == settings.budget
+
+
+def test_a_torn_settings_file_beside_anything_else_is_not_taken_for_a_folder_of_ours(tmp_path: Path) -> None:
+    for name in ("settings.yaml.partial", "thesis.tex"):
+        (tmp_path / name).write_text("x")
+    with pytest.raises(UsageError, match="exists and is not a run folder"):
+        open_run_folder("tests", make_settings({"run_dir": str(tmp_path)}), "python train.py")
+
+
+def test_the_script_ends_by_saying_how_to_compare_its_run(train: Train) -> None:
+    ended = train("--mode single --samples 0 --eval-samples 8")
+    assert ended.out.splitlines()[-1] == "next   python -m analysis.compare runs"
 
 
 def test_the_same_command_twice_gives_two_folders(train: Train) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
+import itertools
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +100,24 @@ def test_help_needs_neither_torch_nor_yaml_and_ends_in_the_examples() -> None:
     assert "(default: async)" in done.stdout
     for title in ("what to run", "budget", "optimizer", "data", "model", "machine", "output", "config"):
         assert f"\n{title}:\n" in done.stdout
+
+
+@pytest.mark.parametrize("script", ["stilt_mlm", "stilt_finetune"])
+def test_help_has_one_heading_for_its_examples_and_leaves_their_lines_as_they_are(script: str) -> None:
+    path = Path(__file__).resolve().parents[1] / "experiments" / f"{script}.py"
+    spec = importlib.util.spec_from_file_location(script, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    shown = build_parser(script, "", module.EXAMPLES).format_help()
+    assert shown.count("examples:") == 1
+    indented = textwrap.indent(textwrap.dedent(module.EXAMPLES), "  ")
+    assert shown.endswith("\nexamples:\n" + indented)
+    for line, following in itertools.pairwise(indented.splitlines()):
+        if line.endswith("\\"):  # a continued line stands further in than the one that it continues
+            assert len(following) - len(following.lstrip()) > len(line) - len(line.lstrip())
+    assert "the earlier one is kept as NAME.before-N" in " ".join(shown.split())
 
 
 def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,6 +49,7 @@ def test_every_rule_runs_and_its_log_replays_to_the_same_bits(rule: Any, tmp_pat
     run = only_run(tmp_path)
     summary = summary_of(run)
     assert (summary["status"], summary["rule"], summary["clock"]) == ("DONE", str(rule), "virtual")
+    assert summary["experiment"] == "simulate"
     assert summary["num_samples"] == 150
     assert summary["final_eval_loss"] < summary["first_eval_loss"]
     capsys.readouterr()
@@ -113,6 +114,15 @@ def test_the_last_evaluation_is_at_the_end_of_the_budget_to_the_bit(tmp_path: Pa
         assert times[-1] in (0.1, 0.7)
 
 
+def test_help_shows_a_command_that_can_be_pasted_whole(capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        simulate(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    first, second = (line for line in lines if "half_normal" in line or "tridiagonal" in line)
+    assert first.endswith(" \\")
+    assert second.strip().startswith("--problem tridiagonal")
+
+
 def test_help_lists_every_rule_method_speed_and_problem(capsys: Any) -> None:
     assert simulate(["--rule", "help"]) == 0
     shown = capsys.readouterr().out
@@ -158,14 +168,18 @@ def test_workers_that_take_for_ever_end_the_run_with_a_reason(tmp_path: Path, ca
 
 
 @pytest.mark.processes
-def test_ctrl_c_saves_what_there_is_and_exits_with_130(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_save_what_there_is_and_exit_with_130(number: signal.Signals, tmp_path: Path) -> None:
     command = [sys.executable, str(EXPERIMENTS / "simulate.py"), "--samples", "100000000", "--runs-dir", str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONUNBUFFERED": "1"}, text=True)
     assert process.stdout is not None
     began = any("samples" in line for line in iter(process.stdout.readline, ""))  # the headings; "" if it has ended
     assert began, process.wait(60)
     time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     process.communicate(timeout=60)
     assert process.returncode == 130
-    assert summary_of(only_run(tmp_path))["status"] == "INTERRUPTED"
+    summary = summary_of(only_run(tmp_path))
+    assert summary["status"] == "INTERRUPTED"
+    assert summary["num_samples"] > 0
+    assert summary["parameters_sha256"] is not None

@@ -13,6 +13,7 @@ import shlex
 import shutil
 import signal
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -366,7 +367,8 @@ def test_a_registration_is_never_changed_nor_made_afterwards(
         assert sweep(config, out) == 2
         assert path.read_text() == tampered
         err = capsys.readouterr().err
-        assert err.startswith(f"error: {path} was written before the test runs and no longer says")
+        assert err.startswith(f"error: {path} ")
+        assert "put the old file back" in err
         assert err.count("\n") == 1
     path.unlink()
     assert sweep(config, out) == 2
@@ -413,9 +415,12 @@ def test_a_look_writes_nothing_before_and_after(
     assert not (tmp_path / "new").exists()
     said = capsys.readouterr()
     if flag == "--dry-run":
+        assert "\nbase         1 run to make: about " in said.out
         assert "tuning       6 runs to make: about " in said.out
         assert "test         4 runs to make: about " in said.out
         assert "\nin all about " in said.out
+        told = "note   with 2 seeds no difference can be found in a primary family of 1 comparison, however large it "
+        assert f"{told}is: that takes 6 seeds\n" in said.out
     else:
         assert said.out.count("python experiments/stilt_mlm.py") == 7  # the base model and the tuning runs
         assert said.err == "# the commands of the test runs depend on these; print them again afterwards\n"
@@ -423,6 +428,23 @@ def test_a_look_writes_nothing_before_and_after(
     assert sweep(config, out, flag) == 0
     assert files_of(out) == before
     assert "stilt_mlm.py" not in capsys.readouterr().out
+
+
+@pytest.mark.processes
+def test_a_look_whose_reader_has_seen_enough_ends_without_a_word(unbroken: tuple[Path, Path], tmp_path: Path) -> None:
+    config, _ = unbroken
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(config), "--out", str(tmp_path / "new"), "--print-commands"],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+    )
+    os.close(write)
+    assert done.returncode == 0
+    assert [line for line in done.stderr.splitlines() if not line.startswith("# ")] == []
 
 
 def test_the_printed_command_of_a_run_makes_the_same_run(
@@ -439,6 +461,11 @@ def test_the_printed_command_of_a_run_makes_the_same_run(
         assert stilt_mlm.run(command[2:]) == 0
     assert results_of(out) == before
     assert sweep(config, out) == 0  # and the sweep takes it as its own
+
+
+def test_dose_response_shows_its_speeds_as_one_types_them() -> None:
+    shown = " ".join(script("dose_response").parser().format_help().split())
+    assert "declared speeds; repeat for more (default: constant:1, log_normal:0.5, exponential:1)" in shown
 
 
 # ---- what is refused ------------------------------------------------------------------------------------------------

@@ -85,6 +85,16 @@ def test_runs_are_found_at_any_depth_and_sorted_by_name(tmp_path):
     assert messages == []
 
 
+def test_what_was_predicted_of_a_run_is_no_run_of_its_own_unless_it_is_named(tmp_path):
+    # experiments/calibrate.py puts the first two there; the others are runs that somebody has kept so
+    for name in ("a", "a/predicted-1", "a/predicted-2", "a/tuned", "predicted-1", "a/predicted-1-again"):
+        write_run(tmp_path / name)
+    runs, messages = load_runs(tmp_path)
+    assert [run.name for run in runs] == ["a", "a/predicted-1-again", "a/tuned", "predicted-1"]
+    assert messages == []
+    assert only_run(tmp_path / "a" / "predicted-1").name == "predicted-1"
+
+
 def test_a_run_folder_itself_can_be_loaded(tmp_path):
     write_run(tmp_path / "one")
     assert only_run(tmp_path / "one").name == "one"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from synthetic import SyntheticArm, example_study, straight, write_finetuning, write_run, write_study
 
-from analysis.lab_notes import EXACT_ONLY, PER_WORKER, lab_notes, main
+from analysis.lab_notes import EXACT_ONLY, PER_WORKER, lab_notes, main, parser
 from analysis.study import load_study
 
 ONE = SyntheticArm("single", 1, "measured", None, batch_size=64)
@@ -99,6 +99,10 @@ def test_what_makes_seconds_or_losses_less_comparable_is_told(tmp_path):
 def test_a_folder_without_runs_is_a_usage_error(tmp_path, capsys):
     assert main([str(tmp_path)]) == 2
     assert "make a run with" in capsys.readouterr().err
+
+
+def test_help_names_the_folder_that_the_sweep_of_the_notes_writes():
+    assert "python -m analysis.lab_notes runs/lab_notes " in parser().format_help()
 
 
 def test_help_imports_nothing_heavy():
