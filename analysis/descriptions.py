@@ -54,6 +54,7 @@ from analysis.result_types import (
 )
 from analysis.scaling import (
     Fit,
+    aicc_difference,
     amdahl_interval,
     fit_amdahl,
     fit_usl,
@@ -68,6 +69,8 @@ from analysis.time_to_target import kaplan_meier, log_rank, loss_at, restricted_
 from asyncsgd.progress import Delays
 from asyncsgd.record import read_events
 
+Model = Literal["amdahl", "usl"]
+MODELS: tuple[Model, Model] = ("amdahl", "usl")
 GRID_POINTS = 200
 """A mean curve has at most so many points: more are not seen."""
 FIT_RESAMPLES = 199
@@ -286,11 +289,21 @@ def _log_ranks(scope: Scope, group: Group, generator: numpy.random.Generator) ->
         yield arm, found.p
 
 
-def sensitivities(comparisons: Sequence[Comparison], generator: numpy.random.Generator) -> tuple[Sensitivity, ...]:
-    """S13: the speed-up of every comparison at the whole grid of targets."""
+def sensitivities(
+    study: Study, comparisons: Sequence[Comparison], generator: numpy.random.Generator
+) -> tuple[Sensitivity, ...]:
+    """S13: the speed-up of every comparison at the whole grid of targets.
+
+    They are shares of what the registered pilot runs improved; else of what the compared runs themselves did, which was
+    not known before.
+    """
+    pilots_of = {} if study.registration is None else study.registration.pilots
     found = []
     for comparison in comparisons:
+        pilots = pilots_of.get(comparison.reference.name)
         improvement = improvement_of([pair.reference for pair in comparison.pairs])
+        if pilots is not None:
+            improvement = (pilots.first_loss, pilots.best_loss)
         if improvement is None:
             continue
         points = []
@@ -319,6 +332,7 @@ def sensitivities(comparisons: Sequence[Comparison], generator: numpy.random.Gen
                 comparison.reference.name,
                 comparison.group.name,
                 tuple(points),
+                after_the_fact=pilots is None,
             )
         )
     return tuple(found)
@@ -368,9 +382,12 @@ def scalings(study: Study, scope: Scope, generator: numpy.random.Generator) -> t
             )
             for arm in arms
         )
-        fits = (_fit("amdahl", points, generator), _fit("usl", points, generator))
+        laws = tuple(_law(model, points) for model in MODELS)
+        fits = tuple(_fit(model, law, points, generator) for model, law in zip(MODELS, laws, strict=True))
+        amdahl, usl = laws
+        difference = aicc_difference(amdahl, usl) if isinstance(amdahl, Fit) and isinstance(usl, Fit) else None
         unit = "samples/s" if clock == MEASURED else "samples/virtual s"
-        found.append(Scaling(algorithm, clock, speeds, batch, unit, points, fits))
+        found.append(Scaling(algorithm, clock, speeds, batch, unit, points, fits, difference))
     return tuple(found)
 
 
@@ -379,12 +396,15 @@ def _rate(run: StudyRun) -> float | None:
     return rate if rate else None
 
 
-def _fit(
-    model: Literal["amdahl", "usl"], points: Sequence[ScalingPoint], generator: numpy.random.Generator
-) -> FitResult:
+def _law(model: Model, points: Sequence[ScalingPoint]) -> Fit | Refused:
     workers = [point.num_workers for point in points for _ in point.per_seed]
     rates = [rate for point in points for _, rate in point.per_seed]
-    fit: Fit | Refused = (fit_amdahl if model == "amdahl" else fit_usl)(workers, rates)
+    return (fit_amdahl if model == "amdahl" else fit_usl)(workers, rates)
+
+
+def _fit(
+    model: Model, fit: Fit | Refused, points: Sequence[ScalingPoint], generator: numpy.random.Generator
+) -> FitResult:
     if isinstance(fit, Refused):
         return FitResult(model, fit.reason, (), (), None, None, (), ())
     common = sorted(set.intersection(*({seed for seed, _ in point.per_seed} for point in points)))
@@ -398,6 +418,7 @@ def _fit(
             intervals = tuple(resampled.items())
     parameters = [("gamma", fit.gamma), ("alpha", fit.alpha)]
     parameters += [("beta", fit.beta)] * (model == "usl")
+    workers = [point.num_workers for point in points]
     grid = numpy.linspace(min(workers), max(workers), 60)
     return FitResult(
         model=model,
@@ -614,7 +635,11 @@ def _spans(run: Run) -> Iterator[TimelineSpan]:
 
 
 def pareto_panels(study: Study, scope: Scope, generator: numpy.random.Generator) -> tuple[ParetoPanel, ...]:
-    """S11: final loss against seconds of all arms under one clock, the same speeds and on the same data."""
+    """S11: final loss against seconds of all arms and tuning trials under one clock, the same speeds, on the same data.
+
+    The area (hypervolume) ends at the budget and the first loss of one reference arm, that of the first group that has
+    one (the primary group comes first), so that another arm beside it changes nothing but what it adds.
+    """
     panels: dict[tuple[str, str | None, str], list[Arm]] = defaultdict(list)
     for arm in study.arms:
         group = scope.group_of(arm.name)
@@ -623,30 +648,15 @@ def pareto_panels(study: Study, scope: Scope, generator: numpy.random.Generator)
             panels[arm.clock, arm.speeds, told[0] if told else ""].append(arm)
     found = []
     for (clock, speeds, fingerprint), arms in panels.items():
-        worst = worst_loss(run for arm in arms for run in scope.usable[arm.name])
-        places = {arm.name: _places(scope.usable[arm.name], worst) for arm in arms}
-        # an arm that only diverged has no loss of its own, and must not stand on the front at 0 seconds
-        arms = [arm for arm in arms if places[arm.name] and not all(run.diverged for run in scope.usable[arm.name])]
-        if not arms:
+        tests = _front({(arm.name, ()): scope.usable[arm.name] for arm in arms}, generator)
+        if not tests:
             continue
-        seconds = [_mean(place[0] for place in places[arm.name].values()) for arm in arms]
-        losses = [_mean(place[1] for place in places[arm.name].values()) for arm in arms]
-        front = pareto(seconds, losses)
-        shares = _front_shares([places[arm.name] for arm in arms], generator)
-        points = [
-            ParetoPoint(
-                arm=arm.name,
-                seconds=seconds[place],
-                loss=losses[place],
-                on_front=bool(front[place]),
-                share=None if shares is None else shares[place],
-                n=len(places[arm.name]),
-            )
-            for place, arm in enumerate(arms)
-        ]
+        trials = _front(_trial_runs(study, arms, fingerprint), generator)
         group = scope.group_of(arms[0].name)
         assert group is not None
-        corner = (max(seconds), max(losses))
+        references = [other.reference for other in scope.groups if other.reference in {arm.name for arm in arms}]
+        reference = references[0] if references else None
+        corner = None if reference is None else _corner(scope.usable[reference])
         found.append(
             ParetoPanel(
                 clock=clock,
@@ -654,12 +664,74 @@ def pareto_panels(study: Study, scope: Scope, generator: numpy.random.Generator)
                 data_fingerprint=fingerprint,
                 x_label=group.seconds_label,
                 y_label=group.loss_label,
-                points=tuple(sorted(points, key=lambda point: (point.seconds, point.loss, point.arm))),
-                hypervolume=hypervolume(seconds, losses, corner),
+                points=(*tests, *trials),
+                hypervolume=None
+                if corner is None
+                else hypervolume([point.seconds for point in tests], [point.loss for point in tests], corner),
                 reference_point=corner,
+                reference_arm=None if corner is None else reference,
             )
         )
     return tuple(found)
+
+
+Tried = tuple[tuple[str, str], ...]
+"""(key, value) of the settings of a tuning trial; empty for test runs."""
+
+
+def _front(
+    runs: Mapping[tuple[str, Tried], Sequence[StudyRun]], generator: numpy.random.Generator
+) -> tuple[ParetoPoint, ...]:
+    """One point for each (arm, trial), those that nobody is better than in both marked; sorted by seconds."""
+    worst = worst_loss(run for of_point in runs.values() for run in of_point)
+    places = {
+        key: _places(of_point, worst)
+        for key, of_point in runs.items()
+        # what only diverged has no loss of its own, and must not stand on the front at 0 seconds
+        if not all(run.diverged for run in of_point)
+    }
+    places = {key: of_point for key, of_point in places.items() if of_point}
+    if not places:
+        return ()
+    seconds = [_mean(place[0] for place in of_point.values()) for of_point in places.values()]
+    losses = [_mean(place[1] for place in of_point.values()) for of_point in places.values()]
+    front = pareto(seconds, losses)
+    shares = _front_shares(list(places.values()), generator)
+    points = [
+        ParetoPoint(
+            arm=arm,
+            seconds=seconds[place],
+            loss=losses[place],
+            on_front=bool(front[place]),
+            share=None if shares is None else shares[place],
+            n=len(places[arm, trial]),
+            trial=trial,
+        )
+        for place, (arm, trial) in enumerate(places)
+    ]
+    return tuple(sorted(points, key=lambda point: (point.seconds, point.loss, point.arm, point.trial)))
+
+
+def _trial_runs(study: Study, arms: Sequence[Arm], fingerprint: str) -> dict[tuple[str, Tried], list[StudyRun]]:
+    """The tuning runs on the same data, by arm and by what they tried."""
+    found: dict[tuple[str, Tried], list[StudyRun]] = defaultdict(list)
+    for arm in arms:
+        for run in study.of("tuning", arm.name):
+            if run.run is None or not run.usable or run.trial is None:
+                continue
+            if (run.run.data_fingerprint or "") == fingerprint and run.trial < len(arm.trials):
+                tried = tuple(sorted((key, str(value)) for key, value in arm.trials[run.trial].settings.items()))
+                found[arm.name, tried].append(run)
+    return found
+
+
+def _corner(runs: Sequence[StudyRun]) -> tuple[float, float] | None:
+    """Where an area of hypervolume ends: mean seconds of the whole runs, and mean loss of their first evaluations."""
+    curves = [curve_of(run.run, "train_seconds") for run in runs if run.run is not None and not run.diverged]
+    curves = [curve for curve in curves if len(curve[0])]
+    if not curves:
+        return None
+    return _mean(float(x[-1]) for x, _ in curves), _mean(float(y[0]) for _, y in curves)
 
 
 def _places(runs: Sequence[StudyRun], worst: float) -> dict[int, tuple[float, float]]:

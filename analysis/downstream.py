@@ -133,7 +133,11 @@ def _downstream_arm(study: Study, scores: Scores, name: str, label: str, problem
 def downstream_questions(
     study: Study, groups: Sequence[Group], scores: Scores, *, exploratory: bool
 ) -> tuple[tuple[Question, ...], tuple[LeftOut, ...]]:
-    """macro-F1 of every arm against the reference of its group, and against the baseline."""
+    """macro-F1 of every arm against the reference of its group, and of the reference against the baseline.
+
+    Not of every arm against the baseline: that would ask one question many times, of the same baseline runs, and with
+    few seeds the adjustment for so many would hide any answer.
+    """
     questions, left_out = [], []
     for group in groups:
         lost = {seed: why for arm in group.arms for seed, why in scores.lost.get(arm, {}).items()}
@@ -143,14 +147,13 @@ def downstream_questions(
             continue
         for arm in group.arms[1:]:
             if arm in scores.runs:
-                kind = family_of(study.registration, "macro_f1", group, exploratory=exploratory)
+                kind = family_of(study.registration, "macro_f1", group, arm, exploratory=exploratory)
                 questions.append(_question(study, scores, arm, group.reference, group.name, kind, sorted(lost)))
     if BASELINE in scores.runs:
         kind = "exploratory" if exploratory or study.registration is None else "secondary"
         for group in groups:
-            for arm in group.arms:
-                if arm not in scores.runs:
-                    continue
+            there = [arm for arm in group.arms if arm in scores.runs]
+            for arm in [group.reference] if group.reference in there else there:
                 question = _question(study, scores, arm, BASELINE, group.name, kind, ())
                 if question.values.treatment:
                     questions.append(question)
@@ -191,7 +194,8 @@ def _question(
         endpoint="macro_f1",
         label="macro-F1 after fine-tuning",
         unit="macro-F1",
-        family=kind if kind == "primary" else f"{kind} macro_f1 {reference} {group}",
+        # every arm meets the same runs of the baseline: what intermediate training gives is asked once, not per group
+        family=kind if kind == "primary" else f"{kind} macro_f1 {reference if algorithm == BASELINE else group}",
         kind=kind,
         values=Paired(
             tuple(scores.of_seed(treatment, seed) for seed in seeds),
@@ -201,7 +205,17 @@ def _question(
         margin=None if registration is None else registration.margins.get("macro_f1"),
         alpha=DEFAULT_ALPHA if registration is None else registration.alpha,
         notes=tuple(notes),
+        improvement=_improvement(scores, reference, seeds),
     )
+
+
+def _improvement(scores: Scores, reference: str, seeds: Sequence[int]) -> float | None:
+    """What intermediate training gave the reference over the baseline in these seeds; None where that is not known."""
+    before = scores.runs.get(BASELINE, {})
+    if reference == BASELINE or not seeds or not all(seed in before for seed in seeds):
+        return None
+    gains = [scores.of_seed(reference, seed) - scores.of_seed(BASELINE, seed) for seed in seeds]
+    return math.fsum(gains) / len(gains)
 
 
 def _algorithm(study: Study, arm: str) -> str:

@@ -21,7 +21,10 @@ from analysis.intervals import (
     Interval,
     PairedResult,
     holm,
+    least_p_holm,
+    margin_too_wide,
     minimum_pairs,
+    nothing_to_find,
     paired_difference,
     short,
     t_interval,
@@ -37,6 +40,7 @@ from analysis.result_types import (
     Family,
     Group,
     LeftOut,
+    RestrictedTimes,
     SpeedUpResult,
     TestRow,
 )
@@ -48,6 +52,11 @@ DEFAULT_REFERENCE = "sync"
 DEFAULT_ALPHA = 0.05
 AFTER_THE_FACT_SHARE = 0.95
 """Where no target was declared: this share of the improvement of the reference's own runs, which is exploratory."""
+WHOLE_BUDGET_SHARE = 0.95
+"""Losses are compared at this share of the planned samples or more. Where only their number ends a run, what may be
+missing is part of a round of all workers, about 5 % in the studies of this project (16 workers: 128 of 2400 samples).
+What is missing beyond that was lost with some run, and would move the comparison of all others to where that one ended.
+"""
 
 Column = Literal["train_seconds", "total_samples"]
 
@@ -428,11 +437,13 @@ def losses_at_equal_samples(comparison: Comparison) -> Paired:
     finished = [run.run for run in comparison.runs if run.run is not None and not run.diverged]
     if not finished:
         return _nothing(comparison)
+    if short_of_plan := _short_of_plan(comparison):
+        return Paired((), (), nothing_because=short_of_plan)
     ends = [end_of(run, "total_samples") for run in finished]
     common = min(ends)
     notes = []
     step = (comparison.group.num_workers or 1) * (comparison.group.batch_size or 1)
-    if max(ends) - common > step:
+    if max(ends) - common > min(step, (1 - WHOLE_BUDGET_SHARE) * max(ends)):
         notes.append(f"compared at {common:g} samples, the smallest budget; the largest is {max(ends):g}")
     worst = worst_loss(comparison.runs)
 
@@ -452,30 +463,85 @@ def losses_at_equal_seconds(comparison: Comparison) -> Paired:
     """
     if all(run.diverged for run in comparison.runs):
         return _nothing(comparison)
+    if short_of_plan := _short_of_plan(comparison):
+        return Paired((), (), nothing_because=short_of_plan)
     worst = worst_loss(comparison.runs)
     values = []
+    compared_at, longest = [], []
     for pair in comparison.pairs:
         both = (pair.treatment, pair.reference)
         ends = [end_of(run.run, "train_seconds") for run in both if run.run is not None and not run.diverged]
+        compared_at += [min(ends)] * bool(ends)
+        longest += [max(ends)] * bool(ends)
         ours, theirs = (
             worst if run.diverged or run.run is None else loss_at(*curve_of(run.run, "train_seconds"), min(ends))
             for run in both
         )
         values.append((pair.seed, ours, theirs))
-    return _paired(values, _worst_note(comparison, worst))
+    notes = []
+    if any(at < WHOLE_BUDGET_SHARE * end for at, end in zip(compared_at, longest, strict=True)):
+        span = " to ".join(dict.fromkeys((short(min(compared_at)), short(max(compared_at)))))
+        notes.append(
+            f"compared at {span} {seconds_unit(comparison.group)}, where the shorter run of each pair ended; the "
+            f"longest is {short(max(longest))}"
+        )
+    return _paired(values, notes + _worst_note(comparison, worst))
 
 
-def times_to_target(comparison: Comparison, target: float) -> Paired:
-    """Seconds until both runs of every pair reached `target`; inf for never."""
-    paired = _paired(
-        [
-            (pair.seed, time_to(pair.treatment, target)[0], time_to(pair.reference, target)[0])
-            for pair in comparison.pairs
-        ]
-    )
-    if paired.treatment and all(math.isinf(time) for time in paired.treatment + paired.reference):
-        return dataclasses.replace(paired, nothing_because=f"no run reached the target of {short(target)}")
-    return paired
+def _short_of_plan(comparison: Comparison) -> str:
+    """Why losses are not compared at all: a finished run ended before its arm's samples were used up, though nothing
+    but their number was to end it. Empty where none did; arms whose budgets were meant to differ are compared.
+    """
+    for pair in comparison.pairs:
+        for arm, run in ((comparison.treatment, pair.treatment), (comparison.reference, pair.reference)):
+            if run.run is None or run.diverged:
+                continue
+            planned = max(_planned_samples(other) for other in comparison.runs if other.arm == arm.name)
+            end = end_of(run.run, "total_samples")
+            if end < WHOLE_BUDGET_SHARE * planned:
+                return f"refused: {run.name} ended at {end:g} of the {planned:g} samples of its arm"
+    return ""
+
+
+def _planned_samples(run: StudyRun) -> float:
+    """The samples that alone end a run; 0 where something else may, or nothing says how many there are."""
+    settings = {} if run.run is None else run.run.settings
+    samples = settings.get("samples")
+    alone = settings.get("seconds") is None and settings.get("target_loss") is None
+    return float(samples) if alone and isinstance(samples, int | float) else 0.0
+
+
+def times_to_target(comparison: Comparison, target: float, budget: float, *, cut_short: bool) -> Paired:
+    """Seconds until both runs of every pair reached `target`; inf for never.
+
+    They say nothing where no run got there before the budget was over because another one had ended (`cut_short`).
+    """
+    times = [
+        (pair.seed, time_to(pair.treatment, target)[0], time_to(pair.reference, target)[0]) for pair in comparison.pairs
+    ]
+    alone = [str(seed) for seed, ours, theirs in times if not (0 < ours < math.inf and 0 < theirs < math.inf)]
+    told = f"seed{'s' * (len(alone) > 1)} {', '.join(alone)}: not in the speed-up, which needs both to reach the target"
+    paired = _paired(times, [told] * bool(alone))
+    earliest = min(paired.treatment + paired.reference, default=0.0)
+    if earliest < budget or (math.isfinite(earliest) and not cut_short):
+        return paired
+    because = f"no run reached the target of {short(target)}"
+    arms = ((comparison.treatment, paired.treatment), (comparison.reference, paired.reference))
+    later = [(arm.algorithm, sum(map(math.isfinite, times)), len(times)) for arm, times in arms]
+    if any(reached for _, reached, _ in later):
+        told = ", ".join(f"{algorithm} {reached} of {number}" for algorithm, reached, number in later)
+        unit = seconds_unit(comparison.group)
+        because += f" before {short(budget)} {unit}, when the first run that missed it ended (later: {told})"
+    return dataclasses.replace(paired, nothing_because=because)
+
+
+def seconds_unit(group: Group) -> str:
+    return "s" if group.clock == MEASURED else "virtual s"
+
+
+def missed(runs: Iterable[StudyRun], target: float) -> bool:
+    """Whether a run came to its end without reaching the target, so that times are known up to that end only."""
+    return any(run.run is not None and not run.diverged and math.isinf(time_to(run, target)[0]) for run in runs)
 
 
 def _paired(pairs: Sequence[tuple[int, float, float]], notes: Sequence[str] = ()) -> Paired:
@@ -488,6 +554,8 @@ def _paired(pairs: Sequence[tuple[int, float, float]], notes: Sequence[str] = ()
 
 def _nothing(comparison: Comparison) -> Paired:
     """All runs diverged: every value is the same, which says nothing about the arms."""
+    if not comparison.pairs:
+        return Paired((), ())
     worst = worst_loss(comparison.runs)
     values = (worst,) * len(comparison.pairs) if math.isfinite(worst) else ()
     return Paired(values, values, nothing_because="every run of both arms diverged")
@@ -523,29 +591,40 @@ class Question:
     notes: tuple[str, ...]
     budget: float | None = None
     """Of restricted times; None for scores."""
-    scale: float | None = None
-    """What `TestRow.relative` is a share of; None where there is none."""
+    cut_short: bool = False
+    """Whether the budget is the end of a run that had not reached the target."""
+    improvement: float | None = None
+    """By how much the reference became better in all (0 or below: not at all), which `TestRow.relative` is a share of;
+    None where that is not known."""
 
 
-def judge(questions: Sequence[Question], generator: numpy.random.Generator) -> tuple[TestRow, ...]:
+def judge(
+    questions: Sequence[Question], generator: numpy.random.Generator, num_registered: int = 0
+) -> tuple[TestRow, ...]:
     """Test every question, correct each family with Holm's method, and say in one word what was shown.
 
     Args:
         questions: in the order of the table; families may be mixed.
         generator: for sign-flip tests of more than 30 pairs.
+        num_registered: comparisons that were registered as the primary family; those that are not among `questions`
+            count as ones that show nothing (p = 1), since leaving them out would make the others easier.
     """
     tested = [_tested(question, generator) for question in questions]
     adjusted: dict[int, float] = {}
+    least: dict[int, float] = {}
     sizes: dict[int, int] = {}
     for family in dict.fromkeys(question.family for question in questions):
         places = [place for place, question in enumerate(questions) if question.family == family]
         # a question without a p value still is one of the family: leaving it out would make the others easier
         found = [tested[place] for place in places]
-        corrected = holm([1.0 if result is None else result.p for result in found])
-        adjusted |= dict(zip(places, corrected, strict=True))
-        sizes |= dict.fromkeys(places, len(places))
+        missing = max(0, num_registered - len(places)) if family == "primary" else 0
+        corrected = holm([1.0 if result is None else result.p for result in found] + [1.0] * missing)
+        adjusted |= dict(zip(places, corrected[: len(places)], strict=True))
+        possible = least_p_holm([0 if result is None else result.n for result in found] + [0] * missing)
+        least |= dict(zip(places, possible[: len(places)], strict=True))
+        sizes |= dict.fromkeys(places, len(places) + missing)
     return tuple(
-        _row(question, tested[place], adjusted[place], sizes[place], generator)
+        _row(question, tested[place], adjusted[place], least[place], sizes[place], generator)
         for place, question in enumerate(questions)
     )
 
@@ -554,47 +633,59 @@ def _tested(question: Question, generator: numpy.random.Generator) -> PairedResu
     values = question.values
     if not values.treatment:
         return None
-    if question.budget is None:
-        return paired_difference(values.treatment, values.reference, generator, question.alpha)
-    return paired_difference(
-        numpy.minimum(values.treatment, question.budget),
-        numpy.minimum(values.reference, question.budget),
-        generator,
-        question.alpha,
-    )
+    return paired_difference(*_compared(question), generator, question.alpha)
+
+
+def _compared(question: Question) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The values of both sides; times up to the budget, as nothing more is known of a run that ended there."""
+    values, budget = question.values, question.budget
+    if budget is None:
+        return values.treatment, values.reference
+    return tuple(min(time, budget) for time in values.treatment), tuple(min(time, budget) for time in values.reference)
 
 
 def _row(
-    question: Question, result: PairedResult | None, p_holm: float, size: int, generator: numpy.random.Generator
+    question: Question,
+    result: PairedResult | None,
+    p_holm: float,
+    least: float,
+    size: int,
+    generator: numpy.random.Generator,
 ) -> TestRow:
     values = question.values
     n = len(values.treatment)
     notes = list(question.notes + values.notes)
     equivalence = None
-    speed = None
-    share = None
-    wins = 0
+    speed = times = None
+    share = convincing = None
+    wins = ties = 0
     relative = None
     treatment_mean = reference_mean = None
     word, reason = "too few seeds", "there is no pair"
+    if values.nothing_because:
+        word, reason = "undecided", values.nothing_because
+    gained = question.improvement if question.improvement is not None and question.improvement > 0 else None
+    margin_share = None if question.margin is None or gained is None else question.margin / gained
     if result is not None:
-        treatment_mean, reference_mean = _means(question)
-        relative = _relative(question, result, treatment_mean, reference_mean)
-        counted = win_share(values.treatment, values.reference, lower_is_better=question.lower_is_better)
-        share, wins = Interval(counted.estimate, counted.low, counted.high, 0.95, n), counted.wins
-        if question.margin is not None:
-            found = tost_paired(
-                values.treatment,
-                values.reference,
-                question.margin,
-                question.alpha,
-                lower_is_better=question.lower_is_better,
-            )
-            equivalence = EquivalenceResult(
-                found.margin, found.interval90, found.p, found.equivalent, found.non_inferior, found.p_non_inferior
-            )
+        too_wide = "" if question.margin is None else margin_too_wide(question.margin, question.improvement)
+        margin = None if too_wide else question.margin
+        if question.budget is not None:
+            times = _restricted_times(question, question.budget)
+        if not values.nothing_because:  # else all values are what a run without a result counts as, on both sides
+            ours, theirs = _compared(question)
+            treatment_mean, reference_mean = math.fsum(ours) / n, math.fsum(theirs) / n
+            relative = _relative(question, result, treatment_mean, reference_mean, gained)
+            level = 1 - question.alpha
+            counted = win_share(ours, theirs, lower_is_better=question.lower_is_better, level=level)
+            share = Interval(counted.estimate, counted.low, counted.high, level, n)
+            wins, ties, convincing = counted.wins, counted.ties, counted.convincing
+            if margin is not None:
+                found = tost_paired(ours, theirs, margin, question.alpha, lower_is_better=question.lower_is_better)
+                equivalence = EquivalenceResult(
+                    found.margin, found.interval90, found.p, found.equivalent, found.non_inferior, found.p_non_inferior
+                )
         if question.endpoint == "time_to_target":
-            speed = _speed_up(values, generator)
+            speed = _speed_up(question, generator)
         if values.nothing_because and n >= minimum_pairs(1, question.alpha):
             word, reason = "undecided", values.nothing_because
         else:
@@ -603,19 +694,21 @@ def _row(
                 result.difference.estimate,
                 p_holm,
                 result.interval90,
-                question.margin,
+                margin,
                 question.lower_is_better,
                 question.alpha,
                 max(MINIMUM_PAIRS, minimum_pairs(1, question.alpha)),
+                size,
+                least,
             )
             word, reason = said.word, said.reason
             if values.nothing_because:
                 reason = f"{reason}; {values.nothing_because}"
-        enough = minimum_pairs(size, question.alpha)
-        if MINIMUM_PAIRS <= n < enough:
-            notes.append(
-                f"{size} comparisons in the family: below {enough} pairs no p_Holm can fall below {question.alpha:g}"
-            )
+            elif too_wide:
+                reason = f"{reason}; {too_wide}"
+        hopeless = nothing_to_find(n, size, least, question.alpha) if n >= MINIMUM_PAIRS else ""
+        if hopeless and hopeless not in reason:
+            notes.append(hopeless)
     return TestRow(
         comparison=question.comparison,
         treatment=question.treatment,
@@ -626,8 +719,9 @@ def _row(
         unit=question.unit,
         family=question.kind,
         family_size=size,
+        alpha=question.alpha,
         n=n,
-        estimate=None if result is None else result.difference,
+        estimate=None if result is None or values.nothing_because else result.difference,
         reference_mean=reference_mean,
         treatment_mean=treatment_mean,
         relative=relative,
@@ -636,36 +730,41 @@ def _row(
         test="exact sign-flip of paired differences" if n <= 30 else "sign-flip of paired differences, 9,999 draws",
         p=None if result is None else result.p,
         p_holm=None if result is None else p_holm,
+        least_p_holm=None if result is None else least,
         t_p=None if result is None else result.t_p,
         margin=question.margin,
+        margin_share=margin_share,
         equivalence=equivalence,
         speed_up=speed,
+        times=times,
         share=share,
         wins=wins,
+        ties=ties,
+        convincing=convincing,
         word=word,
         reason=reason,
         notes=tuple(notes),
     )
 
 
-def _means(question: Question) -> tuple[float, float]:
-    values = question.values
-    both = []
-    for side in (values.treatment, values.reference):
-        limited = side if question.budget is None else [min(value, question.budget) for value in side]
-        both.append(math.fsum(limited) / len(limited))
-    return both[0], both[1]
+def _restricted_times(question: Question, budget: float) -> RestrictedTimes:
+    sides = (question.values.treatment, question.values.reference)
+    ours, theirs = (sum(time <= budget for time in side) for side in sides)
+    our_later, their_later = (sum(budget < time < math.inf for time in side) for side in sides)
+    return RestrictedTimes(budget, question.cut_short, ours, theirs, our_later, their_later)
 
 
-def _relative(question: Question, result: PairedResult, treatment: float, reference: float) -> float | None:
+def _relative(
+    question: Question, result: PairedResult, treatment: float, reference: float, gained: float | None
+) -> float | None:
     if question.endpoint == "time_to_target":
         return treatment / reference if reference else None
-    return result.difference.estimate / question.scale if question.scale else None
+    return result.difference.estimate / gained if gained else None
 
 
-def _speed_up(values: Paired, generator: numpy.random.Generator) -> SpeedUpResult:
-    found = speed_up(values.treatment, values.reference, generator)
-    return SpeedUpResult(found.ratio, found.p, found.wins, found.n, len(found.left_out))
+def _speed_up(question: Question, generator: numpy.random.Generator) -> SpeedUpResult:
+    found = speed_up(question.values.treatment, question.values.reference, generator, 1 - question.alpha)
+    return SpeedUpResult(found.ratio, found.p, found.n, len(found.left_out))
 
 
 def questions_of(study: Study, comparisons: Sequence[Comparison], *, exploratory: bool) -> tuple[Question, ...]:
@@ -677,7 +776,7 @@ def questions_of(study: Study, comparisons: Sequence[Comparison], *, exploratory
     for comparison in comparisons:
         group = comparison.group
         for endpoint in ENDPOINTS_OF_PRETRAINING:
-            declared, budget, scale = True, None, None
+            declared, budget, improvement, cut_short = True, None, None, False
             notes = list(comparison.notes)
             if endpoint == "time_to_target":
                 if group.target is None:
@@ -687,9 +786,12 @@ def questions_of(study: Study, comparisons: Sequence[Comparison], *, exploratory
                     notes.append(f"target {short(group.target)}: {group.target_from}")
                 budget, why = budget_of(comparison.runs, group.target)
                 notes += [why] * (budget is not None)
-                unit = "s" if group.clock == MEASURED else "virtual s"
+                unit = seconds_unit(group)
                 label = f"time to loss {group.target:g}" + (f", restricted to {short(budget)} {unit}" if budget else "")
-                values = Paired((), ()) if budget is None else times_to_target(comparison, group.target)
+                cut_short = missed(comparison.runs, group.target)
+                values = Paired((), ())
+                if budget is not None:
+                    values = times_to_target(comparison, group.target, budget, cut_short=cut_short)
             else:
                 unit = "nats"
                 if endpoint == "loss_at_equal_samples":
@@ -697,8 +799,10 @@ def questions_of(study: Study, comparisons: Sequence[Comparison], *, exploratory
                     label, values = "evaluation loss at equal samples", losses_at_equal_samples(comparison)
                 else:
                     label, values = "evaluation loss at equal seconds", losses_at_equal_seconds(comparison)
-                scale = _improvement(comparison, values)
-            kind = family_of(registration, endpoint, group, exploratory=exploratory or not declared)
+                improvement = _improvement(comparison, values)
+            kind = family_of(
+                registration, endpoint, group, comparison.treatment.name, exploratory=exploratory or not declared
+            )
             questions.append(
                 Question(
                     comparison=comparison.name,
@@ -717,21 +821,27 @@ def questions_of(study: Study, comparisons: Sequence[Comparison], *, exploratory
                     alpha=alpha,
                     notes=tuple(notes),
                     budget=budget,
-                    scale=scale,
+                    cut_short=cut_short,
+                    improvement=improvement,
                 )
             )
     return tuple(questions)
 
 
-def family_of(registration: Registration | None, endpoint: str, group: Group, *, exploratory: bool) -> Family:
-    """primary: registered endpoint under the registered conditions; secondary: anything else of a registered study."""
+def family_of(
+    registration: Registration | None, endpoint: str, group: Group, treatment: str, *, exploratory: bool
+) -> Family:
+    """primary: registered endpoint under the registered conditions; secondary: anything else of a registered study,
+    which is corrected within a family of its own and was not registered."""
     if exploratory or registration is None:
         return "exploratory"
+    if group.primary and registration.family is not None and treatment not in registration.family:
+        return "exploratory"  # it came after the registration
     return "primary" if group.primary and endpoint == registration.endpoint else "secondary"
 
 
 def _improvement(comparison: Comparison, values: Paired) -> float | None:
-    """How much the reference improved: from its mean first loss to its mean loss here."""
+    """How much the reference improved: from its mean first loss to its mean loss here; 0 or below if it did not."""
     firsts = []
     for pair in comparison.pairs:
         if pair.reference.run is not None:
@@ -740,8 +850,7 @@ def _improvement(comparison: Comparison, values: Paired) -> float | None:
                 firsts.append(float(y[0]))
     if not firsts or not values.reference:
         return None
-    gained = math.fsum(firsts) / len(firsts) - math.fsum(values.reference) / len(values.reference)
-    return gained if gained > 0 else None
+    return math.fsum(firsts) / len(firsts) - math.fsum(values.reference) / len(values.reference)
 
 
 def sort_rows(rows: Iterable[TestRow]) -> tuple[TestRow, ...]:

@@ -38,7 +38,7 @@ class Guard:
 
     passed: bool
     new_mean: float
-    """Olympic."""
+    """Olympic; of runs on the same seeds the plain one."""
     reference_mean: float
     p_faster: float
     """One-sided: of "not faster than the reference"."""
@@ -88,10 +88,51 @@ def reference_convergence(new: ArrayLike, reference: ArrayLike, alpha: float = 0
         p_slower = 0.0 if mean > reference_mean else 1.0
         p_faster = 0.0 if mean < reference_mean else 1.0
     word = "faster" if p_faster <= alpha else "slower" if p_slower <= alpha else ""
-    if word:
-        reason = (
-            f"{word} than the reference: {mean:.6g} against {reference_mean:.6g}, p = {min(p_faster, p_slower):.3g}"
-        )
+    told = _told(word, mean, reference_mean, min(p_faster, p_slower), alpha)
+    return Guard(not word, mean, reference_mean, p_faster, p_slower, told)
+
+
+def paired_convergence(new: ArrayLike, reference: ArrayLike, tolerance: float, alpha: float = 0.05) -> Guard | Refused:
+    """S12 on the same seeds: paired one-sided t tests of the samples (or updates) to one loss, both ways.
+
+    A synchronous run and one process with its global batch start from the same weights and see the same texts, so that
+    runs of one seed are no independent samples, as `reference_convergence` wants them. Where the process accumulates
+    the workers' batches they differ by rounding only, which may be significant and is still nothing: below `tolerance`
+    no difference counts.
+
+    Args:
+        new, reference: one of each per seed (S), in the same order.
+        tolerance: in their unit, e.g. the samples of one update.
+    Returns:
+        The guard, with plain means; `Refused` for fewer than 3 seeds.
+    Raises:
+        ValueError: for values that are not finite, or lengths that differ.
+
+    >>> paired_convergence([100, 203, 298], [101, 200, 300], tolerance=16).reason
+    '200.333 against 200.333 on 3 common seeds, neither faster nor slower at 0.05'
+    >>> paired_convergence([140, 243, 338], [101, 200, 300], tolerance=16).passed
+    False
+    """
+    check_level(alpha)
+    ours, theirs = finite_values(new, "new"), finite_values(reference, "reference")
+    if len(ours) != len(theirs):
+        raise ValueError(f"{len(ours)} new and {len(theirs)} reference runs; give one of each per seed")
+    if len(ours) < 3:
+        return Refused(f"{len(ours)} common seeds; the guard needs 3")
+    n = len(ours)
+    mean, sd = mean_and_sd(ours - theirs)
+    if sd > 0:
+        p_slower = float(stats.t.sf(mean / sd * math.sqrt(n), n - 1))
     else:
-        reason = f"{mean:.6g} against {reference_mean:.6g}, neither faster nor slower at {alpha:g}"
-    return Guard(not word, mean, reference_mean, p_faster, p_slower, reason)
+        p_slower = 0.0 if mean > 0 else 1.0 if mean < 0 else 0.5
+    p_faster = 1.0 - p_slower
+    word = "" if abs(mean) <= tolerance else "faster" if p_faster <= alpha else "slower" if p_slower <= alpha else ""
+    our_mean, their_mean = math.fsum(ours) / n, math.fsum(theirs) / n
+    told = _told(word, our_mean, their_mean, min(p_faster, p_slower), alpha, f" on {n} common seeds")
+    return Guard(not word, our_mean, their_mean, p_faster, p_slower, told)
+
+
+def _told(word: str, mean: float, reference_mean: float, p: float, alpha: float, on: str = "") -> str:
+    if word:
+        return f"{word} than the reference: {mean:.6g} against {reference_mean:.6g}{on}, p = {p:.3g}"
+    return f"{mean:.6g} against {reference_mean:.6g}{on}, neither faster nor slower at {alpha:g}"

@@ -9,12 +9,15 @@ from collections.abc import Mapping, Sequence
 import numpy
 
 from analysis.endpoints import Comparison, reference_algorithm
-from analysis.intervals import Interval, short, sign_flip, t_interval, verdict
-from analysis.result_types import FROM_SCRATCH, DelayHistogram, Group, Headline, TestRow, Tile
+from analysis.intervals import Interval, nothing_to_find, short, sign_flip, t_interval, verdict
+from analysis.result_types import FROM_SCRATCH, DelayHistogram, Group, Headline, RestrictedTimes, TestRow, Tile
 from analysis.study import MEASURED, Study, StudyRun, summary_of
 from asyncsgd.plan import BASELINE
 
 TIMES = "\N{MULTIPLICATION SIGN}"
+
+SAME = ("equivalent", "different but negligible")
+"""The verdicts that rest on a margin."""
 
 _ENDPOINT_WORDS = {
     "time_to_target": "the time to the target",
@@ -92,29 +95,37 @@ def _sentence(row: TestRow, others: Sequence[TestRow], names: Mapping[str, str])
     by_endpoint: dict[str, TestRow] = {}
     for other in others:
         by_endpoint.setdefault(other.endpoint, other)
-    reference = names[row.reference]
-    clauses = [_clause(row, reference)]
+    clauses = [_clause(row, names)]
     beside = "time_to_target" if row.endpoint == "loss_at_equal_samples" else "loss_at_equal_samples"
     if beside in by_endpoint:
-        clauses.append(_clause(by_endpoint[beside], reference))
+        clauses.append(_clause(by_endpoint[beside], names))
     return f"{names[row.treatment]}, {row.group}: {'; '.join(clauses)}."
 
 
-def _clause(row: TestRow, reference: str) -> str:
-    what = _ENDPOINT_WORDS[row.endpoint]
+def _clause(row: TestRow, names: Mapping[str, str]) -> str:
+    what, reference = _ENDPOINT_WORDS[row.endpoint], names[row.reference]
     if row.estimate is None:
-        return f"no verdict on {what}: {row.reason}"
-    if row.word == "undecided" and row.p == 1.0 and row.effect is None:
-        return f"nothing is shown about {what}: {row.reason}"
-    found = _time_text(row, reference) if row.endpoint == "time_to_target" else _difference_text(row, reference)
+        return f"{'nothing is shown about' if row.n else 'no verdict on'} {what}: {row.reason}"
+    found = _difference_text(row, reference)
+    if row.times is not None:
+        found = _time_text(row, row.times, row.estimate, names)
+    found += _margin_text(row, reference)
     if row.word == "too few seeds":
         return f"{what}: too few seeds for a verdict ({row.reason}); so far {found}"
     if row.word == "undecided":
-        return f"{what}: not distinguishable from {reference}; {found}"
-    if row.word in ("equivalent", "different but negligible"):
-        assert row.margin is not None
-        return f"{what}: {found}, {row.word} within ±{row.margin:g}"
-    return found if row.endpoint == "time_to_target" else f"{what}: {found}"
+        hopeless = nothing_to_find(row.n, row.family_size, row.least_p_holm or 0.0, row.alpha)
+        return f"{what}: {f'{hopeless}; so far' if hopeless else f'not distinguishable from {reference};'} {found}"
+    return found if row.times is not None else f"{what}: {found}"
+
+
+def _margin_text(row: TestRow, reference: str) -> str:
+    """What the margin is beside all that the reference improved by, where a word rests on it or it is refused."""
+    if row.margin is None:
+        return ""
+    share = "" if row.margin_share is None else f" ({100 * row.margin_share:.3g} % of {reference}'s improvement)"
+    if row.equivalence is None:
+        return f", with a margin of ±{row.margin:g}{share} that is too wide to mean anything"
+    return f", {row.word} within ±{row.margin:g}{share}" if row.word in SAME else ""
 
 
 def _difference_text(row: TestRow, reference: str) -> str:
@@ -127,21 +138,30 @@ def _difference_text(row: TestRow, reference: str) -> str:
     return f"{short(abs(value))}{unit} {'higher' if value > 0 else 'lower'} than {reference} {ends}"
 
 
-def _time_text(row: TestRow, reference: str) -> str:
-    assert row.estimate is not None
+def _time_text(row: TestRow, times: RestrictedTimes, difference: Interval, names: Mapping[str, str]) -> str:
+    """The ratio where every run got there; else who did while all were watched, and the means up to then."""
+    treatment, reference = names[row.treatment], names[row.reference]
     speed = row.speed_up
-    wins = "" if speed is None else f", sooner in {speed.wins} of {speed.num_pairs} seeds"
     if speed is not None and speed.ratio is not None and speed.left_out == 0:
         ratio, side = speed.ratio, "sooner"
         if ratio.estimate < 1:
             ratio, side = _inverse(ratio), "later"
-        told = f"{_ends(ratio)}{wins}{_p_text(row)}"
+        told = f"{_ends(ratio)}, sooner in {row.wins} of {row.n} seeds{_p_text(row)}"
         return f"reached the target {ratio.estimate:.2f}{TIMES} {side} than {reference} ({told})"
-    value = row.estimate.estimate
+    budget = short(times.budget)
+    said = {"better": f"sooner at the target than {reference}: ", "worse": f"later at the target than {reference}: "}
+    within = "where the first run that missed it ended" if times.cut_short else "the longest run"
     return (
-        f"needed {short(abs(value))} {row.unit} {'more' if value > 0 else 'less'} to the target than {reference}, runs "
-        f"that never got there counted with the whole budget ({_ends(row.estimate)}{wins}{_p_text(row)})"
+        f"{said.get(row.word, '')}within the first {budget} {row.unit} ({within}) "
+        f"{times.treatment_within} of {row.n} {treatment} runs reached it{_later_text(times.treatment_later)} and "
+        f"{times.reference_within} of {row.n} {reference} runs{_later_text(times.reference_later)}; mean of min(time, "
+        f"{budget}) {short(row.treatment_mean or 0.0)} against {short(row.reference_mean or 0.0)}, difference "
+        f"{short(difference.estimate)} ({_ends(difference)}{_p_text(row)})"
     )
+
+
+def _later_text(later: int) -> str:
+    return f" ({later} later)" if later else ""
 
 
 def _inverse(ratio: Interval) -> Interval:
@@ -178,13 +198,9 @@ def tiles_of(
         for row in reversed(tests)
         if (row.treatment, row.reference) == (comparison.treatment.name, comparison.reference.name)
     }
-    # the worst finite loss on both sides is a difference of 0 that nobody measured
-    hopeless = bool(comparison.pairs) and all(
-        pair.treatment.diverged and pair.reference.diverged for pair in comparison.pairs
-    )
     return (
         _speed_tile(rows.get("time_to_target")),
-        _gap_tile(None if hopeless else rows.get("loss_at_equal_samples")),
+        _gap_tile(rows.get("loss_at_equal_samples")),
         _throughput_tile(comparison, generator),
         _delay_tile(comparison, delays),
     )
@@ -195,12 +211,14 @@ def _speed_tile(row: TestRow | None) -> Tile:
         return Tile("speed-up", "-", None, "", "", "not measured", "there is no target loss")
     speed = row.speed_up
     if speed is None or speed.ratio is None:
-        return Tile(
-            "speed-up", "-", None, "", TIMES, row.word, f"no pair in which both reached the target; {row.reason}"
-        )
+        return Tile("speed-up", "-", None, "", TIMES, row.word, f"no pair in which both got there; {row.reason}")
     note = f"{row.comparison}: time to the target, reference / treatment"
-    if speed.left_out:
-        note += f"; {speed.left_out} of {speed.num_pairs} pairs have no ratio"
+    if speed.left_out and row.times is not None:
+        # the ratio says nothing of pairs in which one did not get there; the word does
+        note += f", in the {speed.num_pairs - speed.left_out} of {speed.num_pairs} pairs in which both got there; the "
+        note += f"word is of all {row.n} pairs: mean of min(time, {short(row.times.budget)} {row.unit}), treatment - "
+        note += "reference, " + ("with nothing to compare" if row.estimate is None else str(row.estimate))
+        note += _p_text(row)
     return Tile(
         "speed-up",
         f"{speed.ratio.estimate:.2f}{TIMES}",
@@ -214,10 +232,15 @@ def _speed_tile(row: TestRow | None) -> Tile:
 
 def _gap_tile(row: TestRow | None) -> Tile:
     if row is None or row.estimate is None:
-        return Tile("final-loss gap", "-", None, "", "nats", "not measured", "no pair has a loss at equal samples")
+        why = "no pair has a loss at equal samples" if row is None else row.reason
+        return Tile("final-loss gap", "-", None, "", "nats", "not measured", why)
     note = f"{row.comparison}: loss at equal samples, treatment - reference"
     if row.relative is not None:
         note += f"; {100 * row.relative:+.1f} % of the reference's improvement"
+    if row.margin is not None:
+        note += f"; margin ±{row.margin:g}"
+        note += "" if row.margin_share is None else f", {100 * row.margin_share:.3g} % of that improvement"
+        note += ", too wide to mean anything" * (row.equivalence is None)
     text = f"{row.estimate.estimate:+.3f}"
     return Tile("final-loss gap", text, row.estimate, _interval_text(row.estimate), "nats", row.word, note)
 

@@ -29,6 +29,9 @@ SAME_SUM = 1e-12
 MINIMUM_PAIRS = 6
 """With fewer pairs the exact two-sided test cannot reach 0.05: 2 / 2^5 = 0.0625."""
 
+WIDEST_MARGIN = 0.5
+"""A margin above this share of all that the reference improved by would call equal what lost half of it."""
+
 CONVINCING_SHARE = 0.75
 """Bouthillier et al. (2021): the share of wins below which an improvement is not called one."""
 
@@ -395,7 +398,9 @@ def win_share(
     upper from the count rounded up.
 
     Args:
-        treatment, reference: one value per seed (S), paired; infinite ones (a target never reached) may be compared.
+        treatment, reference: one value per seed (S), paired. Times to a target that some runs ended without reaching
+            have to be cut to their common budget first: whether such a run would have been the later one is not known.
+            Infinite ones, of runs that can never get there, may be compared.
     Raises:
         ValueError: for unequal lengths, no values, or nan.
 
@@ -551,6 +556,53 @@ def detectable_effect(n: int, power: float = 0.8, alpha: float = 0.05) -> float:
     return float(optimize.brentq(lambda effect: power_paired(n, effect, alpha) - power, 0.0, high))
 
 
+def margin_too_wide(margin: float, improvement: float | None) -> str:
+    """Why ±`margin` says nothing beside what the reference `improvement` was in all; empty where it may be used.
+
+    Args:
+        margin: above 0, in the unit of the values.
+        improvement: how much better the reference became (0 or below: not at all); None where that is not known.
+
+    >>> margin_too_wide(0.05, 0.02), margin_too_wide(0.05, 1.0)
+    ("the margin of ±0.0500 is 250 % of the reference's improvement, too wide to mean anything", '')
+    """
+    if improvement is None or margin <= WIDEST_MARGIN * improvement:
+        return ""
+    if improvement <= 0:
+        return f"the reference did not improve, so no margin means anything, ±{short(margin)} neither"
+    share = 100 * margin / improvement
+    return f"the margin of ±{short(margin)} is {share:.0f} % of the reference's improvement, too wide to mean anything"
+
+
+def nothing_to_find(n: int, num_comparisons: int, least_p_holm: float, alpha: float = 0.05) -> str:
+    """Why `n` pairs cannot show a difference of any size within their family; empty where they can.
+
+    Args:
+        least_p_holm: by `least_p_holm`.
+
+    >>> nothing_to_find(6, 2, 0.0625)
+    'no difference of any size can be found with 6 pairs and 2 comparisons (no p_Holm is below 0.0625)'
+    >>> nothing_to_find(7, 2, 0.03125)
+    ''
+    """
+    if least_p_holm < alpha:
+        return ""
+    family = f" and {num_comparisons} comparisons" if num_comparisons > 1 else ""
+    return f"no difference of any size can be found with {n} pairs{family} (no p_Holm is below {short(least_p_holm)})"
+
+
+def least_p_holm(pairs: Sequence[int]) -> list[float]:
+    """The smallest adjusted p that each test of a family can give, when all of them give their smallest.
+
+    Args:
+        pairs: of every test of the family; 0 for one that was not made.
+
+    >>> least_p_holm([6, 6]), least_p_holm([6, 7]), least_p_holm([7, 0, 0])
+    ([0.0625, 0.0625], [0.03125, 0.03125], [0.046875, 1.0, 1.0])
+    """
+    return holm([smallest_p(n) if n else 1.0 for n in pairs])
+
+
 def equivalence_pairs_needed(margin_in_sd: float, power: float = 0.8, alpha: float = 0.05) -> int:
     """The smallest number of pairs with which `tost_paired` shows equivalence with `power` when the difference is 0.
 
@@ -654,6 +706,8 @@ def verdict(
     lower_is_better: bool = True,
     alpha: float = 0.05,
     minimum: int = MINIMUM_PAIRS,
+    num_comparisons: int = 1,
+    least: float = 0.0,
 ) -> Verdict:
     """Say in one word what `n` pairs have shown about treatment - reference.
 
@@ -665,6 +719,9 @@ def verdict(
         p_holm: exact p, adjusted for the family.
         interval90: of `PairedResult` or `Equivalence`, made with the same alpha; not looked at without a margin.
         margin: declared beforehand; None where there is none, and then nothing is called equivalent.
+        num_comparisons: size of the family, for the difference that could have been found: Holm's method has to reject
+            the first of m at alpha / m.
+        least: of `least_p_holm`; 0 where nothing is known about the family.
     Raises:
         ValueError: for nan, a margin that is not above 0, or an interval of another level.
 
@@ -691,9 +748,18 @@ def verdict(
         better = (difference_estimate < 0) == lower_is_better
         rule = "lower" if lower_is_better else "higher"
         return Verdict("better" if better else "worse", f"{p_text} < {alpha:g}, {rule} is better")
-    effect = detectable_effect(n, alpha=alpha)
-    found = f"with {n} pairs, differences below {effect:.2f} SD of the differences are found in less than 80 % of cases"
+    found = nothing_to_find(n, num_comparisons, least, alpha)
+    if not found:
+        effect = detectable_effect(n, alpha=alpha / num_comparisons)
+        found = (
+            f"with {n} pairs a paired t test at {_level_text(alpha, num_comparisons)} finds differences below "
+            f"{effect:.2f} SD of the differences in less than 80 % of cases"
+        )
     return Verdict("undecided", f"{p_text}; {found}")
+
+
+def _level_text(alpha: float, num_comparisons: int) -> str:
+    return f"{alpha:g}" if num_comparisons == 1 else f"{alpha:g} / {num_comparisons}"
 
 
 def _is_inside(interval: Interval, margin: float, alpha: float) -> bool:

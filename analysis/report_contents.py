@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import posixpath
 from collections.abc import Callable, Iterable
 from urllib.parse import quote
 
+from analysis.intervals import Interval
 from analysis.report_tables import (
     MISSING,
     Cell,
@@ -18,8 +21,9 @@ from analysis.report_tables import (
     percent,
     ratio,
     sentence,
+    whose_targets,
 )
-from analysis.result_types import FROM_SCRATCH, ArmInfo, Results, TestRow
+from analysis.result_types import FROM_SCRATCH, ArmInfo, FitResult, Results, Scaling, TestRow
 
 TONES = {
     "better": "good",
@@ -39,8 +43,41 @@ TONES = {
 """Word -> tone of its badge; any other verdict is an open one."""
 
 
+def _level(intervals: Iterable[Interval | None], otherwise: float = 0.95) -> str:
+    """What a column of intervals is headed by.
+
+    >>> _level([None, Interval(0.0, -1.0, 1.0, 0.99, 8)]), _level([])
+    ('99 % CI', '95 % CI')
+    """
+    level = next((interval.level for interval in intervals if interval is not None), otherwise)
+    return f"{100 * level:g} % CI"
+
+
+def _level_of_tests(rows: Iterable[TestRow]) -> str:
+    return _level(row.estimate for row in rows)
+
+
+def _won(row: TestRow) -> str:
+    """
+    Pairs that the treatment won; of times, those in which neither had got there by the end of the budget are neither.
+    """
+    return f"{row.wins} of {row.n}" + f", {row.ties} even" * (row.ties > 0)
+
+
+def _margin(row: TestRow) -> str:
+    """What the margin is beside all that the reference improved by."""
+    if row.margin_share is None:
+        return ""
+    refused = ": too wide" if row.equivalence is None and row.estimate is not None else ""
+    return f"{percent(row.margin_share)} of the reference's improvement{refused}"
+
+
 def _gap(value: float | None) -> str:
     return nats(value, 4)
+
+
+def _variance(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.3g}"
 
 
 def _general(value: float | None) -> str:
@@ -108,6 +145,8 @@ def clocks_of(results: Results) -> tuple[str, ...]:
 def conditions(results: Results) -> list[Table]:
     """Table 1: one row per arm. Measured and virtual seconds are in two tables."""
     arms = {arm.name: arm for arm in results.arms}
+    budgets = {curve.arm: panel.budget for panel in results.reached for curve in panel.curves}
+    seconds = _common_seconds(results)
     tables: list[Table] = []
     for clock in clocks_of(results):
         rows = [row for row in results.table if row.arm in arms and arms[row.arm].clock == clock]
@@ -133,10 +172,10 @@ def conditions(results: Results) -> list[Table]:
                 Cell(arms[row.arm].label, "reference" * arms[row.arm].reference),
                 Cell(MISSING if row.reached is None else f"{row.reached}/{row.n}"),
                 Cell(number(row.median_seconds) if row.median_seconds is not None or not row.reached else MISSING),
-                between(row.restricted_mean, number),
+                _restricted(row.restricted_mean, budgets.get(row.arm), unit),
                 between(row.speed_up, ratio),
                 between(row.loss_at_equal_samples, nats),
-                between(row.loss_at_equal_seconds, nats),
+                _beside(between(row.loss_at_equal_seconds, nats), "at", seconds.get(arms[row.arm].group), unit),
                 between(row.accuracy, nats),
                 between(row.train_seconds, number),
                 between(row.samples_per_second, number),
@@ -159,29 +198,59 @@ def conditions(results: Results) -> list[Table]:
                 tuple(columns),
                 tuple(cells),
                 tuple(rows),
-                "Means over test seeds with 95 % t intervals; speed-up as a geometric mean of the seeds' ratios.",
+                "Means over test seeds with 95 % t intervals; speed-up as a geometric mean of the seeds' ratios, with "
+                f"its {_level([row.speed_up for row in rows])}. Restricted mean time: of min(time, the second beside "
+                "it), up to which all runs of the group were watched. Loss at equal seconds: at the last second that "
+                "all finished runs of the group reached; Table 2 takes the last of the two runs of each pair, and so "
+                "has other means.",
                 narrow=True,
             )
         )
     return tables
 
 
+def _common_seconds(results: Results) -> dict[str, float]:
+    """Group -> the last second that all finished runs of it have a loss at: where the mean curves of its arms end."""
+    ends: dict[str, list[float]] = {}
+    for panel in results.curves:
+        if panel.axis == "seconds":
+            bands = [curve.band for curve in panel.curves if curve.band is not None and curve.band.x]
+            ends[panel.group] = [band.x[-1] for band in bands]
+    return {group: min(last) for group, last in ends.items() if last}
+
+
+def _restricted(mean: Interval | None, budget: float | None, unit: str) -> Cell:
+    """The mean of min(time, budget); none where it is the budget, because no run got there before it was over."""
+    if mean is not None and budget is not None and math.isclose(mean.estimate, budget):
+        return Cell(MISSING, f"none before {number(budget)} {unit}")
+    return _beside(between(mean, number), "up to", budget, unit)
+
+
+def _beside(cell: Cell, what: str, second: float | None, unit: str) -> Cell:
+    """`cell` with the second that it holds for."""
+    if cell.text == MISSING or second is None:
+        return cell
+    told = f"{what} {number(second)} {unit}"
+    return dataclasses.replace(cell, small="; ".join(part for part in (cell.small, told) if part))
+
+
 def comparisons(results: Results) -> Table:
     """Table 2: every comparison with its test, correction, margin and verdict."""
+    level = _level_of_tests(results.tests)
     columns = (
         Column("comparison", numeric=False),
         Column("endpoint", numeric=False),
         Column("family", numeric=False),
         Column("reference"),
         Column("treatment"),
-        Column("difference [95 % CI]"),
+        Column(f"difference [{level}]"),
         Column("d_z"),
-        Column("speed-up [95 % CI]"),
-        Column("share won [95 % CI]"),
+        Column(f"speed-up [{level}]"),
+        Column(f"share won [{level}]"),
         Column("p"),
         Column("p, Holm"),
         Column("p, t test"),
-        Column("margin; p, equivalence"),
+        Column("margin; p, equivalence; p, non-inferiority"),
         Column("verdict", numeric=False),
         Column("why, and what limits it", numeric=False, wide=True),
     )
@@ -189,8 +258,10 @@ def comparisons(results: Results) -> Table:
     for row in results.tests:
         form = number if row.endpoint == "time_to_target" else nats
         equivalence = MISSING
-        if row.equivalence is not None:
-            equivalence = f"±{row.equivalence.margin:g}; {p_value(row.equivalence.p)}"
+        if row.margin is not None:
+            found = row.equivalence
+            tested = (None, None) if found is None else (found.p, found.p_non_inferior)
+            equivalence = "; ".join([f"±{row.margin:g}", *map(p_value, tested)])
         share = between(row.share, percent)
         rows.append(
             (
@@ -202,11 +273,11 @@ def comparisons(results: Results) -> Table:
                 difference(row),
                 Cell(MISSING if row.effect is None else f"{row.effect:.2f}"),
                 between(None if row.speed_up is None else row.speed_up.ratio, ratio),
-                Cell(share.text, f"{row.wins} of {row.n}" if row.share is not None else ""),
+                Cell(share.text, _won(row) + ", convincing" * bool(row.convincing) if row.share is not None else ""),
                 Cell(p_value(row.p)),
                 Cell(p_value(row.p_holm)),
                 Cell(p_value(row.t_p)),
-                Cell(equivalence),
+                Cell(equivalence, _margin(row)),
                 word(row.word),
                 Cell(" ".join(sentence(text) for text in (row.reason, *row.notes) if text)),
             )
@@ -219,7 +290,11 @@ def comparisons(results: Results) -> Table:
         tuple(rows),
         results.tests,
         f"Difference: treatment - reference over seeds; below 0 is better for losses and times. Test: {names}; "
-        "Holm's correction within a family, whose size is in brackets.",
+        "Holm's correction within a family, whose size is in brackets: one endpoint in one group, and all comparisons "
+        "with the baseline. Secondary: corrected, but not registered. Times are compared up to the second in their "
+        "row: a pair in which neither got there by then is even and counts one half. Speed-up: of the pairs in which "
+        "both got there. A share won is convincing above 75 % with its interval above one half. Non-inferiority: the "
+        "side of the equivalence test that says not worse by more than the margin.",
         narrow=True,
     )
 
@@ -229,7 +304,7 @@ def first_tests(results: Results, most: int = 6) -> Table:
     columns = (
         Column("comparison", numeric=False),
         Column("endpoint", numeric=False),
-        Column("difference [95 % CI]"),
+        Column(f"difference [{_level_of_tests(results.tests)}]"),
         Column("p"),
         Column("p, Holm"),
         Column("margin"),
@@ -240,11 +315,13 @@ def first_tests(results: Results, most: int = 6) -> Table:
     rows = []
     for row in ordered:
         small = row.family
-        shown = difference(row)
-        if row.speed_up is not None:
-            won = f"won {row.speed_up.wins} of {row.speed_up.num_pairs}"
-            if row.speed_up.ratio is not None:
-                won = f"{between(row.speed_up.ratio, ratio).text} sooner, {won}"
+        shown = difference(row) if row.estimate is not None else Cell(MISSING, row.reason)
+        if row.speed_up is not None and row.estimate is not None:
+            won = f"won {_won(row)}"
+            faster = row.speed_up.ratio
+            if faster is not None:
+                of_all = "" if faster.n == row.n else f" (n = {faster.n})"
+                won = f"{between(faster, ratio).text} sooner{of_all}, {won}"
             shown = Cell(shown.text, "; ".join(part for part in (shown.small, won) if part))
         rows.append(
             (
@@ -253,7 +330,7 @@ def first_tests(results: Results, most: int = 6) -> Table:
                 shown,
                 Cell(p_value(row.p)),
                 Cell(p_value(row.p_holm)),
-                Cell(MISSING if row.margin is None else f"±{row.margin:g}"),
+                Cell(MISSING if row.margin is None else f"±{row.margin:g}", _margin(row)),
                 word(row.word),
             )
         )
@@ -297,7 +374,8 @@ def sensitivity(results: Results) -> Table:
         columns,
         tuple(rows),
         tuple((item, point) for item in results.sensitivity for point in item.points),
-        "Target: that share of the reference's improvement. Speed-up: geometric mean over the pairs that got there.",
+        "Target: that share of the reference's improvement. Speed-up: geometric mean over the pairs that got there."
+        + whose_targets(results.sensitivity),
         narrow=True,
     )
 
@@ -336,7 +414,7 @@ def fits(results: Results) -> Table:
         Column("law", numeric=False),
         Column("parameters [95 % CI]", numeric=False, wide=True),
         Column("peak (workers)"),
-        Column("AICc"),
+        Column("AICc (less that of Amdahl)"),
     )
     rows = []
     for item in results.scaling:
@@ -353,11 +431,18 @@ def fits(results: Results) -> Table:
                     Cell({"usl": "universal scalability", "amdahl": "Amdahl"}[fit.model]),
                     Cell(", ".join(told) if not fit.refused else f"none: {fit.refused}"),
                     Cell(MISSING if fit.peak is None else f"{fit.peak:.1f}"),
-                    Cell(number(fit.aicc)),
+                    _aicc(item, fit),
                 )
             )
     records = tuple((item, fit) for item in results.scaling for fit in item.fits)
     return Table("fits", "Laws fitted to the throughput", columns, tuple(rows), records, narrow=True)
+
+
+def _aicc(item: Scaling, fit: FitResult) -> Cell:
+    """Below 0 in brackets the universal scalability law is preferred; it is no test."""
+    if fit.model == "amdahl" or item.aicc_difference is None:
+        return Cell(number(fit.aicc))
+    return Cell(f"{number(fit.aicc)} ({item.aicc_difference:+.1f})")
 
 
 def trends(results: Results) -> Table:
@@ -415,6 +500,7 @@ def pareto(results: Results) -> Table:
     labels = _labels(results)
     columns = (
         Column("arm", numeric=False),
+        Column("runs", numeric=False),
         Column("clock", numeric=False),
         Column("seconds"),
         Column("loss (nats)"),
@@ -425,6 +511,7 @@ def pareto(results: Results) -> Table:
     rows = [
         (
             Cell(labels.get(point.arm, point.arm)),
+            Cell(", ".join(f"{key} {value}" for key, value in point.trial) or "test", "tuning" * bool(point.trial)),
             Cell(_where(panel.clock, panel.speeds)),
             Cell(number(point.seconds)),
             Cell(nats(point.loss)),
@@ -434,6 +521,7 @@ def pareto(results: Results) -> Table:
         )
         for panel in results.pareto
         for point in panel.points
+        if point.on_front or not point.trial
     ]
     return Table(
         "pareto",
@@ -441,6 +529,15 @@ def pareto(results: Results) -> Table:
         columns,
         tuple(rows),
         tuple((panel, point) for panel in results.pareto for point in panel.points),
+        "Test runs, and those tuning trials that are on the front of all trials, which ran on other seeds than the "
+        "tests; the other trials are in the CSV.",
+        tuple(
+            f"{_where(panel.clock, panel.speeds)}: the area that the test runs dominate is "
+            f"{number(panel.hypervolume)}, up to the budget of {labels.get(panel.reference_arm, panel.reference_arm)} "
+            f"({number(panel.reference_point[0])} s) and its first loss ({nats(panel.reference_point[1])})."
+            for panel in results.pareto
+            if panel.reference_point is not None and panel.reference_arm is not None
+        ),
     )
 
 
@@ -449,9 +546,9 @@ def schedule(results: Results) -> Table:
     columns = (
         Column("arm", numeric=False),
         Column("seeds x replicates"),
-        Column("variance, schedule (nats²)"),
+        Column("variance, schedule (nats²) [95 % CI]"),
         Column("variance, seed (nats²)"),
-        Column("share of the schedule"),
+        Column("share of the schedule [95 % CI]"),
         Column("p"),
         Column("why not", numeric=False, wide=True),
     )
@@ -459,9 +556,9 @@ def schedule(results: Results) -> Table:
         (
             Cell(labels.get(item.arm, item.arm)),
             Cell(f"{item.num_seeds} x {item.num_replicates}"),
-            Cell(MISSING if item.schedule_variance is None else f"{item.schedule_variance:.3g}"),
+            between(item.schedule_variance, _variance),
             Cell(MISSING if item.seed_variance is None else f"{item.seed_variance:.3g}"),
-            Cell(percent(item.share)),
+            between(item.share, percent),
             Cell(p_value(item.p)),
             Cell(item.refused),
         )
@@ -570,7 +667,8 @@ def tuning(results: Results) -> Table:
         columns,
         tuple(rows),
         results.tuning,
-        "On seeds that no test uses; the score of a trial is what it was chosen by.",
+        "On seeds that no test uses; a trial was chosen by its score, the mean final loss at equal samples, whatever "
+        "the endpoint of the tests.",
     )
 
 

@@ -27,7 +27,7 @@ from analysis.report_pictures import (
     panel,
     written,
 )
-from analysis.report_tables import sentence
+from analysis.report_tables import sentence, whose_targets
 from analysis.result_types import (
     CurvePanel,
     DelayGap,
@@ -144,7 +144,11 @@ def time_to_target(cast: Cast, item: ReachedPanel) -> Picture | None:
     said = []
     for curve in item.curves:
         entry = entries[curve.arm]
-        seconds, share = [*curve.seconds, last * 1.02], [*curve.share, curve.share[-1] if curve.share else 0.0]
+        # a curve ends with its last run at risk; one that diverged is at risk for ever, and 100 % stays
+        watched = max([*curve.seconds, *curve.censored]) if curve.censored else last * 1.02
+        if curve.reached + len(curve.censored) < curve.n:
+            watched = last * 1.02
+        seconds, share = [*curve.seconds, watched], [*curve.share, curve.share[-1] if curve.share else 0.0]
         axes.step(
             seconds,
             share,
@@ -170,21 +174,28 @@ def time_to_target(cast: Cast, item: ReachedPanel) -> Picture | None:
     axes.set_xlim(0, last * 1.02)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     seconds_label = cast.groups[item.group].seconds_label if item.group in cast.groups else "seconds"
-    finish(axes, seconds_label, f"runs at or below {item.target:.3f}")
+    # censoring before another run got there makes the curve an estimate that is no share of the runs
+    estimated = any(curve.share and abs(curve.share[-1] - curve.reached / curve.n) > 1e-9 for curve in item.curves)
+    finish(axes, seconds_label, f"{'Kaplan-Meier estimate of ' * estimated}runs at or below {item.target:.3f}")
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter(THOUSANDS)
     _at_risk(axes, item, entries, last)
     caption = f"Target {item.target:.4f}: {item.target_from}. " if item.target_from else ""
-    missed = [f"{entries[c.arm].text} {c.reached} of {c.n}" for c in item.curves if c.reached < c.n]
-    caption += f"Reached by {', '.join(missed)}, all others by all. " if missed else "Reached by every run. "
-    caption += "Below: runs not yet there."
+    missed = [f"{c.reached} of {c.n} {entries[c.arm].text} runs" for c in item.curves if c.reached < c.n]
+    others = "; by all runs of the others" if len(missed) < len(item.curves) else ""
+    caption += f"Reached by {', '.join(missed)}{others}. " if missed else "Reached by every run. "
+    caption += "Below: runs at risk, neither there nor stopped."
     if any(curve.censored for curve in item.curves):
-        caption += " A bar marks a run that ended before it got there."
+        caption += " A bar marks a run that ended before it got there; a curve ends where no run is at risk."
+    if estimated:
+        caption += " Kaplan-Meier: where runs ended early, the estimate is not the share of runs that got there."
     if item.budget is not None:
         caption += f" Dashed: the common budget, {item.budget:,.4g} s ({item.budget_reason})."
     if item.spacing is not None:
         caption += f" Evaluations around a crossing lie {item.spacing:,.3g} s apart (median)."
-    caption += "".join(f" Log-rank, permutation: {cast.label(arm)}, p = {_p(p)}." for arm, p in item.log_rank_p)
+    if item.log_rank_p:
+        told = ", ".join(f"{entries[arm].text if arm in entries else arm} p = {_p(p)}" for arm, p in item.log_rank_p)
+        caption += f" Exploratory, not corrected, in no verdict: permutation log-rank against the reference, {told}."
     return Picture(
         cast.name("time-to-target", item.group),
         "Time to the target",
@@ -249,7 +260,7 @@ def target_sensitivity(cast: Cast, items: Sequence[Sensitivity]) -> Picture | No
         + "; ".join(said)
         + ".",
         f"Above 1: sooner than {cast.label(items[0].reference)}. Geometric mean of the seeds' ratios with its 95 % t "
-        f"interval, {in_all(sizes)}." + (" Open: not every run got there." if few else ""),
+        f"interval, {in_all(sizes)}." + (" Open: not every run got there." if few else "") + whose_targets(items),
         tuple(entries.values()),
     )
 
@@ -397,7 +408,8 @@ def delay_gaps(cast: Cast, items: Sequence[DelayGap], margin: float | None = Non
     axes.set_xlim(0, 1.15 * max([item.delay_p95 for item in items] + [1.0]))
     axes.xaxis.set_major_locator(MaxNLocator(7))
     sizes = sorted({item.gap.n for item in items})
-    caption = f"Above 0: worse than the reference of its group. Mean with its 95 % t interval, {in_all(sizes)}. "
+    level = f"{100 * items[0].gap.level:g} %"
+    caption = f"Above 0: worse than the reference of its group. Mean with its {level} t interval, {in_all(sizes)}. "
     caption += "Numbers: workers."
     if margin is not None:
         caption += f" Shaded: the declared margin, {margin:g} nats."
@@ -418,8 +430,22 @@ def pareto(cast: Cast, item: ParetoPanel) -> Picture | None:
         return None
     figure, axes = panel()
     entries: list[Entry] = []
-    front = [(point.seconds, point.loss) for point in item.points if point.on_front]
-    for point in item.points:
+    tests = [point for point in item.points if not point.trial]
+    trials = [point for point in item.points if point.trial]
+    front = [(point.seconds, point.loss) for point in tests if point.on_front]
+    for point in trials:
+        look = cast.look(point.arm)
+        axes.plot(
+            point.seconds,
+            point.loss,
+            marker=look.marker,
+            markersize=3.5 if point.on_front else 2.5,
+            color=look.colour,
+            alpha=1.0 if point.on_front else 0.4,
+            linestyle="none",
+            zorder=2,
+        )
+    for point in tests:
         info = cast.arms.get(point.arm)
         entry = Entry(info.algorithm if info else point.arm, cast.look(point.arm), line=False)
         entries.append(entry)
@@ -445,12 +471,23 @@ def pareto(cast: Cast, item: ParetoPanel) -> Picture | None:
     axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.xaxis.set_major_formatter(THOUSANDS)
     axes.margins(0.12)
-    sizes = sorted({point.n for point in item.points})
+    better = sorted(point.loss for point in trials)[: (len(trials) + 1) // 2]
+    if trials:  # bad learning rates must not flatten the rest
+        axes.set_ylim(*limits_of([*(point.loss for point in tests), *better]))
+    sizes = sorted({point.n for point in tests})
     caption = f"Means over seeds, {in_all(sizes)}. Filled: nobody is better in both. Numbers: workers."
-    if item.hypervolume is not None and item.reference_point is not None:
+    if trials:
+        caption += (
+            f" Small: the better half of {len(trials)} tuning trials, on other seeds and compared among themselves; "
+            "pale: another one is better."
+        )
+    if item.hypervolume is not None and item.reference_point is not None and item.reference_arm is not None:
         seconds, loss = item.reference_point
-        caption += f" Area dominated, against ({seconds:,.4g} s, {loss:.3f}): {item.hypervolume:,.4g}."
-    best = ", ".join(cast.label(point.arm) for point in item.points if point.on_front)
+        caption += (
+            f" Area dominated by the test runs, up to the budget and the first loss of "
+            f"{cast.label(item.reference_arm)} ({seconds:,.4g} s, {loss:.3f}): {item.hypervolume:,.4g}."
+        )
+    best = ", ".join(cast.label(point.arm) for point in tests if point.on_front)
     return Picture(
         cast.name("pareto", item.clock, item.speeds or "", item.data_fingerprint[:8]),
         "Final loss versus seconds",

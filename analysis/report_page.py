@@ -297,7 +297,7 @@ def _tile(tile: Tile) -> PageTile:
         tile.title,
         tile.text,
         "" if tile.text == "-" or tile.unit in tile.text else tile.unit,
-        tile.interval_text or ("no interval" if tile.text != "-" else ""),
+        _kept_together(tile.interval_text or ("no interval" if tile.text != "-" else "")),
         tile.word,
         TONES.get(tile.word, "open"),
         tile.note,

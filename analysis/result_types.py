@@ -15,6 +15,8 @@ from analysis.intervals import Interval
 
 Endpoint = Literal["time_to_target", "loss_at_equal_samples", "loss_at_equal_seconds", "macro_f1"]
 Family = Literal["primary", "secondary", "exploratory"]
+"""primary: what was registered; secondary: corrected within a family of its own, not registered; exploratory: there is
+no registration that stands, or the target was chosen after the fact."""
 Level = Literal["good", "warning", "bad", "unknown"]
 """How a line of the trust box is to be read: as it should be, to be careful with, wrong, or not known."""
 
@@ -97,11 +99,26 @@ class SpeedUpResult:
     """T_reference / T_treatment; above 1: the treatment was sooner. `ratio.n`: pairs where both reached it; None where
     there is no such pair."""
     p: float | None
-    wins: int
-    """Pairs in which the treatment was sooner, of `num_pairs`; a run that never reached the target is the later one."""
     num_pairs: int
     left_out: int
     """Pairs without a ratio, because one of the two did not reach the target."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RestrictedTimes:
+    """S3: what stands behind a difference of times that are counted up to a common budget."""
+
+    budget: float
+    """Seconds up to which times are compared."""
+    cut_short: bool
+    """Whether a run ended at `budget` without the target, so that nothing is known beyond it; else every run that did
+    not diverge got there."""
+    treatment_within: int
+    """Runs that reached the target before the budget was over, or at its end."""
+    reference_within: int
+    treatment_later: int
+    """Runs that reached it after that, which is in no number."""
+    reference_later: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,10 +154,13 @@ class TestRow:
     family: Family
     family_size: int
     """Comparisons that Holm's correction is over."""
+    alpha: float
+    """Level of the verdict; the row's intervals have level 1 - alpha."""
     n: int
     """Complete pairs (seeds)."""
     estimate: Interval | None
-    """Mean paired difference, treatment - reference, with its 95 % t interval; None without a pair."""
+    """Mean paired difference, treatment - reference, with its t interval; None without a pair, and where all values are
+    what runs without a result are counted as."""
     reference_mean: float | None
     treatment_mean: float | None
     relative: float | None
@@ -153,16 +173,27 @@ class TestRow:
     """Name of the test, e.g. ``exact sign-flip``."""
     p: float | None
     p_holm: float | None
+    least_p_holm: float | None
+    """The smallest that so many pairs can give in this family: at `alpha` or above, nothing can be found."""
     t_p: float | None
     """Of the paired t test, shown beside the exact one."""
     margin: float | None
+    margin_share: float | None
+    """`margin` over the reference's improvement; None without one of them, or where it did not improve."""
     equivalence: EquivalenceResult | None
+    """None without a margin, and where `intervals.margin_too_wide` refuses it."""
     speed_up: SpeedUpResult | None
     """For `time_to_target` only."""
+    times: RestrictedTimes | None
+    """For `time_to_target` only."""
     share: Interval | None
-    """S5: share of pairs that the treatment won, ties one half, with Clopper-Pearson."""
+    """S5: share of pairs that the treatment won, ties one half, with Clopper-Pearson; of times up to the budget."""
     wins: int
     """Pairs in which the treatment is better."""
+    ties: int
+    """Pairs in which neither is; of times, those in which neither got there within the budget."""
+    convincing: bool | None
+    """S5: whether the interval of `share` lies above one half and the share above 0.75; None without a pair."""
     word: str
     """The verdict: too few seeds, equivalent, different but negligible, better, worse, undecided."""
     reason: str
@@ -335,6 +366,8 @@ class Sensitivity:
     reference: str
     group: str
     points: tuple[SensitivityPoint, ...]
+    after_the_fact: bool
+    """Whether the targets are shares of the test runs' own improvement, since no pilot runs were registered."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -377,6 +410,8 @@ class Scaling:
     """``samples/s`` or ``samples/virtual s``."""
     points: tuple[ScalingPoint, ...]
     fits: tuple[FitResult, ...]
+    aicc_difference: float | None
+    """AICc of the universal scalability law minus that of Amdahl's law; None without both. Below 0 the former."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -423,13 +458,21 @@ class DelayGap:
 
 @dataclasses.dataclass(frozen=True)
 class ParetoPoint:
+    """The test runs of one arm, or one of its tuning trials.
+
+    Trials ran on the tuning seeds, so that they are compared with one another and not with the test runs: there is a
+    front of either.
+    """
+
     arm: str
     seconds: float
     loss: float
     on_front: bool
     share: float | None
-    """Of the bootstrap samples of the seeds in which no other arm is better in both."""
+    """Of the bootstrap samples of the seeds in which no other point of its front is better in both."""
     n: int
+    trial: tuple[tuple[str, str], ...] = ()
+    """(key, value) of the settings that the trial tried; empty for the test runs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -444,8 +487,11 @@ class ParetoPanel:
     points: tuple[ParetoPoint, ...]
     """Sorted by seconds."""
     hypervolume: float | None
-    """Area dominated, in seconds x nats, against `reference_point`."""
+    """Area that the test runs dominate, in seconds x nats, against `reference_point`."""
     reference_point: tuple[float, float] | None
+    """Mean seconds of the whole runs of one arm, and its mean loss at its first evaluation: other arms do not move it.
+    None where no arm of the panel is a reference."""
+    reference_arm: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -545,9 +591,9 @@ class ScheduleShare:
     refused: str
     num_seeds: int
     num_replicates: int
-    schedule_variance: float | None
+    schedule_variance: Interval | None
     seed_variance: float | None
-    share: float | None
+    share: Interval | None
     """schedule / (schedule + seed)."""
     p: float | None
 

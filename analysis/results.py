@@ -76,7 +76,8 @@ def results(study: Study, generator: numpy.random.Generator) -> Results:
     scores = scores_of(study)
     questions = questions_of(study, comparisons, exploratory=bool(why))
     more, unscored = downstream_questions(study, groups, scores, exploratory=bool(why))
-    tests = sort_rows(judge([*questions, *more], generator))
+    registered = None if study.registration is None else study.registration.family
+    tests = sort_rows(judge([*questions, *more], generator, len(registered or ())))
     activities = {
         arm: [activity_of(run.run) for run in scope.usable[arm] if run.run is not None]
         for group in groups
@@ -121,7 +122,7 @@ def results(study: Study, generator: numpy.random.Generator) -> Results:
         counts=counts_of(study),
         curves=curve_panels(scope),
         reached=reached,
-        sensitivity=sensitivities(comparisons, generator),
+        sensitivity=sensitivities(study, comparisons, generator),
         scaling=scaling,
         trends=found_trends,
         delays=delays,
@@ -155,6 +156,8 @@ def exploratory_because(study: Study, groups: Sequence[Group]) -> str:
         return study.unregistered_because
     if study.unchanged is False:
         return "analysis.yaml is not what it was when the test runs began"
+    if study.unverified_because:
+        return study.unverified_because
     primary = [group for group in groups if group.primary]
     if not primary:
         shown = ", ".join(

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from analysis.load import UNFINISHED, UNREADABLE, Condition, Run, labels, load_runs
 from asyncsgd.errors import UsageError, nearest
-from asyncsgd.plan import BASE, BASELINE, ENDPOINTS, PLAN_SCHEMA, STAGES
+from asyncsgd.plan import BASE, BASELINE, ENDPOINTS, PLAN_SCHEMA, STAGES, resolve
 from asyncsgd.record import DIVERGED
 
 MISSING = "MISSING"
@@ -39,10 +39,15 @@ _REGISTRATION_KEYS = (
     "num_seeds",
     "targets",
     "target_from",
+    "family",
+    "seeds",
+    "config_sha256",
+    "pilots",
 )
 _PLAN_KEYS = ("schema", "study", "config_sha256", "base_model", "arms", "runs", "targets", "analysis_sha256")
 _REPLACED = re.compile(r"\.before-\d+$")
 _LAYOUT = re.compile(r"(?:^|/)(tuning|pilot|test|finetune)/([^/]+)/([^/]+)$")
+_ARM = re.compile(r"[^-]+-w(?P<workers>\d+)(?:-.*?)??(?P<virtual>-virtual)?")
 _LEAF = re.compile(r"(?:t(?P<trial>\d+)-)?s(?P<seed>\d+)(?:-r(?P<replicate>\d+))?(?:-f(?P<repetition>\d+))?$")
 
 _NOT_OF_AN_ARM = frozenset(
@@ -51,6 +56,30 @@ _NOT_OF_AN_ARM = frozenset(
 """Settings that may differ between runs of one arm: the seed, the budget and the machine."""
 _OF_THE_CONDITION = frozenset(("mode", "rule", "nproc", "workers", "batch_size", "clock"))
 """Settings that `Condition` already holds."""
+
+
+_OF_THE_MACHINE = frozenset(("model", "cache_dir", "run_dir", "runs_dir", "overwrite"))
+"""Settings that say where something lies: the base model that a sweep makes has another path in every copy of it."""
+_IN_THE_SUMMARY = {
+    "seed": "seed",
+    "mode": "mode",
+    "nproc": "num_workers",
+    "clock": "clock",
+    "speeds": "speeds",
+    "batch_size": "batch_size",
+    "accumulate": "accumulate",
+    "learning_rate": "learning_rate",
+}
+"""Settings that a summary records as they are, or fine-tuning of its parent, by its own name for them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pilots:
+    """Medians over the pilot runs of a reference arm, from which its target was taken."""
+
+    runs: int
+    first_loss: float
+    best_loss: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +100,14 @@ class Registration:
     target_from: str
     sha256: str
     """Of the file's bytes."""
+    family: tuple[str, ...] | None = None
+    """Arms that are compared with the reference under the primary conditions; None in files that did not name them."""
+    seeds: tuple[int, ...] | None = None
+    """Of the test runs; None in files that did not name them."""
+    config_sha256: str | None = None
+    """Of the sweep's config, as in plan.json; None in files that did not record it."""
+    pilots: Mapping[str, Pilots] = dataclasses.field(default_factory=dict)
+    """By reference arm; empty where the target was given, and in files that did not record them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +119,8 @@ class Trial:
     losses: tuple[float | None, ...]
     """One per seed; None: diverged, failed or not there yet."""
     score: float | None
+    number: int | None = None
+    """Its place in the plan's list, by which tuning runs name it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +158,8 @@ class StudyRun:
     """Folder of the pretraining run that a fine-tuning run started from."""
     finetune_seed: int | None = None
     run: Run | None = None
+    misplaced: str = ""
+    """What its folder holds in its place, in words; such a run has no `run`."""
 
     @property
     def status(self) -> str:
@@ -139,15 +180,24 @@ class StudyRun:
         """Whether it is a result: it came to its end, or diverged."""
         if self.run is None:
             return False
-        return self.diverged or (self.run.done and (self.stage == "finetune" or self._evaluated))
+        return self.diverged or (self.run.done and (self.stage == "finetune" or not self._cut_short))
 
     @functools.cached_property
-    def _evaluated(self) -> bool:
-        """Whether any evaluation has a loss at a known place."""
-        if self.run is None:
-            return False
+    def _cut_short(self) -> str:
+        """What is lost of the curve of a run that is DONE; empty where it has its end.
+
+        Every run is evaluated where it ends. Without that evaluation its last loss is one of another number of samples,
+        and all others would have to be compared there.
+        """
+        assert self.run is not None
         places = self.run.evaluations[["loss", "train_seconds", "total_samples"]]
-        return bool(places.notna().all(axis=1).any())
+        known = places[places.notna().all(axis=1)]
+        if not len(known):
+            return "it has no evaluation that can be used"
+        last, end = int(known["total_samples"].max()), self.run.summary.get("num_samples")
+        if end is not None and last < end:
+            return f"its evaluations in events.jsonl end at {last} of {end} samples"
+        return ""
 
     @property
     def unusable_because(self) -> str:
@@ -155,9 +205,9 @@ class StudyRun:
         if self.usable:
             return ""
         if self.run is None:
-            return "planned, and no folder there"
+            return self.misplaced or "planned, and no folder there"
         if self.run.done:
-            return "DONE, but it has no evaluation that can be used"
+            return f"DONE, but {self._cut_short}"
         told = self.run.summary.get("message") or (self.run.problems[0] if self.run.problems else "")
         return f"{self.status}{f': {told}' * bool(told)}"
 
@@ -189,6 +239,8 @@ class Study:
     """Why there is no pre-registration, in words; empty where there is one."""
     unchanged: bool | None
     """Whether analysis.yaml agrees with what plan.json recorded of it; None where nothing can be checked."""
+    unverified_because: str
+    """Why the plan is not known to be the one that was registered, in words; empty where it is, or nothing was."""
     targets: Mapping[str, float]
     """Declared target losses by reference arm: of the registration, else of the plan."""
     target_from: str
@@ -251,8 +303,12 @@ def load_study(folder: Path | str) -> Study:
         arms, placed = _by_layout(runs, aside)
     else:
         arms, placed = _by_settings(runs, aside, problems)
+    if plan is not None or any(_LAYOUT.search(run.name) for run in runs):
+        placed = _in_their_place(arms, placed, aside, problems)
     placed = _without_duplicates(placed, aside, problems, replicates=plan is None)
-    arms = tuple(_with_facts(arm, placed, problems) for arm in arms)
+    placed = _without_copies(placed, aside, problems)
+    arms = tuple(_with_facts(arm, placed, problems, planned=plan is not None) for arm in arms)
+    problems += _equal_arms(arms, placed)
     targets, target_from = _targets(plan, registration, problems)
     return Study(
         folder=folder,
@@ -263,6 +319,7 @@ def load_study(folder: Path | str) -> Study:
         registration=registration,
         unregistered_because=because,
         unchanged=_unchanged(plan, registration, problems),
+        unverified_because=_unverified(plan, registration, arms, problems),
         targets=targets,
         target_from=target_from,
         set_aside=tuple(sorted(aside, key=lambda item: (item.name, item.reason))),
@@ -359,7 +416,7 @@ def _planned_arm(entry: Any, problems: list[str]) -> Arm | None:
     settings = entry.get("settings")
     chosen = entry.get("chosen")
     trials = entry.get("trials")
-    sound = [_trial(trial) for trial in trials] if isinstance(trials, list) else []
+    sound = [_trial(trial, number) for number, trial in enumerate(trials)] if isinstance(trials, list) else []
     if any(trial is None for trial in sound) or not isinstance(trials, list | None):
         problems.append(f"plan.json: arm {entry['name']} has damaged trials, which were left out")
     return Arm(
@@ -375,7 +432,7 @@ def _planned_arm(entry: Any, problems: list[str]) -> Arm | None:
     )
 
 
-def _trial(entry: Any) -> Trial | None:
+def _trial(entry: Any, number: int) -> Trial | None:
     if not isinstance(entry, Mapping) or not isinstance(entry.get("settings"), Mapping):
         return None
     seeds, losses = entry.get("seeds") or [], entry.get("losses") or []
@@ -386,6 +443,7 @@ def _trial(entry: Any) -> Trial | None:
         tuple(seed for seed in seeds if isinstance(seed, int)),
         tuple(_number_or_none(loss) for loss in losses),
         _number_or_none(entry.get("score")),
+        number,
     )
 
 
@@ -601,27 +659,198 @@ def _without_duplicates(
     return kept
 
 
+def _in_their_place(
+    arms: Sequence[Arm], runs: Sequence[StudyRun], aside: list[Aside], problems: list[str]
+) -> list[StudyRun]:
+    """The runs that are what their place in the study says; of others the place stays, without a run."""
+    by_name = {arm.name: arm for arm in arms}
+    digests = {run.name: run.run.summary.get("parameters_sha256") for run in runs if run.run is not None}
+    kept = []
+    for run in runs:
+        differing = [] if run.run is None else _differing(run, by_name.get(run.arm), digests.get(run.parent or ""))
+        if differing:
+            run = _set_aside(run, f"its folder holds another run: {', '.join(differing)}", aside, problems)
+        kept.append(run)
+    return kept
+
+
+def _set_aside(run: StudyRun, reason: str, aside: list[Aside], problems: list[str]) -> StudyRun:
+    """The place of `run`, without it."""
+    problems.append(f"{run.name}: {reason}; it is set aside")
+    aside.append(Aside(run.name, reason, run))
+    return dataclasses.replace(run, run=None, misplaced=reason)
+
+
+def _differing(run: StudyRun, arm: Arm | None, parent_sha256: object) -> list[str]:
+    """What a run records of itself that its place in the study does not say; what it does not record is not held
+    against it.
+    """
+    assert run.run is not None
+    summary, settings = run.run.summary, run.run.settings
+    expected = {"seed": run.seed} | ({} if arm is None else _expected(run, arm))
+    if run.stage != "finetune":
+        told = [(key, settings.get(key), value) for key, value in expected.items() if key not in _OF_THE_MACHINE]
+        told += _recorded(summary, expected)
+    else:
+        told = [("seed", summary.get("seed"), run.finetune_seed)]
+        parent = summary.get("parent")
+        if isinstance(parent, Mapping) and run.parent is None:
+            told.append(("start", f"run {parent.get('run')}", "the base model"))
+        elif isinstance(parent, Mapping):
+            told += [(f"{key} of its pretraining", here, there) for key, here, there in _recorded(parent, expected)]
+            digests = (parent.get("parameters_sha256"), parent_sha256)
+            here, there = (None if digest is None else str(digest)[:16] for digest in digests)
+            told.append(("parameters_sha256 of its pretraining", here, there))
+    differing = {what: f"{what} {here}, not {there}" for what, here, there in told if not _same(here, there)}
+    return list(differing.values())
+
+
+def _recorded(record: Mapping[str, Any], expected: Mapping[str, Any]) -> list[tuple[str, object, object]]:
+    """(setting, what the summary of a pretraining run or of what came after it says, what is expected)."""
+    told: list[tuple[str, object, object]] = [
+        (key, record.get(name), expected[key]) for key, name in _IN_THE_SUMMARY.items() if key in expected
+    ]
+    if isinstance(rule := expected.get("rule"), str) and record.get("rule") is not None:
+        # it has all parameters of the rule, a config those that are not its defaults
+        here, there = (str(one).partition(":")[0].casefold() for one in (record["rule"], rule))
+        told.append(("rule", here, there))
+    return told
+
+
+def _expected(run: StudyRun, arm: Arm) -> dict[str, Any]:
+    """The settings that the plan gives a run, else those that the sweep's names of folders tell."""
+    if not arm.settings:
+        named = _ARM.fullmatch(arm.name)
+        if named is None:
+            return {}
+        return {"nproc": int(named["workers"])} | ({"clock": VIRTUAL} if named["virtual"] else {})
+    tuned: Mapping[str, Any] = {}
+    if run.stage == "tuning":
+        tuned = next((trial.settings for trial in arm.trials if trial.number == run.trial), {})
+    elif arm.chosen is not None:
+        tuned = arm.chosen
+    return resolve({**arm.settings, **tuned})
+
+
+def _same(here: object, there: object) -> bool:
+    """Whether a recorded value is the expected one; one that nobody recorded, or expects, is."""
+    if here is None or there is None or here == there:
+        return True
+    try:
+        return float(str(here)) == float(str(there))
+    except ValueError:
+        return str(here) == str(there)
+
+
+def _without_copies(runs: Sequence[StudyRun], aside: list[Aside], problems: list[str]) -> list[StudyRun]:
+    """The runs without test runs that ended with the parameters of another seed of their arm: a seed decides which
+    samples come in which order and what of them is masked, so one of the two is a copy.
+    """
+    first: dict[tuple[str, str], StudyRun] = {}
+    kept = {id(run): run for run in runs}
+    for run in sorted(runs, key=lambda run: run.name):
+        digest = _trained_sha256(run)
+        if digest is None:
+            continue
+        other = first.setdefault((run.arm, digest), run)
+        if other.seed != run.seed and None not in (other.seed, run.seed):
+            reason = (
+                f"a copy of {other.name}: it has another seed, and ended with the same parameters "
+                f"(parameters_sha256 {digest[:16]})"
+            )
+            kept[id(run)] = _set_aside(run, reason, aside, problems)
+    return list(kept.values())
+
+
+def _equal_arms(arms: Sequence[Arm], runs: Sequence[StudyRun]) -> list[str]:
+    """A line for every two arms with test runs that ended with the same parameters, where nothing says they should.
+
+    It may be right: a quorum of 1 is asynchronous, and so is a threshold that no delay reaches.
+    """
+    by_name = {arm.name: arm for arm in arms}
+    by_digest: dict[str, list[StudyRun]] = defaultdict(list)
+    for run in sorted(runs, key=lambda run: run.name):
+        if (digest := _trained_sha256(run)) is not None:
+            by_digest[digest].append(run)
+    equal: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
+    for same in by_digest.values():
+        for place, one in enumerate(same):
+            for other in same[place + 1 :]:
+                alike = one.seed == other.seed and _alike(by_name[one.arm], by_name[other.arm])
+                if one.arm != other.arm and not alike:
+                    equal[one.arm, other.arm].append((one.name, other.name))
+    return [
+        f"{pairs[0][0]} and {pairs[0][1]} ended with the same parameters"
+        + f", like {len(pairs) - 1} more pairs of these arms" * (len(pairs) > 1)
+        + ": either both arms do the same, or one holds copies of the other's runs"
+        for pairs in equal.values()
+    ]
+
+
+def _alike(one: Arm, other: Arm) -> bool:
+    """Whether two arms may well take the same steps: one worker waits for nobody, and the clock and the speeds of the
+    workers change no step of a synchronous algorithm, nor of another one where the order stays.
+    """
+    if one.num_workers == 1 and other.num_workers == 1:
+        return True
+    free = ("mode", "rule", "clock", "speeds", "network")
+    ours, theirs = (
+        dataclasses.replace(
+            arm,
+            name="",
+            clock="",
+            speeds=None,
+            settings={key: value for key, value in arm.settings.items() if key not in free},
+            trials=(),
+        )
+        for arm in (one, other)
+    )
+    return ours == theirs
+
+
+def _trained_sha256(run: StudyRun) -> str | None:
+    """The hash of the parameters of a test run that has changed them; None of one that diverged, as all NaN are equal,
+    and of a closed-form problem, which may have no chance in it for a seed to decide.
+    """
+    if run.stage != "test" or run.run is None or not run.run.done or run.diverged:
+        return None
+    if run.run.summary.get("experiment") == "simulate":
+        return None
+    digest = run.run.summary.get("parameters_sha256")
+    return digest if isinstance(digest, str) and run.run.summary.get("num_updates") != 0 else None
+
+
 _Fact = TypeVar("_Fact")
 
 
-def _with_facts(arm: Arm, runs: Sequence[StudyRun], problems: list[str]) -> Arm:
+def _with_facts(arm: Arm, runs: Sequence[StudyRun], problems: list[str], *, planned: bool) -> Arm:
     """The arm with workers, clock, speeds and batch size as its runs say: a plan tells what was meant."""
     own = [run.run for run in runs if run.arm == arm.name and run.stage != "finetune" and run.run is not None]
     own = [run for run in own if run.summary.get("mode") is not None]
 
-    def fact(what: str, of: Callable[[Run], _Fact | None], planned: _Fact | None) -> _Fact | None:
+    def fact(what: str, of: Callable[[Run], _Fact | None], meant: _Fact | None) -> _Fact | None:
         told = Counter(value for value in map(of, own) if value is not None)
         if not told:
-            return planned
+            return meant
         most = sorted(told, key=lambda value: (-told[value], str(value)))[0]
         if len(told) > 1:
             listed = ", ".join(f"{value} ({number} runs)" for value, number in sorted(told.items(), key=str))
             problems.append(f"{arm.name}: its runs differ in {what}: {listed}")
-        elif planned is not None and most != planned:
-            problems.append(f"{arm.name}: plan.json says {what} {planned}, its runs say {most}; the runs are believed")
+        elif planned and meant is not None and most != meant:
+            problems.append(f"{arm.name}: plan.json says {what} {meant}, its runs say {most}; the runs are believed")
         return most
 
     clock = fact("clock", lambda run: run.summary.get("clock"), arm.clock if arm.settings or own else None)
+    tested = [run.run for run in runs if run.arm == arm.name and run.stage == "test" and run.run is not None]
+    for what, values in (
+        ("mode", Counter(run.summary.get("mode") for run in tested)),
+        ("rule", Counter(run.summary.get("rule") for run in tested if run.done)),
+        ("learning_rate", Counter(run.learning_rate for run in tested)),
+    ):
+        values.pop(None, None)
+        if len(values) > 1:
+            listed = ", ".join(f"{value} ({number} runs)" for value, number in sorted(values.items(), key=str))
+            problems.append(f"{arm.name}: its test runs differ in {what}: {listed}")
     return dataclasses.replace(
         arm,
         num_workers=fact("num_workers", lambda run: run.summary.get("num_workers"), arm.num_workers),
@@ -756,9 +985,43 @@ def _read_registration(path: Path, problems: list[str]) -> tuple[Registration | 
             targets=targets,
             target_from=str(values.get("target_from") or ""),
             sha256=hashlib.sha256(content).hexdigest(),
+            family=_listed(values.get("family"), "family", str, problems),
+            seeds=_listed(values.get("seeds"), "seeds", int, problems),
+            config_sha256=values["config_sha256"] if isinstance(values.get("config_sha256"), str) else None,
+            pilots=_pilots(values.get("pilots"), problems),
         ),
         "",
     )
+
+
+_Item = TypeVar("_Item", str, int)
+
+
+def _listed(given: Any, where: str, kind: type[_Item], problems: list[str]) -> tuple[_Item, ...] | None:
+    """The items of a list, each once; None where there is no such list."""
+    if given is None:
+        return None
+    if not isinstance(given, list) or any(type(item) is not kind for item in given):
+        problems.append(f"analysis.yaml: {where} must be a list, got {str(given)[:80]!r}; it is ignored")
+        return None
+    return tuple(dict.fromkeys(given))
+
+
+def _pilots(given: Any, problems: list[str]) -> dict[str, Pilots]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        problems.append(f"analysis.yaml: pilots must hold arms, got {str(given)[:80]!r}; it is ignored")
+        return {}
+    found = {}
+    for arm, values in given.items():
+        values = values if isinstance(values, Mapping) else {}
+        first, best = _number_or_none(values.get("first_loss")), _number_or_none(values.get("best_loss"))
+        if first is None or best is None or not best < first:
+            problems.append(f"analysis.yaml: pilots.{arm} has no first_loss above a best_loss; it is ignored")
+        else:
+            found[str(arm)] = Pilots(_count_or_none(values.get("runs")) or 0, first, best)
+    return found
 
 
 def _numbers(given: Any, where: str, problems: list[str]) -> dict[str, float]:
@@ -805,6 +1068,34 @@ def _unchanged(plan: Mapping[str, Any] | None, registration: Registration | None
         if not same:
             problems.append(f"analysis.yaml and plan.json name different targets: {registration.targets} and {planned}")
     return all(checks) if checks else None
+
+
+def _unverified(
+    plan: Mapping[str, Any] | None, registration: Registration | None, arms: Sequence[Arm], problems: list[str]
+) -> str:
+    """Why the plan is not known to be the one that was registered; arms that it no longer has are told as a problem,
+    and still count in the family.
+    """
+    if registration is None:
+        return ""
+    for name in registration.family or ():
+        if all(arm.name != name for arm in arms):
+            problems.append(
+                f"analysis.yaml registers {name} in the primary family, and nothing of it is here: it counts as a "
+                f"comparison that shows nothing (p = 1)"
+            )
+    if plan is None:
+        return "there is no plan.json that could be read: whether all that was registered is here cannot be checked"
+    reasons = []
+    if registration.config_sha256 is not None and plan.get("config_sha256") != registration.config_sha256:
+        reasons.append("plan.json is of another config than the one that analysis.yaml registers")
+    if registration.seeds is not None:
+        planned = {run.seed for run in map(_planned_run, plan["runs"]) if run is not None and run.stage == "test"}
+        if planned != set(registration.seeds):
+            shown = (", ".join(map(str, sorted(seeds, key=str))) for seeds in (registration.seeds, planned))
+            reasons.append("analysis.yaml registers test seeds {}, plan.json has {}".format(*shown))
+    problems += reasons
+    return "; ".join(reasons)
 
 
 # ---- small things ------------------------------------------------------------------------------------------

@@ -141,9 +141,9 @@ def _schedule_share(arm: str, runs: Mapping[int, Sequence[StudyRun]], replicates
     return dataclasses.replace(
         nothing,
         refused=result.too_few,
-        schedule_variance=result.schedule_variance.estimate,
+        schedule_variance=result.schedule_variance,
         seed_variance=result.seed_variance,
-        share=None if result.schedule_share is None else result.schedule_share.estimate,
+        share=result.schedule_share,
         p=result.p,
     )
 

@@ -1,19 +1,37 @@
-"""Several tasks or workloads at once. Tables are runs x tasks (S x T), scores of each task on a common scale."""
+"""Several tasks or workloads at once. Tables are runs x tasks (S x T), scores of each task on a common scale.
+
+    python -m analysis.tasks runs/study_a runs/study_b runs/study_c
+
+takes every folder of a sweep for a task and compares the algorithms of their registered primary conditions. A score is
+the share of the reference's mean improvement that a run has made at equal samples: 1 is the reference, 0 no learning.
+"""
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import math
-from collections.abc import Callable, Sequence
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import numpy
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
+from analysis.descriptions import loss_or_worst, scope_of
+from analysis.endpoints import curve_of, end_of, groups_of, time_to, worst_loss
 from analysis.intervals import Interval, Refused, check_level, finite_table, probability_of_improvement
+from analysis.study import load_study
+from asyncsgd.errors import UsageError
 
 MINIMUM_TASKS = 3
 MINIMUM_RUNS = 15
 """Over all tasks, per method."""
+
+THRESHOLDS = (0.5, 0.8, 0.9, 1.0, 1.1)
+"""Scores above which the share of runs is printed."""
 
 WORST_RATIO = 4.0
 """Of AlgoPerf: a method that takes four times as long as the fastest one scores nothing on a workload."""
@@ -183,3 +201,137 @@ def aso_normal(mean_difference: float, sd_difference: float) -> float:
         return 0.0 if a > 0 else 1.0
     share = max(-50.0, min(50.0, a / b))  # beyond, nothing is left of either term, and a square may overflow
     return float(stats.norm.cdf(-share)) - share / (share * share + 1) * float(stats.norm.pdf(share))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Studies as tasks
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """The registered primary condition of one study."""
+
+    name: str
+    clock: str
+    reference: str
+    """Its algorithm."""
+    scores: Mapping[str, tuple[float, ...]]
+    """Algorithm -> share of the reference's mean improvement, one per seed; the same seeds for all."""
+    median_times: Mapping[str, float]
+    """Algorithm -> median over seeds of the seconds to the target, inf where most never reach it; empty without one."""
+
+
+def read_task(folder: Path) -> Task:
+    """Read one study.
+
+    Raises:
+        UsageError: if it registered no primary condition, its arms share no seed, or its reference learned nothing.
+    """
+    study = load_study(folder)
+    groups, _ = groups_of(study)
+    group = next((group for group in groups if group.primary and group.reference is not None), None)
+    if group is None or group.reference is None:
+        raise UsageError(f"{folder}: it registered no primary condition with a reference; its analysis.yaml says which")
+    usable = scope_of(study, groups).usable
+    runs = {arm: {run.seed: run for run in usable[arm]} for arm in group.arms if usable[arm]}
+    everybody = [run for of_arm in runs.values() for run in of_arm.values()]
+    finished = [run.run for run in everybody if run.run is not None and not run.diverged]
+    seeds = sorted(seed for seed in set.intersection(*map(set, runs.values())) if seed is not None) if runs else []
+    if group.reference not in runs or not finished or not seeds:
+        raise UsageError(f"{folder}: there is no seed on which every algorithm has a result in {group.name}")
+    common, worst = min(end_of(run, "total_samples") for run in finished), worst_loss(everybody)
+    losses = {
+        arm: [loss_or_worst(of_arm[seed], "total_samples", common, worst) for seed in seeds]
+        for arm, of_arm in runs.items()
+    }
+    first = statistics.fmean(
+        float(curve_of(run.run, "total_samples")[1][0])
+        for seed in seeds
+        if (run := runs[group.reference][seed]).run is not None
+    )
+    gained = first - statistics.fmean(losses[group.reference])
+    if not gained > 0:
+        raise UsageError(f"{folder}: the reference {group.reference} learned nothing, so that no score has a scale")
+    algorithms = {arm: study.arm(arm).algorithm for arm in runs}
+    times = {}
+    if group.target is not None:
+        for arm, of_arm in runs.items():
+            times[algorithms[arm]] = statistics.median(time_to(of_arm[seed], group.target)[0] for seed in seeds)
+    return Task(
+        folder.name,
+        group.clock,
+        algorithms[group.reference],
+        {algorithms[arm]: tuple((first - loss) / gained for loss in of_arm) for arm, of_arm in losses.items()},
+        times,
+    )
+
+
+def lines(tasks: Sequence[Task], generator: numpy.random.Generator) -> list[str]:
+    """S6 and S7 as text.
+
+    Raises:
+        UsageError: below 3 tasks, or where their clocks, references or algorithms do not go together.
+    """
+    if len(tasks) < MINIMUM_TASKS:
+        raise UsageError(f"{len(tasks)} tasks; a statement over tasks needs {MINIMUM_TASKS} studies or more")
+    if len({task.clock for task in tasks}) > 1 or len({task.reference for task in tasks}) > 1:
+        got = ", ".join(f"{task.name} ({task.reference}, {task.clock} clock)" for task in tasks)
+        raise UsageError(f"studies of one clock and one reference go together, got {got}")
+    reference = tasks[0].reference
+    modes = [mode for mode in tasks[0].scores if all(mode in task.scores for task in tasks)]
+    num_seeds = min(len(task.scores[reference]) for task in tasks)
+    tables = {mode: numpy.array([task.scores[mode][:num_seeds] for task in tasks]).T for mode in modes}
+    told = [
+        f"{len(tasks)} tasks ({', '.join(task.name for task in tasks)}), {num_seeds} seeds each, {tasks[0].clock} clock"
+    ]
+    if any(len(task.scores[reference]) > num_seeds for task in tasks):
+        told.append(f"of tasks with more seeds the first {num_seeds} are taken")
+    told.append(f"score: share of the improvement of {reference} at equal samples")
+    above = " ".join(f"{f'> {threshold:g}':>6}" for threshold in THRESHOLDS)
+    told.append(f"{'':14} {'interquartile mean':26} {f'P(better than {reference})':26} share of runs {above}")
+    for mode, table in tables.items():
+        middle = stratified_bootstrap([table], iqm, generator)
+        better = stratified_bootstrap([table, tables[reference]], mean_improvement, generator)
+        shares = " ".join(f"{100 * share:>4.0f} %" for share in score_distribution(table, THRESHOLDS))
+        own = "-" if mode == reference else _text(better)
+        told.append(f"{mode:14} {_text(middle):26} {own:26} {'':13} {shares}")
+    refused = stratified_bootstrap([tables[reference]], iqm, generator)
+    if isinstance(refused, Refused):
+        told.append(f"no interval: {refused.reason}")
+    if all(mode in task.median_times for task in tasks for mode in modes):
+        scores = performance_score([[task.median_times[mode] for mode in modes] for task in tasks])
+        if isinstance(scores, tuple):
+            shown = ", ".join(f"{mode} {score:.3f}" for mode, score in zip(modes, scores, strict=True))
+            told.append(f"AlgoPerf score of median times to the target (1: fastest everywhere): {shown}")
+    else:
+        told.append("no AlgoPerf score: not every study has a target")
+    return told
+
+
+def _text(found: Interval | Refused) -> str:
+    if isinstance(found, Refused):
+        return "-"
+    return f"{found.estimate:.3f} [{found.low:.3f}, {found.high:.3f}]"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the comparison; returns the exit code (2 for what the user has to change)."""
+    parser = argparse.ArgumentParser(
+        prog="python -m analysis.tasks",
+        description="Compare algorithms over several studies, each taken for a task.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("studies", nargs="+", type=Path, metavar="STUDY", help="folders of sweeps, 3 or more")
+    parser.add_argument("--seed", type=int, default=0, help="of the resampling")
+    flags = parser.parse_args(arguments)
+    try:
+        for line in lines([read_task(folder) for folder in flags.studies], numpy.random.default_rng(flags.seed)):
+            print(line)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -213,36 +213,37 @@ class SpeedUp:
     `ratio.n` counts these pairs. None where no pair has one."""
     p: float | None
     """Exact sign-flip p of the log ratios."""
-    wins: int
-    """Pairs, of all `n`, in which the treatment was sooner; a run that never reached the target is the later one."""
     n: int
     """All pairs."""
     left_out: tuple[int, ...]
     """Indices of the pairs without a ratio: one of the two did not reach the target, or reached it at 0 s."""
 
 
-def speed_up(treatment: ArrayLike, reference: ArrayLike, generator: numpy.random.Generator) -> SpeedUp:
+def speed_up(
+    treatment: ArrayLike, reference: ArrayLike, generator: numpy.random.Generator, level: float = 0.95
+) -> SpeedUp:
     """S4: the geometric mean of T_reference / T_treatment over seeds; above 1 the treatment is sooner.
 
-    It describes only pairs in which both reached the target; `restricted_times` tests all of them.
+    It describes only pairs in which both reached the target; `restricted_times` tests all of them, and in how many the
+    treatment was sooner is `win_share` of the same times up to the budget.
 
     Args:
         treatment, reference: seconds to the target, one per seed (S), paired; inf where it was not reached.
         generator: for `sign_flip`, used beyond 30 pairs only.
+        level: coverage of the interval of the ratio.
 
     >>> result = speed_up([1.0, 2.0, 8.0], [2.0, 4.0, math.inf], numpy.random.default_rng(0))
-    >>> round(result.ratio.estimate, 12), result.wins, result.n, result.left_out
-    (2.0, 3, 3, (2,))
+    >>> round(result.ratio.estimate, 12), result.n, result.left_out
+    (2.0, 3, (2,))
     """
     ours, theirs = _times(treatment, "treatment"), _times(reference, "reference")
     check_paired(len(ours), len(theirs))
     usable = numpy.isfinite(ours) & numpy.isfinite(theirs) & (ours > 0) & (theirs > 0)
-    wins = int((ours < theirs).sum())
     left_out = tuple(int(index) for index in numpy.flatnonzero(~usable))
     if not usable.any():
-        return SpeedUp(None, None, wins, len(ours), left_out)
+        return SpeedUp(None, None, len(ours), left_out)
     logs = numpy.log(theirs[usable]) - numpy.log(ours[usable])
-    ends = t_interval(logs)
+    ends = t_interval(logs, level)
     ratio = Interval(
         math.exp(ends.estimate),
         None if ends.low is None else math.exp(ends.low),
@@ -250,7 +251,7 @@ def speed_up(treatment: ArrayLike, reference: ArrayLike, generator: numpy.random
         ends.level,
         ends.n,
     )
-    return SpeedUp(ratio, sign_flip(logs, generator), wins, len(ours), left_out)
+    return SpeedUp(ratio, sign_flip(logs, generator), len(ours), left_out)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

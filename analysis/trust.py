@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
 from analysis.descriptions import Scope
-from analysis.endpoints import Comparison, time_to
-from analysis.guard import Guard, reference_convergence
-from analysis.intervals import MINIMUM_PAIRS, Refused, detectable_effect, short
+from analysis.endpoints import Comparison, curve_of, time_to
+from analysis.guard import Guard, paired_convergence, reference_convergence
+from analysis.intervals import MINIMUM_PAIRS, Refused, detectable_effect, nothing_to_find, short
 from analysis.result_types import (
     FROM_SCRATCH,
     Group,
@@ -55,44 +55,72 @@ def trust_of(
 
 
 def _guard_item(study: Study, scope: Scope) -> TrustItem:
-    """S12: synchronous training against one process with the same global batch, by samples to the target."""
+    """S12: every synchronous arm against one process with the same global batch and rate, by samples to one loss."""
     title = "sync guard"
-    reasons = []
+    passed: list[str] = []
+    failed: list[str] = []
+    not_run: list[str] = []
+    alone: list[str] = []
     for arm in study.arms:
         group = scope.group_of(arm.name)
-        if arm.algorithm != "sync" or group is None or group.target is None or (arm.num_workers or 0) < 2:
+        if arm.algorithm != "sync" or group is None or (arm.num_workers or 0) < 2:
             continue
-        batch = (arm.num_workers or 0) * (arm.batch_size or 0)
-        for other in study.arms:
-            if other.algorithm != "single" or not batch or _global_batch(study, other.name) != batch:
-                continue
-            compared = f"{arm.name} against {other.name}, samples to the target"
-            if learning_rate_of(study, arm) != learning_rate_of(study, other):
-                reasons.append(f"{compared}: their learning rates differ")
-                continue
-            found = _guarded(scope.usable[arm.name], scope.usable.get(other.name, ()), group.target)
-            if isinstance(found, Refused):
-                reasons.append(f"{compared}: {found.reason}")
-                continue
-            level: Level = "good" if found.passed else "bad"
-            return TrustItem(title, "passed" if found.passed else "failed", level, f"{compared}: {found.reason}")
-    told = "; ".join(reasons) or "no one-process arm has the global batch of a sync arm"
-    return TrustItem(title, "not run", "unknown", told)
+        batch = (_samples_per_update(study, arm.name) or 0) * (arm.num_workers or 0)
+        others = [one for one in study.arms if one.algorithm == "single" and scope.usable.get(one.name)]
+        others = [one for one in others if batch and _samples_per_update(study, one.name) == batch]
+        if not others:
+            alone.append(f"{arm.name} ({batch or 'batch not known'})")
+        rate = learning_rate_of(study, arm)
+        rates = {one.name: learning_rate_of(study, one) for one in others}
+        same = [one for one in others if rates[one.name] == rate]
+        if others and not same:
+            told = ", ".join(f"{name} {'-' if value is None else f'{value:g}'}" for name, value in rates.items())
+            shown = "-" if rate is None else f"{rate:g}"
+            not_run.append(f"{arm.name}: the learning rates differ ({shown}; {told})")
+        for one in same:
+            found = _guarded(scope.usable[arm.name], scope.usable[one.name], group.target, batch)
+            into = not_run if isinstance(found, Refused) else passed if found.passed else failed
+            into.append(f"{arm.name} against {one.name}, {batch} samples an update: {found.reason}")
+    detail = [*failed, *passed, *(f"not run: {reason}" for reason in not_run)]
+    if alone:
+        detail.append(f"no one-process arm has the global batch of {', '.join(alone)}")
+    if not failed and not passed:
+        return TrustItem(title, "not run", "unknown", "; ".join(detail) or "there is no sync arm")
+    number = len(failed) + len(passed)
+    value = "passed" if not failed else "failed" if number == 1 else f"failed for {len(failed)} of {number} arms"
+    return TrustItem(title, value, "bad" if failed else "good", "; ".join(detail))
 
 
-def _guarded(new: Sequence[StudyRun], reference: Sequence[StudyRun], target: float) -> Guard | Refused:
-    theirs = [time_to(run, target, "total_samples")[0] for run in reference]
-    # the guard wants two reference runs for every new one, and a study has as many: the first half of the seeds is new
-    ours = [time_to(run, target, "total_samples")[0] for run in new][: len(theirs) // 2]
-    if not all(map(math.isfinite, ours + theirs)):
-        return Refused("not every run reached the target")
-    if not ours:
-        return Refused("too few runs")
-    return reference_convergence(ours, theirs)
+def _guarded(
+    new: Sequence[StudyRun], reference: Sequence[StudyRun], target: float | None, batch: int
+) -> Guard | Refused:
+    """By the samples to the target; where a run misses it, to the lowest loss that all of them reach."""
+    everybody = [*new, *reference]
+    data = {run.run.data_fingerprint for run in everybody if run.run is not None and run.run.data_fingerprint}
+    if len(data) > 1:
+        return Refused("they were evaluated on different data")
+    if diverged := [run.name for run in everybody if run.diverged]:
+        return Refused(f"{', '.join(diverged)} diverged")
+    curves = [curve_of(run.run, "total_samples")[1] for run in everybody if run.run is not None]
+    if any(not len(losses) for losses in curves):
+        return Refused("a run has no evaluation")
+    lowest = max(float(losses.min()) for losses in curves)
+    goal, told = (
+        (lowest, "the lowest loss that all reach") if target is None or lowest > target else (target, "the target")
+    )
+    if goal >= min(float(losses[0]) for losses in curves):
+        return Refused("a run never gets below its first loss")
+    ours, theirs = ({run.seed: time_to(run, goal, "total_samples")[0] for run in side} for side in (new, reference))
+    common = [seed for seed in ours if seed in theirs]
+    if len(common) >= 3:
+        found = paired_convergence([ours[seed] for seed in common], [theirs[seed] for seed in common], batch)
+    else:
+        found = reference_convergence(list(ours.values()), [theirs[seed] for seed in theirs if seed not in ours])
+    return dataclasses.replace(found, reason=f"samples to {told}, {goal:.4g}: {found.reason}")
 
 
-def _global_batch(study: Study, arm: str) -> int | None:
-    """Samples per update of a one-process arm: its batch times how many of them it accumulates."""
+def _samples_per_update(study: Study, arm: str) -> int | None:
+    """Of one worker: its batch times how many of them it accumulates."""
     for run in study.of("test", arm):
         batch, accumulate = summary_of(run, "batch_size"), summary_of(run, "accumulate")
         if isinstance(batch, int):
@@ -136,17 +164,22 @@ def _seeds_item(study: Study, comparisons: Sequence[Comparison]) -> TrustItem:
 
 
 def _detectable_item(tests: Sequence[TestRow]) -> TrustItem:
-    row = next((row for row in tests if row.n >= 2 and row.estimate is not None), None)
-    if row is None or row.estimate is None:
-        return TrustItem("smallest detectable difference", "not known", "unknown", "no comparison has two pairs")
-    effect = detectable_effect(row.n)
+    title = "smallest detectable difference"
+    row = next((row for row in tests if row.n >= 2), None)
+    if row is None:
+        return TrustItem(title, "not known", "unknown", "no comparison has two pairs")
+    hopeless = nothing_to_find(row.n, row.family_size, row.least_p_holm or 0.0, row.alpha)
+    if hopeless:
+        return TrustItem(title, "none of any size", "bad", f"{hopeless}, {row.endpoint_label}")
+    # Holm's method has to reject the first of the family at alpha / m; the exact test needs about as much as this one
+    effect = detectable_effect(row.n, alpha=row.alpha / row.family_size)
     value = f"{effect:.2f} SD of the differences"
-    if row.effect:
+    if row.effect and row.estimate is not None:
         spread = abs(row.estimate.estimate / row.effect)
         value += f", {short(effect * spread)} {row.unit}"
-    return TrustItem(
-        "smallest detectable difference", value, "good", f"80 % power at 0.05 with {row.n} pairs, {row.endpoint_label}"
-    )
+    level = f"{row.alpha:g}" + f" / {row.family_size}" * (row.family_size > 1)
+    detail = f"80 % power of a paired t test at {level} with {row.n} pairs, {row.endpoint_label}"
+    return TrustItem(title, value, "good", detail)
 
 
 def _clock_item(study: Study) -> TrustItem:
@@ -188,7 +221,7 @@ def _tuning_item(study: Study, tuning: Sequence[TuningResult]) -> TrustItem:
     budgets = {arm.name: sum(len(trial.seeds) for trial in arm.trials) or tried.get(arm.name, 0) for arm in arms}
     if len(set(budgets.values())) == 1:
         number = next(iter(budgets.values()))
-        said = f"{number} tuning runs per arm, on other seeds than the tests"
+        said = f"{number} tuning runs per arm, on other seeds than the tests{_tuned_for(study)}"
         different = {
             arm.name: len({tuple(sorted(map(str, trial.settings.items()))) for trial in arm.trials}) for arm in arms
         }
@@ -201,7 +234,18 @@ def _tuning_item(study: Study, tuning: Sequence[TuningResult]) -> TrustItem:
             said += f"; but trials that are all different: {', '.join(fewer)}"
         return TrustItem("tuning", "equal budgets", "warning" if fewer else "good", said)
     listed = ", ".join(f"{name} {number}" for name, number in budgets.items())
-    return TrustItem("tuning", "UNEQUAL budgets", "bad", f"tuning runs per arm: {listed}")
+    return TrustItem("tuning", "UNEQUAL budgets", "bad", f"tuning runs per arm: {listed}{_tuned_for(study)}")
+
+
+def _tuned_for(study: Study) -> str:
+    """What the trials were chosen by, where it is not what the study asks for."""
+    endpoint = None if study.registration is None else study.registration.endpoint
+    if endpoint is None or endpoint == "loss_at_equal_samples":
+        return ""
+    return (
+        "; chosen by the final loss at equal samples, not by the primary endpoint "
+        f"({endpoint.replace('_', ' ')}), for which other values may be better"
+    )
 
 
 def _edge_item(tuning: Sequence[TuningResult]) -> TrustItem:

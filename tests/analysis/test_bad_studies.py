@@ -47,27 +47,99 @@ def test_the_study_is_sound_before_anything_is_damaged(folder):
     assert (found.problems, pairs(found), found.exploratory) == ((), SEEDS, False)
 
 
-def test_a_torn_last_line_is_told_and_what_stands_before_it_is_used(folder):
+def tear(lines: list[bytes]) -> list[bytes]:
+    return [*lines[:-1], lines[-1][:-20]]
+
+
+def damage_line_4(lines: list[bytes]) -> list[bytes]:
+    return [*lines[:3], lines[3][:15] + b"\n", *lines[4:]]
+
+
+@pytest.mark.parametrize(
+    ("damage", "told", "last"),
+    [
+        (tear, "events.jsonl: the last line is torn and was left out", 120),
+        (damage_line_4, "events.jsonl: line 4 is damaged", 0),
+        (lambda lines: lines[:-1], "", 120),
+    ],
+)
+def test_a_finished_run_whose_curve_lost_its_end_is_no_result_and_moves_no_other_comparison(folder, damage, told, last):
+    whole = {row.endpoint: row for row in results_of(folder).tests}
     events = folder / FIRST / "events.jsonl"
-    events.write_bytes(events.read_bytes()[:-20])
+    events.write_bytes(b"".join(damage(events.read_bytes().splitlines(keepends=True))))
+    found = results_of(folder)
+    assert len(found.problems) == (told != "")
+    assert "".join(found.problems).startswith(f"{FIRST}: {told}" * (told != ""))
+    assert pairs(found) == SEEDS - 1
+    reason = f"DONE, but its evaluations in events.jsonl end at {last} of 160 samples"
+    assert reasons(found)[FIRST] == reason
+    assert reason in next(run.remark for run in found.runs if run.name == FIRST)
+    assert f"block of seed 100, {GROUP}" in reasons(found)
+    row = next(row for row in found.tests if row.endpoint == "loss_at_equal_samples")
+    assert (row.treatment_mean, row.reference_mean) == pytest.approx((4.0, 4.0))
+    assert whole["time_to_target"].word == "better"
+    assert next(row for row in found.tests if row.endpoint == "time_to_target").word == "better"
+
+
+def test_a_torn_line_after_the_last_evaluation_costs_nothing(folder):
+    with open(folder / FIRST / "events.jsonl", "a") as file:
+        file.write('{"kind": "leave", "wor')
     found = results_of(folder)
     assert found.problems == (f"{FIRST}: events.jsonl: the last line is torn and was left out",)
     assert pairs(found) == SEEDS
-    remark = next(run.remark for run in found.runs if run.name == FIRST)
-    assert remark == "events.jsonl: the last line is torn and was left out"
-    # its last evaluation is gone: all losses are compared where it ended, at 120 of 160 samples
-    row = next(row for row in found.tests if row.endpoint == "loss_at_equal_samples")
-    assert (row.treatment_mean, row.reference_mean) == pytest.approx((4.5, 4.5))
 
 
-def test_a_line_damaged_in_the_middle_is_told_and_the_run_ends_there(folder):
-    events = folder / FIRST / "events.jsonl"
-    lines = events.read_bytes().splitlines(keepends=True)
-    lines[6] = lines[6][:15] + b"\n"
-    events.write_bytes(b"".join(lines))
+def test_losses_are_not_compared_where_one_run_ended_far_from_its_arms_budget(folder):
+    path = folder / FIRST
+    shutil.rmtree(path)
+    write_run(path, SYNC, straight(6.0, 5.0, seconds=5.0, samples=80), seed=100)
+    rows = {row.endpoint: row for row in results_of(folder).tests}
+    for endpoint in ("loss_at_equal_samples", "loss_at_equal_seconds"):
+        row = rows[endpoint]
+        assert (row.word, row.reason, row.n) == (
+            "undecided",
+            f"refused: {FIRST} ended at 80 of the 160 samples of its arm",
+            0,
+        )
+    assert rows["time_to_target"].n == SEEDS
+
+
+def test_a_run_in_the_folder_of_another_is_set_aside_with_what_differs(folder):
+    path = folder / FIRST
+    shutil.rmtree(path)
+    shutil.copytree(folder / f"test/{SYNC.name}/s101", path)
+    other = folder / f"test/{SYNC.name}/s102"
+    shutil.rmtree(other)
+    shutil.copytree(folder / f"test/{ASYNC.name}/s102", other)
     found = results_of(folder)
-    assert found.problems[0].startswith(f"{FIRST}: events.jsonl: line 7 is damaged")
-    assert pairs(found) == SEEDS
+    wrong_seed = "its folder holds another run: seed 101, not 100"
+    wrong_arm = "its folder holds another run: rule asynchronous, not synchronous"
+    assert found.problems == (
+        f"{FIRST}: {wrong_seed}; it is set aside",
+        f"test/{SYNC.name}/s102: {wrong_arm}; it is set aside",
+    )
+    assert (reasons(found)[FIRST], reasons(found)[f"test/{SYNC.name}/s102"]) == (wrong_seed, wrong_arm)
+    assert {f"block of seed {seed}, {GROUP}" for seed in (100, 102)} <= set(reasons(found))
+    assert pairs(found) == SEEDS - 2
+    assert next(run.remark for run in found.runs if run.name == FIRST) == wrong_seed
+    (counts,) = [counts for counts in found.counts if (counts.arm, counts.stage) == (SYNC.name, "test")]
+    assert (counts.planned, counts.finished, counts.missing, counts.set_aside) == (SEEDS, SEEDS - 2, 2, 2)
+
+
+def test_one_run_copied_as_several_seeds_counts_once(folder):
+    for seed in (101, 102):
+        path = folder / f"test/{SYNC.name}/s{seed}"
+        shutil.rmtree(path)
+        shutil.copytree(folder / FIRST, path)
+        edit_json(path / "summary.json", seed=seed)
+        settings_file = path / "settings.yaml"
+        settings_file.write_text(settings_file.read_text().replace("seed: 100", f"seed: {seed}"))
+    found = results_of(folder)
+    assert pairs(found) == SEEDS - 2
+    assert [problem.partition(" (")[0] for problem in found.problems] == [
+        f"test/{SYNC.name}/s{seed}: a copy of {FIRST}: it has another seed, and ended with the same parameters"
+        for seed in (101, 102)
+    ]
 
 
 def test_a_missing_summary_is_a_run_without_a_result(folder):
@@ -131,7 +203,7 @@ def test_one_mode_only_is_described_without_a_comparison(tmp_path, kept, told):
 
 def test_all_runs_diverged(folder):
     for path in folder.glob("test/*/*"):
-        arm = SYNC if SYNC.name in path.as_posix() else ASYNC
+        arm = SYNC if path.parent.name == SYNC.name else ASYNC
         seed = int(path.name[1:])
         shutil.rmtree(path)
         write_run(path, arm, [(0, 0.0, 6.0), (40, 2.0, None)], seed=seed, status="DIVERGED")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.guard import olympic, reference_convergence
+from analysis.guard import olympic, paired_convergence, reference_convergence
 from analysis.intervals import Refused
 
 
@@ -56,6 +56,33 @@ def test_too_few_runs_are_refused_with_the_reason() -> None:
         olympic([1.0, 2.0])
     with pytest.raises(ValueError, match=r"new\[0\] is inf"):
         reference_convergence([math.inf, 1.0, 2.0], [1.0] * 6)
+
+
+def test_runs_of_the_same_seeds_are_compared_as_pairs() -> None:
+    draws = np.random.default_rng(2)
+    reference = draws.normal(1000, 100, 8)
+    noise = draws.normal(0, 1, 8)
+    slower = paired_convergence(reference + 20 + noise, reference, tolerance=10)
+    assert not slower.passed
+    expected = stats.ttest_rel(reference + 20 + noise, reference, alternative="greater").pvalue
+    assert (slower.p_slower, slower.p_faster) == pytest.approx((expected, 1 - expected))
+    assert slower.reason.startswith("slower than the reference: ")
+    assert not paired_convergence(reference - 20 + noise, reference, tolerance=10).passed
+    # unpaired the spread of the seeds hides it
+    assert reference_convergence((reference + 20 + noise)[:4], reference).passed
+
+
+def test_a_difference_below_one_update_is_rounding_however_regular_it_is() -> None:
+    reference = [1000.0, 1100.0, 900.0]
+    assert paired_convergence([value + 1 for value in reference], reference, tolerance=16).passed
+    assert not paired_convergence([value + 17 for value in reference], reference, tolerance=16).passed
+    assert paired_convergence(reference, reference, tolerance=0).passed
+
+
+def test_pairs_need_three_seeds_and_one_of_each() -> None:
+    assert paired_convergence([1.0, 2.0], [1.0, 2.0], 1) == Refused("2 common seeds; the guard needs 3")
+    with pytest.raises(ValueError, match="2 new and 3 reference runs"):
+        paired_convergence([1.0, 2.0], [1.0, 2.0, 3.0], 1)
 
 
 def test_false_alarms_are_as_frequent_as_the_docstring_says() -> None:

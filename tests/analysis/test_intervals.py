@@ -21,8 +21,11 @@ from analysis.intervals import (
     equivalence_pairs_needed,
     finite_table,
     holm,
+    least_p_holm,
+    margin_too_wide,
     minimum_pairs,
     noether,
+    nothing_to_find,
     paired_difference,
     pairs_needed,
     power_equivalence,
@@ -469,12 +472,42 @@ def test_a_verdict_says_why() -> None:
     assert few.reason == "5 of the 6 pairs that a verdict needs; the smallest p of 5 pairs is 0.0625"
     assert verdict(7, 0.0, 0.5, ninety(-1, 1), None, minimum=8).word == "too few seeds"
     open_question = verdict(8, 0.1, 0.3, ninety(-0.1, 0.3), 0.05)
-    found = "with 8 pairs, differences below 1.16 SD of the differences are found in less than 80 % of cases"
-    assert open_question.reason == f"p_Holm = 0.300; {found}"
+    found = "with 8 pairs a paired t test at 0.05 finds differences below 1.16 SD of the differences in less than 80 %"
+    assert open_question.reason == f"p_Holm = 0.300; {found} of cases"
     same = verdict(8, 0.01, 0.3, ninety(-0.01, 0.02), 0.05)
     assert same.reason == "the 90 % interval [-0.0100, 0.0200] lies inside ±0.0500; p_Holm = 0.300"
     strict = verdict(10, 0.01, 0.02, Interval(0.01, -0.01, 0.03, 0.98, 10), 0.05, alpha=0.01)
     assert strict.reason.startswith("the 98 % interval")
+
+
+def test_what_could_have_been_found_is_said_for_the_level_that_holm_tests_at() -> None:
+    of_three = verdict(8, 0.1, 0.3, ninety(-0.1, 0.3), None, num_comparisons=3)
+    effect = detectable_effect(8, alpha=0.05 / 3)
+    assert effect > 1.4 > detectable_effect(8)
+    assert f"a paired t test at 0.05 / 3 finds differences below {effect:.2f} SD" in of_three.reason
+    none = verdict(6, 0.1, 0.0625, ninety(0.05, 0.15), None, num_comparisons=2, least=0.0625)
+    told = "no difference of any size can be found with 6 pairs and 2 comparisons (no p_Holm is below 0.0625)"
+    assert (none.word, none.reason) == ("undecided", f"p_Holm = 0.0625; {told}")
+
+
+@given(st.integers(6, 12), st.integers(1, 40), st.sampled_from([0.1, 0.05, 0.01]))
+@examples
+def test_nothing_can_be_found_below_the_minimum_of_pairs_and_something_from_there_on(n, comparisons, alpha) -> None:
+    least = least_p_holm([n] * comparisons)[0]
+    assert (nothing_to_find(n, comparisons, least, alpha) == "") == (n >= minimum_pairs(comparisons, alpha))
+
+
+def test_a_test_with_more_pairs_leaves_the_others_of_its_family_a_larger_share() -> None:
+    assert least_p_holm([6, 7]) == [2 / 64, 2 / 64]  # 6 pairs alone could not: 2 x 2 / 64
+    assert least_p_holm([6, 0]) == [4 / 64, 1.0]
+
+
+def test_a_margin_wider_than_half_of_the_improvement_is_refused() -> None:
+    assert margin_too_wide(0.5, 1.0) == ""
+    assert margin_too_wide(0.05, None) == ""
+    assert "is 51 % of the reference's improvement" in margin_too_wide(0.51, 1.0)
+    assert "did not improve" in margin_too_wide(0.05, 0.0)
+    assert "did not improve" in margin_too_wide(0.05, -1.0)
 
 
 @given(st.lists(st.tuples(dyadic, dyadic), min_size=6, max_size=9), st.sampled_from([None, 0.5, 10.0]))

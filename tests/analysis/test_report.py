@@ -21,7 +21,7 @@ from made_results import ALGORITHMS, LABELS, full, lean, small
 from synthetic import SyntheticArm, straight, write_run
 
 from analysis.report import main, parser
-from analysis.report_contents import all_tables, first_tests, relative_link
+from analysis.report_contents import all_tables, comparisons, first_tests, fits, pareto, relative_link, schedule
 from analysis.report_gallery import gallery, save_gallery
 from analysis.report_page import page, render
 from analysis.report_pictures import looks
@@ -228,6 +228,30 @@ def test_the_reason_of_the_results_goes_before_the_general_one():
     left_out = (*small().left_out, dataclasses.replace(small().left_out[0], name="time to target", reason=reason))
     text = Outline(render(page(dataclasses.replace(small(), left_out=left_out), Path("report.html"), Path(".")))).text
     assert f"Time to the target {reason}" in text
+
+
+def cells(table, title):
+    """The column of a table that begins with `title`."""
+    (place,) = (k for k, column in enumerate(table.columns) if column.title.startswith(title))
+    return [row[place] for row in table.rows]
+
+
+def test_what_decides_beside_the_p_values_is_in_the_tables(made):
+    tests, laws, noise, front = (table(made) for table in (comparisons, fits, schedule, pareto))
+    assert {cell.text for cell in cells(tests, "margin; p, equivalence; p, non-inferiority")} == {
+        "-",  # of times
+        "±0.02; 0.031; 0.010",
+    }
+    assert cells(tests, "share won")[0].small == "8 of 8, convincing"
+    assert {cell.text for cell in cells(laws, "AICc")} >= {"-12.30", "-14.10 (-1.8)"}
+    assert cells(noise, "share of the schedule")[0].text == "21 % [6 %, 36 %]"
+    assert cells(noise, "variance, schedule")[0].text == "0.00011 [2e-05, 0.0002]"
+    tried = [cell.text for cell in cells(front, "runs") if cell.small == "tuning"]
+    assert tried == ["learning_rate 0.01"] * 2
+    assert "learning_rate" in as_csv(front)
+    assert "learning_rate 0.1" not in tried
+    assert '"0.1"' in as_csv(front).replace('""', '"')  # not on the front
+    assert front.notes[0].endswith("and its first loss (5.600).")
 
 
 def test_everything_left_out_is_in_the_page(outline, made):
@@ -479,6 +503,17 @@ def test_latex_escapes_what_it_would_read_as_a_command(made):
     assert whole.count(r"\begin{tabular}") == whole.count(r"\end{tabular}") == whole.count(r"\begin{table}")
     assert whole.count(r"\begin{longtable}") == whole.count(r"\end{longtable}") == 1  # every run
     assert whole.isascii()
+
+
+def test_targets_that_were_taken_from_the_test_runs_are_called_so_beside_every_picture_and_table(made):
+    late = [item for item in made.sensitivity if item.after_the_fact]
+    assert 0 < len(late) < len(made.sensitivity)
+    told = "Targets chosen after the fact, from the test runs"
+    table = next(table for table in all_tables(made, lambda _: "") if table.key == "sensitivity")
+    assert table.lead.endswith(f" {told} ({'; '.join(item.comparison for item in late)}).")
+    pictures = [picture for row in gallery(made).sections["target-sensitivity"] for picture in row.pictures]
+    groups = {item.group for item in late}
+    assert [told in picture.caption for picture in pictures] == [picture.title in groups for picture in pictures]
 
 
 def test_csv_holds_the_unrounded_values(made):

@@ -8,6 +8,7 @@ import pytest
 import yaml
 from synthetic import (
     SyntheticArm,
+    edit_json,
     example_study,
     planned,
     straight,
@@ -18,7 +19,7 @@ from synthetic import (
     write_study,
 )
 
-from analysis.study import MISSING, load_study
+from analysis.study import MISSING, Pilots, load_study
 from asyncsgd.errors import UsageError
 from asyncsgd.plan import BASE, BASELINE
 
@@ -34,6 +35,7 @@ def small(folder: Path, *, seeds: int = 2, registration=None) -> Path:
 def test_a_sweeps_folder_has_every_run_in_its_place(tmp_path):
     study = load_study(example_study(tmp_path / "s", seeds=6))
     assert (study.name, study.planned, study.unchanged, study.set_aside) == ("synthetic", True, True, ())
+    assert study.problems == ("test/async-w16-virtual/s103: the evaluation at version 83 has no finite loss",)
     assert [arm.name for arm in study.arms][:3] == ["sync-w2-virtual", "async-w2-virtual", "ringmaster-w2-virtual"]
     assert study.arms[-1].name == BASELINE
     assert [len(study.of(stage)) for stage in ("base", "tuning", "test", "finetune")] == [1, 45, 6 * 15 + 6 * 3, 48]
@@ -65,6 +67,201 @@ def test_where_the_plan_and_the_runs_disagree_the_runs_are_believed_and_it_is_to
     assert study.problems == (
         "sync-w4-virtual: plan.json says clock measured, its runs say virtual; the runs are believed",
     )
+
+
+def test_without_a_plan_the_runs_say_what_they_are_and_nobody_contradicts_them(tmp_path):
+    folder = small(tmp_path / "s")
+    (folder / "plan.json").unlink()
+    study = load_study(folder)
+    assert [(arm.name, arm.clock) for arm in study.arms] == [(arm.name, "virtual") for arm in (ASYNC, SYNC)]
+    assert (study.problems, study.set_aside) == ((), ())
+
+
+# ---- runs in the place of others ---------------------------------------------------------------------------
+
+
+TUNED = SyntheticArm("ringmaster", learning_rates=(0.001, 0.002), tuning_seeds=(0,), settings={"seq_len": 64})
+
+
+def tuned(folder: Path, **other) -> Path:
+    """A study of one tuned arm: a trial, seed 100 and its fine-tuning; `other` are arguments of the test run."""
+    runs = [
+        planned(f"tuning/{TUNED.name}/t1-s0", "tuning", TUNED.name, 0, trial=1),
+        planned(f"test/{TUNED.name}/s100", "test", TUNED.name, 100),
+        planned(
+            f"finetune/{TUNED.name}/s100-f0",
+            "finetune",
+            TUNED.name,
+            100,
+            parent=f"test/{TUNED.name}/s100",
+            finetune_seed=7,
+        ),
+        planned("finetune/baseline/s100-f0", "finetune", BASELINE, 100, finetune_seed=7),
+    ]
+    write_plan(folder, [TUNED], runs)
+    write_run(folder / f"tuning/{TUNED.name}/t1-s0", TUNED, FALL, seed=0, learning_rate=0.002)
+    write_run(folder / f"test/{TUNED.name}/s100", TUNED, FALL, **({"seed": 100} | other))
+    sha256 = json.loads((folder / f"test/{TUNED.name}/s100/summary.json").read_text())["parameters_sha256"]
+    parent = {"run": "s100", "seed": 100, "num_workers": 4, "learning_rate": 0.001, "parameters_sha256": sha256}
+    write_finetuning(folder / f"finetune/{TUNED.name}/s100-f0", seed=7, macro_f1=0.5, parent=parent)
+    write_finetuning(folder / "finetune/baseline/s100-f0", seed=7, macro_f1=0.4, parent=None)
+    return folder
+
+
+def told_aside(folder: Path) -> dict[str, str]:
+    study = load_study(folder)
+    assert [run.name for run in study.runs if run.run is None] == [item.name for item in study.set_aside]
+    assert all(f"{item.name}: {item.reason}; it is set aside" in study.problems for item in study.set_aside)
+    return {item.name: item.reason.removeprefix("its folder holds another run: ") for item in study.set_aside}
+
+
+def test_runs_that_are_what_the_plan_says_stay_in_their_place(tmp_path):
+    study = load_study(tuned(tmp_path))
+    assert (study.problems, study.set_aside, len(study.runs)) == ((), (), 4)
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"seed": 101}, "seed 101, not 100"),
+        ({"learning_rate": 0.002}, "learning_rate 0.002, not 0.001"),
+        ({"summary": {"num_workers": 8}}, "nproc 8, not 4"),
+        ({"summary": {"rule": "delay_adaptive:threshold=4"}}, "rule delay_adaptive, not ringmaster"),
+        ({"summary": {"mode": "hogwild", "clock": "measured"}}, "mode hogwild, not async, clock measured, not virtual"),
+        ({"summary": {"rule": "ringmaster:threshold=4,stops=False"}}, ""),
+    ],
+)
+def test_a_test_run_that_is_not_what_its_place_says_is_set_aside(tmp_path, other, told):
+    found = told_aside(tuned(tmp_path, **other))
+    assert found.get(f"test/{TUNED.name}/s100", "") == told
+
+
+def test_another_setting_of_the_arm_is_compared_too(tmp_path):
+    folder = tuned(tmp_path)
+    path = folder / f"test/{TUNED.name}/s100/settings.yaml"
+    path.write_text(path.read_text().replace("seq_len: 64", "seq_len: 128"))
+    assert told_aside(folder) == {f"test/{TUNED.name}/s100": "seq_len 128, not 64"}
+
+
+def test_a_tuning_run_has_the_settings_of_its_trial(tmp_path):
+    folder = tuned(tmp_path)
+    write_run(folder / f"tuning/{TUNED.name}/t1-s0", TUNED, FALL, seed=0, learning_rate=0.001)
+    assert told_aside(folder) == {f"tuning/{TUNED.name}/t1-s0": "learning_rate 0.001, not 0.002"}
+
+
+@pytest.mark.parametrize(
+    ("name", "seed", "parent", "told"),
+    [
+        (TUNED.name, 8, {"seed": 100}, "seed 8, not 7"),
+        (TUNED.name, 7, {"seed": 101}, "seed of its pretraining 101, not 100"),
+        (TUNED.name, 7, {"learning_rate": 0.002}, "learning_rate of its pretraining 0.002, not 0.001"),
+        (TUNED.name, 7, {"num_workers": 2}, "nproc of its pretraining 2, not 4"),
+        (TUNED.name, 7, {"parameters_sha256": "ab"}, "parameters_sha256 of its pretraining ab, not "),
+        (TUNED.name, 7, {"run": "elsewhere"}, ""),
+        (BASELINE, 7, {"run": "s100"}, "start run s100, not the base model"),
+    ],
+)
+def test_a_fine_tuning_run_starts_from_the_run_of_its_place(tmp_path, name, seed, parent, told):
+    folder = tuned(tmp_path)
+    write_finetuning(folder / f"finetune/{name}/s100-f0", seed=seed, macro_f1=0.5, parent=parent)
+    assert told_aside(folder).get(f"finetune/{name}/s100-f0", "").startswith(told)
+    assert len(told_aside(folder)) == (told != "")
+
+
+def test_without_a_plan_a_run_is_held_to_the_name_of_its_folder(tmp_path):
+    folder = small(tmp_path / "s")
+    (folder / "plan.json").unlink()
+    write_run(folder / f"test/{SYNC.name}/s100", SYNC, FALL, seed=101)
+    wide = SyntheticArm("async", 8)
+    write_run(folder / f"test/{ASYNC.name}/s101", wide, FALL, seed=101)
+    assert told_aside(folder) == {
+        f"test/{ASYNC.name}/s101": "nproc 8, not 4",
+        f"test/{SYNC.name}/s100": "seed 101, not 100",
+    }
+
+
+def test_test_runs_of_an_arm_that_differ_where_the_plan_is_silent_are_told(tmp_path):
+    folder = small(tmp_path / "s")
+    write_run(folder / f"test/{ASYNC.name}/s101", ASYNC, FALL, seed=101, learning_rate=0.9)
+    study = load_study(folder)
+    assert study.problems == (f"{ASYNC.name}: its test runs differ in learning_rate: 0.0005 (1 runs), 0.9 (1 runs)",)
+
+
+def same_parameters(folder: Path, *names: str, **summary) -> None:
+    for name in names:
+        edit_json(folder / f"test/{name}/summary.json", parameters_sha256="ab" * 32, **summary)
+
+
+def test_a_second_seed_with_the_parameters_of_the_first_is_a_copy(tmp_path):
+    folder = small(tmp_path / "s")
+    same_parameters(folder, f"{SYNC.name}/s100", f"{SYNC.name}/s101")
+    reason = (
+        f"a copy of test/{SYNC.name}/s100: it has another seed, and ended with the same parameters "
+        f"(parameters_sha256 {'ab' * 8})"
+    )
+    assert told_aside(folder) == {f"test/{SYNC.name}/s101": reason}
+
+
+@pytest.mark.parametrize(
+    "summary", [{"status": "DIVERGED"}, {"final_eval_loss": None, "status": "FAILED"}, {"num_updates": 0}]
+)
+def test_runs_that_have_not_been_trained_to_an_end_may_have_equal_parameters(tmp_path, summary):
+    folder = small(tmp_path / "s")
+    same_parameters(folder, f"{SYNC.name}/s100", f"{SYNC.name}/s101", **summary)
+    study = load_study(folder)
+    assert (study.problems, study.set_aside) == ((), ())
+
+
+def test_two_arms_with_equal_parameters_are_told_once_and_kept(tmp_path):
+    folder = small(tmp_path / "s")
+    for seed, digit in ((100, "a"), (101, "b")):
+        for arm in (SYNC, ASYNC):
+            edit_json(folder / f"test/{arm.name}/s{seed}/summary.json", parameters_sha256=digit * 64)
+    study = load_study(folder)
+    assert study.set_aside == ()
+    assert study.problems == (
+        f"test/{ASYNC.name}/s100 and test/{SYNC.name}/s100 ended with the same parameters, like 1 more pairs of these "
+        "arms: either both arms do the same, or one holds copies of the other's runs",
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "seeds", "told"),
+    [
+        (SyntheticArm("sync", 1), SyntheticArm("async", 1), (100, 100), 0),
+        (SYNC, SyntheticArm("sync", clock="measured", speeds=None), (100, 100), 0),
+        (SyntheticArm("sync", 2), SyntheticArm("k_sync", 2), (100, 100), 1),
+        (SyntheticArm("sync", 1), SyntheticArm("async", 1), (100, 101), 1),
+        (SYNC, SyntheticArm("sync", clock="measured", settings={"momentum": 0.9}), (100, 100), 1),
+    ],
+)
+def test_equal_parameters_of_two_arms_are_no_problem_where_nothing_tells_the_arms_apart(
+    tmp_path, one, other, seeds, told
+):
+    names = [f"{arm.name}/s{seed}" for arm, seed in zip((one, other), seeds, strict=True)]
+    runs = [
+        planned(f"test/{name}", "test", arm.name, seed)
+        for name, arm, seed in zip(names, (one, other), seeds, strict=True)
+    ]
+    write_plan(tmp_path, [one, other], runs)
+    for name, arm, seed in zip(names, (one, other), seeds, strict=True):
+        write_run(tmp_path / f"test/{name}", arm, FALL, seed=seed)
+    same_parameters(tmp_path, *names)
+    study = load_study(tmp_path)
+    assert (len(study.problems), study.set_aside) == (told, ())
+
+
+def test_replicates_of_a_seed_may_have_equal_parameters(tmp_path):
+    runs = [planned(f"test/{SYNC.name}/s1{end}", "test", SYNC.name, 1, replicate=r) for r, end in ((0, ""), (1, "-r1"))]
+    write_plan(tmp_path, [SYNC], runs)
+    for run in runs:
+        write_run(tmp_path / run["folder"], SYNC, FALL, seed=1)
+    same_parameters(tmp_path, f"{SYNC.name}/s1", f"{SYNC.name}/s1-r1")
+    study = load_study(tmp_path)
+    assert (study.problems, study.set_aside) == ((), ())
+
+
+# ---- what was planned and registered -----------------------------------------------------------------------
 
 
 def test_a_planned_run_without_a_folder_is_missing_and_an_unplanned_one_is_set_aside(tmp_path):
@@ -176,6 +373,61 @@ def test_a_recorded_hash_is_checked_too(tmp_path):
     with open(folder / "analysis.yaml", "a") as file:
         file.write("# a comment added afterwards\n")
     assert load_study(folder).unchanged is False
+
+
+def test_the_registered_family_seeds_and_pilots_are_read(tmp_path):
+    pilots = {SYNC.name: {"runs": 10, "first_loss": 7.08, "best_loss": 6.09}}
+    folder = small(
+        tmp_path / "s",
+        registration={"family": [ASYNC.name], "seeds": [100, 101], "config_sha256": "00", "pilots": pilots},
+    )
+    study = load_study(folder)
+    assert study.registration is not None
+    assert (study.registration.family, study.registration.seeds, study.registration.config_sha256) == (
+        (ASYNC.name,),
+        (100, 101),
+        "00",
+    )
+    assert dict(study.registration.pilots) == {SYNC.name: Pilots(10, 7.08, 6.09)}
+    assert (study.problems, study.unverified_because) == ((), "")
+
+
+def test_a_registration_of_before_has_no_family_and_no_pilots(tmp_path):
+    study = load_study(small(tmp_path / "s", registration={}))
+    assert study.registration is not None
+    assert (study.registration.family, study.registration.seeds, study.registration.config_sha256) == (None, None, None)
+    assert (dict(study.registration.pilots), study.unverified_because) == ({}, "")
+
+
+def test_unusable_values_of_the_family_and_the_pilots_are_told_and_ignored(tmp_path):
+    wrong = {"family": "async", "seeds": ["a"], "pilots": {SYNC.name: {"first_loss": 5.0, "best_loss": 6.0}}}
+    study = load_study(small(tmp_path / "s", registration=wrong))
+    assert study.registration is not None
+    assert (study.registration.family, study.registration.seeds, dict(study.registration.pilots)) == (None, None, {})
+    assert study.problems == (
+        "analysis.yaml: family must be a list, got 'async'; it is ignored",
+        "analysis.yaml: seeds must be a list, got \"['a']\"; it is ignored",
+        f"analysis.yaml: pilots.{SYNC.name} has no first_loss above a best_loss; it is ignored",
+    )
+
+
+@pytest.mark.parametrize(
+    ("registration", "told"),
+    [
+        ({"config_sha256": "99"}, "plan.json is of another config than the one that analysis.yaml registers"),
+        ({"seeds": [100, 101, 102]}, "analysis.yaml registers test seeds 100, 101, 102, plan.json has 100, 101"),
+    ],
+)
+def test_a_plan_that_is_not_the_registered_one_is_told(tmp_path, registration, told):
+    study = load_study(small(tmp_path / "s", registration=registration))
+    assert (study.unverified_because, study.problems) == (told, (told,))
+
+
+def test_without_a_plan_nothing_says_that_all_that_was_registered_is_there(tmp_path):
+    folder = small(tmp_path / "s", registration={})
+    (folder / "plan.json").unlink()
+    study = load_study(folder)
+    assert study.unverified_because.startswith("there is no plan.json that could be read")
 
 
 def test_a_sweep_inside_a_folder_of_runs_is_a_study_of_its_own(tmp_path):

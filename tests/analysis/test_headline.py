@@ -1,0 +1,292 @@
+"""What a reader meets first says no more than was seen: times beyond the first run that ended, margins, lost causes."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy
+import pytest
+from made_results import full
+from synthetic import STRAGGLER, SyntheticArm, planned, straight, write_finetuning, write_study
+
+from analysis.report_cast import Cast
+from analysis.report_contents import comparisons, conditions, first_tests
+from analysis.report_figures import time_to_target
+from analysis.result_types import Interval, ReachedCurve, ReachedPanel, RestrictedTimes, Results
+from analysis.results import results
+from analysis.study import load_study
+
+SYNC, ASYNC = SyntheticArm("sync"), SyntheticArm("async")
+GROUP = f"4 workers, virtual clock, {STRAGGLER}"
+
+
+def results_of(folder: Path) -> Results:
+    return results(load_study(folder), numpy.random.default_rng(0))
+
+
+def row_of(found: Results, endpoint: str, treatment: str = ASYNC.name, reference: str = SYNC.name):
+    (row,) = [
+        row for row in found.tests if (row.endpoint, row.treatment, row.reference) == (endpoint, treatment, reference)
+    ]
+    return row
+
+
+def trust_of(found: Results, title: str):
+    (item,) = [item for item in found.trust if item.title == title]
+    return item
+
+
+def study_of(folder: Path, treatment, reference, **registration) -> Results:
+    curves = {SYNC.name: reference, ASYNC.name: treatment}
+    return results_of(
+        write_study(folder, curves, [SYNC, ASYNC], registration={"num_seeds": len(treatment), **registration})
+    )
+
+
+def ends_early(missing: int):
+    """Async is watched for 10 s: 8 - `missing` runs are at 5.0 after 6 to 9.5 s, the others never. Sync needs 20 s."""
+    there = [straight(6.0, 4.0, seconds=12.0 + number)[:4] for number in range(8 - missing)]
+    treatment = [[*curve[:3], (160, 10.0, 4.9)] for curve in there]
+    treatment += [straight(6.0, 5.2, seconds=10.0)] * missing
+    return treatment, [straight(6.0, 4.0, seconds=40.0)] * 8
+
+
+# ---- times of runs that ended --------------------------------------------------------------------------------
+
+
+def test_times_are_told_up_to_the_end_of_the_first_run_that_missed_the_target(tmp_path):
+    found = study_of(tmp_path, *ends_early(2))
+    row = row_of(found, "time_to_target")
+    assert row.times == RestrictedTimes(10.0, True, 6, 0, 0, 8)
+    times = [6.0, 6.5, 7.0, 7.5, 8.0, 8.5, 10.0, 10.0]
+    assert (row.treatment_mean, row.reference_mean) == pytest.approx((sum(times) / 8, 10.0))
+    assert row.word == "better"
+    assert found.headlines[0].text.startswith(
+        f"async, {GROUP}: sooner at the target than sync: within the first 10.0 virtual s (where the first run that "
+        "missed it ended) 6 of 8 async runs reached it and 0 of 8 sync runs (8 later); mean of min(time, 10.0) 7.94 "
+        "against 10.0, difference -2.06 (95 % CI -3.32 to -0.810, p_Holm 0.0312); the final loss"
+    )
+
+
+def test_a_pair_in_which_neither_arrived_while_both_were_watched_is_no_loss(tmp_path):
+    row = row_of(study_of(tmp_path, *ends_early(2)), "time_to_target")
+    assert (row.wins, row.ties, row.n) == (6, 2, 8)  # sync got there at 20 s, when async was no longer watched
+    assert row.share is not None
+    assert row.share.estimate == 7 / 8
+    assert row.speed_up is not None
+    assert (row.speed_up.left_out, row.speed_up.num_pairs) == (2, 8)
+
+
+def test_the_speed_up_says_whose_its_interval_and_whose_its_word_are(tmp_path):
+    found = study_of(tmp_path, *ends_early(2))
+    tile = found.tiles[0]
+    assert tile.interval is not None
+    assert (tile.interval.n, tile.word) == (6, "better")
+    assert "in the 6 of 8 pairs in which both got there; the word is of all 8 pairs" in tile.note
+    (first, *_) = first_tests(found).rows
+    assert first[2].small.endswith("sooner (n = 6), won 6 of 8, 2 even")
+
+
+def test_where_nobody_arrived_in_time_there_is_no_difference_and_no_interval(tmp_path):
+    found = study_of(tmp_path, *ends_early(8))
+    row = row_of(found, "time_to_target")
+    told = "no run reached the target of 5.00 before 10.0 virtual s, when the first run that missed it ended "
+    assert row.reason == f"{told}(later: async 0 of 8, sync 8 of 8)"
+    assert (row.word, row.estimate, row.share, row.treatment_mean) == ("undecided", None, None, None)
+    assert found.headlines[0].text.startswith(f"async, {GROUP}: nothing is shown about the time to the target: no run")
+    assert found.tiles[0].interval is None
+    assert (first_tests(found).rows[0][2].text, first_tests(found).rows[0][2].small) == ("-", row.reason)
+    (table,) = conditions(found)
+    assert [(row[3].text, row[3].small) for row in table.rows] == [("-", "none before 10.00 virtual s")] * 2
+
+
+def test_runs_that_all_arrive_with_their_last_evaluation_are_compared(tmp_path):
+    alike = [straight(6.0, 5.0, seconds=10.0)] * 8
+    row = row_of(study_of(tmp_path, alike, alike), "time_to_target")
+    assert row.estimate is not None
+    assert (row.estimate.estimate, row.ties, row.times) == (0.0, 8, RestrictedTimes(10.0, False, 8, 8, 0, 0))
+
+
+def test_table_1_says_up_to_which_second_and_at_which(tmp_path):
+    (table,) = conditions(study_of(tmp_path, *ends_early(2)))
+    assert [row[3].small for row in table.rows] == ["none before 10.00 virtual s", "n = 8; up to 10.00 virtual s"]
+    assert {row[6].small for row in table.rows} == {"n = 8; at 10.00 virtual s"}
+
+
+# ---- margins ---------------------------------------------------------------------------------------------------
+
+
+def close(improvement: float):
+    """Both arms end alike after an improvement of so much; the margin is 0.02."""
+    gaps = [0.001, -0.001, 0.002, -0.002, 0.001, -0.001, 0.002, -0.002]
+    reference = [straight(6.0, 6.0 - improvement, seconds=10.0)] * 8
+    return [straight(6.0, 6.0 - improvement + gap, seconds=10.0) for gap in gaps], reference
+
+
+def test_a_margin_wider_than_half_of_the_improvement_makes_nothing_equivalent(tmp_path):
+    found = study_of(tmp_path, *close(0.03))
+    row = row_of(found, "loss_at_equal_samples")
+    assert (row.word, row.equivalence, row.margin_share) == ("undecided", None, pytest.approx(0.02 / 0.03))
+    assert row.reason.endswith(
+        "the margin of ±0.0200 is 67 % of the reference's improvement, too wide to mean anything"
+    )
+    assert "with a margin of ±0.02 (66.7 % of sync's improvement) that is too wide to mean" in found.headlines[0].text
+    assert found.tiles[1].note.endswith("margin ±0.02, 66.7 % of that improvement, too wide to mean anything")
+    cell = next(row[5] for row in first_tests(found).rows if row[1].text == "evaluation loss at equal samples")
+    assert (cell.text, cell.small) == ("±0.02", "67 % of the reference's improvement: too wide")
+
+
+def test_a_narrow_margin_is_said_as_a_share_of_the_improvement(tmp_path):
+    found = study_of(tmp_path, *close(1.0))
+    assert row_of(found, "loss_at_equal_samples").word == "equivalent"
+    assert "equivalent within ±0.02 (2 % of sync's improvement)" in found.headlines[0].text
+    assert found.tiles[1].note.endswith("margin ±0.02, 2 % of that improvement")
+
+
+def test_a_margin_means_nothing_where_the_reference_did_not_improve(tmp_path):
+    row = row_of(study_of(tmp_path, *close(-0.5)), "loss_at_equal_samples")
+    assert (row.word, row.equivalence, row.margin_share, row.relative) == ("undecided", None, None, None)
+    assert row.reason.endswith("the reference did not improve, so no margin means anything, ±0.0200 neither")
+
+
+# ---- levels ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("alpha", "value", "detail"),
+    [
+        (0.05, "1.16 SD of the differences", "80 % power of a paired t test at 0.05 with 8 pairs"),
+        (0.01, "1.60 SD of the differences", "80 % power of a paired t test at 0.01 with 8 pairs"),
+        (0.005, "none of any size", "no difference of any size can be found with 8 pairs (no p_Holm is below 0.00781)"),
+    ],
+)
+def test_what_could_be_found_is_said_for_the_registered_level(tmp_path, alpha, value, detail):
+    item = trust_of(study_of(tmp_path, *ends_early(2), alpha=alpha), "smallest detectable difference")
+    assert item.value.startswith(value)
+    assert item.detail.startswith(detail)
+    assert item.level == ("bad" if value.startswith("none") else "good")
+
+
+def test_a_family_that_is_too_large_for_its_seeds_is_said_to_find_nothing(tmp_path):
+    ring, late = SyntheticArm("ringmaster"), ends_early(0)
+    curves = {SYNC.name: late[1][:6], ASYNC.name: late[0][:6], ring.name: late[0][:6]}
+    found = results_of(write_study(tmp_path, curves, [SYNC, ASYNC, ring], registration={"num_seeds": 6}))
+    item = trust_of(found, "smallest detectable difference")
+    assert (item.value, item.level) == ("none of any size", "bad")
+    told = "no difference of any size can be found with 6 pairs and 2 comparisons (no p_Holm is below 0.0625)"
+    assert f"the time to the target: {told}; so far reached the target" in found.headlines[0].text
+
+
+def test_columns_of_intervals_are_headed_by_the_registered_level(tmp_path):
+    found = study_of(tmp_path, *ends_early(2), alpha=0.1)
+    row = row_of(found, "time_to_target")
+    assert row.share is not None
+    assert row.speed_up is not None
+    assert row.speed_up.ratio is not None
+    assert {row.share.level, row.speed_up.ratio.level, row.estimate.level} == {0.9}
+    for table in (comparisons(found), first_tests(found)):
+        titles = [column.title for column in table.columns]
+        assert "difference [90 % CI]" in titles
+        assert not any("95 %" in title for title in titles)
+
+
+# ---- families, tuning --------------------------------------------------------------------------------------------
+
+
+def test_references_against_the_baseline_are_one_family_and_comparisons_in_a_group_another(tmp_path):
+    other = [SyntheticArm("sync", 2), SyntheticArm("async", 2)]
+    arms = [SYNC, ASYNC, *other]
+    write_study(
+        tmp_path,
+        {arm.name: [straight(6.0, 4.0, seconds=10.0)] * 6 for arm in arms},
+        arms,
+        registration={"num_seeds": 6},
+    )
+    runs = []
+    for seed in range(100, 106):
+        for arm, gain in [("baseline", 0.0), *((arm.name, 0.01) for arm in arms)]:
+            path = f"finetune/{arm}/s{seed}-f0"
+            parent = None if arm == "baseline" else f"test/{arm}/s{seed}"
+            runs.append(planned(path, "finetune", arm, seed, parent=parent, finetune_seed=seed))
+            write_finetuning(tmp_path / path, seed=seed, macro_f1=0.5 + gain, parent=None)
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    (tmp_path / "plan.json").write_text(json.dumps(plan | {"runs": plan["runs"] + runs}))
+    found = results_of(tmp_path)
+    sizes = {(row.reference, row.family_size) for row in found.tests if row.endpoint == "macro_f1"}
+    assert sizes == {("baseline", 2), (SYNC.name, 1), (other[0].name, 1)}
+    against_baseline = {row.treatment for row in found.tests if row.reference == "baseline"}
+    assert against_baseline == {SYNC.name, other[0].name}
+    against = row_of(found, "macro_f1")
+    assert against.margin_share == pytest.approx(1.0)  # 0.01 of the 0.01 that intermediate training gave sync
+    assert (against.word, against.equivalence) == ("undecided", None)
+
+
+@pytest.mark.parametrize(("endpoint", "told"), [("time_to_target", True), ("loss_at_equal_samples", False)])
+def test_a_tuning_criterion_that_is_not_the_endpoint_is_told(tmp_path, endpoint, told):
+    arms = [
+        dataclasses.replace(arm, learning_rates=(0.001, 0.002), trial_losses=((5.0,), (4.0,)), tuning_seeds=(0,))
+        for arm in (SYNC, ASYNC)
+    ]
+    curves = {arm.name: [straight(6.0, 4.0, seconds=10.0)] * 6 for arm in arms}
+    primary = {"endpoint": endpoint, "num_workers": 4, "clock": "virtual"}
+    found = results_of(write_study(tmp_path, curves, arms, registration={"num_seeds": 6, "primary": primary}))
+    item = trust_of(found, "tuning")
+    assert item.value == "equal budgets"
+    assert ("chosen by the final loss at equal samples, not by the primary endpoint" in item.detail) is told
+
+
+# ---- the picture of times ----------------------------------------------------------------------------------------
+
+
+def drawn(*curves: ReachedCurve, log_rank_p=()):
+    made = full()
+    group = made.groups[0].name
+    panel = ReachedPanel(group, 5.0, "pilots", None, "", None, curves, log_rank_p, ())
+    picture = time_to_target(Cast(made), panel)
+    assert picture is not None
+    return picture, picture.figure.axes[0]
+
+
+def curve(arm: str, n: int, seconds, share, at_risk, censored=()) -> ReachedCurve:
+    reached = len(seconds)
+    return ReachedCurve(
+        arm,
+        n,
+        reached,
+        (0.0, *seconds),
+        (0.0, *share),
+        (n, *at_risk),
+        censored,
+        None,
+        Interval(1.0, None, None, 0.95, n),
+    )
+
+
+def test_a_curve_ends_with_its_last_run_at_risk():
+    stopped = curve("a", 4, (1.0, 2.0), (0.25, 0.5), (4, 3), (5.0, 5.0))
+    through = curve("b", 2, (3.0, 20.0), (0.5, 1.0), (2, 1))
+    diverged = curve("c", 2, (4.0,), (0.5,), (2,))
+    _, axes = drawn(stopped, through, diverged)
+    ends = [line.get_xdata()[-1] for line in axes.lines if line.get_drawstyle() == "steps-post"]
+    assert ends == pytest.approx([5.0, 20.4, 20.4])
+
+
+def test_only_an_estimate_that_is_no_share_of_the_runs_is_called_kaplan_meier():
+    share = curve("a", 4, (1.0, 2.0), (0.25, 0.5), (4, 3), (5.0, 5.0))
+    estimate = curve("a", 4, (1.0, 9.0), (0.25, 1.0), (4, 1), (5.0, 5.0))
+    assert drawn(share)[1].get_ylabel() == "runs at or below 5.000"
+    picture, axes = drawn(estimate)
+    assert axes.get_ylabel().replace("\n", " ") == "Kaplan-Meier estimate of runs at or below 5.000"
+    assert "the estimate is not the share of runs that got there" in picture.caption
+
+
+def test_the_caption_counts_the_others_only_where_there_are_some_and_calls_the_log_rank_exploratory():
+    none = curve("a", 6, (), (), (), (5.0,) * 6)
+    every = curve("b", 2, (1.0, 2.0), (0.5, 1.0), (2, 1))
+    alone, _ = drawn(none, log_rank_p=(("a", 0.03),))
+    assert "Reached by 0 of 6 a runs. " in alone.caption
+    assert "Exploratory, not corrected, in no verdict: permutation log-rank against the reference, a p = 0.030." in (
+        alone.caption
+    )
+    assert "Reached by 0 of 6 a runs; by all runs of the others. " in drawn(none, every)[0].caption
+    assert "Reached by every run. " in drawn(every)[0].caption
