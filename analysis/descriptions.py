@@ -16,18 +16,9 @@ from typing import Any, Literal
 
 import numpy
 
-from analysis.endpoints import (
-    Column,
-    Comparison,
-    budget_of,
-    curve_of,
-    end_of,
-    improvement_of,
-    restricted_interval,
-    time_to,
-    worst_loss,
-)
-from analysis.intervals import Interval, Refused, t_interval
+from analysis.comparisons import Comparison
+from analysis.curves import Column, budget_of, curve_of, end_of, improvement_of, time_to, worst_loss
+from analysis.intervals import Interval, Refused, restricted_interval, t_interval
 from analysis.load import Run
 from analysis.result_types import (
     Band,
@@ -64,7 +55,7 @@ from analysis.scaling import (
     slopes,
     usl_interval,
 )
-from analysis.study import MEASURED, Arm, Study, StudyRun
+from analysis.study_types import MEASURED, Arm, Study, StudyRun
 from analysis.time_to_target import kaplan_meier, log_rank, loss_at, restricted_times, speed_up, target_grid
 from asyncsgd.progress import Delays
 from asyncsgd.record import read_events

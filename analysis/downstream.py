@@ -13,8 +13,9 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.endpoints import DEFAULT_ALPHA, Paired, Question, family_of, interval_over
-from analysis.intervals import Interval
+from analysis.endpoints import DEFAULT_ALPHA, family_of
+from analysis.intervals import Interval, interval_over
+from analysis.judging import Paired, Question
 from analysis.load import Run
 from analysis.result_types import (
     FROM_SCRATCH,
@@ -25,7 +26,7 @@ from analysis.result_types import (
     Group,
     LeftOut,
 )
-from analysis.study import Arm, Study, StudyRun
+from analysis.study_types import Arm, Study, StudyRun
 from asyncsgd.plan import BASELINE
 
 

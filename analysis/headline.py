@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy
 
-from analysis.endpoints import Comparison, reference_algorithm
-from analysis.intervals import Interval, nothing_to_find, short, sign_flip, t_interval, verdict
+from analysis.comparisons import Comparison, reference_algorithm
+from analysis.intervals import Interval, short, t_interval
+from analysis.paired_tests import sign_flip
 from analysis.result_types import FROM_SCRATCH, DelayHistogram, Group, Headline, RestrictedTimes, TestRow, Tile
-from analysis.study import MEASURED, Study, StudyRun, summary_of
+from analysis.study_types import MEASURED, Study, StudyRun, summary_of
+from analysis.verdicts import nothing_to_find, verdict
 from asyncsgd.plan import BASELINE
 
 TIMES = "\N{MULTIPLICATION SIGN}"

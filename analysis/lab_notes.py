@@ -23,7 +23,7 @@ from asyncsgd.errors import UsageError
 
 if TYPE_CHECKING:  # pandas takes a second to import, which --help and a typing error should not
     from analysis.load import Run
-    from analysis.study import Arm, Study, StudyRun
+    from analysis.study_types import Arm, Study, StudyRun
 
 EXAMPLE = """\
 examples:

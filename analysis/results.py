@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy
 
+from analysis.comparisons import comparisons_of, groups_of
 from analysis.descriptions import (
     activity_of,
     curve_panels,
@@ -23,14 +24,9 @@ from analysis.descriptions import (
     trends,
 )
 from analysis.downstream import downstream_arms, downstream_questions, scores_of
-from analysis.endpoints import (
-    comparisons_of,
-    groups_of,
-    judge,
-    questions_of,
-    sort_rows,
-)
+from analysis.endpoints import questions_of
 from analysis.headline import headlines_of, tiles_of
+from analysis.judging import judge, sort_rows
 from analysis.result_types import (
     FROM_SCRATCH,
     Group,
@@ -39,7 +35,6 @@ from analysis.result_types import (
     Results,
     TestRow,
 )
-from analysis.study import VIRTUAL, Study, clocks_of, summary_of
 from analysis.study_tables import (
     arm_infos,
     arm_rows,
@@ -49,6 +44,7 @@ from analysis.study_tables import (
     schedule_shares,
     tuning_results,
 )
+from analysis.study_types import VIRTUAL, Study, clocks_of, summary_of
 from analysis.trust import trust_of
 from asyncsgd.plan import BASELINE
 

@@ -11,9 +11,9 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from analysis.curves import Column, end_of, worst_loss
 from analysis.descriptions import Activity, Scope, loss_or_worst
-from analysis.endpoints import Column, end_of, interval_over, worst_loss
-from analysis.intervals import Interval
+from analysis.intervals import Interval, interval_over
 from analysis.load import Run
 from analysis.result_types import (
     ArmCounts,
@@ -29,7 +29,7 @@ from analysis.result_types import (
     TrialPoint,
     TuningResult,
 )
-from analysis.study import MEASURED, Arm, Study, StudyRun, Trial
+from analysis.study_types import MEASURED, Arm, Study, StudyRun, Trial
 from analysis.tuning import expected_best
 from analysis.variance import components
 from asyncsgd.plan import BASE, BASELINE

@@ -20,9 +20,11 @@ import numpy
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
+from analysis.comparisons import groups_of
+from analysis.curves import curve_of, end_of, time_to, worst_loss
 from analysis.descriptions import loss_or_worst, scope_of
-from analysis.endpoints import curve_of, end_of, groups_of, time_to, worst_loss
-from analysis.intervals import Interval, Refused, check_level, finite_table, probability_of_improvement
+from analysis.intervals import Interval, Refused, check_level, finite_table
+from analysis.paired_tests import probability_of_improvement
 from analysis.study import load_study
 from asyncsgd.errors import UsageError
 

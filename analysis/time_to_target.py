@@ -15,15 +15,8 @@ import numpy
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from analysis.intervals import (
-    RANDOM_PATTERNS,
-    SAME_SUM,
-    Interval,
-    check_paired,
-    sign_flip,
-    t_interval,
-    without_nan,
-)
+from analysis.intervals import Interval, check_paired, t_interval, without_nan
+from analysis.paired_tests import RANDOM_PATTERNS, SAME_SUM, sign_flip
 
 EXACT_RELABELLINGS = 20_000
 """Up to so many ways to label a pooled sample all are counted: 8 and 8 runs have 12,870."""

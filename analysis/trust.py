@@ -6,10 +6,12 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
+from analysis.comparisons import Comparison
+from analysis.curves import curve_of, time_to
 from analysis.descriptions import Scope
-from analysis.endpoints import Comparison, curve_of, time_to
 from analysis.guard import Guard, paired_convergence, reference_convergence
-from analysis.intervals import MINIMUM_PAIRS, Refused, detectable_effect, nothing_to_find, short
+from analysis.intervals import Refused, short
+from analysis.power import detectable_effect
 from analysis.result_types import (
     FROM_SCRATCH,
     Group,
@@ -19,8 +21,9 @@ from analysis.result_types import (
     TrustItem,
     TuningResult,
 )
-from analysis.study import MEASURED, VIRTUAL, Study, StudyRun, clocks_of, summary_of
 from analysis.study_tables import learning_rate_of
+from analysis.study_types import MEASURED, VIRTUAL, Study, StudyRun, clocks_of, summary_of
+from analysis.verdicts import MINIMUM_PAIRS, nothing_to_find
 from asyncsgd.plan import BASELINE
 
 # ---- the trust box -----------------------------------------------------------------------------------------

@@ -164,7 +164,7 @@ def announce(plan: Plan, sweep: Sweep, out: Path) -> None:
 
 def warn_of_few_seeds(plan: Plan) -> None:
     """Exact tests have a smallest p, so with too few seeds no difference can be found, however large it is."""
-    from analysis.intervals import minimum_pairs
+    from analysis.power import minimum_pairs
 
     if plan.analysis is None or not plan.analysis.family:
         return

@@ -24,7 +24,7 @@ from collections.abc import Callable
 import numpy
 from numpy.typing import NDArray
 
-from analysis.intervals import paired_difference, tost_paired
+from analysis.paired_tests import paired_difference, tost_paired
 from analysis.time_to_target import restricted_times
 from asyncsgd.errors import UsageError
 

@@ -13,32 +13,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from analysis.intervals import (
+from analysis.intervals import Interval, finite_table, t_interval
+from analysis.paired_tests import (
     EXACT_PAIRS,
-    Interval,
     Share,
+    paired_difference,
+    probability_of_improvement,
+    sign_flip,
+    tost_independent,
+    tost_paired,
+    win_share,
+)
+from analysis.power import (
     detectable_effect,
     equivalence_pairs_needed,
-    finite_table,
     holm,
     least_p_holm,
-    margin_too_wide,
     minimum_pairs,
     noether,
-    nothing_to_find,
-    paired_difference,
     pairs_needed,
     power_equivalence,
     power_paired,
-    probability_of_improvement,
-    sign_flip,
     smallest_p,
-    t_interval,
-    tost_independent,
-    tost_paired,
-    verdict,
-    win_share,
 )
+from analysis.verdicts import margin_too_wide, nothing_to_find, verdict
 
 examples = settings(derandomize=True, deadline=None, max_examples=60)
 quick = settings(derandomize=True, deadline=None, max_examples=25)

@@ -10,21 +10,23 @@ import pytest
 from scipy import stats
 
 from analysis.delays import expected_maximum_exponential, mean_delay_law, stable_learning_rate
-from analysis.intervals import (
+from analysis.paired_tests import (
+    paired_difference,
+    probability_of_improvement,
+    sign_flip,
+    tost_independent,
+    tost_paired,
+    win_share,
+)
+from analysis.power import (
     detectable_effect,
     equivalence_pairs_needed,
     holm,
     minimum_pairs,
     noether,
-    paired_difference,
     pairs_needed,
-    probability_of_improvement,
     samples_needed_two_sample,
-    sign_flip,
     smallest_p,
-    tost_independent,
-    tost_paired,
-    win_share,
 )
 from analysis.scaling import slopes
 from analysis.tasks import aso_normal, iqm, mean_improvement, performance_score

@@ -25,7 +25,7 @@ from synthetic import (
     write_study,
 )
 
-from analysis.endpoints import Paired, Question, judge
+from analysis.judging import Paired, Question, judge
 from analysis.result_types import FROM_SCRATCH, Results
 from analysis.results import results
 from analysis.study import load_study

@@ -19,7 +19,8 @@ from synthetic import (
     write_study,
 )
 
-from analysis.study import MISSING, Pilots, load_study
+from analysis.study import load_study
+from analysis.study_types import MISSING, Pilots
 from asyncsgd.errors import UsageError
 from asyncsgd.plan import BASE, BASELINE
 

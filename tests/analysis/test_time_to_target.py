@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from analysis.intervals import paired_difference
+from analysis.paired_tests import paired_difference
 from analysis.time_to_target import (
     Crossing,
     crossing,
