@@ -505,6 +505,18 @@ def test_latex_escapes_what_it_would_read_as_a_command(made):
     assert whole.isascii()
 
 
+def test_above_the_fold_is_a_group_that_compares_something_where_there_is_one(made):
+    primary = made.groups[0]
+    others = [group for group in made.groups[1:] if group.clock == primary.clock and group.reference is not None]
+    assert others
+    alone = dataclasses.replace(primary, reference=None)
+    found = dataclasses.replace(made, groups=(alone, *made.groups[1:]))
+    labels = [row.label for row in gallery(found).first]
+    assert primary.name in [row.label for row in gallery(made).first]
+    assert primary.name not in labels
+    assert others[0].name in labels
+
+
 def test_targets_that_were_taken_from_the_test_runs_are_called_so_beside_every_picture_and_table(made):
     late = [item for item in made.sensitivity if item.after_the_fact]
     assert 0 < len(late) < len(made.sensitivity)
