@@ -4,36 +4,17 @@ import dataclasses
 import json
 from pathlib import Path
 
-import numpy
 import pytest
 from made_results import full
+from reading import ASYNC, SYNC, results_of, row_of, trust_of
 from synthetic import STRAGGLER, SyntheticArm, planned, straight, write_finetuning, write_study
 
 from analysis.report_cast import Cast
 from analysis.report_contents import comparisons, conditions, first_tests
 from analysis.report_figures import time_to_target
 from analysis.result_types import Interval, ReachedCurve, ReachedPanel, RestrictedTimes, Results
-from analysis.results import results
-from analysis.study import load_study
 
-SYNC, ASYNC = SyntheticArm("sync"), SyntheticArm("async")
 GROUP = f"4 workers, virtual clock, {STRAGGLER}"
-
-
-def results_of(folder: Path) -> Results:
-    return results(load_study(folder), numpy.random.default_rng(0))
-
-
-def row_of(found: Results, endpoint: str, treatment: str = ASYNC.name, reference: str = SYNC.name):
-    (row,) = [
-        row for row in found.tests if (row.endpoint, row.treatment, row.reference) == (endpoint, treatment, reference)
-    ]
-    return row
-
-
-def trust_of(found: Results, title: str):
-    (item,) = [item for item in found.trust if item.title == title]
-    return item
 
 
 def study_of(folder: Path, treatment, reference, **registration) -> Results:

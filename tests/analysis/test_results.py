@@ -11,6 +11,7 @@ import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reading import ASYNC, SYNC, results_of, row_of, trust_of
 from synthetic import (
     STRAGGLER,
     SyntheticArm,
@@ -27,28 +28,11 @@ from synthetic import (
 
 from analysis.judging import Paired, Question, judge
 from analysis.result_types import FROM_SCRATCH, Results
-from analysis.results import results
 from analysis.study import load_study
 from analysis.variance import components
 
-SYNC, ASYNC, RING = SyntheticArm("sync"), SyntheticArm("async"), SyntheticArm("ringmaster")
+RING = SyntheticArm("ringmaster")
 GROUP = f"4 workers, virtual clock, {STRAGGLER}"
-
-
-def results_of(folder: Path) -> Results:
-    return results(load_study(folder), numpy.random.default_rng(0))
-
-
-def row_of(found: Results, endpoint: str, treatment: str = ASYNC.name, reference: str = SYNC.name):
-    (row,) = [
-        row for row in found.tests if (row.endpoint, row.treatment, row.reference) == (endpoint, treatment, reference)
-    ]
-    return row
-
-
-def trust_of(found: Results, title: str):
-    (item,) = [item for item in found.trust if item.title == title]
-    return item
 
 
 def twice_as_fast(seeds: int = 6):
