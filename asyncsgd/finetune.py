@@ -46,7 +46,8 @@ from asyncsgd.record import DONE, FAILED, INTERRUPTED, Evaluation, RunFolder, de
 from asyncsgd.run_folder import open_finetune_folder
 from asyncsgd.runtime.base import Budget, EvaluationPoints, Result, TrainingClock, diverged
 from asyncsgd.server import AdamW, Optimizer, OptimizerRecipe, WarmupSchedule, linear
-from asyncsgd.train import EXIT_CODES, stop_on_signal
+from asyncsgd.signals import StopRequest, held
+from asyncsgd.train import BEFORE_TRAINING, EXIT_CODES, TWICE
 
 VOCABULARY = 8192
 """Of the tokenizer that random weights (tiny, small) get, trained on the training texts."""
@@ -123,21 +124,23 @@ def run(values: Mapping[str, object], command: str) -> int:
     return lead(settings, open_finetune_folder(settings, command))
 
 
-def lead(settings: FinetuneSettings, folder: RunFolder) -> int:
+def lead(settings: FinetuneSettings, folder: RunFolder, stop: StopRequest | None = None) -> int:
     """Prepare, train, score; return the exit code. The run folder says how it ended, whatever happens.
 
     Args:
         settings: valid.
         folder: new; owned by this call.
+        stop: what has listened for Ctrl-C and SIGTERM so far; None: nothing has.
 
     Raises:
         UsageError: where the user has to change something; the folder then holds a FAILED summary.
     """
     found: dict[str, Any] = _identity(settings)
-    with stop_on_signal() as stop_requested:
+    with stop or StopRequest() as listening:
         try:
-            result = _attempt(settings, folder, stop_requested, found)
-            folder.write_summary({"status": result.status, "message": result.message} | found)
+            result = _attempt(settings, folder, listening, found)
+            with held():
+                folder.write_summary({"status": result.status, "message": result.message} | found)
         except UsageError as error:
             folder.write_summary({"status": FAILED, "message": str(error)} | found)
             raise
@@ -151,29 +154,30 @@ def lead(settings: FinetuneSettings, folder: RunFolder) -> int:
     return EXIT_CODES.get(result.status, 1)
 
 
-def _attempt(
-    settings: FinetuneSettings, folder: RunFolder, stop_requested: Callable[[], bool], found: dict[str, Any]
-) -> Result:
+def _attempt(settings: FinetuneSettings, folder: RunFolder, stop: StopRequest, found: dict[str, Any]) -> Result:
     """Do all of it, and put into `found` what the summary is to say, as soon as it is known."""
+    prepared = None
     try:
         torch.set_num_threads(settings.machine.threads)
         device = resolve_device(settings.machine.device)
-        prepared = prepare(settings, device_of_worker(device, 0))
+        with stop.at_once():
+            prepared = prepare(settings, device_of_worker(device, 0))
         folder.write_environment(describe_environment(settings.machine.threads, 1) | {"device": device})
         found |= _prepared_summary(prepared)
         _describe(settings, prepared)
-        result = _train(settings.tuning, settings.start.seed, prepared, folder, stop_requested, found)
-        found |= {"parameters_sha256": parameters_sha256(prepared.flat.layout, prepared.flat.parameters)}
+        result = _train(settings.tuning, settings.start.seed, prepared, folder, stop, found)
+        sha256 = parameters_sha256(prepared.flat.layout, prepared.flat.parameters)
         if result.status == DONE and prepared.hatecheck is not None:
             found |= {"hatecheck": _hatecheck_scores(prepared, prepared.hatecheck, settings.data.seq_len)}
         if settings.output.save_model:
             models.save_model(prepared.flat.model, prepared.tokenizer, folder.path / "model")
+        found |= {"parameters_sha256": sha256}
         _say_result(result, found, folder)
         return result
     except UsageError:
         raise
     except KeyboardInterrupt:
-        return Result(INTERRUPTED, "interrupted by the user, twice: only the records are saved")
+        return BEFORE_TRAINING if prepared is None else TWICE
     except RunError as error:
         return Result(FAILED, str(error))
     except (OSError, SafetensorError) as error:

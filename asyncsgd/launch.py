@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import os
-import pickle
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
 
 from asyncsgd.errors import UsageError
+from asyncsgd.private_folder import check_private, new_folder
+
+_PATIENCE = datetime.timedelta(minutes=30)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +80,10 @@ def _left_over(name: str, what: str) -> str:
 
 
 class Noticeboard:
-    """Where torchrun's ranks read what rank 0 has prepared, instead of preparing it themselves; on torchrun's own
-    store.
+    """Where torchrun's ranks meet and read what rank 0 has prepared, instead of preparing it themselves.
+
+    On one host this is a file in a private folder of rank 0; only its name goes through the store that torchrun opens,
+    which anybody on the network can write to. On several hosts it is that store itself.
     """
 
     def __init__(self) -> None:
@@ -87,19 +92,31 @@ class Noticeboard:
         for name in ("MASTER_ADDR", "MASTER_PORT"):
             if name not in os.environ:
                 raise UsageError(_left_over(name, "is not set, though WORLD_SIZE is"))
-        if os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE") and os.path.isdir("/sys/class/net/lo"):
-            # One host: gloo would resolve the host's name, which need not have an address.
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         store, self.rank, self.world_size = next(iter(dist.rendezvous("env://")))
-        self.store = dist.PrefixStore("asyncsgd", store)
+        self.store: dist.Store = dist.PrefixStore("asyncsgd", store)
+        if os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE"):
+            if os.path.isdir("/sys/class/net/lo"):
+                # One host: gloo would resolve the host's name, which need not have an address.
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            self.store = dist.FileStore(str(self._folder() / "store"), self.world_size)
 
-    def put(self, name: str, content: object) -> None:
-        """Publish `content`, pickled; rank 0 only."""
-        self.store.set(name, pickle.dumps(content))  # type: ignore[arg-type]  # bytes are fine, the stub says str
+    def _folder(self) -> Path:
+        """Rank 0's private folder, by the name that it has put into torchrun's store."""
+        if self.rank == 0:
+            folder = new_folder("ranks-")
+            self.store.set("folder", str(folder))
+            return folder
+        self.store.wait(["folder"], _PATIENCE)
+        return check_private(Path(os.fsdecode(self.store.get("folder"))))
 
-    def get(self, name: str) -> Any:
-        """Wait for what rank 0 publishes under `name`, up to half an hour (a large corpus takes its time)."""
-        import datetime
+    def put(self, notice: bytes) -> None:
+        """Publish `notice`; rank 0 only."""
+        self.store.set("notice", notice)  # type: ignore[arg-type]  # bytes are fine, the stub says str
 
-        self.store.wait([name], datetime.timedelta(minutes=30))
-        return pickle.loads(self.store.get(name))
+    def get(self) -> bytes:
+        """Wait for what rank 0 publishes, up to half an hour (a large corpus takes its time).
+
+        On several hosts it may come from a stranger.
+        """
+        self.store.wait(["notice"], _PATIENCE)
+        return self.store.get("notice")

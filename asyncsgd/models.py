@@ -8,6 +8,7 @@ import json
 import math
 import os
 import pickle
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from torch import nn
 from asyncsgd.data.batching import Frame
 from asyncsgd.errors import UsageError
 from asyncsgd.flat import ALIGNMENT, FlatModel, parameters_sha256
+from asyncsgd.signals import held
 
 SHAPES: dict[str, dict[str, int]] = {
     "tiny": {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512},
@@ -136,12 +138,22 @@ def frame_of(tokenizer: Any) -> Frame:
 
 
 def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write safetensors, configuration and tokenizer; `AutoModelForMaskedLM.from_pretrained(folder)` reads them."""
+    """Write safetensors, configuration and tokenizer; `AutoModelForMaskedLM.from_pretrained(folder)` reads them.
+
+    `folder` appears when it is complete: until then it has another name. It replaces what has its name.
+    """
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    partial = folder.with_name(folder.name + ".partial")
+    try:
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        with held():
+            shutil.rmtree(folder, ignore_errors=True)
+            partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def saved_parameters_sha256(folder: Path) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from asyncsgd import models, settings
+from asyncsgd.data.batching import Frame
 from asyncsgd.data.corpora import load_corpus
 from asyncsgd.data.masking import Masking, by_token, by_word
 from asyncsgd.data.tokenization import Tokens, load_tokenizer, tokenized_folder
@@ -28,8 +29,26 @@ _SHAPE = {"constant": constant, "linear": linear, "cosine": cosine}
 
 
 @dataclasses.dataclass(frozen=True)
+class Materials:
+    """What only the leader can find out, since it takes long: names and numbers that can be sent as text."""
+
+    config: str
+    train: str
+    evaluation: str
+    prefix: tuple[int, ...]
+    suffix: tuple[int, ...]
+    pad_id: int
+    mask_id: int
+    vocabulary_size: int
+    special_ids: tuple[int, ...]
+    device: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Prepared:
     """Everything a run needs before it has workers."""
+
+    materials: Materials
 
     task: Task
     model: nn.Module
@@ -56,38 +75,30 @@ def prepare(
         UsageError: for whatever the user has to change.
     """
     device = resolve_device(machine.device)
-    speeds = speeds_of(job)
+    speeds_of(job)  # refuses before anything slow is done
     name = os.path.expanduser(model.model)  # a YAML file has no shell to do it
     cache = cache_folder(data.cache_dir)
     corpus = load_corpus(data.data, eval_data=data.eval_data, text_column=data.text_column, cache_dir=cache)
     tokenizer = load_tokenizer(name, corpus, vocab_size=data.vocab_size, cache_dir=cache)
     folder = tokenized_folder(corpus, tokenizer, seq_len=data.seq_len, cache_dir=cache)
     built = models.build_model(name, tokenizer, seq_len=data.seq_len, dropout=model.dropout, seed=job.seed)
-    masking = Masking(
-        _CHOOSE[data.mask],
-        data.mask_prob,
-        tokenizer.mask_token_id,
-        len(tokenizer),
-        tuple(sorted(tokenizer.all_special_ids)),
-    )
-    task = Task(
+    frame = models.frame_of(tokenizer)
+    materials = Materials(
         config=models.config_json(built),
-        train=folder / "train",
-        evaluation=folder / "eval",
-        frame=models.frame_of(tokenizer),
-        masking=masking,
-        batch_size=data.batch_size,
-        eval_samples=eval_samples,
-        seed=job.seed,
-        threads=machine.threads,
+        train=str(folder / "train"),
+        evaluation=str(folder / "eval"),
+        prefix=frame.prefix,
+        suffix=frame.suffix,
+        pad_id=frame.pad_id,
+        mask_id=tokenizer.mask_token_id,
+        vocabulary_size=len(tokenizer),
+        special_ids=tuple(sorted(tokenizer.all_special_ids)),
         device=device,
-        precision=_PRECISION[machine.precision],
-        inner=recipe_of(optimization),
-        num_workers=job.nproc,
-        speeds=speeds,
     )
+    task = task_of(materials, data, machine, optimization, job, eval_samples=eval_samples)
     num_eval = Tokens.load(task.evaluation).num_samples
     return Prepared(
+        materials,
         task,
         built,
         tokenizer,
@@ -95,6 +106,37 @@ def prepare(
         corpus.fingerprint,
         Tokens.load(task.train).num_samples,
         min(eval_samples or num_eval, num_eval),
+    )
+
+
+def task_of(
+    materials: Materials,
+    data: settings.Data,
+    machine: settings.Machine,
+    optimization: settings.Optimization,
+    job: settings.Job,
+    *,
+    eval_samples: int,
+) -> Task:
+    """What any process of the run computes, from the settings, which all have, and from what the leader found out."""
+    masking = Masking(
+        _CHOOSE[data.mask], data.mask_prob, materials.mask_id, materials.vocabulary_size, materials.special_ids
+    )
+    return Task(
+        config=materials.config,
+        train=Path(materials.train),
+        evaluation=Path(materials.evaluation),
+        frame=Frame(materials.prefix, materials.suffix, materials.pad_id),
+        masking=masking,
+        batch_size=data.batch_size,
+        eval_samples=eval_samples,
+        seed=job.seed,
+        threads=machine.threads,
+        device=materials.device,
+        precision=_PRECISION[machine.precision],
+        inner=recipe_of(optimization),
+        num_workers=job.nproc,
+        speeds=speeds_of(job),
     )
 
 

@@ -606,7 +606,7 @@ def _make_run_in_child(job: Job, log: Path) -> None:
     end_with_parent()  # a killed sweep must not leave runs behind that write into folders the next one uses
     # Out of the terminal's group: the sweep passes Ctrl-C on as SIGTERM, and two signals would mean to leave at once.
     os.setpgid(0, 0)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which the fork server ignores
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # which the fork server never hears
     with _output_to(log):
         code = _make_run(job, None)
     os._exit(code)

@@ -6,13 +6,12 @@ torchrun made. The four `_train_...` functions differ in what moves gradients, a
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-import signal
+import shutil
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from typing import Any
@@ -23,10 +22,12 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from asyncsgd import models
+from asyncsgd.codec import Codec, ProtocolError
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.flat import FlatModel, parameters_sha256
 from asyncsgd.launch import Launch, Noticeboard
 from asyncsgd.prepare import (
+    Materials,
     Prepared,
     budget_of,
     device_of_worker,
@@ -35,7 +36,9 @@ from asyncsgd.prepare import (
     rule_of,
     schedule_of,
     server_recipe,
+    task_of,
 )
+from asyncsgd.private_folder import new_folder
 from asyncsgd.progress import Recorder, perplexity, say
 from asyncsgd.record import DONE, FAILED, INTERRUPTED, RunFolder, available_cores, describe_environment
 from asyncsgd.rules.base import Rule
@@ -57,11 +60,10 @@ from asyncsgd.runtime.rank_process import (
 )
 from asyncsgd.runtime.transport.base import ServerEnd
 from asyncsgd.runtime.transport.in_process import InProcess
-from asyncsgd.runtime.transport.process_group import ProcessGroupServer
-from asyncsgd.runtime.transport.shared_memory import Segment, SharedMemoryServer
+from asyncsgd.runtime.transport.process_group import ProcessGroupAddress, ProcessGroupServer
+from asyncsgd.runtime.transport.shared_memory import Segment, SharedMemoryAddress, SharedMemoryServer
 from asyncsgd.runtime.virtual import Virtual
 from asyncsgd.runtime.worker_process import (
-    Address,
     StepHere,
     Task,
     serve_gradients,
@@ -70,10 +72,14 @@ from asyncsgd.runtime.worker_process import (
 )
 from asyncsgd.server import Optimizer, Server, StepTakenByWorker
 from asyncsgd.settings import Settings
+from asyncsgd.signals import StopRequest, held
 from asyncsgd.speeds import parse_network
 
 EXIT_CODES = {DONE: 0, INTERRUPTED: 130}
 """Every other status exits with 1."""
+
+TWICE = Result(INTERRUPTED, "interrupted by the user, twice: only the records are saved", has_parameters=False)
+BEFORE_TRAINING = Result(INTERRUPTED, "interrupted by the user before training")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +96,7 @@ class Run:
     """Hash of the parameters that training starts from."""
     record: Recorder
     context: ForkServerContext | None
-    stop_requested: Callable[[], bool]
+    stop_requested: StopRequest
 
     @property
     def num_workers(self) -> int:
@@ -100,26 +106,32 @@ class Run:
 # ---- the leading process -----------------------------------------------------------------------------------
 
 
-def lead(settings: Settings, launch: Launch, folder: RunFolder, context: ForkServerContext | None) -> int:
+def lead(
+    settings: Settings,
+    launch: Launch,
+    folder: RunFolder,
+    context: ForkServerContext | None,
+    stop: StopRequest | None = None,
+) -> int:
     """Prepare, train, evaluate, save; return the exit code. The run folder says how it ended, whatever happens.
 
     Args:
         settings: valid; `settings.job.nproc` agrees with `launch`.
         folder: new; owned by this call.
         context: a fork server that starts workers, None in mode single.
+        stop: what has listened for Ctrl-C and SIGTERM so far; None: nothing has.
 
     Raises:
         UsageError: where the user has to change something; the folder then holds a FAILED summary.
     """
-    with stop_on_signal() as stop_requested:
-        run, result = _attempt(settings, launch, folder, context, stop_requested)
+    with stop or StopRequest() as listening:
+        run, result = _attempt(settings, launch, folder, context, listening)
         try:
             if run is None:
                 identity = _identity(settings, launch, settings.job.rule)
-                folder.write_summary(identity | {"status": result.status, "message": result.message})
+                _write_last(folder, identity | {"status": result.status, "message": result.message})
             else:
                 result = _finish(run, result)
-            folder.close()
         except OSError as error:
             result = Result(
                 FAILED, f"{folder.path} cannot be written ({error.strerror}); free some space and run again"
@@ -129,31 +141,41 @@ def lead(settings: Settings, launch: Launch, folder: RunFolder, context: ForkSer
     return EXIT_CODES.get(result.status, 1)
 
 
+def _write_last(folder: RunFolder, summary: Mapping[str, Any]) -> None:
+    """Write the summary and close the folder, whatever signals come."""
+    with held():
+        folder.write_summary(summary)
+        folder.close()
+
+
 def _attempt(
     settings: Settings,
     launch: Launch,
     folder: RunFolder,
     context: ForkServerContext | None,
-    stop_requested: Callable[[], bool],
+    stop: StopRequest,
 ) -> tuple[Run | None, Result]:
     """Prepare and train; the run, as far as it came, and how it ended."""
     run = None
     try:
-        board = None if launch.rank is None else Noticeboard()
-        run = _open(settings, launch, folder, context, stop_requested)
+        with stop.at_once():
+            board = None if launch.rank is None else Noticeboard()
+            run = _open(settings, launch, folder, context, stop)
         return run, _start_of(settings)(run, board)
     except UsageError as error:
-        folder.write_summary(_identity(settings, launch, settings.job.rule) | {"status": FAILED, "message": str(error)})
+        _write_last(folder, _identity(settings, launch, settings.job.rule) | {"status": FAILED, "message": str(error)})
         raise
     except KeyboardInterrupt:
-        return None, Result(INTERRUPTED, "interrupted by the user, twice: only the records are saved")
+        if run is None:
+            return None, BEFORE_TRAINING
+        return run, TWICE
     except RunError as error:
-        return run, Result(FAILED, str(error))
+        return run, Result(FAILED, str(error), has_parameters=False)
     except OSError as error:
-        return run, Result(FAILED, f"{error.strerror or error}: {error.filename or folder.path}")
+        return run, Result(FAILED, f"{error.strerror or error}: {error.filename or folder.path}", has_parameters=False)
     except Exception as error:
         traceback.print_exc()
-        return run, Result(FAILED, f"{type(error).__name__}: {error}")
+        return run, Result(FAILED, f"{type(error).__name__}: {error}", has_parameters=False)
     finally:
         if run is not None:
             run.record.close()
@@ -164,7 +186,7 @@ def _open(
     launch: Launch,
     folder: RunFolder,
     context: ForkServerContext | None,
-    stop_requested: Callable[[], bool],
+    stop: StopRequest,
 ) -> Run:
     torch.set_num_threads(settings.machine.threads)
     rule = rule_of(settings.job)
@@ -194,7 +216,7 @@ def _open(
         parameters_sha256(flat.layout, flat.parameters),
         Recorder(folder, settings.budget.samples),
         context,
-        stop_requested,
+        stop,
     )
 
 
@@ -216,30 +238,6 @@ def _describe(settings: Settings, rule: Rule, prepared: Prepared, flat: FlatMode
         f"step   {optimization.optimizer}, learning rate {optimization.learning_rate:g} ({optimization.schedule} after"
         f" {optimization.warmup} samples of warmup), the same for any number of workers{clip}",
     )
-
-
-@contextlib.contextmanager
-def stop_on_signal() -> Iterator[Callable[[], bool]]:
-    """Turn the first Ctrl-C or SIGTERM into a flag that runtimes look at between messages; a second one leaves at
-    once. Whoever listened before, a sweep that makes this run among others, hears the first one too.
-    """
-    asked: list[int] = []
-
-    def ask(number: int, frame: Any) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(number)
-        print("stopping after the current step; once more to leave at once", file=sys.stderr, flush=True)
-        handler = before[signal.Signals(number)]
-        if callable(handler) and handler is not signal.default_int_handler:
-            handler(number, frame)
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: bool(asked)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 # ---- single ------------------------------------------------------------------------------------------------
@@ -316,8 +314,16 @@ def _train_hogwild(run: Run, board: Noticeboard | None) -> Result:
         trial.create_state()
         extra = trial.state_size
     transport = SharedMemoryServer(run.num_workers, run.flat.layout.size, extra=extra, slots=False)
-    step = StepHere(recipe, schedule_of(run.settings.optimization, run.settings.budget), shared)
+    step = _step_here(run.settings)
     return _serve_workers(run, transport, board, serve_hogwild, lambda vector: StepTakenByWorker(), step)
+
+
+def _step_here(settings: Settings) -> StepHere:
+    return StepHere(
+        recipe_of(settings.optimization),
+        schedule_of(settings.optimization, settings.budget),
+        settings.job.hogwild_state == "shared",
+    )
 
 
 def _serve_workers(
@@ -331,15 +337,13 @@ def _serve_workers(
     """Start the workers (all of them, or worker 0 where torchrun made the others) and serve them."""
     assert run.context is not None
     own = range(run.num_workers) if board is None else range(1)
+    address = transport.address
     if board is not None:
-        board.put(
-            "calls",
-            [(target, _arguments(run, transport.address, worker, arguments)) for worker in range(run.num_workers)],
-        )
+        board.put(_NOTICES.encode(run.prepared.materials) + b"\n" + _NOTICES.encode(address))
     try:
         with Processes(run.context) as processes:
             for worker in own:
-                processes.start(worker, target, *_arguments(run, transport.address, worker, arguments))
+                processes.start(worker, target, _on_device(run.prepared.task, worker), address, worker, *arguments)
             optimizer = optimizer_on(_vector(run, transport))
             result = _serve(run, transport, run.num_workers, optimizer, processes.how_it_ended)
             if result.status == INTERRUPTED:
@@ -349,9 +353,8 @@ def _serve_workers(
         transport.close()
 
 
-def _arguments(run: Run, address: Address, worker: int, more: tuple[object, ...]) -> tuple[object, ...]:
-    device = device_of_worker(run.prepared.task.device, worker)
-    return (dataclasses.replace(run.prepared.task, device=device), address, worker, *more)
+def _on_device(task: Task, worker: int) -> Task:
+    return dataclasses.replace(task, device=device_of_worker(task.device, worker))
 
 
 def _vector(run: Run, transport: ServerEnd) -> tuple[Tensor, int]:
@@ -397,30 +400,34 @@ def _train_sync(run: Run, board: Noticeboard | None) -> Result:
     """DistributedDataParallel on ranks of our own, with this process as their parent; or on torchrun's, this one
     among them.
     """
-    training = Training(
-        recipe_of(run.settings.optimization),
-        schedule_of(run.settings.optimization, run.settings.budget),
-        budget_of(run.settings.budget),
-        run.settings.budget.evaluations,
-    )
+    training = _training(run.settings)
     if board is None:
         return _watch_ranks(run, training)
-    board.put("calls", [(_join_ranks, (run.prepared.task, training)) for _ in range(run.num_workers)])
+    board.put(_NOTICES.encode(run.prepared.materials))
     _init_process_group(board, run.prepared.task.device)
-    task = dataclasses.replace(run.prepared.task, device=device_of_worker(run.prepared.task.device, 0))
+    task = _on_device(run.prepared.task, 0)
     try:
         return training.run(task, run.flat, run.record, run.stop_requested)[0]
     except RuntimeError as error:
-        if is_lost_contact(error):
-            raise RunError(f"a rank is gone: {str(error).splitlines()[0]}") from error
+        if is_lost_contact(error):  # this rank has the parameters of the last step that all have taken
+            return Result(FAILED, f"a rank is gone: {str(error).splitlines()[0]}")
         raise
+
+
+def _training(settings: Settings) -> Training:
+    return Training(
+        recipe_of(settings.optimization),
+        schedule_of(settings.optimization, settings.budget),
+        budget_of(settings.budget),
+        settings.budget.evaluations,
+    )
 
 
 def _join_ranks(board: Noticeboard, task: Task, training: Training) -> int:
     """A rank of torchrun's other than 0."""
     set_up_process(task.threads)
     _init_process_group(board, task.device)
-    task = dataclasses.replace(task, device=device_of_worker(task.device, board.rank))
+    task = _on_device(task, board.rank)
     result, _ = training.run(task, FlatModel(models.skeleton(task.config).to(task.device)), lambda record: None)
     return EXIT_CODES.get(result.status, 1)
 
@@ -433,15 +440,15 @@ def _init_process_group(board: Noticeboard, device: str) -> None:
 def _watch_ranks(run: Run, training: Training) -> Result:
     """Start the ranks, write down what rank 0 reports, and end all of them as soon as one is lost."""
     assert run.context is not None
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
+    folder = new_folder("ranks-")
     segment = Segment.create(run.flat.layout.size)
     try:
         segment.floats.copy_(run.flat.parameters)
-        meeting = Meeting(store.port, run.num_workers, segment.path, run.flat.layout.size)
+        meeting = Meeting(folder / "store", run.num_workers, segment.path, run.flat.layout.size)
         with Processes(run.context) as processes:
             records, far_end = run.context.Pipe()
             for rank in range(run.num_workers):
-                task = dataclasses.replace(run.prepared.task, device=device_of_worker(run.prepared.task.device, rank))
+                task = _on_device(run.prepared.task, rank)
                 processes.start(rank, serve_rank, task, training, meeting, rank, far_end if rank == 0 else None)
             far_end.close()
             finished = _follow_records(run, records, processes, segment)
@@ -450,6 +457,7 @@ def _watch_ranks(run: Run, training: Training) -> Result:
         return finished.result
     finally:
         segment.unlink()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _follow_records(run: Run, records: Connection, processes: Processes, segment: Segment) -> Finished:
@@ -458,7 +466,7 @@ def _follow_records(run: Run, records: Connection, processes: Processes, segment
     Raises:
         RunError: naming the first rank found dead; the caller ends the others.
     """
-    sentinels = set(processes.sentinels.values())
+    sentinels = {sentinel: rank for rank, sentinel in processes.sentinels.items()}
     sources: list[Connection | int] = [records, *sentinels]
     while True:
         if run.stop_requested():
@@ -468,26 +476,32 @@ def _follow_records(run: Run, records: Connection, processes: Processes, segment
             try:
                 record = records.recv()
             except (EOFError, ConnectionResetError):
-                sources.remove(records)  # rank 0 is gone: its sentinel says so too
-                continue
+                raise _rank_is_lost(processes, run.num_workers) from None
             if isinstance(record, Finished):
                 return record
             run.record(record)
             continue
-        if any(sentinel in sentinels for sentinel in ready):
-            rank, reason = _first_lost(processes, run.num_workers)
-            raise RunError(
-                f"rank {rank} is lost ({reason}) and synchronous training cannot go on without it; the other ranks "
-                f"were stopped. --mode async goes on when a worker is lost"
-            )
+        for sentinel in ready:
+            assert isinstance(sentinel, int)
+            if processes.exit_code(sentinels[sentinel]) != 0:
+                raise _rank_is_lost(processes, run.num_workers)
+            sources.remove(sentinel)  # it has done its part; rank 0 may still be handing over the parameters
+
+
+def _rank_is_lost(processes: Processes, num_workers: int) -> RunError:
+    rank, reason = _first_lost(processes, num_workers)
+    return RunError(
+        f"rank {rank} is lost ({reason}) and synchronous training cannot go on without it; the other ranks "
+        f"were stopped. --mode async goes on when a worker is lost"
+    )
 
 
 def _first_lost(processes: Processes, num_workers: int) -> tuple[int, str]:
     """The rank that is to blame, and how it ended: the others fail too, since their collectives do."""
     ends = {rank: processes.how_it_ended(rank, 2.0) for rank in range(num_workers)}
-    known = {rank: end for rank, end in ends.items() if end is not None}
+    known = {rank: end for rank, end in ends.items() if end is not None and processes.exit_code(rank) != 0}
     to_blame = {rank: end for rank, end in known.items() if not end.endswith(f"code {LOST_CONTACT}")} or known
-    return min(to_blame.items())
+    return min(to_blame.items(), default=(0, "its connection was closed"))
 
 
 _MODES: dict[str, Callable[[Run, Noticeboard | None], Result]] = {
@@ -505,14 +519,34 @@ def _start_of(settings: Settings) -> Callable[[Run, Noticeboard | None], Result]
 # ---- torchrun's other ranks --------------------------------------------------------------------------------
 
 
-def follow() -> int:
-    """A rank other than 0: wait for what rank 0 has prepared and do it; return the exit code."""
+_NOTICES = Codec(Materials, SharedMemoryAddress, ProcessGroupAddress)
+"""What rank 0 tells the others: the materials and, where there is a server, its address. What to do with them every
+rank knows from its own settings, so that a stranger who writes in rank 0's place can name no code."""
+
+
+def follow(settings: Settings, launch: Launch) -> int:
+    """A rank other than 0: wait for what rank 0 has prepared and do its part; return the exit code."""
     board = Noticeboard()
-    target, arguments = board.get("calls")[board.rank]
-    if target is _join_ranks:
-        return _join_ranks(board, *arguments)
-    target(*arguments)  # a worker's entry point, which ends the process
-    return 0
+    try:
+        materials, *addresses = [_NOTICES.decode(line) for line in board.get().split(b"\n")]
+    except ProtocolError as error:
+        raise RunError(f"the notice of rank 0 is not one: {error}; start the run again") from error
+    job = dataclasses.replace(settings.job, nproc=launch.num_workers)
+    task = task_of(
+        materials,
+        settings.data,
+        settings.machine,
+        settings.optimization,
+        job,
+        eval_samples=settings.budget.eval_samples,
+    )
+    if settings.job.mode == "sync":
+        return _join_ranks(board, task, _training(settings))
+    task, (address,) = _on_device(task, board.rank), addresses
+    if settings.job.mode == "hogwild":
+        serve_hogwild(task, address, board.rank, _step_here(settings))
+    serve_gradients(task, address, board.rank)
+    return 0  # not reached: both end the process
 
 
 # ---- the end -----------------------------------------------------------------------------------------------
@@ -556,11 +590,19 @@ def _finish(run: Run, result: Result) -> Result:
     """Save the model, write the summary, tell the user what came out and what to type next; return how it ended."""
     totals, delays = run.record.totals, run.record.delays
     folder = run.record.folder
+    sha256 = None
     try:
-        models.save_model(run.flat.model, run.prepared.tokenizer, folder.path / "model")
+        if result.has_parameters:
+            sha256 = parameters_sha256(run.flat.layout, run.flat.parameters)
+            models.save_model(run.flat.model, run.prepared.tokenizer, folder.path / "model")
+        else:
+            totals.last = None  # the loss of another version than the run's last one
+    except KeyboardInterrupt:
+        sha256, result = None, TWICE
     except (OSError, SafetensorError) as error:
         result = Result(FAILED, f"the model could not be saved ({error}); free some space and run again")
-    folder.write_summary(
+    _write_last(
+        folder,
         {"status": result.status, "message": result.message}
         | _identity(run.settings, run.launch, str(run.rule))
         | totals.as_summary()
@@ -571,8 +613,8 @@ def _finish(run: Run, result: Result) -> Result:
             "data_fingerprint": run.prepared.data_fingerprint,
             "num_parameters": run.flat.layout.num_parameters,
             "init_sha256": run.init_sha256,
-            "parameters_sha256": parameters_sha256(run.flat.layout, run.flat.parameters),
-        }
+            "parameters_sha256": sha256,
+        },
     )
     if totals.last is not None:
         loss = totals.last.loss

@@ -27,7 +27,9 @@ from asyncsgd.errors import UsageError
 from asyncsgd.launch import Launch
 from asyncsgd.record import DONE, SCHEMA, available_cores, write_json
 from asyncsgd.run_folder import open_run_folder, set_aside
+from asyncsgd.script import run_script
 from asyncsgd.settings import Settings, differing_keys, flatten, load_yaml, make_settings
+from asyncsgd.signals import StopRequest
 
 GENERAL_TEXT = Path(__file__).resolve().parents[2] / "shared" / "data" / "wiki_paragraphs"
 DEFAULTS: Mapping[str, object] = {
@@ -49,17 +51,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main() -> int:
-    try:
-        return run(sys.argv[1:])
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:  # before training began
-        print("interrupted", file=sys.stderr)
-        return 130
+    return run_script(run)
 
 
-def run(argv: list[str]) -> int:
+def run(argv: list[str], stop: StopRequest) -> int:
     given = vars(parser().parse_args(argv))
     overwrite, out = (
         given.pop("overwrite", False),
@@ -87,7 +82,7 @@ def run(argv: list[str]) -> int:
 
     from asyncsgd.train import lead
 
-    exit_code = lead(settings, Launch(1, None, False), folder, None)
+    exit_code = lead(settings, Launch(1, None, False), folder, None, stop)
     if exit_code == 0:
         keep(out)
         tell_what_is_next(out)
@@ -223,4 +218,4 @@ def tell_what_is_next(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_script(run, ends_with_process=True))

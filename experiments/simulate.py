@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from asyncsgd.errors import UsageError
+from asyncsgd.script import run_script
+from asyncsgd.signals import StopRequest, held
 
 EXPERIMENT = "simulate"
 """In the summary, where a training run has the name of its own script."""
@@ -30,17 +32,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    try:
-        return run(list(sys.argv[1:] if argv is None else argv))
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    return run_script(run, argv)
 
 
-def run(argv: list[str]) -> int:
+def run(argv: list[str], stop: StopRequest) -> int:
     parser = Parser(description=str(__doc__), formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--rule", help="NAME[:key=value,...] (default: asynchronous); help lists them")
     parser.add_argument("--workers", type=int, metavar="N", help="virtual workers (default: 8)")
@@ -62,7 +57,7 @@ def run(argv: list[str]) -> int:
 
     settings = SimulationSettings(**given)
     settings.check()
-    return simulate(settings, runs_dir, "python experiments/simulate.py " + " ".join(argv))
+    return simulate(settings, runs_dir, "python experiments/simulate.py " + " ".join(argv), stop)
 
 
 def show_help(given: dict[str, Any]) -> bool:
@@ -86,12 +81,11 @@ def show_help(given: dict[str, Any]) -> bool:
     return True
 
 
-def simulate(settings: Any, runs_dir: Path, command: str) -> int:
+def simulate(settings: Any, runs_dir: Path, command: str, stop: StopRequest) -> int:
     """Run, write the folder, say what came out; the exit code."""
     from asyncsgd.progress import Recorder, say
     from asyncsgd.record import DONE, FAILED, INTERRUPTED, RunFolder, describe_environment
     from asyncsgd.simulate import vector_sha256
-    from asyncsgd.train import stop_on_signal
 
     try:
         folder = RunFolder(free_name(runs_dir, settings))
@@ -102,14 +96,14 @@ def simulate(settings: Any, runs_dir: Path, command: str) -> int:
     say(f"run    {folder.path}\nrule   {settings.method()}\nproblem {settings.problem}   speeds {settings.speeds}")
     recorder = Recorder(folder, settings.samples)
     try:
-        with stop_on_signal() as stop_requested:
-            result, parameters = settings.run(recorder, stop_requested)
+        result, parameters = settings.run(recorder, stop)
     except UsageError as error:
         folder.write_summary({"experiment": EXPERIMENT, "status": FAILED, "message": str(error)})
         raise
     except KeyboardInterrupt:
         message = "interrupted by the user, twice: only the records are saved"
-        folder.write_summary({"experiment": EXPERIMENT, "status": INTERRUPTED, "message": message})
+        with held():
+            folder.write_summary({"experiment": EXPERIMENT, "status": INTERRUPTED, "message": message})
         raise
     except OSError as error:
         raise UsageError(f"{folder.path} cannot be written ({error.strerror}); free some space, run again") from error
@@ -167,4 +161,4 @@ def write_settings(path: Path, settings: Any, command: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_script(run, ends_with_process=True))

@@ -17,6 +17,8 @@ from asyncsgd.finetune_settings import FINETUNE_FLAGS, FinetuneSettings, make_fi
 from asyncsgd.launch import go_offline
 from asyncsgd.record import available_cores
 from asyncsgd.run_folder import open_finetune_folder
+from asyncsgd.script import run_script
+from asyncsgd.signals import StopRequest
 
 DESCRIPTION = "Fine-tuning on a labelled task, always in the same way (the second stage of STILT)."
 EXAMPLES = """\
@@ -30,18 +32,10 @@ SEEDS = {"seeds": "one run per seed, as 0,1,2 (default: the one of --seed)"}
 
 
 def main() -> int:
-    try:
-        return run(sys.argv[1:])
-    except UsageError as error:
-        if os.environ.get("RANK", "0") == "0":
-            print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:  # before training began
-        print("interrupted", file=sys.stderr)
-        return 130
+    return run_script(run)
 
 
-def run(argv: list[str]) -> int:
+def run(argv: list[str], stop: StopRequest) -> int:
     parsed = FINETUNE_FLAGS.parse(
         argv, prog="stilt_finetune.py", description=DESCRIPTION, examples=EXAMPLES, more=SEEDS
     )
@@ -59,7 +53,7 @@ def run(argv: list[str]) -> int:
 
         from asyncsgd.finetune import lead
 
-        ended = lead(settings, folder)
+        ended = lead(settings, folder, stop)
         exit_code = exit_code or ended
         if ended == 130:
             break
@@ -104,4 +98,4 @@ def announce(settings: FinetuneSettings, num_runs: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_script(run, ends_with_process=True))

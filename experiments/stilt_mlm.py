@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
+import signal
 import sys
 from multiprocessing.context import ForkServerContext
 
@@ -21,7 +22,9 @@ from asyncsgd.progress import say
 from asyncsgd.record import available_cores
 from asyncsgd.run_folder import open_run_folder
 from asyncsgd.runtime.processes import fork_server
+from asyncsgd.script import run_script
 from asyncsgd.settings import Parsed, Settings, parse_settings
+from asyncsgd.signals import StopRequest
 
 DESCRIPTION = "Continued masked-language-model pretraining, synchronously or asynchronously (the first stage of STILT)."
 EXAMPLES = """\
@@ -35,18 +38,10 @@ EXAMPLES = """\
 
 
 def main() -> int:
-    try:
-        return run(sys.argv[1:])
-    except UsageError as error:
-        if os.environ.get("RANK", "0") == "0":
-            print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:  # before training began
-        print("interrupted", file=sys.stderr)
-        return 130
+    return run_script(run)
 
 
-def run(argv: list[str]) -> int:
+def run(argv: list[str], stop: StopRequest) -> int:
     if "help" in _values_of(argv, "--speeds"):
         from asyncsgd.speeds import describe_speeds
 
@@ -60,9 +55,12 @@ def run(argv: list[str]) -> int:
     parsed = parse_settings(argv, prog="stilt_mlm.py", description=DESCRIPTION, examples=EXAMPLES)
     settings, launch = adapt(parsed)
     if not launch.leads:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 hears it and stops the others in good order
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
         from asyncsgd.train import follow
 
-        return follow()
+        return follow(settings, launch)
     announce(settings)
     context = start_fork_server(settings, launch)  # its imports and ours go on side by side
     folder = open_run_folder("stilt_mlm", settings, "python experiments/stilt_mlm.py " + " ".join(argv))
@@ -71,7 +69,7 @@ def run(argv: list[str]) -> int:
 
     from asyncsgd.train import lead
 
-    exit_code = lead(settings, launch, folder, context)
+    exit_code = lead(settings, launch, folder, context, stop)
     say(f"next   python -m analysis.compare {shlex.quote(str(folder.path.parent))}")
     return exit_code
 
@@ -137,4 +135,4 @@ def _values_of(argv: list[str], flag: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_script(run, ends_with_process=True))

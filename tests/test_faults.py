@@ -28,6 +28,7 @@ import pytest
 import torch
 
 from asyncsgd.models import saved_parameters_sha256
+from asyncsgd.private_folder import private_folder
 from asyncsgd.record import DONE, Evaluation, Event, Membership, Record, read_events
 from asyncsgd.replay import PreparedReplay
 from asyncsgd.rules import Asynchronous, Synchronous
@@ -39,7 +40,7 @@ from asyncsgd.runtime.transport.base import Compute, Computed, Evaluate, Evaluat
 from asyncsgd.runtime.transport.shared_memory import FROZEN, SharedMemoryAddress, SharedMemoryServer
 from asyncsgd.server import SGD, Optimizer, Server, StepTakenByWorker
 from asyncsgd.settings import load_yaml, make_settings
-from asyncsgd.train import stop_on_signal
+from asyncsgd.signals import StopRequest
 
 SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "stilt_mlm.py"
 DEADLINE = 60.0
@@ -150,14 +151,14 @@ def train(
         if fault is not None:
             thread.start()
         began = time.monotonic()
-        code = script.run([*small, "--run-dir", str(folder), *flags.split()])
+        code = script.run([*small, "--run-dir", str(folder), *flags.split()], StopRequest())
         seconds = time.monotonic() - began
         if fault is not None:
             thread.join()
         assert failed == []
         assert workers() == []
         assert list(Path("/dev/shm").glob(f"asyncsgd-{os.getpid()}-*")) == []
-        assert list(temporary.glob("asyncsgd-*")) == []
+        assert [*private_folder().glob("workers-*"), *private_folder().glob("ranks-*")] == []
         return Ended(folder, code, summary_of(folder), seconds)
 
     return run
@@ -346,7 +347,7 @@ def test_ctrl_c_saves_the_model_and_leaves_nothing_behind(
 
 def test_the_first_signal_is_also_heard_by_whoever_listened_before() -> None:
     """A sweep that makes the run: it must not begin another one."""
-    with stop_on_signal() as sweep_is_asked, stop_on_signal() as run_is_asked:
+    with StopRequest() as sweep_is_asked, StopRequest() as run_is_asked:
         os.kill(os.getpid(), signal.SIGTERM)
         assert run_is_asked()
         assert sweep_is_asked()

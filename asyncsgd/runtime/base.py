@@ -43,6 +43,8 @@ class Result:
 
     status: str
     message: str = ""
+    has_parameters: bool = True
+    """Whether the leader knows the parameters of the last version. Not where the process that had them was lost."""
 
 
 class Batches:

@@ -20,6 +20,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from asyncsgd.errors import UsageError
+from asyncsgd.private_folder import give_multiprocessing_a_home
+from asyncsgd.signals import held
 
 LAUNCHER_VARIABLES = (
     "RANK",
@@ -33,8 +35,8 @@ LAUNCHER_VARIABLES = (
 """What torchrun sets for its own ranks; processes of ours must not take themselves for one of these."""
 
 
-LONGEST_TEMPORARY_FOLDER = 60
-"""A Unix socket's path has at most 107 characters, of which names below this folder take up to 47."""
+LONGEST_TEMPORARY_FOLDER = 57
+"""A Unix socket's path has at most 107 characters, of which names below this folder take up to 50."""
 
 
 def fork_server(model: str, *more: str) -> ForkServerContext:
@@ -47,13 +49,14 @@ def fork_server(model: str, *more: str) -> ForkServerContext:
     It never runs a tensor operation, so it has one thread and its children may use OpenMP. To be called early and
     once. It imports the model's own module: a plain import of transformers gains nothing, since that loads models
     at first use."""
-    from multiprocessing import forkserver
+    from multiprocessing import forkserver, resource_tracker
 
     if len(tempfile.gettempdir()) > LONGEST_TEMPORARY_FOLDER:
         raise UsageError(
             f"the folder for temporary files, {tempfile.gettempdir()}, has too long a name for the sockets that "
             f"processes talk through; type export TMPDIR=/tmp"
         )
+    give_multiprocessing_a_home()
     kind = _kind_of_model(model)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
@@ -66,13 +69,10 @@ def fork_server(model: str, *more: str) -> ForkServerContext:
     )
     # Inherited by all that it starts: Ctrl-C, and the SIGTERM that a batch system sends to every process of a job, are
     # for the leader, which stops the others in good order.
-    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        with clean_environment():
+    with clean_environment():
+        resource_tracker.ensure_running()  # lets all signals through when it starts, so it comes first
+        with held():
             forkserver.ensure_running()
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
     return context
 
 
@@ -157,6 +157,10 @@ class Processes:
     def sentinels(self) -> dict[int, int]:
         """number -> what becomes ready when the process ends, for `multiprocessing.connection.wait`."""
         return {number: process.sentinel for number, process in self._processes.items()}
+
+    def exit_code(self, number: int) -> int | None:
+        """The exit code of process `number`, negative for a signal; None while it lives."""
+        return self._processes[number].exitcode
 
     def how_it_ended(self, number: int, seconds: float) -> str | None:
         """How process `number` ended, in words; None while it lives (looked at for `seconds`) or if it is not ours."""

@@ -63,7 +63,8 @@ class Training:
 class Meeting:
     """Where self-started ranks meet; can be pickled."""
 
-    port: int
+    store: Path
+    """A file in a private folder."""
     num_workers: int
     segment: Path
     """Shared: the initial parameters at first, rank 0's final ones at last."""
@@ -100,7 +101,8 @@ def serve_rank(task: Task, training: Training, meeting: Meeting, rank: int, reco
                 "GLOO_SOCKET_IFNAME", "lo"
             )  # gloo would resolve the host's name, which may have no address
         segment = Segment(meeting.segment, meeting.size)
-        store = dist.TCPStore("127.0.0.1", meeting.port, is_master=False, timeout=datetime.timedelta(minutes=5))
+        store = dist.FileStore(str(meeting.store), meeting.num_workers)
+        store.set_timeout(datetime.timedelta(minutes=5))
         dist.init_process_group(
             backend_of(task.device, meeting.num_workers),
             store=store,

@@ -34,6 +34,7 @@ from asyncsgd.runtime.transport.base import (
 )
 from asyncsgd.runtime.transport.shared_memory import FROZEN, SAMPLES, SharedMemoryAddress, SharedMemoryWorker
 from asyncsgd.server import Optimizer, OptimizerRecipe, Schedule
+from asyncsgd.signals import NUMBERS
 from asyncsgd.speeds import Sampler, Speeds
 from asyncsgd.worker import Gradient, Worker
 
@@ -118,9 +119,10 @@ class StepHere:
 
 
 def set_up_process(threads: int) -> None:
-    """Threads of this process; Ctrl-C is the server's business, which tells the workers to stop."""
+    """Threads of this process; signals are the server's business, which tells the workers to stop."""
     torch.set_num_threads(threads)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in NUMBERS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def serve_gradients(task: Task, address: Address, worker: int) -> None:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from asyncsgd.codec import Codec
 from asyncsgd.record import Range
 
 
@@ -95,6 +96,10 @@ class Lost:
 
 
 Message = Ready | Computed | Evaluated | Holding | Lost
+
+COMMANDS = Codec(Compute, Evaluate, Proceed, Stop)
+MESSAGE_KINDS = (Ready, Computed, Evaluated, Holding)
+"""What a worker may say; `Lost` is the transport's own."""
 
 
 class ServerEnd(Protocol):

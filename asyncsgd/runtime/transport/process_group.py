@@ -1,33 +1,48 @@
 """Workers reached through torch.distributed: a gloo group of two, server and worker, and a server thread per worker.
 
 A group per worker, because a gloo group fails as a whole when one member dies: so a dead worker takes nobody along.
-Threads, because a gloo receive cannot be polled. Vectors travel as tensors, commands and messages as a length and
-pickled bytes.
+Threads, because a gloo receive cannot be polled. Vectors travel as tensors, commands and messages in frames of a fixed
+size.
 
 A worker is sent the parameters together with the command that needs them, when it is idle; the copy that is sent is
 made under the lock that the server holds while it writes, so it is one consistent version. The lock lives in the
 server's process.
 
-Everything listens on loopback: this transport carries several hosts once the launcher does.
-"""
+The two meet through a file in a folder that only this user can enter, and gloo listens on loopback. Gloo cannot tell
+who connects, so a worker's first frame holds the run's token, and nothing that arrives is ever unpickled. This
+transport carries several hosts once the launcher does."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
-import pickle
+import hmac
 import queue
-import socket
+import secrets
+import shutil
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from asyncsgd.runtime.transport.base import Command, Compute, Evaluate, Lost, Message, Stop
+from asyncsgd.codec import LONGEST, Codec, ProtocolError
+from asyncsgd.private_folder import new_folder
+from asyncsgd.runtime.transport.base import (
+    COMMANDS,
+    MESSAGE_KINDS,
+    Command,
+    Compute,
+    Evaluate,
+    Lost,
+    Message,
+    Stop,
+)
 
 HOST = "127.0.0.1"
 TIMEOUT = datetime.timedelta(minutes=30)
@@ -36,6 +51,7 @@ once.
 """
 
 _SERVER, _WORKER = 0, 1
+_T = TypeVar("_T")
 
 
 class _Link:
@@ -54,21 +70,49 @@ class _Link:
     def receive_vector(self, vector: Tensor) -> None:
         self._group.recv([vector], self._peer, 0).wait()
 
-    def send_object(self, content: object) -> None:
-        payload = torch.frombuffer(bytearray(pickle.dumps(content)), dtype=torch.uint8)
-        self.send_vector(torch.tensor([len(payload)]))
-        self.send_vector(payload)
+    def send(self, payload: bytes) -> None:
+        """Send `payload` behind its length, in as many frames as it takes."""
+        content = _LENGTH.pack(len(payload)) + payload
+        for begin in range(0, len(content), _FRAME):
+            part = content[begin : begin + _FRAME].ljust(_FRAME, b"\0")
+            self.send_vector(torch.frombuffer(bytearray(part), dtype=torch.uint8))
 
-    def receive_object(self) -> object:
-        length = torch.zeros(1, dtype=torch.int64)
-        self.receive_vector(length)
-        payload = torch.empty(int(length), dtype=torch.uint8)
-        self.receive_vector(payload)
-        return pickle.loads(payload.numpy().tobytes())
+    def receive(self) -> bytes:
+        """Receive what `send` has sent.
+
+        Raises:
+            ProtocolError: if it is longer than any message.
+        """
+        content = self._receive_frame()
+        (length,) = _LENGTH.unpack_from(content)
+        if length > LONGEST:
+            raise ProtocolError(f"a message of {length} bytes is longer than any of this library's")
+        while len(content) < _LENGTH.size + length:
+            content += self._receive_frame()
+        return content[_LENGTH.size : _LENGTH.size + length]
+
+    def _receive_frame(self) -> bytes:
+        frame = torch.empty(_FRAME, dtype=torch.uint8)
+        self.receive_vector(frame)
+        return frame.numpy().tobytes()
 
 
+@dataclasses.dataclass(frozen=True)
+class _Version:
+    """Comes before a vector of parameters."""
+
+    version: int
+
+
+@dataclasses.dataclass(frozen=True)
 class _GradientFollows:
     """Announces the gradient vector that comes before its `Computed`."""
+
+
+_VERSIONS = Codec(_Version)
+_MESSAGES = Codec(_GradientFollows, *MESSAGE_KINDS)
+_FRAME = 1024
+_LENGTH = struct.Struct("!I")
 
 
 class ProcessGroupServer:
@@ -80,18 +124,9 @@ class ProcessGroupServer:
     """
 
     def __init__(self, num_workers: int, size: int) -> None:
-        listener = socket.socket()
-        listener.bind((HOST, 0))  # TCPStore would listen on every address of the host
-        listener.listen()
-        self._port = listener.getsockname()[1]
-        self._store = dist.TCPStore(
-            HOST,
-            self._port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-            timeout=TIMEOUT,
-        )
+        self._folder = new_folder("workers-")
+        self._token = secrets.token_bytes(32)
+        self._address = ProcessGroupAddress(str(self._folder / "store"), self._token.hex(), num_workers, size)
         self._parameters = torch.zeros(size)
         self._slots = [torch.zeros(size) for _ in range(num_workers)]
         self._version = 0
@@ -104,7 +139,7 @@ class ProcessGroupServer:
     @property
     def address(self) -> ProcessGroupAddress:
         """What a worker needs to connect."""
-        return ProcessGroupAddress(self._port, len(self._parameters))
+        return self._address
 
     @property
     def parameters(self) -> Tensor:
@@ -131,41 +166,54 @@ class ProcessGroupServer:
     def close(self) -> None:
         for commands in self._commands:
             commands.put(Stop())
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _serve(self, worker: int) -> None:
         """Thread of one worker: message, command, message, command, until either is gone."""
         snapshot = torch.empty_like(self._parameters)
         try:
-            link = _Link(self._store, worker, _SERVER)
+            link = _Link(self._address.open_store(), worker, _SERVER)
+            if not hmac.compare_digest(link.receive(), self._token):
+                raise ProtocolError("it does not know the run's token")
             while True:
-                message = link.receive_object()
+                message = _MESSAGES.decode(link.receive())
                 if isinstance(message, _GradientFollows):
                     link.receive_vector(self._slots[worker])
-                    message = link.receive_object()
-                self._messages.put((worker, message))  # type: ignore[arg-type]
+                    message = _MESSAGES.decode(link.receive())
+                self._messages.put((worker, message))
                 command = self._commands[worker].get()
-                link.send_object(command)
+                link.send(COMMANDS.encode(command))
                 if isinstance(command, Stop):
                     return
                 if isinstance(command, Compute) and command.exact_version is not None:
-                    link.send_object(command.exact_version)
+                    link.send(_VERSIONS.encode(_Version(command.exact_version)))
                     link.send_vector(self._slots[worker])
                 elif isinstance(command, Compute | Evaluate):
                     with self._lock:
                         snapshot.copy_(self._parameters)
                         version = self._version
-                    link.send_object(version)
+                    link.send(_VERSIONS.encode(_Version(version)))
                     link.send_vector(snapshot)
+        except ProtocolError as error:
+            self._messages.put((worker, Lost(f"it sent what no worker sends: {error}")))
         except RuntimeError as error:  # what gloo raises, whatever the reason
             self._messages.put((worker, Lost(str(error).splitlines()[0])))
 
 
+@dataclasses.dataclass(frozen=True)
 class ProcessGroupAddress:
-    """Where a `ProcessGroupServer` is; can be pickled."""
+    """Where a `ProcessGroupServer` is, and the token that it asks for; names and numbers only."""
 
-    def __init__(self, port: int, size: int) -> None:
-        self.port = port
-        self.size = size
+    store: str
+    token: str
+    num_workers: int
+    size: int
+
+    def open_store(self) -> dist.Store:
+        """The file through which server and workers find each other."""
+        store = dist.FileStore(self.store, self.num_workers + 1)
+        store.set_timeout(TIMEOUT)
+        return store
 
     def connect(self, worker: int) -> ProcessGroupWorker:
         """Open the worker's end; called in the worker's process."""
@@ -176,38 +224,38 @@ class ProcessGroupWorker:
     """A worker's end; see `ProcessGroupAddress.connect`."""
 
     def __init__(self, address: ProcessGroupAddress, worker: int) -> None:
-        store = dist.TCPStore(HOST, address.port, is_master=False, wait_for_workers=False, timeout=TIMEOUT)
-        self._link = _Link(store, worker, _WORKER)
+        self._link = _Link(address.open_store(), worker, _WORKER)
         self._staging = torch.zeros(address.size)
+        self._or_eof(lambda: self._link.send(bytes.fromhex(address.token)))
 
     @property
     def slot(self) -> Tensor | None:
         return None
 
     def receive(self) -> Command:
-        return self._or_eof(self._link.receive_object)  # type: ignore[return-value]
+        return COMMANDS.decode(self._or_eof(self._link.receive))
 
     def told_to_compute(self, seconds: float) -> bool:
         time.sleep(seconds)  # the server's thread sends nothing before it has this worker's answer
         return False
 
     def pull(self, parameters: Tensor, exact_version: int | None = None) -> int:
-        version = self._or_eof(self._link.receive_object)
+        version = int(_VERSIONS.decode(self._or_eof(self._link.receive)).version)
         target = parameters if parameters.is_cpu else self._staging
         self._or_eof(lambda: self._link.receive_vector(target))
         if target is not parameters:
             parameters.copy_(target)
-        return version  # type: ignore[return-value]
+        return version
 
     def push(self, gradients: Tensor) -> None:
         source = gradients if gradients.is_cpu else self._staging.copy_(gradients)
-        self._or_eof(lambda: self._link.send_object(_GradientFollows()))
+        self._or_eof(lambda: self._link.send(_MESSAGES.encode(_GradientFollows())))
         self._or_eof(lambda: self._link.send_vector(source))
 
     def answer(self, message: Message) -> None:
-        self._or_eof(lambda: self._link.send_object(message))
+        self._or_eof(lambda: self._link.send(_MESSAGES.encode(message)))
 
-    def _or_eof(self, exchange: Callable[[], object]) -> object:
+    def _or_eof(self, exchange: Callable[[], _T]) -> _T:
         try:
             return exchange()
         except RuntimeError as error:  # what gloo raises, whatever the reason

@@ -15,6 +15,9 @@ The segment is a file of the shared-memory file system, so workers may come from
 fork server or torchrun). On Linux it has no name: workers find it among the server's open files in /proc, so not even
 SIGKILL at the worst moment leaves it behind. Elsewhere its name is removed as soon as all have opened it.
 
+The socket lies in a folder that only this user can enter, and a worker's first words are the run's token, which it has
+from the process that started it. Whoever says anything else is hung up on.
+
 No message to a worker may block the server: a worker that stands still would block everybody. What its socket has no
 room for waits in a backlog, and of the gradients it has been asked for only the last counts, since whoever asks for
 another has abandoned the one before."""
@@ -23,12 +26,14 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
+import hmac
 import os
 import secrets
 import select
 import shutil
 import socket
-import tempfile
+import struct
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
@@ -37,9 +42,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from asyncsgd.codec import LONGEST, Codec, ProtocolError
 from asyncsgd.errors import UsageError
-from asyncsgd.runtime.transport.base import Command, Compute, Lost, Message, Stop
+from asyncsgd.private_folder import new_folder, private_folder
+from asyncsgd.runtime.transport.base import COMMANDS, MESSAGE_KINDS, Command, Compute, Lost, Message, Stop
 
+_MESSAGES = Codec(*MESSAGE_KINDS)
 _PAGE = 4096
 _BACKLOG_SECONDS = 0.1
 """How often a wait looks whether a worker has made room for what it could not be sent."""
@@ -69,7 +77,7 @@ class Segment:
         Raises:
             UsageError: if the shared-memory file system is too small for it, with the fix.
         """
-        directory = Path("/dev/shm") if os.path.isdir("/dev/shm") else Path(tempfile.gettempdir())
+        directory = Path("/dev/shm") if os.path.isdir("/dev/shm") else private_folder()
         needed = _PAGE + 4 * num_floats
         free = shutil.disk_usage(directory).free
         too_small = (
@@ -114,6 +122,36 @@ class Segment:
 
 _SEQUENCE, SAMPLES, FROZEN = 0, 1, 2
 
+_HELLO = struct.Struct("!32sI")
+"""A worker's first words: the run's token and its number."""
+_HELLO_SECONDS = 30.0
+"""How long they may take."""
+_MOST_STRANGERS = 100
+
+
+class _Stranger:
+    """Somebody who has connected and has not said yet who it is. Nothing that it sends or leaves out blocks anybody."""
+
+    def __init__(self, accepted: socket.socket) -> None:
+        self.socket = accepted
+        self.socket.setblocking(False)
+        self.deadline = time.monotonic() + _HELLO_SECONDS
+        self._heard = b""
+
+    def fileno(self) -> int:
+        return self.socket.fileno()
+
+    def hear(self) -> bytes | None:
+        """Its first words, once all have come; fewer if it has hung up, None while there are more to come."""
+        try:
+            heard = self.socket.recv(_HELLO.size - len(self._heard))
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+        self._heard += heard
+        return None if heard and len(self._heard) < _HELLO.size else self._heard
+
 
 class SharedMemoryServer:
     """The server's end.
@@ -129,20 +167,28 @@ class SharedMemoryServer:
         self._size = size
         self._num_slots = num_workers if slots else 0
         self._num_floats = size * (1 + self._num_slots) + extra
-        self._folder = Path(tempfile.mkdtemp(prefix="asyncsgd-"))
+        self._folder = new_folder("workers-")
+        self._token = secrets.token_bytes(32)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(self._folder / "socket"))
         self._listener.listen(num_workers + 8)
+        self._listener.setblocking(False)
         self.segment = Segment.create(self._num_floats)
         self._connections: dict[int, Connection] = {}
         self._backlog: dict[int, collections.deque[Command]] = {}
+        self._strangers: list[_Stranger] = []
         self._expected = num_workers
 
     @property
     def address(self) -> SharedMemoryAddress:
         """What a worker needs to connect; holds names and numbers only."""
         return SharedMemoryAddress(
-            str(self._folder / "socket"), str(self.segment.path), self._num_floats, self._size, self._num_slots
+            str(self._folder / "socket"),
+            self._token.hex(),
+            str(self.segment.path),
+            self._num_floats,
+            self._size,
+            self._num_slots,
         )
 
     @property
@@ -174,7 +220,7 @@ class SharedMemoryServer:
         room.register(connection, select.POLLOUT)
         while backlog and room.poll(0):  # a socket that can be written to has room for many commands of this size
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `wait` will find it closed
-                connection.send(backlog[0])
+                connection.send_bytes(COMMANDS.encode(backlog[0]))
             backlog.popleft()
         if not backlog:
             del self._backlog[worker]
@@ -184,36 +230,71 @@ class SharedMemoryServer:
             self._send_backlog(worker)
         if self._backlog:
             timeout = _BACKLOG_SECONDS if timeout is None else min(timeout, _BACKLOG_SECONDS)
+        if self._strangers:
+            self._hang_up_on_the_silent()
+            timeout = _HELLO_SECONDS if timeout is None else min(timeout, _HELLO_SECONDS)
         by_connection = {connection: worker for worker, connection in self._connections.items()}
         messages: list[tuple[int, Message]] = []
-        for ready in wait([self._listener, *by_connection], timeout):
+        for ready in wait([self._listener, *self._strangers, *by_connection], timeout):  # type: ignore[list-item]
             if ready is self._listener:
                 self._accept()
-                continue
-            worker = by_connection[ready]  # type: ignore[index]
-            try:
-                messages.append((worker, self._connections[worker].recv()))
-            except (EOFError, ConnectionResetError):
-                self._connections.pop(worker).close()
-                self._backlog.pop(worker, None)
-                messages.append((worker, Lost("its process ended")))
+            elif isinstance(ready, _Stranger):
+                self._meet(ready)
+            else:
+                worker = by_connection[ready]  # type: ignore[index]
+                messages.append((worker, self._receive(worker)))
         return messages
 
-    def _accept(self) -> None:
-        accepted, _ = self._listener.accept()
-        connection = Connection(accepted.detach())
+    def _receive(self, worker: int) -> Message:
         try:
-            self._connections[connection.recv()] = connection
-        except (EOFError, ConnectionResetError):
-            connection.close()  # died before it could say who it was; whoever started it sees that
+            message: Message = _MESSAGES.decode(self._connections[worker].recv_bytes(LONGEST))
+            return message
+        except ProtocolError as error:
+            reason = f"it sent what no worker sends: {error}"
+        except (EOFError, OSError):  # the end of its connection, or a length that no message has
+            reason = "its process ended"
+        self._connections.pop(worker).close()
+        self._backlog.pop(worker, None)
+        return Lost(reason)
+
+    def _accept(self) -> None:
+        try:
+            accepted, _ = self._listener.accept()
+        except OSError:
+            return  # gone again
+        self._strangers.append(_Stranger(accepted))
+        if len(self._strangers) > _MOST_STRANGERS:
+            self._strangers.pop(0).socket.close()
+
+    def _meet(self, stranger: _Stranger) -> None:
+        """Hear who has connected; a worker of this run is one from here on, anybody else is hung up on."""
+        hello = stranger.hear()
+        if hello is None:
+            return
+        self._strangers.remove(stranger)
+        token, worker = _HELLO.unpack(hello) if len(hello) == _HELLO.size else (b"", -1)
+        known = hmac.compare_digest(token, self._token) and worker < self._expected
+        if not known or worker in self._connections:
+            stranger.socket.close()
+            return
+        stranger.socket.setblocking(True)
+        self._connections[worker] = Connection(stranger.socket.detach())
         if len(self._connections) == self._expected:
             self.segment.unlink()
             shutil.rmtree(self._folder, ignore_errors=True)  # nobody else is to come
 
+    def _hang_up_on_the_silent(self) -> None:
+        for stranger in [stranger for stranger in self._strangers if time.monotonic() > stranger.deadline]:
+            self._strangers.remove(stranger)
+            stranger.socket.close()
+
     def close(self) -> None:
         for connection in self._connections.values():
             connection.close()
+        for stranger in self._strangers:
+            stranger.socket.close()
         self._connections.clear()
+        self._strangers.clear()
         self._backlog.clear()
         self._listener.close()
         self.segment.unlink()
@@ -225,15 +306,16 @@ def without_computes(commands: Iterable[Command]) -> collections.deque[Command]:
     return collections.deque(command for command in commands if not isinstance(command, Compute))
 
 
+@dataclasses.dataclass(frozen=True)
 class SharedMemoryAddress:
-    """Where a `SharedMemoryServer` is; can be pickled."""
+    """Where a `SharedMemoryServer` is, and the token that it asks for; names and numbers only."""
 
-    def __init__(self, socket_path: str, segment_path: str, num_floats: int, size: int, num_slots: int) -> None:
-        self.socket_path = socket_path
-        self.segment_path = segment_path
-        self.num_floats = num_floats
-        self.size = size
-        self.num_slots = num_slots
+    socket_path: str
+    token: str
+    segment_path: str
+    num_floats: int
+    size: int
+    num_slots: int
 
     def connect(self, worker: int) -> SharedMemoryWorker:
         """Open the worker's end; called in the worker's process."""
@@ -248,8 +330,8 @@ class SharedMemoryWorker:
         self._size, self._num_slots, self._worker = address.size, address.num_slots, worker
         client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         client.connect(address.socket_path)
+        client.sendall(_HELLO.pack(bytes.fromhex(address.token), worker))
         self._connection = Connection(client.detach())
-        self._connection.send(worker)
         self._read_ahead: collections.deque[Command] = collections.deque()
 
     @property
@@ -292,8 +374,8 @@ class SharedMemoryWorker:
         try:
             if timeout is not None and not self._connection.poll(timeout):
                 return False
-            command = self._connection.recv()
-        except (EOFError, ConnectionResetError, BrokenPipeError) as error:
+            command: Command = COMMANDS.decode(self._connection.recv_bytes(LONGEST))
+        except (EOFError, OSError) as error:
             raise EOFError("the server is gone") from error
         if isinstance(command, Compute | Stop):
             self._read_ahead = without_computes(self._read_ahead)
@@ -331,6 +413,6 @@ class SharedMemoryWorker:
 
     def answer(self, message: Message) -> None:
         try:
-            self._connection.send(message)
+            self._connection.send_bytes(_MESSAGES.encode(message))
         except (BrokenPipeError, ConnectionResetError) as error:
             raise EOFError("the server is gone") from error

@@ -1,0 +1,251 @@
+"""Whatever strangers send to a socket of this library is not executed, and the run goes on or says why not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from runtime.test_parameter_server import ThreadWorker
+
+from asyncsgd.codec import Codec, ProtocolError
+from asyncsgd.errors import RunError
+from asyncsgd.prepare import Materials
+from asyncsgd.private_folder import check_private, new_folder, private_folder
+from asyncsgd.record import DONE, Record
+from asyncsgd.rules import Asynchronous
+from asyncsgd.runtime.base import Budget, Result
+from asyncsgd.runtime.parameter_server import ParameterServer
+from asyncsgd.runtime.transport.base import COMMANDS, MESSAGE_KINDS, Compute, Computed
+from asyncsgd.runtime.transport.process_group import ProcessGroupServer
+from asyncsgd.runtime.transport.shared_memory import SharedMemoryServer
+from asyncsgd.server import SGD, Optimizer, Server
+
+MESSAGES = Codec(*MESSAGE_KINDS, Materials)
+COMPUTED = Computed(3, 2, float("nan"), 5.0, 4, 1, 0.0, 0.25, 0.0, 1e-9)
+needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="finds sockets in /proc")
+
+
+class Bomb:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@given(st.binary(max_size=200) | json_values.map(lambda value: json.dumps(value).encode()))
+def test_bytes_are_a_message_or_a_protocol_error(payload: bytes) -> None:
+    for codec in (COMMANDS, MESSAGES):
+        with contextlib.suppress(ProtocolError):
+            assert codec.decode(codec.encode(codec.decode(payload))) is not None
+
+
+@given(st.sampled_from(sorted(vars(COMPUTED))), json_values)
+def test_a_field_of_another_type_is_a_protocol_error(field: str, value: object) -> None:
+    changed = {"kind": "Computed", **vars(COMPUTED), field: value}
+    kind = type(vars(COMPUTED)[field])
+    if type(value) is kind or (kind is float and type(value) is int):
+        return
+    with pytest.raises(ProtocolError, match=f"field {field} of Computed"):
+        MESSAGES.decode(json.dumps(changed).encode())
+
+
+@given(
+    st.builds(
+        Compute,
+        st.integers(0, 2**62),
+        st.lists(st.tuples(st.integers(0, 9), st.integers(0, 99), st.integers(0, 99)), max_size=300).map(tuple),
+        st.none() | st.floats(allow_nan=False),
+        st.none() | st.integers(0, 2**62),
+    )
+)
+def test_a_command_comes_back_as_it_was(command: Compute) -> None:
+    assert COMMANDS.decode(COMMANDS.encode(command)) == command
+
+
+def test_floats_keep_their_bits_and_missing_or_further_fields_are_refused() -> None:
+    assert str(MESSAGES.decode(MESSAGES.encode(COMPUTED))) == str(COMPUTED)
+    values = {"kind": "Computed", **vars(COMPUTED)}
+    for changed in ({**values, "more": 1}, {name: value for name, value in values.items() if name != "loss"}):
+        with pytest.raises(ProtocolError, match="Computed has the fields"):
+            MESSAGES.decode(json.dumps(changed).encode())
+    with pytest.raises(ProtocolError, match="no message"):
+        COMMANDS.decode(MESSAGES.encode(COMPUTED))
+
+
+# ---- sockets of a run ------------------------------------------------------------------------------------------
+
+
+def listening_ports() -> list[int]:
+    """TCP ports on which this process listens."""
+    inodes = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(descriptor))
+            inodes |= {found.group(1)} if found else set()
+    ports = []
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                address, port = fields[1].split(":")
+                assert address == "0100007F", f"listens on {address}, not on loopback"
+                ports.append(int(port, 16))
+    return ports
+
+
+def approach(transport: Any) -> Iterator[socket.socket]:
+    """A connection to every socket that the transport has open now."""
+    if isinstance(transport, SharedMemoryServer):
+        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):  # all workers are there: it is gone
+            stranger = socket.socket(socket.AF_UNIX)
+            stranger.connect(transport.address.socket_path)
+            yield stranger
+    else:
+        for port in listening_ports():
+            with contextlib.suppress(ConnectionRefusedError):
+                yield socket.create_connection(("127.0.0.1", port), 5)
+
+
+def train(transport: Any, meet: Callable[[int], object]) -> tuple[Result, int]:
+    """A run of two workers; `meet` is called before them and then at every record, with their number."""
+    records: list[Record] = []
+
+    def report(record: Record) -> None:
+        records.append(record)
+        meet(len(records))
+
+    try:
+        meet(0)
+        for worker in range(2):
+            ThreadWorker(transport.address, worker)
+        server = Server(
+            transport.parameters,
+            Asynchronous(),
+            Optimizer(transport.parameters, len(transport.parameters), SGD()),
+            lambda num_samples: 1.0,
+            transport.writing,
+        )
+        runtime = ParameterServer(
+            server, transport, num_workers=2, batch_size=1, budget=Budget(samples=20), evaluations=2, layout="layout",
+            report=report,
+        )  # fmt: skip
+        return runtime.run(), server.version
+    finally:
+        transport.close()
+
+
+@needs_proc
+@pytest.mark.parametrize("make", [SharedMemoryServer, ProcessGroupServer])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    visits=st.lists(
+        st.tuples(st.integers(0, 24), st.binary(max_size=80) | st.binary(min_size=5000, max_size=5000), st.booleans()),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_bytes_from_strangers_leave_a_run_untouched(
+    make: Any, visits: list[tuple[int, bytes, bool]], tmp_path: Path
+) -> None:
+    """A visit: at which record, what is sent, and whether the stranger hangs up."""
+    bomb = pickle.dumps(Bomb(tmp_path / "executed"))
+    transport = make(2, 100)
+    staying: list[socket.socket] = []
+
+    def meet(number: int) -> None:
+        for at, payload, hangs_up in visits:
+            for stranger in approach(transport) if at == number else ():
+                for content in (payload, bomb, len(bomb).to_bytes(4, "big") + bomb):
+                    with contextlib.suppress(OSError):
+                        stranger.sendall(content)
+                if hangs_up:
+                    stranger.close()
+                else:
+                    staying.append(stranger)
+
+    try:
+        assert train(transport, meet) == (Result(DONE), 20)
+    finally:
+        for stranger in staying:
+            stranger.close()
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_silent_stranger_keeps_nobody_waiting_and_the_token_alone_is_not_enough() -> None:
+    transport = SharedMemoryServer(2, 100)
+    token = bytes.fromhex(transport.address.token)
+    strangers = []
+
+    def meet(number: int) -> None:
+        if number == 0:
+            for hello in (b"", token, bytes(32) + bytes(4), token + (7).to_bytes(4, "big")):
+                stranger = next(approach(transport))
+                stranger.sendall(hello)
+                strangers.append(stranger)
+
+    assert train(transport, meet) == (Result(DONE), 20)
+    for stranger in strangers:
+        stranger.settimeout(5)
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""  # hung up on
+        stranger.close()
+
+
+def test_a_worker_that_speaks_another_language_is_lost_and_the_message_says_so() -> None:
+    transport = SharedMemoryServer(1, 100)
+
+    def work() -> None:
+        end = transport.address.connect(0)
+        end._connection.send_bytes(pickle.dumps(print))
+        with contextlib.suppress(EOFError):
+            end.receive()
+
+    threading.Thread(target=work, daemon=True).start()
+    server = Server(transport.parameters, Asynchronous(), Optimizer(torch.zeros(100), 100, SGD()), lambda n: 1.0)
+    runtime = ParameterServer(
+        server, transport, num_workers=1, batch_size=1, budget=Budget(samples=2), evaluations=1, layout="layout",
+        report=lambda record: None,
+    )  # fmt: skip
+    result = runtime.run()
+    transport.close()
+    assert result.status == "FAILED"
+    assert result.message.startswith("no worker is left (worker 0: it sent what no worker sends: ")
+
+
+# ---- private folders -------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_others_can_enter_or_that_is_no_folder_of_a_run_is_refused(tmp_path: Path) -> None:
+    folder = new_folder("ranks-")
+    assert check_private(folder) == folder
+    assert private_folder().stat().st_mode & 0o777 == 0o700
+    private_folder().chmod(0o755)
+    try:
+        for other in (folder, tmp_path, tmp_path / "missing", Path("relative/asyncsgd-x/ranks-y")):
+            with pytest.raises(RunError, match="no private folder of this user"):
+                check_private(other)
+    finally:
+        private_folder().chmod(0o700)
+        folder.rmdir()
