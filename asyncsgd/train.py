@@ -451,7 +451,7 @@ def _watch_ranks(run: Run, training: Training) -> Result:
                 task = _on_device(run.prepared.task, rank)
                 processes.start(rank, serve_rank, task, training, meeting, rank, far_end if rank == 0 else None)
             far_end.close()
-            finished = _follow_records(run, records, processes, segment)
+            finished = follow_records(run, records, processes, segment)
             records.send("read")
         run.flat.parameters.copy_(segment.floats)
         return finished.result
@@ -460,7 +460,7 @@ def _watch_ranks(run: Run, training: Training) -> Result:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _follow_records(run: Run, records: Connection, processes: Processes, segment: Segment) -> Finished:
+def follow_records(run: Run, records: Connection, processes: Processes, segment: Segment) -> Finished:
     """Hand rank 0's records to the recorder until it has finished.
 
     Raises:

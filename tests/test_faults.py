@@ -16,10 +16,12 @@ import sys
 import tempfile
 import threading
 import time
+import types
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -36,11 +38,14 @@ from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.base import Budget, Result
 from asyncsgd.runtime.hogwild import Hogwild
 from asyncsgd.runtime.parameter_server import ParameterServer
+from asyncsgd.runtime.processes import Processes, fork_server
+from asyncsgd.runtime.rank_process import Finished
 from asyncsgd.runtime.transport.base import Compute, Computed, Evaluate, Evaluated, Holding, Ready, Stop
-from asyncsgd.runtime.transport.shared_memory import FROZEN, SharedMemoryAddress, SharedMemoryServer
+from asyncsgd.runtime.transport.shared_memory import FROZEN, Segment, SharedMemoryAddress, SharedMemoryServer
 from asyncsgd.server import SGD, Optimizer, Server, StepTakenByWorker
 from asyncsgd.settings import load_yaml, make_settings
 from asyncsgd.signals import StopRequest
+from asyncsgd.train import follow_records
 
 SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "stilt_mlm.py"
 DEADLINE = 60.0
@@ -237,6 +242,33 @@ def test_a_killed_rank_ends_the_synchronous_run_at_once_and_is_named(rank: int, 
     assert ended.summary["message"].startswith(
         f"rank {rank} is lost (its process was killed by SIGKILL) and synchronous training cannot go on without it"
     )
+    # The rank had the parameters; the leader has the initial ones, which are nobody's result.
+    assert not (ended.run / "model").exists()
+    assert ended.summary["num_updates"] > 0
+    assert [ended.summary[key] for key in ("parameters_sha256", "final_eval_loss", "perplexity")] == [None] * 3
+
+
+def hand_over(records: Connection) -> None:
+    """Rank 0, whose handing over takes longer than the others' way out."""
+    time.sleep(1.0)
+    records.send(Finished(Result(DONE), 7, 28, 0.5))
+    records.recv()
+    os._exit(0)
+
+
+@pytest.mark.processes
+def test_a_rank_that_has_ended_well_is_not_lost_while_rank_0_hands_over() -> None:
+    context = fork_server("tiny")
+    segment = Segment.create(4)
+    records, far_end = context.Pipe()
+    with Processes(context) as processes:
+        processes.start(0, hand_over, far_end)
+        processes.start(1, os._exit, 0)
+        far_end.close()
+        run = types.SimpleNamespace(stop_requested=lambda: False, num_workers=2)
+        assert follow_records(run, records, processes, segment).version == 7  # type: ignore[arg-type]
+        records.send("read")
+    segment.unlink()
 
 
 @pytest.mark.processes
@@ -262,6 +294,7 @@ class Command:
     """A command in a session of its own, its output in files; everything it starts carries a mark."""
 
     def __init__(self, words: list[str], folder: Path) -> None:
+        self.words = words
         self.mark = uuid.uuid4().hex
         self.folder = folder
         environment = {name: value for name, value in os.environ.items() if name not in ("WORLD_SIZE", "RANK")}
@@ -337,7 +370,7 @@ def test_ctrl_c_saves_the_model_and_leaves_nothing_behind(
     )
     until(lambda: not command.pids(), "all processes to be gone", 30)
     assert command.shared() == []
-    assert [*command.temporary.glob("asyncsgd-*"), *command.temporary.glob("pymp-*")] == []
+    assert list(command.temporary.iterdir()) == []
 
     from transformers import AutoModelForMaskedLM
 
@@ -390,17 +423,56 @@ def test_when_the_main_process_is_killed_while_workers_start_nothing_is_left_in_
 
 @needs_proc
 @pytest.mark.processes
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("line", ["run    ", "step   "], ids=["during the imports", "while workers start"])
-def test_ctrl_c_before_training_ends_everything_soon_and_without_tracebacks(
-    line: str, start: Callable[[str], Command], tmp_path: Path
+def test_a_signal_before_training_ends_everything_soon_and_leaves_a_summary(
+    line: str, number: signal.Signals, start: Callable[[str], Command], tmp_path: Path
 ) -> None:
     command = start("--mode async --nproc 2 --samples 200000 --evaluations 2000")
     until(lambda: f"\n{line}" in (tmp_path / "out.txt").read_text(), f"the line {line!r}")
-    os.killpg(command.process.pid, signal.SIGINT)
+    os.killpg(command.process.pid, number)
     assert command.process.wait(DEADLINE) == 130, command.err
+    assert summary_of(tmp_path / "run")["status"] == "INTERRUPTED"
     until(lambda: not command.pids(), "all processes to be gone", 30)
     assert "Traceback" not in command.err
     assert command.shared() == []
+    assert list(command.temporary.iterdir()) == []
+
+
+@needs_proc
+@pytest.mark.processes
+def test_two_signals_while_the_model_is_saved_leave_all_of_it_or_nothing(
+    start: Callable[[str], Command], tmp_path: Path
+) -> None:
+    command = start("--mode single --model small --samples 16 --evaluations 1")
+    run = tmp_path / "run"
+    until((run / "model.partial").is_dir, "the saving to begin")
+    for _ in range(2):
+        os.kill(command.process.pid, signal.SIGINT)
+        time.sleep(0.01)
+    code = command.process.wait(DEADLINE)
+    status = summary_of(run)["status"]
+    assert (code, status) in ((130, "INTERRUPTED"), (0, "DONE")), command.err
+    assert not (run / "model.partial").exists()
+    assert (run / "model").exists() == (status == "DONE")
+    if status == "DONE":
+        assert saved_parameters_sha256(run / "model") == summary_of(run)["parameters_sha256"]
+
+
+@needs_proc
+@pytest.mark.processes
+def test_what_a_killed_run_leaves_behind_is_removed_at_the_next_start(
+    start: Callable[[str], Command], tmp_path: Path
+) -> None:
+    command = start("--mode async --nproc 2 --samples 200000 --evaluations 2000")
+    until(lambda: num_evaluations(tmp_path / "run") >= 1, "the first evaluation")
+    command.process.kill()
+    command.process.wait(10)
+    assert len(list(command.temporary.glob("asyncsgd-*"))) == 1
+    until(lambda: not command.pids(), "workers to go by themselves", 30)
+    flags = [*command.words[: command.words.index("--run-dir")], *["--mode", "async", "--nproc", "2", "--samples", "8"]]
+    subprocess.run(flags, env={**os.environ, "TMPDIR": str(command.temporary)}, cwd=tmp_path, check=True, timeout=90)
+    assert list(command.temporary.iterdir()) == []
 
 
 @needs_proc
