@@ -191,6 +191,11 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         ValueError: if a line other than the last is not JSON, or the schema is newer than this reader.
     """
+    return (record for _, record in read_numbered_events(path))
+
+
+def read_numbered_events(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """`read_events` with the number of each record's line, from 1."""
     torn: str | None = None
     with open(path, encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, 1):
@@ -198,7 +203,7 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
                 raise ValueError(f"{path.name}: line {number - 1} is damaged: {torn[:60]!r}")
             try:
                 record = json.loads(line)
-            except json.JSONDecodeError:
+            except (ValueError, RecursionError):  # not JSON; a number or a nesting that Python refuses to read
                 record = None
             if not isinstance(record, dict):
                 torn = line
@@ -208,7 +213,7 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
                 if not isinstance(schema, int) or schema > SCHEMA:
                     raise ValueError(f"{path.name} has schema {schema}, this version reads up to {SCHEMA}")
                 continue
-            yield record
+            yield number, record
 
 
 def describe_environment(threads: int, num_workers: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -11,8 +11,10 @@ import torch
 from asyncsgd import models
 from asyncsgd.flat import FlatModel, parameters_sha256
 from asyncsgd.prepare import Prepared, device_of_worker, prepare, rule_of, schedule_of, server_recipe
+from asyncsgd.runtime.base import Batches
 from asyncsgd.runtime.computation import ModelGradients
-from asyncsgd.runtime.replay import Difference, LogRecord, Replay
+from asyncsgd.runtime.log import LogRecord
+from asyncsgd.runtime.replay import Difference, Replay
 from asyncsgd.server import Server
 from asyncsgd.settings import Settings
 
@@ -22,13 +24,13 @@ class PreparedReplay:
 
     Args:
         settings: of the run; its thread count is used.
-        records: its event log.
+        records: its event log; see `asyncsgd.runtime.log.read_log`.
         cache_dir: folder of prepared data, None for the default one.
         check_every: see `Replay`.
     """
 
     def __init__(
-        self, settings: Settings, records: Iterable[LogRecord], cache_dir: str | None = None, check_every: int = 1
+        self, settings: Settings, records: Sequence[LogRecord], cache_dir: str | None = None, check_every: int = 1
     ) -> None:
         torch.set_num_threads(settings.machine.threads)
         data = dataclasses.replace(settings.data, cache_dir=cache_dir)
@@ -48,15 +50,19 @@ class PreparedReplay:
         optimizer = server_recipe(rule, settings.optimization).on(self._flat.parameters, self._flat.layout.num_decayed)
         schedule = schedule_of(settings.optimization, settings.budget)
         self._server = Server(self._flat.parameters, rule, optimizer, schedule)
+        job = settings.job
         self._replay = Replay(
-            self._server, ModelGradients(worker, self._prepared.task.inner), records, check_every=check_every
+            self._server,
+            ModelGradients(worker, self._prepared.task.inner),
+            Batches(settings.budget.samples, settings.data.batch_size),
+            records,
+            num_workers=job.accumulate if job.mode == "single" else job.nproc,
+            check_every=check_every,
         )
 
-    def run(
-        self, until: int | None = None, progress: Callable[[int], None] = lambda version: None
-    ) -> Difference | None:
+    def run(self, until: int | None = None) -> Difference | None:
         """See `Replay.run`."""
-        return self._replay.run(until, progress)
+        return self._replay.run(until)
 
     @property
     def data_fingerprint(self) -> str:
@@ -66,6 +72,11 @@ class PreparedReplay:
     def version(self) -> int:
         """Updates replayed."""
         return self._server.version
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that have arrived."""
+        return self._server.num_samples
 
     @property
     def num_checked(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -19,7 +19,8 @@ from asyncsgd.runtime import gossip, streaming
 from asyncsgd.runtime.base import Budget, Report, Result
 from asyncsgd.runtime.computation import ProblemGradients
 from asyncsgd.runtime.gossip import Method
-from asyncsgd.runtime.replay import LogRecord, Replay
+from asyncsgd.runtime.log import LogRecord
+from asyncsgd.runtime.replay import Replay
 from asyncsgd.runtime.streaming import StreamingDiLoCo
 from asyncsgd.runtime.virtual import OwnStreams, Virtual
 from asyncsgd.server import OptimizerRecipe, PlainSGD, Schedule, Server
@@ -140,7 +141,7 @@ class SimulationSettings:
         )
         return gossiped.result, torch.from_numpy(gossiped.models.mean(axis=0))
 
-    def replay(self, records: Iterable[LogRecord], check_every: int = 1) -> tuple[Replay, Server]:
+    def replay(self, records: Sequence[LogRecord], check_every: int = 1) -> tuple[Replay, Server]:
         """A replay of the run's log, and the server that it changes.
 
         Raises:
@@ -152,7 +153,9 @@ class SimulationSettings:
         computation = ProblemGradients(self.instance())
         parameters = computation.initial()
         server = Server(parameters, rule, PlainSGD(parameters), lambda num_samples: self.learning_rate)
-        return Replay(server, computation, records, check_every=check_every), server
+        batches = OwnStreams(self.workers, self.samples)
+        replay = Replay(server, computation, batches, records, num_workers=self.workers, check_every=check_every)
+        return replay, server
 
 
 def vector_sha256(parameters: Tensor) -> str:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from asyncsgd.errors import UsageError
-from asyncsgd.record import read_events
 from asyncsgd.settings import load_yaml, make_settings
 
 REFUSED = {
@@ -51,8 +50,10 @@ def replay(arguments: argparse.Namespace) -> int:
     settings = make_settings(load_yaml(arguments.run_dir / "settings.yaml"))
 
     from asyncsgd.replay import PreparedReplay
+    from asyncsgd.runtime.log import read_log
 
-    prepared = PreparedReplay(settings, read_records(arguments.run_dir), arguments.cache_dir, arguments.check_every)
+    records = read_log(arguments.run_dir / "events.jsonl")
+    prepared = PreparedReplay(settings, records, arguments.cache_dir, arguments.check_every)
     if prepared.data_fingerprint != summary.get("data_fingerprint"):
         raise UsageError(
             f"the text is not the run's: fingerprint {prepared.data_fingerprint}, the run had "
@@ -72,19 +73,21 @@ def replay(arguments: argparse.Namespace) -> int:
         prepared.save(folder)
         print(f"saved      the model of version {arguments.to} in {folder}")
         return 0
-    return verdict(summary, prepared.parameters_sha256)
+    return verdict(summary, prepared.parameters_sha256, prepared.num_samples, prepared.version)
 
 
 def replay_simulation(arguments: argparse.Namespace, settings: dict[str, Any], summary: dict[str, Any]) -> int:
     """A run of experiments/simulate.py: the same server and rule, fed the log's arrivals."""
+    from asyncsgd.runtime.log import read_log
     from asyncsgd.simulate import SimulationSettings, vector_sha256
 
     if arguments.to is not None or arguments.out is not None:
         raise UsageError("--to and --out save a model, and a closed-form problem has none; drop them")
-    replaying, server = SimulationSettings(**settings).replay(read_records(arguments.run_dir), arguments.check_every)
+    records = read_log(arguments.run_dir / "events.jsonl")
+    replaying, server = SimulationSettings(**settings).replay(records, arguments.check_every)
     if not agrees(replaying.run(), server.version, replaying.num_checked):
         return 1
-    return verdict(summary, vector_sha256(server.parameters))
+    return verdict(summary, vector_sha256(server.parameters), server.num_samples, server.version)
 
 
 def agrees(difference: Any, version: int, num_checked: int) -> bool:
@@ -92,17 +95,27 @@ def agrees(difference: Any, version: int, num_checked: int) -> bool:
     print(f"updates    {version} replayed, {num_checked} losses compared")
     if difference is None:
         return True
-    print(f"different  {difference.message}")
-    print(f"           the runs part at update {difference.version} or before it")
+    say_different(difference.message, difference.version)
     return False
 
 
-def verdict(summary: dict[str, Any], replayed: str) -> int:
-    """Compare the hashes; the exit code."""
-    recorded = summary.get("parameters_sha256")
+def verdict(summary: dict[str, Any], replayed: str, num_samples: int, version: int) -> int:
+    """Compare what the whole log came to with the run's summary; the exit code."""
+    recorded, recorded_samples = summary["parameters_sha256"], summary.get("num_samples")
     print(f"recorded   {recorded}\nreplayed   {replayed}")
-    print("identical" if recorded == replayed else "different  all compared losses agree, the final parameters do not")
-    return 0 if recorded == replayed else 1
+    if recorded_samples is not None and num_samples != recorded_samples:
+        say_different(f"the log ends after {num_samples} samples, the run had {recorded_samples}", version)
+    elif recorded != replayed:
+        say_different("all compared losses agree, the final parameters do not", version)
+    else:
+        print("identical")
+        return 0
+    return 1
+
+
+def say_different(message: str, version: int) -> None:
+    print(f"different  {message}")
+    print(f"           the runs part at update {version} or before it")
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
@@ -113,10 +126,17 @@ def read_summary(folder: Path) -> dict[str, Any]:
         raise UsageError(
             f"{folder} holds no finished run (summary.json: {error}); name a folder below runs/"
         ) from error
+    if not isinstance(summary, dict):
+        raise UsageError(f"{folder / 'summary.json'} is damaged: it holds no keys and values; name another run")
     mode = summary.get("mode")
     if mode in REFUSED:
         raise UsageError(f"a run of mode {mode} cannot be replayed: {REFUSED[mode]}")
-    return dict(summary)
+    if not isinstance(summary.get("parameters_sha256"), str):
+        raise UsageError(
+            f"the run in {folder} ended without parameters (status {summary.get('status')}), so there is nothing to "
+            f"compare a replay with; name a run that has a parameters_sha256 in its summary.json"
+        )
+    return summary
 
 
 def read_yaml(folder: Path) -> dict[str, Any]:
@@ -124,15 +144,8 @@ def read_yaml(folder: Path) -> dict[str, Any]:
 
     try:
         return dict(yaml.safe_load((folder / "settings.yaml").read_text(encoding="utf-8")) or {})
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
         raise UsageError(f"{folder / 'settings.yaml'} cannot be read: {error}") from error
-
-
-def read_records(folder: Path) -> list[dict[str, Any]]:
-    try:
-        return list(read_events(folder / "events.jsonl"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"the event log cannot be read: {error}") from error
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ from asyncsgd.rules import Asynchronous, Synchronous
 from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.base import Budget, Result
 from asyncsgd.runtime.hogwild import Hogwild
+from asyncsgd.runtime.log import read_log
 from asyncsgd.runtime.parameter_server import ParameterServer
 from asyncsgd.runtime.processes import Processes, fork_server
 from asyncsgd.runtime.rank_process import Finished
@@ -226,7 +227,7 @@ def test_a_run_with_a_killed_worker_replays_bit_for_bit(rule: str, train: Train,
     assert left["worker"] == 1
     assert left["lost"] or not rule.startswith("ringmaster")  # under the others a worker may be idle when it is killed
     settings = make_settings(load_yaml(ended.run / "settings.yaml"))
-    replay = PreparedReplay(settings, read_events(ended.run / "events.jsonl"), small[small.index("--cache-dir") + 1])
+    replay = PreparedReplay(settings, read_log(ended.run / "events.jsonl"), small[small.index("--cache-dir") + 1])
     assert replay.run() is None
     assert replay.parameters_sha256 == ended.summary["parameters_sha256"]
 

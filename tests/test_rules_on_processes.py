@@ -8,6 +8,7 @@ import pytest
 from running import Train, Trained
 
 from asyncsgd.replay import PreparedReplay
+from asyncsgd.runtime.log import read_log
 
 pytestmark = pytest.mark.processes
 
@@ -15,7 +16,7 @@ PLAIN_SGD = {"optimizer": "sgd", "learning_rate": 0.05, "weight_decay": 0}
 
 
 def assert_replays(run: Trained) -> None:
-    replay = PreparedReplay(run.settings, run.records("arrival", "join", "leave"), run.settings.data.cache_dir)
+    replay = PreparedReplay(run.settings, read_log(run.path / "events.jsonl"), run.settings.data.cache_dir)
     assert replay.run() is None
     assert replay.version == run.summary["num_updates"] > 0
     assert replay.parameters_sha256 == run.summary["parameters_sha256"]
