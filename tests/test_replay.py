@@ -72,16 +72,27 @@ def test_a_changed_loss_is_found_at_the_version_it_was_read_at(
     assert f"the runs part at update {event['read_version']} or before it" in capsys.readouterr().out
 
 
-def test_arrivals_in_another_order_are_found_out(train: Train, replay: Any, tmp_path: Path) -> None:
-    run = train(mode="async", nproc=3)
+def test_two_arrivals_in_flight_together_swapped_are_found_out(
+    train: Train, replay: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # On the virtual clock three workers of one speed arrive in turn, and each had started before the other arrived.
+    run = train(mode="async", nproc=3, clock="virtual")
     shutil.copytree(run.path, tmp_path / "run")
     lines = (run.path / "events.jsonl").read_text().splitlines()
-    arrivals = [i for i, line in enumerate(lines) if json.loads(line)["kind"] == "arrival"]
-    # The last two gradients were in flight together, so either could have come first, and no start tells them apart.
-    first, second = arrivals[-2], arrivals[-1]
-    lines[first], lines[second] = lines[second], lines[first]
+    first, second = [i for i, line in enumerate(lines) if json.loads(line)["kind"] == "arrival"][-2:]
+    earlier, later = json.loads(lines[first]), json.loads(lines[second])
+    assert earlier["worker"] != later["worker"]
+    assert later["read_version"] < earlier["version"]
+    assert earlier["started"] == later["started"] == []
+    # All that can be told from the two lines is mended, so that only the order in which they were applied is wrong.
+    for name in ("version", "total_samples", "learning_rate", "train_seconds"):
+        earlier[name], later[name] = later[name], earlier[name]
+    earlier["uses"] = [[earlier["dispatch"], earlier["version"] - 1 - earlier["read_version"]]]
+    later["uses"] = [[later["dispatch"], later["version"] - 1 - later["read_version"]]]
+    lines[first], lines[second] = json.dumps(later), json.dumps(earlier)
     (tmp_path / "run" / "events.jsonl").write_text("\n".join(lines) + "\n")
     assert replay([str(tmp_path / "run"), "--cache-dir", cache_of(run)]) == 1
+    assert "all compared losses agree, the final parameters do not" in capsys.readouterr().out
 
 
 def test_a_replay_to_a_version_saves_the_model_of_that_version(train: Train, replay: Any, tmp_path: Path) -> None:
