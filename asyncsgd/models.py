@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from asyncsgd.data.batching import Frame
+from asyncsgd.data.tokenization import refuse_own_code
 from asyncsgd.errors import UsageError
 from asyncsgd.flat import ALIGNMENT, FlatModel, parameters_sha256
 from asyncsgd.signals import held
@@ -98,7 +99,7 @@ def build_classifier(masked_lm: Any, labels: Sequence[str], *, dropout: float, s
     with seeded(seed):
         try:
             # A configuration may name a half-precision type, which the encoder's values must not pass through.
-            built: Any = AutoModelForSequenceClassification.from_config(config).float()
+            built: Any = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False).float()
         except ValueError as error:
             raise UsageError(f"{type(masked_lm).__name__} has no form for classification: {error}") from error
     encoder = masked_lm.base_model.state_dict()
@@ -122,7 +123,7 @@ def skeleton(config_json: str) -> nn.Module:
     values = json.loads(config_json)
     config = AutoConfig.for_model(values.pop("model_type"), **values)
     with seeded(0):
-        return AutoModelForMaskedLM.from_config(config).float().train()
+        return AutoModelForMaskedLM.from_config(config, trust_remote_code=False).float().train()
 
 
 def config_json(model: Any) -> str:
@@ -193,12 +194,22 @@ def _load(model: str, dropout: float) -> nn.Module:
 
     logging.disable_progress_bar()
     try:
-        config = AutoConfig.from_pretrained(model, local_files_only=local)
+        config = AutoConfig.from_pretrained(model, local_files_only=local, trust_remote_code=False)
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout"):
             if isinstance(getattr(config, name, None), float):
                 setattr(config, name, dropout)
-        return AutoModelForMaskedLM.from_pretrained(model, config=config, local_files_only=local, dtype=torch.float32)
-    except (OSError, ValueError, RuntimeError, KeyError, pickle.UnpicklingError, SafetensorError) as error:
+        return AutoModelForMaskedLM.from_pretrained(
+            model, config=config, local_files_only=local, trust_remote_code=False, dtype=torch.float32
+        )
+    except pickle.UnpicklingError as error:
+        # The library's own message advises to load it all the same, which would run whatever is in it.
+        raise UsageError(
+            f"{model}: the weights (pytorch_model.bin) are damaged or hold more than tensors, and asyncsgd runs no "
+            f"code that comes with a model; save them as model.safetensors where they can be trusted, or type --model "
+            f"tiny"
+        ) from error
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        refuse_own_code(model, error)
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if local:
             raise UsageError(f"{model}: cannot be loaded as a masked-language model: {first}") from error

@@ -199,7 +199,7 @@ def _saved_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
     if not folder.is_dir():
         return None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception:
         # The Rust library raises bare Exception for a damaged file. Whatever the damage, it is trained again.
         return None
@@ -216,18 +216,37 @@ def _pretrained_tokenizer(model: str) -> PreTrainedTokenizerBase:
     is_folder = Path(model).expanduser().is_dir()
     if not is_folder and _looks_like_path(model):
         raise UsageError(f"there is no folder {model!r}; --model takes {', '.join(TRAINED_HERE)}, a folder or a Hub id")
-    from transformers import AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
     source = str(Path(model).expanduser()) if is_folder else model
     offline = not is_folder and not hub_is_reachable()
+    local = is_folder or offline
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=is_folder or offline)
+        AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
     except Exception as error:
+        refuse_own_code(model, error)  # whatever else is wrong with it, building the model says better
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local, trust_remote_code=False)
+    except Exception as error:
+        refuse_own_code(model, error)
         # The first line: transformers goes on with lists of all that it tried.
         raise _no_tokenizer(model, is_folder, offline, str(error).strip().partition("\n")[0]) from error
     if not _has_vocabulary(tokenizer):
         raise _no_tokenizer(model, is_folder, offline, "it has no vocabulary")
     return tokenizer
+
+
+def refuse_own_code(model: str, error: Exception) -> None:
+    """Refuse `model` if transformers could not load it because it would have to run code that comes with it.
+
+    Raises:
+        UsageError: with `error` as its cause; nothing is raised for another error.
+    """
+    if "trust_remote_code" in str(error):  # transformers has no type for it, but names the argument to set
+        raise UsageError(
+            f"{model} needs code of its own (auto_map in its config.json or tokenizer_config.json), and asyncsgd runs "
+            f"no code that comes with a model; take a model of an architecture that transformers has, or --model tiny"
+        ) from error
 
 
 def _looks_like_path(model: str) -> bool:
