@@ -32,6 +32,9 @@ def script(name: str) -> Any:
 
 simulate, replay = script("simulate"), script("replay")
 
+RUNS = tempfile.TemporaryDirectory()
+"""Removed when the tests' process ends; the runs are shared by all tests of this module."""
+
 RULES = (
     "asynchronous",
     "synchronous",
@@ -52,7 +55,7 @@ RULES = (
 @functools.cache
 def recorded(rule: str) -> tuple[Path, tuple[str, ...]]:
     """A run of three workers, and the lines of its log."""
-    parent = Path(tempfile.mkdtemp())
+    parent = Path(tempfile.mkdtemp(dir=RUNS.name))
     arguments = [
         "--rule",
         rule,
