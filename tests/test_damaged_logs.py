@@ -198,6 +198,20 @@ def test_a_log_with_keys_and_kinds_of_another_version_is_identical() -> None:
     assert answer(folder, "\n".join(map(json.dumps, records)))[0] == 0
 
 
+def test_a_worker_lost_in_the_last_evaluation_changes_nothing() -> None:
+    """It is recorded as a `leave` of which the rule was not told: under `synchronous` it would step."""
+    parent = Path(tempfile.mkdtemp(dir=RUNS.name))
+    words = ["--rule", "synchronous", "--workers", "3", "--speeds", "slow:worker=0,factor=3", "--budget-seconds", "5.5"]
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert simulate([*words, "--runs-dir", str(parent)]) == 0
+    (folder,) = parent.iterdir()
+    log = (folder / "events.jsonl").read_text()
+    last = json.loads(log.splitlines()[-1])
+    leave = {"kind": "leave", "worker": 0, "reason": "lost", "uses": [], "started": [], "drops": [], "abandoned": []}
+    leave |= {name: last[name] for name in ("version", "total_samples", "train_seconds")}
+    assert answer(folder, log + json.dumps(leave) + "\n")[0] == 0
+
+
 def edited(rule: str, number: int, **fields: Any) -> tuple[Path, str, int]:
     """A run's folder, its log with other values in one of its arrivals, and that arrival's line."""
     folder, log = recorded(rule)
