@@ -136,7 +136,7 @@ def lead(settings: FinetuneSettings, folder: RunFolder, stop: StopRequest | None
         UsageError: where the user has to change something; the folder then holds a FAILED summary.
     """
     found: dict[str, Any] = _identity(settings)
-    with stop or StopRequest() as listening:
+    with contextlib.closing(folder), stop or StopRequest() as listening:
         try:
             result = _attempt(settings, folder, listening, found)
             with held():
@@ -147,8 +147,6 @@ def lead(settings: FinetuneSettings, folder: RunFolder, stop: StopRequest | None
         except OSError as error:
             message = f"{folder.path} cannot be written ({error.strerror}); free some space and run again"
             result = Result(FAILED, message)
-        finally:
-            folder.close()
     if result.message:
         print(f"{result.status}: {result.message}", file=sys.stderr, flush=True)
     return EXIT_CODES.get(result.status, 1)

@@ -26,7 +26,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO
 
+from asyncsgd.errors import UsageError
+from asyncsgd.locks import lock
+
 SCHEMA = 1
+
+EVENTS = "events.jsonl"
 
 DONE, FAILED, INTERRUPTED, DIVERGED = "DONE", "FAILED", "INTERRUPTED", "DIVERGED"
 
@@ -144,12 +149,17 @@ class RunFolder:
     """Writes one run folder; owned by the process that holds the server (rank 0 in synchronous runs).
 
     Events are written as they come and flushed at every evaluation, fault and membership change, so a killed run
-    keeps all but the last fraction of a second; the summary is renamed into place."""
+    keeps all but the last fraction of a second; the summary is renamed into place.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: of a folder that holds no records worth keeping; made if it is not there.
+        events: what `own` has returned for `path`; None calls it here.
+    """
+
+    def __init__(self, path: Path, events: TextIO | None = None) -> None:
         self.path = Path(path)
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._events: TextIO = open(self.path / "events.jsonl", "w", encoding="utf-8")  # noqa: SIM115 - closed by close()
+        self._events = own(self.path) if events is None else events
+        self._events.truncate(0)
         self._events.write(json.dumps({"kind": "header", "schema": SCHEMA}) + "\n")
         self._events.flush()
 
@@ -163,11 +173,39 @@ class RunFolder:
             self._events.flush()
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write all records, then the summary.
+
+        Raises:
+            OSError: if any of it cannot be written.
+        """
         self._events.flush()
         write_json(self.path / "summary.json", {"schema": SCHEMA, **summary})
 
     def close(self) -> None:
-        self._events.close()
+        """Give the folder up, to be called when all else is in it; a second call does nothing."""
+        with contextlib.suppress(OSError):  # what cannot be written was said by `write_summary`
+            self._events.close()
+
+
+def own(path: Path) -> TextIO:
+    """Make `path` if it is not there, and own it until the returned file, its events.jsonl, is closed or this process
+    ends. What the file holds stays as it is.
+
+    Raises:
+        UsageError: if a live run owns it.
+    """
+    while True:
+        path.mkdir(parents=True, exist_ok=True)
+        file = open(path / EVENTS, "a", encoding="utf-8")  # noqa: SIM115 - closed by the caller
+        if not lock(file):
+            file.close()
+            raise UsageError(
+                f"another run is at work in {path}; wait for it, or stop it, or name another folder for this one"
+            )
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(path / EVENTS)):
+                return file
+        file.close()  # its owner has set it aside after we had opened it: what is in its place now is another folder
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

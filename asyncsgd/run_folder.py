@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TextIO, TypeVar
 
 from asyncsgd.errors import UsageError
 from asyncsgd.finetune_settings import FINETUNE_FLAGS, FinetuneSettings
 from asyncsgd.flags import Flags
-from asyncsgd.record import DONE, RunFolder, write_text
+from asyncsgd.record import DONE, EVENTS, FAILED, INTERRUPTED, RunFolder, own, read_events, write_text
 from asyncsgd.settings import FLAGS, Output, Settings
 
 
@@ -44,8 +46,8 @@ def open_folder(name: str, flags: Flags[S], settings: S, command: str) -> RunFol
     """Make a run's folder and write its settings.
 
     Without ``--run-dir`` the folder is called `name`, and a repetition gets the next number behind it. With it, the
-    folder must be new, or hold a run with the same settings that is not DONE, which is kept under another name; or
-    ``--overwrite`` is given.
+    folder must be new, or hold a run that has not trained, or one with the same settings that is not DONE; these are
+    kept under another name. With ``--overwrite`` it may hold any run that is not still going.
 
     Args:
         flags: of the settings' class.
@@ -56,22 +58,26 @@ def open_folder(name: str, flags: Flags[S], settings: S, command: str) -> RunFol
     output = settings.output
     try:
         if output.run_dir is None:
-            path = _free_name(Path(output.runs_dir), name)
+            path = free_folder(Path(output.runs_dir), name)
+            events = own(path)
         else:
             path = Path(output.run_dir)
-            _make_room(path, flags, settings)
-        path.mkdir(parents=True, exist_ok=True)
-        comment = f"{command}\nto run this again: --config {shlex.quote(str(path / 'settings.yaml'))}"
-        # First, and whole or not at all: whatever is killed from here on leaves a folder that says which run it holds.
-        write_text(path / "settings.yaml", flags.to_yaml(settings, comment=comment, places=False))
-        folder = RunFolder(path)
+            events = _take(path, flags, settings)
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(events)
+            comment = f"{command}\nto run this again: --config {shlex.quote(str(path / 'settings.yaml'))}"
+            # Whole or not at all: whatever is killed from here on leaves a folder that says which run it holds.
+            write_text(path / "settings.yaml", flags.to_yaml(settings, comment=comment, places=False))
+            folder = RunFolder(path, events)
+            undo.pop_all()
     except OSError as error:
         where, flag = (output.runs_dir, "--runs-dir") if output.run_dir is None else (output.run_dir, "--run-dir")
         raise UsageError(f"{where} cannot be written ({error.strerror}); type {flag} FOLDER") from error
     return folder
 
 
-def _free_name(parent: Path, name: str) -> Path:
+def free_folder(parent: Path, name: str) -> Path:
+    """Make a new folder below `parent`, called `name` or, where that is there already, `name` and a number."""
     parent.mkdir(parents=True, exist_ok=True)
     number = 1
     while True:
@@ -84,37 +90,86 @@ def _free_name(parent: Path, name: str) -> Path:
         return path
 
 
-def _make_room(path: Path, flags: Flags[S], settings: S) -> None:
-    # What a kill leaves before there are settings holds nothing yet: an empty folder, or one with the torn settings.
-    if not path.exists() or (path.is_dir() and {inside.name for inside in path.iterdir()} <= {_TORN_SETTINGS}):
-        return
-    if not path.is_dir() or not (path / "settings.yaml").is_file():
+def _take(path: Path, flags: Flags[S], settings: S) -> TextIO:
+    """Own the folder at `path`, after what lies there was set aside; see `open_folder` and `own`."""
+    is_run = (path / "settings.yaml").is_file()
+    begun = path.is_dir() and {inside.name for inside in path.iterdir()} <= {EVENTS, _TORN_SETTINGS}
+    if path.exists() and not is_run and not begun:
         raise UsageError(f"{path} exists and is not a run folder; type another --run-dir")
-    if not settings.output.overwrite:
-        old = flags.make(flags.load_yaml(path / "settings.yaml"))
-        different = flags.differing_keys(flags.flatten(old), flags.flatten(settings))
-        if different:
-            listed = ", ".join(f"{key} {before} -> {now}" for key, before, now in different)
-            raise UsageError(
-                f"{path} holds a run with other settings ({listed}); type another --run-dir, or --overwrite"
-            )
-        if _status(path) == DONE:
-            raise UsageError(
-                f"{path} holds this very run, DONE; type another --run-dir, or --overwrite to run it again"
-            )
-    set_aside(path)
+    with contextlib.ExitStack() as undo:
+        events = undo.enter_context(own(path))
+        # Looked at again now that nobody else can change it.
+        if not (path / "settings.yaml").is_file():
+            if _has_trained(path):
+                raise UsageError(f"{path} holds records and no settings.yaml; type another --run-dir")
+            undo.pop_all()
+            return events
+        if not settings.output.overwrite:
+            _refuse_to_replace(path, flags, settings)
+        _rename(path)
+        return own(path)
+
+
+def _refuse_to_replace(path: Path, flags: Flags[S], settings: S) -> None:
+    status = _summary(path).get("status")
+    if status in (None, FAILED, INTERRUPTED) and not _has_trained(path):
+        return  # a mistyped command, say: what it has left is no reason to think twice
+    old = flags.make(flags.load_yaml(path / "settings.yaml"))
+    different = flags.differing_keys(flags.flatten(old), flags.flatten(settings))
+    if different:
+        listed = ", ".join(f"{key} {before} -> {now}" for key, before, now in different)
+        raise UsageError(f"{path} holds a run with other settings ({listed}); type another --run-dir, or --overwrite")
+    if status == DONE:
+        raise UsageError(f"{path} holds this very run, DONE; type another --run-dir, or --overwrite to run it again")
+
+
+def _has_trained(path: Path) -> bool:
+    """Whether a run has used a gradient: its records say so, or, of fine-tuning, its summary."""
+    if _summary(path).get("num_updates"):
+        return True
+    try:
+        return any(record["kind"] == "arrival" or record["version"] > 0 for record in read_events(path / EVENTS))
+    except FileNotFoundError:
+        return False
+    except (ValueError, KeyError, TypeError):
+        return True  # damaged: somebody should look at it
+
+
+@contextlib.contextmanager
+def owned(path: Path) -> Iterator[None]:
+    """Own the run folder at `path` meanwhile; nothing happens where there is none.
+
+    Raises:
+        UsageError: if a live run owns it.
+    """
+    if not (path / EVENTS).is_file():
+        yield
+        return
+    with own(path):
+        yield
 
 
 def set_aside(path: Path) -> Path:
-    """Rename what is there rather than write over it; return its new name, ``....before-N``."""
+    """Rename what is there rather than write over it; return its new name, ``....before-N``.
+
+    Raises:
+        UsageError: if a live run owns it.
+    """
+    with owned(path):
+        return _rename(path)
+
+
+def _rename(path: Path) -> Path:
     number = 1
     while (aside := path.with_name(f"{path.name}.before-{number}")).exists():
         number += 1
     return path.rename(aside)
 
 
-def _status(path: Path) -> Any:
+def _summary(path: Path) -> dict[str, Any]:
+    """What a run's summary says; nothing where it never finished."""
     try:
-        return json.loads((path / "summary.json").read_text(encoding="utf-8")).get("status")
+        content = json.loads((path / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None  # never finished
+        return {}
+    return content if isinstance(content, dict) else {}

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import io
 import json
@@ -28,9 +27,10 @@ from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from asyncsgd.errors import RunError, UsageError
+from asyncsgd.locks import lock, wait_for_lock
 from asyncsgd.plan import (
     BASE,
     STAGES,
@@ -421,7 +421,7 @@ def locked(out: Path, shard: str) -> Iterator[None]:
         raise UsageError(f"{out} cannot be written ({error.strerror}); type --out FOLDER") from error
     with file:
         with alone(out):  # so that two that look at the same time do not refuse each other
-            free = _lock(file) and all(
+            free = lock(file) and all(
                 _is_free(path) for path in out.glob(".lock-*-of-*") if not path.name.endswith(f"-of-{number}")
             )
         if not free:
@@ -436,21 +436,13 @@ def locked(out: Path, shard: str) -> Iterator[None]:
 def alone(out: Path) -> Iterator[None]:
     """Shards of one sweep write its files one after another; to be held for milliseconds."""
     with open(out / ".lock-files", "a", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        wait_for_lock(file)
         yield
-
-
-def _lock(file: TextIO) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _is_free(path: Path) -> bool:
     with open(path, "a", encoding="utf-8") as file:
-        return _lock(file)
+        return lock(file)
 
 
 # ---- running -----------------------------------------------------------------------------------------------
@@ -615,10 +607,10 @@ def _make_run_in_child(job: Job, log: Path) -> None:
 def _make_run(job: Job, context: ForkServerContext | None) -> int:
     """Make one run in this process; return its exit code. What goes wrong is in its log and its folder."""
     path = Path(str(job.values["run_dir"]))
-    if path.is_dir() and any(path.iterdir()):
-        set_aside(path)  # killed, stopped or failed; it may be torn anywhere
     command = " ".join(map(shlex.quote, job.command))
     try:
+        if path.is_dir() and any(path.iterdir()):
+            set_aside(path)  # killed, stopped or failed; it may be torn anywhere
         if job.run.stage == "finetune":
             from asyncsgd import finetune
 

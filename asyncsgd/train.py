@@ -124,7 +124,7 @@ def lead(
     Raises:
         UsageError: where the user has to change something; the folder then holds a FAILED summary.
     """
-    with stop or StopRequest() as listening:
+    with contextlib.closing(folder), stop or StopRequest() as listening:
         run, result = _attempt(settings, launch, folder, context, listening)
         try:
             if run is None:

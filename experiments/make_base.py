@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 from asyncsgd.errors import UsageError
 from asyncsgd.launch import Launch
 from asyncsgd.record import DONE, SCHEMA, available_cores, write_json
-from asyncsgd.run_folder import open_run_folder, set_aside
+from asyncsgd.run_folder import open_run_folder, owned, set_aside
 from asyncsgd.script import run_script
 from asyncsgd.settings import Settings, differing_keys, flatten, load_yaml, make_settings
 from asyncsgd.signals import StopRequest
@@ -69,13 +69,15 @@ def run(argv: list[str], stop: StopRequest) -> int:
             f"--model {settings.model.model}: a base model is made from random weights; type --model small, "
             f"or give a pretrained model to experiments/stilt_mlm.py --model itself"
         )
-    if not overwrite:
-        refuse_other_settings(out, settings)
-        if is_trained(out) and not (out / "base.json").is_file():
-            keep(out)  # an earlier command was killed between the end of its training and the end of `keep`
-        if (out / "base.json").is_file():
-            return verify(out)
-    make_room(out, overwrite)
+    with owned(out / "run"):  # refuses, before anything is moved, while another command makes the same base model
+        if not overwrite:
+            refuse_other_settings(out, settings)
+            if is_trained(out) and not (out / "base.json").is_file():
+                keep(out)  # an earlier command was killed between the end of its training and the end of `keep`
+        if overwrite or not (out / "base.json").is_file():
+            make_room(out, overwrite)
+    if (out / "base.json").is_file():
+        return verify(out)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     print(f"base   {out}, from random weights, {settings.budget.samples} samples of {settings.data.data}", flush=True)
     folder = open_run_folder("make_base", settings, "python experiments/make_base.py " + " ".join(argv))

@@ -85,10 +85,11 @@ def simulate(settings: Any, runs_dir: Path, command: str, stop: StopRequest) -> 
     """Run, write the folder, say what came out; the exit code."""
     from asyncsgd.progress import Recorder, say
     from asyncsgd.record import DONE, FAILED, INTERRUPTED, RunFolder, describe_environment
+    from asyncsgd.run_folder import free_folder
     from asyncsgd.simulate import vector_sha256
 
     try:
-        folder = RunFolder(free_name(runs_dir, settings))
+        folder = RunFolder(free_folder(runs_dir, name_of(settings)))
         write_settings(folder.path / "settings.yaml", settings, command)
         folder.write_environment(describe_environment(1, settings.workers) | {"oversubscription": None})
     except OSError as error:
@@ -142,15 +143,10 @@ def simulate(settings: Any, runs_dir: Path, command: str, stop: StopRequest) -> 
     return {DONE: 0, INTERRUPTED: 130}.get(result.status, 1)
 
 
-def free_name(parent: Path, settings: Any) -> Path:
-    """A new folder named after the settings; a repetition gets the next number."""
+def name_of(settings: Any) -> str:
+    """What the run folder of these settings is called."""
     digest = hashlib.sha256(repr(settings).encode()).hexdigest()[:6]
-    name = f"simulate-{settings.rule.partition(':')[0]}-w{settings.workers}-s{settings.seed}-{digest}"
-    parent.mkdir(parents=True, exist_ok=True)
-    number = 1
-    while (path := parent / (name if number == 1 else f"{name}-{number}")).exists():
-        number += 1
-    return path
+    return f"simulate-{settings.rule.partition(':')[0]}-w{settings.workers}-s{settings.seed}-{digest}"
 
 
 def write_settings(path: Path, settings: Any, command: str) -> None:
