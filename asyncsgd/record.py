@@ -21,6 +21,7 @@ import math
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -32,6 +33,10 @@ from asyncsgd.locks import lock
 SCHEMA = 1
 
 EVENTS = "events.jsonl"
+
+FLUSH_SECONDS = 0.5
+"""How long a record may wait to be written: less than the second that a killed run may lose, so that a busy machine
+has the rest of it."""
 
 DONE, FAILED, INTERRUPTED, DIVERGED = "DONE", "FAILED", "INTERRUPTED", "DIVERGED"
 
@@ -148,8 +153,8 @@ Record = Event | Evaluation | Membership | Fault
 class RunFolder:
     """Writes one run folder; owned by the process that holds the server (rank 0 in synchronous runs).
 
-    Events are written as they come and flushed at every evaluation, fault and membership change, so a killed run
-    keeps all but the last fraction of a second; the summary is renamed into place.
+    A killed run loses the records of its last second at most: they are written at every evaluation, fault and
+    membership change, and by a thread every `FLUSH_SECONDS`. The summary is renamed into place.
 
     Args:
         path: of a folder that holds no records worth keeping; made if it is not there.
@@ -162,15 +167,27 @@ class RunFolder:
         self._events.truncate(0)
         self._events.write(json.dumps({"kind": "header", "schema": SCHEMA}) + "\n")
         self._events.flush()
+        self._lock = threading.Lock()
+        self._failure: OSError | None = None
+        self._closed = threading.Event()
+        threading.Thread(target=self._flush_regularly, name="records", daemon=True).start()
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         write_json(self.path / "environment.json", environment)
 
     def append(self, record: Record) -> None:
-        """Append one record as one line. Non-finite numbers become null, never a number that looks measured."""
-        self._events.write(json.dumps(_finite(vars(record)), separators=(",", ":")) + "\n")
-        if record.kind != "arrival":
-            self._events.flush()
+        """Append one record as one line. Non-finite numbers become null, never a number that looks measured.
+
+        Raises:
+            OSError: if this record, or one before it, cannot be written.
+        """
+        line = json.dumps(_finite(vars(record)), separators=(",", ":")) + "\n"
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            self._events.write(line)
+            if record.kind != "arrival":
+                self._events.flush()
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write all records, then the summary.
@@ -178,13 +195,28 @@ class RunFolder:
         Raises:
             OSError: if any of it cannot be written.
         """
-        self._events.flush()
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            self._events.flush()
         write_json(self.path / "summary.json", {"schema": SCHEMA, **summary})
 
     def close(self) -> None:
         """Give the folder up, to be called when all else is in it; a second call does nothing."""
-        with contextlib.suppress(OSError):  # what cannot be written was said by `write_summary`
+        self._closed.set()
+        with self._lock, contextlib.suppress(OSError):  # what cannot be written was said by `write_summary`
             self._events.close()
+
+    def _flush_regularly(self) -> None:
+        while not self._closed.wait(FLUSH_SECONDS):
+            with self._lock:
+                if self._closed.is_set():
+                    return
+                try:
+                    self._events.flush()
+                except OSError as error:
+                    self._failure = error
+                    return
 
 
 def own(path: Path) -> TextIO:

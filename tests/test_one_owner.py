@@ -1,4 +1,4 @@
-"""A run folder has one owner while its process lives."""
+"""A run folder has one owner while its process lives, and a killed owner loses at most a second of records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from asyncsgd.errors import UsageError
-from asyncsgd.record import Evaluation, Event, RunFolder
+from asyncsgd.record import Evaluation, Event, RunFolder, read_events
 from asyncsgd.run_folder import open_finetune_folder, open_run_folder, set_aside
 from asyncsgd.settings import load_yaml, make_settings
 
@@ -29,6 +29,21 @@ from asyncsgd.run_folder import open_run_folder
 from asyncsgd.settings import make_settings
 folder = open_run_folder("tests", make_settings({"run_dir": sys.argv[1]}), "python first.py")
 print("ready", flush=True)
+time.sleep(600)
+"""
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from asyncsgd.record import Event, RunFolder
+folder = RunFolder(Path(sys.argv[1]))
+number, pause = int(sys.argv[2]), float(sys.argv[3])
+print("ready", flush=True)
+for dispatch in range(number):
+    folder.append(Event(dispatch, 0, ((0, dispatch, dispatch + 1),), dispatch, dispatch + 1, 0, "applied",
+                        ((dispatch, 0),), (), (), (), 1.0, 1.0, 1, 0.1, time.time(), dispatch + 1))
+    time.sleep(pause)
+print("written", flush=True)
 time.sleep(600)
 """
 
@@ -243,3 +258,43 @@ def test_a_folder_with_something_measured_is_refused_to_other_settings(
     with pytest.raises(UsageError, match=r"holds a run with other settings \(seed 77 -> 0\); type another --run-dir"):
         open_run_folder("tests", make_settings({"run_dir": str(tmp_path / "run")}), "tests")
     assert files_below(tmp_path) == before
+
+
+# ---- a killed run ----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_is_killed_one_second_after_its_last_record_has_them_all(start: Start, tmp_path: Path) -> None:
+    writer = start(WRITER, tmp_path / "run", 10, 0)
+    assert writer.stdout is not None
+    assert writer.stdout.readline() == "written\n"
+    time.sleep(1.0)
+    kill(writer)
+    assert [record["dispatch"] for record in read_events(tmp_path / "run" / "events.jsonl")] == list(range(10))
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.003, 0.7])
+def test_a_run_that_is_killed_amid_its_records_misses_none_that_is_older_than_a_second(
+    pause: float, start: Start, tmp_path: Path
+) -> None:
+    writer = start(WRITER, tmp_path / "run", 10**9, pause)
+    time.sleep(2.3)
+    kill(writer)
+    killed = time.time()
+    records = list(read_events(tmp_path / "run" / "events.jsonl"))
+    assert [record["dispatch"] for record in records] == list(range(len(records)))
+    assert records[-1]["train_seconds"] > killed - 1.0 - pause
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no file that is always full here")
+def test_a_full_disk_that_is_found_between_two_records_ends_the_run_at_the_next(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    folder = RunFolder(tmp_path / "run")
+    os.dup2(os.open("/dev/full", os.O_WRONLY), folder._events.fileno())
+    folder.append(event(0))
+    time.sleep(1.0)
+    with pytest.raises(OSError, match="No space left on device"):
+        folder.append(event(1))
+    with pytest.raises(OSError, match="No space left on device"):
+        folder.write_summary({"status": "DONE"})
+    folder.close()
+    assert not (tmp_path / "run" / "summary.json").exists()
