@@ -31,6 +31,8 @@ from asyncsgd.data.labelled import (
     LabelledBatches,
     LabelledData,
     LabelledEvaluation,
+    check_labelled,
+    hatecheck_files,
     load_hatecheck,
     load_labelled,
 )
@@ -112,6 +114,24 @@ class Prepared:
     """Texts longer than the sequences."""
     init_sha256: str
     """Of the masked-language model that the encoder comes from."""
+
+
+def check(settings: FinetuneSettings) -> None:
+    """Refuse what can be seen to be wrong without reading a text or importing transformers, before there is a run.
+
+    Raises:
+        UsageError: for whatever the user has to change.
+    """
+    data = settings.data
+    resolve_device(settings.machine.device)
+    cache_folder(data.cache_dir)
+    check_labelled(data.data, data.text_column, data.label_column)
+    if settings.functional.hatecheck is not None:
+        hatecheck_files(settings.functional.hatecheck)
+    try:
+        models.check_model(read_origin(settings.start.init_from).model, data.seq_len)
+    except UsageError as error:
+        raise UsageError(str(error).replace("--model", "--init-from")) from error
 
 
 def run(values: Mapping[str, object], command: str) -> int:

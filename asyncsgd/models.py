@@ -6,7 +6,6 @@ import contextlib
 import copy
 import json
 import math
-import os
 import pickle
 import shutil
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from asyncsgd.data.batching import Frame
-from asyncsgd.data.tokenization import refuse_own_code
+from asyncsgd.data.tokenization import is_model_folder, refuse_own_code
 from asyncsgd.errors import UsageError
 from asyncsgd.flat import ALIGNMENT, FlatModel, parameters_sha256
 from asyncsgd.signals import held
@@ -58,16 +57,50 @@ def build_model(model: str, tokenizer: Any, *, seq_len: int, dropout: float, see
             built: Any = BertForMaskedLM(config)
         else:
             built = _load(model, dropout)
-    limit = getattr(built.config, "max_position_embeddings", seq_len)
-    if seq_len > limit:
-        raise UsageError(
-            f"--seq-len {seq_len} is longer than the {limit} positions of model {model!r}; type --seq-len {limit}"
-        )
+    _check_positions(model, getattr(built.config, "max_position_embeddings", None), seq_len)
     if len(tokenizer) > built.config.vocab_size:
         raise UsageError(
             f"the tokenizer of {model!r} has {len(tokenizer)} tokens, its model only {built.config.vocab_size}"
         )
     return built.float().train()
+
+
+def check_model(model: str, seq_len: int) -> None:
+    """Look at what `build_model` would load, without importing transformers or asking the Hub.
+
+    Raises:
+        UsageError: for a folder that is missing or holds no model, or a model too short for `seq_len`.
+    """
+    if model in SHAPES:
+        return
+    check_folder(model)
+    try:
+        config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return  # on the Hub, or torn: what loads it has more to say
+    limit = config.get("max_position_embeddings") if isinstance(config, dict) else None
+    if isinstance(limit, int):
+        _check_positions(model, limit, seq_len)
+
+
+def check_folder(model: str) -> None:
+    """Refuse a folder that is missing or holds no saved model; a name without a folder may be on the Hub."""
+    if not is_model_folder(model):
+        return
+    folder = Path(model)
+    if not (folder / "config.json").exists():
+        raise UsageError(f"{model}: no config.json there; --model takes a folder written by save_pretrained")
+    if not any(path for pattern in ("*.safetensors", "pytorch_model*.bin") for path in folder.glob(pattern)):
+        raise UsageError(
+            f"{model}: a configuration but no weights (model.safetensors); copy them there or type --model tiny"
+        )
+
+
+def _check_positions(model: str, limit: int | None, seq_len: int) -> None:
+    if limit is not None and seq_len > limit:
+        raise UsageError(
+            f"--seq-len {seq_len} is longer than the {limit} positions of model {model!r}; type --seq-len {limit}"
+        )
 
 
 def build_classifier(masked_lm: Any, labels: Sequence[str], *, dropout: float, seed: int) -> nn.Module:
@@ -179,16 +212,8 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def _load(model: str, dropout: float) -> nn.Module:
-    folder = Path(model)
-    local = folder.is_dir()
-    if local and not (folder / "config.json").exists():
-        raise UsageError(f"{model}: no config.json there; --model takes a folder written by save_pretrained")
-    if local and not any(path for pattern in ("*.safetensors", "pytorch_model*.bin") for path in folder.glob(pattern)):
-        raise UsageError(
-            f"{model}: a configuration but no weights (model.safetensors); copy them there or type --model tiny"
-        )
-    if not local and (os.sep in model.rstrip(os.sep)[:-1] and model.startswith((".", os.sep))):
-        raise UsageError(f"{model}: no such folder; --model takes tiny, small, a local folder or a Hub id")
+    local = Path(model).is_dir()
+    check_folder(model)
     from transformers import AutoConfig, AutoModelForMaskedLM
     from transformers.utils import logging
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from asyncsgd import models, settings
 from asyncsgd.data.batching import Frame
-from asyncsgd.data.corpora import load_corpus
+from asyncsgd.data.corpora import check_sources, load_corpus
 from asyncsgd.data.masking import Masking, by_token, by_word
 from asyncsgd.data.tokenization import Tokens, load_tokenizer, tokenized_folder
 from asyncsgd.errors import UsageError
@@ -21,7 +21,7 @@ from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.worker_process import Task
 from asyncsgd.server import SGD, AdamW, BuildOptimizer, OptimizerRecipe, WarmupSchedule, constant, cosine, linear
-from asyncsgd.speeds import Constant, Infinite, Speeds, parse_speeds
+from asyncsgd.speeds import Constant, Infinite, Speeds, parse_network, parse_speeds
 
 _CHOOSE = {"token": by_token, "word": by_word}
 _PRECISION = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -60,6 +60,32 @@ class Prepared:
     num_eval_samples: int
 
 
+def check(settings: settings.Settings) -> None:
+    """Refuse what can be seen to be wrong without reading a text or importing transformers, before there is a run.
+
+    Raises:
+        UsageError: for whatever the user has to change.
+    """
+    data = settings.data
+    check_algorithm(settings.job, settings.optimization)
+    device_of(settings.machine, settings.job)
+    cache_folder(data.cache_dir)
+    check_sources(data.data, data.eval_data)
+    models.check_model(os.path.expanduser(settings.model.model), data.seq_len)
+
+
+def check_algorithm(job: settings.Job, optimization: settings.Optimization) -> None:
+    """Read the rule, the speeds and the network, which settings hold as text.
+
+    Raises:
+        UsageError: for the first one that a run would refuse.
+    """
+    server_recipe(rule_of(job), optimization)
+    speeds_of(job)
+    if job.network is not None:
+        parse_network(job.network)
+
+
 def prepare(
     data: settings.Data,
     model: settings.Model,
@@ -74,7 +100,7 @@ def prepare(
     Raises:
         UsageError: for whatever the user has to change.
     """
-    device = resolve_device(machine.device)
+    device = device_of(machine, job)
     speeds_of(job)  # refuses before anything slow is done
     name = os.path.expanduser(model.model)  # a YAML file has no shell to do it
     cache = cache_folder(data.cache_dir)
@@ -202,6 +228,20 @@ def budget_of(budget: settings.Budget) -> Budget:
 def device_of_worker(device: str, worker: int) -> str:
     """``cuda`` becomes the GPU of `worker`, round robin; ``cpu`` stays."""
     return f"cuda:{worker % torch.cuda.device_count()}" if device == "cuda" else device
+
+
+def device_of(machine: settings.Machine, job: settings.Job) -> str:
+    """The kind of device that the run's workers compute on; see `resolve_device`.
+
+    Raises:
+        UsageError: if it is not there, or the mode cannot use it.
+    """
+    device = resolve_device(machine.device)
+    if job.mode == "hogwild" and device != "cpu":
+        raise UsageError(
+            "--mode hogwild needs --device cpu: updates of several processes to one GPU buffer have no defined order"
+        )
+    return device
 
 
 def resolve_device(device: str) -> str:

@@ -634,17 +634,13 @@ def check(plan: Plan) -> None:
     Raises:
         UsageError: for the first one that a run would refuse.
     """
-    from asyncsgd.prepare import rule_of, server_recipe, speeds_of
-    from asyncsgd.speeds import parse_network
+    from asyncsgd.prepare import check_algorithm
 
     for arm in plan.arms:
         for trial in arm.trials or ({},):
             settings = make_settings(resolve({**plan.base, **arm.settings, **trial}))
             try:
-                server_recipe(rule_of(settings.job), settings.optimization)
-                speeds_of(settings.job)
-                if settings.job.network is not None:
-                    parse_network(settings.job.network)
+                check_algorithm(settings.job, settings.optimization)
             except UsageError as error:
                 raise UsageError(f"arm {arm.name}: {error}") from error
 

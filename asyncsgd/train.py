@@ -6,6 +6,7 @@ torchrun made. The four `_train_...` functions differ in what moves gradients, a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import shutil
@@ -302,10 +303,6 @@ def _train_async(run: Run, board: Noticeboard | None) -> Result:
 
 def _train_hogwild(run: Run, board: Noticeboard | None) -> Result:
     """This process hands out batches and counts; the workers step the shared vector."""
-    if run.prepared.task.device != "cpu":
-        raise UsageError(
-            "--mode hogwild needs --device cpu: updates of several processes to one GPU buffer have no defined order"
-        )
     recipe = recipe_of(run.settings.optimization)
     shared = run.settings.job.hogwild_state == "shared"
     extra = 0

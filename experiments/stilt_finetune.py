@@ -45,14 +45,16 @@ def run(argv: list[str], stop: StopRequest) -> int:
     announce(parsed.settings, len(seeds))
     go_offline(parsed.settings.start.init_from, parsed.settings.data.data)
     command = "python experiments/stilt_finetune.py " + " ".join(argv)
+
+    from asyncsgd.finetune import check, lead
+
+    check(parsed.settings)
+    stop.check()
     exit_code = 0
     for seed in seeds:
         settings = make_finetune_settings(FINETUNE_FLAGS.flatten(parsed.settings) | {"seed": seed})
         folder = open_finetune_folder(settings, command)
         print(f"run    {folder.path}", flush=True)
-
-        from asyncsgd.finetune import lead
-
         ended = lead(settings, folder, stop)
         exit_code = exit_code or ended
         if ended == 130:

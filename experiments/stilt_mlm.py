@@ -63,6 +63,11 @@ def run(argv: list[str], stop: StopRequest) -> int:
         return follow(settings, launch)
     announce(settings)
     context = start_fork_server(settings, launch)  # its imports and ours go on side by side
+
+    from asyncsgd.prepare import check
+
+    check(settings)
+    stop.check()
     folder = open_run_folder("stilt_mlm", settings, "python experiments/stilt_mlm.py " + " ".join(argv))
     print(f"run    {folder.path}", flush=True)
     go_offline(settings.model.model, settings.data.data)

@@ -138,7 +138,7 @@ def test_overwrite_without_a_folder_to_overwrite_is_refused(refused: Refused, tm
     assert not (tmp_path / "runs").exists()
 
 
-# ---- rules, data, models: the run folder says FAILED -----------------------------------------------------------------
+# ---- rules, data, models: nothing is made, or the run folder says FAILED ---------------------------------------------
 
 
 def failed(folder: Path, said: str) -> bool:
@@ -166,7 +166,7 @@ def failed(folder: Path, said: str) -> bool:
 def test_a_rule_that_does_not_exist_is_refused(rule: str, said: str, refused: Refused, text: Path) -> None:
     message = refused(*small(text), "--mode", "async", "--rule", rule, "--run-dir", "run")
     assert message.startswith(said)
-    assert failed(Path("run"), message)
+    assert not Path("run").exists()
 
 
 def empty(folder: Path) -> str:
@@ -230,7 +230,10 @@ def test_data_that_cannot_be_read_is_refused(
 ) -> None:
     message = refused(*small(text), "--data", make(tmp_path), "--run-dir", "run")
     assert said in message
-    assert failed(Path("run"), message)
+    if make in (missing, a_folder_without_text, not_text):
+        assert not Path("run").exists()
+    else:  # it takes a reading
+        assert failed(Path("run"), message)
 
 
 @pytest.fixture(scope="module")
@@ -243,7 +246,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     tokenizer = train_wordpiece(sentences(300), 512)
     config = BertConfig(
-        vocab_size=512, hidden_size=16, num_hidden_layers=1, num_attention_heads=1, intermediate_size=16
+        vocab_size=512,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        intermediate_size=16,
+        max_position_embeddings=256,
     )
     BertForMaskedLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -302,23 +310,65 @@ def test_a_model_folder_that_cannot_be_loaded_is_refused(
     flags = f"--data {text} --mode single --seq-len 32 --samples 8 --eval-samples 8 --model ./mine --run-dir run"
     message = refused(*flags.split())
     assert said in message
-    assert failed(Path("run"), message)
+    if spoil in (with_torn_weights, without_tokenizer, with_a_torn_config):
+        assert failed(Path("run"), message)
+    else:
+        assert not Path("run").exists()
 
 
 def test_a_sequence_length_beyond_the_models_positions_is_refused_with_the_longest(
     refused: Refused, text: Path, model: Path
 ) -> None:
-    flags = f"--data {text} --mode single --seq-len 513 --model {model} --run-dir run"
+    flags = f"--data {text} --mode single --seq-len 257 --model {model} --run-dir run"
     message = refused(*flags.split())
-    assert message == f"--seq-len 513 is longer than the 512 positions of model {str(model)!r}; type --seq-len 512"
-    assert failed(Path("run"), message)
+    assert message == f"--seq-len 257 is longer than the 256 positions of model {str(model)!r}; type --seq-len 256"
+    assert not Path("run").exists()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_cuda_without_a_gpu_is_refused(refused: Refused, text: Path) -> None:
     message = refused(*small(text), "--device", "cuda", "--run-dir", "run")
     assert message == "--device cuda: torch sees no GPU here; type --device cpu, or leave the flag out"
-    assert failed(Path("run"), message)
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--speeds exponetial:1", "unknown speeds 'exponetial'; did you mean 'exponential'?"),
+        ("--speeds slow:worker=7,factor=3", "--speeds slow:"),
+        ("--clock virtual --network bytes=six", "--network"),
+        ("--eval-data nowhere.txt", "there is no file or folder 'nowhere.txt'; --eval-data takes a folder, or a file"),
+        ("--data hub:", "'hub:' does not name a Hub data set; write hub:NAME or hub:NAME:CONFIG"),
+        ("--rule asynchronus", "unknown rule 'asynchronus'"),
+    ],
+)
+def test_a_mistyped_word_leaves_no_folder_behind(flags: str, said: str, refused: Refused, text: Path) -> None:
+    command = [*small(text), "--mode", "async", "--nproc", "2", "--run-dir", "run", *flags.split()]
+    assert said in refused(*command)
+    assert not Path("run").exists()
+
+
+def test_a_mistyped_word_is_refused_without_the_imports_of_a_run(tmp_path: Path, text: Path) -> None:
+    program = (
+        "import os, runpy, sys\n"
+        "try:\n"
+        "    runpy.run_path(sys.argv.pop(1), run_name='__main__')\n"
+        "except SystemExit as exit:\n"
+        "    heavy = {'transformers', 'datasets', 'tokenizers', 'pandas', 'pyarrow'} & set(sys.modules)\n"
+        "    print(exit.code, sorted(heavy), os.path.exists('run'))\n"
+    )
+    finetune = SCRIPT.with_name("stilt_finetune.py")
+    tuning = ["--init-from", "tiny", "--run-dir", "run"]
+    for script, flags in (
+        (SCRIPT, [*small(text), "--run-dir", "run", "--model", "./nowhere"]),
+        (SCRIPT, [*small(text), "--run-dir", "run", "--mode", "async", "--rule", "asynchronus"]),
+        (finetune, [*tuning, "--data", "nowhere.csv"]),
+        (finetune, ["--init-from", "./nowhere", "--run-dir", "run"]),
+    ):
+        command = [sys.executable, "-c", program, str(script), *flags, "--cache-dir", str(tmp_path / "cache")]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert done.stdout.splitlines()[-1] == "2 [] False", done.stderr
 
 
 @pytest.mark.processes
@@ -407,7 +457,7 @@ def test_a_cache_folder_that_cannot_be_made_is_refused(refused: Refused, text: P
     below_a_file = text / "cache"
     message = refused(*small(text), "--cache-dir", below_a_file, "--run-dir", "run")
     assert message.startswith(f"the cache folder {below_a_file} cannot be made (Not a directory); type --cache-dir")
-    assert failed(Path("run"), message)
+    assert not Path("run").exists()
 
 
 def test_a_read_only_folder_is_refused(refused: Refused, text: Path, tmp_path: Path) -> None:

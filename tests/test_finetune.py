@@ -456,6 +456,29 @@ def test_whatever_goes_wrong_leaves_a_summary_that_says_failed(tune: Tune, monke
 # What cannot be fine-tuned
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--data nowhere.csv", "there is no file or folder 'nowhere.csv'; --data takes"),
+        ("--data words.txt", "words.txt is plain text and has no columns; give a .parquet, .csv or .jsonl file"),
+        ("--data {posts} --text-column a --label-column a", "--text-column and --label-column are both 'a'"),
+        ("--hatecheck nowhere.csv", "there is no file or folder 'nowhere.csv'; --hatecheck takes"),
+        ("--init-from ./nowhere", "--init-from ./nowhere: there is no such folder"),
+    ],
+)
+def test_a_mistyped_word_leaves_no_folder_behind(
+    flags: str, message: str, posts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "words.txt").write_text("one\ntwo\n")
+    given = ["--init-from", "tiny"] if "--init-from" not in flags else []
+    with pytest.raises(UsageError) as error:
+        script().run([*given, "--run-dir", "run", "--cache-dir", "cache", *flags.format(posts=posts).split()])
+    assert message in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
 def refused(tune: Tune, **values: object) -> str:
     with pytest.raises(UsageError) as error:
         tune(**values)

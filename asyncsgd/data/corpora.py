@@ -86,11 +86,8 @@ def load_corpus(
     """
     if not 0 < eval_fraction < 1:
         raise UsageError(f"eval_fraction is {eval_fraction}; it must lie between 0 and 1, for example 0.05")
-    parts = joined_parts(data)
-    for part in parts:  # before the first one is read, which may take a while
-        if part != "pydocs" and not part.startswith("hub:"):
-            existing_path(part, "--data")
-    sources = [_load_source(part, text_column, cache_dir, eval_data is None) for part in parts]
+    check_sources(data, eval_data)  # before the first one is read, which may take a while
+    sources = [_load_source(part, text_column, cache_dir, eval_data is None) for part in joined_parts(data)]
     name = "+".join(source.name for source in sources)
     if eval_data is not None:
         train = _join([source.train for source in sources])
@@ -106,6 +103,21 @@ def load_corpus(
     _check_sides(name, train, evaluation)
     origin = "".join(source.origin for source in sources)
     return Corpus(name, train, evaluation, _fingerprint(origin, train, evaluation))
+
+
+def check_sources(data: str, eval_data: str | None) -> None:
+    """Look at what `load_corpus` would read, and read nothing.
+
+    Raises:
+        UsageError: if a file or folder is missing or of an unknown kind, or a Hub data set has no name.
+    """
+    for part in joined_parts(data):
+        if part.startswith("hub:"):
+            hub_name(part)
+        elif part != "pydocs":
+            _text_files(existing_path(part, "--data"))
+    if eval_data is not None:
+        _text_files(existing_path(eval_data, "--eval-data"))
 
 
 def joined_parts(data: str) -> list[str]:
@@ -227,16 +239,25 @@ def existing_path(name: str, flag: str) -> Path:
 
 def _load_path(path: Path, text_column: str) -> tuple[Documents, Documents | None]:
     """Return (train, eval) of a file or folder; eval is None where the path does not set evaluation texts apart."""
+    files = _text_files(path)
     if not path.is_dir():
-        return _read_files([path], text_column), None
-    files = sorted(p for p in path.iterdir() if p.is_file() and _extension(p) and not p.name.startswith("."))
-    if not files:
-        raise UsageError(f"the folder {path} holds no file that can be read; known are {', '.join(EXTENSIONS)}")
+        return _read_files(files, text_column), None
     train = files_named(files, TRAIN_NAMES)
     evaluation = files_named(files, EVAL_NAMES)
     if not train or not (evaluation or files_named(files, TEST_NAMES)):
         return _read_files(files, text_column), None
     return _read_files(train, text_column), _read_files(evaluation, text_column) if evaluation else None
+
+
+def _text_files(path: Path) -> list[Path]:
+    """The file itself, or the files of a folder that can be read, in the order of their names."""
+    if not path.is_dir():
+        _known_extension(path)
+        return [path]
+    files = sorted(p for p in path.iterdir() if p.is_file() and _extension(p) and not p.name.startswith("."))
+    if not files:
+        raise UsageError(f"the folder {path} holds no file that can be read; known are {', '.join(EXTENSIONS)}")
+    return files
 
 
 def files_named(files: Sequence[Path], names: Sequence[str]) -> list[Path]:
@@ -289,12 +310,22 @@ def read_rows(path: Path, columns: Mapping[str, str]) -> Rows:
     Raises:
         UsageError: the file cannot be read or is damaged, has no columns, or lacks one.
     """
-    extension = _known_extension(path)
-    if extension in (".txt", ".txt.gz"):
-        raise UsageError(f"{path} is plain text and has no columns; give a .parquet, .csv or .jsonl file")
+    extension = table_extension(path)
     if extension == ".parquet":
         return _parquet_rows(path, _raw(path), columns)
     return (_jsonl_rows if extension == ".jsonl" else _csv_rows)(path, _text(path), columns)
+
+
+def table_extension(path: Path) -> str:
+    """The kind of a file that has columns.
+
+    Raises:
+        UsageError: if it is of another kind.
+    """
+    extension = _known_extension(path)
+    if extension in (".txt", ".txt.gz"):
+        raise UsageError(f"{path} is plain text and has no columns; give a .parquet, .csv or .jsonl file")
+    return extension
 
 
 def _known_extension(path: Path) -> str:
@@ -451,11 +482,24 @@ def hub_is_reachable() -> bool:
     return True
 
 
-def _load_hub(data: str, text_column: str, *, wants_eval: bool) -> tuple[Documents, Documents | None]:
+def hub_name(data: str) -> tuple[str, str | None]:
+    """The name and the configuration of a Hub data set.
+
+    Raises:
+        UsageError: if there is no name.
+
+    >>> hub_name("hub:tweet_eval:hate"), hub_name("hub:imdb")
+    (('tweet_eval', 'hate'), ('imdb', None))
+    """
     _, name, *rest = data.split(":")
     if not name or len(rest) > 1:
         raise UsageError(f"{data!r} does not name a Hub data set; write hub:NAME or hub:NAME:CONFIG")
-    splits = load_hub_splits(name, rest[0] if rest else None)
+    return name, rest[0] if rest else None
+
+
+def _load_hub(data: str, text_column: str, *, wants_eval: bool) -> tuple[Documents, Documents | None]:
+    name, config = hub_name(data)
+    splits = load_hub_splits(name, config)
     if "train" not in splits:
         raise UsageError(f"the data set {name} has no split 'train'; it has {', '.join(splits)}")
     train = _hub_documents(name, splits["train"], text_column)

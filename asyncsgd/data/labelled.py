@@ -27,10 +27,12 @@ from asyncsgd.data.corpora import (
     check_columns,
     existing_path,
     files_named,
+    hub_name,
     load_hub_splits,
     read_rows,
     select,
     split_documents,
+    table_extension,
     text_of,
     without,
 )
@@ -113,9 +115,8 @@ def load_labelled(
         UsageError: the source or a column is missing or damaged, a label is missing or only in the evaluation texts,
             there is one class only, or no text is left.
     """
+    check_labelled(data, text_column, label_column)
     columns = {text_column: "--text-column", label_column: "--label-column"}
-    if text_column == label_column:
-        raise UsageError(f"--text-column and --label-column are both {text_column!r}; name two columns")
     notes: list[str] = []
     origin, train, evaluation = "", None, None
     if data == "pydocs":
@@ -143,6 +144,21 @@ def load_labelled(
     return LabelledData(
         name, kept, evaluation, split, labels, tuple(notes), _fingerprint(origin, labels, kept, evaluation)
     )
+
+
+def check_labelled(data: str, text_column: str, label_column: str) -> None:
+    """Look at what `load_labelled` would read, and read nothing.
+
+    Raises:
+        UsageError: if a file or folder is missing or of an unknown kind, a Hub data set has no name, or the columns are
+            one.
+    """
+    if text_column == label_column:
+        raise UsageError(f"--text-column and --label-column are both {text_column!r}; name two columns")
+    if data.startswith("hub:"):
+        hub_name(data)
+    elif data != "pydocs":
+        _files_of_sides(existing_path(data, "--data"))
 
 
 def _chosen_sides(name: str, sides: dict[str, Documents], split: str | None) -> tuple[Documents, Documents, str]:
@@ -202,8 +218,13 @@ def _fingerprint(origin: str, labels: Sequence[str], train: Documents, evaluatio
 
 def _path_sides(path: Path, columns: Mapping[str, str]) -> dict[str, _Side]:
     """The splits of a file or folder, by name; ``train`` is always there."""
+    return {side: _side(paths, columns) for side, paths in _files_of_sides(path).items()}
+
+
+def _files_of_sides(path: Path) -> dict[str, list[Path]]:
     if not path.is_dir():
-        return {"train": _side([path], columns)}
+        table_extension(path)
+        return {"train": [path]}
     files = sorted(p for p in path.iterdir() if p.name.lower().endswith(TABLES) and not p.name.startswith("."))
     found = {
         side: files_named(files, names)
@@ -215,7 +236,7 @@ def _path_sides(path: Path, columns: Mapping[str, str]) -> dict[str, _Side]:
             f"the folder {path} has no train file ({', '.join('train' + kind for kind in TABLES)}); it holds {there}; "
             f"give the folder of the data set, or a file"
         )
-    return {side: _side(paths, columns) for side, paths in found.items() if paths}
+    return {side: paths for side, paths in found.items() if paths}
 
 
 def _side(paths: Sequence[Path], columns: Mapping[str, str]) -> _Side:
@@ -294,10 +315,8 @@ def _label_name(place: str, column: str, value: object, names: tuple[str, ...] |
 
 
 def _hub_sides(data: str, columns: Mapping[str, str]) -> dict[str, _Side]:
-    _, name, *rest = data.split(":")
-    if not name or len(rest) > 1:
-        raise UsageError(f"{data!r} does not name a Hub data set; write hub:NAME or hub:NAME:CONFIG")
-    splits = load_hub_splits(name, rest[0] if rest else None)
+    name, config = hub_name(data)
+    splits = load_hub_splits(name, config)
     if "train" not in splits:
         raise UsageError(f"the data set {name} has no split 'train'; it has {', '.join(splits)}")
     return {side: hub_side(name, splits[side], columns) for side in ("train", "test", "validation") if side in splits}
@@ -349,22 +368,31 @@ class HateCheck:
         }
 
 
+def hatecheck_files(path: str) -> list[Path]:
+    """The files that hold the cases.
+
+    Raises:
+        UsageError: if there are none.
+    """
+    where = existing_path(path, "--hatecheck")
+    if not where.is_dir():
+        return [where]
+    tables = sorted(p for p in where.iterdir() if p.name.lower().endswith(TABLES) and not p.name.startswith("."))
+    files = files_named(tables, TEST_NAMES)
+    if not files:
+        raise UsageError(f"the folder {where} has no test.parquet, test.csv or test.jsonl; --hatecheck takes one")
+    return files
+
+
 def load_hatecheck(path: str) -> HateCheck:
     """Read the cases from a file, or from ``test.*`` in a folder: columns functionality, text and label.
 
     Raises:
         UsageError: if there are none, or a label is neither 0 (non-hateful) nor 1 (hateful).
     """
-    where = existing_path(path, "--hatecheck")
-    files = [where]
-    if where.is_dir():
-        tables = sorted(p for p in where.iterdir() if p.name.lower().endswith(TABLES) and not p.name.startswith("."))
-        files = files_named(tables, TEST_NAMES)
-        if not files:
-            raise UsageError(f"the folder {where} has no test.parquet, test.csv or test.jsonl; --hatecheck takes one")
     rows = [
         row
-        for file in files
+        for file in hatecheck_files(path)
         for row in read_rows(file, dict.fromkeys(("functionality", "text", "label"), "a table with the column"))
     ]
     hateful = {"0": False, "1": True, "non-hateful": False, "hateful": True}
@@ -376,7 +404,7 @@ def load_hatecheck(path: str) -> HateCheck:
         functionalities.append(str(functionality))
         labels.append(hateful[str(label)])
     if not texts:
-        raise UsageError(f"{where} holds no cases")
+        raise UsageError(f"{path} holds no cases")
     return HateCheck(tuple(texts), tuple(functionalities), np.array(labels))
 
 

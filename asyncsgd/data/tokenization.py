@@ -213,9 +213,7 @@ def _has_vocabulary(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def _pretrained_tokenizer(model: str) -> PreTrainedTokenizerBase:
-    is_folder = Path(model).expanduser().is_dir()
-    if not is_folder and _looks_like_path(model):
-        raise UsageError(f"there is no folder {model!r}; --model takes {', '.join(TRAINED_HERE)}, a folder or a Hub id")
+    is_folder = is_model_folder(model)
     from transformers import AutoConfig, AutoTokenizer
 
     source = str(Path(model).expanduser()) if is_folder else model
@@ -249,8 +247,17 @@ def refuse_own_code(model: str, error: Exception) -> None:
         ) from error
 
 
-def _looks_like_path(model: str) -> bool:
-    return model.startswith((".", "~", os.sep)) or model.count("/") > 1 or os.path.exists(model)
+def is_model_folder(model: str) -> bool:
+    """Whether `model` is a folder; if not, it may be on the Hub.
+
+    Raises:
+        UsageError: if it can be neither.
+    """
+    if Path(model).expanduser().is_dir():
+        return True
+    if model.startswith((".", "~", os.sep)) or model.count("/") > 1 or os.path.exists(model):
+        raise UsageError(f"there is no folder {model!r}; --model takes {', '.join(TRAINED_HERE)}, a folder or a Hub id")
+    return False
 
 
 def _no_tokenizer(model: str, is_folder: bool, offline: bool, reason: str) -> UsageError:
