@@ -36,6 +36,7 @@ from analysis.load import Run, load_runs
 from analysis.scaling import Slope, slopes
 from analysis.time_to_target import crossing, loss_at, target_grid
 from asyncsgd.errors import UsageError
+from asyncsgd.yaml_reader import read_yaml
 
 DELAYED, REFERENCE = "delayed", "sync"
 SHARES = (0.5, 0.8, 0.9, 1.0)
@@ -352,11 +353,9 @@ def read_dose(folder: Path) -> Dose:
         UsageError: if it is none, or a run of it has no finite loss: a diverged run has no time, and the experiment
             says nothing at its delay.
     """
-    import yaml
-
     plan = _read_json(folder / "plan.json")
     try:
-        registered = yaml.safe_load((folder / "analysis.yaml").read_text(encoding="utf-8"))
+        registered = read_yaml((folder / "analysis.yaml").read_text(encoding="utf-8"), "analysis.yaml")
     except (OSError, ValueError) as error:
         raise UsageError(f"{folder}: not a finished sweep ({error}); run experiments/dose_response.py") from error
     arms = {arm["name"]: arm for arm in plan["arms"]}

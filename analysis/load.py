@@ -14,6 +14,7 @@ import pandas
 
 from asyncsgd.errors import UsageError
 from asyncsgd.record import DONE, SCHEMA, read_events
+from asyncsgd.yaml_reader import read_yaml
 
 UNFINISHED = "UNFINISHED"
 """Status of a run without a summary: it crashed, was killed or is still running."""
@@ -218,13 +219,9 @@ def _read_settings(path: Path, problems: list[str]) -> dict[str, Any]:
     """The flat settings of a run; those of experiments/simulate.py lie one level deeper and are taken from there."""
     if not path.is_file():
         return {}
-    import yaml
-
-    # the loader in C is ten times as fast, and a study has hundreds of these files
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        settings = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        settings = read_yaml(path.read_text(encoding="utf-8"), "it")
+    except (OSError, ValueError) as error:
         problems.append(f"settings.yaml cannot be read: {' '.join(str(error).split())[:120]}")
         return {}
     if settings is None:

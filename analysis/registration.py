@@ -11,6 +11,7 @@ from analysis.plan_reading import count_or_none, number_or_none, planned_run
 from analysis.study_types import MEASURED, VIRTUAL, Arm, Pilots, Registration
 from asyncsgd.errors import nearest
 from asyncsgd.plan import ENDPOINTS
+from asyncsgd.yaml_reader import read_yaml
 
 REGISTRATION_SCHEMA = 1
 
@@ -35,7 +36,6 @@ def read_registration(path: Path, problems: list[str]) -> tuple[Registration | N
     """What was registered, or None and why."""
     if not path.is_file():
         return None, "there is no analysis.yaml: nothing was declared before the runs"
-    import yaml
 
     def refused(reason: str) -> tuple[None, str]:
         problems.append(f"analysis.yaml {reason}")
@@ -43,8 +43,8 @@ def read_registration(path: Path, problems: list[str]) -> tuple[Registration | N
 
     try:
         content = path.read_bytes()
-        values = yaml.safe_load(content.decode("utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        values = read_yaml(content.decode("utf-8"), "it")
+    except (OSError, ValueError) as error:
         return refused(f"cannot be read: {' '.join(str(error).split())[:160]}")
     if not isinstance(values, Mapping):
         return refused("is damaged: it holds no keys and values")

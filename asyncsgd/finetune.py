@@ -50,6 +50,7 @@ from asyncsgd.runtime.base import Budget, EvaluationPoints, Result, TrainingCloc
 from asyncsgd.server import AdamW, Optimizer, OptimizerRecipe, WarmupSchedule, linear
 from asyncsgd.signals import StopRequest, held
 from asyncsgd.train import BEFORE_TRAINING, EXIT_CODES, TWICE
+from asyncsgd.yaml_reader import read_yaml
 
 VOCABULARY = 8192
 """Of the tokenizer that random weights (tiny, small) get, trained on the training texts."""
@@ -283,11 +284,9 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    import yaml
-
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        content = read_yaml(path.read_text(encoding="utf-8"), path.name)
+    except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read ({error}); copy it again, or run again what wrote it") from error
     return content if isinstance(content, dict) else {}
 

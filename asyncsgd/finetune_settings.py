@@ -11,7 +11,15 @@ from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from asyncsgd.flags import Flags, group, setting
-from asyncsgd.settings import Device, Output
+from asyncsgd.settings import (
+    MOST_BATCH,
+    MOST_EVALUATIONS,
+    MOST_SAMPLES,
+    MOST_THREADS,
+    MOST_TOKENS,
+    Device,
+    Output,
+)
 
 Task = Literal["classification"]
 Split = Literal["test", "validation"]
@@ -41,9 +49,9 @@ class LabelledText:
     split: Split | None = setting(None, "what to score on", unset="test where there is one")
     text_column: str = setting("text", "column that holds the text")
     label_column: str = setting("label", "column that holds the label")
-    train_samples: int = setting(0, "training texts to use; 0: all", at_least=0)
-    eval_samples: int = setting(0, "texts to score on; 0: all", at_least=0)
-    seq_len: int = setting(128, "tokens per text; what is longer is cut", at_least=8)
+    train_samples: int = setting(0, "training texts to use; 0: all", at_least=0, at_most=MOST_SAMPLES)
+    eval_samples: int = setting(0, "texts to score on; 0: all", at_least=0, at_most=MOST_SAMPLES)
+    seq_len: int = setting(128, "tokens per text; what is longer is cut", at_least=8, at_most=MOST_TOKENS)
     cache_dir: str | None = setting(None, "folder for prepared data", unset="the user's cache folder")
 
 
@@ -57,19 +65,31 @@ class Tuning:
     """
 
     epochs: float | None = setting(
-        None, "passes over the training texts", unset=f"{DEFAULT_EPOCHS:g}, or as --samples says", above=0, example=2
+        None,
+        "passes over the training texts",
+        unset=f"{DEFAULT_EPOCHS:g}, or as --samples says",
+        above=0,
+        at_most=100_000,
+        example=2,
     )
     samples: int | None = setting(
-        None, "texts to train on, over all epochs", unset="as --epochs says", at_least=1, example=2000
+        None,
+        "texts to train on, over all epochs",
+        unset="as --epochs says",
+        at_least=1,
+        at_most=MOST_SAMPLES,
+        example=2000,
     )
-    batch_size: int = setting(16, "texts in one gradient", at_least=1)
+    batch_size: int = setting(16, "texts in one gradient", at_least=1, at_most=MOST_BATCH)
     learning_rate: float = setting(5e-4, "peak learning rate", above=0)
     warmup: float = setting(0.1, "share of the samples until the learning rate reaches its peak", at_least=0, below=1)
     weight_decay: float = setting(0.01, "decoupled", at_least=0)
     clip_norm: float = setting(1.0, "gradients longer than this are shortened to it; 0: never", at_least=0)
     dropout: float = setting(0.1, "of all dropout layers", at_least=0, below=1)
     class_weights: bool = setting(False, "weigh each class by its inverse frequency in the training loss")
-    evaluations: int = setting(4, "evaluations after the first, evenly over training", at_least=1)
+    evaluations: int = setting(
+        4, "evaluations after the first, evenly over training", at_least=1, at_most=MOST_EVALUATIONS
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +109,7 @@ class Machine:
     """What the run computes with."""
 
     device: Device = setting("auto", "auto takes cuda where there is one")
-    threads: int = setting(1, "CPU threads; part of the bits of the result", at_least=1)
+    threads: int = setting(1, "CPU threads; part of the bits of the result", at_least=1, at_most=MOST_THREADS)
 
 
 @dataclasses.dataclass(frozen=True)

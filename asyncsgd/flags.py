@@ -8,6 +8,7 @@ so that ``--help`` answers at once.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -22,6 +23,8 @@ from typing import Any, Generic, Literal, NoReturn, TypeVar
 
 from asyncsgd import __version__
 from asyncsgd.errors import UsageError, nearest
+from asyncsgd.numbers import number, out_of_bounds, shortened, whole_number
+from asyncsgd.yaml_reader import read_yaml
 
 S = TypeVar("S")
 
@@ -34,6 +37,7 @@ def setting(
     at_least: float | None = None,
     above: float | None = None,
     below: float | None = None,
+    at_most: float | None = None,
     example: object = None,
     aliases: tuple[str, ...] = (),
 ) -> Any:
@@ -47,6 +51,7 @@ def setting(
         "at_least": at_least,
         "above": above,
         "below": below,
+        "at_most": at_most,
         "example": default if example is None else example,
         "aliases": aliases,
     }
@@ -98,20 +103,13 @@ def _convert(value: object, spec: Spec, shown: str) -> object:
         if isinstance(value, spec.kind) and value != "":
             return value
     elif isinstance(value, (int, float, str)) and not isinstance(value, bool):
-        # PyYAML reads 1e-4 (without a dot) as a string, and 1e4 samples are a whole number.
-        try:
-            if spec.kind is int and not isinstance(value, float):
-                try:
-                    return int(value)
-                except ValueError:
-                    pass
-            number = float(value)
-        except (ValueError, OverflowError):
-            number = math.nan
-        if math.isfinite(number) and (spec.kind is float or number.is_integer()):
-            return spec.kind(number)
+        # A file may hold 1e4 samples, and YAML reads 1e-4 (without a dot) as text.
+        with contextlib.suppress(ValueError, OverflowError):
+            if isinstance(value, int):
+                return spec.kind(value)
+            return whole_number(str(value)) if spec.kind is int else number(str(value))
     hint = "; put it in quotes" if spec.kind is str and value is not None and not isinstance(value, str) else ""
-    raise UsageError(f"{shown} must be {_WANTED[spec.kind]}, got {value!r}{hint}")
+    raise UsageError(f"{shown} must be {_WANTED[spec.kind]}, got {shortened(value)}{hint}")
 
 
 def _check_value(spec: Spec, value: Any) -> None:
@@ -119,20 +117,17 @@ def _check_value(spec: Spec, value: Any) -> None:
         if value is None and spec.default is None:
             return
         hint = nearest(str(value), spec.choices)
-        raise UsageError(f"{spec.flag} must be one of {', '.join(spec.choices)}, got {value!r}{hint}")
-    at_least, above, below = (spec.metadata[bound] for bound in ("at_least", "above", "below"))
-    if value is None or (at_least is None and above is None and below is None):
+        raise UsageError(f"{spec.flag} must be one of {', '.join(spec.choices)}, got {shortened(value)}{hint}")
+    if value is None:
         return
-    # Written as "not inside" so that nan is rejected too.
-    inside = (at_least is None or value >= at_least) and (above is None or value > above)
-    if not (inside and (below is None or value < below)):
-        wanted = f"{at_least} or more" if at_least is not None else f"more than {above}"
-        wanted += f" and less than {below}" if below is not None else ""
-        example = spec.metadata["example"]
-        raise UsageError(f"{spec.flag} must be {wanted}, got {value}; type e.g. {spec.flag} {example}")
+    bounds = {bound: spec.metadata[bound] for bound in ("at_least", "above", "below", "at_most")}
+    if wanted := out_of_bounds(value, **bounds):
+        raise UsageError(
+            f"{spec.flag} must be {wanted}, got {shortened(value)}; type e.g. {spec.flag} {spec.metadata['example']}"
+        )
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """argparse with usage errors raised instead of printed, so that only one of several ranks needs to print them."""
 
     def error(self, message: str) -> NoReturn:
@@ -284,31 +279,23 @@ class Flags(Generic[S]):
         Raises:
             UsageError: the file cannot be read, or has an unknown key, a key twice, or a value of a wrong type.
         """
-        import yaml
-
         try:
             text = Path(path).read_text(encoding="utf-8")
-            # PyYAML keeps the last of two equal keys without a word, so the keys are counted on the node.
-            node = yaml.compose(text, Loader=yaml.SafeLoader)
-            loaded = yaml.safe_load(text)
         except OSError as error:
             raise UsageError(f"--config {path} cannot be read: {error.strerror or error}") from error
-        except (yaml.YAMLError, ValueError) as error:
-            raise UsageError(f"{path} is not a YAML file: {error}") from error
+        except ValueError as error:
+            raise UsageError(f"{path} is not YAML: {error}") from error
+        loaded = read_yaml(text, str(path))
         if loaded is None:
             return {}
-        if not isinstance(node, yaml.MappingNode) or not isinstance(loaded, dict):
+        if not isinstance(loaded, dict):
             line = ": ".join(self._example)
             raise UsageError(f"{path} must hold lines like {line!r}, got {type(loaded).__name__}")
-        seen: set[str] = set()
-        for key_node, _ in node.value:
-            name = str(key_node.value).replace("-", "_")
-            if name in seen:
-                raise UsageError(f"{path}: key {name!r} is there twice; keep one")
-            seen.add(name)
         values: dict[str, object] = {}
         for key, value in loaded.items():
             spec = self.known(key, f"{path}: ")
+            if spec.name in values:  # once with a dash, once with an underscore
+                raise UsageError(f"{path}: the key {spec.name!r} is there twice; keep one")
             values[spec.name] = _convert(value, spec, f"{path}: {spec.name}")
         return values
 
@@ -345,7 +332,7 @@ class Flags(Generic[S]):
             examples: command lines for copy and paste, the end of the help; without a heading, which is written here.
             more: flags that belong to the script and are no settings, by name, with their help.
         """
-        parser = _Parser(
+        parser = Parser(
             prog=prog,
             usage="%(prog)s [--FLAG VALUE ...]",
             description=description,

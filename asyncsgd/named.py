@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from asyncsgd.errors import UsageError, nearest
+from asyncsgd.numbers import number, shortened, whole_number
 
 T = TypeVar("T")
 
 _READ: Mapping[type, Callable[[str], Any]] = {
-    int: int,
-    float: float,
+    int: whole_number,
+    float: number,
     str: str,
     bool: {"true": True, "false": False, "True": True, "False": False}.__getitem__,
 }
@@ -76,7 +77,7 @@ class Kind:
             try:
                 values[key] = _READ[types[key]](value)
             except (KeyError, ValueError):
-                raise UsageError(f"{self.one} parameter {key}={value!r} is not {_KINDS[types[key]]}") from None
+                raise UsageError(f"{self.one} parameter {key}={shortened(value)} is not {_KINDS[types[key]]}") from None
         for field in fields:
             if field.default is dataclasses.MISSING and field.name not in values:
                 raise UsageError(f"{self.one} {name!r} needs {field.name}; type {self.flag} {name}:{field.name}=VALUE")

@@ -44,6 +44,7 @@ from typing import Any, Literal
 from asyncsgd.errors import UsageError, nearest
 from asyncsgd.finetune_settings import FINETUNE_FLAGS, make_finetune_settings
 from asyncsgd.settings import Settings, flatten, make_settings
+from asyncsgd.yaml_reader import read_yaml
 
 Stage = Literal["base", "tuning", "pilot", "test", "finetune"]
 STAGES: tuple[Stage, ...] = ("base", "tuning", "pilot", "test", "finetune")
@@ -236,39 +237,14 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: if it cannot be read, is not YAML or not a mapping.
     """
-    import yaml
-
     try:
         text = path.read_text(encoding="utf-8")
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        config = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read ({error}); experiments/configs/ has examples") from error
-    except (yaml.YAMLError, ValueError) as error:
-        raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    config = read_yaml(text, str(path))
     if not isinstance(config, dict):
         raise UsageError(f"{path} must hold keys and values ({', '.join(_CONFIG_KEYS)})")
-    _check_no_key_twice(node, path, ())
     return config
-
-
-def _check_no_key_twice(node: Any, path: Path, inside: tuple[Any, ...]) -> None:
-    """PyYAML keeps the last of two equal keys without a word."""
-    import yaml
-
-    if node in inside:
-        raise UsageError(f"{path}: line {node.start_mark.line + 1} holds itself; write it out")
-    inside = (*inside, node)
-    if isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _check_no_key_twice(item, path, inside)
-    elif isinstance(node, yaml.MappingNode):
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise UsageError(f"{path}: the key {key!r} is there twice (line {node.start_mark.line + 1}); keep one")
-        for _, value in node.value:
-            _check_no_key_twice(value, path, inside)
 
 
 def make_plan(config: Mapping[str, Any]) -> Plan:

@@ -28,6 +28,15 @@ Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["fp32", "bf16", "fp16"]
 
 DEFAULT_SAMPLES = 9600
+# Far beyond what anybody trains with here: a larger number is a slip, and would end in an error of some library.
+MOST_SAMPLES = 10**12
+MOST_SECONDS = 1e9
+MOST_EVALUATIONS = 100_000
+MOST_BATCH = 65_536
+MOST_TOKENS = 65_536
+MOST_THREADS = 1024
+MOST_PROCESSES = 1024
+
 DEFAULT_LEARNING_RATE: Mapping[str, float] = {"adamw": 5e-4, "sgd": 0.1}
 
 
@@ -41,7 +50,12 @@ class Job:
 
     mode: Mode = setting("async", "single: one worker; sync: all-reduce; async: parameter server; hogwild: no lock")
     nproc: int = setting(
-        1, "gradient workers, in every mode", at_least=1, example=4, aliases=("nproc_per_node", "nprocs", "workers")
+        1,
+        "gradient workers, in every mode",
+        at_least=1,
+        at_most=100_000,
+        example=4,
+        aliases=("nproc_per_node", "nprocs", "workers"),
     )
     rule: str = setting(
         "asynchronous", "what the server does with an arriving gradient, as NAME[:key=value,...]; mode async only"
@@ -61,7 +75,7 @@ class Job:
         unset="transfers take no time",
         example="bytes=6e6,worker=1e8,server=1e9",
     )
-    accumulate: int = setting(1, "batches per update; mode single only", at_least=1)
+    accumulate: int = setting(1, "batches per update; mode single only", at_least=1, at_most=MOST_BATCH)
     transport: Transport = setting("auto", "how gradients travel between workers and server; mode async only")
     hogwild_state: HogwildState = setting(
         "worker", "optimizer state of each worker, or one shared by all; mode hogwild only"
@@ -82,16 +96,24 @@ class Budget:
         "sequences to train on, over all workers; 0: evaluate the model and stop",
         unset=f"{DEFAULT_SAMPLES}, or no limit with --seconds",
         at_least=0,
+        at_most=MOST_SAMPLES,
         example=DEFAULT_SAMPLES,
     )
     seconds: float | None = setting(
-        None, "seconds of training, evaluations not counted", unset="no limit", above=0, example=60
+        None,
+        "seconds of training, evaluations not counted",
+        unset="no limit",
+        above=0,
+        at_most=MOST_SECONDS,
+        example=60,
     )
     target_loss: float | None = setting(
         None, "stop when the evaluation loss is this low", unset="no target", above=0, example=5.0
     )
-    evaluations: int = setting(8, "evaluations after the first, evenly over the budget", at_least=1)
-    eval_samples: int = setting(500, "sequences in one evaluation; 0: all", at_least=0)
+    evaluations: int = setting(
+        8, "evaluations after the first, evenly over the budget", at_least=1, at_most=MOST_EVALUATIONS
+    )
+    eval_samples: int = setting(500, "sequences in one evaluation; 0: all", at_least=0, at_most=MOST_SAMPLES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +131,7 @@ class Optimization:
     schedule: Schedule = setting(
         None, "learning rate after the warmup", unset="linear, or constant when --samples sets no limit"
     )
-    warmup: int = setting(640, "samples until the learning rate reaches its peak", at_least=0)
+    warmup: int = setting(640, "samples until the learning rate reaches its peak", at_least=0, at_most=MOST_SAMPLES)
     weight_decay: float = setting(0.01, "decoupled for adamw, L2 for sgd", at_least=0)
     momentum: float = setting(0.0, "sgd only", at_least=0, below=1)
     beta1: float = setting(0.9, "adamw only", at_least=0, below=1)
@@ -124,11 +146,13 @@ class Data:
     data: str = setting("pydocs", "pydocs (built in, no network), a file, a folder or hub:NAME; A+B joins two")
     eval_data: str | None = setting(None, "text to evaluate on", unset="held out from --data")
     text_column: str = setting("text", "column of the data that holds the text")
-    seq_len: int = setting(128, "tokens per sequence", at_least=8)
-    batch_size: int = setting(16, "sequences in one gradient, per worker", at_least=1)
+    seq_len: int = setting(128, "tokens per sequence", at_least=8, at_most=MOST_TOKENS)
+    batch_size: int = setting(16, "sequences in one gradient, per worker", at_least=1, at_most=MOST_BATCH)
     mask: Mask = setting("token", "mask single tokens or whole words")
     mask_prob: float = setting(0.15, "share of the tokens to predict", above=0, below=1)
-    vocab_size: int = setting(8192, "of the tokenizer trained for the models tiny and small", at_least=1)
+    vocab_size: int = setting(
+        8192, "of the tokenizer trained for the models tiny and small", at_least=1, at_most=1_000_000
+    )
     # A path of one machine: its default is found at run time and is never written into settings.yaml.
     cache_dir: str | None = setting(None, "folder for prepared data", unset="the user's cache folder")
 
@@ -147,7 +171,9 @@ class Machine:
 
     device: Device = setting("auto", "auto takes cuda where there is one")
     precision: Precision = setting("fp32", "number format of the forward and backward pass")
-    threads: int = setting(1, "CPU threads per worker, the same for every number of workers", at_least=1)
+    threads: int = setting(
+        1, "CPU threads per worker, the same for every number of workers", at_least=1, at_most=MOST_THREADS
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,6 +229,11 @@ def _contradictions(settings: Settings) -> Iterator[str]:
 
     if mode == "single" and job.nproc > 1:
         yield f"--mode single has one worker, got --nproc {job.nproc}; type --nproc 1, --mode sync or --mode async"
+    if job.nproc > MOST_PROCESSES and job.clock != "virtual":
+        yield (
+            f"--nproc {job.nproc} would be as many processes; type --nproc {MOST_PROCESSES} or less, or --mode async "
+            f"--clock virtual"
+        )
     if job.accumulate > 1 and mode != "single":
         yield (
             f"--accumulate is for --mode single, got --mode {mode}; drop --accumulate, or type --mode single "

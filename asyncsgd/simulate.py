@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from asyncsgd.errors import UsageError
+from asyncsgd.numbers import out_of_bounds, shortened
 from asyncsgd.problems import Instance, parse_problem
 from asyncsgd.record import Evaluation, Event, Record
 from asyncsgd.rules import parse_rule
@@ -42,6 +43,17 @@ class Simulation:
     virtual_seconds: float
 
 
+_BOUNDS: Mapping[str, Mapping[str, float]] = {
+    "workers": {"at_least": 1, "at_most": 100_000},
+    "evaluations": {"at_least": 1, "at_most": 100_000},
+    "seed": {"at_least": 0, "below": 2**32},
+    "learning_rate": {"above": 0, "below": math.inf},
+    "samples": {"above": 0, "at_most": 10**12},
+    "budget_seconds": {"above": 0, "at_most": 1e12},
+}
+"""Far beyond what anybody simulates: a larger number is a slip, and would end in an error of some library."""
+
+
 @dataclasses.dataclass(frozen=True)
 class SimulationSettings:
     """What ``experiments/simulate.py`` runs, as text and numbers; written to settings.yaml and read back by a replay.
@@ -66,16 +78,10 @@ class SimulationSettings:
         Raises:
             UsageError: with the value and what to type instead.
         """
-        for name, least in (("workers", 1), ("evaluations", 1), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise UsageError(f"--{name} must be {least} or more, got {getattr(self, name)}")
-        for flag, value in (
-            ("--learning-rate", self.learning_rate),
-            ("--samples", self.samples),
-            ("--budget-seconds", self.budget_seconds),
-        ):
-            if value is not None and not (value > 0 and math.isfinite(value)):
-                raise UsageError(f"{flag} must be more than 0, got {value}")
+        for name, bounds in _BOUNDS.items():
+            value = getattr(self, name)
+            if value is not None and (wanted := out_of_bounds(value, **bounds)):
+                raise UsageError(f"--{name.replace('_', '-')} must be {wanted}, got {shortened(value)}")
         if self.samples is None and self.budget_seconds is None:
             raise UsageError("a simulation needs an end; type --samples 10000 or --budget-seconds 1000")
         method = self.method()

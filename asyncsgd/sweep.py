@@ -48,6 +48,7 @@ from asyncsgd.record import DIVERGED, DONE, FAILED, read_events, write_json, wri
 from asyncsgd.run_folder import open_run_folder, set_aside
 from asyncsgd.runtime.processes import end_with_parent
 from asyncsgd.settings import differing_keys, flatten, load_yaml, make_settings
+from asyncsgd.yaml_reader import read_yaml
 
 PRELOAD = (
     "asyncsgd.train",
@@ -313,8 +314,8 @@ class Sweep:
         with alone(self.out):  # other shards register too
             if path.exists():
                 try:
-                    kept = yaml.safe_load(path.read_text(encoding="utf-8"))
-                except (yaml.YAMLError, ValueError):
+                    kept = read_yaml(path.read_text(encoding="utf-8"), str(path))
+                except ValueError:
                     kept = None
                 # An older version registered less; what it did must still be so.
                 same = isinstance(kept, dict) and all(content.get(key) == value for key, value in kept.items())

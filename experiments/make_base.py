@@ -21,9 +21,10 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from asyncsgd.errors import UsageError
+from asyncsgd.flags import Parser
 from asyncsgd.launch import Launch
 from asyncsgd.record import DONE, SCHEMA, available_cores, write_json
 from asyncsgd.run_folder import open_run_folder, owned, set_aside
@@ -43,11 +44,6 @@ DEFAULTS: Mapping[str, object] = {
 }
 """Beside those of `asyncsgd.settings`. About 10 minutes on 2 cores for `small` (73 samples a second when idle).
 After 4,800 samples of this text, 5e-4 had an evaluation loss of 6.73 and 1e-3 one of 6.92."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; --help lists every flag")
 
 
 def main() -> int:
@@ -96,7 +92,7 @@ def run(argv: list[str], stop: StopRequest) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Values stay text: `make_settings` converts and checks them, with a message for each."""
-    made = _Parser(
+    made = Parser(
         prog="make_base.py",
         description="Pretrain the base model of the study once, in one process, and keep it with its hash.",
         epilog="examples:\n  python experiments/make_base.py\n"

@@ -16,6 +16,7 @@ from typing import Any
 
 from asyncsgd.errors import UsageError
 from asyncsgd.settings import load_yaml, make_settings
+from asyncsgd.yaml_reader import read_yaml
 
 REFUSED = {
     "hogwild": "its workers read and wrote one vector without locks, and what they saw is nowhere written down",
@@ -44,7 +45,7 @@ def replay(arguments: argparse.Namespace) -> int:
     if arguments.check_every < 1:
         raise UsageError(f"--check-every must be 1 or more, got {arguments.check_every}")
     summary = read_summary(arguments.run_dir)
-    simulated = read_yaml(arguments.run_dir).get("simulate")
+    simulated = read_settings(arguments.run_dir).get("simulate")
     if simulated is not None:
         return replay_simulation(arguments, simulated, summary)
     settings = make_settings(load_yaml(arguments.run_dir / "settings.yaml"))
@@ -139,12 +140,10 @@ def read_summary(folder: Path) -> dict[str, Any]:
     return summary
 
 
-def read_yaml(folder: Path) -> dict[str, Any]:
-    import yaml
-
+def read_settings(folder: Path) -> dict[str, Any]:
     try:
-        return dict(yaml.safe_load((folder / "settings.yaml").read_text(encoding="utf-8")) or {})
-    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+        return dict(read_yaml((folder / "settings.yaml").read_text(encoding="utf-8"), "it") or {})
+    except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"{folder / 'settings.yaml'} cannot be read: {error}") from error
 
 

@@ -14,21 +14,16 @@ import hashlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from asyncsgd.errors import UsageError
+from asyncsgd.flags import Parser
+from asyncsgd.numbers import number, whole_number
 from asyncsgd.script import run_script
 from asyncsgd.signals import StopRequest, held
 
 EXPERIMENT = "simulate"
 """In the summary, where a training run has the name of its own script."""
-
-
-class Parser(argparse.ArgumentParser):
-    """Errors are one line, like everywhere else."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; --help lists every flag")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,15 +33,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(argv: list[str], stop: StopRequest) -> int:
     parser = Parser(description=str(__doc__), formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--rule", help="NAME[:key=value,...] (default: asynchronous); help lists them")
-    parser.add_argument("--workers", type=int, metavar="N", help="virtual workers (default: 8)")
+    parser.add_argument("--workers", type=whole_number, metavar="N", help="virtual workers (default: 8)")
     parser.add_argument("--problem", help="NAME[:key=value,...] (default: quadratic); help lists them")
     parser.add_argument("--speeds", help="NAME[:value,key=value,...] (default: exponential:1); help lists them")
-    parser.add_argument("--learning-rate", type=float, metavar="X", help="constant (default: 0.05)")
-    parser.add_argument("--samples", type=int, metavar="N", help="gradients, used or not")
-    parser.add_argument("--budget-seconds", type=float, metavar="X", help="virtual seconds")
-    parser.add_argument("--evaluations", type=int, metavar="N", help="after the first, evenly over the budget (8)")
+    parser.add_argument("--learning-rate", type=number, metavar="X", help="constant (default: 0.05)")
+    parser.add_argument("--samples", type=whole_number, metavar="N", help="gradients, used or not")
+    parser.add_argument("--budget-seconds", type=number, metavar="X", help="virtual seconds")
+    parser.add_argument(
+        "--evaluations", type=whole_number, metavar="N", help="after the first, evenly over the budget (8)"
+    )
     parser.add_argument("--network", help="bytes=B,worker=BYTES_PER_SECOND,server=BYTES_PER_SECOND (default: none)")
-    parser.add_argument("--seed", type=int, metavar="N", help="of problem, samples and times (default: 0)")
+    parser.add_argument("--seed", type=whole_number, metavar="N", help="of problem, samples and times (default: 0)")
     parser.add_argument("--runs-dir", default="runs", help="folder in which the run gets a folder (default: runs)")
     given = {name: value for name, value in vars(parser.parse_args(argv)).items() if value is not None}
     runs_dir = Path(given.pop("runs_dir"))

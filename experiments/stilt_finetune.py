@@ -15,6 +15,7 @@ from asyncsgd import __version__
 from asyncsgd.errors import UsageError
 from asyncsgd.finetune_settings import FINETUNE_FLAGS, FinetuneSettings, make_finetune_settings
 from asyncsgd.launch import go_offline
+from asyncsgd.numbers import out_of_bounds, shortened, whole_number
 from asyncsgd.record import available_cores
 from asyncsgd.run_folder import open_finetune_folder
 from asyncsgd.script import run_script
@@ -71,11 +72,15 @@ def seeds_of(text: str | None, settings: FinetuneSettings) -> list[int]:
     if text is None:
         return [settings.start.seed]
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) < 2**32 for part in parts):
+    try:
+        seeds = [whole_number(part) for part in parts]
+    except ValueError as error:
         raise UsageError(
-            f"--seeds must be whole numbers with commas between them, got {text!r}; type e.g. --seeds 0,1,2"
-        )
-    seeds = [int(part) for part in parts]
+            f"--seeds must be whole numbers with commas between them, and {error}; type e.g. --seeds 0,1,2"
+        ) from error
+    for seed in seeds:
+        if wanted := out_of_bounds(seed, at_least=0, below=2**32):
+            raise UsageError(f"--seeds must be {wanted}, got {shortened(seed)}; type e.g. --seeds 0,1,2")
     if len(set(seeds)) < len(seeds):
         raise UsageError(f"--seeds {text} names a seed twice; keep one")
     if settings.start.seed != 0:

@@ -15,11 +15,15 @@ import sys
 from pathlib import Path
 
 from asyncsgd.errors import RunError, UsageError
+from asyncsgd.flags import Parser
 from asyncsgd.launch import go_offline
+from asyncsgd.numbers import out_of_bounds, shortened, whole_number
 from asyncsgd.plan import STAGES, Plan, make_plan, read_config
 from asyncsgd.record import FAILED, available_cores
 from asyncsgd.runtime.processes import fork_server
 from asyncsgd.sweep import FINISHED, PRELOAD, Stopped, Sweep, carry_out, check, locked, share
+
+MOST_SHARDS = 100_000
 
 EXAMPLE = """\
 examples:
@@ -30,7 +34,7 @@ examples:
 
 
 def parser() -> argparse.ArgumentParser:
-    flags = argparse.ArgumentParser(
+    flags = Parser(
         prog="sweep.py",
         description="Run a study from one file; the same command goes on where it was stopped.",
         epilog=EXAMPLE,
@@ -41,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--out", type=Path, metavar="DIR", help="the sweep's folder (default: runs/NAME)")
     flags.add_argument(
         "--jobs",
-        type=int,
+        type=whole_number,
         metavar="N",
         help="runs side by side on the virtual clock and in fine-tuning (default: the cores); runs that measure time "
         "always have the machine to themselves",
@@ -54,9 +58,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    flags = parser().parse_args()
     try:
-        return run(flags)
+        return run(parser().parse_args())
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -79,8 +82,8 @@ def run(flags: argparse.Namespace) -> int:
     plan = make_plan(config)
     out = flags.out if flags.out is not None else Path("runs") / plan.name
     jobs = available_cores() if flags.jobs is None else flags.jobs
-    if jobs < 1:
-        raise UsageError(f"--jobs must be at least 1, got {jobs}")
+    if wanted := out_of_bounds(jobs, at_least=1, at_most=1024):
+        raise UsageError(f"--jobs must be {wanted}, got {shortened(jobs)}")
     shard = shard_of(flags.shard)
     sweep = Sweep(plan, flags.config.read_text(encoding="utf-8"), out)
     model, data = str(plan.base.get("model", "tiny")), str(plan.base.get("data", "pydocs"))
@@ -135,9 +138,15 @@ def shard_of(text: str) -> tuple[int, int]:
     (2, 8)
     """
     index, _, number = text.partition("/")
-    if not (index.isdecimal() and number.isdecimal() and 1 <= int(index) <= int(number)):
-        raise UsageError(f"--shard must look like 2/8 (the second of eight parts), got {text!r}")
-    return int(index), int(number)
+    try:
+        shard = whole_number(index), whole_number(number)
+        if 1 <= shard[0] <= shard[1] <= MOST_SHARDS:
+            return shard
+    except ValueError:
+        pass
+    raise UsageError(
+        f"--shard must look like 2/8 (the second of eight parts, at most {MOST_SHARDS}), got {shortened(text)}"
+    )
 
 
 def counted(number: int, what: str, width: int = 0) -> str:

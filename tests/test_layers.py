@@ -21,7 +21,8 @@ MAY_IMPORT = {
     "script": {"errors", "signals"},
     "private_folder": {"errors"},
     "delay": set(),
-    "named": {"errors"},
+    "numbers": set(),
+    "named": {"errors", "numbers"},
     "speeds": {"errors", "named", "record"},
     "problems": {"errors", "named"},
     "rules": {"delay", "errors", "named"},
@@ -51,13 +52,14 @@ MAY_IMPORT = {
         "speeds",
         "worker",
     },
-    "flags": {"errors"},
+    "yaml_reader": {"errors", "numbers"},
+    "flags": {"errors", "numbers", "yaml_reader"},
     "settings": {"errors", "flags"},
     "finetune_settings": {"errors", "flags", "settings"},
     "progress": {"record"},
     "run_folder": {"errors", "finetune_settings", "flags", "record", "settings"},
     "scores": set(),
-    "plan": {"errors", "finetune_settings", "settings"},
+    "plan": {"errors", "finetune_settings", "settings", "yaml_reader"},
     "launch": {"errors", "private_folder"},
 }
 COMPOSE = {"prepare", "train", "replay", "simulate", "finetune", "sweep", "estimate", "__init__"}
@@ -101,7 +103,10 @@ def test_every_module_imports_only_what_its_room_may(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "part",
-    ["errors", "named", "record", "torchrun", "delay", "flags", "settings", "finetune_settings", "run_folder", "plan"],
+    [
+        *("errors", "numbers", "named", "record", "torchrun", "delay"),
+        *("yaml_reader", "flags", "settings", "finetune_settings", "run_folder", "plan"),
+    ],
 )
 def test_light_modules_import_neither_torch_nor_transformers(part: str) -> None:
     names = {name.split(".")[0] for name in imports_of(ROOT / "asyncsgd" / f"{part}.py")}
@@ -115,6 +120,7 @@ def test_analysis_never_imports_torch(path: Path) -> None:
     assert {name for name in names if name.startswith("asyncsgd.")} <= {
         "asyncsgd.record",
         "asyncsgd.errors",
+        "asyncsgd.yaml_reader",
         "asyncsgd.progress",  # quantiles of delays, as in a run's summary
         "asyncsgd.plan",  # the names of stages, endpoints and the baseline in what a sweep leaves behind
         "asyncsgd.runtime.processes",  # how the processes of a published script end with it; imports nothing heavy

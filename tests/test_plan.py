@@ -518,6 +518,10 @@ def test_rules_speeds_and_networks_are_read_before_anything_runs(parts: dict[str
         check(make_plan(config_of(**parts)))
 
 
+ALIASES = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9))
+"""Ten lines that stand for a hundred million values."""
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -527,6 +531,9 @@ def test_rules_speeds_and_networks_are_read_before_anything_runs(parts: dict[str
         ("seeds: [1]\nseeds: [2]\n", r"the key 'seeds' is there twice \(line 1\); keep one"),
         ("algorithms:\n  a: {mode: sync}\n  a: {mode: async}\n", "the key 'a' is there twice"),
         ("base: &base {data: [*base]}", "holds itself; write it out"),
+        ("name: " + "{a: " * 3000 + "}" * 3000, "line 1 is nested more than 50 deep"),
+        (ALIASES, r"holds more than 200000 values; write fewer, or fewer aliases \(\*name\)"),
+        ("? [a]\n: b\n", "is not YAML: .*unhashable key"),
         ("name: 2020-13-45", "is not YAML: month must be in"),
         ("name: \x00", "is not YAML"),
     ],
@@ -552,6 +559,13 @@ def test_texts_name_every_key_of_a_config_and_every_stage() -> None:
     study, folders = (docs / "study.md").read_text(), (docs / "run_folder.md").read_text()
     assert [stage for stage in STAGES if f". **{stage}**: " not in study] == []
     assert [stage for stage in STAGES if f"`{stage}/" not in folders] == []
+
+
+def test_a_number_that_yaml_1_1_reads_in_another_base_is_refused_as_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("algorithms: {a: {mode: sync}}\nseeds: [010]\n")
+    with pytest.raises(UsageError, match=r"seeds must be a whole number of at least 0, got '010'"):
+        make_plan(read_config(path))
 
 
 def test_a_date_is_refused_since_the_hash_could_not_hold_it(tmp_path: Path) -> None:

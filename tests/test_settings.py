@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import importlib.util
 import itertools
+import re
 import subprocess
 import sys
 import textwrap
@@ -18,7 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncsgd.errors import UsageError
+from asyncsgd.finetune_settings import FINETUNE_FLAGS
+from asyncsgd.flags import Flags, flag_of
 from asyncsgd.settings import (
+    FLAGS,
     Budget,
     Job,
     Optimization,
@@ -174,10 +178,16 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
         ("data: 5", "config.yaml: data must be text, got 5; put it in quotes"),
         ("data: ''", "config.yaml: data must be text, got ''"),
         ("overwrite: 'yes'", "config.yaml: overwrite must be true or false, got 'yes'"),
-        ("batch_size: 1\nbatch-size: 2", "config.yaml: key 'batch_size' is there twice; keep one"),
-        ("seed: 1\nseed: 2", "config.yaml: key 'seed' is there twice; keep one"),
+        ("batch_size: 1\nbatch-size: 2", "config.yaml: the key 'batch_size' is there twice; keep one"),
+        ("seed: 1\nseed: 2", "config.yaml: the key 'seed' is there twice (line 1); keep one"),
+        ("nproc: 010", "config.yaml: nproc must be a whole number, got '010'"),
+        ("seconds: 1:30", "config.yaml: seconds must be a number, got '1:30'"),
+        ("batch_size: 0x10", "config.yaml: batch_size must be a whole number, got '0x10'"),
+        ("batch_size: 1_000", "config.yaml: batch_size must be a whole number, got '1_000'"),
+        ("seed: " + "9" * 5000, "config.yaml: seed must be a whole number, got '999"),
+        ("nproc: " + "[" * 3000 + "]" * 3000, "config.yaml: line 1 is nested more than 50 deep"),
         ("[1, 2]", "config.yaml must hold lines like 'mode: async', got list"),
-        ("mode: [", "config.yaml is not a YAML file"),
+        ("mode: [", "config.yaml is not YAML: while parsing"),
         ("mode: asinc", "--mode must be one of single, sync, async, hogwild, got 'asinc'; did you mean 'async'?"),
         ("mode: sync\naccumulate: 2", "config.yaml and the command line together)"),
     ],
@@ -334,6 +344,33 @@ def test_a_run_that_cannot_be_meant_is_refused_with_what_to_type(values: dict[st
         assert str(error.value).startswith(message)
 
 
+@pytest.mark.parametrize("flags", [FLAGS, FINETUNE_FLAGS], ids=["pretraining", "fine-tuning"])
+@pytest.mark.parametrize("number", [10**12 + 1, 10**20, "9" * 400], ids=["1e12", "1e20", "400 digits"])
+def test_every_whole_number_has_a_largest_value_and_a_larger_one_is_refused_with_it(
+    flags: Flags[Any], number: Any
+) -> None:
+    for name in (spec.name for spec in flags.specs.values() if spec.kind is int):
+        with pytest.raises(
+            UsageError, match=f"^{flag_of(name)} must be .*(at most|less than) [0-9]+, got .*; type e.g. "
+        ):
+            flags.make({name: number})
+
+
+@pytest.mark.parametrize("text", ["010", "1_000", "0x10", "1:30", " 8", "8 ", "٣", "1e", "--", "1,5"])
+def test_a_number_has_one_spelling(text: str) -> None:
+    for name, kind in (("nproc", "a whole number"), ("learning_rate", "a number")):
+        with pytest.raises(UsageError, match=re.escape(f"{flag_of(name)} must be {kind}, got {text!r}")):
+            make_settings({name: text})
+
+
+def test_virtual_workers_may_be_many_and_real_ones_not() -> None:
+    assert make_settings({"nproc": 100_000, "clock": "virtual"}).job.nproc == 100_000
+    for mode in ("sync", "async", "hogwild"):
+        assert make_settings({"nproc": 1024, "mode": mode}).job.nproc == 1024
+        with pytest.raises(UsageError, match="type --nproc 1024 or less"):
+            make_settings({"nproc": 1025, "mode": mode})
+
+
 def test_validate_refuses_what_replace_has_spoilt() -> None:
     with pytest.raises(UsageError, match="--mode single has one worker"):
         validate(dataclasses.replace(Settings(), job=Job(mode="single", nproc=4)))
@@ -380,23 +417,26 @@ POSITIVE = st.floats(0, exclude_min=True, **PROPER)  # type: ignore[arg-type]
 def valid_settings(draw: st.DrawFn) -> Settings:
     mode = draw(one_of("single", "sync", "async", "hogwild"))
     optimizer = draw(one_of("sgd", "adamw"))
-    seconds = draw(st.none() | POSITIVE)
+    seconds = draw(st.none() | st.floats(0, 1e9, exclude_min=True))
     only_seconds = seconds is not None and draw(st.booleans())
-    positive = st.integers(1, 10**9)
+
+    def whole(name: str) -> st.SearchStrategy[int]:
+        return st.integers(FLAGS.specs[name].metadata["at_least"], FLAGS.specs[name].metadata["at_most"])
+
     strategies: dict[str, st.SearchStrategy[Any]] = {
         "seed": st.integers(0, 2**32 - 1),
         "target_loss": st.none() | POSITIVE,
-        "evaluations": positive,
-        "eval_samples": st.integers(0),
+        "evaluations": whole("evaluations"),
+        "eval_samples": whole("eval_samples"),
         "learning_rate": st.none() | POSITIVE,
         "schedule": st.none() | st.just("constant") if only_seconds else one_of("constant", "linear", "cosine"),
-        "warmup": st.integers(0),
+        "warmup": whole("warmup"),
         "weight_decay": st.floats(0, **PROPER),  # type: ignore[arg-type]
         "clip_norm": st.floats(0, **PROPER),  # type: ignore[arg-type]
         "data": TEXTS,
         "eval_data": st.none() | TEXTS,
-        "seq_len": st.integers(8),
-        "batch_size": positive,
+        "seq_len": whole("seq_len"),
+        "batch_size": whole("batch_size"),
         "mask": one_of("token", "word"),
         "mask_prob": st.floats(0, 1, exclude_min=True, exclude_max=True),
         "cache_dir": st.none() | TEXTS,
@@ -404,15 +444,15 @@ def valid_settings(draw: st.DrawFn) -> Settings:
         "dropout": SHARES,
         "device": one_of("auto", "cpu", "cuda"),
         "precision": one_of("fp32", "bf16", "fp16"),
-        "threads": positive,
+        "threads": whole("threads"),
         draw(one_of("run_dir", "runs_dir")): TEXTS,
     }
     if not only_seconds:
-        strategies["samples"] = positive
+        strategies["samples"] = st.integers(1, 10**12)
     if mode == "single":
-        strategies["accumulate"] = positive
+        strategies["accumulate"] = whole("accumulate")
     else:
-        strategies["nproc"] = positive
+        strategies["nproc"] = st.integers(1, 1024)
     if mode == "async":
         strategies |= {"rule": TEXTS, "transport": one_of("auto", "shared_memory", "process_group")}
     if mode == "hogwild" and optimizer == "adamw":
