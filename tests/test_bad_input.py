@@ -207,6 +207,25 @@ def a_folder_without_text(folder: Path) -> str:
     return "d"
 
 
+def a_pipe(folder: Path) -> str:
+    os.mkfifo(folder / "d.txt")
+    return "d.txt"
+
+
+def a_folder_of_pipes(folder: Path) -> str:
+    (folder / "d").mkdir()
+    os.mkfifo(folder / "d" / "train.csv")
+    return "d"
+
+
+def a_device(folder: Path) -> str:
+    return "/dev/zero"
+
+
+def a_name_too_long(folder: Path) -> str:
+    return "x" * 5000
+
+
 def not_text(folder: Path) -> str:
     (folder / "d.pdf").write_text("x")
     return "d.pdf"
@@ -225,6 +244,10 @@ def not_text(folder: Path) -> str:
         ),
         (one_sentence, "has too few documents (1) to set some aside for evaluation; give evaluation texts with --eval"),
         (a_folder_without_text, "holds no file that can be read; known are .txt"),
+        (a_pipe, "d.txt is a pipe, a socket or a device; write what comes out of it into a file and name that"),
+        (a_folder_of_pipes, "holds no file that can be read; known are .txt"),
+        (a_device, "/dev/zero is a pipe, a socket or a device; write what comes out of it into a file and name that"),
+        (a_name_too_long, "there is no file or folder 'xxxx"),
         (not_text, "files of this kind cannot be read; known are .txt"),
     ],
 )
@@ -237,6 +260,42 @@ def test_data_that_cannot_be_read_is_refused(
         assert not Path("run").exists()
     else:  # it takes a reading
         assert failed(Path("run"), message)
+
+
+def loaded(folder: Path, read: str) -> str:
+    """The last line that a program which loads data leaves on stderr; a program, since what is wrong may never end."""
+    imports = "from pathlib import Path; from asyncsgd.data import corpora, labelled; "
+    done = subprocess.run(
+        [sys.executable, "-c", imports + read], cwd=folder, capture_output=True, text=True, timeout=120
+    )
+    return done.stderr.splitlines()[-1]
+
+
+TEXTS = "corpora.load_corpus({!r}, eval_data=None, text_column='text', cache_dir=Path('cache'))"
+LABELLED = "labelled.load_labelled({!r}, text_column='text', label_column='label', cache_dir=Path('cache'))"
+
+
+@pytest.mark.parametrize("read", [LABELLED.format("d"), "labelled.load_hatecheck('d')"])
+def test_pipes_in_a_folder_of_labelled_text_are_not_waited_for(read: str, tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    for name in ("train.csv", "test.csv"):
+        os.mkfifo(tmp_path / "d" / name)
+    assert loaded(tmp_path, read).startswith("asyncsgd.errors.UsageError: the folder ")
+
+
+@pytest.mark.parametrize(
+    ("package", "data"), [("datasets", "hub:tweet_eval"), ("pyarrow", "d.parquet"), ("pandas", "d.csv")]
+)
+@pytest.mark.parametrize("read", [TEXTS, LABELLED], ids=["texts", "labelled"])
+def test_data_whose_package_is_not_installed_are_refused_with_the_line_that_installs_it(
+    read: str, package: str, data: str, tmp_path: Path
+) -> None:
+    (tmp_path / "d.parquet").write_bytes(b"PAR1")
+    (tmp_path / "d.csv").write_text("text\nhello\n")
+    said = loaded(tmp_path, f"import sys; sys.modules[{package!r}] = None; " + read.format(data))
+    assert said.startswith("asyncsgd.errors.UsageError: ")
+    assert f"{data} needs the package {package}, which cannot be imported" in said
+    assert said.endswith(f"; type python -m pip install {package}")
 
 
 @pytest.fixture(scope="module")

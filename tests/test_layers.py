@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "rules": {"delay", "errors", "named"},
     "flat": {"errors"},
     "server": {"rules.base", "record", "flat"},
-    "data": {"errors"},
+    "data": {"errors", "numbers"},
     "objectives": {"data"},
     "models": {"data", "errors", "flat", "signals"},
     "evaluation": {"data", "objectives"},

@@ -13,6 +13,7 @@ import io
 import json
 import os
 import re
+import stat
 import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING
 from asyncsgd.data.documents import Documents, without_surrogates
 from asyncsgd.data.pydocs import load_pydocs, package_versions
 from asyncsgd.errors import UsageError, nearest
+from asyncsgd.numbers import shortened
 
 if TYPE_CHECKING:
     import datasets
@@ -131,7 +133,7 @@ def joined_parts(data: str) -> list[str]:
     while pieces:
         # The longest run of pieces that exists as a path; "pydocs", "hub:..." and what does not exist are one piece.
         joined = {number: "+".join(pieces[:number]) for number in range(len(pieces), 0, -1)}
-        number = next((n for n, part in joined.items() if part.strip() and Path(part).expanduser().exists()), 1)
+        number = next((n for n, part in joined.items() if part.strip() and os.path.exists(os.path.expanduser(part))), 1)
         parts.append(joined[number])
         del pieces[:number]
     return parts
@@ -227,11 +229,19 @@ def existing_path(name: str, flag: str) -> Path:
         UsageError: if there is none.
     """
     path = Path(name).expanduser()
-    if not name.strip() or not path.exists():
+    try:
+        mode = path.stat().st_mode if name.strip() else 0
+    except OSError:  # not there, behind a closed folder, or a name too long for any file
+        mode = 0
+    if not mode:
         others = "pydocs, hub:NAME, " if flag == "--data" else ""
         raise UsageError(
-            f"there is no file or folder {name!r}{nearest(name, ['pydocs'])}; "
+            f"there is no file or folder {shortened(name)}{nearest(name, ['pydocs'])}; "
             f"{flag} takes {others}a folder, or a file ({', '.join(EXTENSIONS)})"
+        )
+    if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+        raise UsageError(
+            f"{name} is a pipe, a socket or a device; write what comes out of it into a file and name that with {flag}"
         )
     # abspath, so that "." has a name; not resolve(), so that a link keeps the name the user gave it.
     return Path(os.path.abspath(path))
@@ -254,7 +264,7 @@ def _text_files(path: Path) -> list[Path]:
     if not path.is_dir():
         _known_extension(path)
         return [path]
-    files = sorted(p for p in path.iterdir() if p.is_file() and _extension(p) and not p.name.startswith("."))
+    files = files_in(path)
     if not files:
         raise UsageError(f"the folder {path} holds no file that can be read; known are {', '.join(EXTENSIONS)}")
     return files
@@ -275,6 +285,31 @@ def _read_files(files: Sequence[Path], text_column: str) -> Documents:
     for path in files:
         texts.extend(read_texts(path, text_column))
     return Documents(tuple(texts), None)
+
+
+def files_in(folder: Path, extensions: Sequence[str] = EXTENSIONS) -> list[Path]:
+    """The files in a folder with one of the `extensions`, by name; no hidden ones, and no pipes, which have no end."""
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if path.name.lower().endswith(tuple(extensions)) and not path.name.startswith(".") and path.is_file()
+    )
+
+
+@contextlib.contextmanager
+def needs(package: str, what: str) -> Iterator[None]:
+    """Around the import of a package that only some data need.
+
+    Raises:
+        UsageError: with how to install it; `what` is what needs it.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise UsageError(
+            f"{what} needs the package {package}, which cannot be imported ({error}); type "
+            f"python -m pip install {package}"
+        ) from error
 
 
 def read_texts(path: Path, text_column: str) -> list[str]:
@@ -400,7 +435,8 @@ def _jsonl_rows(path: Path, text: str, columns: Mapping[str, str]) -> Rows:
 def _csv_rows(path: Path, text: str, columns: Mapping[str, str]) -> Rows:
     if not text.strip():
         return []
-    import pandas as pd
+    with needs("pandas", str(path)):
+        import pandas as pd
 
     try:
         # A row with too many fields is only a warning to pandas, and its last fields would be lost.
@@ -417,8 +453,9 @@ def _csv_rows(path: Path, text: str, columns: Mapping[str, str]) -> Rows:
 def _parquet_rows(path: Path, raw: bytes, columns: Mapping[str, str]) -> Rows:
     if not raw:
         return []
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    with needs("pyarrow", str(path)):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
 
     try:
         file = pq.ParquetFile(pa.BufferReader(raw))
@@ -515,7 +552,8 @@ def load_hub_splits(name: str, config: str | None) -> datasets.DatasetDict:
     Raises:
         UsageError: if it is in neither.
     """
-    import datasets
+    with needs("datasets", f"hub:{name}"):
+        import datasets
 
     offline = datasets.config.HF_HUB_OFFLINE or not hub_is_reachable()
     try:

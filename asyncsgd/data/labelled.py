@@ -26,9 +26,11 @@ from asyncsgd.data.corpora import (
     Rows,
     check_columns,
     existing_path,
+    files_in,
     files_named,
     hub_name,
     load_hub_splits,
+    needs,
     read_rows,
     select,
     split_documents,
@@ -225,7 +227,7 @@ def _files_of_sides(path: Path) -> dict[str, list[Path]]:
     if not path.is_dir():
         table_extension(path)
         return {"train": [path]}
-    files = sorted(p for p in path.iterdir() if p.name.lower().endswith(TABLES) and not p.name.startswith("."))
+    files = files_in(path, TABLES)
     found = {
         side: files_named(files, names)
         for side, names in (("train", TRAIN_NAMES), ("test", TEST_NAMES), ("validation", EVAL_NAMES))
@@ -264,8 +266,9 @@ def _feature_names(path: Path, label_column: str) -> tuple[str, ...] | None:
     """The names of a ClassLabel that the Hugging Face library left in a Parquet file."""
     if not path.name.lower().endswith(".parquet"):
         return None
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    with needs("pyarrow", str(path)):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
 
     # A damaged file is reported where its rows are read.
     with contextlib.suppress(pa.ArrowException, OSError, ValueError, KeyError, TypeError):
@@ -377,8 +380,7 @@ def hatecheck_files(path: str) -> list[Path]:
     where = existing_path(path, "--hatecheck")
     if not where.is_dir():
         return [where]
-    tables = sorted(p for p in where.iterdir() if p.name.lower().endswith(TABLES) and not p.name.startswith("."))
-    files = files_named(tables, TEST_NAMES)
+    files = files_named(files_in(where, TABLES), TEST_NAMES)
     if not files:
         raise UsageError(f"the folder {where} has no test.parquet, test.csv or test.jsonl; --hatecheck takes one")
     return files
