@@ -6,11 +6,15 @@ functions that need them, and `Tokens.load` needs neither.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
+import re
 import shutil
 import string
+import sys
+import unicodedata
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -40,6 +44,7 @@ MIN_SAMPLE_IDS = 4
 _SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 _SMALLEST_VOCABULARY = 64
 _LARGEST_ALPHABET = 1000
+_LONGEST_WORD = 1000
 _TEXTS_PER_CHUNK = 2048
 
 
@@ -119,7 +124,7 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
     from transformers import BertTokenizer
 
-    texts = list(texts)
+    texts = [_with_short_words(text) for text in texts]
     trained = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     trained.normalizer = normalizers.BertNormalizer(lowercase=True)
     trained.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -138,6 +143,25 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     trained.train_from_iterator(texts, trainer, length=len(texts))
     vocabulary = dict(sorted(trained.get_vocab().items(), key=lambda entry: entry[1]))
     return BertTokenizer(vocab=vocabulary, do_lower_case=True)
+
+
+def _with_short_words(text: str) -> str:
+    """Return `text` with the beginnings alone of words that training would take hours over, deaf to signals.
+
+    The time grows with the square of a word's length. A tokenizer makes [UNK] of a word of more than 100 characters
+    anyway; the limit is higher, so that the vocabularies of ordinary texts are what they have always been.
+    """
+    if max(map(len, text.split()), default=0) <= _LONGEST_WORD:
+        return text
+    return _words().sub(lambda word: word[0][:_LONGEST_WORD], text)
+
+
+@functools.cache
+def _words() -> re.Pattern[str]:
+    """What BERT's pre-tokenizer takes for one word; it cuts at spaces, at punctuation and around Chinese characters."""
+    punctuation = (c for c in map(chr, range(sys.maxunicode + 1)) if unicodedata.category(c).startswith("P"))
+    outside = re.escape(string.punctuation + "".join(punctuation))
+    return re.compile(rf"[^\s{outside}\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]+")
 
 
 def _alphabet(normalized_texts: Iterable[str], vocab_size: int) -> list[str]:
@@ -420,8 +444,8 @@ def tokenized_folder(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, *, seq_
             tokens = tokenize(documents.texts, tokenizer, seq_len=seq_len)
             if not tokens.num_samples:
                 raise UsageError(
-                    f"no {side} document of {corpus.name} has {MIN_SAMPLE_IDS} tokens; give longer texts with "
-                    f"--{'data' if side == 'train' else 'eval-data'} FILE"
+                    f"no {side} document of {corpus.name} has {MIN_SAMPLE_IDS} tokens (a word of more than 100 "
+                    f"characters is one); give other texts with --{'data' if side == 'train' else 'eval-data'} FILE"
                 )
             tokens.save(temporary / side)
 

@@ -19,6 +19,7 @@ from asyncsgd.data.documents import Documents
 from asyncsgd.data.tokenization import (
     Tokens,
     _publish,
+    _with_short_words,
     load_tokenizer,
     tokenize,
     tokenized_corpus,
@@ -196,6 +197,23 @@ def test_a_vocabulary_that_is_too_small_and_texts_without_a_character_are_errors
         train_wordpiece(TEXTS, 63)
     with pytest.raises(UsageError, match="nothing but spaces"):
         train_wordpiece([" ", ""], 64)
+
+
+def test_of_a_word_without_end_the_beginning_is_trained_on_in_seconds_and_other_words_as_ever():
+    texts = [" ".join(TEXTS), "gradient, " * 50 + "ab" * 150_000 + ".worker"]
+    began = time.monotonic()
+    trained = train_wordpiece(texts, 128)
+    assert time.monotonic() - began < 10
+    cut = [texts[0], "gradient, " * 50 + "ab" * 500 + ".worker"]
+    assert trained.get_vocab() == train_wordpiece(cut, 128).get_vocab()
+    assert len(tokenize([texts[1]], trained, seq_len=128).ids) == len(tokenize([cut[1]], trained, seq_len=128).ids)
+
+
+def test_only_words_are_cut_not_what_chinese_or_punctuation_holds_together():
+    held_together = "更新" * 2000 + "a-b_c." * 2000 + "x" * 1000
+    assert _with_short_words(held_together) is not held_together
+    assert _with_short_words(held_together) == held_together
+    assert _with_short_words("é€" * 2000 + " y") == "é€" * 500 + " y"
 
 
 def test_the_tokenizer_of_a_tiny_model_is_trained_once_and_then_read_from_the_cache(tmp_path):
