@@ -109,20 +109,12 @@ def draw_trial(draw: random.Random, number: int, fault: str, mode: str) -> Trial
     target = draw.choice(["leader", "group", *workers, *([] if launcher == PYTHON else ["agent"])])
     moment = draw.choice([*MOMENTS, "any time"])
     gaps = {"SIGSTOP": draw.uniform(0.5, 3.0), "SIGINT twice": draw.choice([None, 10 ** draw.uniform(-2.0, 0.1)])}
-    return Trial(
-        number,
-        fault,
-        target,
-        mode,
-        launcher,
-        transport=draw.choice(["shared_memory", "process_group"]) if mode == "async" else "auto",
-        rule=draw.choice(RULES) if mode == "async" else "asynchronous",
-        moment=moment,
-        share=draw.random(),
-        gap_seconds=gaps.get(fault),
-        train_seconds=1.0 if moment == "saving" else draw.uniform(3.0, 4.0),
-        slow=not alone and fault == "SIGKILL" and target != "worker" and moment in ("training", "any time"),
-    )
+    transport = draw.choice(["shared_memory", "process_group"]) if mode == "async" else "auto"
+    rule = draw.choice(RULES) if mode == "async" else "asynchronous"
+    seconds = 1.0 if moment == "saving" else draw.uniform(3.0, 4.0)
+    slow = not alone and fault == "SIGKILL" and target != "worker" and moment in ("training", "any time")
+    details = (transport, rule, moment, draw.random(), gaps.get(fault), seconds, slow)
+    return Trial(number, fault, target, mode, launcher, *details)
 
 
 def promised(trial: Trial) -> tuple[set[str | None], int | None]:
@@ -252,11 +244,11 @@ class Run:
 
     def pids(self) -> list[int]:
         """Everything living that came from this run, in the order it was started."""
-        alive = [
-            (int(fields[19]), pid)
-            for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
-            if self.mark in words_of(pid, "environ") and (fields := stat_of(pid)) and fields[0] != "Z"
+        marked = [
+            int(name) for name in os.listdir("/proc") if name.isdigit() and self.mark in words_of(name, "environ")
         ]
+        stats = {pid: words_of(pid, "stat") for pid in marked}
+        alive = [(int(stat[19]), pid) for pid, stat in stats.items() if stat and stat[0] != "Z"]
         self.pids_seen.update(pid for _, pid in alive)
         return [pid for _, pid in sorted(alive)]
 
@@ -272,12 +264,22 @@ class Run:
             rank = [word[5:] for word in words_of(pid, "environ") if word.startswith("RANK=")]
             if rank and SCRIPT in words_of(pid, "cmdline"):
                 ranks[int(rank[0])] = pid
-            elif is_of_fork_server(pid) and (fields := stat_of(pid)) and is_of_fork_server(int(fields[1])):
+            elif is_of_fork_server(pid) and (stat := words_of(pid, "stat")) and is_of_fork_server(int(stat[1])):
                 workers.append(pid)
         if trial.target == "leader":
             return [ranks[0]] if 0 in ranks else []
         workers += [pid for rank, pid in ranks.items() if rank > 0]
         return [workers[trial.number % 2]] if len(workers) == 2 else []
+
+    def await_targets(self) -> list[int]:
+        found: list[int] = []
+
+        def are_there() -> list[int]:
+            found[:] = self.targets()
+            return found
+
+        self.until(are_there)
+        return found
 
     def send(self, number: signal.Signals, pids: list[int]) -> bool:
         """Whether anybody was there to get it."""
@@ -307,6 +309,7 @@ class Run:
         return sent
 
     def exit_code(self) -> int | None:
+        self.pids()  # to know later whose shared memory is whose
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self.process.wait(DEADLINE)
         return None
@@ -331,17 +334,11 @@ class Run:
         self.process.wait(10)
 
 
-def stat_of(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the state on; empty for a process that is gone."""
+def words_of(pid: int | str, what: str) -> list[str]:
+    """The entries of /proc/PID/environ or cmdline, or of stat from the state on; empty for a process that is gone."""
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return []
-
-
-def words_of(pid: int, what: str) -> list[str]:
-    """The entries of /proc/PID/environ or cmdline; empty for a process that is gone or another user's."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/{what}").read_bytes().decode(errors="replace").split("\0")
+        text = Path(f"/proc/{pid}/{what}").read_bytes().decode(errors="replace")
+        return text.rpartition(")")[2].split() if what == "stat" else text.split("\0")
     return []
 
 
@@ -380,15 +377,13 @@ def model_of(run: Run) -> str:
 def try_once(trial: Trial, lab: Lab) -> tuple[dict[str, Any], list[str], Run]:
     """Do one trial: what came out, which promises were broken, and the run."""
     run = Run(trial, lab, f"{trial.number}")
-    pids: list[int] = []
     try:
-        if trial.moment == "saving":  # which takes no longer than to look for processes
-            run.until(lambda: run.evaluations)
-            pids = run.targets()
-        comes = run.comes_to_its_moment() and (pids or run.until(run.targets))
+        # Saving takes no longer than to look for processes, so that is done before.
+        pids = run.await_targets() if trial.moment == "saving" and run.until(lambda: run.evaluations) else []
+        comes = run.comes_to_its_moment() and (pids := pids or run.await_targets())
         before = run.evaluations[-1] if run.evaluations else {"total_samples": 0, "train_seconds": 0.0}
         spoke, struck_at, evaluated_at = bool(run.text("out.txt")), time.monotonic(), run.evaluated_at
-        hit = bool(comes) and run.strike(pids or run.targets())
+        hit = bool(comes) and run.strike(pids)
         exit_code = run.exit_code()
         orphans = run.orphans()
     finally:
@@ -440,19 +435,9 @@ def try_once(trial: Trial, lab: Lab) -> tuple[dict[str, Any], list[str], Run]:
         done = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, timeout=4 * DEADLINE)
         replayed = done.returncode == 0
         promise(replayed, f"replay: {(done.stdout + done.stderr).strip().splitlines()[-1]}")
-    came_out = {
-        "hit": hit,
-        "status": status,
-        "exit_code": exit_code,
-        "message": summary.get("message"),
-        "num_arrivals": len(arrivals),
-        "model": model,
-        "torn": torn,
-        "lost_seconds": lost_seconds,
-        "replayed": replayed,
-        "seconds": time.monotonic() - run.began,
-    }
-    return came_out, wrong, run
+    came_out = {"hit": hit, "status": status, "exit_code": exit_code, "message": summary.get("message")}
+    came_out |= {"num_arrivals": len(arrivals), "model": model, "torn": torn, "lost_seconds": lost_seconds}
+    return came_out | {"replayed": replayed, "seconds": time.monotonic() - run.began}, wrong, run
 
 
 def next_start(lab: Lab, runs: list[Run]) -> list[str]:
