@@ -269,7 +269,8 @@ class Run:
         if trial.target == "leader":
             return [ranks[0]] if 0 in ranks else []
         workers += [pid for rank, pid in ranks.items() if rank > 0]
-        return [workers[trial.number % 2]] if len(workers) == 2 else []
+        all_there = len(workers) == (1 if (trial.mode, trial.launcher) == ("sync", TORCHRUN_RANKS) else 2)
+        return [workers[trial.number % len(workers)]] if all_there else []  # in sync rank 0 leads
 
     def await_targets(self) -> list[int]:
         found: list[int] = []
