@@ -105,7 +105,7 @@ def plan(num_trials: int, seed: int) -> list[Trial]:
 def draw_trial(draw: random.Random, number: int, fault: str, mode: str) -> Trial:
     alone = mode in ("single", "virtual")
     launcher = draw.choice([PYTHON, PYTHON, TORCHRUN_ONE, PYTHON if alone else TORCHRUN_RANKS])
-    workers = [] if alone or fault == "SIGINT twice" else ["worker", "worker"]
+    workers = [] if alone or fault == "SIGINT twice" else ["worker"]
     target = draw.choice(["leader", "group", *workers, *([] if launcher == PYTHON else ["agent"])])
     moment = draw.choice([*MOMENTS, "any time"])
     gaps = {"SIGSTOP": draw.uniform(0.5, 3.0), "SIGINT twice": draw.choice([None, 10 ** draw.uniform(-2.0, 0.1)])}
