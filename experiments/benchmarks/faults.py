@@ -71,7 +71,7 @@ class Trial:
     """Until SIGCONT, or until the second SIGINT; None: that one comes while the model is being saved."""
     train_seconds: float
     slow: bool
-    """Gradients take a quarter of a second and evaluations are few, so that a kill may lose much."""
+    """Gradients take half a second and only the last evaluation follows the first, so that a kill may lose much."""
 
     def __str__(self) -> str:
         gap = "" if self.gap_seconds is None else f" {self.gap_seconds:.2f} s"
@@ -90,7 +90,7 @@ class Trial:
 
     @property
     def num_evaluations(self) -> int:
-        return 2 if self.slow else 3 if self.has_long_evaluations else 12
+        return 1 if self.slow else 3 if self.has_long_evaluations else 12
 
 
 def plan(num_trials: int, seed: int) -> list[Trial]:
@@ -113,7 +113,8 @@ def draw_trial(draw: random.Random, number: int, fault: str, mode: str) -> Trial
     rule = draw.choice(RULES) if mode == "async" else "asynchronous"
     seconds = 1.0 if moment == "saving" else draw.uniform(3.0, 4.0)
     slow = not alone and fault == "SIGKILL" and target != "worker" and moment in ("training", "any time")
-    details = (transport, rule, moment, draw.random(), gaps.get(fault), seconds, slow)
+    share = 0.5 + draw.random() / 2 if slow else draw.random()
+    details = (transport, rule, "training" if slow else moment, share, gaps.get(fault), seconds, slow)
     return Trial(number, fault, target, mode, launcher, *details)
 
 
@@ -164,7 +165,7 @@ class Lab:
             f"{SCRIPT} --run-dir run --data {self.folder}/train.txt --eval-data {self.folder}/eval.txt"
             f" --cache-dir {self.folder}/cache --vocab-size 512 --seq-len 32 --batch-size 4"
             f" --eval-samples {1600 if trial.has_long_evaluations else 16} --evaluations {trial.num_evaluations}"
-            f" {mode}{' --speeds constant:0.25' if trial.slow else ''}"
+            f" {mode}{' --speeds constant:0.5' if trial.slow else ''}"
         )
         ranks = {PYTHON: "", TORCHRUN_ONE: "1", TORCHRUN_RANKS: "2"}[trial.launcher]
         torchrun = f"-m torch.distributed.run --standalone --nproc-per-node {ranks} " if ranks else ""
@@ -428,7 +429,7 @@ def try_once(trial: Trial, lab: Lab) -> tuple[dict[str, Any], list[str], Run]:
         trained = struck_at - evaluated_at
         if trial.mode != "virtual" and before["train_seconds"] + trained < trial.train_seconds:
             lost_seconds = trained - (last["train_seconds"] - before["train_seconds"])
-            longest = max([0.25, *(max(each["flight_seconds"], each["compute_seconds"]) for each in arrivals)])
+            longest = max([0.5, *(max(each["flight_seconds"], each["compute_seconds"]) for each in arrivals)])
             promise(lost_seconds < 1.0 + longest, f"{lost_seconds:.1f} s of records lost")
     replayed = None
     if trial.mode in ("single", "async", "virtual") and summary.get("parameters_sha256"):
