@@ -44,7 +44,9 @@ PYTHON, TORCHRUN_ONE, TORCHRUN_RANKS = "python", "torchrun", "torchrun of 2 rank
 WORDS = ("alpha", "beta", "gamma", "worker", "server", "gradient", "update", "reads", "writes", "stale", "fresh")
 RULES = ("asynchronous", "synchronous", "ringmaster:threshold=2,stops=true")
 DEADLINE = 60.0
-"""Seconds that a run may take to come to its moment, and to end after the fault."""
+"""Seconds that a run may take to end after the fault."""
+PATIENCE = 300.0
+"""Seconds for what is no promise: to come to the moment, to replay."""
 ORPHAN_SECONDS = 30.0
 """How long processes may outlive the one that was started."""
 LATE = 0.7
@@ -148,7 +150,7 @@ class Lab:
             (folder / f"{name}.txt").write_text("".join(lines))
         for mode in ("single", "async"):  # the first one fills the cache
             run = Run(dataclasses.replace(plan(1, 0)[0], mode=mode, launcher=PYTHON, moment="saving"), self, mode)
-            if run.process.wait(4 * DEADLINE) != 0:
+            if run.exit_code(PATIENCE) != 0:
                 raise SystemExit(f"a run that nothing is done to does not work:\n{run.text('err.txt')}")
             if mode == "single":
                 self.samples_per_second = run.summary()["samples_per_second"]
@@ -203,7 +205,7 @@ class Run:
 
     # Moments.
 
-    def until(self, seen: Callable[[], Any], seconds: float = DEADLINE) -> bool:
+    def until(self, seen: Callable[[], Any], seconds: float = PATIENCE) -> bool:
         """Wait until something is seen; False if the run ends, or `seconds` pass, before. Notes evaluations."""
         deadline, events = time.monotonic() + seconds, self.path / "events.jsonl"
         while not seen():
@@ -310,10 +312,10 @@ class Run:
                 self.send(signal.SIGINT, pids)
         return sent
 
-    def exit_code(self) -> int | None:
+    def exit_code(self, seconds: float) -> int | None:
         self.pids()  # to know later whose shared memory is whose
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return self.process.wait(DEADLINE)
+            return self.process.wait(seconds)
         return None
 
     def orphans(self) -> list[int]:
@@ -386,7 +388,7 @@ def try_once(trial: Trial, lab: Lab) -> tuple[dict[str, Any], list[str], Run]:
         before = run.evaluations[-1] if run.evaluations else {"total_samples": 0, "train_seconds": 0.0}
         spoke, struck_at, evaluated_at = bool(run.text("out.txt")), time.monotonic(), run.evaluated_at
         hit = bool(comes) and run.strike(pids)
-        exit_code = run.exit_code()
+        exit_code = run.exit_code(DEADLINE)
         orphans = run.orphans()
     finally:
         run.end()
@@ -434,7 +436,7 @@ def try_once(trial: Trial, lab: Lab) -> tuple[dict[str, Any], list[str], Run]:
     replayed = None
     if trial.mode in ("single", "async", "virtual") and summary.get("parameters_sha256"):
         words = [EXPERIMENTS / "replay.py", run.path, "--cache-dir", lab.folder / "cache"]
-        done = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, timeout=4 * DEADLINE)
+        done = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, timeout=PATIENCE)
         replayed = done.returncode == 0
         promise(replayed, f"replay: {(done.stdout + done.stderr).strip().splitlines()[-1]}")
     came_out = {"hit": hit, "status": status, "exit_code": exit_code, "message": summary.get("message")}
@@ -451,7 +453,7 @@ def next_start(lab: Lab, runs: list[Run]) -> list[str]:
             shutil.move(run.temporary / name, temporary / name)
     trial = dataclasses.replace(plan(1, 0)[0], mode="async", launcher=PYTHON, moment="saving", train_seconds=0.5)
     run = Run(trial, lab, "next")
-    code = run.exit_code()
+    code = run.exit_code(PATIENCE)
     run.end()
     return [*run.left_in_temporary(), *([] if code == 0 else [f"exit code {code}"])]
 
