@@ -1,4 +1,6 @@
-"""Several tasks or workloads at once. Tables are runs x tasks (S x T), scores of each task on a common scale.
+"""``python -m analysis.tasks STUDY STUDY STUDY ...``: several tasks or workloads at once.
+
+Tables are runs x tasks (S x T), scores of each task on a common scale.
 
     python -m analysis.tasks runs/study_a runs/study_b runs/study_c
 

@@ -1,0 +1,36 @@
+"""``python -m analysis``: what commands there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.__main__ import COMMANDS, main
+
+ANALYSIS = Path(__file__).resolve().parents[2] / "analysis"
+
+
+def test_every_module_that_can_be_started_is_listed_with_how_it_is_typed(capsys: Any) -> None:
+    assert main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[2] for line in lines] == [f"analysis.{command}" for command in COMMANDS]
+    assert all(line.startswith("python -m analysis.") and ": " in line and line.endswith(".") for line in lines)
+    started = {path.stem for path in ANALYSIS.glob("*.py") if "__main__" in path.read_text(encoding="utf-8")}
+    assert started - {"__main__"} == set(COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("report", "type python -m analysis.report"),
+        ("raport", "did you mean 'report'?"),
+        ("lab-notes", "analysis.lab_notes"),
+    ],
+)
+def test_another_word_is_refused_with_the_nearest_command(typed: str, hint: str, capsys: Any) -> None:
+    assert main([typed, "runs"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: python -m analysis takes no arguments, got {typed!r}; ")
+    assert hint in error
