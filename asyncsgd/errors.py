@@ -6,6 +6,7 @@ A message says what is wrong and what to type next; scripts print it without a t
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 
 
@@ -19,6 +20,26 @@ class RunError(RuntimeError):
     """A run that had started could not be finished (a lost rank, a full disk, a diverged loss); exit code 1."""
 
     exit_code = 1
+
+
+_ADVICE = {
+    errno.EMFILE: "type ulimit -n 4096",
+    errno.EFBIG: "type ulimit -f unlimited",
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space",
+}
+
+
+def reason(error: OSError) -> str:
+    """Return what the operating system refused and, where it follows from that, what to do.
+
+    >>> reason(OSError(errno.EFBIG, "File too large"))
+    'File too large: type ulimit -f unlimited'
+    >>> reason(FileNotFoundError(errno.ENOENT, "No such file or directory"))
+    'No such file or directory'
+    """
+    advice = _ADVICE.get(error.errno or 0)
+    return f"{error.strerror or error}" + (f": {advice}" if advice else "")
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:

@@ -38,7 +38,7 @@ from asyncsgd.data.labelled import (
 )
 from asyncsgd.data.random import dropout_seed
 from asyncsgd.data.tokenization import load_tokenizer, tokenize_beginnings
-from asyncsgd.errors import RunError, UsageError, nearest
+from asyncsgd.errors import RunError, UsageError, nearest, reason
 from asyncsgd.finetune_settings import FinetuneSettings, Functional, LabelledText, Start, Tuning, make_finetune_settings
 from asyncsgd.flat import FlatModel, parameters_sha256
 from asyncsgd.objectives.classification import Classification, ClassSums, inverse_frequency
@@ -49,7 +49,7 @@ from asyncsgd.run_folder import open_finetune_folder
 from asyncsgd.runtime.base import Budget, EvaluationPoints, Result, TrainingClock, diverged
 from asyncsgd.server import AdamW, Optimizer, OptimizerRecipe, WarmupSchedule, linear
 from asyncsgd.signals import StopRequest, held
-from asyncsgd.train import BEFORE_TRAINING, EXIT_CODES, TWICE
+from asyncsgd.train import BEFORE_TRAINING, EXIT_CODES, OUT_OF_MEMORY, TWICE, is_out_of_memory
 from asyncsgd.yaml_reader import read_yaml
 
 VOCABULARY = 8192
@@ -200,9 +200,11 @@ def _attempt(settings: FinetuneSettings, folder: RunFolder, stop: StopRequest, f
     except RunError as error:
         return Result(FAILED, str(error))
     except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        return Result(FAILED, f"{reason}: {getattr(error, 'filename', None) or folder.path}")
+        refused = reason(error) if isinstance(error, OSError) else error
+        return Result(FAILED, f"{getattr(error, 'filename', None) or folder.path}: {refused}")
     except Exception as error:
+        if is_out_of_memory(error):
+            return Result(FAILED, OUT_OF_MEMORY)
         traceback.print_exc()
         return Result(FAILED, f"{type(error).__name__}: {error}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import os
+import resource
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -53,6 +54,31 @@ class Launch:
     def leads(self) -> bool:
         """Whether this process prepares the run, keeps the record and speaks to the user."""
         return self.rank in (None, 0)
+
+
+_FEWEST_FILES = 64
+_SMALLEST_ADDRESS_SPACE = 2**30
+
+
+def check_surroundings() -> None:
+    """Refuse a working folder that is gone and limits under which not even the imports succeed: torch's libraries then
+    end the process with messages of their own.
+
+    Raises:
+        UsageError: with what to type.
+    """
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UsageError("the working folder is not there any more; type cd FOLDER, and the command again") from error
+    files, space = (resource.getrlimit(limit)[0] for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS))
+    if files != resource.RLIM_INFINITY and files < _FEWEST_FILES:
+        raise UsageError(f"ulimit -n lets a process open {files} files, which is too few; type ulimit -n 4096")
+    if space != resource.RLIM_INFINITY and space < _SMALLEST_ADDRESS_SPACE:
+        raise UsageError(
+            f"ulimit -v leaves {space / 2**20:.0f} MiB of address space, and the imports alone need "
+            f"{_SMALLEST_ADDRESS_SPACE / 2**20:.0f}; type ulimit -v unlimited"
+        )
 
 
 def go_offline(model: str, data: str) -> None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from asyncsgd.errors import RunError, UsageError
+from asyncsgd.launch import check_surroundings
 from asyncsgd.signals import StopRequest
 
 
@@ -23,6 +24,7 @@ def run_script(
     """
     with StopRequest(ends_with_process=ends_with_process) as stop:
         try:
+            check_surroundings()
             return run(list(sys.argv[1:] if argv is None else argv), stop)
         except (UsageError, RunError) as error:
             if isinstance(error, RunError) or os.environ.get("RANK", "0") == "0":  # all ranks have the same settings

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from asyncsgd import models
 from asyncsgd.codec import Codec, ProtocolError
-from asyncsgd.errors import RunError, UsageError
+from asyncsgd.errors import RunError, UsageError, reason
 from asyncsgd.flat import FlatModel, parameters_sha256
 from asyncsgd.launch import Launch, Noticeboard
 from asyncsgd.prepare import (
@@ -173,13 +173,25 @@ def _attempt(
     except RunError as error:
         return run, Result(FAILED, str(error), has_parameters=False)
     except OSError as error:
-        return run, Result(FAILED, f"{error.strerror or error}: {error.filename or folder.path}", has_parameters=False)
+        return run, Result(FAILED, f"{error.filename or folder.path}: {reason(error)}", has_parameters=False)
     except Exception as error:
+        if is_out_of_memory(error):
+            return run, Result(FAILED, OUT_OF_MEMORY, has_parameters=False)
         traceback.print_exc()
         return run, Result(FAILED, f"{type(error).__name__}: {error}", has_parameters=False)
     finally:
         if run is not None:
             run.record.close()
+
+
+OUT_OF_MEMORY = "there is not enough memory; type a smaller --batch-size or --seq-len, or ulimit -v unlimited"
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether Python or torch was refused memory; torch says so in a RuntimeError."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    )
 
 
 def _open(

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.flags import Parser
-from asyncsgd.launch import go_offline
+from asyncsgd.launch import check_surroundings, go_offline
 from asyncsgd.numbers import out_of_bounds, shortened, whole_number
 from asyncsgd.plan import STAGES, Plan, make_plan, read_config
 from asyncsgd.record import FAILED, available_cores
@@ -59,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> int:
     try:
+        check_surroundings()
         return run(parser().parse_args())
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import random
+import resource
 import shutil
 import subprocess
 import sys
@@ -529,6 +530,73 @@ def test_a_read_only_folder_is_refused(refused: Refused, text: Path, tmp_path: P
         (closed / "probe").write_text("x")
         pytest.skip("permissions are not enforced for this user")
     assert "closed cannot be written (Permission denied)" in refused(*small(text), "--runs-dir", closed)
+
+
+# ---- what the operating system refuses ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "stilt_mlm.py --mode single",
+        "stilt_finetune.py --init-from tiny",
+        "make_base.py",
+        "sweep.py c.yaml",
+        "simulate.py --samples 9",
+    ],
+)
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        ("rmdir $PWD", "the working folder is not there any more; type cd FOLDER, and the command again"),
+        ("ulimit -n 16", "ulimit -n lets a process open 16 files, which is too few; type ulimit -n 4096"),
+        ("ulimit -v 500000", "ulimit -v leaves 488 MiB of address space, and the imports alone need 1024; type ulimit"),
+    ],
+    ids=["no working folder", "few open files", "little address space"],
+)
+def test_surroundings_in_which_nothing_can_run_are_refused_before_the_imports(
+    first: str, said: str, command: str, tmp_path: Path
+) -> None:
+    (tmp_path / "here").mkdir()
+    done = subprocess.run(
+        ["bash", "-c", f"{first}; exec {sys.executable} {SCRIPT.parent}/{command}"],
+        cwd=tmp_path / "here",
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stderr.startswith(f"error: {said}")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """No file may be longer than a page: what a full disk does to the writer, without a disk of our own."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.usefixtures("small_files")
+def test_a_cache_in_which_nothing_large_can_be_written_is_refused(tmp_path: Path) -> None:
+    from asyncsgd.data.corpora import load_corpus
+    from asyncsgd.data.tokenization import load_tokenizer
+
+    (tmp_path / "d.txt").write_text("\n".join(sentences(40)))
+    corpus = load_corpus(str(tmp_path / "d.txt"), eval_data=None, text_column="text", cache_dir=tmp_path)
+    with pytest.raises(
+        UsageError, match=r"^the cache folder .* cannot be written \(File too large: type ulimit -f unl"
+    ):
+        load_tokenizer("tiny", corpus, vocab_size=512, cache_dir=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["d.txt"]
+
+
+@pytest.mark.usefixtures("small_files")
+def test_a_limit_on_the_size_of_files_is_not_called_too_little_shared_memory() -> None:
+    with pytest.raises(UsageError, match=r"^the run needs a file of 4 MiB: File too large: type ulimit -f unlimited$"):
+        Segment.create(2**20)
+    assert list(Path("/dev/shm").glob(f"asyncsgd-{os.getpid()}-*")) == []
 
 
 # ---- shared memory -----------------------------------------------------------------------------------------------

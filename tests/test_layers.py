@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "torchrun": set(),
     "codec": set(),
     "signals": set(),
-    "script": {"errors", "signals"},
+    "script": {"errors", "launch", "signals"},
     "private_folder": {"errors"},
     "delay": set(),
     "numbers": set(),

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from asyncsgd.data.documents import Documents, without_surrogates
-from asyncsgd.errors import UsageError
+from asyncsgd.errors import UsageError, reason
 
 # Change when the documents made from the same packages change: old caches are then left alone and new ones are built.
 CORPUS_FORMAT = 1
@@ -194,5 +194,5 @@ def _write_cached(path: Path, documents: Documents) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise UsageError(
-            f"the cache folder {path.parent} cannot be written: {error.strerror or error}; choose another folder"
+            f"the cache folder {path.parent} cannot be written ({reason(error)}); type --cache-dir FOLDER"
         ) from error

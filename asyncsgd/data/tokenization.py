@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from asyncsgd.data.corpora import Corpus, hub_is_reachable
-from asyncsgd.errors import UsageError, nearest
+from asyncsgd.errors import UsageError, nearest, reason
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -476,9 +476,14 @@ def _publish(folder: Path, write: Callable[[Path], None]) -> None:
         if is_damaged:
             os.rename(folder, damaged)
         _rename_unless_there(temporary, folder)
-    except OSError as error:
+    except Exception as error:
+        # The Rust library raises bare Exception for what the operating system refuses.
+        if not isinstance(error, OSError):
+            if (number := re.search(r"\(os error (\d+)\)", str(error))) is None:
+                raise
+            error = OSError(int(number[1]), os.strerror(int(number[1])))
         raise UsageError(
-            f"the cache folder {folder.parent} cannot be written: {error.strerror or error}; choose another folder"
+            f"the cache folder {folder.parent} cannot be written ({reason(error)}); type --cache-dir FOLDER"
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -414,7 +414,7 @@ def test_the_pydocs_cache_is_read_back_as_written_and_every_damage_is_noticed(tm
 
 def test_a_cache_folder_that_cannot_be_made_is_a_usage_error(tmp_path):
     blocked = lines(tmp_path / "file", "x") / "cache"
-    with pytest.raises(UsageError, match=r"cache cannot be written: .*choose another folder"):
+    with pytest.raises(UsageError, match=r"cache cannot be written \(.*\); type --cache-dir FOLDER"):
         _write_cached(blocked / "pydocs.jsonl.gz", Documents(("a",), ("b",)))
 
 

@@ -364,7 +364,7 @@ def test_a_side_without_a_sample_is_an_error_and_leaves_no_folder(tmp_path, toke
 
 def test_a_cache_folder_that_cannot_be_made_is_a_usage_error(tmp_path, tokenizer):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(UsageError, match=r"cannot be written: .*choose another folder"):
+    with pytest.raises(UsageError, match=r"cannot be written \(.*\); type --cache-dir FOLDER"):
         tokenized_folder(CORPUS, tokenizer, seq_len=32, cache_dir=tmp_path / "file" / "cache")
 
 

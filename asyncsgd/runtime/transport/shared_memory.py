@@ -27,6 +27,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import errno
 import hmac
 import os
 import secrets
@@ -43,7 +44,7 @@ import torch
 from torch import Tensor
 
 from asyncsgd.codec import LONGEST, Codec, ProtocolError
-from asyncsgd.errors import UsageError
+from asyncsgd.errors import UsageError, reason
 from asyncsgd.private_folder import new_folder, private_folder
 from asyncsgd.runtime.transport.base import COMMANDS, MESSAGE_KINDS, Command, Compute, Lost, Message, Stop
 
@@ -103,6 +104,8 @@ class Segment:
             if path is not nameless:
                 path.unlink()
             os.close(descriptor)
+            if isinstance(error, OSError) and error.errno == errno.EFBIG:
+                raise UsageError(f"the run needs a file of {needed / 2**20:.0f} MiB: {reason(error)}") from error
             if isinstance(error, OSError):
                 raise UsageError(too_small) from error
             raise
