@@ -44,7 +44,7 @@ PYTHON, TORCHRUN_ONE, TORCHRUN_RANKS = "python", "torchrun", "torchrun of 2 rank
 WORDS = ("alpha", "beta", "gamma", "worker", "server", "gradient", "update", "reads", "writes", "stale", "fresh")
 RULES = ("asynchronous", "synchronous", "ringmaster:threshold=2,stops=true")
 DEADLINE = 60.0
-"""Seconds that a run may take to end after the fault."""
+"""Seconds that a run may take to end after the fault; more on a machine so busy that four runs take longer."""
 PATIENCE = 300.0
 """Seconds for what is no promise: to come to the moment, to replay."""
 ORPHAN_SECONDS = 30.0
@@ -155,6 +155,7 @@ class Lab:
             if mode == "single":
                 self.samples_per_second = run.summary()["samples_per_second"]
             self.life_seconds = time.monotonic() - run.began + 3.0  # most runs train for longer
+        self.deadline = max(DEADLINE, 4 * self.life_seconds)
 
     def command(self, trial: Trial) -> list[str]:
         samples = round(trial.train_seconds * self.samples_per_second / 4) * 4
@@ -320,7 +321,7 @@ class Run:
 
     def orphans(self) -> list[int]:
         """Who is left long after the end. Where torchrun alone was killed, the run may come to its own end."""
-        deadline = time.monotonic() + (DEADLINE if self.trial.target == "agent" else ORPHAN_SECONDS)
+        deadline = time.monotonic() + (self.lab.deadline if self.trial.target == "agent" else ORPHAN_SECONDS)
         while (left := self.pids()) and time.monotonic() < deadline:
             time.sleep(0.1)
         return left
@@ -388,7 +389,7 @@ def try_once(trial: Trial, lab: Lab) -> tuple[dict[str, Any], list[str], Run]:
         before = run.evaluations[-1] if run.evaluations else {"total_samples": 0, "train_seconds": 0.0}
         spoke, struck_at, evaluated_at = bool(run.text("out.txt")), time.monotonic(), run.evaluated_at
         hit = bool(comes) and run.strike(pids)
-        exit_code = run.exit_code(DEADLINE)
+        exit_code = run.exit_code(lab.deadline)
         orphans = run.orphans()
     finally:
         run.end()
@@ -405,7 +406,7 @@ def try_once(trial: Trial, lab: Lab) -> tuple[dict[str, Any], list[str], Run]:
         if not kept:
             wrong.append(otherwise)
 
-    promise(exit_code is not None, f"runs {DEADLINE:.0f} s after the fault")
+    promise(exit_code is not None, f"runs {lab.deadline:.0f} s after the fault")
     has_folder = (run.path / "settings.yaml").exists()
     if has_folder or INTERRUPTED not in statuses:
         listed = " or ".join(sorted(str(each) for each in statuses))
@@ -474,6 +475,11 @@ def main() -> int:
     if arguments.only is not None:
         trials = trials[arguments.only : arguments.only + 1]
     torch.set_num_threads(1)
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # a shell lets what it starts with & ignore them, and so its children
+        signal.signal(number, signal.default_int_handler)
     folder = Path(tempfile.mkdtemp(prefix="faults-"))
     lab = Lab(folder)
     results, killed = [], []
