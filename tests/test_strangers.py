@@ -8,6 +8,7 @@ import os
 import pickle
 import re
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from runtime.test_parameter_server import ThreadWorker
+from test_faults import DEADLINE, SCRIPT, Command, num_evaluations, summary_of, until
 
 from asyncsgd.codec import Codec, ProtocolError
 from asyncsgd.errors import RunError
@@ -34,6 +36,7 @@ from asyncsgd.server import SGD, Optimizer, Server
 
 MESSAGES = Codec(*MESSAGE_KINDS, Materials)
 COMPUTED = Computed(3, 2, float("nan"), 5.0, 4, 1, 0.0, 0.25, 0.0, 1e-9)
+LOOPBACK = "0100007F"
 needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="finds sockets in /proc")
 
 
@@ -97,21 +100,21 @@ def test_floats_keep_their_bits_and_missing_or_further_fields_are_refused() -> N
 # ---- sockets of a run ------------------------------------------------------------------------------------------
 
 
-def listening_ports() -> list[int]:
-    """TCP ports on which this process listens."""
+def listening_ports(*pids: int | str) -> dict[int, str]:
+    """TCP port -> address, of all on which the processes listen."""
     inodes = set()
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            found = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(descriptor))
-            inodes |= {found.group(1)} if found else set()
-    ports = []
+    for pid in pids:
+        for descriptor in Path("/proc", str(pid), "fd").iterdir():
+            with contextlib.suppress(OSError):
+                found = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(descriptor))
+                inodes |= {found.group(1)} if found else set()
+    ports = {}
     for table in ("tcp", "tcp6"):
         for line in Path("/proc/net", table).read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == "0A" and fields[9] in inodes:
                 address, port = fields[1].split(":")
-                assert address == "0100007F", f"listens on {address}, not on loopback"
-                ports.append(int(port, 16))
+                ports[int(port, 16)] = address
     return ports
 
 
@@ -123,7 +126,8 @@ def approach(transport: Any) -> Iterator[socket.socket]:
             stranger.connect(transport.address.socket_path)
             yield stranger
     else:
-        for port in listening_ports():
+        for port, address in listening_ports("self").items():
+            assert address == LOOPBACK
             with contextlib.suppress(ConnectionRefusedError):
                 yield socket.create_connection(("127.0.0.1", port), 5)
 
@@ -232,6 +236,53 @@ def test_a_worker_that_speaks_another_language_is_lost_and_the_message_says_so()
     transport.close()
     assert result.status == "FAILED"
     assert result.message.startswith("no worker is left (worker 0: it sent what no worker sends: ")
+
+
+@needs_proc
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("launcher", "mode"),
+    [
+        ([], "sync"),
+        ([], "async --transport process_group"),
+        (["-m", "torch.distributed.run", "--nproc-per-node=2"], "sync"),
+    ],
+    ids=["python, sync", "python, process_group", "torchrun, sync"],
+)
+def test_bytes_sent_to_every_port_of_a_run_leave_it_untouched(launcher: list[str], mode: str, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"worker {line % 7} reads what server {line % 5} writes {line}\n" for line in range(300)))
+    flags = f"--mode {mode} --data {text} --cache-dir {tmp_path / 'cache'} --seq-len 32 --batch-size 4".split()
+    flags += f"--vocab-size 512 --eval-samples 8 --samples 800 --evaluations 20 --run-dir {tmp_path / 'run'}".split()
+    flags += [] if launcher else ["--nproc", "2"]
+    bomb = pickle.dumps(Bomb(tmp_path / "executed"))
+    command = Command([sys.executable, *launcher, str(SCRIPT), *flags], tmp_path)
+    try:
+        until(lambda: num_evaluations(tmp_path / "run") >= 1, "the first evaluation")
+        ports = {}
+        for pid in command.pids():
+            ports |= listening_ports(pid)
+        agent = listening_ports(command.process.pid) if launcher else {}
+        assert {address for port, address in ports.items() if port not in agent} == {LOOPBACK}
+        staying = []
+        for port in ports:
+            for payload in (
+                b"GET / HTTP/1.0\r\n\r\n",
+                bomb,
+                b"\xff" * 5000,
+                bytes(4096),
+                len(bomb).to_bytes(8, "little") + bomb,
+            ):
+                with contextlib.suppress(OSError):
+                    staying.append(socket.create_connection(("127.0.0.1", port), 5))
+                    staying[-1].sendall(payload)
+        assert command.process.wait(DEADLINE) == 0, command.err
+        for stranger in staying:
+            stranger.close()
+    finally:
+        command.end()
+    assert summary_of(tmp_path / "run")["status"] == DONE
+    assert not (tmp_path / "executed").exists()
 
 
 # ---- private folders -------------------------------------------------------------------------------------------
