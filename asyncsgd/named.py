@@ -16,9 +16,15 @@ from asyncsgd.numbers import number, shortened, whole_number
 
 T = TypeVar("T")
 
+
+def _float(text: str) -> float:
+    # inf and nan are refused by the parameters themselves, each with what it wants.
+    return float(text) if text in ("inf", "-inf", "nan") else number(text)
+
+
 _READ: Mapping[type, Callable[[str], Any]] = {
     int: whole_number,
-    float: number,
+    float: _float,
     str: str,
     bool: {"true": True, "false": False, "True": True, "False": False}.__getitem__,
 }
