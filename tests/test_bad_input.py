@@ -22,6 +22,7 @@ import torch
 
 from asyncsgd.errors import UsageError
 from asyncsgd.runtime.transport.shared_memory import Segment
+from asyncsgd.signals import StopRequest
 
 SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "stilt_mlm.py"
 WORDS = ("alpha", "beta", "gamma", "worker", "server", "gradient", "update", "reads", "writes", "stale", "fresh")
@@ -473,14 +474,14 @@ def test_a_folder_with_another_run_is_refused_with_what_differs_and_stays_as_it_
     refused: Refused, script: ModuleType, text: Path, cache: Path
 ) -> None:
     flags = [*small(text), "--cache-dir", str(cache), "--run-dir", "run"]
-    assert script.run(flags) == 0
+    assert script.run(flags, StopRequest()) == 0
     before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
     assert refused(*flags, "--seed", "3", "--warmup", "0") == (
         "run holds a run with other settings (seed 0 -> 3, warmup 640 -> 0); type another --run-dir, or --overwrite"
     )
     assert refused(*flags) == ("run holds this very run, DONE; type another --run-dir, or --overwrite to run it again")
     assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
-    assert script.run([*flags, "--seed", "3", "--overwrite"]) == 0
+    assert script.run([*flags, "--seed", "3", "--overwrite"], StopRequest()) == 0
     assert json.loads(Path("run/summary.json").read_text())["seed"] == 3
     assert json.loads(Path("run.before-1/summary.json").read_text())["seed"] == 0
 
@@ -493,7 +494,7 @@ def test_a_failed_run_is_kept_under_another_name_when_it_is_tried_again(
     text.write_text("")
     message = refused(*flags)
     text.write_bytes(kept)
-    assert script.run(flags) == 0
+    assert script.run(flags, StopRequest()) == 0
     assert failed(Path("run.before-1"), message)
     assert json.loads(Path("run/summary.json").read_text())["status"] == "DONE"
 

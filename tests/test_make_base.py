@@ -16,6 +16,7 @@ from asyncsgd import finetune
 from asyncsgd.errors import UsageError
 from asyncsgd.flat import FlatModel, parameters_sha256
 from asyncsgd.settings import load_yaml
+from asyncsgd.signals import StopRequest
 
 SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "make_base.py"
 
@@ -45,7 +46,7 @@ def make(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
         quick = (
             f"--out {tmp_path / 'base'} --model tiny --data {text} --cache-dir {text.parent} --samples 32 --seq-len 24"
         )
-        code = script.run([*quick.split(), "--warmup", "0", "--threads", "1", "--device", "cpu", *more])
+        code = script.run([*quick.split(), "--warmup", "0", "--threads", "1", "--device", "cpu", *more], StopRequest())
         return code, capsys.readouterr().out
 
     return run

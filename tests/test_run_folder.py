@@ -29,6 +29,7 @@ from asyncsgd.errors import UsageError
 from asyncsgd.record import Evaluation, Event, Fault, Membership, RunFolder, read_events
 from asyncsgd.run_folder import open_run_folder
 from asyncsgd.settings import load_yaml, make_settings, settings_hash
+from asyncsgd.signals import StopRequest
 
 SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "stilt_mlm.py"
 HATE = Path(__file__).resolve().parents[2] / "shared" / "data" / "hate_mlm" / "small"
@@ -88,7 +89,7 @@ def train(
         vocabulary = "" if "--model " in flags or "--config " in flags else "--vocab-size 512"
         given = f"--cache-dir {place / 'cache'}" if "--config " in flags or "--data " in flags else text
         capsys.readouterr()
-        code = script.run(f"{given} {vocabulary} {flags}".split())
+        code = script.run(f"{given} {vocabulary} {flags}".split(), StopRequest())
         out = capsys.readouterr().out
         path = next(line.split()[1] for line in out.splitlines() if line.startswith("run "))
         return Ended(tmp_path / path, code, out)
