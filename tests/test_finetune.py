@@ -30,6 +30,7 @@ from asyncsgd.finetune_settings import FINETUNE_FLAGS, FinetuneSettings, Start, 
 from asyncsgd.flat import Layout
 from asyncsgd.record import read_events
 from asyncsgd.run_folder import open_finetune_folder
+from asyncsgd.signals import StopRequest
 
 SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "stilt_finetune.py"
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -474,7 +475,9 @@ def test_a_mistyped_word_leaves_no_folder_behind(
     (tmp_path / "words.txt").write_text("one\ntwo\n")
     given = ["--init-from", "tiny"] if "--init-from" not in flags else []
     with pytest.raises(UsageError) as error:
-        script().run([*given, "--run-dir", "run", "--cache-dir", "cache", *flags.format(posts=posts).split()])
+        script().run(
+            [*given, "--run-dir", "run", "--cache-dir", "cache", *flags.format(posts=posts).split()], StopRequest()
+        )
     assert message in str(error.value)
     assert not (tmp_path / "run").exists()
 
@@ -581,7 +584,7 @@ def test_several_seeds_make_a_run_each_in_one_process(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     flags = f"--init-from {parent} --data {posts} --cache-dir {tmp_path / 'cache'} --seq-len 24 --samples 16"
-    code = script().run([*flags.split(), "--seeds", "0,3", "--runs-dir", str(tmp_path / "runs")])
+    code = script().run([*flags.split(), "--seeds", "0,3", "--runs-dir", str(tmp_path / "runs")], StopRequest())
     out = capsys.readouterr().out.splitlines()
     assert code == 0
     summaries = [json.loads(path.read_text()) for path in sorted((tmp_path / "runs").glob("*/summary.json"))]
@@ -609,14 +612,14 @@ def test_a_command_line_that_cannot_be_meant_is_refused(
 ) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with pytest.raises(UsageError) as error:
-        script().run(argv.split())
+        script().run(argv.split(), StopRequest())
     assert str(error.value).startswith(message)
 
 
 def test_several_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match="fine-tuning is one process, and the launcher started several; type python"):
-        script().run(["--init-from", "tiny"])
+        script().run(["--init-from", "tiny"], StopRequest())
 
 
 def test_help_needs_no_torch() -> None:

@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 MAY_IMPORT = {
     # part -> the parts of asyncsgd it may import, beside itself
     "errors": set(),
-    "record": set(),
+    "locks": set(),
+    "record": {"errors", "locks"},
     "torchrun": set(),
     "codec": set(),
     "signals": set(),

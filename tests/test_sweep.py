@@ -29,6 +29,7 @@ from test_faults import Command, needs_proc, num_evaluations, until
 from asyncsgd.errors import UsageError
 from asyncsgd.plan import Plan, make_plan, sha256_of
 from asyncsgd.record import read_events
+from asyncsgd.signals import StopRequest
 from asyncsgd.sweep import Job, Sweep, alone, locked, share
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
@@ -458,7 +459,7 @@ def test_the_printed_command_of_a_run_makes_the_same_run(
     commands = [shlex.split(line) for line in capsys.readouterr().out.splitlines() if line.startswith("python ")]
     assert [command[:2] for command in commands] == [["python", "experiments/stilt_mlm.py"]] * 2
     for command in commands:
-        assert stilt_mlm.run(command[2:]) == 0
+        assert stilt_mlm.run(command[2:], StopRequest()) == 0
     assert results_of(out) == before
     assert sweep(config, out) == 0  # and the sweep takes it as its own
 
@@ -483,10 +484,10 @@ def test_wrong_flags_and_files_end_with_2_and_one_line(
     for shard in ("0/2", "3/2", "2", "a/b", "1/0", "-1/2", "²/2"):
         assert sweep(config, new, "--shard=" + shard) == 2
         assert capsys.readouterr().err == (
-            f"error: --shard must look like 2/8 (the second of eight parts), got {shard!r}\n"
+            f"error: --shard must look like 2/8 (the second of eight parts, at most 100000), got {shard!r}\n"
         )
     for arguments, message in (
-        ((config, new, "--jobs", "0"), "--jobs must be at least 1, got 0"),
+        ((config, new, "--jobs", "0"), "--jobs must be 1 or more, got 0"),
         ((tmp_path / "no.yaml", new), "no.yaml cannot be read"),
         ((config, tmp_path / "file"), "file is a file; type --out FOLDER"),
         ((config, tmp_path / "file" / "below"), "below cannot be written (Not a directory); type --out FOLDER"),
@@ -561,7 +562,7 @@ def test_fine_tuning_starts_from_every_model_of_the_test_and_from_the_base_model
     assert sweep(path, out, "--print-commands") == 0
     (command,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("python "))
     assert shlex.split(command)[:2] == ["python", "experiments/stilt_finetune.py"]
-    assert script("stilt_finetune").run(shlex.split(command)[2:]) == 0
+    assert script("stilt_finetune").run(shlex.split(command)[2:], StopRequest()) == 0
     again = summary_of(out, "finetune/async-w2-virtual/s7-f0")
     assert again["parameters_sha256"] == child["parameters_sha256"]
     assert again["class_weights"]
@@ -703,7 +704,7 @@ def test_a_sweep_killed_while_it_measures_goes_on_with_the_run_it_was_at(
     values = made.values(run)
     assert values is not None
     by_hand = Job(run, {**values, "run_dir": str(tmp_path / "by_hand")}).command
-    assert stilt_mlm.run(by_hand[2:]) == 0
+    assert stilt_mlm.run(by_hand[2:], StopRequest()) == 0
     assert summary_of(tmp_path, "by_hand")["parameters_sha256"] == results[run.folder][1]
 
 
