@@ -379,6 +379,16 @@ def model_of(run: Run) -> str:
     return "complete" if recorded in (None, saved) else "not the parameters of the summary"
 
 
+def replay(run: Run) -> tuple[bool, str]:
+    """Whether a replay ends at the same parameters, and the last thing it says."""
+    words = [EXPERIMENTS / "replay.py", run.path, "--cache-dir", run.lab.folder / "cache"]
+    try:
+        done = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        return False, f"not done after {PATIENCE:.0f} s"
+    return done.returncode == 0, [f"exit code {done.returncode}", *(done.stdout + done.stderr).splitlines()][-1]
+
+
 def try_once(trial: Trial, lab: Lab) -> tuple[dict[str, Any], list[str], Run]:
     """Do one trial: what came out, which promises were broken, and the run."""
     run = Run(trial, lab, f"{trial.number}")
@@ -436,10 +446,8 @@ def try_once(trial: Trial, lab: Lab) -> tuple[dict[str, Any], list[str], Run]:
             promise(lost_seconds < 1.0 + longest, f"{lost_seconds:.1f} s of records lost")
     replayed = None
     if trial.mode in ("single", "async", "virtual") and summary.get("parameters_sha256"):
-        words = [EXPERIMENTS / "replay.py", run.path, "--cache-dir", lab.folder / "cache"]
-        done = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, timeout=PATIENCE)
-        replayed = done.returncode == 0
-        promise(replayed, f"replay: {(done.stdout + done.stderr).strip().splitlines()[-1]}")
+        replayed, said = replay(run)
+        promise(replayed, f"replay: {said}")
     came_out = {"hit": hit, "status": status, "exit_code": exit_code, "message": summary.get("message")}
     came_out |= {"num_arrivals": len(arrivals), "model": model, "torn": torn, "lost_seconds": lost_seconds}
     return came_out | {"replayed": replayed, "seconds": time.monotonic() - run.began}, wrong, run
