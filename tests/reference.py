@@ -14,6 +14,7 @@ Each function returns the points x_0, x_1, ..., one per version.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -206,21 +207,62 @@ def dana(
     return points
 
 
+Optimizer = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""From the parameters and a direction to the next parameters; it may keep a state of its own."""
+
+
+def sgd(learning_rate: float, momentum: float = 0.0) -> Optimizer:
+    """m <- beta m + d,  x <- x - eta m."""
+    m: np.ndarray | float = 0.0
+
+    def step(x: np.ndarray, d: np.ndarray) -> np.ndarray:
+        nonlocal m
+        m = momentum * m + d
+        return x - learning_rate * m
+
+    return step
+
+
+def adamw(learning_rate: float, betas: tuple[float, float], eps: float = 1e-8) -> Optimizer:
+    """Adam with its two bias corrections, without weight decay."""
+    beta, gamma = betas
+    m: np.ndarray | float = 0.0
+    v: np.ndarray | float = 0.0
+    t = 0
+
+    def step(x: np.ndarray, d: np.ndarray) -> np.ndarray:
+        nonlocal m, v, t
+        t += 1
+        m = beta * m + (1 - beta) * d
+        v = gamma * v + (1 - gamma) * d**2
+        return x - learning_rate * (m / (1 - beta**t)) / (np.sqrt(v / (1 - gamma**t)) + eps)
+
+    return step
+
+
 def gap_aware(
-    gradient: Gradient, x: np.ndarray, learning_rate: float, num_workers: int, arrivals: Sequence[int], decay: float
+    gradient: Gradient,
+    x: np.ndarray,
+    learning_rate: float,
+    num_workers: int,
+    arrivals: Sequence[int],
+    decay: float,
+    step: Optimizer | None = None,
 ) -> Points:
-    """x <- x - eta g / (1 + |x_t - x_r| / C), C = eta sqrt(MS / (1 - decay^arrivals)) (Barkai et al. 2020)."""
+    """`step` along g / (1 + |x_t - x_r| / C), C the root mean square of the steps so far (Barkai et al. 2020)."""
+    step = step or sgd(learning_rate)
     points = [x]
     computing = {worker: (x, worker) for worker in range(num_workers)}
-    squares: list[np.ndarray] = []
     for dispatch, number in enumerate(arrivals, start=num_workers):
         worker = picked(computing, number)
         start, own = computing[worker]
         g = gradient(start, own)
-        squares.append(g**2)
-        # The bias-corrected exponential mean, written out: weights decay^0, decay^1, ... from the latest backwards.
-        mean_square = weighted_mean(squares[::-1], [decay**age for age in range(len(squares))])
-        x = x - learning_rate * g / (1 + np.abs(x - start) / (learning_rate * np.sqrt(mean_square)))
+        if np.any(x != start):
+            # The bias-corrected exponential mean, written out: weights decay^0, decay^1, ... from the latest backwards.
+            squares = [(later - earlier) ** 2 for earlier, later in itertools.pairwise(points)][::-1]
+            mean_square = weighted_mean(squares, [decay**age for age in range(len(squares))])
+            g = g / (1 + np.abs(x - start) / np.sqrt(mean_square))
+        x = step(x, g)
         points.append(x)
         computing[worker] = (x, dispatch)
     return points

@@ -1,13 +1,15 @@
 """Gap-Aware: every element of a stale gradient is divided by how far that parameter has moved since the read.
 
-    x_{t+1} = x_t - eta * g / (1 + |x_t - x_r| / C),     C = eta * sqrt(mean square of gradients),    element by element
+    x_{t+1} = step(x_t, g / (1 + |x_t - x_r| / C)),    C = sqrt(mean of (x_{s+1} - x_s)^2 over the steps so far)
 
-C is what one average step moves an element, so the penalty is about 1 + the number of average steps since the read. The
-mean square is an exponential one (0.999 by default) without its bias towards the start.
+all element by element. C is what one step really moves an element, whatever the optimizer, so the penalty is 1 + the
+number of average steps since the read. The mean is an exponential one (0.999 by default) without its bias towards the
+start.
 
-Barkai, Hakimi, Schuster: Gap-Aware Mitigation of Gradient Staleness, ICLR 2020, equations 6 and 7 (numbers recalled).
-Deviations: the mean square is that of gradients, the paper takes the momentum buffer where there is one (ours belongs
-to the server's optimizer); eta is the current learning rate.
+Barkai, Hakimi, Schuster: Gap-Aware Mitigation of Gradient Staleness, ICLR 2020, in the form that a public port gives it
+for AdamW. Deviations: C is measured in the same way under every optimizer, the paper derives it from the learning rate
+and the momentum buffer under SGD; the mean is freed of its bias; weight decay counts as part of a step and is not
+divided itself (the port divides it too); the first gradient has no step to be measured by, and no gap.
 """
 
 from __future__ import annotations
@@ -21,21 +23,18 @@ from torch import Tensor
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
 
 TINY = 1e-20
-"""Keeps 0 / 0 out where an element has had no gradient yet: it has not moved either."""
+"""Keeps 0 / 0 out where no step has moved an element: there is no gap either."""
 
 
 @dataclasses.dataclass
-class MeanSquare:
-    """The running mean square, how much of it there is, and where the scaled gradient is built."""
+class Steps:
+    """The running mean square of the steps, and where the latest one began."""
 
-    value: Tensor
-    scaled: Tensor
-    share: list[float]
-    """One number: 1 - decay^arrivals."""
-
-    def clear(self) -> None:
-        self.value.fill_(float("nan"))
-        self.share.clear()
+    mean_square: Tensor
+    share: float = 0.0
+    """1 - decay^steps: how much of a mean `mean_square` is so far."""
+    before: Tensor | None = None
+    """The parameters at the latest arrival, so before its step; None before the first."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,14 +55,19 @@ class GapAware(Rule):
         if not 0 <= self.decay < 1:
             raise ValueError(f"decay must be in [0, 1), got {self.decay}")
 
-    def init(self, like: Tensor) -> MeanSquare:
-        return MeanSquare(like.new_zeros(like.shape), like.new_zeros(like.shape), [0.0])
+    def init(self, like: Tensor) -> Steps:
+        return Steps(like.new_zeros(like.shape))
 
-    def arrive(self, state: MeanSquare, arrival: Arrival, view: View) -> Reply:
+    def arrive(self, state: Steps, arrival: Arrival, view: View) -> Reply:
+        uses, start = (arrival.dispatch,), (Start(arrival.worker),)
+        if state.before is None:
+            state.before = view.parameters.clone()
+            return Reply(arrival.gradient, uses=uses, start=start)
         assert arrival.start_point is not None
-        state.value.mul_(self.decay).addcmul_(arrival.gradient, arrival.gradient, value=1.0 - self.decay)
-        state.share[0] = self.decay * state.share[0] + (1.0 - self.decay)
-        step = (state.value / state.share[0]).sqrt_().mul_(view.learning_rate).add_(TINY)
-        penalty = (view.parameters - arrival.start_point).abs_().div_(step).add_(1.0)
-        torch.div(arrival.gradient, penalty, out=state.scaled)
-        return Reply(state.scaled, uses=(arrival.dispatch,), start=(Start(arrival.worker),))
+        step = torch.sub(view.parameters, state.before, out=state.before)
+        state.mean_square.mul_(self.decay).addcmul_(step, step, value=1.0 - self.decay)
+        state.share = self.decay * state.share + (1.0 - self.decay)
+        state.before.copy_(view.parameters)
+        average = (state.mean_square / state.share).sqrt_().add_(TINY)
+        penalty = (view.parameters - arrival.start_point).abs_().div_(average).add_(1.0)
+        return Reply(torch.div(arrival.gradient, penalty, out=penalty), uses=uses, start=start)

@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_rules_contract import (
     LEARNING_RATE,
+    SIZE,
     Driver,
     assert_same_run,
     comings_and_goings,
@@ -56,6 +57,7 @@ from asyncsgd.rules import (
     Synchronous,
 )
 from asyncsgd.rules.base import Rule
+from asyncsgd.server import SGD, AdamW
 
 # ---- against the plain loops --------------------------------------------------------------------------------
 
@@ -185,6 +187,52 @@ def test_a_parameter_left_at_zero_is_the_number_of_workers(rule, loop, parameter
     arrivals = [0, 1, 2, 2, 1, 0, 0, 0, 0, 0, 0, 1, 2] * 3
     driver = Driver(rule, num_workers=3).drive([("arrive", worker) for worker in arrivals])
     assert_same_points(driver, loop(gradient, initial(), LEARNING_RATE, 3, arrivals, **parameters))
+
+
+@pytest.mark.parametrize(
+    ("build", "step"),
+    [
+        (SGD(), lambda: reference.sgd(LEARNING_RATE)),
+        (SGD(0.9), lambda: reference.sgd(LEARNING_RATE, momentum=0.9)),
+        (AdamW((0.8, 0.95)), lambda: reference.adamw(LEARNING_RATE, (0.8, 0.95))),
+    ],
+    ids=["sgd", "momentum", "adamw"],
+)
+@given(order=orders)
+@example(order=(3, [0, 1, 2, 2, 1, 0, 0, 0, 0, 0, 1, 2] * 3))
+@settings(deadline=None, max_examples=25)
+def test_gap_aware_measures_gaps_in_the_steps_that_its_optimizer_really_takes(build, step, order):
+    num_workers, arrivals = order
+    driver = Driver(GapAware(decay=0.9), num_workers=num_workers, build=build)
+    driver.drive([("arrive", number) for number in arrivals])
+    points = reference.gap_aware(gradient, initial(), LEARNING_RATE, num_workers, arrivals, 0.9, step())
+    assert_same_points(driver, points, rtol=1e-7)
+
+
+@pytest.mark.parametrize("learning_rate", [5e-4, 0.02])
+@pytest.mark.parametrize(
+    ("build", "optimizer"),
+    [(SGD(), torch.optim.SGD), (SGD(0.9), torch.optim.SGD), (AdamW(), torch.optim.AdamW)],
+    ids=["sgd", "momentum", "adamw"],
+)
+def test_gap_aware_divides_by_about_two_where_the_delay_is_one_whatever_the_optimizer(build, optimizer, learning_rate):
+    directions: list[torch.Tensor] = []
+
+    def note(stepping: torch.optim.Optimizer, *_: object) -> None:
+        directions.append(torch.cat([part.grad for group in stepping.param_groups for part in group["params"]]).clone())
+
+    driver = Driver(GapAware(), num_workers=2, build=build, learning_rate=lambda num_samples: learning_rate)
+    stepping = driver.server._optimizer._optimizer
+    assert isinstance(stepping, optimizer)
+    stepping.register_step_pre_hook(note)
+    gradients = []
+    for worker in [0, 1] * 50:
+        gradients.append(driver.pending[worker].slot.mul_(1e-4).clone())  # small, as a model's are
+        driver.arrive(worker)
+    assert driver.delays[1:] == [1] * 99
+    penalties = torch.stack(gradients) / torch.stack(directions)
+    assert torch.equal(penalties[0], torch.ones(SIZE, dtype=penalties.dtype))
+    assert 1.5 < penalties[1:].median() < 2.2  # 2 where every step is as long as the average one
 
 
 # ---- delays and outcomes ------------------------------------------------------------------------------------
