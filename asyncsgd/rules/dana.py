@@ -2,8 +2,8 @@
 
     v_i <- beta v_i + g_i,    x <- x - eta v_i,    worker i starts again at  x - eta beta sum_j v_j
 
-Hakimi, Barkai, Gabel, Schuster: Taming Momentum in a Distributed Asynchronous Environment, 2019 (DANA-Zero, algorithm 4
-as recalled). With one worker this is Nesterov's method in its classic form (x and the look-ahead point apart).
+Hakimi, Barkai, Gabel, Schuster: Taming Momentum in a Distributed Asynchronous Environment, 2019 (DANA-Zero).
+With one worker this is Nesterov's method in its classic form (x and the look-ahead point apart).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
     adaptive:  lambda = lambda_0 / sqrt(MS + 1e-7),   MS <- m MS + (1 - m) g * g
 
 Zheng, Meng, Wang, Chen, Yu, Ma, Liu: Asynchronous Stochastic Gradient Descent with Delay Compensation, ICML 2017,
-equations 10 and 14 (numbers recalled); constants of a public port: lambda_0 = 0.04 constant, 2 adaptive, m = 0.95.
+with the constants of a public port: lambda_0 = 0.04 constant, 2 adaptive, m = 0.95.
 
 With the exact Hessian in place of lambda g * g the correction undoes the delay on any quadratic.
 """

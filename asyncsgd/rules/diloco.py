@@ -5,7 +5,9 @@
 
 Douillard, Feng, Rusu, Chhaparia, Donchev, Kuncoro, Ranzato, Szlam, Shen: DiLoCo: Distributed Low-Communication Training
 of Language Models, 2023, algorithm 1 (inner AdamW, eta_outer 0.7, beta 0.9, H 500). The inner optimizer is the one that
-``--optimizer`` names; its state stays with its worker. eta_outer = 1 and beta = 0 is local SGD.
+``--optimizer`` names; its state stays with its worker. eta_outer = 1 and beta = 0 is local SGD. Deviation: w_i is the
+number of worker i's loss terms, as in every mean of this library; the paper takes w_i = 1. The two agree where all
+workers have as many.
 """
 
 from __future__ import annotations

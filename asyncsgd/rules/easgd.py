@@ -5,8 +5,9 @@
 x, the server's parameters, is the centre; d is computed once, from the values before both moves, so the exchange
 conserves y_i + x. Zhang, Choromanska, LeCun: Deep Learning with Elastic Averaging SGD, NeurIPS 2015, algorithm 1
 (asynchronous; alpha = 0.9 / N, H = 10); EAMSGD is the same with a momentum in the inner optimizer. alpha = 0 is N
-independent runs. Deviation: the first local step after an exchange takes its gradient at the replica after the pull;
-the paper's algorithm takes it before the pull and applies it after.
+independent runs. Deviation: the exchange comes after a worker's local steps, so the first local step after it takes its
+gradient at the replica after the pull. The paper's algorithm takes that gradient before the pull and applies it after.
+The published map of stable learning rates and alphas is that of the paper's order and does not apply to this rule.
 """
 
 from __future__ import annotations

@@ -4,7 +4,9 @@
 
 Stich: Local SGD Converges Fast and Communicates Little, ICLR 2019. Post-local SGD takes one step per round until
 version `post`, and H from there: Lin, Stich, Patel, Jaggi: Don't Use Large Mini-Batches, Use Local SGD, ICLR 2020.
-Inner optimizer states stay with their workers. With H = 1 and inner plain SGD it is synchronous SGD.
+Inner optimizer states stay with their workers. With H = 1 and inner plain SGD it is synchronous SGD. Deviation: w_i is
+the number of worker i's loss terms, as in every mean of this library; the papers take w_i = 1. The two agree where all
+workers have as many.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ round's table.
 
 Maranjyan, Richtarik: Ringleader ASGD: The First Asynchronous SGD with Optimal Time Complexity under Data Heterogeneity,
 ICLR 2026. All delays are at most 2 n - 2. The mean is 1/n over workers, not over loss terms. A worker that leaves is
-forgotten in the first phase and keeps its part in the second.
+forgotten in the first phase and keeps its part in the second. Deviation: a worker always starts again at the newest
+parameters, in the first phase too and after an arrival that is held for the next round.
 """
 
 from __future__ import annotations

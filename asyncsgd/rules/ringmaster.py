@@ -7,7 +7,9 @@ between the fastest worker alone (R = 1) and plain asynchronous SGD (R infinite)
 time-optimal without knowing the workers' speeds.
 
 Maranjyan, Tyurin, Richtarik: Ringmaster ASGD: The First Asynchronous SGD with Optimal Time Complexity, ICML 2025,
-algorithms 4 (without stops) and 5 (with stops).
+algorithms 4 (without stops) and 5 (with stops). Deviation: with stops, a worker in flight is judged by the version when
+it was dispatched. On real processes it may have read a newer one when it got to it, and is then stopped although its
+delay is still below R. On the virtual clock the two versions are the same.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
           = min(eta, 1 / (4 L tau))      otherwise
 
 Koloskova, Stich, Jaggi: Sharper Convergence Guarantees for Asynchronous SGD for Distributed and Federated Learning,
-NeurIPS 2022, the delay-adaptive learning rates of its section 4 (the constant recalled, not looked up).
+NeurIPS 2022, its delay-adaptive learning rates. The factor 4 was not compared with the paper; `smoothness` scales it.
 """
 
 from __future__ import annotations
