@@ -12,6 +12,7 @@ Reference: Chen, Pan, Monga, Bengio, Jozefowicz: Revisiting Distributed Synchron
 from __future__ import annotations
 
 import dataclasses
+import heapq
 from typing import ClassVar
 
 from torch import Tensor
@@ -25,8 +26,14 @@ class Round:
 
     mean: WeightedMean
     uses: list[int]
-    waiting: dict[tuple[int, int], tuple[Tensor, float]]
-    """(worker, dispatch) -> (copy of the gradient, weight); a worker that left and came back may have two."""
+    gradients: dict[int, tuple[Tensor, float]]
+    """dispatch -> (copy of the gradient, weight), of those that wait."""
+    waiting: list[tuple[int, int]]
+    """Their (worker, dispatch), a heap; a worker that left and came back may have two."""
+    computing: list[int]
+    """Who was in flight when somebody last started, from the last worker to the first, less those found to be gone."""
+    num_in_flight: int
+    """After the latest event; -1: `computing` has to be made anew."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +41,7 @@ class Synchronous(Rule):
     """Hold gradients until nobody is in flight, then step along their weighted mean and start everybody.
 
     A gradient is added to the sum as soon as no worker before it is still in flight and copied until then, so
-    workers that arrive in order cost one vector, not N.
+    workers that arrive in order cost one vector, not N. Finding that out costs O(log N) per arrival.
 
     >>> str(Synchronous())
     'synchronous'
@@ -44,26 +51,38 @@ class Synchronous(Rule):
     summary: ClassVar[str] = "wait for all workers, step along their weighted mean (DDP on the parameter server)"
 
     def init(self, like: Tensor) -> Round:
-        return Round(WeightedMean(like), [], {})
+        return Round(WeightedMean(like), [], {}, [], [], -1)
 
     def arrive(self, state: Round, arrival: Arrival, view: View) -> Reply:
-        ahead = (*view.in_flight, *(worker for worker, _ in state.waiting))
-        if all(worker > arrival.worker for worker in ahead):
+        if len(view.in_flight) != state.num_in_flight - 1:  # somebody has started since the latest event
+            state.num_in_flight = -1
+        first = self._first_in_flight(state, view)
+        worker, dispatch = arrival.worker, arrival.dispatch
+        if (first is None or worker < first) and (not state.waiting or worker < state.waiting[0][0]):
             state.mean.add(arrival.gradient, arrival.weight)
-            state.uses.append(arrival.dispatch)
+            state.uses.append(dispatch)
         else:
-            state.waiting[arrival.worker, arrival.dispatch] = (arrival.gradient.clone(), arrival.weight)
-        return self._fire_when_all_are_in(state, view)
+            heapq.heappush(state.waiting, (worker, dispatch))
+            state.gradients[dispatch] = (arrival.gradient.clone(), arrival.weight)
+        return self._fire_when_all_are_in(state, view, first)
 
     def leave(self, state: Round, worker: int, view: View) -> Reply:
-        return self._fire_when_all_are_in(state, view)
+        state.num_in_flight = -1
+        return self._fire_when_all_are_in(state, view, self._first_in_flight(state, view))
 
-    def _fire_when_all_are_in(self, state: Round, view: View) -> Reply:
-        for worker, dispatch in sorted(state.waiting):
-            if any(other < worker for other in view.in_flight):
-                break
-            gradient, weight = state.waiting.pop((worker, dispatch))
-            state.mean.add(gradient, weight)
+    def _first_in_flight(self, state: Round, view: View) -> int | None:
+        """The lowest worker that is computing. Between two starts that only grows, so a round takes one sort."""
+        if state.num_in_flight < 0:
+            state.computing = sorted(view.in_flight, reverse=True)
+        state.num_in_flight = len(view.in_flight)
+        while state.computing and state.computing[-1] not in view.in_flight:
+            state.computing.pop()
+        return state.computing[-1] if state.computing else None
+
+    def _fire_when_all_are_in(self, state: Round, view: View, first: int | None) -> Reply:
+        while state.waiting and (first is None or state.waiting[0][0] <= first):
+            _, dispatch = heapq.heappop(state.waiting)
+            state.mean.add(*state.gradients.pop(dispatch))
             state.uses.append(dispatch)
         if view.in_flight or not state.uses:
             return Reply()

@@ -3,9 +3,9 @@
     python experiments/benchmarks/virtual_clock.py [--seconds 2000] [--rounds 1]
 
 The published quadratic of Ringmaster ASGD (dimension 1729, 6174 workers), CPU seconds per arm (target: under 15 for
-2,000 virtual seconds); cost per event against the number of workers, start-up not counted (it should grow like the
-logarithm); peak memory with 100,000 workers on a 100-dimensional quadratic (target: under 2 GiB). Seconds are CPU time
-of one process, so other work on the machine disturbs them little."""
+2,000 virtual seconds); cost per event against the number of workers, start-up not counted, of the rules asynchronous
+and synchronous (it should grow like the logarithm); peak memory with 100,000 workers on a 100-dimensional quadratic
+(target: under 2 GiB). Seconds are CPU time of one process, so other work on the machine disturbs them little."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import time
 import torch
 
 from asyncsgd.problems import Quadratic, Tridiagonal
-from asyncsgd.rules import Asynchronous, DelayAdaptive, KSync, Rennala, Ringmaster
+from asyncsgd.rules import Asynchronous, DelayAdaptive, KSync, Rennala, Ringmaster, Synchronous
 from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.base import Budget
 from asyncsgd.simulate import simulate
@@ -41,7 +41,8 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     measure_arms(arguments.seconds, arguments.rounds)
-    measure_events((10, 100, 1_000, 10_000, 100_000))
+    measure_events(Asynchronous(), (10, 100, 1_000, 10_000, 100_000))
+    measure_events(Synchronous(), (250, 2_000, 10_000))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"peak memory of the process, 100,000 workers included: {peak:.0f} MiB (target: under 2048)")
     return 0
@@ -67,21 +68,21 @@ def measure_arms(seconds: float, rounds: int) -> None:
         print(f"{name:42} median {statistics.median(each):6.1f} s of {len(each)}, {spread}")
 
 
-def measure_events(numbers: tuple[int, ...]) -> None:
+def measure_events(rule: Rule, numbers: tuple[int, ...]) -> None:
     """Cost per event once everybody has started: the difference of two runs that differ in their length only."""
     for number in numbers:
-        short, long = (cpu_seconds(number, samples) for samples in (number, number + 50_000))
+        short, long = (cpu_seconds(rule, number, samples) for samples in (number, number + 50_000))
         print(
-            f"{number:>7} workers  {(long - short) / 50_000 * 1e6:6.1f} us per event"
+            f"{rule!s:12} {number:>7} workers  {(long - short) / 50_000 * 1e6:6.1f} us per event"
             f"   (log2 of the workers: {math.log2(number):.1f})",
             flush=True,
         )
 
 
-def cpu_seconds(num_workers: int, samples: int) -> float:
+def cpu_seconds(rule: Rule, num_workers: int, samples: int) -> float:
     began = time.process_time()
     simulate(
-        Asynchronous(),
+        rule,
         Quadratic(noise=0.0).on(num_workers, 0),
         Exponential().on(num_workers, 0),
         num_workers=num_workers,

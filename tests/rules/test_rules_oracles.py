@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from test_rules_contract import (
     weight,
 )
 
+from asyncsgd.problems import Quadratic
 from asyncsgd.record import APPLIED, DROPPED, HELD
 from asyncsgd.rules import (
     ALL,
@@ -56,8 +58,11 @@ from asyncsgd.rules import (
     StaleSynchronous,
     Synchronous,
 )
-from asyncsgd.rules.base import Rule
+from asyncsgd.rules.base import Arrival, InFlight, Reply, Rule, Start, View, WeightedMean
+from asyncsgd.runtime.base import Budget
 from asyncsgd.server import SGD, AdamW
+from asyncsgd.simulate import simulate
+from asyncsgd.speeds import Exponential
 
 # ---- against the plain loops --------------------------------------------------------------------------------
 
@@ -385,6 +390,98 @@ def test_synchronous_does_not_depend_on_the_order_of_arrival_in_a_single_bit(rou
     assert [outcome.uses for outcome in in_order.log if outcome.stepped] == [
         outcome.uses for outcome in shuffled.log if outcome.stepped
     ]
+
+
+class ScanningSynchronous(Synchronous):
+    """`Synchronous` written plainly: at each event it looks at everybody in flight and at all that waits."""
+
+    name = "scanning_synchronous"
+
+    def init(self, like):
+        return Scanned(WeightedMean(like), [], {})
+
+    def arrive(self, state, arrival, view):
+        state.waiting[arrival.worker, arrival.dispatch] = (arrival.gradient.clone(), arrival.weight)
+        return self.leave(state, arrival.worker, view)
+
+    def leave(self, state, worker, view):
+        for own, dispatch in sorted(state.waiting):
+            if any(other < own for other in view.in_flight):
+                break
+            state.mean.add(*state.waiting.pop((own, dispatch)))
+            state.uses.append(dispatch)
+        if view.in_flight or not state.uses:
+            return Reply()
+        reply = Reply(direction=state.mean.value(), uses=tuple(state.uses), start=tuple(map(Start, view.workers)))
+        state.mean.clear()
+        state.uses = []
+        return reply
+
+
+@dataclasses.dataclass
+class Scanned:
+    mean: WeightedMean
+    uses: list[int]
+    waiting: dict[tuple[int, int], tuple[torch.Tensor, float]]
+
+
+@given(plan=comings_and_goings, num_workers=num_workers_)
+@example(plan=[("arrive", 4), ("leave", 4), ("join", 0), ("arrive", 4), ("arrive", 0)] * 5, num_workers=5)
+@settings(deadline=None, max_examples=100)
+def test_synchronous_sums_in_the_order_of_a_plain_scan_bit_for_bit_while_workers_come_and_go(plan, num_workers):
+    assert_same_run(
+        *(
+            Driver(rule, num_workers=num_workers, dtype=torch.float32).drive(plan)
+            for rule in (Synchronous(), ScanningSynchronous())
+        )
+    )
+
+
+@given(samples=st.integers(1, 60), num_workers=num_workers_, seed=st.integers(0, 99))
+@settings(deadline=None, max_examples=30)
+def test_synchronous_sums_in_that_order_where_the_budget_has_no_batch_left_for_some(samples, num_workers, seed):
+    plain, fast = (
+        simulate(
+            rule,
+            Quadratic(dimension=8, noise=1.0).on(num_workers, seed),
+            Exponential().on(num_workers, seed),
+            num_workers=num_workers,
+            learning_rate=0.1,
+            budget=Budget(samples=samples),
+        )
+        for rule in (ScanningSynchronous(), Synchronous())
+    )
+    assert torch.equal(plain.parameters, fast.parameters)
+    assert plain.version == fast.version
+
+
+class Counting(dict[int, InFlight]):
+    """What is in flight; counts how many of its entries somebody has looked at."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for worker in super().__iter__():
+            self.looks += 1
+            yield worker
+
+    def __contains__(self, worker: object) -> bool:
+        self.looks += 1
+        return super().__contains__(worker)
+
+
+@pytest.mark.parametrize("rule", [Synchronous(), KSync(10**6), Rennala(10**6), LocalSGD(1), DiLoCo(1)], ids=str)
+def test_a_round_of_everybody_looks_at_each_worker_a_few_times_only(rule):
+    num_workers, like = 500, torch.zeros(1)
+    in_flight, workers = Counting(), list(range(num_workers))
+    view = View(lambda: (0, 0.1), workers, in_flight)
+    state = rule.init(like)
+    for _ in range(2):
+        in_flight.update({worker: InFlight(worker, 0) for worker in workers})
+        for worker in np.random.default_rng(0).permutation(num_workers).tolist():
+            del in_flight[worker]
+            rule.arrive(state, Arrival(worker, worker, 0, torch.ones(1), 1.0, 1, 1.0), view)
+    assert in_flight.looks <= 2 * 5 * num_workers  # a scan at each arrival would look 250,000 times
 
 
 def test_synchronous_steps_along_the_weighted_mean_when_the_last_one_computing_leaves():
