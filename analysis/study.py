@@ -142,6 +142,7 @@ _SUMMARY_KEYS = frozenset(
         "eval_masked_tokens",
         "num_samples_applied",
         "delay",
+        "rule_acted",
         "data",
         "data_fingerprint",
         "num_parameters",

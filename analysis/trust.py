@@ -47,6 +47,7 @@ def trust_of(
         _detectable_item(tests),
         _clock_item(study),
         _oversubscription_item(study),
+        _rule_item(study),
         _tuning_item(study, tuning),
         _edge_item(tuning),
         _registration_item(study, exploratory),
@@ -208,6 +209,45 @@ def _oversubscription_item(study: Study) -> TrustItem:
     arms = ", ".join(dict.fromkeys(run.arm for run in over))
     detail = f"more threads than cores in {arms}: their seconds are no speed comparison"
     return TrustItem("oversubscribed", f"{len(over)} of {len(measured)} measured runs", "bad", detail)
+
+
+def _rule_item(study: Study) -> TrustItem:
+    """Arms whose rule did nothing that asynchronous SGD does not do, in any of their runs."""
+    title = "rules that acted"
+    silent: list[str] = []
+    unknown: list[str] = []
+    number = 0
+    for arm in study.arms:
+        runs = [run for run in study.of("test", arm.name) if run.usable]
+        rule = str(summary_of(runs[0], "rule")).partition(":")[0] if runs else "asynchronous"
+        if rule == "asynchronous" or summary_of(runs[0], "mode") != "async" or (arm.num_workers or 0) < 2:
+            continue
+        counts = [_counts_of(run) for run in runs]
+        known = [count for count in counts if count is not None]
+        number += 1
+        if len(known) < len(counts):
+            unknown.append(arm.name)
+        elif not any(altered for altered, _ in known):
+            silent.append(f"{arm.name} (0 of {sum(arrivals for _, arrivals in known)} arrivals)")
+    if silent:
+        detail = f"{', '.join(silent)}: the rule altered nothing, so these are runs of asynchronous SGD"
+        return TrustItem(title, f"not in {len(silent)} of {number} arms", "bad", detail)
+    if unknown:
+        return TrustItem(title, "not known", "unknown", f"runs without a count of rule_acted in {', '.join(unknown)}")
+    if not number:
+        return TrustItem(title, "does not apply", "good", "no arm has a rule that differs from asynchronous SGD")
+    return TrustItem(title, "all", "good", "")
+
+
+def _counts_of(run: StudyRun) -> tuple[int, int] | None:
+    """(altered, arrivals); None where the summary has no such counts."""
+    acted = summary_of(run, "rule_acted")
+    if not isinstance(acted, dict):
+        return None
+    altered, arrivals = acted.get("altered"), acted.get("arrivals")
+    if not isinstance(altered, int) or not isinstance(arrivals, int):
+        return None
+    return altered, arrivals
 
 
 def _tuning_item(study: Study, tuning: Sequence[TuningResult]) -> TrustItem:

@@ -9,7 +9,7 @@ import os
 import sys
 from typing import Any, TextIO
 
-from asyncsgd.record import Evaluation, Event, Fault, Membership, Record, RunFolder
+from asyncsgd.record import Evaluation, Event, Fault, Membership, Record, RuleActed, RunFolder
 
 HEADINGS = f"{'samples':>10} {'updates':>9} {'train_s':>9} {'eval_loss':>10} {'samples/s':>10}   delay p50/p95/max"
 
@@ -108,6 +108,8 @@ class Recorder:
         self.delays = Delays()
         self._samples_of: dict[int, int] = {}
         self.num_samples_applied = 0
+        self.rule_acted: RuleActed | None = None
+        """Of the server, which counts in it; None where there is no server."""
         self._out = out or sys.stdout
         self._bar = None
         if sys.stderr.isatty() and samples:

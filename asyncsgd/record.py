@@ -150,6 +150,29 @@ class Fault:
 Record = Event | Evaluation | Membership | Fault
 
 
+@dataclasses.dataclass
+class RuleActed:
+    """How often a rule did something else than asynchronous SGD does; a server counts it, the summary has it."""
+
+    arrivals: int = 0
+    altered: int = 0
+    """Arrivals whose gradient was not simply applied at the full learning rate, their worker starting again."""
+
+    def describe(self, rule: str, num_workers: int) -> str:
+        """What the user is told at the end of a run; nothing where nobody expects another run than that of asynchronous
+        SGD.
+
+        >>> RuleActed(600, 0).describe("koloskova", num_workers=4)
+        'rule   altered 0 of 600 arrivals: koloskova never acted, so this run is asynchronous SGD'
+        >>> RuleActed(600, 0).describe("koloskova", num_workers=1)
+        ''
+        """
+        if rule == "asynchronous" or num_workers == 1 or not self.arrivals:
+            return ""
+        said = f"rule   altered {self.altered} of {self.arrivals} arrivals"
+        return said if self.altered else f"{said}: {rule} never acted, so this run is asynchronous SGD"
+
+
 class RunFolder:
     """Writes one run folder; owned by the process that holds the server (rank 0 in synchronous runs).
 

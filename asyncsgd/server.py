@@ -20,8 +20,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from asyncsgd.record import APPLIED, DROPPED, HELD
+from asyncsgd.record import APPLIED, DROPPED, HELD, RuleActed
 from asyncsgd.rules.base import Arrival, InFlight, Reply, Rule, Start, View
+
+SAME = 1e-6
+"""A direction that differs from the arriving gradient by less than this, relative to its norm, counts as that gradient:
+no loss shows it."""
+CHUNK = 1 << 20
+"""Elements of two vectors that are compared at once, so that a comparison needs no third vector."""
 
 BuildOptimizer = Callable[[Iterable[dict[str, Any]]], torch.optim.Optimizer]
 Schedule = Callable[[int], float]
@@ -279,6 +285,7 @@ class Server:
         """Samples that arrived, used or not: what budgets and the learning rate count."""
         self.num_samples_applied = 0
         """Samples whose gradient has been in a step."""
+        self.rule_acted = RuleActed()
         self._optimizer = optimizer
         self._schedule = schedule
         self._writing = writing
@@ -423,7 +430,11 @@ class Server:
         arrival = Arrival(
             worker, dispatch, read_version, gradient, weight, num_samples, seconds, num_local_steps, point
         )
-        return self._execute(self.rule.arrive(self._state, arrival, self._view), dispatch)
+        reply = self.rule.arrive(self._state, arrival, self._view)
+        self.rule_acted.arrivals += 1
+        if not is_asynchronous(reply, arrival):
+            self.rule_acted.altered += 1
+        return self._execute(reply, dispatch)
 
     def _execute(self, reply: Reply, arriving: int | None) -> Outcome:
         uses: tuple[tuple[int, int], ...] = ()
@@ -491,3 +502,40 @@ class Server:
                 raise RuntimeError(f"rule {self.rule.name} abandoned dispatch {dispatch}, which is not in flight")
             del self._in_flight[worker]
             self._points.pop(dispatch, None)
+
+
+def is_asynchronous(reply: Reply, arrival: Arrival) -> bool:
+    """Whether `reply` does what asynchronous SGD does: apply the arriving gradient as it is, at the full learning rate,
+    and start its worker again for one gradient at the current parameters.
+
+    A direction that differs by a relative norm of 1e-6 or less is the gradient as it is.
+
+    >>> gradient = torch.tensor([3.0, 4.0])
+    >>> arrival = Arrival(0, 7, 0, gradient, weight=1.0, num_samples=1, seconds=1.0)
+    >>> start = (Start(0),)
+    >>> is_asynchronous(Reply(gradient, uses=(7,), start=start), arrival)
+    True
+    >>> is_asynchronous(Reply(gradient, 0.5, uses=(7,), start=start), arrival)
+    False
+    >>> [is_asynchronous(Reply(gradient * x, uses=(7,), start=start), arrival) for x in (1.0 + 1e-7, 1.0 + 1e-5)]
+    [True, False]
+    """
+    if reply.direction is None or reply.learning_rate_factor != 1.0 or len(reply.start) != 1:
+        return False
+    start = reply.start[0]
+    if start[0] != arrival.worker or start[1] != 1 or start[2] is not None or len(reply.uses) != 1:
+        return False
+    if reply.uses[0] != arrival.dispatch or reply.again or reply.abandon or reply.drops:
+        return False
+    return reply.direction is arrival.gradient or _is_same(reply.direction, arrival.gradient)
+
+
+def _is_same(direction: Tensor, gradient: Tensor) -> bool:
+    """Whether the two differ by no more than `SAME`; most that do show it in their first elements."""
+    limit = (SAME * float(torch.linalg.vector_norm(gradient))) ** 2
+    difference = 0.0
+    for one, other in zip(direction.split(CHUNK), gradient.split(CHUNK), strict=True):
+        difference += float(torch.dist(one, other)) ** 2
+        if not difference <= limit:
+            return False
+    return True

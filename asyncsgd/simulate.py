@@ -13,7 +13,7 @@ from torch import Tensor
 from asyncsgd.errors import UsageError
 from asyncsgd.numbers import out_of_bounds, shortened
 from asyncsgd.problems import Instance, parse_problem
-from asyncsgd.record import Evaluation, Event, Record
+from asyncsgd.record import Evaluation, Event, Record, RuleActed
 from asyncsgd.rules import parse_rule
 from asyncsgd.rules.base import Rule
 from asyncsgd.runtime import gossip, streaming
@@ -41,6 +41,18 @@ class Simulation:
     num_arrivals: int
     """Gradients that arrived, used or not."""
     virtual_seconds: float
+    rule_acted: RuleActed
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """How a run of `SimulationSettings` ended."""
+
+    result: Result
+    parameters: Tensor
+    """The last ones (of gossip the mean model's), float64 `(P,)`."""
+    rule_acted: RuleActed | None
+    """None for a method without a server."""
 
 
 _BOUNDS: Mapping[str, Mapping[str, float]] = {
@@ -102,8 +114,8 @@ class SimulationSettings:
     def links(self) -> Network | None:
         return None if self.network is None else parse_network(self.network)
 
-    def run(self, report: Report, stop_requested: Callable[[], bool] = lambda: False) -> tuple[Result, Tensor]:
-        """Run it; how it ended, and the last parameters (of gossip the mean model's), float64 `(P,)`."""
+    def run(self, report: Report, stop_requested: Callable[[], bool] = lambda: False) -> Finished:
+        """Run it."""
         method, instance, sampler = self.method(), self.instance(), self.sampler()
         budget = Budget(self.samples, self.budget_seconds)
         if isinstance(method, Rule):
@@ -119,7 +131,7 @@ class SimulationSettings:
                 network=self.links(),
                 stop_requested=stop_requested,
             )
-            return done.result, done.parameters
+            return Finished(done.result, done.parameters, done.rule_acted)
         if isinstance(method, StreamingDiLoCo):
             streamed = streaming.stream(
                 method,
@@ -132,7 +144,7 @@ class SimulationSettings:
                 report=report,
                 stop_requested=stop_requested,
             )
-            return streamed.result, torch.from_numpy(streamed.outer)
+            return Finished(streamed.result, torch.from_numpy(streamed.outer), None)
         gossiped = gossip.gossip(
             method,
             instance,
@@ -145,7 +157,7 @@ class SimulationSettings:
             report=report,
             stop_requested=stop_requested,
         )
-        return gossiped.result, torch.from_numpy(gossiped.models.mean(axis=0))
+        return Finished(gossiped.result, torch.from_numpy(gossiped.models.mean(axis=0)), None)
 
     def replay(self, records: Sequence[LogRecord], check_every: int = 1) -> tuple[Replay, Server]:
         """A replay of the run's log, and the server that it changes.
@@ -230,7 +242,13 @@ def simulate(
     )
     result = runtime.run()
     return Simulation(
-        result, runtime.evaluations, parameters, server.version, runtime.num_arrivals, runtime.train_seconds
+        result,
+        runtime.evaluations,
+        parameters,
+        server.version,
+        runtime.num_arrivals,
+        runtime.train_seconds,
+        server.rule_acted,
     )
 
 

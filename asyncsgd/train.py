@@ -279,8 +279,10 @@ def _train_virtual(run: Run, board: Noticeboard | None) -> Result:
     worker, objective, evaluation = task.build(model, FlatModel(model))
     optimizer = server_recipe(run.rule, run.settings.optimization).on(run.flat.parameters, run.flat.layout.num_decayed)
     schedule = schedule_of(run.settings.optimization, run.settings.budget)
+    server = Server(run.flat.parameters, run.rule, optimizer, schedule)
+    run.record.rule_acted = server.rule_acted
     return Virtual(
-        Server(run.flat.parameters, run.rule, optimizer, schedule),
+        server,
         ModelGradients(worker, task.inner),
         task.speeds.on(run.num_workers, job.seed),
         Batches(run.settings.budget.samples, task.batch_size),
@@ -384,6 +386,7 @@ def _serve(
     schedule = schedule_of(run.settings.optimization, run.settings.budget)
     runtime = Hogwild if isinstance(optimizer, StepTakenByWorker) else ParameterServer
     server = Server(transport.parameters, run.rule, optimizer, schedule, transport.writing)
+    run.record.rule_acted = server.rule_acted
     result = runtime(
         server,
         transport,
@@ -597,7 +600,7 @@ def _from_scratch(settings: Settings) -> bool:
 
 def _finish(run: Run, result: Result) -> Result:
     """Save the model, write the summary, tell the user what came out and what to type next; return how it ended."""
-    totals, delays = run.record.totals, run.record.delays
+    totals, delays, acted = run.record.totals, run.record.delays, run.record.rule_acted
     folder = run.record.folder
     sha256 = None
     try:
@@ -618,6 +621,7 @@ def _finish(run: Run, result: Result) -> Result:
         | {
             "num_samples_applied": run.record.num_samples_applied,
             "delay": delays.summary(),
+            "rule_acted": None if acted is None else dataclasses.asdict(acted),
             "data": run.prepared.data_name,
             "data_fingerprint": run.prepared.data_fingerprint,
             "num_parameters": run.flat.layout.num_parameters,
@@ -636,5 +640,7 @@ def _finish(run: Run, result: Result) -> Result:
     delay = delays.summary()
     if delays.number:
         say(f"delay  p50 {delay['p50']}   p95 {delay['p95']}   max {delay['max']}   mean {delay['mean']:.2f} updates")
+    if acted is not None and (said := acted.describe(run.rule.name, run.num_workers)):
+        say(said)
     say(f"{result.status.lower():6} {folder.path}")
     return result

@@ -94,7 +94,7 @@ def simulate(settings: Any, runs_dir: Path, command: str, stop: StopRequest) -> 
     say(f"run    {folder.path}\nrule   {settings.method()}\nproblem {settings.problem}   speeds {settings.speeds}")
     recorder = Recorder(folder, settings.samples)
     try:
-        result, parameters = settings.run(recorder, stop)
+        done = settings.run(recorder, stop)
     except UsageError as error:
         folder.write_summary({"experiment": EXPERIMENT, "status": FAILED, "message": str(error)})
         raise
@@ -107,6 +107,7 @@ def simulate(settings: Any, runs_dir: Path, command: str, stop: StopRequest) -> 
         raise UsageError(f"{folder.path} cannot be written ({error.strerror}); free some space, run again") from error
     finally:
         recorder.close()
+    result, method = done.result, settings.method()
     problem = hashlib.sha256(settings.problem.encode()).hexdigest()
     folder.write_summary(
         {
@@ -114,7 +115,7 @@ def simulate(settings: Any, runs_dir: Path, command: str, stop: StopRequest) -> 
             "message": result.message,
             "experiment": EXPERIMENT,
             "mode": "async",
-            "rule": str(settings.method()),
+            "rule": str(method),
             "from_scratch": None,
             "num_workers": settings.workers,
             "seed": settings.seed,
@@ -128,14 +129,17 @@ def simulate(settings: Any, runs_dir: Path, command: str, stop: StopRequest) -> 
             "perplexity": None,  # the loss is an excess, not a log likelihood
             "num_samples_applied": recorder.num_samples_applied,
             "delay": recorder.delays.summary(),
+            "rule_acted": None if done.rule_acted is None else dataclasses.asdict(done.rule_acted),
             "data": settings.problem,
             "data_fingerprint": problem,
-            "parameters_sha256": vector_sha256(parameters),
+            "parameters_sha256": vector_sha256(done.parameters),
         }
     )
     folder.close()
     if result.message:
         print(f"{result.status}: {result.message}", file=sys.stderr)
+    if done.rule_acted is not None and (said := done.rule_acted.describe(method.name, settings.workers)):
+        say(said)
     say(f"done   {folder.path}" if result.status == DONE else f"saved  {folder.path}")
     return {DONE: 0, INTERRUPTED: 130}.get(result.status, 1)
 

@@ -53,7 +53,10 @@ SHARED_MEMORY = [
 
 @pytest.mark.parametrize(("rule", "more"), SHARED_MEMORY, ids=[rule for rule, _ in SHARED_MEMORY])
 def test_a_run_of_two_workers_replays_bit_for_bit(train: Train, rule: str, more: dict) -> None:
-    assert_replays(train(mode="async", nproc=2, rule=rule, **more))
+    run = train(mode="async", nproc=2, rule=rule, **more)
+    assert_replays(run)
+    counts = run.summary["rule_acted"]
+    assert len(list(run.records("arrival"))) == counts["arrivals"] >= counts["altered"] > 0
 
 
 @pytest.mark.parametrize("rule", ["fixed_delay:delay=3", "rennala:batch=2", "diloco:num_local_steps=2", "easgd"])
@@ -64,6 +67,7 @@ def test_so_does_one_over_process_groups(train: Train, rule: str) -> None:
 @pytest.mark.parametrize("mode", ["async", "sync", "hogwild"])
 def test_an_injected_straggler_is_as_slow_as_declared(train: Train, mode: str) -> None:
     run = train(mode=mode, nproc=2, speeds="two_groups:share=0.5,factor=8,seconds=0.05")
+    assert (run.summary["rule_acted"] is None) == (mode == "sync")  # where there is no server
     seconds = {worker: [] for worker in range(2)}
     for event in run.records("arrival"):
         seconds[event["worker"]].append(event["compute_seconds"])

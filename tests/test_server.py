@@ -16,9 +16,25 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from asyncsgd.flat import FlatModel
-from asyncsgd.rules import DANA, Asynchronous, DiLoCo, LocalSGD
+from asyncsgd.rules import (
+    DANA,
+    DCASGD,
+    IA2SGD,
+    Asynchronous,
+    DelayAdaptive,
+    DiLoCo,
+    Downpour,
+    GapAware,
+    LocalSGD,
+    Ringmaster,
+    SharpDelay,
+    StalenessAware,
+    StaleSynchronous,
+    Synchronous,
+)
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
 from asyncsgd.server import (
+    CHUNK,
     SGD,
     AdamW,
     Optimizer,
@@ -30,6 +46,7 @@ from asyncsgd.server import (
     WarmupSchedule,
     constant,
     cosine,
+    is_asynchronous,
     linear,
 )
 
@@ -40,6 +57,67 @@ def starting(worker: int) -> Starting:
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+# ---- how often the rule acted ---------------------------------------------------------------------------------
+
+
+def acted(rule: Rule, order: list[int], num_workers: int = 3) -> tuple[int, int]:
+    """(altered, arrivals) after workers have arrived in this order."""
+    x = randn(8)
+    server = Server(x, rule, Optimizer(x, 8, SGD()), lambda num_samples: 5e-4)
+    ready = [start for worker in range(num_workers) for start in server.join(worker).start]
+    flights: dict[int, tuple[int, int]] = {}
+    for worker in order:
+        for start in ready:
+            flights[start.worker] = server.start(start), server.version
+        dispatch, version = flights.pop(worker)
+        slot = randn(8, seed=dispatch)
+        ready = list(
+            server.arrive(worker, dispatch, version, slot, weight=1.0, num_samples=1, seconds=1.0 + worker).start
+        )
+    return server.rule_acted.altered, server.rule_acted.arrivals
+
+
+@pytest.mark.parametrize(
+    ("rule", "altered"),
+    [
+        (Asynchronous(), 0),
+        (SharpDelay(), 0),  # binds from delay 500 on at this learning rate
+        (SharpDelay(smoothness=1e6), 0),  # no delay above the number of workers
+        (DelayAdaptive(concurrency=1), 10),  # delays 0, 1, 2, 2, ...
+        (StalenessAware(), 10),
+        (Ringmaster(threshold=3), 0),
+        (Ringmaster(threshold=2), 4),  # one of three is dropped
+        (StaleSynchronous(slack=9), 0),
+        (StaleSynchronous(slack=0), 12),  # workers wait, and start together
+        (Synchronous(), 12),
+        (DCASGD(compensation=1.0), 11),  # nothing to compensate at delay 0
+        (DCASGD(compensation=1e-7), 0),
+        (GapAware(), 11),
+        (DANA(), 12),
+        (LocalSGD(num_local_steps=1), 12),
+        (Downpour(n_push=1, n_fetch=1), 0),
+        (Downpour(n_push=2, n_fetch=2), 12),
+        (IA2SGD(), 12),
+    ],
+    ids=str,
+)
+def test_a_rule_has_acted_where_an_arrival_is_not_simply_applied_and_its_worker_started_again(rule, altered):
+    assert acted(rule, [0, 1, 2] * 4) == (altered, 12)
+
+
+def test_with_one_worker_synchronous_acts_on_nothing_though_it_hands_out_a_copy():
+    assert acted(Synchronous(), [0] * 5, num_workers=1) == (0, 5)
+
+
+def test_a_direction_that_differs_in_its_last_element_only_is_seen_too():
+    gradient = randn(CHUNK + 5)
+    arrival = Arrival(0, 0, 0, gradient, weight=1.0, num_samples=1, seconds=1.0)
+    direction = gradient.clone()
+    assert is_asynchronous(Reply(direction, uses=(0,), start=(Start(0),)), arrival)
+    direction[-1] += 1.0
+    assert not is_asynchronous(Reply(direction, uses=(0,), start=(Start(0),)), arrival)
 
 
 # ---- the optimizer ------------------------------------------------------------------------------------------

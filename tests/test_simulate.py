@@ -57,6 +57,24 @@ def test_every_rule_runs_and_its_log_replays_to_the_same_bits(rule: Any, tmp_pat
     assert capsys.readouterr().out.count(summary["parameters_sha256"]) == 2
 
 
+@pytest.mark.parametrize(
+    ("rule", "altered", "said"),
+    [
+        ("koloskova", 0, "altered 0 of 200 arrivals: koloskova never acted, so this run is asynchronous SGD"),
+        ("synchronous", 200, "altered 200 of 200 arrivals"),
+        ("asynchronous", 0, None),
+    ],
+)
+def test_a_run_says_how_often_its_rule_did_something_else_than_asynchronous_sgd(
+    rule: str, altered: int, said: str | None, tmp_path: Path, capsys: Any
+) -> None:
+    arguments = ["--rule", rule, "--workers", "4", "--samples", "200", "--learning-rate", "5e-4"]
+    assert simulate([*arguments, "--runs-dir", str(tmp_path)]) == 0
+    assert summary_of(only_run(tmp_path))["rule_acted"] == {"arrivals": 200, "altered": altered}
+    lines = [line.removeprefix("rule   ") for line in capsys.readouterr().out.splitlines() if " arrivals" in line]
+    assert lines == ([] if said is None else [said])
+
+
 @pytest.mark.parametrize("method", ["ad_psgd:topology=ring", "sgp:delay=1", "streaming_diloco:num_local_steps=4"])
 def test_methods_with_a_runtime_of_their_own_run_and_their_replay_is_refused(
     method: str, tmp_path: Path, capsys: Any

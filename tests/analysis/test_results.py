@@ -499,6 +499,23 @@ def test_oversubscribed_timings_are_flagged_where_there_are_seconds(tmp_path):
     assert all(arm.oversubscribed for arm in found.arms)
 
 
+def test_an_arm_whose_rule_never_acted_is_flagged_as_asynchronous(tmp_path):
+    lazy = SyntheticArm("koloskova", 4, "virtual", None)
+    curves = dict(zip((SYNC.name, lazy.name), twice_as_fast().values(), strict=True))
+    write_study(tmp_path, curves, [SYNC, lazy])
+    assert trust_of(results_of(tmp_path), "rules that acted").value == "not known"
+    for arm, altered in ((SYNC, 600), (lazy, 0)):
+        for path in tmp_path.glob(f"test/{arm.name}/*/summary.json"):
+            edit_json(path, rule_acted={"arrivals": 600, "altered": altered})
+    item = trust_of(results_of(tmp_path), "rules that acted")
+    assert (item.value, item.level) == ("not in 1 of 2 arms", "bad")
+    assert item.detail == (
+        "koloskova-w4-virtual (0 of 3600 arrivals): the rule altered nothing, so these are runs of asynchronous SGD"
+    )
+    edit_json(next(tmp_path.glob(f"test/{lazy.name}/*/summary.json")), rule_acted={"arrivals": 600, "altered": 1})
+    assert trust_of(results_of(tmp_path), "rules that acted").value == "all"
+
+
 def test_runs_from_random_weights_carry_the_mark_everywhere(tmp_path):
     found = results_of(write_study(tmp_path, twice_as_fast(), [SYNC, ASYNC], from_scratch=True))
     assert found.from_scratch
