@@ -80,9 +80,9 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """The rows of all runs evaluated on the same data; None stands for runs that do not say on which."""
+    """The rows of all runs that took the same test; None stands for runs that do not say on which data."""
 
-    data_fingerprint: str | None
+    evaluation_set: str | None
     rows: tuple[Row, ...]
     warnings: tuple[str, ...]
 
@@ -100,7 +100,7 @@ class Comparison:
 
 
 def compare(runs: Sequence[Run]) -> Comparison:
-    """Group `runs` by data, mode, rule, workers and batch size; the order of `runs` does not matter."""
+    """Group `runs` by evaluation set, mode, rule, workers and batch size; the order of `runs` does not matter."""
     from analysis.load import UNFINISHED, UNREADABLE
 
     by_name = sorted(runs, key=lambda run: run.name)
@@ -109,16 +109,16 @@ def compare(runs: Sequence[Run]) -> Comparison:
     grouped = [run for run in ordered if run.status not in (UNFINISHED, UNREADABLE)]
     by_data: dict[str | None, list[Run]] = {}
     for run in grouped:
-        by_data.setdefault(run.data_fingerprint, []).append(run)
+        by_data.setdefault(run.evaluation_set, []).append(run)
     tables = [
-        _table(fingerprint, by_data[fingerprint])
-        for fingerprint in sorted(by_data, key=lambda fingerprint: (fingerprint is None, fingerprint or ""))
+        _table(evaluation_set, by_data[evaluation_set])
+        for evaluation_set in sorted(by_data, key=lambda evaluation_set: (evaluation_set is None, evaluation_set or ""))
     ]
     warnings = []
     if len(tables) > 1:
         warnings.append(
-            f"WARNING: these runs were evaluated on {len(tables)} different data sets (data_fingerprint); "
-            "numbers of different tables must not be compared"
+            f"WARNING: these runs were evaluated on {len(tables)} different data sets, or with different masks "
+            "(data_fingerprint, eval_masking); numbers of different tables must not be compared"
         )
     return Comparison(
         tuple(tables),
@@ -137,7 +137,7 @@ def compare(runs: Sequence[Run]) -> Comparison:
     )
 
 
-def _table(fingerprint: str | None, runs: list[Run]) -> Table:
+def _table(evaluation_set: str | None, runs: list[Run]) -> Table:
     from analysis.load import labels
 
     groups: dict[Condition, list[Run]] = {}
@@ -146,7 +146,7 @@ def _table(fingerprint: str | None, runs: list[Run]) -> Table:
     names = labels(groups)
     rows = tuple(_row(condition, groups[condition]) for condition in names)
     done = {name: [run for run in groups[condition] if run.done] for condition, name in names.items()}
-    return Table(fingerprint, rows, tuple(_warnings({name: group for name, group in done.items() if group})))
+    return Table(evaluation_set, rows, tuple(_warnings({name: group for name, group in done.items() if group})))
 
 
 def _row(condition: Condition, runs: list[Run]) -> Row:
@@ -230,7 +230,7 @@ def render_csv(comparison: Comparison) -> str:
     ]  # strings, by the annotations import
     writer.writerow(
         [
-            "data_fingerprint",
+            "evaluation_set",
             "mode",
             "rule",
             "num_workers",
@@ -245,7 +245,7 @@ def render_csv(comparison: Comparison) -> str:
     )
     for table in comparison.tables:
         for row in table.rows:
-            cells: list[Any] = [table.data_fingerprint, *dataclasses.astuple(row.condition)]
+            cells: list[Any] = [table.evaluation_set, *dataclasses.astuple(row.condition)]
             cells += [row.num_done, row.num_all, row.num_diverged]
             for name in statistic_fields:
                 cells += dataclasses.astuple(getattr(row, name))
@@ -277,7 +277,7 @@ def _render(comparison: Comparison, draw: Callable[[list[list[str]]], list[str]]
     if comparison.warnings:
         blocks.append(list(comparison.warnings))
     for table in comparison.tables:
-        heading = f"data {table.data_fingerprint or 'unknown (no data_fingerprint)'}"
+        heading = f"data {table.evaluation_set or 'unknown (no data_fingerprint)'}"
         blocks.append([heading, "", *draw(_cells(table))])
         if table.warnings:
             blocks.append(list(table.warnings))

@@ -169,7 +169,7 @@ def _group(
         loss_label="evaluation loss (nats per masked token)" if tokens or not runs else "evaluation loss, excess",
         target=target,
         target_from=origin,
-        data_fingerprints=tuple(sorted({run.data_fingerprint for run in runs if run.data_fingerprint is not None})),
+        evaluation_sets=tuple(sorted({run.evaluation_set for run in runs if run.evaluation_set is not None})),
     )
 
 
@@ -263,12 +263,10 @@ def _comparison(
         notes.append(f"seed {listed} only in one of the two arms")
         left_out.append(LeftOut(title, f"seed {listed} has a run of only one of the two arms and is in no pair"))
     counted = [run for pair in pairs for run in (pair.treatment, pair.reference)]
-    told = {run.run.data_fingerprint for run in counted if run.run is not None}
+    told = {run.run.evaluation_set for run in counted if run.run is not None}
     if len(told) > 1:
         listed = ", ".join(sorted("unknown" if one is None else one for one in told))
-        left_out.append(
-            LeftOut(title, f"refused: its runs were evaluated on different data (data_fingerprint {listed})")
-        )
+        left_out.append(LeftOut(title, f"refused: its runs were evaluated on different data or masks ({listed})"))
         return None
     for arm, side in ((treatment, "treatment"), (reference, "reference")):
         diverged = sum(getattr(pair, side).diverged for pair in pairs)

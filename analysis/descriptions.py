@@ -91,12 +91,12 @@ def scope_of(study: Study, groups: Sequence[Group]) -> Scope:
     shown, usable, left_out = {}, {}, []
     for group in groups:
         runs = {arm: [run for run in study.of("test", arm) if run.run is not None] for arm in group.arms}
-        main = _main_fingerprint(runs, group)
+        main = _main_evaluation_set(runs, group)
         for arm, of_arm in runs.items():
             kept = []
             for run in of_arm:
                 assert run.run is not None
-                told = run.run.data_fingerprint
+                told = run.run.evaluation_set
                 if told is not None and told != main:
                     reason = (
                         f"evaluated on other data ({told}) than {group.name} ({main}): in no picture or mean with it"
@@ -109,10 +109,10 @@ def scope_of(study: Study, groups: Sequence[Group]) -> Scope:
     return Scope(tuple(groups), shown, usable, tuple(left_out))
 
 
-def _main_fingerprint(runs: Mapping[str, Sequence[StudyRun]], group: Group) -> str | None:
+def _main_evaluation_set(runs: Mapping[str, Sequence[StudyRun]], group: Group) -> str | None:
     first = runs.get(group.reference or "", ())
     for candidates in (first, [run for of_arm in runs.values() for run in of_arm]):
-        told = Counter(run.run.data_fingerprint for run in candidates if run.run and run.run.data_fingerprint)
+        told = Counter(run.run.evaluation_set for run in candidates if run.run and run.run.evaluation_set)
         if told:
             return sorted(told, key=lambda one: (-told[one], one))[0]
     return None
@@ -445,7 +445,7 @@ def _trend_table(scope: Scope, arms: Sequence[Arm]) -> tuple[str, list[list[floa
     """Losses at equal samples (seeds x workers), a diverged run being the worst of them; or why there are none."""
     runs = {arm.name: {run.seed: run for run in scope.usable[arm.name]} for arm in arms}
     everything = [run for of_arm in runs.values() for run in of_arm.values()]
-    told = {run.run.data_fingerprint for run in everything if run.run is not None}
+    told = {run.run.evaluation_set for run in everything if run.run is not None}
     if len(told) > 1:
         return "its runs were evaluated on different data", []
     seeds = sorted(seed for seed in set.intersection(*(set(of_arm) for of_arm in runs.values())) if seed is not None)
@@ -635,14 +635,14 @@ def pareto_panels(study: Study, scope: Scope, generator: numpy.random.Generator)
     for arm in study.arms:
         group = scope.group_of(arm.name)
         if group is not None and scope.usable[arm.name]:
-            told = [run.run.data_fingerprint for run in scope.usable[arm.name] if run.run and run.run.data_fingerprint]
+            told = [run.run.evaluation_set for run in scope.usable[arm.name] if run.run and run.run.evaluation_set]
             panels[arm.clock, arm.speeds, told[0] if told else ""].append(arm)
     found = []
-    for (clock, speeds, fingerprint), arms in panels.items():
+    for (clock, speeds, evaluation_set), arms in panels.items():
         tests = _front({(arm.name, ()): scope.usable[arm.name] for arm in arms}, generator)
         if not tests:
             continue
-        trials = _front(_trial_runs(study, arms, fingerprint), generator)
+        trials = _front(_trial_runs(study, arms, evaluation_set), generator)
         group = scope.group_of(arms[0].name)
         assert group is not None
         references = [other.reference for other in scope.groups if other.reference in {arm.name for arm in arms}]
@@ -652,7 +652,7 @@ def pareto_panels(study: Study, scope: Scope, generator: numpy.random.Generator)
             ParetoPanel(
                 clock=clock,
                 speeds=speeds,
-                data_fingerprint=fingerprint,
+                evaluation_set=evaluation_set,
                 x_label=group.seconds_label,
                 y_label=group.loss_label,
                 points=(*tests, *trials),
@@ -703,14 +703,14 @@ def _front(
     return tuple(sorted(points, key=lambda point: (point.seconds, point.loss, point.arm, point.trial)))
 
 
-def _trial_runs(study: Study, arms: Sequence[Arm], fingerprint: str) -> dict[tuple[str, Tried], list[StudyRun]]:
+def _trial_runs(study: Study, arms: Sequence[Arm], evaluation_set: str) -> dict[tuple[str, Tried], list[StudyRun]]:
     """The tuning runs on the same data, by arm and by what they tried."""
     found: dict[tuple[str, Tried], list[StudyRun]] = defaultdict(list)
     for arm in arms:
         for run in study.of("tuning", arm.name):
             if run.run is None or not run.usable or run.trial is None:
                 continue
-            if (run.run.data_fingerprint or "") == fingerprint and run.trial < len(arm.trials):
+            if (run.run.evaluation_set or "") == evaluation_set and run.trial < len(arm.trials):
                 tried = tuple(sorted((key, str(value)) for key, value in arm.trials[run.trial].settings.items()))
                 found[arm.name, tried].append(run)
     return found

@@ -246,7 +246,7 @@ def _number(run: StudyRun, key: str) -> float:
 
 
 def _data_of(run: Run) -> tuple[str | None, Any]:
-    return run.data_fingerprint, run.summary.get("split")
+    return run.evaluation_set, run.summary.get("split")
 
 
 def _main_data(runs: Sequence[StudyRun]) -> tuple[str | None, Any]:

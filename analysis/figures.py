@@ -48,7 +48,7 @@ def draw_loss_versus_seconds(axes: Axes, runs: Iterable[Run]) -> list[str]:
 
     Args:
         axes: of any figure; the lines are labelled, the legend is left to the caller.
-        runs: with one data fingerprint; the order does not matter.
+        runs: with one evaluation set; the order does not matter.
 
     Returns:
         Notes that belong in small print under the figure.
@@ -72,25 +72,25 @@ def draw_loss_versus_samples(axes: Axes, runs: Iterable[Run]) -> list[str]:
 
 
 def save_figures(runs: Iterable[Run], folder: Path) -> list[Path]:
-    """Save loss_vs_seconds.png and loss_vs_samples.png, one pair per data fingerprint; loss_vs_virtual_seconds.png
+    """Save loss_vs_seconds.png and loss_vs_samples.png, one pair per evaluation set; loss_vs_virtual_seconds.png
     where runs had a virtual clock.
 
-    Losses on different data never share axes; with several fingerprints the file names end in them. Runs without a
-    fingerprint or without an evaluation that could be drawn are left out (see `undrawn`).
+    Losses on different data never share axes; with several evaluation_sets the file names end in them. Runs without a
+    one or without an evaluation that could be drawn are left out (see `undrawn`).
 
     Returns:
         The paths written, in order; empty if there is nothing to draw.
     """
     by_data: dict[str, list[Run]] = {}
     for run in runs:
-        if run.data_fingerprint is not None and _drawable(run):
-            by_data.setdefault(run.data_fingerprint, []).append(run)
+        if run.evaluation_set is not None and _drawable(run):
+            by_data.setdefault(run.evaluation_set, []).append(run)
     if by_data:
         folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for fingerprint, suffix in _suffixes(by_data).items():
-        title = f"data {fingerprint}" if suffix else ""
-        group = by_data[fingerprint]
+    for evaluation_set, suffix in _suffixes(by_data).items():
+        title = f"data {evaluation_set}" if suffix else ""
+        group = by_data[evaluation_set]
         virtual, measured = [run for run in group if run.virtual], [run for run in group if not run.virtual]
         for name, draw, drawn in (
             ("loss_vs_seconds", draw_loss_versus_seconds, measured),
@@ -115,8 +115,8 @@ def save_figures(runs: Iterable[Run], folder: Path) -> list[Path]:
 
 
 def undrawn(runs: Iterable[Run]) -> list[Run]:
-    """The runs that `save_figures` cannot draw: without a data fingerprint, or with no loss at a known time."""
-    return [run for run in runs if run.data_fingerprint is None or not _drawable(run)]
+    """The runs that `save_figures` cannot draw: without a evaluation set, or with no loss at a known time."""
+    return [run for run in runs if run.evaluation_set is None or not _drawable(run)]
 
 
 def mean_curve(curves: Sequence[tuple[numpy.ndarray, numpy.ndarray]]) -> tuple[numpy.ndarray, numpy.ndarray]:
@@ -137,9 +137,9 @@ def mean_curve(curves: Sequence[tuple[numpy.ndarray, numpy.ndarray]]) -> tuple[n
 
 
 def _draw(axes: Axes, runs: list[Run], column: str, mark_oversubscribed: bool) -> list[str]:
-    fingerprints = {run.data_fingerprint for run in runs}
-    if len(fingerprints) > 1:
-        raise ValueError(f"losses on different data do not share axes, got {sorted(map(str, fingerprints))}")
+    evaluation_sets = {run.evaluation_set for run in runs}
+    if len(evaluation_sets) > 1:
+        raise ValueError(f"losses on different data do not share axes, got {sorted(map(str, evaluation_sets))}")
     by_condition: dict[Condition, list[Run]] = {}
     for run in sorted(runs, key=lambda run: run.name):
         by_condition.setdefault(run.condition, []).append(run)
@@ -242,14 +242,14 @@ def _drawable(run: Run) -> bool:
     return bool((evaluations["loss"].notna() & evaluations["train_seconds"].notna()).any())
 
 
-def _suffixes(fingerprints: Iterable[str]) -> dict[str, str]:
+def _suffixes(evaluation_sets: Iterable[str]) -> dict[str, str]:
     """Fingerprint -> end of the file name: nothing for a single one, else the shortest that keeps them apart."""
-    ordered = sorted(fingerprints)
+    ordered = sorted(evaluation_sets)
     if len(ordered) <= 1:
         return dict.fromkeys(ordered, "")
-    safe = [re.sub(r"[^A-Za-z0-9]+", "-", fingerprint) for fingerprint in ordered]
+    safe = [re.sub(r"[^A-Za-z0-9]+", "-", evaluation_set) for evaluation_set in ordered]
     short = [name[:12] for name in safe]
     chosen = short if len(set(short)) == len(ordered) else safe
     if len(set(chosen)) < len(ordered):  # differ in punctuation only
         chosen = [f"{name}-{number}" for number, name in enumerate(safe)]
-    return {fingerprint: f"_{name}" for fingerprint, name in zip(ordered, chosen, strict=True)}
+    return {evaluation_set: f"_{name}" for evaluation_set, name in zip(ordered, chosen, strict=True)}

@@ -134,10 +134,11 @@ def _warnings(study: Study, rows: Sequence[NotesRow]) -> list[str]:
     runs = [run.run for run in study.of("test") if run.run is not None]
     if any(run.summary.get("from_scratch") is True for run in runs):
         lines.append("NOTE: from scratch: not STILT")
-    told = {run.data_fingerprint for run in runs if run.data_fingerprint is not None}
+    told = {run.evaluation_set for run in runs if run.evaluation_set is not None}
     if len(told) > 1:
         lines.append(
-            f"WARNING: the runs were evaluated on {len(told)} different data sets; their losses must not be compared"
+            f"WARNING: the runs were evaluated on {len(told)} different data sets, or with different masks; their "
+            f"losses must not be compared"
         )
     budgets = sorted({run.summary["num_samples"] for run in runs if run.done and run.summary.get("num_samples")})
     if len(budgets) > 1 and budgets[0] != budgets[-1]:

@@ -53,6 +53,9 @@ _DELAYS = ("mean", "p50", "p95", "max")
 PREDICTION = re.compile(r"predicted-\d+")
 """Name of a folder inside a run's in which ``experiments/calibrate.py`` has predicted that run."""
 
+USUAL_MASKING = "token:0.15"
+"""``eval_masking`` of a run without ``--eval-mask``."""
+
 FINETUNING = "stilt_finetune"
 """`Run.experiment` of a fine-tuning run, whose summary has scores of a labelled task and no mode or rule of its own."""
 
@@ -125,8 +128,18 @@ class Run:
         )
 
     @property
-    def data_fingerprint(self) -> str | None:
-        return self.summary.get("data_fingerprint")
+    def evaluation_set(self) -> str | None:
+        """What a loss has to share with another one: the data's fingerprint, and the masks where they are not the usual
+        ones. None where the summary does not say on which data.
+
+        A run from before ``--eval-mask`` was evaluated with the masks that it trained with.
+        """
+        fingerprint, masking = self.summary.get("data_fingerprint"), self.summary.get("eval_masking")
+        if masking is None and "mask" in self.settings:
+            masking = f"{self.settings['mask']}:{self.settings.get('mask_prob')}"
+        if fingerprint is None or masking in (None, USUAL_MASKING):
+            return fingerprint
+        return f"{fingerprint} masked {masking}"
 
     @property
     def virtual(self) -> bool:
@@ -280,6 +293,9 @@ def _checked(summary: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
         needed = needed and not (summary.get("clock") == "virtual" and key in _MEASURED)
         if value is not None or needed:
             problems.append(f"summary.json has {'no' if value is None else 'an unusable'} {key}{_shown(value)}")
+    if not isinstance(summary.get("eval_masking"), str | None):
+        problems.append(f"summary.json has an unusable eval_masking{_shown(summary['eval_masking'])}")
+        checked["eval_masking"] = None
     if not isinstance(summary.get("from_scratch"), bool | None):
         problems.append(f"summary.json has an unusable from_scratch{_shown(summary['from_scratch'])}")
         checked["from_scratch"] = None

@@ -489,7 +489,7 @@ def pareto(cast: Cast, item: ParetoPanel) -> Picture | None:
         )
     best = ", ".join(cast.label(point.arm) for point in tests if point.on_front)
     return Picture(
-        cast.name("pareto", item.clock, item.speeds or "", item.data_fingerprint[:8]),
+        cast.name("pareto", item.clock, item.speeds or "", item.evaluation_set[:8]),
         "Final loss versus seconds",
         item.speeds or "",
         figure,

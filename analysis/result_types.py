@@ -88,7 +88,7 @@ class Group:
     """The declared target loss; None where there is none."""
     target_from: str
     """Where the target comes from, in words; empty without a target."""
-    data_fingerprints: tuple[str, ...]
+    evaluation_sets: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -481,7 +481,7 @@ class ParetoPanel:
 
     clock: str
     speeds: str | None
-    data_fingerprint: str
+    evaluation_set: str
     x_label: str
     y_label: str
     points: tuple[ParetoPoint, ...]

@@ -145,6 +145,7 @@ _SUMMARY_KEYS = frozenset(
         "rule_acted",
         "data",
         "data_fingerprint",
+        "eval_masking",
         "num_parameters",
         "parameters_sha256",
         "task",

@@ -100,7 +100,7 @@ def _guarded(
 ) -> Guard | Refused:
     """By the samples to the target; where a run misses it, to the lowest loss that all of them reach."""
     everybody = [*new, *reference]
-    data = {run.run.data_fingerprint for run in everybody if run.run is not None and run.run.data_fingerprint}
+    data = {run.run.evaluation_set for run in everybody if run.run is not None and run.run.evaluation_set}
     if len(data) > 1:
         return Refused("they were evaluated on different data")
     if diverged := [run.name for run in everybody if run.diverged]:
@@ -326,17 +326,17 @@ def _scratch_item(study: Study) -> TrustItem:
 
 
 def _data_item(groups: Sequence[Group], study: Study) -> TrustItem:
-    told = sorted({one for group in groups for one in group.data_fingerprints})
-    mixed = [group.name for group in groups if len(group.data_fingerprints) > 1]
+    told = sorted({one for group in groups for one in group.evaluation_sets})
+    mixed = [group.name for group in groups if len(group.evaluation_sets) > 1]
     names = sorted({str(summary_of(run, "data")) for run in study.of("test") if summary_of(run, "data")})
-    value = ", ".join(one[:12] for one in told) or "not known"
+    value = ", ".join(" ".join([one[:12], *more]) for one, *more in (name.split() for name in told)) or "not known"
     if mixed:
-        return TrustItem("data", value, "bad", f"runs on different data in {'; '.join(mixed)}: not compared")
+        return TrustItem("data", value, "bad", f"runs on different data or masks in {'; '.join(mixed)}: not compared")
     if not told:
         return TrustItem("data", value, "unknown", "no run has a data_fingerprint")
     if len(told) > 1:
         return TrustItem(
-            "data", value, "warning", "groups were evaluated on different data; compare inside a group only"
+            "data", value, "warning", "groups were evaluated on different data or masks; compare inside a group only"
         )
     return TrustItem("data", value, "good", ", ".join(names))
 

@@ -40,10 +40,12 @@ def setting(
     at_most: float | None = None,
     example: object = None,
     aliases: tuple[str, ...] = (),
+    added_later: bool = False,
 ) -> Any:
     """Declare a field of a group: its default, its help line, its bounds, and a value that error messages can propose.
 
-    A default of None means that the setting may be left open; `unset` says in ``--help`` what happens then.
+    A default of None means that the setting may be left open; `unset` says in ``--help`` what happens then. With
+    `added_later` the default does not count in `Flags.settings_hash`: runs from before the setting keep their names.
     """
     metadata = {
         "help": help,
@@ -54,6 +56,7 @@ def setting(
         "at_most": at_most,
         "example": default if example is None else example,
         "aliases": aliases,
+        "added_later": added_later,
     }
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -316,6 +319,9 @@ class Flags(Generic[S]):
             for spec, value in zip(self.specs.values(), self.flatten(settings).values(), strict=True)
             if spec.name not in self.places
         }
+        for spec in self.specs.values():
+            if spec.metadata["added_later"] and values[spec.name] == spec.default:
+                del values[spec.name]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:6]
 
     def build_parser(

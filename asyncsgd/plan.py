@@ -81,7 +81,8 @@ _CONDITIONS = ("nproc", "clock", "speeds")
 
 _NOT_TUNED = (
     *("mode", *_CONDITIONS, "network", "samples", "seconds", "target_loss", "evaluations", "eval_samples"),
-    *("data", "eval_data", "text_column", "mask", "mask_prob", "vocab_size", "model"),
+    *("data", "eval_data", "text_column", "mask", "mask_prob"),
+    *("eval_mask", "eval_mask_prob", "vocab_size", "model"),
 )
 """Settings that change what is compared, or what it may cost, rather than how well an algorithm does under it."""
 

@@ -145,15 +145,14 @@ def task_of(
     eval_samples: int,
 ) -> Task:
     """What any process of the run computes, from the settings, which all have, and from what the leader found out."""
-    masking = Masking(
-        _CHOOSE[data.mask], data.mask_prob, materials.mask_id, materials.vocabulary_size, materials.special_ids
-    )
+    ids = (materials.mask_id, materials.vocabulary_size, materials.special_ids)
     return Task(
         config=materials.config,
         train=Path(materials.train),
         evaluation=Path(materials.evaluation),
         frame=Frame(materials.prefix, materials.suffix, materials.pad_id),
-        masking=masking,
+        masking=Masking(_CHOOSE[data.mask], data.mask_prob, *ids),
+        eval_masking=Masking(_CHOOSE[data.eval_mask], data.eval_mask_prob, *ids),
         batch_size=data.batch_size,
         eval_samples=eval_samples,
         seed=job.seed,

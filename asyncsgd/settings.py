@@ -141,7 +141,10 @@ class Optimization:
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """The text, how it is cut into sequences, and what is masked."""
+    """The text, how it is cut into sequences, and what is masked.
+
+    Evaluations have masks of their own, so that runs that train with different ones take the same test.
+    """
 
     data: str = setting("pydocs", "pydocs (built in, no network), a file, a folder or hub:NAME; A+B joins two")
     eval_data: str | None = setting(None, "text to evaluate on", unset="held out from --data")
@@ -150,6 +153,10 @@ class Data:
     batch_size: int = setting(16, "sequences in one gradient, per worker", at_least=1, at_most=MOST_BATCH)
     mask: Mask = setting("token", "mask single tokens or whole words")
     mask_prob: float = setting(0.15, "share of the tokens to predict", above=0, below=1)
+    eval_mask: Mask = setting(
+        "token", "as --mask, in evaluations; runs with different ones are not compared", added_later=True
+    )
+    eval_mask_prob: float = setting(0.15, "as --mask-prob, in evaluations", above=0, below=1, added_later=True)
     vocab_size: int = setting(
         8192, "of the tokenizer trained for the models tiny and small", at_least=1, at_most=1_000_000
     )
@@ -323,6 +330,20 @@ def to_yaml(settings: Settings, *, comment: str = "", places: bool = True) -> st
 def load_yaml(path: str | Path) -> dict[str, object]:
     """Return the settings named in a YAML file, not yet validated together; see `Flags.load_yaml`."""
     return FLAGS.load_yaml(path)
+
+
+def load_run_settings(path: str | Path) -> Settings:
+    """Return the settings of a run from its settings.yaml, as they were understood when it ran.
+
+    A run from before ``--eval-mask`` was evaluated with the masks that it trained with.
+
+    Raises:
+        UsageError: if the file cannot be read, or is not valid.
+    """
+    values = load_yaml(path)
+    if "eval_mask" not in values:
+        values |= {"eval_" + name: values[name] for name in ("mask", "mask_prob") if name in values}
+    return make_settings(values)
 
 
 def differing_keys(old: Mapping[str, object], new: Mapping[str, object]) -> list[tuple[str, object, object]]:

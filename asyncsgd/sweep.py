@@ -47,7 +47,7 @@ from asyncsgd.plan import (
 from asyncsgd.record import DIVERGED, DONE, FAILED, read_events, write_json, write_text
 from asyncsgd.run_folder import open_run_folder, set_aside
 from asyncsgd.runtime.processes import end_with_parent
-from asyncsgd.settings import differing_keys, flatten, load_yaml, make_settings
+from asyncsgd.settings import differing_keys, flatten, load_run_settings, make_settings
 from asyncsgd.yaml_reader import read_yaml
 
 PRELOAD = (
@@ -222,7 +222,7 @@ class Sweep:
                     f"{path.parent} started from another base model than the one in {self.out / BASE}, which was made "
                     f"again since; type another --out"
                 )
-        old = flatten(make_settings(load_yaml(path)))
+        old = flatten(load_run_settings(path))
         different = differing_keys(old, flatten(make_settings(values)))
         if self.plan.base_model is not None:  # made here: its path has changed where the sweep's folder was moved
             different = [change for change in different if change[0] != "model"]

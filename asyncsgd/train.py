@@ -575,6 +575,7 @@ def _identity(settings: Settings, launch: Launch, rule: str) -> dict[str, Any]:
         "threads": settings.machine.threads,
         "seed": settings.job.seed,
         "batch_size": settings.data.batch_size,
+        "eval_masking": f"{settings.data.eval_mask}:{settings.data.eval_mask_prob}",
         "accumulate": settings.job.accumulate,
         "transport": _transport_of(settings),
         "hogwild_state": settings.job.hogwild_state if settings.job.mode == "hogwild" else None,

@@ -29,7 +29,7 @@ from asyncsgd.launch import Launch
 from asyncsgd.record import DONE, SCHEMA, available_cores, write_json
 from asyncsgd.run_folder import open_run_folder, owned, set_aside
 from asyncsgd.script import run_script
-from asyncsgd.settings import Settings, differing_keys, flatten, load_yaml, make_settings
+from asyncsgd.settings import Settings, differing_keys, flatten, load_run_settings, load_yaml, make_settings
 from asyncsgd.signals import StopRequest
 
 GENERAL_TEXT = Path(__file__).resolve().parents[2] / "shared" / "data" / "wiki_paragraphs"
@@ -136,7 +136,7 @@ def refuse_other_settings(out: Path, settings: Settings) -> None:
     """
     if not (out / "base.json").is_file() and not (out / "run" / "settings.yaml").is_file():
         return
-    old = make_settings(load_yaml(out / "run" / "settings.yaml"))
+    old = load_run_settings(out / "run" / "settings.yaml")
     different = differing_keys(flatten(old), flatten(settings))
     if different:
         listed = ", ".join(f"{key} {before} -> {now}" for key, before, now in different)

@@ -283,6 +283,17 @@ def test_the_evaluated_loss_of_an_untrained_model_does_not_depend_on_mode_or_wor
     assert losses[1] == pytest.approx(losses[0], rel=1e-9)
 
 
+def test_what_is_masked_in_training_does_not_change_the_test(train: Train) -> None:
+    untrained = "--mode single --samples 0 --eval-samples 20"
+    plain, other = train(untrained).summary, train(f"{untrained} --mask word --mask-prob 0.4").summary
+    assert (plain["eval_masking"], other["eval_masking"]) == ("token:0.15", "token:0.15")
+    assert plain["final_eval_loss"] == other["final_eval_loss"]
+    assert plain["eval_masked_tokens"] == other["eval_masked_tokens"]
+    another_test = train(f"{untrained} --eval-mask word --eval-mask-prob 0.4").summary
+    assert another_test["eval_masking"] == "word:0.4"
+    assert another_test["eval_masked_tokens"] > 1.5 * plain["eval_masked_tokens"]
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("mode", MODES)
 def test_a_target_loss_ends_the_run_at_the_evaluation_that_reaches_it(mode: str, train: Train) -> None:

@@ -32,6 +32,7 @@ from asyncsgd.settings import (
     build_parser,
     differing_keys,
     flatten,
+    load_run_settings,
     load_yaml,
     make_settings,
     parse_settings,
@@ -278,6 +279,7 @@ OUT_OF_BOUNDS = [
     ({"batch_size": 0}, "--batch-size must be 1 or more, got 0; type e.g. --batch-size 16"),
     ({"mask_prob": 0}, "--mask-prob must be more than 0 and less than 1, got 0.0; type e.g. --mask-prob 0.15"),
     ({"mask_prob": 1}, "--mask-prob must be more than 0 and less than 1, got 1.0"),
+    ({"eval_mask_prob": 1}, "--eval-mask-prob must be more than 0 and less than 1, got 1.0"),
     ({"vocab_size": 0}, "--vocab-size must be 1 or more, got 0"),
     ({"dropout": 1}, "--dropout must be 0 or more and less than 1, got 1.0"),
     ({"dropout": -0.1}, "--dropout must be 0 or more and less than 1, got -0.1"),
@@ -439,6 +441,8 @@ def valid_settings(draw: st.DrawFn) -> Settings:
         "batch_size": whole("batch_size"),
         "mask": one_of("token", "word"),
         "mask_prob": st.floats(0, 1, exclude_min=True, exclude_max=True),
+        "eval_mask": one_of("token", "word"),
+        "eval_mask_prob": st.floats(0, 1, exclude_min=True, exclude_max=True),
         "cache_dir": st.none() | TEXTS,
         "model": TEXTS,
         "dropout": SHARES,
@@ -521,6 +525,20 @@ def test_the_hash_is_six_hexadecimal_digits_and_the_same_for_1_and_1_point_0() -
     assert whole == real
     assert len(whole) == 6
     int(whole, 16)
+
+
+def test_settings_that_came_later_leave_the_names_of_runs_as_they_were() -> None:
+    assert settings_hash(Settings()) == "3685ef"
+    assert settings_hash(make_settings({"mask": "word", "mask_prob": 0.3, "seed": 2})) == "e816ca"
+    assert settings_hash(make_settings({"eval_mask": "token", "eval_mask_prob": 0.15})) == "3685ef"
+    assert settings_hash(make_settings({"eval_mask": "word"})) != "3685ef"
+
+
+def test_a_run_from_before_eval_mask_was_evaluated_with_the_masks_it_trained_with(tmp_path: Path) -> None:
+    old = load_run_settings(write(tmp_path, "mask: word\nmask_prob: 0.3\n"))
+    assert (old.data.eval_mask, old.data.eval_mask_prob) == ("word", 0.3)
+    new = load_run_settings(write(tmp_path, to_yaml(make_settings({"mask": "word"}))))
+    assert (new.data.eval_mask, new.data.eval_mask_prob) == ("token", 0.15)
 
 
 def test_differing_keys_are_those_of_the_run_and_not_of_its_place() -> None:

@@ -127,7 +127,9 @@ class TrainingBatches:
 
 
 class EvaluationBatches:
-    """The evaluation set in batches of similar length, with masks that are the same for every run, seed and mode.
+    """The evaluation set in batches of similar length, with masks that are the same for every seed and mode.
+
+    They are a function of `masking` and the sample alone; training batches have another masking.
 
     Args:
         num_samples: how many samples, evenly over the set; 0 for all.

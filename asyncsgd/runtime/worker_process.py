@@ -57,6 +57,8 @@ class Task:
     """Folder of the evaluation tokens."""
     frame: Frame
     masking: Masking
+    """Of the training batches."""
+    eval_masking: Masking
     batch_size: int
     eval_samples: int
     seed: int
@@ -79,7 +81,7 @@ class Task:
         return TrainingBatches(Tokens.load(self.train), self.frame, self.masking, self.batch_size, self.seed)
 
     def evaluation_batches(self) -> EvaluationBatches:
-        return EvaluationBatches(Tokens.load(self.evaluation), self.frame, self.masking, self.eval_samples)
+        return EvaluationBatches(Tokens.load(self.evaluation), self.frame, self.eval_masking, self.eval_samples)
 
 
 class Straggling:

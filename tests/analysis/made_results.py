@@ -128,7 +128,7 @@ def made_group(workers, clock, algorithms, primary=False):
         loss_label=LOSS,
         target=5.42,
         target_from="95 % of the improvement of 2 pilot runs",
-        data_fingerprints=("f00dfeed",),
+        evaluation_sets=("f00dfeed",),
     )
 
 

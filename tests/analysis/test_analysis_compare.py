@@ -48,8 +48,12 @@ def write_run(
     oversubscription=1.0,
     fault="",
     finished=True,
+    settings="",
+    **recorded,
 ):
     folder = RunFolder(path)
+    if settings:
+        (path / "settings.yaml").write_text(settings)
     for part, value in ((0, 9.0), (1, 6.0), (2, loss)):
         samples = part * num_samples // 2
         folder.append(Evaluation(samples // 8, samples, part * train_seconds / 2, value, 0.25, 300, 0.25))
@@ -83,6 +87,7 @@ def write_run(
                 "clock": "measured",
                 "parameters_sha256": "00",
             }
+            | recorded
         )
     folder.close()
 
@@ -165,7 +170,7 @@ def test_different_data_are_separate_tables_and_pictures_with_a_warning(tmp_path
     write_run(tmp_path / "b", data="two")
     runs, _ = load_runs(tmp_path)
     comparison = compare(runs)
-    assert [table.data_fingerprint for table in comparison.tables] == ["one", "two"]
+    assert [table.evaluation_set for table in comparison.tables] == ["one", "two"]
     assert [[row.num_all for row in table.rows] for table in comparison.tables] == [[1], [1]]
     assert render_text(comparison).startswith("WARNING: these runs were evaluated on 2 different data sets")
     assert [path.name for path in save_figures(runs, tmp_path / "out")] == [
@@ -174,6 +179,23 @@ def test_different_data_are_separate_tables_and_pictures_with_a_warning(tmp_path
         "loss_vs_seconds_two.png",
         "loss_vs_samples_two.png",
     ]
+    with pytest.raises(ValueError, match="do not share axes"):
+        draw_loss_versus_seconds(Figure().add_subplot(), runs)
+
+
+def test_different_evaluation_masks_are_different_tests_and_old_runs_had_those_of_their_training(tmp_path):
+    write_run(tmp_path / "a", eval_masking="token:0.15", settings="mask: word\nmask_prob: 0.15\n")
+    write_run(tmp_path / "b", settings="mask: token\nmask_prob: 0.15\n")
+    write_run(tmp_path / "c")
+    write_run(tmp_path / "d", settings="mask: word\nmask_prob: 0.3\n")
+    write_run(tmp_path / "e", eval_masking="word:0.3", settings="mask: token\nmask_prob: 0.15\n")
+    runs, _ = load_runs(tmp_path)
+    comparison = compare(runs)
+    assert [table.evaluation_set for table in comparison.tables] == ["f00d", "f00d masked word:0.3"]
+    assert [[row.num_all for row in table.rows] for table in comparison.tables] == [[3], [2]]
+    assert render_text(comparison).startswith(
+        "WARNING: these runs were evaluated on 2 different data sets, or with different masks"
+    )
     with pytest.raises(ValueError, match="do not share axes"):
         draw_loss_versus_seconds(Figure().add_subplot(), runs)
 

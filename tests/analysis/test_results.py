@@ -469,6 +469,19 @@ def test_measured_and_virtual_seconds_share_no_group_panel_or_comparison(example
         assert {clock[point.arm] for point in scaling.points} == {scaling.clock}
 
 
+def test_runs_with_different_evaluation_masks_are_not_compared(tmp_path):
+    write_study(tmp_path, twice_as_fast(), [SYNC, ASYNC], registration={"num_seeds": 6})
+    for seed in range(100, 106):
+        edit_json(tmp_path / f"test/{ASYNC.name}/s{seed}/summary.json", eval_masking="word:0.15")
+    found = results_of(tmp_path)
+    assert found.tests == ()
+    listed = {item.name: item.reason for item in found.left_out}
+    assert listed[f"async vs sync, {GROUP}"] == (
+        "refused: its runs were evaluated on different data or masks (f00d, f00d masked word:0.15)"
+    )
+    assert trust_of(found, "data").level == "bad"
+
+
 def test_runs_on_different_data_are_not_compared(tmp_path):
     write_study(tmp_path, twice_as_fast(), [SYNC, ASYNC], registration={"num_seeds": 6})
     for seed in range(100, 106):
@@ -478,7 +491,7 @@ def test_runs_on_different_data_are_not_compared(tmp_path):
     assert found.headlines[0].text.startswith("No verdict: no arm has a sync arm with the same workers")
     listed = {item.name: item.reason for item in found.left_out}
     assert listed[f"async vs sync, {GROUP}"] == (
-        "refused: its runs were evaluated on different data (data_fingerprint beef, f00d)"
+        "refused: its runs were evaluated on different data or masks (beef, f00d)"
     )
     assert listed[f"test/{ASYNC.name}/s100"].startswith("evaluated on other data (beef) than 4 workers")
     assert trust_of(found, "data").level == "bad"

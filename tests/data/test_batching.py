@@ -293,7 +293,7 @@ def test_the_evaluation_of_a_task_is_the_same_for_every_seed_and_batch_size(tmp_
     def evaluation(seed: int, batch_size: int) -> EvaluationBatches:
         settings = {"threads": 1, "device": "cpu", "precision": torch.float32, "eval_samples": 0}
         settings |= {"inner": OptimizerRecipe(SGD()), "num_workers": 1, "speeds": None}
-        task = Task("{}", tmp_path, tmp_path, FRAME, masking(), batch_size, seed=seed, **settings)
+        task = Task("{}", tmp_path, tmp_path, FRAME, masking(), masking(), batch_size, seed=seed, **settings)
         return task.evaluation_batches()
 
     first, second = evaluation(0, 4), evaluation(123, 16)
