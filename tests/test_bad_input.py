@@ -24,6 +24,7 @@ from asyncsgd.errors import UsageError
 from asyncsgd.private_folder import private_folder
 from asyncsgd.runtime.transport.shared_memory import Segment
 from asyncsgd.signals import StopRequest
+from asyncsgd.train import is_out_of_memory
 
 SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "stilt_mlm.py"
 WORDS = ("alpha", "beta", "gamma", "worker", "server", "gradient", "update", "reads", "writes", "stale", "fresh")
@@ -623,3 +624,11 @@ def test_a_temporary_folder_with_a_name_too_long_for_a_socket_leaves_no_shared_m
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     message = refused(*small(text), "--mode", "async", "--nproc", "2", "--run-dir", "run")
     assert "TMPDIR" in message
+
+
+def test_what_torch_says_when_it_is_refused_memory_is_told_from_other_errors() -> None:
+    with pytest.raises(RuntimeError) as refused_memory:
+        torch.empty(2**50)
+    assert is_out_of_memory(refused_memory.value)
+    assert is_out_of_memory(MemoryError())
+    assert not is_out_of_memory(RuntimeError("shapes do not fit"))
