@@ -170,13 +170,13 @@ class SharedMemoryServer:
         self._size = size
         self._num_slots = num_workers if slots else 0
         self._num_floats = size * (1 + self._num_slots) + extra
+        self.segment = Segment.create(self._num_floats)
         self._folder = new_folder("workers-")
         self._token = secrets.token_bytes(32)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(self._folder / "socket"))
         self._listener.listen(num_workers + 8)
         self._listener.setblocking(False)
-        self.segment = Segment.create(self._num_floats)
         self._connections: dict[int, Connection] = {}
         self._backlog: dict[int, collections.deque[Command]] = {}
         self._strangers: list[_Stranger] = []
