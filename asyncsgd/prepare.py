@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from asyncsgd.speeds import Constant, Infinite, Speeds, parse_network, parse_spe
 
 _CHOOSE = {"token": by_token, "word": by_word}
 _PRECISION = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_KEEP_ORDER_OF_STORES = ("x86_64", "AMD64", "i386", "i686")
+"""Processors on which the sequence lock of shared memory is right; see `runtime.transport.shared_memory`."""
 _SHAPE = {"constant": constant, "linear": linear, "cosine": cosine}
 
 
@@ -69,6 +72,7 @@ def check(settings: settings.Settings) -> None:
     data = settings.data
     check_algorithm(settings.job, settings.optimization)
     device_of(settings.machine, settings.job)
+    check_transport(settings.job, platform.machine())
     cache_folder(data.cache_dir)
     check_sources(data.data, data.eval_data)
     models.check_model(os.path.expanduser(settings.model.model), data.seq_len)
@@ -216,6 +220,39 @@ def schedule_of(optimization: settings.Optimization, budget: settings.Budget) ->
     """The learning rate as a function of the samples that arrived."""
     return WarmupSchedule(
         optimization.learning_rate, optimization.warmup, budget.samples, _SHAPE[optimization.schedule]
+    )
+
+
+def transport_of(job: settings.Job, processor: str) -> str | None:
+    """What carries gradients to the server; None where there is no server. All workers are on its host so far.
+
+    Args:
+        processor: as `platform.machine` names it; ``auto`` takes shared memory where its lock is right.
+
+    >>> transport_of(settings.Job(), "x86_64"), transport_of(settings.Job(), "aarch64")
+    ('shared_memory', 'process_group')
+    """
+    if job.clock == "virtual" or job.mode not in ("async", "hogwild"):
+        return None
+    if job.mode == "async" and job.transport == "auto" and processor not in _KEEP_ORDER_OF_STORES:
+        return "process_group"
+    return "process_group" if job.transport == "process_group" else "shared_memory"
+
+
+def check_transport(job: settings.Job, processor: str) -> None:
+    """Refuse shared memory where a reader could take a vector that is half written for a whole one.
+
+    Raises:
+        UsageError: on processors that may reorder stores.
+    """
+    if transport_of(job, processor) != "shared_memory" or processor in _KEEP_ORDER_OF_STORES:
+        return
+    asked, instead = "--transport shared_memory", "--transport process_group"
+    if job.mode == "hogwild":
+        asked, instead = "--mode hogwild", "--mode async --transport process_group"
+    raise UsageError(
+        f"{asked} needs an x86 processor, which keeps the order of stores; this one is {processor or 'unknown'}; "
+        f"type {instead}"
     )
 
 

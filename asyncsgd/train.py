@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import platform
 import shutil
 import sys
 import traceback
@@ -31,6 +32,7 @@ from asyncsgd.prepare import (
     Materials,
     Prepared,
     budget_of,
+    check_transport,
     device_of_worker,
     prepare,
     recipe_of,
@@ -38,6 +40,7 @@ from asyncsgd.prepare import (
     schedule_of,
     server_recipe,
     task_of,
+    transport_of,
 )
 from asyncsgd.private_folder import new_folder
 from asyncsgd.progress import Recorder, perplexity, say
@@ -203,6 +206,7 @@ def _open(
 ) -> Run:
     torch.set_num_threads(settings.machine.threads)
     rule = rule_of(settings.job)
+    check_transport(settings.job, platform.machine())
     server_recipe(rule, settings.optimization)  # refuses before anything slow is done
     prepared = prepare(
         settings.data,
@@ -302,7 +306,7 @@ def _train_virtual(run: Run, board: Noticeboard | None) -> Result:
 
 def _train_async(run: Run, board: Noticeboard | None) -> Result:
     """This process is the server; workers come from the fork server, or are torchrun's other ranks."""
-    if _transport_of(run.settings) == "process_group":
+    if transport_of(run.settings.job, platform.machine()) == "process_group":
         transport: ProcessGroupServer | SharedMemoryServer = ProcessGroupServer(run.num_workers, run.flat.layout.size)
     else:
         transport = SharedMemoryServer(run.num_workers, run.flat.layout.size)
@@ -577,7 +581,7 @@ def _identity(settings: Settings, launch: Launch, rule: str) -> dict[str, Any]:
         "batch_size": settings.data.batch_size,
         "eval_masking": f"{settings.data.eval_mask}:{settings.data.eval_mask_prob}",
         "accumulate": settings.job.accumulate,
-        "transport": _transport_of(settings),
+        "transport": transport_of(settings.job, platform.machine()),
         "hogwild_state": settings.job.hogwild_state if settings.job.mode == "hogwild" else None,
         "clock": settings.job.clock,
         "speeds": settings.job.speeds or ("constant:1" if settings.job.clock == "virtual" else None),
@@ -585,14 +589,6 @@ def _identity(settings: Settings, launch: Launch, rule: str) -> dict[str, Any]:
         if settings.job.clock == "virtual"
         else launch.num_workers * settings.machine.threads / available_cores(),
     }
-
-
-def _transport_of(settings: Settings) -> str | None:
-    """What carried gradients to the server; None where there is no server. All workers are on its host so far."""
-    if settings.job.clock == "virtual":
-        return None
-    asked = settings.job.transport
-    return {"async": "shared_memory" if asked == "auto" else asked, "hogwild": "shared_memory"}.get(settings.job.mode)
 
 
 def _from_scratch(settings: Settings) -> bool:

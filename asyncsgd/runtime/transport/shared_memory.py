@@ -8,8 +8,8 @@ A pull is one consistent version without any lock: the control word is 2 v while
 the server writes version v + 1 (a sequence lock). A reader copies between two equal, even values and reads again
 otherwise. A reader that reads again means that others make progress, unless the server was killed while it wrote:
 then the word stays odd for ever, so a reader that waits also looks whether the server is still there. The order of the
-two loads around the copy relies on x86's and the kernel call between messages; the version is read on both sides
-anyway.
+stores and loads around the copy is that of x86; on other processors `asyncsgd.prepare.check_transport` refuses this
+transport.
 
 The segment is a file of the shared-memory file system, so workers may come from anywhere on this host (this library's
 fork server or torchrun). On Linux it has no name: workers find it among the server's open files in /proc, so not even
