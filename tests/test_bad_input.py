@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -572,32 +573,35 @@ def test_surroundings_in_which_nothing_can_run_are_refused_before_the_imports(
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
-@pytest.fixture
+@contextmanager
 def small_files() -> Iterator[None]:
-    """No file may be longer than a page: what a full disk does to the writer, without a disk of our own."""
+    """No file may be longer than a page: what a full disk does to the writer, without a disk of our own.
+
+    No fixture: pytest writes its dots before it ends a fixture, and they may go to a file longer than a page.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.usefixtures("small_files")
 def test_a_cache_in_which_nothing_large_can_be_written_is_refused(tmp_path: Path) -> None:
     from asyncsgd.data.corpora import load_corpus
     from asyncsgd.data.tokenization import load_tokenizer
 
     (tmp_path / "d.txt").write_text("\n".join(sentences(40)))
     corpus = load_corpus(str(tmp_path / "d.txt"), eval_data=None, text_column="text", cache_dir=tmp_path)
-    with pytest.raises(
-        UsageError, match=r"^the cache folder .* cannot be written \(File too large: type ulimit -f unl"
-    ):
+    message = r"^the cache folder .* cannot be written \(File too large: type ulimit -f unl"
+    with small_files(), pytest.raises(UsageError, match=message):
         load_tokenizer("tiny", corpus, vocab_size=512, cache_dir=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["d.txt"]
 
 
-@pytest.mark.usefixtures("small_files")
 def test_a_limit_on_the_size_of_files_is_not_called_too_little_shared_memory() -> None:
-    with pytest.raises(UsageError, match=r"^the run needs a file of 4 MiB: File too large: type ulimit -f unlimited$"):
+    message = r"^the run needs a file of 4 MiB: File too large: type ulimit -f unlimited$"
+    with small_files(), pytest.raises(UsageError, match=message):
         Segment.create(2**20)
     assert list(Path("/dev/shm").glob(f"asyncsgd-{os.getpid()}-*")) == []
 
