@@ -252,10 +252,47 @@ def test_abandoned_gradients_count_in_no_budget_and_their_batches_are_handed_out
     assert {event.arrival_delay for event in events} == {0}
 
 
-def test_a_worker_that_stands_still_blocks_nobody_under_a_rule_that_abandons_its_gradients() -> None:
+@pytest.mark.parametrize("make", TRANSPORTS)
+def test_a_worker_that_stands_still_is_sent_only_the_last_of_1000_gradients_it_is_asked_for(make: Any) -> None:
+    transport = make(1, 100)
+    goes_on = threading.Event()
+    obeyed: list[int] = []
+
+    def stand_still(command: Compute, pulled: torch.Tensor) -> bool:
+        obeyed.append(command.dispatch)
+        return goes_on.wait(TIMEOUT)
+
+    worker = ThreadWorker(transport.address, 0, on_compute=stand_still)
+    heard: list[object] = []
+    deadline = time.monotonic() + TIMEOUT
+
+    def hear(until: Callable[[], bool]) -> None:
+        while not until():
+            assert time.monotonic() < deadline
+            heard.extend(message for _, message in transport.wait(0.05))
+
+    hear(lambda: bool(heard))
+    transport.send(0, Compute(0, ((0, 0, 1),)))
+    hear(lambda: obeyed == [0])
+    for dispatch in range(1, 1001):
+        transport.send(0, Compute(dispatch, ((0, dispatch, dispatch + 1),)))
+        if dispatch == 500:
+            transport.send(0, Evaluate(0, 1))
+    goes_on.set()
+    hear(lambda: obeyed[-1] == 1000)
+    # Shared memory: what the socket holds is with the worker already, and it takes the last of that.
+    assert len(obeyed) <= {SharedMemoryServer: 3, ProcessGroupServer: 2}[make]
+    assert sum(isinstance(message, Evaluated) for message in heard) == 1
+    transport.send(0, Stop())
+    worker.join(TIMEOUT)
+    transport.close()
+
+
+@pytest.mark.parametrize("make", TRANSPORTS)
+def test_a_worker_that_stands_still_blocks_nobody_under_a_rule_that_abandons_its_gradients(make: Any) -> None:
     """It is sent another command every round, more than its socket holds, and what it missed it never computes."""
     num_rounds = 1500
-    transport = SharedMemoryServer(2, 100)
+    transport = make(2, 100)
     goes_on = threading.Event()
     obeyed: list[int] = []
 

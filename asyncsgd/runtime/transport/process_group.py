@@ -4,7 +4,8 @@ A group per worker, because a gloo group fails as a whole when one member dies: 
 Threads, because a gloo receive cannot be polled. Vectors travel as tensors, commands and messages in frames of a fixed
 size.
 
-A worker is sent the parameters together with the command that needs them, when it is idle; the copy that is sent is
+Until a worker is idle its commands wait in a backlog, and of the gradients it has been asked for only the last counts.
+It is sent the parameters together with the command that needs them; the copy that is sent is
 made under the lock that the server holds while it writes, so it is one consistent version. The lock lives in the
 server's process.
 
@@ -33,6 +34,7 @@ from torch import Tensor
 
 from asyncsgd.codec import LONGEST, Codec, ProtocolError
 from asyncsgd.private_folder import new_folder
+from asyncsgd.runtime.transport.backlog import Backlog
 from asyncsgd.runtime.transport.base import (
     COMMANDS,
     MESSAGE_KINDS,
@@ -131,7 +133,8 @@ class ProcessGroupServer:
         self._slots = [torch.zeros(size) for _ in range(num_workers)]
         self._version = 0
         self._lock = threading.Lock()
-        self._commands: list[queue.SimpleQueue[Command]] = [queue.SimpleQueue() for _ in range(num_workers)]
+        self._backlogs = [Backlog() for _ in range(num_workers)]
+        self._arrived = [threading.Condition() for _ in range(num_workers)]  # each guards the backlog of its worker
         self._messages: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
         for worker in range(num_workers):
             threading.Thread(target=self._serve, args=(worker,), daemon=True, name=f"worker{worker}").start()
@@ -155,7 +158,9 @@ class ProcessGroupServer:
             self._version = version + 1
 
     def send(self, worker: int, command: Command) -> None:
-        self._commands[worker].put(command)
+        with self._arrived[worker]:
+            self._backlogs[worker].put(command)
+            self._arrived[worker].notify()
 
     def wait(self, timeout: float | None) -> Sequence[tuple[int, Message]]:
         try:
@@ -164,9 +169,15 @@ class ProcessGroupServer:
             return []
 
     def close(self) -> None:
-        for commands in self._commands:
-            commands.put(Stop())
+        for worker in range(len(self._backlogs)):
+            self.send(worker, Stop())
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _next_command(self, worker: int) -> Command:
+        """The next command for a worker that is idle; waits for it."""
+        with self._arrived[worker]:
+            self._arrived[worker].wait_for(lambda: len(self._backlogs[worker]) > 0)
+            return self._backlogs[worker].take()
 
     def _serve(self, worker: int) -> None:
         """Thread of one worker: message, command, message, command, until either is gone."""
@@ -181,7 +192,7 @@ class ProcessGroupServer:
                     link.receive_vector(self._slots[worker])
                     message = _MESSAGES.decode(link.receive())
                 self._messages.put((worker, message))
-                command = self._commands[worker].get()
+                command = self._next_command(worker)
                 link.send(COMMANDS.encode(command))
                 if isinstance(command, Stop):
                     return

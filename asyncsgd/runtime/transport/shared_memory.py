@@ -24,7 +24,6 @@ another has abandoned the one before."""
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import errno
@@ -36,7 +35,7 @@ import shutil
 import socket
 import struct
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
@@ -46,7 +45,8 @@ from torch import Tensor
 from asyncsgd.codec import LONGEST, Codec, ProtocolError
 from asyncsgd.errors import UsageError, reason
 from asyncsgd.private_folder import new_folder, private_folder
-from asyncsgd.runtime.transport.base import COMMANDS, MESSAGE_KINDS, Command, Compute, Lost, Message, Stop
+from asyncsgd.runtime.transport.backlog import Backlog
+from asyncsgd.runtime.transport.base import COMMANDS, MESSAGE_KINDS, Command, Lost, Message
 
 _MESSAGES = Codec(*MESSAGE_KINDS)
 _PAGE = 4096
@@ -178,7 +178,7 @@ class SharedMemoryServer:
         self._listener.listen(num_workers + 8)
         self._listener.setblocking(False)
         self._connections: dict[int, Connection] = {}
-        self._backlog: dict[int, collections.deque[Command]] = {}
+        self._backlog: dict[int, Backlog] = {}
         self._strangers: list[_Stranger] = []
         self._expected = num_workers
 
@@ -210,10 +210,7 @@ class SharedMemoryServer:
     def send(self, worker: int, command: Command) -> None:
         if worker not in self._connections:
             return  # lost before; `wait` has said so
-        backlog = self._backlog.setdefault(worker, collections.deque())
-        if isinstance(command, Compute | Stop):
-            backlog = self._backlog[worker] = without_computes(backlog)
-        backlog.append(command)
+        self._backlog.setdefault(worker, Backlog()).put(command)
         self._send_backlog(worker)
 
     def _send_backlog(self, worker: int) -> None:
@@ -223,8 +220,7 @@ class SharedMemoryServer:
         room.register(connection, select.POLLOUT)
         while backlog and room.poll(0):  # a socket that can be written to has room for many commands of this size
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `wait` will find it closed
-                connection.send_bytes(COMMANDS.encode(backlog[0]))
-            backlog.popleft()
+                connection.send_bytes(COMMANDS.encode(backlog.take()))
         if not backlog:
             del self._backlog[worker]
 
@@ -304,11 +300,6 @@ class SharedMemoryServer:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def without_computes(commands: Iterable[Command]) -> collections.deque[Command]:
-    """What is left of commands that nobody has obeyed when another `Compute`, or `Stop`, follows them."""
-    return collections.deque(command for command in commands if not isinstance(command, Compute))
-
-
 @dataclasses.dataclass(frozen=True)
 class SharedMemoryAddress:
     """Where a `SharedMemoryServer` is, and the token that it asks for; names and numbers only."""
@@ -335,7 +326,7 @@ class SharedMemoryWorker:
         client.connect(address.socket_path)
         client.sendall(_HELLO.pack(bytes.fromhex(address.token), worker))
         self._connection = Connection(client.detach())
-        self._read_ahead: collections.deque[Command] = collections.deque()
+        self._read_ahead = Backlog()
 
     @property
     def parameters(self) -> Tensor:
@@ -361,9 +352,9 @@ class SharedMemoryWorker:
         if not self._read_ahead:
             self._look_ahead(None)
         # What has been abandoned meanwhile need not be computed. After Stop the server may be gone, as it may.
-        while not isinstance(self._read_ahead[-1], Stop) and self._look_ahead(0.0):
+        while not self._read_ahead.stops and self._look_ahead(0.0):
             pass
-        return self._read_ahead.popleft()
+        return self._read_ahead.take()
 
     def _look_ahead(self, timeout: float | None) -> bool:
         """Read the next command for a later `receive` if it comes within `timeout` seconds (None: whenever it comes).
@@ -380,14 +371,12 @@ class SharedMemoryWorker:
             command: Command = COMMANDS.decode(self._connection.recv_bytes(LONGEST))
         except (EOFError, OSError) as error:
             raise EOFError("the server is gone") from error
-        if isinstance(command, Compute | Stop):
-            self._read_ahead = without_computes(self._read_ahead)
-        self._read_ahead.append(command)
+        self._read_ahead.put(command)
         return True
 
     def told_to_compute(self, seconds: float) -> bool:
         end = time.monotonic() + seconds
-        while not any(isinstance(command, Compute | Stop) for command in self._read_ahead):
+        while not self._read_ahead.abandons:
             if not self._look_ahead(max(0.0, end - time.monotonic())):
                 return False
         return True
