@@ -95,6 +95,8 @@ class Event:
     wait_seconds: float = 0.0
     """Seconds the worker was idle between its previous gradient and the start of this one."""
     apply_seconds: float = 0.0
+    loss_scales: tuple[float, ...] = ()
+    """In float16 the scale of the loss in each local step; empty otherwise, and in logs from before it."""
     kind: str = "arrival"
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 import torch
 
 from asyncsgd import models
+from asyncsgd.errors import UsageError
 from asyncsgd.flat import FlatModel, parameters_sha256
 from asyncsgd.prepare import Prepared, device_of_worker, prepare, rule_of, schedule_of, server_recipe
-from asyncsgd.runtime.base import Batches
+from asyncsgd.runtime.base import Batches, count_batches
 from asyncsgd.runtime.computation import ModelGradients
-from asyncsgd.runtime.log import LogRecord
+from asyncsgd.runtime.log import LoggedArrival, LogRecord
 from asyncsgd.runtime.replay import Difference, Replay
 from asyncsgd.server import Server
 from asyncsgd.settings import Settings
@@ -27,11 +28,15 @@ class PreparedReplay:
         records: its event log; see `asyncsgd.runtime.log.read_log`.
         cache_dir: folder of prepared data, None for the default one.
         check_every: see `Replay`.
+
+    Raises:
+        UsageError: if the log of a run in float16 does not say at which scales its gradients were computed.
     """
 
     def __init__(
         self, settings: Settings, records: Sequence[LogRecord], cache_dir: str | None = None, check_every: int = 1
     ) -> None:
+        _check_loss_scales(settings, records)
         torch.set_num_threads(settings.machine.threads)
         data = dataclasses.replace(settings.data, cache_dir=cache_dir)
         self._prepared: Prepared = prepare(
@@ -90,3 +95,24 @@ class PreparedReplay:
     def save(self, folder: Path) -> None:
         """Write the model at the version that the replay has reached."""
         models.save_model(self._flat.model, self._prepared.tokenizer, folder)
+
+
+def _check_loss_scales(settings: Settings, records: Sequence[LogRecord]) -> None:
+    """A worker's scale follows from all that it has computed, and not all of that is in the log."""
+    half = settings.machine.precision == "fp16"
+    for record in records:
+        if not isinstance(record, LoggedArrival):
+            continue
+        wanted = count_batches(record.batches) if half else 0
+        if len(record.loss_scales) == wanted:
+            continue
+        line = f"events.jsonl, line {record.line}: the arrival has {len(record.loss_scales)} loss_scales"
+        if not half:
+            raise UsageError(
+                f"{line}, which only float16 has, and the run's --precision is {settings.machine.precision}; give "
+                f"the log as the run wrote it"
+            )
+        raise UsageError(
+            f"{line} and {wanted} gradient{'s' * (wanted != 1)} in float16; a run from before they were written down "
+            f"cannot be replayed, run it again"
+        )

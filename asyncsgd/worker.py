@@ -26,6 +26,9 @@ class Gradient:
     weight: float
     """Masked tokens."""
     num_samples: int
+    loss_scales: tuple[float, ...] = ()
+    """In float16 the scale of the loss, of each local step in turn: with the parameters and the batch it makes the
+    gradient. Empty otherwise."""
 
 
 class InnerOptimizer(Protocol):
@@ -54,15 +57,17 @@ def take_local_steps(
     """
     loss = weight = 0.0
     num_samples = 0
+    loss_scales: tuple[float, ...] = ()
     for index in indices:
         gradient = gradient_of(index)
         optimizer.step(gradients, learning_rate)
         loss += gradient.loss * gradient.weight
         weight += gradient.weight
         num_samples += gradient.num_samples
+        loss_scales += gradient.loss_scales
     with torch.no_grad():
         torch.sub(start, parameters, out=gradients)
-    return Gradient(loss / weight, weight, num_samples)
+    return Gradient(loss / weight, weight, num_samples, loss_scales)
 
 
 class Worker:
@@ -96,12 +101,16 @@ class Worker:
         self._start: Tensor | None = None
         self._loss_scale = LossScale() if precision == torch.float16 else None
 
-    def gradient(self, index: int, weigh: Callable[[float], float] | None = None) -> Gradient:
+    def gradient(
+        self, index: int, weigh: Callable[[float], float] | None = None, loss_scale: float | None = None
+    ) -> Gradient:
         """Compute the gradient of batch `index` at the current parameters into ``flat.gradients``, `(P,)`.
 
         Args:
             weigh: given the batch's loss terms, returns a factor for its gradient (not for the loss reported); for a
                 runtime that adds gradients up inside the backward pass.
+            loss_scale: of a gradient in float16 that is computed again; None: this worker's own, which depends on what
+                it has computed before.
         """
         batch = self._take(index)
         factor = 1.0 if weigh is None else weigh(float(batch.num_masked))
@@ -111,27 +120,46 @@ class Worker:
             torch.manual_seed(dropout_seed(self._seed, self._stream, index))
             with self._autocast():
                 loss = self._objective.loss(batch)
-            scale = factor if self._loss_scale is None else factor * self._loss_scale.value
+            used = self._scale_of_next(loss_scale)
+            scale = factor if used is None else factor * used
             (loss if scale == 1.0 else loss * scale).backward()
             self.flat.gather_gradients()
-            if self._loss_scale is None or self._loss_scale.unscale(self.flat):
-                return Gradient(float(loss.detach()), float(batch.num_masked), batch.num_samples)
+            if used is not None:
+                self.flat.gradients.div_(used)
+            if loss_scale is None and self._loss_scale is not None and not self._loss_scale.accept(self.flat):
+                continue
+            loss_scales = () if used is None else (used,)
+            return Gradient(float(loss.detach()), float(batch.num_masked), batch.num_samples, loss_scales)
 
-    def pseudo_gradient(self, indices: Sequence[int], optimizer: InnerOptimizer, learning_rate: float) -> Gradient:
+    def _scale_of_next(self, loss_scale: float | None) -> float | None:
+        return self._loss_scale.value if loss_scale is None and self._loss_scale is not None else loss_scale
+
+    def pseudo_gradient(
+        self,
+        indices: Sequence[int],
+        optimizer: InnerOptimizer,
+        learning_rate: float,
+        loss_scales: Sequence[float] = (),
+    ) -> Gradient:
         """Take one local step per batch from the current parameters; ``flat.gradients`` becomes start minus end.
 
         The parameters stay where the last step left them. The loss is the mean over all batches' loss terms.
 
         Args:
             optimizer: steps ``flat.parameters``; its state is this worker's own and stays from call to call.
+            loss_scales: one per batch where they are computed again; see `gradient`.
         """
         if self._start is None:
             self._start = torch.empty_like(self.flat.parameters)
         with torch.no_grad():
             self._start.copy_(self.flat.parameters)
-        flat = self.flat
+        flat, scales = self.flat, iter(loss_scales)
+
+        def gradient_of(index: int) -> Gradient:
+            return self.gradient(index, loss_scale=next(scales, None))
+
         return take_local_steps(
-            indices, self.gradient, flat.parameters, flat.gradients, self._start, optimizer, learning_rate
+            indices, gradient_of, flat.parameters, flat.gradients, self._start, optimizer, learning_rate
         )
 
     def prepare(self, index: int) -> None:
@@ -163,9 +191,8 @@ class LossScale:
         self.value = 2.0**16
         self._good = 0
 
-    def unscale(self, flat: FlatModel) -> bool:
-        """Divide ``flat.gradients`` by the scale; return False if the batch has to be computed again."""
-        flat.gradients.div_(self.value)
+    def accept(self, flat: FlatModel) -> bool:
+        """Look at a gradient computed with the scale; return False if the batch has to be computed again."""
         if not bool(torch.isfinite(flat.gradients).all()) and self.value > 1.0:
             self.value /= 2.0
             self._good = 0

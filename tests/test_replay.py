@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 import torch
 from running import Train
 from transformers import AutoModelForMaskedLM
+
+from asyncsgd.worker import LossScale
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -55,6 +58,51 @@ def test_a_replayed_run_ends_at_the_same_parameters_bit_for_bit(
     shown = capsys.readouterr().out
     assert shown.count(run.summary["parameters_sha256"]) == 2
     assert shown.startswith(f"updates    {run.summary['num_updates']} replayed, 20 losses compared\n")
+
+
+@pytest.fixture
+def fp16_run(train: Train, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A run whose loss scale doubles after every gradient until one overflows, so that it changes all the time."""
+    monkeypatch.setattr(LossScale, "PATIENCE", 1)
+    run = train(mode="async", nproc=3, clock="virtual", precision="fp16")
+    monkeypatch.undo()
+    return run
+
+
+def test_a_float16_run_is_replayed_with_the_loss_scales_that_its_workers_had(
+    fp16_run: Any, replay: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scales = [scale for event in fp16_run.records("arrival") for scale in event["loss_scales"]]
+    assert len(scales) == 20
+    assert len(set(scales)) > 2
+    assert any(later < earlier for earlier, later in itertools.pairwise(scales))  # one has overflowed
+    capsys.readouterr()
+    assert replay([str(fp16_run.path), "--cache-dir", cache_of(fp16_run)]) == 0
+    assert capsys.readouterr().out.count(fp16_run.summary["parameters_sha256"]) == 2
+
+
+def test_local_steps_in_float16_are_replayed_with_a_loss_scale_each(train: Train, replay: Any) -> None:
+    run = train(mode="async", nproc=2, rule="async_local_sgd", precision="fp16", samples=64)
+    events = run.records("arrival")
+    assert all(len(event["loss_scales"]) == event["num_local_steps"] for event in events)
+    assert max(event["num_local_steps"] for event in events) > 1
+    assert replay([str(run.path), "--cache-dir", cache_of(run)]) == 0
+
+
+def test_a_float16_log_without_loss_scales_is_refused(
+    fp16_run: Any, replay: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(fp16_run.path, tmp_path / "run")
+    records = [json.loads(line) for line in (fp16_run.path / "events.jsonl").read_text().splitlines()]
+    for record in records:
+        record.pop("loss_scales", None)
+    (tmp_path / "run" / "events.jsonl").write_text("\n".join(map(json.dumps, records)) + "\n")
+    assert replay([str(tmp_path / "run"), "--cache-dir", cache_of(fp16_run)]) == 2
+    first = next(number for number, record in enumerate(records, 1) if record["kind"] == "arrival")
+    assert capsys.readouterr().err == (
+        f"error: events.jsonl, line {first}: the arrival has 0 loss_scales and 1 gradient in float16; a run from "
+        f"before they were written down cannot be replayed, run it again\n"
+    )
 
 
 def test_a_changed_loss_is_found_at_the_version_it_was_read_at(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from asyncsgd.data.batching import EvaluationBatches
+from asyncsgd.errors import UsageError
 from asyncsgd.evaluation import evaluate_shard
 from asyncsgd.objectives.masked_lm import MaskedLM
 from asyncsgd.problems import Instance
@@ -26,8 +27,19 @@ class Computation(Protocol):
     def gradient(self) -> Tensor:
         """`(P,)`, the last result."""
 
-    def compute(self, worker: int, batches: tuple[Range, ...], start: Tensor, learning_rate: float | None) -> Gradient:
-        """Compute `worker`'s gradient at `start`, or its local steps from there at `learning_rate`."""
+    def compute(
+        self,
+        worker: int,
+        batches: tuple[Range, ...],
+        start: Tensor,
+        learning_rate: float | None,
+        loss_scales: tuple[float, ...] = (),
+    ) -> Gradient:
+        """Compute `worker`'s gradient at `start`, or its local steps from there at `learning_rate`.
+
+        Args:
+            loss_scales: of a gradient in float16 that is computed again, one per batch; see `Gradient`.
+        """
 
     def forget(self, worker: int) -> None:
         """`worker` has left: its inner optimizer is gone."""
@@ -49,16 +61,23 @@ class ModelGradients:
     def gradient(self) -> Tensor:
         return self._worker.flat.gradients
 
-    def compute(self, worker: int, batches: tuple[Range, ...], start: Tensor, learning_rate: float | None) -> Gradient:
+    def compute(
+        self,
+        worker: int,
+        batches: tuple[Range, ...],
+        start: Tensor,
+        learning_rate: float | None,
+        loss_scales: tuple[float, ...] = (),
+    ) -> Gradient:
         flat = self._worker.flat
         with torch.no_grad():
             flat.parameters.copy_(start)
         indices = indices_of(batches)
         if learning_rate is None:
-            return self._worker.gradient(indices[0])
+            return self._worker.gradient(indices[0], loss_scale=loss_scales[0] if loss_scales else None)
         if worker not in self._optimizers:
             self._optimizers[worker] = self._inner.on(flat.parameters, flat.layout.num_decayed)
-        return self._worker.pseudo_gradient(indices, self._optimizers[worker], learning_rate)
+        return self._worker.pseudo_gradient(indices, self._optimizers[worker], learning_rate, loss_scales)
 
     def forget(self, worker: int) -> None:
         self._optimizers.pop(worker, None)
@@ -98,7 +117,16 @@ class ProblemGradients:
         """float64 `(P,)`, new."""
         return torch.from_numpy(self._instance.initial())
 
-    def compute(self, worker: int, batches: tuple[Range, ...], start: Tensor, learning_rate: float | None) -> Gradient:
+    def compute(
+        self,
+        worker: int,
+        batches: tuple[Range, ...],
+        start: Tensor,
+        learning_rate: float | None,
+        loss_scales: tuple[float, ...] = (),
+    ) -> Gradient:
+        if loss_scales:
+            raise UsageError("a closed-form problem has no loss_scales; give the log as the run wrote it")
         if learning_rate is None:
             return self._one(start, worker, batches[0][1])
         self._scratch.copy_(start)

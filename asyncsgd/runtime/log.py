@@ -53,6 +53,7 @@ class LoggedArrival(LoggedReply):
     weight: float | None
     num_samples: int | None
     flight_seconds: float
+    loss_scales: tuple[float, ...]
 
 
 def read_log(path: Path) -> list[LogRecord]:
@@ -112,6 +113,7 @@ def _typed(line: int, fields: Mapping[str, Any]) -> LogRecord | None:
         weight=may("weight", _number),
         num_samples=may("num_samples", _count),
         flight_seconds=need("flight_seconds", _seconds),
+        loss_scales=may("loss_scales", _list_of(_scale)) or (),
     )
 
 
@@ -144,6 +146,13 @@ def _seconds(value: Any) -> float:
     if seconds != 0 and seconds < SHORTEST_SECONDS:
         raise _Unfit(f"0 or a number from {SHORTEST_SECONDS:g} up")
     return seconds
+
+
+def _scale(value: Any) -> float:
+    scale = _number(value)
+    if scale <= 0:
+        raise _Unfit("a list of loss scales above 0")
+    return scale
 
 
 def _rate(value: Any) -> float | None:

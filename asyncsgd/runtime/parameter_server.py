@@ -250,6 +250,7 @@ class ParameterServer:
             push_seconds=message.push_seconds,
             wait_seconds=message.wait_seconds,
             apply_seconds=now - arrived,
+            loss_scales=message.loss_scales,
         )
         return outcome, event
 

@@ -185,7 +185,7 @@ class Replay:
                 f"has read version {version}"
             )
         self._readers[version] -= 1
-        gradient = self._computation.compute(worker, flight.batches, start, flight.learning_rate)
+        gradient = self._computation.compute(worker, flight.batches, start, flight.learning_rate, record.loss_scales)
         return self._compare_gradient(record, gradient) or self._server.arrive(
             worker,
             dispatch,

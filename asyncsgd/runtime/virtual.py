@@ -280,6 +280,7 @@ class Virtual:
                     compute_seconds=computed - pulled,
                     push_seconds=now - computed,
                     wait_seconds=waited,
+                    loss_scales=gradient.loss_scales,
                 )
             )
         if not math.isfinite(gradient.loss):

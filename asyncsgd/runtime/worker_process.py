@@ -263,7 +263,14 @@ def _computed(
     """The answer; `seconds` of pull, compute, push and wait."""
     num_local_steps = 1 if command.learning_rate is None else len(indices_of(command.batches))
     return Computed(
-        command.dispatch, version, gradient.loss, gradient.weight, gradient.num_samples, num_local_steps, *seconds
+        command.dispatch,
+        version,
+        gradient.loss,
+        gradient.weight,
+        gradient.num_samples,
+        num_local_steps,
+        *seconds,
+        gradient.loss_scales,
     )
 
 

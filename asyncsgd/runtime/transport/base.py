@@ -72,6 +72,8 @@ class Computed:
     compute_seconds: float
     push_seconds: float
     wait_seconds: float
+    loss_scales: tuple[float, ...] = ()
+    """See `asyncsgd.worker.Gradient`."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -84,6 +84,7 @@ class InProcess:
             compute_seconds=time.perf_counter() - began,
             push_seconds=0.0,
             wait_seconds=0.0,
+            loss_scales=gradient.loss_scales,
         )
 
     def close(self) -> None:
