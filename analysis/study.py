@@ -147,6 +147,7 @@ _SUMMARY_KEYS = frozenset(
         "data_fingerprint",
         "eval_masking",
         "num_parameters",
+        "new_parameters",
         "parameters_sha256",
         "task",
         "model",

@@ -115,6 +115,8 @@ class Prepared:
     """Texts longer than the sequences."""
     init_sha256: str
     """Of the masked-language model that the encoder comes from."""
+    new_parameters: tuple[str, ...]
+    """Of the classifier: what the encoder does not bring; see `asyncsgd.models.Built`."""
 
 
 def check(settings: FinetuneSettings) -> None:
@@ -311,12 +313,12 @@ def prepare(settings: FinetuneSettings, device: str) -> Prepared:
     corpus = Corpus(data.name, data.train, data.eval, data.fingerprint)
     try:
         tokenizer = load_tokenizer(origin.model, corpus, vocab_size=VOCABULARY, cache_dir=cache)
-        masked_lm = models.build_model(origin.model, tokenizer, seq_len=text.seq_len, dropout=dropout, seed=seed)
+        initial = models.build_model(origin.model, tokenizer, seq_len=text.seq_len, dropout=dropout, seed=seed)
     except UsageError as error:
         raise UsageError(str(error).replace("--model", "--init-from")) from error
-    init_sha256 = _hash_of(masked_lm, origin)
-    classifier = models.build_classifier(masked_lm, data.labels, dropout=dropout, seed=seed)
-    flat = FlatModel(classifier.to(device))
+    init_sha256 = _hash_of(initial.model, origin)
+    built = models.build_classifier(initial.model, data.labels, dropout=dropout, seed=seed)
+    flat = FlatModel(built.model.to(device))
     frame = models.frame_of(tokenizer)
     train = tokenize_beginnings(data.train.texts, tokenizer, seq_len=text.seq_len)
     evaluation = tokenize_beginnings(data.eval.texts, tokenizer, seq_len=text.seq_len)
@@ -329,13 +331,14 @@ def prepare(settings: FinetuneSettings, device: str) -> Prepared:
         data=data,
         tokenizer=tokenizer,
         flat=flat,
-        objective=Classification(classifier, weights),
+        objective=Classification(built.model, weights),
         batches=LabelledBatches(train, classes, frame, settings.tuning.batch_size, seed),
         evaluation=LabelledEvaluation(evaluation, data.classes(data.eval), frame),
         hatecheck=hatecheck,
         hateful=hateful,
         num_cut=int((train.lengths >= capacity).sum() + (evaluation.lengths >= capacity).sum()),
         init_sha256=init_sha256,
+        new_parameters=built.new_parameters,
     )
 
 
@@ -542,6 +545,7 @@ def _prepared_summary(prepared: Prepared) -> dict[str, Any]:
         "num_train_samples": len(data.train.texts),
         "num_eval_samples": len(data.eval.texts),
         "num_parameters": prepared.flat.layout.num_parameters,
+        "new_parameters": len(prepared.new_parameters),
     }
 
 
@@ -568,6 +572,10 @@ def _describe(settings: FinetuneSettings, prepared: Prepared) -> None:
     say(
         f"model  {settings.start.init_from} ({kind}, {num_parameters:.2f} M parameters)   "
         f"data  {data.name} ({samples})   seed {settings.start.seed}"
+    )
+    new = ", ".join(prepared.new_parameters)
+    say(
+        f"head   {len(prepared.new_parameters)} of {len(prepared.flat.layout.names)} tensors drawn from the seed: {new}"
     )
     counts = np.bincount(data.classes(data.train), minlength=len(data.labels))
     weighted = ", each weighted by its inverse frequency" if tuning.class_weights else ""

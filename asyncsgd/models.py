@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import json
 import math
 import pickle
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,19 @@ SHAPES: dict[str, dict[str, int]] = {
 """BERT shapes built here, with random weights: 1.5 and 5.5 million parameters at a vocabulary of 8192."""
 
 
-def build_model(model: str, tokenizer: Any, *, seq_len: int, dropout: float, seed: int) -> nn.Module:
-    """Return the model that training starts from, in float32 and training mode.
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """A model in float32 and training mode."""
+
+    model: Any
+    new_parameters: tuple[str, ...]
+    """The names of the parameters that nothing was loaded for; their values are a function of the seed."""
+
+
+def build_model(model: str, tokenizer: Any, *, seq_len: int, dropout: float, seed: int) -> Built:
+    """Return the model that training starts from.
+
+    A checkpoint may lack the head of a masked-language model: its parameters are then new.
 
     Args:
         model: ``tiny`` or ``small`` (random weights, a function of `seed`), a local folder or a Hub id.
@@ -39,7 +51,8 @@ def build_model(model: str, tokenizer: Any, *, seq_len: int, dropout: float, see
         dropout: of hidden states and attention, in [0, 1).
 
     Raises:
-        UsageError: for a folder without weights, a Hub id that cannot be reached, a model too short for `seq_len`.
+        UsageError: for a folder without weights, a Hub id that cannot be reached, a model too short for `seq_len`,
+            weights that do not fit the encoder or are not finite.
     """
     with seeded(seed):
         if model in SHAPES:
@@ -55,14 +68,16 @@ def build_model(model: str, tokenizer: Any, *, seq_len: int, dropout: float, see
                 **SHAPES[model],
             )
             built: Any = BertForMaskedLM(config)
+            new = tuple(name for name, _ in built.named_parameters())
         else:
-            built = _load(model, dropout)
+            built, new = _load(model, dropout)
+            _check_finite(model, built)
     _check_positions(model, getattr(built.config, "max_position_embeddings", None), seq_len)
     if len(tokenizer) > built.config.vocab_size:
         raise UsageError(
             f"the tokenizer of {model!r} has {len(tokenizer)} tokens, its model only {built.config.vocab_size}"
         )
-    return built.float().train()
+    return Built(built.float().train(), new)
 
 
 def check_model(model: str, seq_len: int) -> None:
@@ -103,8 +118,8 @@ def _check_positions(model: str, limit: int | None, seq_len: int) -> None:
         )
 
 
-def build_classifier(masked_lm: Any, labels: Sequence[str], *, dropout: float, seed: int) -> nn.Module:
-    """Return a text classifier on the encoder of a masked-language model, in float32 and training mode.
+def build_classifier(masked_lm: Any, labels: Sequence[str], *, dropout: float, seed: int) -> Built:
+    """Return a text classifier on the encoder of a masked-language model.
 
     Whatever a masked-language model does not train, the pooler and the head, is drawn here: matrices from a normal
     distribution with the configuration's ``initializer_range``, in the order of their names, and the rest as the
@@ -118,7 +133,7 @@ def build_classifier(masked_lm: Any, labels: Sequence[str], *, dropout: float, s
         dropout: of the head, in [0, 1).
 
     Raises:
-        UsageError: if the architecture has no classifier.
+        UsageError: if the architecture has no classifier, or one that the encoder does not fit.
     """
     from transformers import AutoModelForSequenceClassification
 
@@ -136,7 +151,7 @@ def build_classifier(masked_lm: Any, labels: Sequence[str], *, dropout: float, s
         except ValueError as error:
             raise UsageError(f"{type(masked_lm).__name__} has no form for classification: {error}") from error
     encoder = masked_lm.base_model.state_dict()
-    built.base_model.load_state_dict(encoder, strict=False)
+    _check_encoder_fits(built, built.base_model.load_state_dict(encoder, strict=False), encoder)
     copied = {id(parameter) for name, parameter in built.base_model.named_parameters() if name in encoder}
     drawn = {name: parameter for name, parameter in built.named_parameters() if id(parameter) not in copied}
     generator = torch.Generator().manual_seed(seed)
@@ -144,7 +159,22 @@ def build_classifier(masked_lm: Any, labels: Sequence[str], *, dropout: float, s
         for name in sorted(drawn):
             if drawn[name].ndim >= 2:
                 drawn[name].normal_(0.0, getattr(config, "initializer_range", 0.02), generator=generator)
-    return built.train()
+    return Built(built.train(), tuple(sorted(drawn)))
+
+
+def _check_encoder_fits(classifier: nn.Module, loaded: Any, encoder: Iterable[str]) -> None:
+    """Only whole parts that the masked-language model does not have, like the pooler, may stay without a value."""
+    name = type(classifier).__name__
+    if left_over := sorted(loaded.unexpected_keys):
+        raise UsageError(
+            f"{len(left_over)} tensors of the encoder have no place in a {name}, e.g. {left_over[0]}; start from "
+            f"another model"
+        )
+    parts = {key.partition(".")[0] for key in encoder}
+    if missing := sorted(key for key in loaded.missing_keys if key.partition(".")[0] in parts):
+        raise UsageError(
+            f"{len(missing)} tensors of a {name} are not in the encoder, e.g. {missing[0]}; start from another model"
+        )
 
 
 def skeleton(config_json: str) -> nn.Module:
@@ -196,7 +226,7 @@ def saved_parameters_sha256(folder: Path) -> str:
     Raises:
         UsageError: if the folder holds no model.
     """
-    flat = FlatModel(_load(str(folder), 0.0).float())
+    flat = FlatModel(_load(str(folder), 0.0)[0].float())
     return parameters_sha256(flat.layout, flat.parameters)
 
 
@@ -211,20 +241,29 @@ def seeded(seed: int) -> Iterator[None]:
         torch.random.set_rng_state(state)
 
 
-def _load(model: str, dropout: float) -> nn.Module:
+def _load(model: str, dropout: float) -> tuple[nn.Module, tuple[str, ...]]:
+    """The model of a folder or a Hub id, and the names of the parameters that its checkpoint does not have."""
     local = Path(model).is_dir()
     check_folder(model)
     from transformers import AutoConfig, AutoModelForMaskedLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # what does not fit is said here, in one line
     try:
         config = AutoConfig.from_pretrained(model, local_files_only=local, trust_remote_code=False)
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout"):
             if isinstance(getattr(config, name, None), float):
                 setattr(config, name, dropout)
-        return AutoModelForMaskedLM.from_pretrained(
-            model, config=config, local_files_only=local, trust_remote_code=False, dtype=torch.float32
+        loaded, report = AutoModelForMaskedLM.from_pretrained(
+            model,
+            config=config,
+            local_files_only=local,
+            trust_remote_code=False,
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are in the report then
         )
     except pickle.UnpicklingError as error:
         # The library's own message advises to load it all the same, which would run whatever is in it.
@@ -242,3 +281,41 @@ def _load(model: str, dropout: float) -> nn.Module:
             f"model {model!r} is neither a folder nor in the local cache, and the Hub did not give it ({first}). "
             f"Run the same command once online, or type --model tiny, or --model FOLDER"
         ) from error
+    finally:
+        logging.set_verbosity(verbosity)
+    return loaded, _new_parameters(model, loaded, report)
+
+
+def _new_parameters(model: str, loaded: Any, report: Mapping[str, Any]) -> tuple[str, ...]:
+    """The parameters that transformers' report on loading says are missing, all of them of the head.
+
+    Raises:
+        UsageError: if the encoder lacks some, or any has another shape.
+    """
+    names = [name for name, _ in loaded.named_parameters()]
+    fix = "it is damaged or of another architecture than its config.json says; copy it again, or type --model tiny"
+    odd = sorted(entry if isinstance(entry, str) else entry[0] for entry in report.get("mismatched_keys", ()))
+    if odd:
+        raise UsageError(f"{model}: {_said(odd, names, 'has another shape', 'have another shape')}; {fix}")
+    if errors := list(report.get("error_msgs", ())):
+        raise UsageError(f"{model}: cannot be loaded as a masked-language model: {errors[0]}; {fix}")
+    missing = set(report.get("missing_keys", ()))
+    of_encoder = sorted(name for name in names if name in missing and name.startswith(f"{loaded.base_model_prefix}."))
+    if of_encoder:
+        raise UsageError(f"{model}: {_said(of_encoder, names, 'is missing', 'are missing')}; {fix}")
+    return tuple(sorted(missing.intersection(names)))
+
+
+def _check_finite(model: str, loaded: nn.Module) -> None:
+    names = [name for name, _ in loaded.named_parameters()]
+    wrong = sorted(name for name, tensor in loaded.named_parameters() if not bool(torch.isfinite(tensor).all()))
+    if wrong:
+        raise UsageError(
+            f"{model}: {_said(wrong, names, 'holds NaN or infinity', 'hold NaN or infinity')}; take a checkpoint from "
+            f"before the run diverged"
+        )
+
+
+def _said(some: Sequence[str], all_names: Sequence[str], one: str, several: str) -> str:
+    """How many of the tensors it is, and the first by name."""
+    return f"{len(some)} of {len(all_names)} tensors {one if len(some) == 1 else several}, e.g. {some[0]}"

@@ -61,6 +61,8 @@ class Prepared:
     data_fingerprint: str
     num_train_samples: int
     num_eval_samples: int
+    new_parameters: tuple[str, ...]
+    """See `asyncsgd.models.Built`."""
 
 
 def check(settings: settings.Settings) -> None:
@@ -111,10 +113,10 @@ def prepare(
     corpus = load_corpus(data.data, eval_data=data.eval_data, text_column=data.text_column, cache_dir=cache)
     tokenizer = load_tokenizer(name, corpus, vocab_size=data.vocab_size, cache_dir=cache)
     folder = tokenized_folder(corpus, tokenizer, seq_len=data.seq_len, cache_dir=cache)
-    built = models.build_model(name, tokenizer, seq_len=data.seq_len, dropout=model.dropout, seed=job.seed)
+    initial = models.build_model(name, tokenizer, seq_len=data.seq_len, dropout=model.dropout, seed=job.seed)
     frame = models.frame_of(tokenizer)
     materials = Materials(
-        config=models.config_json(built),
+        config=models.config_json(initial.model),
         train=str(folder / "train"),
         evaluation=str(folder / "eval"),
         prefix=frame.prefix,
@@ -130,12 +132,13 @@ def prepare(
     return Prepared(
         materials,
         task,
-        built,
+        initial.model,
         tokenizer,
         corpus.name,
         corpus.fingerprint,
         Tokens.load(task.train).num_samples,
         min(eval_samples or num_eval, num_eval),
+        initial.new_parameters,
     )
 
 

@@ -243,6 +243,9 @@ def _describe(settings: Settings, rule: Rule, prepared: Prepared, flat: FlatMode
     model = f"model  {settings.model.model} ({origin}, {flat.layout.num_parameters / 1e6:.2f} M parameters)"
     samples = f"{prepared.num_train_samples} training, {prepared.num_eval_samples} evaluation samples"
     say(f"{model}   data  {prepared.data_name} ({samples})   seed {job.seed}")
+    if (new := prepared.new_parameters) and not _from_scratch(settings):
+        number = f"{len(new)} of {len(flat.layout.names)} tensors are"
+        say(f"note   {number} not in the checkpoint, so they are drawn from the seed: {', '.join(new)}")
     states = "one optimizer state shared by all" if job.hogwild_state == "shared" else "an optimizer state each"
     how = {
         "single": f"one process, {job.accumulate} batch{'es' if job.accumulate > 1 else ''} per update",
@@ -622,6 +625,7 @@ def _finish(run: Run, result: Result) -> Result:
             "data": run.prepared.data_name,
             "data_fingerprint": run.prepared.data_fingerprint,
             "num_parameters": run.flat.layout.num_parameters,
+            "new_parameters": len(run.prepared.new_parameters),
             "init_sha256": run.init_sha256,
             "parameters_sha256": sha256,
         },

@@ -264,17 +264,17 @@ def bert(seed: int) -> Any:
 
 
 def test_the_head_and_the_pooler_are_a_function_of_the_seed_whatever_the_model() -> None:
-    one, other = (models.build_classifier(bert(seed), ["a", "b"], dropout=0.1, seed=9) for seed in (0, 1))
+    one, other = (models.build_classifier(bert(seed), ["a", "b"], dropout=0.1, seed=9).model for seed in (0, 1))
     for name in ("classifier.weight", "classifier.bias", "bert.pooler.dense.weight", "bert.pooler.dense.bias"):
         assert torch.equal(one.get_parameter(name), other.get_parameter(name))
-    again = models.build_classifier(bert(0), ["a", "b"], dropout=0.1, seed=10)
+    again = models.build_classifier(bert(0), ["a", "b"], dropout=0.1, seed=10).model
     assert not torch.equal(one.get_parameter("classifier.weight"), again.get_parameter("classifier.weight"))
     assert float(one.get_parameter("classifier.weight").std().detach()) == pytest.approx(0.02, rel=0.3)
 
 
 def test_the_encoder_is_that_of_the_masked_language_model_and_a_copy() -> None:
     masked_lm = bert(0)
-    classifier = models.build_classifier(masked_lm, ["a", "b"], dropout=0.1, seed=9)
+    classifier = models.build_classifier(masked_lm, ["a", "b"], dropout=0.1, seed=9).model
     for name, parameter in masked_lm.base_model.named_parameters():
         assert torch.equal(classifier.get_parameter(f"bert.{name}"), parameter)
         assert classifier.get_parameter(f"bert.{name}").data_ptr() != parameter.data_ptr()
@@ -291,7 +291,7 @@ def test_building_a_classifier_leaves_torch_s_generator_as_it_was() -> None:
 def test_a_half_precision_configuration_does_not_round_the_encoder() -> None:
     masked_lm = bert(0)
     masked_lm.config.dtype = torch.bfloat16
-    classifier = models.build_classifier(masked_lm, ["a", "b"], dropout=0.0, seed=9)
+    classifier = models.build_classifier(masked_lm, ["a", "b"], dropout=0.0, seed=9).model
     weight = masked_lm.base_model.embeddings.word_embeddings.weight
     assert torch.equal(classifier.get_parameter("bert.embeddings.word_embeddings.weight"), weight)
 
