@@ -59,7 +59,7 @@ class PreparedReplay:
         self._replay = Replay(
             self._server,
             ModelGradients(worker, self._prepared.task.inner),
-            Batches(settings.budget.samples, settings.data.batch_size),
+            Batches(None, settings.data.batch_size),
             records,
             num_workers=job.accumulate if job.mode == "single" else job.nproc,
             check_every=check_every,

@@ -171,7 +171,7 @@ class SimulationSettings:
         computation = ProblemGradients(self.instance())
         parameters = computation.initial()
         server = Server(parameters, rule, PlainSGD(parameters), lambda num_samples: self.learning_rate)
-        batches = OwnStreams(self.workers, self.samples)
+        batches = OwnStreams(self.workers, None)
         replay = Replay(server, computation, batches, records, num_workers=self.workers, check_every=check_every)
         return replay, server
 
@@ -231,7 +231,7 @@ def simulate(
         server,
         computation,
         sampler,
-        OwnStreams(num_workers, budget.samples),
+        OwnStreams(num_workers, budget.to_hand_out(rule)),
         computation.measure,
         num_workers=num_workers,
         budget=budget,
@@ -275,9 +275,8 @@ def arrival_seconds(speeds: str, rule: str, num_workers: int, seed: int, number:
         parse_speeds(speeds).on(num_workers, seed),
         num_workers=num_workers,
         learning_rate=0.1,
-        # beyond the last one asked for: workers that find no more samples would stop, and those before them be late
-        budget=Budget(samples=number + num_workers),
+        budget=Budget(samples=number),
         evaluations=1,
         report=note,
     )
-    return times[:number]
+    return times

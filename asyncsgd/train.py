@@ -288,14 +288,15 @@ def _train_virtual(run: Run, board: Noticeboard | None) -> Result:
     schedule = schedule_of(run.settings.optimization, run.settings.budget)
     server = Server(run.flat.parameters, run.rule, optimizer, schedule)
     run.record.rule_acted = server.rule_acted
+    budget = budget_of(run.settings.budget)
     return Virtual(
         server,
         ModelGradients(worker, task.inner),
         task.speeds.on(run.num_workers, job.seed),
-        Batches(run.settings.budget.samples, task.batch_size),
+        Batches(budget.to_hand_out(run.rule), task.batch_size),
         whole_evaluation(worker, objective, evaluation),
         num_workers=run.num_workers,
-        budget=budget_of(run.settings.budget),
+        budget=budget,
         evaluations=run.settings.budget.evaluations,
         batch_size=task.batch_size,
         report=run.record,

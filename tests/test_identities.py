@@ -355,11 +355,16 @@ def test_every_batch_of_the_budget_arrives_once_and_the_counts_follow_what_arriv
     plain, summary, events = Plain(run.settings), run.summary, run.records("arrival")
     num_batches = math.ceil(run.settings.budget.samples / BATCH_SIZE)
     assert summary["status"] == "DONE"
-    assert summary["num_samples"] == num_batches * BATCH_SIZE
-    assert [event["total_samples"] for event in events] == [(k + 1) * BATCH_SIZE for k in range(num_batches)]
+    in_rounds = run.settings.job.mode in ("sync", "single") or run.settings.job.rule == "synchronous"
+    in_flight = 0 if in_rounds else run.settings.job.nproc - 1  # discarded, when the last sample has arrived
+    assert num_batches <= len(events) <= num_batches + (in_flight if run.settings.job.mode == "hogwild" else 0)
+    assert summary["num_samples"] == len(events) * BATCH_SIZE
+    assert [event["total_samples"] for event in events] == [(k + 1) * BATCH_SIZE for k in range(len(events))]
     assert {event["num_samples"] for event in events} == {BATCH_SIZE}
-    assert sorted(event["batches"] for event in events) == [[[0, k, k + 1]] for k in range(num_batches)]
-    assert sorted(event["dispatch"] for event in events) == list(range(num_batches))
+    dispatches = [event["dispatch"] for event in events]
+    assert len(set(dispatches)) == len(events)
+    assert len(set(range(len(events) + in_flight)) - set(dispatches)) == in_flight  # no other one is missing
+    assert [event["batches"] for event in events] == [[[0, k, k + 1]] for k in dispatches]
     version, seconds, applied = 0, 0.0, 0
     for event in events:
         assert event["arrival_delay"] == version - event["read_version"] >= 0
@@ -373,7 +378,7 @@ def test_every_batch_of_the_budget_arrives_once_and_the_counts_follow_what_arriv
     assert (summary["num_updates"], summary["num_samples_applied"]) == (version, applied)
     uses = [dispatch for event in events for dispatch, _ in event["uses"]]
     drops = [dispatch for event in events for dispatch in event["drops"]]
-    assert sorted(uses + drops) == list(range(num_batches))
+    assert sorted(uses + drops) == sorted(dispatches)
     assert {event["worker"] for event in events} <= set(range(run.settings.job.accumulate * run.settings.job.nproc))
 
 
@@ -399,11 +404,10 @@ def test_delays_keep_to_the_conservation_law_and_a_worker_never_reads_before_its
 
 
 @asynchronous_runs
-def test_a_worker_is_started_again_at_its_own_arrival_with_the_next_batch_until_none_is_left(train, more):
+def test_a_worker_is_started_again_at_its_own_arrival_with_the_next_batch_until_the_budget_is_spent(train, more):
     run = asynchronous_run(train, more)
     num_workers, events = run.settings.job.nproc, run.records("arrival")
-    num_batches = len(events)
     for number, event in enumerate(events):
         following = number + num_workers  # as many were started before the first arrival as there are workers
         expected = [[event["worker"], following, [[0, following, following + 1]], None]]
-        assert event["started"] == (expected if following < num_batches else [])
+        assert event["started"] == (expected if event is not events[-1] else [])

@@ -50,7 +50,7 @@ def test_every_rule_runs_and_its_log_replays_to_the_same_bits(rule: Any, tmp_pat
     summary = summary_of(run)
     assert (summary["status"], summary["rule"], summary["clock"]) == ("DONE", str(rule), "virtual")
     assert summary["experiment"] == "simulate"
-    assert summary["num_samples"] == 150
+    assert 150 <= summary["num_samples"] < 150 + 3  # rounded up to whole arrivals, of 3 local steps at most
     assert summary["final_eval_loss"] < summary["first_eval_loss"]
     capsys.readouterr()
     assert replay([str(run)]) == 0

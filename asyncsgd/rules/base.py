@@ -178,6 +178,9 @@ class Rule:
 
     The server then steps plain SGD at learning rate 1, so a direction is a displacement. Abandoning is not possible.
     """
+    in_rounds: ClassVar[bool] = False
+    """All who compute start together, and a step takes as many as there are, so a budget in samples cuts the last round
+    short. Runs of other rules end in the middle of what they do."""
 
     def init(self, like: Tensor) -> Any:
         """Return the state for parameters like `like`, `(P,)`: shape, dtype and device are to be read, not its

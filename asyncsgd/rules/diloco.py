@@ -47,6 +47,7 @@ class DiLoCo(Rule):
     name: ClassVar[str] = "diloco"
     summary: ClassVar[str] = "H local steps by everybody, then an outer Nesterov step (Douillard et al. 2023)"
     local_steps: ClassVar[bool] = True
+    in_rounds: ClassVar[bool] = True
 
     num_local_steps: int = 10
     outer_learning_rate: float = 0.7

@@ -34,6 +34,7 @@ class LocalSGD(Rule):
         "H local steps by everybody, then the mean; post-local SGD with post (Stich 2019, Lin 2020)"
     )
     local_steps: ClassVar[bool] = True
+    in_rounds: ClassVar[bool] = True
 
     num_local_steps: int = 4
     post: int = 0

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from asyncsgd.objectives.masked_lm import Sums
 from asyncsgd.record import DIVERGED, DONE, Evaluation, Range, Record
+from asyncsgd.rules.base import Rule
 
 POLL_SECONDS = 0.5
 """How often a wait looks up, for Ctrl-C and for workers that died before they connected."""
@@ -23,7 +24,9 @@ Report = Callable[[Record], None]
 class Budget:
     """When a run ends: the first of these that is spent; shared by all workers, the same in every mode.
 
-    `samples` counts samples that arrived, used or not, and is rounded up to whole batches.
+    `samples` counts samples that arrived, used or not, and is rounded up to whole arrivals. A run ends with the arrival
+    that reaches it, and what is in flight then is discarded: so it ends where a longer run passes by, with every worker
+    still computing. Only rules `in_rounds` are handed out no more than the budget, see `to_hand_out`.
     """
 
     samples: int | None = None
@@ -31,6 +34,14 @@ class Budget:
     """Of the training clock."""
     target_loss: float | None = None
     """Of an evaluation."""
+
+    def spent_by(self, num_samples: int) -> bool:
+        """Whether `num_samples` that arrived are all the samples it has."""
+        return self.samples is not None and num_samples >= self.samples
+
+    def to_hand_out(self, rule: Rule) -> int | None:
+        """How many samples workers are given under `rule`; None: as many as they ask for until the run ends."""
+        return self.samples if rule.in_rounds else None
 
 
 class Interrupted(Exception):

@@ -440,7 +440,7 @@ def gossip(
 ) -> GossipSimulation:
     """Run `method` on `instance` under virtual time; the same samples and times as in `asyncsgd.simulate`.
 
-    A budget in samples is rounded up to whole rounds in `SGP`; in `ADPSGD` every gradient that was started arrives.
+    A budget in samples is rounded up to whole rounds in `SGP`; in `ADPSGD` what is in flight at its end is discarded.
 
     Args:
         instance: from ``problem.on(num_workers, seed)``; a sample is one stochastic gradient.
@@ -523,7 +523,7 @@ class _ADPSGDRun:
     ) -> Result:
         models, versions = self._models, self.versions
         num_workers = len(models)
-        streams = OwnStreams(num_workers, samples)
+        streams = OwnStreams(num_workers, None)
         points = models.copy()  # where the gradient in flight of each worker is computed
         gradient = np.empty(models.shape[1])
         heap: list[tuple[float, int]] = []
@@ -532,10 +532,13 @@ class _ADPSGDRun:
         dispatch_of, read_version_of = [0] * num_workers, [0] * num_workers
         seconds_of = [0.0] * num_workers
 
+        def spent() -> bool:
+            return samples is not None and recorder.num_samples >= samples
+
         def start(worker: int) -> tuple[Started, ...]:
-            batches = streams.take(worker)
-            if not batches:
+            if spent():
                 return ()
+            batches = streams.take(worker)
             # A worker computes without a break, so its draws, samples and exchanges have one number.
             taken = sampler.draw_one(worker, batches[0][1])
             points[worker] = models[worker]
@@ -546,7 +549,7 @@ class _ADPSGDRun:
 
         for worker in range(num_workers):
             recorder.joined(worker, start(worker))
-        while heap:
+        while not spent():
             result = recorder.reach(heap[0][0])
             if result is not None:
                 return result

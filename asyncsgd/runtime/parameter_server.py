@@ -95,7 +95,7 @@ class ParameterServer:
         self._report = report
         self._dead = dead
         self._stop_requested = stop_requested
-        self._batches = Batches(budget.samples, batch_size)
+        self._batches = Batches(budget.to_hand_out(server.rule), batch_size)
         self._clock = TrainingClock()
         self._present: set[int] = set()
         self._started: dict[int, _Started] = {}  # by dispatch
@@ -150,9 +150,7 @@ class ParameterServer:
         if self._budget.seconds is not None and self._clock.seconds >= self._budget.seconds:
             return Result(DONE)
         if not self._server.in_flight:
-            if not self._waiting_for_batch:
-                raise RuntimeError(f"rule {self._server.rule.name} left nobody in flight")
-            return Result(DONE)  # all batches are handed out and have arrived
+            raise RuntimeError(f"rule {self._server.rule.name} left nobody in flight")
         for worker, message in self._next_messages():
             if isinstance(message, Lost):
                 self._lose(worker, message.reason)
@@ -191,7 +189,7 @@ class ParameterServer:
             return None  # abandoned: its batch has gone to another, and it counts in no budget
         outcome, event = self._apply(worker, message)
         finite = math.isfinite(message.loss)
-        spent = not self._server.in_flight
+        spent = self._budget.spent_by(self._server.num_samples)
         due = (outcome.stepped or spent) and self._points.passed(self._server.num_samples, self._clock.seconds)
         if finite and not due:
             self._flush()  # the worker goes on while this is written down
@@ -201,7 +199,7 @@ class ParameterServer:
             self._report(Fault(what, worker, self._server.version, self._clock.seconds))
             return diverged(what)
         if due:
-            result = self._evaluate()
+            result = self._evaluate(last=spent) or (Result(DONE) if spent else None)
             if result is not None:
                 return result
             self._flush()
@@ -257,7 +255,7 @@ class ParameterServer:
     def _execute(self, outcome: Outcome) -> tuple[Started, ...]:
         """Take back abandoned batches and give the workers of a reply theirs; `_flush` sends the commands.
 
-        A worker for whom no batch is left waits for one that may come back.
+        A worker for whom the last round has no batch left waits for one that may come back.
         """
         for dispatch in outcome.abandoned:
             self._batches.give_back(self._started.pop(dispatch).batches)
@@ -275,6 +273,8 @@ class ParameterServer:
         return self._start_waiting()
 
     def _start_waiting(self) -> tuple[Started, ...]:
+        if self._budget.spent_by(self._server.num_samples):
+            return ()
         started: list[Started] = []
         while self._waiting_for_batch:
             worker, starting = next(iter(self._waiting_for_batch.items()))

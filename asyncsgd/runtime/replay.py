@@ -62,7 +62,7 @@ class Replay:
     Args:
         server: new, on the initial parameters; changed by `run`.
         computation: computes the gradients again.
-        batches: hands out the run's budget, new.
+        batches: hands out the run's batches, new and without a budget: the log says where the run ended.
         records: the log, in order; see `asyncsgd.runtime.log.read_log`.
         num_workers: N, workers 0 to N - 1.
         check_every: compare every `check_every`-th gradient's loss; every reply is compared.
@@ -156,11 +156,12 @@ class Replay:
     def _start(
         self, worker: int, dispatch: int, batches: tuple[Range, ...], learning_rate: float | None
     ) -> Difference | None:
-        """Start what the log started, if the rule asked for it here and the budget has these batches now."""
+        """Start what the log started, if the rule asked for it here and these batches are the next."""
         starting = self._waiting.pop(worker, None)
         if starting is None:
             return self._parts(f"dispatch {dispatch} of worker {worker} was not started here")
-        expected = self._batches.take(worker, starting.num_local_steps)
+        # A round that the budget cuts short has fewer; the loss of its gradient tells whether it was so.
+        expected = self._batches.take(worker, min(starting.num_local_steps, count_batches(batches)))
         if not expected or expected != batches:
             return self._parts(f"dispatch {dispatch} of worker {worker} gets batches {expected}, the log has {batches}")
         here = self._server.start(starting, count_batches(batches))

@@ -119,7 +119,7 @@ class Virtual:
         server: owns the parameters.
         computation: computes every gradient.
         sampler: seconds that a worker takes for its k-th gradient.
-        batches: hands out the budget.
+        batches: hands out `Budget.to_hand_out`.
         measure: evaluates parameters exactly; costs no virtual time.
         num_workers: N, workers 0 to N - 1, all present from the beginning.
         budget, evaluations: as for `ParameterServer`; in seconds, evaluations are at exact points of time.
@@ -188,10 +188,10 @@ class Virtual:
     def _advance(self) -> Result | None:
         if self._stop_requested():
             return Result(INTERRUPTED, "interrupted by the user")
+        if self._budget.spent_by(self._server.num_samples):
+            return Result(DONE)
         if not self._server.num_in_flight:
-            if not self._waiting_for_batch:
-                raise RuntimeError(f"rule {self._server.rule.name} left nobody in flight")
-            return Result(DONE)  # all batches are handed out and have arrived
+            raise RuntimeError(f"rule {self._server.rule.name} left nobody in flight")
         seconds, worker, dispatch = self._pop()
         limit = self._budget.seconds
         over = limit is not None and seconds > limit
@@ -288,7 +288,7 @@ class Virtual:
             if self._report is not None:
                 self._report(Fault(what, worker, server.version, now))
             return diverged(what)
-        if self._budget.samples is not None and (outcome.stepped or not server.num_in_flight):
+        if self._budget.samples is not None and (outcome.stepped or self._budget.spent_by(server.num_samples)):
             return self._evaluate() if self._points.passed(server.num_samples, now) else None
         return None
 
@@ -311,6 +311,8 @@ class Virtual:
 
     def _start_waiting(self) -> tuple[Started, ...]:
         server = self._server
+        if self._budget.spent_by(server.num_samples):
+            return ()
         started: list[Started] = []
         while self._waiting_for_batch:
             worker, starting = next(iter(self._waiting_for_batch.items()))
@@ -347,6 +349,7 @@ class Virtual:
         number = len(outcome.start)
         return (
             number >= MANY
+            and not self._budget.spent_by(self._server.num_samples)
             and isinstance(self._batches, OwnStreams)
             and self._batches.left >= number
             and self._network is None

@@ -186,8 +186,8 @@ def test_ad_psgd_is_its_plain_loop(topology: str) -> None:
     finish = [sampler.draw_one(i, 0) for i in range(num_workers)]
     count, delay = [0] * num_workers, [0] * num_workers
     gradient = np.empty(instance.num_parameters)
-    handed_out, expected = num_workers, []
-    while min(finish) < math.inf:
+    expected = []
+    for _ in range(60):
         i = finish.index(min(finish))
         now, k = finish[i], count[i]
         expected.append((now, i, k, delay[i]))
@@ -197,9 +197,7 @@ def test_ad_psgd_is_its_plain_loop(topology: str) -> None:
         delay[j] += 1
         x[i] = x[i] - rate * gradient
         taken[i], delay[i], count[i] = x[i].copy(), 0, k + 1
-        finish[i] = math.inf
-        if handed_out < 60:
-            handed_out, finish[i] = handed_out + 1, now + sampler.draw_one(i, k + 1)
+        finish[i] = now + sampler.draw_one(i, k + 1)
     assert np.array_equal(done.models, np.array(x))
     assert expected == [(e.train_seconds, e.worker, e.batches[0][1], e.uses[0][1]) for e in events_of(records)]
 
@@ -358,7 +356,7 @@ def test_two_equally_fast_workers_alternate_with_delays_0_1_1_1() -> None:
         ((1, 3, ((1, 1, 2),), None),),
         ((0, 4, ((0, 2, 3),), None),),
         ((1, 5, ((1, 2, 3),), None),),
-        (),
+        ((0, 6, ((0, 3, 4),), None),),
         (),
     ]
     joins = [record for record in records if isinstance(record, Membership)]
@@ -449,15 +447,16 @@ def test_two_runs_are_bitwise_equal_and_reporting_changes_nothing(
     assert seconds == sorted(seconds)
     assert [event.total_samples for event in events_of(records)] == list(range(1, len(seconds) + 1))
     started = [entry for record in records if isinstance(record, Event | Membership) for entry in record.started]
-    assert [dispatch for _, dispatch, _, _ in started] == list(range(first.num_arrivals))
-    assert {(e.worker, e.dispatch, e.batches) for e in events_of(records)} == {entry[:3] for entry in started}
+    assert [dispatch for _, dispatch, _, _ in started] == list(range(len(started)))
+    assert {(e.worker, e.dispatch, e.batches) for e in events_of(records)} <= {entry[:3] for entry in started}
+    assert 0 <= len(started) - first.num_arrivals < num_workers  # in flight when the budget is spent
 
 
 @every_method
 def test_all_methods_reach_the_neighbourhood_of_a_heterogeneous_optimum(method: Method) -> None:
     done = run(method, 4, problem=Heterogeneous(noise=0.0), learning_rate=0.02, budget=Budget(samples=4000))
     assert done.result.status == DONE
-    assert done.evaluations[-1].loss < 0.01 * done.evaluations[0].loss
+    assert done.evaluations[-1].loss < 0.02 * done.evaluations[0].loss
 
 
 def test_a_budget_in_samples_is_rounded_up_to_whole_rounds_of_sgp() -> None:

@@ -122,7 +122,9 @@ def test_the_version_a_worker_reports_is_the_one_it_read(make: Any) -> None:
             transport.address, worker, lambda command, pulled: seen.update({command.dispatch: float(pulled[0])})
         )
     _, records, _ = serve(transport, Asynchronous(), 2, samples=80)
-    assert {event.dispatch: float(event.read_version) for event in arrivals(records)} == seen
+    reported = {event.dispatch: float(event.read_version) for event in arrivals(records)}
+    assert len(reported) == 40
+    assert reported.items() <= seen.items()  # one is in flight when the budget is spent
 
 
 @pytest.mark.parametrize("make", TRANSPORTS)
@@ -193,7 +195,7 @@ def test_a_gradient_in_flight_during_an_evaluation_keeps_its_version_and_its_pla
     """Worker 1 computes `extra` seconds into the evaluation; on the training clock it still arrives that much later."""
     extra = 0.4
     transport = SharedMemoryServer(2, 100)
-    computing, evaluating = threading.Event(), threading.Event()
+    computing, evaluating, arrived = threading.Event(), threading.Event(), threading.Event()
     slow_dispatch: list[int] = []
     read: list[float] = []
 
@@ -204,13 +206,21 @@ def test_a_gradient_in_flight_during_an_evaluation_keeps_its_version_and_its_pla
             computing.set()
             assert evaluating.wait(TIMEOUT)
             time.sleep(extra)  # the computation
+        else:
+            arrived.set()
+
+    def compute(command: Compute, pulled: torch.Tensor) -> None:
+        """Begin only when the other computes, or all updates before the evaluation could have been made before that;
+        and leave some of the budget until it has arrived."""
+        computing.wait(TIMEOUT)
+        if evaluating.is_set():
+            arrived.wait(TIMEOUT)
 
     def evaluate_after_start(command: Evaluate) -> None:
         if slow_dispatch:
             evaluating.set()
 
-    # Worker 0 begins only when the other computes: else it could have made its updates before worker 1 has begun.
-    ThreadWorker(transport.address, 0, lambda command, pulled: computing.wait(TIMEOUT), evaluate_after_start)
+    ThreadWorker(transport.address, 0, compute, evaluate_after_start)
     ThreadWorker(transport.address, 1, compute_slowly)
     _, records, status = serve(transport, Asynchronous(), 2, samples=40, evaluations=2)
     assert status == DONE
@@ -245,7 +255,9 @@ def test_abandoned_gradients_count_in_no_budget_and_their_batches_are_handed_out
     assert status == DONE
     events = arrivals(records)
     assert server.num_samples == server.num_samples_applied == 60
-    assert sorted(event.batches for event in events) == [((0, index, index + 1),) for index in range(30)]
+    indices = [event.batches[0][1] for event in events]
+    assert len(set(indices)) == 30
+    assert max(indices) < 30 + 2  # two are in flight when the budget is spent, and no other was left out
     abandoned = {dispatch for event in events for dispatch in event.abandoned}
     assert abandoned
     assert not abandoned & {event.dispatch for event in events}

@@ -212,7 +212,7 @@ def test_at_one_time_the_lower_worker_comes_first_even_if_it_was_started_later()
         (1.0, 2, 3),
         (1.5, 0, 5),
         (1.75, 2, 7),
-        (2.0, 1, 6),
+        (2.0, 0, 8),  # before worker 1's, which the end of the budget discards
     ]
 
 
@@ -248,7 +248,7 @@ def test_an_abandoned_gradient_is_never_computed_and_its_sample_is_the_workers_n
     result = run(rule, Exponential().on(num_workers, seed), instance=instance, budget=Budget(samples=80))
     started, abandoned = result.started(), result.abandoned()
     assert result.done.num_arrivals == len(instance.computed) == 80
-    assert len(started) == 80 + len(abandoned)
+    assert 0 <= len(started) - 80 - len(abandoned) < num_workers
     assert abandoned.isdisjoint(event.dispatch for event in result.events)
     computed = Counter(worker for worker, _ in instance.computed)
     for worker, count in computed.items():  # none left out, none twice
@@ -262,7 +262,7 @@ def test_an_abandoned_gradient_is_never_computed_and_its_sample_is_the_workers_n
 def test_interrupts_happen_in_the_runs_above():
     result = run(KSync(quorum=2), Exponential().on(5, 0), budget=Budget(samples=80))
     updates = [event for event in result.events if event.uses]
-    assert [len(event.abandoned) for event in updates] == [3] * 38 + [2, 0]  # at the end there are not samples for all
+    assert [len(event.abandoned) for event in updates] == [3] * 40
 
 
 @pytest.mark.parametrize("rule", IGNORING, ids=str)
@@ -270,7 +270,8 @@ def test_a_rule_that_ignores_lets_everybody_finish_and_drops_what_came_too_late(
     instance = Watched(Quadratic(dimension=2).on(5, 0))
     result = run(rule, Exponential().on(5, 0), instance=instance, budget=Budget(samples=80))
     assert not result.abandoned()
-    assert len(result.started()) == len(instance.computed) == 80
+    assert len(instance.computed) == 80
+    assert len(result.started()) in (83, 84)  # three or four are in flight when the budget is spent
     dropped = [event for event in result.events if event.outcome == DROPPED]
     assert len(dropped) > 5
     assert all(event.drops == (event.dispatch,) and event.arrival_delay > 0 for event in dropped)
@@ -291,32 +292,33 @@ def test_an_interrupted_straggler_takes_part_again_at_once_and_an_ignored_one_on
 
 
 @every_rule
-def test_a_budget_in_samples_is_the_number_of_samples_that_arrive(rule):
+def test_a_budget_in_samples_ends_with_the_arrival_that_reaches_it(rule):
     result = run(rule, Exponential().on(5, 3), budget=Budget(samples=300))
     assert result.done.result.status == DONE
-    assert result.events[-1].total_samples == sum(event.num_samples for event in result.events) == 300
+    last = result.events[-1]
+    assert last.total_samples == sum(event.num_samples for event in result.events)
+    assert 300 <= last.total_samples < 300 + last.num_local_steps
     assert result.done.evaluations[-1].version == result.done.version
+    assert result.done.evaluations[-1].total_samples == last.total_samples
     assert result.done.num_arrivals == len(result.events)
 
 
 @every_rule
-def test_every_dispatch_is_used_dropped_abandoned_or_held_once_the_samples_are_spent(rule):
-    result = run(rule, Exponential().on(5, 3), budget=Budget(samples=300))
-    everything = set(range(len(result.started())))
-    used = {dispatch for event in result.events for dispatch, _ in event.uses}
-    dropped = [dispatch for event in result.events for dispatch in event.drops]
-    arrived = [event.dispatch for event in result.events]
-    held = {event.dispatch for event in result.events if event.outcome == HELD} - used - set(dropped)
-    assert len(dropped) == len(set(dropped))
-    assert sorted([*used, *dropped, *result.abandoned(), *held]) == sorted(everything)  # nobody is in flight
-    assert sorted([*arrived, *result.abandoned()]) == sorted(everything)
-    assert result.done.version > 0
-    assert len(held) <= 10  # two rounds of Ringleader at most
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_budget_in_samples_ends_where_a_longer_run_passes_by(rule, seed):
+    """No last gradients that nobody follows: every version up to the end is that of a run that goes on."""
+    sampler, samples = Exponential().on(4, seed), 104  # whole rounds of every rule that has rounds
+    short = run(rule, sampler, budget=Budget(samples=samples), evaluations=samples)
+    long = run(rule, sampler, budget=Budget(samples=4 * samples), evaluations=4 * samples)
+    assert arrivals(short.events) == arrivals(long.events[: len(short.events)])
+    losses = {evaluation.version: evaluation.loss for evaluation in long.done.evaluations}
+    assert all(losses[evaluation.version] == evaluation.loss for evaluation in short.done.evaluations)
 
 
 @every_rule
-def test_every_dispatch_is_used_dropped_abandoned_held_or_in_flight_when_the_seconds_are_over(rule):
-    result = run(rule, Exponential().on(5, 3), budget=Budget(seconds=40.0))
+@pytest.mark.parametrize("budget", [Budget(samples=300), Budget(seconds=40.0)], ids=["samples", "seconds"])
+def test_every_dispatch_is_used_dropped_abandoned_held_or_in_flight_at_the_end(rule, budget):
+    result = run(rule, Exponential().on(5, 3), budget=budget)
     started = result.started()
     used = {dispatch for event in result.events for dispatch, _ in event.uses}
     dropped = {dispatch for event in result.events for dispatch in event.drops}
@@ -325,9 +327,10 @@ def test_every_dispatch_is_used_dropped_abandoned_held_or_in_flight_when_the_sec
     in_flight = set(range(len(started))) - arrived - result.abandoned()
     assert used | dropped | held == arrived
     assert not used & dropped
-    assert 1 <= len(in_flight) <= 5
-    assert len({started[dispatch][0] for dispatch in in_flight}) == len(in_flight)  # one a worker
-    assert (result.done.result.status, result.done.virtual_seconds) == (DONE, 40.0)
+    assert len(held) <= 10  # two rounds of Ringleader at most
+    assert len({started[dispatch][0] for dispatch in in_flight}) == len(in_flight) <= 5  # one a worker
+    assert result.done.result.status == DONE
+    assert budget.seconds in (None, result.done.virtual_seconds)
 
 
 @pytest.mark.parametrize(
@@ -590,20 +593,17 @@ def test_the_link_carries_one_vector_at_a_time_in_the_order_of_requests(
     network = Network(1.0, tuple(worker_bandwidth), server_bandwidth)
     result = run(rule, Exponential().on(num_workers, seed), budget=Budget(samples=40), network=network)
     started = result.started()
-    transfers = []
-    for event in result.events:  # all dispatches arrive, so these are all transfers
+    # Requests in order; those whose end is None are in flight at the end of the run, and hold up others until then.
+    transfers = {dispatch: (begun, dispatch, None, worker) for dispatch, (worker, begun, _) in enumerate(started)}
+    uploads = []
+    for event in result.events:
         begun = started[event.dispatch][1]
-        transfers += [
-            (begun, begun + event.pull_seconds, event.worker),
-            (event.train_seconds - event.push_seconds, event.train_seconds, event.worker),
-        ]
-    assert len(transfers) == 2 * len(started)
-    free, last_request = 0.0, 0.0
-    for request, end, worker in sorted(transfers, key=lambda transfer: transfer[1]):
-        assert request >= last_request - 1e-9  # first come, first served
-        free = max(free, request) + network.transfer_seconds(worker)  # Lindley's recursion
-        assert end == pytest.approx(free, abs=1e-9)
-        last_request = request
+        transfers[event.dispatch] = (begun, event.dispatch, begun + event.pull_seconds, event.worker)
+        uploads.append((event.train_seconds - event.push_seconds, event.dispatch, event.train_seconds, event.worker))
+    free = 0.0
+    for request, _, end, worker in sorted([*transfers.values(), *uploads], key=lambda transfer: transfer[:2]):
+        free = max(free, request) + network.transfer_seconds(worker)  # first come, first served: Lindley's recursion
+        assert end is None or end == pytest.approx(free, abs=1e-9)
 
 
 @pytest.mark.parametrize("num_workers", [1, 4, 16])
@@ -756,7 +756,7 @@ def test_a_real_models_gradients_are_those_at_the_versions_that_the_events_say(r
             worker.gradient(event.batches[0][1])
             optimizer.step(worker.flat.gradients, 0.1)
             versions.append(x.clone())
-    assert sorted(event.batches[0][1] for event in events) == list(range(15))  # every batch once
+    assert len(events) == len({event.batches[0][1] for event in events}) == 15  # no batch twice
     assert max(event.arrival_delay for event in events) == (0 if isinstance(rule, KSync) else 1) or len(versions) > 10
     assert torch.equal(parameters, x)
 
