@@ -583,7 +583,9 @@ def test_the_shard_of_a_worker_lost_in_an_evaluation_goes_to_another(leaves_at: 
     lost_shard, num_shards = scripted[1].shards[-1]
     assert (lost_shard, num_shards) in scripted[0].shards  # the lowest number left takes it
     arrivals = [record for record in records if isinstance(record, Event)]
-    assert Counter(event.batches[0][1] for event in arrivals) == Counter(range(24))
+    indices = {event.batches[0][1] for event in arrivals}
+    assert len(indices) == len(arrivals) == 24
+    assert max(indices) < 24 + 2  # what others compute when the last sample arrives is discarded
     assert math.isclose(server.num_samples, 48)
 
 
@@ -623,7 +625,10 @@ def test_messages_that_come_together_with_one_that_starts_an_evaluation_are_not_
         transport.close()
     assert result == Result(DONE)
     arrivals = [record for record in records if isinstance(record, Event)]
-    assert Counter(event.batches[0][1] for event in arrivals) == Counter(range(8))
+    indices = {event.batches[0][1] for event in arrivals}
+    assert len(indices) == len(arrivals)
+    assert len(arrivals) in ((8, 9) if hogwild else (8,))  # a Hogwild worker may have stepped already
+    assert max(indices) < 8 + 1
     evaluations = [record for record in records if isinstance(record, Evaluation)]
     assert evaluations[-1].version == server.version
     assert len(evaluations) == 9 or hogwild  # there, what is finished when all are to stand still is applied first
