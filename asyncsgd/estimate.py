@@ -74,9 +74,9 @@ def _measure(settings: Settings) -> tuple[float, float]:
         settings.job,
         eval_samples=settings.budget.eval_samples,
     )
-    device = device_of_worker(prepared.task.device, 0)
+    device = device_of_worker(prepared.assignment.device, 0)
     model = prepared.model.to(device)
-    worker, objective, evaluation = prepared.task.build(model, FlatModel(model))
+    worker, objective, evaluation = prepared.assignment.build(model, FlatModel(model))
     worker.gradient(0)  # the first one allocates
     began = time.perf_counter()
     for index in range(1, GRADIENTS + 1):

@@ -1,4 +1,4 @@
-"""From settings to what training needs: corpus, tokenizer, token arrays, model and the task that workers get."""
+"""From settings to what training needs: corpus, tokenizer, token arrays, model and the assignment that workers get."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from asyncsgd.errors import UsageError
 from asyncsgd.rules import Asynchronous, Synchronous, parse_rule
 from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.base import Budget
-from asyncsgd.runtime.worker_process import Task
+from asyncsgd.runtime.worker_process import Assignment
 from asyncsgd.server import SGD, AdamW, BuildOptimizer, OptimizerRecipe, WarmupSchedule, constant, cosine, linear
 from asyncsgd.speeds import Constant, Infinite, Speeds, parse_network, parse_speeds
 
@@ -53,7 +53,7 @@ class Prepared:
 
     materials: Materials
 
-    task: Task
+    assignment: Assignment
     model: nn.Module
     """With the initial values, on the CPU; owned by the run."""
     tokenizer: Any
@@ -127,22 +127,22 @@ def prepare(
         special_ids=tuple(sorted(tokenizer.all_special_ids)),
         device=device,
     )
-    task = task_of(materials, data, machine, optimization, job, eval_samples=eval_samples)
-    num_eval = Tokens.load(task.evaluation).num_samples
+    assignment = assignment_of(materials, data, machine, optimization, job, eval_samples=eval_samples)
+    num_eval = Tokens.load(assignment.evaluation).num_samples
     return Prepared(
         materials,
-        task,
+        assignment,
         initial.model,
         tokenizer,
         corpus.name,
         corpus.fingerprint,
-        Tokens.load(task.train).num_samples,
+        Tokens.load(assignment.train).num_samples,
         min(eval_samples or num_eval, num_eval),
         initial.new_parameters,
     )
 
 
-def task_of(
+def assignment_of(
     materials: Materials,
     data: settings.Data,
     machine: settings.Machine,
@@ -150,10 +150,10 @@ def task_of(
     job: settings.Job,
     *,
     eval_samples: int,
-) -> Task:
+) -> Assignment:
     """What any process of the run computes, from the settings, which all have, and from what the leader found out."""
     ids = (materials.mask_id, materials.vocabulary_size, materials.special_ids)
-    return Task(
+    return Assignment(
         config=materials.config,
         train=Path(materials.train),
         evaluation=Path(materials.evaluation),

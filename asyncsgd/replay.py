@@ -47,10 +47,10 @@ class PreparedReplay:
             dataclasses.replace(settings.job, speeds=None),  # the log has the times
             eval_samples=settings.budget.eval_samples,
         )
-        device = device_of_worker(self._prepared.task.device, 0)
+        device = device_of_worker(self._prepared.assignment.device, 0)
         self._flat = FlatModel(self._prepared.model)
-        model = models.skeleton(self._prepared.task.config).to(device)
-        worker, _, _ = self._prepared.task.build(model, FlatModel(model))
+        model = models.skeleton(self._prepared.assignment.config).to(device)
+        worker, _, _ = self._prepared.assignment.build(model, FlatModel(model))
         rule = rule_of(settings.job)
         optimizer = server_recipe(rule, settings.optimization).on(self._flat.parameters, self._flat.layout.num_decayed)
         schedule = schedule_of(settings.optimization, settings.budget)
@@ -58,7 +58,7 @@ class PreparedReplay:
         job = settings.job
         self._replay = Replay(
             self._server,
-            ModelGradients(worker, self._prepared.task.inner),
+            ModelGradients(worker, self._prepared.assignment.inner),
             Batches(None, settings.data.batch_size),
             records,
             num_workers=job.accumulate if job.mode == "single" else job.nproc,

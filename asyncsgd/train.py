@@ -31,6 +31,7 @@ from asyncsgd.launch import Launch, Noticeboard
 from asyncsgd.prepare import (
     Materials,
     Prepared,
+    assignment_of,
     budget_of,
     check_transport,
     device_of_worker,
@@ -39,7 +40,6 @@ from asyncsgd.prepare import (
     rule_of,
     schedule_of,
     server_recipe,
-    task_of,
     transport_of,
 )
 from asyncsgd.private_folder import new_folder
@@ -68,8 +68,8 @@ from asyncsgd.runtime.transport.process_group import ProcessGroupAddress, Proces
 from asyncsgd.runtime.transport.shared_memory import Segment, SharedMemoryAddress, SharedMemoryServer
 from asyncsgd.runtime.virtual import Virtual
 from asyncsgd.runtime.worker_process import (
+    Assignment,
     StepHere,
-    Task,
     serve_gradients,
     serve_hogwild,
     set_up_process,
@@ -218,10 +218,10 @@ def _open(
     )
     in_process = settings.job.mode == "single" or settings.job.clock == "virtual"
     on_device = in_process or (launch.rank is not None and settings.job.mode == "sync")
-    device = device_of_worker(prepared.task.device, 0) if on_device else "cpu"
+    device = device_of_worker(prepared.assignment.device, 0) if on_device else "cpu"
     flat = FlatModel(prepared.model.to(device))
     folder.write_environment(
-        describe_environment(settings.machine.threads, launch.num_workers) | {"device": prepared.task.device}
+        describe_environment(settings.machine.threads, launch.num_workers) | {"device": prepared.assignment.device}
     )
     _describe(settings, rule, prepared, flat)
     return Run(
@@ -265,7 +265,7 @@ def _describe(settings: Settings, rule: Rule, prepared: Prepared, flat: FlatMode
 
 def _train_single(run: Run, board: Noticeboard | None) -> Result:
     """One process; ``--accumulate`` batches per update as that many pretend workers under the rule `Synchronous`."""
-    worker, objective, evaluation = run.prepared.task.build(run.flat.model, run.flat)
+    worker, objective, evaluation = run.prepared.assignment.build(run.flat.model, run.flat)
     transport = InProcess(worker, objective, evaluation, run.settings.job.accumulate)
     return _serve(
         run,
@@ -280,10 +280,10 @@ def _train_single(run: Run, board: Noticeboard | None) -> Result:
 
 def _train_virtual(run: Run, board: Noticeboard | None) -> Result:
     """One process computes every worker's gradients, for real; their times are drawn from ``--speeds``."""
-    task, job = run.prepared.task, run.settings.job
-    assert task.speeds is not None
-    model = models.skeleton(task.config).to(run.flat.parameters.device)
-    worker, objective, evaluation = task.build(model, FlatModel(model))
+    assignment, job = run.prepared.assignment, run.settings.job
+    assert assignment.speeds is not None
+    model = models.skeleton(assignment.config).to(run.flat.parameters.device)
+    worker, objective, evaluation = assignment.build(model, FlatModel(model))
     optimizer = server_recipe(run.rule, run.settings.optimization).on(run.flat.parameters, run.flat.layout.num_decayed)
     schedule = schedule_of(run.settings.optimization, run.settings.budget)
     server = Server(run.flat.parameters, run.rule, optimizer, schedule)
@@ -291,14 +291,14 @@ def _train_virtual(run: Run, board: Noticeboard | None) -> Result:
     budget = budget_of(run.settings.budget)
     return Virtual(
         server,
-        ModelGradients(worker, task.inner),
-        task.speeds.on(run.num_workers, job.seed),
-        Batches(budget.to_hand_out(run.rule), task.batch_size),
+        ModelGradients(worker, assignment.inner),
+        assignment.speeds.on(run.num_workers, job.seed),
+        Batches(budget.to_hand_out(run.rule), assignment.batch_size),
         whole_evaluation(worker, objective, evaluation),
         num_workers=run.num_workers,
         budget=budget,
         evaluations=run.settings.budget.evaluations,
-        batch_size=task.batch_size,
+        batch_size=assignment.batch_size,
         report=run.record,
         network=None if job.network is None else parse_network(job.network),
         stop_requested=run.stop_requested,
@@ -362,7 +362,9 @@ def _serve_workers(
     try:
         with Processes(run.context) as processes:
             for worker in own:
-                processes.start(worker, target, _on_device(run.prepared.task, worker), address, worker, *arguments)
+                processes.start(
+                    worker, target, _on_device(run.prepared.assignment, worker), address, worker, *arguments
+                )
             optimizer = optimizer_on(_vector(run, transport))
             result = _serve(run, transport, run.num_workers, optimizer, processes.how_it_ended)
             if result.status == INTERRUPTED:
@@ -372,8 +374,8 @@ def _serve_workers(
         transport.close()
 
 
-def _on_device(task: Task, worker: int) -> Task:
-    return dataclasses.replace(task, device=device_of_worker(task.device, worker))
+def _on_device(assignment: Assignment, worker: int) -> Assignment:
+    return dataclasses.replace(assignment, device=device_of_worker(assignment.device, worker))
 
 
 def _vector(run: Run, transport: ServerEnd) -> tuple[Tensor, int]:
@@ -424,10 +426,10 @@ def _train_sync(run: Run, board: Noticeboard | None) -> Result:
     if board is None:
         return _watch_ranks(run, training)
     board.put(_NOTICES.encode(run.prepared.materials))
-    _init_process_group(board, run.prepared.task.device)
-    task = _on_device(run.prepared.task, 0)
+    _init_process_group(board, run.prepared.assignment.device)
+    assignment = _on_device(run.prepared.assignment, 0)
     try:
-        return training.run(task, run.flat, run.record, run.stop_requested)[0]
+        return training.run(assignment, run.flat, run.record, run.stop_requested)[0]
     except RuntimeError as error:
         if is_lost_contact(error):  # this rank has the parameters of the last step that all have taken
             return Result(FAILED, f"a rank is gone: {str(error).splitlines()[0]}")
@@ -443,12 +445,14 @@ def _training(settings: Settings) -> Training:
     )
 
 
-def _join_ranks(board: Noticeboard, task: Task, training: Training) -> int:
+def _join_ranks(board: Noticeboard, assignment: Assignment, training: Training) -> int:
     """A rank of torchrun's other than 0."""
-    set_up_process(task.threads)
-    _init_process_group(board, task.device)
-    task = _on_device(task, board.rank)
-    result, _ = training.run(task, FlatModel(models.skeleton(task.config).to(task.device)), lambda record: None)
+    set_up_process(assignment.threads)
+    _init_process_group(board, assignment.device)
+    assignment = _on_device(assignment, board.rank)
+    result, _ = training.run(
+        assignment, FlatModel(models.skeleton(assignment.config).to(assignment.device)), lambda record: None
+    )
     return EXIT_CODES.get(result.status, 1)
 
 
@@ -468,8 +472,8 @@ def _watch_ranks(run: Run, training: Training) -> Result:
         with Processes(run.context) as processes:
             records, far_end = run.context.Pipe()
             for rank in range(run.num_workers):
-                task = _on_device(run.prepared.task, rank)
-                processes.start(rank, serve_rank, task, training, meeting, rank, far_end if rank == 0 else None)
+                assignment = _on_device(run.prepared.assignment, rank)
+                processes.start(rank, serve_rank, assignment, training, meeting, rank, far_end if rank == 0 else None)
             far_end.close()
             finished = follow_records(run, records, processes, segment)
             records.send("read")
@@ -552,7 +556,7 @@ def follow(settings: Settings, launch: Launch) -> int:
     except ProtocolError as error:
         raise RunError(f"the notice of rank 0 is not one: {error}; start the run again") from error
     job = dataclasses.replace(settings.job, nproc=launch.num_workers)
-    task = task_of(
+    assignment = assignment_of(
         materials,
         settings.data,
         settings.machine,
@@ -561,11 +565,11 @@ def follow(settings: Settings, launch: Launch) -> int:
         eval_samples=settings.budget.eval_samples,
     )
     if settings.job.mode == "sync":
-        return _join_ranks(board, task, _training(settings))
-    task, (address,) = _on_device(task, board.rank), addresses
+        return _join_ranks(board, assignment, _training(settings))
+    assignment, (address,) = _on_device(assignment, board.rank), addresses
     if settings.job.mode == "hogwild":
-        serve_hogwild(task, address, board.rank, _step_here(settings))
-    serve_gradients(task, address, board.rank)
+        serve_hogwild(assignment, address, board.rank, _step_here(settings))
+    serve_gradients(assignment, address, board.rank)
     return 0  # not reached: both end the process
 
 

@@ -45,7 +45,7 @@ class Plain:
             eval_samples=budget.eval_samples,
         )
         self.model = prepared.model
-        task = prepared.task
+        task = prepared.assignment
         self.evaluation = task.evaluation_batches()
         self._batches = TrainingBatches(Tokens.load(task.train), task.frame, task.masking, BATCH_SIZE, seed)
         self._objective = MaskedLM(self.model)

@@ -19,7 +19,7 @@ from asyncsgd.models import skeleton
 from asyncsgd.runtime.all_reduce import TIMEOUT, AllReduce
 from asyncsgd.runtime.base import Budget, Report, Result
 from asyncsgd.runtime.transport.shared_memory import Segment
-from asyncsgd.runtime.worker_process import Straggling, Task, set_up_process
+from asyncsgd.runtime.worker_process import Assignment, Straggling, set_up_process
 from asyncsgd.server import OptimizerRecipe, Schedule
 
 LOST_CONTACT = 3
@@ -31,7 +31,7 @@ STOP_REQUESTED = 3
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """What a synchronous run needs beside a `Task`; can be pickled."""
+    """What a synchronous run needs beside an `Assignment`; can be pickled."""
 
     recipe: OptimizerRecipe
     schedule: Schedule
@@ -39,21 +39,25 @@ class Training:
     evaluations: int
 
     def run(
-        self, task: Task, flat: FlatModel, report: Report, stop_requested: Callable[[], bool] = lambda: False
+        self,
+        assignment: Assignment,
+        flat: FlatModel,
+        report: Report,
+        stop_requested: Callable[[], bool] = lambda: False,
     ) -> tuple[Result, AllReduce]:
         """Train this rank's replica on the initialised process group; blocks, called by all ranks."""
-        worker, objective, evaluation = task.build(flat.model, flat)
+        worker, objective, evaluation = assignment.build(flat.model, flat)
         runtime = AllReduce(
             worker,
             objective,
             evaluation,
             self.recipe.on(flat.parameters, flat.layout.num_decayed),
             self.schedule,
-            batch_size=task.batch_size,
+            batch_size=assignment.batch_size,
             budget=self.budget,
             evaluations=self.evaluations,
             report=report,
-            straggling=Straggling.of(task, dist.get_rank()),
+            straggling=Straggling.of(assignment, dist.get_rank()),
             stop_requested=stop_requested,
         )
         return runtime.run(), runtime
@@ -92,10 +96,12 @@ def is_lost_contact(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(sign in text for sign in ("gloo", "nccl", "connection", "socket"))
 
 
-def serve_rank(task: Task, training: Training, meeting: Meeting, rank: int, records: Connection | None) -> None:
+def serve_rank(
+    assignment: Assignment, training: Training, meeting: Meeting, rank: int, records: Connection | None
+) -> None:
     """Entry point of a rank; blocks. `records` is rank 0's pipe to the parent, which owns the run folder."""
     try:
-        set_up_process(task.threads)
+        set_up_process(assignment.threads)
         if sys.platform == "linux":
             os.environ.setdefault(
                 "GLOO_SOCKET_IFNAME", "lo"
@@ -104,18 +110,18 @@ def serve_rank(task: Task, training: Training, meeting: Meeting, rank: int, reco
         store = dist.FileStore(str(meeting.store), meeting.num_workers)
         store.set_timeout(datetime.timedelta(minutes=5))
         dist.init_process_group(
-            backend_of(task.device, meeting.num_workers),
+            backend_of(assignment.device, meeting.num_workers),
             store=store,
             rank=rank,
             world_size=meeting.num_workers,
             timeout=TIMEOUT,
         )
         segment.unlink()  # the group exists, so every rank has the segment open, and nothing can leave its name behind
-        flat = FlatModel(skeleton(task.config).to(task.device))
+        flat = FlatModel(skeleton(assignment.config).to(assignment.device))
         with torch.no_grad():
             flat.parameters.copy_(segment.floats)
         report: Report = (lambda record: None) if records is None else records.send
-        result, runtime = training.run(task, flat, report, lambda: bool(segment.control[STOP_REQUESTED]))
+        result, runtime = training.run(assignment, flat, report, lambda: bool(segment.control[STOP_REQUESTED]))
         if records is not None:
             segment.floats.copy_(flat.parameters)
             records.send(Finished(result, runtime.version, runtime.num_samples, runtime.train_seconds))

@@ -46,7 +46,7 @@ class Address(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class Assignment:
     """What any process needs to compute gradients and evaluations: names and numbers, no tensors; can be pickled."""
 
     config: str
@@ -85,7 +85,7 @@ class Task:
 
 
 class Straggling:
-    """Makes a worker's gradients take as long as the task's speeds say, by waiting for the rest of the time.
+    """Makes a worker's gradients take as long as the assignment's speeds say, by waiting for the rest of the time.
 
     >>> Straggling(None, 0).wait_seconds(0.5)
     0.0
@@ -95,9 +95,11 @@ class Straggling:
         self._sampler, self._worker, self._draw = sampler, worker, 0
 
     @classmethod
-    def of(cls, task: Task, worker: int) -> Straggling:
-        """Of one of the task's workers."""
-        return cls(None if task.speeds is None else task.speeds.on(task.num_workers, task.seed), worker)
+    def of(cls, assignment: Assignment, worker: int) -> Straggling:
+        """Of one of the assignment's workers."""
+        return cls(
+            None if assignment.speeds is None else assignment.speeds.on(assignment.num_workers, assignment.seed), worker
+        )
 
     def wait_seconds(self, computed_seconds: float, num_gradients: int = 1) -> float:
         """How long to wait after `num_gradients` that have taken `computed_seconds` together."""
@@ -127,14 +129,14 @@ def set_up_process(threads: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def serve_gradients(task: Task, address: Address, worker: int) -> None:
+def serve_gradients(assignment: Assignment, address: Address, worker: int) -> None:
     """Entry point of a worker of the parameter server; blocks until it is told to stop."""
-    _run(worker, lambda: _obey(task, address.connect(worker), Straggling.of(task, worker)))
+    _run(worker, lambda: _obey(assignment, address.connect(worker), Straggling.of(assignment, worker)))
 
 
-def serve_hogwild(task: Task, address: SharedMemoryAddress, worker: int, step: StepHere) -> None:
+def serve_hogwild(assignment: Assignment, address: SharedMemoryAddress, worker: int, step: StepHere) -> None:
     """Entry point of a Hogwild worker; blocks until it is told to stop."""
-    _run(worker, lambda: _obey_in_place(task, address.connect(worker), step, Straggling.of(task, worker)))
+    _run(worker, lambda: _obey_in_place(assignment, address.connect(worker), step, Straggling.of(assignment, worker)))
 
 
 def _run(worker: int, obey: Callable[[], None]) -> None:
@@ -149,13 +151,13 @@ def _run(worker: int, obey: Callable[[], None]) -> None:
     os._exit(0)  # skips the teardown of threads that torch may still have waiting
 
 
-def _obey(task: Task, end: WorkerEnd, straggling: Straggling) -> None:
-    set_up_process(task.threads)
-    device = torch.device(task.device)
-    model = skeleton(task.config).to(device)
+def _obey(assignment: Assignment, end: WorkerEnd, straggling: Straggling) -> None:
+    set_up_process(assignment.threads)
+    device = torch.device(assignment.device)
+    model = skeleton(assignment.config).to(device)
     on_host = device.type == "cpu"
     flat = FlatModel(model, gradients=end.slot if on_host else None)
-    worker, objective, evaluation = task.build(model, flat)
+    worker, objective, evaluation = assignment.build(model, flat)
     end.answer(Ready(flat.layout.fingerprint))
     inner: Optimizer | None = None
     last_index = 0
@@ -173,7 +175,7 @@ def _obey(task: Task, end: WorkerEnd, straggling: Straggling) -> None:
                 gradient = worker.gradient(indices[0])
             else:
                 if inner is None:
-                    inner = task.inner.on(flat.parameters, flat.layout.num_decayed)
+                    inner = assignment.inner.on(flat.parameters, flat.layout.num_decayed)
                 gradient = worker.pseudo_gradient(indices, inner, command.learning_rate)
             if not on_host:
                 torch.cuda.synchronize(device)
@@ -194,15 +196,15 @@ def _obey(task: Task, end: WorkerEnd, straggling: Straggling) -> None:
     flat.check()
 
 
-def _obey_in_place(task: Task, end: SharedMemoryWorker, step: StepHere, straggling: Straggling) -> None:
-    set_up_process(task.threads)
-    device = torch.device(task.device)
-    model = skeleton(task.config)
+def _obey_in_place(assignment: Assignment, end: SharedMemoryWorker, step: StepHere, straggling: Straggling) -> None:
+    set_up_process(assignment.threads)
+    device = torch.device(assignment.device)
+    model = skeleton(assignment.config)
     flat = FlatModel(model, parameters=end.parameters, keep_parameters=True)
     optimizer = step.recipe.on(flat.parameters, flat.layout.num_decayed)
     if step.share_state:
         optimizer.share_state(end.extra)
-    worker, objective, evaluation = task.build(model, flat)
+    worker, objective, evaluation = assignment.build(model, flat)
     end.answer(Ready(flat.layout.fingerprint))
     control = end.segment.control
     finished = time.perf_counter()

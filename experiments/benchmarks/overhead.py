@@ -30,32 +30,32 @@ from asyncsgd.objectives.masked_lm import MaskedLM
 from asyncsgd.prepare import prepare
 from asyncsgd.record import RunFolder
 from asyncsgd.runtime.processes import Processes, fork_server
-from asyncsgd.runtime.worker_process import Task
+from asyncsgd.runtime.worker_process import Assignment
 from asyncsgd.settings import Settings, make_settings
 from asyncsgd.train import lead
 
 WARMUP_STEPS = 10
 
 
-def bare_loop(task: Task, num_steps: int, answer: Connection) -> None:
+def bare_loop(assignment: Assignment, num_steps: int, answer: Connection) -> None:
     """Send the samples per second of a plain training loop; runs in a process of its own, as a worker does."""
-    torch.set_num_threads(task.threads)
-    model = skeleton(task.config)
+    torch.set_num_threads(assignment.threads)
+    model = skeleton(assignment.config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    objective, batches = MaskedLM(model), task.training_batches()
+    objective, batches = MaskedLM(model), assignment.training_batches()
     for step in range(num_steps + WARMUP_STEPS):
         if step == WARMUP_STEPS:
             began = time.perf_counter()
         optimizer.zero_grad()
         objective.loss(batches.batch(step)).backward()
         optimizer.step()
-    answer.send(num_steps * task.batch_size / (time.perf_counter() - began))
+    answer.send(num_steps * assignment.batch_size / (time.perf_counter() - began))
 
 
-def measure_bare(task: Task, num_steps: int, context: ForkServerContext) -> float:
+def measure_bare(assignment: Assignment, num_steps: int, context: ForkServerContext) -> float:
     receive, send = context.Pipe(duplex=False)
     with Processes(context) as processes:
-        processes.start(0, bare_loop, task, num_steps, send)
+        processes.start(0, bare_loop, assignment, num_steps, send)
         return receive.recv()
 
 
@@ -95,11 +95,11 @@ def main() -> int:
 
     context = fork_server(arguments.model)
     one, two = settings_of(1), settings_of(2)
-    task = prepare(one.data, one.model, one.machine, one.optimization, one.job, eval_samples=32).task
+    assignment = prepare(one.data, one.model, one.machine, one.optimization, one.job, eval_samples=32).assignment
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
         for round_number in range(arguments.rounds):
-            bare = measure_bare(task, arguments.steps, context)
+            bare = measure_bare(assignment, arguments.steps, context)
             single = measure_async(one, context, Path(temporary) / f"{round_number}-1")
             double = measure_async(two, context, Path(temporary) / f"{round_number}-2")
             rows.append((bare, single, double))

@@ -16,7 +16,7 @@ from asyncsgd.data.batching import RUN, Batch, EvaluationBatches, Frame, Order, 
 from asyncsgd.data.masking import Masking, by_token, by_word
 from asyncsgd.data.random import Purpose, dropout_seed, generator
 from asyncsgd.data.tokenization import Tokens
-from asyncsgd.runtime.worker_process import Task
+from asyncsgd.runtime.worker_process import Assignment
 from asyncsgd.server import SGD, OptimizerRecipe
 
 CLS, SEP, PAD, MASK, UNK = 0, 1, 2, 3, 4
@@ -293,8 +293,10 @@ def test_the_evaluation_of_a_task_is_the_same_for_every_seed_and_batch_size(tmp_
     def evaluation(seed: int, batch_size: int) -> EvaluationBatches:
         settings = {"threads": 1, "device": "cpu", "precision": torch.float32, "eval_samples": 0}
         settings |= {"inner": OptimizerRecipe(SGD()), "num_workers": 1, "speeds": None}
-        task = Task("{}", tmp_path, tmp_path, FRAME, masking(), masking(), batch_size, seed=seed, **settings)
-        return task.evaluation_batches()
+        assignment = Assignment(
+            "{}", tmp_path, tmp_path, FRAME, masking(), masking(), batch_size, seed=seed, **settings
+        )
+        return assignment.evaluation_batches()
 
     first, second = evaluation(0, 4), evaluation(123, 16)
     assert len(first) == len(second) == 2
