@@ -12,12 +12,12 @@ from asyncsgd import models
 from asyncsgd.errors import UsageError
 from asyncsgd.flat import FlatModel, parameters_sha256
 from asyncsgd.prepare import Prepared, device_of_worker, prepare, rule_of, schedule_of, server_recipe
-from asyncsgd.runtime.base import Batches, count_batches
 from asyncsgd.runtime.computation import ModelGradients
 from asyncsgd.runtime.log import LoggedArrival, LogRecord
 from asyncsgd.runtime.replay import Difference, Replay
 from asyncsgd.server import Server
 from asyncsgd.settings import Settings
+from asyncsgd.streams import Batches, count_batches
 
 
 class PreparedReplay:

@@ -23,9 +23,10 @@ from asyncsgd.runtime.gossip import Method
 from asyncsgd.runtime.log import LogRecord
 from asyncsgd.runtime.replay import Replay
 from asyncsgd.runtime.streaming import StreamingDiLoCo
-from asyncsgd.runtime.virtual import OwnStreams, Virtual
+from asyncsgd.runtime.virtual import Virtual
 from asyncsgd.server import OptimizerRecipe, PlainSGD, Schedule, Server
 from asyncsgd.speeds import Network, Sampler, parse_network, parse_speeds
+from asyncsgd.streams import OwnStreams
 
 
 @dataclasses.dataclass(frozen=True)

@@ -47,7 +47,7 @@ from asyncsgd.progress import Recorder, perplexity, say
 from asyncsgd.record import DONE, FAILED, INTERRUPTED, RunFolder, available_cores, describe_environment
 from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.all_reduce import TIMEOUT
-from asyncsgd.runtime.base import POLL_SECONDS, Batches, Result
+from asyncsgd.runtime.base import POLL_SECONDS, Result
 from asyncsgd.runtime.computation import ModelGradients, whole_evaluation
 from asyncsgd.runtime.hogwild import Hogwild
 from asyncsgd.runtime.parameter_server import Dead, ParameterServer
@@ -67,17 +67,12 @@ from asyncsgd.runtime.transport.in_process import InProcess
 from asyncsgd.runtime.transport.process_group import ProcessGroupAddress, ProcessGroupServer
 from asyncsgd.runtime.transport.shared_memory import Segment, SharedMemoryAddress, SharedMemoryServer
 from asyncsgd.runtime.virtual import Virtual
-from asyncsgd.runtime.worker_process import (
-    Assignment,
-    StepHere,
-    serve_gradients,
-    serve_hogwild,
-    set_up_process,
-)
+from asyncsgd.runtime.worker_process import Assignment, StepHere, serve_gradients, serve_hogwild, set_up_process
 from asyncsgd.server import Optimizer, Server, StepTakenByWorker
 from asyncsgd.settings import Settings
 from asyncsgd.signals import StopRequest, held
 from asyncsgd.speeds import parse_network
+from asyncsgd.streams import Batches
 
 EXIT_CODES = {DONE: 0, INTERRUPTED: 130}
 """Every other status exits with 1."""

@@ -48,9 +48,10 @@ from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
 from asyncsgd.rules.dc_asgd import compensate
 from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.computation import ProblemGradients
-from asyncsgd.runtime.virtual import OwnStreams, Virtual
+from asyncsgd.runtime.virtual import Virtual
 from asyncsgd.server import PlainSGD, Server
 from asyncsgd.speeds import Constant, Exponential, Floats, Ints, Power, Sampler, ShiftedExponential
+from asyncsgd.streams import OwnStreams
 
 
 class Fixed(Sampler):

@@ -34,6 +34,7 @@ MAY_IMPORT = {
     "models": {"data", "errors", "flat", "signals"},
     "evaluation": {"data", "objectives"},
     "worker": {"data", "objectives", "flat"},
+    "streams": {"record"},
     "runtime": {
         "codec",
         "data",
@@ -51,6 +52,7 @@ MAY_IMPORT = {
         "server",
         "signals",
         "speeds",
+        "streams",
         "worker",
     },
     "yaml_reader": {"errors", "numbers"},

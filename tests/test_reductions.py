@@ -52,9 +52,10 @@ from asyncsgd.rules import (
 from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.computation import ProblemGradients
-from asyncsgd.runtime.virtual import OwnStreams, Virtual
+from asyncsgd.runtime.virtual import Virtual
 from asyncsgd.server import SGD, AdamW, OptimizerRecipe, PlainSGD, Server
 from asyncsgd.speeds import Constant, Exponential, Sampler
+from asyncsgd.streams import OwnStreams
 
 LEARNING_RATE = 0.125
 PROBLEM = Quadratic(dimension=5, condition=8.0, noise=0.5)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import heapq
 import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
 
 from asyncsgd.objectives.masked_lm import Sums
-from asyncsgd.record import DIVERGED, DONE, Evaluation, Range, Record
+from asyncsgd.record import DIVERGED, DONE, Evaluation, Record
 from asyncsgd.rules.base import Rule
 
 POLL_SECONDS = 0.5
@@ -56,59 +55,6 @@ class Result:
     message: str = ""
     has_parameters: bool = True
     """Whether the leader knows the parameters of the last version. Not where the process that had them was lost."""
-
-
-class Batches:
-    """Hands out the batches of one stream to whoever asks: the next ones, or those that were returned, lowest first.
-
-    >>> batches = Batches(samples=64, batch_size=16)
-    >>> batches.take(0), batches.take(1, 2)
-    (((0, 0, 1),), ((0, 1, 3),))
-    >>> batches.give_back(((0, 0, 1),))
-    >>> batches.take(0, 2), batches.take(1)
-    (((0, 0, 1), (0, 3, 4)), ())
-    """
-
-    def __init__(self, samples: int | None, batch_size: int) -> None:
-        self._limit = None if samples is None else math.ceil(samples / batch_size)
-        self._next = 0
-        self._returned: list[int] = []
-
-    def take(self, worker: int, count: int = 1) -> tuple[Range, ...]:
-        """The next `count` batches, or as many as the budget has left; none where it is handed out."""
-        ranges: list[Range] = []
-        for _ in range(count):
-            index = self._take_one()
-            if index is None:
-                break
-            if ranges and ranges[-1][2] == index:
-                ranges[-1] = (0, ranges[-1][1], index + 1)
-            else:
-                ranges.append((0, index, index + 1))
-        return tuple(ranges)
-
-    def _take_one(self) -> int | None:
-        if self._returned:
-            return heapq.heappop(self._returned)
-        if self._limit is not None and self._next >= self._limit:
-            return None
-        self._next += 1
-        return self._next - 1
-
-    def give_back(self, ranges: tuple[Range, ...]) -> None:
-        """Return the batches of a lost or abandoned gradient."""
-        for _, first, end in ranges:
-            for index in range(first, end):
-                heapq.heappush(self._returned, index)
-
-
-def count_batches(ranges: tuple[Range, ...]) -> int:
-    """How many batches `ranges` hold.
-
-    >>> count_batches(((0, 3, 5), (0, 9, 10)))
-    3
-    """
-    return sum(end - first for _, first, end in ranges)
 
 
 class EvaluationPoints:

@@ -15,8 +15,8 @@ from asyncsgd.evaluation import evaluate_shard
 from asyncsgd.objectives.masked_lm import MaskedLM
 from asyncsgd.problems import Instance
 from asyncsgd.record import Range
-from asyncsgd.runtime.worker_process import indices_of
 from asyncsgd.server import Optimizer, OptimizerRecipe, PlainSGD
+from asyncsgd.streams import indices_of
 from asyncsgd.worker import Gradient, Worker, take_local_steps
 
 

@@ -38,9 +38,9 @@ from asyncsgd.named import Kind, spell
 from asyncsgd.problems import Array, Instance
 from asyncsgd.record import APPLIED, DONE, FAILED, INTERRUPTED, Evaluation, Event, Fault, Membership, Range, Started
 from asyncsgd.runtime.base import Budget, EvaluationPoints, Report, Result, diverged, verdict_of_evaluation
-from asyncsgd.runtime.virtual import OwnStreams
 from asyncsgd.server import Schedule
 from asyncsgd.speeds import Sampler
+from asyncsgd.streams import OwnStreams
 
 # Laid out as in asyncsgd.data.random, purpose << 32 | stream, and none of the purposes there or in asyncsgd.speeds.
 _PARTNERS = 13 << 32

@@ -16,14 +16,12 @@ from asyncsgd.record import DONE, FAILED, INTERRUPTED, Event, Fault, Membership,
 from asyncsgd.rules.base import Start
 from asyncsgd.runtime.base import (
     POLL_SECONDS,
-    Batches,
     Budget,
     EvaluationPoints,
     Interrupted,
     Report,
     Result,
     TrainingClock,
-    count_batches,
     diverged,
     evaluation_record,
     verdict_of_evaluation,
@@ -40,6 +38,7 @@ from asyncsgd.runtime.transport.base import (
     Stop,
 )
 from asyncsgd.server import Outcome, Server, Starting
+from asyncsgd.streams import Batches, count_batches
 
 Dead = Callable[[int, float], str | None]
 """Given a worker and how many seconds to look, how its process ended; None while it lives or where nobody knows."""

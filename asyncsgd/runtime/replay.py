@@ -24,11 +24,10 @@ from torch import Tensor
 
 from asyncsgd.record import Range
 from asyncsgd.rules.base import Start
-from asyncsgd.runtime.base import count_batches
 from asyncsgd.runtime.computation import Computation
 from asyncsgd.runtime.log import LoggedArrival, LoggedReply, LogRecord
-from asyncsgd.runtime.virtual import Source
 from asyncsgd.server import Outcome, Server, Starting
+from asyncsgd.streams import Source, count_batches
 from asyncsgd.worker import Gradient
 
 NOTHING = Outcome("", (), (), (), (), False)

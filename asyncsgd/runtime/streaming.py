@@ -41,9 +41,9 @@ from asyncsgd.problems import Array, Instance
 from asyncsgd.record import DONE, Evaluation, Range, Started
 from asyncsgd.runtime.base import Budget, Report, Result
 from asyncsgd.runtime.gossip import KIND, Method, Recorder, as_schedule, check_num_workers
-from asyncsgd.runtime.virtual import OwnStreams
 from asyncsgd.server import OptimizerRecipe, PlainSGD, Schedule
 from asyncsgd.speeds import Sampler
+from asyncsgd.streams import OwnStreams
 
 
 @dataclasses.dataclass(frozen=True)

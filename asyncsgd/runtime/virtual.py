@@ -20,73 +20,24 @@ import gc
 import heapq
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from asyncsgd.record import DONE, FAILED, INTERRUPTED, Evaluation, Event, Fault, Membership, Range, Started
 from asyncsgd.rules.base import Start
-from asyncsgd.runtime.base import (
-    Budget,
-    EvaluationPoints,
-    Report,
-    Result,
-    count_batches,
-    diverged,
-    verdict_of_evaluation,
-)
+from asyncsgd.runtime.base import Budget, EvaluationPoints, Report, Result, diverged, verdict_of_evaluation
 from asyncsgd.runtime.computation import Computation
 from asyncsgd.server import Outcome, Server, Starting
 from asyncsgd.speeds import Network, Sampler
+from asyncsgd.streams import OwnStreams, Source, count_batches
 
 Measure = Callable[[Tensor], tuple[float, float | None, int | None]]
 """From parameters to (loss, accuracy, loss terms) of an exact evaluation; None where there is no such thing."""
 
 MANY = 32
 """From this many workers on that start at once they are started together, which gives the same run sooner."""
-
-
-class Source(Protocol):
-    """Where batches come from; see `Batches` and `OwnStreams`."""
-
-    def take(self, worker: int, count: int = 1) -> tuple[Range, ...]: ...
-
-    def give_back(self, ranges: tuple[Range, ...]) -> None: ...
-
-
-class OwnStreams:
-    """A stream per worker: its k-th batch is the same whatever the rule and whoever else there is.
-
-    >>> streams = OwnStreams(num_workers=2, samples=5)
-    >>> streams.take(1), streams.take(1, 2), streams.take(0, 9)
-    (((1, 0, 1),), ((1, 1, 3),), ((0, 0, 2),))
-    >>> streams.give_back(((1, 1, 3),))
-    >>> streams.take(1)
-    ((1, 1, 2),)
-    """
-
-    def __init__(self, num_workers: int, samples: int | None) -> None:
-        self._next = [0] * num_workers
-        self.left: float = math.inf if samples is None else samples
-        """Batches that the budget still has."""
-
-    def take(self, worker: int, count: int = 1) -> tuple[Range, ...]:
-        """The worker's next `count` batches, or as many as the budget has left."""
-        if self.left < count:
-            count = int(self.left)
-            if count == 0:
-                return ()
-        first = self._next[worker]
-        self._next[worker] = first + count
-        self.left -= count
-        return ((worker, first, first + count),)
-
-    def give_back(self, ranges: tuple[Range, ...]) -> None:
-        """Return what `take` gave last to a worker."""
-        for stream, first, end in ranges:
-            self._next[stream] = first
-            self.left += end - first
 
 
 @contextlib.contextmanager

@@ -21,7 +21,6 @@ from asyncsgd.evaluation import evaluate_shard
 from asyncsgd.flat import FlatModel
 from asyncsgd.models import skeleton
 from asyncsgd.objectives.masked_lm import MaskedLM
-from asyncsgd.record import Range
 from asyncsgd.runtime.transport.base import (
     Compute,
     Computed,
@@ -36,6 +35,7 @@ from asyncsgd.runtime.transport.shared_memory import FROZEN, SAMPLES, SharedMemo
 from asyncsgd.server import Optimizer, OptimizerRecipe, Schedule
 from asyncsgd.signals import NUMBERS
 from asyncsgd.speeds import Sampler, Speeds
+from asyncsgd.streams import indices_of
 from asyncsgd.worker import Gradient, Worker
 
 
@@ -248,15 +248,6 @@ def _hold(end: SharedMemoryWorker, objective: MaskedLM, evaluation: EvaluationBa
     while isinstance(command := end.receive(), Evaluate):
         end.answer(_evaluate(command, objective, evaluation, device))
     return not isinstance(command, Stop)
-
-
-def indices_of(batches: tuple[Range, ...]) -> list[int]:
-    """The batch indices of ranges of one stream, in order.
-
-    >>> indices_of(((0, 3, 5), (0, 9, 10)))
-    [3, 4, 9]
-    """
-    return [index for _, first, end in batches for index in range(first, end)]
 
 
 def _computed(

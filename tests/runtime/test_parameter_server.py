@@ -14,12 +14,13 @@ import torch
 from asyncsgd.record import APPLIED, DONE, Evaluation, Event, Fault, Membership, Record
 from asyncsgd.rules import Asynchronous, Synchronous
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
-from asyncsgd.runtime.base import Batches, Budget, EvaluationPoints
+from asyncsgd.runtime.base import Budget, EvaluationPoints
 from asyncsgd.runtime.parameter_server import ParameterServer
 from asyncsgd.runtime.transport.base import Compute, Computed, Evaluate, Evaluated, Ready, Stop, WorkerEnd
 from asyncsgd.runtime.transport.process_group import ProcessGroupServer
 from asyncsgd.runtime.transport.shared_memory import SharedMemoryServer
 from asyncsgd.server import SGD, Optimizer, Server
+from asyncsgd.streams import Batches
 
 TRANSPORTS = [SharedMemoryServer, ProcessGroupServer]
 TIMEOUT = 60.0

@@ -43,12 +43,13 @@ from asyncsgd.rules import (
 )
 from asyncsgd.rules.base import Rule
 from asyncsgd.runtime import virtual
-from asyncsgd.runtime.base import Batches, Budget
+from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.computation import ModelGradients
 from asyncsgd.runtime.virtual import Virtual
 from asyncsgd.server import SGD, Optimizer, OptimizerRecipe, PlainSGD, Server, WarmupSchedule, constant
 from asyncsgd.simulate import Simulation, simulate
 from asyncsgd.speeds import Constant, Exponential, Floats, Ints, Network, Sampler, Speeds
+from asyncsgd.streams import Batches
 from asyncsgd.worker import Worker
 
 INF = math.inf
