@@ -35,9 +35,11 @@ MAY_IMPORT = {
     "evaluation": {"data", "objectives"},
     "worker": {"data", "objectives", "flat"},
     "streams": {"record"},
+    "dispatcher": {"record", "rules.base", "server", "streams", "worker"},
     "runtime": {
         "codec",
         "data",
+        "dispatcher",
         "errors",
         "evaluation",
         "flat",

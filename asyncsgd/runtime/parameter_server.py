@@ -6,14 +6,13 @@ transport moves, and this file keeps the budget, the batches, the clock and the 
 from __future__ import annotations
 
 import collections
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from asyncsgd.dispatcher import Dispatcher, Launched, Taken
 from asyncsgd.objectives.masked_lm import Sums
-from asyncsgd.record import DONE, FAILED, INTERRUPTED, Event, Fault, Membership, Range, Started
-from asyncsgd.rules.base import Start
+from asyncsgd.record import DONE, FAILED, INTERRUPTED, Event, Fault
 from asyncsgd.runtime.base import (
     POLL_SECONDS,
     Budget,
@@ -37,17 +36,12 @@ from asyncsgd.runtime.transport.base import (
     ServerEnd,
     Stop,
 )
-from asyncsgd.server import Outcome, Server, Starting
-from asyncsgd.streams import Batches, count_batches
+from asyncsgd.server import Outcome, Server
+from asyncsgd.streams import Batches
+from asyncsgd.worker import Gradient
 
 Dead = Callable[[int, float], str | None]
 """Given a worker and how many seconds to look, how its process ended; None while it lives or where nobody knows."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Started:
-    batches: tuple[Range, ...]
-    train_seconds: float
 
 
 class ParameterServer:
@@ -87,19 +81,23 @@ class ParameterServer:
         self._server = server
         self._transport = transport
         self._num_workers = num_workers
-        self._batch_size = batch_size
         self._budget = budget
         self._points = EvaluationPoints(budget, evaluations)
         self._layout = layout
         self._report = report
         self._dead = dead
         self._stop_requested = stop_requested
-        self._batches = Batches(budget.to_hand_out(server.rule), batch_size)
         self._clock = TrainingClock()
+        self._dispatcher = Dispatcher(
+            server,
+            Batches(budget.to_hand_out(server.rule), batch_size),
+            num_workers=num_workers,
+            batch_size=batch_size,
+            clock=lambda: self._clock.seconds,
+            spent=budget.spent_by,
+        )
         self._present: set[int] = set()
-        self._started: dict[int, _Started] = {}  # by dispatch
         self._outbox: list[tuple[int, Compute]] = []
-        self._waiting_for_batch: dict[int, Starting | Start] = {}
         self._inbox: collections.deque[tuple[int, Message]] = collections.deque()
         self._held_back: list[
             tuple[float, int, Computed]
@@ -205,92 +203,38 @@ class ParameterServer:
         return None
 
     def _apply(self, worker: int, message: Computed) -> tuple[Outcome, Event]:
-        """Hand the gradient to the server and prepare what its reply starts; what happened, still to be reported."""
-        server = self._server
-        arrived = self._clock.seconds
-        started = self._started.pop(message.dispatch)
-        arrival_delay = server.version - message.read_version
-        flight_seconds = arrived - started.train_seconds
-        outcome = server.arrive(
+        """Hand the gradient over and prepare what its reply starts; what happened, still to be reported."""
+        arrived_at = self._clock.seconds
+        arrived = self._dispatcher.arrive(
             worker,
             message.dispatch,
             message.read_version,
             self._transport.gradient(worker),
-            weight=message.weight,
-            num_samples=message.num_samples,
-            seconds=flight_seconds,
+            Gradient(message.loss, message.weight, message.num_samples, message.loss_scales),
+            arrived_at - self._dispatcher.launch_of(worker).seconds,
         )
         now = self._clock.seconds
-        rate = server.learning_rate
-        event = Event(
-            dispatch=message.dispatch,
-            worker=worker,
-            batches=started.batches,
-            read_version=message.read_version,
-            version=server.version,
-            arrival_delay=arrival_delay,
-            outcome=outcome.outcome,
-            uses=outcome.uses,
-            drops=outcome.drops,
-            abandoned=outcome.abandoned,
-            started=self._execute(outcome),
-            loss=message.loss,
-            weight=message.weight,
-            num_samples=message.num_samples,
-            num_local_steps=message.num_local_steps,
-            learning_rate=rate,
-            train_seconds=now,
-            total_samples=server.num_samples,
-            flight_seconds=flight_seconds,
-            pull_seconds=message.pull_seconds,
-            compute_seconds=message.compute_seconds,
-            push_seconds=message.push_seconds,
-            wait_seconds=message.wait_seconds,
-            apply_seconds=now - arrived,
-            loss_scales=message.loss_scales,
+        taken = Taken(
+            message.pull_seconds, message.compute_seconds, message.push_seconds, message.wait_seconds, now - arrived_at
         )
-        return outcome, event
+        self._prepare(arrived.launched, arrived.outcome.abandoned)
+        return arrived.outcome, self._dispatcher.event(arrived, now, taken)
 
-    def _execute(self, outcome: Outcome) -> tuple[Started, ...]:
-        """Take back abandoned batches and give the workers of a reply theirs; `_flush` sends the commands.
-
-        A worker for whom the last round has no batch left waits for one that may come back.
-        """
-        for dispatch in outcome.abandoned:
-            self._batches.give_back(self._started.pop(dispatch).batches)
-        if outcome.abandoned and any(starting.point is not None for starting in outcome.start):
-            # The slot that would hold the point may still be written by the gradient that was abandoned.
-            raise RuntimeError(
-                f"rule {self._server.rule.name} abandons and starts at exact points, which real workers cannot do"
-            )
-        self._outbox = [
-            (worker, command) for worker, command in self._outbox if command.dispatch not in outcome.abandoned
-        ]
-        for starting in outcome.start:
-            self._waiting_for_batch.pop(starting.worker, None)  # one that waits may be started again: the last counts
-            self._waiting_for_batch[starting.worker] = starting
-        return self._start_waiting()
-
-    def _start_waiting(self) -> tuple[Started, ...]:
-        if self._budget.spent_by(self._server.num_samples):
-            return ()
-        started: list[Started] = []
-        while self._waiting_for_batch:
-            worker, starting = next(iter(self._waiting_for_batch.items()))
-            batches = self._batches.take(worker, starting.num_local_steps)
-            if not batches:
-                break
-            del self._waiting_for_batch[worker]
-            dispatch = self._server.start(starting, count_batches(batches))
-            self._started[dispatch] = _Started(batches, self._clock.seconds)
-            rate = self._server.inner_learning_rate(count_batches(batches) * self._batch_size)
+    def _prepare(self, launched: Launched, abandoned: tuple[int, ...] = ()) -> None:
+        """Take back commands that were abandoned and prepare those for gradients that start; `_flush` sends them."""
+        self._outbox = [(worker, command) for worker, command in self._outbox if command.dispatch not in abandoned]
+        for worker, dispatch in zip(launched.workers, launched.dispatches, strict=True):
+            launch = self._dispatcher.launch_of(worker)
             exact_version = None
-            if isinstance(starting, Starting):
-                exact_version = starting.version
-                self._transport.gradient(worker).copy_(starting.point)
-            self._outbox.append((worker, Compute(dispatch, batches, rate, exact_version)))
-            started.append((worker, dispatch, batches, rate))
-        return tuple(started)
+            if launch.point is not None:
+                if abandoned:
+                    # The slot that would hold the point may still be written by the gradient that was abandoned.
+                    name = self._server.rule.name
+                    raise RuntimeError(f"rule {name} abandons and starts at exact points, which real workers cannot do")
+                exact_version = launch.version
+                self._transport.gradient(worker).copy_(launch.point)
+            command = Compute(dispatch, self._dispatcher.batches_of(worker), launch.learning_rate, exact_version)
+            self._outbox.append((worker, command))
 
     def _flush(self) -> None:
         for worker, command in self._outbox:
@@ -306,7 +250,7 @@ class ParameterServer:
             for worker, message in self._wait():
                 if isinstance(message, Lost):
                     gone.add(worker)
-                    self._record_loss(worker, message.reason, None, None)
+                    self._drop(worker, message.reason)
                 elif isinstance(message, Ready):
                     if message.layout != self._layout:
                         raise RuntimeError(
@@ -317,25 +261,13 @@ class ParameterServer:
                 reason = self._dead(worker, 0.0)
                 if reason is not None:
                     gone.add(worker)
-                    self._record_loss(worker, reason, None, None)
+                    self._drop(worker, reason)
 
     def _join(self, worker: int) -> None:
         """Bring a worker into the rule; `_flush` sends what follows."""
-        server = self._server
-        outcome = server.join(worker)
-        self._report(
-            Membership(
-                "join",
-                worker,
-                server.version,
-                server.num_samples,
-                self._clock.seconds,
-                uses=outcome.uses,
-                started=self._execute(outcome),
-                drops=outcome.drops,
-                abandoned=outcome.abandoned,
-            )
-        )
+        launched, record = self._dispatcher.join(worker)
+        self._prepare(launched, record.abandoned)
+        self._report(record)
 
     def _lose(self, worker: int, reason: str) -> None:
         """Take a lost worker out of the rule and hand its batch to the others; `_flush` sends what follows."""
@@ -344,33 +276,18 @@ class ParameterServer:
         self._present.discard(worker)
         self._outbox = [(other, command) for other, command in self._outbox if other != worker]
         self._held_back = [item for item in self._held_back if item[1] != worker]
-        self._waiting_for_batch.pop(worker, None)
-        if worker not in self._server.workers:
-            self._record_loss(worker, reason, None, None)  # lost in the first evaluation
-            return
-        outcome, dispatch = self._server.leave(worker)
-        if dispatch is not None:
-            self._batches.give_back(self._started.pop(dispatch).batches)
-        self._record_loss(worker, reason, dispatch, outcome)
+        launched, record = self._dispatcher.leave(worker, self._why(worker, reason))
+        self._prepare(launched, record.abandoned)
+        self._report(record)
 
-    def _record_loss(self, worker: int, reason: str, dispatch: int | None, outcome: Outcome | None) -> None:
+    def _why(self, worker: int, reason: str) -> str:
         reason = self._dead(worker, 2.0) or reason  # its connection closes a moment before the process has ended
         self._reasons.append(f"worker {worker}: {reason}")
-        self._report(
-            Membership(
-                "leave",
-                worker,
-                self._server.version,
-                self._server.num_samples,
-                self._clock.seconds,
-                reason=reason,
-                lost=() if dispatch is None else (dispatch,),
-                uses=() if outcome is None else outcome.uses,
-                started=() if outcome is None else self._execute(outcome),
-                drops=() if outcome is None else outcome.drops,
-                abandoned=() if outcome is None else outcome.abandoned,
-            )
-        )
+        return reason
+
+    def _drop(self, worker: int, reason: str) -> None:
+        """Note that a worker is gone of which the rule has not heard, or is not to hear any more."""
+        self._report(self._dispatcher.drop(worker, self._why(worker, reason)))
 
     # ---- exact evaluation ----------------------------------------------------------------------------------
 
@@ -402,7 +319,7 @@ class ParameterServer:
                 self._clock.resume()
         for worker, reason in self._lost_meanwhile:  # at the end nothing may change what was evaluated
             self._present.discard(worker)
-            self._record_loss(worker, reason, None, None)
+            self._drop(worker, reason)
         self._lost_meanwhile.clear()
         return result
 

@@ -18,20 +18,17 @@ import collections
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
-from asyncsgd.record import Range
-from asyncsgd.rules.base import Start
+from asyncsgd.dispatcher import Dispatcher
+from asyncsgd.record import Membership, Range
 from asyncsgd.runtime.computation import Computation
 from asyncsgd.runtime.log import LoggedArrival, LoggedReply, LogRecord
-from asyncsgd.server import Outcome, Server, Starting
+from asyncsgd.server import Outcome, Server
 from asyncsgd.streams import Source, count_batches
 from asyncsgd.worker import Gradient
-
-NOTHING = Outcome("", (), (), (), (), False)
-"""What follows when somebody leaves who had never joined."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,18 +38,6 @@ class Difference:
     version: int
     """The version at or before which it does."""
     message: str
-
-
-class _Flight(NamedTuple):
-    """A gradient that the log has started and that has not arrived yet."""
-
-    worker: int
-    batches: tuple[Range, ...]
-    learning_rate: float | None
-    version: int
-    """When it was started."""
-    point: Tensor | None
-    """Where it starts exactly; None where it reads the parameters of `version` or of a newer one."""
 
 
 class Replay:
@@ -77,10 +62,10 @@ class Replay:
         num_workers: int,
         check_every: int = 1,
     ) -> None:
-        self._server, self._computation, self._batches = server, computation, batches
+        self._server, self._computation = server, computation
+        self._dispatcher = Dispatcher(server, batches, num_workers=num_workers, batch_size=1, starts=False)
         self._num_workers = num_workers
-        self._waiting: dict[int, Starting | Start] = {}  # by worker
-        self._flights: dict[int, _Flight] = {}  # by dispatch
+        self._rates: dict[int, float | None] = {}  # by worker, of its local steps: the log's
         self._records = records
         self._check_every = check_every
         self._readers = collections.Counter(r.read_version for r in records if isinstance(r, LoggedArrival))
@@ -111,90 +96,67 @@ class Replay:
     def _take(self, record: LogRecord) -> Difference | None:
         if not isinstance(record, LoggedReply):
             return None  # an evaluation changes nothing
+        followed: Outcome | Membership | Difference
         if isinstance(record, LoggedArrival):
-            reply = self._arrive(record)
+            followed = self._arrive(record)
         elif record.kind == "join":
-            reply = self._join(record)
+            followed = self._join(record)
         else:
-            reply = self._leave(record)
-        if isinstance(reply, Difference):
-            return reply
-        for dispatch in reply.abandoned:
-            self._land(dispatch)
-        for starting in reply.start:
-            self._waiting[starting.worker] = starting
+            _, followed = self._dispatcher.leave(record.worker)
+            self._computation.forget(record.worker)
+        if isinstance(followed, Difference):
+            return followed
         for started in record.started:
             difference = self._start(*started)
             if difference is not None:
                 return difference
-        return self._compare_reply(record, reply)
+        return self._compare_reply(record, followed)
 
-    def _join(self, record: LoggedReply) -> Outcome | Difference:
+    def _join(self, record: LoggedReply) -> Membership | Difference:
         worker = record.worker
         if worker >= self._num_workers:
             return self._parts(f"worker {worker} joins, the run had {self._num_workers}, from 0 on")
         if worker in self._server.workers:
             return self._parts(f"worker {worker} joins, which has joined already")
-        return self._server.join(worker)
-
-    def _leave(self, record: LoggedReply) -> Outcome:
-        worker = record.worker
-        if worker not in self._server.workers:
-            return NOTHING  # lost before training began
-        outcome, lost = self._server.leave(worker)
-        self._waiting.pop(worker, None)
-        self._computation.forget(worker)
-        if lost is not None:
-            self._land(lost)
-        return outcome
-
-    def _land(self, dispatch: int) -> None:
-        """`dispatch` will not arrive: its batches are handed out again."""
-        self._batches.give_back(self._flights.pop(dispatch).batches)
+        return self._dispatcher.join(worker)[1]
 
     def _start(
         self, worker: int, dispatch: int, batches: tuple[Range, ...], learning_rate: float | None
     ) -> Difference | None:
         """Start what the log started, if the rule asked for it here and these batches are the next."""
-        starting = self._waiting.pop(worker, None)
-        if starting is None:
+        if not self._dispatcher.waits(worker):
             return self._parts(f"dispatch {dispatch} of worker {worker} was not started here")
         # A round that the budget cuts short has fewer; the loss of its gradient tells whether it was so.
-        expected = self._batches.take(worker, min(starting.num_local_steps, count_batches(batches)))
-        if not expected or expected != batches:
+        here = self._dispatcher.start(worker, count_batches(batches))
+        expected = () if here is None else self._dispatcher.batches_of(worker)
+        if here is None or expected != batches:
             return self._parts(f"dispatch {dispatch} of worker {worker} gets batches {expected}, the log has {batches}")
-        here = self._server.start(starting, count_batches(batches))
         if here != dispatch:
             return self._parts(f"worker {worker} starts dispatch {here}, the log has {dispatch}")
-        version = starting.version if isinstance(starting, Starting) else self._server.version
-        self._flights[dispatch] = _Flight(worker, batches, learning_rate, version, starting.point)
+        self._rates[worker] = learning_rate
         return None
 
     def _arrive(self, record: LoggedArrival) -> Outcome | Difference:
         worker, dispatch, version = record.worker, record.dispatch, record.read_version
-        flight = self._flights.pop(dispatch, None)
-        if flight is None or flight.worker != worker:
+        if not self._server.is_in_flight(worker, dispatch):
             return self._parts(f"dispatch {dispatch} of worker {worker} arrives, which is not in flight")
-        if flight.batches != record.batches:
-            return self._parts(f"dispatch {dispatch} has batches {flight.batches}, the log has {record.batches}")
-        start = self._kept.get(version) if flight.point is None else flight.point
-        newest = self._server.version if flight.point is None else flight.version
-        if start is None or not flight.version <= version <= newest:
+        launch, batches = self._dispatcher.launch_of(worker), self._dispatcher.batches_of(worker)
+        if batches != record.batches:
+            return self._parts(f"dispatch {dispatch} has batches {batches}, the log has {record.batches}")
+        start = self._kept.get(version) if launch.point is None else launch.point
+        newest = self._server.version if launch.point is None else launch.version
+        if start is None or not launch.version <= version <= newest:
             return self._parts(
-                f"dispatch {dispatch} was started at version {flight.version} and arrives now, the log says that it "
+                f"dispatch {dispatch} was started at version {launch.version} and arrives now, the log says that it "
                 f"has read version {version}"
             )
         self._readers[version] -= 1
-        gradient = self._computation.compute(worker, flight.batches, start, flight.learning_rate, record.loss_scales)
-        return self._compare_gradient(record, gradient) or self._server.arrive(
-            worker,
-            dispatch,
-            version,
-            self._computation.gradient,
-            weight=gradient.weight,
-            num_samples=gradient.num_samples,
-            seconds=record.flight_seconds,
-        )
+        gradient = self._computation.compute(worker, batches, start, self._rates[worker], record.loss_scales)
+        difference = self._compare_gradient(record, gradient)
+        if difference is not None:
+            return difference
+        vector = self._computation.gradient
+        return self._dispatcher.arrive(worker, dispatch, version, vector, gradient, record.flight_seconds).outcome
 
     def _compare_gradient(self, record: LoggedArrival, gradient: Gradient) -> Difference | None:
         if record.dispatch % self._check_every:
@@ -212,14 +174,14 @@ class Replay:
                 return Difference(version, f"{what}, the log has {logged!r}")
         return None
 
-    def _compare_reply(self, record: LoggedReply, outcome: Outcome) -> Difference | None:
+    def _compare_reply(self, record: LoggedReply, outcome: Outcome | Membership) -> Difference | None:
         """The rule's reply beside the one in the log."""
         pairs: list[tuple[str, Any, Any]] = [
             ("uses", outcome.uses, record.uses),
             ("drops", outcome.drops, record.drops),
             ("abandoned", outcome.abandoned, record.abandoned),
         ]
-        if isinstance(record, LoggedArrival):
+        if isinstance(record, LoggedArrival) and isinstance(outcome, Outcome):
             pairs.append(("outcome", outcome.outcome, record.outcome))
         for name, here, logged in pairs:
             if logged is not None and here != logged:

@@ -20,24 +20,20 @@ import gc
 import heapq
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from asyncsgd.record import DONE, FAILED, INTERRUPTED, Evaluation, Event, Fault, Membership, Range, Started
-from asyncsgd.rules.base import Start
+from asyncsgd.dispatcher import MANY, Dispatcher, Launched, Taken
+from asyncsgd.record import DONE, FAILED, INTERRUPTED, Evaluation, Fault
 from asyncsgd.runtime.base import Budget, EvaluationPoints, Report, Result, diverged, verdict_of_evaluation
 from asyncsgd.runtime.computation import Computation
-from asyncsgd.server import Outcome, Server, Starting
+from asyncsgd.server import Server
 from asyncsgd.speeds import Network, Sampler
-from asyncsgd.streams import OwnStreams, Source, count_batches
+from asyncsgd.streams import Source, count_batches
 
 Measure = Callable[[Tensor], tuple[float, float | None, int | None]]
 """From parameters to (loss, accuracy, loss terms) of an exact evaluation; None where there is no such thing."""
-
-MANY = 32
-"""From this many workers on that start at once they are started together, which gives the same run sooner."""
 
 
 @contextlib.contextmanager
@@ -52,15 +48,6 @@ def _rare_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
-
-
-class _Flight(NamedTuple):
-    """How a gradient started; shared by all that started together."""
-
-    seconds: float
-    version: int
-    point: Tensor
-    learning_rate: float | None
 
 
 class Virtual:
@@ -97,13 +84,22 @@ class Virtual:
         stop_requested: Callable[[], bool] = lambda: False,
     ) -> None:
         self._server, self._computation, self._sampler = server, computation, sampler
-        self._batches, self._measure, self._network = batches, measure, network
-        self._num_workers, self._budget, self._batch_size = num_workers, budget, batch_size
+        self._measure, self._network = measure, network
+        self._num_workers, self._budget = num_workers, budget
+        self.train_seconds = 0.0
+        """The virtual clock."""
+        self._dispatcher = Dispatcher(
+            server,
+            batches,
+            num_workers=num_workers,
+            batch_size=batch_size,
+            clock=lambda: self.train_seconds,
+            spent=budget.spent_by,
+            exact=True,
+        )
         self._points = EvaluationPoints(budget, evaluations)
         self._report = report
         self._stop_requested = stop_requested
-        self.train_seconds = 0.0
-        """The virtual clock."""
         self.evaluations: list[Evaluation] = []
         self.num_arrivals = 0
         self._heap: list[tuple[float, int, int]] = []
@@ -112,12 +108,9 @@ class Virtual:
         self._dead = 0  # entries of the heap and of the uploads whose gradient was abandoned
         self._draws = np.zeros(num_workers, dtype=np.int64)
         # Of each worker's gradient in flight:
-        self._batches_of: list[tuple[Range, ...]] = [()] * num_workers
-        self._flight_of: list[_Flight | None] = [None] * num_workers
         self._idle_since = [0.0] * num_workers
         self._pulled_at: dict[int, float] = {}  # with a network, as the next
         self._computed_at: dict[int, float] = {}
-        self._waiting_for_batch: dict[int, Starting | Start] = {}
 
     def run(self) -> Result:
         """Train until the budget is spent; called once.
@@ -186,101 +179,42 @@ class Virtual:
     # ---- arrivals ------------------------------------------------------------------------------------------
 
     def _arrived(self, worker: int, dispatch: int) -> Result | None:
-        server, now = self._server, self.train_seconds
-        flight, batches = self._flight_of[worker], self._batches_of[worker]
-        assert flight is not None
-        gradient = self._computation.compute(worker, batches, flight.point, flight.learning_rate)
+        server, dispatcher, now = self._server, self._dispatcher, self.train_seconds
+        launch = dispatcher.launch_of(worker)
+        assert launch.point is not None
+        gradient = self._computation.compute(worker, dispatcher.batches_of(worker), launch.point, launch.learning_rate)
         self.num_arrivals += 1
-        self._flight_of[worker] = None
-        waited, version = flight.seconds - self._idle_since[worker], server.version
-        pulled, computed = self._pulled_at.get(worker, flight.seconds), self._computed_at.get(worker, now)
-        outcome = server.arrive(
-            worker,
-            dispatch,
-            flight.version,
-            self._computation.gradient,
-            weight=gradient.weight,
-            num_samples=gradient.num_samples,
-            seconds=now - flight.seconds,
+        waited = launch.seconds - self._idle_since[worker]
+        pulled, computed = self._pulled_at.get(worker, launch.seconds), self._computed_at.get(worker, now)
+        arrived = dispatcher.arrive(
+            worker, dispatch, launch.version, self._computation.gradient, gradient, now - launch.seconds
         )
         self._idle_since[worker] = now
-        started = self._execute(outcome)
+        self._follow(arrived.launched, arrived.outcome.abandoned)
         if self._report is not None:
-            self._report(
-                Event(
-                    dispatch=dispatch,
-                    worker=worker,
-                    batches=batches,
-                    read_version=flight.version,
-                    version=server.version,
-                    arrival_delay=version - flight.version,
-                    outcome=outcome.outcome,
-                    uses=outcome.uses,
-                    drops=outcome.drops,
-                    abandoned=outcome.abandoned,
-                    started=started,
-                    loss=gradient.loss,
-                    weight=gradient.weight,
-                    num_samples=gradient.num_samples,
-                    learning_rate=server.learning_rate,
-                    train_seconds=now,
-                    total_samples=server.num_samples,
-                    num_local_steps=1 if flight.learning_rate is None else count_batches(batches),
-                    flight_seconds=now - flight.seconds,
-                    pull_seconds=pulled - flight.seconds,
-                    compute_seconds=computed - pulled,
-                    push_seconds=now - computed,
-                    wait_seconds=waited,
-                    loss_scales=gradient.loss_scales,
-                )
-            )
+            taken = Taken(pulled - launch.seconds, computed - pulled, now - computed, waited)
+            self._report(dispatcher.event(arrived, now, taken))
         if not math.isfinite(gradient.loss):
-            what = f"the loss of worker {worker} at version {flight.version} is {gradient.loss}"
+            what = f"the loss of worker {worker} at version {launch.version} is {gradient.loss}"
             if self._report is not None:
                 self._report(Fault(what, worker, server.version, now))
             return diverged(what)
-        if self._budget.samples is not None and (outcome.stepped or self._budget.spent_by(server.num_samples)):
+        if self._budget.samples is not None and (arrived.outcome.stepped or self._budget.spent_by(server.num_samples)):
             return self._evaluate() if self._points.passed(server.num_samples, now) else None
         return None
 
-    def _execute(self, outcome: Outcome) -> tuple[Started, ...]:
-        """Take back abandoned batches and start the workers of a reply, as far as there are batches."""
-        self._dead += len(outcome.abandoned)
-        if self._can_restart_together(outcome):
-            return self._restart(outcome)
-        for dispatch in outcome.abandoned:
-            worker = self._server.worker_of(dispatch)
-            self._batches.give_back(self._batches_of[worker])
-            self._flight_of[worker] = None
-            self._idle_since[worker] = self.train_seconds
-        for starting in outcome.start:
-            self._waiting_for_batch.pop(starting.worker, None)  # one that waits may be started again: the last counts
-            self._waiting_for_batch[starting.worker] = starting
+    def _follow(self, launched: Launched, abandoned: tuple[int, ...]) -> None:
+        """Draw how long everybody takes who starts now, and forget what was abandoned."""
+        self._dead += len(abandoned)
+        for dispatch in abandoned:
+            self._idle_since[self._server.worker_of(dispatch)] = self.train_seconds
         if self._dead > MANY:
             self._tidy()
-        return self._start_waiting()
-
-    def _start_waiting(self) -> tuple[Started, ...]:
-        server = self._server
-        if self._budget.spent_by(server.num_samples):
-            return ()
-        started: list[Started] = []
-        while self._waiting_for_batch:
-            worker, starting = next(iter(self._waiting_for_batch.items()))
-            batches = self._batches.take(worker, starting.num_local_steps)
-            if not batches:
-                break
-            del self._waiting_for_batch[worker]
-            rate = server.inner_learning_rate(count_batches(batches) * self._batch_size)
-            dispatch = server.start(starting, 1 if rate is None else count_batches(batches))
-            if isinstance(starting, Starting):
-                flight = _Flight(self.train_seconds, starting.version, starting.point, rate)
-            else:
-                flight = _Flight(self.train_seconds, server.version, server.snapshot(), rate)
-            self._flight_of[worker], self._batches_of[worker] = flight, batches
-            started.append((worker, dispatch, batches, rate))
-            self._schedule(worker, dispatch, count_batches(batches))
-        return tuple(started)
+        if len(launched.workers) >= MANY and self._network is None and not self._server.rule.local_steps:
+            self._schedule_together(launched)
+            return
+        for worker, dispatch in zip(launched.workers, launched.dispatches, strict=True):
+            self._schedule(worker, dispatch, count_batches(self._dispatcher.batches_of(worker)))
 
     def _schedule(self, worker: int, dispatch: int, num_gradients: int) -> None:
         """Draw how long a worker that starts now takes."""
@@ -293,55 +227,18 @@ class Virtual:
         self._pulled_at[worker] = self._transfer(self.train_seconds, worker, self._network)
         heapq.heappush(self._uploads, (self._pulled_at[worker] + seconds, worker, dispatch))
 
-    # ---- many at once --------------------------------------------------------------------------------------
-
-    def _can_restart_together(self, outcome: Outcome) -> bool:
-        """Whether `_restart` does what `_start_waiting` would: nothing but one gradient each, of its own stream."""
-        number = len(outcome.start)
-        return (
-            number >= MANY
-            and not self._budget.spent_by(self._server.num_samples)
-            and isinstance(self._batches, OwnStreams)
-            and self._batches.left >= number
-            and self._network is None
-            and not self._waiting_for_batch
-            and not self._server.rule.local_steps
-            and all(type(starting) is Start for starting in outcome.start)
-        )
-
-    def _restart(self, outcome: Outcome) -> tuple[Started, ...]:
-        """Start many workers together: their times are drawn as one array, and the heap is built anew.
-
-        A worker that was abandoned and starts again has the same batch again, as its own stream would give it.
-        """
-        server, now = self._server, self.train_seconds
-        workers = [starting.worker for starting in outcome.start]
-        abandoned = [server.worker_of(dispatch) for dispatch in outcome.abandoned]
-        again = set(abandoned).intersection(workers)
-        for worker in abandoned:
-            self._idle_since[worker] = now
-            if worker not in again:
-                self._batches.give_back(self._batches_of[worker])
-        dispatches = server.start_all(workers)
-        flight = _Flight(now, server.version, server.snapshot(), None)
-        for worker in workers:
-            self._flight_of[worker] = flight
-            if worker not in again:
-                self._batches_of[worker] = self._batches.take(worker)
-        index = np.array(workers, dtype=np.int64)
+    def _schedule_together(self, launched: Launched) -> None:
+        """The same for many: their times are drawn as one array, and the heap is built anew where that is quicker."""
+        index = np.array(launched.workers, dtype=np.int64)
         seconds = self._sampler.draw(index, self._draws[index])
         self._draws[index] += 1
-        self._tidy()
-        new = list(zip((now + seconds).tolist(), workers, dispatches, strict=True))
+        new = list(zip((self.train_seconds + seconds).tolist(), launched.workers, launched.dispatches, strict=True))
         if len(new) > len(self._heap) // 8:
             self._heap += new
             heapq.heapify(self._heap)
         else:
             for entry in new:
                 heapq.heappush(self._heap, entry)
-        if self._report is None:
-            return ()
-        return tuple((worker, dispatch, self._batches_of[worker], None) for _, worker, dispatch in new)
 
     def _tidy(self) -> None:
         """Remove abandoned gradients from the heaps once they are half of them."""
@@ -359,21 +256,10 @@ class Virtual:
         self._dead = 0
 
     def _join(self, worker: int) -> None:
-        server = self._server
-        outcome = server.join(worker)
-        started = self._execute(outcome)
+        launched, record = self._dispatcher.join(worker)
+        self._follow(launched, ())
         if self._report is not None:
-            self._report(
-                Membership(
-                    "join",
-                    worker,
-                    server.version,
-                    server.num_samples,
-                    self.train_seconds,
-                    uses=outcome.uses,
-                    started=started,
-                )
-            )
+            self._report(record)
 
     # ---- exact evaluation ----------------------------------------------------------------------------------
 

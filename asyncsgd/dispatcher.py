@@ -1,0 +1,317 @@
+"""Who starts what: turns the server's outcomes into gradients in flight, and arrivals into records.
+
+The server says what a rule's reply asks for. The dispatcher gives the workers named there their next batches, takes
+back those of gradients that were abandoned or lost, remembers where and when each gradient in flight has started, and
+writes the record of an arrival, a join and a leave. Runtimes keep only when something arrives and by which wire.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from asyncsgd.record import Event, Membership, Range, Started
+from asyncsgd.rules.base import Start
+from asyncsgd.server import Outcome, Server, Starting
+from asyncsgd.streams import OwnStreams, Source, count_batches
+from asyncsgd.worker import Gradient
+
+MANY = 32
+"""From this many workers on that start at once they are started together, which gives the same run sooner."""
+
+NOTHING = Outcome("", (), (), (), (), False)
+"""What follows when somebody leaves who had never joined."""
+
+
+class Launch(NamedTuple):
+    """How gradients in flight have started; shared by all that started together."""
+
+    seconds: float
+    version: int
+    """Of the server then."""
+    point: Tensor | None
+    """`(P,)`, where they start exactly, at `version`; None where the worker begins at whatever parameters it finds."""
+    learning_rate: float | None
+    """Of local steps."""
+
+
+class Launched(NamedTuple):
+    """Gradients that start now, in order."""
+
+    workers: Sequence[int]
+    dispatches: Sequence[int]
+
+
+NOBODY = Launched((), ())
+
+
+class Taken(NamedTuple):
+    """How long the parts of an arrival took, in seconds."""
+
+    pull: float = 0.0
+    compute: float = 0.0
+    push: float = 0.0
+    wait: float = 0.0
+    apply: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Arrived:
+    """What followed from an arrival."""
+
+    worker: int
+    dispatch: int
+    batches: tuple[Range, ...]
+    read_version: int
+    delay: int
+    """`version` less `read_version` when it arrived."""
+    flight_seconds: float
+    gradient: Gradient
+    outcome: Outcome
+    launched: Launched
+
+
+class Dispatcher:
+    """Hands out batches and keeps what is in flight.
+
+    Args:
+        server: told of every join, leave and arrival, by this object alone.
+        batches: hands out the run's batches.
+        num_workers: N, workers 0 to N - 1.
+        batch_size: samples of one gradient.
+        clock: the training clock, in seconds.
+        spent: given the samples that have arrived, whether the run is over; then nobody is started.
+        starts: whether workers are started as soon as the rule and the batches allow; else a replay of a log does it,
+            with `start`.
+        exact: every gradient starts at exactly the version of its start, which is kept for it (virtual time); else only
+            where the rule asks for it.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        batches: Source,
+        *,
+        num_workers: int,
+        batch_size: int,
+        clock: Callable[[], float] = lambda: 0.0,
+        spent: Callable[[int], bool] = lambda num_samples: False,
+        starts: bool = True,
+        exact: bool = False,
+    ) -> None:
+        self.server = server
+        self._source, self._batch_size = batches, batch_size
+        self._clock, self._spent, self._starts, self._exact = clock, spent, starts, exact
+        # Of each worker's gradient in flight:
+        self._batches: list[tuple[Range, ...]] = [()] * num_workers
+        self._launches: list[Launch | None] = [None] * num_workers
+        self._waiting: dict[int, Starting | Start] = {}
+        """Whom the rule has started and who has no batch: the last round is cut short."""
+
+    def launch_of(self, worker: int) -> Launch:
+        """How `worker`'s gradient in flight has started."""
+        launch = self._launches[worker]
+        assert launch is not None
+        return launch
+
+    def batches_of(self, worker: int) -> tuple[Range, ...]:
+        """The batches of `worker`'s gradient in flight."""
+        return self._batches[worker]
+
+    # ---- what happens ------------------------------------------------------------------------------------------
+
+    def arrive(
+        self, worker: int, dispatch: int, read_version: int, vector: Tensor, gradient: Gradient, flight_seconds: float
+    ) -> Arrived:
+        """`worker`'s gradient `vector`, `(P,)`, of `dispatch`, which is in flight, has arrived."""
+        server, batches = self.server, self._batches[worker]
+        delay = server.version - read_version
+        self._launches[worker] = None
+        outcome = server.arrive(
+            worker,
+            dispatch,
+            read_version,
+            vector,
+            weight=gradient.weight,
+            num_samples=gradient.num_samples,
+            seconds=flight_seconds,
+        )
+        launched = self._reply(outcome)
+        return Arrived(worker, dispatch, batches, read_version, delay, flight_seconds, gradient, outcome, launched)
+
+    def join(self, worker: int) -> tuple[Launched, Membership]:
+        """`worker` takes part from now on."""
+        outcome = self.server.join(worker)
+        launched = self._reply(outcome)
+        return launched, self._membership("join", worker, outcome, launched)
+
+    def leave(self, worker: int, reason: str = "") -> tuple[Launched, Membership]:
+        """`worker` is gone; its batches are handed out again."""
+        self._waiting.pop(worker, None)
+        if worker not in self.server.workers:  # lost before training began
+            return NOBODY, self.drop(worker, reason)
+        outcome, dispatch = self.server.leave(worker)
+        lost = () if dispatch is None else (dispatch,)
+        if dispatch is not None:
+            self._take_back(worker)
+        launched = self._reply(outcome)
+        return launched, self._membership("leave", worker, outcome, launched, reason=reason, lost=lost)
+
+    def drop(self, worker: int, reason: str) -> Membership:
+        """`worker` is gone after the last evaluation: nothing may change any more, so the rule is not asked."""
+        return self._membership("leave", worker, NOTHING, NOBODY, reason=reason)
+
+    # ---- what follows ------------------------------------------------------------------------------------------
+
+    def _reply(self, outcome: Outcome) -> Launched:
+        """Take back abandoned batches and start the workers of a reply, as far as there are batches."""
+        if self._can_restart_together(outcome):
+            return self._restart(outcome)
+        for dispatch in outcome.abandoned:
+            self._take_back(self.server.worker_of(dispatch))
+        for starting in outcome.start:
+            self._waiting.pop(starting.worker, None)  # one that waits may be started again: the last counts
+            self._waiting[starting.worker] = starting
+        if not self._starts or self._spent(self.server.num_samples):
+            return NOBODY
+        workers: list[int] = []
+        dispatches: list[int] = []
+        while self._waiting:
+            waiting = next(iter(self._waiting))
+            number = self.start(waiting)
+            if number is None:
+                break
+            workers.append(waiting)
+            dispatches.append(number)
+        return Launched(workers, dispatches)
+
+    def _take_back(self, worker: int) -> None:
+        self._source.give_back(self._batches[worker])
+        self._launches[worker] = None
+
+    def start(self, worker: int, most: int | None = None) -> int | None:
+        """Start `worker`, whom a rule has started, on its next batches, `most` at most; None where none is left."""
+        starting, server = self._waiting[worker], self.server
+        count = starting.num_local_steps if most is None else min(most, starting.num_local_steps)
+        batches = self._source.take(worker, count)
+        if not batches:
+            return None
+        del self._waiting[worker]
+        number = count_batches(batches)
+        rate = server.inner_learning_rate(number * self._batch_size)
+        dispatch = server.start(starting, number)
+        if isinstance(starting, Starting):
+            launch = Launch(self._clock(), starting.version, starting.point, rate)
+        else:
+            launch = Launch(self._clock(), server.version, server.snapshot() if self._exact else None, rate)
+        self._launches[worker], self._batches[worker] = launch, batches
+        return dispatch
+
+    def waits(self, worker: int) -> bool:
+        """Whether a rule has started `worker`, which has no batch yet."""
+        return worker in self._waiting
+
+    # ---- many at once ------------------------------------------------------------------------------------------
+
+    def _can_restart_together(self, outcome: Outcome) -> bool:
+        """Whether `_restart` does what one after another would: nothing but one gradient each, of its own stream."""
+        number = len(outcome.start)
+        return (
+            number >= MANY
+            and self._starts
+            and self._exact
+            and isinstance(self._source, OwnStreams)
+            and self._source.left >= number
+            and not self._waiting
+            and not self.server.rule.local_steps
+            and not self._spent(self.server.num_samples)
+            and all(type(starting) is Start for starting in outcome.start)
+        )
+
+    def _restart(self, outcome: Outcome) -> Launched:
+        """Start many workers together.
+
+        A worker that was abandoned and starts again has the same batch again, as its own stream would give it.
+        """
+        server, source = self.server, self._source
+        workers = [starting.worker for starting in outcome.start]
+        abandoned = [server.worker_of(dispatch) for dispatch in outcome.abandoned]
+        again = set(abandoned).intersection(workers)
+        for worker in abandoned:
+            if worker not in again:
+                self._take_back(worker)
+        dispatches = server.start_all(workers)
+        launch = Launch(self._clock(), server.version, server.snapshot(), None)
+        for worker in workers:
+            self._launches[worker] = launch
+            if worker not in again:
+                self._batches[worker] = source.take(worker)
+        return Launched(workers, dispatches)
+
+    # ---- records -----------------------------------------------------------------------------------------------
+
+    def event(self, arrived: Arrived, train_seconds: float, taken: Taken) -> Event:
+        """The record of an arrival; to be made before anything else happens."""
+        outcome, gradient, server = arrived.outcome, arrived.gradient, self.server
+        return Event(
+            dispatch=arrived.dispatch,
+            worker=arrived.worker,
+            batches=arrived.batches,
+            read_version=arrived.read_version,
+            version=server.version,
+            arrival_delay=arrived.delay,
+            outcome=outcome.outcome,
+            uses=outcome.uses,
+            drops=outcome.drops,
+            abandoned=outcome.abandoned,
+            started=self._started(arrived.launched),
+            loss=gradient.loss,
+            weight=gradient.weight,
+            num_samples=gradient.num_samples,
+            learning_rate=server.learning_rate,
+            train_seconds=train_seconds,
+            total_samples=server.num_samples,
+            num_local_steps=count_batches(arrived.batches) if server.rule.local_steps else 1,
+            flight_seconds=arrived.flight_seconds,
+            pull_seconds=taken.pull,
+            compute_seconds=taken.compute,
+            push_seconds=taken.push,
+            wait_seconds=taken.wait,
+            apply_seconds=taken.apply,
+            loss_scales=gradient.loss_scales,
+        )
+
+    def _membership(
+        self,
+        kind: str,
+        worker: int,
+        outcome: Outcome,
+        launched: Launched,
+        *,
+        reason: str = "",
+        lost: tuple[int, ...] = (),
+    ) -> Membership:
+        return Membership(
+            kind,
+            worker,
+            self.server.version,
+            self.server.num_samples,
+            self._clock(),
+            reason=reason,
+            lost=lost,
+            uses=outcome.uses,
+            started=self._started(launched),
+            drops=outcome.drops,
+            abandoned=outcome.abandoned,
+        )
+
+    def _started(self, launched: Launched) -> tuple[Started, ...]:
+        return tuple(
+            [
+                (worker, dispatch, self._batches[worker], self.launch_of(worker).learning_rate)
+                for worker, dispatch in zip(launched.workers, launched.dispatches, strict=True)
+            ]
+        )
