@@ -15,15 +15,12 @@ from analysis.curves import improvement_of
 from analysis.result_types import FROM_SCRATCH, Group, LeftOut
 from analysis.study_types import MEASURED, Arm, Registration, Study, StudyRun
 from analysis.time_to_target import target_grid
-from asyncsgd.plan import BASELINE
+from asyncsgd.plan import BASELINE, differing
 
 DEFAULT_REFERENCE = "sync"
 AFTER_THE_FACT_SHARE = 0.95
 """Where no target was declared: this share of the improvement of the reference's own runs, which is exploratory."""
 OVERSUBSCRIBED = "oversubscribed: more threads than cores, its seconds are no speed comparison"
-
-_NOT_A_VARIANT = frozenset(("mode", "rule", "nproc", "clock", "speeds", "batch_size", "seed"))
-"""Settings that are the algorithm's, or in the key of a group already."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,29 +87,29 @@ def groups_of(study: Study) -> tuple[tuple[Group, ...], tuple[LeftOut, ...]]:
     groups, left_out = [], []
     for (workers, clock, speeds, batch), arms in by_key.items():
         references = [arm for arm in arms if arm.algorithm == algorithm]
-        differing = _differing(references)
+        keys = differing([arm.settings for arm in references])
         members: dict[str | None, list[Arm]] = {arm.name: [] for arm in references}
         for arm in arms:
             if arm in references:
                 continue
-            fitting = [one for one in references if all(_value(one, key) == _value(arm, key) for key in differing)]
+            fitting = [one for one in references if all(_value(one, key) == _value(arm, key) for key in keys)]
             if len(fitting) == 1:
                 members[fitting[0].name].append(arm)
                 continue
             members.setdefault(None, []).append(arm)
             if references:
                 listed = ", ".join(one.name for one in references)
-                keys = ", ".join(differing) or "nothing"
+                told = ", ".join(keys) or "nothing"
                 left_out.append(
                     LeftOut(
-                        arm.name, f"no comparison: which of {listed} it belongs to is not clear (they differ in {keys})"
+                        arm.name, f"no comparison: which of {listed} it belongs to is not clear (they differ in {told})"
                     )
                 )
         for name, others in members.items():
             variant: tuple[tuple[str, str], ...] = ()
             if name is not None and len(references) > 1:
                 own = next(arm for arm in references if arm.name == name)
-                variant = tuple((key, str(_value(own, key))) for key in differing)
+                variant = tuple((key, str(_value(own, key))) for key in keys)
             label = _group_name(workers, clock, speeds, batch if len(batches) > 1 else None, variant)
             if name is None and references:
                 label += ", no reference"
@@ -122,11 +119,6 @@ def groups_of(study: Study) -> tuple[tuple[Group, ...], tuple[LeftOut, ...]]:
         key=lambda group: (not group.primary, group.clock, group.speeds or "", group.num_workers or 0, group.name)
     )
     return tuple(groups), tuple(left_out)
-
-
-def _differing(arms: Sequence[Arm]) -> list[str]:
-    keys = sorted({key for arm in arms for key in arm.settings} - _NOT_A_VARIANT)
-    return [key for key in keys if len({str(_value(arm, key)) for arm in arms}) > 1]
 
 
 def _value(arm: Arm, key: str) -> object:

@@ -66,6 +66,24 @@ def time_to(run: StudyRun, target: float, column: Column = "train_seconds") -> t
     return found.at, found.spacing
 
 
+def common_seconds(runs: Iterable[StudyRun], target: float) -> float | None:
+    """The budget in seconds that all runs had, where all that missed the target lasted so long; else None."""
+    there = [run for run in runs if run.run is not None]
+    budgets = {run.run.settings.get("seconds") for run in there if run.run is not None}
+    budget = budgets.pop() if len(budgets) == 1 else None
+    if not isinstance(budget, int | float):
+        return None
+    ended = [_seconds_of(run.run) for run in there if run.run is not None and missed([run], target)]
+    return float(budget) if all(end >= budget for end in ended) else None
+
+
+def spacing_at(run: Run, column: Column, position: float) -> float:
+    """The gap between the evaluations around `position`; 0 where one was made there."""
+    x, _ = curve_of(run, column)
+    right = int(numpy.searchsorted(x, position))
+    return 0.0 if right in (0, len(x)) or x[right] == position else float(x[right] - x[right - 1])
+
+
 def missed(runs: Iterable[StudyRun], target: float) -> bool:
     """Whether a run came to its end without reaching the target, so that times are known up to that end only."""
     return any(run.run is not None and not run.diverged and math.isinf(time_to(run, target)[0]) for run in runs)
@@ -74,9 +92,12 @@ def missed(runs: Iterable[StudyRun], target: float) -> bool:
 def budget_of(runs: Sequence[StudyRun], target: float) -> tuple[float | None, str]:
     """The common budget of restricted times, and why it is that.
 
-    A run that came to its end without reaching the target is known to need longer than it lasted, and no more: beyond
-    the shortest of these nothing can be compared. Without such a run, times are known up to the longest run.
+    It is the budget in seconds that all runs were given. Where they were budgeted otherwise, a run that came to its end
+    without reaching the target is known to need longer than it lasted, and no more: beyond the shortest of these
+    nothing can be compared. Without such a run, times are known up to the longest run.
     """
+    if (common := common_seconds(runs, target)) is not None:
+        return common, f"every run had {short(common)} s"
     ends = {run.name: _seconds_of(run.run) for run in runs if run.run is not None}
     ends = {name: end for name, end in ends.items() if math.isfinite(end) and end > 0}
     if not ends:

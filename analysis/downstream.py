@@ -185,6 +185,9 @@ def _question(
         notes.append("the fine-tuning seeds of the two arms differ")
     both = [run.run for seed in seeds for run in (*ours[seed], *theirs[seed]) if run.run is not None]
     notes += [FROM_SCRATCH] * (_marked(both) is True)
+    parents = {run.parent for seed in seeds for run in (*ours[seed], *theirs[seed])}
+    if any(run.run.settings.get("seconds") for run in study.of("test") if run.run is not None and run.name in parents):
+        notes.append("from models at the end of equal seconds, not of equal samples")
     algorithm = BASELINE if reference == BASELINE else study.arm(reference).algorithm
     title = f"{_algorithm(study, treatment)} vs {algorithm}, {group}"
     return Question(

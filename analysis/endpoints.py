@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 from analysis.comparisons import OVERSUBSCRIBED, Comparison
-from analysis.curves import budget_of, curve_of, end_of, missed, time_to, worst_loss
+from analysis.curves import budget_of, common_seconds, curve_of, end_of, missed, spacing_at, time_to, worst_loss
 from analysis.intervals import short
 from analysis.judging import Paired, Question
 from analysis.result_types import Endpoint, Family, Group
@@ -18,13 +18,19 @@ from analysis.study_types import MEASURED, Registration, Study, StudyRun
 from analysis.time_to_target import loss_at
 
 DEFAULT_ALPHA = 0.05
+TO_THE_TARGET = ("time_to_target", "target_reached")
 WHOLE_BUDGET_SHARE = 0.95
 """Losses are compared at this share of the planned samples or more. Where only their number ends a run, what may be
 missing is part of a round of all workers, about 5 % in the studies of this project (16 workers: 128 of 2400 samples).
 What is missing beyond that was lost with some run, and would move the comparison of all others to where that one ended.
 """
 
-ENDPOINTS_OF_PRETRAINING: tuple[Endpoint, ...] = ("time_to_target", "loss_at_equal_samples", "loss_at_equal_seconds")
+ENDPOINTS_OF_PRETRAINING: tuple[Endpoint, ...] = (
+    "time_to_target",
+    "target_reached",
+    "loss_at_equal_samples",
+    "loss_at_equal_seconds",
+)
 
 
 def losses_at_equal_samples(comparison: Comparison) -> Paired:
@@ -39,7 +45,9 @@ def losses_at_equal_samples(comparison: Comparison) -> Paired:
     notes = []
     step = (comparison.group.num_workers or 1) * (comparison.group.batch_size or 1)
     if max(ends) - common > min(step, (1 - WHOLE_BUDGET_SHARE) * max(ends)):
-        notes.append(f"compared at {common:g} samples, the smallest budget; the largest is {max(ends):g}")
+        notes.append(f"compared at {common:g} samples, where the first run ended; the last ended at {max(ends):g}")
+    if gap := max(spacing_at(run, "total_samples", common) for run in finished):
+        notes.append(f"read on straight lines between evaluations up to {gap:g} samples apart")
     worst = worst_loss(comparison.runs)
 
     def value(run: StudyRun) -> float:
@@ -106,10 +114,16 @@ def _planned_samples(run: StudyRun) -> float:
     return float(samples) if alone and isinstance(samples, int | float) else 0.0
 
 
-def times_to_target(comparison: Comparison, target: float, budget: float, *, cut_short: bool) -> Paired:
+def times_to_target(
+    comparison: Comparison, target: float, budget: float, *, common: bool = False, cut_short: bool = False
+) -> Paired:
     """Seconds until both runs of every pair reached `target`; inf for never.
 
-    They say nothing where no run got there before the budget was over because another one had ended (`cut_short`).
+    They say nothing where no run got there within the budget.
+
+    Args:
+        common: whether every run was given the budget.
+        cut_short: whether the budget was over because a run that had not got there had ended.
     """
     times = [
         (pair.seed, time_to(pair.treatment, target)[0], time_to(pair.reference, target)[0]) for pair in comparison.pairs
@@ -118,16 +132,31 @@ def times_to_target(comparison: Comparison, target: float, budget: float, *, cut
     told = f"seed{'s' * (len(alone) > 1)} {', '.join(alone)}: not in the speed-up, which needs both to reach the target"
     paired = _paired(times, [told] * bool(alone))
     earliest = min(paired.treatment + paired.reference, default=0.0)
-    if earliest < budget or (math.isfinite(earliest) and not cut_short):
+    if earliest < budget or (earliest == budget and not cut_short):
         return paired
+    unit = seconds_unit(comparison.group)
     because = f"no run reached the target of {short(target)}"
+    if common:
+        return dataclasses.replace(paired, nothing_because=f"{because} within the {short(budget)} {unit} of every run")
     arms = ((comparison.treatment, paired.treatment), (comparison.reference, paired.reference))
     later = [(arm.algorithm, sum(map(math.isfinite, times)), len(times)) for arm, times in arms]
     if any(reached for _, reached, _ in later):
         told = ", ".join(f"{algorithm} {reached} of {number}" for algorithm, reached, number in later)
-        unit = seconds_unit(comparison.group)
         because += f" before {short(budget)} {unit}, when the first run that missed it ended (later: {told})"
     return dataclasses.replace(paired, nothing_because=because)
+
+
+def targets_reached(comparison: Comparison, target: float, budget: float) -> Paired:
+    """1 for a run that reached `target` within the budget that every run had, 0 for one that did not.
+
+    The exact sign-flip test of their differences is McNemar's exact test: pairs with equal values give every pattern of
+    signs the same sum, so that only the discordant pairs count, each as a fair coin.
+    """
+
+    def reached(run: StudyRun) -> float:
+        return float(time_to(run, target)[0] <= budget)
+
+    return _paired([(pair.seed, reached(pair.treatment), reached(pair.reference)) for pair in comparison.pairs])
 
 
 def seconds_unit(group: Group) -> str:
@@ -167,21 +196,32 @@ def questions_of(study: Study, comparisons: Sequence[Comparison], *, exploratory
         group = comparison.group
         for endpoint in ENDPOINTS_OF_PRETRAINING:
             declared, budget, improvement, cut_short = True, None, None, False
+            common = None if group.target is None else common_seconds(comparison.runs, group.target)
             notes = list(comparison.notes)
-            if endpoint == "time_to_target":
-                if group.target is None:
+            if endpoint in TO_THE_TARGET:
+                if group.target is None or (endpoint == "target_reached" and common is None):
                     continue
                 declared = comparison.declared
                 if not declared:
                     notes.append(f"target {short(group.target)}: {group.target_from}")
+            if endpoint == "target_reached":
+                assert group.target is not None
+                assert common is not None
+                unit = "of the runs"
+                label = f"loss {group.target:g} reached within {short(common)} {seconds_unit(group)}"
+                values = targets_reached(comparison, group.target, common)
+            elif endpoint == "time_to_target":
+                assert group.target is not None
                 budget, why = budget_of(comparison.runs, group.target)
                 notes += [why] * (budget is not None)
                 unit = seconds_unit(group)
                 label = f"time to loss {group.target:g}" + (f", restricted to {short(budget)} {unit}" if budget else "")
-                cut_short = missed(comparison.runs, group.target)
+                cut_short = common is None and missed(comparison.runs, group.target)
                 values = Paired((), ())
                 if budget is not None:
-                    values = times_to_target(comparison, group.target, budget, cut_short=cut_short)
+                    values = times_to_target(
+                        comparison, group.target, budget, common=common is not None, cut_short=cut_short
+                    )
             else:
                 unit = "nats"
                 if endpoint == "loss_at_equal_samples":
@@ -206,12 +246,13 @@ def questions_of(study: Study, comparisons: Sequence[Comparison], *, exploratory
                     family=kind if kind == "primary" else f"{kind} {endpoint} {group.name}",
                     kind=kind,
                     values=values,
-                    lower_is_better=True,
-                    margin=None if endpoint == "time_to_target" else margin,
+                    lower_is_better=endpoint != "target_reached",
+                    margin=None if endpoint in TO_THE_TARGET else margin,
                     alpha=alpha,
                     notes=tuple(notes),
                     budget=budget,
                     cut_short=cut_short,
+                    common=common is not None,
                     improvement=improvement,
                 )
             )

@@ -23,6 +23,7 @@ SAME = ("equivalent", "different but negligible")
 
 _ENDPOINT_WORDS = {
     "time_to_target": "the time to the target",
+    "target_reached": "whether the target is reached",
     "loss_at_equal_samples": "the final loss at equal samples",
     "loss_at_equal_seconds": "the loss at equal seconds",
     "macro_f1": "macro-F1 after fine-tuning",
@@ -97,20 +98,21 @@ def _sentence(row: TestRow, others: Sequence[TestRow], names: Mapping[str, str])
     by_endpoint: dict[str, TestRow] = {}
     for other in others:
         by_endpoint.setdefault(other.endpoint, other)
-    clauses = [_clause(row, names)]
+    reached = by_endpoint.get("target_reached")
+    clauses = [_clause(row, names, reached)]
     beside = "time_to_target" if row.endpoint == "loss_at_equal_samples" else "loss_at_equal_samples"
     if beside in by_endpoint:
-        clauses.append(_clause(by_endpoint[beside], names))
+        clauses.append(_clause(by_endpoint[beside], names, reached))
     return f"{names[row.treatment]}, {row.group}: {'; '.join(clauses)}."
 
 
-def _clause(row: TestRow, names: Mapping[str, str]) -> str:
+def _clause(row: TestRow, names: Mapping[str, str], reached: TestRow | None) -> str:
     what, reference = _ENDPOINT_WORDS[row.endpoint], names[row.reference]
     if row.estimate is None:
         return f"{'nothing is shown about' if row.n else 'no verdict on'} {what}: {row.reason}"
     found = _difference_text(row, reference)
     if row.times is not None:
-        found = _time_text(row, row.times, row.estimate, names)
+        found = _time_text(row, row.times, row.estimate, names) + _reached_text(reached, reference)
     found += _margin_text(row, reference)
     if row.word == "too few seeds":
         return f"{what}: too few seeds for a verdict ({row.reason}); so far {found}"
@@ -153,6 +155,7 @@ def _time_text(row: TestRow, times: RestrictedTimes, difference: Interval, names
     budget = short(times.budget)
     said = {"better": f"sooner at the target than {reference}: ", "worse": f"later at the target than {reference}: "}
     within = "where the first run that missed it ended" if times.cut_short else "the longest run"
+    within = "the budget of every run" if times.common else within
     return (
         f"{said.get(row.word, '')}within the first {budget} {row.unit} ({within}) "
         f"{times.treatment_within} of {row.n} {treatment} runs reached it{_later_text(times.treatment_later)} and "
@@ -160,6 +163,14 @@ def _time_text(row: TestRow, times: RestrictedTimes, difference: Interval, names
         f"{budget}) {short(row.treatment_mean or 0.0)} against {short(row.reference_mean or 0.0)}, difference "
         f"{short(difference.estimate)} ({_ends(difference)}{_p_text(row)})"
     )
+
+
+def _reached_text(reached: TestRow | None, reference: str) -> str:
+    """How many reached the target at all, where that was tested and is not the same on both sides."""
+    if reached is None or reached.estimate is None or reached.estimate.estimate == 0:
+        return ""
+    word = {"better": f", more than with {reference}", "worse": f", fewer than with {reference}"}.get(reached.word, "")
+    return f"; runs that reached it{word}: exact McNemar test{_p_text(reached)}"
 
 
 def _later_text(later: int) -> str:

@@ -9,7 +9,14 @@ from collections.abc import Iterable, Sequence
 import numpy
 
 from analysis.intervals import Interval
-from analysis.paired_tests import PairedResult, paired_difference, tost_paired, win_share
+from analysis.paired_tests import (
+    EXACT_PAIRS,
+    RANDOM_PATTERNS,
+    PairedResult,
+    paired_difference,
+    tost_paired,
+    win_share,
+)
 from analysis.power import holm, least_p_holm, minimum_pairs
 from analysis.result_types import Endpoint, EquivalenceResult, Family, RestrictedTimes, SpeedUpResult, TestRow
 from analysis.time_to_target import speed_up
@@ -50,6 +57,8 @@ class Question:
     """Of restricted times; None for scores."""
     cut_short: bool = False
     """Whether the budget is the end of a run that had not reached the target."""
+    common: bool = False
+    """Whether the budget is what every run was given."""
     improvement: float | None = None
     """By how much the reference became better in all (0 or below: not at all), which `TestRow.relative` is a share of;
     None where that is not known."""
@@ -184,7 +193,7 @@ def _row(
         relative=relative,
         effect=None if result is None else result.effect,
         correlation=None if result is None else result.correlation,
-        test="exact sign-flip of paired differences" if n <= 30 else "sign-flip of paired differences, 9,999 draws",
+        test=_test_name(question.endpoint, n),
         p=None if result is None else result.p,
         p_holm=None if result is None else p_holm,
         least_p_holm=None if result is None else least,
@@ -204,11 +213,19 @@ def _row(
     )
 
 
+def _test_name(endpoint: Endpoint, n: int) -> str:
+    if n > EXACT_PAIRS:
+        return f"sign-flip of paired differences, {RANDOM_PATTERNS:,} draws"
+    if endpoint == "target_reached":
+        return "exact McNemar test of the runs that reached the target (the sign-flip test of 0 and 1)"
+    return "exact sign-flip of paired differences"
+
+
 def _restricted_times(question: Question, budget: float) -> RestrictedTimes:
     sides = (question.values.treatment, question.values.reference)
     ours, theirs = (sum(time <= budget for time in side) for side in sides)
     our_later, their_later = (sum(budget < time < math.inf for time in side) for side in sides)
-    return RestrictedTimes(budget, question.cut_short, ours, theirs, our_later, their_later)
+    return RestrictedTimes(budget, question.cut_short, ours, theirs, our_later, their_later, question.common)
 
 
 def _relative(
@@ -227,5 +244,5 @@ def _speed_up(question: Question, generator: numpy.random.Generator) -> SpeedUpR
 def sort_rows(rows: Iterable[TestRow]) -> tuple[TestRow, ...]:
     """The primary family first, then endpoint by endpoint."""
     families = ("primary", "secondary", "exploratory")
-    endpoints = ("time_to_target", "loss_at_equal_samples", "loss_at_equal_seconds", "macro_f1")
+    endpoints = ("time_to_target", "target_reached", "loss_at_equal_samples", "loss_at_equal_seconds", "macro_f1")
     return tuple(sorted(rows, key=lambda row: (families.index(row.family), endpoints.index(row.endpoint))))

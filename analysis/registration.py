@@ -24,6 +24,7 @@ _REGISTRATION_KEYS = (
     "margins",
     "num_seeds",
     "targets",
+    "budget_seconds",
     "target_from",
     "family",
     "seeds",

@@ -13,7 +13,7 @@ from typing import Literal
 
 from analysis.intervals import Interval
 
-Endpoint = Literal["time_to_target", "loss_at_equal_samples", "loss_at_equal_seconds", "macro_f1"]
+Endpoint = Literal["time_to_target", "target_reached", "loss_at_equal_samples", "loss_at_equal_seconds", "macro_f1"]
 Family = Literal["primary", "secondary", "exploratory"]
 """primary: what was registered; secondary: corrected within a family of its own, not registered; exploratory: there is
 no registration that stands, or the target was chosen after the fact."""
@@ -119,6 +119,8 @@ class RestrictedTimes:
     treatment_later: int
     """Runs that reached it after that, which is in no number."""
     reference_later: int
+    common: bool = False
+    """Whether `budget` is what every run was given."""
 
 
 @dataclasses.dataclass(frozen=True)

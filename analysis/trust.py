@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from analysis.comparisons import Comparison
-from analysis.curves import curve_of, time_to
+from analysis.curves import common_seconds, curve_of, time_to
 from analysis.descriptions import Scope
+from analysis.endpoints import seconds_unit
 from analysis.guard import Guard, paired_convergence, reference_convergence
 from analysis.intervals import Refused, short
 from analysis.power import detectable_effect
@@ -44,6 +45,7 @@ def trust_of(
         _guard_item(study, scope),
         _runs_item(study),
         _seeds_item(study, comparisons),
+        _budget_item(study, comparisons),
         _detectable_item(tests),
         _clock_item(study),
         _oversubscription_item(study),
@@ -165,6 +167,28 @@ def _seeds_item(study: Study, comparisons: Sequence[Comparison]) -> TrustItem:
         )
     level: Level = "good" if registered is None or least >= registered else "warning"
     return TrustItem("seeds", value, level, detail)
+
+
+def _budget_item(study: Study, comparisons: Sequence[Comparison]) -> TrustItem:
+    """Whether every run of a group was watched equally long, so that a target that one arm misses is a loss of time."""
+    title = "common budget in seconds"
+    compared = {comparison.group.name: comparison.group for comparison in comparisons}
+    runs = {
+        name: [run for arm in group.arms for run in study.of("test", arm) if run.usable]
+        for name, group in compared.items()
+        if group.target is not None
+    }
+    if not runs:
+        return TrustItem(title, "does not apply", "good", "there is no target")
+    known = {name: common_seconds(own, compared[name].target or 0.0) for name, own in runs.items()}
+    without = [name for name, seconds in known.items() if seconds is None]
+    if without:
+        detail = f"{'; '.join(without)}: the faster arm stopped first, and a target that it misses says nothing"
+        return TrustItem(title, f"not in {len(without)} of {len(known)} groups", "warning", detail)
+    told = "; ".join(
+        f"{name}: {short(seconds)} {seconds_unit(compared[name])}" for name, seconds in known.items() if seconds
+    )
+    return TrustItem(title, "yes", "good", told)
 
 
 def _detectable_item(tests: Sequence[TestRow]) -> TrustItem:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -9,10 +10,13 @@ from typing import Any
 
 from asyncsgd.errors import UsageError
 from asyncsgd.record import available_cores
-from asyncsgd.settings import Settings, make_settings
+from asyncsgd.settings import MOST_SECONDS, Settings, make_settings
+from asyncsgd.speeds import Constant, parse_speeds
 from asyncsgd.sweep import Job
 
 GRADIENTS = 5
+DRAWS = 50
+"""From declared speeds, for their mean."""
 START_SECONDS = 2.0
 """Reading the data, building the model and saving it, once the fork server has imported everything."""
 
@@ -34,15 +38,24 @@ class Estimator:
             return self._of_finetune(job.values)
         settings = make_settings(job.values)
         gradient, evaluation = self._time(settings)
-        budget, data = settings.budget, settings.data
-        if budget.samples is None:
-            assert budget.seconds is not None
-            training = budget.seconds
-        else:
-            workers = settings.job.nproc if job.measures else 1
-            training = budget.samples / data.batch_size * gradient / min(workers, available_cores())
-            training *= _stretch(settings) if job.measures else 1.0
+        budget = settings.budget
+        training = self.training_seconds(settings)
+        if settings.job.clock == "virtual":
+            # one process computes all gradients, whatever its clock says
+            training *= _gradients_per_second(settings) * gradient
         return START_SECONDS + training + (budget.evaluations + 1) * evaluation
+
+    def training_seconds(self, settings: Settings) -> float:
+        """Seconds of training on the run's own clock, measured or virtual."""
+        if settings.budget.samples is None:
+            assert settings.budget.seconds is not None
+            return settings.budget.seconds
+        number = settings.budget.samples / settings.data.batch_size
+        if settings.job.clock == "virtual":
+            rate = _gradients_per_second(settings)
+            return min(number / rate, MOST_SECONDS) if rate > 0 else MOST_SECONDS
+        gradient, _ = self._time(settings)
+        return number * gradient / min(settings.job.nproc, available_cores()) * _stretch(settings)
 
     def _of_finetune(self, values: Mapping[str, Any]) -> float:
         from asyncsgd import finetune
@@ -89,10 +102,23 @@ def _measure(settings: Settings) -> tuple[float, float]:
     return gradient, (time.perf_counter() - began) / share
 
 
+def _gradients_per_second(settings: Settings) -> float:
+    """Of all workers together on the virtual clock."""
+    return _drawn_rate(settings.job.speeds or str(Constant()), settings.job.nproc, settings.job.rule == "synchronous")
+
+
+@functools.lru_cache
+def _drawn_rate(speeds: str, num_workers: int, in_rounds: bool) -> float:
+    """Everybody works all the time, or in rounds that wait for the slowest worker."""
+    sampler = parse_speeds(speeds).on(num_workers, seed=0)
+    draws = [[sampler.draw_one(worker, draw) for draw in range(DRAWS)] for worker in range(num_workers)]
+    if in_rounds:
+        return num_workers * DRAWS / sum(map(max, zip(*draws, strict=True)))
+    return sum(DRAWS / sum(of_worker) for of_worker in draws)
+
+
 def _stretch(settings: Settings) -> float:
     """By how much declared speeds lengthen training on real workers: the slowest one's factor where all wait."""
-    from asyncsgd.speeds import parse_speeds
-
     job = settings.job
     if job.speeds is None:
         return 1.0
@@ -100,7 +126,9 @@ def _stretch(settings: Settings) -> float:
         sampler = parse_speeds(job.speeds).on(job.nproc, job.seed)
     except UsageError:
         return 1.0
-    factors = [sum(sampler.stretched(worker, draw, 1.0) for draw in range(50)) / 50 for worker in range(job.nproc)]
+    factors = [
+        sum(sampler.stretched(worker, draw, 1.0) for draw in range(DRAWS)) / DRAWS for worker in range(job.nproc)
+    ]
     if job.mode == "sync":
         return max(factors)
     return job.nproc / sum(1.0 / factor for factor in factors)

@@ -5,7 +5,7 @@ like this (``experiments/configs/`` has more):
 
     name: quick
     base_model: {model: tiny, samples: 1600}        # pretrained first, once: where every run starts
-    base: {data: pydocs, samples: 1600}             # any setting of experiments/stilt_mlm.py, for every run
+    base: {data: pydocs, samples: 1600, schedule: constant}   # any setting of experiments/stilt_mlm.py, for every run
     algorithms:                                     # what is compared
       sync: {mode: sync}
       ringmaster: {mode: async, rule: "ringmaster:threshold={nproc}"}   # also its own tune: and conditions:
@@ -13,7 +13,7 @@ like this (``experiments/configs/`` has more):
       - {nproc: [2, 4], clock: virtual, speeds: "slow:worker=0,factor=3"}
     seeds: [100, 101, 102, 103, 104, 105]
     tuning: {grid: {learning_rate: [5.0e-4, 1.0e-3]}, seeds: [0]}
-    pilots: [10, 11, 12, 13, 14]                    # seeds of runs of the tuned reference that fix the target
+    pilots: [10, 11, 12, 13, 14]                    # seeds of runs of the tuned reference that fix target and seconds
     finetune: {data: pydocs, repetitions: 1}        # any setting of experiments/stilt_finetune.py
     analysis: {reference: sync, primary: {endpoint: time_to_target, num_workers: 4, clock: virtual}}
 
@@ -24,6 +24,9 @@ Three more keys, each with its default:
     order_seed: 0        # of the order of the runs, drawn anew in every block
 
 An *arm* is an algorithm under one condition; a *block* is a seed: all arms run on it, in an order of its own.
+
+Where the primary endpoint is the time to a target, all test runs of a group have one budget in seconds: what the pilots
+of its reference took for their samples, in the median. With a budget in samples the faster arm would be stopped first.
 """
 
 from __future__ import annotations
@@ -78,6 +81,9 @@ _RESERVED = ("seed", "run_dir", "runs_dir", "overwrite")
 
 _CONDITIONS = ("nproc", "clock", "speeds")
 """Settings that say under which condition an arm runs; an arm has them even where `base` sets them."""
+
+NOT_A_VARIANT = frozenset(("mode", "rule", *_CONDITIONS, "batch_size", "seed"))
+"""Settings that are the algorithm's, or that all arms of a group share; any other may tell two references apart."""
 
 _NOT_TUNED = (
     *("mode", *_CONDITIONS, "network", "samples", "seconds", "target_loss", "evaluations", "eval_samples"),
@@ -166,6 +172,8 @@ class Plan:
     seeds: tuple[int, ...]
     finetune: Mapping[str, Any] | None
     analysis: Analysis | None
+    timed_by: Mapping[str, str]
+    """Arm -> the reference arm whose seconds are the budget of its test runs; empty where the config's budgets stay."""
     config_sha256: str
 
     def arm(self, name: str) -> Arm:
@@ -174,14 +182,18 @@ class Plan:
     def of_stage(self, stage: Stage) -> list[PlannedRun]:
         return [run for run in self.runs if run.stage == stage]
 
-    def values(self, run: PlannedRun, chosen: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    def values(
+        self, run: PlannedRun, chosen: Mapping[str, Mapping[str, Any]], budgets: Mapping[str, float]
+    ) -> dict[str, Any]:
         """The settings of a pretraining run by name, as `asyncsgd.settings.make_settings` takes them.
 
         Args:
             chosen: arm -> the settings that its tuning has chosen; not looked at for tuning runs.
+            budgets: reference arm -> the seconds of all test runs that it times (`timed_by`).
 
         Raises:
-            KeyError: for a pilot or test run of an arm that is tuned and not in `chosen`.
+            KeyError: for a pilot or test run of an arm that is tuned and not in `chosen`, and for a test run whose
+                budget is not in `budgets`.
         """
         if run.stage == "base":
             assert self.base_model is not None
@@ -191,7 +203,10 @@ class Plan:
             tuned = arm.trials[run.trial]
         else:
             tuned = chosen[arm.name] if arm.trials else {}
-        return resolve({**self.base, **arm.settings, **tuned, "seed": run.seed})
+        values = {**self.base, **arm.settings, **tuned, "seed": run.seed}
+        if run.stage == "test" and arm.name in self.timed_by:
+            values |= {"samples": None, "seconds": budgets[self.timed_by[arm.name]]}
+        return resolve(values)
 
     def as_json(
         self,
@@ -199,6 +214,7 @@ class Plan:
         losses: Mapping[tuple[str, int], Sequence[float | None]],
         scores: Mapping[tuple[str, int], float | None],
         targets: Mapping[str, float],
+        budgets: Mapping[str, float],
     ) -> dict[str, Any]:
         """What plan.json holds: arms with their trials and what became of them, and every run."""
         return {
@@ -228,6 +244,7 @@ class Plan:
                 for arm in self.arms
             ],
             "targets": dict(targets),
+            "budget_seconds": dict(budgets),
             "runs": [dataclasses.asdict(run) for run in self.runs],
         }
 
@@ -291,6 +308,7 @@ def make_plan(config: Mapping[str, Any]) -> Plan:
     order_seed = _whole(config.get("order_seed", 0), "order_seed", 0)
     finetune = _finetune(config.get("finetune"), seeds)
     analysis = _analysis(config.get("analysis"), arms, tuning, pilots, finetune)
+    timed_by = _timed_by(arms, base, analysis, found=bool(pilots) or tuning is not None)
     runs = [
         *([PlannedRun(BASE, "base", BASE, base_model.get("seed", 0))] if base_model is not None else []),
         *_tuning_runs(arms, tuning, order_seed),
@@ -309,6 +327,7 @@ def make_plan(config: Mapping[str, Any]) -> Plan:
         seeds,
         finetune,
         analysis,
+        timed_by,
         sha256_of(config),
     )
 
@@ -505,6 +524,87 @@ def _filled(values: Mapping[str, Any], nproc: Any, where: str) -> dict[str, Any]
 def _crossed(grid: Mapping[str, Sequence[Any]], nproc: Any, where: str) -> tuple[dict[str, Any], ...]:
     points = itertools.product(*grid.values())
     return tuple(_filled(dict(zip(grid, point, strict=True)), nproc, f"{where}.tune") for point in points)
+
+
+# ---- budgets -----------------------------------------------------------------------------------------------
+
+
+def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What tells the reference arms of a group apart: settings that are no algorithm's and not the same in all.
+
+    >>> differing([{"mode": "sync", "warmup": 0}, {"mode": "sync", "warmup": 80}])
+    ['warmup']
+    """
+    keys = sorted({key for one in settings for key in one} - NOT_A_VARIANT)
+    return [key for key in keys if len({str(one.get(key)) for one in settings}) > 1]
+
+
+def _references(arms: Sequence[Arm], base: Mapping[str, Any], algorithm: str) -> dict[str, str]:
+    """Arm -> the reference arm that it is compared with; without those that have none, or more than one."""
+
+    places = {}
+    for arm in arms:
+        typed = _typed(f"arm {arm.name}", resolve({**base, **arm.settings}))
+        places[arm.name] = (*(typed[key] for key in _CONDITIONS), typed["batch_size"])
+    found = {}
+    for arm in arms:
+        fitting = [one for one in arms if one.algorithm == algorithm and places[one.name] == places[arm.name]]
+        keys = differing([one.settings for one in fitting])
+        fitting = [one for one in fitting if all(one.settings.get(key) == arm.settings.get(key) for key in keys)]
+        if len(fitting) == 1:
+            found[arm.name] = fitting[0].name
+    return found
+
+
+def _timed_by(
+    arms: Sequence[Arm], base: Mapping[str, Any], analysis: Analysis | None, *, found: bool
+) -> dict[str, str]:
+    """Arm -> the reference whose seconds its test runs get, where the time to a target is compared.
+
+    Args:
+        found: whether there are runs before the tests that tell these seconds.
+    """
+    if analysis is None or analysis.endpoint != "time_to_target":
+        return {}
+    references = _references(arms, base, analysis.reference)
+    budgets = {}
+    for arm in arms:
+        if arm.name not in references:
+            continue
+        for trial in arm.trials or ({},):
+            typed = _typed(f"arm {arm.name}", resolve({**base, **arm.settings, **trial}))
+            if typed["schedule"] != "constant":
+                raise UsageError(
+                    f"arm {arm.name}: its test runs are budgeted in seconds, as the endpoint is time_to_target, and "
+                    f"schedule {typed['schedule']} needs a number of samples; write schedule: constant in base"
+                )
+            if typed["target_loss"] is not None:
+                raise UsageError(
+                    f"arm {arm.name}: target_loss would end runs before their common budget in seconds; take it out"
+                )
+            if typed["samples"] == 0 or None not in (typed["samples"], typed["seconds"]):
+                raise UsageError(
+                    f"arm {arm.name}: time_to_target needs a budget in samples, whose seconds the pilots tell, or one "
+                    f"in seconds; got samples {typed['samples']} and seconds {typed['seconds']}"
+                )
+            budgets[arm.name] = typed["seconds"]
+    for name, reference in references.items():
+        if budgets[name] != budgets[reference]:
+            raise UsageError(
+                f"arm {name}: it has {_budget_text(budgets[name])} and {reference} {_budget_text(budgets[reference])}; "
+                f"time_to_target compares runs of one budget: write it in base"
+            )
+    timed_by = {name: reference for name, reference in references.items() if budgets[name] is None}
+    if timed_by and not found:
+        raise UsageError(
+            "analysis: time_to_target needs a common budget in seconds: pilots: [10, 11, 12] or tuning runs to take it "
+            "from, or base: {seconds: 60}"
+        )
+    return timed_by
+
+
+def _budget_text(seconds: float | None) -> str:
+    return "a budget in samples" if seconds is None else f"{seconds:g} seconds"
 
 
 # ---- runs --------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Run a plan: tune, find and fix the target, test, fine-tune; stop anywhere and go on later.
+"""Run a plan: tune, find and fix target and budget, test, fine-tune; stop anywhere and go on later.
 
 What is done is read from the run folders alone, so nothing has to be kept up to date, and a killed sweep leaves nothing
 locked: the only lock is one that the kernel takes back with the process.
@@ -22,7 +22,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
@@ -35,6 +35,7 @@ from asyncsgd.plan import (
     BASE,
     STAGES,
     TIMED,
+    Arm,
     Plan,
     PlannedRun,
     Stage,
@@ -47,7 +48,7 @@ from asyncsgd.plan import (
 from asyncsgd.record import DIVERGED, DONE, FAILED, read_events, write_json, write_text
 from asyncsgd.run_folder import open_run_folder, set_aside
 from asyncsgd.runtime.processes import end_with_parent
-from asyncsgd.settings import differing_keys, flatten, load_run_settings, make_settings
+from asyncsgd.settings import Settings, differing_keys, flatten, load_run_settings, make_settings
 from asyncsgd.yaml_reader import read_yaml
 
 PRELOAD = (
@@ -102,6 +103,8 @@ class Sweep:
         self._losses: dict[tuple[str, int], list[float | None]] = {}
         self._scores: dict[tuple[str, int], float | None] = {}
         self._targets: dict[str, float] = {}
+        self.budgets: dict[str, float] = {}
+        """Seconds of the test runs that a reference arm times, by its name; without those that are not known yet."""
         self._analysis_sha256: str | None = None
         self._config_text = config_text
 
@@ -186,7 +189,10 @@ class Sweep:
                 if not pretend:
                     return None
                 chosen[run.arm] = trials[0]
-            return self.plan.values(run, chosen) | self._model_of(run, pretend) | place
+            reference = self.plan.timed_by.get(run.arm)
+            if run.stage == "test" and reference is not None and reference not in self.budgets:
+                return None
+            return self.plan.values(run, chosen, self.budgets) | self._model_of(run, pretend) | place
         assert self.plan.finetune is not None
         assert run.finetune_seed is not None
         own = {key: value for key, value in self.plan.finetune.items() if key not in ("repetitions", "baseline")}
@@ -261,6 +267,7 @@ class Sweep:
                 scores = [self._scores[arm.name, number] for number in range(len(arm.trials))]
                 best = min(range(len(scores)), key=lambda number: _or_infinite(scores[number]))
                 self.chosen[arm.name] = arm.trials[best]
+        self._find_budgets()
         return missing
 
     def all_diverged(self) -> list[str]:
@@ -281,7 +288,7 @@ class Sweep:
 
         Raises:
             UsageError: if it was changed, or the plan's analysis was.
-            RunError: if no pilot run of a reference arm gives a target.
+            RunError: if no pilot run of a reference arm gives a target or a budget.
         """
         import yaml
 
@@ -290,6 +297,12 @@ class Sweep:
             return
         targets, origin, pilots = self._find_targets()
         self._targets = targets
+        self._find_budgets()
+        if unknown := sorted(set(self.plan.timed_by.values()) - set(self.budgets)):
+            raise RunError(
+                f"every pilot run of {unknown[0]} diverged, so the seconds of the test runs are not known; lower its "
+                f"learning rates"
+            )
         content: dict[str, Any] = {
             "schema": 1,
             "study": self.plan.name,
@@ -305,6 +318,7 @@ class Sweep:
             "num_seeds": len(self.plan.seeds),
             "seeds": list(self.plan.seeds),
             "targets": targets,
+            "budget_seconds": self.budgets,
             "target_from": origin,
             "pilots": pilots,
             "config_sha256": self.plan.config_sha256,
@@ -340,6 +354,34 @@ class Sweep:
         self._write_plan()
         print(f"analysis.yaml  sha256 {digest[:16]}", flush=True)
 
+    def _pilots_of(self, arm: Arm) -> list[str]:
+        """The folders of the runs that tell the target and the seconds of a reference arm: its pilots, or without any
+        the tuning runs of its chosen trial.
+        """
+        if self.plan.pilot_seeds:
+            return [f"pilot/{arm.name}/s{seed}" for seed in self.plan.pilot_seeds]
+        if arm.name not in self.chosen:
+            return []
+        number = arm.trials.index(self.chosen[arm.name])
+        return [f"tuning/{arm.name}/t{number}-s{seed}" for seed in self.plan.tuning_seeds]
+
+    def _find_budgets(self) -> None:
+        """The median training seconds of the pilots of every reference arm of which all have ended."""
+        for name in sorted(set(self.plan.timed_by.values())):
+            found = [
+                self._read(self.out / folder / "summary.json") or {} for folder in self._pilots_of(self.plan.arm(name))
+            ]
+            if all(summary.get("status") in FINISHED for summary in found):
+                seconds = [summary["train_seconds"] for summary in found if summary["status"] == DONE]
+                if seconds:
+                    self.budgets[name] = statistics.median(seconds)
+
+    def assume_budgets(self, seconds_of: Callable[[Settings], float]) -> None:
+        """Put an estimate in the place of the budgets that are not known yet."""
+        for name in sorted(set(self.plan.timed_by.values()) - set(self.budgets)):
+            run = PlannedRun("", "pilot", name, 0)
+            self.budgets[name] = seconds_of(make_settings(self.values(run, pretend=True) or {}))
+
     def _find_targets(self) -> tuple[dict[str, float], str | None, dict[str, dict[str, float]]]:
         """The target loss of every reference arm, how it was found, and between which losses: `runs` pilots fell from
         `first_loss` to `best_loss`, both medians.
@@ -354,13 +396,8 @@ class Sweep:
             return {}, None, {}
         targets, found, diverged = {}, {}, 0
         for arm in arms:
-            if self.plan.pilot_seeds:
-                folders = [f"pilot/{arm.name}/s{seed}" for seed in pilots]
-            else:
-                number = arm.trials.index(self.chosen[arm.name])
-                folders = [f"tuning/{arm.name}/t{number}-s{seed}" for seed in pilots]
             curves = []
-            for folder in folders:
+            for folder in self._pilots_of(arm):
                 path = self.out / folder / "events.jsonl"
                 losses = [record["loss"] for record in read_events(path) if record.get("kind") == "evaluate"]
                 if losses and all(loss is not None for loss in losses):
@@ -383,7 +420,7 @@ class Sweep:
         return targets, origin + (f"; {diverged} that diverged left out" if diverged else ""), found
 
     def _write_plan(self) -> None:
-        content = self.plan.as_json(self.chosen, self._losses, self._scores, self._targets)
+        content = self.plan.as_json(self.chosen, self._losses, self._scores, self._targets, self.budgets)
         content["analysis_sha256"] = self._analysis_sha256
         with alone(self.out):
             write_json(self.out / "plan.json", content)

@@ -168,8 +168,17 @@ def announce(plan: Plan, sweep: Sweep, out: Path) -> None:
             counts = collections.Counter(sweep.status(run) for run in runs)
             told = ", ".join(f"{number} {status}" for status, number in sorted(counts.items()))
             print(f"{stage:8}  {counted(len(runs), 'run', 4)}: {told}")
+    for reference, seconds in sorted(sweep.budgets.items()):
+        print(budget_text(plan, reference, f"{seconds:.6g}"))
     warn_of_few_seeds(plan)
     sys.stdout.flush()
+
+
+def budget_text(plan: Plan, reference: str, seconds: str) -> str:
+    """Who gets how many seconds in the test runs."""
+    unit = "virtual s" if plan.arm(reference).virtual else "s"
+    arms = ", ".join(name for name, timed_by in plan.timed_by.items() if timed_by == reference)
+    return f"budget    {seconds} {unit}, what {reference} takes for its samples: every test run of {arms}"
 
 
 def warn_of_few_seeds(plan: Plan) -> None:
@@ -204,6 +213,10 @@ def estimate(sweep: Sweep, jobs: int, shard: tuple[int, int], retry: bool) -> No
     from asyncsgd.estimate import Estimator
 
     estimator = Estimator()
+    known = set(sweep.budgets)
+    sweep.assume_budgets(estimator.training_seconds)
+    for reference in sorted(set(sweep.budgets) - known):
+        print(budget_text(sweep.plan, reference, f"about {sweep.budgets[reference]:.3g}"))
     total = 0.0
     for stage in STAGES:
         mine = share(sweep.plan, stage, shard)

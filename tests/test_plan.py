@@ -42,7 +42,7 @@ def config_of(**parts: Any) -> dict[str, Any]:
 
 
 FULL = config_of(
-    base={"data": "pydocs", "samples": 64},
+    base={"data": "pydocs", "samples": 64, "schedule": "constant"},
     base_model={"samples": 64},
     conditions=[{"nproc": 2}, {"nproc": [4, 8], "clock": "virtual"}],
     seeds=[100, 101, 102],
@@ -119,7 +119,7 @@ def test_workers_clock_and_speeds_of_the_base_belong_to_the_arm_as_if_its_condit
     from_conditions = make_plan(config_of(conditions=[condition], replicates=2))
     assert from_base.arms == from_conditions.arms
     assert from_base.runs == from_conditions.runs
-    written = from_base.as_json({}, {}, {}, {})["arms"][0]
+    written = from_base.as_json({}, {}, {}, {}, {})["arms"][0]
     assert (written["num_workers"], written["clock"], written["speeds"]) == (4, "virtual", "exponential:1.0")
 
 
@@ -207,9 +207,41 @@ def test_pilots_are_runs_of_the_reference_as_it_was_tuned_under_every_condition(
     assert sorted((run.arm, run.seed) for run in runs) == sorted(itertools.product(references, (50, 51)))
     chosen = {name: {"learning_rate": 0.25 * number} for number, name in enumerate(references, 1)}
     for run in runs:
-        values = plan.values(run, chosen)
+        values = plan.values(run, chosen, {})
         assert (values["learning_rate"], values["seed"]) == (chosen[run.arm]["learning_rate"], run.seed)
         assert run.folder == f"pilot/{run.arm}/s{run.seed}"
+
+
+def test_where_times_are_compared_all_test_runs_of_a_group_get_the_seconds_of_its_reference() -> None:
+    single = {"mode": "single", "conditions": [{"nproc": 1}]}
+    plan = make_plan({**FULL, "algorithms": {**FULL["algorithms"], "single": single}})
+    assert plan.timed_by == {
+        f"{algorithm}-{place}": f"sync-{place}"
+        for place in ("w2", "w4-virtual", "w8-virtual")
+        for algorithm in ("sync", "async")
+    }
+    chosen = {arm.name: arm.trials[0] for arm in plan.arms}
+    budgets = {"sync-w2": 1.5, "sync-w4-virtual": 12.0, "sync-w8-virtual": 6.0}
+    for run in (*plan.of_stage("tuning"), *plan.of_stage("pilot"), *plan.of_stage("test")):
+        budget = make_settings(plan.values(run, chosen, budgets)).budget
+        if run.stage == "test" and not run.arm.startswith("single"):
+            assert (budget.samples, budget.seconds) == (None, budgets[plan.timed_by[run.arm]])
+        else:
+            assert (budget.samples, budget.seconds) == (64, None)
+    run = next(run for run in plan.of_stage("test") if run.arm == "async-w2")
+    with pytest.raises(KeyError):
+        plan.values(run, chosen, {})
+
+
+def test_references_that_differ_in_a_setting_time_the_arms_that_have_their_value_of_it() -> None:
+    plan = make_plan({**FULL, "conditions": {"nproc": 4, "clock": "virtual", "warmup": [0, 8]}})
+    assert plan.timed_by["async-w4-warmup_8-virtual"] == "sync-w4-warmup_8-virtual"
+
+
+def test_budgets_of_the_config_stay_where_they_are_in_seconds_or_no_time_is_compared() -> None:
+    analysis = {**FULL["analysis"], "primary": {**FULL["analysis"]["primary"], "endpoint": "loss_at_equal_samples"}}
+    assert make_plan({**FULL, "base": {"samples": 64}, "analysis": analysis}).timed_by == {}
+    assert make_plan({**FULL, "base": {"seconds": 3.0}}).timed_by == {}
 
 
 def test_the_order_is_a_function_of_the_config_alone() -> None:
@@ -268,29 +300,35 @@ def test_fine_tuning_starts_every_arm_of_a_block_and_the_baseline_with_one_seed(
 
 
 def test_the_settings_of_a_run_are_base_arm_trial_and_seed_the_later_ones_winning() -> None:
-    plan = make_plan({**FULL, "base": {"data": "pydocs", "samples": 64, "learning-rate": 1.0}})
+    plan = make_plan({**FULL, "base": {**FULL["base"], "learning-rate": 1.0}})
     tuning = next(run for run in plan.of_stage("tuning") if run.arm == "sync-w2" and run.trial == 1)
-    assert plan.values(tuning, {}) == {
+    assert plan.values(tuning, {}, {}) == {
         "data": "pydocs",
         "samples": 64,
+        "schedule": "constant",
         "learning_rate": 1.0e-3,
         "mode": "sync",
         "nproc": 2,
         "seed": tuning.seed,
     }
     test = next(run for run in plan.of_stage("test") if run.arm == "async-w4-virtual")
-    assert plan.values(test, {test.arm: {"learning_rate": 0.25}})["learning_rate"] == 0.25
+    budgets = {"sync-w4-virtual": 7.5}
+    assert plan.values(test, {test.arm: {"learning_rate": 0.25}}, budgets)["learning_rate"] == 0.25
     with pytest.raises(KeyError):
-        plan.values(test, {})
+        plan.values(test, {}, budgets)
     (base,) = plan.of_stage("base")
-    assert plan.values(base, {}) == {"samples": 64, "mode": "single"}
+    assert plan.values(base, {}, {}) == {"samples": 64, "mode": "single"}
 
 
 def test_plan_json_tells_arms_trials_and_runs_and_is_json() -> None:
     plan = make_plan(FULL)
     chosen = {"sync-w2": {"learning_rate": 5.0e-4}}
     told = json.loads(
-        json.dumps(plan.as_json(chosen, {("sync-w2", 0): [6.0, None]}, {("sync-w2", 0): None}, {"sync-w2": 6.1}))
+        json.dumps(
+            plan.as_json(
+                chosen, {("sync-w2", 0): [6.0, None]}, {("sync-w2", 0): None}, {"sync-w2": 6.1}, {"sync-w2": 7.5}
+            )
+        )
     )
     assert [told["schema"], told["study"], told["config_sha256"]] == [1, "n", sha256_of(FULL)]
     (arm,) = (arm for arm in told["arms"] if arm["name"] == "sync-w2")
@@ -469,6 +507,21 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"analysis": {"reference": "sync", "primary": {"endpoint": "loss"}}}, "analysis.primary.endpoint must be one of"),
     ({"analysis": {"reference": "sync"}}, "analysis: time_to_target needs a target: pilots: .* target_loss: 6.2"),
+    (
+        {**FULL, "base": {"samples": 64}},
+        "arm sync-w2: its test runs are budgeted in seconds, as the endpoint is time_to_target, and schedule linear "
+        "needs a number of samples; write schedule: constant in base",
+    ),
+    ({**FULL, "base": {**FULL["base"], "target_loss": 5.0}}, "arm sync-w2: target_loss would end runs before their"),
+    ({**FULL, "base": {**FULL["base"], "seconds": 5.0}}, "arm sync-w2: time_to_target needs .* samples 64 and seconds"),
+    (
+        {**FULL, "base": {"schedule": "constant"}, "algorithms": {"sync": {**SYNC, "seconds": 9.0}, "async": ASYNC}},
+        "arm async-w2: it has a budget in samples and sync-w2 9 seconds; time_to_target compares runs of one budget",
+    ),
+    (
+        {"analysis": {"reference": "sync", "target_loss": 6.2}, "base": {"schedule": "constant"}},
+        r"analysis: time_to_target needs a common budget in seconds: pilots: .* or base: \{seconds: 60\}",
+    ),
     ({"pilots": [5]}, "pilots fix the target of an analysis; add analysis"),
     ({"pilots": [100, 7], "seeds": [99, 100]}, r"pilots share \[100\] with seeds or tuning.seeds"),
     (
@@ -620,7 +673,9 @@ analysis = st.fixed_dictionaries(
 sound = st.fixed_dictionaries(
     {"algorithms": algorithms, "conditions": conditions, "seeds": st.sampled_from([[1], [3, 2, 1]])},
     optional={
-        "base": st.sampled_from([{}, {"samples": 8}, {"clock": "virtual"}, {"learning-rate": "1e-3"}]),
+        "base": st.sampled_from(
+            [{}, {"samples": 8}, {"schedule": "constant"}, {"clock": "virtual"}, {"learning-rate": "1e-3"}]
+        ),
         "base_model": st.sampled_from([None, {}, {"samples": 8, "seed": 3}]),
         "exclude": st.sampled_from([[], [{"algorithm": "a"}], [{"nproc": 2}]]),
         "replicates": st.integers(1, 3),
@@ -665,7 +720,7 @@ def assert_invariants(plan: Plan) -> None:
     chosen = {arm.name: arm.trials[0] for arm in plan.arms if arm.trials}
     for run in plan.runs:
         if run.stage != "finetune":
-            settings = make_settings(plan.values(run, chosen))
+            settings = make_settings(plan.values(run, chosen, dict.fromkeys(names, 7.5)))
             assert settings.job.seed == run.seed
             if run.stage != "base":
                 arm = plan.arm(run.arm)
@@ -675,7 +730,7 @@ def assert_invariants(plan: Plan) -> None:
         places = {(arm.algorithm, arm.settings.get("nproc", 1), arm.virtual) for arm in plan.arms}
         analysis = plan.analysis
         assert (analysis.reference, analysis.num_workers, analysis.clock == "virtual") in places
-    json.dumps(plan.as_json(chosen, {}, {}, {}))
+    json.dumps(plan.as_json(chosen, {}, {}, {}, {}))
 
 
 @given(anything)

@@ -69,6 +69,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "batch_size": 2,
         "warmup": 0,
         "device": "cpu",
+        "schedule": "constant",
     }
     return {
         "name": "small",
@@ -202,7 +203,8 @@ def scored(small: dict[str, Any], out: Path, losses: dict[str, list[float | None
         folder = out / run.folder
         folder.mkdir(parents=True)
         status = "DIVERGED" if loss is None else "DONE"
-        (folder / "summary.json").write_text(json.dumps({"status": status, "final_eval_loss": loss or 1.0}))
+        summary = {"status": status, "final_eval_loss": loss or 1.0, "train_seconds": 10.0 * (loss or 0.0)}
+        (folder / "summary.json").write_text(json.dumps(summary))
         curve = [8.0, (loss or 1.0) - 0.5, loss]
         records = [{"kind": "header", "schema": 1}, *({"kind": "evaluate", "loss": value} for value in curve)]
         (folder / "events.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -237,7 +239,9 @@ def test_without_pilots_the_target_is_a_share_of_the_median_improvement_of_the_r
     best = statistics.median([3.5, 4.5])  # the lowest of each curve, not its last
     assert registered["targets"] == {SYNC: round(8.0 - 0.95 * (8.0 - best), 6)}
     assert registered["target_from"].startswith("95 % of the median improvement of 2 pilot runs of the reference")
-    assert json.loads((tmp_path / "plan.json").read_text())["targets"] == registered["targets"]
+    assert registered["budget_seconds"] == {SYNC: 45.0}  # so does the budget: theirs were 40 and 50
+    told = json.loads((tmp_path / "plan.json").read_text())
+    assert [told[key] for key in ("targets", "budget_seconds")] == [registered["targets"], {SYNC: 45.0}]
 
 
 def test_the_registered_target_is_what_the_formula_says_of_the_recorded_evaluations(
@@ -261,11 +265,40 @@ def test_the_registered_target_is_what_the_formula_says_of_the_recorded_evaluati
         "num_seeds": 2,
         "seeds": [100, 101],
         "targets": {SYNC: target},
+        "budget_seconds": {SYNC: 9.0},
         "pilots": {SYNC: {"runs": 2, "first_loss": round(first, 6), "best_loss": round(best, 6)}},
         "config_sha256": sha256_of(yaml.safe_load((out / "sweep.yaml").read_text())),
         "target_from": "95 % of the median improvement of 2 pilot runs of the reference (its chosen trial, seeds of "
         "their own)",
     }
+
+
+def test_every_test_run_has_the_seconds_that_the_references_pilots_took_for_their_samples(
+    unbroken: tuple[Path, Path],
+) -> None:
+    _, out = unbroken
+    assert [summary_of(out, f"pilot/{SYNC}/s{seed}")["train_seconds"] for seed in (50, 51)] == [9.0, 9.0]
+    for arm, samples in ((SYNC, 12), (ASYNC, 24)):  # 12 samples are 6 gradients; a slow worker makes 3, the other 9
+        for seed in (100, 101):
+            settings = yaml.safe_load((out / f"test/{arm}/s{seed}/settings.yaml").read_text())
+            assert (settings["seconds"], settings.get("samples")) == (9.0, None)
+            summary = summary_of(out, f"test/{arm}/s{seed}")
+            assert (summary["train_seconds"], summary["num_samples"]) == (9.0, samples)
+
+
+def test_budgets_are_not_known_before_the_pilots_have_ended_and_then_come_from_their_folders(
+    finished: tuple[Path, Path],
+) -> None:
+    config, out = finished
+    (out / "plan.json").unlink()
+    made = Sweep(plan_of(out), config.read_text(), out)
+    made.look()
+    assert made.budgets == {SYNC: 9.0}
+    forget(out, f"pilot/{SYNC}/s51", "INTERRUPTED")
+    made = Sweep(plan_of(out), config.read_text(), out)
+    made.look()
+    assert made.budgets == {}
+    assert made.to_do("test") == []
 
 
 def test_the_analysis_is_registered_before_the_first_test_run(unbroken: tuple[Path, Path]) -> None:
@@ -419,6 +452,8 @@ def test_a_look_writes_nothing_before_and_after(
         assert "\nbase         1 run to make: about " in said.out
         assert "tuning       6 runs to make: about " in said.out
         assert "test         4 runs to make: about " in said.out
+        told = f"budget    about 9 virtual s, what {SYNC} takes for its samples: every test run of {ASYNC}, {SYNC}\n"
+        assert told in said.out
         assert "\nin all about " in said.out
         told = "note   with 2 seeds no difference can be found in a primary family of 1 comparison, however large it "
         assert f"{told}is: that takes 6 seeds\n" in said.out

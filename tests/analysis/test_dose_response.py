@@ -188,7 +188,7 @@ def test_pairs_of_real_processes_are_timed_at_the_rates_of_the_virtual_clock_and
         "conditions": [{"nproc": [2, 3], "clock": "virtual"}],
         "seeds": [100],
         "tuning": {"seeds": [0]},
-        "analysis": {"reference": "sync", "primary": {"num_workers": 3}},
+        "analysis": {"reference": "sync", "primary": {"endpoint": "loss_at_equal_samples", "num_workers": 3}},
     }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     out = tmp_path / "out"

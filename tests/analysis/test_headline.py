@@ -49,6 +49,70 @@ def test_times_are_told_up_to_the_end_of_the_first_run_that_missed_the_target(tm
     )
 
 
+def never_there(seeds: int = 8):
+    """Async ends at 5.2 with all its seconds used up; sync reaches the target of 5.0 after 5, 5.5, ... of its 10 s."""
+    treatment = [straight(6.0, 5.2, seconds=10.0, samples=320)] * seeds
+    return treatment, [straight(6.0, 4.0 + 0.1 * number, seconds=10.0) for number in range(seeds)]
+
+
+def in_seconds(folder: Path, treatment, reference, seconds: float = 10.0) -> Results:
+    """A study in which every run had the same budget in seconds."""
+    budget = {"samples": None, "seconds": seconds}
+    arms = [dataclasses.replace(arm, settings=budget) for arm in (SYNC, ASYNC)]
+    curves = {SYNC.name: reference, ASYNC.name: treatment}
+    return results_of(write_study(folder, curves, arms, registration={"num_seeds": len(treatment)}))
+
+
+def test_async_that_never_reaches_a_target_that_sync_always_reaches_is_later(tmp_path):
+    found = in_seconds(tmp_path, *never_there())
+    row, reached = row_of(found, "time_to_target"), row_of(found, "target_reached")
+    assert row.times == RestrictedTimes(10.0, False, 0, 8, 0, 0, common=True)
+    assert (row.word, row.p, row.family) == ("worse", 2 / 2**8, "primary")
+    assert (reached.word, reached.p, reached.wins, reached.ties) == ("worse", 2 / 2**8, 0, 0)
+    assert reached.estimate is not None
+    assert (reached.estimate.estimate, reached.family, reached.family_size) == (-1.0, "secondary", 1)
+    assert reached.test.startswith("exact McNemar test")
+    told = found.headlines[0].text
+    assert told.startswith(
+        f"async, {GROUP}: later at the target than sync: within the first 10.0 virtual s (the budget of every run) 0 "
+        "of 8 async runs reached it and 8 of 8 sync runs; mean of min(time, 10.0) 10.0 against "
+    )
+    assert "; runs that reached it, fewer than with sync: exact McNemar test, p_Holm 0.00781; the final loss" in told
+    assert found.tiles[0].word == "worse"
+
+
+def test_the_same_losses_with_budgets_in_samples_say_nothing_of_the_time(tmp_path):
+    treatment = [straight(6.0, 5.2, seconds=4.0)] * 8  # its samples are used up before sync is there
+    found = study_of(tmp_path, treatment, never_there()[1])
+    row = row_of(found, "time_to_target")
+    assert (row.word, row.estimate) == ("undecided", None)
+    assert not [row for row in found.tests if row.endpoint == "target_reached"]
+
+
+def test_a_run_that_ended_before_the_common_budget_leaves_none(tmp_path):
+    treatment, reference = never_there()
+    found = in_seconds(tmp_path, [*treatment[:-1], straight(6.0, 5.2, seconds=9.0)], reference)
+    row = row_of(found, "time_to_target")
+    assert row.times is not None
+    assert (row.times.budget, row.times.common) == (9.0, False)
+
+
+def test_where_no_run_reaches_the_target_within_the_common_budget_nothing_is_shown(tmp_path):
+    late = [straight(6.0, 4.9, seconds=11.0)] * 8  # measured runs end with the update after their budget
+    row = row_of(in_seconds(tmp_path, never_there()[0], late), "time_to_target")
+    assert row.estimate is None
+    assert row.reason.endswith("no run reached the target of 5.00 within the 10.0 virtual s of every run")
+
+
+def test_losses_between_two_evaluations_are_said_to_be_read_there(tmp_path):
+    row = row_of(in_seconds(tmp_path, *never_there()), "loss_at_equal_samples")
+    assert row.treatment_mean == pytest.approx(5.6)  # at 160 of 320 samples
+    assert row.notes[:1] == ("compared at 160 samples, where the first run ended; the last ended at 320",)
+    three = [[*straight(6.0, 5.2, seconds=10.0, samples=480, evaluations=3)]] * 8
+    row = row_of(in_seconds(tmp_path / "three", three, never_there()[1]), "loss_at_equal_samples")
+    assert "read on straight lines between evaluations up to 240 samples apart" in row.notes
+
+
 def test_a_pair_in_which_neither_arrived_while_both_were_watched_is_no_loss(tmp_path):
     row = row_of(study_of(tmp_path, *ends_early(2)), "time_to_target")
     assert (row.wins, row.ties, row.n) == (6, 2, 8)  # sync got there at 20 s, when async was no longer watched

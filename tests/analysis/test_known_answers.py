@@ -7,6 +7,8 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from analysis.delays import expected_maximum_exponential, mean_delay_law, stable_learning_rate
@@ -235,3 +237,11 @@ def test_small_samples_draw_nothing() -> None:
     sign_flip(DARWIN * 2, generator)
     log_rank([1, 2, 3], [True] * 3, [4, 5, 6], [True] * 3, generator, paired=False)
     assert generator.bit_generator.state == before
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=12))
+def test_the_sign_flip_test_of_yes_and_no_is_mcnemars_exact_test(pairs: list[tuple[bool, bool]]) -> None:
+    found = sign_flip([float(ours) - float(theirs) for ours, theirs in pairs], np.random.default_rng(0))
+    discordant = [ours for ours, theirs in pairs if ours != theirs]
+    expected = stats.binomtest(sum(discordant), len(discordant)).pvalue if discordant else 1.0
+    assert found == pytest.approx(expected)

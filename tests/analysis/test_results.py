@@ -135,7 +135,7 @@ def test_budgets_that_differ_are_compared_at_the_smallest(tmp_path):
     }
     row = row_of(results_of(write_study(tmp_path, curves, [SYNC, ASYNC])), "loss_at_equal_samples")
     assert (row.treatment_mean, row.reference_mean) == pytest.approx((4.0, 5.0))
-    assert "compared at 800 samples, the smallest budget; the largest is 1600" in row.notes
+    assert "compared at 800 samples, where the first run ended; the last ended at 1600" in row.notes
 
 
 def test_a_budget_that_differs_by_one_step_needs_no_note(tmp_path):
@@ -154,7 +154,7 @@ def test_a_step_that_is_a_large_part_of_the_budget_is_noted(tmp_path):
         ASYNC.name: [straight(6.0, 4.0, seconds=10.0, samples=120)] * 6,
     }
     row = row_of(results_of(write_study(tmp_path, curves, [SYNC, ASYNC])), "loss_at_equal_samples")
-    assert "compared at 120 samples, the smallest budget; the largest is 160" in row.notes
+    assert "compared at 120 samples, where the first run ended; the last ended at 160" in row.notes
 
 
 @pytest.mark.parametrize(("samples", "refused"), [(152, False), (151, True)])
@@ -176,7 +176,7 @@ def test_a_run_that_something_else_may_end_has_no_planned_samples(tmp_path, limi
     arms = [dataclasses.replace(arm, settings=limit) for arm in (SYNC, ASYNC)]
     row = row_of(results_of(write_study(tmp_path, curves, arms)), "loss_at_equal_samples")
     assert row.n == 6
-    assert "compared at 80 samples, the smallest budget; the largest is 160" in row.notes
+    assert "compared at 80 samples, where the first run ended; the last ended at 160" in row.notes
 
 
 def test_a_diverged_run_shortens_nobodys_budget(tmp_path):
