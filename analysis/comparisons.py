@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from analysis.curves import improvement_of
 from analysis.result_types import FROM_SCRATCH, Group, LeftOut
@@ -20,6 +20,10 @@ from asyncsgd.plan import BASELINE, differing
 DEFAULT_REFERENCE = "sync"
 AFTER_THE_FACT_SHARE = 0.95
 """Where no target was declared: this share of the improvement of the reference's own runs, which is exploratory."""
+UNEQUAL_BATCHES = "unequal batches"
+"""How the note begins that says how many more updates one arm makes of the same samples."""
+SAME_BATCH = 0.01
+"""Samples per update that differ by at most this share are equal: a last update of a run may have had fewer."""
 OVERSUBSCRIBED = "oversubscribed: more threads than cores, its seconds are no speed comparison"
 
 
@@ -44,6 +48,9 @@ class Comparison:
     notes: tuple[str, ...]
     declared: bool
     """Whether the group's target was declared before the runs."""
+    control: bool = False
+    """Whether `reference` is the registered control arm, whose updates are made of as many samples as the treatment's,
+    and not the reference of the group. Losses at equal samples are compared with it, and nothing else."""
 
     @property
     def runs(self) -> list[StudyRun]:
@@ -187,7 +194,9 @@ def comparisons_of(study: Study, groups: Sequence[Group]) -> tuple[tuple[Compari
     comparisons, left_out = [], []
     for group in groups:
         if group.reference is None:
-            alone = ", ".join(group.arms)
+            alone = ", ".join(arm for arm in group.arms if not is_control(study, study.arm(arm)))
+            if not alone:
+                continue
             algorithm = reference_algorithm(study) or DEFAULT_REFERENCE
             left_out.append(LeftOut(alone, f"no comparison: there is no {algorithm} arm with {group.name}"))
             continue
@@ -197,10 +206,65 @@ def comparisons_of(study: Study, groups: Sequence[Group]) -> tuple[tuple[Compari
         runs = {name: _first_replicates(study, name) for name in group.arms}
         dropped = _dropped_blocks(runs, group, left_out)
         for name in group.arms[1:]:
-            comparison = _comparison(study, group, name, runs, dropped, left_out)
+            comparison = _comparison(study, group, name, group.reference, runs, dropped, left_out)
             if comparison is not None:
                 comparisons.append(comparison)
-    return tuple(comparisons), tuple(left_out)
+    return (*comparisons, *_control_comparisons(study, comparisons, left_out)), tuple(left_out)
+
+
+def _control_comparisons(
+    study: Study, comparisons: Sequence[Comparison], left_out: list[LeftOut]
+) -> Iterator[Comparison]:
+    """Every treatment that makes updates of as many samples as the control arm under its conditions, against that arm:
+    a difference between the two is not one of the number of updates.
+    """
+    for comparison in comparisons:
+        group, name = comparison.group, comparison.treatment.name
+        for control in study.arms:
+            same = (control.num_workers, control.clock, control.speeds or None) == (
+                group.num_workers,
+                group.clock,
+                group.speeds,
+            )
+            if not is_control(study, control) or not same:
+                continue
+            sizes = [samples_per_update(study.of("test", arm)) for arm in (name, control.name)]
+            if None not in sizes and _same_batch(*sizes):
+                runs = {arm: _first_replicates(study, arm) for arm in (name, control.name)}
+                lost = _dropped_blocks(runs, group, left_out)
+                found = _comparison(study, group, name, control.name, runs, lost, left_out)
+                if found is not None:
+                    yield dataclasses.replace(found, control=True)
+
+
+def is_control(study: Study, arm: Arm) -> bool:
+    return study.registration is not None and arm.algorithm == study.registration.control
+
+
+def samples_per_update(runs: Iterable[StudyRun]) -> float | None:
+    """Of the samples that were applied; None where no run has an update, or says how many samples were applied."""
+    counts = [
+        (run.run.summary.get("num_samples_applied"), run.run.summary.get("num_updates"))
+        for run in runs
+        if run.run is not None and run.usable
+    ]
+    known = [(samples, updates) for samples, updates in counts if isinstance(samples, int) and isinstance(updates, int)]
+    updates = sum(updates for _, updates in known)
+    samples = sum(samples for samples, _ in known)
+    return samples / updates if updates and samples else None
+
+
+def _same_batch(ours: float | None, theirs: float | None) -> bool:
+    return ours is None or theirs is None or abs(ours - theirs) <= SAME_BATCH * max(ours, theirs)
+
+
+def _batch_note(treatment: Arm, reference: Arm, ours: float | None, theirs: float | None) -> list[str]:
+    if ours is None or theirs is None or _same_batch(ours, theirs):
+        return []
+    return [
+        f"{UNEQUAL_BATCHES}: {treatment.name} makes {theirs / ours:.3g} times as many updates of the same samples as "
+        f"{reference.name} ({ours:.3g} and {theirs:.3g} samples an update)"
+    ]
 
 
 def _first_replicates(study: Study, arm: str) -> dict[int, StudyRun]:
@@ -231,13 +295,13 @@ def _comparison(
     study: Study,
     group: Group,
     name: str,
+    against: str,
     runs: dict[str, dict[int, StudyRun]],
     dropped: dict[int, list[StudyRun]],
     left_out: list[LeftOut],
 ) -> Comparison | None:
-    assert group.reference is not None
-    treatment, reference = study.arm(name), study.arm(group.reference)
-    ours, theirs = runs[name], runs[group.reference]
+    treatment, reference = study.arm(name), study.arm(against)
+    ours, theirs = runs[name], runs[against]
     title = f"{treatment.algorithm} vs {reference.algorithm}, {group.name}"
     if treatment.algorithm == reference.algorithm or _shares_algorithm(study, group, treatment):
         title = f"{treatment.name} vs {reference.name}, {group.name}"
@@ -264,6 +328,8 @@ def _comparison(
         diverged = sum(getattr(pair, side).diverged for pair in pairs)
         if diverged:
             notes.append(f"{arm.algorithm}: diverged {diverged}/{len(pairs)}")
+    sizes = [samples_per_update(getattr(pair, side) for pair in pairs) for side in ("treatment", "reference")]
+    notes += _batch_note(treatment, reference, *sizes)
     if any(run.run is not None and run.run.oversubscribed for run in counted):
         notes.append(OVERSUBSCRIBED)
     marks = {run.run.summary.get("from_scratch") for run in counted if run.run is not None}

@@ -291,6 +291,8 @@ def sensitivities(
     pilots_of = {} if study.registration is None else study.registration.pilots
     found = []
     for comparison in comparisons:
+        if comparison.control:
+            continue
         pilots = pilots_of.get(comparison.reference.name)
         improvement = improvement_of([pair.reference for pair in comparison.pairs])
         if pilots is not None:
@@ -532,13 +534,17 @@ def histograms(activities: Mapping[str, Sequence[Activity]]) -> tuple[DelayHisto
     return tuple(found)
 
 
-def delay_gaps(rows: Sequence[TestRow], delays: Sequence[DelayHistogram]) -> tuple[DelayGap, ...]:
+def delay_gaps(
+    rows: Sequence[TestRow], delays: Sequence[DelayHistogram], groups: Sequence[Group]
+) -> tuple[DelayGap, ...]:
     """The loss gap at equal samples of every comparison, at the 95th percentile of its treatment's delays."""
     p95 = {histogram.arm: histogram.p95 for histogram in delays}
+    references = {group.reference for group in groups}
     found = []
     for row in rows:
         delay = p95.get(row.treatment)
-        if row.endpoint == "loss_at_equal_samples" and row.estimate is not None and delay is not None:
+        asked = row.endpoint == "loss_at_equal_samples" and row.reference in references
+        if asked and row.estimate is not None and delay is not None:
             found.append(DelayGap(row.treatment, row.reference, row.group, float(delay), row.estimate))
     return tuple(found)
 

@@ -194,7 +194,7 @@ def questions_of(study: Study, comparisons: Sequence[Comparison], *, exploratory
     questions = []
     for comparison in comparisons:
         group = comparison.group
-        for endpoint in ENDPOINTS_OF_PRETRAINING:
+        for endpoint in ENDPOINTS_OF_PRETRAINING if not comparison.control else ("loss_at_equal_samples",):
             declared, budget, improvement, cut_short = True, None, None, False
             common = None if group.target is None else common_seconds(comparison.runs, group.target)
             notes = list(comparison.notes)
@@ -233,6 +233,8 @@ def questions_of(study: Study, comparisons: Sequence[Comparison], *, exploratory
             kind = family_of(
                 registration, endpoint, group, comparison.treatment.name, exploratory=exploratory or not declared
             )
+            if comparison.control and kind == "primary":
+                kind = "secondary"
             questions.append(
                 Question(
                     comparison=comparison.name,
@@ -243,7 +245,9 @@ def questions_of(study: Study, comparisons: Sequence[Comparison], *, exploratory
                     label=label,
                     unit=unit,
                     # the modes at one number of workers; the registered family may span several speeds
-                    family=kind if kind == "primary" else f"{kind} {endpoint} {group.name}",
+                    family=kind
+                    if kind == "primary"
+                    else f"{kind} {endpoint} {group.name}{' control' * comparison.control}",
                     kind=kind,
                     values=values,
                     lower_is_better=endpoint != "target_reached",

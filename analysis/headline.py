@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy
 
-from analysis.comparisons import Comparison, reference_algorithm
+from analysis.comparisons import OVERSUBSCRIBED, UNEQUAL_BATCHES, Comparison, reference_algorithm
 from analysis.intervals import Interval, short, t_interval
 from analysis.paired_tests import sign_flip
 from analysis.result_types import FROM_SCRATCH, DelayHistogram, Group, Headline, RestrictedTimes, TestRow, Tile
@@ -28,6 +28,10 @@ _ENDPOINT_WORDS = {
     "loss_at_equal_seconds": "the loss at equal seconds",
     "macro_f1": "macro-F1 after fine-tuning",
 }
+
+
+_MARKS = (OVERSUBSCRIBED, UNEQUAL_BATCHES, FROM_SCRATCH, "some runs start")
+"""How the notes begin without which a sentence would mislead."""
 
 
 def _short_names(study: Study, groups: Sequence[Group]) -> dict[str, str]:
@@ -69,10 +73,12 @@ def headlines_of(
     found = []
     for row in primary:
         others = [other for other in tests if (other.treatment, other.reference) == (row.treatment, row.reference)]
-        text = _sentence(row, others, _short_names(study, groups))
+        controls = {one.reference.name for one in comparisons if one.control and one.treatment.name == row.treatment}
+        beside = [other for other in tests if other.treatment == row.treatment and other.reference in controls]
+        text = _sentence(row, others, beside, _short_names(study, groups))
         if exploratory:
             text = f"Exploratory: {text}"
-        marks = [note for note in row.notes if note.startswith(("oversubscribed", FROM_SCRATCH, "some runs start"))]
+        marks = [note for note in row.notes if note.startswith(_MARKS)]
         text += "".join(f" [{mark}]" for mark in marks) + unfinished
         found.append(Headline(text, row.treatment, row.reference, row.group, row.word, row.family == "exploratory"))
     return tuple(found)
@@ -93,8 +99,8 @@ def _no_headline(study: Study, comparisons: Sequence[Comparison]) -> Headline:
     return Headline(text, "", "", "", "too few seeds", True)
 
 
-def _sentence(row: TestRow, others: Sequence[TestRow], names: Mapping[str, str]) -> str:
-    """What was shown on the endpoint of `row`, then on the other of speed and loss."""
+def _sentence(row: TestRow, others: Sequence[TestRow], controls: Sequence[TestRow], names: Mapping[str, str]) -> str:
+    """What was shown on the endpoint of `row`, then on the other of speed and loss, then against control arms."""
     by_endpoint: dict[str, TestRow] = {}
     for other in others:
         by_endpoint.setdefault(other.endpoint, other)
@@ -103,6 +109,9 @@ def _sentence(row: TestRow, others: Sequence[TestRow], names: Mapping[str, str])
     beside = "time_to_target" if row.endpoint == "loss_at_equal_samples" else "loss_at_equal_samples"
     if beside in by_endpoint:
         clauses.append(_clause(by_endpoint[beside], names, reached))
+    clauses += [
+        f"against {names[other.reference]}, with equal batches, {_clause(other, names, None)}" for other in controls
+    ]
     return f"{names[row.treatment]}, {row.group}: {'; '.join(clauses)}."
 
 

@@ -161,6 +161,8 @@ def conditions(results: Results) -> list[Table]:
             Column("loss, equal seconds (nats)"),
             Column("masked-token accuracy"),
             Column(f"training time ({unit})"),
+            Column("updates"),
+            Column("samples/update"),
             Column(f"samples/{unit}"),
             Column("delay p50 / p95 / max"),
             Column("computing / waiting / communicating"),
@@ -178,6 +180,8 @@ def conditions(results: Results) -> list[Table]:
                 _beside(between(row.loss_at_equal_seconds, nats), "at", seconds.get(arms[row.arm].group), unit),
                 between(row.accuracy, nats),
                 between(row.train_seconds, number),
+                between(row.updates, number),
+                Cell(_general(None if row.samples_per_update is None else float(f"{row.samples_per_update:.4g}"))),
                 between(row.samples_per_second, number),
                 Cell(" / ".join(_general(value) for value in (row.delay_p50, row.delay_p95, row.delay_max))),
                 Cell(

@@ -616,6 +616,9 @@ class ArmRow:
     accuracy: Interval | None
     """Of masked tokens, at the last evaluation."""
     train_seconds: Interval | None
+    updates: Interval | None
+    samples_per_update: float | None
+    """Samples that were applied, over updates."""
     samples_per_second: Interval | None
     delay_mean: float | None
     delay_p50: float | None

@@ -122,7 +122,7 @@ def results(study: Study, generator: numpy.random.Generator) -> Results:
         scaling=scaling,
         trends=found_trends,
         delays=delays,
-        delay_gaps=delay_gaps(tests, delays),
+        delay_gaps=delay_gaps(tests, delays, groups),
         pareto=pareto_panels(study, scope, generator),
         timelines=timelines(study, scope),
         tuning=tuning,

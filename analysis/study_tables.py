@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from analysis.comparisons import samples_per_update
 from analysis.curves import Column, end_of, worst_loss
 from analysis.descriptions import Activity, Scope, loss_or_worst
 from analysis.intervals import Interval, interval_over
@@ -186,6 +187,8 @@ def arm_rows(
                 loss_at_equal_seconds=_common_loss(runs, everything, "train_seconds"),
                 accuracy=interval_over(_summary_number(run, "masked_token_accuracy") for run in finished),
                 train_seconds=interval_over(_summary_number(run, "train_seconds") for run in finished),
+                updates=interval_over(_summary_number(run, "num_updates") for run in finished),
+                samples_per_update=samples_per_update(runs),
                 samples_per_second=interval_over(_summary_number(run, "samples_per_second") for run in finished),
                 delay_mean=None if histogram is None else histogram.mean,
                 delay_p50=None if histogram is None else histogram.p50,

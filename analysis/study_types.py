@@ -55,6 +55,8 @@ class Registration:
     """Of the test runs; None in files that did not name them."""
     config_sha256: str | None = None
     """Of the sweep's config, as in plan.json; None in files that did not record it."""
+    control: str | None = None
+    """The algorithm of the arms that make updates as small as an asynchronous arm's; None where there is none."""
     pilots: Mapping[str, Pilots] = dataclasses.field(default_factory=dict)
     """By reference arm; empty where the target was given, and in files that did not record them."""
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
-from analysis.comparisons import Comparison
+from analysis.comparisons import UNEQUAL_BATCHES, Comparison
 from analysis.curves import common_seconds, curve_of, time_to
 from analysis.descriptions import Scope
 from analysis.endpoints import seconds_unit
@@ -46,6 +46,7 @@ def trust_of(
         _runs_item(study),
         _seeds_item(study, comparisons),
         _budget_item(study, comparisons),
+        _batch_item(comparisons),
         _detectable_item(tests),
         _clock_item(study),
         _oversubscription_item(study),
@@ -189,6 +190,21 @@ def _budget_item(study: Study, comparisons: Sequence[Comparison]) -> TrustItem:
         f"{name}: {short(seconds)} {seconds_unit(compared[name])}" for name, seconds in known.items() if seconds
     )
     return TrustItem(title, "yes", "good", told)
+
+
+def _batch_item(comparisons: Sequence[Comparison]) -> TrustItem:
+    """At equal samples an arm with smaller updates makes more of them, which is a difference of its own."""
+    title = "equal batches per update"
+    main = [comparison for comparison in comparisons if not comparison.control]
+    unequal = [note for comparison in main for note in comparison.notes if note.startswith(UNEQUAL_BATCHES)]
+    controlled = {one.treatment.name: one.reference.name for one in comparisons if one.control}
+    if not unequal:
+        return TrustItem(title, "yes", "good", "") if main else TrustItem(title, "does not apply", "unknown", "")
+    detail = "; ".join(note.removeprefix(f"{UNEQUAL_BATCHES}: ") for note in unequal)
+    if controlled:
+        told = ", ".join(f"{arm} against {control}" for arm, control in controlled.items())
+        detail += f". With equal batches: {told}"
+    return TrustItem(title, f"not in {len(unequal)} of {len(main)} comparisons", "warning", detail)
 
 
 def _detectable_item(tests: Sequence[TestRow]) -> TrustItem:

@@ -23,6 +23,9 @@ Three more keys, each with its default:
     replicates: 1        # runs of a measured arm on each seed, to see how much equal runs differ; tests take the first
     order_seed: 0        # of the order of the runs, drawn anew in every block
 
+`analysis` may also name a `control`, an algorithm whose updates are as small as those of an asynchronous one, e.g.
+`small: {mode: sync, batch_size: "{16//nproc}"}`: at equal samples it makes as many updates.
+
 An *arm* is an algorithm under one condition; a *block* is a seed: all arms run on it, in an order of its own.
 
 Where the primary endpoint is the time to a target, all test runs of a group have one budget in seconds: what the pilots
@@ -145,6 +148,9 @@ class Analysis:
     """What the config registers before the test runs; see statistics in docs/study.md."""
 
     reference: str
+    control: str | None
+    """An algorithm whose updates are as small as those of an asynchronous one: a difference from it is not one of the
+    number of updates. It is compared beside the primary family, at equal samples."""
     endpoint: str
     num_workers: int | None
     clock: str
@@ -803,13 +809,20 @@ def _analysis(
             raise UsageError("pilots fix the target of an analysis; add analysis: {reference: sync}, or leave them out")
         return None
     values = _mapping(given, "analysis")
-    _check_keys(values, ("reference", "primary", "alpha", "margins", "target_share", "target_loss"), "analysis")
+    _check_keys(
+        values, ("reference", "control", "primary", "alpha", "margins", "target_share", "target_loss"), "analysis"
+    )
     algorithms = list(dict.fromkeys(arm.algorithm for arm in arms))
     reference = values.get("reference")
     if reference not in algorithms:
         raise UsageError(
             f"analysis.reference must be one of {', '.join(algorithms)}, got {reference!r}"
             f"{nearest(str(reference), algorithms)}"
+        )
+    control = values.get("control")
+    if control is not None and (control not in algorithms or control == reference):
+        raise UsageError(
+            f"analysis.control must be one of {', '.join(algorithms)} and not the reference, got {control!r}"
         )
     primary = _mapping(values.get("primary", {}), "analysis.primary")
     _check_keys(primary, ("endpoint", "num_workers", "clock"), "analysis.primary")
@@ -851,6 +864,7 @@ def _analysis(
         )
     return Analysis(
         reference,
+        control,
         endpoint,
         workers,
         clock,
@@ -858,7 +872,9 @@ def _analysis(
         {str(key): float(margin) for key, margin in margins.items()},
         share,
         None if loss is None else _number(loss, "analysis.target_loss", 0.0, None),
-        tuple(arm.name for arm in arms if arm.algorithm != reference and _place(arm) == (workers, clock)),
+        tuple(
+            arm.name for arm in arms if arm.algorithm not in (reference, control) and _place(arm) == (workers, clock)
+        ),
     )
 
 

@@ -307,6 +307,7 @@ class Sweep:
             "schema": 1,
             "study": self.plan.name,
             "reference": analysis.reference,
+            **({} if analysis.control is None else {"control": analysis.control}),
             "primary": {
                 "endpoint": analysis.endpoint,
                 "num_workers": analysis.num_workers,

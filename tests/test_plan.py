@@ -244,6 +244,16 @@ def test_budgets_of_the_config_stay_where_they_are_in_seconds_or_no_time_is_comp
     assert make_plan({**FULL, "base": {"seconds": 3.0}}).timed_by == {}
 
 
+def test_a_control_arm_keeps_its_samples_and_is_not_in_the_primary_family() -> None:
+    small = {"mode": "sync", "batch_size": "{8//nproc}"}
+    algorithms = {**FULL["algorithms"], "small": small}
+    plan = make_plan({**FULL, "algorithms": algorithms, "analysis": {**FULL["analysis"], "control": "small"}})
+    assert plan.analysis is not None
+    assert plan.analysis.family == ("async-w4-virtual",)
+    assert not [name for name in plan.timed_by if name.startswith("small")]
+    assert [plan.arm(f"small-{place}").settings["batch_size"] for place in ("w2", "w4-virtual")] == [4, 2]
+
+
 def test_the_order_is_a_function_of_the_config_alone() -> None:
     random.seed(1)
     runs = make_plan(FULL).runs
@@ -522,6 +532,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"analysis": {"reference": "sync", "target_loss": 6.2}, "base": {"schedule": "constant"}},
         r"analysis: time_to_target needs a common budget in seconds: pilots: .* or base: \{seconds: 60\}",
     ),
+    (
+        {**FULL, "analysis": {**FULL["analysis"], "control": "snyc"}},
+        "analysis.control must be one of sync, async and not",
+    ),
+    ({**FULL, "analysis": {**FULL["analysis"], "control": "sync"}}, "not the reference, got 'sync'"),
     ({"pilots": [5]}, "pilots fix the target of an analysis; add analysis"),
     ({"pilots": [100, 7], "seeds": [99, 100]}, r"pilots share \[100\] with seeds or tuning.seeds"),
     (

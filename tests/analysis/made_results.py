@@ -434,6 +434,8 @@ def arm_row(generator, info):
         loss_at_equal_seconds=interval(5.31 + generator.normal(0, 0.01), 0.012, 8),
         accuracy=interval(0.243, 0.004, 8),
         train_seconds=interval(total, total * 0.02, 8),
+        updates=interval(200 / info.num_workers if synchronous else 200, 0, 8),
+        samples_per_update=16.0 * (info.num_workers if synchronous else 1),
         samples_per_second=interval(3200 / total, 0.9, 8),
         delay_mean=0.0 if synchronous else 2.9,
         delay_p50=0 if synchronous else 3,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from made_results import full
 from reading import ASYNC, SYNC, results_of, row_of, trust_of
-from synthetic import STRAGGLER, SyntheticArm, planned, straight, write_finetuning, write_study
+from synthetic import STRAGGLER, SyntheticArm, edit_json, planned, straight, write_finetuning, write_study
 
 from analysis.report_cast import Cast
 from analysis.report_contents import comparisons, conditions, first_tests
@@ -111,6 +111,57 @@ def test_losses_between_two_evaluations_are_said_to_be_read_there(tmp_path):
     three = [[*straight(6.0, 5.2, seconds=10.0, samples=480, evaluations=3)]] * 8
     row = row_of(in_seconds(tmp_path / "three", three, never_there()[1]), "loss_at_equal_samples")
     assert "read on straight lines between evaluations up to 240 samples apart" in row.notes
+
+
+SMALL = SyntheticArm("sync_small", batch_size=4)
+
+
+def of_unequal_batches(folder: Path) -> Path:
+    """Async and the control arm make 40 updates of 16 samples, sync 10 of 64."""
+    curves = {
+        SYNC.name: [straight(6.0, 4.0, seconds=10.0, samples=640)] * 8,
+        ASYNC.name: [straight(6.0, 4.1 + 0.01 * number, seconds=5.0, samples=640) for number in range(8)],
+        SMALL.name: [straight(6.0, 4.1, seconds=40.0, samples=640)] * 8,
+    }
+    write_study(folder, curves, [SYNC, ASYNC, SMALL], registration={"control": SMALL.algorithm, "family": [ASYNC.name]})
+    for path in folder.glob(f"test/{SYNC.name}/*/summary.json"):
+        edit_json(path, num_updates=10)
+    return folder
+
+
+def test_unequal_batches_are_said_wherever_they_bear_on_a_difference(tmp_path):
+    found = results_of(of_unequal_batches(tmp_path))
+    told = (
+        f"unequal batches: {ASYNC.name} makes 4 times as many updates of the same samples as {SYNC.name} (16 and 64 "
+        "samples an update)"
+    )
+    assert f" [{told}]" in found.headlines[0].text
+    assert told in row_of(found, "loss_at_equal_samples").notes
+    item = trust_of(found, "equal batches per update")
+    assert (item.value, item.level) == ("not in 1 of 1 comparisons", "warning")
+    assert item.detail.endswith(f". With equal batches: {ASYNC.name} against {SMALL.name}")
+    (table,) = conditions(found)
+    names = [column.title for column in table.columns]
+    cells = [[row[names.index(name)].text for name in ("updates", "samples/update")] for row in table.rows]
+    assert [(cell[0].split()[0], cell[1]) for cell in cells] == [("10.00", "64"), ("40.00", "16"), ("40.00", "16")]
+
+
+def test_the_control_arm_is_compared_at_equal_samples_alone_in_a_family_of_its_own(tmp_path):
+    found = results_of(of_unequal_batches(tmp_path))
+    (row,) = [row for row in found.tests if row.reference == SMALL.name]
+    assert (row.treatment, row.endpoint, row.family, row.family_size) == (
+        ASYNC.name,
+        "loss_at_equal_samples",
+        "secondary",
+        1,
+    )
+    assert row.estimate is not None
+    assert row.estimate.estimate == pytest.approx(0.035)
+    assert not [note for note in row.notes if note.startswith("unequal batches")]
+    assert row_of(found, "loss_at_equal_samples").family_size == 1
+    assert "; against sync_small, with equal batches, the final loss at equal samples: " in found.headlines[0].text
+    assert not [item for item in found.left_out if SMALL.name in item.name]
+    assert {item.reference for item in found.sensitivity} == {SYNC.name}
 
 
 def test_a_pair_in_which_neither_arrived_while_both_were_watched_is_no_loss(tmp_path):
