@@ -318,22 +318,32 @@ def _confusion(
     size = len(labels)
     total = [[0] * size for _ in range(size)]
     for run in runs:
-        matrix = run.summary.get("confusion")
-        sound = (
-            isinstance(matrix, list)
-            and len(matrix) == size
-            and all(
-                isinstance(row, list) and len(row) == size and all(isinstance(cell, int) for cell in row)
-                for row in matrix
-            )
-        )
-        if not sound:
+        matrix = _matrix(run)
+        if matrix is None or len(matrix) != size:
             problems.append(f"{run.name}: its confusion matrix is damaged; there is none of {arm}")
             return labels, ()
-        for row, own in zip(total, matrix, strict=True):  # type: ignore[arg-type]
+        for row, own in zip(total, matrix, strict=True):
             for place, cell in enumerate(own):
                 row[place] += cell
     return labels, tuple(tuple(row) for row in total)
+
+
+def _matrix(run: Run) -> list[list[int]] | None:
+    """The confusion matrix of a run, (true class, predicted class); None where there is none, or it is damaged."""
+    matrix = run.summary.get("confusion")
+    if not isinstance(matrix, list) or not matrix:
+        return None
+    sound = all(
+        isinstance(row, list) and len(row) == len(matrix) and all(isinstance(cell, int) for cell in row)
+        for row in matrix
+    )
+    return matrix if sound else None
+
+
+def num_predicted_classes(run: StudyRun) -> int | None:
+    """How many classes a fine-tuned classifier ever predicted; None where nothing says it."""
+    matrix = None if run.run is None else _matrix(run.run)
+    return None if matrix is None else sum(any(column) for column in zip(*matrix, strict=True))
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

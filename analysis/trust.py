@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from analysis.comparisons import UNEQUAL_BATCHES, Comparison
 from analysis.curves import common_seconds, curve_of, time_to
 from analysis.descriptions import Scope
+from analysis.downstream import num_predicted_classes
 from analysis.endpoints import seconds_unit
 from analysis.guard import Guard, paired_convergence, reference_convergence
 from analysis.intervals import Refused, short
@@ -54,6 +55,7 @@ def trust_of(
         _tuning_item(study, tuning),
         _edge_item(tuning),
         _registration_item(study, exploratory),
+        _constant_item(study),
         _scratch_item(study),
         _data_item(groups, study),
         _commit_item(hardware),
@@ -352,6 +354,23 @@ def _registration_item(study: Study, exploratory: str) -> TrustItem:
     if study.unchanged:
         return TrustItem("analysis.yaml", digest, "good", "agrees with what plan.json recorded")
     return TrustItem("analysis.yaml", digest, "unknown", "plan.json recorded nothing to compare it with")
+
+
+def _constant_item(study: Study) -> TrustItem:
+    """Fine-tuned classifiers that give every text one label: their score says how often that label occurs."""
+    title = "classifiers that tell classes apart"
+    runs = [run for run in study.of("finetune") if run.usable and not run.diverged]
+    if not runs:
+        return TrustItem(title, "does not apply", "good", "nothing was fine-tuned")
+    predicted = {run.name: num_predicted_classes(run) for run in runs}
+    arms = Counter(run.arm for run in runs if predicted[run.name] == 1)
+    if not arms:
+        unknown = list(predicted.values()).count(None)
+        detail = f"{unknown} runs without a confusion matrix" if unknown else ""
+        return TrustItem(title, "not known" if unknown else "all", "unknown" if unknown else "good", detail)
+    listed = ", ".join(f"{arm} {number}" for arm, number in arms.items())
+    detail = f"{listed}: they predict one class for every text, so their macro-F1 says nothing of what was learned"
+    return TrustItem(title, f"not in {arms.total()} of {len(runs)} fine-tuning runs", "bad", detail)
 
 
 def _scratch_item(study: Study) -> TrustItem:

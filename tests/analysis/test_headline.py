@@ -164,6 +164,30 @@ def test_the_control_arm_is_compared_at_equal_samples_alone_in_a_family_of_its_o
     assert {item.reference for item in found.sensitivity} == {SYNC.name}
 
 
+@pytest.mark.parametrize(
+    ("confusion", "value", "level"),
+    [
+        (((40, 10), (10, 40)), "all", "good"),
+        (((0, 50), (0, 50)), "not in 2 of 3 fine-tuning runs", "bad"),
+        ((), "not known", "unknown"),
+    ],
+)
+def test_classifiers_that_predict_one_class_are_flagged(confusion, value, level, tmp_path):
+    write_study(tmp_path, {SYNC.name: [straight(6.0, 4.0, seconds=10.0)]}, [SYNC])
+    told = json.loads((tmp_path / "plan.json").read_text())
+    for number in range(3):
+        path = f"finetune/{SYNC.name}/s100-f{number}"
+        told["runs"].append(
+            planned(path, "finetune", SYNC.name, 100, parent=f"test/{SYNC.name}/s100", finetune_seed=number)
+        )
+        own = ((40, 10), (10, 40)) if number == 0 else confusion
+        write_finetuning(tmp_path / path, seed=number, macro_f1=0.33, parent=None, confusion=own)
+    (tmp_path / "plan.json").write_text(json.dumps(told))
+    item = trust_of(results_of(tmp_path), "classifiers that tell classes apart")
+    assert (item.value, item.level) == (value, level)
+    assert item.detail.startswith(f"{SYNC.name} 2: they predict one class for every text") == (level == "bad")
+
+
 def test_a_pair_in_which_neither_arrived_while_both_were_watched_is_no_loss(tmp_path):
     row = row_of(study_of(tmp_path, *ends_early(2)), "time_to_target")
     assert (row.wins, row.ties, row.n) == (6, 2, 8)  # sync got there at 20 s, when async was no longer watched
