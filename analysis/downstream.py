@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from analysis.comparisons import is_control
 from analysis.endpoints import DEFAULT_ALPHA, family_of
 from analysis.intervals import Interval, interval_over
 from analysis.judging import Paired, Question
@@ -153,7 +154,7 @@ def downstream_questions(
     if BASELINE in scores.runs:
         kind = "exploratory" if exploratory or study.registration is None else "secondary"
         for group in groups:
-            there = [arm for arm in group.arms if arm in scores.runs]
+            there = [arm for arm in group.arms if arm in scores.runs and not is_control(study, study.arm(arm))]
             for arm in [group.reference] if group.reference in there else there:
                 question = _question(study, scores, arm, BASELINE, group.name, kind, ())
                 if question.values.treatment:

@@ -146,6 +146,20 @@ def test_unequal_batches_are_said_wherever_they_bear_on_a_difference(tmp_path):
     assert [(cell[0].split()[0], cell[1]) for cell in cells] == [("10.00", "64"), ("40.00", "16"), ("40.00", "16")]
 
 
+def test_the_control_arm_is_not_compared_with_the_baseline(tmp_path):
+    folder = of_unequal_batches(tmp_path)
+    told = json.loads((folder / "plan.json").read_text())
+    for arm in ("baseline", SYNC.name, SMALL.name):
+        for seed in range(100, 108):
+            path = f"finetune/{arm}/s{seed}-f0"
+            parent = None if arm == "baseline" else f"test/{arm}/s{seed}"
+            told["runs"].append(planned(path, "finetune", arm, seed, parent=parent, finetune_seed=1000 * seed))
+            write_finetuning(folder / path, seed=1000 * seed, macro_f1=0.5, parent=None)
+    (folder / "plan.json").write_text(json.dumps(told))
+    compared = {(row.treatment, row.family_size) for row in results_of(folder).tests if row.endpoint == "macro_f1"}
+    assert compared == {(SYNC.name, 1)}
+
+
 def test_the_control_arm_is_compared_at_equal_samples_alone_in_a_family_of_its_own(tmp_path):
     found = results_of(of_unequal_batches(tmp_path))
     (row,) = [row for row in found.tests if row.reference == SMALL.name]
