@@ -16,6 +16,7 @@ from torch import Tensor
 from asyncsgd.record import Event, Membership, Range, Started
 from asyncsgd.rules.base import Start
 from asyncsgd.server import Outcome, Server, Starting
+from asyncsgd.state import Plain, classes_in, pack, unpack
 from asyncsgd.streams import OwnStreams, Source, count_batches
 from asyncsgd.worker import Gradient
 
@@ -213,6 +214,23 @@ class Dispatcher:
     def waits(self, worker: int) -> bool:
         """Whether a rule has started `worker`, which has no batch yet."""
         return worker in self._waiting
+
+    def state_dict(self) -> Plain:
+        """What is in flight and who waits, and the state of the batches; see `asyncsgd.state`."""
+        return {
+            "batches": pack(self._batches),
+            "launches": pack(self._launches),
+            "waiting": pack(list(self._waiting.values())),
+            "source": self._source.state_dict(),
+        }
+
+    def load_state_dict(self, state: Plain) -> None:
+        """Go on from `state`, of a dispatcher with as many workers; the server's is loaded by its owner."""
+        classes = classes_in("asyncsgd.dispatcher", "asyncsgd.server", "asyncsgd.rules.base")
+        self._batches = unpack(state["batches"], classes)
+        self._launches = unpack(state["launches"], classes)
+        self._waiting = {starting.worker: starting for starting in unpack(state["waiting"], classes)}
+        self._source.load_state_dict(state["source"])
 
     # ---- many at once ------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from asyncsgd.record import APPLIED, DROPPED, HELD, RuleActed
 from asyncsgd.rules.base import Arrival, InFlight, Reply, Rule, Start, View
+from asyncsgd.state import Plain, classes_in, pack, unpack
 
 SAME = 1e-6
 """A direction that differs from the arriving gradient by less than this, relative to its norm, counts as that gradient:
@@ -175,6 +176,14 @@ class Optimizer:
                 state[key] = vector[:size].view(state[key].shape)
                 vector = vector[size:]
 
+    def state_dict(self) -> Plain:
+        """The torch optimizer's state; see `asyncsgd.state`."""
+        return self._optimizer.state_dict()
+
+    def load_state_dict(self, state: Plain) -> None:
+        """Go on from `state`, of an optimizer that was built in the same way on a vector of the same size."""
+        self._optimizer.load_state_dict(state)
+
     def create_state(self) -> None:
         """Make the optimizer create its state, which torch does in the first step: one at learning rate 0."""
         self.step(torch.zeros(sum(len(part) for part in self._slices)), 0.0)
@@ -208,6 +217,13 @@ class PlainSGD:
         """Take one step along `direction`, `(P,)`."""
         self._parameters.add_(direction, alpha=-learning_rate)
 
+    def state_dict(self) -> Plain:
+        """Nothing: it has no state."""
+        return {}
+
+    def load_state_dict(self, state: Plain) -> None:
+        """Nothing to load."""
+
 
 class StepTakenByWorker:
     """In place of an `Optimizer` where workers have stepped already (Hogwild): the server counts, and changes
@@ -218,6 +234,13 @@ class StepTakenByWorker:
 
     def step(self, direction: Tensor, learning_rate: float) -> None:
         return
+
+    def state_dict(self) -> Plain:
+        """Nothing: the workers' own optimizers have it."""
+        return {}
+
+    def load_state_dict(self, state: Plain) -> None:
+        """Nothing to load."""
 
 
 class Starting(NamedTuple):
@@ -435,6 +458,47 @@ class Server:
         if not is_asynchronous(reply, arrival):
             self.rule_acted.altered += 1
         return self._execute(reply, dispatch)
+
+    def state_dict(self) -> Plain:
+        """All that decides what follows: parameters, counts, rule, optimizer and flights; see `asyncsgd.state`."""
+        return {
+            "rule": str(self.rule),
+            "parameters": self.parameters,
+            "version": self.version,
+            "num_samples": self.num_samples,
+            "num_samples_applied": self.num_samples_applied,
+            "rule_acted": [self.rule_acted.arrivals, self.rule_acted.altered],
+            "rule_state": pack(self._state),
+            "optimizer": self._optimizer.state_dict(),
+            "workers": list(self._workers),
+            "in_flight": [[worker, *flight] for worker, flight in self._in_flight.items()],
+            "points": dict(self._points),
+            "dispatches": pack([self._read_versions, self._samples_of, self._worker_of]),
+        }
+
+    def load_state_dict(self, state: Plain) -> None:
+        """Go on from `state`, of a server with an equal rule and optimizer and as many parameters.
+
+        Raises:
+            ValueError: if the rule is another one.
+        """
+        if state["rule"] != str(self.rule):
+            raise ValueError(f"the state is of rule {state['rule']}, this server's is {self.rule}")
+        with torch.no_grad():
+            self.parameters.copy_(state["parameters"])
+        self.version, self.num_samples = state["version"], state["num_samples"]
+        self.num_samples_applied = state["num_samples_applied"]
+        self.rule_acted.arrivals, self.rule_acted.altered = state["rule_acted"]
+        classes = classes_in("asyncsgd.rules.", type(self.rule).__module__)
+        self._state = unpack(state["rule_state"], classes)
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._workers[:] = state["workers"]
+        self._present = set(self._workers)
+        self._in_flight.clear()  # what rules look at through their view, so it stays the same object
+        self._in_flight.update({worker: InFlight(*flight) for worker, *flight in state["in_flight"]})
+        self._points = dict(state["points"])
+        self._read_versions, self._samples_of, self._worker_of = unpack(state["dispatches"], {})
+        self._snapshot = None
 
     def _execute(self, reply: Reply, arriving: int | None) -> Outcome:
         uses: tuple[tuple[int, int], ...] = ()

@@ -7,6 +7,7 @@ import math
 from typing import Protocol
 
 from asyncsgd.record import Range
+from asyncsgd.state import Plain
 
 
 class Source(Protocol):
@@ -15,6 +16,10 @@ class Source(Protocol):
     def take(self, worker: int, count: int = 1) -> tuple[Range, ...]: ...
 
     def give_back(self, ranges: tuple[Range, ...]) -> None: ...
+
+    def state_dict(self) -> Plain: ...
+
+    def load_state_dict(self, state: Plain) -> None: ...
 
 
 class Batches:
@@ -60,6 +65,14 @@ class Batches:
             for index in range(first, end):
                 heapq.heappush(self._returned, index)
 
+    def state_dict(self) -> Plain:
+        """What has been handed out and returned; see `asyncsgd.state`."""
+        return {"next": self._next, "returned": list(self._returned)}
+
+    def load_state_dict(self, state: Plain) -> None:
+        """Go on from `state`."""
+        self._next, self._returned = state["next"], list(state["returned"])
+
 
 class OwnStreams:
     """A stream per worker: its k-th batch is the same whatever the rule and whoever else there is.
@@ -93,6 +106,14 @@ class OwnStreams:
         for stream, first, end in ranges:
             self._next[stream] = first
             self.left += end - first
+
+    def state_dict(self) -> Plain:
+        """What has been handed out; see `asyncsgd.state`."""
+        return {"next": list(self._next), "left": self.left}
+
+    def load_state_dict(self, state: Plain) -> None:
+        """Go on from `state`."""
+        self._next, self.left = list(state["next"]), state["left"]
 
 
 def count_batches(ranges: tuple[Range, ...]) -> int:

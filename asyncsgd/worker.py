@@ -15,6 +15,7 @@ from asyncsgd.data.batching import Batch, TrainingBatches
 from asyncsgd.data.random import dropout_seed
 from asyncsgd.flat import FlatModel
 from asyncsgd.objectives.masked_lm import MaskedLM
+from asyncsgd.state import Plain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,6 +163,15 @@ class Worker:
             indices, gradient_of, flat.parameters, flat.gradients, self._start, optimizer, learning_rate
         )
 
+    def state_dict(self) -> Plain:
+        """What it has learned of float16's range; see `asyncsgd.state`."""
+        return {} if self._loss_scale is None else self._loss_scale.state_dict()
+
+    def load_state_dict(self, state: Plain) -> None:
+        """Go on from `state`, of a worker of the same precision."""
+        if self._loss_scale is not None:
+            self._loss_scale.load_state_dict(state)
+
     def prepare(self, index: int) -> None:
         """Make batch `index` ahead of time, on a guess; a wrong guess costs nothing but the work."""
         self._prepared = (index, self._batches.batch(index).to(self._device))
@@ -190,6 +200,14 @@ class LossScale:
     def __init__(self) -> None:
         self.value = 2.0**16
         self._good = 0
+
+    def state_dict(self) -> Plain:
+        """The scale and how many gradients have fitted it; see `asyncsgd.state`."""
+        return {"value": self.value, "good": self._good}
+
+    def load_state_dict(self, state: Plain) -> None:
+        """Go on from `state`."""
+        self.value, self._good = state["value"], state["good"]
 
     def accept(self, flat: FlatModel) -> bool:
         """Look at a gradient computed with the scale; return False if the batch has to be computed again."""

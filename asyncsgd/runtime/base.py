@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from asyncsgd.objectives.masked_lm import Sums
 from asyncsgd.record import DIVERGED, DONE, Evaluation, Record
 from asyncsgd.rules.base import Rule
+from asyncsgd.state import Plain
 
 POLL_SECONDS = 0.5
 """How often a wait looks up, for Ctrl-C and for workers that died before they connected."""
@@ -85,6 +86,14 @@ class EvaluationPoints:
         del self._points[: len(due)]
         return due
 
+    def state_dict(self) -> Plain:
+        """The points left; see `asyncsgd.state`."""
+        return {"left": list(self._points)}
+
+    def load_state_dict(self, state: Plain) -> None:
+        """Go on with the points left in `state`."""
+        self._points = list(state["left"])
+
 
 class TrainingClock:
     """Seconds of training: starts with `resume`, stands still between `pause` and `resume`."""
@@ -106,6 +115,14 @@ class TrainingClock:
 
     def resume(self) -> None:
         self._since = time.perf_counter()
+
+    def state_dict(self) -> Plain:
+        """The seconds so far; see `asyncsgd.state`."""
+        return {"seconds": self.seconds}
+
+    def load_state_dict(self, state: Plain) -> None:
+        """Stand still at the seconds of `state`."""
+        self._total, self._since = state["seconds"], None
 
 
 def evaluation_record(

@@ -16,6 +16,7 @@ from asyncsgd.objectives.masked_lm import MaskedLM
 from asyncsgd.problems import Instance
 from asyncsgd.record import Range
 from asyncsgd.server import Optimizer, OptimizerRecipe, PlainSGD
+from asyncsgd.state import Plain
 from asyncsgd.streams import indices_of
 from asyncsgd.worker import Gradient, Worker, take_local_steps
 
@@ -43,6 +44,12 @@ class Computation(Protocol):
 
     def forget(self, worker: int) -> None:
         """`worker` has left: its inner optimizer is gone."""
+
+    def state_dict(self) -> Plain:
+        """Of the inner optimizers and of what else decides later gradients; see `asyncsgd.state`."""
+
+    def load_state_dict(self, state: Plain) -> None:
+        """Go on from `state`."""
 
 
 class ModelGradients:
@@ -81,6 +88,19 @@ class ModelGradients:
 
     def forget(self, worker: int) -> None:
         self._optimizers.pop(worker, None)
+
+    def state_dict(self) -> Plain:
+        inner = {worker: optimizer.state_dict() for worker, optimizer in self._optimizers.items()}
+        return {"inner": inner, "worker": self._worker.state_dict()}
+
+    def load_state_dict(self, state: Plain) -> None:
+        flat = self._worker.flat
+        self._optimizers = {
+            worker: self._inner.on(flat.parameters, flat.layout.num_decayed) for worker in state["inner"]
+        }
+        for worker, optimizer in self._optimizers.items():
+            optimizer.load_state_dict(state["inner"][worker])
+        self._worker.load_state_dict(state["worker"])
 
 
 def whole_evaluation(
@@ -152,6 +172,14 @@ class ProblemGradients:
         if worker not in self._optimizers:
             self._optimizers[worker] = self._inner.on(self._scratch, len(self._scratch))
         return self._optimizers[worker]
+
+    def state_dict(self) -> Plain:
+        return {"inner": {worker: optimizer.state_dict() for worker, optimizer in self._optimizers.items()}}
+
+    def load_state_dict(self, state: Plain) -> None:
+        self._optimizers.clear()
+        for worker, inner in state["inner"].items():
+            self._optimizer(worker).load_state_dict(inner)
 
     def measure(self, parameters: Tensor) -> tuple[float, float | None, int | None]:
         """The excess f(x) - f*; no accuracy, no tokens."""

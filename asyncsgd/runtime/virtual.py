@@ -22,6 +22,7 @@ import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from asyncsgd.dispatcher import MANY, Dispatcher, Launched, Taken
@@ -30,6 +31,7 @@ from asyncsgd.runtime.base import Budget, EvaluationPoints, Report, Result, dive
 from asyncsgd.runtime.computation import Computation
 from asyncsgd.server import Server
 from asyncsgd.speeds import Network, Sampler
+from asyncsgd.state import Plain, classes_in, pack, unpack
 from asyncsgd.streams import Source, count_batches
 
 Measure = Callable[[Tensor], tuple[float, float | None, int | None]]
@@ -113,21 +115,59 @@ class Virtual:
         self._computed_at: dict[int, float] = {}
 
     def run(self) -> Result:
-        """Train until the budget is spent; called once.
+        """Train until the budget is spent; called once, on a new object or on one that has loaded a state.
 
         Returns:
             DONE; DIVERGED when a loss is not finite; FAILED when everybody in flight takes for ever; INTERRUPTED.
         """
-        result = self._evaluate()
+        goes_on = bool(self.evaluations)
+        result = None if goes_on else self._evaluate()
         if result is None and self._budget.samples != 0:
             with _rare_collections():
-                for worker in range(self._num_workers):
+                for worker in () if goes_on else range(self._num_workers):
                     self._join(worker)
                 while result is None:
                     result = self._advance()
         if (result is None or result.status == DONE) and self.evaluations[-1].version != self._server.version:
             result = self._evaluate() or Result(DONE)
         return result or Result(DONE)
+
+    def state_dict(self) -> Plain:
+        """All that decides the rest of a run that was stopped; see `asyncsgd.state`.
+
+        Of the server, the computation and the batches too. A run that has loaded it goes on as if it had never stopped.
+        """
+        return {
+            "server": self._server.state_dict(),
+            "dispatcher": self._dispatcher.state_dict(),
+            "computation": self._computation.state_dict(),
+            "points": self._points.state_dict(),
+            "evaluations": pack(self.evaluations),
+            "train_seconds": self.train_seconds,
+            "num_arrivals": self.num_arrivals,
+            "heap": pack(self._heap),
+            "uploads": pack(self._uploads),
+            "link_free": self._link_free,
+            "dead": self._dead,
+            "draws": torch.from_numpy(self._draws),
+            "idle_since": list(self._idle_since),
+            "pulled_at": dict(self._pulled_at),
+            "computed_at": dict(self._computed_at),
+        }
+
+    def load_state_dict(self, state: Plain) -> None:
+        """Go on from `state` at the next `run`."""
+        self._server.load_state_dict(state["server"])
+        self._dispatcher.load_state_dict(state["dispatcher"])
+        self._computation.load_state_dict(state["computation"])
+        self._points.load_state_dict(state["points"])
+        self.evaluations = unpack(state["evaluations"], classes_in("asyncsgd.record"))
+        self.train_seconds, self.num_arrivals = state["train_seconds"], state["num_arrivals"]
+        self._heap, self._uploads = unpack(state["heap"], {}), unpack(state["uploads"], {})
+        self._link_free, self._dead = state["link_free"], state["dead"]
+        self._draws = state["draws"].numpy().copy()
+        self._idle_since = list(state["idle_since"])
+        self._pulled_at, self._computed_at = dict(state["pulled_at"]), dict(state["computed_at"])
 
     def _advance(self) -> Result | None:
         if self._stop_requested():

@@ -689,7 +689,7 @@ def test_on_a_network_no_gradient_is_lost_with_the_abandoned_ones(rule, num_work
 # ---- a real model -------------------------------------------------------------------------------------------
 
 
-def tiny_worker() -> Worker:
+def tiny_worker(precision: torch.dtype = torch.float32) -> Worker:
     """A BERT of 3000 parameters with dropout; every tensor a multiple of 16 elements, where fused steps round alike."""
     draw = np.random.default_rng(0)
     starts = np.concatenate([[0], np.cumsum(draw.integers(4, 10, 40))])
@@ -708,29 +708,58 @@ def tiny_worker() -> Worker:
         )
         model = BertForMaskedLM(config).train()
     flat = FlatModel(model)
-    return Worker(flat, MaskedLM(model), batches, seed=0)
+    return Worker(flat, MaskedLM(model), batches, seed=0, precision=precision)
 
 
-def train_under_virtual_time(rule: Rule, speeds: Speeds, num_workers: int, samples: int) -> tuple[Tensor, list[Event]]:
-    worker = tiny_worker()
-    parameters = worker.flat.parameters.clone()
+def train_under_virtual_time(
+    rule: Rule,
+    speeds: Speeds,
+    num_workers: int,
+    samples: int,
+    *,
+    precision: torch.dtype = torch.float32,
+    stop_after: int | None = None,
+) -> tuple[Tensor, list[Event]]:
+    """With `stop_after`, stopped after so many arrivals and resumed from the state in new objects."""
     events: list[Record] = []
-    recipe = OptimizerRecipe(SGD(0.9))
-    plain = rule.local_steps or rule.needs_plain_sgd
-    num_decayed = worker.flat.layout.num_decayed
-    optimizer = PlainSGD(parameters) if plain else Optimizer(parameters, num_decayed, SGD(0.9))
-    Virtual(
-        Server(parameters, rule, optimizer, lambda num_samples: 0.1),
-        ModelGradients(worker, recipe),
-        speeds.on(num_workers, 0),
-        Batches(samples, batch_size=4),
-        lambda parameters: (float(parameters.norm()), None, None),
-        num_workers=num_workers,
-        budget=Budget(samples=samples),
-        evaluations=1,
-        report=events.append,
-    ).run()
+
+    def make(stop: int | None) -> tuple[Virtual, Tensor]:
+        worker = tiny_worker(precision)
+        parameters = worker.flat.parameters.clone()
+        plain = rule.local_steps or rule.needs_plain_sgd
+        num_decayed = worker.flat.layout.num_decayed
+        optimizer = PlainSGD(parameters) if plain else Optimizer(parameters, num_decayed, SGD(0.9))
+        runtime = Virtual(
+            Server(parameters, rule, optimizer, lambda num_samples: 0.1),
+            ModelGradients(worker, OptimizerRecipe(SGD(0.9))),
+            speeds.on(num_workers, 0),
+            Batches(samples, batch_size=4),
+            lambda parameters: (float(parameters.norm()), None, None),
+            num_workers=num_workers,
+            budget=Budget(samples=samples),
+            evaluations=1,
+            report=events.append,
+            stop_requested=lambda: stop is not None and runtime.num_arrivals >= stop,
+        )
+        return runtime, parameters
+
+    runtime, parameters = make(stop_after)
+    runtime.run()
+    if stop_after is not None:
+        state = runtime.state_dict()
+        runtime, parameters = make(None)
+        runtime.load_state_dict(state)
+        runtime.run()
     return parameters, [event for event in events if isinstance(event, Event)]
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("rule", [Asynchronous(), AsyncLocalSGD(num_local_steps=2, period=1)], ids=str)
+def test_a_real_model_that_was_stopped_and_resumed_was_never_stopped(rule, precision):
+    whole, events = train_under_virtual_time(rule, Exponential(), 3, 64, precision=precision)
+    resumed, again = train_under_virtual_time(rule, Exponential(), 3, 64, precision=precision, stop_after=4)
+    assert events == again
+    assert torch.equal(whole, resumed)
 
 
 @pytest.mark.parametrize("rule", [Asynchronous(), Synchronous(), KSync(quorum=1), Ringmaster(threshold=2)], ids=str)

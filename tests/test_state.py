@@ -1,0 +1,192 @@
+"""A run that was stopped anywhere and goes on from its state is the run that was never stopped, bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncsgd.problems import Quadratic
+from asyncsgd.record import DONE, INTERRUPTED, Record
+from asyncsgd.rules import ALL, Asynchronous, DiLoCo, parse_rule
+from asyncsgd.rules.base import Rule
+from asyncsgd.runtime.base import Budget, EvaluationPoints, TrainingClock
+from asyncsgd.runtime.computation import ProblemGradients
+from asyncsgd.runtime.virtual import Virtual
+from asyncsgd.server import SGD, AdamW, Optimizer, OptimizerRecipe, PlainSGD, Server
+from asyncsgd.speeds import Exponential, Network
+from asyncsgd.state import classes_in, pack, unpack
+from asyncsgd.streams import OwnStreams
+
+WORKERS, SAMPLES = 4, 60
+WHOLE = Budget(samples=SAMPLES)
+
+
+def through_a_file(state: Any) -> Any:
+    """As a checkpoint keeps it: readable without running code that it names."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+class Simulated:
+    """A new simulation, stopped after some arrivals if so asked."""
+
+    def __init__(
+        self,
+        rule: Rule,
+        *,
+        budget: Budget = WHOLE,
+        network: Network | None = None,
+        stop_after: int | None = None,
+        adamw: bool = False,
+        num_workers: int = WORKERS,
+    ) -> None:
+        inner = OptimizerRecipe(SGD(momentum=0.9)) if rule.local_steps else None
+        self.computation = ProblemGradients(Quadratic(dimension=5).on(num_workers, 0), inner)
+        self.parameters = self.computation.initial()
+        optimizer = Optimizer(self.parameters, 5, AdamW()) if adamw else PlainSGD(self.parameters)
+        self.records: list[Record] = []
+        self.server = Server(self.parameters, rule, optimizer, lambda num_samples: 0.05 / (1 + 0.01 * num_samples))
+        self.runtime = Virtual(
+            self.server,
+            self.computation,
+            Exponential().on(num_workers, 0),
+            OwnStreams(num_workers, budget.to_hand_out(rule)),
+            self.computation.measure,
+            num_workers=num_workers,
+            budget=budget,
+            evaluations=5,
+            report=self.records.append,
+            network=network,
+            stop_requested=lambda: stop_after is not None and self.runtime.num_arrivals >= stop_after,
+        )
+
+
+def resumed(stop_after: int, rule: Rule, **settings: Any) -> tuple[list[Record], Simulated]:
+    """All records of a run that was stopped and went on in a new object, and that object at its end."""
+    stopped = Simulated(rule, stop_after=stop_after, **settings)
+    assert stopped.runtime.run().status in (INTERRUPTED, DONE)
+    following = Simulated(rule, **settings)
+    following.runtime.load_state_dict(through_a_file(stopped.runtime.state_dict()))
+    assert following.runtime.run().status == DONE
+    return stopped.records + following.records, following
+
+
+def same(one: Simulated, other: Simulated) -> bool:
+    return (
+        one.parameters.numpy().tobytes() == other.parameters.numpy().tobytes()
+        and one.runtime.evaluations == other.runtime.evaluations
+        and one.runtime.train_seconds == other.runtime.train_seconds
+        and one.runtime.num_arrivals == other.runtime.num_arrivals
+        and one.server.num_samples_applied == other.server.num_samples_applied
+        and one.server.rule_acted == other.server.rule_acted
+    )
+
+
+@pytest.mark.parametrize("rule", ALL, ids=str)
+@given(stop_after=st.integers(0, SAMPLES))
+@settings(deadline=None, max_examples=6)
+def test_stopped_anywhere_and_resumed_is_never_stopped_under_every_rule(rule: Rule, stop_after: int) -> None:
+    whole = Simulated(rule)
+    whole.runtime.run()
+    records, last = resumed(stop_after, rule)
+    assert records == whole.records
+    assert same(last, whole)
+
+
+@pytest.mark.parametrize(
+    ("rule", "settings"),
+    [
+        ("asynchronous", {"adamw": True}),
+        ("asynchronous", {"budget": Budget(seconds=9.0)}),
+        ("asynchronous", {"network": Network(1.0, (2.0,), 4.0)}),
+        ("k_sync:quorum=2", {"network": Network(1.0, (2.0,), 4.0)}),
+        ("k_sync:quorum=6", {"num_workers": 40, "budget": Budget(samples=240)}),
+        ("synchronous", {"num_workers": 40, "budget": Budget(samples=250)}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("stop_after", [1, 7, 23, 59])
+def test_optimizers_networks_seconds_and_many_workers_are_resumed_too(
+    rule: str, settings: dict[str, Any], stop_after: int
+) -> None:
+    whole = Simulated(parse_rule(rule), **settings)
+    whole.runtime.run()
+    records, last = resumed(stop_after, parse_rule(rule), **settings)
+    assert records == whole.records
+    assert same(last, whole)
+
+
+def test_a_state_of_another_rule_is_refused_by_name() -> None:
+    state = Simulated(Asynchronous()).runtime.state_dict()
+    with pytest.raises(ValueError, match=r"^the state is of rule asynchronous, this server's is diloco"):
+        Simulated(DiLoCo()).runtime.load_state_dict(state)
+
+
+def test_clock_and_evaluation_points_go_on_where_they_were() -> None:
+    clock, later = TrainingClock(), TrainingClock()
+    clock.resume()
+    clock.pause()
+    later.load_state_dict(through_a_file(clock.state_dict()))
+    assert later.seconds == clock.seconds
+    assert not later.running
+    points, rest = EvaluationPoints(Budget(samples=100), 4), EvaluationPoints(Budget(samples=100), 4)
+    assert points.passed(60, 0.0)
+    rest.load_state_dict(through_a_file(points.state_dict()))
+    assert [rest.passed(samples, 0.0) for samples in (60, 80)] == [False, True]
+
+
+@dataclasses.dataclass
+class Mine:
+    """A state of a user's own rule."""
+
+    sums: dict[int, tuple[torch.Tensor, float]]
+    who: set[int]
+
+
+def test_what_a_users_own_rule_keeps_is_packed_and_only_known_classes_come_back() -> None:
+    mine = Mine({3: (torch.ones(2), 0.1), 1: (torch.zeros(2), -1.0)}, {5, 2})
+    packed = through_a_file(pack(mine))
+    back = unpack(packed, classes_in(__name__))
+    assert list(back.sums) == [3, 1]
+    assert torch.equal(back.sums[3][0], torch.ones(2))
+    assert (back.sums[3][1], back.who) == (0.1, {2, 5})
+    with pytest.raises(ValueError, match=r"a state holds object .*Mine, which is not known here"):
+        unpack(packed, classes_in("asyncsgd.rules."))
+    with pytest.raises(ValueError, match="a state holds"):
+        unpack(["object", "subprocess:Popen", []], classes_in("asyncsgd.rules.", "asyncsgd.record"))
+    with pytest.raises(TypeError, match="has no state that could be kept"):
+        pack(lambda: 0)
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.integers(0, 9) | st.text(max_size=3) | st.tuples(st.integers(0, 9)), inner, max_size=3)
+        | st.sets(st.integers(0, 99), max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(plain)
+@settings(max_examples=60)
+def test_packing_through_a_file_changes_nothing(value: Any) -> None:
+    assert unpack(through_a_file(pack(value)), {}) == value
+
+
+def test_arrays_come_back_with_their_type() -> None:
+    floats = np.array([[0.5, -1.0]])
+    back = unpack(through_a_file(pack(floats)), {})
+    assert back.dtype == floats.dtype
+    assert np.array_equal(back, floats)
