@@ -89,7 +89,7 @@ NOT_A_VARIANT = frozenset(("mode", "rule", *_CONDITIONS, "batch_size", "seed"))
 """Settings that are the algorithm's, or that all arms of a group share; any other may tell two references apart."""
 
 _NOT_TUNED = (
-    *("mode", *_CONDITIONS, "network", "samples", "seconds", "target_loss", "evaluations", "eval_samples"),
+    *("mode", *_CONDITIONS, "network", "churn", "samples", "seconds", "target_loss", "evaluations", "eval_samples"),
     *("data", "eval_data", "text_column", "mask", "mask_prob"),
     *("eval_mask", "eval_mask_prob", "vocab_size", "model"),
 )

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from asyncsgd import models, settings
+from asyncsgd.churn import parse_churn
 from asyncsgd.data.batching import Frame
 from asyncsgd.data.corpora import check_sources, load_corpus
 from asyncsgd.data.masking import Masking, by_token, by_word
@@ -81,7 +82,7 @@ def check(settings: settings.Settings) -> None:
 
 
 def check_algorithm(job: settings.Job, optimization: settings.Optimization) -> None:
-    """Read the rule, the speeds and the network, which settings hold as text.
+    """Read the rule, the speeds, the network and the churn, which settings hold as text.
 
     Raises:
         UsageError: for the first one that a run would refuse.
@@ -90,6 +91,8 @@ def check_algorithm(job: settings.Job, optimization: settings.Optimization) -> N
     speeds_of(job)
     if job.network is not None:
         parse_network(job.network)
+    if job.churn is not None:
+        parse_churn(job.churn, job.nproc)
 
 
 def prepare(

@@ -75,6 +75,13 @@ class Job:
         unset="transfers take no time",
         example="bytes=6e6,worker=1e8,server=1e9",
     )
+    churn: str | None = setting(
+        None,
+        "who leaves and joins when, as leave:worker=N,seconds=S;join:...; --clock virtual only",
+        unset="all workers stay from beginning to end",
+        example="leave:worker=1,seconds=2.0;join:worker=1,seconds=4.0",
+        added_later=True,
+    )
     accumulate: int = setting(1, "batches per update; mode single only", at_least=1, at_most=MOST_BATCH)
     transport: Transport = setting("auto", "how gradients travel between workers and server; mode async only")
     hogwild_state: HogwildState = setting(
@@ -256,6 +263,8 @@ def _contradictions(settings: Settings) -> Iterator[str]:
         yield "--transport does nothing with --clock virtual, which has no processes; drop it"
     if job.network is not None and job.clock != "virtual":
         yield "--network is for --clock virtual; real workers have the network they have; drop it"
+    if job.churn is not None and job.clock != "virtual":
+        yield "--churn is for --clock virtual; drop it, or type --clock virtual"
     if job.speeds is not None and mode == "single":
         yield "--speeds is for several workers, got --mode single; drop it, or type --mode async"
     if optimizer == "sgd" and optimization.momentum == 0 and job.hogwild_state != defaults["hogwild_state"]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from asyncsgd.churn import Change, parse_churn
 from asyncsgd.errors import UsageError
 from asyncsgd.numbers import out_of_bounds, shortened
 from asyncsgd.problems import Instance, parse_problem
@@ -83,6 +84,7 @@ class SimulationSettings:
     budget_seconds: float | None = None
     evaluations: int = 8
     network: str | None = None
+    churn: str | None = None
     seed: int = 0
 
     def check(self) -> None:
@@ -100,7 +102,9 @@ class SimulationSettings:
         method = self.method()
         if self.network is not None and not isinstance(method, Rule):
             raise UsageError(f"--network is for rules of a server; {method.name} has none; drop it")
-        self.instance(), self.sampler(), self.links()
+        if self.churn is not None and not isinstance(method, Rule):
+            raise UsageError(f"--churn is for rules of a server; {method.name} has none; drop it")
+        self.instance(), self.sampler(), self.links(), self.changes()
 
     def method(self) -> Rule | Method | StreamingDiLoCo:
         """The rule, or the method with a runtime of its own."""
@@ -114,6 +118,9 @@ class SimulationSettings:
 
     def links(self) -> Network | None:
         return None if self.network is None else parse_network(self.network)
+
+    def changes(self) -> tuple[Change, ...]:
+        return () if self.churn is None else parse_churn(self.churn, self.workers)
 
     def run(self, report: Report, stop_requested: Callable[[], bool] = lambda: False) -> Finished:
         """Run it."""
@@ -130,6 +137,7 @@ class SimulationSettings:
                 evaluations=self.evaluations,
                 report=report,
                 network=self.links(),
+                churn=self.changes(),
                 stop_requested=stop_requested,
             )
             return Finished(done.result, done.parameters, done.rule_acted)
@@ -193,6 +201,7 @@ def simulate(
     evaluations: int = 20,
     report: Report | None = None,
     network: Network | None = None,
+    churn: Sequence[Change] = (),
     inner: OptimizerRecipe | None = None,
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> Simulation:
@@ -239,6 +248,7 @@ def simulate(
         evaluations=evaluations,
         report=report,
         network=network,
+        churn=churn,
         stop_requested=stop_requested,
     )
     result = runtime.run()

@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from asyncsgd import models
+from asyncsgd.churn import parse_churn
 from asyncsgd.codec import Codec, ProtocolError
 from asyncsgd.errors import RunError, UsageError, reason
 from asyncsgd.flat import FlatModel, parameters_sha256
@@ -296,6 +297,7 @@ def _train_virtual(run: Run, board: Noticeboard | None) -> Result:
         batch_size=assignment.batch_size,
         report=run.record,
         network=None if job.network is None else parse_network(job.network),
+        churn=() if job.churn is None else parse_churn(job.churn, run.num_workers),
         stop_requested=run.stop_requested,
     ).run()
 

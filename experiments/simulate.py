@@ -43,6 +43,7 @@ def run(argv: list[str], stop: StopRequest) -> int:
         "--evaluations", type=whole_number, metavar="N", help="after the first, evenly over the budget (8)"
     )
     parser.add_argument("--network", help="bytes=B,worker=BYTES_PER_SECOND,server=BYTES_PER_SECOND (default: none)")
+    parser.add_argument("--churn", help="leave:worker=N,seconds=S;join:worker=N,seconds=S;... (default: all stay)")
     parser.add_argument("--seed", type=whole_number, metavar="N", help="of problem, samples and times (default: 0)")
     parser.add_argument("--runs-dir", default="runs", help="folder in which the run gets a folder (default: runs)")
     given = {name: value for name, value in vars(parser.parse_args(argv)).items() if value is not None}

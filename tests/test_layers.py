@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "numbers": set(),
     "named": {"errors", "numbers"},
     "speeds": {"errors", "named", "record"},
+    "churn": {"errors", "named"},
     "problems": {"errors", "named"},
     "rules": {"delay", "errors", "named"},
     "flat": {"errors"},
@@ -38,6 +39,7 @@ MAY_IMPORT = {
     "streams": {"record", "state"},
     "dispatcher": {"record", "rules.base", "server", "state", "streams", "worker"},
     "runtime": {
+        "churn",
         "codec",
         "data",
         "dispatcher",

@@ -19,12 +19,13 @@ import contextlib
 import gc
 import heapq
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from asyncsgd.churn import Change, Join, absent_at_first
 from asyncsgd.dispatcher import MANY, Dispatcher, Launched, Taken
 from asyncsgd.record import DONE, FAILED, INTERRUPTED, Evaluation, Fault
 from asyncsgd.runtime.base import Budget, EvaluationPoints, Report, Result, diverged, verdict_of_evaluation
@@ -61,11 +62,12 @@ class Virtual:
         sampler: seconds that a worker takes for its k-th gradient.
         batches: hands out `Budget.to_hand_out`.
         measure: evaluates parameters exactly; costs no virtual time.
-        num_workers: N, workers 0 to N - 1, all present from the beginning.
+        num_workers: N, workers 0 to N - 1, all present from the beginning but for those whom `churn` lets join first.
         budget, evaluations: as for `ParameterServer`; in seconds, evaluations are at exact points of time.
         batch_size: samples of one gradient.
         report: receives the records; None where nobody wants an Event per arrival, only evaluations in `evaluations`.
         network: links to the server; None: transfers take no time.
+        churn: who leaves and joins when, in the order of time.
         stop_requested: looked at between events.
     """
 
@@ -83,6 +85,7 @@ class Virtual:
         batch_size: int = 1,
         report: Report | None = None,
         network: Network | None = None,
+        churn: Sequence[Change] = (),
         stop_requested: Callable[[], bool] = lambda: False,
     ) -> None:
         self._server, self._computation, self._sampler = server, computation, sampler
@@ -107,6 +110,7 @@ class Virtual:
         self._heap: list[tuple[float, int, int]] = []
         self._uploads: list[tuple[float, int, int]] = []  # computed, and waiting for the server's link
         self._link_free = 0.0
+        self._changes = list(churn)  # that are still to come
         self._dead = 0  # entries of the heap and of the uploads whose gradient was abandoned
         self._draws = np.zeros(num_workers, dtype=np.int64)
         # Of each worker's gradient in flight:
@@ -118,14 +122,16 @@ class Virtual:
         """Train until the budget is spent; called once, on a new object or on one that has loaded a state.
 
         Returns:
-            DONE; DIVERGED when a loss is not finite; FAILED when everybody in flight takes for ever; INTERRUPTED.
+            DONE; DIVERGED when a loss is not finite; FAILED when everybody in flight takes for ever or nobody is left;
+            INTERRUPTED.
         """
         goes_on = bool(self.evaluations)
         result = None if goes_on else self._evaluate()
         if result is None and self._budget.samples != 0:
             with _rare_collections():
                 for worker in () if goes_on else range(self._num_workers):
-                    self._join(worker)
+                    if not absent_at_first(self._changes, worker):
+                        self._join(worker)
                 while result is None:
                     result = self._advance()
         if (result is None or result.status == DONE) and self.evaluations[-1].version != self._server.version:
@@ -149,6 +155,7 @@ class Virtual:
             "uploads": pack(self._uploads),
             "link_free": self._link_free,
             "dead": self._dead,
+            "changes_left": len(self._changes),
             "draws": torch.from_numpy(self._draws),
             "idle_since": list(self._idle_since),
             "pulled_at": dict(self._pulled_at),
@@ -165,6 +172,7 @@ class Virtual:
         self.train_seconds, self.num_arrivals = state["train_seconds"], state["num_arrivals"]
         self._heap, self._uploads = unpack(state["heap"], {}), unpack(state["uploads"], {})
         self._link_free, self._dead = state["link_free"], state["dead"]
+        self._changes = self._changes[len(self._changes) - state["changes_left"] :]
         self._draws = state["draws"].numpy().copy()
         self._idle_since = list(state["idle_since"])
         self._pulled_at, self._computed_at = dict(state["pulled_at"]), dict(state["computed_at"])
@@ -174,9 +182,17 @@ class Virtual:
             return Result(INTERRUPTED, "interrupted by the user")
         if self._budget.spent_by(self._server.num_samples):
             return Result(DONE)
-        if not self._server.num_in_flight:
+        change = self._changes[0] if self._changes else None
+        if not self._server.num_in_flight and change is None:
+            if not self._server.workers:
+                return Result(FAILED, "no worker is left; let one of them join again, or stay")
             raise RuntimeError(f"rule {self._server.rule.name} left nobody in flight")
-        seconds, worker, dispatch = self._pop()
+        entry = self._pop(math.inf if change is None else change.seconds)
+        if entry is not None:
+            seconds, worker, dispatch = entry
+        else:
+            assert change is not None
+            seconds = change.seconds
         limit = self._budget.seconds
         over = limit is not None and seconds > limit
         if seconds == math.inf and not over:
@@ -190,12 +206,34 @@ class Virtual:
             self.train_seconds = limit
             return Result(DONE)
         self.train_seconds = seconds
-        return self._arrived(worker, dispatch)
+        return self._change() if entry is None else self._arrived(worker, dispatch)
 
-    def _pop(self) -> tuple[float, int, int]:
-        """The next arrival; abandoned gradients are skipped, uploads wait for the link on the way."""
+    def _change(self) -> Result | None:
+        """Let the next one of the churn leave or join."""
+        change = self._changes.pop(0)
+        if isinstance(change, Join):
+            self._idle_since[change.worker] = self.train_seconds
+            self._join(change.worker)
+            return None
+        launched, record = self._dispatcher.leave(change.worker)
+        self._computation.forget(change.worker)
+        self._dead += len(record.lost)
+        self._follow(launched, record.abandoned)
+        if self._report is not None:
+            self._report(record)
+        if self._budget.samples is not None and record.uses:
+            return self._evaluate() if self._points.passed(self._server.num_samples, self.train_seconds) else None
+        return None
+
+    def _pop(self, until: float) -> tuple[float, int, int] | None:
+        """The next arrival; None where it comes `until` that time or later and that is not infinity, or never comes.
+
+        Abandoned gradients are skipped, uploads wait for the link on the way.
+        """
         server = self._server
         while True:
+            if until < math.inf and all(heap[0][0] >= until for heap in (self._heap, self._uploads) if heap):
+                return None
             if self._uploads and (not self._heap or self._uploads[0] <= self._heap[0]):
                 seconds, worker, dispatch = heapq.heappop(self._uploads)
                 if server.is_in_flight(worker, dispatch):
