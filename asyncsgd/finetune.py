@@ -42,12 +42,13 @@ from asyncsgd.errors import RunError, UsageError, nearest, reason
 from asyncsgd.finetune_settings import FinetuneSettings, Functional, LabelledText, Start, Tuning, make_finetune_settings
 from asyncsgd.flat import FlatModel, parameters_sha256
 from asyncsgd.objectives.classification import Classification, ClassSums, inverse_frequency
+from asyncsgd.optimizers import AdamW, Optimizer, OptimizerRecipe
 from asyncsgd.prepare import cache_folder, device_of_worker, resolve_device
 from asyncsgd.progress import say
 from asyncsgd.record import DONE, FAILED, INTERRUPTED, Evaluation, RunFolder, describe_environment
 from asyncsgd.run_folder import open_finetune_folder
 from asyncsgd.runtime.base import Budget, EvaluationPoints, Result, TrainingClock, diverged
-from asyncsgd.server import AdamW, Optimizer, OptimizerRecipe, WarmupSchedule, linear
+from asyncsgd.schedules import WarmupSchedule, linear
 from asyncsgd.signals import StopRequest, held
 from asyncsgd.train import BEFORE_TRAINING, EXIT_CODES, OUT_OF_MEMORY, TWICE, is_out_of_memory
 from asyncsgd.yaml_reader import read_yaml

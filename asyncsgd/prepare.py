@@ -18,11 +18,12 @@ from asyncsgd.data.corpora import check_sources, load_corpus
 from asyncsgd.data.masking import Masking, by_token, by_word
 from asyncsgd.data.tokenization import Tokens, load_tokenizer, tokenized_folder
 from asyncsgd.errors import UsageError
+from asyncsgd.optimizers import SGD, AdamW, BuildOptimizer, OptimizerRecipe
 from asyncsgd.rules import Asynchronous, Synchronous, parse_rule
 from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.worker_process import Assignment
-from asyncsgd.server import SGD, AdamW, BuildOptimizer, OptimizerRecipe, WarmupSchedule, constant, cosine, linear
+from asyncsgd.schedules import WarmupSchedule, constant, cosine, linear
 from asyncsgd.speeds import Constant, Infinite, Speeds, parse_network, parse_speeds
 
 _CHOOSE = {"token": by_token, "word": by_word}

@@ -12,16 +12,17 @@ import array
 import bisect
 import dataclasses
 import itertools
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from asyncsgd.optimizers import Optimizer, PlainSGD, StepTakenByWorker
 from asyncsgd.record import APPLIED, DROPPED, HELD, RuleActed
 from asyncsgd.rules.base import Arrival, InFlight, Reply, Rule, Start, View
+from asyncsgd.schedules import Schedule
 from asyncsgd.state import Plain, classes_in, pack, unpack
 
 SAME = 1e-6
@@ -29,218 +30,6 @@ SAME = 1e-6
 no loss shows it."""
 CHUNK = 1 << 20
 """Elements of two vectors that are compared at once, so that a comparison needs no third vector."""
-
-BuildOptimizer = Callable[[Iterable[dict[str, Any]]], torch.optim.Optimizer]
-Schedule = Callable[[int], float]
-"""From the number of samples that arrived, used or not, to the learning rate."""
-
-
-@dataclasses.dataclass(frozen=True)
-class SGD:
-    """Builds a fused `torch.optim.SGD`."""
-
-    momentum: float = 0.0
-
-    def __call__(self, groups: Iterable[dict[str, Any]]) -> torch.optim.Optimizer:
-        return torch.optim.SGD(groups, momentum=self.momentum, fused=True)
-
-
-@dataclasses.dataclass(frozen=True)
-class AdamW:
-    """Builds a fused `torch.optim.AdamW` (on a CPU about 7 times faster than the default one, and other last bits)."""
-
-    betas: tuple[float, float] = (0.9, 0.999)
-
-    def __call__(self, groups: Iterable[dict[str, Any]]) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(groups, betas=self.betas, fused=True)
-
-
-@dataclasses.dataclass(frozen=True)
-class WarmupSchedule:
-    """Learning rate as a function of the samples that arrived.
-
-    Linear from 0 to `peak` over `warmup` samples, then ``peak * shape(progress)`` with progress running from 0 to 1 at
-    `samples`. `shape` is one of `constant`, `linear`, `cosine`.
-
-    >>> schedule = WarmupSchedule(peak=1.0, warmup=10, samples=110, shape=linear)
-    >>> [round(schedule(samples), 2) for samples in (5, 10, 60, 110, 500)]
-    [0.5, 1.0, 0.55, 0.1, 0.1]
-    """
-
-    peak: float
-    warmup: int
-    samples: int | None
-    shape: Callable[[float], float]
-
-    def __call__(self, num_samples: int) -> float:
-        if num_samples < self.warmup:
-            return self.peak * num_samples / self.warmup
-        if self.samples is None or self.samples <= self.warmup:
-            return self.peak
-        return self.peak * self.shape(min(1.0, (num_samples - self.warmup) / (self.samples - self.warmup)))
-
-
-def constant(progress: float) -> float:
-    """1 throughout."""
-    return 1.0
-
-
-def linear(progress: float) -> float:
-    """From 1 down to a tenth in a straight line; not to 0, so that the last gradients of a run still count."""
-    return 1.0 - 0.9 * progress
-
-
-def cosine(progress: float) -> float:
-    """From 1 down to a tenth along half a cosine."""
-    return 0.1 + 0.45 * (1.0 + math.cos(math.pi * progress))
-
-
-class Optimizer:
-    """A torch optimizer on a flat vector: weight decay on its first `num_decayed` elements, clipping, one fused call.
-
-    Args:
-        parameters: `(P,)`, changed in place by `step`; borrowed.
-        num_decayed: elements from the beginning that `weight_decay` acts on.
-        build: makes the torch optimizer from parameter groups, see `SGD` and `AdamW`.
-        weight_decay: as in the torch optimizer.
-        clip_norm: largest Euclidean norm of a direction, 0 for no clipping; a longer one is scaled down to it
-            (as `torch.nn.utils.clip_grad_norm_` does), in a copy.
-    """
-
-    def __init__(
-        self,
-        parameters: Tensor,
-        num_decayed: int,
-        build: BuildOptimizer,
-        *,
-        weight_decay: float = 0.0,
-        clip_norm: float = 0.0,
-    ) -> None:
-        # Two leaf parameters that share the vector's memory, so that torch's optimizer steps the vector itself.
-        self._slices = [
-            nn.Parameter(part, requires_grad=True)
-            for part in parameters.split([num_decayed, len(parameters) - num_decayed])
-        ]
-        self._num_decayed = num_decayed
-        self._clip_norm = clip_norm
-        self._clipped: Tensor | None = None
-        groups = [
-            {"params": [part], "weight_decay": decay, "lr": 0.0}
-            for part, decay in zip(self._slices, (weight_decay, 0.0), strict=True)
-            if len(part)
-        ]
-        self._optimizer = build(groups)
-        self.plain = (
-            isinstance(self._optimizer, torch.optim.SGD)
-            and weight_decay == clip_norm == 0
-            and all(group["momentum"] == 0 for group in self._optimizer.param_groups)
-        )
-        """Whether a step is x <- x - eta d and nothing else."""
-
-    def step(self, direction: Tensor, learning_rate: float) -> None:
-        """Take one step along `direction`, `(P,)`, which is read and not changed."""
-        if self._clip_norm > 0:
-            direction = self._clip(direction)
-        decayed, undecayed = self._slices
-        decayed.grad = direction[: self._num_decayed]
-        undecayed.grad = direction[self._num_decayed :]
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
-        self._optimizer.step()
-        decayed.grad = undecayed.grad = None  # the direction is borrowed for this call only
-
-    def _clip(self, direction: Tensor) -> Tensor:
-        factor = self._clip_norm / (float(torch.linalg.vector_norm(direction)) + 1e-6)
-        if factor >= 1.0:
-            return direction
-        if self._clipped is None:
-            self._clipped = torch.empty_like(direction)
-        return torch.mul(direction, factor, out=self._clipped)
-
-    @property
-    def state_size(self) -> int:
-        """Elements of the optimizer's state, known after one step; see `share_state`."""
-        states = self._optimizer.state.values()
-        return sum(value.numel() for state in states for value in state.values() if isinstance(value, Tensor))
-
-    def share_state(self, vector: Tensor) -> None:
-        """Move the optimizer's state, zeroed, to `vector`, which other processes may step with too (Hogwild).
-
-        Args:
-            vector: float32, at least `state_size` elements and all zeros; borrowed.
-        """
-        self.create_state()
-        for state in self._optimizer.state.values():
-            for key in sorted(key for key, value in state.items() if isinstance(value, Tensor)):
-                size = state[key].numel()
-                state[key] = vector[:size].view(state[key].shape)
-                vector = vector[size:]
-
-    def state_dict(self) -> Plain:
-        """The torch optimizer's state; see `asyncsgd.state`."""
-        return self._optimizer.state_dict()
-
-    def load_state_dict(self, state: Plain) -> None:
-        """Go on from `state`, of an optimizer that was built in the same way on a vector of the same size."""
-        self._optimizer.load_state_dict(state)
-
-    def create_state(self) -> None:
-        """Make the optimizer create its state, which torch does in the first step: one at learning rate 0."""
-        self.step(torch.zeros(sum(len(part) for part in self._slices)), 0.0)
-
-
-@dataclasses.dataclass(frozen=True)
-class OptimizerRecipe:
-    """An optimizer before there is a vector to step; can be sent to another process."""
-
-    build: BuildOptimizer
-    weight_decay: float = 0.0
-    clip_norm: float = 0.0
-
-    def on(self, parameters: Tensor, num_decayed: int) -> Optimizer:
-        """Return the optimizer of `parameters`, `(P,)`."""
-        return Optimizer(parameters, num_decayed, self.build, weight_decay=self.weight_decay, clip_norm=self.clip_norm)
-
-
-class PlainSGD:
-    """Plain SGD straight on a vector of any floating type, without torch.optim's bookkeeping: x <- x - eta d.
-
-    Bit for bit what `torch.optim.SGD` does; for the virtual clock, where a step costs less than that bookkeeping.
-    """
-
-    plain = True
-
-    def __init__(self, parameters: Tensor) -> None:
-        self._parameters = parameters
-
-    def step(self, direction: Tensor, learning_rate: float) -> None:
-        """Take one step along `direction`, `(P,)`."""
-        self._parameters.add_(direction, alpha=-learning_rate)
-
-    def state_dict(self) -> Plain:
-        """Nothing: it has no state."""
-        return {}
-
-    def load_state_dict(self, state: Plain) -> None:
-        """Nothing to load."""
-
-
-class StepTakenByWorker:
-    """In place of an `Optimizer` where workers have stepped already (Hogwild): the server counts, and changes
-    nothing.
-    """
-
-    plain = False
-
-    def step(self, direction: Tensor, learning_rate: float) -> None:
-        return
-
-    def state_dict(self) -> Plain:
-        """Nothing: the workers' own optimizers have it."""
-        return {}
-
-    def load_state_dict(self, state: Plain) -> None:
-        """Nothing to load."""
 
 
 class Starting(NamedTuple):
@@ -282,6 +71,7 @@ class Server:
             `version` to the next; for a transport whose readers share this memory.
 
     >>> import torch
+    >>> from asyncsgd.optimizers import SGD
     >>> from asyncsgd.rules import Asynchronous
     >>> x = torch.tensor([1.0, 2.0])
     >>> server = Server(x, Asynchronous(), Optimizer(x, 2, SGD()), lambda num_samples: 0.5)

@@ -13,6 +13,7 @@ from torch import Tensor
 from asyncsgd.churn import Change, parse_churn
 from asyncsgd.errors import UsageError
 from asyncsgd.numbers import out_of_bounds, shortened
+from asyncsgd.optimizers import OptimizerRecipe, PlainSGD
 from asyncsgd.problems import Instance, parse_problem
 from asyncsgd.record import Evaluation, Event, Record, RuleActed
 from asyncsgd.rules import parse_rule
@@ -25,7 +26,8 @@ from asyncsgd.runtime.log import LogRecord
 from asyncsgd.runtime.replay import Replay
 from asyncsgd.runtime.streaming import StreamingDiLoCo
 from asyncsgd.runtime.virtual import Virtual
-from asyncsgd.server import OptimizerRecipe, PlainSGD, Schedule, Server
+from asyncsgd.schedules import Schedule
+from asyncsgd.server import Server
 from asyncsgd.speeds import Network, Sampler, parse_network, parse_speeds
 from asyncsgd.streams import OwnStreams
 

@@ -29,6 +29,7 @@ from asyncsgd.codec import Codec, ProtocolError
 from asyncsgd.errors import RunError, UsageError, reason
 from asyncsgd.flat import FlatModel, parameters_sha256
 from asyncsgd.launch import Launch, Noticeboard
+from asyncsgd.optimizers import Optimizer, StepTakenByWorker
 from asyncsgd.prepare import (
     Materials,
     Prepared,
@@ -69,7 +70,7 @@ from asyncsgd.runtime.transport.process_group import ProcessGroupAddress, Proces
 from asyncsgd.runtime.transport.shared_memory import Segment, SharedMemoryAddress, SharedMemoryServer
 from asyncsgd.runtime.virtual import Virtual
 from asyncsgd.runtime.worker_process import Assignment, StepHere, serve_gradients, serve_hogwild, set_up_process
-from asyncsgd.server import Optimizer, Server, StepTakenByWorker
+from asyncsgd.server import Server
 from asyncsgd.settings import Settings
 from asyncsgd.signals import StopRequest, held
 from asyncsgd.speeds import parse_network

@@ -22,6 +22,7 @@ from scipy import linalg, stats
 from torch import Tensor
 
 from asyncsgd.delay import polynomial, threshold
+from asyncsgd.optimizers import PlainSGD
 from asyncsgd.problems import Array, Heterogeneous, Instance, Mode
 from asyncsgd.record import Event, Membership, Record
 from asyncsgd.rules import (
@@ -49,7 +50,7 @@ from asyncsgd.rules.dc_asgd import compensate
 from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.computation import ProblemGradients
 from asyncsgd.runtime.virtual import Virtual
-from asyncsgd.server import PlainSGD, Server
+from asyncsgd.server import Server
 from asyncsgd.speeds import Constant, Exponential, Floats, Ints, Power, Sampler, ShiftedExponential
 from asyncsgd.streams import OwnStreams
 

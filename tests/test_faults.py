@@ -30,6 +30,7 @@ import pytest
 import torch
 
 from asyncsgd.models import saved_parameters_sha256
+from asyncsgd.optimizers import SGD, Optimizer, StepTakenByWorker
 from asyncsgd.private_folder import private_folder
 from asyncsgd.record import DONE, Evaluation, Event, Membership, Record, read_events
 from asyncsgd.replay import PreparedReplay
@@ -43,7 +44,7 @@ from asyncsgd.runtime.processes import Processes, fork_server
 from asyncsgd.runtime.rank_process import Finished
 from asyncsgd.runtime.transport.base import Compute, Computed, Evaluate, Evaluated, Holding, Ready, Stop
 from asyncsgd.runtime.transport.shared_memory import FROZEN, Segment, SharedMemoryAddress, SharedMemoryServer
-from asyncsgd.server import SGD, Optimizer, Server, StepTakenByWorker
+from asyncsgd.server import Server
 from asyncsgd.settings import load_yaml, make_settings
 from asyncsgd.signals import StopRequest
 from asyncsgd.train import follow_records

@@ -11,7 +11,7 @@ from transformers import BertConfig, BertForMaskedLM
 
 from asyncsgd.errors import UsageError
 from asyncsgd.flat import ALIGNMENT, FlatModel, Layout, parameters_sha256
-from asyncsgd.server import SGD, AdamW, Optimizer
+from asyncsgd.optimizers import SGD, AdamW, Optimizer
 
 
 def tiny_bert() -> BertForMaskedLM:

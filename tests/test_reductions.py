@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from asyncsgd.optimizers import SGD, AdamW, OptimizerRecipe, PlainSGD
 from asyncsgd.problems import Array, Instance, Quadratic
 from asyncsgd.record import Event, Record
 from asyncsgd.rules import (
@@ -53,7 +54,7 @@ from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.computation import ProblemGradients
 from asyncsgd.runtime.virtual import Virtual
-from asyncsgd.server import SGD, AdamW, OptimizerRecipe, PlainSGD, Server
+from asyncsgd.server import Server
 from asyncsgd.speeds import Constant, Exponential, Sampler
 from asyncsgd.streams import OwnStreams
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from asyncsgd.flat import FlatModel
+from asyncsgd.optimizers import SGD, AdamW, Optimizer, OptimizerRecipe, PlainSGD, StepTakenByWorker
 from asyncsgd.rules import (
     DANA,
     DCASGD,
@@ -33,22 +34,8 @@ from asyncsgd.rules import (
     Synchronous,
 )
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
-from asyncsgd.server import (
-    CHUNK,
-    SGD,
-    AdamW,
-    Optimizer,
-    OptimizerRecipe,
-    PlainSGD,
-    Server,
-    Starting,
-    StepTakenByWorker,
-    WarmupSchedule,
-    constant,
-    cosine,
-    is_asynchronous,
-    linear,
-)
+from asyncsgd.schedules import WarmupSchedule, constant, cosine, linear
+from asyncsgd.server import CHUNK, Server, Starting, is_asynchronous
 
 
 def starting(worker: int) -> Starting:

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncsgd.optimizers import SGD, AdamW, Optimizer, OptimizerRecipe, PlainSGD
 from asyncsgd.problems import Quadratic
 from asyncsgd.record import DONE, INTERRUPTED, Record
 from asyncsgd.rules import ALL, Asynchronous, DiLoCo, parse_rule
@@ -19,7 +20,7 @@ from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.base import Budget, EvaluationPoints, TrainingClock
 from asyncsgd.runtime.computation import ProblemGradients
 from asyncsgd.runtime.virtual import Virtual
-from asyncsgd.server import SGD, AdamW, Optimizer, OptimizerRecipe, PlainSGD, Server
+from asyncsgd.server import Server
 from asyncsgd.speeds import Exponential, Network
 from asyncsgd.state import classes_in, pack, unpack
 from asyncsgd.streams import OwnStreams

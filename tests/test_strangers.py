@@ -23,6 +23,7 @@ from test_faults import DEADLINE, SCRIPT, Command, num_evaluations, summary_of, 
 
 from asyncsgd.codec import Codec, ProtocolError
 from asyncsgd.errors import RunError
+from asyncsgd.optimizers import SGD, Optimizer
 from asyncsgd.prepare import Materials
 from asyncsgd.private_folder import check_private, new_folder, private_folder
 from asyncsgd.record import DONE, Record
@@ -32,7 +33,7 @@ from asyncsgd.runtime.parameter_server import ParameterServer
 from asyncsgd.runtime.transport.base import COMMANDS, MESSAGE_KINDS, Compute, Computed
 from asyncsgd.runtime.transport.process_group import ProcessGroupServer
 from asyncsgd.runtime.transport.shared_memory import SharedMemoryServer
-from asyncsgd.server import SGD, Optimizer, Server
+from asyncsgd.server import Server
 
 MESSAGES = Codec(*MESSAGE_KINDS, Materials)
 COMPUTED = Computed(3, 2, float("nan"), 5.0, 4, 1, 0.0, 0.25, 0.0, 1e-9)

@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from asyncsgd.data.batching import EvaluationBatches
 from asyncsgd.evaluation import evaluate_shard
 from asyncsgd.objectives.masked_lm import MaskedLM, Sums
+from asyncsgd.optimizers import Optimizer
 from asyncsgd.record import APPLIED, DONE, HELD, INTERRUPTED, Event, Fault, Membership
 from asyncsgd.runtime.base import (
     Budget,
@@ -38,7 +39,7 @@ from asyncsgd.runtime.base import (
     verdict_of_evaluation,
 )
 from asyncsgd.runtime.worker_process import Straggling
-from asyncsgd.server import Optimizer, Schedule
+from asyncsgd.schedules import Schedule
 from asyncsgd.worker import Gradient, Worker
 
 TIMEOUT = datetime.timedelta(seconds=60)

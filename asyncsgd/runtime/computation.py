@@ -13,9 +13,9 @@ from asyncsgd.data.batching import EvaluationBatches
 from asyncsgd.errors import UsageError
 from asyncsgd.evaluation import evaluate_shard
 from asyncsgd.objectives.masked_lm import MaskedLM
+from asyncsgd.optimizers import Optimizer, OptimizerRecipe, PlainSGD
 from asyncsgd.problems import Instance
 from asyncsgd.record import Range
-from asyncsgd.server import Optimizer, OptimizerRecipe, PlainSGD
 from asyncsgd.state import Plain
 from asyncsgd.streams import indices_of
 from asyncsgd.worker import Gradient, Worker, take_local_steps

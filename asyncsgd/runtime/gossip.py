@@ -38,7 +38,7 @@ from asyncsgd.named import Kind, spell
 from asyncsgd.problems import Array, Instance
 from asyncsgd.record import APPLIED, DONE, FAILED, INTERRUPTED, Evaluation, Event, Fault, Membership, Range, Started
 from asyncsgd.runtime.base import Budget, EvaluationPoints, Report, Result, diverged, verdict_of_evaluation
-from asyncsgd.server import Schedule
+from asyncsgd.schedules import Schedule
 from asyncsgd.speeds import Sampler
 from asyncsgd.streams import OwnStreams
 

@@ -16,11 +16,12 @@ import torch.distributed as dist
 
 from asyncsgd.flat import FlatModel
 from asyncsgd.models import skeleton
+from asyncsgd.optimizers import OptimizerRecipe
 from asyncsgd.runtime.all_reduce import TIMEOUT, AllReduce
 from asyncsgd.runtime.base import Budget, Report, Result
 from asyncsgd.runtime.transport.shared_memory import Segment
 from asyncsgd.runtime.worker_process import Assignment, Straggling, set_up_process
-from asyncsgd.server import OptimizerRecipe, Schedule
+from asyncsgd.schedules import Schedule
 
 LOST_CONTACT = 3
 """Exit code of a rank that failed because another one is gone."""

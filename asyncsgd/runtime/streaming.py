@@ -37,11 +37,12 @@ import torch
 
 from asyncsgd import named
 from asyncsgd.errors import UsageError
+from asyncsgd.optimizers import OptimizerRecipe, PlainSGD
 from asyncsgd.problems import Array, Instance
 from asyncsgd.record import DONE, Evaluation, Range, Started
 from asyncsgd.runtime.base import Budget, Report, Result
 from asyncsgd.runtime.gossip import KIND, Method, Recorder, as_schedule, check_num_workers
-from asyncsgd.server import OptimizerRecipe, PlainSGD, Schedule
+from asyncsgd.schedules import Schedule
 from asyncsgd.speeds import Sampler
 from asyncsgd.streams import OwnStreams
 

@@ -21,6 +21,7 @@ from asyncsgd.evaluation import evaluate_shard
 from asyncsgd.flat import FlatModel
 from asyncsgd.models import skeleton
 from asyncsgd.objectives.masked_lm import MaskedLM
+from asyncsgd.optimizers import Optimizer, OptimizerRecipe
 from asyncsgd.runtime.transport.base import (
     Compute,
     Computed,
@@ -32,7 +33,7 @@ from asyncsgd.runtime.transport.base import (
     WorkerEnd,
 )
 from asyncsgd.runtime.transport.shared_memory import FROZEN, SAMPLES, SharedMemoryAddress, SharedMemoryWorker
-from asyncsgd.server import Optimizer, OptimizerRecipe, Schedule
+from asyncsgd.schedules import Schedule
 from asyncsgd.signals import NUMBERS
 from asyncsgd.speeds import Sampler, Speeds
 from asyncsgd.streams import indices_of

@@ -39,11 +39,11 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from analysis.published import COLOURS, each, interval, picture, progress, run_script, script_parser, write_table
+from asyncsgd.optimizers import AdamW, OptimizerRecipe
 from asyncsgd.problems import Array, Instance
 from asyncsgd.rules import AsyncLocalSGD, DiLoCo, FedBuff, Rule
 from asyncsgd.rules.base import Arrival, Reply, View
 from asyncsgd.runtime.base import Budget
-from asyncsgd.server import AdamW, OptimizerRecipe
 from asyncsgd.simulate import simulate
 from asyncsgd.speeds import Floats, Ints, Sampler
 

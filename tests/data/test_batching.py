@@ -16,8 +16,8 @@ from asyncsgd.data.batching import RUN, Batch, EvaluationBatches, Frame, Order, 
 from asyncsgd.data.masking import Masking, by_token, by_word
 from asyncsgd.data.random import Purpose, dropout_seed, generator
 from asyncsgd.data.tokenization import Tokens
+from asyncsgd.optimizers import SGD, OptimizerRecipe
 from asyncsgd.runtime.worker_process import Assignment
-from asyncsgd.server import SGD, OptimizerRecipe
 
 CLS, SEP, PAD, MASK, UNK = 0, 1, 2, 3, 4
 SPECIAL = (CLS, SEP, PAD, MASK, UNK)

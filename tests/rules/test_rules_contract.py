@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from asyncsgd.errors import UsageError
+from asyncsgd.optimizers import SGD, AdamW, Optimizer
 from asyncsgd.record import APPLIED, DROPPED, HELD
 from asyncsgd.rules import (
     ALL,
@@ -53,7 +54,7 @@ from asyncsgd.rules import (
     parse_rule,
 )
 from asyncsgd.rules.base import Rule, Start, WeightedMean
-from asyncsgd.server import SGD, AdamW, Optimizer, Outcome, Server, Starting
+from asyncsgd.server import Outcome, Server, Starting
 
 SIZE, NUM_DECAYED = 48, 32  # multiples of 16, as in a flat vector
 LEARNING_RATE = 0.125

@@ -26,6 +26,7 @@ from test_rules_contract import (
     weight,
 )
 
+from asyncsgd.optimizers import SGD, AdamW
 from asyncsgd.problems import Quadratic
 from asyncsgd.record import APPLIED, DROPPED, HELD
 from asyncsgd.rules import (
@@ -60,7 +61,6 @@ from asyncsgd.rules import (
 )
 from asyncsgd.rules.base import Arrival, InFlight, Reply, Rule, Start, View, WeightedMean
 from asyncsgd.runtime.base import Budget
-from asyncsgd.server import SGD, AdamW
 from asyncsgd.simulate import simulate
 from asyncsgd.speeds import Exponential
 

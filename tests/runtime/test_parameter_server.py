@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from asyncsgd.optimizers import SGD, Optimizer
 from asyncsgd.record import APPLIED, DONE, Evaluation, Event, Fault, Membership, Record
 from asyncsgd.rules import Asynchronous, Synchronous
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
@@ -19,7 +20,7 @@ from asyncsgd.runtime.parameter_server import ParameterServer
 from asyncsgd.runtime.transport.base import Compute, Computed, Evaluate, Evaluated, Ready, Stop, WorkerEnd
 from asyncsgd.runtime.transport.process_group import ProcessGroupServer
 from asyncsgd.runtime.transport.shared_memory import SharedMemoryServer
-from asyncsgd.server import SGD, Optimizer, Server
+from asyncsgd.server import Server
 from asyncsgd.streams import Batches
 
 TRANSPORTS = [SharedMemoryServer, ProcessGroupServer]

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncsgd.errors import UsageError
+from asyncsgd.optimizers import SGD, AdamW, OptimizerRecipe
 from asyncsgd.problems import Heterogeneous, Mode, Problem, Quadratic, Tridiagonal
 from asyncsgd.record import DIVERGED, DONE, FAILED, INTERRUPTED, Evaluation, Event, Fault, Membership, Record
 from asyncsgd.rules import DiLoCo, Synchronous
 from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.streaming import METHODS, StreamingDiLoCo, StreamingSimulation, describe, parse, stream
-from asyncsgd.server import SGD, AdamW, OptimizerRecipe
 from asyncsgd.simulate import Simulation, simulate
 from asyncsgd.speeds import Constant, Exponential, Infinite, Power, Speeds
 

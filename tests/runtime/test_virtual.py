@@ -24,6 +24,7 @@ from asyncsgd.data.masking import Masking, by_token
 from asyncsgd.data.tokenization import Tokens
 from asyncsgd.flat import FlatModel
 from asyncsgd.objectives.masked_lm import MaskedLM
+from asyncsgd.optimizers import SGD, Optimizer, OptimizerRecipe, PlainSGD
 from asyncsgd.problems import Array, Instance, Mode, Quadratic
 from asyncsgd.record import APPLIED, DONE, DROPPED, FAILED, HELD, INTERRUPTED, Evaluation, Event, Membership, Record
 from asyncsgd.rules import (
@@ -46,7 +47,8 @@ from asyncsgd.runtime import virtual
 from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.computation import ModelGradients
 from asyncsgd.runtime.virtual import Virtual
-from asyncsgd.server import SGD, Optimizer, OptimizerRecipe, PlainSGD, Server, WarmupSchedule, constant
+from asyncsgd.schedules import WarmupSchedule, constant
+from asyncsgd.server import Server
 from asyncsgd.simulate import Simulation, simulate
 from asyncsgd.speeds import Constant, Exponential, Floats, Ints, Network, Sampler, Speeds
 from asyncsgd.streams import Batches
