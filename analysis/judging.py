@@ -8,12 +8,13 @@ from collections.abc import Iterable, Sequence
 
 import numpy
 
-from analysis.intervals import Interval
+from analysis.intervals import Interval, short
 from analysis.paired_tests import (
     EXACT_PAIRS,
     RANDOM_PATTERNS,
     PairedResult,
     paired_difference,
+    sign_flip,
     tost_paired,
     win_share,
 )
@@ -84,7 +85,10 @@ def judge(
         # a question without a p value still is one of the family: leaving it out would make the others easier
         found = [tested[place] for place in places]
         missing = max(0, num_registered - len(places)) if family == "primary" else 0
-        corrected = holm([1.0 if result is None else result.p for result in found] + [1.0] * missing)
+        # also one whose differences do not vary
+        corrected = holm(
+            [1.0 if result is None or result.p is None else result.p for result in found] + [1.0] * missing
+        )
         adjusted |= dict(zip(places, corrected[: len(places)], strict=True))
         possible = least_p_holm([0 if result is None else result.n for result in found] + [0] * missing)
         least |= dict(zip(places, possible[: len(places)], strict=True))
@@ -99,7 +103,13 @@ def _tested(question: Question, generator: numpy.random.Generator) -> PairedResu
     values = question.values
     if not values.treatment:
         return None
-    return paired_difference(*_compared(question), generator, question.alpha)
+    ours, theirs = _compared(question)
+    found = paired_difference(ours, theirs, generator, question.alpha)
+    if question.endpoint == "target_reached" and ours != theirs and found.nothing_varied:
+        # a side that only ever wins is what McNemar's test looks for: it counts pairs and measures no spread
+        differences = [mine - yours for mine, yours in zip(ours, theirs, strict=True)]
+        return dataclasses.replace(found, p=sign_flip(differences, generator))
+    return found
 
 
 def _compared(question: Question) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -140,7 +150,10 @@ def _row(
         if not values.nothing_because:  # else all values are what a run without a result counts as, on both sides
             ours, theirs = _compared(question)
             treatment_mean, reference_mean = math.fsum(ours) / n, math.fsum(theirs) / n
-            relative = _relative(question, result, treatment_mean, reference_mean, gained)
+            if result.nothing_varied:
+                values = dataclasses.replace(values, nothing_because=_nothing_varied(question, result))
+        if not values.nothing_because:
+            relative = _relative(question, result, math.fsum(ours) / n, math.fsum(theirs) / n, gained)
             level = 1 - question.alpha
             counted = win_share(ours, theirs, lower_is_better=question.lower_is_better, level=level)
             share = Interval(counted.estimate, counted.low, counted.high, level, n)
@@ -195,7 +208,7 @@ def _row(
         correlation=None if result is None else result.correlation,
         test=_test_name(question.endpoint, n),
         p=None if result is None else result.p,
-        p_holm=None if result is None else p_holm,
+        p_holm=None if result is None or result.p is None else p_holm,
         least_p_holm=None if result is None else least,
         t_p=None if result is None else result.t_p,
         margin=question.margin,
@@ -219,6 +232,13 @@ def _test_name(endpoint: Endpoint, n: int) -> str:
     if endpoint == "target_reached":
         return "exact McNemar test of the runs that reached the target (the sign-flip test of 0 and 1)"
     return "exact sign-flip of paired differences"
+
+
+def _nothing_varied(question: Question, result: PairedResult) -> str:
+    if question.endpoint == "target_reached":
+        return f"none of {result.n} pairs has one run that reached the target and one that did not: there is nothing to test"
+    same = short(result.difference.estimate)
+    return f"all {result.n} differences are {same}; nothing varied: nothing was measured"
 
 
 def _restricted_times(question: Question, budget: float) -> RestrictedTimes:

@@ -32,6 +32,9 @@ RANDOM_PATTERNS = 9_999
 SAME_SUM = 1e-12
 """Two sums closer than this share of the sum of magnitudes are one: equal in mathematics, apart by rounding."""
 
+SAME_DIFFERENCE = 1e-12
+"""Differences that spread by no more than this share of the largest value are one: apart by rounding."""
+
 CONVINCING_SHARE = 0.75
 """Bouthillier et al. (2021): the share of wins below which an improvement is not called one."""
 
@@ -40,6 +43,12 @@ def _pairs(treatment: ArrayLike, reference: ArrayLike) -> tuple[NDArray[numpy.fl
     ours, theirs = finite_values(treatment, "treatment"), finite_values(reference, "reference")
     check_paired(len(ours), len(theirs))
     return ours, theirs
+
+
+def _vary(differences: NDArray[numpy.float64], *sides: NDArray[numpy.float64]) -> bool:
+    """Whether the differences of `sides` differ from one another by more than rounding; one alone cannot."""
+    largest = max(float(numpy.abs(side).max()) for side in sides)
+    return float(numpy.ptp(differences)) > SAME_DIFFERENCE * largest
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -99,17 +108,22 @@ class PairedResult:
     n: int
     """Pairs."""
     difference: Interval
-    """Mean of treatment - reference with its 1 - alpha t interval (95 %)."""
+    """Mean of treatment - reference with its 1 - alpha t interval (95 %); without ends where they do not vary."""
     interval90: Interval
     """The same mean with the 1 - 2 alpha interval (90 %) that an equivalence test at alpha looks at."""
     effect: float | None
     """d_z, mean over standard deviation of the differences; None where they do not vary."""
-    p: float
-    """Of the exact sign-flip test."""
+    p: float | None
+    """Of the exact sign-flip test; None where two or more differences do not vary."""
     t_p: float | None
     """Of the paired t test; None where the differences do not vary."""
     correlation: float | None
     """Of treatment and reference over the seeds: what pairing is worth; None where one of them does not vary."""
+
+    @property
+    def nothing_varied(self) -> bool:
+        """Whether all of two or more differences are the same: no noise was seen, so nothing can be said about it."""
+        return self.p is None
 
 
 def paired_difference(
@@ -133,8 +147,11 @@ def paired_difference(
     differences = ours - theirs
     n = len(differences)
     mean, sd = mean_and_sd(differences)
+    if n > 1 and not (sd > 0 and _vary(differences, ours, theirs)):  # squares of tiny differences are 0
+        without = (Interval(mean, None, None, level, n) for level in (1 - alpha, 1 - 2 * alpha))
+        return PairedResult(n, *without, None, None, None, _correlation(ours, theirs))
     effect = t_p = None
-    if n > 1 and sd > 0:
+    if n > 1:
         effect = mean / sd
         t_p = float(2 * stats.t.sf(abs(effect) * math.sqrt(n), n - 1))
     return PairedResult(
@@ -167,7 +184,7 @@ class Equivalence:
     """S2: two one-sided t tests (TOST) against a margin, and the one side that is non-inferiority."""
 
     p: float | None
-    """The larger of the two one-sided p values; None with fewer than two values."""
+    """The larger of the two one-sided p values; None with fewer than two values, and where they do not vary."""
     interval90: Interval
     """The 1 - 2 alpha interval of the mean difference (90 %); it lies inside the margin exactly when p < alpha."""
     margin: float
@@ -201,7 +218,10 @@ def tost_paired(
         Schuirmann, J. Pharmacokinetics and Biopharmaceutics, 1987; the example is pingouin's.
     """
     ours, theirs = _pairs(treatment, reference)
-    mean, sd = mean_and_sd(ours - theirs)
+    differences = ours - theirs
+    mean, sd = mean_and_sd(differences)
+    if not _vary(differences, ours, theirs):
+        sd = 0.0
     return _tost(mean, sd / math.sqrt(len(ours)), len(ours) - 1, len(ours), margin, alpha, lower_is_better)
 
 
@@ -231,22 +251,15 @@ def _tost(
         raise ValueError(f"the margin must be a number above 0 (declared in analysis.yaml), got {margin}")
     check_level(alpha)
     level = 1 - 2 * alpha
-    if math.isnan(error):
+    if freedom < 1 or not error > 0:  # without noise there is nothing that the distance to the margin is measured in
         return Equivalence(None, Interval(mean, None, None, level, n), margin, False, False, None)
     half = float(stats.t.isf(alpha, freedom)) * error
     interval = Interval(mean, mean - half, mean + half, level, n)
-    p_above = _one_sided(margin - mean, error, freedom)  # of "the difference is at least the margin"
-    p_below = _one_sided(margin + mean, error, freedom)
+    p_above = float(stats.t.sf((margin - mean) / error, freedom))  # of "the difference is at least the margin"
+    p_below = float(stats.t.sf((margin + mean) / error, freedom))
     p_non_inferior = p_above if lower_is_better else p_below
     p = max(p_above, p_below)
     return Equivalence(p, interval, margin, p < alpha, p_non_inferior < alpha, p_non_inferior)
-
-
-def _one_sided(distance: float, error: float, freedom: int) -> float:
-    """P(t >= distance / error); without any spread it is certain on which side the mean lies."""
-    if error == 0:
-        return 0.0 if distance > 0 else 1.0
-    return float(stats.t.sf(distance / error, freedom))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

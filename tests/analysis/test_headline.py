@@ -235,10 +235,27 @@ def test_where_nobody_arrived_in_time_there_is_no_difference_and_no_interval(tmp
 
 
 def test_runs_that_all_arrive_with_their_last_evaluation_are_compared(tmp_path):
-    alike = [straight(6.0, 5.0, seconds=10.0)] * 8
-    row = row_of(study_of(tmp_path, alike, alike), "time_to_target")
+    alike = [straight(6.0, 5.0, seconds=10.0)] * 7
+    row = row_of(study_of(tmp_path, [*alike, straight(6.0, 5.0, seconds=9.0)], [*alike, alike[0]]), "time_to_target")
     assert row.estimate is not None
-    assert (row.estimate.estimate, row.ties, row.times) == (0.0, 8, RestrictedTimes(10.0, False, 8, 8, 0, 0))
+    assert (row.estimate.estimate, row.ties, row.times) == (-0.125, 7, RestrictedTimes(10.0, False, 8, 8, 0, 0))
+
+
+# ---- nothing varied --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gap", [0.0, 0.003])
+def test_differences_that_are_all_the_same_measure_nothing_and_are_not_equivalent(tmp_path, gap):
+    reference = [straight(6.0, 5.0 + seed / 64, seconds=10.0 + seed) for seed in range(8)]
+    treatment = [straight(6.0, 5.0 + seed / 64 + gap, seconds=9.0 + seed) for seed in range(8)]
+    found = study_of(tmp_path, treatment, reference)
+    row = row_of(found, "loss_at_equal_samples")
+    assert (row.word, row.estimate, row.p, row.p_holm, row.t_p, row.equivalence) == ("undecided", *(None,) * 5)
+    assert row.reason == f"all 8 differences are {gap:.5g}{'00' * bool(gap)}; nothing varied: nothing was measured"
+    assert "nothing is shown about the final loss at equal samples: all 8 differences are" in found.headlines[0].text
+    assert "equivalent" not in found.headlines[0].text
+    assert (found.tiles[1].word, found.tiles[1].interval) == ("not measured", None)
+    assert "nothing varied: nothing was measured" in found.tiles[1].note
 
 
 def test_table_1_says_up_to_which_second_and_at_which(tmp_path):
