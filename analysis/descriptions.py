@@ -18,7 +18,7 @@ import numpy
 
 from analysis.comparisons import Comparison
 from analysis.curves import Column, budget_of, curve_of, end_of, improvement_of, time_to, worst_loss
-from analysis.intervals import Interval, Refused, restricted_interval, t_interval
+from analysis.intervals import Interval, Refused, t_interval
 from analysis.load import Run
 from analysis.result_types import (
     Band,
@@ -56,7 +56,7 @@ from analysis.scaling import (
     usl_interval,
 )
 from analysis.study_types import MEASURED, Arm, Study, StudyRun
-from analysis.time_to_target import kaplan_meier, log_rank, loss_at, restricted_times, speed_up, target_grid
+from analysis.time_to_target import kaplan_meier, log_rank, loss_at, restricted, restricted_times, speed_up, target_grid
 from asyncsgd.progress import Delays
 from asyncsgd.record import read_events
 
@@ -258,7 +258,7 @@ def _reached_curve(arm: str, runs: Sequence[StudyRun], target: float, budget: fl
         at_risk=(len(runs), *curve.at_risk),
         censored=tuple(sorted(t for t, seen in zip(times, observed, strict=True) if not seen and math.isfinite(t))),
         median=median if math.isfinite(median) else None,
-        restricted_mean=None if budget is None else restricted_interval(to_target, budget),
+        restricted_mean=None if budget is None else t_interval(restricted(to_target, budget)),
     )
 
 

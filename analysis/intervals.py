@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy
 from numpy.typing import ArrayLike, NDArray
@@ -156,8 +156,3 @@ def interval_over(values: Iterable[float | None]) -> Interval | None:
     """A t interval over the values there are; None where there is none."""
     present = [value for value in values if value is not None and math.isfinite(value)]
     return t_interval(present) if present else None
-
-
-def restricted_interval(times: Sequence[float], budget: float) -> Interval | None:
-    """Mean of min(T, budget) with its t interval."""
-    return interval_over(min(time, budget) for time in times)

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from analysis.intervals import Interval, check_paired, t_interval, without_nan
-from analysis.paired_tests import RANDOM_PATTERNS, SAME_SUM, sign_flip
+from analysis.paired_tests import RANDOM_PATTERNS, SAME_SUM, paired_difference, sign_flip
 
 EXACT_RELABELLINGS = 20_000
 """Up to so many ways to label a pooled sample all are counted: 8 and 8 runs have 12,870."""
@@ -118,6 +118,23 @@ def target_grid(
 # S3: restricted mean times
 
 
+def restricted(times: ArrayLike, budget: float, name: str = "times") -> NDArray[numpy.float64]:
+    """min(T, budget) of every time (S): whoever needs longer, or never gets there, counts as the whole budget.
+
+    Args:
+        times: seconds to the target, inf where it was not reached.
+        budget: seconds, the same for all.
+    Raises:
+        ValueError: for a budget that is not finite and above 0, nan, or times below 0.
+
+    >>> restricted([3.0, 12.0, math.inf], 10.0).tolist()
+    [3.0, 10.0, 10.0]
+    """
+    if not 0 < budget < math.inf:
+        raise ValueError(f"the budget must be a finite number of seconds above 0, got {budget}")
+    return numpy.minimum(_times(times, name), budget)
+
+
 @dataclasses.dataclass(frozen=True)
 class TimeResult:
     """S3: times to a target, each counted up to the same budget."""
@@ -129,11 +146,11 @@ class TimeResult:
     """Mean of min(T, budget)."""
     reference_mean: float
     difference: Interval
-    """Mean of the paired differences, with its 95 % t interval."""
+    """Mean of the paired differences, with its 95 % t interval; without ends where they do not vary."""
     ratio: float | None
     """`treatment_mean` / `reference_mean`; below 1: the treatment is sooner. None where the reference's is 0."""
-    p: float
-    """Exact sign-flip p of the paired differences."""
+    p: float | None
+    """Exact sign-flip p of the paired differences; None where they do not vary."""
     treatment_reached: int
     """Runs with T <= budget."""
     reference_reached: int
@@ -161,20 +178,19 @@ def restricted_times(
     >>> result.treatment_mean, result.difference.estimate, result.reference_reached, result.reference_median
     (5.0, -2.3333333333333335, 2, 8.0)
     """
-    if not 0 < budget < math.inf:
-        raise ValueError(f"the budget must be a finite number of seconds above 0, got {budget}")
     ours, theirs = _times(treatment, "treatment"), _times(reference, "reference")
     check_paired(len(ours), len(theirs))
-    mine, yours = numpy.minimum(ours, budget), numpy.minimum(theirs, budget)
+    mine, yours = restricted(ours, budget), restricted(theirs, budget)
     treatment_mean, reference_mean = math.fsum(mine) / len(mine), math.fsum(yours) / len(yours)
+    compared = paired_difference(mine, yours, generator)
     return TimeResult(
         len(ours),
         float(budget),
         treatment_mean,
         reference_mean,
-        t_interval(mine - yours),
+        compared.difference,
         treatment_mean / reference_mean if reference_mean > 0 else None,
-        sign_flip(mine - yours, generator),
+        compared.p,
         int((ours <= budget).sum()),
         int((theirs <= budget).sum()),
         _median(ours, budget),
@@ -289,32 +305,6 @@ def kaplan_meier(times: ArrayLike, observed: Sequence[bool] | NDArray[numpy.bool
         probability *= 1 - int((event & (t == step)).sum()) / exposed
         curve.append(probability)
     return Survival(tuple(float(step) for step in steps), tuple(at_risk), tuple(curve))
-
-
-def restricted_mean(times: ArrayLike, observed: Sequence[bool] | NDArray[numpy.bool_], budget: float) -> float:
-    """The restricted mean time, the area under the Kaplan-Meier curve up to `budget`.
-
-    When every run was watched until it reached the target or the budget, it is mean(min(T, budget)).
-
-    Raises:
-        ValueError: if the last run stopped, without reaching the target, before the budget: the curve ends there.
-
-    >>> round(restricted_mean([3, 5, 7, 9, 10, 10], [True] * 4 + [False] * 2, 10), 4)
-    7.3333
-    """
-    t, event = _censored(times, observed, "times")
-    if not 0 < budget < math.inf:
-        raise ValueError(f"the budget must be a finite number of seconds above 0, got {budget}")
-    last = float(t.max())
-    if last < budget and not event[t == last].all():
-        raise ValueError(f"the last run stopped at {last} s without the target; the budget must be at most that")
-    curve = kaplan_meier(t, event)
-    area, begin, height = 0.0, 0.0, 1.0
-    for step, probability in zip(curve.times, curve.probability, strict=True):
-        end = min(step, budget)
-        area += height * (end - begin)
-        begin, height = end, probability
-    return area + height * (budget - begin if begin < budget else 0.0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -58,10 +58,10 @@ def false_positives(name: str, n: int, num_studies: int, seed: int) -> list[floa
         equivalence = tost_paired(ours + margin, theirs, margin)
         times = restricted_times(seconds(ours, generator), seconds(theirs, generator), BUDGET_SECONDS, generator)
         hits += [
-            difference.p <= ALPHA,
+            difference.p is not None and difference.p <= ALPHA,
             difference.t_p is not None and difference.t_p <= ALPHA,
             equivalence.equivalent,
-            times.p <= ALPHA,
+            times.p is not None and times.p <= ALPHA,
         ]
     return [float(share) for share in hits / num_studies]
 

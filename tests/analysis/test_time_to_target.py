@@ -20,7 +20,7 @@ from analysis.time_to_target import (
     kaplan_meier,
     log_rank,
     loss_at,
-    restricted_mean,
+    restricted,
     restricted_times,
     speed_up,
     target_grid,
@@ -121,7 +121,7 @@ def test_restricted_times_are_paired_differences_of_times_up_to_the_budget(pairs
 
 def test_when_nobody_arrives_nothing_differs() -> None:
     result = restricted_times([INF] * 6, [INF] * 6, 10.0, generator())
-    assert (result.p, result.ratio, result.treatment_reached) == (1.0, 1.0, 0)
+    assert (result.p, result.ratio, result.treatment_reached) == (None, 1.0, 0)
     assert (result.treatment_median, result.difference.estimate) == (INF, 0.0)
 
 
@@ -186,35 +186,15 @@ def test_kaplan_meier_is_scipys(seed: int) -> None:
     assert curve.at_risk == tuple(int((t >= step).sum()) for step in curve.times)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_the_restricted_mean_is_the_area_under_the_curve(seed: int) -> None:
-    draws = np.random.default_rng(seed)
-    t, observed = random_sample(draws, 14)
-    t, observed = np.append(t, 30.0), np.append(observed, False)
-    theirs = stats.ecdf(stats.CensoredData(uncensored=t[observed], right=t[~observed])).sf
-    for budget in (0.5, 6.0, 7.5, 20.0, 30.0):
-        middles = (np.arange(6_000) + 0.5) * budget / 6_000
-        area = theirs.evaluate(middles).mean() * budget
-        assert restricted_mean(t, observed, budget) == pytest.approx(area, rel=2e-3)
-
-
 @given(st.lists(times, min_size=1, max_size=9))
 @examples
-def test_without_early_stops_the_restricted_mean_is_the_mean_up_to_the_budget(t: list[float]) -> None:
+def test_the_mean_of_restricted_times_is_the_area_under_the_kaplan_meier_curve(t: list[float]) -> None:
     budget = 25.0
-    reached = [time <= budget for time in t]
-    stopped = [min(time, budget) for time in t]
-    expected = sum(stopped) / len(t)
-    assert restricted_mean(stopped, reached, budget) == pytest.approx(expected)
-    assert restricted_mean(t, [time < INF for time in t], budget) == pytest.approx(expected)
-
-
-def test_a_curve_that_ends_before_the_budget_has_no_restricted_mean() -> None:
-    with pytest.raises(ValueError, match=r"stopped at 7\.0 s without the target"):
-        restricted_mean([3.0, 7.0], [True, False], 10.0)
-    assert restricted_mean([3.0, 7.0], [True, False], 7.0) == 5.0
-    assert restricted_mean([3.0, 7.0], [True, True], 10.0) == 5.0
-    assert restricted_mean([3.0, INF], [True, False], 10.0) == 6.5
+    curve = kaplan_meier(restricted(t, budget), [time <= budget for time in t])
+    steps = [0.0, *curve.times, budget]
+    heights = [1.0, *curve.probability]
+    area = sum(height * (end - begin) for height, (begin, end) in zip(heights, itertools.pairwise(steps), strict=True))
+    assert restricted(t, budget).mean() == pytest.approx(area)
 
 
 def observed_minus_expected(t, events, first) -> Fraction:
@@ -344,7 +324,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: kaplan_meier([1.0, 2.0], [True]), "one True or False per time"),
     (lambda: kaplan_meier([1.0, 2.0], [1, 0]), "one True or False per time"),
     (lambda: kaplan_meier([1.0, INF], [True, True]), "reached at inf"),
-    (lambda: restricted_mean([1.0], [True], INF), "budget must be a finite number"),
+    (lambda: restricted([1.0], INF), "budget must be a finite number"),
     (lambda: log_rank([1.0], [True], [1.0, 2.0], [True, True], generator(), paired=True), "no pairs"),
 ]
 
