@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy
 
 from analysis.comparisons import OVERSUBSCRIBED, UNEQUAL_BATCHES, Comparison, reference_algorithm
 from analysis.intervals import Interval, short, t_interval
-from analysis.paired_tests import sign_flip
-from analysis.result_types import FROM_SCRATCH, DelayHistogram, Group, Headline, RestrictedTimes, TestRow, Tile
+from analysis.paired_tests import shift_interval, sign_flip
+from analysis.result_types import (
+    FROM_SCRATCH,
+    RESTS_ON_MARGIN,
+    DelayHistogram,
+    Group,
+    Headline,
+    RestrictedTimes,
+    TestRow,
+    Tile,
+)
 from analysis.study_types import MEASURED, Study, StudyRun, summary_of
 from analysis.verdicts import nothing_to_find, verdict
 from asyncsgd.plan import BASELINE
 
 TIMES = "\N{MULTIPLICATION SIGN}"
-
-SAME = ("equivalent", "different but negligible")
-"""The verdicts that rest on a margin."""
 
 _ENDPOINT_WORDS = {
     "time_to_target": "the time to the target",
@@ -138,39 +144,38 @@ def _margin_text(row: TestRow, reference: str) -> str:
     share = "" if row.margin_share is None else f" ({100 * row.margin_share:.3g} % of {reference}'s improvement)"
     if row.equivalence is None:
         return f", with a margin of ±{row.margin:g}{share} that is too wide to mean anything"
-    return f", {row.word} within ±{row.margin:g}{share}" if row.word in SAME else ""
+    return f", {row.word} within ±{row.margin:g}{share}" if row.word in RESTS_ON_MARGIN else ""
 
 
 def _difference_text(row: TestRow, reference: str) -> str:
-    assert row.estimate is not None
-    value = row.estimate.estimate
+    found = row.deciding
+    assert found is not None
     unit = " nats" if row.unit == "nats" else ""
-    ends = f"({_ends(row.estimate)}, n = {row.n}{_p_text(row)})"
-    if value == 0:
-        return f"the same as {reference} {ends}"
-    return f"{short(abs(value))}{unit} {'higher' if value > 0 else 'lower'} than {reference} {ends}"
+    ends = f"({_ends_in_words(found, 'lower', 'higher')}, n = {row.n}{_p_text(row)})"
+    if found.estimate == 0:
+        return f"the same mean as {reference} {ends}"
+    return f"{short(abs(found.estimate))}{unit} {'higher' if found.estimate > 0 else 'lower'} than {reference} {ends}"
 
 
 def _time_text(row: TestRow, times: RestrictedTimes, difference: Interval, names: Mapping[str, str]) -> str:
     """The ratio where every run got there; else who did while all were watched, and the means up to then."""
     treatment, reference = names[row.treatment], names[row.reference]
-    speed = row.speed_up
-    if speed is not None and speed.ratio is not None and speed.left_out == 0:
-        ratio, side = speed.ratio, "sooner"
-        if ratio.estimate < 1:
-            ratio, side = _inverse(ratio), "later"
-        told = f"{_ends(ratio)}, sooner in {row.wins} of {row.n} seeds{_p_text(row)}"
-        return f"reached the target {ratio.estimate:.2f}{TIMES} {side} than {reference} ({told})"
+    if times.ratio is not None and times.treatment_within == times.reference_within == row.n:
+        logs = _logarithms(times.ratio)
+        told = f"{_ends_in_words(logs, 'later', 'sooner', _times)}, sooner in {row.wins} of {row.n} seeds{_p_text(row)}"
+        side = "later" if logs.estimate < 0 else "sooner"
+        return f"reached the target {_times(abs(logs.estimate))} {side} than {reference} ({told})"
     budget = short(times.budget)
     said = {"better": f"sooner at the target than {reference}: ", "worse": f"later at the target than {reference}: "}
     within = "where the first run that missed it ended" if times.cut_short else "the longest run"
     within = "the budget of every run" if times.common else within
+    side = "higher" if difference.estimate > 0 else "lower"
     return (
         f"{said.get(row.word, '')}within the first {budget} {row.unit} ({within}) "
         f"{times.treatment_within} of {row.n} {treatment} runs reached it{_later_text(times.treatment_later)} and "
         f"{times.reference_within} of {row.n} {reference} runs{_later_text(times.reference_later)}; mean of min(time, "
-        f"{budget}) {short(row.treatment_mean or 0.0)} against {short(row.reference_mean or 0.0)}, difference "
-        f"{short(difference.estimate)} ({_ends(difference)}{_p_text(row)})"
+        f"{budget}) {short(row.treatment_mean or 0.0)} against {short(row.reference_mean or 0.0)}, "
+        f"{short(abs(difference.estimate))} {side} ({_ends_in_words(difference, 'lower', 'higher')}{_p_text(row)})"
     )
 
 
@@ -186,10 +191,17 @@ def _later_text(later: int) -> str:
     return f" ({later} later)" if later else ""
 
 
-def _inverse(ratio: Interval) -> Interval:
-    low = None if ratio.high is None else 1 / ratio.high
-    high = None if ratio.low is None else 1 / ratio.low
-    return Interval(1 / ratio.estimate, low, high, ratio.level, ratio.n)
+def _logarithms(ratio: Interval) -> Interval:
+    """Of a ratio above 0; a low end of 0 is minus infinity."""
+
+    def of(end: float | None) -> float | None:
+        return None if end is None else math.log(end) if end > 0 else -math.inf
+
+    return Interval(math.log(ratio.estimate), of(ratio.low), of(ratio.high), ratio.level, ratio.n)
+
+
+def _times(logarithm: float) -> str:
+    return f"{math.exp(logarithm):.2f}{TIMES}"
 
 
 def _p_text(row: TestRow) -> str:
@@ -198,8 +210,34 @@ def _p_text(row: TestRow) -> str:
 
 def _ends(interval: Interval) -> str:
     if interval.low is None or interval.high is None:
-        return "no interval from one pair"
-    return f"{100 * interval.level:g} % CI {short(interval.low)} to {short(interval.high)}"
+        return _no_ends(interval)
+    return f"{_level(interval)} {short(interval.low)} to {short(interval.high)}"
+
+
+def _ends_in_words(interval: Interval, below: str, above: str, form: Callable[[float], str] = short) -> str:
+    """The ends without signs: as the word beside the estimate says, or each with its own where they differ.
+
+    >>> _ends_in_words(Interval(-0.45, -0.5, -0.4, 0.95, 8), "lower", "higher")
+    '95 % CI 0.400 to 0.500'
+    >>> _ends_in_words(Interval(-0.45, -1.0, 0.1, 0.95, 8), "lower", "higher")
+    '95 % CI 1.00 lower to 0.100 higher'
+    """
+    low, high = interval.low, interval.high
+    if low is None or high is None:
+        return _no_ends(interval)
+    if (low >= 0 and interval.estimate > 0) or (high <= 0 and interval.estimate < 0):
+        small, large = sorted((abs(low), abs(high)))
+        return f"{_level(interval)} {form(small)} to {form(large)}"
+    ends = [form(abs(end)) + (f" {below if end < 0 else above}" if end else "") for end in (low, high)]
+    return f"{_level(interval)} {' to '.join(ends)}"
+
+
+def _level(interval: Interval) -> str:
+    return f"{100 * interval.level:.3g} % CI"
+
+
+def _no_ends(interval: Interval) -> str:
+    return f"no {_level(interval)} from {interval.n} pair{'s' * (interval.n != 1)}"
 
 
 # ---- the tiles ---------------------------------------------------------------------------------------------
@@ -231,25 +269,16 @@ def tiles_of(
 def _speed_tile(row: TestRow | None) -> Tile:
     if row is None:
         return Tile("speed-up", "-", None, "", "", "not measured", "there is no target loss")
-    speed = row.speed_up
-    if speed is None or speed.ratio is None:
-        return Tile("speed-up", "-", None, "", TIMES, row.word, f"no pair in which both got there; {row.reason}")
-    note = f"{row.comparison}: time to the target, reference / treatment"
-    if speed.left_out and row.times is not None:
-        # the ratio says nothing of pairs in which one did not get there; the word does
-        note += f", in the {speed.num_pairs - speed.left_out} of {speed.num_pairs} pairs in which both got there; the "
-        note += f"word is of all {row.n} pairs: mean of min(time, {short(row.times.budget)} {row.unit}), treatment - "
-        note += "reference, " + ("with nothing to compare" if row.estimate is None else str(row.estimate))
-        note += _p_text(row)
-    return Tile(
-        "speed-up",
-        f"{speed.ratio.estimate:.2f}{TIMES}",
-        speed.ratio,
-        _interval_text(speed.ratio),
-        TIMES,
-        row.word,
-        note,
-    )
+    times = row.times
+    if times is None or times.ratio is None:
+        return Tile("speed-up", "-", None, "", TIMES, row.word, row.reason)
+    ratio = times.ratio
+    note = f"{row.comparison}: mean time to the target, reference / treatment"
+    if min(times.treatment_within, times.reference_within) < row.n:
+        note += f", every time up to {short(times.budget)} {row.unit} ({times.treatment_within} and "
+        note += f"{times.reference_within} of {row.n} runs of treatment and reference reached it by then)"
+    note += _p_text(row)
+    return Tile("speed-up", f"{ratio.estimate:.2f}{TIMES}", ratio, _interval_text(ratio), TIMES, row.word, note)
 
 
 def _gap_tile(row: TestRow | None) -> Tile:
@@ -263,8 +292,9 @@ def _gap_tile(row: TestRow | None) -> Tile:
         note += f"; margin ±{row.margin:g}"
         note += "" if row.margin_share is None else f", {100 * row.margin_share:.3g} % of that improvement"
         note += ", too wide to mean anything" * (row.equivalence is None)
-    text = f"{row.estimate.estimate:+.3f}"
-    return Tile("final-loss gap", text, row.estimate, _interval_text(row.estimate), "nats", row.word, note)
+    shown = row.deciding or row.estimate
+    text = f"{shown.estimate:+.3f}"
+    return Tile("final-loss gap", text, shown, _interval_text(shown), "nats", row.word, note)
 
 
 def _throughput_tile(comparison: Comparison, generator: numpy.random.Generator) -> Tile:
@@ -280,7 +310,8 @@ def _throughput_tile(comparison: Comparison, generator: numpy.random.Generator) 
         note = f"{comparison.name}: samples per virtual second, the same in every seed; in no family"
         text = f"{math.exp(logs[0]):.2f}{TIMES}"
         return Tile("throughput ratio", text, None, "", TIMES, "as declared", note)
-    found = t_interval(logs)
+    p = sign_flip(logs, generator)
+    found = shift_interval(logs, [0.0] * len(logs), p, generator)
     ratio = Interval(
         math.exp(found.estimate),
         None if found.low is None else math.exp(found.low),
@@ -288,7 +319,7 @@ def _throughput_tile(comparison: Comparison, generator: numpy.random.Generator) 
         found.level,
         found.n,
     )
-    said = verdict(len(logs), found.estimate, sign_flip(logs, generator), found, None, lower_is_better=False)
+    said = verdict(len(logs), found.estimate, p, found, None, lower_is_better=False)
     note = (
         f"{comparison.name}: samples per {'' if comparison.group.clock == MEASURED else 'virtual '}second; in no family"
     )
@@ -328,5 +359,5 @@ def _delay_p95(run: StudyRun) -> float | None:
 
 def _interval_text(interval: Interval) -> str:
     if interval.low is None or interval.high is None:
-        return f"n = {interval.n}, no interval"
+        return _no_ends(interval)
     return f"{_ends(interval)}, n = {interval.n}"

@@ -14,13 +14,15 @@ from analysis.paired_tests import (
     RANDOM_PATTERNS,
     PairedResult,
     paired_difference,
+    ratio_interval,
+    shift_interval,
     sign_flip,
     tost_paired,
     win_share,
 )
-from analysis.power import holm, least_p_holm, minimum_pairs
+from analysis.power import holm, holm_divisors, least_p_holm, minimum_pairs
 from analysis.result_types import Endpoint, EquivalenceResult, Family, RestrictedTimes, SpeedUpResult, TestRow
-from analysis.time_to_target import speed_up
+from analysis.time_to_target import restricted, speed_up
 from analysis.verdicts import MINIMUM_PAIRS, margin_too_wide, nothing_to_find, verdict
 
 
@@ -78,6 +80,7 @@ def judge(
     """
     tested = [_tested(question, generator) for question in questions]
     adjusted: dict[int, float] = {}
+    divisors: dict[int, int] = {}
     least: dict[int, float] = {}
     sizes: dict[int, int] = {}
     for family in dict.fromkeys(question.family for question in questions):
@@ -86,15 +89,15 @@ def judge(
         found = [tested[place] for place in places]
         missing = max(0, num_registered - len(places)) if family == "primary" else 0
         # also one whose differences do not vary
-        corrected = holm(
-            [1.0 if result is None or result.p is None else result.p for result in found] + [1.0] * missing
-        )
-        adjusted |= dict(zip(places, corrected[: len(places)], strict=True))
+        p_values = [1.0 if result is None or result.p is None else result.p for result in found] + [1.0] * missing
+        alpha = questions[places[0]].alpha
+        adjusted |= dict(zip(places, holm(p_values), strict=False))  # without those that are missing
+        divisors |= dict(zip(places, holm_divisors(p_values, alpha), strict=False))
         possible = least_p_holm([0 if result is None else result.n for result in found] + [0] * missing)
         least |= dict(zip(places, possible[: len(places)], strict=True))
         sizes |= dict.fromkeys(places, len(places) + missing)
     return tuple(
-        _row(question, tested[place], adjusted[place], least[place], sizes[place], generator)
+        _row(question, tested[place], adjusted[place], divisors[place], least[place], sizes[place], generator)
         for place, question in enumerate(questions)
     )
 
@@ -117,13 +120,14 @@ def _compared(question: Question) -> tuple[tuple[float, ...], tuple[float, ...]]
     values, budget = question.values, question.budget
     if budget is None:
         return values.treatment, values.reference
-    return tuple(min(time, budget) for time in values.treatment), tuple(min(time, budget) for time in values.reference)
+    return tuple(restricted(values.treatment, budget)), tuple(restricted(values.reference, budget))
 
 
 def _row(
     question: Question,
     result: PairedResult | None,
     p_holm: float,
+    divisor: int,
     least: float,
     size: int,
     generator: numpy.random.Generator,
@@ -131,7 +135,7 @@ def _row(
     values = question.values
     n = len(values.treatment)
     notes = list(question.notes + values.notes)
-    equivalence = None
+    equivalence = estimate = None
     speed = times = None
     share = convincing = None
     wins = ties = 0
@@ -152,7 +156,11 @@ def _row(
             treatment_mean, reference_mean = math.fsum(ours) / n, math.fsum(theirs) / n
             if result.nothing_varied:
                 values = dataclasses.replace(values, nothing_because=_nothing_varied(question, result))
-        if not values.nothing_because:
+        if not values.nothing_because and result.p is not None:
+            estimate = shift_interval(ours, theirs, result.p, generator, question.alpha, divisor)
+            if times is not None and min(ours) > 0:
+                ratio = ratio_interval(ours, theirs, result.p, generator, question.alpha, divisor)
+                times = dataclasses.replace(times, ratio=ratio)
             relative = _relative(question, result, math.fsum(ours) / n, math.fsum(theirs) / n, gained)
             level = 1 - question.alpha
             counted = win_share(ours, theirs, lower_is_better=question.lower_is_better, level=level)
@@ -200,7 +208,7 @@ def _row(
         family_size=size,
         alpha=question.alpha,
         n=n,
-        estimate=None if result is None or values.nothing_because else result.difference,
+        estimate=estimate,
         reference_mean=reference_mean,
         treatment_mean=treatment_mean,
         relative=relative,

@@ -6,8 +6,10 @@ is treatment - reference. What is accepted, and what becomes of diverged runs, i
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
+from collections.abc import Callable
 
 import numpy
 from numpy.typing import ArrayLike, NDArray
@@ -22,6 +24,7 @@ from analysis.intervals import (
     t_interval,
     without_nan,
 )
+from analysis.power import smallest_p
 
 EXACT_PAIRS = 30
 """Up to so many pairs all 2^n sign patterns are counted: Noether's 29 are among them."""
@@ -34,6 +37,9 @@ SAME_SUM = 1e-12
 
 SAME_DIFFERENCE = 1e-12
 """Differences that spread by no more than this share of the largest value are one: apart by rounding."""
+
+END_ACCURACY = 1e-9
+"""Of the end of an interval, as a share of the stretch that it is looked for in."""
 
 CONVINCING_SHARE = 0.75
 """Bouthillier et al. (2021): the share of wins below which an improvement is not called one."""
@@ -148,8 +154,8 @@ def paired_difference(
     n = len(differences)
     mean, sd = mean_and_sd(differences)
     if n > 1 and not (sd > 0 and _vary(differences, ours, theirs)):  # squares of tiny differences are 0
-        without = (Interval(mean, None, None, level, n) for level in (1 - alpha, 1 - 2 * alpha))
-        return PairedResult(n, *without, None, None, None, _correlation(ours, theirs))
+        wide, narrow = (Interval(mean, None, None, level, n) for level in (1 - alpha, 1 - 2 * alpha))
+        return PairedResult(n, wide, narrow, None, None, None, _correlation(ours, theirs))
     effect = t_p = None
     if n > 1:
         effect = mean / sd
@@ -163,6 +169,106 @@ def paired_difference(
         t_p,
         _correlation(ours, theirs),
     )
+
+
+def shift_interval(
+    treatment: ArrayLike,
+    reference: ArrayLike,
+    p: float,
+    generator: numpy.random.Generator,
+    alpha: float = 0.05,
+    divisor: int = 1,
+) -> Interval:
+    """The mean paired difference with the differences that `sign_flip` does not reject at alpha / `divisor`.
+
+    It leaves out 0 exactly where ``divisor * p < alpha``, so the interval and the test never disagree. With
+    `analysis.power.holm_divisors` that is where the adjusted p is below alpha.
+
+    Args:
+        treatment, reference: one finite value per seed (S), in the same order of seeds.
+        p: of the sign-flip test of their differences.
+        generator: for `sign_flip`, used beyond 30 pairs only; its state is left as it is.
+    Returns:
+        An interval of level 1 - alpha / divisor; without ends where so few pairs can reject nothing.
+
+    >>> ours, theirs = [2.0, 4.0, 6.0, 8.0, 9.0, 4.0], [1.0, 3.0, 5.0, 6.0, 4.0, 1.0]
+    >>> found = shift_interval(ours, theirs, 0.03125, numpy.random.default_rng(0))
+    >>> round(found.estimate, 3), round(found.low, 3), round(found.high, 3)
+    (2.167, 1.0, 5.0)
+
+    References:
+        Hartigan, Using subsample values as typical values, JASA 1969: the ends are means of subsets of the differences.
+    """
+    ours, theirs = _pairs(treatment, reference)
+    differences = ours - theirs
+    mean, _ = mean_and_sd(differences)
+    level, n = 1 - alpha / divisor, len(differences)
+    if divisor * smallest_p(n) >= alpha:
+        return Interval(mean, None, None, level, n)
+
+    def rejects(shift: float) -> bool:
+        return divisor * (p if shift == 0 else sign_flip(differences - shift, copy.deepcopy(generator))) < alpha
+
+    span = float(numpy.ptp(differences)) + abs(mean)
+    far_low, far_high = float(differences.min()) - span, float(differences.max()) + span
+    return Interval(mean, _end(rejects, far_low, mean, 0.0), _end(rejects, far_high, mean, 0.0), level, n)
+
+
+def ratio_interval(
+    treatment: ArrayLike,
+    reference: ArrayLike,
+    p: float,
+    generator: numpy.random.Generator,
+    alpha: float = 0.05,
+    divisor: int = 1,
+) -> Interval:
+    """The ratio of the means, reference / treatment, with the ratios r that the same test does not reject.
+
+    A ratio r is rejected where `sign_flip` rejects that reference - r treatment is symmetric about 0. At r = 1 that is
+    the test of the differences, so the interval leaves out 1 exactly where ``divisor * p < alpha``.
+
+    Args and Returns as `shift_interval`; all values of the treatment above 0, none of the reference below 0.
+
+    >>> found = ratio_interval([1.0, 2.0, 3.0, 1.0, 2.0, 3.0], [2.0, 4.0, 6.0, 2.0, 4.0, 9.0], 1 / 32,
+    ...                        numpy.random.default_rng(0))
+    >>> round(found.estimate, 2), round(found.low, 2), round(found.high, 2)
+    (2.25, 2.0, 3.0)
+    """
+    ours, theirs = _pairs(treatment, reference)
+    if not (ours > 0).all() or (theirs < 0).any():
+        raise ValueError("a ratio needs treatment values above 0 and reference values of 0 or more")
+    estimate = math.fsum(theirs) / math.fsum(ours)
+    level, n = 1 - alpha / divisor, len(ours)
+    if divisor * smallest_p(n) >= alpha:
+        return Interval(estimate, None, None, level, n)
+
+    def rejects(ratio: float) -> bool:
+        return divisor * (p if ratio == 1 else sign_flip(theirs - ratio * ours, copy.deepcopy(generator))) < alpha
+
+    far_high = 2 * float((theirs / ours).max()) + 1  # below 0 and above the largest ratio all signs are the same
+    return Interval(estimate, _end(rejects, -1.0, estimate, 1.0), _end(rejects, far_high, estimate, 1.0), level, n)
+
+
+def _end(rejects: Callable[[float], bool], rejected: float, accepted: float, null: float) -> float:
+    """The last value that is not rejected on the way from `accepted` to `rejected`, by bisection.
+
+    `null` is tried first where it lies between them, so that the end is on the same side of it as the test says.
+    """
+    span = abs(accepted - rejected)
+    if min(rejected, accepted) < null < max(rejected, accepted):
+        if rejects(null):
+            rejected = null
+        else:
+            accepted = null
+    while abs(accepted - rejected) > END_ACCURACY * span:
+        middle = (accepted + rejected) / 2
+        if middle in (accepted, rejected):
+            break
+        if rejects(middle):
+            rejected = middle
+        else:
+            accepted = middle
+    return accepted
 
 
 def _correlation(x: NDArray[numpy.float64], y: NDArray[numpy.float64]) -> float | None:

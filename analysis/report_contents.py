@@ -50,11 +50,7 @@ def _level(intervals: Iterable[Interval | None], otherwise: float = 0.95) -> str
     ('99 % CI', '95 % CI')
     """
     level = next((interval.level for interval in intervals if interval is not None), otherwise)
-    return f"{100 * level:g} % CI"
-
-
-def _level_of_tests(rows: Iterable[TestRow]) -> str:
-    return _level(row.estimate for row in rows)
+    return f"{100 * level:.3g} % CI"
 
 
 def _won(row: TestRow) -> str:
@@ -89,14 +85,14 @@ def _counted(value: int | None) -> str:
 
 
 def difference(row: TestRow) -> Cell:
-    """The estimate of a test in the unit of its endpoint, with its n."""
+    """The estimate of a test in the unit of its endpoint with the interval that its word rests on, n and the level."""
     form: Callable[[float | None], str] = number
     if row.endpoint in ("loss_at_equal_samples", "loss_at_equal_seconds", "macro_f1", "accuracy"):
         form = _gap
-    cell = between(row.estimate, form)
-    if row.estimate is None:
+    cell = between(row.deciding, form)
+    if row.deciding is None:
         return cell
-    return Cell(f"{cell.text} {row.unit}".strip(), cell.small)
+    return Cell(f"{cell.text} {row.unit}".strip(), f"{cell.small}, {_level([row.deciding])}")
 
 
 def word(text: str) -> Cell:
@@ -240,17 +236,16 @@ def _beside(cell: Cell, what: str, second: float | None, unit: str) -> Cell:
 
 def comparisons(results: Results) -> Table:
     """Table 2: every comparison with its test, correction, margin and verdict."""
-    level = _level_of_tests(results.tests)
     columns = (
         Column("comparison", numeric=False),
         Column("endpoint", numeric=False),
         Column("family", numeric=False),
         Column("reference"),
         Column("treatment"),
-        Column(f"difference [{level}]"),
+        Column("difference [CI]"),
         Column("d_z"),
-        Column(f"speed-up [{level}]"),
-        Column(f"share won [{level}]"),
+        Column("ratio of mean times [CI]"),
+        Column(f"share won [{_level(row.share for row in results.tests)}]"),
         Column("p"),
         Column("p, Holm"),
         Column("p, t test"),
@@ -276,7 +271,7 @@ def comparisons(results: Results) -> Table:
                 Cell(form(row.treatment_mean)),
                 difference(row),
                 Cell(MISSING if row.effect is None else f"{row.effect:.2f}"),
-                between(None if row.speed_up is None else row.speed_up.ratio, ratio),
+                between(None if row.times is None else row.times.ratio, ratio),
                 Cell(share.text, _won(row) + ", convincing" * bool(row.convincing) if row.share is not None else ""),
                 Cell(p_value(row.p)),
                 Cell(p_value(row.p_holm)),
@@ -293,12 +288,14 @@ def comparisons(results: Results) -> Table:
         columns,
         tuple(rows),
         results.tests,
-        f"Difference: treatment - reference over seeds; below 0 is better for losses and times. Test: {names}; "
+        f"Difference: treatment - reference over seeds; below 0 is better for losses and times. Test: {names}; its "
+        "interval holds the differences that it does not reject at the level at which Holm's method judges the row. "
+        "Where the verdict rests on the margin, the interval is that of the equivalence test. "
         "Holm's correction within a family, whose size is in brackets: one endpoint in one group, and all comparisons "
         "with the baseline. Secondary: corrected, but not registered. Times are compared up to the second in their "
-        "row: a pair in which neither got there by then is even and counts one half. Speed-up: of the pairs in which "
-        "both got there. A share won is convincing above 75 % with its interval above one half. Non-inferiority: the "
-        "side of the equivalence test that says not worse by more than the margin.",
+        "row: a pair in which neither got there by then is even and counts one half. Their ratio is reference / "
+        "treatment, at the level of the difference. A share won is convincing above 75 % with its interval above one "
+        "half. Non-inferiority: the side of the equivalence test that says not worse by more than the margin.",
         narrow=True,
     )
 
@@ -308,7 +305,7 @@ def first_tests(results: Results, most: int = 6) -> Table:
     columns = (
         Column("comparison", numeric=False),
         Column("endpoint", numeric=False),
-        Column(f"difference [{_level_of_tests(results.tests)}]"),
+        Column("difference [CI]"),
         Column("p"),
         Column("p, Holm"),
         Column("margin"),
@@ -320,12 +317,10 @@ def first_tests(results: Results, most: int = 6) -> Table:
     for row in ordered:
         small = row.family
         shown = difference(row) if row.estimate is not None else Cell(MISSING, row.reason)
-        if row.speed_up is not None and row.estimate is not None:
+        if row.times is not None and row.estimate is not None:
             won = f"won {_won(row)}"
-            faster = row.speed_up.ratio
-            if faster is not None:
-                of_all = "" if faster.n == row.n else f" (n = {faster.n})"
-                won = f"{between(faster, ratio).text} sooner{of_all}, {won}"
+            if row.times.ratio is not None:
+                won = f"{between(row.times.ratio, ratio).text} in mean time, {won}"
             shown = Cell(shown.text, "; ".join(part for part in (shown.small, won) if part))
         rows.append(
             (

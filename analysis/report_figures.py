@@ -408,8 +408,7 @@ def delay_gaps(cast: Cast, items: Sequence[DelayGap], margin: float | None = Non
     axes.set_xlim(0, 1.15 * max([item.delay_p95 for item in items] + [1.0]))
     axes.xaxis.set_major_locator(MaxNLocator(7))
     sizes = sorted({item.gap.n for item in items})
-    level = f"{100 * items[0].gap.level:g} %"
-    caption = f"Above 0: worse than the reference of its group. Mean with its {level} t interval, {in_all(sizes)}. "
+    caption = f"Above 0: worse than the reference of its group. Mean with the interval of its test, {in_all(sizes)}. "
     caption += "Numbers: workers."
     if margin is not None:
         caption += f" Shaded: the declared margin, {margin:g} nats."

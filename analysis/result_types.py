@@ -20,6 +20,9 @@ no registration that stands, or the target was chosen after the fact."""
 Level = Literal["good", "warning", "bad", "unknown"]
 """How a line of the trust box is to be read: as it should be, to be careful with, wrong, or not known."""
 
+RESTS_ON_MARGIN = ("equivalent", "different but negligible")
+"""The verdicts that an equivalence test against a margin gives."""
+
 FROM_SCRATCH = "from scratch: not STILT"
 """The mark that runs from random weights carry everywhere."""
 
@@ -121,6 +124,10 @@ class RestrictedTimes:
     reference_later: int
     common: bool = False
     """Whether `budget` is what every run was given."""
+    ratio: Interval | None = None
+    """Mean of min(time, budget), reference / treatment; above 1: the treatment is sooner. Its interval is that of the
+    test of the difference, so that it leaves out 1 exactly where the row's `estimate` leaves out 0. None where nothing
+    is shown, or a run was there from the start."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,12 +164,13 @@ class TestRow:
     family_size: int
     """Comparisons that Holm's correction is over."""
     alpha: float
-    """Level of the verdict; the row's intervals have level 1 - alpha."""
+    """Level of the verdict, before Holm's correction."""
     n: int
     """Complete pairs (seeds)."""
     estimate: Interval | None
-    """Mean paired difference, treatment - reference, with its t interval; None without a pair, and where all values are
-    what runs without a result are counted as."""
+    """Mean paired difference, treatment - reference, with the differences that the sign-flip test does not reject at
+    the level at which Holm's method judges this row: it leaves out 0 exactly where `p_holm` is below `alpha`. None
+    without a pair, where no difference varies, and where all values are what runs without a result are counted as."""
     reference_mean: float | None
     treatment_mean: float | None
     relative: float | None
@@ -201,6 +209,13 @@ class TestRow:
     reason: str
     notes: tuple[str, ...]
     """What limits this row: diverged k/n, blocks dropped, oversubscription, from scratch, budget of the restriction."""
+
+    @property
+    def deciding(self) -> Interval | None:
+        """The interval that `word` rests on: the equivalence test's where it rests on the margin, else `estimate`'s."""
+        if self.equivalence is not None and self.word in RESTS_ON_MARGIN:
+            return self.equivalence.interval90
+        return self.estimate
 
 
 @dataclasses.dataclass(frozen=True)

@@ -76,7 +76,8 @@ def verdict(
     """Say in one word what `n` pairs have shown about treatment - reference.
 
     Fewer than `minimum` pairs: *too few seeds*. The 1 - 2 alpha interval inside ±margin: *equivalent*, or *different
-    but negligible* if also p_Holm < alpha. Otherwise p_Holm < alpha: *better* or *worse*. Else *undecided*, which is
+    but negligible* if also p_Holm < alpha and that interval leaves out 0 (it is a t interval: with an outlier the exact
+    test may reject 0 where it does not). Otherwise p_Holm < alpha: *better* or *worse*. Else *undecided*, which is
     no statement of equality; its reason names the difference that so many pairs could have found.
 
     Args:
@@ -105,7 +106,7 @@ def verdict(
     if margin is not None and _is_inside(interval90, margin, alpha):
         ends = f"[{short(interval90.low or 0.0)}, {short(interval90.high or 0.0)}]"
         inside = f"the {100 * (1 - 2 * alpha):g} % interval {ends} lies inside ±{short(margin)}"
-        if differs:
+        if differs and not (interval90.low or 0.0) <= 0 <= (interval90.high or 0.0):
             return Verdict("different but negligible", f"{p_text}, but {inside}")
         return Verdict("equivalent", f"{inside}; {p_text}")
     if differs:

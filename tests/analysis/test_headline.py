@@ -4,15 +4,20 @@ import dataclasses
 import json
 from pathlib import Path
 
+import numpy
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from made_results import full
 from reading import ASYNC, SYNC, results_of, row_of, trust_of
 from synthetic import STRAGGLER, SyntheticArm, edit_json, planned, straight, write_finetuning, write_study
 
+from analysis.intervals import Interval
+from analysis.judging import Paired, Question, judge
 from analysis.report_cast import Cast
 from analysis.report_contents import comparisons, conditions, first_tests
 from analysis.report_figures import time_to_target
-from analysis.result_types import Interval, ReachedCurve, ReachedPanel, RestrictedTimes, Results
+from analysis.result_types import ReachedCurve, ReachedPanel, RestrictedTimes, Results
 
 GROUP = f"4 workers, virtual clock, {STRAGGLER}"
 
@@ -38,14 +43,17 @@ def ends_early(missing: int):
 def test_times_are_told_up_to_the_end_of_the_first_run_that_missed_the_target(tmp_path):
     found = study_of(tmp_path, *ends_early(2))
     row = row_of(found, "time_to_target")
-    assert row.times == RestrictedTimes(10.0, True, 6, 0, 0, 8)
+    assert row.times is not None
+    assert dataclasses.replace(row.times, ratio=None) == RestrictedTimes(10.0, True, 6, 0, 0, 8)
+    assert row.times.ratio is not None
+    assert row.times.ratio.estimate == pytest.approx(10.0 / row.treatment_mean)
     times = [6.0, 6.5, 7.0, 7.5, 8.0, 8.5, 10.0, 10.0]
     assert (row.treatment_mean, row.reference_mean) == pytest.approx((sum(times) / 8, 10.0))
     assert row.word == "better"
     assert found.headlines[0].text.startswith(
         f"async, {GROUP}: sooner at the target than sync: within the first 10.0 virtual s (where the first run that "
         "missed it ended) 6 of 8 async runs reached it and 0 of 8 sync runs (8 later); mean of min(time, 10.0) 7.94 "
-        "against 10.0, difference -2.06 (95 % CI -3.32 to -0.810, p_Holm 0.0312); the final loss"
+        "against 10.0, 2.06 lower (95 % CI 0.750 to 3.33, p_Holm 0.0312); the final loss"
     )
 
 
@@ -66,7 +74,8 @@ def in_seconds(folder: Path, treatment, reference, seconds: float = 10.0) -> Res
 def test_async_that_never_reaches_a_target_that_sync_always_reaches_is_later(tmp_path):
     found = in_seconds(tmp_path, *never_there())
     row, reached = row_of(found, "time_to_target"), row_of(found, "target_reached")
-    assert row.times == RestrictedTimes(10.0, False, 0, 8, 0, 0, common=True)
+    assert row.times is not None
+    assert dataclasses.replace(row.times, ratio=None) == RestrictedTimes(10.0, False, 0, 8, 0, 0, common=True)
     assert (row.word, row.p, row.family) == ("worse", 2 / 2**8, "primary")
     assert (reached.word, reached.p, reached.wins, reached.ties) == ("worse", 2 / 2**8, 0, 0)
     assert reached.estimate is not None
@@ -211,14 +220,17 @@ def test_a_pair_in_which_neither_arrived_while_both_were_watched_is_no_loss(tmp_
     assert (row.speed_up.left_out, row.speed_up.num_pairs) == (2, 8)
 
 
-def test_the_speed_up_says_whose_its_interval_and_whose_its_word_are(tmp_path):
+def test_the_speed_up_has_the_interval_of_the_test_that_its_word_is_from(tmp_path):
     found = study_of(tmp_path, *ends_early(2))
     tile = found.tiles[0]
     assert tile.interval is not None
-    assert (tile.interval.n, tile.word) == (6, "better")
-    assert "in the 6 of 8 pairs in which both got there; the word is of all 8 pairs" in tile.note
+    assert (tile.interval.n, tile.word, tile.text) == (8, "better", "1.26\N{MULTIPLICATION SIGN}")
+    assert tile.interval.low > 1
+    assert "every time up to 10.0 virtual s (6 and 0 of 8 runs of treatment and reference reached it by then)" in (
+        tile.note
+    )
     (first, *_) = first_tests(found).rows
-    assert first[2].small.endswith("sooner (n = 6), won 6 of 8, 2 even")
+    assert first[2].small.endswith("in mean time, won 6 of 8, 2 even")
 
 
 def test_where_nobody_arrived_in_time_there_is_no_difference_and_no_interval(tmp_path):
@@ -238,7 +250,8 @@ def test_runs_that_all_arrive_with_their_last_evaluation_are_compared(tmp_path):
     alike = [straight(6.0, 5.0, seconds=10.0)] * 7
     row = row_of(study_of(tmp_path, [*alike, straight(6.0, 5.0, seconds=9.0)], [*alike, alike[0]]), "time_to_target")
     assert row.estimate is not None
-    assert (row.estimate.estimate, row.ties, row.times) == (-0.125, 7, RestrictedTimes(10.0, False, 8, 8, 0, 0))
+    assert (row.estimate.estimate, row.ties) == (-0.125, 7)
+    assert dataclasses.replace(row.times, ratio=None) == RestrictedTimes(10.0, False, 8, 8, 0, 0)
 
 
 # ---- nothing varied --------------------------------------------------------------------------------------------
@@ -335,10 +348,22 @@ def test_columns_of_intervals_are_headed_by_the_registered_level(tmp_path):
     assert row.speed_up is not None
     assert row.speed_up.ratio is not None
     assert {row.share.level, row.speed_up.ratio.level, row.estimate.level} == {0.9}
+    titles = [column.title for column in comparisons(found).columns]
+    assert {"difference [CI]", "share won [90 % CI]"} <= set(titles)
     for table in (comparisons(found), first_tests(found)):
-        titles = [column.title for column in table.columns]
-        assert "difference [90 % CI]" in titles
-        assert not any("95 %" in title for title in titles)
+        assert not any("95 %" in column.title for column in table.columns)
+        assert any("90 % CI" in cell.small for cell in table.rows[0])
+
+
+def test_an_interval_has_the_level_at_which_holms_method_judges_its_row():
+    far, near, nothing = (-3.0, -2.5, -3.5, -2.0, -3.1, -2.9, -2.8, -3.2), (0.0, 0.1) * 4, (1.0, -1.1) * 4
+    questions = [
+        made_question(tuple(10.0 + value for value in values), alpha=0.05, margin=None, budget=None)
+        for values in (nothing, far, near)
+    ]
+    rows = judge(questions, numpy.random.default_rng(0))
+    assert [row.estimate.level for row in rows] == pytest.approx([1 - 0.05 / 2, 1 - 0.05 / 3, 1 - 0.05 / 2])
+    assert [row.word for row in rows] == ["undecided", "better", "undecided"]
 
 
 # ---- families, tuning --------------------------------------------------------------------------------------------
@@ -441,3 +466,71 @@ def test_the_caption_counts_the_others_only_where_there_are_some_and_calls_the_l
     )
     assert "Reached by 0 of 6 a runs; by all runs of the others. " in drawn(none, every)[0].caption
     assert "Reached by every run. " in drawn(every)[0].caption
+
+
+# ---- intervals and words -----------------------------------------------------------------------------------------
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.lists(st.sampled_from([-3.0, -1.0, -0.5, 0.0, 0.25, 0.5, 1.0, 1.25, 4.0]), min_size=6, max_size=9),
+        min_size=1,
+        max_size=3,
+    ),
+    st.sampled_from([0.05, 0.1, 0.15]),
+    st.sampled_from([None, 0.5, 2.0, 5.0]),
+)
+def test_no_row_has_an_interval_and_a_word_that_disagree(family, alpha, margin):
+    rows = judge(
+        [
+            made_question(tuple(10.0 + value for value in differences), alpha=alpha, margin=margin, budget=budget)
+            for differences in family
+            for budget in (None, 12.0)
+        ],
+        numpy.random.default_rng(0),
+    )
+    for row in rows:
+        found = row.deciding
+        if found is None or found.low is None or found.high is None:
+            assert row.word in ("undecided", "too few seeds")
+            continue
+        assert found.low <= found.estimate <= found.high
+        holds_0 = found.low <= 0 <= found.high
+        if row.word in ("better", "worse"):
+            assert not holds_0
+            assert (found.high < 0) == (row.word == "better")
+        if row.word == "undecided":
+            assert holds_0
+        if row.word == "different but negligible":
+            assert not holds_0
+        if row.word in ("equivalent", "different but negligible"):
+            assert -row.margin < found.low <= found.high < row.margin
+        if row.times is not None and row.times.ratio is not None and row.times.ratio.low is not None:
+            holds_1 = row.times.ratio.low <= 1 <= row.times.ratio.high
+            assert holds_1 == (row.p_holm >= alpha)
+
+
+def made_question(treatment, **other) -> Question:
+    content = {"comparison": "", "treatment": "t", "reference": "r", "group": "g", "label": "", "unit": "nats"}
+    content |= {"family": "f", "kind": "secondary", "lower_is_better": True, "notes": ()}
+    content["values"] = Paired(treatment, (10.0,) * len(treatment))
+    content["endpoint"] = "loss_at_equal_samples" if other["budget"] is None else "time_to_target"
+    return Question(**content | other)
+
+
+def test_a_difference_is_told_with_a_word_and_positive_numbers(tmp_path):
+    reference = [straight(6.0, 5.0, seconds=10.0)] * 8
+    gains = [0.42, 0.43, 0.44, 0.45, 0.46, 0.47, 0.48, 0.49]
+    found = study_of(tmp_path, [straight(6.0, 5.0 - gain, seconds=10.0) for gain in gains], reference)
+    told = "the final loss at equal samples: 0.455 nats lower than sync (95 % CI 0.433 to 0.477, n = 8, p_Holm 0.00781)"
+    assert told in found.headlines[0].text
+
+
+def test_an_interval_that_holds_0_says_which_end_is_on_which_side(tmp_path):
+    gaps = [0.1, -0.1, 0.2, -0.2, 0.3, -0.1, 0.2, -0.3]
+    reference = [straight(6.0, 5.0, seconds=10.0)] * 8
+    found = study_of(tmp_path, [straight(6.0, 5.0 + gap, seconds=10.0) for gap in gaps], reference)
+    row = row_of(found, "loss_at_equal_samples")
+    assert row.word == "undecided"
+    assert "0.0125 nats higher than sync (95 % CI 0.200 lower to 0.200 higher, n = 8" in found.headlines[0].text

@@ -19,6 +19,8 @@ from analysis.paired_tests import (
     Share,
     paired_difference,
     probability_of_improvement,
+    ratio_interval,
+    shift_interval,
     sign_flip,
     tost_independent,
     tost_paired,
@@ -28,6 +30,7 @@ from analysis.power import (
     detectable_effect,
     equivalence_pairs_needed,
     holm,
+    holm_divisors,
     least_p_holm,
     minimum_pairs,
     noether,
@@ -532,3 +535,60 @@ def test_swapped_labels_and_another_direction_swap_better_and_worse(pairs, margi
         words.append(verdict(result.n, estimate, result.p, result.interval90, margin, lower_is_better=lower).word)
     assert words[1] == turn.get(words[0], words[0])
     assert words[2] == words[0]
+
+
+# ---- intervals of the test -----------------------------------------------------------------------------------
+
+
+def subset_means(values: list[float]) -> list[float]:
+    subsets = itertools.chain.from_iterable(itertools.combinations(values, size) for size in range(1, len(values) + 1))
+    return sorted(math.fsum(subset) / len(subset) for subset in subsets)
+
+
+@pytest.mark.parametrize(("n", "alpha", "divisor"), [(6, 0.05, 1), (7, 0.05, 2), (8, 0.05, 1), (9, 0.1, 3)])
+def test_the_interval_of_the_sign_flip_test_ends_at_means_of_subsets(n: int, alpha: float, divisor: int) -> None:
+    reference = generator().normal(6, 1, n)
+    treatment = reference + generator().normal(0.4, 1, n)
+    p = sign_flip(treatment - reference, generator())
+    found = shift_interval(treatment, reference, p, generator(), alpha, divisor)
+    means = subset_means(list(treatment - reference))
+    rank = max(k for k in range(1, 2**n) if divisor * 2 * k / 2**n < alpha)
+    assert (found.low, found.high) == pytest.approx((means[rank - 1], means[-rank]), abs=1e-7)
+    assert found.level == pytest.approx(1 - alpha / divisor)
+
+
+def test_an_interval_that_ends_at_0_holds_it() -> None:
+    values = [0.0, 0.0, 1.0, 2.0, 3.0, 4.0]
+    p = sign_flip(values, generator())
+    assert p >= 0.05
+    found = shift_interval(values, [0.0] * 6, p, generator())
+    assert found.low == 0.0
+
+
+def test_so_few_pairs_have_no_interval_where_nothing_can_be_rejected() -> None:
+    assert shift_interval([1.0] * 5, [0.0, 1.0, 2.0, 0.0, 1.0], 0.0625, generator()).low is None
+    assert ratio_interval([1.0] * 6, [2.0] * 6, 0.03125, generator(), 0.05, 2).high is None
+
+
+def test_the_interval_of_many_pairs_agrees_with_the_p_that_it_is_given() -> None:
+    ours, theirs = generator().normal(0.35, 1, 40), [0.0] * 40
+    for p in (0.049, 0.051):  # whatever patterns were drawn
+        found = shift_interval(ours, theirs, p, generator())
+        assert (found.low <= 0 <= found.high) == (p >= 0.05)
+
+
+def test_the_ratio_is_rejected_with_the_difference() -> None:
+    ours, theirs = generator().uniform(5, 9, (2, 8))
+    p = sign_flip(ours - theirs, generator())
+    for alpha in (p * 0.99, p * 1.01):
+        found = ratio_interval(ours, theirs, p, generator(), alpha)
+        if found.low is not None:
+            assert (found.low <= 1 <= found.high) == (p >= alpha)
+    with pytest.raises(ValueError, match="above 0"):
+        ratio_interval([0.0, 1.0], [1.0, 1.0], 1.0, generator())
+
+
+@given(st.lists(st.sampled_from([0.001, 0.004, 0.01, 0.0125, 0.02, 0.05, 0.3]), min_size=1, max_size=6))
+def test_holms_divisors_decide_as_the_adjusted_p_do(p_values: list[float]) -> None:
+    for p, divisor, adjusted in zip(p_values, holm_divisors(p_values), holm(p_values), strict=True):
+        assert (divisor * p < 0.05) == (adjusted < 0.05)

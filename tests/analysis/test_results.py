@@ -81,7 +81,8 @@ def test_times_to_the_target_are_the_crossings_and_their_exact_test(fast):
 def test_the_headline_says_what_the_primary_row_says(fast):
     (headline,) = fast.headlines
     assert headline.text == (
-        f"async, {GROUP}: reached the target 2.00\N{MULTIPLICATION SIGN} sooner than sync (95 % CI 2.00 to 2.00, "
+        f"async, {GROUP}: reached the target 2.00\N{MULTIPLICATION SIGN} sooner than sync (95 % CI 2.00\N{MULTIPLICATION SIGN} to "
+        "2.00\N{MULTIPLICATION SIGN}, "
         "sooner in 6 of 6 seeds, p_Holm 0.0312); nothing is shown about the final loss at equal samples: "
         "all 6 differences are 0; nothing varied: nothing was measured."
     )
@@ -1000,7 +1001,7 @@ def test_macro_f1_can_be_the_registered_endpoint(tmp_path):
         ("macro_f1", SYNC.name)
     ]
     assert found.headlines[0].text.startswith(
-        f"async, {GROUP}: macro-F1 after fine-tuning: 0.0400 higher than sync (95 % CI 0.0392 to 0.0408, n = 6, "
+        f"async, {GROUP}: macro-F1 after fine-tuning: 0.0400 higher than sync (95 % CI 0.0390 to 0.0410, n = 6, "
         "p_Holm 0.0312)"
     )
 
