@@ -115,16 +115,22 @@ def verdict(
         return Verdict("better" if better else "worse", f"{p_text} < {alpha:g}, {rule} is better")
     found = nothing_to_find(n, num_comparisons, least, alpha)
     if not found:
-        effect = detectable_effect(n, alpha=alpha / num_comparisons)
-        found = (
-            f"with {n} pairs a paired t test at {_level_text(alpha, num_comparisons)} finds differences below "
-            f"{effect:.2f} SD of the differences in less than 80 % of cases"
-        )
+        found = what_could_be_found(n, num_comparisons, alpha)
     return Verdict("undecided", f"{p_text}; {found}")
 
 
-def _level_text(alpha: float, num_comparisons: int) -> str:
-    return f"{alpha:g}" if num_comparisons == 1 else f"{alpha:g} / {num_comparisons}"
+def what_could_be_found(n: int, num_comparisons: int = 1, alpha: float = 0.05) -> str:
+    """The smallest detectable difference in a clause, at the level that the first of a family is judged at.
+
+    >>> what_could_be_found(6, 2)
+    'with 6 pairs this test finds nothing at 0.05 / 2, unless another of its family is found first'
+    """
+    level = f"{alpha:g}" if num_comparisons == 1 else f"{alpha:g} / {num_comparisons}"
+    effect = detectable_effect(n, alpha=alpha / num_comparisons)
+    if math.isinf(effect):
+        return f"with {n} pairs this test finds nothing at {level}, unless another of its family is found first"
+    found = f"a difference of {effect:.2f} SD of the differences in 80 % of studies"
+    return f"with {n} pairs this test at {level} finds {found}"
 
 
 def _is_inside(interval: Interval, margin: float, alpha: float) -> bool:

@@ -430,12 +430,23 @@ def test_power_without_an_effect_is_the_level_and_grows_to_one() -> None:
     assert power_paired(8, 1.2) == pytest.approx(found, abs=0.03)
 
 
-@pytest.mark.parametrize("n", [2, 3, 6, 10, 25])
-def test_the_detectable_effect_has_the_power_and_needs_the_pairs(n: int) -> None:
-    effect = detectable_effect(n, power=0.9, alpha=0.01)
-    assert power_paired(n, effect, 0.01) == pytest.approx(0.9)
-    assert pairs_needed(effect * 1.0001, power=0.9, alpha=0.01) == n
-    assert pairs_needed(effect * 0.9999, power=0.9, alpha=0.01) == n + 1
+@pytest.mark.parametrize(("n", "alpha"), [(6, 0.05), (8, 0.05 / 3), (14, 0.05)])
+def test_the_sign_flip_test_finds_the_detectable_effect_in_80_percent_of_studies(n: int, alpha: float) -> None:
+    draws = np.random.default_rng(11).normal(detectable_effect(n, alpha=alpha), 1.0, (1_500, n))
+    found = np.mean([sign_flip(differences, generator()) < alpha for differences in draws])
+    assert found == pytest.approx(0.8, abs=0.045)  # three standard errors of these studies and of those in it
+
+
+def test_no_effect_is_detectable_where_nothing_can_be_rejected() -> None:
+    assert detectable_effect(5) == math.inf
+    assert detectable_effect(6, alpha=0.05 / 2) == math.inf
+    assert detectable_effect(8, power=0.9) > detectable_effect(8) == detectable_effect(8)
+
+
+@pytest.mark.parametrize("effect", [0.5, 1.0, 2.0])
+def test_the_pairs_needed_have_the_power_and_one_less_has_not(effect: float) -> None:
+    n = pairs_needed(effect)
+    assert power_paired(n - 1, effect) < 0.8 <= power_paired(n, effect)
 
 
 @pytest.mark.parametrize(("comparisons", "alpha"), list(itertools.product((1, 3, 12), (0.01, 0.05, 0.1))))
@@ -484,8 +495,8 @@ def test_a_verdict_says_why() -> None:
     assert few.reason == "5 of the 6 pairs that a verdict needs; the smallest p of 5 pairs is 0.0625"
     assert verdict(7, 0.0, 0.5, ninety(-1, 1), None, minimum=8).word == "too few seeds"
     open_question = verdict(8, 0.1, 0.3, ninety(-0.1, 0.3), 0.05)
-    found = "with 8 pairs a paired t test at 0.05 finds differences below 1.16 SD of the differences in less than 80 %"
-    assert open_question.reason == f"p_Holm = 0.300; {found} of cases"
+    found = "with 8 pairs this test at 0.05 finds a difference of 1.18 SD of the differences in 80 % of studies"
+    assert open_question.reason == f"p_Holm = 0.300; {found}"
     same = verdict(8, 0.01, 0.3, ninety(-0.01, 0.02), 0.05)
     assert same.reason == "the 90 % interval [-0.0100, 0.0200] lies inside ±0.0500; p_Holm = 0.300"
     strict = verdict(10, 0.01, 0.02, Interval(0.01, -0.01, 0.03, 0.98, 10), 0.05, alpha=0.01)
@@ -496,7 +507,7 @@ def test_what_could_have_been_found_is_said_for_the_level_that_holm_tests_at() -
     of_three = verdict(8, 0.1, 0.3, ninety(-0.1, 0.3), None, num_comparisons=3)
     effect = detectable_effect(8, alpha=0.05 / 3)
     assert effect > 1.4 > detectable_effect(8)
-    assert f"a paired t test at 0.05 / 3 finds differences below {effect:.2f} SD" in of_three.reason
+    assert f"this test at 0.05 / 3 finds a difference of {effect:.2f} SD" in of_three.reason
     none = verdict(6, 0.1, 0.0625, ninety(0.05, 0.15), None, num_comparisons=2, least=0.0625)
     told = "no difference of any size can be found with 6 pairs and 2 comparisons (no p_Holm is below 0.0625)"
     assert (none.word, none.reason) == ("undecided", f"p_Holm = 0.0625; {told}")
