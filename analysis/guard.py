@@ -3,136 +3,82 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+from typing import Literal
 
-import numpy
-from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+from numpy.typing import ArrayLike
 
-from analysis.intervals import Refused, check_level, finite_values, mean_and_sd
+from analysis.intervals import Interval, Refused, check_paired, finite_values, short
+from analysis.paired_tests import tost_independent, tost_paired
 
-
-def olympic(times: ArrayLike) -> float:
-    """The mean without the best and the worst.
-
-    Raises:
-        ValueError: for fewer than 3 values, or one that is not finite.
-
-    >>> olympic([3.0, 100.0, 5.0, 4.0])
-    4.5
-    """
-    kept = _kept(times, "times")
-    return math.fsum(kept) / len(kept)
-
-
-def _kept(times: ArrayLike, name: str) -> NDArray[numpy.float64]:
-    sample = numpy.sort(finite_values(times, name))
-    if len(sample) < 3:
-        raise ValueError(f"without the best and the worst nothing is left of {len(sample)} {name}; give 3 or more")
-    return sample[1:-1]
+MINIMUM_RUNS = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Guard:
-    """S12: whether new runs converge neither faster nor slower than the reference."""
+    """S12: whether new runs were shown to converge as the reference does."""
 
-    passed: bool
-    new_mean: float
-    """Olympic; of runs on the same seeds the plain one."""
-    reference_mean: float
-    p_faster: float
-    """One-sided: of "not faster than the reference"."""
-    p_slower: float
+    word: Literal["passed", "not shown", "failed"]
+    """passed: the difference was shown to be within the tolerance. failed: it was shown to be outside of it. not shown:
+    neither, which is no pass."""
+    difference: Interval
+    """new - reference, with the 1 - 2 alpha interval; without ends where no difference varies."""
+    p: float | None
+    """Of the equivalence test; None where no difference varies."""
     reason: str
 
 
-def reference_convergence(new: ArrayLike, reference: ArrayLike, alpha: float = 0.05) -> Guard | Refused:
-    """S12: compare the samples (or updates) to a target of `new` runs with those of twice as many `reference` runs.
+def convergence(
+    new: ArrayLike, reference: ArrayLike, tolerance: float, alpha: float = 0.05, *, paired: bool
+) -> Guard | Refused:
+    """S12: do `new` runs need as many samples (or updates) to one loss as `reference` runs, to within `tolerance`?
 
-    MLPerf's reference convergence points, both ways: a one-sided pooled t test on means, and standard deviations,
-    without the best and the worst; passed when neither side has p <= alpha. Faster than the reference is as suspect as
-    slower: a synchronous run is the same computation as one process with the same global batch.
-
-    Leaving out the extremes makes the standard deviations too small, so that false alarms are more frequent than alpha:
-    about 8 % on each side at alpha = 0.05, for 3, 5 or 10 new runs (4,000 simulations of normal times).
+    Two one-sided t tests (TOST): the guard passes when the 1 - 2 alpha interval of the difference lies inside
+    ±`tolerance`. Few or noisy runs therefore do not pass it, where a test of the difference would find nothing and let
+    them through. Faster than the reference is as suspect as slower: a synchronous run is the same computation as one
+    process that accumulates the workers' batches. On the same seeds the two differ by rounding only. Where they do not
+    differ at all, or by the same on every seed, there is no noise to test against, and the difference itself decides.
 
     Args:
-        new: samples to the target of the runs to be checked (N).
-        reference: the same of the reference (M).
+        new, reference: samples to the loss, one per run; with `paired` one of each per seed, in the same order.
+        tolerance: above 0, in their unit, e.g. the samples of one update.
+        paired: whether the runs are pairs by seed.
     Returns:
-        The guard; `Refused` with fewer than 3 new runs, or fewer than 2 N reference runs.
+        The guard; `Refused` for fewer than 3 runs on one side.
     Raises:
-        ValueError: for values that are not finite.
+        ValueError: for values that are not finite, lengths of pairs that differ, or a tolerance that is not above 0.
 
-    >>> reference_convergence([10, 11, 12], [10, 11, 12, 10, 11, 12]).passed
-    True
+    >>> convergence([100, 203, 298], [101, 200, 300], tolerance=16, paired=True).reason
+    '200.333 against 200.333 on 3 common seeds; the 90 % interval of the difference [-4.46, 4.46] lies inside ±16.0'
+    >>> convergence([140, 243, 338], [101, 200, 300], tolerance=16, paired=True).word
+    'failed'
+    >>> convergence([150, 203, 248], [101, 200, 300], tolerance=16, paired=True).word
+    'not shown'
 
     References:
-        mlcommons/logging, rcp_checker.py; the standard deviations there divide by n, here by n - 1.
+        Schuirmann, J. Pharmacokinetics and Biopharmaceutics, 1987. MLPerf's rcp_checker instead passes what a t test
+        does not reject.
     """
-    check_level(alpha)
     ours, theirs = finite_values(new, "new"), finite_values(reference, "reference")
-    if len(ours) < 3:
-        return Refused(f"{len(ours)} new runs; the guard needs 3")
-    if len(theirs) < 2 * len(ours):
-        return Refused(f"{len(theirs)} reference runs for {len(ours)} new ones; the guard needs {2 * len(ours)}")
-    kept, kept_reference = _kept(ours, "new"), _kept(theirs, "reference")
-    (mean, sd), (reference_mean, reference_sd) = mean_and_sd(kept), mean_and_sd(kept_reference)
-    n, m = len(kept), len(kept_reference)
-    squares = (m - 1) * reference_sd**2 + ((n - 1) * sd**2 if n > 1 else 0.0)
-    error = math.sqrt(squares / (n + m - 2) * (1 / n + 1 / m))
-    if error > 0:
-        p_slower = float(stats.t.sf((mean - reference_mean) / error, n + m - 2))
-        p_faster = float(stats.t.cdf((mean - reference_mean) / error, n + m - 2))
+    if paired:
+        check_paired(len(ours), len(theirs))
+    fewest = min(len(ours), len(theirs))
+    if fewest < MINIMUM_RUNS:
+        return Refused(f"{fewest} {'common seeds' if paired else 'runs'}; the guard needs {MINIMUM_RUNS}")
+    found = (tost_paired if paired else tost_independent)(ours, theirs, tolerance, alpha)
+    difference = found.interval90
+    low = difference.estimate if difference.low is None else difference.low
+    high = difference.estimate if difference.high is None else difference.high
+    seeds = f"on {len(ours)} common seeds" if paired else f"in {len(ours)} and {len(theirs)} runs"
+    told = f"{ours.mean():.6g} against {theirs.mean():.6g} {seeds}; "
+    if difference.low is None:
+        told += f"the difference, {short(difference.estimate)} in all of them,"
     else:
-        p_slower = 0.0 if mean > reference_mean else 1.0
-        p_faster = 0.0 if mean < reference_mean else 1.0
-    word = "faster" if p_faster <= alpha else "slower" if p_slower <= alpha else ""
-    told = _told(word, mean, reference_mean, min(p_faster, p_slower), alpha)
-    return Guard(not word, mean, reference_mean, p_faster, p_slower, told)
-
-
-def paired_convergence(new: ArrayLike, reference: ArrayLike, tolerance: float, alpha: float = 0.05) -> Guard | Refused:
-    """S12 on the same seeds: paired one-sided t tests of the samples (or updates) to one loss, both ways.
-
-    A synchronous run and one process with its global batch start from the same weights and see the same texts, so that
-    runs of one seed are no independent samples, as `reference_convergence` wants them. Where the process accumulates
-    the workers' batches they differ by rounding only, which may be significant and is still nothing: below `tolerance`
-    no difference counts.
-
-    Args:
-        new, reference: one of each per seed (S), in the same order.
-        tolerance: in their unit, e.g. the samples of one update.
-    Returns:
-        The guard, with plain means; `Refused` for fewer than 3 seeds.
-    Raises:
-        ValueError: for values that are not finite, or lengths that differ.
-
-    >>> paired_convergence([100, 203, 298], [101, 200, 300], tolerance=16).reason
-    '200.333 against 200.333 on 3 common seeds, neither faster nor slower at 0.05'
-    >>> paired_convergence([140, 243, 338], [101, 200, 300], tolerance=16).passed
-    False
-    """
-    check_level(alpha)
-    ours, theirs = finite_values(new, "new"), finite_values(reference, "reference")
-    if len(ours) != len(theirs):
-        raise ValueError(f"{len(ours)} new and {len(theirs)} reference runs; give one of each per seed")
-    if len(ours) < 3:
-        return Refused(f"{len(ours)} common seeds; the guard needs 3")
-    n = len(ours)
-    mean, sd = mean_and_sd(ours - theirs)
-    if sd > 0:
-        p_slower = float(stats.t.sf(mean / sd * math.sqrt(n), n - 1))
-    else:
-        p_slower = 0.0 if mean > 0 else 1.0 if mean < 0 else 0.5
-    p_faster = 1.0 - p_slower
-    word = "" if abs(mean) <= tolerance else "faster" if p_faster <= alpha else "slower" if p_slower <= alpha else ""
-    our_mean, their_mean = math.fsum(ours) / n, math.fsum(theirs) / n
-    told = _told(word, our_mean, their_mean, min(p_faster, p_slower), alpha, f" on {n} common seeds")
-    return Guard(not word, our_mean, their_mean, p_faster, p_slower, told)
-
-
-def _told(word: str, mean: float, reference_mean: float, p: float, alpha: float, on: str = "") -> str:
-    if word:
-        return f"{word} than the reference: {mean:.6g} against {reference_mean:.6g}{on}, p = {p:.3g}"
-    return f"{mean:.6g} against {reference_mean:.6g}{on}, neither faster nor slower at {alpha:g}"
+        told += f"the {100 * difference.level:g} % interval of the difference [{short(low)}, {short(high)}]"
+    if -tolerance < low and high < tolerance:
+        return Guard("passed", difference, found.p, f"{told} lies inside ±{short(tolerance)}")
+    if low > tolerance or high < -tolerance:
+        side = "slower" if low > tolerance else "faster"
+        return Guard(
+            "failed", difference, found.p, f"{side} than the reference: {told} lies outside ±{short(tolerance)}"
+        )
+    return Guard("not shown", difference, found.p, f"{told} does not lie inside ±{short(tolerance)}")

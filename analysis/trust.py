@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -11,7 +12,7 @@ from analysis.curves import common_seconds, curve_of, time_to
 from analysis.descriptions import Scope
 from analysis.downstream import num_predicted_classes
 from analysis.endpoints import seconds_unit
-from analysis.guard import Guard, paired_convergence, reference_convergence
+from analysis.guard import MINIMUM_RUNS, Guard, convergence
 from analysis.intervals import Refused, short
 from analysis.power import detectable_effect
 from analysis.result_types import (
@@ -25,7 +26,7 @@ from analysis.result_types import (
 )
 from analysis.study_tables import learning_rate_of
 from analysis.study_types import MEASURED, VIRTUAL, Study, StudyRun, clocks_of, summary_of
-from analysis.verdicts import MINIMUM_PAIRS, nothing_to_find
+from analysis.verdicts import MINIMUM_PAIRS, nothing_to_find, what_could_be_found
 from asyncsgd.plan import BASELINE
 
 # ---- the trust box -----------------------------------------------------------------------------------------
@@ -66,8 +67,7 @@ def trust_of(
 def _guard_item(study: Study, scope: Scope) -> TrustItem:
     """S12: every synchronous arm against one process with the same global batch and rate, by samples to one loss."""
     title = "sync guard"
-    passed: list[str] = []
-    failed: list[str] = []
+    told: dict[str, list[str]] = {"failed": [], "not shown": [], "passed": []}
     not_run: list[str] = []
     alone: list[str] = []
     for arm in study.arms:
@@ -83,21 +83,24 @@ def _guard_item(study: Study, scope: Scope) -> TrustItem:
         rates = {one.name: learning_rate_of(study, one) for one in others}
         same = [one for one in others if rates[one.name] == rate]
         if others and not same:
-            told = ", ".join(f"{name} {'-' if value is None else f'{value:g}'}" for name, value in rates.items())
+            others_rates = ", ".join(f"{name} {'-' if one is None else f'{one:g}'}" for name, one in rates.items())
             shown = "-" if rate is None else f"{rate:g}"
-            not_run.append(f"{arm.name}: the learning rates differ ({shown}; {told})")
+            not_run.append(f"{arm.name}: the learning rates differ ({shown}; {others_rates})")
         for one in same:
             found = _guarded(scope.usable[arm.name], scope.usable[one.name], group.target, batch)
-            into = not_run if isinstance(found, Refused) else passed if found.passed else failed
+            into = not_run if isinstance(found, Refused) else told[found.word]
             into.append(f"{arm.name} against {one.name}, {batch} samples an update: {found.reason}")
-    detail = [*failed, *passed, *(f"not run: {reason}" for reason in not_run)]
+    detail = [*(text for texts in told.values() for text in texts), *(f"not run: {reason}" for reason in not_run)]
     if alone:
         detail.append(f"no one-process arm has the global batch of {', '.join(alone)}")
-    if not failed and not passed:
+    number = sum(map(len, told.values()))
+    if not number:
         return TrustItem(title, "not run", "unknown", "; ".join(detail) or "there is no sync arm")
-    number = len(failed) + len(passed)
-    value = "passed" if not failed else "failed" if number == 1 else f"failed for {len(failed)} of {number} arms"
-    return TrustItem(title, value, "bad" if failed else "good", "; ".join(detail))
+    value = next(word for word, texts in told.items() if texts)  # the worst of them
+    level: Level = {"failed": "bad", "not shown": "warning", "passed": "good"}[value]  # type: ignore[assignment]
+    if value != "passed" and number > 1:
+        value = f"{value} for {len(told[value])} of {number} arms"
+    return TrustItem(title, value, level, "; ".join(detail))
 
 
 def _guarded(
@@ -121,10 +124,11 @@ def _guarded(
         return Refused("a run never gets below its first loss")
     ours, theirs = ({run.seed: time_to(run, goal, "total_samples")[0] for run in side} for side in (new, reference))
     common = [seed for seed in ours if seed in theirs]
-    if len(common) >= 3:
-        found = paired_convergence([ours[seed] for seed in common], [theirs[seed] for seed in common], batch)
+    if len(common) >= MINIMUM_RUNS:
+        found = convergence([ours[seed] for seed in common], [theirs[seed] for seed in common], batch, paired=True)
     else:
-        found = reference_convergence(list(ours.values()), [theirs[seed] for seed in theirs if seed not in ours])
+        others = [theirs[seed] for seed in theirs if seed not in ours]
+        found = convergence(list(ours.values()), others, batch, paired=False) if others else Refused("no other seeds")
     return dataclasses.replace(found, reason=f"samples to {told}, {goal:.4g}: {found.reason}")
 
 
@@ -217,14 +221,15 @@ def _detectable_item(tests: Sequence[TestRow]) -> TrustItem:
     hopeless = nothing_to_find(row.n, row.family_size, row.least_p_holm or 0.0, row.alpha)
     if hopeless:
         return TrustItem(title, "none of any size", "bad", f"{hopeless}, {row.endpoint_label}")
-    # Holm's method has to reject the first of the family at alpha / m; the exact test needs about as much as this one
+    # Holm's method has to reject the first of the family at alpha / m
     effect = detectable_effect(row.n, alpha=row.alpha / row.family_size)
+    detail = f"{what_could_be_found(row.n, row.family_size, row.alpha)}, {row.endpoint_label}"
+    if math.isinf(effect):
+        return TrustItem(title, "none alone", "bad", detail)
     value = f"{effect:.2f} SD of the differences"
     if row.effect and row.estimate is not None:
         spread = abs(row.estimate.estimate / row.effect)
         value += f", {short(effect * spread)} {row.unit}"
-    level = f"{row.alpha:g}" + f" / {row.family_size}" * (row.family_size > 1)
-    detail = f"80 % power of a paired t test at {level} with {row.n} pairs, {row.endpoint_label}"
     return TrustItem(title, value, "good", detail)
 
 

@@ -620,9 +620,9 @@ def full(seed=0):
             TrustItem("Seeds", "8, as declared", "good", ""),
             TrustItem(
                 "Smallest detectable difference",
-                "1.16 SD of the differences",
+                "1.18 SD of the differences, 0.00950 nats",
                 "good",
-                "with 80 % power at level 0.05; here 0.0093 nats",
+                "with 8 pairs this test at 0.05 finds a difference of 1.18 SD of the differences in 80 % of studies",
             ),
             TrustItem(
                 "Clock",

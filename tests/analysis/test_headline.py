@@ -319,8 +319,8 @@ def test_a_margin_means_nothing_where_the_reference_did_not_improve(tmp_path):
 @pytest.mark.parametrize(
     ("alpha", "value", "detail"),
     [
-        (0.05, "1.16 SD of the differences", "80 % power of a paired t test at 0.05 with 8 pairs"),
-        (0.01, "1.60 SD of the differences", "80 % power of a paired t test at 0.01 with 8 pairs"),
+        (0.05, "1.18 SD of the differences", "with 8 pairs this test at 0.05 finds a difference of 1.18 SD"),
+        (0.01, "1.91 SD of the differences", "with 8 pairs this test at 0.01 finds a difference of 1.91 SD"),
         (0.005, "none of any size", "no difference of any size can be found with 8 pairs (no p_Holm is below 0.00781)"),
     ],
 )
