@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -329,26 +330,37 @@ def _throughput_tile(comparison: Comparison, generator: numpy.random.Generator) 
 
 
 def _delay_tile(comparison: Comparison, delays: Sequence[DelayHistogram]) -> Tile:
-    by_arm = {histogram.arm: histogram for histogram in delays}
-    ours, theirs = by_arm.get(comparison.treatment.name), by_arm.get(comparison.reference.name)
-    per_run = [_delay_p95(pair.treatment) for pair in comparison.pairs]
-    known = [value for value in per_run if value is not None]
-    if ours is None or ours.p95 is None:
-        if not known:
-            return Tile("delay p95", "-", None, "", "updates", "not measured", "no run recorded a delay")
-        p95 = t_interval(known).estimate
-    else:
-        p95 = ours.p95
-    interval = t_interval(known) if known else None
-    against = None if theirs is None else theirs.p95
+    known = [value for pair in comparison.pairs if (value := _delay_p95(pair.treatment)) is not None]
+    their = [value for pair in comparison.pairs if (value := _delay_p95(pair.reference)) is not None]
+    pooled = {histogram.arm: histogram.p95 for histogram in delays}
+    found = _delay_interval(known, pooled.get(comparison.treatment.name))
+    if found is None:
+        return Tile("delay p95", "-", None, "", "updates", "not measured", "no run recorded a delay")
+    against = _delay_interval(their, pooled.get(comparison.reference.name))
+    p95 = found.estimate
     if against is None:
         word = "not compared"
     else:
-        word = "same" if p95 == against else "higher" if p95 > against else "lower"
-    beside = "-" if against is None else short(against)
+        word = "same" if p95 == against.estimate else "higher" if p95 > against.estimate else "lower"
+    beside = "-" if against is None else short(against.estimate)
     note = f"{comparison.treatment.algorithm}; {comparison.reference.algorithm}: {beside}"
-    text = "" if interval is None else _interval_text(interval)
-    return Tile("delay p95", short(p95), interval, text, "updates", word, note)
+    note += "; mean over the runs" if known else "; of all runs together"
+    if found.low is None:
+        note += f"; the same in all {len(known)}" if len(known) > 1 else ""
+        return Tile("delay p95", short(p95), None, "", "updates", word, note)
+    return Tile("delay p95", short(p95), found, _interval_text(found), "updates", word, note)
+
+
+def _delay_interval(per_run: Sequence[float], pooled: float | None) -> Interval | None:
+    """The mean of the runs' percentiles with its t interval; without ends where they do not vary.
+
+    On a clock without chance every run has the same delays, and an interval without width would say that something had
+    been measured. Where no summary has a percentile, that of all gradients of all runs, which has no interval.
+    """
+    if not per_run:
+        return None if pooled is None else Interval(pooled, None, None, 0.95, 0)
+    found = t_interval(per_run)
+    return dataclasses.replace(found, low=None, high=None) if max(per_run) == min(per_run) else found
 
 
 def _delay_p95(run: StudyRun) -> float | None:

@@ -81,8 +81,8 @@ def test_times_to_the_target_are_the_crossings_and_their_exact_test(fast):
 def test_the_headline_says_what_the_primary_row_says(fast):
     (headline,) = fast.headlines
     assert headline.text == (
-        f"async, {GROUP}: reached the target 2.00\N{MULTIPLICATION SIGN} sooner than sync (95 % CI 2.00\N{MULTIPLICATION SIGN} to "
-        "2.00\N{MULTIPLICATION SIGN}, "
+        f"async, {GROUP}: reached the target 2.00\N{MULTIPLICATION SIGN} sooner than sync (95 % CI "
+        "2.00\N{MULTIPLICATION SIGN} to 2.00\N{MULTIPLICATION SIGN}, "
         "sooner in 6 of 6 seeds, p_Holm 0.0312); nothing is shown about the final loss at equal samples: "
         "all 6 differences are 0; nothing varied: nothing was measured."
     )
@@ -632,6 +632,19 @@ def test_delays_are_counted_over_the_applied_gradients_of_all_runs(tmp_path):
     assert (found.tiles[3].text, found.tiles[3].word) == ("6.00", "higher")
     (row,) = [row for row in found.table if row.arm == ASYNC.name]
     assert (row.compute_share, row.wait_share, row.communication_share) == pytest.approx((0.7, 0.2, 0.1))
+    # every run has the same delays: there is no noise, so no interval
+    assert (found.tiles[3].interval, found.tiles[3].interval_text) == (None, "")
+    assert found.tiles[3].note.endswith("mean over the runs; the same in all 2")
+
+
+def test_the_interval_of_the_delay_is_that_of_its_estimate(tmp_path):
+    curves = twice_as_fast(3)
+    write_study(tmp_path, curves, [SYNC, ASYNC], delays={SYNC.name: [0, 0], ASYNC.name: [1, 1]})
+    for number, p95 in enumerate((3, 4, 8)):
+        edit_json(tmp_path / "test" / ASYNC.name / f"s{100 + number}" / "summary.json", delay={"p95": p95})
+    tile = results_of(tmp_path).tiles[3]
+    assert (tile.text, tile.interval.estimate) == ("5.00", 5.0)
+    assert tile.interval.low < 5.0 < tile.interval.high
 
 
 def test_timelines_show_the_same_window_of_a_sync_and_an_async_run(tmp_path):
@@ -851,10 +864,20 @@ def test_sync_is_checked_against_one_process_with_the_same_global_batch(tmp_path
     item = trust_of(found, "sync guard")
     assert (item.value, item.level) == (value, {"passed": "good", "failed": "bad"}[value])
     assert item.detail.startswith("sync-w4-virtual against single-w1, 64 samples an update: samples to the target, 5: ")
-    told = {"passed": "on 6 common seeds, neither faster nor slower at 0.05", "failed": "on 6 common seeds, p = "}[
-        value
-    ]
-    assert told in item.detail
+    told = {"passed": "on 6 common seeds; the difference, 0 in all of them, lies inside ±64.0", "failed": "slower than"}
+    assert told[value] in item.detail
+
+
+def test_a_guard_that_shows_nothing_is_not_passed(tmp_path):
+    single = SyntheticArm("single", 1, "measured", None, batch_size=64)
+    ends = [4.0, 5.0, 4.9, 4.1, 4.2, 4.8]
+    curves = {
+        SYNC.name: [straight(6.0, end, seconds=10.0, samples=1600) for end in ends],
+        single.name: [straight(6.0, end, seconds=10.0, samples=1600) for end in reversed(ends)],
+    }
+    value, level, detail = guarded_study(tmp_path, curves, [SYNC, single])
+    assert (value, level) == ("not shown", "warning")
+    assert "does not lie inside ±64.0" in detail
 
 
 def guarded_study(folder: Path, curves: dict[str, list], arms: list[SyntheticArm]) -> tuple[str, str, str]:
@@ -874,7 +897,7 @@ def test_the_guard_takes_the_one_process_arm_with_the_same_global_batch_and_name
     assert (value, level) == ("passed", "good")
     assert detail == (
         "sync-w2 against single-w1, 16 samples an update: samples to the target, 4.124: 1520.11 against 1520.11 on 6 "
-        "common seeds, neither faster nor slower at 0.05; no one-process arm has the global batch of "
+        "common seeds; the difference, 0 in all of them, lies inside ±16.0; no one-process arm has the global batch of "
         "sync-w4-virtual (32)"
     )
     rows = results_of(tmp_path).tests
