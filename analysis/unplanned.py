@@ -170,7 +170,11 @@ def _algorithm(condition: Condition) -> str:
     ('ringmaster', 'single')
     >>> _algorithm(Condition("async", "synchronous", 4, 16, True)), _algorithm(Condition("async", None, 4, 16))
     ('sync', 'async')
+    >>> _algorithm(Condition(None, "asynchronous", 4, 16))
+    'unknown'
     """
+    if condition.mode is None:
+        return "unknown"
     if condition.mode in ("single", "hogwild"):
         return condition.mode
     rule = (condition.rule or "").partition(":")[0].casefold()
