@@ -318,6 +318,19 @@ def _text(found: Interval | Refused) -> str:
     return f"{found.estimate:.3f} [{found.low:.3f}, {found.high:.3f}]"
 
 
+def _check_different(folders: Sequence[Path]) -> None:
+    """Refuse a folder that is given twice, also by another path: one study would count as several tasks."""
+    different: dict[Path, Path] = {}
+    firsts = [different.setdefault(folder.resolve(), folder) for folder in folders]
+    twice = [(folder, first) for folder, first in zip(folders, firsts, strict=True) if folder is not first]
+    if twice:
+        folder, first = twice[0]
+        names = [*map(str, different.values()), *["ANOTHER_STUDY"] * (MINIMUM_TASKS - len(different))]
+        raise UsageError(
+            f"{folder} is the same study as {first} and counts once; type: python -m analysis.tasks {' '.join(names)}"
+        )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the comparison; returns the exit code (2 for what the user has to change)."""
     parser = argparse.ArgumentParser(
@@ -329,6 +342,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the resampling")
     flags = parser.parse_args(arguments)
     try:
+        _check_different(flags.studies)
         for line in lines([read_task(folder) for folder in flags.studies], numpy.random.default_rng(flags.seed)):
             print(line)
     except UsageError as error:

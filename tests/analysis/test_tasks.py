@@ -193,3 +193,15 @@ def test_a_study_without_a_registration_is_no_task(tmp_path: Path, capsys) -> No
     (tmp_path / "task1" / "analysis.yaml").unlink()
     assert main(folders) == 2
     assert "task1: it registered no primary condition" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("again", ["{0}", "{0}/", "{0}/../{0.name}"])
+def test_a_study_that_is_given_twice_is_refused_with_what_to_type(tmp_path: Path, capsys, again: str) -> None:
+    folders = written_tasks(tmp_path, 3)
+    first = Path(folders[0])
+    assert main([folders[0], again.format(first), again.format(first)]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert f"is the same study as {first} and counts once; type: python -m analysis.tasks {first} ANOTHER_STUDY" in told
+    assert main([*folders, again.format(first)]) == 2
+    assert capsys.readouterr().err.endswith(f"type: python -m analysis.tasks {' '.join(folders)}\n")
