@@ -411,7 +411,7 @@ def fits(results: Results) -> Table:
         Column("algorithm", numeric=False),
         Column("clock", numeric=False),
         Column("law", numeric=False),
-        Column("parameters [95 % CI]", numeric=False, wide=True),
+        Column("parameters [95 % BCa]", numeric=False, wide=True),
         Column("peak (workers)"),
         Column("AICc (less that of Amdahl)"),
     )
@@ -434,7 +434,8 @@ def fits(results: Results) -> Table:
                 )
             )
     records = tuple((item, fit) for item in results.scaling for fit in item.fits)
-    return Table("fits", "Laws fitted to the throughput", columns, tuple(rows), records, narrow=True)
+    lead = "BCa: a bootstrap of whole seeds; with few seeds it is too narrow (experiments/benchmarks/error_rates.py)."
+    return Table("fits", "Laws fitted to the throughput", columns, tuple(rows), records, lead, narrow=True)
 
 
 def _aicc(item: Scaling, fit: FitResult) -> Cell:

@@ -1,13 +1,15 @@
 """How loss and throughput change with the number of workers, and what loss costs in seconds.
 
 Tables are seeds x positions (S x K), every seed at every position. Intervals by resampling take whole seeds (all their
-runs together) and are percentiles, which are too narrow for few seeds: they describe, they decide nothing.
+runs together). Those of the laws are BCa, which with few seeds are still too narrow
+(`experiments/benchmarks/error_rates.py` says by how much): they describe, they decide nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 
 import numpy
 from numpy.typing import ArrayLike, NDArray
@@ -215,14 +217,14 @@ def _aicc(residual: float, n: int, num_parameters: int, scale: float) -> float |
 def amdahl_interval(
     workers: ArrayLike, table: ArrayLike, generator: numpy.random.Generator, resamples: int = 999, level: float = 0.95
 ) -> dict[str, Interval] | Refused:
-    """As `usl_interval` for Amdahl's law: percentile intervals of ``gamma`` and ``alpha``."""
+    """As `usl_interval` for Amdahl's law: BCa intervals of ``gamma`` and ``alpha``."""
     return _interval("amdahl", workers, table, generator, resamples, level)
 
 
 def usl_interval(
     workers: ArrayLike, table: ArrayLike, generator: numpy.random.Generator, resamples: int = 999, level: float = 0.95
 ) -> dict[str, Interval] | Refused:
-    """S10: percentile intervals of ``gamma``, ``alpha``, ``beta`` and ``peak`` by resampling seeds.
+    """S10: BCa intervals (bias-corrected, accelerated) of ``gamma``, ``alpha``, ``beta``, ``peak`` by resampling seeds.
 
     A resample takes S seeds with replacement, each with its whole row, and fits the law to their means. The order of
     the seeds in `table` does not matter.
@@ -258,18 +260,47 @@ def _interval(
     if len(y) < 2:
         return Refused("one seed; an interval by resampling seeds needs two")
     names = ("gamma", "alpha") if model == "amdahl" else ("gamma", "alpha", "beta", "peak")
-    draws = []
-    for chosen in generator.integers(0, len(y), size=(resamples, len(y))):
-        fit = _fit(model, x, y[chosen].mean(axis=0))
-        assert isinstance(fit, Fit)  # the workers are the same
-        draws.append([_parameter(fit, name) for name in names])
-    tails = [(1 - level) / 2, (1 + level) / 2]
-    # no interpolation between order statistics, since a peak may be infinite
-    ends = numpy.quantile(numpy.array(draws), tails, axis=0, method="closest_observation")
-    return {
-        name: Interval(_parameter(whole, name), float(low), float(high), level, len(y))
-        for name, low, high in zip(names, *ends, strict=True)
-    }
+    fitted: dict[tuple[int, ...], list[float]] = {}  # a few seeds have only so many different resamples
+
+    def statistic(seeds: NDArray[numpy.int64], axis: int = -1) -> NDArray[numpy.float64]:
+        rows = numpy.sort(seeds, axis=axis).reshape(-1, seeds.shape[-1])
+        for chosen in map(tuple, rows.tolist()):
+            if chosen not in fitted:
+                fit = _fit(model, x, y[list(chosen)].mean(axis=0))
+                assert isinstance(fit, Fit)  # the workers are the same
+                fitted[chosen] = [_resampled(fit, name) for name in names]
+        found = numpy.array([fitted[tuple(chosen)] for chosen in rows.tolist()])
+        return found.T.reshape(len(names), *seeds.shape[:-1])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # where nothing varies there are no ends, which is said by None
+        ends = stats.bootstrap(
+            (numpy.arange(len(y)),),
+            statistic,
+            vectorized=True,
+            n_resamples=resamples,
+            confidence_level=level,
+            method="BCa",
+            rng=generator,
+        ).confidence_interval
+    found = {}
+    for place, name in enumerate(names):
+        low, high = (None if math.isnan(end[place]) else float(end[place]) for end in ends)
+        if name == "peak":
+            low, high = _inverse(high), _inverse(low)
+        found[name] = Interval(_parameter(whole, name), low, high, level, len(y))
+    return found
+
+
+def _resampled(fit: Fit, name: str) -> float:
+    """The parameter; of the peak its inverse, which is 0 and not infinite where the throughput grows without end."""
+    if name != "peak":
+        return _parameter(fit, name)
+    return 0.0 if fit.peak is None else 1 / max(fit.peak, 1e-9)
+
+
+def _inverse(end: float | None) -> float | None:
+    return None if end is None else math.inf if end <= 0 else 1 / end
 
 
 def _parameter(fit: Fit, name: str) -> float:
