@@ -1,18 +1,30 @@
-"""How often the tests of `analysis` find something where there is nothing: false-positive rates of S1, S2 and S3.
+"""How often the tests of `analysis` find something where there is nothing, and how often what is there.
 
     python experiments/benchmarks/error_rates.py --studies 2000
 
-Every study has n pairs of runs of which neither mode is better. A pair shares its seed's level, and the two runs add
-noise of one distribution, so they are exchangeable:
+Every study has n pairs of runs. A pair shares its seed's level, and the two runs add noise of one distribution:
 
     normal    normal noise, for which the t tests are exact
     heavy     Student's t with 3 degrees of freedom
     skewed    exponential noise: single losses are skewed, their paired differences are symmetric
 
-S1 tests the mean difference of the losses, by sign flips and by the paired t test. S2 adds the margin itself (one
-standard deviation of the differences) to the treatment: whoever then says "equivalent" is wrong. S3 tests times to a
-target, restricted to a budget within which a fifth to a third do not get there. All at alpha = 0.05; the exact test
-cannot reject more often than that, and less often where few sign patterns (or equal times) leave no p just below it."""
+**False positives** at alpha = 0.05, in studies in which neither mode is better. S1 tests the mean difference of the
+losses, by sign flips and by the paired t test. S2 adds the margin itself (one standard deviation of the differences) to
+the treatment: whoever then says "equivalent" is wrong. S3 tests times to a target, restricted to a budget within which
+a fifth to a third do not get there. The exact test cannot reject more often than alpha, and less often where few sign
+patterns (or equal times) leave no p just below it.
+
+**Power**: the share of studies in which the sign-flip test finds the difference that reports call the smallest
+detectable one. It is made for normal differences, where it is to be 80 %.
+
+**Guard**: how often the synchronous guard passes when the true difference is its tolerance (at most 5 %), and when
+there is none. The tolerance is two standard deviations of the differences.
+
+**Coverage**: how often an interval holds the true difference. Beside the one of 95 %, all of the intervals of three
+comparisons that Holm's method judges together, one of which is far from 0. Each has the level at which its row is
+judged, alpha / 3 for that one and alpha / 2 for the others, so that all three hold in 93.3 % or more: they agree with
+the verdicts and are no simultaneous intervals. A scaling law's interval (BCa of Amdahl's law, --law-studies of them)
+resamples seeds, of which every one has its own speed."""
 
 from __future__ import annotations
 
@@ -24,13 +36,21 @@ from collections.abc import Callable
 import numpy
 from numpy.typing import NDArray
 
-from analysis.paired_tests import paired_difference, tost_paired
+from analysis.guard import Guard, convergence
+from analysis.intervals import Interval
+from analysis.paired_tests import paired_difference, shift_interval, sign_flip, tost_paired
+from analysis.power import detectable_effect, holm_divisors
+from analysis.scaling import amdahl_interval
 from analysis.time_to_target import restricted_times
 from asyncsgd.errors import UsageError
 
 ALPHA = 0.05
 PAIRS = (6, 8, 10)
 BUDGET_SECONDS = 90.0
+TOLERANCE = 2.0
+FAMILY = 3
+FAR = 4.0
+"""Standard deviations of a comparison that is surely found; the others of its family are then judged at alpha / 2."""
 
 Noise = Callable[[numpy.random.Generator, tuple[int, ...]], NDArray[numpy.float64]]
 
@@ -41,18 +61,28 @@ NOISES: dict[str, tuple[Noise, float]] = {  # and the standard deviation of the 
 }
 """Noise of a run by name; both runs of a pair get it."""
 
-COLUMNS = ("S1 sign-flip", "S1 t", "S2 TOST at margin", "S3 sign-flip")
+WORKERS = (1, 2, 4, 8, 16)
+SERIAL_SHARE = 0.1
+LAW_SEEDS = (6, 10)
+LAW_RESAMPLES = 199
+"""As in reports."""
 
 
-def false_positives(name: str, n: int, num_studies: int, seed: int) -> list[float]:
-    """The share of `num_studies` null studies of `n` pairs in which each of `COLUMNS` finds something."""
+def differences_of(name: str, shape: tuple[int, ...], generator: numpy.random.Generator) -> NDArray[numpy.float64]:
+    """Paired differences of runs that are alike, with a standard deviation of 1."""
+    noise, sd = NOISES[name]
+    return (noise(generator, shape) - noise(generator, shape)) / (math.sqrt(2) * sd)
+
+
+def false_positives(name: str, n: int, num_studies: int, seed: int) -> dict[str, float]:
+    """The share of `num_studies` null studies of `n` pairs in which each test finds something."""
     noise, sd = NOISES[name]
     generator = numpy.random.default_rng([seed, n, list(NOISES).index(name)])
     levels = generator.normal(size=(num_studies, n))
     treatment = levels + noise(generator, (num_studies, n))
     reference = levels + noise(generator, (num_studies, n))
     margin = math.sqrt(2) * sd
-    hits = numpy.zeros(len(COLUMNS))
+    hits = numpy.zeros(4)
     for ours, theirs in zip(treatment, reference, strict=True):
         difference = paired_difference(ours, theirs, generator)
         equivalence = tost_paired(ours + margin, theirs, margin)
@@ -63,7 +93,8 @@ def false_positives(name: str, n: int, num_studies: int, seed: int) -> list[floa
             equivalence.equivalent,
             times.p is not None and times.p <= ALPHA,
         ]
-    return [float(share) for share in hits / num_studies]
+    columns = ("S1 sign-flip", "S1 t", "S2 TOST at margin", "S3 sign-flip")
+    return dict(zip(columns, map(float, hits / num_studies), strict=True))
 
 
 def seconds(losses: NDArray[numpy.float64], generator: numpy.random.Generator) -> NDArray[numpy.float64]:
@@ -71,6 +102,61 @@ def seconds(losses: NDArray[numpy.float64], generator: numpy.random.Generator) -
     times = 40.0 * numpy.exp(0.5 * losses)
     times[generator.random(len(times)) < 0.1] = math.inf
     return times
+
+
+def power_and_guard(name: str, n: int, num_studies: int, seed: int) -> dict[str, float]:
+    """How often the smallest detectable difference is found, and how often the guard passes."""
+    generator = numpy.random.default_rng([seed, 1, n, list(NOISES).index(name)])
+    effect, nothing = detectable_effect(n, alpha=ALPHA), numpy.zeros(n)
+    found = at_tolerance = at_zero = 0
+    for differences in differences_of(name, (num_studies, n), generator):
+        found += sign_flip(differences + effect, generator) < ALPHA
+        wrong = convergence(differences + TOLERANCE, nothing, TOLERANCE, ALPHA, paired=True)
+        right = convergence(differences, nothing, TOLERANCE, ALPHA, paired=True)
+        at_tolerance += isinstance(wrong, Guard) and wrong.word == "passed"
+        at_zero += isinstance(right, Guard) and right.word == "passed"
+    counts = {"power, nominal 80 %": found, "guard at tolerance": at_tolerance, "guard at 0": at_zero}
+    return {column: count / num_studies for column, count in counts.items()}
+
+
+def coverage(name: str, n: int, num_studies: int, seed: int) -> dict[str, float]:
+    """How often intervals of paired differences hold the truth."""
+    generator = numpy.random.default_rng([seed, 2, n, list(NOISES).index(name)])
+    truths = numpy.array([0.0] * (FAMILY - 1) + [FAR])
+    nothing, alone, all_hold = numpy.zeros(n), 0, 0
+    for differences in differences_of(name, (num_studies, FAMILY, n), generator):
+        shifted = differences + truths[:, None]
+        p_values = [sign_flip(row, generator) for row in shifted]
+        alone += _holds(shift_interval(shifted[0], nothing, p_values[0], generator, ALPHA), 0.0)
+        all_hold += all(
+            _holds(shift_interval(row, nothing, p, generator, ALPHA, divisor), truth)
+            for row, p, divisor, truth in zip(shifted, p_values, holm_divisors(p_values, ALPHA), truths, strict=True)
+        )
+    return {"interval, 95 %": alone / num_studies, "all 3 of a family": all_hold / num_studies}
+
+
+def _holds(interval: Interval, truth: float) -> bool:
+    """An interval without ends excludes nothing."""
+    if interval.low is None or interval.high is None:
+        return True
+    return interval.low <= truth <= interval.high
+
+
+def law_coverage(num_seeds: int, num_studies: int, seed: int) -> dict[str, float]:
+    """How often the BCa intervals of Amdahl's law hold the parameters that the throughputs were made with."""
+    generator = numpy.random.default_rng([seed, 3, num_seeds])
+    workers = numpy.array(WORKERS, dtype=float)
+    hits = {"gamma": 0, "alpha": 0}
+    for _ in range(num_studies):
+        speeds = generator.normal(100.0, 10.0, (num_seeds, 1))
+        noise = generator.normal(1.0, 0.03, (num_seeds, len(workers)))
+        found = amdahl_interval(
+            workers, speeds * workers / (1 + SERIAL_SHARE * (workers - 1)) * noise, generator, LAW_RESAMPLES
+        )
+        assert isinstance(found, dict)  # the workers are enough for the law
+        hits["gamma"] += _holds(found["gamma"], 100.0)
+        hits["alpha"] += _holds(found["alpha"], SERIAL_SHARE)
+    return {f"{parameter}, 95 % BCa": hit / num_studies for parameter, hit in hits.items()}
 
 
 def percent(share: float, num_studies: int) -> str:
@@ -82,27 +168,43 @@ def percent(share: float, num_studies: int) -> str:
     return f"{100 * share:.2f} ± {100 * math.sqrt(share * (1 - share) / num_studies):.2f} %"
 
 
+def print_table(
+    title: str, rates: Callable[[str, int, int, int], dict[str, float]], num_studies: int, seed: int
+) -> None:
+    print(f"{title}, {num_studies} studies per row ± Monte Carlo standard error")
+    for place, (name, n) in enumerate((name, n) for name in NOISES for n in PAIRS):
+        shares = rates(name, n, num_studies, seed)
+        if place == 0:
+            print(f"{'noise':<8}{'n':>3}" + "".join(f"{column:>21}" for column in shares))
+        cells = "".join(f"{percent(share, num_studies):>21}" for share in shares.values())
+        print(f"{name:<8}{n:>3}{cells}", flush=True)
+    print()
+
+
 def run(arguments: argparse.Namespace) -> None:
-    if arguments.studies < 1:
-        raise UsageError(f"--studies must be 1 or more, got {arguments.studies}; type --studies 2000")
+    for flag, value, usual in (("studies", arguments.studies, 2_000), ("law-studies", arguments.law_studies, 400)):
+        if value < 1:
+            raise UsageError(f"--{flag} must be 1 or more, got {value}; type --{flag} {usual}")
     if arguments.seed < 0:
         raise UsageError(f"--seed must be 0 or more, got {arguments.seed}; type --seed 0")
-    print(
-        f"false positives at alpha = {ALPHA:g}, {arguments.studies} null studies per row ± Monte Carlo standard error"
-    )
-    print(f"{'noise':<8}{'n':>3}" + "".join(f"{column:>20}" for column in COLUMNS))
-    for name in NOISES:
-        for n in PAIRS:
-            shares = false_positives(name, n, arguments.studies, arguments.seed)
-            cells = "".join(f"{percent(share, arguments.studies):>20}" for share in shares)
-            print(f"{name:<8}{n:>3}{cells}", flush=True)
+    print_table(f"false positives at alpha = {ALPHA:g}", false_positives, arguments.studies, arguments.seed)
+    print_table("power and guard", power_and_guard, arguments.studies, arguments.seed)
+    print_table("coverage of paired differences", coverage, arguments.studies, arguments.seed)
+    print(f"coverage of Amdahl's law, {arguments.law_studies} studies per row ± Monte Carlo standard error")
+    for place, num_seeds in enumerate(LAW_SEEDS):
+        shares = law_coverage(num_seeds, arguments.law_studies, arguments.seed)
+        if place == 0:
+            print(f"{'seeds':>11}" + "".join(f"{column:>21}" for column in shares))
+        cells = "".join(f"{percent(share, arguments.law_studies):>21}" for share in shares.values())
+        print(f"{num_seeds:>11}{cells}", flush=True)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--studies", type=int, default=2_000, help="null studies per row (default %(default)s)")
+    parser.add_argument("--studies", type=int, default=2_000, help="studies per row (default %(default)s)")
+    parser.add_argument("--law-studies", type=int, default=400, help="of a scaling law, per row (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of all random numbers (default %(default)s)")
     try:
         run(parser.parse_args())

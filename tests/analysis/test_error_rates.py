@@ -1,4 +1,4 @@
-"""The table of false-positive rates: all rows, rates that belong to their studies, and messages for bad flags."""
+"""The tables of error rates: all rows, rates that belong to their studies, and messages for bad flags."""
 
 from __future__ import annotations
 
@@ -9,30 +9,38 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "experiments" / "benchmarks" / "error_rates.py"
+FEW = ("--studies", "10", "--law-studies", "2")
 
 
 def error_rates(*flags: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(SCRIPT), *flags], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, str(SCRIPT), *flags], capture_output=True, text=True, timeout=240)
 
 
-def test_the_table_has_a_row_per_noise_and_number_of_pairs() -> None:
-    done = error_rates("--studies", "20")
+def shares_of(row: str) -> list[float]:
+    return [float(cell) for cell in row.split()[2::4]]
+
+
+def test_the_tables_have_a_row_per_noise_and_number_of_pairs() -> None:
+    done = error_rates(*FEW)
     assert (done.returncode, done.stderr) == (0, "")
-    title, heading, *rows = done.stdout.splitlines()
-    assert "20 null studies per row" in title
-    assert heading.split("  ")[-1].strip() == "S3 sign-flip"
-    assert [row.split()[:2] for row in rows] == [
-        [noise, n] for noise in ("normal", "heavy", "skewed") for n in ("6", "8", "10")
-    ]
-    for row in rows:
-        shares = [float(cell) for cell in row.split()[2::4]]
-        assert len(shares) == 4
-        assert all(share % 5 == 0 and share <= 30 for share in shares)  # k of 20; more than 6 has a chance of 1e-5
-    assert error_rates("--studies", "20").stdout == done.stdout
-    assert error_rates("--studies", "20", "--seed", "1").stdout != done.stdout
+    nulls, power, intervals, law = (part.splitlines() for part in done.stdout.strip().split("\n\n"))
+    assert nulls[1].split("  ")[-1].strip() == "S3 sign-flip"
+    for title, _, *rows in (nulls, power, intervals):
+        assert "10 studies per row" in title
+        assert [row.split()[:2] for row in rows] == [
+            [noise, n] for noise in ("normal", "heavy", "skewed") for n in ("6", "8", "10")
+        ]
+    assert all(len(shares_of(row)) == 4 and max(shares_of(row)) <= 50 for row in nulls[2:])  # a chance of 1e-4
+    found, at_tolerance, at_zero = zip(*map(shares_of, power[2:]), strict=True)
+    assert sum(found) / len(found) > 60
+    assert sum(at_tolerance) / len(at_tolerance) < 20 < sum(at_zero) / len(at_zero)
+    assert all(min(shares_of(row)) >= 50 for row in intervals[2:])
+    assert [row.split()[0] for row in law[2:]] == ["6", "10"]
+    assert error_rates(*FEW).stdout == done.stdout
+    assert error_rates(*FEW, "--seed", "1").stdout != done.stdout
 
 
-@pytest.mark.parametrize(("flag", "value"), [("--studies", "0"), ("--seed", "-1")])
+@pytest.mark.parametrize(("flag", "value"), [("--studies", "0"), ("--law-studies", "0"), ("--seed", "-1")])
 def test_bad_flags_are_refused_with_exit_code_2(flag: str, value: str) -> None:
     done = error_rates(flag, value)
     assert done.returncode == 2
