@@ -266,7 +266,7 @@ def test_row(workers, clock, algorithm, endpoint, family, word, p, estimate):
         if time
         else EquivalenceResult(0.02, interval(estimate, 0.3 * scale, 8), 0.031, True, True, 0.01),
         speed_up=SpeedUpResult(interval(1.42, 0.2, 8), p, 8, 0) if time else None,
-        times=RestrictedTimes(66.0, False, 8, 8, 0, 0) if time else None,
+        times=RestrictedTimes(66.0, False, 8, 8, 0, 0, ratio=interval(1.42, 0.2, 8)) if time else None,
         share=Interval(1.0, 0.6306, 1.0, 0.95, 8),
         wins=8,
         ties=0,

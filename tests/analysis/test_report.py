@@ -184,9 +184,9 @@ def test_the_clock_is_a_big_word(text):
 def test_numbers_of_a_page_are_rounded_for_reading(made):
     rows = first_tests(made).rows
     assert rows[0][2].text == "-13.90 [-17.90, -9.90] virtual s"
-    assert rows[0][2].small == "n = 8; 1.42\u00d7 [1.22\u00d7, 1.62\u00d7] sooner, won 8 of 8"
+    assert rows[0][2].small == "n = 8, 95 % CI; 1.42\u00d7 [1.22\u00d7, 1.62\u00d7] in mean time, won 8 of 8"
     assert [cell.text for cell in rows[0][3:5]] == ["0.008", "0.023"]
-    assert rows[3][2].text == "0.0124 [0.0044, 0.0204] nats"
+    assert rows[3][2].text == "0.0124 [0.0064, 0.0184] nats"  # of the equivalence test
     assert (rows[0][6].text, rows[0][6].tone) == ("better", "good")
     assert (rows[3][6].text, rows[3][6].tone) == ("equivalent", "same")
 
