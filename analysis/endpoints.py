@@ -147,11 +147,7 @@ def times_to_target(
 
 
 def targets_reached(comparison: Comparison, target: float, budget: float) -> Paired:
-    """1 for a run that reached `target` within the budget that every run had, 0 for one that did not.
-
-    The exact sign-flip test of their differences is McNemar's exact test: pairs with equal values give every pattern of
-    signs the same sum, so that only the discordant pairs count, each as a fair coin.
-    """
+    """1 for a run that reached `target` within the budget that every run had, 0 for one that did not."""
 
     def reached(run: StudyRun) -> float:
         return float(time_to(run, target)[0] <= budget)

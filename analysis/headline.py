@@ -125,7 +125,8 @@ def _sentence(row: TestRow, others: Sequence[TestRow], controls: Sequence[TestRo
 def _clause(row: TestRow, names: Mapping[str, str], reached: TestRow | None) -> str:
     what, reference = _ENDPOINT_WORDS[row.endpoint], names[row.reference]
     if row.estimate is None:
-        return f"{'nothing is shown about' if row.n else 'no verdict on'} {what}: {row.reason}"
+        counted = "" if row.times is None else _reached_text(reached, reference)
+        return f"{'nothing is shown about' if row.n else 'no verdict on'} {what}: {row.reason}{counted}"
     found = _difference_text(row, reference)
     if row.times is not None:
         found = _time_text(row, row.times, row.estimate, names) + _reached_text(reached, reference)

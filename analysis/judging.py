@@ -13,10 +13,11 @@ from analysis.paired_tests import (
     EXACT_PAIRS,
     RANDOM_PATTERNS,
     PairedResult,
+    mcnemar,
+    mcnemar_interval,
     paired_difference,
     ratio_interval,
     shift_interval,
-    sign_flip,
     tost_paired,
     win_share,
 )
@@ -108,10 +109,8 @@ def _tested(question: Question, generator: numpy.random.Generator) -> PairedResu
         return None
     ours, theirs = _compared(question)
     found = paired_difference(ours, theirs, generator, question.alpha)
-    if question.endpoint == "target_reached" and ours != theirs and found.nothing_varied:
-        # a side that only ever wins is what McNemar's test looks for: it counts pairs and measures no spread
-        differences = [mine - yours for mine, yours in zip(ours, theirs, strict=True)]
-        return dataclasses.replace(found, p=sign_flip(differences, generator))
+    if question.endpoint == "target_reached":
+        found = dataclasses.replace(found, p=mcnemar(ours, theirs))
     return found
 
 
@@ -157,7 +156,10 @@ def _row(
             if result.nothing_varied:
                 values = dataclasses.replace(values, nothing_because=_nothing_varied(question, result))
         if not values.nothing_because and result.p is not None:
-            estimate = shift_interval(ours, theirs, result.p, generator, question.alpha, divisor)
+            if question.endpoint == "target_reached":  # a share is not moved by a constant
+                estimate = mcnemar_interval(ours, theirs, question.alpha, divisor)
+            else:
+                estimate = shift_interval(ours, theirs, result.p, generator, question.alpha, divisor)
             if times is not None and min(ours) > 0:
                 ratio = ratio_interval(ours, theirs, result.p, generator, question.alpha, divisor)
                 times = dataclasses.replace(times, ratio=ratio)
@@ -235,16 +237,17 @@ def _row(
 
 
 def _test_name(endpoint: Endpoint, n: int) -> str:
+    if endpoint == "target_reached":
+        return "exact McNemar test of the runs that reached the target"
     if n > EXACT_PAIRS:
         return f"sign-flip of paired differences, {RANDOM_PATTERNS:,} draws"
-    if endpoint == "target_reached":
-        return "exact McNemar test of the runs that reached the target (the sign-flip test of 0 and 1)"
     return "exact sign-flip of paired differences"
 
 
 def _nothing_varied(question: Question, result: PairedResult) -> str:
     if question.endpoint == "target_reached":
-        return f"none of {result.n} pairs has one run that reached the target and one that did not: there is nothing to test"
+        discordant = "one run that reached the target and one that did not"
+        return f"none of {result.n} pairs has {discordant}: there is nothing to test"
     same = short(result.difference.estimate)
     return f"all {result.n} differences are {same}; nothing varied: nothing was measured"
 

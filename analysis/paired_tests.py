@@ -421,6 +421,55 @@ def win_share(
     return Share(wins, ties, n, estimate, low, high, low > 0.5 and estimate > CONVINCING_SHARE)
 
 
+def mcnemar(treatment: ArrayLike, reference: ArrayLike) -> float | None:
+    """McNemar's exact test of yes (1) and no (0): are pairs with a yes on one side alone as often of either?
+
+    Only the discordant pairs count, each as a fair coin. Up to 30 pairs it is `sign_flip` of the differences. It counts
+    pairs and measures no spread, so that pairs of which all differ the same way show something.
+
+    Returns:
+        p; None where no pair is discordant.
+
+    >>> mcnemar([0, 0, 0, 0, 0, 0, 1], [1, 1, 1, 1, 1, 1, 1])
+    0.03125
+
+    References:
+        McNemar, Note on the sampling error of the difference between correlated proportions, Psychometrika 1947.
+    """
+    wins, discordant, _ = _discordant(treatment, reference)
+    return float(stats.binomtest(wins, discordant).pvalue) if discordant else None
+
+
+def mcnemar_interval(treatment: ArrayLike, reference: ArrayLike, alpha: float = 0.05, divisor: int = 1) -> Interval:
+    """The difference of the shares of yes, with the exact interval of `mcnemar` at alpha / `divisor`.
+
+    With w the treatment's share of the d discordant of n pairs it is (2 w - 1) d / n; w has the interval of Clopper and
+    Pearson, d is taken as given. It leaves out 0 exactly where ``divisor * p < alpha``.
+
+    Returns:
+        An interval of level 1 - alpha / divisor; without ends where no pair is discordant.
+
+    >>> found = mcnemar_interval([0] * 8, [1] * 8)
+    >>> found.estimate, found.low, round(found.high or 0.0, 3)
+    (-1.0, -1.0, -0.261)
+    """
+    wins, discordant, n = _discordant(treatment, reference)
+    level = 1 - alpha / divisor
+    if not discordant:
+        return Interval(0.0, None, None, level, n)
+    share = stats.binomtest(wins, discordant).proportion_ci(level)
+    low, high = ((2 * float(end) - 1) * discordant / n for end in (share.low, share.high))
+    return Interval((2 * wins - discordant) / n, low, high, level, n)
+
+
+def _discordant(treatment: ArrayLike, reference: ArrayLike) -> tuple[int, int, int]:
+    """Pairs with a yes of the treatment alone, pairs with a yes on one side alone, and all pairs."""
+    ours, theirs = _pairs(treatment, reference)
+    if not numpy.isin([ours, theirs], (0.0, 1.0)).all():
+        raise ValueError("McNemar's test is of yes (1) and no (0)")
+    return int((ours > theirs).sum()), int((ours != theirs).sum()), len(ours)
+
+
 def probability_of_improvement(x: ArrayLike, y: ArrayLike) -> float:
     """P(X > Y) for unpaired samples, U / (n m): the share of all pairs (x_i, y_j) with x_i > y_j, ties one half.
 

@@ -168,9 +168,9 @@ class TestRow:
     n: int
     """Complete pairs (seeds)."""
     estimate: Interval | None
-    """Mean paired difference, treatment - reference, with the differences that the sign-flip test does not reject at
-    the level at which Holm's method judges this row: it leaves out 0 exactly where `p_holm` is below `alpha`. None
-    without a pair, where no difference varies, and where all values are what runs without a result are counted as."""
+    """Mean paired difference, treatment - reference, with the differences that its test does not reject at the
+    level at which Holm's method judges this row: it leaves out 0 exactly where `p_holm` is below `alpha`. None without
+    a pair, where nothing varied, and where all values are what runs without a result are counted as."""
     reference_mean: float | None
     treatment_mean: float | None
     relative: float | None

@@ -80,6 +80,7 @@ def test_async_that_never_reaches_a_target_that_sync_always_reaches_is_later(tmp
     assert (reached.word, reached.p, reached.wins, reached.ties) == ("worse", 2 / 2**8, 0, 0)
     assert reached.estimate is not None
     assert (reached.estimate.estimate, reached.family, reached.family_size) == (-1.0, "secondary", 1)
+    assert (reached.estimate.low, reached.estimate.high) == pytest.approx((-1.0, 1 - 2 * 0.025 ** (1 / 8)))
     assert reached.test.startswith("exact McNemar test")
     told = found.headlines[0].text
     assert told.startswith(
@@ -88,6 +89,28 @@ def test_async_that_never_reaches_a_target_that_sync_always_reaches_is_later(tmp
     )
     assert "; runs that reached it, fewer than with sync: exact McNemar test, p_Holm 0.00781; the final loss" in told
     assert found.tiles[0].word == "worse"
+
+
+def test_where_every_run_reaches_the_target_mcnemars_test_has_nothing_to_test(tmp_path):
+    reference = never_there()[1]
+    treatment = [straight(6.0, 3.6 + 0.1 * number, seconds=10.0, samples=320) for number in range(8)]
+    found = in_seconds(tmp_path, treatment, reference)
+    reached = row_of(found, "target_reached")
+    assert (reached.word, reached.estimate, reached.p, reached.p_holm) == ("undecided", None, None, None)
+    assert reached.reason.startswith("none of 8 pairs has one run that reached the target and one that did not")
+    assert row_of(found, "time_to_target").word == "better"
+    assert "McNemar" not in found.headlines[0].text
+
+
+def test_times_that_differ_by_the_same_in_every_seed_measure_nothing_within_common_seconds_either(tmp_path):
+    found = in_seconds(tmp_path, never_there()[0], [straight(6.0, 4.0, seconds=10.0)] * 8)
+    row, reached = row_of(found, "time_to_target"), row_of(found, "target_reached")
+    assert (row.word, row.estimate, row.p) == ("undecided", None, None)
+    assert row.reason == "all 8 differences are 5.00; nothing varied: nothing was measured"
+    assert row.times is not None
+    assert (row.times.common, row.times.ratio) == (True, None)
+    assert (reached.word, reached.p) == ("worse", 2 / 2**8)
+    assert "nothing was measured; runs that reached it, fewer than with sync: exact McNemar" in found.headlines[0].text
 
 
 def test_the_same_losses_with_budgets_in_samples_say_nothing_of_the_time(tmp_path):

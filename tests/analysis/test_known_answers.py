@@ -13,6 +13,8 @@ from scipy import stats
 
 from analysis.delays import expected_maximum_exponential, mean_delay_law, stable_learning_rate
 from analysis.paired_tests import (
+    mcnemar,
+    mcnemar_interval,
     paired_difference,
     probability_of_improvement,
     sign_flip,
@@ -244,3 +246,25 @@ def test_the_sign_flip_test_of_yes_and_no_is_mcnemars_exact_test(pairs: list[tup
     discordant = [ours for ours, theirs in pairs if ours != theirs]
     expected = stats.binomtest(sum(discordant), len(discordant)).pvalue if discordant else 1.0
     assert found == pytest.approx(expected)
+    assert mcnemar(*zip(*pairs, strict=True)) == (pytest.approx(expected) if discordant else None)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40), st.integers(1, 4))
+def test_the_interval_of_yes_and_no_leaves_out_0_where_mcnemars_test_says_so(
+    pairs: list[tuple[bool, bool]], divisor: int
+) -> None:
+    ours, theirs = zip(*pairs, strict=True)
+    found, p = mcnemar_interval(ours, theirs, 0.05, divisor), mcnemar(ours, theirs)
+    assert found.estimate == pytest.approx(np.mean(ours) - np.mean(theirs))
+    if p is None:
+        assert (found.low, found.high) == (None, None)
+        return
+    assert found.low is not None
+    assert found.high is not None
+    assert -1 <= found.low <= found.estimate <= found.high <= 1
+    assert (not found.low <= 0 <= found.high) == (divisor * p < 0.05)
+
+
+def test_mcnemars_test_refuses_what_is_neither_yes_nor_no() -> None:
+    with pytest.raises(ValueError, match="yes"):
+        mcnemar([0.5], [1.0])
