@@ -71,6 +71,8 @@ def test_a_field_of_another_type_is_a_protocol_error(field: str, value: object) 
     kind = type(vars(COMPUTED)[field])
     if type(value) is kind or (kind is float and type(value) is int):
         return
+    if kind is tuple and isinstance(value, list) and all(type(item) in (int, float) for item in value):
+        return  # a list of loss scales
     with pytest.raises(ProtocolError, match=f"field {field} of Computed"):
         MESSAGES.decode(json.dumps(changed).encode())
 
