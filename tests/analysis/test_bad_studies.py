@@ -28,7 +28,7 @@ def results_of(folder: Path) -> Results:
 def folder(tmp_path) -> Path:
     curves = {
         SYNC.name: [straight(6.0, 4.0, seconds=10.0 + number) for number in range(SEEDS)],
-        ASYNC.name: [straight(6.0, 4.0, seconds=5.0 + number) for number in range(SEEDS)],
+        ASYNC.name: [straight(6.0, 4.0, seconds=5.0 + 0.9 * number) for number in range(SEEDS)],
     }
     delays = {SYNC.name: [0] * 8, ASYNC.name: [3] * 8}
     return write_study(tmp_path / "s", curves, [SYNC, ASYNC], registration={"num_seeds": SEEDS}, delays=delays)
