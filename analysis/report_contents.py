@@ -333,7 +333,8 @@ def first_tests(results: Results, most: int = 6) -> Table:
                 word(row.word),
             )
         )
-    notes = ["Treatment - reference, paired by seed: below 0 is better for losses and times. p: exact sign-flip test."]
+    names = ", ".join(dict.fromkeys(row.test for row in ordered)) or "exact sign-flip"
+    notes = [f"Treatment - reference, paired by seed: below 0 is better for losses and times. p: {names}."]
     if len(results.tests) > most:
         notes.append(f"{len(results.tests) - most} more comparisons are in Table 2 below.")
     return Table(
