@@ -155,7 +155,7 @@ def train(transport: Any, meet: Callable[[int], object]) -> tuple[Result, int]:
             transport.writing,
         )
         runtime = ParameterServer(
-            server, transport, num_workers=2, batch_size=1, budget=Budget(samples=20), evaluations=2, layout="layout",
+            server, transport, num_workers=2, batch_size=2, budget=Budget(samples=40), evaluations=2, layout="layout",
             report=report,
         )  # fmt: skip
         return runtime.run(), server.version
