@@ -74,7 +74,6 @@ class Estimator:
 def _measure(settings: Settings) -> tuple[float, float]:
     import torch
 
-    from asyncsgd.evaluation import evaluate_shard
     from asyncsgd.flat import FlatModel
     from asyncsgd.prepare import device_of_worker, prepare
 
@@ -88,17 +87,17 @@ def _measure(settings: Settings) -> tuple[float, float]:
         eval_samples=settings.budget.eval_samples,
     )
     device = device_of_worker(prepared.assignment.device, 0)
-    model = prepared.model.to(device)
-    worker, objective, evaluation = prepared.assignment.build(model, FlatModel(model))
+    worker = prepared.assignment.worker(FlatModel(prepared.model.to(device)))
     worker.gradient(0)  # the first one allocates
     began = time.perf_counter()
     for index in range(1, GRADIENTS + 1):
         worker.gradient(8 * index)  # eight in a row are of one length
     gradient = (time.perf_counter() - began) / GRADIENTS
-    parts = max(1, len(evaluation) // 4)
+    number = len(worker.data.evaluation["main"])
+    parts = max(1, number // 4)
     began = time.perf_counter()
-    evaluate_shard(objective, evaluation, 0, parts, torch.device(device))
-    share = len(range(0, len(evaluation), parts)) / len(evaluation)
+    worker.evaluate(0, parts)
+    share = len(range(0, number, parts)) / number
     return gradient, (time.perf_counter() - began) / share
 
 

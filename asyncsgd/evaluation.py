@@ -1,26 +1,56 @@
 """Exact evaluation of one frozen version: the whole evaluation set, each batch once, sums before means.
 
-The set's batches are fixed (`EvaluationBatches`), so a worker's shard is every N-th of them and any number of
-workers computes the same numbers. Losses and hits are summed over masked tokens in float64 and divided once, so no
-mean of means appears and no padding is counted."""
+The set's batches are fixed, so a worker's shard is every N-th of them and any number of workers computes the same
+numbers. Losses are summed over loss terms and divided once, so no mean of means appears and no padding is counted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
+from torch import nn
 
-from asyncsgd.data.batching import EvaluationBatches
-from asyncsgd.objectives.masked_lm import MaskedLM, Sums
+from asyncsgd.tasks.base import Batches, Sums, Task, add_sums, plain_sums, to_device
 
 
 def evaluate_shard(
-    objective: MaskedLM, batches: EvaluationBatches, shard: int, num_shards: int, device: torch.device
+    task: Task, model: nn.Module, batches: Batches, shard: int, num_shards: int, device: torch.device
 ) -> Sums:
-    """Return the sums over batches `shard`, `shard` + `num_shards`, ...; no collective, so nobody waits for anybody."""
-    return total(objective.sums(batches.batch(index).to(device)) for index in range(shard, len(batches), num_shards))
+    """Return the sums over batches `shard`, `shard` + `num_shards`, ...; no collective, so nobody waits for anybody.
+
+    Without dropout and gradients. A shard without batches has only ``loss`` and ``weight``, 0.
+    """
+
+    def of_batches() -> Iterator[Sums]:
+        for index in range(shard, len(batches), num_shards):
+            batch = batches[index]
+            weight = task.weight(batch)
+            moved = to_device(batch, device)
+            outputs = task.outputs(model, moved)
+            sums = task.sums(outputs, moved)
+            if "loss" not in sums:
+                sums["loss"] = task.loss(outputs, moved).double() * weight
+            sums["weight"] = weight
+            yield sums
+
+    with evaluating(model):
+        return plain_sums(add_sums(of_batches()) or {"loss": 0.0, "weight": 0.0})
 
 
-def total(sums: Iterable[Sums]) -> Sums:
-    """Add sums up; an empty iterable gives zeros."""
-    return sum(sums, start=Sums())
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; afterwards every module has its own mode again."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def metrics_of(task: Task, sums: Sums) -> dict[str, float]:
+    """The task's metrics of a whole evaluation."""
+    return {name: float(value) for name, value in task.metrics(sums).items()}

@@ -25,6 +25,7 @@ from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.worker_process import Assignment
 from asyncsgd.schedules import WarmupSchedule, constant, cosine, linear
 from asyncsgd.speeds import Constant, Infinite, Speeds, parse_network, parse_speeds
+from asyncsgd.tasks.masked_lm import MaskedLM
 
 _CHOOSE = {"token": by_token, "word": by_word}
 _PRECISION = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -132,7 +133,7 @@ def prepare(
         device=device,
     )
     assignment = assignment_of(materials, data, machine, optimization, job, eval_samples=eval_samples)
-    num_eval = Tokens.load(assignment.evaluation).num_samples
+    num_eval = Tokens.load(folder / "eval").num_samples
     return Prepared(
         materials,
         assignment,
@@ -140,7 +141,7 @@ def prepare(
         tokenizer,
         corpus.name,
         corpus.fingerprint,
-        Tokens.load(assignment.train).num_samples,
+        Tokens.load(folder / "train").num_samples,
         min(eval_samples or num_eval, num_eval),
         initial.new_parameters,
     )
@@ -157,7 +158,7 @@ def assignment_of(
 ) -> Assignment:
     """What any process of the run computes, from the settings, which all have, and from what the leader found out."""
     ids = (materials.mask_id, materials.vocabulary_size, materials.special_ids)
-    return Assignment(
+    task = MaskedLM(
         config=materials.config,
         train=Path(materials.train),
         evaluation=Path(materials.evaluation),
@@ -166,6 +167,9 @@ def assignment_of(
         eval_masking=Masking(_CHOOSE[data.eval_mask], data.eval_mask_prob, *ids),
         batch_size=data.batch_size,
         eval_samples=eval_samples,
+    )
+    return Assignment(
+        task=task,
         seed=job.seed,
         threads=machine.threads,
         device=materials.device,

@@ -49,8 +49,8 @@ class PreparedReplay:
         )
         device = device_of_worker(self._prepared.assignment.device, 0)
         self._flat = FlatModel(self._prepared.model)
-        model = models.skeleton(self._prepared.assignment.config).to(device)
-        worker, _, _ = self._prepared.assignment.build(model, FlatModel(model))
+        assignment = self._prepared.assignment
+        worker = assignment.worker(FlatModel(assignment.task.model(assignment.seed).to(device)))
         rule = rule_of(settings.job)
         optimizer = server_recipe(rule, settings.optimization).on(self._flat.parameters, self._flat.layout.num_decayed)
         schedule = schedule_of(settings.optimization, settings.budget)

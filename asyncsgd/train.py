@@ -262,8 +262,7 @@ def _describe(settings: Settings, rule: Rule, prepared: Prepared, flat: FlatMode
 
 def _train_single(run: Run, board: Noticeboard | None) -> Result:
     """One process; ``--accumulate`` batches per update as that many pretend workers under the rule `Synchronous`."""
-    worker, objective, evaluation = run.prepared.assignment.build(run.flat.model, run.flat)
-    transport = InProcess(worker, objective, evaluation, run.settings.job.accumulate)
+    transport = InProcess(run.prepared.assignment.worker(run.flat), run.settings.job.accumulate)
     return _serve(
         run,
         transport,
@@ -279,8 +278,7 @@ def _train_virtual(run: Run, board: Noticeboard | None) -> Result:
     """One process computes every worker's gradients, for real; their times are drawn from ``--speeds``."""
     assignment, job = run.prepared.assignment, run.settings.job
     assert assignment.speeds is not None
-    model = models.skeleton(assignment.config).to(run.flat.parameters.device)
-    worker, objective, evaluation = assignment.build(model, FlatModel(model))
+    worker = assignment.worker(FlatModel(assignment.task.model(job.seed).to(run.flat.parameters.device)))
     optimizer = server_recipe(run.rule, run.settings.optimization).on(run.flat.parameters, run.flat.layout.num_decayed)
     schedule = schedule_of(run.settings.optimization, run.settings.budget)
     server = Server(run.flat.parameters, run.rule, optimizer, schedule)
@@ -290,12 +288,12 @@ def _train_virtual(run: Run, board: Noticeboard | None) -> Result:
         server,
         ModelGradients(worker, assignment.inner),
         assignment.speeds.on(run.num_workers, job.seed),
-        Batches(budget.to_hand_out(run.rule), assignment.batch_size),
-        whole_evaluation(worker, objective, evaluation),
+        Batches(budget.to_hand_out(run.rule), assignment.task.batch_size),
+        whole_evaluation(worker),
         num_workers=run.num_workers,
         budget=budget,
         evaluations=run.settings.budget.evaluations,
-        batch_size=assignment.batch_size,
+        batch_size=assignment.task.batch_size,
         report=run.record,
         network=None if job.network is None else parse_network(job.network),
         churn=() if job.churn is None else parse_churn(job.churn, run.num_workers),
@@ -398,6 +396,7 @@ def _serve(
     result = runtime(
         server,
         transport,
+        run.prepared.assignment.task,
         num_workers=num_workers,
         batch_size=run.settings.data.batch_size,
         budget=budget_of(run.settings.budget),
@@ -449,7 +448,7 @@ def _join_ranks(board: Noticeboard, assignment: Assignment, training: Training) 
     _init_process_group(board, assignment.device)
     assignment = _on_device(assignment, board.rank)
     result, _ = training.run(
-        assignment, FlatModel(models.skeleton(assignment.config).to(assignment.device)), lambda record: None
+        assignment, FlatModel(assignment.task.model(assignment.seed).to(assignment.device)), lambda record: None
     )
     return EXIT_CODES.get(result.status, 1)
 

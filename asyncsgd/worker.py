@@ -9,13 +9,13 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from asyncsgd.data.batching import Batch, TrainingBatches
 from asyncsgd.data.random import dropout_seed
+from asyncsgd.evaluation import evaluate_shard
 from asyncsgd.flat import FlatModel
-from asyncsgd.objectives.masked_lm import MaskedLM
 from asyncsgd.state import Plain
+from asyncsgd.tasks.base import Batch, Data, Loss, Sums, Task, to_device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Gradient:
     """What a worker reports of a gradient; the gradient itself lies in `FlatModel.gradients`."""
 
     loss: float
-    """Mean loss per masked token, in nats."""
+    """Mean loss per loss term."""
     weight: float
-    """Masked tokens."""
+    """Loss terms."""
     num_samples: int
     loss_scales: tuple[float, ...] = ()
     """In float16 the scale of the loss, of each local step in turn: with the parameters and the batch it makes the
@@ -72,12 +72,12 @@ def take_local_steps(
 
 
 class Worker:
-    """Computes gradients of an objective on the batches of one stream.
+    """Computes gradients of a task on the batches of one stream.
 
     Args:
         flat: the model; its gradient vector receives the result.
-        objective: built on the same model.
-        batches: of stream `stream`.
+        task: what the model is to learn.
+        data: the task's, with the same seed.
         seed, stream: with a batch's index they seed its dropout, so a batch has one dropout whoever computes it.
         precision: float32, or the type of the forward pass under autocast (bfloat16, float16).
     """
@@ -85,20 +85,21 @@ class Worker:
     def __init__(
         self,
         flat: FlatModel,
-        objective: MaskedLM,
-        batches: TrainingBatches,
+        task: Task,
+        data: Data,
         *,
         seed: int,
         stream: int = 0,
         precision: torch.dtype = torch.float32,
     ) -> None:
         self.flat = flat
-        self._objective = objective
-        self._batches = batches
+        self.task, self.data = task, data
+        self.loss: nn.Module = Loss(task, flat.model)
+        """From a batch to its loss; may be wrapped (DistributedDataParallel)."""
         self._seed, self._stream = seed, stream
         self._device = flat.parameters.device
         self._precision = precision
-        self._prepared: tuple[int, Batch] | None = None
+        self._prepared: tuple[int, Batch, float] | None = None
         self._start: Tensor | None = None
         self._loss_scale = LossScale() if precision == torch.float16 else None
 
@@ -113,14 +114,14 @@ class Worker:
             loss_scale: of a gradient in float16 that is computed again; None: this worker's own, which depends on what
                 it has computed before.
         """
-        batch = self._take(index)
-        factor = 1.0 if weigh is None else weigh(float(batch.num_masked))
+        batch, weight = self._take(index)
+        factor = 1.0 if weigh is None else weigh(weight)
         while True:
             self.flat.release_gradients()
             # The one allowed use of torch's default generator: dropout draws from nothing else.
             torch.manual_seed(dropout_seed(self._seed, self._stream, index))
             with self._autocast():
-                loss = self._objective.loss(batch)
+                loss = self.loss(batch)
             used = self._scale_of_next(loss_scale)
             scale = factor if used is None else factor * used
             (loss if scale == 1.0 else loss * scale).backward()
@@ -130,7 +131,7 @@ class Worker:
             if loss_scale is None and self._loss_scale is not None and not self._loss_scale.accept(self.flat):
                 continue
             loss_scales = () if used is None else (used,)
-            return Gradient(float(loss.detach()), float(batch.num_masked), batch.num_samples, loss_scales)
+            return Gradient(float(loss.detach()), weight, self.task.batch_size, loss_scales)
 
     def _scale_of_next(self, loss_scale: float | None) -> float | None:
         return self._loss_scale.value if loss_scale is None and self._loss_scale is not None else loss_scale
@@ -163,6 +164,11 @@ class Worker:
             indices, gradient_of, flat.parameters, flat.gradients, self._start, optimizer, learning_rate
         )
 
+    def evaluate(self, shard: int, num_shards: int) -> Sums:
+        """The sums of a shard of the evaluation set at the current parameters; see `evaluate_shard`."""
+        batches = self.data.evaluation["main"]
+        return evaluate_shard(self.task, self.flat.model, batches, shard, num_shards, self._device)
+
     def state_dict(self) -> Plain:
         """What it has learned of float16's range; see `asyncsgd.state`."""
         return {} if self._loss_scale is None else self._loss_scale.state_dict()
@@ -174,13 +180,16 @@ class Worker:
 
     def prepare(self, index: int) -> None:
         """Make batch `index` ahead of time, on a guess; a wrong guess costs nothing but the work."""
-        self._prepared = (index, self._batches.batch(index).to(self._device))
+        batch = self.data.batch(self._stream, index)
+        self._prepared = (index, to_device(batch, self._device), self.task.weight(batch))
 
-    def _take(self, index: int) -> Batch:
-        prepared, self._prepared = self._prepared, None
-        if prepared is not None and prepared[0] == index:
-            return prepared[1]
-        return self._batches.batch(index).to(self._device)
+    def _take(self, index: int) -> tuple[Batch, float]:
+        """Batch `index` on the device, and its loss terms."""
+        if self._prepared is None or self._prepared[0] != index:
+            self.prepare(index)
+        assert self._prepared is not None
+        (_, batch, weight), self._prepared = self._prepared, None
+        return batch, weight
 
     def _autocast(self) -> AbstractContextManager[object]:
         if self._precision == torch.float32:

@@ -13,14 +13,20 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForMaskedLM
 
+from asyncsgd.data.batching import Frame
+from asyncsgd.data.masking import Masking, by_token
 from asyncsgd.launch import Launch
 from asyncsgd.record import read_events
 from asyncsgd.run_folder import open_run_folder
 from asyncsgd.runtime.processes import fork_server
 from asyncsgd.settings import Settings, make_settings
+from asyncsgd.tasks.masked_lm import MaskedLM
 from asyncsgd.train import lead
 
 BATCH_SIZE = 4
+_MASKING = Masking(by_token, 0.15, 4, 97, (0, 1, 2, 3, 4))
+A_TASK = MaskedLM("", Path(), Path(), Frame((0,), (2,), 1), _MASKING, _MASKING, BATCH_SIZE, 0)
+"""For servers whose workers are written by hand: what its evaluations are of, and no data."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,6 +28,7 @@ from typing import Any
 
 import pytest
 import torch
+from running import A_TASK
 
 from asyncsgd.models import saved_parameters_sha256
 from asyncsgd.optimizers import SGD, Optimizer, StepTakenByWorker
@@ -47,6 +48,7 @@ from asyncsgd.runtime.transport.shared_memory import FROZEN, Segment, SharedMemo
 from asyncsgd.server import Server
 from asyncsgd.settings import load_yaml, make_settings
 from asyncsgd.signals import StopRequest
+from asyncsgd.tasks.base import encode_sums
 from asyncsgd.train import follow_records
 
 SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "stilt_mlm.py"
@@ -499,6 +501,10 @@ def test_when_the_main_process_is_killed_its_workers_go_and_shared_memory_is_fre
 SIZE = 4
 
 
+def sums_of(loss: float, weight: int) -> str:
+    return encode_sums({"loss": loss, "correct": 0, "weight": float(weight)})
+
+
 class Scripted(threading.Thread):
     """Worker `number`, whose steps add 1 to every parameter at rate 1.
 
@@ -531,7 +537,7 @@ class Scripted(threading.Thread):
                     return
                 # As loss, what the parameters are: all shards must have seen one version.
                 loss = float(parameters[0]) * (command.shard + 1)
-                end.answer(Evaluated(command.shard, loss, correct=0, masked_tokens=command.shard + 1))
+                end.answer(Evaluated(command.shard, sums_of(loss, command.shard + 1)))
             elif isinstance(command, Compute):
                 if not self.computes:
                     end._connection.close()
@@ -560,6 +566,7 @@ def test_the_shard_of_a_worker_lost_in_an_evaluation_goes_to_another(leaves_at: 
         result = ParameterServer(
             server,
             transport,
+            A_TASK,
             num_workers=3,
             batch_size=2,
             budget=Budget(samples=48),
@@ -614,6 +621,7 @@ def test_messages_that_come_together_with_one_that_starts_an_evaluation_are_not_
         result = (Hogwild if hogwild else ParameterServer)(
             server,
             transport,
+            A_TASK,
             num_workers=2,
             batch_size=2,
             budget=Budget(samples=16),
@@ -650,13 +658,13 @@ def test_a_hogwild_worker_that_holds_a_gradient_in_the_last_evaluation_does_not_
         while not isinstance(command := end.receive(), Stop):
             if isinstance(command, Evaluate):
                 # The loss is 9 before the first step and 1 after it, so that a second evaluation reaches the target.
-                end.answer(Evaluated(command.shard, 9.0 if end.version == 0 else 1.0, correct=0, masked_tokens=1))
+                end.answer(Evaluated(command.shard, sums_of(9.0 if end.version == 0 else 1.0, 1)))
             elif isinstance(command, Compute):
                 if holds:  # is frozen before it is done
                     until(lambda: int(end.segment.control[FROZEN]), "an evaluation")
                     end.answer(Holding())
                     while isinstance(next_command := end.receive(), Evaluate):
-                        end.answer(Evaluated(next_command.shard, 1.0, correct=0, masked_tokens=1))
+                        end.answer(Evaluated(next_command.shard, sums_of(1.0, 1)))
                     answers.append(type(next_command))
                     if isinstance(next_command, Stop):
                         return
@@ -674,6 +682,7 @@ def test_a_hogwild_worker_that_holds_a_gradient_in_the_last_evaluation_does_not_
         result = Hogwild(
             server,
             transport,
+            A_TASK,
             num_workers=2,
             batch_size=2,
             budget=Budget(seconds=seconds) if seconds is not None else Budget(samples=16, target_loss=2.0),
@@ -704,6 +713,7 @@ def test_somebody_who_hangs_up_without_a_word_does_not_end_the_run() -> None:
         result = ParameterServer(
             server,
             transport,
+            A_TASK,
             num_workers=2,
             batch_size=2,
             budget=Budget(samples=8),

@@ -20,10 +20,10 @@ from asyncsgd.data.batching import EvaluationBatches, TrainingBatches
 from asyncsgd.data.random import dropout_seed
 from asyncsgd.data.tokenization import Tokens
 from asyncsgd.launch import Launch
-from asyncsgd.objectives.masked_lm import MaskedLM
 from asyncsgd.prepare import prepare
 from asyncsgd.record import RunFolder
 from asyncsgd.settings import Settings
+from asyncsgd.tasks.masked_lm import MaskedLM
 from asyncsgd.train import lead
 
 pytestmark = pytest.mark.processes
@@ -45,10 +45,11 @@ class Plain:
             eval_samples=budget.eval_samples,
         )
         self.model = prepared.model
-        task = prepared.assignment
-        self.evaluation = task.evaluation_batches()
+        task = prepared.assignment.task
+        assert isinstance(task, MaskedLM)
+        self.evaluation = task.data(seed).evaluation["main"]
         self._batches = TrainingBatches(Tokens.load(task.train), task.frame, task.masking, BATCH_SIZE, seed)
-        self._objective = MaskedLM(self.model)
+        self._task = task
         self._parameters = list(self.model.parameters())
         optimization = settings.optimization
         groups = [
@@ -80,7 +81,7 @@ class Plain:
         self.model.zero_grad()
         torch.manual_seed(dropout_seed(self.settings.job.seed, 0, index))
         batch = self._batches.batch(index)
-        self._objective.loss(batch).backward()
+        self._task.loss(self._task.outputs(self.model, batch), batch).backward()
         self._go(here)
         return [p.grad.clone() for p in self._parameters], batch.num_masked
 
@@ -115,7 +116,7 @@ def eval_loss(model: nn.Module, batches: EvaluationBatches, shard: int = 0, num_
     total, count = 0.0, 0
     with torch.no_grad():
         for index in range(shard, len(batches), num_shards):
-            batch = batches.batch(index)
+            batch = batches[index]
             logits = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits.flatten(0, 1)
             logits = logits[batch.masked_positions].double()
             total += float(functional.cross_entropy(logits, batch.labels, reduction="sum"))
@@ -125,7 +126,7 @@ def eval_loss(model: nn.Module, batches: EvaluationBatches, shard: int = 0, num_
 
 
 def same_evaluation(record: dict[str, Any], plain: Plain) -> bool:
-    tokens = sum(plain.evaluation.batch(index).num_masked for index in range(len(plain.evaluation)))
+    tokens = sum(plain.evaluation[index].num_masked for index in range(len(plain.evaluation)))
     return record["masked_tokens"] == tokens and record["loss"] == pytest.approx(plain.eval_loss(), rel=1e-6)
 
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from running import A_TASK
 from runtime.test_parameter_server import ThreadWorker
 from test_faults import DEADLINE, SCRIPT, Command, num_evaluations, summary_of, until
 
@@ -155,8 +156,8 @@ def train(transport: Any, meet: Callable[[int], object]) -> tuple[Result, int]:
             transport.writing,
         )
         runtime = ParameterServer(
-            server, transport, num_workers=2, batch_size=2, budget=Budget(samples=40), evaluations=2, layout="layout",
-            report=report,
+            server, transport, A_TASK, num_workers=2, batch_size=2, budget=Budget(samples=40), evaluations=2,
+            layout="layout", report=report,
         )  # fmt: skip
         return runtime.run(), server.version
     finally:
@@ -232,8 +233,8 @@ def test_a_worker_that_speaks_another_language_is_lost_and_the_message_says_so()
     threading.Thread(target=work, daemon=True).start()
     server = Server(transport.parameters, Asynchronous(), Optimizer(torch.zeros(100), 100, SGD()), lambda n: 1.0)
     runtime = ParameterServer(
-        server, transport, num_workers=1, batch_size=1, budget=Budget(samples=2), evaluations=1, layout="layout",
-        report=lambda record: None,
+        server, transport, A_TASK, num_workers=1, batch_size=1, budget=Budget(samples=2), evaluations=1,
+        layout="layout", report=lambda record: None,
     )  # fmt: skip
     result = runtime.run()
     transport.close()

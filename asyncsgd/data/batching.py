@@ -42,10 +42,6 @@ class Batch:
     def num_masked(self) -> int:
         return len(self.labels)
 
-    def to(self, device: torch.device) -> Batch:
-        """The batch on `device`; itself where it is there already."""
-        return Batch(*(getattr(self, field.name).to(device) for field in dataclasses.fields(self)))
-
 
 @dataclasses.dataclass(frozen=True)
 class Frame:
@@ -146,8 +142,10 @@ class EvaluationBatches:
     def __len__(self) -> int:
         return len(self._batches)
 
-    def batch(self, index: int) -> Batch:
+    def __getitem__(self, index: int) -> Batch:
         """Make batch `index` in [0, len)."""
+        if not 0 <= index < len(self._batches):
+            raise IndexError(f"there is no evaluation batch {index} of {len(self._batches)}")
         samples = self._batches[index]
         draws = [generator(0, Purpose.EVALUATION, 0, int(sample)) for sample in samples]
         return _assemble(self._tokens, samples, self._frame, self._masking, draws)

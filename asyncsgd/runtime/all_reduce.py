@@ -1,6 +1,6 @@
 """Synchronous data parallelism with torch's DistributedDataParallel: every rank steps its own replica.
 
-    x_{t+1} = x_t - eta * sum_r w_r grad f(x_t; batch_{t N + r}) / sum_r w_r,    w_r = masked tokens of rank r's batch
+    x_{t+1} = x_t - eta * sum_r w_r grad f(x_t; batch_{t N + r}) / sum_r w_r,    w_r = loss terms of rank r's batch
 
 Rank r takes batch t N + r at step t. DDP averages gradients over ranks, so each rank's loss is scaled by N w_r /
 sum w before its backward pass; without that the result would be a mean of means. The replicas take identical steps
@@ -23,9 +23,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from asyncsgd.data.batching import EvaluationBatches
-from asyncsgd.evaluation import evaluate_shard
-from asyncsgd.objectives.masked_lm import MaskedLM, Sums
 from asyncsgd.optimizers import Optimizer
 from asyncsgd.record import APPLIED, DONE, HELD, INTERRUPTED, Event, Fault, Membership
 from asyncsgd.runtime.base import (
@@ -40,6 +37,7 @@ from asyncsgd.runtime.base import (
 )
 from asyncsgd.runtime.worker_process import Straggling
 from asyncsgd.schedules import Schedule
+from asyncsgd.tasks.base import decode_sums, encode_sums
 from asyncsgd.worker import Gradient, Worker
 
 TIMEOUT = datetime.timedelta(seconds=60)
@@ -52,9 +50,7 @@ class AllReduce:
     """One rank of a synchronous run. All ranks construct it and call `run` together, on an initialised process group.
 
     Args:
-        worker: computes this rank's gradients.
-        objective: of the worker's model; its training passes are routed through DDP from here on.
-        evaluation: the evaluation set; each rank evaluates a shard.
+        worker: computes this rank's gradients, through DDP from here on, and evaluates a shard.
         optimizer: on the worker's flat parameters; the same on every rank.
         schedule: learning rate as a function of the samples that arrived at all ranks.
         batch_size, budget, evaluations: as for `ParameterServer`.
@@ -67,8 +63,6 @@ class AllReduce:
     def __init__(
         self,
         worker: Worker,
-        objective: MaskedLM,
-        evaluation: EvaluationBatches,
         optimizer: Optimizer,
         schedule: Schedule,
         *,
@@ -79,7 +73,7 @@ class AllReduce:
         straggling: Straggling,
         stop_requested: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._worker, self._objective, self._evaluation = worker, objective, evaluation
+        self._worker = worker
         self._optimizer, self._schedule = optimizer, schedule
         self._batch_size, self._budget = batch_size, budget
         self._points = EvaluationPoints(budget, evaluations)
@@ -94,7 +88,7 @@ class AllReduce:
             # torch 2.13 has another name for it that older versions do not know; buffers stay as each rank built them.
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
             # Copies rank 0's parameters to all ranks, in place.
-            self._objective.through(DistributedDataParallel(objective.model, broadcast_buffers=False))
+            worker.loss = DistributedDataParallel(worker.loss, broadcast_buffers=False)
         self._flat.check()
         self._clock = TrainingClock()
         self.version = 0
@@ -217,11 +211,10 @@ class AllReduce:
         running = self._clock.running
         self._clock.pause()
         began = time.perf_counter()
-        device = self._flat.parameters.device
-        own = evaluate_shard(self._objective, self._evaluation, self._rank, self._num_workers, device)
-        table = self._gather(torch.tensor([own.loss, own.correct, own.masked_tokens], dtype=torch.float64))
+        own = encode_sums(self._worker.evaluate(self._rank, self._num_workers))
         evaluation = evaluation_record(
-            [Sums(float(loss), int(hits), int(count)) for loss, hits, count in table.tolist()],
+            self._worker.task,
+            [decode_sums(text) for text in self._gather_texts(own)],
             version=self.version,
             num_samples=self.num_samples,
             train_seconds=self._clock.seconds,
@@ -239,6 +232,15 @@ class AllReduce:
         rows = [torch.empty_like(row) for _ in range(self._num_workers)]
         dist.all_gather(rows, row, group=self._gloo)
         return torch.stack(rows)
+
+    def _gather_texts(self, text: str) -> list[str]:
+        """Every rank's text on every rank: as bytes, since nothing that comes over a network is unpickled."""
+        own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        lengths = self._gather(torch.tensor([len(own)], dtype=torch.int64))[:, 0].tolist()
+        row = torch.zeros(max(lengths), dtype=torch.uint8)
+        row[: len(own)] = own
+        rows = self._gather(row)
+        return [bytes(rows[rank, :length].tolist()).decode() for rank, length in enumerate(lengths)]
 
     _agreed_seconds = 0.0
     """Rank 0's training clock at the last step, so that all ranks pass evaluation points together."""

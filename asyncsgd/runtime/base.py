@@ -8,10 +8,11 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from asyncsgd.objectives.masked_lm import Sums
+from asyncsgd.evaluation import metrics_of
 from asyncsgd.record import DIVERGED, DONE, Evaluation, Record
 from asyncsgd.rules.base import Rule
 from asyncsgd.state import Plain
+from asyncsgd.tasks.base import Sums, Task, add_sums
 
 POLL_SECONDS = 0.5
 """How often a wait looks up, for Ctrl-C and for workers that died before they connected."""
@@ -126,19 +127,19 @@ class TrainingClock:
 
 
 def evaluation_record(
-    shards: Sequence[Sums], *, version: int, num_samples: int, train_seconds: float, eval_seconds: float
+    task: Task, shards: Sequence[Sums], *, version: int, num_samples: int, train_seconds: float, eval_seconds: float
 ) -> Evaluation:
     """Turn the sums over the workers' shards of the evaluation set, in order, into a record; the only division."""
-    sums = sum(shards, start=Sums())
+    sums = add_sums(shards)
     return Evaluation(
         version=version,
         total_samples=num_samples,
         train_seconds=train_seconds,
-        loss=sums.loss / sums.masked_tokens,
-        accuracy=sums.correct / sums.masked_tokens,
-        masked_tokens=sums.masked_tokens,
+        loss=sums["loss"] / sums["weight"],
+        accuracy=metrics_of(task, sums).get("accuracy"),
+        masked_tokens=int(sums["weight"]),
         eval_seconds=eval_seconds,
-        worker_losses=tuple(shard.loss / shard.masked_tokens if shard.masked_tokens else None for shard in shards),
+        worker_losses=tuple(shard["loss"] / shard["weight"] if shard["weight"] else None for shard in shards),
     )
 
 

@@ -9,10 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncsgd.data.batching import EvaluationBatches
 from asyncsgd.errors import UsageError
-from asyncsgd.evaluation import evaluate_shard
-from asyncsgd.objectives.masked_lm import MaskedLM
+from asyncsgd.evaluation import metrics_of
 from asyncsgd.optimizers import Optimizer, OptimizerRecipe, PlainSGD
 from asyncsgd.problems import Instance
 from asyncsgd.record import Range
@@ -103,17 +101,15 @@ class ModelGradients:
         self._worker.load_state_dict(state["worker"])
 
 
-def whole_evaluation(
-    worker: Worker, objective: MaskedLM, evaluation: EvaluationBatches
-) -> Callable[[Tensor], tuple[float, float | None, int | None]]:
-    """A function from parameters to the exact (loss, accuracy, masked tokens) of the whole evaluation set."""
+def whole_evaluation(worker: Worker) -> Callable[[Tensor], tuple[float, float | None, int | None]]:
+    """A function from parameters to the exact (loss, accuracy, loss terms) of the whole evaluation set."""
     flat = worker.flat
 
     def measure(parameters: Tensor) -> tuple[float, float | None, int | None]:
         with torch.no_grad():
             flat.parameters.copy_(parameters)
-        sums = evaluate_shard(objective, evaluation, 0, 1, flat.parameters.device)
-        return sums.loss / sums.masked_tokens, sums.correct / sums.masked_tokens, sums.masked_tokens
+        sums = worker.evaluate(0, 1)
+        return sums["loss"] / sums["weight"], metrics_of(worker.task, sums).get("accuracy"), int(sums["weight"])
 
     return measure
 

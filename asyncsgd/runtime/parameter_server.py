@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from asyncsgd.dispatcher import Dispatcher, Launched, Taken
-from asyncsgd.objectives.masked_lm import Sums
 from asyncsgd.record import DONE, FAILED, INTERRUPTED, Event, Fault
 from asyncsgd.runtime.base import (
     POLL_SECONDS,
@@ -38,6 +37,7 @@ from asyncsgd.runtime.transport.base import (
 )
 from asyncsgd.server import Outcome, Server
 from asyncsgd.streams import Batches
+from asyncsgd.tasks.base import Sums, Task, decode_sums
 from asyncsgd.worker import Gradient
 
 Dead = Callable[[int, float], str | None]
@@ -50,6 +50,7 @@ class ParameterServer:
     Args:
         server: owns the parameters that `transport` carries.
         transport: its workers must come up by themselves; the caller closes it.
+        task: what its workers learn.
         num_workers: N, workers 0 to N - 1.
         batch_size: samples of one gradient.
         budget: when to stop; ``samples=0`` evaluates once and stops.
@@ -68,6 +69,7 @@ class ParameterServer:
         self,
         server: Server,
         transport: ServerEnd,
+        task: Task,
         *,
         num_workers: int,
         batch_size: int,
@@ -79,7 +81,7 @@ class ParameterServer:
         stop_requested: Callable[[], bool] = lambda: False,
     ) -> None:
         self._server = server
-        self._transport = transport
+        self._transport, self._task = transport, task
         self._num_workers = num_workers
         self._budget = budget
         self._points = EvaluationPoints(budget, evaluations)
@@ -303,6 +305,7 @@ class ParameterServer:
             self._lose_those_lost_meanwhile()
             return Result(FAILED, f"no worker is left ({'; '.join(self._reasons)})")
         evaluation = evaluation_record(
+            self._task,
             shards,
             version=self._server.version,
             num_samples=self._server.num_samples,
@@ -350,7 +353,7 @@ class ParameterServer:
             for worker, message in self._wait():
                 if isinstance(message, Evaluated):
                     del missing[message.shard]
-                    sums[message.shard] = Sums(message.loss, message.correct, message.masked_tokens)
+                    sums[message.shard] = decode_sums(message.sums)
                 elif isinstance(message, Computed):
                     self._held_back.append((self._clock.seconds + (time.perf_counter() - began), worker, message))
                 elif isinstance(message, Lost):

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 
 from asyncsgd.flat import FlatModel
-from asyncsgd.models import skeleton
 from asyncsgd.optimizers import OptimizerRecipe
 from asyncsgd.runtime.all_reduce import TIMEOUT, AllReduce
 from asyncsgd.runtime.base import Budget, Report, Result
@@ -47,14 +46,11 @@ class Training:
         stop_requested: Callable[[], bool] = lambda: False,
     ) -> tuple[Result, AllReduce]:
         """Train this rank's replica on the initialised process group; blocks, called by all ranks."""
-        worker, objective, evaluation = assignment.build(flat.model, flat)
         runtime = AllReduce(
-            worker,
-            objective,
-            evaluation,
+            assignment.worker(flat),
             self.recipe.on(flat.parameters, flat.layout.num_decayed),
             self.schedule,
-            batch_size=assignment.batch_size,
+            batch_size=assignment.task.batch_size,
             budget=self.budget,
             evaluations=self.evaluations,
             report=report,
@@ -118,7 +114,7 @@ def serve_rank(
             timeout=TIMEOUT,
         )
         segment.unlink()  # the group exists, so every rank has the segment open, and nothing can leave its name behind
-        flat = FlatModel(skeleton(assignment.config).to(assignment.device))
+        flat = FlatModel(assignment.task.model(assignment.seed).to(assignment.device))
         with torch.no_grad():
             flat.parameters.copy_(segment.floats)
         report: Report = (lambda record: None) if records is None else records.send

@@ -9,18 +9,11 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
 import torch
 
-from asyncsgd.data.batching import EvaluationBatches, Frame, TrainingBatches
-from asyncsgd.data.masking import Masking
-from asyncsgd.data.tokenization import Tokens
-from asyncsgd.evaluation import evaluate_shard
 from asyncsgd.flat import FlatModel
-from asyncsgd.models import skeleton
-from asyncsgd.objectives.masked_lm import MaskedLM
 from asyncsgd.optimizers import Optimizer, OptimizerRecipe
 from asyncsgd.runtime.transport.base import (
     Compute,
@@ -37,6 +30,7 @@ from asyncsgd.schedules import Schedule
 from asyncsgd.signals import NUMBERS
 from asyncsgd.speeds import Sampler, Speeds
 from asyncsgd.streams import indices_of
+from asyncsgd.tasks.base import Task, encode_sums
 from asyncsgd.worker import Gradient, Worker
 
 
@@ -50,18 +44,7 @@ class Address(Protocol):
 class Assignment:
     """What any process needs to compute gradients and evaluations: names and numbers, no tensors; can be pickled."""
 
-    config: str
-    """The model's configuration, as `asyncsgd.models.skeleton` reads it."""
-    train: Path
-    """Folder of the training tokens."""
-    evaluation: Path
-    """Folder of the evaluation tokens."""
-    frame: Frame
-    masking: Masking
-    """Of the training batches."""
-    eval_masking: Masking
-    batch_size: int
-    eval_samples: int
+    task: Task
     seed: int
     threads: int
     device: str
@@ -72,17 +55,9 @@ class Assignment:
     speeds: Speeds | None
     """How long gradients are made to take; None: as long as they do."""
 
-    def build(self, model: torch.nn.Module, flat: FlatModel) -> tuple[Worker, MaskedLM, EvaluationBatches]:
-        """Put a worker together around `model`, bound to `flat`."""
-        objective = MaskedLM(model)
-        worker = Worker(flat, objective, self.training_batches(), seed=self.seed, precision=self.precision)
-        return worker, objective, self.evaluation_batches()
-
-    def training_batches(self) -> TrainingBatches:
-        return TrainingBatches(Tokens.load(self.train), self.frame, self.masking, self.batch_size, self.seed)
-
-    def evaluation_batches(self) -> EvaluationBatches:
-        return EvaluationBatches(Tokens.load(self.evaluation), self.frame, self.eval_masking, self.eval_samples)
+    def worker(self, flat: FlatModel) -> Worker:
+        """Put a worker together around a model that is bound to `flat`."""
+        return Worker(flat, self.task, self.task.data(self.seed), seed=self.seed, precision=self.precision)
 
 
 class Straggling:
@@ -155,10 +130,10 @@ def _run(worker: int, obey: Callable[[], None]) -> None:
 def _obey(assignment: Assignment, end: WorkerEnd, straggling: Straggling) -> None:
     set_up_process(assignment.threads)
     device = torch.device(assignment.device)
-    model = skeleton(assignment.config).to(device)
+    model = assignment.task.model(assignment.seed).to(device)
     on_host = device.type == "cpu"
     flat = FlatModel(model, gradients=end.slot if on_host else None)
-    worker, objective, evaluation = assignment.build(model, flat)
+    worker = assignment.worker(flat)
     end.answer(Ready(flat.layout.fingerprint))
     inner: Optimizer | None = None
     last_index = 0
@@ -167,7 +142,7 @@ def _obey(assignment: Assignment, end: WorkerEnd, straggling: Straggling) -> Non
         began = time.perf_counter()
         if isinstance(command, Evaluate):
             end.pull(flat.parameters)
-            end.answer(_evaluate(command, objective, evaluation, device))
+            end.answer(_evaluate(command, worker))
         elif isinstance(command, Compute):
             version = end.pull(flat.parameters, command.exact_version)
             pulled = time.perf_counter()
@@ -199,28 +174,27 @@ def _obey(assignment: Assignment, end: WorkerEnd, straggling: Straggling) -> Non
 
 def _obey_in_place(assignment: Assignment, end: SharedMemoryWorker, step: StepHere, straggling: Straggling) -> None:
     set_up_process(assignment.threads)
-    device = torch.device(assignment.device)
-    model = skeleton(assignment.config)
+    model = assignment.task.model(assignment.seed)
     flat = FlatModel(model, parameters=end.parameters, keep_parameters=True)
     optimizer = step.recipe.on(flat.parameters, flat.layout.num_decayed)
     if step.share_state:
         optimizer.share_state(end.extra)
-    worker, objective, evaluation = assignment.build(model, flat)
+    worker = assignment.worker(flat)
     end.answer(Ready(flat.layout.fingerprint))
     control = end.segment.control
     finished = time.perf_counter()
     while not isinstance(command := end.receive(), Stop):
         began = time.perf_counter()
         if isinstance(command, Evaluate):
-            end.answer(_evaluate(command, objective, evaluation, device))
+            end.answer(_evaluate(command, worker))
         elif isinstance(command, Compute):
             version = end.version
             gradient = worker.gradient(command.batches[0][1])
             wait_seconds = straggling.wait_seconds(time.perf_counter() - began)
-            if not _wait(end, wait_seconds, lambda: _hold(end, objective, evaluation, device)):
+            if not _wait(end, wait_seconds, lambda: _hold(end, worker)):
                 return
             computed = time.perf_counter()
-            if int(control[FROZEN]) and not _hold(end, objective, evaluation, device):
+            if int(control[FROZEN]) and not _hold(end, worker):
                 return
             optimizer.step(flat.gradients, step.schedule(int(control[SAMPLES]) + gradient.num_samples))
             seconds = (0.0, computed - began, 0.0, began - finished)
@@ -243,11 +217,11 @@ def _wait(end: SharedMemoryWorker, seconds: float, hold: Callable[[], bool]) -> 
     return True
 
 
-def _hold(end: SharedMemoryWorker, objective: MaskedLM, evaluation: EvaluationBatches, device: torch.device) -> bool:
+def _hold(end: SharedMemoryWorker, worker: Worker) -> bool:
     """Keep a gradient unapplied while an evaluation goes on; False if the run ends meanwhile."""
     end.answer(Holding())
     while isinstance(command := end.receive(), Evaluate):
-        end.answer(_evaluate(command, objective, evaluation, device))
+        end.answer(_evaluate(command, worker))
     return not isinstance(command, Stop)
 
 
@@ -268,6 +242,5 @@ def _computed(
     )
 
 
-def _evaluate(command: Evaluate, objective: MaskedLM, evaluation: EvaluationBatches, device: torch.device) -> Evaluated:
-    sums = evaluate_shard(objective, evaluation, command.shard, command.num_shards, device)
-    return Evaluated(command.shard, sums.loss, sums.correct, sums.masked_tokens)
+def _evaluate(command: Evaluate, worker: Worker) -> Evaluated:
+    return Evaluated(command.shard, encode_sums(worker.evaluate(command.shard, command.num_shards)))

@@ -3,7 +3,7 @@
     python experiments/benchmarks/overhead.py --rounds 5
 
 Each round runs, one after another, the bare loop (the model's own parameters, fused AdamW, nothing of this library
-but batches and objective), ``--mode async --nproc 1`` and ``--mode async --nproc 2``, all with one thread per
+but the task), ``--mode async --nproc 1`` and ``--mode async --nproc 2``, all with one thread per
 worker. Ratios are taken round by round, since machines drift, and then the median; their range is printed beside
 it. Targets: one worker at least 95 % of the bare loop, two workers at least 90 % of twice one worker."""
 
@@ -25,8 +25,6 @@ import torch
 
 from asyncsgd.errors import UsageError
 from asyncsgd.launch import Launch
-from asyncsgd.models import skeleton
-from asyncsgd.objectives.masked_lm import MaskedLM
 from asyncsgd.prepare import prepare
 from asyncsgd.record import RunFolder
 from asyncsgd.runtime.processes import Processes, fork_server
@@ -40,16 +38,18 @@ WARMUP_STEPS = 10
 def bare_loop(assignment: Assignment, num_steps: int, answer: Connection) -> None:
     """Send the samples per second of a plain training loop; runs in a process of its own, as a worker does."""
     torch.set_num_threads(assignment.threads)
-    model = skeleton(assignment.config)
+    task = assignment.task
+    model = task.model(assignment.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    objective, batches = MaskedLM(model), assignment.training_batches()
+    data = task.data(assignment.seed)
     for step in range(num_steps + WARMUP_STEPS):
         if step == WARMUP_STEPS:
             began = time.perf_counter()
         optimizer.zero_grad()
-        objective.loss(batches.batch(step)).backward()
+        batch = data.batch(0, step)
+        task.loss(task.outputs(model, batch), batch).backward()
         optimizer.step()
-    answer.send(num_steps * assignment.batch_size / (time.perf_counter() - began))
+    answer.send(num_steps * task.batch_size / (time.perf_counter() - began))
 
 
 def measure_bare(assignment: Assignment, num_steps: int, context: ForkServerContext) -> float:

@@ -16,8 +16,7 @@ from asyncsgd.data.batching import RUN, Batch, EvaluationBatches, Frame, Order, 
 from asyncsgd.data.masking import Masking, by_token, by_word
 from asyncsgd.data.random import Purpose, dropout_seed, generator
 from asyncsgd.data.tokenization import Tokens
-from asyncsgd.optimizers import SGD, OptimizerRecipe
-from asyncsgd.runtime.worker_process import Assignment
+from asyncsgd.tasks.masked_lm import MaskedLM
 
 CLS, SEP, PAD, MASK, UNK = 0, 1, 2, 3, 4
 SPECIAL = (CLS, SEP, PAD, MASK, UNK)
@@ -262,7 +261,7 @@ def masked_samples(batches: EvaluationBatches) -> dict[tuple[int, ...], tuple[in
     """The sample with its frame -> what the model sees of it."""
     seen = {}
     for index in range(len(batches)):
-        batch = batches.batch(index)
+        batch = batches[index]
         for row, true, length in zip(batch.input_ids, unmasked(batch), batch.attention_mask.sum(1), strict=True):
             seen[tuple(true[:length].tolist())] = tuple(row[:length].tolist())
     return seen
@@ -282,8 +281,8 @@ def test_evaluation_masks_are_the_same_in_any_grouping_and_in_any_part_of_the_se
 def test_evaluation_takes_samples_evenly_over_the_set_and_each_once_in_order_of_length():
     tokens = corpus(50, seed=3)
     batches = EvaluationBatches(tokens, FRAME, masking(), 20, batch_size=8)
-    assert [batches.batch(index).num_samples for index in range(len(batches))] == [8, 8, 4]
-    rows = [row for index in range(3) for row in batches.batch(index).attention_mask.sum(1).tolist()]
+    assert [batches[index].num_samples for index in range(len(batches))] == [8, 8, 4]
+    rows = [row for index in range(3) for row in batches[index].attention_mask.sum(1).tolist()]
     assert rows == sorted(tokens.lengths[[int(i * 2.5) for i in range(20)]] + 2)
 
 
@@ -291,13 +290,9 @@ def test_the_evaluation_of_a_task_is_the_same_for_every_seed_and_batch_size(tmp_
     corpus(50, seed=3).save(tmp_path)
 
     def evaluation(seed: int, batch_size: int) -> EvaluationBatches:
-        settings = {"threads": 1, "device": "cpu", "precision": torch.float32, "eval_samples": 0}
-        settings |= {"inner": OptimizerRecipe(SGD()), "num_workers": 1, "speeds": None}
-        assignment = Assignment(
-            "{}", tmp_path, tmp_path, FRAME, masking(), masking(), batch_size, seed=seed, **settings
-        )
-        return assignment.evaluation_batches()
+        task = MaskedLM("{}", tmp_path, tmp_path, FRAME, masking(), masking(), batch_size, eval_samples=0)
+        return task.data(seed).evaluation["main"]
 
     first, second = evaluation(0, 4), evaluation(123, 16)
     assert len(first) == len(second) == 2
-    assert all(equal(first.batch(index), second.batch(index)) for index in range(2))
+    assert all(equal(first[index], second[index]) for index in range(2))

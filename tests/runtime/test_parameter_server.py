@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from running import A_TASK
 
 from asyncsgd.optimizers import SGD, Optimizer
 from asyncsgd.record import APPLIED, DONE, Evaluation, Event, Fault, Membership, Record
@@ -22,6 +23,7 @@ from asyncsgd.runtime.transport.process_group import ProcessGroupServer
 from asyncsgd.runtime.transport.shared_memory import SharedMemoryServer
 from asyncsgd.server import Server
 from asyncsgd.streams import Batches
+from asyncsgd.tasks.base import encode_sums
 
 TRANSPORTS = [SharedMemoryServer, ProcessGroupServer]
 TIMEOUT = 60.0
@@ -56,7 +58,7 @@ class ThreadWorker(threading.Thread):
                 end.pull(pulled)
                 if self.on_evaluate(command) is False:
                     break
-                end.answer(Evaluated(command.shard, 2.0, 1, 4))
+                end.answer(Evaluated(command.shard, encode_sums({"loss": 2.0, "correct": 1, "weight": 4.0})))
             elif isinstance(command, Compute):
                 version = end.pull(pulled)
                 if self.on_compute(command, pulled) is False:
@@ -77,6 +79,7 @@ def serve(
     runtime = ParameterServer(
         server,
         transport,
+        A_TASK,
         num_workers=num_workers,
         batch_size=2,
         budget=Budget(samples=samples),
@@ -336,7 +339,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run_and_names_worker_and_version()
             end.answer(Ready("layout"))
             while not isinstance(command := end.receive(), Stop):
                 if isinstance(command, Evaluate):
-                    end.answer(Evaluated(command.shard, 2.0, 1, 4))
+                    end.answer(Evaluated(command.shard, encode_sums({"loss": 2.0, "correct": 1, "weight": 4.0})))
                 else:
                     end.answer(Computed(command.dispatch, 0, float("nan"), 4.0, 2, 1, 0.0, 0.0, 0.0, 0.0))
 

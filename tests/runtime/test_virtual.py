@@ -10,6 +10,8 @@ import dataclasses
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -19,11 +21,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM
 
-from asyncsgd.data.batching import Frame, TrainingBatches
+from asyncsgd.data.batching import Batch, Frame, TrainingBatches
 from asyncsgd.data.masking import Masking, by_token
 from asyncsgd.data.tokenization import Tokens
 from asyncsgd.flat import FlatModel
-from asyncsgd.objectives.masked_lm import MaskedLM
 from asyncsgd.optimizers import SGD, Optimizer, OptimizerRecipe, PlainSGD
 from asyncsgd.problems import Array, Instance, Mode, Quadratic
 from asyncsgd.record import APPLIED, DONE, DROPPED, FAILED, HELD, INTERRUPTED, Evaluation, Event, Membership, Record
@@ -52,6 +53,7 @@ from asyncsgd.server import Server
 from asyncsgd.simulate import Simulation, simulate
 from asyncsgd.speeds import Constant, Exponential, Floats, Ints, Network, Sampler, Speeds
 from asyncsgd.streams import Batches
+from asyncsgd.tasks.masked_lm import MaskedLM
 from asyncsgd.worker import Worker
 
 INF = math.inf
@@ -696,7 +698,8 @@ def tiny_worker(precision: torch.dtype = torch.float32) -> Worker:
     draw = np.random.default_rng(0)
     starts = np.concatenate([[0], np.cumsum(draw.integers(4, 10, 40))])
     tokens = Tokens(draw.integers(5, 48, starts[-1]).astype(np.int32), starts, np.ones(starts[-1], dtype=bool))
-    batches = TrainingBatches(tokens, Frame((0,), (1,), 2), Masking(by_token, 0.3, 3, 48, (0, 1, 2, 3, 4)), 4, seed=0)
+    frame, masking = Frame((0,), (1,), 2), Masking(by_token, 0.3, 3, 48, (0, 1, 2, 3, 4))
+    batches = TrainingBatches(tokens, frame, masking, 4, seed=0)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         config = BertConfig(
@@ -709,8 +712,20 @@ def tiny_worker(precision: torch.dtype = torch.float32) -> Worker:
             max_position_embeddings=16,
         )
         model = BertForMaskedLM(config).train()
-    flat = FlatModel(model)
-    return Worker(flat, MaskedLM(model), batches, seed=0, precision=precision)
+    task = MaskedLM("", Path(), Path(), frame, masking, masking, 4, 0)
+    return Worker(FlatModel(model), task, InMemory(batches), seed=0, precision=precision)
+
+
+class InMemory:
+    """Data of one stream, and nothing to evaluate."""
+
+    evaluation: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, batches: TrainingBatches) -> None:
+        self._batches = batches
+
+    def batch(self, stream: int, index: int) -> Batch:
+        return self._batches.batch(index)
 
 
 def train_under_virtual_time(

@@ -81,9 +81,8 @@ class Evaluated:
     """The sums of one shard."""
 
     shard: int
-    loss: float
-    correct: int
-    masked_tokens: int
+    sums: str
+    """See `asyncsgd.tasks.base.encode_sums`."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,10 +15,8 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from asyncsgd.data.batching import EvaluationBatches
-from asyncsgd.evaluation import evaluate_shard
-from asyncsgd.objectives.masked_lm import MaskedLM
 from asyncsgd.runtime.transport.base import Command, Compute, Computed, Evaluate, Evaluated, Message, Ready
+from asyncsgd.tasks.base import encode_sums
 from asyncsgd.worker import Worker
 
 
@@ -27,12 +25,11 @@ class InProcess:
 
     Args:
         worker: computes all gradients; its flat vectors are the server's parameters and everybody's slot.
-        objective, evaluation: for evaluations.
         num_workers: how many pretend workers.
     """
 
-    def __init__(self, worker: Worker, objective: MaskedLM, evaluation: EvaluationBatches, num_workers: int) -> None:
-        self._worker, self._objective, self._evaluation = worker, objective, evaluation
+    def __init__(self, worker: Worker, num_workers: int) -> None:
+        self._worker = worker
         ready: Message = Ready(worker.flat.layout.fingerprint)
         self._messages: collections.deque[tuple[int, Message]] = collections.deque(
             (w, ready) for w in range(num_workers)
@@ -63,9 +60,12 @@ class InProcess:
         if isinstance(command, Compute):
             return [(worker, self._compute(command))]
         if isinstance(command, Evaluate):
-            device = self.parameters.device
-            sums = evaluate_shard(self._objective, self._evaluation, command.shard, command.num_shards, device)
-            return [(worker, Evaluated(command.shard, sums.loss, sums.correct, sums.masked_tokens))]
+            return [
+                (
+                    worker,
+                    Evaluated(command.shard, encode_sums(self._worker.evaluate(command.shard, command.num_shards))),
+                )
+            ]
         return []
 
     def _compute(self, command: Compute) -> Computed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from functools import reduce
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,8 +19,11 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
-from asyncsgd.data.batching import Batch
-from asyncsgd.objectives.masked_lm import MaskedLM, Sums
+from asyncsgd.data.batching import Batch, Frame
+from asyncsgd.data.masking import Masking, by_token
+from asyncsgd.evaluation import evaluate_shard
+from asyncsgd.tasks.base import Sums
+from asyncsgd.tasks.masked_lm import MaskedLM, MaskedPositions
 
 VOCABULARY, PAD, LENGTHS = 97, 1, (13, 9, 4, 1)
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
@@ -40,6 +43,18 @@ def distilbert(dropout: float) -> nn.Module:
     shape = {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48, "max_position_embeddings": 20}
     more = {"dropout": dropout, "attention_dropout": dropout}
     return DistilBertForMaskedLM(DistilBertConfig(vocab_size=VOCABULARY, pad_token_id=PAD, **shape, **more))
+
+
+MASKING = Masking(by_token, 0.15, 4, VOCABULARY, (0, 1, 2, 3, 4))
+TASK = MaskedLM("", Path(), Path(), Frame((0,), (2,), PAD), MASKING, MASKING, len(LENGTHS), 0)
+
+
+def loss_of(model: nn.Module, batch: Batch) -> Tensor:
+    return TASK.loss(TASK.outputs(model, batch), batch)
+
+
+def sums_of(model: nn.Module, *batches: Batch) -> Sums:
+    return evaluate_shard(TASK, model, batches, 0, 1, torch.device("cpu"))
 
 
 every_architecture = pytest.mark.parametrize("architecture", [bert, roberta, distilbert])
@@ -81,7 +96,7 @@ def full_logits_loss(model: nn.Module, batch: Batch) -> Tensor:
 def test_loss_and_every_gradient_are_those_of_logits_everywhere_with_label_minus_100(architecture):
     model = model_of(architecture)
     plain, batch = copy.deepcopy(model), batch_of()
-    loss = MaskedLM(model).loss(batch)
+    loss = loss_of(model, batch)
     loss.backward()
     expected = full_logits_loss(plain, batch)
     expected.backward()
@@ -98,18 +113,16 @@ def test_loss_and_every_gradient_are_those_of_logits_everywhere_with_label_minus
 @every_architecture
 def test_only_the_masked_positions_get_logits(architecture):
     batch = batch_of()
-    objective = MaskedLM(model_of(architecture))
-    assert objective.logits(batch).shape == (batch.num_masked, VOCABULARY)
+    logits = TASK.outputs(model_of(architecture), batch)
+    assert logits.shape == (batch.num_masked, VOCABULARY)
     plain = model_of(architecture)(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
-    torch.testing.assert_close(
-        objective.logits(batch), plain.flatten(0, 1)[batch.masked_positions], rtol=1e-5, atol=1e-5
-    )
+    torch.testing.assert_close(logits, plain.flatten(0, 1)[batch.masked_positions], rtol=1e-5, atol=1e-5)
 
 
 @every_architecture
 def test_the_model_itself_still_gives_logits_everywhere_to_others(architecture):
     model, batch = model_of(architecture), batch_of()
-    MaskedLM(model).loss(batch)
+    loss_of(model, batch)
     assert model(input_ids=batch.input_ids).logits.shape == (*batch.input_ids.shape, VOCABULARY)
 
 
@@ -117,34 +130,36 @@ def test_the_model_itself_still_gives_logits_everywhere_to_others(architecture):
 def test_sums_are_those_of_float64_without_dropout(architecture):
     model, batch = model_of(architecture, dropout=0.5), batch_of()
     exact = copy.deepcopy(model).double().eval()
-    sums = MaskedLM(model).sums(batch)
+    sums = sums_of(model, batch)
     with torch.no_grad():
         logits = exact(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
     logits = logits.flatten(0, 1)[batch.masked_positions]
-    assert sums.loss == pytest.approx(float(functional.cross_entropy(logits, batch.labels, reduction="sum")), rel=1e-6)
-    assert sums.correct == int((logits.argmax(-1) == batch.labels).sum())
-    assert sums.masked_tokens == batch.num_masked
+    assert sums["loss"] == pytest.approx(
+        float(functional.cross_entropy(logits, batch.labels, reduction="sum")), rel=1e-6
+    )
+    assert sums["correct"] == int((logits.argmax(-1) == batch.labels).sum())
+    assert sums["weight"] == batch.num_masked
 
 
 def test_hits_are_counted():
     model, batch = model_of(bert), batch_of()
-    objective = MaskedLM(model)
     with torch.no_grad():
-        best = objective.logits(batch).argmax(-1)
+        best = TASK.outputs(model, batch).argmax(-1)
     best[0] = (best[0] + 1) % VOCABULARY
     hit = Batch(batch.input_ids, batch.attention_mask, batch.masked_positions, best)
-    assert objective.sums(hit).correct == batch.num_masked - 1
+    assert sums_of(model, hit)["correct"] == batch.num_masked - 1
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_evaluating_leaves_the_mode_the_gradients_and_the_generator_of_the_model_as_they_were(training):
+def test_evaluating_leaves_the_modes_the_gradients_and_the_generator_of_the_model_as_they_were(training):
     model = model_of(bert, dropout=0.5).train(training)
-    objective, state = MaskedLM(model), torch.random.get_rng_state()
-    first = objective.sums(batch_of())
-    assert [module.training for module in model.modules()] == [training] * len(list(model.modules()))
+    model.base_model.embeddings.eval()  # frozen by somebody
+    modes, state = [module.training for module in model.modules()], torch.random.get_rng_state()
+    first = sums_of(model, batch_of())
+    assert [module.training for module in model.modules()] == modes
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert objective.sums(batch_of()) == first
+    assert sums_of(model, batch_of()) == first
 
 
 def test_the_mode_is_put_back_when_an_evaluation_fails():
@@ -152,40 +167,23 @@ def test_the_mode_is_put_back_when_an_evaluation_fails():
     batch = batch_of()
     broken = Batch(batch.input_ids, batch.attention_mask, batch.masked_positions + 10**6, batch.labels)
     with pytest.raises(IndexError):
-        MaskedLM(model).sums(broken)
+        sums_of(model, broken)
     assert model.training
 
 
-def test_sums_add_up_field_by_field():
-    assert Sums(1.5, 2, 3) + Sums(0.25, 5, 7) == Sums(1.75, 7, 10)
-
-
 def test_sums_over_parts_add_up_to_those_of_the_whole():
-    objective = MaskedLM(model_of(bert))
-    parts = [objective.sums(batch_of(seed)) for seed in range(3)]
-    whole = reduce(Sums.__add__, parts, Sums())
-    assert whole.loss == sum(part.loss for part in parts)
-    assert whole.correct == sum(part.correct for part in parts)
-    assert whole.masked_tokens == sum(batch_of(seed).num_masked for seed in range(3))
+    model, batches = model_of(bert), [batch_of(seed) for seed in range(3)]
+    parts = [sums_of(model, batch) for batch in batches]
+    whole = sums_of(model, *batches)
+    assert whole == {name: sum(part[name] for part in parts) for name in ("loss", "correct", "weight")}
+    assert whole["weight"] == sum(batch.num_masked for batch in batches)
+    assert TASK.metrics(whole) == {"accuracy": whole["correct"] / whole["weight"]}
 
 
-def test_training_passes_go_through_a_wrapper_and_evaluations_do_not():
-    class Counting(nn.Module):
-        def __init__(self, module: nn.Module) -> None:
-            super().__init__()
-            self.module, self.calls = module, 0
-
-        def forward(self, **inputs):
-            self.calls += 1
-            return self.module(**inputs)
-
-    model, batch = model_of(bert), batch_of()
-    objective, wrapper = MaskedLM(model), Counting(model)
-    direct = objective.loss(batch)
-    objective.through(wrapper)
-    assert torch.equal(objective.loss(batch), direct)
-    objective.sums(batch)
-    assert wrapper.calls == 1
+def test_a_model_has_one_hook_however_often_it_is_asked():
+    model = model_of(bert)
+    assert MaskedPositions.of(model) is MaskedPositions.of(model)
+    assert len(model.base_model._forward_hooks) == 1
 
 
 @pytest.mark.parametrize(
@@ -193,7 +191,7 @@ def test_training_passes_go_through_a_wrapper_and_evaluations_do_not():
 )
 def test_a_model_without_an_encoder_of_its_own_is_refused(model):
     with pytest.raises(ValueError, match=f"{type(model).__name__} has no encoder of its own"):
-        MaskedLM(model)
+        MaskedPositions.of(model)
 
 
 def test_a_head_that_does_not_work_token_by_token_is_refused():
@@ -208,4 +206,4 @@ def test_a_head_that_does_not_work_token_by_token_is_refused():
             return output
 
     with pytest.raises(ValueError, match="head of Pooling does not work token by token"):
-        MaskedLM(Pooling()).loss(batch_of())
+        loss_of(Pooling(), batch_of())

@@ -1,0 +1,1 @@
+"""What is learned, apart from how: one task per file; `asyncsgd.tasks.base` is the contract."""
