@@ -15,7 +15,7 @@ from asyncsgd.data.random import dropout_seed
 from asyncsgd.evaluation import evaluate_shard
 from asyncsgd.flat import FlatModel
 from asyncsgd.state import Plain
-from asyncsgd.tasks.base import Batch, Data, Loss, Sums, Task, to_device
+from asyncsgd.tasks.base import Batch, Data, Sums, Task, to_device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +69,17 @@ def take_local_steps(
     with torch.no_grad():
         torch.sub(start, parameters, out=gradients)
     return Gradient(loss / weight, weight, num_samples, loss_scales)
+
+
+class Loss(nn.Module):
+    """A task's loss on one model as a module, so that DistributedDataParallel and compilers can wrap it."""
+
+    def __init__(self, task: Task, model: nn.Module) -> None:
+        super().__init__()
+        self.task, self.model = task, model
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.task.loss(self.task.outputs(self.model, batch), batch)
 
 
 class Worker:

@@ -14,13 +14,19 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import itertools
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Literal, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+
+from asyncsgd.errors import UsageError
+
+if TYPE_CHECKING:  # a task's settings are flags, and --help is not to wait for torch
+    import torch
+    from torch import Tensor, nn
 
 Batch = Any
 """A tensor, or a dict, list, tuple or dataclass of batches; anything else in it stays as it is."""
@@ -49,18 +55,56 @@ class Data(Protocol):
         """The evaluation sets by name, ``main`` first: batches that are the same for every seed and in every mode."""
 
 
+def found() -> Any:
+    """Declare a field of a task that `Task.prepare` fills in: no setting, and None before.
+
+    Torchrun's other ranks are sent these fields and nothing else, so they hold int, float, str, bool, None, or tuples.
+    """
+    return dataclasses.field(default=None, metadata={"found": True})
+
+
 class Task(abc.ABC):
-    """What is learned. Subclasses are frozen dataclasses."""
+    """What is learned. Subclasses are frozen dataclasses.
+
+    A task comes about in three stages: its fields name things; `prepare`, in one process, finds them out and keeps what
+    it found in fields declared with `found`; `model` and `data`, in every process, read it into memory.
+    """
 
     name: ClassVar[str]
     better: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {}
     """Its metrics; the first is the primary one."""
+    preload: ClassVar[tuple[str, ...]] = ()
+    """Modules that its workers import; naming them lets workers start sooner."""
     batch_size: int
     """Samples of every training batch."""
 
+    def prepare(self, seed: int, cache: Path) -> Self:
+        """The task with all that is slow to find out: texts read, tokens on disk, names resolved. Called once per run,
+        by the process that leads it.
+
+        Args:
+            cache: a folder to keep prepared data in, from run to run.
+
+        Raises:
+            UsageError: for whatever the user has to change.
+        """
+        return self
+
+    def facts(self) -> Mapping[str, Any]:
+        """What is known of a prepared task, as JSON, for the summary of its runs: ``data``, ``data_fingerprint``,
+        ``num_train_samples``, ``num_eval_samples``, ``from_scratch``, ``notes`` where it has them.
+        """
+        return {}
+
+    def save(self, model: nn.Module, folder: Path) -> None:
+        """Write the trained `model` into `folder`, which is new; parameters that are shared are written once."""
+        from safetensors.torch import save_model
+
+        save_model(model, str(folder / "model.safetensors"))
+
     @abc.abstractmethod
     def model(self, seed: int) -> nn.Module:
-        """A new model, on the CPU and in training mode."""
+        """A new model with its initial values, on the CPU and in training mode: the same in every process."""
 
     @abc.abstractmethod
     def data(self, seed: int) -> Data:
@@ -78,6 +122,14 @@ class Task(abc.ABC):
         """Loss terms behind the batch's loss; more than 0 in training. Read from the batch on the CPU."""
         return float(self.batch_size)
 
+    def split(self, batch: Batch, parts: int) -> Sequence[Batch]:
+        """The batch in `parts` batches, whose losses, weighted by their loss terms, make up its own; see `split_rows`.
+
+        Raises:
+            UsageError: if it cannot be split.
+        """
+        return split_rows(batch, parts)
+
     def sums(self, outputs: Any, batch: Batch) -> Sums:
         """What `metrics` is made of, summed over the batch; ``loss`` only where it is not loss times weight."""
         return {}
@@ -86,32 +138,63 @@ class Task(abc.ABC):
         """The metrics of a whole evaluation: the only division."""
         return {}
 
+    def details(self, sums: Sums) -> dict[str, Any]:
+        """What else a whole evaluation says, as JSON: a confusion matrix, a score per class."""
+        return {}
 
-class Loss(nn.Module):
-    """A task's loss on one model as a module, so that DistributedDataParallel and compilers can wrap it."""
-
-    def __init__(self, task: Task, model: nn.Module) -> None:
-        super().__init__()
-        self.task, self.model = task, model
-
-    def forward(self, batch: Batch) -> Tensor:
-        return self.task.loss(self.task.outputs(self.model, batch), batch)
+    def final(self, model: nn.Module) -> Mapping[str, Any]:
+        """What is found out once, at the end, as JSON for the summary. The model is in evaluation mode."""
+        return {}
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
     """`batch` with its tensors on `device`; the tensors themselves where they are there already."""
-    if isinstance(batch, Tensor):
-        return batch.to(device)
+    return map_tensors(lambda tensor: tensor.to(device), batch)
+
+
+def map_tensors(change: Callable[[Tensor], Any], batch: Batch) -> Batch:
+    """`batch` with every tensor in it changed.
+
+    Dataclasses are looked into, which torch's own pytree takes for leaves.
+    """
+    import torch
+
+    if isinstance(batch, torch.Tensor):
+        return change(batch)
     if isinstance(batch, dict):
-        return {key: to_device(value, device) for key, value in batch.items()}
+        return {key: map_tensors(change, value) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*[to_device(value, device) for value in batch])
+        return type(batch)(*[map_tensors(change, value) for value in batch])
     if isinstance(batch, list | tuple):
-        return type(batch)(to_device(value, device) for value in batch)
+        return type(batch)(map_tensors(change, value) for value in batch)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        moved = {field.name: to_device(getattr(batch, field.name), device) for field in dataclasses.fields(batch)}
-        return dataclasses.replace(batch, **moved)
+        changed = {field.name: map_tensors(change, getattr(batch, field.name)) for field in dataclasses.fields(batch)}
+        return dataclasses.replace(batch, **changed)
     return batch
+
+
+def split_rows(batch: Batch, parts: int) -> list[Batch]:
+    """Split every tensor along its first dimension, which has to be the same for all.
+
+    >>> import torch
+    >>> [part["x"].tolist() for part in split_rows({"x": torch.arange(5), "name": "a"}, 2)]
+    [[0, 1, 2], [3, 4]]
+
+    Raises:
+        UsageError: if the tensors have different lengths, or fewer rows than there are parts.
+    """
+    lengths: list[int] = []
+    map_tensors(lambda tensor: lengths.append(len(tensor) if tensor.ndim else 0), batch)
+    if len(set(lengths)) != 1 or lengths[0] < parts:
+        raise UsageError(
+            f"a batch whose tensors have {', '.join(map(str, sorted(set(lengths)))) or 'no'} rows cannot be split in "
+            f"{parts}; give the task a method split(batch, parts)"
+        )
+    bounds = [-(-lengths[0] * part // parts) for part in range(parts + 1)]
+    return [
+        map_tensors(lambda tensor, a=first, b=end: tensor[a:b], batch)  # type: ignore[misc]
+        for first, end in itertools.pairwise(bounds)
+    ]
 
 
 def add_sums(many: Iterable[Sums]) -> Sums:
@@ -129,8 +212,10 @@ def add_sums(many: Iterable[Sums]) -> Sums:
 
 def plain_sums(sums: Sums) -> Sums:
     """The sums with tensors as numbers or numpy arrays: one transfer from the device for each."""
+    import torch
+
     return {
-        name: (value.item() if value.ndim == 0 else value.cpu().numpy()) if isinstance(value, Tensor) else value
+        name: (value.item() if value.ndim == 0 else value.cpu().numpy()) if isinstance(value, torch.Tensor) else value
         for name, value in sums.items()
     }
 
