@@ -4,7 +4,7 @@ The public names are loaded when they are first used, so that ``import asyncsgd`
 transformers; `asyncsgd.torchrun` relies on this, being called from inside ``import torch``.
 
 Reading order: `asyncsgd.rules.base`, `asyncsgd.rules.asynchronous`, `asyncsgd.server`,
-`asyncsgd.runtime.virtual`, `asyncsgd.runtime.parameter_server`, `asyncsgd.train`, ``experiments/stilt_mlm.py``."""
+`asyncsgd.runtime.virtual`, `asyncsgd.runtime.parameter_server`, `asyncsgd.training`, ``experiments/stilt_mlm.py``."""
 
 from __future__ import annotations
 

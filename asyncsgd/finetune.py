@@ -50,7 +50,7 @@ from asyncsgd.run_folder import open_finetune_folder
 from asyncsgd.runtime.base import Budget, EvaluationPoints, Result, TrainingClock, diverged
 from asyncsgd.schedules import WarmupSchedule, linear
 from asyncsgd.signals import StopRequest, held
-from asyncsgd.train import BEFORE_TRAINING, EXIT_CODES, OUT_OF_MEMORY, TWICE, is_out_of_memory
+from asyncsgd.training import BEFORE_TRAINING, EXIT_CODES, OUT_OF_MEMORY, TWICE, is_out_of_memory
 from asyncsgd.yaml_reader import read_yaml
 
 VOCABULARY = 8192

@@ -1,4 +1,4 @@
-"""Put a replay together from a run's settings and records: the counterpart of `asyncsgd.train` for `runtime.replay`."""
+"""Put a replay together from a run's settings and records: the counterpart of `asyncsgd.training` for `runtime.replay`."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ from asyncsgd.settings import Settings, differing_keys, flatten, load_run_settin
 from asyncsgd.yaml_reader import read_yaml
 
 PRELOAD = (
-    "asyncsgd.train",
+    "asyncsgd.training",
     "asyncsgd.finetune",
     "transformers.models.auto.tokenization_auto",
     "transformers.models.bert.tokenization_bert",
@@ -515,7 +515,7 @@ class Runner:
         self._number, self._of = 0, len(jobs)
         with self._signals():
             if any(job.measures for job in jobs):
-                import asyncsgd.train  # noqa: F401 - takes seconds, in which a Ctrl-C is not yet heard by the run
+                import asyncsgd.training  # noqa: F401 - takes seconds, in which a Ctrl-C is not yet heard by the run
             for job in jobs:
                 if job.measures:
                     self._run_here(job)
@@ -655,7 +655,7 @@ def _make_run(job: Job, context: ForkServerContext | None) -> int:
 
             return finetune.run(job.values, command)
         from asyncsgd.launch import Launch
-        from asyncsgd.train import lead
+        from asyncsgd.training import lead
 
         settings = make_settings(job.values)
         folder = open_run_folder("stilt_mlm", settings, command)

@@ -94,7 +94,7 @@ def free_folder(measured: Path) -> Path:
 def simulate(settings: Settings, folder: Path) -> int:
     from asyncsgd.launch import Launch
     from asyncsgd.run_folder import open_run_folder
-    from asyncsgd.train import lead
+    from asyncsgd.training import lead
 
     opened = open_run_folder("calibrate", settings, f"python experiments/calibrate.py {folder.parent}")
     return lead(settings, Launch(settings.job.nproc, None, False), opened, None)

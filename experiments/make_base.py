@@ -81,7 +81,7 @@ def run(argv: list[str], stop: StopRequest) -> int:
     print(f"base   {out}, from random weights, {settings.budget.samples} samples of {settings.data.data}", flush=True)
     folder = open_run_folder("make_base", settings, "python experiments/make_base.py " + " ".join(argv))
 
-    from asyncsgd.train import lead
+    from asyncsgd.training import lead
 
     exit_code = lead(settings, Launch(1, None, False), folder, None, stop)
     if exit_code == 0:

@@ -58,7 +58,7 @@ def run(argv: list[str], stop: StopRequest) -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 hears it and stops the others in good order
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-        from asyncsgd.train import follow
+        from asyncsgd.training import follow
 
         return follow(settings, launch)
     announce(settings)
@@ -72,7 +72,7 @@ def run(argv: list[str], stop: StopRequest) -> int:
     print(f"run    {folder.path}", flush=True)
     go_offline(settings.model.model, settings.data.data)
 
-    from asyncsgd.train import lead
+    from asyncsgd.training import lead
 
     exit_code = lead(settings, launch, folder, context, stop)
     say(f"next   python -m analysis.compare {shlex.quote(str(folder.path.parent))}")

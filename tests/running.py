@@ -21,7 +21,7 @@ from asyncsgd.run_folder import open_run_folder
 from asyncsgd.runtime.processes import fork_server
 from asyncsgd.settings import Settings, make_settings
 from asyncsgd.tasks.masked_lm import MaskedLM
-from asyncsgd.train import lead
+from asyncsgd.training import lead
 
 BATCH_SIZE = 4
 _MASKING = Masking(by_token, 0.15, 4, 97, (0, 1, 2, 3, 4))

@@ -49,7 +49,7 @@ from asyncsgd.server import Server
 from asyncsgd.settings import load_yaml, make_settings
 from asyncsgd.signals import StopRequest
 from asyncsgd.tasks.base import encode_sums
-from asyncsgd.train import follow_records
+from asyncsgd.training import follow_records
 
 SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "stilt_mlm.py"
 DEADLINE = 60.0

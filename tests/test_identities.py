@@ -24,7 +24,7 @@ from asyncsgd.prepare import prepare
 from asyncsgd.record import RunFolder
 from asyncsgd.settings import Settings
 from asyncsgd.tasks.masked_lm import MaskedLM
-from asyncsgd.train import lead
+from asyncsgd.training import lead
 
 pytestmark = pytest.mark.processes
 

@@ -30,7 +30,7 @@ from asyncsgd.record import RunFolder
 from asyncsgd.runtime.processes import Processes, fork_server
 from asyncsgd.runtime.worker_process import Assignment
 from asyncsgd.settings import Settings, make_settings
-from asyncsgd.train import lead
+from asyncsgd.training import lead
 
 WARMUP_STEPS = 10
 
