@@ -5,16 +5,19 @@ only make one of the dataclasses that the codec was given, with fields of their 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import types
 import typing
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 LONGEST = 1 << 20
 """Bytes of the longest message."""
 
 _LARGEST_INTEGER = 1 << 63
+
+T = TypeVar("T")
 
 _Read = Callable[[Any], Any]
 """Turns a value that came out of JSON into a field's value, or raises a TypeError."""
@@ -83,6 +86,37 @@ class Codec:
             return read(value)
         except TypeError:
             raise ProtocolError(f"field {field} of {kind} cannot be {str(value)[:40]!r}") from None
+
+
+def encode_found(task: Any) -> bytes:
+    """JSON of the fields that a task's `prepare` has filled in."""
+    return json.dumps({name: getattr(task, name) for name in _found(task)}, separators=(",", ":")).encode()
+
+
+def decode_found(task: T, payload: bytes) -> T:
+    """`task` with the fields behind `encode_found` of a task of its class, whatever else the bytes say.
+
+    Raises:
+        ProtocolError: if a field is missing, unknown or of another type.
+    """
+    readers = _found(task)
+    try:
+        values = json.loads(payload)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"{payload[:40]!r} is no JSON") from error
+    if not isinstance(values, dict) or values.keys() != readers.keys():
+        raise ProtocolError(f"{type(task).__name__} finds out {', '.join(readers) or 'nothing'}, not {payload[:60]!r}")
+    return dataclasses.replace(  # type: ignore[type-var]
+        task, **{name: Codec._read(type(task).__name__, name, read, values[name]) for name, read in readers.items()}
+    )
+
+
+def _found(task: Any) -> dict[str, _Read]:
+    if not dataclasses.is_dataclass(task):
+        return {}
+    names = [field.name for field in dataclasses.fields(task) if field.metadata.get("found")]
+    hints = typing.get_type_hints(type(task)) if names else {}
+    return {name: _reader(hints[name]) for name in names}
 
 
 def _reader(hint: Any) -> _Read:

@@ -75,19 +75,14 @@ def _measure(settings: Settings) -> tuple[float, float]:
     import torch
 
     from asyncsgd.flat import FlatModel
-    from asyncsgd.prepare import device_of_worker, prepare
+    from asyncsgd.pretraining import pretraining
 
-    torch.set_num_threads(settings.machine.threads)
-    prepared = prepare(
-        settings.data,
-        settings.model,
-        settings.machine,
-        settings.optimization,
-        settings.job,
-        eval_samples=settings.budget.eval_samples,
-    )
-    device = device_of_worker(prepared.assignment.device, 0)
-    worker = prepared.assignment.worker(FlatModel(prepared.model.to(device)))
+    experiment = pretraining(settings)
+    setup = experiment.setup
+    torch.set_num_threads(setup.runtime.threads)
+    task = experiment.task.prepare(setup.seed, experiment.cache)
+    assignment = setup.assignment(task, worker=0)
+    worker = assignment.worker(FlatModel(task.model(setup.seed).to(assignment.device)))
     worker.gradient(0)  # the first one allocates
     began = time.perf_counter()
     for index in range(1, GRADIENTS + 1):

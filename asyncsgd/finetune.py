@@ -39,11 +39,11 @@ from asyncsgd.data.labelled import (
 from asyncsgd.data.random import dropout_seed
 from asyncsgd.data.tokenization import load_tokenizer, tokenize_beginnings
 from asyncsgd.errors import RunError, UsageError, nearest, reason
+from asyncsgd.experiment import cache_folder, device_of_worker, resolve_device
 from asyncsgd.finetune_settings import FinetuneSettings, Functional, LabelledText, Start, Tuning, make_finetune_settings
 from asyncsgd.flat import FlatModel, parameters_sha256
 from asyncsgd.objectives.classification import Classification, ClassSums, inverse_frequency
 from asyncsgd.optimizers import AdamW, Optimizer, OptimizerRecipe
-from asyncsgd.prepare import cache_folder, device_of_worker, resolve_device
 from asyncsgd.progress import say
 from asyncsgd.record import DONE, FAILED, INTERRUPTED, Evaluation, RunFolder, describe_environment
 from asyncsgd.run_folder import open_finetune_folder
@@ -192,7 +192,8 @@ def _attempt(settings: FinetuneSettings, folder: RunFolder, stop: StopRequest, f
         if result.status == DONE and prepared.hatecheck is not None:
             found |= {"hatecheck": _hatecheck_scores(prepared, prepared.hatecheck, settings.data.seq_len)}
         if settings.output.save_model:
-            models.save_model(prepared.flat.model, prepared.tokenizer, folder.path / "model")
+            name = str(prepared.tokenizer.name_or_path)
+            models.save_whole(lambda new: models.save_pretrained(prepared.flat.model, name, new), folder.path / "model")
         found |= {"parameters_sha256": sha256}
         _say_result(result, found, folder)
         return result

@@ -7,9 +7,10 @@ import copy
 import dataclasses
 import json
 import math
+import os
 import pickle
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -177,16 +178,30 @@ def _check_encoder_fits(classifier: nn.Module, loaded: Any, encoder: Iterable[st
         )
 
 
-def skeleton(config_json: str) -> nn.Module:
-    """Return a model of the given configuration for a worker; its values are drawn here and then come from the
-    server.
+def masked_lm(weights: str | None, config: str, dropout: float, seed: int) -> nn.Module:
+    """Return the model that `build_model` has returned before, in any process.
+
+    Args:
+        weights: its local folder; None for one with random weights, which are a function of `seed`.
+        config: its `config_json`.
     """
     from transformers import AutoConfig, AutoModelForMaskedLM
 
-    values = json.loads(config_json)
-    config = AutoConfig.for_model(values.pop("model_type"), **values)
-    with seeded(0):
-        return AutoModelForMaskedLM.from_config(config, trust_remote_code=False).float().train()
+    with seeded(seed):
+        if weights is not None:
+            return _load(weights, dropout)[0].float().train()
+        values = json.loads(config)
+        built = AutoConfig.for_model(values.pop("model_type"), **values)
+        return AutoModelForMaskedLM.from_config(built, trust_remote_code=False).float().train()
+
+
+def local_folder(model: str) -> str:
+    """The folder of a model that has been loaded: its own, or the one that the Hub's library keeps."""
+    if Path(model).is_dir():
+        return os.path.abspath(model)
+    from huggingface_hub import snapshot_download
+
+    return snapshot_download(model, local_files_only=True)
 
 
 def config_json(model: Any) -> str:
@@ -201,18 +216,27 @@ def frame_of(tokenizer: Any) -> Frame:
     return Frame(tuple(ids[:at]), tuple(ids[at + 1 :]), int(tokenizer.pad_token_id))
 
 
-def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write safetensors, configuration and tokenizer; `AutoModelForMaskedLM.from_pretrained(folder)` reads them.
-
-    `folder` appears when it is complete: until then it has another name. It replaces what has its name.
-    """
+def save_pretrained(model: Any, tokenizer: str | None, folder: Path) -> None:
+    """Write a transformers model: safetensors, configuration, and the tokenizer from its own folder or name."""
+    from transformers import AutoTokenizer
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    model.save_pretrained(folder)
+    if tokenizer is not None:
+        local = Path(tokenizer).is_dir()
+        AutoTokenizer.from_pretrained(tokenizer, local_files_only=local, trust_remote_code=False).save_pretrained(
+            folder
+        )
+
+
+def save_whole(save: Callable[[Path], None], folder: Path) -> None:
+    """Call `save` with an empty folder, which gets the name `folder` when it is complete; what has that name goes."""
     partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
     try:
-        model.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
+        save(partial)
         with held():
             shutil.rmtree(folder, ignore_errors=True)
             partial.rename(folder)

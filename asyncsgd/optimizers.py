@@ -136,6 +136,9 @@ class OptimizerRecipe:
     weight_decay: float = 0.0
     clip_norm: float = 0.0
 
+    def __str__(self) -> str:
+        return type(self.build).__name__.lower()
+
     def on(self, parameters: Tensor, num_decayed: int) -> Optimizer:
         """Return the optimizer of `parameters`, `(P,)`."""
         return Optimizer(parameters, num_decayed, self.build, weight_decay=self.weight_decay, clip_norm=self.clip_norm)

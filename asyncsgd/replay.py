@@ -1,22 +1,21 @@
-"""Put a replay together from a run's settings and records: the counterpart of `asyncsgd.training` for `runtime.replay`."""
+"""Put a replay together from an experiment and the records of its run: `asyncsgd.training` for `runtime.replay`."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from asyncsgd import models
+from asyncsgd import modes
 from asyncsgd.errors import UsageError
+from asyncsgd.experiment import Experiment, device_of_worker
 from asyncsgd.flat import FlatModel, parameters_sha256
-from asyncsgd.prepare import Prepared, device_of_worker, prepare, rule_of, schedule_of, server_recipe
+from asyncsgd.models import save_whole
 from asyncsgd.runtime.computation import ModelGradients
 from asyncsgd.runtime.log import LoggedArrival, LogRecord
 from asyncsgd.runtime.replay import Difference, Replay
 from asyncsgd.server import Server
-from asyncsgd.settings import Settings
 from asyncsgd.streams import Batches, count_batches
 
 
@@ -24,44 +23,31 @@ class PreparedReplay:
     """A server and a worker as the run had them, ready to take its log.
 
     Args:
-        settings: of the run; its thread count is used.
+        experiment: as the run was asked for; its thread count is used.
         records: its event log; see `asyncsgd.runtime.log.read_log`.
-        cache_dir: folder of prepared data, None for the default one.
         check_every: see `Replay`.
 
     Raises:
         UsageError: if the log of a run in float16 does not say at which scales its gradients were computed.
     """
 
-    def __init__(
-        self, settings: Settings, records: Sequence[LogRecord], cache_dir: str | None = None, check_every: int = 1
-    ) -> None:
-        _check_loss_scales(settings, records)
-        torch.set_num_threads(settings.machine.threads)
-        data = dataclasses.replace(settings.data, cache_dir=cache_dir)
-        self._prepared: Prepared = prepare(
-            data,
-            settings.model,
-            settings.machine,
-            settings.optimization,
-            dataclasses.replace(settings.job, speeds=None),  # the log has the times
-            eval_samples=settings.budget.eval_samples,
-        )
-        device = device_of_worker(self._prepared.assignment.device, 0)
-        self._flat = FlatModel(self._prepared.model)
-        assignment = self._prepared.assignment
-        worker = assignment.worker(FlatModel(assignment.task.model(assignment.seed).to(device)))
-        rule = rule_of(settings.job)
-        optimizer = server_recipe(rule, settings.optimization).on(self._flat.parameters, self._flat.layout.num_decayed)
-        schedule = schedule_of(settings.optimization, settings.budget)
-        self._server = Server(self._flat.parameters, rule, optimizer, schedule)
-        job = settings.job
+    def __init__(self, experiment: Experiment, records: Sequence[LogRecord], check_every: int = 1) -> None:
+        setup = experiment.setup
+        _check_loss_scales(setup.precision == torch.float16, records)
+        torch.set_num_threads(setup.runtime.threads)
+        self.task = experiment.task.prepare(setup.seed, experiment.cache)
+        self._flat = FlatModel(self.task.model(setup.seed))
+        device = device_of_worker(setup.device, 0)
+        worker = setup.assignment(self.task).worker(FlatModel(self.task.model(setup.seed).to(device)))
+        optimizer = setup.server_recipe.on(self._flat.parameters, self._flat.layout.num_decayed)
+        self._server = Server(self._flat.parameters, setup.rule, optimizer, experiment.course(self.task).schedule)
+        runtime = setup.runtime
         self._replay = Replay(
             self._server,
-            ModelGradients(worker, self._prepared.assignment.inner),
-            Batches(None, settings.data.batch_size),
+            ModelGradients(worker, setup.recipe),
+            Batches(None, self.task.batch_size),
             records,
-            num_workers=job.accumulate if job.mode == "single" else job.nproc,
+            num_workers=runtime.accumulate if isinstance(runtime, modes.InProcess) else runtime.num_workers,
             check_every=check_every,
         )
 
@@ -71,7 +57,7 @@ class PreparedReplay:
 
     @property
     def data_fingerprint(self) -> str:
-        return self._prepared.data_fingerprint
+        return str(self.task.facts().get("data_fingerprint"))
 
     @property
     def version(self) -> int:
@@ -94,12 +80,11 @@ class PreparedReplay:
 
     def save(self, folder: Path) -> None:
         """Write the model at the version that the replay has reached."""
-        models.save_model(self._flat.model, self._prepared.tokenizer, folder)
+        save_whole(lambda new: self.task.save(self._flat.model, new), folder)
 
 
-def _check_loss_scales(settings: Settings, records: Sequence[LogRecord]) -> None:
+def _check_loss_scales(half: bool, records: Sequence[LogRecord]) -> None:
     """A worker's scale follows from all that it has computed, and not all of that is in the log."""
-    half = settings.machine.precision == "fp16"
     for record in records:
         if not isinstance(record, LoggedArrival):
             continue
@@ -109,8 +94,7 @@ def _check_loss_scales(settings: Settings, records: Sequence[LogRecord]) -> None
         line = f"events.jsonl, line {record.line}: the arrival has {len(record.loss_scales)} loss_scales"
         if not half:
             raise UsageError(
-                f"{line}, which only float16 has, and the run's --precision is {settings.machine.precision}; give "
-                f"the log as the run wrote it"
+                f"{line}, which only float16 has, and the run has another --precision; give the log as the run wrote it"
             )
         raise UsageError(
             f"{line} and {wanted} gradient{'s' * (wanted != 1)} in float16; a run from before they were written down "

@@ -27,6 +27,9 @@ class WarmupSchedule:
     samples: int | None
     shape: Callable[[float], float]
 
+    def __str__(self) -> str:
+        return f"learning rate {self.peak:g} ({self.shape.__name__} after {self.warmup} samples of warmup)"
+
     def __call__(self, num_samples: int) -> float:
         if num_samples < self.warmup:
             return self.peak * num_samples / self.warmup

@@ -655,11 +655,13 @@ def _make_run(job: Job, context: ForkServerContext | None) -> int:
 
             return finetune.run(job.values, command)
         from asyncsgd.launch import Launch
+        from asyncsgd.pretraining import pretraining
         from asyncsgd.training import lead
 
         settings = make_settings(job.values)
+        experiment = pretraining(settings)
         folder = open_run_folder("stilt_mlm", settings, command)
-        return lead(settings, Launch(settings.job.nproc, None, False), folder, context)
+        return lead(experiment, Launch(settings.job.nproc, None, False), folder, context)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
@@ -673,13 +675,13 @@ def check(plan: Plan) -> None:
     Raises:
         UsageError: for the first one that a run would refuse.
     """
-    from asyncsgd.prepare import check_algorithm
+    from asyncsgd.experiment import setup_of
 
     for arm in plan.arms:
         for trial in arm.trials or ({},):
             settings = make_settings(resolve({**plan.base, **arm.settings, **trial}))
             try:
-                check_algorithm(settings.job, settings.optimization)
+                setup_of(settings.job, settings.machine, settings.optimization)
             except UsageError as error:
                 raise UsageError(f"arm {arm.name}: {error}") from error
 

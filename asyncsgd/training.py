@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import platform
 import shutil
 import sys
 import traceback
@@ -23,31 +22,17 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor
 
-from asyncsgd import models
-from asyncsgd.churn import parse_churn
-from asyncsgd.codec import Codec, ProtocolError
+from asyncsgd import modes
+from asyncsgd.codec import Codec, ProtocolError, decode_found, encode_found
 from asyncsgd.errors import RunError, UsageError, reason
+from asyncsgd.experiment import Course, Experiment, Setup, device_of_worker
 from asyncsgd.flat import FlatModel, parameters_sha256
 from asyncsgd.launch import Launch, Noticeboard
+from asyncsgd.models import save_whole
 from asyncsgd.optimizers import Optimizer, StepTakenByWorker
-from asyncsgd.prepare import (
-    Materials,
-    Prepared,
-    assignment_of,
-    budget_of,
-    check_transport,
-    device_of_worker,
-    prepare,
-    recipe_of,
-    rule_of,
-    schedule_of,
-    server_recipe,
-    transport_of,
-)
 from asyncsgd.private_folder import new_folder
 from asyncsgd.progress import Recorder, perplexity, say
-from asyncsgd.record import DONE, FAILED, INTERRUPTED, RunFolder, available_cores, describe_environment
-from asyncsgd.rules.base import Rule
+from asyncsgd.record import DONE, FAILED, INTERRUPTED, RunFolder, describe_environment
 from asyncsgd.runtime.all_reduce import TIMEOUT
 from asyncsgd.runtime.base import POLL_SECONDS, Result
 from asyncsgd.runtime.computation import ModelGradients, whole_evaluation
@@ -71,10 +56,9 @@ from asyncsgd.runtime.transport.shared_memory import Segment, SharedMemoryAddres
 from asyncsgd.runtime.virtual import Virtual
 from asyncsgd.runtime.worker_process import Assignment, StepHere, serve_gradients, serve_hogwild, set_up_process
 from asyncsgd.server import Server
-from asyncsgd.settings import Settings
 from asyncsgd.signals import StopRequest, held
-from asyncsgd.speeds import parse_network
 from asyncsgd.streams import Batches
+from asyncsgd.tasks.base import Task
 
 EXIT_CODES = {DONE: 0, INTERRUPTED: 130}
 """Every other status exits with 1."""
@@ -87,10 +71,11 @@ BEFORE_TRAINING = Result(INTERRUPTED, "interrupted by the user before training")
 class Run:
     """One run in its leading process."""
 
-    settings: Settings
+    experiment: Experiment
     launch: Launch
-    rule: Rule
-    prepared: Prepared
+    task: Task
+    """Prepared."""
+    course: Course
     flat: FlatModel
     """The model bound to a flat vector: the initial parameters before training, the final ones after it."""
     init_sha256: str
@@ -100,15 +85,23 @@ class Run:
     stop_requested: StopRequest
 
     @property
+    def setup(self) -> Setup:
+        return self.experiment.setup
+
+    @property
     def num_workers(self) -> int:
-        return self.launch.num_workers
+        return self.setup.runtime.num_workers
+
+    def assignment(self, worker: int | None = None) -> Assignment:
+        """What a process computes; see `Setup.assignment`."""
+        return self.setup.assignment(self.task, worker)
 
 
 # ---- the leading process -----------------------------------------------------------------------------------
 
 
 def lead(
-    settings: Settings,
+    experiment: Experiment,
     launch: Launch,
     folder: RunFolder,
     context: ForkServerContext | None,
@@ -117,7 +110,7 @@ def lead(
     """Prepare, train, evaluate, save; return the exit code. The run folder says how it ended, whatever happens.
 
     Args:
-        settings: valid; `settings.job.nproc` agrees with `launch`.
+        experiment: as many workers as `launch` says.
         folder: new; owned by this call.
         context: a fork server that starts workers, None in mode single.
         stop: what has listened for Ctrl-C and SIGTERM so far; None: nothing has.
@@ -126,11 +119,10 @@ def lead(
         UsageError: where the user has to change something; the folder then holds a FAILED summary.
     """
     with contextlib.closing(folder), stop or StopRequest() as listening:
-        run, result = _attempt(settings, launch, folder, context, listening)
+        run, result = _attempt(experiment, launch, folder, context, listening)
         try:
             if run is None:
-                identity = _identity(settings, launch, settings.job.rule)
-                _write_last(folder, identity | {"status": result.status, "message": result.message})
+                _write_last(folder, experiment.summary() | {"status": result.status, "message": result.message})
             else:
                 result = _finish(run, result)
         except OSError as error:
@@ -150,7 +142,7 @@ def _write_last(folder: RunFolder, summary: Mapping[str, Any]) -> None:
 
 
 def _attempt(
-    settings: Settings,
+    experiment: Experiment,
     launch: Launch,
     folder: RunFolder,
     context: ForkServerContext | None,
@@ -161,10 +153,10 @@ def _attempt(
     try:
         with stop.at_once():
             board = None if launch.rank is None else Noticeboard()
-            run = _open(settings, launch, folder, context, stop)
-        return run, _start_of(settings)(run, board)
+            run = _open(experiment, launch, folder, context, stop)
+        return run, _TRAIN[type(experiment.setup.runtime)](run, board)
     except UsageError as error:
-        _write_last(folder, _identity(settings, launch, settings.job.rule) | {"status": FAILED, "message": str(error)})
+        _write_last(folder, experiment.summary() | {"status": FAILED, "message": str(error)})
         raise
     except KeyboardInterrupt:
         if run is None:
@@ -195,66 +187,49 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def _open(
-    settings: Settings,
+    experiment: Experiment,
     launch: Launch,
     folder: RunFolder,
     context: ForkServerContext | None,
     stop: StopRequest,
 ) -> Run:
-    torch.set_num_threads(settings.machine.threads)
-    rule = rule_of(settings.job)
-    check_transport(settings.job, platform.machine())
-    server_recipe(rule, settings.optimization)  # refuses before anything slow is done
-    prepared = prepare(
-        settings.data,
-        settings.model,
-        settings.machine,
-        settings.optimization,
-        dataclasses.replace(settings.job, nproc=launch.num_workers),
-        eval_samples=settings.budget.eval_samples,
-    )
-    in_process = settings.job.mode == "single" or settings.job.clock == "virtual"
-    on_device = in_process or (launch.rank is not None and settings.job.mode == "sync")
-    device = device_of_worker(prepared.assignment.device, 0) if on_device else "cpu"
-    flat = FlatModel(prepared.model.to(device))
-    folder.write_environment(
-        describe_environment(settings.machine.threads, launch.num_workers) | {"device": prepared.assignment.device}
-    )
-    _describe(settings, rule, prepared, flat)
+    setup = experiment.setup
+    torch.set_num_threads(setup.runtime.threads)
+    task = experiment.task.prepare(setup.seed, experiment.cache)
+    course = experiment.course(task)
+    on_device = setup.runtime.in_one_process or (launch.rank is not None and not setup.runtime.has_server)
+    flat = FlatModel(task.model(setup.seed).to(device_of_worker(setup.device, 0) if on_device else "cpu"))
+    folder.write_environment(describe_environment(setup.runtime.threads, launch.num_workers) | {"device": setup.device})
+    for line in [*experiment.describe(task, flat), *_describe(setup, course)]:
+        say(line)
     return Run(
-        settings,
+        experiment,
         launch,
-        rule,
-        prepared,
+        task,
+        course,
         flat,
         parameters_sha256(flat.layout, flat.parameters),
-        Recorder(folder, settings.budget.samples),
+        Recorder(folder, course.budget.samples),
         context,
         stop,
     )
 
 
-def _describe(settings: Settings, rule: Rule, prepared: Prepared, flat: FlatModel) -> None:
-    job, optimization = settings.job, settings.optimization
-    origin = "random weights" if _from_scratch(settings) else "continued"
-    model = f"model  {settings.model.model} ({origin}, {flat.layout.num_parameters / 1e6:.2f} M parameters)"
-    samples = f"{prepared.num_train_samples} training, {prepared.num_eval_samples} evaluation samples"
-    say(f"{model}   data  {prepared.data_name} ({samples})   seed {job.seed}")
-    if (new := prepared.new_parameters) and not _from_scratch(settings):
-        number = f"{len(new)} of {len(flat.layout.names)} tensors are"
-        say(f"note   {number} not in the checkpoint, so they are drawn from the seed: {', '.join(new)}")
-    states = "one optimizer state shared by all" if job.hogwild_state == "shared" else "an optimizer state each"
-    how = {
-        "single": f"one process, {job.accumulate} batch{'es' if job.accumulate > 1 else ''} per update",
-        "sync": "all ranks step along the weighted mean of their gradients (DistributedDataParallel)",
-        "hogwild": f"workers step the shared vector themselves, without locks, {states}",
-    }
-    say(f"rule   {rule}: {how.get(job.mode, rule.summary)}")
-    clip = f", directions clipped at norm {optimization.clip_norm:g}" if optimization.clip_norm else ""
-    say(
-        f"step   {optimization.optimizer}, learning rate {optimization.learning_rate:g} ({optimization.schedule} after"
-        f" {optimization.warmup} samples of warmup), the same for any number of workers{clip}",
-    )
+def _describe(setup: Setup, course: Course) -> list[str]:
+    runtime = setup.runtime
+    how = setup.rule.summary
+    if isinstance(runtime, modes.InProcess):
+        how = f"one process, {runtime.accumulate} batch{'es' if runtime.accumulate > 1 else ''} per update"
+    elif isinstance(runtime, modes.AllReduce):
+        how = "all ranks step along the weighted mean of their gradients (DistributedDataParallel)"
+    elif isinstance(runtime, modes.Hogwild):
+        states = "one optimizer state shared by all" if runtime.share_state else "an optimizer state each"
+        how = f"workers step the shared vector themselves, without locks, {states}"
+    clip = f", directions clipped at norm {setup.recipe.clip_norm:g}" if setup.recipe.clip_norm else ""
+    return [
+        f"rule   {setup.rule}: {how}",
+        f"step   {setup.recipe}, {course.schedule}, the same for any number of workers{clip}",
+    ]
 
 
 # ---- single ------------------------------------------------------------------------------------------------
@@ -262,13 +237,10 @@ def _describe(settings: Settings, rule: Rule, prepared: Prepared, flat: FlatMode
 
 def _train_single(run: Run, board: Noticeboard | None) -> Result:
     """One process; ``--accumulate`` batches per update as that many pretend workers under the rule `Synchronous`."""
-    transport = InProcess(run.prepared.assignment.worker(run.flat), run.settings.job.accumulate)
-    return _serve(
-        run,
-        transport,
-        run.settings.job.accumulate,
-        server_recipe(run.rule, run.settings.optimization).on(*_vector(run, transport)),
-    )
+    runtime = run.setup.runtime
+    assert isinstance(runtime, modes.InProcess)
+    transport = InProcess(run.assignment().worker(run.flat), runtime.accumulate)
+    return _serve(run, transport, runtime.accumulate, run.setup.server_recipe.on(*_vector(run, transport)))
 
 
 # ---- the virtual clock -------------------------------------------------------------------------------------
@@ -276,27 +248,25 @@ def _train_single(run: Run, board: Noticeboard | None) -> Result:
 
 def _train_virtual(run: Run, board: Noticeboard | None) -> Result:
     """One process computes every worker's gradients, for real; their times are drawn from ``--speeds``."""
-    assignment, job = run.prepared.assignment, run.settings.job
-    assert assignment.speeds is not None
-    worker = assignment.worker(FlatModel(assignment.task.model(job.seed).to(run.flat.parameters.device)))
-    optimizer = server_recipe(run.rule, run.settings.optimization).on(run.flat.parameters, run.flat.layout.num_decayed)
-    schedule = schedule_of(run.settings.optimization, run.settings.budget)
-    server = Server(run.flat.parameters, run.rule, optimizer, schedule)
+    assignment, runtime, setup, course = run.assignment(), run.setup.runtime, run.setup, run.course
+    assert isinstance(runtime, modes.Virtual)
+    worker = assignment.worker(FlatModel(run.task.model(setup.seed).to(run.flat.parameters.device)))
+    optimizer = setup.server_recipe.on(run.flat.parameters, run.flat.layout.num_decayed)
+    server = Server(run.flat.parameters, setup.rule, optimizer, course.schedule)
     run.record.rule_acted = server.rule_acted
-    budget = budget_of(run.settings.budget)
     return Virtual(
         server,
         ModelGradients(worker, assignment.inner),
-        assignment.speeds.on(run.num_workers, job.seed),
-        Batches(budget.to_hand_out(run.rule), assignment.task.batch_size),
+        runtime.speeds.on(runtime.num_workers, setup.seed),
+        Batches(course.budget.to_hand_out(setup.rule), run.task.batch_size),
         whole_evaluation(worker),
-        num_workers=run.num_workers,
-        budget=budget,
-        evaluations=run.settings.budget.evaluations,
-        batch_size=assignment.task.batch_size,
+        num_workers=runtime.num_workers,
+        budget=course.budget,
+        evaluations=course.evaluations,
+        batch_size=run.task.batch_size,
         report=run.record,
-        network=None if job.network is None else parse_network(job.network),
-        churn=() if job.churn is None else parse_churn(job.churn, run.num_workers),
+        network=runtime.network,
+        churn=runtime.churn,
         stop_requested=run.stop_requested,
     ).run()
 
@@ -306,7 +276,7 @@ def _train_virtual(run: Run, board: Noticeboard | None) -> Result:
 
 def _train_async(run: Run, board: Noticeboard | None) -> Result:
     """This process is the server; workers come from the fork server, or are torchrun's other ranks."""
-    if transport_of(run.settings.job, platform.machine()) == "process_group":
+    if run.setup.runtime.transport == "process_group":
         transport: ProcessGroupServer | SharedMemoryServer = ProcessGroupServer(run.num_workers, run.flat.layout.size)
     else:
         transport = SharedMemoryServer(run.num_workers, run.flat.layout.size)
@@ -315,30 +285,25 @@ def _train_async(run: Run, board: Noticeboard | None) -> Result:
         transport,
         board,
         serve_gradients,
-        lambda vector: server_recipe(run.rule, run.settings.optimization).on(*vector),
+        lambda vector: run.setup.server_recipe.on(*vector),
     )
 
 
 def _train_hogwild(run: Run, board: Noticeboard | None) -> Result:
     """This process hands out batches and counts; the workers step the shared vector."""
-    recipe = recipe_of(run.settings.optimization)
-    shared = run.settings.job.hogwild_state == "shared"
+    step = _step_here(run.setup, run.course)
     extra = 0
-    if shared:
-        trial = recipe.on(torch.zeros(run.flat.layout.size), run.flat.layout.num_decayed)
+    if step.share_state:
+        trial = step.recipe.on(torch.zeros(run.flat.layout.size), run.flat.layout.num_decayed)
         trial.create_state()
         extra = trial.state_size
     transport = SharedMemoryServer(run.num_workers, run.flat.layout.size, extra=extra, slots=False)
-    step = _step_here(run.settings)
     return _serve_workers(run, transport, board, serve_hogwild, lambda vector: StepTakenByWorker(), step)
 
 
-def _step_here(settings: Settings) -> StepHere:
-    return StepHere(
-        recipe_of(settings.optimization),
-        schedule_of(settings.optimization, settings.budget),
-        settings.job.hogwild_state == "shared",
-    )
+def _step_here(setup: Setup, course: Course) -> StepHere:
+    assert isinstance(setup.runtime, modes.Hogwild)
+    return StepHere(setup.recipe, course.schedule, setup.runtime.share_state)
 
 
 def _serve_workers(
@@ -354,13 +319,11 @@ def _serve_workers(
     own = range(run.num_workers) if board is None else range(1)
     address = transport.address
     if board is not None:
-        board.put(_NOTICES.encode(run.prepared.materials) + b"\n" + _NOTICES.encode(address))
+        board.put(encode_found(run.task) + b"\n" + _ADDRESSES.encode(address))
     try:
         with Processes(run.context) as processes:
             for worker in own:
-                processes.start(
-                    worker, target, _on_device(run.prepared.assignment, worker), address, worker, *arguments
-                )
+                processes.start(worker, target, run.assignment(worker), address, worker, *arguments)
             optimizer = optimizer_on(_vector(run, transport))
             result = _serve(run, transport, run.num_workers, optimizer, processes.how_it_ended)
             if result.status == INTERRUPTED:
@@ -368,10 +331,6 @@ def _serve_workers(
             return result
     finally:
         transport.close()
-
-
-def _on_device(assignment: Assignment, worker: int) -> Assignment:
-    return dataclasses.replace(assignment, device=device_of_worker(assignment.device, worker))
 
 
 def _vector(run: Run, transport: ServerEnd) -> tuple[Tensor, int]:
@@ -389,18 +348,17 @@ def _serve(
     optimizer: Optimizer | StepTakenByWorker,
     dead: Dead = lambda worker, seconds: None,
 ) -> Result:
-    schedule = schedule_of(run.settings.optimization, run.settings.budget)
     runtime = Hogwild if isinstance(optimizer, StepTakenByWorker) else ParameterServer
-    server = Server(transport.parameters, run.rule, optimizer, schedule, transport.writing)
+    server = Server(transport.parameters, run.setup.rule, optimizer, run.course.schedule, transport.writing)
     run.record.rule_acted = server.rule_acted
     result = runtime(
         server,
         transport,
-        run.prepared.assignment.task,
+        run.task,
         num_workers=num_workers,
-        batch_size=run.settings.data.batch_size,
-        budget=budget_of(run.settings.budget),
-        evaluations=run.settings.budget.evaluations,
+        batch_size=run.task.batch_size,
+        budget=run.course.budget,
+        evaluations=run.course.evaluations,
         layout=run.flat.layout.fingerprint,
         report=run.record,
         dead=dead,
@@ -419,37 +377,29 @@ def _train_sync(run: Run, board: Noticeboard | None) -> Result:
     """DistributedDataParallel on ranks of our own, with this process as their parent; or on torchrun's, this one
     among them.
     """
-    training = _training(run.settings)
+    training = _training(run.setup, run.course)
     if board is None:
         return _watch_ranks(run, training)
-    board.put(_NOTICES.encode(run.prepared.materials))
-    _init_process_group(board, run.prepared.assignment.device)
-    assignment = _on_device(run.prepared.assignment, 0)
+    board.put(encode_found(run.task))
+    _init_process_group(board, run.setup.device)
     try:
-        return training.run(assignment, run.flat, run.record, run.stop_requested)[0]
+        return training.run(run.assignment(0), run.flat, run.record, run.stop_requested)[0]
     except RuntimeError as error:
         if is_lost_contact(error):  # this rank has the parameters of the last step that all have taken
             return Result(FAILED, f"a rank is gone: {str(error).splitlines()[0]}")
         raise
 
 
-def _training(settings: Settings) -> Training:
-    return Training(
-        recipe_of(settings.optimization),
-        schedule_of(settings.optimization, settings.budget),
-        budget_of(settings.budget),
-        settings.budget.evaluations,
-    )
+def _training(setup: Setup, course: Course) -> Training:
+    return Training(setup.recipe, course.schedule, course.budget, course.evaluations)
 
 
-def _join_ranks(board: Noticeboard, assignment: Assignment, training: Training) -> int:
+def _join_ranks(board: Noticeboard, assignment: Assignment, device: str, training: Training) -> int:
     """A rank of torchrun's other than 0."""
     set_up_process(assignment.threads)
-    _init_process_group(board, assignment.device)
-    assignment = _on_device(assignment, board.rank)
-    result, _ = training.run(
-        assignment, FlatModel(assignment.task.model(assignment.seed).to(assignment.device)), lambda record: None
-    )
+    _init_process_group(board, device)
+    flat = FlatModel(assignment.task.model(assignment.seed).to(assignment.device))
+    result, _ = training.run(assignment, flat, lambda record: None)
     return EXIT_CODES.get(result.status, 1)
 
 
@@ -469,7 +419,7 @@ def _watch_ranks(run: Run, training: Training) -> Result:
         with Processes(run.context) as processes:
             records, far_end = run.context.Pipe()
             for rank in range(run.num_workers):
-                assignment = _on_device(run.prepared.assignment, rank)
+                assignment = run.assignment(rank)
                 processes.start(rank, serve_rank, assignment, training, meeting, rank, far_end if rank == 0 else None)
             far_end.close()
             finished = follow_records(run, records, processes, segment)
@@ -525,79 +475,42 @@ def _first_lost(processes: Processes, num_workers: int) -> tuple[int, str]:
     return min(to_blame.items(), default=(0, "its connection was closed"))
 
 
-_MODES: dict[str, Callable[[Run, Noticeboard | None], Result]] = {
-    "single": _train_single,
-    "sync": _train_sync,
-    "async": _train_async,
-    "hogwild": _train_hogwild,
+_TRAIN: dict[type[modes.Runtime], Callable[[Run, Noticeboard | None], Result]] = {
+    modes.InProcess: _train_single,
+    modes.AllReduce: _train_sync,
+    modes.Processes: _train_async,
+    modes.Hogwild: _train_hogwild,
+    modes.Virtual: _train_virtual,
 }
-
-
-def _start_of(settings: Settings) -> Callable[[Run, Noticeboard | None], Result]:
-    return _train_virtual if settings.job.clock == "virtual" else _MODES[settings.job.mode]
 
 
 # ---- torchrun's other ranks --------------------------------------------------------------------------------
 
 
-_NOTICES = Codec(Materials, SharedMemoryAddress, ProcessGroupAddress)
-"""What rank 0 tells the others: the materials and, where there is a server, its address. What to do with them every
-rank knows from its own settings, so that a stranger who writes in rank 0's place can name no code."""
+_ADDRESSES = Codec(SharedMemoryAddress, ProcessGroupAddress)
+"""What rank 0 tells the others, beside what its task has found out. What to do with it every rank knows from its own
+settings, so that a stranger who writes in rank 0's place can name no code."""
 
 
-def follow(settings: Settings, launch: Launch) -> int:
+def follow(experiment: Experiment) -> int:
     """A rank other than 0: wait for what rank 0 has prepared and do its part; return the exit code."""
-    board = Noticeboard()
+    board, setup = Noticeboard(), experiment.setup
     try:
-        materials, *addresses = [_NOTICES.decode(line) for line in board.get().split(b"\n")]
-    except ProtocolError as error:
+        notice, *addresses = board.get().split(b"\n")
+        task = decode_found(experiment.task, notice)
+        (address,) = [_ADDRESSES.decode(line) for line in addresses] or [None]
+    except (ProtocolError, ValueError) as error:
         raise RunError(f"the notice of rank 0 is not one: {error}; start the run again") from error
-    job = dataclasses.replace(settings.job, nproc=launch.num_workers)
-    assignment = assignment_of(
-        materials,
-        settings.data,
-        settings.machine,
-        settings.optimization,
-        job,
-        eval_samples=settings.budget.eval_samples,
-    )
-    if settings.job.mode == "sync":
-        return _join_ranks(board, assignment, _training(settings))
-    assignment, (address,) = _on_device(assignment, board.rank), addresses
-    if settings.job.mode == "hogwild":
-        serve_hogwild(assignment, address, board.rank, _step_here(settings))
+    course, assignment = experiment.course(task), setup.assignment(task, board.rank)
+    if not setup.runtime.has_server:
+        return _join_ranks(board, assignment, setup.device, _training(setup, course))
+    if isinstance(setup.runtime, modes.Hogwild):
+        serve_hogwild(assignment, address, board.rank, _step_here(setup, course))
     serve_gradients(assignment, address, board.rank)
     return 0  # not reached: both end the process
 
 
 # ---- the end -----------------------------------------------------------------------------------------------
-
-
-def _identity(settings: Settings, launch: Launch, rule: str) -> dict[str, Any]:
-    """The summary's fields that are known before anything has run."""
-    return {
-        "experiment": "stilt_mlm",
-        "mode": settings.job.mode,
-        "rule": rule,
-        "from_scratch": _from_scratch(settings),
-        "num_workers": launch.num_workers,
-        "threads": settings.machine.threads,
-        "seed": settings.job.seed,
-        "batch_size": settings.data.batch_size,
-        "eval_masking": f"{settings.data.eval_mask}:{settings.data.eval_mask_prob}",
-        "accumulate": settings.job.accumulate,
-        "transport": transport_of(settings.job, platform.machine()),
-        "hogwild_state": settings.job.hogwild_state if settings.job.mode == "hogwild" else None,
-        "clock": settings.job.clock,
-        "speeds": settings.job.speeds or ("constant:1" if settings.job.clock == "virtual" else None),
-        "oversubscription": None
-        if settings.job.clock == "virtual"
-        else launch.num_workers * settings.machine.threads / available_cores(),
-    }
-
-
-def _from_scratch(settings: Settings) -> bool:
-    return settings.model.model in models.SHAPES
 
 
 def _finish(run: Run, result: Result) -> Result:
@@ -608,7 +521,8 @@ def _finish(run: Run, result: Result) -> Result:
     try:
         if result.has_parameters:
             sha256 = parameters_sha256(run.flat.layout, run.flat.parameters)
-            models.save_model(run.flat.model, run.prepared.tokenizer, folder.path / "model")
+            if run.experiment.saves_model:
+                save_whole(lambda new: run.task.save(run.flat.model, new), folder.path / "model")
         else:
             totals.last = None  # the loss of another version than the run's last one
     except KeyboardInterrupt:
@@ -618,18 +532,16 @@ def _finish(run: Run, result: Result) -> Result:
     _write_last(
         folder,
         {"status": result.status, "message": result.message}
-        | _identity(run.settings, run.launch, str(run.rule))
+        | run.experiment.summary()
         | totals.as_summary()
         | {
             "num_samples_applied": run.record.num_samples_applied,
             "delay": delays.summary(),
             "rule_acted": None if acted is None else dataclasses.asdict(acted),
-            "data": run.prepared.data_name,
-            "data_fingerprint": run.prepared.data_fingerprint,
             "num_parameters": run.flat.layout.num_parameters,
-            "new_parameters": len(run.prepared.new_parameters),
             "init_sha256": run.init_sha256,
             "parameters_sha256": sha256,
+            **run.task.facts(),
         },
     )
     if totals.last is not None:
@@ -643,7 +555,7 @@ def _finish(run: Run, result: Result) -> Result:
     delay = delays.summary()
     if delays.number:
         say(f"delay  p50 {delay['p50']}   p95 {delay['p95']}   max {delay['max']}   mean {delay['mean']:.2f} updates")
-    if acted is not None and (said := acted.describe(run.rule.name, run.num_workers)):
+    if acted is not None and (said := acted.describe(run.setup.rule.name, run.num_workers)):
         say(said)
     say(f"{result.status.lower():6} {folder.path}")
     return result

@@ -93,11 +93,13 @@ def free_folder(measured: Path) -> Path:
 
 def simulate(settings: Settings, folder: Path) -> int:
     from asyncsgd.launch import Launch
+    from asyncsgd.pretraining import pretraining
     from asyncsgd.run_folder import open_run_folder
     from asyncsgd.training import lead
 
+    experiment = pretraining(settings)
     opened = open_run_folder("calibrate", settings, f"python experiments/calibrate.py {folder.parent}")
-    return lead(settings, Launch(settings.job.nproc, None, False), opened, None)
+    return lead(experiment, Launch(settings.job.nproc, None, False), opened, None)
 
 
 def compare(

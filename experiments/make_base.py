@@ -71,7 +71,7 @@ def run(argv: list[str], stop: StopRequest) -> int:
             if is_trained(out) and not (out / "base.json").is_file():
                 keep(out)  # an earlier command was killed between the end of its training and the end of `keep`
         if overwrite or not (out / "base.json").is_file():
-            from asyncsgd.prepare import check
+            from asyncsgd.pretraining import check
 
             check(settings)
             make_room(out, overwrite)
@@ -79,11 +79,13 @@ def run(argv: list[str], stop: StopRequest) -> int:
         return verify(out)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     print(f"base   {out}, from random weights, {settings.budget.samples} samples of {settings.data.data}", flush=True)
-    folder = open_run_folder("make_base", settings, "python experiments/make_base.py " + " ".join(argv))
 
+    from asyncsgd.pretraining import pretraining
     from asyncsgd.training import lead
 
-    exit_code = lead(settings, Launch(1, None, False), folder, None, stop)
+    experiment = pretraining(settings)
+    folder = open_run_folder("make_base", settings, "python experiments/make_base.py " + " ".join(argv))
+    exit_code = lead(experiment, Launch(1, None, False), folder, None, stop)
     if exit_code == 0:
         keep(out)
         tell_what_is_next(out)

@@ -15,13 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from asyncsgd.errors import UsageError
+from asyncsgd.modes import KINDS
 from asyncsgd.settings import load_yaml, make_settings
 from asyncsgd.yaml_reader import read_yaml
-
-REFUSED = {
-    "hogwild": "its workers read and wrote one vector without locks, and what they saw is nowhere written down",
-    "sync": "its ranks exchanged gradients among themselves, in no recorded order; run its settings again",
-}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -48,13 +44,15 @@ def replay(arguments: argparse.Namespace) -> int:
     simulated = read_settings(arguments.run_dir).get("simulate")
     if simulated is not None:
         return replay_simulation(arguments, simulated, summary)
-    settings = make_settings(load_yaml(arguments.run_dir / "settings.yaml"))
+    values = load_yaml(arguments.run_dir / "settings.yaml") | {"speeds": None}  # the log has the times
+    settings = make_settings(values | {"cache_dir": arguments.cache_dir})
 
+    from asyncsgd.pretraining import pretraining
     from asyncsgd.replay import PreparedReplay
     from asyncsgd.runtime.log import read_log
 
     records = read_log(arguments.run_dir / "events.jsonl")
-    prepared = PreparedReplay(settings, records, arguments.cache_dir, arguments.check_every)
+    prepared = PreparedReplay(pretraining(settings), records, arguments.check_every)
     if prepared.data_fingerprint != summary.get("data_fingerprint"):
         raise UsageError(
             f"the text is not the run's: fingerprint {prepared.data_fingerprint}, the run had "
@@ -130,8 +128,8 @@ def read_summary(folder: Path) -> dict[str, Any]:
     if not isinstance(summary, dict):
         raise UsageError(f"{folder / 'summary.json'} is damaged: it holds no keys and values; name another run")
     mode = summary.get("mode")
-    if mode in REFUSED:
-        raise UsageError(f"a run of mode {mode} cannot be replayed: {REFUSED[mode]}")
+    if refused := next((kind.not_replayed for kind in KINDS if kind.mode == mode), ""):
+        raise UsageError(f"a run of mode {mode} cannot be replayed: {refused}")
     if not isinstance(summary.get("parameters_sha256"), str):
         raise UsageError(
             f"the run in {folder} ended without parameters (status {summary.get('status')}), so there is nothing to "

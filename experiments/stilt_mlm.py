@@ -18,6 +18,7 @@ from multiprocessing.context import ForkServerContext
 from asyncsgd import __version__
 from asyncsgd.errors import UsageError
 from asyncsgd.launch import Launch, go_offline
+from asyncsgd.modes import InProcess, Virtual, kind_of
 from asyncsgd.progress import say
 from asyncsgd.record import available_cores
 from asyncsgd.run_folder import open_run_folder
@@ -58,13 +59,14 @@ def run(argv: list[str], stop: StopRequest) -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 hears it and stops the others in good order
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
+        from asyncsgd.pretraining import pretraining
         from asyncsgd.training import follow
 
-        return follow(settings, launch)
+        return follow(pretraining(settings))
     announce(settings)
     context = start_fork_server(settings, launch)  # its imports and ours go on side by side
 
-    from asyncsgd.prepare import check
+    from asyncsgd.pretraining import check, pretraining
 
     check(settings)
     stop.check()
@@ -74,7 +76,7 @@ def run(argv: list[str], stop: StopRequest) -> int:
 
     from asyncsgd.training import lead
 
-    exit_code = lead(settings, launch, folder, context, stop)
+    exit_code = lead(pretraining(settings), launch, folder, context, stop)
     say(f"next   python -m analysis.compare {shlex.quote(str(folder.path.parent))}")
     return exit_code
 
@@ -85,16 +87,17 @@ def adapt(parsed: Parsed) -> tuple[Settings, Launch]:
     launch = Launch.read(os.environ, settings.job.nproc, nproc_given="nproc" in parsed.given)
     job = dataclasses.replace(settings.job, nproc=launch.num_workers)
     settings = dataclasses.replace(settings, job=job)
-    if settings.job.mode == "single" and launch.num_workers > 1:
+    kind = kind_of(settings.job.mode, settings.job.clock)
+    if kind is InProcess and launch.num_workers > 1:
         raise UsageError(
             f"--mode single is one process, and the launcher started {launch.num_workers}; type python, not torchrun"
         )
-    if settings.job.clock == "virtual" and launch.rank is not None:
+    if kind is Virtual and launch.rank is not None:
         raise UsageError(
             "--clock virtual is one process, and the launcher started several; type python, or torchrun without "
             "--nproc-per-node, and --nproc for the number of virtual workers"
         )
-    if launch.several_hosts and settings.job.mode in ("async", "hogwild"):
+    if launch.several_hosts and not kind.several_hosts:
         raise UsageError(
             f"--mode {settings.job.mode} runs on one host, and torchrun started ranks on several; type --mode sync"
         )
@@ -103,7 +106,8 @@ def adapt(parsed: Parsed) -> tuple[Settings, Launch]:
 
 def announce(settings: Settings) -> None:
     """The first line, before anything heavy is imported."""
-    if settings.job.clock == "virtual":
+    kind = kind_of(settings.job.mode, settings.job.clock)
+    if kind is Virtual:
         print(
             f"asyncsgd {__version__}  {settings.job.nproc} virtual workers in one process; seconds are drawn from "
             f"{settings.job.speeds or 'constant:1'}, not measured",
@@ -114,7 +118,7 @@ def announce(settings: Settings) -> None:
     load = f"{cores} core{'s' if cores > 1 else ''}"
     if workers * threads > cores:
         load += f", oversubscribed {workers * threads / cores:.1f}x: not a measurement of speed"
-    server = " and a server" if settings.job.mode in ("async", "hogwild") else ""
+    server = " and a server" if kind.has_server else ""
     print(
         f"asyncsgd {__version__}  mode {settings.job.mode}  {workers} worker{'s' if workers > 1 else ''} with {threads}"
         f" thread{'s' if threads > 1 else ''} each{server} on {load}",
@@ -124,11 +128,8 @@ def announce(settings: Settings) -> None:
 
 def start_fork_server(settings: Settings, launch: Launch) -> ForkServerContext | None:
     """Where workers come from, started early; None where there are none to start."""
-    if (
-        settings.job.clock == "virtual"
-        or settings.job.mode == "single"
-        or (settings.job.mode == "sync" and launch.rank is not None)
-    ):
+    kind = kind_of(settings.job.mode, settings.job.clock)
+    if kind.in_one_process or (launch.rank is not None and not kind.has_server):
         return None
     return fork_server(settings.model.model)
 

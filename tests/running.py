@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForMaskedLM
 
-from asyncsgd.data.batching import Frame
-from asyncsgd.data.masking import Masking, by_token
 from asyncsgd.launch import Launch
+from asyncsgd.pretraining import pretraining
 from asyncsgd.record import read_events
 from asyncsgd.run_folder import open_run_folder
 from asyncsgd.runtime.processes import fork_server
@@ -24,8 +23,15 @@ from asyncsgd.tasks.masked_lm import MaskedLM
 from asyncsgd.training import lead
 
 BATCH_SIZE = 4
-_MASKING = Masking(by_token, 0.15, 4, 97, (0, 1, 2, 3, 4))
-A_TASK = MaskedLM("", Path(), Path(), Frame((0,), (2,), 1), _MASKING, _MASKING, BATCH_SIZE, 0)
+A_TASK = MaskedLM(
+    batch_size=BATCH_SIZE,
+    prefix=(0,),
+    suffix=(2,),
+    pad_id=1,
+    mask_id=4,
+    vocabulary_size=97,
+    special_ids=(0, 1, 2, 3, 4),
+)
 """For servers whose workers are written by hand: what its evaluations are of, and no data."""
 
 
@@ -87,9 +93,8 @@ def trainer(root: Path) -> Train:
         if settings not in runs:
             path = root / f"run{len(runs)}"
             placed = make_settings(small | values | {"run_dir": str(path)})
-            code = lead(
-                placed, Launch(settings.job.nproc, None, False), open_run_folder("tests", placed, "tests"), context
-            )
+            launch, folder = Launch(settings.job.nproc, None, False), open_run_folder("tests", placed, "tests")
+            code = lead(pretraining(placed), launch, folder, context)
             assert code == 0, (path / "summary.json").read_text()
             runs[settings] = Trained(settings, path)
         return runs[settings]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from asyncsgd.data.batching import EvaluationBatches, TrainingBatches
 from asyncsgd.data.random import dropout_seed
 from asyncsgd.data.tokenization import Tokens
 from asyncsgd.launch import Launch
-from asyncsgd.prepare import prepare
+from asyncsgd.pretraining import pretraining
 from asyncsgd.record import RunFolder
 from asyncsgd.settings import Settings
 from asyncsgd.tasks.masked_lm import MaskedLM
@@ -35,20 +36,15 @@ class Plain:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         torch.set_num_threads(1)
-        seed, budget = settings.job.seed, settings.budget
-        prepared = prepare(
-            settings.data,
-            settings.model,
-            settings.machine,
-            settings.optimization,
-            settings.job,
-            eval_samples=budget.eval_samples,
-        )
-        self.model = prepared.model
-        task = prepared.assignment.task
+        seed = settings.job.seed
+        experiment = pretraining(settings)
+        task = experiment.task.prepare(seed, experiment.cache)
         assert isinstance(task, MaskedLM)
+        self.model = task.model(seed)
         self.evaluation = task.data(seed).evaluation["main"]
-        self._batches = TrainingBatches(Tokens.load(task.train), task.frame, task.masking, BATCH_SIZE, seed)
+        self._batches = TrainingBatches(
+            Tokens.load(Path(str(task.tokens)) / "train"), task.frame, task.masking, BATCH_SIZE, seed
+        )
         self._task = task
         self._parameters = list(self.model.parameters())
         optimization = settings.optimization
@@ -179,7 +175,7 @@ def test_another_seed_is_another_run(train):
 
 def test_the_same_single_run_twice_has_the_same_bits(train, tmp_path):
     run = train(mode="single", dropout=0.1)
-    assert lead(run.settings, Launch(1, None, False), RunFolder(tmp_path / "again"), None) == 0
+    assert lead(pretraining(run.settings), Launch(1, None, False), RunFolder(tmp_path / "again"), None) == 0
     again = Trained(run.settings, tmp_path / "again")
     assert again.summary["parameters_sha256"] == run.summary["parameters_sha256"]
     assert [e["loss"] for e in again.records("arrival")] == [e["loss"] for e in run.records("arrival")]

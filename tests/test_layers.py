@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "data": {"errors", "numbers"},
     "objectives": {"data"},
     "models": {"data", "errors", "flat", "signals"},
-    "tasks": {"data", "models"},
+    "tasks": {"data", "errors", "flags", "models"},
     "evaluation": {"tasks.base"},
     "worker": {"data", "evaluation", "flat", "state", "tasks.base"},
     "streams": {"record", "state"},
@@ -73,10 +73,11 @@ MAY_IMPORT = {
     "progress": {"record"},
     "run_folder": {"errors", "finetune_settings", "flags", "record", "settings"},
     "scores": set(),
+    "modes": {"churn", "errors", "record", "settings", "speeds"},
     "plan": {"errors", "finetune_settings", "settings", "yaml_reader"},
     "launch": {"errors", "private_folder"},
 }
-COMPOSE = {"prepare", "train", "replay", "simulate", "finetune", "sweep", "estimate", "__init__"}
+COMPOSE = {"experiment", "pretraining", "training", "replay", "simulate", "finetune", "sweep", "estimate", "__init__"}
 
 
 def imports_of(path: Path) -> set[str]:

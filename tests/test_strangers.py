@@ -22,10 +22,9 @@ from running import A_TASK
 from runtime.test_parameter_server import ThreadWorker
 from test_faults import DEADLINE, SCRIPT, Command, num_evaluations, summary_of, until
 
-from asyncsgd.codec import Codec, ProtocolError
+from asyncsgd.codec import Codec, ProtocolError, decode_found, encode_found
 from asyncsgd.errors import RunError
 from asyncsgd.optimizers import SGD, Optimizer
-from asyncsgd.prepare import Materials
 from asyncsgd.private_folder import check_private, new_folder, private_folder
 from asyncsgd.record import DONE, Record
 from asyncsgd.rules import Asynchronous
@@ -36,8 +35,9 @@ from asyncsgd.runtime.transport.process_group import ProcessGroupServer
 from asyncsgd.runtime.transport.shared_memory import SharedMemoryServer
 from asyncsgd.server import Server
 from asyncsgd.tasks.base import decode_sums
+from asyncsgd.tasks.masked_lm import MaskedLM
 
-MESSAGES = Codec(*MESSAGE_KINDS, Materials)
+MESSAGES = Codec(*MESSAGE_KINDS)
 COMPUTED = Computed(3, 2, float("nan"), 5.0, 4, 1, 0.0, 0.25, 0.0, 1e-9)
 LOOPBACK = "0100007F"
 needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="finds sockets in /proc")
@@ -65,6 +65,23 @@ def test_bytes_are_a_message_or_a_protocol_error(payload: bytes) -> None:
     for codec in (COMMANDS, MESSAGES):
         with contextlib.suppress(ProtocolError):
             assert codec.decode(codec.encode(codec.decode(payload))) is not None
+
+
+FOUND = json.loads(encode_found(MaskedLM(tokens="tokens", prefix=(2,), num_train_samples=7)))
+
+
+@given(
+    st.binary(max_size=100)
+    | st.builds(lambda name, value: {**FOUND, name: value}, st.sampled_from(sorted(FOUND)), json_values).map(
+        lambda value: json.dumps(value).encode()
+    )
+)
+def test_what_a_task_has_found_out_comes_with_its_own_types_and_changes_no_setting(payload: bytes) -> None:
+    mine = MaskedLM(batch_size=3, data_name="posts.txt")
+    with contextlib.suppress(ProtocolError):
+        task = decode_found(mine, payload)
+        assert encode_found(task) == json.dumps(json.loads(payload), separators=(",", ":")).encode()
+        assert (task.batch_size, task.data_name) == (3, "posts.txt")
 
 
 @given(st.sampled_from(sorted(vars(COMPUTED))), json_values)

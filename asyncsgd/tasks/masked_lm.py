@@ -16,19 +16,23 @@ Shapes: B sequences, L tokens, M masked tokens, D hidden, V vocabulary.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from asyncsgd import models
 from asyncsgd.data.batching import Batch, EvaluationBatches, Frame, TrainingBatches
-from asyncsgd.data.masking import Masking
-from asyncsgd.data.tokenization import Tokens
-from asyncsgd.models import skeleton
-from asyncsgd.tasks.base import Batches, Sums, Task
+from asyncsgd.data.corpora import load_corpus
+from asyncsgd.data.masking import Masking, by_token, by_word
+from asyncsgd.data.tokenization import Tokens, load_tokenizer, tokenized_folder
+from asyncsgd.tasks.base import Batches, Sums, Task, found
+
+_CHOOSE = {"token": by_token, "word": by_word}
 
 
 class MaskedPositions:
@@ -66,29 +70,126 @@ class MaskedPositions:
 
 @dataclasses.dataclass(frozen=True)
 class MaskedLM(Task):
-    """Masked language modelling on tokens that lie on disk; see `asyncsgd.prepare` for how they get there."""
+    """Masked language modelling on a text, with any `AutoModelForMaskedLM`.
+
+    Evaluations have masks of their own, so that runs that train with different ones take the same test.
+    """
 
     name: ClassVar[str] = "masked_lm"
     better: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {"accuracy": "higher"}
 
-    config: str
-    """The model's configuration, as `asyncsgd.models.skeleton` reads it."""
-    train: Path
-    """Folder of the training tokens."""
-    evaluation: Path
-    """Folder of the evaluation tokens."""
-    frame: Frame
-    masking: Masking
-    """Of the training batches."""
-    eval_masking: Masking
-    batch_size: int
-    eval_samples: int
+    model_name: str = "tiny"
+    """As `asyncsgd.models.build_model` takes it."""
+    data_name: str = "pydocs"
+    """As `asyncsgd.data.corpora.load_corpus` takes it, and the next two."""
+    eval_data: str | None = None
+    text_column: str = "text"
+    seq_len: int = 128
+    batch_size: int = 16
+    mask: Literal["token", "word"] = "token"
+    mask_prob: float = 0.15
+    eval_mask: Literal["token", "word"] = "token"
+    eval_mask_prob: float = 0.15
+    vocab_size: int = 8192
+    """Of the tokenizer trained for the models tiny and small."""
+    dropout: float = 0.0
+    eval_samples: int = 500
+    """Sequences in one evaluation; 0: all."""
+
+    weights: str | None = found()
+    """Folder of a pretrained model; None for one that is made here."""
+    config: str | None = found()
+    """The model's configuration, as JSON."""
+    tokenizer: str | None = found()
+    """Its folder or name."""
+    tokens: str | None = found()
+    """Folder of the token arrays, ``train`` and ``eval``."""
+    prefix: tuple[int, ...] | None = found()
+    suffix: tuple[int, ...] | None = found()
+    pad_id: int | None = found()
+    mask_id: int | None = found()
+    vocabulary_size: int | None = found()
+    special_ids: tuple[int, ...] | None = found()
+    corpus: str | None = found()
+    fingerprint: str | None = found()
+    num_train_samples: int | None = found()
+    num_eval_samples: int | None = found()
+    new_parameters: tuple[str, ...] | None = found()
+    """See `asyncsgd.models.Built`."""
+
+    def prepare(self, seed: int, cache: Path) -> Self:
+        """Load the text, tokenize it, look at the model; everything slow is cached.
+
+        Raises:
+            UsageError: for whatever the user has to change.
+        """
+        name = os.path.expanduser(self.model_name)  # a YAML file has no shell to do it
+        corpus = load_corpus(self.data_name, eval_data=self.eval_data, text_column=self.text_column, cache_dir=cache)
+        tokenizer = load_tokenizer(name, corpus, vocab_size=self.vocab_size, cache_dir=cache)
+        folder = tokenized_folder(corpus, tokenizer, seq_len=self.seq_len, cache_dir=cache)
+        initial = models.build_model(name, tokenizer, seq_len=self.seq_len, dropout=self.dropout, seed=seed)
+        frame = models.frame_of(tokenizer)
+        num_eval = Tokens.load(folder / "eval").num_samples
+        return dataclasses.replace(
+            self,
+            weights=None if name in models.SHAPES else models.local_folder(name),
+            config=models.config_json(initial.model),
+            tokenizer=str(tokenizer.name_or_path),
+            tokens=str(folder),
+            prefix=frame.prefix,
+            suffix=frame.suffix,
+            pad_id=frame.pad_id,
+            mask_id=tokenizer.mask_token_id,
+            vocabulary_size=len(tokenizer),
+            special_ids=tuple(sorted(tokenizer.all_special_ids)),
+            corpus=corpus.name,
+            fingerprint=corpus.fingerprint,
+            num_train_samples=Tokens.load(folder / "train").num_samples,
+            num_eval_samples=min(self.eval_samples or num_eval, num_eval),
+            new_parameters=initial.new_parameters,
+        )
+
+    def facts(self) -> Mapping[str, Any]:
+        return {
+            "data": self.corpus,
+            "data_fingerprint": self.fingerprint,
+            "num_train_samples": self.num_train_samples,
+            "num_eval_samples": self.num_eval_samples,
+            "new_parameters": len(self.new_parameters or ()),
+        }
+
+    def save(self, model: nn.Module, folder: Path) -> None:
+        """`AutoModelForMaskedLM.from_pretrained(folder)` reads it."""
+        models.save_pretrained(model, self.tokenizer, folder)
 
     def model(self, seed: int) -> nn.Module:
-        return skeleton(self.config)
+        return models.masked_lm(self.weights, str(self.config), self.dropout, seed)
 
     def data(self, seed: int) -> MaskedTokens:
         return MaskedTokens(self, seed)
+
+    @property
+    def frame(self) -> Frame:
+        """What stands around each sample."""
+        assert self.prefix is not None
+        assert self.suffix is not None
+        assert self.pad_id is not None
+        return Frame(self.prefix, self.suffix, self.pad_id)
+
+    @property
+    def masking(self) -> Masking:
+        """Of the training batches."""
+        return self._masking(self.mask, self.mask_prob)
+
+    @property
+    def eval_masking(self) -> Masking:
+        return self._masking(self.eval_mask, self.eval_mask_prob)
+
+    def _masking(self, choose: str, share: float) -> Masking:
+        assert self.mask_id is not None
+        assert self.vocabulary_size is not None
+        assert self.special_ids is not None
+        return Masking(_CHOOSE[choose], share, self.mask_id, self.vocabulary_size, self.special_ids)
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
         """The logits `(M, V)` at the masked positions."""
@@ -127,10 +228,12 @@ class MaskedTokens:
 
     def __init__(self, task: MaskedLM, seed: int) -> None:
         self._task, self._seed = task, seed
-        self._tokens = Tokens.load(task.train)
+        self._tokens = Tokens.load(Path(str(task.tokens)) / "train")
         self._streams: dict[int, TrainingBatches] = {}
         self.evaluation: Mapping[str, Batches] = {
-            "main": EvaluationBatches(Tokens.load(task.evaluation), task.frame, task.eval_masking, task.eval_samples)
+            "main": EvaluationBatches(
+                Tokens.load(Path(str(task.tokens)) / "eval"), task.frame, task.eval_masking, task.eval_samples
+            )
         }
 
     def batch(self, stream: int, index: int) -> Batch:

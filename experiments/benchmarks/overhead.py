@@ -25,7 +25,7 @@ import torch
 
 from asyncsgd.errors import UsageError
 from asyncsgd.launch import Launch
-from asyncsgd.prepare import prepare
+from asyncsgd.pretraining import pretraining
 from asyncsgd.record import RunFolder
 from asyncsgd.runtime.processes import Processes, fork_server
 from asyncsgd.runtime.worker_process import Assignment
@@ -63,7 +63,7 @@ def measure_async(settings: Settings, context: ForkServerContext, folder: Path) 
     """Samples per second of a run, from after its first batches (in which workers warm up) to its end."""
     launch = Launch(settings.job.nproc, None, False)
     with contextlib.redirect_stdout(io.StringIO()):
-        code = lead(settings, launch, RunFolder(folder), context)
+        code = lead(pretraining(settings), launch, RunFolder(folder), context)
     if code:
         raise SystemExit(f"the run in {folder} ended with exit code {code}")
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
@@ -95,7 +95,8 @@ def main() -> int:
 
     context = fork_server(arguments.model)
     one, two = settings_of(1), settings_of(2)
-    assignment = prepare(one.data, one.model, one.machine, one.optimization, one.job, eval_samples=32).assignment
+    experiment = pretraining(one)
+    assignment = experiment.setup.assignment(experiment.task.prepare(one.job.seed, experiment.cache))
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
         for round_number in range(arguments.rounds):

@@ -52,7 +52,7 @@ from analysis.published import (
 )
 from asyncsgd.data.pydocs import load_pydocs
 from asyncsgd.errors import UsageError
-from asyncsgd.prepare import cache_folder
+from asyncsgd.experiment import cache_folder
 from asyncsgd.problems import (
     Array,
     Heterogeneous,

@@ -287,10 +287,22 @@ def test_evaluation_takes_samples_evenly_over_the_set_and_each_once_in_order_of_
 
 
 def test_the_evaluation_of_a_task_is_the_same_for_every_seed_and_batch_size(tmp_path):
-    corpus(50, seed=3).save(tmp_path)
+    corpus(50, seed=3).save(tmp_path / "train")
+    corpus(50, seed=3).save(tmp_path / "eval")
 
     def evaluation(seed: int, batch_size: int) -> EvaluationBatches:
-        task = MaskedLM("{}", tmp_path, tmp_path, FRAME, masking(), masking(), batch_size, eval_samples=0)
+        masked = masking()
+        task = MaskedLM(
+            batch_size=batch_size,
+            eval_samples=0,
+            tokens=str(tmp_path),
+            prefix=FRAME.prefix,
+            suffix=FRAME.suffix,
+            pad_id=FRAME.pad_id,
+            mask_id=masked.mask_id,
+            vocabulary_size=masked.vocabulary_size,
+            special_ids=masked.special_ids,
+        )
         return task.data(seed).evaluation["main"]
 
     first, second = evaluation(0, 4), evaluation(123, 16)

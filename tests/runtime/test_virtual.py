@@ -10,7 +10,6 @@ import dataclasses
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -712,7 +711,7 @@ def tiny_worker(precision: torch.dtype = torch.float32) -> Worker:
             max_position_embeddings=16,
         )
         model = BertForMaskedLM(config).train()
-    task = MaskedLM("", Path(), Path(), frame, masking, masking, 4, 0)
+    task = MaskedLM(batch_size=4)
     return Worker(FlatModel(model), task, InMemory(batches), seed=0, precision=precision)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
-from asyncsgd.data.batching import Batch, Frame
+from asyncsgd.data.batching import Batch
 from asyncsgd.data.masking import Masking, by_token
 from asyncsgd.evaluation import evaluate_shard
 from asyncsgd.tasks.base import Sums
@@ -46,7 +45,7 @@ def distilbert(dropout: float) -> nn.Module:
 
 
 MASKING = Masking(by_token, 0.15, 4, VOCABULARY, (0, 1, 2, 3, 4))
-TASK = MaskedLM("", Path(), Path(), Frame((0,), (2,), PAD), MASKING, MASKING, len(LENGTHS), 0)
+TASK = MaskedLM(batch_size=len(LENGTHS))
 
 
 def loss_of(model: nn.Module, batch: Batch) -> Tensor:

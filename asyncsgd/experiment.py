@@ -1,0 +1,222 @@
+"""An experiment: a task, how it is trained and for how long, and what its run says of itself.
+
+Scripts and the Python API make one of these; `asyncsgd.training` runs it and knows no settings. What settings mean is
+said here too."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from asyncsgd import modes, settings
+from asyncsgd.errors import UsageError
+from asyncsgd.flat import FlatModel
+from asyncsgd.optimizers import SGD, AdamW, BuildOptimizer, OptimizerRecipe
+from asyncsgd.rules import Asynchronous, Synchronous, parse_rule
+from asyncsgd.rules.base import Rule
+from asyncsgd.runtime.base import Budget
+from asyncsgd.runtime.worker_process import Assignment
+from asyncsgd.schedules import Schedule, WarmupSchedule, constant, cosine, linear
+from asyncsgd.tasks.base import Task
+
+_PRECISION = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_SHAPE = {"constant": constant, "linear": linear, "cosine": cosine}
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """How any task is trained: known before anything is read."""
+
+    runtime: modes.Runtime
+    rule: Rule
+    recipe: OptimizerRecipe
+    """The optimizer asked for: the server's, or that of local steps under rules that have them."""
+    seed: int = 0
+    device: str = "cpu"
+    """``cpu`` or ``cuda``."""
+    precision: torch.dtype = torch.float32
+
+    @property
+    def server_recipe(self) -> OptimizerRecipe:
+        """The server's optimizer: plain SGD where workers step locally.
+
+        Raises:
+            UsageError: if the rule cannot do with it.
+        """
+        if self.rule.local_steps:
+            return OptimizerRecipe(SGD())
+        if self.rule.needs_plain_sgd and self.recipe != OptimizerRecipe(SGD()):
+            raise UsageError(
+                f"rule {self.rule.name!r} has a momentum or a force of its own and needs plain SGD at the server; type "
+                f"--optimizer sgd --momentum 0 --weight-decay 0 --clip-norm 0"
+            )
+        return self.recipe
+
+    def assignment(self, task: Task, worker: int | None = None) -> Assignment:
+        """What a process needs to compute gradients of `task`, which is prepared; on the device of `worker`."""
+        return Assignment(
+            task=task,
+            seed=self.seed,
+            threads=self.runtime.threads,
+            device=self.device if worker is None else device_of_worker(self.device, worker),
+            precision=self.precision,
+            inner=self.recipe,
+            num_workers=self.runtime.num_workers,
+            speeds=self.runtime.speeds,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Course:
+    """How long a task is trained, at which learning rates, and how often it is evaluated."""
+
+    budget: Budget
+    evaluations: int
+    schedule: Schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """One training, whoever asked for it."""
+
+    name: str
+    """Of the script."""
+    task: Task
+    """Not prepared."""
+    setup: Setup
+    course: Callable[[Task], Course]
+    """Given the prepared task: how long an epoch is, it alone knows."""
+    cache: Path
+    """Folder of prepared data."""
+    identity: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What the summary says of this kind of experiment, as JSON, known before anything has run."""
+    describe: Callable[[Task, FlatModel], Sequence[str]] = lambda task, flat: ()
+    """Given the prepared task and its model: lines about them, for the user."""
+    saves_model: bool = True
+
+    def summary(self) -> dict[str, Any]:
+        """The summary's fields that are known before anything has run."""
+        runtime = self.setup.runtime
+        return {
+            "experiment": self.name,
+            "task": self.task.name,
+            "mode": runtime.mode,
+            "rule": str(self.setup.rule),
+            "num_workers": runtime.num_workers,
+            "threads": runtime.threads,
+            "seed": self.setup.seed,
+            "batch_size": self.task.batch_size,
+            "accumulate": runtime.accumulate if isinstance(runtime, modes.InProcess) else 1,
+            "transport": runtime.transport,
+            "hogwild_state": ("shared" if runtime.share_state else "worker")
+            if isinstance(runtime, modes.Hogwild)
+            else None,
+            "clock": runtime.clock,
+            "speeds": None if runtime.speeds is None else str(runtime.speeds),
+            "oversubscription": runtime.oversubscription,
+            **self.identity,
+        }
+
+
+# ---- what settings mean --------------------------------------------------------------------------------------
+
+
+def setup_of(job: settings.Job, machine: settings.Machine, optimization: settings.Optimization) -> Setup:
+    """Read the rule, the speeds, the network and the churn, which settings hold as text, and find the device.
+
+    Raises:
+        UsageError: for the first of them that cannot be.
+    """
+    rule = rule_of(job)
+    setup = Setup(
+        modes.runtime_of(job, machine.threads),
+        rule,
+        recipe_of(optimization),
+        job.seed,
+        device_of(machine, job),
+        _PRECISION[machine.precision],
+    )
+    _ = setup.server_recipe  # refuses
+    return setup
+
+
+def course_of(budget: settings.Budget, optimization: settings.Optimization) -> Course:
+    """The budget and the learning rate as a function of the samples that arrived."""
+    schedule = WarmupSchedule(
+        optimization.learning_rate, optimization.warmup, budget.samples, _SHAPE[optimization.schedule]
+    )
+    return Course(Budget(budget.samples, budget.seconds, budget.target_loss), budget.evaluations, schedule)
+
+
+def rule_of(job: settings.Job) -> Rule:
+    """The rule that the server follows; synchronous modes are that rule by definition, Hogwild applies what comes."""
+    kind = modes.kind_of(job.mode, job.clock)
+    if kind.follows_rule:
+        return parse_rule(job.rule)
+    return Asynchronous() if kind.has_server else Synchronous()
+
+
+def recipe_of(optimization: settings.Optimization) -> OptimizerRecipe:
+    """The optimizer that the settings name."""
+    builders: dict[str, BuildOptimizer] = {
+        "sgd": SGD(optimization.momentum),
+        "adamw": AdamW((optimization.beta1, optimization.beta2)),
+    }
+    build = builders[optimization.optimizer]
+    return OptimizerRecipe(build, optimization.weight_decay, optimization.clip_norm)
+
+
+def device_of_worker(device: str, worker: int) -> str:
+    """``cuda`` becomes the GPU of `worker`, round robin; ``cpu`` stays."""
+    return f"cuda:{worker % torch.cuda.device_count()}" if device == "cuda" else device
+
+
+def device_of(machine: settings.Machine, job: settings.Job) -> str:
+    """The kind of device that the run's workers compute on; see `resolve_device`.
+
+    Raises:
+        UsageError: if it is not there, or the mode cannot use it.
+    """
+    device = resolve_device(machine.device)
+    if modes.kind_of(job.mode, job.clock) is modes.Hogwild and device != "cpu":
+        raise UsageError(
+            "--mode hogwild needs --device cpu: updates of several processes to one GPU buffer have no defined order"
+        )
+    return device
+
+
+def resolve_device(device: str) -> str:
+    """``auto`` becomes cuda or cpu.
+
+    Raises:
+        UsageError: if cuda is asked for and not there.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: torch sees no GPU here; type --device cpu, or leave the flag out")
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return device
+
+
+def cache_folder(cache_dir: str | None) -> Path:
+    """`cache_dir`, or asyncsgd's folder in the user's cache; made if it is not there.
+
+    Raises:
+        UsageError: if it cannot be written.
+    """
+    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "asyncsgd"
+    folder = Path(cache_dir) if cache_dir is not None else default
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"the cache folder {folder} cannot be made ({error.strerror}); type --cache-dir FOLDER"
+        ) from error
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"the cache folder {folder} cannot be written; type --cache-dir FOLDER")
+    return folder

@@ -1,0 +1,209 @@
+"""The table of modes: how a training can run, what each way needs, and what the user types for it.
+
+An object of one of these classes says how; `asyncsgd.training` does it. Nothing below this table asks for a mode by its
+name."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+from asyncsgd import settings
+from asyncsgd.churn import Change, parse_churn
+from asyncsgd.errors import UsageError
+from asyncsgd.speeds import Constant, Infinite, Network, Speeds, parse_network, parse_speeds
+
+_KEEP_ORDER_OF_STORES = ("x86_64", "AMD64", "i386", "i686")
+"""Processors on which the sequence lock of shared memory is right; see `runtime.transport.shared_memory`."""
+
+
+_AS_CONSTANT = Constant()
+
+
+class Runtime:
+    """How a training runs. Subclasses are frozen dataclasses."""
+
+    mode: ClassVar[str]
+    """What the user types after ``--mode``."""
+    clock: ClassVar[settings.Clock] = "measured"
+    follows_rule: ClassVar[bool] = False
+    """Whether the rule may be chosen; elsewhere it is what the mode is by definition."""
+    in_one_process: ClassVar[bool] = False
+    has_server: ClassVar[bool] = False
+    """Whether one process more than the workers keeps the parameters."""
+    several_hosts: ClassVar[bool] = False
+    not_replayed: ClassVar[str] = ""
+    """Why a run of it cannot be replayed; empty where it can."""
+
+    num_workers: int
+    threads: int
+    """CPU threads of each worker."""
+    speeds: Speeds | None
+    """How long gradients are made to take, or take on the virtual clock; None: what they take."""
+
+    @property
+    def transport(self) -> str | None:
+        """What carries gradients to the server; None where there is no server."""
+        return None
+
+    @property
+    def oversubscription(self) -> float | None:
+        """Busy threads per core; None on the virtual clock."""
+        from asyncsgd.record import available_cores
+
+        return self.num_workers * self.threads / available_cores() if self.clock == "measured" else None
+
+
+@dataclasses.dataclass(frozen=True)
+class InProcess(Runtime):
+    """One worker in this process, the reference; `accumulate` batches make one update."""
+
+    mode: ClassVar[str] = "single"
+    in_one_process: ClassVar[bool] = True
+    speeds: ClassVar[Speeds | None] = None  # type: ignore[misc]
+    num_workers: ClassVar[int] = 1  # type: ignore[misc]
+
+    accumulate: int = 1
+    threads: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class AllReduce(Runtime):
+    """Synchronous data parallelism with DistributedDataParallel on `num_workers` processes."""
+
+    mode: ClassVar[str] = "sync"
+    several_hosts: ClassVar[bool] = True
+    not_replayed: ClassVar[str] = (
+        "its ranks exchanged gradients among themselves, in no recorded order; run its settings again"
+    )
+
+    num_workers: int
+    threads: int = 1
+    speeds: Speeds | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Processes(Runtime):
+    """A parameter server in this process and `num_workers` worker processes on this host, under any rule.
+
+    `via` names what carries the vectors; ``auto`` is shared memory where its lock is right.
+    """
+
+    mode: ClassVar[str] = "async"
+    follows_rule: ClassVar[bool] = True
+    has_server: ClassVar[bool] = True
+
+    num_workers: int
+    via: Literal["auto", "shared_memory", "process_group"] = "auto"
+    threads: int = 1
+    speeds: Speeds | None = None
+
+    @property
+    def transport(self) -> str:
+        if self.via == "auto":
+            return "shared_memory" if platform.machine() in _KEEP_ORDER_OF_STORES else "process_group"
+        return self.via
+
+
+@dataclasses.dataclass(frozen=True)
+class Hogwild(Runtime):
+    """`num_workers` processes that step one shared vector themselves, without locks, on this host."""
+
+    mode: ClassVar[str] = "hogwild"
+    has_server: ClassVar[bool] = True
+    not_replayed: ClassVar[str] = (
+        "its workers read and wrote one vector without locks, and what they saw is nowhere written down"
+    )
+
+    num_workers: int
+    share_state: bool = False
+    """Whether all workers share one optimizer state, or have one each."""
+    threads: int = 1
+    speeds: Speeds | None = None
+
+    @property
+    def transport(self) -> str:
+        return "shared_memory"
+
+
+@dataclasses.dataclass(frozen=True)
+class Virtual(Runtime):
+    """Any number of workers in this process, on a virtual clock: real gradients, drawn times."""
+
+    mode: ClassVar[str] = "async"
+    clock: ClassVar[settings.Clock] = "virtual"
+    follows_rule: ClassVar[bool] = True
+    in_one_process: ClassVar[bool] = True
+
+    num_workers: int
+    speeds: Speeds = _AS_CONSTANT
+    network: Network | None = None
+    churn: Sequence[Change] = ()
+    threads: int = 1
+
+
+def runtime_of(job: settings.Job, threads: int) -> Runtime:
+    """The runtime that the settings ask for.
+
+    Raises:
+        UsageError: for a name or value in them that is wrong, or that the runtime cannot follow.
+    """
+    speeds = _speeds_of(job)
+    if job.clock == "virtual":
+        assert speeds is not None
+        network = None if job.network is None else parse_network(job.network)
+        churn = () if job.churn is None else tuple(parse_churn(job.churn, job.nproc))
+        return Virtual(job.nproc, speeds, network, churn, threads)
+    if job.mode == "single":
+        return InProcess(job.accumulate, threads)
+    if job.mode == "sync":
+        return AllReduce(job.nproc, threads, speeds)
+    if job.mode == "hogwild":
+        check_transport("hogwild", "auto", platform.machine())
+        return Hogwild(job.nproc, job.hogwild_state == "shared", threads, speeds)
+    check_transport("async", job.transport, platform.machine())
+    return Processes(job.nproc, job.transport, threads, speeds)
+
+
+def kind_of(mode: str, clock: str) -> type[Runtime]:
+    """The class behind what the user typed.
+
+    >>> kind_of("async", "virtual").__name__, kind_of("sync", "measured").__name__
+    ('Virtual', 'AllReduce')
+    """
+    return next(kind for kind in KINDS if (kind.mode, kind.clock) == (mode, clock))
+
+
+KINDS: tuple[type[Runtime], ...] = (InProcess, AllReduce, Processes, Hogwild, Virtual)
+
+
+def _speeds_of(job: settings.Job) -> Speeds | None:
+    if job.speeds is None:
+        return Constant() if job.clock == "virtual" else None
+    speeds = parse_speeds(job.speeds)
+    speeds.on(job.nproc, job.seed)  # refuses e.g. a straggler that is not there
+    if isinstance(speeds, Infinite) and job.clock != "virtual":
+        raise UsageError("--speeds infinite is for --clock virtual: a real worker that never answers ends no run")
+    return speeds
+
+
+def check_transport(mode: str, transport: str, processor: str) -> None:
+    """Refuse shared memory where a reader could take a vector that is half written for a whole one.
+
+    Args:
+        processor: as `platform.machine` names it.
+
+    Raises:
+        UsageError: on processors that may reorder stores.
+    """
+    if processor in _KEEP_ORDER_OF_STORES or (mode != "hogwild" and transport != "shared_memory"):
+        return
+    asked, instead = "--transport shared_memory", "--transport process_group"
+    if mode == "hogwild":
+        asked, instead = "--mode hogwild", "--mode async --transport process_group"
+    raise UsageError(
+        f"{asked} needs an x86 processor, which keeps the order of stores; this one is {processor or 'unknown'}; "
+        f"type {instead}"
+    )
