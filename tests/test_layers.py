@@ -72,6 +72,7 @@ MAY_IMPORT = {
     "finetune_settings": {"errors", "flags", "settings"},
     "progress": {"record"},
     "run_folder": {"errors", "finetune_settings", "flags", "record", "settings"},
+    "origin": {"data", "errors", "flat", "record", "yaml_reader"},
     "scores": set(),
     "plan": {"errors", "finetune_settings", "settings", "yaml_reader"},
     "launch": {"errors", "private_folder"},
