@@ -74,6 +74,7 @@ MAY_IMPORT = {
     "run_folder": {"errors", "finetune_settings", "flags", "record", "settings"},
     "origin": {"data", "errors", "flat", "record", "yaml_reader"},
     "scores": set(),
+    "spans": set(),
     "plan": {"errors", "finetune_settings", "settings", "yaml_reader"},
     "launch": {"errors", "private_folder"},
 }
