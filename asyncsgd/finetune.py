@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
-import os
 import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from torch import nn
 
 from asyncsgd import models, scores
 from asyncsgd.data.corpora import Corpus
@@ -44,6 +40,7 @@ from asyncsgd.finetune_settings import FinetuneSettings, Functional, LabelledTex
 from asyncsgd.flat import FlatModel, parameters_sha256
 from asyncsgd.objectives.classification import Classification, ClassSums, inverse_frequency
 from asyncsgd.optimizers import AdamW, Optimizer, OptimizerRecipe
+from asyncsgd.origin import Origin, hash_of, read_origin
 from asyncsgd.progress import say
 from asyncsgd.record import DONE, FAILED, INTERRUPTED, Evaluation, RunFolder, describe_environment
 from asyncsgd.run_folder import open_finetune_folder
@@ -51,7 +48,6 @@ from asyncsgd.runtime.base import Budget, EvaluationPoints, Result, TrainingCloc
 from asyncsgd.schedules import WarmupSchedule, linear
 from asyncsgd.signals import StopRequest, held
 from asyncsgd.training import BEFORE_TRAINING, EXIT_CODES, OUT_OF_MEMORY, TWICE, is_out_of_memory
-from asyncsgd.yaml_reader import read_yaml
 
 VOCABULARY = 8192
 """Of the tokenizer that random weights (tiny, small) get, trained on the training texts."""
@@ -81,20 +77,6 @@ class ClassEvaluation(Evaluation):
     """An evaluation of a classifier: `loss` is the mean per text, never weighted; `accuracy` is of texts."""
 
     macro_f1: float | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Origin:
-    """Where the model that is fine-tuned comes from: the chain's upper end."""
-
-    model: str
-    """What `asyncsgd.models.build_model` takes."""
-    from_scratch: bool
-    """Whether no pretraining at all, or pretraining from random weights, lies behind it: such a run is no STILT."""
-    parent: Mapping[str, Any] | None
-    """The pretraining run: its folder's name and what tells it from others; None for a model that is no run."""
-    parameters_sha256: str | None
-    """What the model's parameters must hash to; None where nobody has written that down."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,90 +195,6 @@ def _attempt(settings: FinetuneSettings, folder: RunFolder, stop: StopRequest, f
         return Result(FAILED, f"{type(error).__name__}: {error}")
 
 
-# ---- where the model comes from ----------------------------------------------------------------------------
-
-
-def read_origin(init_from: str) -> Origin:
-    """Understand ``--init-from``: a run folder, a saved model, a shape with random weights, or a name on the Hub.
-
-    Raises:
-        UsageError: if there is a folder that is none of these, or a run that has not ended well.
-
-    >>> read_origin("tiny")
-    Origin(model='tiny', from_scratch=True, parent=None, parameters_sha256=None)
-    """
-    if init_from in models.SHAPES:
-        return Origin(init_from, True, None, None)
-    folder = Path(os.path.expanduser(init_from))
-    if (folder / "settings.yaml").is_file():
-        return _run_origin(folder)
-    if (folder / "config.json").is_file():
-        base = _read_json(folder / "base.json") if (folder / "base.json").is_file() else {}
-        return Origin(str(folder), bool(base.get("from_scratch", False)), None, base.get("parameters_sha256"))
-    if folder.is_dir():
-        inside = sorted(path.parent.name for path in folder.glob("*/settings.yaml"))
-        hint = f"; it holds run folders, type e.g. --init-from {folder / inside[0]}" if inside else ""
-        raise UsageError(
-            f"--init-from {init_from} is neither a run folder (settings.yaml, summary.json, model/) nor a saved model "
-            f"(config.json){hint}"
-        )
-    if init_from.startswith((".", "~", os.sep)) or init_from.count("/") > 1 or folder.exists():
-        raise UsageError(
-            f"--init-from {init_from}: there is no such folder; name a run folder, a saved model, a name on the Hub, "
-            f"or tiny or small{nearest(init_from, models.SHAPES)}"
-        )
-    return Origin(init_from, False, None, None)
-
-
-def _run_origin(folder: Path) -> Origin:
-    if not (folder / "summary.json").is_file():
-        raise UsageError(
-            f"--init-from {folder}: the run has no summary.json, so it is still going or was killed; wait for it or "
-            f"run it again"
-        )
-    summary = _read_json(folder / "summary.json")
-    experiment = summary.get("experiment", "stilt_mlm")
-    if experiment != "stilt_mlm":
-        raise UsageError(
-            f"--init-from {folder} is a run of {experiment}, not a pretraining run; name a run of stilt_mlm.py"
-        )
-    status = summary.get("status")
-    if status != DONE:
-        raise UsageError(
-            f"--init-from {folder}: the run is {status}, not DONE; run it again, or type --init-from "
-            f"{folder / 'model'} to use the model it left, as a model that is no run"
-        )
-    if not (folder / "model" / "config.json").is_file():
-        raise UsageError(f"--init-from {folder}: the run folder has no model/; run it again, it was not kept")
-    settings = _read_yaml(folder / "settings.yaml")
-    parent = {
-        "run": Path(os.path.abspath(folder)).name,
-        **{key: summary.get(key) for key in ("mode", "rule", "num_workers", "seed", "clock")},
-        "learning_rate": settings.get("learning_rate"),
-        "parameters_sha256": summary.get("parameters_sha256"),
-    }
-    from_scratch = summary.get("from_scratch", settings.get("model") in models.SHAPES)
-    return Origin(str(folder / "model"), bool(from_scratch), parent, summary.get("parameters_sha256"))
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read ({error}); copy it again, or run again what wrote it") from error
-    if not isinstance(content, dict):
-        raise UsageError(f"{path} must hold a JSON object, got {type(content).__name__}")
-    return content
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        content = read_yaml(path.read_text(encoding="utf-8"), path.name)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read ({error}); copy it again, or run again what wrote it") from error
-    return content if isinstance(content, dict) else {}
-
-
 # ---- preparation -------------------------------------------------------------------------------------------
 
 
@@ -318,7 +216,7 @@ def prepare(settings: FinetuneSettings, device: str) -> Prepared:
         initial = models.build_model(origin.model, tokenizer, seq_len=text.seq_len, dropout=dropout, seed=seed)
     except UsageError as error:
         raise UsageError(str(error).replace("--model", "--init-from")) from error
-    init_sha256 = _hash_of(initial.model, origin)
+    init_sha256 = hash_of(initial.model, origin)
     built = models.build_classifier(initial.model, data.labels, dropout=dropout, seed=seed)
     flat = FlatModel(built.model.to(device))
     frame = models.frame_of(tokenizer)
@@ -369,18 +267,6 @@ def _load_hatecheck(functional: Functional, data: LabelledData) -> tuple[HateChe
     if len(set(wanted)) == len(data.labels):
         raise UsageError("--hatecheck-positive names every label; leave out those that are not hateful")
     return load_hatecheck(functional.hatecheck), tuple(data.labels.index(label) for label in dict.fromkeys(wanted))
-
-
-def _hash_of(masked_lm: nn.Module, origin: Origin) -> str:
-    """The hash of the model that fine-tuning starts from; it must be the one that its run wrote down."""
-    flat = FlatModel(masked_lm)
-    found = parameters_sha256(flat.layout, flat.parameters)
-    if origin.parameters_sha256 not in (None, found):
-        raise UsageError(
-            f"{origin.model} is not the model that was saved there: its parameters have sha256 {found[:16]}..., its "
-            f"records say {str(origin.parameters_sha256)[:16]}...; run its pretraining again"
-        )
-    return found
 
 
 # ---- training ----------------------------------------------------------------------------------------------

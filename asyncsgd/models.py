@@ -120,13 +120,7 @@ def _check_positions(model: str, limit: int | None, seq_len: int) -> None:
 
 
 def build_classifier(masked_lm: Any, labels: Sequence[str], *, dropout: float, seed: int) -> Built:
-    """Return a text classifier on the encoder of a masked-language model.
-
-    Whatever a masked-language model does not train, the pooler and the head, is drawn here: matrices from a normal
-    distribution with the configuration's ``initializer_range``, in the order of their names, and the rest as the
-    library begins it (biases 0, scales 1). So these values are a function of `seed` and their shapes alone, and
-    models of one architecture begin with the same ones; a pooler that a checkpoint brings is not used, since a
-    continued model has lost it.
+    """Return a text classifier on the encoder of a masked-language model; see `_with_head` for its first values.
 
     Args:
         masked_lm: an `AutoModelForMaskedLM`; its encoder's values are copied.
@@ -138,17 +132,43 @@ def build_classifier(masked_lm: Any, labels: Sequence[str], *, dropout: float, s
     """
     from transformers import AutoModelForSequenceClassification
 
+    kind, problem = AutoModelForSequenceClassification, "single_label_classification"
+    return _with_head(masked_lm, kind, problem, labels, dropout=dropout, seed=seed)
+
+
+def build_tagger(masked_lm: Any, labels: Sequence[str], *, dropout: float, seed: int) -> Built:
+    """Return a classifier of single tokens on the encoder of a masked-language model, as `build_classifier` does."""
+    from transformers import AutoModelForTokenClassification
+
+    return _with_head(masked_lm, AutoModelForTokenClassification, None, labels, dropout=dropout, seed=seed)
+
+
+def _with_head(
+    masked_lm: Any, auto_model: Any, problem_type: str | None, labels: Sequence[str], *, dropout: float, seed: int
+) -> Built:
+    """Return an `auto_model` on the encoder of a masked-language model.
+
+    Whatever a masked-language model does not train, the pooler and the head, is drawn here: matrices from a normal
+    distribution with the configuration's ``initializer_range``, in the order of their names, and the rest as the
+    library begins it (biases 0, scales 1). So these values are a function of `seed` and their shapes alone, and
+    models of one architecture begin with the same ones; a pooler that a checkpoint brings is not used, since a
+    continued model has lost it.
+
+    Args:
+        auto_model: the class of transformers that knows the architecture's form.
+        problem_type: of the configuration.
+    """
     config = copy.deepcopy(masked_lm.config)
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: number for number, label in enumerate(labels)}
-    config.problem_type = "single_label_classification"
+    config.problem_type = problem_type
     for name in ("classifier_dropout", "seq_classif_dropout"):
         if hasattr(config, name):
             setattr(config, name, dropout)
     with seeded(seed):
         try:
             # A configuration may name a half-precision type, which the encoder's values must not pass through.
-            built: Any = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False).float()
+            built: Any = auto_model.from_config(config, trust_remote_code=False).float()
         except ValueError as error:
             raise UsageError(f"{type(masked_lm).__name__} has no form for classification: {error}") from error
     encoder = masked_lm.base_model.state_dict()

@@ -281,6 +281,17 @@ def test_the_encoder_is_that_of_the_masked_language_model_and_a_copy() -> None:
     assert classifier.config.id2label == {0: "a", 1: "b"}
 
 
+def test_a_tagger_has_the_encoder_and_a_head_of_the_seed_too() -> None:
+    masked_lm = bert(0)
+    tagger = models.build_tagger(masked_lm, ["B", "I", "O"], dropout=0.3, seed=9)
+    for name, parameter in masked_lm.base_model.named_parameters():
+        assert torch.equal(tagger.model.get_parameter(f"bert.{name}"), parameter)
+    assert tagger.new_parameters == ("classifier.bias", "classifier.weight")
+    drawn = torch.empty(3, 32).normal_(0.0, 0.02, generator=torch.Generator().manual_seed(9))
+    assert torch.equal(tagger.model.classifier.weight, drawn)
+    assert (tagger.model.config.id2label, tagger.model.dropout.p) == ({0: "B", 1: "I", 2: "O"}, 0.3)
+
+
 def test_building_a_classifier_leaves_torch_s_generator_as_it_was() -> None:
     masked_lm = bert(0)
     state = torch.random.get_rng_state()

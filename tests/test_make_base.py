@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from asyncsgd import finetune
 from asyncsgd.errors import UsageError
 from asyncsgd.flat import FlatModel, parameters_sha256
+from asyncsgd.origin import read_origin
 from asyncsgd.settings import load_yaml
 from asyncsgd.signals import StopRequest
 
@@ -71,7 +71,7 @@ def test_the_folder_loads_and_base_json_has_the_hash_of_what_is_loaded(make: Mak
 
 def test_what_starts_from_it_is_not_from_scratch(make: Make, tmp_path: Path) -> None:
     make()
-    origin = finetune.read_origin(str(tmp_path / "base"))
+    origin = read_origin(str(tmp_path / "base"))
     assert (origin.from_scratch, origin.parent) == (False, None)
     assert origin.parameters_sha256 == json.loads((tmp_path / "base" / "base.json").read_text())["parameters_sha256"]
 

@@ -81,7 +81,7 @@ class LabelledData:
 
 
 @dataclass(frozen=True)
-class _Side:
+class Side:
     """Rows as they were read, with the names that belong to numbers as labels (None where there are none)."""
 
     rows: Rows
@@ -128,23 +128,23 @@ def load_labelled(
         sides: dict[str, Documents] = {"train": documents}
     else:
         if data.startswith("hub:"):
-            name, read = data, _hub_sides(data, columns)
+            name, read = data, hub_sides(data, columns)
         else:
             path = existing_path(data, "--data")
-            name, read = path.name, _path_sides(path, columns)
+            name, read = path.name, path_sides(path, columns)
         names = next((side.names for side in read.values() if side.names), None)
         sides = {side: _documents(f"{name} ({side})", read[side], names, columns, notes) for side in read}
-    train, evaluation, split = _chosen_sides(name, sides, split)
+    train, evaluation, split = chosen_sides(name, sides, split)
     kept = without(train, evaluation)
     if len(kept.texts) < len(train.texts):
         notes.append(f"{len(train.texts) - len(kept.texts)} training texts that are {split} texts too are left out")
     labels = _classes(name, names, kept, evaluation, split)
-    kept, evaluation = _limited(kept, train_samples), _limited(evaluation, eval_samples)
+    kept, evaluation = limited(kept, train_samples), limited(evaluation, eval_samples)
     missing = set(labels) - set(kept.labels or ())
     if missing:
         notes.append(f"no training text has the label {', '.join(sorted(missing))}")
     return LabelledData(
-        name, kept, evaluation, split, labels, tuple(notes), _fingerprint(origin, labels, kept, evaluation)
+        name, kept, evaluation, split, labels, tuple(notes), fingerprint_of(origin, labels, kept, evaluation)
     )
 
 
@@ -160,11 +160,15 @@ def check_labelled(data: str, text_column: str, label_column: str) -> None:
     if data.startswith("hub:"):
         hub_name(data)
     elif data != "pydocs":
-        _files_of_sides(existing_path(data, "--data"))
+        files_of_sides(existing_path(data, "--data"))
 
 
-def _chosen_sides(name: str, sides: dict[str, Documents], split: str | None) -> tuple[Documents, Documents, str]:
-    """(train, evaluation, its split); a part of train is set aside where there is nothing to score on."""
+def chosen_sides(name: str, sides: dict[str, Documents], split: str | None) -> tuple[Documents, Documents, str]:
+    """(train, evaluation, its split); a part of train is set aside where there is nothing to score on.
+
+    Raises:
+        UsageError: if the wanted `split` is not there, or there are too few texts to set some aside.
+    """
     own = [side for side in ("test", "validation") if side in sides]
     if not own:
         if split == "validation":
@@ -201,14 +205,16 @@ def _classes(
     return tuple(sorted(known, key=int)) if number else tuple(sorted(known))
 
 
-def _limited(documents: Documents, limit: int) -> Documents:
+def limited(documents: Documents, limit: int) -> Documents:
+    """At most `limit` documents, taken evenly over their order; 0 for all."""
     total = len(documents.texts)
     count = min(limit or total, total)
     chosen = set((np.arange(count) * total // max(count, 1)).tolist())
     return select(documents, [index in chosen for index in range(total)])
 
 
-def _fingerprint(origin: str, labels: Sequence[str], train: Documents, evaluation: Documents) -> str:
+def fingerprint_of(origin: str, labels: Sequence[str], train: Documents, evaluation: Documents) -> str:
+    """16 hexadecimal digits; see `LabelledData`."""
     digest = hashlib.sha256(json.dumps([origin, *labels]).encode())
     for documents in (train, evaluation):
         digest.update(json.dumps([documents.texts, documents.labels]).encode())
@@ -218,12 +224,17 @@ def _fingerprint(origin: str, labels: Sequence[str], train: Documents, evaluatio
 # ------------------------------------------------------------------------------------------------------ files
 
 
-def _path_sides(path: Path, columns: Mapping[str, str]) -> dict[str, _Side]:
+def path_sides(path: Path, columns: Mapping[str, str]) -> dict[str, Side]:
     """The splits of a file or folder, by name; ``train`` is always there."""
-    return {side: _side(paths, columns) for side, paths in _files_of_sides(path).items()}
+    return {side: _side(paths, columns) for side, paths in files_of_sides(path).items()}
 
 
-def _files_of_sides(path: Path) -> dict[str, list[Path]]:
+def files_of_sides(path: Path) -> dict[str, list[Path]]:
+    """The files of the splits of a file or folder, by name.
+
+    Raises:
+        UsageError: if there is no training file, or a file has no columns.
+    """
     if not path.is_dir():
         table_extension(path)
         return {"train": [path]}
@@ -241,10 +252,10 @@ def _files_of_sides(path: Path) -> dict[str, list[Path]]:
     return {side: paths for side, paths in found.items() if paths}
 
 
-def _side(paths: Sequence[Path], columns: Mapping[str, str]) -> _Side:
+def _side(paths: Sequence[Path], columns: Mapping[str, str]) -> Side:
     label_column = list(columns)[1]
     names = next(filter(None, (_names_beside(path) or _feature_names(path, label_column) for path in paths)), None)
-    return _Side([row for path in paths for row in read_rows(path, columns)], names)
+    return Side([row for path in paths for row in read_rows(path, columns)], names)
 
 
 def _names_beside(path: Path) -> tuple[str, ...] | None:
@@ -263,7 +274,7 @@ def _names_beside(path: Path) -> tuple[str, ...] | None:
 
 
 def _feature_names(path: Path, label_column: str) -> tuple[str, ...] | None:
-    """The names of a ClassLabel that the Hugging Face library left in a Parquet file."""
+    """The names of a ClassLabel, or of a list of them, that the Hugging Face library left in a Parquet file."""
     if not path.name.lower().endswith(".parquet"):
         return None
     with needs("pyarrow", str(path)):
@@ -271,23 +282,25 @@ def _feature_names(path: Path, label_column: str) -> tuple[str, ...] | None:
         import pyarrow.parquet as pq
 
     # A damaged file is reported where its rows are read.
-    with contextlib.suppress(pa.ArrowException, OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(pa.ArrowException, OSError, ValueError, LookupError, TypeError):
         metadata = pq.read_schema(path).metadata or {}
         feature = json.loads(metadata[b"huggingface"])["info"]["features"][label_column]
+        while "names" not in feature:
+            feature = feature[0] if isinstance(feature, list) else feature["feature"]
         return tuple(feature["names"])
     return None
 
 
 def _documents(
-    where: str, side: _Side, names: tuple[str, ...] | None, columns: Mapping[str, str], notes: list[str]
+    where: str, side: Side, names: tuple[str, ...] | None, columns: Mapping[str, str], notes: list[str]
 ) -> Documents:
-    text_column, label_column = columns
+    text_column = next(iter(columns))
     texts, labels = [], []
     for place, (value, label) in side.rows:
         text = without_surrogates(text_of(place, text_column, value)).strip()
         if text:
             texts.append(text)
-            labels.append(_label_name(place, label_column, label, names))
+            labels.append(label_name(place, columns, label, names))
     empty = len(side.rows) - len(texts)
     if not texts:
         raise UsageError(f"{where} holds no text: all {empty} rows are empty in the column {text_column!r}")
@@ -296,7 +309,19 @@ def _documents(
     return Documents(tuple(texts), tuple(labels))
 
 
-def _label_name(place: str, column: str, value: object, names: tuple[str, ...] | None) -> str:
+def label_name(place: str, columns: Mapping[str, str], value: object, names: tuple[str, ...] | None) -> str:
+    """The name of a label.
+
+    Args:
+        place: where it stands, for messages.
+        columns: as `read_rows` takes them; the second is the label's.
+        value: as it was read.
+        names: those that belong to numbers; None where labels are their own names.
+
+    Raises:
+        UsageError: if it is missing, neither text nor a whole number, or has no name.
+    """
+    column, flag = list(columns.items())[1]
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # a table with a missing label somewhere holds its whole numbers so
     if value is None or (isinstance(value, float) and value != value) or str(value).strip() == "":
@@ -304,7 +329,7 @@ def _label_name(place: str, column: str, value: object, names: tuple[str, ...] |
     if not isinstance(value, str | int):
         raise UsageError(
             f"{place} column {column!r} holds {type(value).__name__} values, and a label is text or a whole number; "
-            f"choose another column with --label-column NAME"
+            f"choose another column with {flag} NAME"
         )
     text = str(value).strip()
     if names is None or text in names:
@@ -317,7 +342,8 @@ def _label_name(place: str, column: str, value: object, names: tuple[str, ...] |
 # ------------------------------------------------------------------------------------------------- Hugging Fa
 
 
-def _hub_sides(data: str, columns: Mapping[str, str]) -> dict[str, _Side]:
+def hub_sides(data: str, columns: Mapping[str, str]) -> dict[str, Side]:
+    """The splits of a Hub data set, by name; ``train`` is always there."""
     name, config = hub_name(data)
     splits = load_hub_splits(name, config)
     if "train" not in splits:
@@ -325,12 +351,13 @@ def _hub_sides(data: str, columns: Mapping[str, str]) -> dict[str, _Side]:
     return {side: hub_side(name, splits[side], columns) for side in ("train", "test", "validation") if side in splits}
 
 
-def hub_side(name: str, split: datasets.Dataset, columns: Mapping[str, str]) -> _Side:
+def hub_side(name: str, split: datasets.Dataset, columns: Mapping[str, str]) -> Side:
     """One split of a Hub data set."""
     check_columns(f"the data set {name}", columns, split.column_names)
-    names = getattr(split.features[list(columns)[1]], "names", None)
+    feature = split.features[list(columns)[1]]
+    names = getattr(getattr(feature, "feature", feature), "names", None)
     values = zip(*(split[column] for column in columns), strict=True)
-    return _Side([(f"the data set {name}:", row) for row in values], tuple(names) if names else None)
+    return Side([(f"the data set {name}:", row) for row in values], tuple(names) if names else None)
 
 
 # -------------------------------------------------------------------------------------------------- HateCheck
@@ -469,6 +496,11 @@ class LabelledEvaluation:
 
 
 def _assemble(tokens: Tokens, classes: np.ndarray, samples: np.ndarray, frame: Frame) -> LabelledBatch:
+    return LabelledBatch(*padded(tokens, samples, frame), torch.from_numpy(classes[samples]))
+
+
+def padded(tokens: Tokens, samples: np.ndarray, frame: Frame) -> tuple[Tensor, Tensor]:
+    """The ids of some samples in their frames and their attention mask, both int64 `(B, L)`, new."""
     starts, ends = tokens.starts[samples], tokens.starts[samples + 1]
     length = len(frame.prefix) + int((ends - starts).max()) + len(frame.suffix)
     input_ids = np.full((len(samples), length), frame.pad_id, dtype=np.int64)
@@ -477,6 +509,4 @@ def _assemble(tokens: Tokens, classes: np.ndarray, samples: np.ndarray, frame: F
         ids = [*frame.prefix, *tokens.ids[start:end], *frame.suffix]
         input_ids[row, : len(ids)] = ids
         attention_mask[row, : len(ids)] = 1
-    return LabelledBatch(
-        torch.from_numpy(input_ids), torch.from_numpy(attention_mask), torch.from_numpy(classes[samples])
-    )
+    return torch.from_numpy(input_ids), torch.from_numpy(attention_mask)

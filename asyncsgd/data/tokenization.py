@@ -203,14 +203,14 @@ def load_tokenizer(model: str, corpus: Corpus, *, vocab_size: int, cache_dir: Pa
 def _trained_tokenizer(corpus: Corpus, vocab_size: int, cache_dir: Path) -> PreTrainedTokenizerBase:
     import tokenizers
 
-    key = _key(TOKENIZER_FORMAT, corpus.fingerprint, vocab_size, tokenizers.__version__)
+    key = cache_key(TOKENIZER_FORMAT, corpus.fingerprint, vocab_size, tokenizers.__version__)
     folder = cache_dir / f"tokenizer-{key}"
 
     def train_and_save(temporary: Path) -> None:
         train_wordpiece(corpus.train.texts, vocab_size).save_pretrained(temporary)
 
     if _saved_tokenizer(folder) is None:
-        _publish(folder, train_and_save)
+        publish(folder, train_and_save)
     # Read back even when just trained, so that the first run and the later ones use the same object.
     tokenizer = _saved_tokenizer(folder)
     assert tokenizer is not None, folder
@@ -320,8 +320,8 @@ def tokenize(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, seq_le
     Raises:
         UsageError: `seq_len` leaves room for fewer than 4 ids.
     """
-    capacity = _capacity(tokenizer, seq_len)
-    backend = _plain_backend(tokenizer)
+    capacity = capacity_of(tokenizer, seq_len)
+    backend = plain_backend(tokenizer)
     ids, lengths, word_starts = [], [], []
     for first in range(0, len(texts), _TEXTS_PER_CHUNK):
         chunk = list(texts[first : first + _TEXTS_PER_CHUNK])
@@ -348,8 +348,8 @@ def tokenize_beginnings(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase
     Returns:
         As many samples as texts, each of at most C = seq_len - (special tokens) ids.
     """
-    capacity = _capacity(tokenizer, seq_len)
-    backend = _plain_backend(tokenizer)
+    capacity = capacity_of(tokenizer, seq_len)
+    backend = plain_backend(tokenizer)
     ids: list[np.ndarray] = [np.empty(0, dtype=np.int32)]
     for first in range(0, len(texts), _TEXTS_PER_CHUNK):
         encodings = backend.encode_batch(list(texts[first : first + _TEXTS_PER_CHUNK]), add_special_tokens=False)
@@ -359,7 +359,7 @@ def tokenize_beginnings(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase
     return Tokens(joined, starts, np.ones(len(joined), dtype=bool))
 
 
-def _capacity(tokenizer: PreTrainedTokenizerBase, seq_len: int) -> int:
+def capacity_of(tokenizer: PreTrainedTokenizerBase, seq_len: int) -> int:
     """How many ids of a text fit `seq_len`."""
     num_special = tokenizer.num_special_tokens_to_add()
     capacity = seq_len - num_special
@@ -371,7 +371,7 @@ def _capacity(tokenizer: PreTrainedTokenizerBase, seq_len: int) -> int:
     return capacity
 
 
-def _plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
+def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
     """Return a copy of the Rust tokenizer that neither cuts, pads, nor finds special tokens in the text."""
     from tokenizers import Tokenizer
 
@@ -436,7 +436,7 @@ def tokenized_folder(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, *, seq_
     Raises:
         UsageError: `seq_len` is too small, or a side of the corpus has no document of 4 tokens.
     """
-    key = _key(TOKENS_FORMAT, corpus.fingerprint, tokenizer.backend_tokenizer.to_str(), seq_len)
+    key = cache_key(TOKENS_FORMAT, corpus.fingerprint, tokenizer.backend_tokenizer.to_str(), seq_len)
     folder = cache_dir / f"tokens-{key}"
 
     def tokenize_and_save(temporary: Path) -> None:
@@ -450,7 +450,7 @@ def tokenized_folder(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, *, seq_
             tokens.save(temporary / side)
 
     if not _is_tokenized(folder):
-        _publish(folder, tokenize_and_save)
+        publish(folder, tokenize_and_save)
     return folder
 
 
@@ -461,11 +461,11 @@ def _is_tokenized(folder: Path) -> bool:
         return False
 
 
-def _key(*parts: object) -> str:
+def cache_key(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-def _publish(folder: Path, write: Callable[[Path], None]) -> None:
+def publish(folder: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary folder, then give it the name `folder` at once; whatever was damaged there goes."""
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
     damaged = temporary.with_suffix(".damaged")

@@ -144,7 +144,7 @@ def test_rows_without_text_are_left_out_and_counted(yes_no: Path, tmp_path: Path
 @given(st.integers(1, 60), st.integers(1, 60))
 def test_a_limit_takes_so_many_texts_evenly_and_in_their_order(total: int, limit: int) -> None:
     documents = Documents(tuple(map(str, range(total))), ("x",) * total)
-    kept = [int(text) for text in labelled._limited(documents, limit).texts]
+    kept = [int(text) for text in labelled.limited(documents, limit).texts]
     assert len(kept) == min(limit, total)
     assert kept == sorted(set(kept))
     gaps = np.diff([*kept, total])

@@ -18,9 +18,9 @@ from asyncsgd.data.corpora import Corpus
 from asyncsgd.data.documents import Documents
 from asyncsgd.data.tokenization import (
     Tokens,
-    _publish,
     _with_short_words,
     load_tokenizer,
+    publish,
     tokenize,
     tokenized_corpus,
     tokenized_folder,
@@ -376,7 +376,7 @@ def test_of_two_processes_that_publish_the_same_folder_the_first_one_stays(tmp_p
         folder.mkdir()
         (folder / "file").write_text("first")
 
-    _publish(folder, write_second)
+    publish(folder, write_second)
     assert (folder / "file").read_text() == "first"
     assert list(folder.parent.iterdir()) == [folder]
 

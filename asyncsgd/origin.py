@@ -1,0 +1,131 @@
+"""Where a model that is fine-tuned comes from; torch is imported when a model is hashed, not before."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asyncsgd.data.tokenization import TRAINED_HERE
+from asyncsgd.errors import UsageError, nearest
+from asyncsgd.record import DONE
+from asyncsgd.yaml_reader import read_yaml
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Where the model that is fine-tuned comes from: the chain's upper end."""
+
+    model: str
+    """What `asyncsgd.models.build_model` takes."""
+    from_scratch: bool
+    """Whether no pretraining at all, or pretraining from random weights, lies behind it: such a run is no STILT."""
+    parent: Mapping[str, Any] | None
+    """The pretraining run: its folder's name and what tells it from others; None for a model that is no run."""
+    parameters_sha256: str | None
+    """What the model's parameters must hash to; None where nobody has written that down."""
+
+
+def read_origin(init_from: str) -> Origin:
+    """Understand ``--init-from``: a run folder, a saved model, a shape with random weights, or a name on the Hub.
+
+    Raises:
+        UsageError: if there is a folder that is none of these, or a run that has not ended well.
+
+    >>> read_origin("tiny")
+    Origin(model='tiny', from_scratch=True, parent=None, parameters_sha256=None)
+    """
+    if init_from in TRAINED_HERE:
+        return Origin(init_from, True, None, None)
+    folder = Path(os.path.expanduser(init_from))
+    if (folder / "settings.yaml").is_file():
+        return _run_origin(folder)
+    if (folder / "config.json").is_file():
+        base = _read_json(folder / "base.json") if (folder / "base.json").is_file() else {}
+        return Origin(str(folder), bool(base.get("from_scratch", False)), None, base.get("parameters_sha256"))
+    if folder.is_dir():
+        inside = sorted(path.parent.name for path in folder.glob("*/settings.yaml"))
+        hint = f"; it holds run folders, type e.g. --init-from {folder / inside[0]}" if inside else ""
+        raise UsageError(
+            f"--init-from {init_from} is neither a run folder (settings.yaml, summary.json, model/) nor a saved model "
+            f"(config.json){hint}"
+        )
+    if init_from.startswith((".", "~", os.sep)) or init_from.count("/") > 1 or folder.exists():
+        raise UsageError(
+            f"--init-from {init_from}: there is no such folder; name a run folder, a saved model, a name on the Hub, "
+            f"or tiny or small{nearest(init_from, TRAINED_HERE)}"
+        )
+    return Origin(init_from, False, None, None)
+
+
+def _run_origin(folder: Path) -> Origin:
+    if not (folder / "summary.json").is_file():
+        raise UsageError(
+            f"--init-from {folder}: the run has no summary.json, so it is still going or was killed; wait for it or "
+            f"run it again"
+        )
+    summary = _read_json(folder / "summary.json")
+    experiment = summary.get("experiment", "stilt_mlm")
+    if experiment != "stilt_mlm":
+        raise UsageError(
+            f"--init-from {folder} is a run of {experiment}, not a pretraining run; name a run of stilt_mlm.py"
+        )
+    status = summary.get("status")
+    if status != DONE:
+        raise UsageError(
+            f"--init-from {folder}: the run is {status}, not DONE; run it again, or type --init-from "
+            f"{folder / 'model'} to use the model it left, as a model that is no run"
+        )
+    if not (folder / "model" / "config.json").is_file():
+        raise UsageError(f"--init-from {folder}: the run folder has no model/; run it again, it was not kept")
+    settings = _read_yaml(folder / "settings.yaml")
+    parent = {
+        "run": Path(os.path.abspath(folder)).name,
+        **{key: summary.get(key) for key in ("mode", "rule", "num_workers", "seed", "clock")},
+        "learning_rate": settings.get("learning_rate"),
+        "parameters_sha256": summary.get("parameters_sha256"),
+    }
+    from_scratch = summary.get("from_scratch", settings.get("model") in TRAINED_HERE)
+    return Origin(str(folder / "model"), bool(from_scratch), parent, summary.get("parameters_sha256"))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read ({error}); copy it again, or run again what wrote it") from error
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} must hold a JSON object, got {type(content).__name__}")
+    return content
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = read_yaml(path.read_text(encoding="utf-8"), path.name)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read ({error}); copy it again, or run again what wrote it") from error
+    return content if isinstance(content, dict) else {}
+
+
+def hash_of(masked_lm: nn.Module, origin: Origin) -> str:
+    """The hash of the model that fine-tuning starts from; it must be the one that its run wrote down.
+
+    Raises:
+        UsageError: if it is another one.
+    """
+    from asyncsgd.flat import FlatModel, parameters_sha256
+
+    flat = FlatModel(masked_lm)
+    found = parameters_sha256(flat.layout, flat.parameters)
+    if origin.parameters_sha256 not in (None, found):
+        raise UsageError(
+            f"{origin.model} is not the model that was saved there: its parameters have sha256 {found[:16]}..., its "
+            f"records say {str(origin.parameters_sha256)[:16]}...; run its pretraining again"
+        )
+    return found
