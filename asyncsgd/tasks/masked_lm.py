@@ -28,6 +28,7 @@ from asyncsgd.data.batching import Batch, EvaluationBatches, Frame, TrainingBatc
 from asyncsgd.data.masking import Masking
 from asyncsgd.data.tokenization import Tokens
 from asyncsgd.models import skeleton
+from asyncsgd.scores import perplexity
 from asyncsgd.tasks.base import Batches, Sums, Task
 
 
@@ -69,7 +70,7 @@ class MaskedLM(Task):
     """Masked language modelling on tokens that lie on disk; see `asyncsgd.prepare` for how they get there."""
 
     name: ClassVar[str] = "masked_lm"
-    better: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {"accuracy": "higher"}
+    better: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {"accuracy": "higher", "perplexity": "lower"}
 
     config: str
     """The model's configuration, as `asyncsgd.models.skeleton` reads it."""
@@ -119,7 +120,11 @@ class MaskedLM(Task):
         return {"loss": losses.sum(dtype=torch.float64), "correct": correct}
 
     def metrics(self, sums: Sums) -> dict[str, float]:
-        return {"accuracy": sums["correct"] / sums["weight"]}
+        """`accuracy` is the share of masked tokens predicted exactly."""
+        return {
+            "accuracy": sums["correct"] / sums["weight"],
+            "perplexity": perplexity(sums["loss"] / sums["weight"]),
+        }
 
 
 class MaskedTokens:
