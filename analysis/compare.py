@@ -1,6 +1,6 @@
 """``python -m analysis.compare RUNS_DIR``: a table by mode, rule and workers, and the pictures of loss.
 
-Every number of a row is a mean over its DONE runs: the perplexity is the mean of the runs' perplexities (not the
+Every number of a row is a mean over its DONE runs: a perplexity is the mean of the runs' perplexities (not the
 exponential of the mean loss, which is smaller), the delays are the means of the runs' means and 95th percentiles and
 the largest of their maxima. The ± of the loss is the standard deviation over runs (n - 1), given from two runs on.
 """
@@ -15,7 +15,7 @@ import os
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +70,8 @@ class Row:
     num_all: int
     num_diverged: int
     loss: Statistic
-    perplexity: Statistic
+    metrics: Mapping[str, Statistic]
+    """Of the last evaluations, by name."""
     train_seconds: Statistic
     samples_per_second: Statistic
     delay_mean: Statistic
@@ -150,6 +151,7 @@ def _table(evaluation_set: str | None, runs: list[Run]) -> Table:
 
 
 def _row(condition: Condition, runs: list[Run]) -> Row:
+    ended = [run.metrics for run in runs if run.done]
     done = [run.summary for run in runs if run.done]
     maxima = [summary["delay"]["max"] for summary in done if summary["delay"]["max"] is not None]
     return Row(
@@ -158,7 +160,10 @@ def _row(condition: Condition, runs: list[Run]) -> Row:
         num_all=len(runs),
         num_diverged=sum(run.status == DIVERGED for run in runs),
         loss=Statistic.of(summary["final_eval_loss"] for summary in done),
-        perplexity=Statistic.of(summary["perplexity"] for summary in done),
+        metrics={
+            name: Statistic.of(metrics.get(name) for metrics in ended)
+            for name in dict.fromkeys(name for metrics in ended for name in metrics)
+        },
         train_seconds=Statistic.of(summary["train_seconds"] for summary in done),
         samples_per_second=Statistic.of(summary["samples_per_second"] for summary in done),
         delay_mean=Statistic.of(summary["delay"]["mean"] for summary in done),
@@ -169,7 +174,7 @@ def _row(condition: Condition, runs: list[Run]) -> Row:
 
 def _warnings(groups: dict[str, list[Run]]) -> Iterable[str]:
     """What makes the numbers of one table less comparable than they look; `groups` holds the DONE runs by label."""
-    for field in ("num_samples", "from_scratch", "threads", "clock", "eval_masked_tokens"):
+    for field in ("num_samples", "from_scratch", "threads", "clock", "eval_weight"):
         mixed = False
         for name, group in groups.items():
             values = _distinct(group, field)
@@ -196,7 +201,8 @@ def _warnings(groups: dict[str, list[Run]]) -> Iterable[str]:
 def _distinct(runs: Iterable[Run], field: str) -> list[str]:
     values = {run.summary.get(field) for run in runs}
     return [
-        str(value) for value in sorted(values, key=lambda value: (isinstance(value, str), value is None, value or 0))
+        f"{value:.15g}" if isinstance(value, float) else str(value)
+        for value in sorted(values, key=lambda value: (isinstance(value, str), value is None, value or 0))
     ]
 
 
@@ -292,8 +298,9 @@ def _render(comparison: Comparison, draw: Callable[[list[list[str]]], list[str]]
 def _cells(table: Table) -> list[list[str]]:
     """The table as text, its header first."""
     with_batch_size = len({row.condition.batch_size for row in table.rows}) > 1
-    header = ["mode", "rule", "workers", *["batch"] * with_batch_size, "runs", "final loss", "perplexity"]
-    header += ["train s", "samples/s", "delay mean", "delay p95", "delay max"]
+    header = ["mode", "rule", "workers", *["batch"] * with_batch_size, "runs", "final loss"]
+    forms = _metric_forms(table)
+    header += [*forms, "train s", "samples/s", "delay mean", "delay p95", "delay max"]
     lines = [header]
     for row in table.rows:
         condition, done = row.condition, row.num_done
@@ -311,7 +318,7 @@ def _cells(table: Table) -> list[list[str]]:
                 *[_or_missing(condition.batch_size)] * with_batch_size,
                 count,
                 loss,
-                _mean(row.perplexity, ".2f", done),
+                *[_mean(row.metrics.get(name, Statistic.of([])), form, done) for name, form in forms.items()],
                 _mean(row.train_seconds, ".1f", done),
                 _mean(row.samples_per_second, ".1f", done),
                 _mean(row.delay_mean, ".2f", done),
@@ -320,6 +327,15 @@ def _cells(table: Table) -> list[list[str]]:
             ]
         )
     return lines
+
+
+def _metric_forms(table: Table) -> dict[str, str]:
+    """How the mean of each metric of a table is shown: in four digits where no mean is above 1."""
+    means: dict[str, list[float]] = {}
+    for row in table.rows:
+        for name, statistic in row.metrics.items():
+            means.setdefault(name, []).extend([] if statistic.mean is None else [statistic.mean])
+    return {name: ".4f" if all(abs(mean) <= 1 for mean in found) else ".2f" for name, found in means.items()}
 
 
 def _mean(statistic: Statistic, form: str, num_done: int) -> str:

@@ -152,7 +152,7 @@ def _group(
     arms: tuple[str, ...],
 ) -> Group:
     runs = [run.run for name in arms for run in study.of("test", name) if run.run is not None]
-    tokens = any(run.summary.get("eval_masked_tokens") is not None for run in runs)
+    tokens = any(run.summary.get("eval_weight") is not None for run in runs)
     target, origin = _target(study, reference)
     return Group(
         name=label,

@@ -45,9 +45,7 @@ class Scores:
 
     def of_seed(self, arm: str, seed: int) -> float:
         """The mean macro-F1 over the fine-tuning runs of one pretraining seed."""
-        return statistics.fmean(
-            self.worst if _diverged(run) else _number(run, "macro_f1") for run in self.runs[arm][seed]
-        )
+        return statistics.fmean(self.worst if _diverged(run) else _macro_f1(run) for run in self.runs[arm][seed])
 
 
 def scores_of(study: Study) -> Scores:
@@ -81,11 +79,7 @@ def scores_of(study: Study) -> Scores:
         for arm, of_arm in by_seed.items()
     }
     values = [
-        _number(run, "macro_f1")
-        for of_arm in runs.values()
-        for own in of_arm.values()
-        for run in own
-        if not _diverged(run)
+        _macro_f1(run) for of_arm in runs.values() for own in of_arm.values() for run in own if not _diverged(run)
     ]
     worst = min(values, default=math.nan)
     if not values:
@@ -111,7 +105,7 @@ def _downstream_arm(study: Study, scores: Scores, name: str, label: str, problem
     per_seed = tuple((seed, scores.of_seed(name, seed)) for seed in by_seed)
     macro = interval_over(value for _, value in per_seed)
     assert macro is not None
-    classes = sorted({key for run in everything for key in _mapping(run.summary.get("per_class_f1"))})
+    classes = sorted({key for run in everything for key in _mapping(run.details.get("per_class_f1"))})
     class_order, confusion = _confusion(name, everything, problems)
     classes.sort(key=lambda one: class_order.index(one) if one in class_order else len(class_order))
     return DownstreamArm(
@@ -122,7 +116,7 @@ def _downstream_arm(study: Study, scores: Scores, name: str, label: str, problem
         data=next((str(run.summary["data"]) for run in everything if run.summary.get("data")), "unknown data"),
         num_finetuning_runs=sum(map(len, by_seed.values())),
         macro_f1=macro,
-        accuracy=_over_seeds(folders, lambda run: run.summary.get("accuracy")),
+        accuracy=_over_seeds(folders, lambda run: run.metrics.get("accuracy")),
         per_seed=per_seed,
         classes=tuple(_class_scores(folders, classes)),
         labels=class_order,
@@ -236,7 +230,7 @@ def _finetune_seeds(runs: Sequence[StudyRun]) -> list[int | None]:
 
 
 def _usable(run: StudyRun) -> bool:
-    return run.diverged or (run.usable and run.run is not None and run.run.summary.get("macro_f1") is not None)
+    return run.diverged or (run.usable and run.run is not None and run.run.metrics.get("macro_f1") is not None)
 
 
 def _diverged(run: StudyRun) -> bool:
@@ -244,9 +238,11 @@ def _diverged(run: StudyRun) -> bool:
     return run.run is None or run.diverged
 
 
-def _number(run: StudyRun, key: str) -> float:
+def _macro_f1(run: StudyRun) -> float:
     assert run.run is not None
-    return float(run.run.summary[key])
+    value = run.run.metrics["macro_f1"]
+    assert value is not None
+    return value
 
 
 def _data_of(run: Run) -> tuple[str | None, Any]:
@@ -282,7 +278,7 @@ def _over_seeds(folders: Mapping[int, Sequence[Run]], value: Any) -> Interval | 
 def _class_scores(folders: Mapping[int, Sequence[Run]], classes: Sequence[str]) -> list[ClassScore]:
     found = []
     for label in classes:
-        interval = _over_seeds(folders, lambda run, label=label: _mapping(run.summary.get("per_class_f1")).get(label))
+        interval = _over_seeds(folders, lambda run, label=label: _mapping(run.details.get("per_class_f1")).get(label))
         if interval is not None:
             found.append(ClassScore(label, interval))
     return found
@@ -331,7 +327,7 @@ def _confusion(
 
 def _matrix(run: Run) -> list[list[int]] | None:
     """The confusion matrix of a run, (true class, predicted class); None where there is none, or it is damaged."""
-    matrix = run.summary.get("confusion")
+    matrix = run.details.get("confusion")
     if not isinstance(matrix, list) or not matrix:
         return None
     sound = all(

@@ -193,7 +193,7 @@ def _draw(axes: Axes, runs: list[Run], column: str, mark_oversubscribed: bool) -
         axes.add_line(
             Line2D([], [], marker="x", markersize=5, color="0.3", linestyle="none", label="not finished: not in a mean")
         )
-    tokens = any(run.summary.get("eval_masked_tokens") is not None for run in runs)
+    tokens = any(run.summary.get("eval_weight") is not None for run in runs)
     axes.set_ylabel("evaluation loss (nats per masked token)" if tokens or not runs else "evaluation loss, excess")
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     axes.grid(color="0.9", linewidth=0.6)

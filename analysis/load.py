@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 import pandas
 
 from asyncsgd.errors import UsageError
-from asyncsgd.record import DONE, SCHEMA, read_events
+from asyncsgd.record import DONE, EVENTS, SCHEMA, current_summary, read_better, read_events
 from asyncsgd.yaml_reader import read_yaml
 
 UNFINISHED = "UNFINISHED"
@@ -26,11 +26,12 @@ EVALUATION_COLUMNS = {
     "total_samples": "Int64",
     "train_seconds": "float64",
     "loss": "float64",
-    "accuracy": "float64",
-    "masked_tokens": "Int64",
+    "weight": "float64",
     "eval_seconds": "float64",
 }
-"""Columns of `Run.evaluations`. Int64 with a capital: the plain one has no missing value, a gap would be a number."""
+"""Columns of `Run.evaluations`, which has a column ``metrics.NAME`` too for every metric of the run, float64.
+
+Int64 with a capital: the plain one has no missing value, a gap would be a number."""
 
 MODES = ("single", "sync", "async", "hogwild")
 """The known modes, in the order of tables and legends."""
@@ -43,11 +44,11 @@ PLAIN_RULES = {
 }
 """Rules that the name of the mode already says; every other rule is named beside it."""
 
-_COUNTS = ("num_workers", "threads", "seed", "batch_size", "num_samples", "eval_masked_tokens")
-_NUMBERS = ("train_seconds", "final_eval_loss", "perplexity", "samples_per_second", "oversubscription")
+_COUNTS = ("num_workers", "threads", "seed", "batch_size", "num_samples")
+_NUMBERS = ("train_seconds", "final_eval_loss", "eval_weight", "samples_per_second", "oversubscription")
 _NAMES = ("mode", "rule", "data_fingerprint", "clock")
-_MEASURED = ("threads", "oversubscription", "eval_masked_tokens", "perplexity")
-"""What a simulation need not have: it has no threads, and a closed-form problem has no tokens."""
+_MEASURED = ("threads", "oversubscription", "eval_weight")
+"""What a simulation need not have: it has no threads, and a closed-form problem has no loss terms."""
 _DELAYS = ("mean", "p50", "p95", "max")
 
 PREDICTION = re.compile(r"predicted-\d+")
@@ -60,8 +61,10 @@ FINETUNING = "stilt_finetune"
 """`Run.experiment` of a fine-tuning run, whose summary has scores of a labelled task and no mode or rule of its own."""
 
 _FINETUNING_COUNTS = ("seed", "batch_size", "num_samples", "num_train_samples", "num_eval_samples")
-_FINETUNING_NUMBERS = ("train_seconds", "final_eval_loss", "accuracy", "macro_f1")
+_FINETUNING_NUMBERS = ("train_seconds", "final_eval_loss")
 _FINETUNING_NAMES = ("data_fingerprint",)
+_FINETUNING_METRICS = ("macro_f1", "accuracy")
+"""What a finished run of schema 1 has to have, whose header names no metrics."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +99,8 @@ class Run:
     evaluations: pandas.DataFrame
     problems: tuple[str, ...]
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    better: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """The metrics that the header of its records names; see `asyncsgd.record.read_better`."""
 
     @property
     def status(self) -> str:
@@ -109,6 +114,22 @@ class Run:
     def finetuning(self) -> bool:
         """Whether it fine-tuned a model on a labelled task: its numbers never enter a mean with pretraining runs."""
         return self.summary.get("experiment") == FINETUNING
+
+    @property
+    def metrics(self) -> Mapping[str, float | None]:
+        """Of its last evaluation, the primary one first; empty where it has none."""
+        values = self.summary.get("metrics") or {}
+        return {name: values[name] for name in dict.fromkeys((*self.better, *values)) if name in values}
+
+    @property
+    def primary_metric(self) -> str | None:
+        """Its name; None where the run's task has no metrics."""
+        return next(iter((*self.better, *self.metrics)), None)
+
+    @property
+    def details(self) -> Mapping[str, Any]:
+        """What else its last evaluation says."""
+        return self.summary.get("details") or {}
 
     @property
     def learning_rate(self) -> float | None:
@@ -222,10 +243,11 @@ def _is_plain(condition: Condition) -> bool:
 
 def _load_run(path: Path, name: str) -> Run:
     problems: list[str] = []
-    summary = _read_summary(path / "summary.json", problems)
-    evaluations = _read_evaluations(path / "events.jsonl", problems)
+    better = read_better(path / EVENTS) if (path / EVENTS).is_file() else {}
+    summary = _read_summary(path / "summary.json", better, problems)
+    evaluations = _read_evaluations(path / EVENTS, better, problems)
     settings = _read_settings(path / "settings.yaml", problems)
-    return Run(path, name, summary, evaluations, tuple(problems), settings)
+    return Run(path, name, summary, evaluations, tuple(problems), settings, better)
 
 
 def _read_settings(path: Path, problems: list[str]) -> dict[str, Any]:
@@ -246,7 +268,7 @@ def _read_settings(path: Path, problems: list[str]) -> dict[str, Any]:
     return {str(key): value for key, value in (simulated if isinstance(simulated, dict) else settings).items()}
 
 
-def _read_summary(path: Path, problems: list[str]) -> dict[str, Any]:
+def _read_summary(path: Path, better: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
     if not path.is_file():
         problems.append("no summary.json: the run crashed, was killed or is still running")
         return {"status": UNFINISHED}
@@ -268,10 +290,10 @@ def _read_summary(path: Path, problems: list[str]) -> dict[str, Any]:
     if not isinstance(summary.get("status"), str):
         problems.append("summary.json has no status")
         return {**summary, "status": UNREADABLE}
-    return _checked(summary, problems)
+    return _checked(current_summary(summary), better, problems)
 
 
-def _checked(summary: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+def _checked(summary: Mapping[str, Any], better: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
     """`summary` with None for every field used by the analysis that is not of its type, each with a problem."""
     checked = dict(summary)
     counts: tuple[str, ...] = _COUNTS
@@ -293,6 +315,10 @@ def _checked(summary: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
         needed = needed and not (summary.get("clock") == "virtual" and key in _MEASURED)
         if value is not None or needed:
             problems.append(f"summary.json has {'no' if value is None else 'an unusable'} {key}{_shown(value)}")
+    checked["metrics"] = _checked_metrics(summary, better, problems)
+    if not isinstance(summary.get("details"), Mapping | None):
+        problems.append(f"summary.json has an unusable details{_shown(summary['details'])}")
+        checked["details"] = None
     if not isinstance(summary.get("eval_masking"), str | None):
         problems.append(f"summary.json has an unusable eval_masking{_shown(summary['eval_masking'])}")
         checked["eval_masking"] = None
@@ -311,12 +337,29 @@ def _checked(summary: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
     return checked
 
 
-def _read_evaluations(path: Path, problems: list[str]) -> pandas.DataFrame:
+def _checked_metrics(
+    summary: Mapping[str, Any], better: Mapping[str, str], problems: list[str]
+) -> dict[str, float | None]:
+    """The metrics, None for each that is no number; a finished run has to have all that its header names."""
+    metrics = summary.get("metrics")
+    if not isinstance(metrics, Mapping | None):
+        problems.append(f"summary.json has an unusable metrics{_shown(metrics)}")
+    metrics = metrics if isinstance(metrics, Mapping) else {}
+    needed = better or (_FINETUNING_METRICS if summary.get("experiment") == FINETUNING else ())
+    done = summary["status"] == DONE
+    for name in dict.fromkeys((*needed, *metrics)):
+        value = metrics.get(name)
+        if not _is_number(value) and (done or value is not None):
+            problems.append(f"summary.json has {'no' if value is None else 'an unusable'} {name}{_shown(value)}")
+    return {name: value if _is_number(value) else None for name, value in metrics.items()}
+
+
+def _read_evaluations(path: Path, better: Mapping[str, str], problems: list[str]) -> pandas.DataFrame:
     rows: list[dict[str, Any]] = []
     faults: list[str] = []
     if not path.is_file():
         problems.append("no events.jsonl: it has no curve in the figures")
-        return _frame(rows)
+        return _frame(rows, better)
     records = read_events(path)
     while True:
         try:
@@ -342,7 +385,7 @@ def _read_evaluations(path: Path, problems: list[str]) -> pandas.DataFrame:
         problems.append(faults[0] if len(faults) == 1 else f"{len(faults)} faults, the last: {faults[-1]}")
     if not rows:
         problems.append("events.jsonl has no evaluation: it has no curve in the figures")
-    return _frame(rows)
+    return _frame(rows, better)
 
 
 def _evaluation(record: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
@@ -351,19 +394,26 @@ def _evaluation(record: Mapping[str, Any], problems: list[str]) -> dict[str, Any
         value = record.get(key)
         usable = _is_number(value) if dtype == "float64" else _is_count(value)
         row[key] = value if usable else None
-        # a null accuracy is legitimate (an objective may have none); without one of these three there is no point
+        # a null weight is legitimate (a closed-form problem has none); without one of these three there is no point
         if not usable and (value is not None or key in ("loss", "train_seconds", "total_samples")):
             problems.append(f"the evaluation at version {record.get('version')} has no finite {key}{_shown(value)}")
+    metrics = record.get("metrics")
+    for name, value in metrics.items() if isinstance(metrics, Mapping) else ():
+        row[f"metrics.{name}"] = value if _is_number(value) else None
+        if not _is_number(value) and value is not None:
+            problems.append(f"the evaluation at version {record.get('version')} has no finite {name}{_shown(value)}")
     return row
 
 
-def _frame(rows: list[dict[str, Any]]) -> pandas.DataFrame:
+def _frame(rows: list[dict[str, Any]], better: Mapping[str, str]) -> pandas.DataFrame:
+    named = [f"metrics.{name}" for name in better]
+    metrics = dict.fromkeys([*named, *(key for row in rows for key in row if key not in EVALUATION_COLUMNS)], "float64")
     columns = {
         # from Python ints, not from floats with NaN: a count above 2**53 would be rounded
         column: pandas.array([row[column] for row in rows], dtype=dtype)
         if dtype == "Int64"
-        else pandas.Series([row[column] for row in rows], dtype=dtype)
-        for column, dtype in EVALUATION_COLUMNS.items()
+        else pandas.Series([row.get(column) for row in rows], dtype=dtype)
+        for column, dtype in (EVALUATION_COLUMNS | metrics).items()
     }
     return pandas.DataFrame(columns)
 

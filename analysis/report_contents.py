@@ -147,6 +147,7 @@ def conditions(results: Results) -> list[Table]:
     for clock in clocks_of(results):
         rows = [row for row in results.table if row.arm in arms and arms[row.arm].clock == clock]
         unit = "virtual s" if clock == "virtual" else "s"
+        metrics = list(dict.fromkeys(row.metric_name for row in rows if row.metric_name is not None))
         columns = [
             Column("arm", numeric=False),
             Column("reached the target"),
@@ -155,7 +156,7 @@ def conditions(results: Results) -> list[Table]:
             Column("speed-up"),
             Column("loss, equal samples (nats)"),
             Column("loss, equal seconds (nats)"),
-            Column("masked-token accuracy"),
+            *map(Column, metrics),
             Column(f"training time ({unit})"),
             Column("updates"),
             Column("samples/update"),
@@ -174,7 +175,7 @@ def conditions(results: Results) -> list[Table]:
                 between(row.speed_up, ratio),
                 between(row.loss_at_equal_samples, nats),
                 _beside(between(row.loss_at_equal_seconds, nats), "at", seconds.get(arms[row.arm].group), unit),
-                between(row.accuracy, nats),
+                *[between(row.metric if row.metric_name == name else None, nats) for name in metrics],
                 between(row.train_seconds, number),
                 between(row.updates, number),
                 Cell(_general(None if row.samples_per_update is None else float(f"{row.samples_per_update:.4g}"))),

@@ -628,8 +628,10 @@ class ArmRow:
     loss_at_equal_samples: Interval | None
     loss_at_equal_seconds: Interval | None
     """At the largest time that all finished runs of the group reached."""
-    accuracy: Interval | None
-    """Of masked tokens, at the last evaluation."""
+    metric_name: str | None
+    """Of the task's primary metric; None where it has no metrics."""
+    metric: Interval | None
+    """Its primary metric, at the last evaluation."""
     train_seconds: Interval | None
     updates: Interval | None
     samples_per_update: float | None

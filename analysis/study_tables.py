@@ -174,6 +174,7 @@ def arm_rows(
         curve = curves.get(arm.name)
         histogram = histograms.get(arm.name)
         speed = speed_ups.get(arm.name)
+        metric = next((run.primary_metric for run in finished if run.primary_metric is not None), None)
         compute, wait, communication = _shares(study, arm, activities.get(arm.name, ()))
         found.append(
             ArmRow(
@@ -185,7 +186,8 @@ def arm_rows(
                 speed_up=None if speed is None else speed.ratio,
                 loss_at_equal_samples=_common_loss(runs, everything, "total_samples"),
                 loss_at_equal_seconds=_common_loss(runs, everything, "train_seconds"),
-                accuracy=interval_over(_summary_number(run, "masked_token_accuracy") for run in finished),
+                metric_name=metric,
+                metric=None if metric is None else interval_over(run.metrics.get(metric) for run in finished),
                 train_seconds=interval_over(_summary_number(run, "train_seconds") for run in finished),
                 updates=interval_over(_summary_number(run, "num_updates") for run in finished),
                 samples_per_update=samples_per_update(runs),
@@ -381,7 +383,7 @@ def _run_row(study: Study, run: StudyRun, in_tests: bool, reasons: Sequence[str]
         parent=run.parent or "",
         status=run.status if run.stage else "SET ASIDE",
         loss=summary.get("final_eval_loss"),
-        macro_f1=summary.get("macro_f1"),
+        macro_f1=None if run.run is None else run.run.metrics.get("macro_f1"),
         train_seconds=summary.get("train_seconds"),
         num_samples=summary.get("num_samples"),
         learning_rate=None if run.run is None else run.run.learning_rate,

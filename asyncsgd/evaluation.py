@@ -5,13 +5,58 @@ numbers. Losses are summed over loss terms and divided once, so no mean of means
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
 
+from asyncsgd.record import Evaluation
 from asyncsgd.tasks.base import Batches, Sums, Task, add_sums, plain_sums, to_device
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What an exact evaluation says of some parameters; the fields are those of `asyncsgd.record.Evaluation`."""
+
+    loss: float
+    weight: float | None = None
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def record(
+        self,
+        *,
+        version: int,
+        num_samples: int,
+        train_seconds: float,
+        eval_seconds: float = 0.0,
+        worker_losses: tuple[float | None, ...] = (),
+    ) -> Evaluation:
+        """The record that says so, of that version at that moment."""
+        return Evaluation(
+            version=version,
+            total_samples=num_samples,
+            train_seconds=train_seconds,
+            loss=self.loss,
+            weight=self.weight,
+            metrics=self.metrics,
+            eval_seconds=eval_seconds,
+            worker_losses=worker_losses,
+            details=self.details,
+        )
+
+
+def measured(task: Task, sums: Sums) -> Measured:
+    """What the sums over the whole evaluation set come to; the only division."""
+    return Measured(
+        loss=sums["loss"] / sums["weight"],
+        weight=float(sums["weight"]),
+        metrics={name: float(value) for name, value in task.metrics(sums).items()},
+        details=task.details(sums),
+    )
 
 
 def evaluate_shard(
@@ -49,8 +94,3 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
-
-
-def metrics_of(task: Task, sums: Sums) -> dict[str, float]:
-    """The task's metrics of a whole evaluation."""
-    return {name: float(value) for name, value in task.metrics(sums).items()}

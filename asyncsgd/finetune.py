@@ -35,6 +35,7 @@ from asyncsgd.data.labelled import (
 from asyncsgd.data.random import dropout_seed
 from asyncsgd.data.tokenization import load_tokenizer, tokenize_beginnings
 from asyncsgd.errors import RunError, UsageError, nearest, reason
+from asyncsgd.evaluation import Measured
 from asyncsgd.experiment import cache_folder, device_of_worker, resolve_device
 from asyncsgd.finetune_settings import FinetuneSettings, Functional, LabelledText, Start, Tuning, make_finetune_settings
 from asyncsgd.flat import FlatModel, parameters_sha256
@@ -62,21 +63,13 @@ MEASURED = (
     "samples_per_second",
     "first_eval_loss",
     "final_eval_loss",
-    "accuracy",
-    "macro_f1",
-    "per_class_f1",
-    "confusion",
+    "metrics",
+    "details",
+    "eval_weight",
     "hatecheck",
     "parameters_sha256",
 )
 """The summary's fields that a run without a result has as null."""
-
-
-@dataclasses.dataclass(frozen=True)
-class ClassEvaluation(Evaluation):
-    """An evaluation of a classifier: `loss` is the mean per text, never weighted; `accuracy` is of texts."""
-
-    macro_f1: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -320,20 +313,25 @@ def _train(
     clock, eval_seconds = TrainingClock(), 0.0
     say(HEADINGS)
 
-    def evaluate(num_updates: int) -> tuple[ClassSums, ClassEvaluation]:
+    def evaluate(num_updates: int) -> Evaluation:
         nonlocal eval_seconds
         clock.pause()
         began = time.perf_counter()
         sums = evaluate_all(prepared)
         seconds = time.perf_counter() - began
         eval_seconds += seconds
-        record = _evaluation_record(sums, num_updates, num_updates * tuning.batch_size, clock.seconds, seconds)
+        record = _measured(prepared.data.labels, sums).record(
+            version=num_updates,
+            num_samples=num_updates * tuning.batch_size,
+            train_seconds=clock.seconds,
+            eval_seconds=seconds,
+        )
         folder.append(record)
         _say_evaluation(record)
         clock.resume()
-        return sums, record
+        return record
 
-    sums, last = evaluate(0)
+    last = evaluate(0)
     found["first_eval_loss"] = last.loss
     result, index = None, 0
     while result is None and index < total:
@@ -344,7 +342,7 @@ def _train(
         optimizer.step(prepared.flat.gradients, schedule((index + 1) * tuning.batch_size))
         index += 1
         if points.passed(index * tuning.batch_size, 0.0):
-            sums, last = evaluate(index)
+            last = evaluate(index)
             if not math.isfinite(last.loss):
                 result = diverged(f"the evaluation loss at version {index} is not finite")
         if result is None and index < total and stop_requested():
@@ -358,7 +356,12 @@ def _train(
         "samples_per_second": index * tuning.batch_size / seconds if seconds > 0 else None,
     }
     if result is None:
-        found |= _scores(prepared.data.labels, sums)
+        found |= {
+            "final_eval_loss": last.loss,
+            "metrics": last.metrics,
+            "details": last.details,
+            "eval_weight": last.weight,
+        }
     return result or Result(DONE)
 
 
@@ -372,18 +375,19 @@ def evaluate_all(prepared: Prepared) -> ClassSums:
     return total
 
 
-def _evaluation_record(
-    sums: ClassSums, version: int, num_samples: int, train_seconds: float, eval_seconds: float
-) -> ClassEvaluation:
-    return ClassEvaluation(
-        version=version,
-        total_samples=num_samples,
-        train_seconds=train_seconds,
-        loss=sums.loss / int(sums.confusion.sum()),
-        accuracy=scores.accuracy(sums.confusion),
-        masked_tokens=None,
-        eval_seconds=eval_seconds,
-        macro_f1=scores.macro_f1(sums.confusion),
+def _measured(labels: tuple[str, ...], sums: ClassSums) -> Measured:
+    """`loss` is the mean per text, never weighted by class; `accuracy` is of texts."""
+    confusion = sums.confusion
+    num_texts = int(confusion.sum())
+    found = {"macro_f1": scores.macro_f1(confusion), "accuracy": scores.accuracy(confusion)}
+    return Measured(
+        loss=sums.loss / num_texts,
+        weight=float(num_texts),
+        metrics={name: value for name, value in found.items() if value is not None},
+        details={
+            "per_class_f1": dict(zip(labels, scores.per_class_f1(confusion), strict=True)),
+            "confusion": confusion.tolist(),
+        },
     )
 
 
@@ -437,17 +441,6 @@ def _prepared_summary(prepared: Prepared) -> dict[str, Any]:
     }
 
 
-def _scores(labels: tuple[str, ...], sums: ClassSums) -> dict[str, Any]:
-    confusion = sums.confusion
-    return {
-        "final_eval_loss": sums.loss / int(confusion.sum()),
-        "accuracy": scores.accuracy(confusion),
-        "macro_f1": scores.macro_f1(confusion),
-        "per_class_f1": dict(zip(labels, scores.per_class_f1(confusion), strict=True)),
-        "confusion": confusion.tolist(),
-    }
-
-
 def _describe(settings: FinetuneSettings, prepared: Prepared) -> None:
     origin, data, tuning = prepared.origin, prepared.data, settings.tuning
     kind = "from scratch" if origin.from_scratch else "pretrained"
@@ -480,17 +473,19 @@ def _describe(settings: FinetuneSettings, prepared: Prepared) -> None:
     )
 
 
-def _say_evaluation(record: ClassEvaluation) -> None:
+def _say_evaluation(record: Evaluation) -> None:
     counts = f"{record.total_samples:>10} {record.version:>9} {record.train_seconds:>9.1f}"
-    say(f"{counts} {record.loss:>10.4f} {record.accuracy or 0.0:>9.4f} {record.macro_f1 or 0.0:>9.4f}")
+    say(f"{counts} {record.loss:>10.4f} {record.metrics['accuracy']:>9.4f} {record.metrics['macro_f1']:>9.4f}")
 
 
 def _say_result(result: Result, found: Mapping[str, Any], folder: RunFolder) -> None:
     if result.status == DONE:
         each = "  ".join(
-            f"{label} {'-' if score is None else f'{score:.3f}'}" for label, score in found["per_class_f1"].items()
+            f"{label} {'-' if score is None else f'{score:.3f}'}"
+            for label, score in found["details"]["per_class_f1"].items()
         )
-        say(f"final  accuracy {found['accuracy']:.4f}   macro-F1 {found['macro_f1']:.4f}   F1 per class  {each}")
+        metrics = found["metrics"]
+        say(f"final  accuracy {metrics['accuracy']:.4f}   macro-F1 {metrics['macro_f1']:.4f}   F1 per class  {each}")
     if found["hatecheck"] is not None:
         functional = found["hatecheck"]
         share = f"{functional['accuracy']:.4f} of {functional['num_cases']} cases right"

@@ -26,6 +26,9 @@ Split = Literal["test", "validation"]
 
 DEFAULT_EPOCHS = 2.0
 
+BETTER: Mapping[str, str] = {"macro_f1": "higher", "accuracy": "higher"}
+"""The metrics of a classifier, the primary one first."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Start:

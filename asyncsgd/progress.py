@@ -7,6 +7,7 @@ import dataclasses
 import math
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any, TextIO
 
 from asyncsgd.record import Evaluation, Event, Fault, Membership, Record, RuleActed, RunFolder
@@ -76,24 +77,35 @@ class Totals:
     def as_summary(self) -> dict[str, Any]:
         """The summary's fields that come from evaluations and counts; None where nothing was measured."""
         last = self.last
-        loss = None if last is None else last.loss
         return {
             "num_samples": self.num_samples,
             "num_updates": self.num_updates,
             "train_seconds": self.train_seconds,
             "eval_seconds": self.eval_seconds,
             "first_eval_loss": self.first_eval_loss,
-            "final_eval_loss": loss,
-            "perplexity": None if loss is None else perplexity(loss),
-            "masked_token_accuracy": None if last is None else last.accuracy,
-            "eval_masked_tokens": None if last is None else last.masked_tokens,
+            "final_eval_loss": None if last is None else last.loss,
+            "metrics": None if last is None else dict(last.metrics),
+            "details": None if last is None else dict(last.details),
+            "eval_weight": None if last is None else last.weight,
             "samples_per_second": self.num_samples / self.train_seconds if self.train_seconds > 0 else None,
         }
 
 
-def perplexity(loss: float) -> float:
-    """exp(loss), infinite where that is too large for a float."""
-    return math.exp(loss) if loss < 700 else math.inf
+def shown_metrics(metrics: Mapping[str, float]) -> str:
+    """Names and values, for the console.
+
+    >>> shown_metrics({"accuracy": 0.1234, "perplexity": 456.71})
+    'accuracy 0.123   perplexity 456.7'
+    >>> shown_metrics({"perplexity": math.inf})
+    'perplexity -'
+    """
+    return "   ".join(f"{name} {_shown(value)}" for name, value in metrics.items())
+
+
+def _shown(value: float) -> str:
+    if not math.isfinite(value):
+        return "-"
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
 
 
 class Recorder:

@@ -5,7 +5,7 @@
     runs/<name>/
       settings.yaml      every setting, defaults resolved (written by asyncsgd.settings)
       environment.json   versions, commit, cores, threads; no host name, user or path
-      events.jsonl       a header line, then one Event per line
+      events.jsonl       a header line that names the task and its metrics, then one record per line
       summary.json       status and results; written once, atomically, at the end
       model/             safetensors and tokenizer, loads with AutoModelForMaskedLM.from_pretrained
 
@@ -25,12 +25,13 @@ import threading
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TextIO
 
 from asyncsgd.errors import UsageError
 from asyncsgd.locks import lock
 
-SCHEMA = 1
+SCHEMA = 2
 
 EVENTS = "events.jsonl"
 
@@ -77,9 +78,9 @@ class Event:
     started: tuple[Started, ...]
     """Every gradient started at this event."""
     loss: float
-    """Mean training loss per predicted token of the arriving gradient, in nats."""
+    """Mean training loss of the arriving gradient, per loss term."""
     weight: float
-    """Loss terms behind the gradient (masked tokens)."""
+    """Loss terms behind the gradient; in masked language modelling the masked tokens."""
     num_samples: int
     learning_rate: float
     """Of the server at this arrival, before any factor of the rule."""
@@ -108,16 +109,19 @@ class Evaluation:
     total_samples: int
     train_seconds: float
     loss: float
-    """Mean loss per masked token, in nats."""
-    accuracy: float | None
-    """Share of masked tokens predicted exactly; None on problems that have no such thing."""
-    masked_tokens: int | None
+    """Mean loss per loss term; on a closed-form problem the excess f(x) - f*."""
+    weight: float | None
+    """Loss terms in the set; None on a closed-form problem."""
+    metrics: Mapping[str, float]
+    """What the task's `metrics` gives; empty on a closed-form problem."""
     eval_seconds: float
     kind: str = "evaluate"
     worker_losses: tuple[float | None, ...] = ()
-    """Mean loss per masked token of each worker's share of the set, in nats (None: no masked token in it); `loss` is
-    their mean weighted by masked tokens. Empty where one process evaluates the whole set.
+    """Mean loss of each worker's share of the set (None: no loss term in it); `loss` is their mean weighted by loss
+    terms. Empty where one process evaluates the whole set.
     """
+    details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What the task's `details` gives, as JSON."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,13 +188,23 @@ class RunFolder:
     Args:
         path: of a folder that holds no records worth keeping; made if it is not there.
         events: what `own` has returned for `path`; None calls it here.
+        task: name of what is learned; None for a closed-form problem.
+        better: by the name of each of its metrics, whether ``higher`` or ``lower`` is better; the primary one first.
     """
 
-    def __init__(self, path: Path, events: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        events: TextIO | None = None,
+        *,
+        task: str | None = None,
+        better: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.path = Path(path)
         self._events = own(self.path) if events is None else events
         self._events.truncate(0)
-        self._events.write(json.dumps({"kind": "header", "schema": SCHEMA}) + "\n")
+        header = {"kind": "header", "schema": SCHEMA, "task": task, "better": dict(better)}
+        self._events.write(json.dumps(header) + "\n")
         self._events.flush()
         self._lock = threading.Lock()
         self._failure: OSError | None = None
@@ -281,7 +295,8 @@ def write_text(path: Path, content: str) -> None:
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of an events.jsonl after its header, as dicts; a torn last line is left out.
+    """Yield the records of an events.jsonl after its header, as dicts; a torn last line is left out. Evaluations of
+    schema 1 are given the fields of this one.
 
     Raises:
         ValueError: if a line other than the last is not JSON, or the schema is newer than this reader.
@@ -308,7 +323,56 @@ def read_numbered_events(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 if not isinstance(schema, int) or schema > SCHEMA:
                     raise ValueError(f"{path.name} has schema {schema}, this version reads up to {SCHEMA}")
                 continue
-            yield number, record
+            yield number, _current_record(record)
+
+
+def read_better(path: Path) -> dict[str, str]:
+    """The metrics that the header of an events.jsonl names, and which way each is better, the primary one first.
+
+    Empty where it names none: on closed-form problems, in schema 1, and in a file that is damaged there.
+    """
+    with open(path, encoding="utf-8", errors="replace") as file:
+        try:
+            header = json.loads(file.readline())
+        except (ValueError, RecursionError):
+            return {}
+    better = header.get("better") if isinstance(header, dict) else None
+    return {name: str(way) for name, way in better.items()} if isinstance(better, dict) else {}
+
+
+_OLD_METRICS = {"macro_f1": "macro_f1", "accuracy": "accuracy"}
+"""By the key of an evaluation in schema 1, the metric that it is; the primary one first."""
+_OLD_SUMMARY_METRICS = _OLD_METRICS | {"masked_token_accuracy": "accuracy", "perplexity": "perplexity"}
+_OLD_SUMMARY_DETAILS = ("per_class_f1", "confusion")
+
+
+def _current_record(record: dict[str, Any]) -> dict[str, Any]:
+    """`record` in the form of this schema, whatever the schema that it was written in."""
+    if record.get("kind") != "evaluate" or "metrics" in record:
+        return record
+    kept = {key: value for key, value in record.items() if key not in (*_OLD_METRICS, "masked_tokens")}
+    return kept | {"weight": record.get("masked_tokens"), "metrics": _renamed(record, _OLD_METRICS)}
+
+
+def current_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What a summary.json holds, in the form of this schema, whatever the schema that it was written in.
+
+    >>> current_summary({"schema": 1, "status": "DONE", "masked_token_accuracy": 0.5, "eval_masked_tokens": 90})
+    {'schema': 1, 'status': 'DONE', 'metrics': {'accuracy': 0.5}, 'details': {}, 'eval_weight': 90}
+    """
+    schema = summary.get("schema")
+    if not isinstance(schema, int) or schema > 1 or "metrics" in summary:
+        return dict(summary)
+    old = (*_OLD_SUMMARY_METRICS, *_OLD_SUMMARY_DETAILS, "eval_masked_tokens")
+    return {key: value for key, value in summary.items() if key not in old} | {
+        "metrics": _renamed(summary, _OLD_SUMMARY_METRICS),
+        "details": {key: summary[key] for key in _OLD_SUMMARY_DETAILS if summary.get(key) is not None},
+        "eval_weight": summary.get("eval_masked_tokens"),
+    }
+
+
+def _renamed(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    return {name: values[key] for key, name in names.items() if values.get(key) is not None}
 
 
 def describe_environment(threads: int, num_workers: int) -> dict[str, Any]:

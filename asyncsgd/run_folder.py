@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TextIO, TypeVar
 
 from asyncsgd.errors import UsageError
-from asyncsgd.finetune_settings import FINETUNE_FLAGS, FinetuneSettings
+from asyncsgd.finetune_settings import BETTER, FINETUNE_FLAGS, FinetuneSettings
 from asyncsgd.flags import Flags
 from asyncsgd.record import DONE, EVENTS, FAILED, INTERRUPTED, RunFolder, own, read_events, write_text
 from asyncsgd.settings import FLAGS, Output, Settings
@@ -31,18 +31,22 @@ _TORN_SETTINGS = "settings.yaml.partial"
 
 def open_run_folder(experiment: str, settings: Settings, command: str) -> RunFolder:
     """Make the folder of a pretraining run and write its settings; see `open_folder`."""
+    from asyncsgd.tasks.masked_lm import MaskedLM  # imports torch, which is slow
+
     job = settings.job
     name = f"{experiment}-{job.mode}-w{job.nproc}-s{job.seed}-{FLAGS.settings_hash(settings)}"
-    return open_folder(name, FLAGS, settings, command)
+    return open_folder(name, FLAGS, settings, command, task=MaskedLM.name, better=MaskedLM.better)
 
 
 def open_finetune_folder(settings: FinetuneSettings, command: str) -> RunFolder:
     """Make the folder of a fine-tuning run and write its settings; see `open_folder`."""
     name = f"stilt_finetune-{settings.start.task}-s{settings.start.seed}-{FINETUNE_FLAGS.settings_hash(settings)}"
-    return open_folder(name, FINETUNE_FLAGS, settings, command)
+    return open_folder(name, FINETUNE_FLAGS, settings, command, task=settings.start.task, better=BETTER)
 
 
-def open_folder(name: str, flags: Flags[S], settings: S, command: str) -> RunFolder:
+def open_folder(
+    name: str, flags: Flags[S], settings: S, command: str, *, task: str | None, better: Mapping[str, str]
+) -> RunFolder:
     """Make a run's folder and write its settings.
 
     Without ``--run-dir`` the folder is called `name`, and a repetition gets the next number behind it. With it, the
@@ -51,6 +55,7 @@ def open_folder(name: str, flags: Flags[S], settings: S, command: str) -> RunFol
 
     Args:
         flags: of the settings' class.
+        task, better: for the header of the records; see `RunFolder`.
 
     Raises:
         UsageError: if the folder holds another run, or cannot be written.
@@ -68,7 +73,7 @@ def open_folder(name: str, flags: Flags[S], settings: S, command: str) -> RunFol
             comment = f"{command}\nto run this again: --config {shlex.quote(str(path / 'settings.yaml'))}"
             # Whole or not at all: whatever is killed from here on leaves a folder that says which run it holds.
             write_text(path / "settings.yaml", flags.to_yaml(settings, comment=comment, places=False))
-            folder = RunFolder(path, events)
+            folder = RunFolder(path, events, task=task, better=better)
             undo.pop_all()
     except OSError as error:
         where, flag = (output.runs_dir, "--runs-dir") if output.run_dir is None else (output.run_dir, "--run-dir")

@@ -1,10 +1,11 @@
-"""Scores of a classifier, all of them functions of its confusion matrix. numpy only.
+"""Scores: of a classifier, functions of its confusion matrix; of a language model, of its loss. numpy only.
 
 Shapes: C classes. ``confusion[i, j]`` counts the samples of class i that were predicted as class j.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -69,3 +70,15 @@ def macro_f1(confusion: np.ndarray) -> float | None:
     """
     scores = [score for score in per_class_f1(confusion) if score is not None]
     return sum(scores) / len(scores) if scores else None
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss), infinite where that is too large for a float.
+
+    Args:
+        loss: mean natural-log loss per predicted token.
+
+    >>> perplexity(0.0), perplexity(1000.0)
+    (1.0, inf)
+    """
+    return math.exp(loss) if loss < 700 else math.inf

@@ -592,8 +592,9 @@ class Runner:
         status = self._sweep.status(job.run)
         summary = Sweep._read(self._sweep.out / job.run.folder / "summary.json") or {}
         result = ""
-        if isinstance(summary.get("macro_f1"), float):
-            result = f"macro-F1 {summary['macro_f1']:.4f}"
+        macro_f1 = (summary.get("metrics") or {}).get("macro_f1")
+        if isinstance(macro_f1, float):
+            result = f"macro-F1 {macro_f1:.4f}"
         elif isinstance(summary.get("final_eval_loss"), float):
             result = f"loss {summary['final_eval_loss']:.4f}"
         width = len(str(self._of))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import shutil
 import sys
 import traceback
@@ -31,7 +30,7 @@ from asyncsgd.launch import Launch, Noticeboard
 from asyncsgd.models import save_whole
 from asyncsgd.optimizers import Optimizer, StepTakenByWorker
 from asyncsgd.private_folder import new_folder
-from asyncsgd.progress import Recorder, perplexity, say
+from asyncsgd.progress import Recorder, say, shown_metrics
 from asyncsgd.record import DONE, FAILED, INTERRUPTED, RunFolder, describe_environment
 from asyncsgd.runtime.all_reduce import TIMEOUT
 from asyncsgd.runtime.base import POLL_SECONDS, Result
@@ -545,13 +544,11 @@ def _finish(run: Run, result: Result) -> Result:
         },
     )
     if totals.last is not None:
-        loss = totals.last.loss
-        shown = f"{perplexity(loss):.1f}" if math.isfinite(loss) else "-"
         rate = (
             f"{totals.num_samples / totals.train_seconds:.0f} samples/s" if totals.train_seconds > 0 else "no training"
         )
-        accuracy = f"masked-token accuracy {totals.last.accuracy:.3f}"
-        say(f"final  eval loss {loss:.4f}   perplexity {shown}   {accuracy}   {rate}")
+        metrics = shown_metrics(totals.last.metrics)
+        say("   ".join(filter(None, (f"final  eval loss {totals.last.loss:.4f}", metrics, rate))))
     delay = delays.summary()
     if delays.number:
         say(f"delay  p50 {delay['p50']}   p95 {delay['p95']}   max {delay['max']}   mean {delay['mean']:.2f} updates")

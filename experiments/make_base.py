@@ -26,7 +26,7 @@ from typing import Any
 from asyncsgd.errors import UsageError
 from asyncsgd.flags import Parser
 from asyncsgd.launch import Launch
-from asyncsgd.record import DONE, SCHEMA, available_cores, write_json
+from asyncsgd.record import DONE, SCHEMA, available_cores, current_summary, write_json
 from asyncsgd.run_folder import open_run_folder, owned, set_aside
 from asyncsgd.script import run_script
 from asyncsgd.settings import Settings, differing_keys, flatten, load_run_settings, load_yaml, make_settings
@@ -168,7 +168,7 @@ def keep(out: Path) -> None:
 
     Killed at any point, it can be called again.
     """
-    summary = json.loads((out / "run" / "summary.json").read_text(encoding="utf-8"))
+    summary = current_summary(json.loads((out / "run" / "summary.json").read_text(encoding="utf-8")))
     saved = out / "run" / "model"
     if saved.is_dir():
         for path in sorted(saved.iterdir()):
@@ -184,7 +184,7 @@ def keep(out: Path) -> None:
         "train_seconds",
         "first_eval_loss",
         "final_eval_loss",
-        "masked_token_accuracy",
+        "metrics",
         "threads",
         "seed",
     )

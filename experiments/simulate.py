@@ -127,7 +127,6 @@ def simulate(settings: Any, runs_dir: Path, command: str, stop: StopRequest) -> 
         }
         | recorder.totals.as_summary()
         | {
-            "perplexity": None,  # the loss is an excess, not a log likelihood
             "num_samples_applied": recorder.num_samples_applied,
             "delay": recorder.delays.summary(),
             "rule_acted": None if done.rule_acted is None else dataclasses.asdict(done.rule_acted),

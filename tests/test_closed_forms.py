@@ -22,6 +22,7 @@ from scipy import linalg, stats
 from torch import Tensor
 
 from asyncsgd.delay import polynomial, threshold
+from asyncsgd.evaluation import Measured
 from asyncsgd.optimizers import PlainSGD
 from asyncsgd.problems import Array, Heterogeneous, Instance, Mode
 from asyncsgd.record import Event, Membership, Record
@@ -184,7 +185,7 @@ def run(
         computation,
         sampler,
         OwnStreams(num_workers, limits.samples),
-        lambda parameters: (0.0, None, None),
+        lambda parameters: Measured(0.0),
         num_workers=num_workers,
         budget=limits,
         evaluations=1,

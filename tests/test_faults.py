@@ -249,7 +249,7 @@ def test_a_killed_rank_ends_the_synchronous_run_at_once_and_is_named(rank: int, 
     # The rank had the parameters; the leader has the initial ones, which are nobody's result.
     assert not (ended.run / "model").exists()
     assert ended.summary["num_updates"] > 0
-    assert [ended.summary[key] for key in ("parameters_sha256", "final_eval_loss", "perplexity")] == [None] * 3
+    assert [ended.summary[key] for key in ("parameters_sha256", "final_eval_loss", "metrics")] == [None] * 3
 
 
 def hand_over(records: Connection) -> None:
@@ -586,7 +586,7 @@ def test_the_shard_of_a_worker_lost_in_an_evaluation_goes_to_another(leaves_at: 
     assert len(evaluations) == 5
     for number, evaluation in enumerate(evaluations, 1):
         shards = 3 if number <= leaves_at else 2
-        assert evaluation.masked_tokens == shards * (shards + 1) // 2  # every shard once
+        assert evaluation.weight == shards * (shards + 1) // 2  # every shard once
         assert evaluation.loss == float(evaluation.version)
     lost_shard, num_shards = scripted[1].shards[-1]
     assert (lost_shard, num_shards) in scripted[0].shards  # the lowest number left takes it

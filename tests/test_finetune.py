@@ -243,7 +243,7 @@ def test_it_learns_what_can_be_learned_and_its_cases_are_judged_by_what_counts_a
         hatecheck=str(tmp_path / "cases.csv"),
         hatecheck_positive="a, c",
     ).summary
-    assert summary["accuracy"] > 0.9
+    assert summary["metrics"]["accuracy"] > 0.9
     assert summary["final_eval_loss"] < 0.5 < summary["first_eval_loss"]
     checked = summary["hatecheck"]["functionalities"]
     assert {name: item["num_cases"] for name, item in checked.items()} == {
@@ -329,7 +329,7 @@ def test_the_summary_names_the_pretraining_run_and_the_scores_are_those_of_its_t
     assert (
         summary.items()
         >= {
-            "schema": 1,
+            "schema": 2,
             "experiment": "stilt_finetune",
             "task": "classification",
             "status": "DONE",
@@ -348,12 +348,12 @@ def test_the_summary_names_the_pretraining_run_and_the_scores_are_those_of_its_t
             "hatecheck": None,
         }.items()
     )
-    table = np.array(summary["confusion"])
+    table = np.array(summary["details"]["confusion"])
     assert table.sum() == 25
-    assert summary["accuracy"] == np.trace(table) / 25
-    f1 = [score for score in summary["per_class_f1"].values() if score is not None]
-    assert list(summary["per_class_f1"]) == ["a", "b", "c"]
-    assert summary["macro_f1"] == pytest.approx(sum(f1) / len(f1))
+    assert summary["metrics"]["accuracy"] == np.trace(table) / 25
+    f1 = [score for score in summary["details"]["per_class_f1"].values() if score is not None]
+    assert list(summary["details"]["per_class_f1"]) == ["a", "b", "c"]
+    assert summary["metrics"]["macro_f1"] == pytest.approx(sum(f1) / len(f1))
     assert not (tuned.path / "model").exists()
     assert json.loads((tuned.path / "environment.json").read_text())["num_workers"] == 1
 
@@ -363,12 +363,14 @@ def test_events_are_the_evaluations_with_their_scores_and_the_last_one_is_the_re
     evaluations, summary = tuned.evaluations(), tuned.summary
     assert [record["version"] for record in evaluations] == [0, 3, 5, 8, 10]
     assert [record["total_samples"] for record in evaluations] == [0, 12, 20, 32, 40]
-    assert all(record["masked_tokens"] is None for record in evaluations)
-    assert (evaluations[-1]["loss"], evaluations[-1]["accuracy"], evaluations[-1]["macro_f1"]) == (
-        summary["final_eval_loss"],
-        summary["accuracy"],
-        summary["macro_f1"],
-    )
+    assert all(record["weight"] == 25 for record in evaluations)
+    assert [evaluations[-1][key] for key in ("loss", "metrics", "details", "weight")] == [
+        summary[key] for key in ("final_eval_loss", "metrics", "details", "eval_weight")
+    ]
+    header = json.loads((tuned.path / "events.jsonl").read_text().splitlines()[0])
+    better = {"macro_f1": "higher", "accuracy": "higher"}
+    assert header == {"kind": "header", "schema": 2, "task": "classification", "better": better}
+    assert list(summary["metrics"]) == list(better)
     assert evaluations[0]["loss"] == summary["first_eval_loss"]
     assert evaluations[0]["loss"] == pytest.approx(math.log(NUM_LABELS), abs=0.1)
 
@@ -434,7 +436,7 @@ def test_a_loss_that_is_no_number_ends_the_run_as_diverged_without_scores(
     assert (tuned.exit_code, summary["status"]) == (1, "DIVERGED")
     assert summary["message"].startswith("the training loss of batch ")
     assert "is not finite; try a smaller --learning-rate" in summary["message"]
-    assert (summary["accuracy"], summary["macro_f1"], summary["confusion"], summary["final_eval_loss"]) == (None,) * 4
+    assert (summary["metrics"], summary["details"], summary["final_eval_loss"]) == (None,) * 3
     assert 0 < summary["num_updates"] < 10
     assert "DIVERGED:" in capsys.readouterr().err
 
@@ -452,7 +454,7 @@ def test_ctrl_c_ends_the_run_after_the_current_step_without_scores(tune: Tune, m
     summary = tuned.summary
     assert (tuned.exit_code, summary["status"], summary["num_updates"]) == (130, "INTERRUPTED", 5)
     assert summary["message"] == "stopped by the user after 5 of 10 updates; it has no scores"
-    assert (summary["accuracy"], summary["parent"]["mode"]) == (None, "single")
+    assert (summary["metrics"], summary["parent"]["mode"]) == (None, "single")
 
 
 def test_whatever_goes_wrong_leaves_a_summary_that_says_failed(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -511,7 +513,7 @@ def test_a_run_that_is_not_done_is_refused_and_its_model_is_offered(tune: Tune, 
     message = refused(tune, init_from=str(run))
     assert f"{run}: the run is INTERRUPTED, not DONE; run it again, or type --init-from {run / 'model'}" in message
     failed = json.loads((tmp_path / "run0" / "summary.json").read_text())
-    assert (failed["status"], failed["message"], failed["accuracy"]) == ("FAILED", message, None)
+    assert (failed["status"], failed["message"], failed["metrics"]) == ("FAILED", message, None)
 
 
 def test_a_run_without_a_summary_or_a_model_is_refused(tune: Tune, parent: Path, tmp_path: Path) -> None:

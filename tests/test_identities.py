@@ -123,7 +123,7 @@ def eval_loss(model: nn.Module, batches: EvaluationBatches, shard: int = 0, num_
 
 def same_evaluation(record: dict[str, Any], plain: Plain) -> bool:
     tokens = sum(plain.evaluation[index].num_masked for index in range(len(plain.evaluation)))
-    return record["masked_tokens"] == tokens and record["loss"] == pytest.approx(plain.eval_loss(), rel=1e-6)
+    return record["weight"] == tokens and record["loss"] == pytest.approx(plain.eval_loss(), rel=1e-6)
 
 
 # ---- a. one worker is the plain loop ------------------------------------------------------------------------

@@ -211,7 +211,7 @@ def holds(pid: int, path: Path) -> bool:
 
 # ---- a run that has not trained gives way ----------------------------------------------------------------------------
 
-EVALUATION = Evaluation(0, 0, 0.0, 2.0, 0.1, 10, 0.1)
+EVALUATION = Evaluation(0, 0, 0.0, 2.0, 10.0, {}, 0.1)
 
 
 def leave(path: Path, *records: Event | Evaluation, **summary: Any) -> None:
@@ -246,7 +246,7 @@ def test_a_folder_whose_run_has_not_trained_gives_way_to_a_corrected_command(
     [
         ((EVALUATION, event(0)), {}),
         ((event(0),), {"status": "FAILED"}),
-        ((Evaluation(4, 16, 1.0, 2.0, 0.1, None, 0.1),), {}),  # of fine-tuning, which writes no arrivals
+        ((Evaluation(4, 16, 1.0, 2.0, None, {}, 0.1),), {}),  # of fine-tuning, which writes no arrivals
         ((EVALUATION,), {"status": "INTERRUPTED", "num_updates": 3}),  # as fine-tuning leaves it between evaluations
         ((EVALUATION,), {"status": "DONE"}),
         ((), {"status": "DIVERGED"}),

@@ -113,7 +113,7 @@ def test_a_run_leaves_settings_environment_events_summary_and_a_model(mode: str,
 
     summary = ended.summary
     exact = {
-        "schema": 1,
+        "schema": 2,
         "status": "DONE",
         "message": "",
         "mode": name,
@@ -129,11 +129,11 @@ def test_a_run_leaves_settings_environment_events_summary_and_a_model(mode: str,
         "num_updates": num_updates,
     }
     assert {key: summary[key] for key in exact} == exact
-    assert summary["final_eval_loss"] == pytest.approx(math.log(summary["perplexity"]))
+    assert summary["final_eval_loss"] == pytest.approx(math.log(summary["metrics"]["perplexity"]))
     assert summary["samples_per_second"] == pytest.approx(40 / summary["train_seconds"])
     assert summary["eval_seconds"] > 0
-    assert 0 <= summary["masked_token_accuracy"] <= 1
-    assert summary["eval_masked_tokens"] >= 8
+    assert 0 <= summary["metrics"]["accuracy"] <= 1
+    assert summary["eval_weight"] >= 8
     assert len(summary["data_fingerprint"]) == 16
     assert len(summary["parameters_sha256"]) == 64
     assert set(summary["delay"]) == {"mean", "p50", "p95", "max"}
@@ -158,7 +158,12 @@ def test_a_run_leaves_settings_environment_events_summary_and_a_model(mode: str,
     assert evaluations[-1]["version"] == num_updates
     assert evaluations[-1]["loss"] == summary["final_eval_loss"]
     assert evaluations[0]["loss"] == summary["first_eval_loss"]
-    assert len({record["masked_tokens"] for record in evaluations}) == 1
+    assert {record["weight"] for record in evaluations} == {summary["eval_weight"]}
+    assert (evaluations[-1]["metrics"], evaluations[-1]["details"]) == (summary["metrics"], summary["details"])
+    header = json.loads((ended.path / "events.jsonl").read_text().splitlines()[0])
+    better = {"accuracy": "higher", "perplexity": "lower"}
+    assert header == {"kind": "header", "schema": 2, "task": "masked_lm", "better": better}
+    assert list(summary["metrics"]) == list(better)
     seconds = [record["train_seconds"] for record in read_events(ended.path / "events.jsonl")]
     assert seconds == sorted(seconds)
 
@@ -288,10 +293,10 @@ def test_what_is_masked_in_training_does_not_change_the_test(train: Train) -> No
     plain, other = train(untrained).summary, train(f"{untrained} --mask word --mask-prob 0.4").summary
     assert (plain["eval_masking"], other["eval_masking"]) == ("token:0.15", "token:0.15")
     assert plain["final_eval_loss"] == other["final_eval_loss"]
-    assert plain["eval_masked_tokens"] == other["eval_masked_tokens"]
+    assert plain["eval_weight"] == other["eval_weight"]
     another_test = train(f"{untrained} --eval-mask word --eval-mask-prob 0.4").summary
     assert another_test["eval_masking"] == "word:0.4"
-    assert another_test["eval_masked_tokens"] > 1.5 * plain["eval_masked_tokens"]
+    assert another_test["eval_weight"] > 1.5 * plain["eval_weight"]
 
 
 @pytest.mark.processes
@@ -414,7 +419,7 @@ def test_damage_before_the_last_line_is_an_error_that_names_the_line(damaged: st
 
 def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    path.write_text('{"kind": "header", "schema": 2}\n' + LINES[1] + "\n")
+    path.write_text('{"kind": "header", "schema": 3}\n' + LINES[1] + "\n")
     with pytest.raises(ValueError, match=r"events\.jsonl has schema 2, this version reads up to 1"):
         list(read_events(path))
     assert os.listdir(tmp_path) == ["events.jsonl"]

@@ -52,7 +52,7 @@ def arrival(worker: int, train_seconds: float, **seconds: float) -> Event:
 def run(tmp_path: Path) -> Path:
     folder = RunFolder(tmp_path / "run")
     folder.append(arrival(1, 10.0, wait_seconds=1.0, pull_seconds=0.5, compute_seconds=4.0, apply_seconds=0.25))
-    folder.append(Evaluation(1, 1, 10.0, 5.0, 0.1, 10, 2.0))
+    folder.append(Evaluation(1, 1, 10.0, 5.0, 10.0, {}, 2.0))
     folder.append(arrival(0, 12.0, compute_seconds=8.0, push_seconds=1.0))
     folder.close()
     return folder.path

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from asyncsgd.evaluation import metrics_of
+from asyncsgd.evaluation import measured
 from asyncsgd.record import DIVERGED, DONE, Evaluation, Record
 from asyncsgd.rules.base import Rule
 from asyncsgd.state import Plain
@@ -129,15 +129,11 @@ class TrainingClock:
 def evaluation_record(
     task: Task, shards: Sequence[Sums], *, version: int, num_samples: int, train_seconds: float, eval_seconds: float
 ) -> Evaluation:
-    """Turn the sums over the workers' shards of the evaluation set, in order, into a record; the only division."""
-    sums = add_sums(shards)
-    return Evaluation(
+    """Turn the sums over the workers' shards of the evaluation set, in order, into a record."""
+    return measured(task, add_sums(shards)).record(
         version=version,
-        total_samples=num_samples,
+        num_samples=num_samples,
         train_seconds=train_seconds,
-        loss=sums["loss"] / sums["weight"],
-        accuracy=metrics_of(task, sums).get("accuracy"),
-        masked_tokens=int(sums["weight"]),
         eval_seconds=eval_seconds,
         worker_losses=tuple(shard["loss"] / shard["weight"] if shard["weight"] else None for shard in shards),
     )

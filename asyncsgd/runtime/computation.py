@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from asyncsgd.errors import UsageError
-from asyncsgd.evaluation import metrics_of
+from asyncsgd.evaluation import Measured, measured
 from asyncsgd.optimizers import Optimizer, OptimizerRecipe, PlainSGD
 from asyncsgd.problems import Instance
 from asyncsgd.record import Range
@@ -101,15 +101,14 @@ class ModelGradients:
         self._worker.load_state_dict(state["worker"])
 
 
-def whole_evaluation(worker: Worker) -> Callable[[Tensor], tuple[float, float | None, int | None]]:
-    """A function from parameters to the exact (loss, accuracy, loss terms) of the whole evaluation set."""
+def whole_evaluation(worker: Worker) -> Callable[[Tensor], Measured]:
+    """A function from parameters to what an exact evaluation on the whole evaluation set says of them."""
     flat = worker.flat
 
-    def measure(parameters: Tensor) -> tuple[float, float | None, int | None]:
+    def measure(parameters: Tensor) -> Measured:
         with torch.no_grad():
             flat.parameters.copy_(parameters)
-        sums = worker.evaluate(0, 1)
-        return sums["loss"] / sums["weight"], metrics_of(worker.task, sums).get("accuracy"), int(sums["weight"])
+        return measured(worker.task, worker.evaluate(0, 1))
 
     return measure
 
@@ -177,6 +176,6 @@ class ProblemGradients:
         for worker, inner in state["inner"].items():
             self._optimizer(worker).load_state_dict(inner)
 
-    def measure(self, parameters: Tensor) -> tuple[float, float | None, int | None]:
-        """The excess f(x) - f*; no accuracy, no tokens."""
-        return self._instance.loss(parameters.numpy()), None, None
+    def measure(self, parameters: Tensor) -> Measured:
+        """The excess f(x) - f*, and no metrics."""
+        return Measured(self._instance.loss(parameters.numpy()))

@@ -34,6 +34,7 @@ import numpy as np
 
 from asyncsgd import named
 from asyncsgd.errors import UsageError, nearest
+from asyncsgd.evaluation import Measured
 from asyncsgd.named import Kind, spell
 from asyncsgd.problems import Array, Instance
 from asyncsgd.record import APPLIED, DONE, FAILED, INTERRUPTED, Evaluation, Event, Fault, Membership, Range, Started
@@ -265,14 +266,8 @@ class Recorder:
         """Evaluate the mean model now; return how the run ended, None to go on."""
         self._changed = False
         mean, models = self._look()
-        evaluation = Evaluation(
-            version=self.version,
-            total_samples=self.num_samples,
-            train_seconds=self.train_seconds,
-            loss=self._instance.loss(mean),
-            accuracy=None,
-            masked_tokens=None,
-            eval_seconds=0.0,
+        evaluation = Measured(self._instance.loss(mean)).record(
+            version=self.version, num_samples=self.num_samples, train_seconds=self.train_seconds
         )
         self.evaluations.append(evaluation)
         self.consensus.append(float(np.square(models - mean).sum()) / len(models))

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from asyncsgd.churn import Change, Join, absent_at_first
 from asyncsgd.dispatcher import MANY, Dispatcher, Launched, Taken
+from asyncsgd.evaluation import Measured
 from asyncsgd.record import DONE, FAILED, INTERRUPTED, Evaluation, Fault
 from asyncsgd.runtime.base import Budget, EvaluationPoints, Report, Result, diverged, verdict_of_evaluation
 from asyncsgd.runtime.computation import Computation
@@ -35,8 +36,8 @@ from asyncsgd.speeds import Network, Sampler
 from asyncsgd.state import Plain, classes_in, pack, unpack
 from asyncsgd.streams import Source, count_batches
 
-Measure = Callable[[Tensor], tuple[float, float | None, int | None]]
-"""From parameters to (loss, accuracy, loss terms) of an exact evaluation; None where there is no such thing."""
+Measure = Callable[[Tensor], Measured]
+"""From parameters to what an exact evaluation says of them."""
 
 
 @contextlib.contextmanager
@@ -352,15 +353,8 @@ class Virtual:
 
     def _evaluate(self) -> Result | None:
         server = self._server
-        loss, accuracy, terms = self._measure(server.parameters)
-        evaluation = Evaluation(
-            version=server.version,
-            total_samples=server.num_samples,
-            train_seconds=self.train_seconds,
-            loss=loss,
-            accuracy=accuracy,
-            masked_tokens=terms,
-            eval_seconds=0.0,
+        evaluation = self._measure(server.parameters).record(
+            version=server.version, num_samples=server.num_samples, train_seconds=self.train_seconds
         )
         self.evaluations.append(evaluation)
         if self._report is not None:

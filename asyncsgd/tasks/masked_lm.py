@@ -30,6 +30,7 @@ from asyncsgd.data.batching import Batch, EvaluationBatches, Frame, TrainingBatc
 from asyncsgd.data.corpora import load_corpus
 from asyncsgd.data.masking import Masking, by_token, by_word
 from asyncsgd.data.tokenization import Tokens, load_tokenizer, tokenized_folder
+from asyncsgd.scores import perplexity
 from asyncsgd.tasks.base import Batches, Sums, Task, found
 
 _CHOOSE = {"token": by_token, "word": by_word}
@@ -76,7 +77,7 @@ class MaskedLM(Task):
     """
 
     name: ClassVar[str] = "masked_lm"
-    better: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {"accuracy": "higher"}
+    better: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {"accuracy": "higher", "perplexity": "lower"}
 
     model_name: str = "tiny"
     """As `asyncsgd.models.build_model` takes it."""
@@ -220,7 +221,11 @@ class MaskedLM(Task):
         return {"loss": losses.sum(dtype=torch.float64), "correct": correct}
 
     def metrics(self, sums: Sums) -> dict[str, float]:
-        return {"accuracy": sums["correct"] / sums["weight"]}
+        """`accuracy` is the share of masked tokens predicted exactly."""
+        return {
+            "accuracy": sums["correct"] / sums["weight"],
+            "perplexity": perplexity(sums["loss"] / sums["weight"]),
+        }
 
 
 class MaskedTokens:

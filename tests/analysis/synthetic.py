@@ -17,9 +17,12 @@ from typing import Any
 import numpy
 import yaml
 
+from asyncsgd.finetune_settings import BETTER
 from asyncsgd.record import DIVERGED, DONE, Evaluation, Event, RunFolder, write_json
 
 STRAGGLER = "slow:worker=0,factor=3"
+MASKED_LM = {"accuracy": "higher", "perplexity": "lower"}
+"""The metrics of masked language modelling; its own module imports torch."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ def write_run(
         delays: of the applied gradients; the arrivals are spread evenly over the run, workers in turn.
         summary: further or other keys of summary.json.
     """
-    folder = RunFolder(path)
+    folder = RunFolder(path, task="masked_lm", better=MASKED_LM)
     last_seconds = float(curve[-1][1]) if curve else 0.0
     last_samples = int(curve[-1][0]) if curve else 0
     arrivals = [
@@ -122,7 +125,8 @@ def write_run(
         while arrivals and arrivals[0].train_seconds <= seconds:
             folder.append(arrivals.pop(0))
         value = math.nan if loss is None else float(loss)
-        folder.append(Evaluation(int(samples) // 16, int(samples), float(seconds), value, 0.5, 300, 0.01))
+        metrics = {"accuracy": 0.5, "perplexity": math.exp(value)}
+        folder.append(Evaluation(int(samples) // 16, int(samples), float(seconds), value, 300.0, metrics, 0.01))
     settings = {
         "mode": arm.mode,
         "nproc": arm.num_workers,
@@ -177,9 +181,9 @@ def write_run(
             "eval_seconds": 0.1,
             "first_eval_loss": first,
             "final_eval_loss": last,
-            "perplexity": None if last is None else math.exp(last),
-            "masked_token_accuracy": 0.5,
-            "eval_masked_tokens": 300,
+            "metrics": {"accuracy": 0.5, "perplexity": None if last is None else math.exp(last)},
+            "details": {},
+            "eval_weight": 300.0,
             "samples_per_second": last_samples / last_seconds if last_seconds else None,
             "num_samples_applied": last_samples,
             "delay": _delay_summary(delays),
@@ -251,9 +255,12 @@ def write_finetuning(
     summary: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write one fine-tuning run folder."""
-    folder = RunFolder(path)
+    folder = RunFolder(path, task="classification", better=BETTER)
+    metrics = {"macro_f1": macro_f1, "accuracy": accuracy}
+    details = {"per_class_f1": dict.fromkeys(labels, macro_f1), "confusion": [list(row) for row in confusion]}
+    num_texts = sum(map(sum, confusion))
     for samples, loss in ((0, 0.69), (100, 0.4)):
-        record = Evaluation(samples // 10, samples, samples / 100, loss, accuracy, None, 0.01)
+        record = Evaluation(samples // 10, samples, samples / 100, loss, num_texts, metrics, 0.01, details=details)
         folder.append(record)
     content = {
         "experiment": "stilt_finetune",
@@ -269,7 +276,7 @@ def write_finetuning(
         "split": "test",
         "labels": list(labels),
         "num_train_samples": 100,
-        "num_eval_samples": sum(map(sum, confusion)),
+        "num_eval_samples": num_texts,
         "class_weights": False,
         "batch_size": 10,
         "num_samples": 100,
@@ -278,10 +285,9 @@ def write_finetuning(
         "eval_seconds": 0.1,
         "samples_per_second": 100.0,
         "final_eval_loss": 0.4,
-        "accuracy": accuracy,
-        "macro_f1": macro_f1,
-        "per_class_f1": dict.fromkeys(labels, macro_f1),
-        "confusion": [list(row) for row in confusion],
+        "metrics": metrics,
+        "details": details,
+        "eval_weight": num_texts,
         "hatecheck": hatecheck,
         "parameters_sha256": hashlib.sha256(str(path).encode()).hexdigest(),
         "num_parameters": 10,

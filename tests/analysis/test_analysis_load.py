@@ -31,9 +31,9 @@ SUMMARY = {
     "eval_seconds": 0.5,
     "first_eval_loss": 9.0,
     "final_eval_loss": 5.0,
-    "perplexity": 148.4,
-    "masked_token_accuracy": 0.25,
-    "eval_masked_tokens": 300,
+    "metrics": {"accuracy": 0.25, "perplexity": 148.4},
+    "details": {},
+    "eval_weight": 300.0,
     "samples_per_second": 20.0,
     "delay": {"mean": 3.0, "p50": 3.0, "p95": 4.0, "max": 6},
     "oversubscription": 1.0,
@@ -41,14 +41,15 @@ SUMMARY = {
     "parameters_sha256": "00",
 }
 EVALUATIONS = (
-    Evaluation(0, 0, 0.0, 9.0, 0.0, 300, 0.25),
-    Evaluation(10, 80, 4.0, 6.0, 0.125, 300, 0.25),
-    Evaluation(20, 160, 8.0, 5.0, 0.25, 300, 0.25),
+    Evaluation(0, 0, 0.0, 9.0, 300.0, {"accuracy": 0.0}, 0.25),
+    Evaluation(10, 80, 4.0, 6.0, 300.0, {"accuracy": 0.125}, 0.25),
+    Evaluation(20, 160, 8.0, 5.0, 300.0, {"accuracy": 0.25}, 0.25),
 )
 
 
 def write_run(path: Path, *, records=EVALUATIONS, summary=SUMMARY) -> Path:
-    folder = RunFolder(path)
+    better = {} if summary is None else dict.fromkeys(summary["metrics"], "higher")
+    folder = RunFolder(path, task="some_task", better=better)
     for record in records:
         folder.append(record)
     if summary is not None:
@@ -71,9 +72,15 @@ def test_a_finished_run_loads_completely_and_without_a_problem(tmp_path):
     assert run.done
     assert not run.oversubscribed
     assert run.condition == Condition("async", "asynchronous", 4, 8)
-    assert {column: str(dtype) for column, dtype in run.evaluations.dtypes.items()} == EVALUATION_COLUMNS
+    assert {column: str(dtype) for column, dtype in run.evaluations.dtypes.items()} == EVALUATION_COLUMNS | {
+        "metrics.accuracy": "float64",
+        "metrics.perplexity": "float64",
+    }
     expected = [{key: vars(evaluation)[key] for key in EVALUATION_COLUMNS} for evaluation in EVALUATIONS]
-    assert run.evaluations.to_dict("records") == expected
+    assert run.evaluations[list(EVALUATION_COLUMNS)].to_dict("records") == expected
+    assert list(run.evaluations["metrics.accuracy"]) == [0.0, 0.125, 0.25]
+    assert run.evaluations["metrics.perplexity"].isna().all()
+    assert (run.metrics, run.primary_metric) == (SUMMARY["metrics"], "accuracy")
 
 
 def test_runs_are_found_at_any_depth_and_sorted_by_name(tmp_path):
@@ -170,7 +177,8 @@ def test_a_summary_that_cannot_be_read_is_not_taken_for_a_missing_one(tmp_path, 
     [
         ("final_eval_loss", None, "summary.json has no final_eval_loss"),
         ("final_eval_loss", "5.0", "summary.json has an unusable final_eval_loss: '5.0'"),
-        ("perplexity", True, "summary.json has an unusable perplexity: 'True'"),
+        ("eval_weight", True, "summary.json has an unusable eval_weight: 'True'"),
+        ("details", [1], "summary.json has an unusable details: '[1]'"),
         ("num_workers", 2.5, "summary.json has an unusable num_workers: '2.5'"),
         ("seed", 2**70, f"summary.json has an unusable seed: '{2**70}'"),
         ("mode", 3, "summary.json has an unusable mode: '3'"),
@@ -183,6 +191,23 @@ def test_an_unusable_field_of_a_summary_becomes_missing_with_a_message(tmp_path,
     run = only_run(tmp_path)
     assert run.summary[key] is None
     assert run.problems == (told,)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "told"),
+    [
+        ({"accuracy": 0.25, "perplexity": True}, "summary.json has an unusable perplexity: 'True'"),
+        ({"accuracy": 0.25, "perplexity": None}, "summary.json has no perplexity"),
+        ({"accuracy": 0.25}, "summary.json has no perplexity"),
+        ([0.25], "summary.json has an unusable metrics: '[0.25]'"),
+    ],
+)
+def test_a_finished_run_needs_every_metric_that_its_header_names(tmp_path, metrics, told):
+    path = write_run(tmp_path / "a") / "summary.json"
+    path.write_text(json.dumps({"schema": SCHEMA, **SUMMARY, "metrics": metrics}))
+    run = only_run(tmp_path)
+    assert run.problems[0] == told
+    assert run.metrics.get("perplexity") is None
 
 
 def test_a_delay_may_be_missing_and_is_never_zero(tmp_path):
@@ -219,7 +244,7 @@ def test_a_run_without_events_keeps_its_summary(tmp_path):
     run = only_run(tmp_path)
     assert run.done
     assert run.evaluations.empty
-    assert list(run.evaluations.columns) == list(EVALUATION_COLUMNS)
+    assert not set(EVALUATION_COLUMNS) - set(run.evaluations.columns)
     assert run.problems == ("no events.jsonl: it has no curve in the figures",)
 
 
@@ -278,11 +303,12 @@ def test_settings_are_read_and_damage_to_them_is_told(tmp_path):
 
 
 def test_a_fine_tuning_summary_needs_scores_and_no_mode(tmp_path):
-    scores = {"accuracy": 0.75, "macro_f1": 0.5, "num_train_samples": 10, "num_eval_samples": 5}
+    metrics = {"macro_f1": 0.5, "accuracy": 0.75}
+    scores = {"metrics": metrics, "details": {}, "eval_weight": 5.0, "num_train_samples": 10, "num_eval_samples": 5}
     kept = ("status", "seed", "batch_size", "data_fingerprint", "num_samples", "train_seconds", "final_eval_loss")
     summary = {"experiment": "stilt_finetune"} | scores | {key: SUMMARY[key] for key in kept}
     write_run(tmp_path / "a", summary=summary)
     run = only_run(tmp_path)
     assert (run.finetuning, run.problems) == (True, ())
-    write_run(tmp_path / "a", summary=summary | {"macro_f1": None})
+    write_run(tmp_path / "a", summary=summary | {"metrics": metrics | {"macro_f1": None}})
     assert only_run(tmp_path).problems == ("summary.json has no macro_f1",)

@@ -157,8 +157,8 @@ def test_a_summary_of_a_newer_schema_is_unreadable_and_an_older_one_is_mixed_in_
     edit_json(folder / f"test/{SYNC.name}/s101/summary.json", schema=0)
     found = results_of(folder)
     assert found.problems == (
-        f"{FIRST}: summary.json has schema 99, this version reads up to 1",
-        "mixed schema versions of summary.json: 0 (1 runs), 1 (12 runs); "
+        f"{FIRST}: summary.json has schema 99, this version reads up to 2",
+        "mixed schema versions of summary.json: 0 (1 runs), 2 (12 runs); "
         "keys that the older ones lack are missing values",
     )
     assert pairs(found) == SEEDS - 1
@@ -294,8 +294,8 @@ def test_fine_tuning_on_other_data_or_without_a_score_is_left_out_and_told(folde
             write_finetuning(folder / path, seed=seed, macro_f1=0.6 + 0.001 * seed, parent={"run": parent})
     (folder / "plan.json").write_text(json.dumps(plan))
     edit_json(folder / f"finetune/{ASYNC.name}/s101-f0/summary.json", data_fingerprint="dead")
-    edit_json(folder / f"finetune/{ASYNC.name}/s102-f0/summary.json", macro_f1="high")
-    edit_json(folder / f"finetune/{SYNC.name}/s103-f0/summary.json", confusion=[[1]])
+    edit_json(folder / f"finetune/{ASYNC.name}/s102-f0/summary.json", metrics={"macro_f1": "high", "accuracy": 0.8})
+    edit_json(folder / f"finetune/{SYNC.name}/s103-f0/summary.json", details={"confusion": [[1]]})
     found = results_of(folder)
     assert reasons(found)[f"finetune/{ASYNC.name}/s101-f0"].startswith("fine-tuned or scored on other data")
     assert reasons(found)[f"finetune/{ASYNC.name}/s102-f0"] == "it has no macro_f1"

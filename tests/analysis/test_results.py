@@ -838,7 +838,7 @@ def test_table_1_has_the_reference_of_each_group_first(fast):
     assert late.loss_at_equal_seconds is not None
     # all runs of the group reached 5 s: there async runs of 5, 6, ... 10 s are at 6 - 2 * 5 / T
     assert late.loss_at_equal_seconds.estimate == pytest.approx(numpy.mean([6 - 10 / (5 + k) for k in range(6)]))
-    assert (late.accuracy.estimate, late.learning_rate, late.from_scratch) == (0.5, 5e-4, False)
+    assert (late.metric.estimate, late.learning_rate, late.from_scratch) == (0.5, 5e-4, False)
 
 
 def test_equal_environments_are_one_row_and_mixed_commits_are_told(tmp_path):

@@ -23,6 +23,7 @@ from transformers import BertConfig, BertForMaskedLM
 from asyncsgd.data.batching import Batch, Frame, TrainingBatches
 from asyncsgd.data.masking import Masking, by_token
 from asyncsgd.data.tokenization import Tokens
+from asyncsgd.evaluation import Measured
 from asyncsgd.flat import FlatModel
 from asyncsgd.optimizers import SGD, Optimizer, OptimizerRecipe, PlainSGD
 from asyncsgd.problems import Array, Instance, Mode, Quadratic
@@ -750,7 +751,7 @@ def train_under_virtual_time(
             ModelGradients(worker, OptimizerRecipe(SGD(0.9))),
             speeds.on(num_workers, 0),
             Batches(samples, batch_size=4),
-            lambda parameters: (float(parameters.norm()), None, None),
+            lambda parameters: Measured(float(parameters.norm())),
             num_workers=num_workers,
             budget=Budget(samples=samples),
             evaluations=1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -176,7 +177,9 @@ def test_sums_over_parts_add_up_to_those_of_the_whole():
     whole = sums_of(model, *batches)
     assert whole == {name: sum(part[name] for part in parts) for name in ("loss", "correct", "weight")}
     assert whole["weight"] == sum(batch.num_masked for batch in batches)
-    assert TASK.metrics(whole) == {"accuracy": whole["correct"] / whole["weight"]}
+    loss = whole["loss"] / whole["weight"]
+    assert TASK.metrics(whole) == {"accuracy": whole["correct"] / whole["weight"], "perplexity": math.exp(loss)}
+    assert list(TASK.better) == list(TASK.metrics(whole))
 
 
 def test_a_model_has_one_hook_however_often_it_is_asked():
