@@ -48,6 +48,10 @@ _LONGEST_WORD = 1000
 _TEXTS_PER_CHUNK = 2048
 
 
+TrainTokenizer = Callable[[Iterable[str], int], "PreTrainedTokenizerBase"]
+"""From texts and the size of a vocabulary to a tokenizer; the same in every process."""
+
+
 @dataclass(frozen=True, eq=False)
 class Tokens:
     """The token ids of a set of samples, one after another, without special tokens or padding.
@@ -191,23 +195,28 @@ def load_tokenizer(model: str, corpus: Corpus, *, vocab_size: int, cache_dir: Pa
             token or no fast implementation.
     """
     if model in TRAINED_HERE:
-        return _trained_tokenizer(corpus, vocab_size, cache_dir)
-    tokenizer = _pretrained_tokenizer(model)
-    if not tokenizer.is_fast:
-        raise UsageError(f"the tokenizer of {model} has no fast implementation (tokenizer.json); use --model tiny")
+        return trained_tokenizer(corpus, vocab_size, cache_dir)
+    tokenizer = pretrained_tokenizer(model)
     if tokenizer.mask_token is None:
         raise UsageError(f"the tokenizer of {model} has no mask token; choose a masked language model or --model tiny")
     return tokenizer
 
 
-def _trained_tokenizer(corpus: Corpus, vocab_size: int, cache_dir: Path) -> PreTrainedTokenizerBase:
+def trained_tokenizer(
+    corpus: Corpus, vocab_size: int, cache_dir: Path, train: TrainTokenizer = train_wordpiece
+) -> PreTrainedTokenizerBase:
+    """Return the tokenizer that `train` makes of ``corpus.train``, kept in a folder of `cache_dir`.
+
+    The folder is the tokenizer's ``name_or_path``.
+    """
     import tokenizers
 
-    key = _key(TOKENIZER_FORMAT, corpus.fingerprint, vocab_size, tokenizers.__version__)
+    kind = () if train is train_wordpiece else (train.__name__,)
+    key = _key(TOKENIZER_FORMAT, corpus.fingerprint, vocab_size, tokenizers.__version__, *kind)
     folder = cache_dir / f"tokenizer-{key}"
 
     def train_and_save(temporary: Path) -> None:
-        train_wordpiece(corpus.train.texts, vocab_size).save_pretrained(temporary)
+        train(corpus.train.texts, vocab_size).save_pretrained(temporary)
 
     if _saved_tokenizer(folder) is None:
         _publish(folder, train_and_save)
@@ -236,8 +245,17 @@ def _has_vocabulary(tokenizer: PreTrainedTokenizerBase) -> bool:
     return len(tokenizer) > len(tokenizer.all_special_ids)
 
 
-def _pretrained_tokenizer(model: str) -> PreTrainedTokenizerBase:
-    is_folder = is_model_folder(model)
+def pretrained_tokenizer(model: str, built_in: Sequence[str] = TRAINED_HERE) -> PreTrainedTokenizerBase:
+    """Return the tokenizer that `model`, a local folder or a Hub id, brings with it.
+
+    Args:
+        built_in: the models that bring none, for messages; the first is proposed.
+
+    Raises:
+        UsageError: there is no such tokenizer or the Hub is unreachable, or the tokenizer has no vocabulary or no fast
+            implementation.
+    """
+    is_folder = is_model_folder(model, built_in)
     from transformers import AutoConfig, AutoTokenizer
 
     source = str(Path(model).expanduser()) if is_folder else model
@@ -246,19 +264,23 @@ def _pretrained_tokenizer(model: str) -> PreTrainedTokenizerBase:
     try:
         AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
     except Exception as error:
-        refuse_own_code(model, error)  # whatever else is wrong with it, building the model says better
+        refuse_own_code(model, error, built_in)  # whatever else is wrong with it, building the model says better
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local, trust_remote_code=False)
     except Exception as error:
-        refuse_own_code(model, error)
+        refuse_own_code(model, error, built_in)
         # The first line: transformers goes on with lists of all that it tried.
-        raise _no_tokenizer(model, is_folder, offline, str(error).strip().partition("\n")[0]) from error
+        raise _no_tokenizer(model, built_in, is_folder, offline, str(error).strip().partition("\n")[0]) from error
     if not _has_vocabulary(tokenizer):
-        raise _no_tokenizer(model, is_folder, offline, "it has no vocabulary")
+        raise _no_tokenizer(model, built_in, is_folder, offline, "it has no vocabulary")
+    if not tokenizer.is_fast:
+        raise UsageError(
+            f"the tokenizer of {model} has no fast implementation (tokenizer.json); use --model {built_in[0]}"
+        )
     return tokenizer
 
 
-def refuse_own_code(model: str, error: Exception) -> None:
+def refuse_own_code(model: str, error: Exception, built_in: Sequence[str] = TRAINED_HERE) -> None:
     """Refuse `model` if transformers could not load it because it would have to run code that comes with it.
 
     Raises:
@@ -267,11 +289,12 @@ def refuse_own_code(model: str, error: Exception) -> None:
     if "trust_remote_code" in str(error):  # transformers has no type for it, but names the argument to set
         raise UsageError(
             f"{model} needs code of its own (auto_map in its config.json or tokenizer_config.json), and asyncsgd runs "
-            f"no code that comes with a model; take a model of an architecture that transformers has, or --model tiny"
+            f"no code that comes with a model; take a model of an architecture that transformers has, or --model "
+            f"{built_in[0]}"
         ) from error
 
 
-def is_model_folder(model: str) -> bool:
+def is_model_folder(model: str, built_in: Sequence[str] = TRAINED_HERE) -> bool:
     """Whether `model` is a folder; if not, it may be on the Hub.
 
     Raises:
@@ -280,23 +303,24 @@ def is_model_folder(model: str) -> bool:
     if Path(model).expanduser().is_dir():
         return True
     if model.startswith((".", "~", os.sep)) or model.count("/") > 1 or os.path.exists(model):
-        raise UsageError(f"there is no folder {model!r}; --model takes {', '.join(TRAINED_HERE)}, a folder or a Hub id")
+        raise UsageError(f"there is no folder {model!r}; --model takes {', '.join(built_in)}, a folder or a Hub id")
     return False
 
 
-def _no_tokenizer(model: str, is_folder: bool, offline: bool, reason: str) -> UsageError:
+def _no_tokenizer(model: str, built_in: Sequence[str], is_folder: bool, offline: bool, reason: str) -> UsageError:
     if is_folder:
         return UsageError(
             f"the folder {model} holds no tokenizer that can be read ({reason}); "
-            "write one there with tokenizer.save_pretrained(folder), or use --model tiny"
+            f"write one there with tokenizer.save_pretrained(folder), or use --model {built_in[0]}"
         )
     if offline:
         return UsageError(
-            f"the tokenizer of {model}{nearest(model, TRAINED_HERE)} is not in the local cache and the Hub is "
+            f"the tokenizer of {model}{nearest(model, built_in)} is not in the local cache and the Hub is "
             f'unreachable; run the same command once online, or python -c "import transformers; '
-            f'transformers.AutoTokenizer.from_pretrained({model!r})"; or use --model tiny or --model FOLDER'
+            f'transformers.AutoTokenizer.from_pretrained({model!r})"; or use --model '
+            f"{built_in[0]} or --model FOLDER"
         )
-    return UsageError(f"the tokenizer of {model} cannot be loaded from the Hub: {reason}; use --model tiny")
+    return UsageError(f"the tokenizer of {model} cannot be loaded from the Hub: {reason}; use --model {built_in[0]}")
 
 
 # ------------------------------------------------------------------------------------------------------------
