@@ -41,10 +41,13 @@ TRAINED_HERE = ("tiny", "small")
 # A shorter sample would hardly have context around a masked token.
 MIN_SAMPLE_IDS = 4
 
+END_OF_TEXT = "<|endoftext|>"
 _SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 _SMALLEST_VOCABULARY = 64
+_NUM_BYTES = 256
 _LARGEST_ALPHABET = 1000
 _LONGEST_WORD = 1000
+_RUN_WITHOUT_SPACE = re.compile(rf"\S{{{_LONGEST_WORD},}}")
 _TEXTS_PER_CHUNK = 2048
 
 
@@ -178,6 +181,39 @@ def _alphabet(normalized_texts: Iterable[str], vocab_size: int) -> list[str]:
         raise UsageError("a tokenizer cannot be trained on texts that hold nothing but spaces; give other texts")
     characters.sort(key=lambda character: (-counts[character], character))
     return sorted(characters[: min(_LARGEST_ALPHABET, (vocab_size - len(_SPECIAL_TOKENS)) // 4)])
+
+
+def train_byte_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerBase:
+    """Train a byte-level BPE tokenizer as GPT-2 has one; the same texts give the same vocabulary in every process.
+
+    Args:
+        texts: the documents; read once.
+        vocab_size: the largest number of entries, the 256 bytes and the end-of-text token included.
+
+    Returns:
+        A fast tokenizer that adds no special tokens; its ``eos_token`` is ``<|endoftext|>``.
+
+    Raises:
+        UsageError: `vocab_size` is below 257.
+    """
+    if vocab_size <= _NUM_BYTES:
+        raise UsageError(f"a vocabulary of {vocab_size} entries is too small; use at least {_NUM_BYTES + 1}")
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    # The time of training grows with the square of a word's length, as it does for WordPiece.
+    texts = [_RUN_WITHOUT_SPACE.sub(lambda run: run[0][:_LONGEST_WORD], text) for text in texts]
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trained.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    trained.train_from_iterator(texts, trainer, length=len(texts))
+    return PreTrainedTokenizerFast(tokenizer_object=trained, eos_token=END_OF_TEXT)
 
 
 def load_tokenizer(model: str, corpus: Corpus, *, vocab_size: int, cache_dir: Path) -> PreTrainedTokenizerBase:
@@ -326,7 +362,9 @@ def _no_tokenizer(model: str, built_in: Sequence[str], is_folder: bool, offline:
 # ------------------------------------------------------------------------------------------------------------
 
 
-def tokenize(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, seq_len: int) -> Tokens:
+def tokenize(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, seq_len: int, end_id: int | None = None
+) -> Tokens:
     """Tokenize documents and cut each into consecutive samples that fit `seq_len` with their special tokens.
 
     A sample holds at most C = seq_len - (special tokens that the tokenizer adds) ids of one document; only the last
@@ -337,6 +375,7 @@ def tokenize(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, seq_le
         texts: the documents.
         tokenizer: a fast tokenizer; neither used up nor changed.
         seq_len: the length of a padded sample, special tokens included.
+        end_id: a token to put behind every document, before it is cut; None: none.
 
     Returns:
         The samples in the order of the texts, in arrays of their own.
@@ -349,7 +388,7 @@ def tokenize(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, seq_le
     ids, lengths, word_starts = [], [], []
     for first in range(0, len(texts), _TEXTS_PER_CHUNK):
         chunk = list(texts[first : first + _TEXTS_PER_CHUNK])
-        samples = _cut(backend.encode_batch(chunk, add_special_tokens=False), capacity)
+        samples = _cut(backend.encode_batch(chunk, add_special_tokens=False), capacity, end_id)
         ids.append(samples[0])
         lengths.append(samples[1])
         word_starts.append(samples[2])
@@ -407,14 +446,16 @@ def _plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
     return backend
 
 
-def _cut(encodings: Sequence[Encoding], capacity: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _cut(encodings: Sequence[Encoding], capacity: int, end_id: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (ids, length of each sample, word_starts) of the samples of some documents."""
-    document_lengths = np.array([len(encoding) for encoding in encodings], dtype=np.int64)
+    end = () if end_id is None else (end_id,)
+    outside = (None,) * len(end)
+    document_lengths = np.array([len(encoding) + len(end) for encoding in encodings], dtype=np.int64)
     num_ids = int(document_lengths.sum())
-    ids = np.fromiter((i for encoding in encodings for i in encoding.ids), np.int32, num_ids)
+    ids = np.fromiter((i for encoding in encodings for i in (*encoding.ids, *end)), np.int32, num_ids)
     words = np.fromiter(
         # None stands for a token outside all words; it has one of its own.
-        (-1 if word is None else word for encoding in encodings for word in encoding.word_ids),
+        (-1 if word is None else word for encoding in encodings for word in (*encoding.word_ids, *outside)),
         np.int64,
         num_ids,
     )
@@ -445,7 +486,14 @@ def tokenized_corpus(
     return Tokens.load(folder / "train"), Tokens.load(folder / "eval")
 
 
-def tokenized_folder(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, *, seq_len: int, cache_dir: Path) -> Path:
+def tokenized_folder(
+    corpus: Corpus,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    seq_len: int,
+    cache_dir: Path,
+    end_id: int | None = None,
+) -> Path:
     """Tokenize a corpus once and return the folder whose ``train`` and ``eval`` subfolders `Tokens.load` reads.
 
     The folder's name is decided by the texts, the tokenizer and `seq_len`, so that other processes of a run can map
@@ -456,16 +504,18 @@ def tokenized_folder(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, *, seq_
         tokenizer: a fast tokenizer.
         seq_len: the length of a padded sample, special tokens included, as in `tokenize`.
         cache_dir: where the folder is made; made itself when needed.
+        end_id: as in `tokenize`.
 
     Raises:
         UsageError: `seq_len` is too small, or a side of the corpus has no document of 4 tokens.
     """
-    key = _key(TOKENS_FORMAT, corpus.fingerprint, tokenizer.backend_tokenizer.to_str(), seq_len)
+    end = () if end_id is None else (end_id,)
+    key = _key(TOKENS_FORMAT, corpus.fingerprint, tokenizer.backend_tokenizer.to_str(), seq_len, *end)
     folder = cache_dir / f"tokens-{key}"
 
     def tokenize_and_save(temporary: Path) -> None:
         for side, documents in (("train", corpus.train), ("eval", corpus.eval)):
-            tokens = tokenize(documents.texts, tokenizer, seq_len=seq_len)
+            tokens = tokenize(documents.texts, tokenizer, seq_len=seq_len, end_id=end_id)
             if not tokens.num_samples:
                 raise UsageError(
                     f"no {side} document of {corpus.name} has {MIN_SAMPLE_IDS} tokens (a word of more than 100 "
