@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "data": {"errors", "numbers"},
     "objectives": {"data"},
     "models": {"data", "errors", "flat", "signals"},
-    "tasks": {"data", "models"},
+    "tasks": {"data", "errors", "flags", "models"},
     "evaluation": {"tasks.base"},
     "worker": {"data", "evaluation", "flat", "state", "tasks.base"},
     "streams": {"record", "state"},
