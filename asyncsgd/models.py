@@ -1,4 +1,4 @@
-"""Build or load the masked-language model; transformers is imported when a model is built, not before."""
+"""Build or load language models; transformers is imported when a model is built, not before."""
 
 from __future__ import annotations
 
@@ -31,6 +31,26 @@ SHAPES: dict[str, dict[str, int]] = {
 """BERT shapes built here, with random weights: 1.5 and 5.5 million parameters at a vocabulary of 8192."""
 
 
+_DROPOUT = (
+    *("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout"),
+    *("resid_pdrop", "embd_pdrop", "attn_pdrop"),  # GPT-2
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """The models with one kind of head, and how messages speak of them."""
+
+    auto_class: str
+    """Of transformers, which loads one."""
+    description: str
+    built_in: tuple[str, ...]
+    """The names of those that are built without a checkpoint; messages propose the first."""
+
+
+MASKED_LM = Family("AutoModelForMaskedLM", "a masked-language model", tuple(SHAPES))
+
+
 @dataclasses.dataclass(frozen=True)
 class Built:
     """A model in float32 and training mode."""
@@ -55,28 +75,46 @@ def build_model(model: str, tokenizer: Any, *, seq_len: int, dropout: float, see
         UsageError: for a folder without weights, a Hub id that cannot be reached, a model too short for `seq_len`,
             weights that do not fit the encoder or are not finite.
     """
-    with seeded(seed):
-        if model in SHAPES:
-            from transformers import BertConfig, BertForMaskedLM
+    if model not in SHAPES:
+        return load_model(model, len(tokenizer), MASKED_LM, seq_len=seq_len, dropout=dropout, seed=seed)
+    from transformers import BertConfig, BertForMaskedLM
 
-            config = BertConfig(
-                # Whole cache lines: fused optimizers then round alike on the flat vector and on single tensors.
-                vocab_size=math.ceil(len(tokenizer) / ALIGNMENT) * ALIGNMENT,
-                pad_token_id=tokenizer.pad_token_id,
-                max_position_embeddings=max(512, seq_len),
-                hidden_dropout_prob=dropout,
-                attention_probs_dropout_prob=dropout,
-                **SHAPES[model],
-            )
-            built: Any = BertForMaskedLM(config)
-            new = tuple(name for name, _ in built.named_parameters())
-        else:
-            built, new = _load(model, dropout)
-            _check_finite(model, built)
+    config = BertConfig(
+        vocab_size=padded_size(len(tokenizer)),
+        pad_token_id=tokenizer.pad_token_id,
+        max_position_embeddings=max(512, seq_len),
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+        **SHAPES[model],
+    )
+    with seeded(seed):
+        built: Any = BertForMaskedLM(config)
+    return Built(built.float().train(), tuple(name for name, _ in built.named_parameters()))
+
+
+def padded_size(num_tokens: int) -> int:
+    """The vocabulary of a model built here, in whole cache lines: fused optimizers then round alike on the flat vector
+    and on single tensors."""
+    return math.ceil(num_tokens / ALIGNMENT) * ALIGNMENT
+
+
+def load_model(model: str, num_tokens: int, family: Family, *, seq_len: int, dropout: float, seed: int) -> Built:
+    """Return the model of a folder or a Hub id.
+
+    Args:
+        num_tokens: of its tokenizer.
+        seed: of what the checkpoint lacks, which must be of the head; the rest as in `build_model`.
+
+    Raises:
+        UsageError: as `build_model` does.
+    """
+    with seeded(seed):
+        built, new = _load(model, dropout, family)
+    _check_finite(model, built)
     _check_positions(model, getattr(built.config, "max_position_embeddings", None), seq_len)
-    if len(tokenizer) > built.config.vocab_size:
+    if num_tokens > built.config.vocab_size:
         raise UsageError(
-            f"the tokenizer of {model!r} has {len(tokenizer)} tokens, its model only {built.config.vocab_size}"
+            f"the tokenizer of {model!r} has {num_tokens} tokens, its model only {built.config.vocab_size}"
         )
     return Built(built.float().train(), new)
 
@@ -99,16 +137,17 @@ def check_model(model: str, seq_len: int) -> None:
         _check_positions(model, limit, seq_len)
 
 
-def check_folder(model: str) -> None:
+def check_folder(model: str, family: Family = MASKED_LM) -> None:
     """Refuse a folder that is missing or holds no saved model; a name without a folder may be on the Hub."""
-    if not is_model_folder(model):
+    if not is_model_folder(model, family.built_in):
         return
     folder = Path(model)
     if not (folder / "config.json").exists():
         raise UsageError(f"{model}: no config.json there; --model takes a folder written by save_pretrained")
     if not any(path for pattern in ("*.safetensors", "pytorch_model*.bin") for path in folder.glob(pattern)):
         raise UsageError(
-            f"{model}: a configuration but no weights (model.safetensors); copy them there or type --model tiny"
+            f"{model}: a configuration but no weights (model.safetensors); copy them there or type --model "
+            f"{family.built_in[0]}"
         )
 
 
@@ -209,7 +248,7 @@ def masked_lm(weights: str | None, config: str, dropout: float, seed: int) -> nn
 
     with seeded(seed):
         if weights is not None:
-            return _load(weights, dropout)[0].float().train()
+            return _load(weights, dropout, MASKED_LM)[0].float().train()
         values = json.loads(config)
         built = AutoConfig.for_model(values.pop("model_type"), **values)
         return AutoModelForMaskedLM.from_config(built, trust_remote_code=False).float().train()
@@ -270,7 +309,7 @@ def saved_parameters_sha256(folder: Path) -> str:
     Raises:
         UsageError: if the folder holds no model.
     """
-    flat = FlatModel(_load(str(folder), 0.0)[0].float())
+    flat = FlatModel(_load(str(folder), 0.0, MASKED_LM)[0].float())
     return parameters_sha256(flat.layout, flat.parameters)
 
 
@@ -285,22 +324,22 @@ def seeded(seed: int) -> Iterator[None]:
         torch.random.set_rng_state(state)
 
 
-def _load(model: str, dropout: float) -> tuple[nn.Module, tuple[str, ...]]:
+def _load(model: str, dropout: float, family: Family) -> tuple[Any, tuple[str, ...]]:
     """The model of a folder or a Hub id, and the names of the parameters that its checkpoint does not have."""
     local = Path(model).is_dir()
-    check_folder(model)
-    from transformers import AutoConfig, AutoModelForMaskedLM
+    check_folder(model, family)
+    import transformers
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # what does not fit is said here, in one line
     try:
-        config = AutoConfig.from_pretrained(model, local_files_only=local, trust_remote_code=False)
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout"):
+        config = transformers.AutoConfig.from_pretrained(model, local_files_only=local, trust_remote_code=False)
+        for name in _DROPOUT:
             if isinstance(getattr(config, name, None), float):
                 setattr(config, name, dropout)
-        loaded, report = AutoModelForMaskedLM.from_pretrained(
+        loaded, report = getattr(transformers, family.auto_class).from_pretrained(
             model,
             config=config,
             local_files_only=local,
@@ -314,35 +353,38 @@ def _load(model: str, dropout: float) -> tuple[nn.Module, tuple[str, ...]]:
         raise UsageError(
             f"{model}: the weights (pytorch_model.bin) are damaged or hold more than tensors, and asyncsgd runs no "
             f"code that comes with a model; save them as model.safetensors where they can be trusted, or type --model "
-            f"tiny"
+            f"{family.built_in[0]}"
         ) from error
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        refuse_own_code(model, error)
+        refuse_own_code(model, error, family.built_in)
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if local:
-            raise UsageError(f"{model}: cannot be loaded as a masked-language model: {first}") from error
+            raise UsageError(f"{model}: cannot be loaded as {family.description}: {first}") from error
         raise UsageError(
             f"model {model!r} is neither a folder nor in the local cache, and the Hub did not give it ({first}). "
-            f"Run the same command once online, or type --model tiny, or --model FOLDER"
+            f"Run the same command once online, or type --model {family.built_in[0]}, or --model FOLDER"
         ) from error
     finally:
         logging.set_verbosity(verbosity)
-    return loaded, _new_parameters(model, loaded, report)
+    return loaded, _new_parameters(model, loaded, report, family)
 
 
-def _new_parameters(model: str, loaded: Any, report: Mapping[str, Any]) -> tuple[str, ...]:
+def _new_parameters(model: str, loaded: Any, report: Mapping[str, Any], family: Family) -> tuple[str, ...]:
     """The parameters that transformers' report on loading says are missing, all of them of the head.
 
     Raises:
         UsageError: if the encoder lacks some, or any has another shape.
     """
     names = [name for name, _ in loaded.named_parameters()]
-    fix = "it is damaged or of another architecture than its config.json says; copy it again, or type --model tiny"
+    fix = (
+        f"it is damaged or of another architecture than its config.json says; copy it again, or type --model "
+        f"{family.built_in[0]}"
+    )
     odd = sorted(entry if isinstance(entry, str) else entry[0] for entry in report.get("mismatched_keys", ()))
     if odd:
         raise UsageError(f"{model}: {_said(odd, names, 'has another shape', 'have another shape')}; {fix}")
     if errors := list(report.get("error_msgs", ())):
-        raise UsageError(f"{model}: cannot be loaded as a masked-language model: {errors[0]}; {fix}")
+        raise UsageError(f"{model}: cannot be loaded as {family.description}: {errors[0]}; {fix}")
     missing = set(report.get("missing_keys", ()))
     of_encoder = sorted(name for name in names if name in missing and name.startswith(f"{loaded.base_model_prefix}."))
     if of_encoder:

@@ -41,11 +41,18 @@ TRAINED_HERE = ("tiny", "small")
 # A shorter sample would hardly have context around a masked token.
 MIN_SAMPLE_IDS = 4
 
+END_OF_TEXT = "<|endoftext|>"
 _SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 _SMALLEST_VOCABULARY = 64
+_NUM_BYTES = 256
 _LARGEST_ALPHABET = 1000
 _LONGEST_WORD = 1000
+_RUN_WITHOUT_SPACE = re.compile(rf"\S{{{_LONGEST_WORD},}}")
 _TEXTS_PER_CHUNK = 2048
+
+
+TrainTokenizer = Callable[[Iterable[str], int], "PreTrainedTokenizerBase"]
+"""From texts and the size of a vocabulary to a tokenizer; the same in every process."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,6 +183,39 @@ def _alphabet(normalized_texts: Iterable[str], vocab_size: int) -> list[str]:
     return sorted(characters[: min(_LARGEST_ALPHABET, (vocab_size - len(_SPECIAL_TOKENS)) // 4)])
 
 
+def train_byte_bpe(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerBase:
+    """Train a byte-level BPE tokenizer as GPT-2 has one; the same texts give the same vocabulary in every process.
+
+    Args:
+        texts: the documents; read once.
+        vocab_size: the largest number of entries, the 256 bytes and the end-of-text token included.
+
+    Returns:
+        A fast tokenizer that adds no special tokens; its ``eos_token`` is ``<|endoftext|>``.
+
+    Raises:
+        UsageError: `vocab_size` is below 257.
+    """
+    if vocab_size <= _NUM_BYTES:
+        raise UsageError(f"a vocabulary of {vocab_size} entries is too small; use at least {_NUM_BYTES + 1}")
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    # The time of training grows with the square of a word's length, as it does for WordPiece.
+    texts = [_RUN_WITHOUT_SPACE.sub(lambda run: run[0][:_LONGEST_WORD], text) for text in texts]
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trained.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    trained.train_from_iterator(texts, trainer, length=len(texts))
+    return PreTrainedTokenizerFast(tokenizer_object=trained, eos_token=END_OF_TEXT)
+
+
 def load_tokenizer(model: str, corpus: Corpus, *, vocab_size: int, cache_dir: Path) -> PreTrainedTokenizerBase:
     """Return the tokenizer of `model`: its own, or one trained on `corpus` for the models without one.
 
@@ -191,23 +231,28 @@ def load_tokenizer(model: str, corpus: Corpus, *, vocab_size: int, cache_dir: Pa
             token or no fast implementation.
     """
     if model in TRAINED_HERE:
-        return _trained_tokenizer(corpus, vocab_size, cache_dir)
-    tokenizer = _pretrained_tokenizer(model)
-    if not tokenizer.is_fast:
-        raise UsageError(f"the tokenizer of {model} has no fast implementation (tokenizer.json); use --model tiny")
+        return trained_tokenizer(corpus, vocab_size, cache_dir)
+    tokenizer = pretrained_tokenizer(model)
     if tokenizer.mask_token is None:
         raise UsageError(f"the tokenizer of {model} has no mask token; choose a masked language model or --model tiny")
     return tokenizer
 
 
-def _trained_tokenizer(corpus: Corpus, vocab_size: int, cache_dir: Path) -> PreTrainedTokenizerBase:
+def trained_tokenizer(
+    corpus: Corpus, vocab_size: int, cache_dir: Path, train: TrainTokenizer = train_wordpiece
+) -> PreTrainedTokenizerBase:
+    """Return the tokenizer that `train` makes of ``corpus.train``, kept in a folder of `cache_dir`.
+
+    The folder is the tokenizer's ``name_or_path``.
+    """
     import tokenizers
 
-    key = cache_key(TOKENIZER_FORMAT, corpus.fingerprint, vocab_size, tokenizers.__version__)
+    kind = () if train is train_wordpiece else (train.__name__,)
+    key = cache_key(TOKENIZER_FORMAT, corpus.fingerprint, vocab_size, tokenizers.__version__, *kind)
     folder = cache_dir / f"tokenizer-{key}"
 
     def train_and_save(temporary: Path) -> None:
-        train_wordpiece(corpus.train.texts, vocab_size).save_pretrained(temporary)
+        train(corpus.train.texts, vocab_size).save_pretrained(temporary)
 
     if _saved_tokenizer(folder) is None:
         publish(folder, train_and_save)
@@ -236,8 +281,17 @@ def _has_vocabulary(tokenizer: PreTrainedTokenizerBase) -> bool:
     return len(tokenizer) > len(tokenizer.all_special_ids)
 
 
-def _pretrained_tokenizer(model: str) -> PreTrainedTokenizerBase:
-    is_folder = is_model_folder(model)
+def pretrained_tokenizer(model: str, built_in: Sequence[str] = TRAINED_HERE) -> PreTrainedTokenizerBase:
+    """Return the tokenizer that `model`, a local folder or a Hub id, brings with it.
+
+    Args:
+        built_in: the models that bring none, for messages; the first is proposed.
+
+    Raises:
+        UsageError: there is no such tokenizer or the Hub is unreachable, or the tokenizer has no vocabulary or no fast
+            implementation.
+    """
+    is_folder = is_model_folder(model, built_in)
     from transformers import AutoConfig, AutoTokenizer
 
     source = str(Path(model).expanduser()) if is_folder else model
@@ -246,19 +300,23 @@ def _pretrained_tokenizer(model: str) -> PreTrainedTokenizerBase:
     try:
         AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
     except Exception as error:
-        refuse_own_code(model, error)  # whatever else is wrong with it, building the model says better
+        refuse_own_code(model, error, built_in)  # whatever else is wrong with it, building the model says better
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local, trust_remote_code=False)
     except Exception as error:
-        refuse_own_code(model, error)
+        refuse_own_code(model, error, built_in)
         # The first line: transformers goes on with lists of all that it tried.
-        raise _no_tokenizer(model, is_folder, offline, str(error).strip().partition("\n")[0]) from error
+        raise _no_tokenizer(model, built_in, is_folder, offline, str(error).strip().partition("\n")[0]) from error
     if not _has_vocabulary(tokenizer):
-        raise _no_tokenizer(model, is_folder, offline, "it has no vocabulary")
+        raise _no_tokenizer(model, built_in, is_folder, offline, "it has no vocabulary")
+    if not tokenizer.is_fast:
+        raise UsageError(
+            f"the tokenizer of {model} has no fast implementation (tokenizer.json); use --model {built_in[0]}"
+        )
     return tokenizer
 
 
-def refuse_own_code(model: str, error: Exception) -> None:
+def refuse_own_code(model: str, error: Exception, built_in: Sequence[str] = TRAINED_HERE) -> None:
     """Refuse `model` if transformers could not load it because it would have to run code that comes with it.
 
     Raises:
@@ -267,11 +325,12 @@ def refuse_own_code(model: str, error: Exception) -> None:
     if "trust_remote_code" in str(error):  # transformers has no type for it, but names the argument to set
         raise UsageError(
             f"{model} needs code of its own (auto_map in its config.json or tokenizer_config.json), and asyncsgd runs "
-            f"no code that comes with a model; take a model of an architecture that transformers has, or --model tiny"
+            f"no code that comes with a model; take a model of an architecture that transformers has, or --model "
+            f"{built_in[0]}"
         ) from error
 
 
-def is_model_folder(model: str) -> bool:
+def is_model_folder(model: str, built_in: Sequence[str] = TRAINED_HERE) -> bool:
     """Whether `model` is a folder; if not, it may be on the Hub.
 
     Raises:
@@ -280,29 +339,32 @@ def is_model_folder(model: str) -> bool:
     if Path(model).expanduser().is_dir():
         return True
     if model.startswith((".", "~", os.sep)) or model.count("/") > 1 or os.path.exists(model):
-        raise UsageError(f"there is no folder {model!r}; --model takes {', '.join(TRAINED_HERE)}, a folder or a Hub id")
+        raise UsageError(f"there is no folder {model!r}; --model takes {', '.join(built_in)}, a folder or a Hub id")
     return False
 
 
-def _no_tokenizer(model: str, is_folder: bool, offline: bool, reason: str) -> UsageError:
+def _no_tokenizer(model: str, built_in: Sequence[str], is_folder: bool, offline: bool, reason: str) -> UsageError:
     if is_folder:
         return UsageError(
             f"the folder {model} holds no tokenizer that can be read ({reason}); "
-            "write one there with tokenizer.save_pretrained(folder), or use --model tiny"
+            f"write one there with tokenizer.save_pretrained(folder), or use --model {built_in[0]}"
         )
     if offline:
         return UsageError(
-            f"the tokenizer of {model}{nearest(model, TRAINED_HERE)} is not in the local cache and the Hub is "
+            f"the tokenizer of {model}{nearest(model, built_in)} is not in the local cache and the Hub is "
             f'unreachable; run the same command once online, or python -c "import transformers; '
-            f'transformers.AutoTokenizer.from_pretrained({model!r})"; or use --model tiny or --model FOLDER'
+            f'transformers.AutoTokenizer.from_pretrained({model!r})"; or use --model '
+            f"{built_in[0]} or --model FOLDER"
         )
-    return UsageError(f"the tokenizer of {model} cannot be loaded from the Hub: {reason}; use --model tiny")
+    return UsageError(f"the tokenizer of {model} cannot be loaded from the Hub: {reason}; use --model {built_in[0]}")
 
 
 # ------------------------------------------------------------------------------------------------------------
 
 
-def tokenize(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, seq_len: int) -> Tokens:
+def tokenize(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, seq_len: int, end_id: int | None = None
+) -> Tokens:
     """Tokenize documents and cut each into consecutive samples that fit `seq_len` with their special tokens.
 
     A sample holds at most C = seq_len - (special tokens that the tokenizer adds) ids of one document; only the last
@@ -313,6 +375,7 @@ def tokenize(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, seq_le
         texts: the documents.
         tokenizer: a fast tokenizer; neither used up nor changed.
         seq_len: the length of a padded sample, special tokens included.
+        end_id: a token to put behind every document, before it is cut; None: none.
 
     Returns:
         The samples in the order of the texts, in arrays of their own.
@@ -325,7 +388,7 @@ def tokenize(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, seq_le
     ids, lengths, word_starts = [], [], []
     for first in range(0, len(texts), _TEXTS_PER_CHUNK):
         chunk = list(texts[first : first + _TEXTS_PER_CHUNK])
-        samples = _cut(backend.encode_batch(chunk, add_special_tokens=False), capacity)
+        samples = _cut(backend.encode_batch(chunk, add_special_tokens=False), capacity, end_id)
         ids.append(samples[0])
         lengths.append(samples[1])
         word_starts.append(samples[2])
@@ -383,14 +446,16 @@ def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
     return backend
 
 
-def _cut(encodings: Sequence[Encoding], capacity: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _cut(encodings: Sequence[Encoding], capacity: int, end_id: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (ids, length of each sample, word_starts) of the samples of some documents."""
-    document_lengths = np.array([len(encoding) for encoding in encodings], dtype=np.int64)
+    end = () if end_id is None else (end_id,)
+    outside = (None,) * len(end)
+    document_lengths = np.array([len(encoding) + len(end) for encoding in encodings], dtype=np.int64)
     num_ids = int(document_lengths.sum())
-    ids = np.fromiter((i for encoding in encodings for i in encoding.ids), np.int32, num_ids)
+    ids = np.fromiter((i for encoding in encodings for i in (*encoding.ids, *end)), np.int32, num_ids)
     words = np.fromiter(
         # None stands for a token outside all words; it has one of its own.
-        (-1 if word is None else word for encoding in encodings for word in encoding.word_ids),
+        (-1 if word is None else word for encoding in encodings for word in (*encoding.word_ids, *outside)),
         np.int64,
         num_ids,
     )
@@ -421,7 +486,14 @@ def tokenized_corpus(
     return Tokens.load(folder / "train"), Tokens.load(folder / "eval")
 
 
-def tokenized_folder(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, *, seq_len: int, cache_dir: Path) -> Path:
+def tokenized_folder(
+    corpus: Corpus,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    seq_len: int,
+    cache_dir: Path,
+    end_id: int | None = None,
+) -> Path:
     """Tokenize a corpus once and return the folder whose ``train`` and ``eval`` subfolders `Tokens.load` reads.
 
     The folder's name is decided by the texts, the tokenizer and `seq_len`, so that other processes of a run can map
@@ -432,16 +504,18 @@ def tokenized_folder(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, *, seq_
         tokenizer: a fast tokenizer.
         seq_len: the length of a padded sample, special tokens included, as in `tokenize`.
         cache_dir: where the folder is made; made itself when needed.
+        end_id: as in `tokenize`.
 
     Raises:
         UsageError: `seq_len` is too small, or a side of the corpus has no document of 4 tokens.
     """
-    key = cache_key(TOKENS_FORMAT, corpus.fingerprint, tokenizer.backend_tokenizer.to_str(), seq_len)
+    end = () if end_id is None else (end_id,)
+    key = cache_key(TOKENS_FORMAT, corpus.fingerprint, tokenizer.backend_tokenizer.to_str(), seq_len, *end)
     folder = cache_dir / f"tokens-{key}"
 
     def tokenize_and_save(temporary: Path) -> None:
         for side, documents in (("train", corpus.train), ("eval", corpus.eval)):
-            tokens = tokenize(documents.texts, tokenizer, seq_len=seq_len)
+            tokens = tokenize(documents.texts, tokenizer, seq_len=seq_len, end_id=end_id)
             if not tokens.num_samples:
                 raise UsageError(
                     f"no {side} document of {corpus.name} has {MIN_SAMPLE_IDS} tokens (a word of more than 100 "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from asyncsgd.data.tokenization import (
     tokenize,
     tokenized_corpus,
     tokenized_folder,
+    train_byte_bpe,
     train_wordpiece,
 )
 from asyncsgd.errors import UsageError
@@ -39,6 +41,11 @@ CORPUS = Corpus("texts", Documents(TEXTS[:50], None), Documents(TEXTS[50:], None
 @pytest.fixture(scope="module")
 def tokenizer():
     return train_wordpiece(TEXTS, 256)
+
+
+@pytest.fixture(scope="module")
+def bpe():
+    return train_byte_bpe(TEXTS, 300)
 
 
 def word_tokenizer(*words: str):
@@ -153,15 +160,19 @@ def test_arrays_that_do_not_fit_together_are_refused():
 
 TRAIN_AND_PRINT = """
 import hashlib
-from asyncsgd.data.tokenization import train_wordpiece
+import sys
+from asyncsgd.data import tokenization
+train = getattr(tokenization, sys.argv[1])
 texts = [f"{chr(97 + i % 26)}{chr(97 + i * 7 % 26)}{chr(97 + i * i % 26)} été{i}" for i in range(500)]
-print(hashlib.sha256(train_wordpiece(texts, 200).backend_tokenizer.to_str().encode()).hexdigest())
+print(hashlib.sha256(train(texts, int(sys.argv[2])).backend_tokenizer.to_str().encode()).hexdigest())
 """
 
 
-def test_training_gives_the_same_vocabulary_in_every_process():
+@pytest.mark.parametrize(("train", "vocab_size"), [("train_wordpiece", 200), ("train_byte_bpe", 400)])
+def test_training_gives_the_same_vocabulary_in_every_process(train, vocab_size):
     # Many pairs are equally frequent here: without a fixed numbering of the characters nearly every run differs.
-    runs = [subprocess.run([sys.executable, "-c", TRAIN_AND_PRINT], capture_output=True, text=True) for _ in range(2)]
+    command = [sys.executable, "-c", TRAIN_AND_PRINT, train, str(vocab_size)]
+    runs = [subprocess.run(command, capture_output=True, text=True) for _ in range(2)]
     assert [run.returncode for run in runs] == [0, 0], runs[0].stderr
     assert runs[0].stdout == runs[1].stdout
 
@@ -183,6 +194,44 @@ def test_a_trained_tokenizer_is_saved_and_loaded_without_network_as_it_was(tmp_p
     assert loaded("the server").input_ids == tokenizer("the server").input_ids
     assert loaded("the server").input_ids[0] == loaded.cls_token_id
     assert loaded.mask_token_id == 4
+
+
+@settings(max_examples=25)
+@given(text=st.text())
+def test_a_byte_level_tokenizer_gives_every_text_back_and_finds_no_end_in_it(bpe, text):
+    # Without 4 ids a document is dropped.
+    tokens = tokenize([text + "....<|endoftext|>...."], bpe, seq_len=10_000, end_id=bpe.eos_token_id)
+    assert tokens.ids[-1] == bpe.eos_token_id
+    assert bpe.eos_token_id not in tokens.ids[:-1]
+    assert bpe.decode(tokens.ids[:-1], clean_up_tokenization_spaces=False) == text + "....<|endoftext|>...."
+
+
+def test_a_byte_level_vocabulary_has_the_size_asked_for_and_is_saved_and_loaded_as_it_was(tmp_path, bpe):
+    from transformers import AutoTokenizer
+
+    bpe.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
+    assert len(bpe) == len(loaded) == 300
+    assert loaded.backend_tokenizer.to_str() == bpe.backend_tokenizer.to_str()
+    assert (loaded.eos_token, loaded.num_special_tokens_to_add()) == ("<|endoftext|>", 0)
+    with pytest.raises(UsageError, match="at least 257"):
+        train_byte_bpe(TEXTS, 256)
+
+
+def test_byte_level_training_takes_seconds_where_a_line_has_no_end():
+    # The letters make many merges, each of which looks at the whole word.
+    word = "".join(random.Random(0).choices("abcdefghij", k=3_000_000))
+    before = time.monotonic()
+    assert train_byte_bpe([word], 2000).get_vocab() == train_byte_bpe([word[:1000]], 2000).get_vocab()
+    assert time.monotonic() - before < 20
+
+
+def test_a_document_ends_with_the_token_asked_for_and_is_cut_after_that():
+    tokenizer = word_tokenizer("a", "b")
+    tokens = tokenize(["a b a b a", "b b b", "a b a b b b b"], tokenizer, seq_len=6, end_id=9)
+    assert np.split(tokens.ids, tokens.starts[1:-1])[1].tolist() == [6, 6, 6, 9]
+    assert tokens.ids.tolist() == [5, 6, 5, 6, 6, 6, 6, 9, 5, 6, 5, 6, 6, 6, 6, 9]  # less a tail of 2 tokens
+    assert tokens.word_starts.all()
 
 
 def test_rare_characters_leave_room_for_words_in_a_small_vocabulary():
@@ -329,15 +378,16 @@ def test_a_corpus_is_tokenized_once_and_mapped_by_its_folder(tmp_path, tokenizer
     assert_same(Tokens.load(folder / "eval"), held_out)
 
 
-def test_another_corpus_tokenizer_or_sequence_length_has_another_folder(tmp_path, tokenizer):
+def test_another_corpus_tokenizer_sequence_length_or_end_has_another_folder(tmp_path, tokenizer):
     other_corpus = Corpus("texts", CORPUS.train, CORPUS.eval, "f" * 16)
     folders = {
         tokenized_folder(CORPUS, tokenizer, seq_len=32, cache_dir=tmp_path),
         tokenized_folder(CORPUS, tokenizer, seq_len=31, cache_dir=tmp_path),
         tokenized_folder(CORPUS, train_wordpiece(TEXTS, 200), seq_len=32, cache_dir=tmp_path),
         tokenized_folder(other_corpus, tokenizer, seq_len=32, cache_dir=tmp_path),
+        tokenized_folder(CORPUS, tokenizer, seq_len=32, cache_dir=tmp_path, end_id=3),
     }
-    assert len(folders) == 4
+    assert len(folders) == 5
     assert sorted(tmp_path.iterdir()) == sorted(folders)
 
 
