@@ -6,13 +6,18 @@ import functools
 import json
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asyncsgd.errors import UsageError
+from asyncsgd.finetune_settings import FINETUNE_FLAGS, make_finetune_settings
 from asyncsgd.record import available_cores
 from asyncsgd.settings import MOST_SECONDS, Settings, make_settings
 from asyncsgd.speeds import Constant, parse_speeds
 from asyncsgd.sweep import Job
+
+if TYPE_CHECKING:
+    from asyncsgd.experiment import Experiment
+    from asyncsgd.tasks.base import Task
 
 GRADIENTS = 5
 DRAWS = 50
@@ -26,6 +31,7 @@ class Estimator:
 
     def __init__(self) -> None:
         self._timed: dict[str, tuple[float, float]] = {}
+        self._finetuning: dict[str, float] = {}
 
     def seconds(self, jobs: Sequence[Job], side_by_side: int) -> float:
         """Those that measure time one after another, the others `side_by_side` at a time."""
@@ -58,26 +64,39 @@ class Estimator:
         return number * gradient / min(settings.job.nproc, available_cores()) * _stretch(settings)
 
     def _of_finetune(self, values: Mapping[str, Any]) -> float:
-        from asyncsgd import finetune
+        """Runs that differ in where they start, or their seed, are timed once."""
+        from asyncsgd.finetune import finetuning
 
-        return START_SECONDS + finetune.estimate_seconds(values)
+        settings = make_finetune_settings(values)
+        own = ("init_from", "seed", *FINETUNE_FLAGS.places)
+        key = json.dumps({name: value for name, value in FINETUNE_FLAGS.flatten(settings).items() if name not in own})
+        if key not in self._finetuning:
+            experiment = finetuning(settings)
+            task, gradient, evaluation = _measure(experiment)
+            samples = experiment.course(task).budget.samples
+            assert samples is not None
+            self._finetuning[key] = (
+                samples / task.batch_size * gradient + (settings.tuning.evaluations + 1) * evaluation
+            )
+        return START_SECONDS + self._finetuning[key]
 
     def _time(self, settings: Settings) -> tuple[float, float]:
         """Seconds of one gradient and of one evaluation."""
-        keys = (settings.data, settings.model, settings.machine, settings.budget.eval_samples)
+        keys = (settings.data, settings.model, settings.machine)
         key = json.dumps([str(part) for part in keys])
         if key not in self._timed:
-            self._timed[key] = _measure(settings)
+            from asyncsgd.pretraining import pretraining
+
+            self._timed[key] = _measure(pretraining(settings))[1:]
         return self._timed[key]
 
 
-def _measure(settings: Settings) -> tuple[float, float]:
+def _measure(experiment: Experiment) -> tuple[Task, float, float]:
+    """The prepared task, and seconds of one gradient and of one evaluation."""
     import torch
 
     from asyncsgd.flat import FlatModel
-    from asyncsgd.pretraining import pretraining
 
-    experiment = pretraining(settings)
     setup = experiment.setup
     torch.set_num_threads(setup.runtime.threads)
     task = experiment.task.prepare(setup.seed, experiment.cache)
@@ -93,7 +112,7 @@ def _measure(settings: Settings) -> tuple[float, float]:
     began = time.perf_counter()
     worker.evaluate(0, parts)
     share = len(range(0, number, parts)) / number
-    return gradient, (time.perf_counter() - began) / share
+    return task, gradient, (time.perf_counter() - began) / share
 
 
 def _gradients_per_second(settings: Settings) -> float:

@@ -123,6 +123,40 @@ class Experiment:
         }
 
 
+def experiment_of(name: str, settings: Any) -> Experiment:
+    """The experiment of settings that hold a task among their groups; see `asyncsgd.task_script`.
+
+    Raises:
+        UsageError: for whatever can be seen to be wrong in the settings alone.
+    """
+    job = settings.job
+    return Experiment(
+        name=name,
+        task=settings.task,
+        setup=setup_of(job, settings.machine, settings.optimization),
+        course=lambda task: course_of(settings.budget, settings.optimization),
+        cache=cache_folder(settings.output.cache_dir),
+        identity={"speeds": job.speeds or ("constant:1" if job.clock == "virtual" else None)},
+        describe=describe,
+    )
+
+
+def describe(task: Task, flat: FlatModel) -> list[str]:
+    """Lines about any task."""
+    facts = task.facts()
+    counts = [
+        f"{facts[key]} {what} samples"
+        for key, what in (("num_train_samples", "training"), ("num_eval_samples", "evaluation"))
+        if facts.get(key) is not None
+    ]
+    data = f"   data  {facts['data']}" if facts.get("data") else ""
+    named = f" ({', '.join(counts)})" if counts else ""
+    return [
+        f"task   {task.name} ({flat.layout.num_parameters / 1e6:.2f} M parameters){data}{named}",
+        *(f"note   {note}" for note in facts.get("notes") or ()),
+    ]
+
+
 # ---- what settings mean --------------------------------------------------------------------------------------
 
 

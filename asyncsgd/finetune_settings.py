@@ -1,6 +1,6 @@
 """The settings of a fine-tuning run, the second stage of STILT. Standard library only, as `asyncsgd.settings`.
 
-Every model is fine-tuned in the same way, so there is no choice of optimizer, schedule or number of workers here.
+Every model is fine-tuned in the same way unless more is asked for: in one process, with AdamW.
 """
 # ruff: noqa: RUF009 - the calls in the dataclasses' defaults are `setting` and `group`, which return dataclasses.field
 
@@ -18,7 +18,13 @@ from asyncsgd.settings import (
     MOST_THREADS,
     MOST_TOKENS,
     Device,
+    Job,
+    Mode,
+    OptimizerName,
     Output,
+    Precision,
+    contradictions_of_job,
+    contradictions_of_output,
 )
 
 Task = Literal["classification"]
@@ -41,6 +47,13 @@ class Start:
         example="runs/NAME",
     )
     task: Task = setting("classification", "kind of labelled task")
+
+
+@dataclasses.dataclass(frozen=True)
+class FinetuneJob(Job):
+    """Which algorithm runs on how many workers."""
+
+    mode: Mode = setting("single", "single: one process, as the study has it; or any mode of stilt_mlm.py")
     seed: int = setting(0, "of the head's first values, the order of the texts and dropout", at_least=0, below=2**32)
 
 
@@ -84,6 +97,7 @@ class Tuning:
         example=2000,
     )
     batch_size: int = setting(16, "texts in one gradient", at_least=1, at_most=MOST_BATCH)
+    optimizer: OptimizerName = setting("adamw", "update rule at the server", added_later=True)
     learning_rate: float = setting(5e-4, "peak learning rate", above=0)
     warmup: float = setting(0.1, "share of the samples until the learning rate reaches its peak", at_least=0, below=1)
     weight_decay: float = setting(0.01, "decoupled", at_least=0)
@@ -112,6 +126,7 @@ class Machine:
     """What the run computes with."""
 
     device: Device = setting("auto", "auto takes cuda where there is one")
+    precision: Precision = setting("fp32", "number format of the forward and backward pass", added_later=True)
     threads: int = setting(1, "CPU threads; part of the bits of the result", at_least=1, at_most=MOST_THREADS)
 
 
@@ -131,6 +146,7 @@ class FinetuneSettings:
     """
 
     start: Start = group(Start, "what to fine-tune")
+    job: FinetuneJob = group(FinetuneJob, "how it is trained")
     data: LabelledText = group(LabelledText, "labelled texts")
     tuning: Tuning = group(Tuning, "training")
     functional: Functional = group(Functional, "functional tests")
@@ -163,13 +179,15 @@ def _contradictions(settings: FinetuneSettings) -> Iterator[str]:
                 yield f"{flag} does nothing for --data pydocs, which has no columns; drop it, or name other data"
     if settings.functional.hatecheck_positive is not None and settings.functional.hatecheck is None:
         yield "--hatecheck-positive does nothing without --hatecheck; add --hatecheck FOLDER, or drop it"
-    if output.overwrite and output.run_dir is None:
-        yield "--overwrite does nothing without --run-dir, since every run gets a new folder; name the folder"
-    if output.run_dir is not None and output.runs_dir != defaults["runs_dir"]:
-        yield "--runs-dir does nothing when --run-dir names the run's folder; drop one of the two"
+    yield from contradictions_of_job(settings.job, tuning.optimizer, momentum=0.0)
+    yield from contradictions_of_output(output)
 
 
-FINETUNE_FLAGS = Flags(FinetuneSettings, _contradictions, places=("cache_dir",), example=("init_from", "runs/NAME"))
+_LATER = frozenset(field.name for field in dataclasses.fields(Job)) - {"seed"}
+
+FINETUNE_FLAGS = Flags(
+    FinetuneSettings, _contradictions, places=("cache_dir",), example=("init_from", "runs/NAME"), added_later=_LATER
+)
 
 
 def make_finetune_settings(values: Mapping[str, object]) -> FinetuneSettings:

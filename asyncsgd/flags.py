@@ -41,11 +41,13 @@ def setting(
     example: object = None,
     aliases: tuple[str, ...] = (),
     added_later: bool = False,
+    name: str | None = None,
 ) -> Any:
     """Declare a field of a group: its default, its help line, its bounds, and a value that error messages can propose.
 
     A default of None means that the setting may be left open; `unset` says in ``--help`` what happens then. With
     `added_later` the default does not count in `Flags.settings_hash`: runs from before the setting keep their names.
+    `name` is what the user calls it, where the field cannot bear that name.
     """
     metadata = {
         "help": help,
@@ -57,6 +59,7 @@ def setting(
         "example": default if example is None else example,
         "aliases": aliases,
         "added_later": added_later,
+        "name": name,
     }
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -80,6 +83,7 @@ class Spec:
     """What is known of one setting: the reading of a field that flags, YAML and checks share."""
 
     name: str
+    field: str
     group: str
     kind: type
     choices: tuple[str, ...]
@@ -155,6 +159,7 @@ class Flags(Generic[S]):
         contradictions: yields what is wrong between settings that are each within bounds, the first cause first.
         places: settings outside the group ``output`` that say where a run is kept, not what it is.
         example: a setting and a value, for messages about files and command lines that hold no settings at all.
+        added_later: settings that did not exist at first, beside those that say so themselves; see `setting`.
 
     >>> Width = dataclasses.make_dataclass("Width", [("width", int, setting(8, "columns", at_least=1))], frozen=True)
     >>> Model = dataclasses.make_dataclass("Model", [("shape", Width, group(Width, "shape"))], frozen=True)
@@ -174,8 +179,10 @@ class Flags(Generic[S]):
         *,
         places: Iterable[str] = (),
         example: tuple[str, str],
+        added_later: Iterable[str] = (),
     ) -> None:
         self._class: Any = settings
+        self._added_later = frozenset(added_later)
         self._contradictions = contradictions
         self._more_places = frozenset(places)
         self._example = example
@@ -187,12 +194,20 @@ class Flags(Generic[S]):
         for group_name, group_class in typing.get_type_hints(self._class).items():
             hints = typing.get_type_hints(group_class)
             for field in dataclasses.fields(group_class):
+                if field.metadata.get("found"):
+                    continue  # a task finds it out by itself
                 kind, choices = hints[field.name], ()
                 if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
                     (kind,) = (part for part in typing.get_args(kind) if part is not types.NoneType)
                 if typing.get_origin(kind) is Literal:
                     kind, choices = str, typing.get_args(kind)
-                specs[field.name] = Spec(field.name, group_name, kind, choices, field.default, field.metadata)
+                name = field.metadata["name"] or field.name
+                if name in specs:
+                    raise UsageError(
+                        f"two settings are called {name!r}, one of the group {specs[name].group!r} and one of "
+                        f"{group_name!r}; rename the field of one, or give it setting(..., name=...)"
+                    )
+                specs[name] = Spec(name, field.name, group_name, kind, choices, field.default, field.metadata)
         return specs
 
     @functools.cached_property
@@ -225,7 +240,7 @@ class Flags(Generic[S]):
         grouped: dict[str, dict[str, Any]] = {field.name: {} for field in dataclasses.fields(self._class)}
         for key, value in values.items():
             spec = self.known(key, "")
-            grouped[spec.group][spec.name] = _convert(value, spec, spec.flag)
+            grouped[spec.group][spec.field] = _convert(value, spec, spec.flag)
         groups: dict[str, Any] = {
             name: group_class(**grouped[name]) for name, group_class in typing.get_type_hints(self._class).items()
         }
@@ -235,7 +250,7 @@ class Flags(Generic[S]):
 
     def flatten(self, settings: S) -> dict[str, object]:
         """Return a new dict of all settings by field name, without their groups; the inverse of `make`."""
-        return {spec.name: getattr(getattr(settings, spec.group), spec.name) for spec in self.specs.values()}
+        return {spec.name: getattr(getattr(settings, spec.group), spec.field) for spec in self.specs.values()}
 
     def validate(self, settings: S) -> None:
         """Reject values out of bounds, settings that contradict each other and settings that would do nothing.
@@ -266,9 +281,11 @@ class Flags(Generic[S]):
         printable = ("".join(c if c.isprintable() else "?" for c in line) for line in comment.splitlines())
         blocks = ["".join(f"# {line}\n" for line in printable)] if comment else []
         for field in dataclasses.fields(self._class):
-            values = dataclasses.asdict(getattr(settings, field.name))
-            if not places:
-                values = {name: value for name, value in values.items() if name not in self.places}
+            values = {
+                spec.name: getattr(getattr(settings, field.name), spec.field)
+                for spec in self.specs.values()
+                if spec.group == field.name and (places or spec.name not in self.places)
+            }
             if values:
                 # allow_unicode would leave U+0085 unquoted, which reads back as a line break; escapes are exact.
                 text = yaml.safe_dump(values, sort_keys=False, width=math.inf)
@@ -320,7 +337,7 @@ class Flags(Generic[S]):
             if spec.name not in self.places
         }
         for spec in self.specs.values():
-            if spec.metadata["added_later"] and values[spec.name] == spec.default:
+            if (spec.metadata["added_later"] or spec.name in self._added_later) and values[spec.name] == spec.default:
                 del values[spec.name]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:6]
 

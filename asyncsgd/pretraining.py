@@ -56,7 +56,6 @@ def task_of(settings: Settings) -> MaskedLM:
         model_name=settings.model.model,
         data_name=data.pop("data"),
         dropout=settings.model.dropout,
-        eval_samples=settings.budget.eval_samples,
         **data,
     )
 

@@ -40,7 +40,7 @@ def open_run_folder(experiment: str, settings: Settings, command: str) -> RunFol
 
 def open_finetune_folder(settings: FinetuneSettings, command: str) -> RunFolder:
     """Make the folder of a fine-tuning run and write its settings; see `open_folder`."""
-    name = f"stilt_finetune-{settings.start.task}-s{settings.start.seed}-{FINETUNE_FLAGS.settings_hash(settings)}"
+    name = f"stilt_finetune-{settings.start.task}-s{settings.job.seed}-{FINETUNE_FLAGS.settings_hash(settings)}"
     return open_folder(name, FINETUNE_FLAGS, settings, command, task=settings.start.task, better=BETTER)
 
 

@@ -120,7 +120,6 @@ class Budget:
     evaluations: int = setting(
         8, "evaluations after the first, evenly over the budget", at_least=1, at_most=MOST_EVALUATIONS
     )
-    eval_samples: int = setting(500, "sequences in one evaluation; 0: all", at_least=0, at_most=MOST_SAMPLES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,6 +163,7 @@ class Data:
         "token", "as --mask, in evaluations; runs with different ones are not compared", added_later=True
     )
     eval_mask_prob: float = setting(0.15, "as --mask-prob, in evaluations", above=0, below=1, added_later=True)
+    eval_samples: int = setting(500, "sequences in one evaluation; 0: all", at_least=0, at_most=MOST_SAMPLES)
     vocab_size: int = setting(
         8192, "of the tokenizer trained for the models tiny and small", at_least=1, at_most=1_000_000
     )
@@ -200,24 +200,16 @@ class Output:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-    """All settings of one run, by subject; defaults that depend on other settings are filled in on construction.
+class Common:
+    """The settings that every training has, whatever its task; defaults that depend on others are filled in.
 
     `learning_rate` follows the optimizer; `samples` is 9600 unless `seconds` limits the run; `schedule` is linear where
     there is a number of samples to stretch it over, otherwise constant. Bounds are checked by `validate`, not here.
-
-    >>> Settings().optimization.learning_rate
-    0.0005
-    >>> timed = Settings(budget=Budget(seconds=60.0))
-    >>> timed.budget.samples, timed.optimization.schedule
-    (None, 'constant')
     """
 
     job: Job = group(Job, "what to run")
     budget: Budget = group(Budget, "budget")
     optimization: Optimization = group(Optimization, "optimizer")
-    data: Data = group(Data, "data")
-    model: Model = group(Model, "model")
     machine: Machine = group(Machine, "machine")
     output: Output = group(Output, "output")
 
@@ -235,12 +227,24 @@ class Settings:
         object.__setattr__(self, "optimization", optimization)
 
 
-def _contradictions(settings: Settings) -> Iterator[str]:
-    """Yield what is wrong between settings that are each within bounds, the first cause first."""
-    job, budget, optimization = settings.job, settings.budget, settings.optimization
-    mode, optimizer = job.mode, optimization.optimizer
-    defaults = {name: spec.default for name, spec in FLAGS.specs.items()}
+@dataclasses.dataclass(frozen=True)
+class Settings(Common):
+    """All settings of one pretraining run, by subject.
 
+    >>> Settings().optimization.learning_rate
+    0.0005
+    >>> timed = Settings(budget=Budget(seconds=60.0))
+    >>> timed.budget.samples, timed.optimization.schedule
+    (None, 'constant')
+    """
+
+    data: Data = group(Data, "data")
+    model: Model = group(Model, "model")
+
+
+def contradictions_of_job(job: Job, optimizer: OptimizerName, momentum: float) -> Iterator[str]:
+    """Yield what is wrong between settings of how a run goes, each within bounds, the first cause first."""
+    mode = job.mode
     if mode == "single" and job.nproc > 1:
         yield f"--mode single has one worker, got --nproc {job.nproc}; type --nproc 1, --mode sync or --mode async"
     if job.nproc > MOST_PROCESSES and job.clock != "virtual":
@@ -253,6 +257,7 @@ def _contradictions(settings: Settings) -> Iterator[str]:
             f"--accumulate is for --mode single, got --mode {mode}; drop --accumulate, or type --mode single "
             f"--accumulate {job.accumulate}"
         )
+    defaults = {field.name: field.default for field in dataclasses.fields(Job)}
     for name, owner in (("rule", "async"), ("transport", "async"), ("hogwild_state", "hogwild")):
         if mode != owner and getattr(job, name) != defaults[name]:
             flag = flag_of(name)
@@ -267,10 +272,26 @@ def _contradictions(settings: Settings) -> Iterator[str]:
         yield "--churn is for --clock virtual; drop it, or type --clock virtual"
     if job.speeds is not None and mode == "single":
         yield "--speeds is for several workers, got --mode single; drop it, or type --mode async"
-    if optimizer == "sgd" and optimization.momentum == 0 and job.hogwild_state != defaults["hogwild_state"]:
+    if optimizer == "sgd" and momentum == 0 and job.hogwild_state != defaults["hogwild_state"]:
         yield "--hogwild-state does nothing for --optimizer sgd without --momentum, which keeps no state; drop it"
+
+
+def contradictions_of_output(output: Output) -> Iterator[str]:
+    """Yield what is wrong between settings of where a run is written."""
+    if output.overwrite and output.run_dir is None:
+        yield "--overwrite does nothing without --run-dir, since every run gets a new folder; name the folder"
+    if output.run_dir is not None and output.runs_dir != Output().runs_dir:
+        yield "--runs-dir does nothing when --run-dir names the run's folder; drop one of the two"
+
+
+def common_contradictions(settings: Common) -> Iterator[str]:
+    """Yield what is wrong between the settings that every training has."""
+    budget, optimization = settings.budget, settings.optimization
+    optimizer = optimization.optimizer
+    yield from contradictions_of_job(settings.job, optimizer, optimization.momentum)
+    defaults = Optimization()
     for name, owner in (("momentum", "sgd"), ("beta1", "adamw"), ("beta2", "adamw")):
-        if optimizer != owner and getattr(optimization, name) != defaults[name]:
+        if optimizer != owner and getattr(optimization, name) != getattr(defaults, name):
             yield (
                 f"{flag_of(name)} is for --optimizer {owner}, got --optimizer {optimizer}; drop {flag_of(name)}, "
                 f"or type --optimizer {owner}"
@@ -284,15 +305,17 @@ def _contradictions(settings: Settings) -> Iterator[str]:
         for name in ("seconds", "target_loss"):
             if getattr(budget, name) is not None:
                 yield f"{flag_of(name)} does nothing with --samples 0, which trains nothing; drop one of the two"
-    if settings.data.vocab_size != defaults["vocab_size"] and settings.model.model not in ("tiny", "small"):
+    yield from contradictions_of_output(settings.output)
+
+
+def _contradictions(settings: Settings) -> Iterator[str]:
+    yield from common_contradictions(settings)
+    defaults = Data()
+    if settings.data.vocab_size != defaults.vocab_size and settings.model.model not in ("tiny", "small"):
         yield f"--vocab-size is for --model tiny and small; {settings.model.model!r} has its own tokenizer; drop it"
     built_in = settings.data.data == "pydocs" and settings.data.eval_data in (None, "pydocs")
-    if built_in and settings.data.text_column != defaults["text_column"]:
+    if built_in and settings.data.text_column != defaults.text_column:
         yield "--text-column does nothing for --data pydocs, which has no columns; drop it, or name other data"
-    if settings.output.overwrite and settings.output.run_dir is None:
-        yield "--overwrite does nothing without --run-dir, since every run gets a new folder; name the folder"
-    if settings.output.run_dir is not None and settings.output.runs_dir != defaults["runs_dir"]:
-        yield "--runs-dir does nothing when --run-dir names the run's folder; drop one of the two"
 
 
 FLAGS = Flags(Settings, _contradictions, places=("cache_dir",), example=("mode", "async"))

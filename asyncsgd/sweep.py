@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncsgd.errors import RunError, UsageError
+from asyncsgd.finetune_settings import make_finetune_settings
 from asyncsgd.locks import lock, wait_for_lock
 from asyncsgd.plan import (
     BASE,
@@ -46,7 +47,7 @@ from asyncsgd.plan import (
     sha256_of,
 )
 from asyncsgd.record import DIVERGED, DONE, FAILED, read_events, write_json, write_text
-from asyncsgd.run_folder import open_run_folder, set_aside
+from asyncsgd.run_folder import open_finetune_folder, open_run_folder, set_aside
 from asyncsgd.runtime.processes import end_with_parent
 from asyncsgd.settings import Settings, differing_keys, flatten, load_run_settings, make_settings
 from asyncsgd.yaml_reader import read_yaml
@@ -651,11 +652,15 @@ def _make_run(job: Job, context: ForkServerContext | None) -> int:
     try:
         if path.is_dir() and any(path.iterdir()):
             set_aside(path)  # killed, stopped or failed; it may be torn anywhere
-        if job.run.stage == "finetune":
-            from asyncsgd import finetune
-
-            return finetune.run(job.values, command)
         from asyncsgd.launch import Launch
+
+        if job.run.stage == "finetune":
+            from asyncsgd.finetune import finetuning
+            from asyncsgd.training import lead
+
+            tuned = make_finetune_settings(job.values)
+            launch = Launch(tuned.job.nproc, None, False)
+            return lead(finetuning(tuned), launch, open_finetune_folder(tuned, command), None)
         from asyncsgd.pretraining import pretraining
         from asyncsgd.training import lead
 
@@ -677,6 +682,7 @@ def check(plan: Plan) -> None:
         UsageError: for the first one that a run would refuse.
     """
     from asyncsgd.experiment import setup_of
+    from asyncsgd.modes import kind_of
 
     for arm in plan.arms:
         for trial in arm.trials or ({},):
@@ -685,6 +691,14 @@ def check(plan: Plan) -> None:
                 setup_of(settings.job, settings.machine, settings.optimization)
             except UsageError as error:
                 raise UsageError(f"arm {arm.name}: {error}") from error
+    if plan.finetune is not None:
+        own = {key: value for key, value in plan.finetune.items() if key not in ("repetitions", "baseline")}
+        job = make_finetune_settings({"init_from": "tiny", **own}).job
+        if not kind_of(job.mode, job.clock).in_one_process:
+            raise UsageError(
+                f"finetune: mode: {job.mode} needs processes of its own, and a sweep fine-tunes several models side by "
+                f"side; write mode: single, or clock: virtual"
+            )
 
 
 def share(plan: Plan, stage: Stage, shard: tuple[int, int]) -> set[str]:

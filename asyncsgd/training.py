@@ -24,6 +24,7 @@ from torch import Tensor
 from asyncsgd import modes
 from asyncsgd.codec import Codec, ProtocolError, decode_found, encode_found
 from asyncsgd.errors import RunError, UsageError, reason
+from asyncsgd.evaluation import evaluating
 from asyncsgd.experiment import Course, Experiment, Setup, device_of_worker
 from asyncsgd.flat import FlatModel, parameters_sha256
 from asyncsgd.launch import Launch, Noticeboard
@@ -516,10 +517,13 @@ def _finish(run: Run, result: Result) -> Result:
     """Save the model, write the summary, tell the user what came out and what to type next; return how it ended."""
     totals, delays, acted = run.record.totals, run.record.delays, run.record.rule_acted
     folder = run.record.folder
-    sha256 = None
+    sha256, found = None, dict(run.task.facts())
     try:
         if result.has_parameters:
             sha256 = parameters_sha256(run.flat.layout, run.flat.parameters)
+            if result.status == DONE:
+                with evaluating(run.flat.model):
+                    found |= run.task.final(run.flat.model)
             if run.experiment.saves_model:
                 save_whole(lambda new: run.task.save(run.flat.model, new), folder.path / "model")
         else:
@@ -540,7 +544,7 @@ def _finish(run: Run, result: Result) -> Result:
             "num_parameters": run.flat.layout.num_parameters,
             "init_sha256": run.init_sha256,
             "parameters_sha256": sha256,
-            **run.task.facts(),
+            **found,
         },
     )
     if totals.last is not None:

@@ -23,14 +23,23 @@ from running import Train
 from torch.nn import functional
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForMaskedLM
 
-from asyncsgd import finetune, models
+from asyncsgd import models
+from asyncsgd.data.labelled import LabelledBatch
 from asyncsgd.data.random import dropout_seed
 from asyncsgd.errors import UsageError
+from asyncsgd.estimate import Estimator
+from asyncsgd.finetune import finetuning
 from asyncsgd.finetune_settings import FINETUNE_FLAGS, FinetuneSettings, Start, make_finetune_settings
 from asyncsgd.flat import Layout
+from asyncsgd.launch import Launch
+from asyncsgd.plan import PlannedRun
 from asyncsgd.record import read_events
 from asyncsgd.run_folder import open_finetune_folder
+from asyncsgd.runtime.processes import fork_server
 from asyncsgd.signals import StopRequest
+from asyncsgd.sweep import Job
+from asyncsgd.tasks.classification import Classification
+from asyncsgd.training import lead
 
 SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "stilt_finetune.py"
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -107,7 +116,9 @@ def tune(posts: Path, parent: Path, tmp_path: Path) -> Tune:
             "run_dir": str(path),
         }
         settings = make_finetune_settings(small | values)
-        return Tuned(path, finetune.lead(settings, open_finetune_folder(settings, "tests")))
+        launch = Launch(settings.job.nproc, None, False)
+        folder = open_finetune_folder(settings, "tests")
+        return Tuned(path, lead(finetuning(settings), launch, folder, fork_server("tiny")))
 
     return run
 
@@ -126,8 +137,8 @@ def script() -> ModuleType:
 
 def plain_loop(settings: FinetuneSettings, parent: Path, weights: torch.Tensor | None = None) -> Any:
     """The same training, written down once more on a model that the library loads, with torch's own optimizer."""
-    prepared = finetune.prepare(settings, "cpu")  # for its batches only
-    seed, tuning = settings.start.seed, settings.tuning
+    experiment, seed, tuning = finetuning(settings), settings.job.seed, settings.tuning
+    data = experiment.task.prepare(seed, experiment.cache).data(seed)
     with torch.random.fork_rng():
         model = AutoModelForSequenceClassification.from_pretrained(
             parent / "model",
@@ -152,7 +163,7 @@ def plain_loop(settings: FinetuneSettings, parent: Path, weights: torch.Tensor |
         total = math.ceil(tuning.samples / BATCH) * BATCH
         warmup = round(tuning.warmup * total)
         for index in range(total // BATCH):
-            batch = prepared.batches.batch(index)
+            batch = data.batch(0, index)
             torch.manual_seed(dropout_seed(seed, 0, index))
             logits = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
             if weights is None:
@@ -434,34 +445,34 @@ def test_a_loss_that_is_no_number_ends_the_run_as_diverged_without_scores(
     tuned = tune(learning_rate=1e30, clip_norm=0, warmup=0)
     summary = tuned.summary
     assert (tuned.exit_code, summary["status"]) == (1, "DIVERGED")
-    assert summary["message"].startswith("the training loss of batch ")
-    assert "is not finite; try a smaller --learning-rate" in summary["message"]
-    assert (summary["metrics"], summary["details"], summary["final_eval_loss"]) == (None,) * 3
+    assert summary["message"].startswith("the loss of worker 0 at version ")
+    assert "is nan; try a smaller --learning-rate" in summary["message"]
     assert 0 < summary["num_updates"] < 10
     assert "DIVERGED:" in capsys.readouterr().err
 
 
-def test_ctrl_c_ends_the_run_after_the_current_step_without_scores(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = finetune.gradient
+def test_ctrl_c_ends_the_run_after_the_current_step(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = Classification.loss
 
-    def interrupting(*arguments: Any) -> float:
-        if arguments[2] == 4:
+    def interrupting(task: Classification, outputs: torch.Tensor, batch: LabelledBatch) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) == 4:
             os.kill(os.getpid(), signal.SIGINT)
-        return taken(*arguments)
+        return taken(task, outputs, batch)
 
-    monkeypatch.setattr(finetune, "gradient", interrupting)
+    calls: list[int] = []
+    monkeypatch.setattr(Classification, "loss", interrupting)
     tuned = tune()
     summary = tuned.summary
-    assert (tuned.exit_code, summary["status"], summary["num_updates"]) == (130, "INTERRUPTED", 5)
-    assert summary["message"] == "stopped by the user after 5 of 10 updates; it has no scores"
-    assert (summary["metrics"], summary["parent"]["mode"]) == (None, "single")
+    assert (tuned.exit_code, summary["status"], summary["num_updates"]) == (130, "INTERRUPTED", 4)
+    assert summary["parent"]["mode"] == "single"
 
 
 def test_whatever_goes_wrong_leaves_a_summary_that_says_failed(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*arguments: Any) -> float:
+    def broken(*arguments: Any) -> torch.Tensor:
         raise RuntimeError("the machine is on fire")
 
-    monkeypatch.setattr(finetune, "gradient", broken)
+    monkeypatch.setattr(Classification, "loss", broken)
     tuned = tune()
     assert (tuned.exit_code, tuned.summary["status"]) == (1, "FAILED")
     assert tuned.summary["message"] == "RuntimeError: the machine is on fire"
@@ -513,7 +524,7 @@ def test_a_run_that_is_not_done_is_refused_and_its_model_is_offered(tune: Tune, 
     message = refused(tune, init_from=str(run))
     assert f"{run}: the run is INTERRUPTED, not DONE; run it again, or type --init-from {run / 'model'}" in message
     failed = json.loads((tmp_path / "run0" / "summary.json").read_text())
-    assert (failed["status"], failed["message"], failed["metrics"]) == ("FAILED", message, None)
+    assert (failed["status"], failed["message"]) == ("FAILED", message)
 
 
 def test_a_run_without_a_summary_or_a_model_is_refused(tune: Tune, parent: Path, tmp_path: Path) -> None:
@@ -603,11 +614,11 @@ def test_several_seeds_make_a_run_each_in_one_process(
     summaries = [json.loads(path.read_text()) for path in sorted((tmp_path / "runs").glob("*/summary.json"))]
     assert [summary["seed"] for summary in summaries] == [0, 3]
     assert len({summary["parameters_sha256"] for summary in summaries}) == 2
-    assert out[0].startswith("asyncsgd 0.1.0  fine-tuning, classification  2 runs, one after another,")
+    assert out[0].startswith("asyncsgd 0.1.0  fine-tuning, classification  2 runs, one after another  mode single")
     beginnings = [line.split()[0] for line in out]
     for word in ("run", "model", "labels", "step", "samples", "final", "done", "next"):
         assert beginnings.count(word) == 2, word
-    assert any(line.startswith("final  accuracy 0.") and "macro-F1 0." in line and "a 0." in line for line in out)
+    assert any(line.startswith("final  eval loss ") and "macro_f1 0." in line for line in out)
 
 
 @pytest.mark.parametrize(
@@ -631,7 +642,8 @@ def test_a_command_line_that_cannot_be_meant_is_refused(
 
 def test_several_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UsageError, match="fine-tuning is one process, and the launcher started several; type python"):
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(UsageError, match="--mode single is one process, and the launcher started 2; type python"):
         script().run(["--init-from", "tiny"], StopRequest())
 
 
@@ -653,9 +665,14 @@ def test_help_needs_no_torch() -> None:
 
 def test_a_sweep_can_ask_how_long_a_run_takes(posts: Path, parent: Path, tmp_path: Path) -> None:
     values = {"data": str(posts), "cache_dir": str(tmp_path), "seq_len": 24, "samples": 400}
-    seconds = finetune.estimate_seconds(values | {"init_from": str(parent)})
+    estimator = Estimator()
+    jobs = [
+        Job(PlannedRun("x", "finetune", "x", 0), values | more)
+        for more in ({"init_from": str(parent)}, {"init_from": "tiny", "seed": 4})
+    ]
+    seconds = estimator.of(jobs[0])
     assert 0 < seconds < 60
-    assert finetune.estimate_seconds(values | {"init_from": "tiny", "seed": 4}) == seconds  # measured once
+    assert estimator.of(jobs[1]) == seconds  # measured once
 
 
 # The real data sets

@@ -34,7 +34,6 @@ MAY_IMPORT = {
     "schedules": set(),
     "server": {"optimizers", "rules.base", "record", "schedules", "state"},
     "data": {"errors", "numbers", "spans"},
-    "objectives": {"data"},
     "models": {"data", "errors", "flat", "signals"},
     "tasks": {"data", "errors", "flags", "flat", "models", "origin", "scores", "settings", "spans"},
     "evaluation": {"record", "tasks.base"},
@@ -79,7 +78,18 @@ MAY_IMPORT = {
     "plan": {"errors", "finetune_settings", "settings", "yaml_reader"},
     "launch": {"errors", "private_folder"},
 }
-COMPOSE = {"experiment", "pretraining", "training", "replay", "simulate", "finetune", "sweep", "estimate", "__init__"}
+COMPOSE = {
+    "experiment",
+    "task_script",
+    "pretraining",
+    "training",
+    "replay",
+    "simulate",
+    "finetune",
+    "sweep",
+    "estimate",
+    "__init__",
+}
 
 
 def imports_of(path: Path) -> set[str]:

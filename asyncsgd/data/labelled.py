@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -40,11 +40,14 @@ from asyncsgd.data.corpora import (
 )
 from asyncsgd.data.documents import Documents, without_surrogates
 from asyncsgd.data.pydocs import load_pydocs, package_versions
-from asyncsgd.data.tokenization import Tokens
+from asyncsgd.data.tokenization import Tokens, cache_key, publish, tokenize_beginnings
 from asyncsgd.errors import UsageError, nearest
 
 if TYPE_CHECKING:
     import datasets
+
+LABELLED_FORMAT = 1
+"""Changes when the same texts get other arrays: old caches are then left alone and new ones are made."""
 
 TABLES = (".parquet", ".csv", ".jsonl")
 HELD_OUT = 0.05
@@ -460,8 +463,35 @@ class LabelledBatch:
         return LabelledBatch(*(getattr(self, field.name).to(device) for field in fields(self)))
 
 
+def labelled_folder(data: LabelledData, tokenizer: Any, *, seq_len: int, cache_dir: Path) -> Path:
+    """Tokenize once and return the folder with ``train`` and ``eval``, which `Tokens.load` reads, and
+    ``train_classes.npy`` and ``eval_classes.npy``. Its name is decided by the texts, the labels and the tokenizer.
+
+    Raises:
+        UsageError: if `seq_len` is too small, or the cache cannot be written.
+    """
+    key = cache_key(LABELLED_FORMAT, data.fingerprint, tokenizer.backend_tokenizer.to_str(), seq_len)
+    folder = cache_dir / f"labelled-{key}"
+
+    def tokenize_and_save(temporary: Path) -> None:
+        for side, documents in (("train", data.train), ("eval", data.eval)):
+            tokenize_beginnings(documents.texts, tokenizer, seq_len=seq_len).save(temporary / side)
+            np.save(temporary / f"{side}_classes.npy", data.classes(documents))
+
+    def is_whole() -> bool:
+        try:
+            sides = [Tokens.load(folder / side).num_samples for side in ("train", "eval")]
+            return sides == [len(np.load(folder / f"{side}_classes.npy")) for side in ("train", "eval")]
+        except (OSError, ValueError, EOFError):
+            return False
+
+    if not is_whole():
+        publish(folder, tokenize_and_save)
+    return folder
+
+
 class LabelledBatches:
-    """The training batches of a stream; which samples batch `index` has is a function of (seed, index).
+    """The training batches of a stream; which samples batch `index` has is a function of (seed, stream, index).
 
     Args:
         tokens: one sample per text.
@@ -469,9 +499,11 @@ class LabelledBatches:
         frame: what the tokenizer puts around a sample.
     """
 
-    def __init__(self, tokens: Tokens, classes: np.ndarray, frame: Frame, batch_size: int, seed: int) -> None:
+    def __init__(
+        self, tokens: Tokens, classes: np.ndarray, frame: Frame, batch_size: int, seed: int, stream: int = 0
+    ) -> None:
         self._tokens, self._classes, self._frame = tokens, classes, frame
-        self._order = Order(tokens.lengths, batch_size, seed, stream=0)
+        self._order = Order(tokens.lengths, batch_size, seed, stream)
 
     def batch(self, index: int) -> LabelledBatch:
         """Make batch `index`."""
@@ -490,7 +522,7 @@ class LabelledEvaluation:
     def __len__(self) -> int:
         return len(self._batches)
 
-    def batch(self, index: int) -> LabelledBatch:
+    def __getitem__(self, index: int) -> LabelledBatch:
         """Make batch `index` in [0, len)."""
         return _assemble(self._tokens, self._classes, self._batches[index], self._frame)
 

@@ -39,11 +39,11 @@ LONGEST_TEMPORARY_FOLDER = 57
 """A Unix socket's path has at most 107 characters, of which names below this folder take up to 50."""
 
 
-def fork_server(model: str, *more: str) -> ForkServerContext:
+def fork_server(model: str | None, *more: str) -> ForkServerContext:
     """Start a fork server that imports what workers of `model` need in the background, and return its context.
 
     Args:
-        model: as `asyncsgd.models.build_model` takes it.
+        model: as `asyncsgd.models.build_model` takes it; None: workers need no transformers.
         more: further modules to import there; none may run a tensor operation.
 
     It never runs a tensor operation, so it has one thread and its children may use OpenMP. To be called early and
@@ -57,13 +57,13 @@ def fork_server(model: str, *more: str) -> ForkServerContext:
             f"processes talk through; type export TMPDIR=/tmp"
         )
     give_multiprocessing_a_home()
-    kind = _kind_of_model(model)
+    kind = None if model is None else _kind_of_model(model)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         [
             "asyncsgd.runtime.rank_process",
             "asyncsgd.runtime.worker_process",
-            f"transformers.models.{kind}.modeling_{kind}",
+            *([] if kind is None else [f"transformers.models.{kind}.modeling_{kind}"]),
             *more,
         ]
     )

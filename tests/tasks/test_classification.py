@@ -14,10 +14,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from asyncsgd.data.labelled import LabelledBatch
-from asyncsgd.objectives.classification import Classification, inverse_frequency
+from asyncsgd.evaluation import evaluate_shard
+from asyncsgd.tasks.classification import Classification, inverse_frequency
 
 CLASSES, TOKENS = 3, 11
-WEIGHTS = np.array([2.0, 0.5, 1.25])
+COUNTS = (1, 4, 2)
+WEIGHTS = inverse_frequency(COUNTS)
+PLAIN = Classification(counts=COUNTS)
+WEIGHTED = Classification(counts=COUNTS, class_weights=True)
+
+
+def loss_of(task: Classification, model: nn.Module, some: LabelledBatch) -> Tensor:
+    return task.loss(task.outputs(model, some), some)
 
 
 class Bag(nn.Module):
@@ -51,7 +59,7 @@ def batch(size: int, seed: int = 0) -> LabelledBatch:
 def test_without_weights_the_loss_is_torch_s_mean_cross_entropy() -> None:
     model, some = bag(), batch(8)
     logits = model(some.input_ids, some.attention_mask).logits
-    assert torch.equal(Classification(model).loss(some), functional.cross_entropy(logits, some.labels))
+    assert torch.equal(loss_of(PLAIN, model, some), functional.cross_entropy(logits, some.labels))
 
 
 def test_a_weight_multiplies_the_loss_of_its_texts_and_the_divisor_stays_the_number_of_texts() -> None:
@@ -60,7 +68,7 @@ def test_a_weight_multiplies_the_loss_of_its_texts_and_the_divisor_stays_the_num
     expected = sum(
         WEIGHTS[label] * -functional.log_softmax(logits[row], 0)[label] for row, label in enumerate(some.labels)
     )
-    assert float(Classification(model, WEIGHTS).loss(some).detach()) == pytest.approx(float(expected) / 8, rel=1e-6)
+    assert float(loss_of(WEIGHTED, model, some).detach()) == pytest.approx(float(expected) / 8, rel=1e-6)
 
 
 def test_weighted_gradients_of_two_halves_add_up_to_that_of_the_whole() -> None:
@@ -73,7 +81,7 @@ def test_weighted_gradients_of_two_halves_add_up_to_that_of_the_whole() -> None:
 
     def gradient(some: LabelledBatch) -> Tensor:
         model = bag()
-        Classification(model, WEIGHTS).loss(some).backward()
+        loss_of(WEIGHTED, model, some).backward()
         return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
     assert torch.allclose((gradient(halves[0]) + gradient(halves[1])) / 2, gradient(whole), atol=1e-7)
@@ -95,22 +103,14 @@ def test_the_weights_have_mean_1_over_the_samples_whatever_the_counts(counts: li
 
 def test_sums_are_without_dropout_and_without_weights_and_leave_the_model_in_training() -> None:
     model, some = bag(dropout=0.5), batch(40)
-    objective = Classification(model, WEIGHTS)
-    sums = objective.sums(some)
+    sums = evaluate_shard(WEIGHTED, model, [some], 0, 1, torch.device("cpu"))
     assert model.training
     calm = copy.deepcopy(model).eval()
     logits = calm(some.input_ids, some.attention_mask).logits.detach()
-    assert sums.loss == pytest.approx(float(functional.cross_entropy(logits, some.labels, reduction="sum")), rel=1e-6)
+    expected = float(functional.cross_entropy(logits, some.labels, reduction="sum"))
+    assert sums["loss"] == pytest.approx(expected, rel=1e-6)
+    assert sums["weight"] == 40
     predicted = logits.argmax(-1)
-    assert objective.predictions(some).tolist() == predicted.tolist()
     for true in range(CLASSES):
         for said in range(CLASSES):
-            assert sums.confusion[true, said] == int(((some.labels == true) & (predicted == said)).sum())
-
-
-def test_sums_of_batches_add_up() -> None:
-    objective = Classification(bag())
-    a, b = objective.sums(batch(5, seed=1)), objective.sums(batch(9, seed=2))
-    assert (a + b).loss == a.loss + b.loss
-    assert ((a + b).confusion == a.confusion + b.confusion).all()
-    assert (a + b).confusion.sum() == 14
+            assert sums["confusion"][true, said] == int(((some.labels == true) & (predicted == said)).sum())

@@ -1,0 +1,285 @@
+"""Classification of whole texts.
+
+    loss = (1/B) sum_b w[y_b] (-log softmax(logits_b)[y_b]),    b over the B texts of the batch
+
+with w = 1, or the inverse frequency of the class. The divisor is B and not the sum of the weights (torch's
+``weight=`` divides by that sum): so the batches' gradients add up to the gradient of one loss over the whole training
+set, whatever classes a batch happens to hold. Evaluations never weigh.
+
+Shapes: B sequences, L tokens, C classes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from asyncsgd import models, scores
+from asyncsgd.data.batching import Frame
+from asyncsgd.data.corpora import Corpus
+from asyncsgd.data.labelled import (
+    HateCheck,
+    LabelledBatch,
+    LabelledBatches,
+    LabelledEvaluation,
+    labelled_folder,
+    load_hatecheck,
+    load_labelled,
+)
+from asyncsgd.data.tokenization import Tokens, load_tokenizer, tokenize_beginnings
+from asyncsgd.errors import UsageError, nearest
+from asyncsgd.origin import hash_of, read_origin
+from asyncsgd.tasks.base import Batches, Sums, Task, found
+
+VOCABULARY = 8192
+"""Of the tokenizer that random weights (tiny, small) get, trained on the training texts."""
+
+
+def inverse_frequency(counts: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Return the weight of each class, w_c = N / (K n_c) with K the classes that occur; 0 for those that do not.
+
+    The mean of the weights over the N samples is 1, so the loss keeps its scale and the learning rate its meaning.
+
+    Args:
+        counts: n_c, samples of each class.
+
+    Returns:
+        float64 `(C,)`, new.
+
+    >>> inverse_frequency([1, 3]).tolist()
+    [2.0, 0.6666666666666666]
+    """
+    counts = np.asarray(counts, dtype=np.float64)
+    occurring = counts > 0
+    return np.divide(counts.sum() / max(occurring.sum(), 1), counts, out=np.zeros_like(counts), where=occurring)
+
+
+@dataclasses.dataclass(frozen=True)
+class Classification(Task):
+    """A text's class, from the encoder of a masked-language model and a new head."""
+
+    name: ClassVar[str] = "classification"
+    better: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {"macro_f1": "higher", "accuracy": "higher"}
+
+    init_from: str = "tiny"
+    """As `asyncsgd.origin.read_origin` takes it."""
+    data_name: str = "pydocs"
+    """As `asyncsgd.data.labelled.load_labelled` takes it, and the next five."""
+    eval_split: Literal["test", "validation"] | None = None
+    text_column: str = "text"
+    label_column: str = "label"
+    train_samples: int = 0
+    eval_samples: int = 0
+    seq_len: int = 128
+    batch_size: int = 16
+    dropout: float = 0.1
+    class_weights: bool = False
+    hatecheck: str | None = None
+    """A folder or file of functional tests, run once at the end."""
+    hatecheck_positive: str | None = None
+    """Labels that count as hateful there, with commas between them; None: ``hate``."""
+
+    weights: str | None = found()
+    """Folder of the pretrained model; None for random weights."""
+    config: str | None = found()
+    """Of the masked-language model, as JSON."""
+    tokenizer: str | None = found()
+    tokens: str | None = found()
+    """Folder of the token arrays: ``train``, ``eval``, and ``classes.npz``."""
+    prefix: tuple[int, ...] | None = found()
+    suffix: tuple[int, ...] | None = found()
+    pad_id: int | None = found()
+    labels: tuple[str, ...] | None = found()
+    counts: tuple[int, ...] | None = found()
+    """Training texts of each class."""
+    corpus: str | None = found()
+    fingerprint: str | None = found()
+    notes: tuple[str, ...] | None = found()
+    scored_on: str | None = found()
+    num_train_samples: int | None = found()
+    num_eval_samples: int | None = found()
+    num_cut: int | None = found()
+    """Texts that fill the sequence length."""
+    init_sha256: str | None = found()
+    """Of the masked-language model that the encoder comes from."""
+    new_parameters: tuple[str, ...] | None = found()
+
+    def prepare(self, seed: int, cache: Path) -> Self:
+        """Read the origin and the texts, tokenize them, look at the model.
+
+        Raises:
+            UsageError: for whatever the user has to change.
+        """
+        origin = read_origin(self.init_from)
+        data = load_labelled(
+            self.data_name,
+            text_column=self.text_column,
+            label_column=self.label_column,
+            cache_dir=cache,
+            split=self.eval_split,
+            train_samples=self.train_samples,
+            eval_samples=self.eval_samples,
+        )
+        if self.hatecheck is not None:
+            self._hateful(data.labels)
+            load_hatecheck(self.hatecheck)
+        corpus = Corpus(data.name, data.train, data.eval, data.fingerprint)
+        try:
+            tokenizer = load_tokenizer(origin.model, corpus, vocab_size=VOCABULARY, cache_dir=cache)
+            initial = models.build_model(origin.model, tokenizer, seq_len=self.seq_len, dropout=self.dropout, seed=seed)
+        except UsageError as error:
+            raise UsageError(str(error).replace("--model", "--init-from")) from error
+        init_sha256 = hash_of(initial.model, origin)
+        built = models.build_classifier(initial.model, data.labels, dropout=self.dropout, seed=seed)
+        frame = models.frame_of(tokenizer)
+        folder = labelled_folder(data, tokenizer, seq_len=self.seq_len, cache_dir=cache)
+        classes = data.classes(data.train)
+        capacity = self.seq_len - len(frame.prefix) - len(frame.suffix)
+        num_cut = sum(int((Tokens.load(folder / side).lengths >= capacity).sum()) for side in ("train", "eval"))
+        return dataclasses.replace(
+            self,
+            weights=None if origin.model in models.SHAPES else models.local_folder(origin.model),
+            config=models.config_json(initial.model),
+            tokenizer=str(tokenizer.name_or_path),
+            tokens=str(folder),
+            prefix=frame.prefix,
+            suffix=frame.suffix,
+            pad_id=frame.pad_id,
+            labels=data.labels,
+            counts=tuple(np.bincount(classes, minlength=len(data.labels)).tolist()),
+            corpus=data.name,
+            fingerprint=data.fingerprint,
+            notes=data.notes,
+            scored_on=data.split,
+            num_train_samples=len(data.train.texts),
+            num_eval_samples=len(data.eval.texts),
+            num_cut=num_cut,
+            init_sha256=init_sha256,
+            new_parameters=built.new_parameters,
+        )
+
+    def facts(self) -> Mapping[str, Any]:
+        return {
+            "data": self.corpus,
+            "data_fingerprint": self.fingerprint,
+            "data_notes": list(self.notes or ()),
+            "split": self.scored_on,
+            "labels": list(self.labels or ()),
+            "num_train_samples": self.num_train_samples,
+            "num_eval_samples": self.num_eval_samples,
+            "new_parameters": len(self.new_parameters or ()),
+            "init_sha256": self.init_sha256,
+        }
+
+    def save(self, model: nn.Module, folder: Path) -> None:
+        """`AutoModelForSequenceClassification.from_pretrained(folder)` reads it."""
+        models.save_pretrained(model, self.tokenizer, folder)
+
+    def model(self, seed: int) -> nn.Module:
+        initial = models.masked_lm(self.weights, str(self.config), self.dropout, seed)
+        return models.build_classifier(initial, self.labels or (), dropout=self.dropout, seed=seed).model
+
+    def data(self, seed: int) -> LabelledTokens:
+        return LabelledTokens(self, seed)
+
+    @property
+    def frame(self) -> Frame:
+        """What stands around each text."""
+        assert self.prefix is not None
+        assert self.suffix is not None
+        assert self.pad_id is not None
+        return Frame(self.prefix, self.suffix, self.pad_id)
+
+    def outputs(self, model: nn.Module, batch: LabelledBatch) -> Tensor:
+        """The logits `(B, C)`."""
+        return model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
+
+    def loss(self, outputs: Tensor, batch: LabelledBatch) -> Tensor:
+        if not self.class_weights:
+            return functional.cross_entropy(outputs, batch.labels)
+        losses = functional.cross_entropy(outputs, batch.labels, reduction="none")
+        weights = torch.tensor(inverse_frequency(self.counts or ()), dtype=torch.float32, device=losses.device)
+        return (weights[batch.labels] * losses).mean()
+
+    def weight(self, batch: LabelledBatch) -> float:
+        """Texts."""
+        return float(len(batch.labels))
+
+    def sums(self, outputs: Tensor, batch: LabelledBatch) -> Sums:
+        """The loss without class weights, and int64 `(C, C)`, rows: true class, columns: predicted."""
+        logits = outputs.float()
+        losses = functional.cross_entropy(logits, batch.labels, reduction="none")
+        number = logits.shape[1]
+        cells = batch.labels * number + logits.argmax(-1)
+        confusion = torch.bincount(cells, minlength=number**2).reshape(number, number)
+        return {"loss": losses.sum(dtype=torch.float64), "confusion": confusion}
+
+    def metrics(self, sums: Sums) -> dict[str, float]:
+        confusion = sums["confusion"]
+        found = {"macro_f1": scores.macro_f1(confusion), "accuracy": scores.accuracy(confusion)}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def details(self, sums: Sums) -> dict[str, Any]:
+        each = scores.per_class_f1(sums["confusion"])
+        return {
+            "per_class_f1": dict(zip(self.labels or (), each, strict=True)),
+            "confusion": sums["confusion"].tolist(),
+        }
+
+    def final(self, model: nn.Module) -> Mapping[str, Any]:
+        """HateCheck, where it is asked for."""
+        if self.hatecheck is None:
+            return {"hatecheck": None}
+        cases = load_hatecheck(self.hatecheck)
+        return {"hatecheck": cases.scores(np.isin(self._predictions(model, cases), self._hateful(self.labels or ())))}
+
+    def _predictions(self, model: nn.Module, cases: HateCheck) -> np.ndarray:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(self.tokenizer, trust_remote_code=False)
+        tokens = tokenize_beginnings(cases.texts, tokenizer, seq_len=self.seq_len)
+        batches = LabelledEvaluation(tokens, np.zeros(len(cases.texts), dtype=np.int64), self.frame)
+        device = next(model.parameters()).device
+        predicted = np.empty(len(cases.texts), dtype=np.int64)
+        predicted[batches.order] = np.concatenate(
+            [self.outputs(model, batches[index].to(device)).argmax(-1).cpu().numpy() for index in range(len(batches))]
+        )
+        return predicted
+
+    def _hateful(self, labels: Sequence[str]) -> tuple[int, ...]:
+        """The classes that count as hateful in HateCheck."""
+        wanted = [label.strip() for label in (self.hatecheck_positive or "hate").split(",")]
+        for label in wanted:
+            if label not in labels:
+                raise UsageError(
+                    f"--hatecheck: {self.data_name} has no label {label!r}{nearest(label, labels)}; say which labels "
+                    f"count as hateful with --hatecheck-positive LABEL[,LABEL]; the labels are {', '.join(labels)}"
+                )
+        if len(set(wanted)) == len(labels):
+            raise UsageError("--hatecheck-positive names every label; leave out those that are not hateful")
+        return tuple(labels.index(label) for label in dict.fromkeys(wanted))
+
+
+class LabelledTokens:
+    """The batches of a `Classification` in one process."""
+
+    def __init__(self, task: Classification, seed: int) -> None:
+        folder = Path(str(task.tokens))
+        train, classes = Tokens.load(folder / "train"), np.load(folder / "train_classes.npy")
+        self._make = lambda stream: LabelledBatches(train, classes, task.frame, task.batch_size, seed, stream)
+        self._streams: dict[int, LabelledBatches] = {}
+        self.evaluation: Mapping[str, Batches] = {
+            "main": LabelledEvaluation(Tokens.load(folder / "eval"), np.load(folder / "eval_classes.npy"), task.frame)
+        }
+
+    def batch(self, stream: int, index: int) -> LabelledBatch:
+        if stream not in self._streams:
+            self._streams[stream] = self._make(stream)
+        return self._streams[stream].batch(index)
