@@ -1,0 +1,499 @@
+"""Causal language modelling: packed documents are learned as if each were alone, by every runtime alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import pickle
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from running import sentences
+from torch import Tensor, nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    RobertaConfig,
+    RobertaForMaskedLM,
+)
+
+from asyncsgd.data.random import dropout_seed
+from asyncsgd.data.tokenization import Tokens
+from asyncsgd.errors import UsageError
+from asyncsgd.evaluation import evaluate_shard, evaluating, metrics_of
+from asyncsgd.flat import FlatModel
+from asyncsgd.optimizers import AdamW, Optimizer, OptimizerRecipe
+from asyncsgd.record import Record, RunFolder
+from asyncsgd.rules import Asynchronous
+from asyncsgd.runtime.base import Budget
+from asyncsgd.runtime.computation import ModelGradients, whole_evaluation
+from asyncsgd.runtime.log import read_log
+from asyncsgd.runtime.replay import Replay
+from asyncsgd.runtime.virtual import Virtual
+from asyncsgd.server import Server
+from asyncsgd.speeds import Exponential
+from asyncsgd.streams import Batches
+from asyncsgd.tasks.base import Sums, add_sums
+from asyncsgd.tasks.causal_lm import IGNORED, CausalLM, Rows, pack
+from asyncsgd.worker import Worker
+
+SEQ_LEN, BATCH_SIZE, VOCABULARY = 24, 4, 304
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("causal")
+    (folder / "train.txt").write_text(sentences(120, seed=0))
+    (folder / "eval.txt").write_text(sentences(40, seed=1))
+    return folder
+
+
+def prepared(root: Path, **values: Any) -> CausalLM:
+    small = {
+        "data_name": str(root / "train.txt"),
+        "eval_data": str(root / "eval.txt"),
+        "seq_len": SEQ_LEN,
+        "batch_size": BATCH_SIZE,
+        "eval_samples": 0,
+    }
+    return CausalLM(**small | values).prepare(0, root / "cache")
+
+
+@pytest.fixture(scope="module")
+def task(root: Path) -> CausalLM:
+    return prepared(root, vocab_size=VOCABULARY)
+
+
+def gpt2() -> nn.Module:
+    return GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=2, n_positions=64))
+
+
+def llama() -> nn.Module:
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=64, **shape))
+
+
+def opt() -> nn.Module:
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 48}
+    return OPTForCausalLM(OPTConfig(vocab_size=VOCABULARY, max_position_embeddings=64, word_embed_proj_dim=32, **shape))
+
+
+def louder(model: nn.Module) -> nn.Module:
+    """With weights larger than usual, so that losses and hits differ between tokens."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
+    return model
+
+
+def saved(task: CausalLM, model: nn.Module, folder: Path) -> str:
+    """A pretrained model of the tests' own, in a folder."""
+    task.save(louder(model), folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module", params=[gpt2, llama, opt], ids=lambda make: make.__name__)
+def any_task(request: pytest.FixtureRequest, task: CausalLM, root: Path) -> CausalLM:
+    return prepared(root, model_name=saved(task, request.param(), root / request.param.__name__))
+
+
+def documents_of(task: CausalLM, side: str) -> list[Tensor]:
+    """As they lie on disk, one at a time."""
+    tokens = Tokens.load(Path(task.tokens_folder) / side)
+    return [
+        torch.tensor([*task.prefix, *tokens.ids[first:end].tolist()])
+        for first, end in itertools.pairwise(tokens.starts)
+    ]
+
+
+def loss_of(task: CausalLM, model: nn.Module, batch: Any) -> Tensor:
+    return task.loss(task.outputs(model, batch), batch)
+
+
+def gradients_of(model: nn.Module, loss: Tensor) -> Tensor:
+    model.zero_grad()
+    loss.backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+# ---- documents and rows ---------------------------------------------------------------------------------------------
+
+
+def test_a_document_is_a_line_with_the_end_behind_it_cut_at_the_length_of_a_row(task: CausalLM) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(task.tokenizer_folder)
+    lines = [[*tokenizer(line)["input_ids"], task.end_id] for line in sentences(40, seed=1).split("\n")]
+    pieces = [line[first : first + SEQ_LEN] for line in lines for first in range(0, len(line), SEQ_LEN)]
+    assert [ids.tolist() for ids in documents_of(task, "eval")] == [piece for piece in pieces if len(piece) >= 4]
+
+
+def test_the_rows_of_a_side_hold_each_of_its_documents_once(any_task: CausalLM) -> None:
+    rows = Rows(any_task, "train")
+    batch = rows.batch(np.arange(len(rows)))
+    found: Counter[tuple[int, ...]] = Counter()
+    for row, ids in enumerate(batch.input_ids):
+        used = ids[: rows.lengths[row]]
+        firsts = [0] if batch.position_ids is None else (batch.position_ids[row] == 0).nonzero().flatten().tolist()
+        firsts = [first for first in firsts if first < len(used)]
+        found.update(tuple(used[a:b].tolist()) for a, b in itertools.pairwise([*firsts, len(used)]))
+    assert found == Counter(tuple(ids.tolist()) for ids in documents_of(any_task, "train"))
+
+
+def test_every_token_but_the_first_of_its_document_is_predicted_once(any_task: CausalLM) -> None:
+    rows = Rows(any_task, "train")
+    batch = rows.batch(np.arange(len(rows)))
+    documents = documents_of(any_task, "train")
+    expected = Counter(token for ids in documents for token in ids[1:].tolist())
+    assert Counter(batch.labels[batch.labels != IGNORED].tolist()) == expected
+    assert any_task.weight(batch) == sum(len(ids) - 1 for ids in documents)
+
+
+@given(st.lists(st.integers(1, 20), max_size=40))
+def test_packing_loses_no_document_and_overfills_no_row(lengths: list[int]) -> None:
+    rows = pack(lengths, 20)
+    assert sorted(itertools.chain(*rows)) == list(range(len(lengths)))
+    filled = sorted(sum(lengths[document] for document in row) for row in rows)
+    assert all(0 < length <= 20 for length in filled)
+    assert all(a + b > 20 for a, b in itertools.pairwise(filled))  # no two rows would fit one
+
+
+# ---- what is learned ------------------------------------------------------------------------------------------------
+
+
+def test_only_models_that_keep_documents_apart_get_several_in_a_row(any_task: CausalLM) -> None:
+    rows, num_documents = Rows(any_task, "train"), len(documents_of(any_task, "train"))
+    is_opt = str(any_task.model_folder).endswith("opt")
+    assert any_task.packed == (not is_opt)
+    assert any_task.facts()["num_train_samples"] == len(rows)
+    if is_opt:
+        assert len(rows) == num_documents
+        assert "mixes the documents of a row" in any_task.facts()["notes"][0]
+    else:
+        assert len(rows) < 0.9 * num_documents
+        assert rows.lengths.mean() > 0.95 * SEQ_LEN
+        assert any_task.facts()["notes"] == []
+
+
+def test_the_logits_of_a_document_in_a_row_are_those_of_the_document_alone(any_task: CausalLM) -> None:
+    model = any_task.model(0).eval()
+    rows = Rows(any_task, "eval")
+    batch = rows.batch(np.arange(len(rows)))
+    with torch.no_grad():
+        logits = any_task.outputs(model, batch)
+    compared = 0
+    for row, ids in enumerate(batch.input_ids):
+        begin = 0
+        for document in rows._documents[row]:
+            alone = documents_of(any_task, "eval")[document]
+            assert torch.equal(ids[begin : begin + len(alone)], alone)
+            with torch.no_grad():
+                expected = model(input_ids=alone[None]).logits[0]
+            torch.testing.assert_close(logits[row, begin : begin + len(alone)], expected, rtol=1e-5, atol=1e-5)
+            begin += len(alone)
+            compared += 1
+    assert compared == len(documents_of(any_task, "eval"))
+
+
+def test_loss_and_gradient_are_those_of_transformers_over_single_documents(any_task: CausalLM) -> None:
+    model = any_task.model(0)
+    rows = Rows(any_task, "train")
+    loss = loss_of(any_task, model, rows.batch(np.arange(len(rows))))
+    gradients = gradients_of(model, loss)
+    documents = documents_of(any_task, "train")
+    total = sum(len(ids) - 1 for ids in documents)
+    alone = [model(input_ids=ids[None], labels=ids[None]).loss * ((len(ids) - 1) / total) for ids in documents]
+    expected = torch.stack(alone).sum()
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(gradients, gradients_of(model, expected), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 4])
+def test_parts_weighted_by_their_tokens_are_the_whole_batch(any_task: CausalLM, parts: int) -> None:
+    model, batch = any_task.model(0), any_task.data(0).batch(0, 3)
+    whole = gradients_of(model, loss_of(any_task, model, batch))
+    split = any_task.split(batch, parts)
+    weights = [any_task.weight(part) for part in split]
+    assert len(split) == parts
+    assert min(weights) > 0
+    assert sum(weights) == any_task.weight(batch)
+    losses = [loss_of(any_task, model, part) * (w / sum(weights)) for part, w in zip(split, weights, strict=True)]
+    torch.testing.assert_close(gradients_of(model, torch.stack(losses).sum()), whole, rtol=1e-4, atol=1e-5)
+
+
+# ---- batches and evaluations ----------------------------------------------------------------------------------------
+
+
+def same(one: Any, other: Any) -> bool:
+    return all(torch.equal(getattr(one, f.name), getattr(other, f.name)) for f in dataclasses.fields(one))
+
+
+@given(stream=st.integers(0, 3), index=st.integers(0, 200), before=st.integers(0, 200))
+def test_a_batch_is_the_same_whoever_makes_it_and_whatever_was_made_before(
+    task: CausalLM, stream: int, index: int, before: int
+) -> None:
+    busy = task.data(7)
+    for other in (before, index + 1):
+        busy.batch(stream, other)
+        busy.batch(stream + 1, other)
+    batch = pickle.loads(pickle.dumps(task)).data(7).batch(stream, index)
+    assert same(busy.batch(stream, index), batch)
+    assert len(batch.input_ids) == BATCH_SIZE
+    assert task.weight(batch) > 0
+
+
+def test_seeds_and_streams_have_batches_of_their_own_and_one_evaluation(task: CausalLM) -> None:
+    data, other = task.data(0), task.data(1)
+    batches = [data.batch(0, 0), data.batch(1, 0), other.batch(0, 0)]
+    for one, two in itertools.combinations(batches, 2):
+        assert one.input_ids.shape != two.input_ids.shape or not torch.equal(one.input_ids, two.input_ids)
+    main, others = data.evaluation["main"], other.evaluation["main"]
+    assert len(main) == len(others)
+    assert all(same(main[index], others[index]) for index in range(len(main)))
+    with pytest.raises(IndexError):
+        main[len(main)]
+
+
+def test_an_evaluation_takes_so_many_rows_evenly_over_the_set(task: CausalLM) -> None:
+    few = dataclasses.replace(task, eval_samples=5).data(0).evaluation["main"]
+    assert sum(len(few[index].input_ids) for index in range(len(few))) == 5
+    total = len(Rows(task, "eval"))
+    assert sorted(few.rows) == [row * total // 5 for row in range(5)]
+
+
+def sums_of(task: CausalLM, model: nn.Module, num_shards: int) -> Sums:
+    batches = task.data(0).evaluation["main"]
+    return add_sums(evaluate_shard(task, model, batches, shard, num_shards, CPU) for shard in range(num_shards))
+
+
+def test_evaluation_sums_are_those_of_single_documents_in_float64_over_any_number_of_shards(
+    task: CausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncsgd.tasks.causal_lm._EVALUATION_TOKENS", 4 * SEQ_LEN)  # several batches
+    model = louder(task.model(0))
+    whole = sums_of(task, model, 1)
+    documents = documents_of(task, "eval")
+    with evaluating(model):
+        logits = [model(input_ids=ids[None]).logits[0, :-1].double() for ids in documents]
+    losses = [
+        nn.functional.cross_entropy(some, ids[1:], reduction="sum") for some, ids in zip(logits, documents, strict=True)
+    ]
+    assert whole["weight"] == sum(len(ids) - 1 for ids in documents)
+    assert whole["loss"] == pytest.approx(float(sum(losses)), rel=1e-6)
+    hits = sum(int((some.argmax(-1) == ids[1:]).sum()) for some, ids in zip(logits, documents, strict=True))
+    assert whole["correct"] == hits
+    metrics = metrics_of(task, whole)
+    assert metrics == {"perplexity": math.exp(whole["loss"] / whole["weight"]), "accuracy": hits / whole["weight"]}
+    assert len(task.data(0).evaluation["main"]) > 3
+    for num_shards in (2, 3):
+        sums = sums_of(task, model, num_shards)
+        assert (sums["weight"], sums["correct"]) == (whole["weight"], whole["correct"])
+        assert sums["loss"] == pytest.approx(whole["loss"], rel=1e-12)
+
+
+def test_a_perplexity_that_is_too_large_for_a_float_is_infinite(task: CausalLM) -> None:
+    assert task.metrics({"loss": 1e6, "weight": 10.0, "correct": 5}) == {"perplexity": math.inf, "accuracy": 0.5}
+
+
+# ---- runs -----------------------------------------------------------------------------------------------------------
+
+
+def worker_of(task: CausalLM) -> Worker:
+    return Worker(FlatModel(task.model(0)), task, task.data(0), seed=0)
+
+
+def server_of(worker: Worker) -> Server:
+    x = worker.flat.parameters.clone()
+    optimizer = Optimizer(x, worker.flat.layout.num_decayed, AdamW(), weight_decay=0.1)
+    return Server(x, Asynchronous(), optimizer, lambda num_samples: 3e-3)
+
+
+def run(task: CausalLM, num_workers: int, num_batches: int, folder: RunFolder | None = None) -> Virtual:
+    worker = worker_of(task)
+    records: list[Record] = []
+    runtime = Virtual(
+        server_of(worker),
+        ModelGradients(worker, OptimizerRecipe(AdamW())),
+        Exponential().on(num_workers, 0),
+        Batches(num_batches * BATCH_SIZE, BATCH_SIZE),
+        whole_evaluation(worker),
+        num_workers=num_workers,
+        budget=Budget(samples=num_batches * BATCH_SIZE),
+        batch_size=BATCH_SIZE,
+        evaluations=1,
+        report=records.append if folder is None else folder.append,
+    )
+    runtime.run()
+    return runtime
+
+
+def test_one_asynchronous_worker_is_the_plain_loop_bit_for_bit(task: CausalLM) -> None:
+    task = dataclasses.replace(task, dropout=0.1)
+    runtime = run(task, 1, 12)
+    model, data = task.model(0), task.data(0)
+    parameters = list(model.parameters())
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": 0.1},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=3e-3, fused=True)
+    for index in range(12):
+        optimizer.zero_grad()
+        torch.manual_seed(dropout_seed(0, 0, index))
+        loss_of(task, model, data.batch(0, index)).backward()
+        optimizer.step()
+    flat = FlatModel(model)
+    assert torch.equal(runtime._server.parameters, flat.parameters)
+
+
+def test_a_virtual_run_of_three_workers_is_replayed_bit_for_bit(task: CausalLM, tmp_path: Path) -> None:
+    task = dataclasses.replace(task, dropout=0.1)
+    (tmp_path / "run").mkdir()
+    folder = RunFolder(tmp_path / "run")
+    runtime = run(task, 3, 15, folder)
+    folder.close()
+    log = read_log(tmp_path / "run" / "events.jsonl")
+    worker = worker_of(task)
+    server = server_of(worker)
+    computation = ModelGradients(worker, OptimizerRecipe(AdamW()))
+    replay = Replay(server, computation, Batches(None, BATCH_SIZE), log, num_workers=3)
+    assert replay.run() is None
+    assert replay.num_checked == 15
+    assert torch.equal(server.parameters, runtime._server.parameters)
+    assert not torch.equal(server.parameters, run(task, 1, 15)._server.parameters)
+
+
+def test_a_few_dozen_updates_halve_the_perplexity(task: CausalLM) -> None:
+    first, last = run(task, 2, 40).evaluations
+    assert math.exp(last.loss) < math.exp(first.loss) / 2
+
+
+# ---- preparing, saving, loading -------------------------------------------------------------------------------------
+
+
+def test_preparing_again_gives_the_same_task_from_the_cache(task: CausalLM, root: Path) -> None:
+    made = {path: path.stat().st_mtime_ns for path in (root / "cache").rglob("*")}
+    assert task.prepare(1, root / "cache") == task
+    assert prepared(root, vocab_size=VOCABULARY) == task
+    assert {path: path.stat().st_mtime_ns for path in (root / "cache").rglob("*")} == made
+    assert len(pickle.dumps(task)) < 2000
+
+
+@pytest.mark.parametrize(("name", "millions"), [("tiny-gpt", 1.5), ("small-gpt", 5.4)])
+def test_a_built_model_is_a_function_of_the_seed_with_tied_embeddings(
+    task: CausalLM, name: str, millions: float
+) -> None:
+    named = dataclasses.replace(task, model_name=name, num_tokens=8192, seq_len=128)
+    first, again, other = named.model(0), named.model(0), named.model(1)
+    parameters = [torch.cat([p.flatten() for p in model.parameters()]) for model in (first, again, other)]
+    assert torch.equal(parameters[0], parameters[1])
+    assert not torch.equal(parameters[0], parameters[2])
+    assert first.training
+    assert first.lm_head.weight is first.transformer.wte.weight
+    assert len(parameters[0]) / 1e6 == pytest.approx(millions, rel=0.02)
+
+
+def test_a_saved_folder_is_loaded_by_transformers_and_trained_further(
+    task: CausalLM, root: Path, tmp_path: Path
+) -> None:
+    folder = saved(task, task.model(0), tmp_path / "model")
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer, text = AutoTokenizer.from_pretrained(folder), "Gradients, été <|endoftext|> \n of 4 workers"
+    original = AutoTokenizer.from_pretrained(task.tokenizer_folder)
+    assert tokenizer(text)["input_ids"] == original(text)["input_ids"]
+    assert tokenizer.eos_token_id == task.end_id
+    again = prepared(root, model_name=folder)
+    assert again.tokens_folder == task.tokens_folder
+    facts = again.facts()
+    assert (facts["from_scratch"], task.facts()["from_scratch"], facts["notes"]) == (False, True, [])
+    assert facts["num_eval_samples"] == task.facts()["num_eval_samples"] == len(Rows(task, "eval"))
+    for ours, theirs in zip(again.model(3).parameters(), loaded.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+        assert ours.dtype == torch.float32
+    assert again.model(3).training
+
+
+def test_what_a_tokenizer_puts_in_front_of_a_text_stands_in_front_of_every_document(
+    task: CausalLM, root: Path, tmp_path: Path
+) -> None:
+    from tokenizers import processors
+
+    folder = saved(task, gpt2(), tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    template = processors.TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", task.end_id)])
+    tokenizer.backend_tokenizer.post_processor = processors.Sequence([template])
+    tokenizer.save_pretrained(folder)
+    begins = prepared(root, model_name=folder)
+    assert begins.prefix == (task.end_id,)
+    batch = begins.data(0).batch(0, 0)
+    assert set(batch.input_ids[batch.position_ids == 0].tolist()) == {task.end_id}
+    assert batch.input_ids.shape[1] <= SEQ_LEN
+
+
+def without(folder: Path, name: str) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[name]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_a_checkpoint_that_lacks_weights_is_refused_by_their_name(task: CausalLM, root: Path, tmp_path: Path) -> None:
+    folder = saved(task, gpt2(), tmp_path / "model")
+    without(tmp_path / "model", "transformer.h.1.mlp.c_fc.weight")
+    with pytest.raises(
+        UsageError, match=r"1 of \d+ tensors is missing, e.g. transformer.h.1.mlp.c_fc.weight.*tiny-gpt"
+    ):
+        prepared(root, model_name=folder)
+
+
+def test_an_encoder_which_sees_what_it_is_to_predict_is_refused(task: CausalLM, root: Path, tmp_path: Path) -> None:
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    model = RobertaForMaskedLM(RobertaConfig(vocab_size=VOCABULARY, max_position_embeddings=64, **shape))
+    folder = saved(task, model, tmp_path / "model")
+    with pytest.raises(UsageError, match=r"is no causal language model.*depends on later ones"):
+        prepared(root, model_name=folder)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"model_name": "./nowhere"}, "--model takes tiny-gpt, small-gpt, a folder or a Hub id"),
+        ({"model_name": "gpt2", "vocab_size": 500}, "--vocab-size is for --model tiny-gpt and small-gpt"),
+        ({"data_name": "pydocs", "eval_data": None, "text_column": "body"}, "--text-column does nothing for pydocs"),
+        ({"vocab_size": 256}, "a vocabulary of 256 entries is too small; use at least 257"),
+    ],
+)
+def test_what_the_user_has_to_change_is_said(root: Path, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        prepared(root, **values)
+
+
+def test_a_tokenizer_without_an_end_of_text_is_refused(task: CausalLM, root: Path, tmp_path: Path) -> None:
+    folder = saved(task, gpt2(), tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(UsageError, match=r"no end-of-text token .*--model tiny-gpt"):
+        prepared(root, model_name=folder)
+
+
+def test_importing_the_task_imports_neither_torch_nor_transformers() -> None:
+    code = "import sys, asyncsgd.tasks.causal_lm; print({'torch', 'transformers', 'datasets'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "set()\n", done.stderr
