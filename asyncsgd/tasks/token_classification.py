@@ -123,12 +123,12 @@ class TokenClassification(Task):
 
         if self.data_name is None:
             raise UsageError("--data-name is missing: name a folder with train.*, a file, or hub:NAME")
-        if self.vocab_size != VOCABULARY and self.init_from not in TRAINED_HERE:
+        origin = read_origin(self.init_from)
+        if self.vocab_size != VOCABULARY and origin.model not in TRAINED_HERE:
             raise UsageError(
                 f"--vocab-size {self.vocab_size} does nothing for {self.init_from}, which brings its own tokenizer; "
                 f"drop it"
             )
-        origin = read_origin(self.init_from)
         models.check_model(origin.model, self.seq_len)
         data = load_tagged(
             self.data_name,

@@ -1,0 +1,209 @@
+"""Tagged sentences: what is read and refused, which piece is a word's first, and arrays that survive on disk."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from asyncsgd.data.documents import Documents
+from asyncsgd.data.tagged import TaggedData, TaggedTokens, load_tagged, tagged_folder, tokenize_words
+from asyncsgd.data.tokenization import train_wordpiece
+from asyncsgd.errors import UsageError
+
+Row = tuple[object, object]
+TRAIN: list[Row] = [(["Li", "ran"], ["B-PER", "O"]), (["in", "New", "York"], ["O", "B-LOC", "I-LOC"])]
+TEST: list[Row] = [(["York", "ran"], ["B-LOC", "O"])]
+
+
+def write(folder: Path, name: str, rows: Sequence[Row], columns: tuple[str, str] = ("tokens", "ner_tags")) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    values = [dict(zip(columns, row, strict=True)) for row in rows]
+    if name.endswith(".jsonl"):
+        (folder / name).write_text("\n".join(map(json.dumps, values)))
+    else:
+        pytest.importorskip("pandas").DataFrame(values).to_parquet(folder / name)
+
+
+def load(folder: Path, **more: Any) -> TaggedData:
+    return load_tagged(str(folder), **{"tokens_column": "tokens", "tags_column": "ner_tags"} | more)
+
+
+# What is read
+
+
+@pytest.mark.parametrize("kind", [".jsonl", ".parquet"])
+def test_a_folder_is_read_the_same_from_every_kind_of_file(tmp_path: Path, kind: str) -> None:
+    write(tmp_path / "d", f"train{kind}", TRAIN)
+    write(tmp_path / "d", f"test{kind}", TEST)
+    data = load(tmp_path / "d")
+    assert data.train.texts == ("Li ran", "in New York")
+    assert data.eval.texts == ("York ran",)
+    assert (data.name, data.split, data.labels, data.notes) == ("d", "test", ("B-LOC", "B-PER", "I-LOC", "O"), ())
+    assert [tags.tolist() for tags in data.tags(data.train)] == [[1, 3], [3, 0, 2]]
+
+
+def test_numbers_get_their_names_from_labels_json_or_from_the_feature(tmp_path: Path) -> None:
+    names = ["O", "B-PER", "B-LOC", "I-LOC", "I-PER"]
+    numbers: list[Row] = [(words, [names.index(tag) for tag in tags]) for words, tags in TRAIN]  # type: ignore[attr-defined]
+    test: list[Row] = [(["York", "ran"], [2, 0])]
+    write(tmp_path / "json", "train.jsonl", numbers)
+    write(tmp_path / "json", "test.jsonl", test)
+    with pytest.raises(UsageError, match=r"line 1: '1' is no BIO tag.*numbers need names, in labels.json"):
+        load(tmp_path / "json")
+    (tmp_path / "json" / "labels.json").write_text(json.dumps(names))
+    datasets = pytest.importorskip("datasets")
+    (tmp_path / "feature").mkdir()
+    for kind in (datasets.Sequence, datasets.List):
+        features = datasets.Features(
+            tokens=kind(datasets.Value("string")), ner_tags=kind(datasets.ClassLabel(names=names))
+        )
+        for side, rows in (("train", numbers), ("test", test)):
+            columns = dict(zip(("tokens", "ner_tags"), map(list, zip(*rows, strict=True)), strict=True))
+            datasets.Dataset.from_dict(columns, features).to_parquet(tmp_path / "feature" / f"{side}.parquet")
+        for folder in ("json", "feature"):
+            data = load(tmp_path / folder)
+            assert data.labels == tuple(names)
+            assert [tags.tolist() for tags in data.tags(data.train)] == [[1, 0], [0, 2, 3]]
+            assert data.notes == ("no training word has the tag I-PER",)
+
+
+def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
+    write(tmp_path, "train.jsonl", [*TRAIN, *TEST, ([], []), ([" "], ["O"])])
+    write(tmp_path, "test.jsonl", TEST)
+    data = load(tmp_path)
+    assert data.train.texts == ("Li ran", "in New York")
+    assert data.notes == (
+        f"2 rows of {tmp_path.name} (train) without words are left out",
+        "1 training sentences that are test sentences too are left out",
+    )
+    assert load(tmp_path, train_samples=1).train.texts == ("Li ran",)
+    assert load(tmp_path, train_samples=1).fingerprint != data.fingerprint
+
+
+def test_an_i_without_a_b_is_read_and_a_space_in_a_word_does_not_part_it(tmp_path: Path) -> None:
+    write(tmp_path, "train.jsonl", [(["New York", "ran"], ["I-LOC", "O"]), (["a"], ["O"])])
+    write(tmp_path, "test.jsonl", [(["Bern"], ["I-LOC"])])
+    assert load(tmp_path).train.texts[0] == "New\u00a0York ran"
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "more", "message"),
+    [
+        (TRAIN, TEST, {"tags_column": "tags"}, "has no column 'tags'.*choose one with --tags-column NAME"),
+        (TRAIN, TEST, {"tags_column": "tokens"}, "are both 'tokens'; name two columns"),
+        ([*TRAIN, (["a"], ["O", "O"])], TEST, {}, "line 3: 1 words and 2 tags; every word needs one tag"),
+        (TRAIN, [(["a"], ["B-ORG"])], {}, "the tag 'B-ORG' is on 1 test words and on no training word.*has B-LOC, B-P"),
+        (TRAIN, [(["a"], ["S-LOC"])], {}, "line 1: 'S-LOC' is no BIO tag, which is O, B-TYPE or I-TYPE"),
+        ([("Li ran", ["O"])], TEST, {}, "'tokens' holds str values, not a list in every row.*--tokens-column NAME"),
+        ([(["Li"], None)], TEST, {}, "'ner_tags' holds NoneType values, not a list.*--tags-column NAME"),
+        ([([1], ["O"])], TEST, {}, "'tokens' holds lists of int values, not of words"),
+        ([(["Li"], [None])], TEST, {}, "no label in column 'ner_tags'"),
+        ([(["Li"], [0.5])], TEST, {}, "column 'ner_tags' holds float values.*--tags-column NAME"),
+        ([(["Li"], ["O"])], [(["a"], ["O"])], {}, r"has one tag only \('O'\)"),
+        (TEST, TEST, {}, "has no training sentence that is not a test sentence too"),
+        ([([], [])], TEST, {}, r"\(train\) holds no sentence: all 1 rows are without words"),
+        (TRAIN, TEST, {"split": "validation"}, "has no validation split; drop --split"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    tmp_path: Path, train: list[Row], test: list[Row], more: dict[str, Any], message: str
+) -> None:
+    write(tmp_path, "train.jsonl", train)
+    write(tmp_path, "test.jsonl", test)
+    with pytest.raises(UsageError, match=message):
+        load(tmp_path, **more)
+
+
+# Words to pieces
+
+CORPUS = ["the unbelievable low-temperature fuel-cell (YSZ) ran at 650 °C", "Ärger mit naïve 2nd-order don't"]
+
+
+def byte_level() -> PreTrainedTokenizerFast:
+    """As GPT-2's and RoBERTa's: a space belongs to the piece behind it."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trained.decoder = decoders.ByteLevel()
+    trained.post_processor = processors.ByteLevel(trim_offsets=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    trained.train_from_iterator(CORPUS, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=trained)
+
+
+TOKENIZERS = {"wordpiece": train_wordpiece(CORPUS, 128), "byte_level": byte_level()}
+
+
+def tokenized(sentence: list[str], tokenizer: Any, seq_len: int = 64) -> TaggedTokens:
+    return tokenize_words(
+        Documents((" ".join(sentence),), None), [np.arange(len(sentence), dtype=np.int32)], tokenizer, seq_len=seq_len
+    )
+
+
+words = st.text("abcdehtr-°ÄÄ.'", min_size=1, max_size=6)
+
+
+@given(st.lists(words, min_size=1, max_size=5))
+def test_the_first_piece_of_a_word_is_that_of_the_word_tokenized_by_itself(sentence: list[str]) -> None:
+    tokenizer = TOKENIZERS["wordpiece"]
+    tokens = tokenized(sentence, tokenizer)
+    alone = [tokenizer(word, add_special_tokens=False)["input_ids"] for word in sentence]
+    assert tokens.tokens.ids.tolist() == [piece for pieces in alone for piece in pieces]
+    assert tokens.pieces.tolist() == np.cumsum([0, *map(len, alone)])[:-1].tolist()
+    assert np.flatnonzero(tokens.tokens.word_starts).tolist() == tokens.pieces.tolist()
+
+
+@given(st.lists(words, min_size=1, max_size=5))
+def test_of_a_tokenizer_whose_pieces_begin_with_a_space_the_pieces_of_a_word_spell_it(sentence: list[str]) -> None:
+    tokenizer = TOKENIZERS["byte_level"]
+    tokens = tokenized(sentence, tokenizer)
+    bounds = [*tokens.pieces.tolist(), len(tokens.tokens.ids)]
+    spelled = [tokenizer.decode(tokens.tokens.ids[a:b].tolist()) for a, b in itertools.pairwise(bounds)]
+    assert [text.strip() for text in spelled] == sentence
+
+
+def test_words_behind_the_cut_and_words_without_pieces_have_none() -> None:
+    tokenizer = TOKENIZERS["wordpiece"]
+    sentence = ["ran", "\u200b\ufffd", "", "at", "the", "unbelievable", "ran", "the"]
+    whole = tokenized(sentence, tokenizer)
+    first = whole.pieces.tolist()
+    assert first[:4] == [0, -1, -1, 1]
+    seq_len = first[6] + 2  # with [CLS] and [SEP]
+    assert tokenized(sentence, tokenizer, seq_len).pieces.tolist() == [*first[:6], -1, -1]
+    assert tokenized(sentence, tokenizer, seq_len).num_lost == 4
+    assert tokenized(sentence, tokenizer, seq_len).tokens.ids.tolist() == whole.tokens.ids[: first[6]].tolist()
+
+
+def test_the_arrays_lie_in_the_cache_and_are_made_again_where_they_are_damaged(tmp_path: Path) -> None:
+    write(tmp_path / "d", "train.jsonl", [(["\ufffd"], ["O"]), *TRAIN])
+    write(tmp_path / "d", "test.jsonl", [(["\ufffd"], ["O"]), *TEST])
+    data, tokenizer = load(tmp_path / "d"), TOKENIZERS["wordpiece"]
+    folder = tagged_folder(data, tokenizer, seq_len=16, cache_dir=tmp_path / "cache")
+    train, evaluation = (TaggedTokens.load(folder / side) for side in ("train", "eval"))
+    # A training sentence that no piece is left of is left out; the evaluation keeps it.
+    assert train.starts.tolist() == [0, 2, 5]
+    assert train.tags.tolist() == [1, 3, 3, 0, 2]
+    assert (train.pieces >= 0).all()
+    assert evaluation.starts.tolist() == [0, 1, 3]
+    assert evaluation.pieces.tolist()[0] == -1
+    assert isinstance(train.tags, np.memmap)
+    before = (folder / "train" / "ids.npy").stat().st_ino
+    assert tagged_folder(data, tokenizer, seq_len=16, cache_dir=tmp_path / "cache") == folder
+    assert (folder / "train" / "ids.npy").stat().st_ino == before
+    (folder / "eval" / "words_tags.npy").unlink()  # not cut short: it is mapped
+    (folder / "eval" / "words_tags.npy").write_bytes(b"")
+    assert tagged_folder(data, tokenizer, seq_len=16, cache_dir=tmp_path / "cache") == folder
+    assert TaggedTokens.load(folder / "eval").tags.tolist() == evaluation.tags.tolist()
+    assert tagged_folder(data, tokenizer, seq_len=15, cache_dir=tmp_path / "cache") != folder
+    assert [path.name for path in (tmp_path / "cache").iterdir() if path.name.startswith(".")] == []

@@ -1,0 +1,392 @@
+"""Tagging on a small made language: the loss, the scores of whole sentences, and that every runtime can train it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AutoModelForTokenClassification, AutoTokenizer
+
+from asyncsgd import models
+from asyncsgd.data.random import dropout_seed
+from asyncsgd.data.tagged import TaggedBatch
+from asyncsgd.errors import UsageError
+from asyncsgd.evaluation import evaluate_shard
+from asyncsgd.flat import FlatModel
+from asyncsgd.optimizers import AdamW, Optimizer, OptimizerRecipe
+from asyncsgd.record import Record, RunFolder
+from asyncsgd.rules import Asynchronous
+from asyncsgd.runtime.base import Budget
+from asyncsgd.runtime.computation import ModelGradients, whole_evaluation
+from asyncsgd.runtime.log import read_log
+from asyncsgd.runtime.replay import Replay
+from asyncsgd.runtime.virtual import Virtual
+from asyncsgd.server import Server
+from asyncsgd.speeds import Constant, Exponential, Speeds
+from asyncsgd.streams import Batches
+from asyncsgd.tasks.base import add_sums
+from asyncsgd.tasks.token_classification import TokenClassification
+from asyncsgd.worker import Worker
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
+SEED, SEQ_LEN, BATCH_SIZE = 3, 16, 4
+OTHERS = ["the", "old", "saw", "and"]
+NAMES = {"PER": (["maria", "li"], ["bogdanow", "smith"]), "LOC": (["bern", "new"], ["york", "delhi"])}
+CPU = torch.device("cpu")
+
+
+def sentences(number: int, seed: int) -> list[dict[str, list[str]]]:
+    """Names of one or two words with another word behind each, some sentences too long for the model."""
+    draw, rows = random.Random(seed), []
+    for _ in range(number):
+        tokens, tags = [], []
+        for _ in range(draw.randint(1, 8)):
+            kind = draw.choice(["O", "PER", "LOC"])
+            if kind != "O":
+                length = draw.randint(1, 2)
+                tokens += [draw.choice(words) for words in NAMES[kind][:length]]
+                tags += [f"B-{kind}", f"I-{kind}"][:length]
+            tokens.append(draw.choice(OTHERS))
+            tags.append("O")
+        rows.append({"tokens": tokens, "ner_tags": tags})
+    return rows
+
+
+def write(folder: Path, **sides: list[dict[str, list[str]]]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for side, rows in sides.items():
+        (folder / f"{side}.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TokenClassification]:
+    root = tmp_path_factory.mktemp("tagging")
+    for name in ("names", "sixteen"):
+        write(root / name, train=sentences(60, 0), test=sentences(50, 1))
+    # Whole cache lines of tags: fused optimizers then round alike on the flat vector and on single tensors.
+    kinds = [f"{prefix}-{kind}" for kind in ("PER", "LOC", *"abcdef") for prefix in "BI"]
+    (root / "sixteen" / "labels.json").write_text(json.dumps(["O", *kinds[:-1]]))
+    small = {"vocab_size": 64, "seq_len": SEQ_LEN, "batch_size": BATCH_SIZE}
+
+    def prepare(data: str = "names", **values: Any) -> TokenClassification:
+        values = {"data_name": str(root / data)} | values
+        return TokenClassification(**small | values).prepare(SEED, root / "cache")
+
+    return prepare
+
+
+@pytest.fixture(scope="module")
+def task(prepared: Callable[..., TokenClassification]) -> TokenClassification:
+    return prepared()
+
+
+def evaluation_mode(task: TokenClassification) -> nn.Module:
+    """The model with weights larger than usual, so that it does not say the same of every word."""
+    model = task.model(SEED).eval()
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=draw), alpha=0.05)
+    return model
+
+
+# ---- the loss ----------------------------------------------------------------------------------------------------
+
+
+def plain_loss(model: nn.Module, batch: TaggedBatch) -> tuple[Tensor, int]:
+    """The sum over labelled words, sentence by sentence without padding, and how many there are."""
+    total, number = torch.zeros(()), 0
+    for ids, mask, tags, pieces in zip(*vars(batch).values(), strict=True):
+        logits = model(input_ids=ids[mask == 1][None]).logits[0]
+        for tag, piece in zip(tags.tolist(), pieces.tolist(), strict=True):
+            if piece >= 0:
+                total = total - functional.log_softmax(logits[piece], -1)[tag]
+                number += 1
+    return total, number
+
+
+def gradients(model: nn.Module, loss: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad(loss, list(model.parameters())))
+
+
+def test_loss_and_gradient_are_those_of_single_sentences(task: TokenClassification) -> None:
+    model, batch = evaluation_mode(task), task.data(SEED).batch(0, 2)
+    loss = task.loss(task.outputs(model, batch), batch)
+    total, number = plain_loss(model, batch)
+    assert task.weight(batch) == number > BATCH_SIZE
+    torch.testing.assert_close(loss, total / number)
+    for ours, theirs in zip(gradients(model, loss), gradients(model, total / number), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_parts_weighted_by_their_words_are_the_whole_even_where_one_has_no_word(task: TokenClassification) -> None:
+    model, batch = evaluation_mode(task), task.data(SEED).batch(0, 0)
+    batch.pieces[0] = -1
+    parts = task.split(batch, BATCH_SIZE)
+    weights = [task.weight(part) for part in parts]
+    assert weights[0] == 0
+    assert sum(weights) == task.weight(batch)
+    losses = [task.loss(task.outputs(model, part), part) for part in parts]
+    whole = task.loss(task.outputs(model, batch), batch)
+    joined = sum(loss * weight for loss, weight in zip(losses, weights, strict=True)) / sum(weights)
+    torch.testing.assert_close(joined, whole)
+    for ours, theirs in zip(gradients(model, joined), gradients(model, whole), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+# ---- the same in every process -----------------------------------------------------------------------------------
+
+
+def test_a_batch_and_a_model_are_the_same_whoever_makes_them(task: TokenClassification) -> None:
+    other = pickle.loads(pickle.dumps(task))
+    for stream, index in ((0, 0), (0, 40), (1, 0), (0, 1)):
+        first, again = task.data(SEED).batch(stream, index), other.data(SEED).batch(stream, index)
+        assert all(torch.equal(one, two) for one, two in zip(vars(first).values(), vars(again).values(), strict=True))
+    assert not torch.equal(task.data(SEED).batch(0, 0).tags, task.data(SEED).batch(1, 0).tags)
+    both = task.model(SEED), other.model(SEED)
+    assert all(torch.equal(one, two) for one, two in zip(*(model.parameters() for model in both), strict=True))
+    assert not torch.equal(both[0].classifier.weight, task.model(SEED + 1).classifier.weight)
+    assert both[0].training
+
+
+def test_prepared_again_it_is_the_same_task(task: TokenClassification, prepared: Callable[..., Any]) -> None:
+    assert prepared() == task
+    for field in dataclasses.fields(task):
+        if field.metadata.get("found"):
+            assert isinstance(getattr(task, field.name), int | float | str | bool | None | tuple), field.name
+
+
+def test_the_encoder_is_that_of_the_saved_model_and_must_be_the_one_that_was_written_down(
+    task: TokenClassification, prepared: Callable[..., Any], tmp_path: Path
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(Path(task.folder or "") / "tokenizer")
+    masked_lm = models.build_model("tiny", tokenizer, seq_len=SEQ_LEN, dropout=0.0, seed=99).model
+    models.save_model(masked_lm, tokenizer, tmp_path / "base")
+    started = prepared(init_from=str(tmp_path / "base"), vocab_size=8192)
+    assert (started.from_scratch, started.parent) == (False, None)
+    model = started.model(SEED)
+    for name, parameter in masked_lm.base_model.named_parameters():
+        assert torch.equal(model.base_model.get_parameter(name), parameter), name
+    assert torch.equal(model.classifier.weight, task.model(SEED).classifier.weight)
+    (tmp_path / "base" / "base.json").write_text(json.dumps({"parameters_sha256": "0" * 64}))
+    with pytest.raises(UsageError, match="is not the model that was saved there"):
+        prepared(init_from=str(tmp_path / "base"), vocab_size=8192)
+
+
+# ---- evaluation --------------------------------------------------------------------------------------------------
+
+
+def test_every_sentence_is_scored_once_in_order_of_length(task: TokenClassification) -> None:
+    batches = task.data(SEED).evaluation["main"]
+    lengths = [int(row.sum()) for batch in batches for row in batch.attention_mask]
+    assert len(lengths) == 50
+    assert lengths == sorted(lengths)
+    tags = sorted(tuple(tag for tag in row.tolist() if tag >= 0) for batch in batches for row in batch.tags)
+    expected = [[task.labels.index(tag) for tag in row["ner_tags"]] for row in sentences(50, 1)]
+    assert tags == sorted(map(tuple, expected))
+
+
+@torch.no_grad()
+def test_sums_do_not_depend_on_the_number_of_shards(task: TokenClassification) -> None:
+    model, batches = evaluation_mode(task), task.data(SEED).evaluation["main"]
+    whole = evaluate_shard(task, model, batches, 0, 1, CPU)
+    for num_shards in (2, 3):
+        shards = [evaluate_shard(task, model, batches, shard, num_shards, CPU) for shard in range(num_shards)]
+        total = add_sums(shards)
+        assert total["loss"] == pytest.approx(whole["loss"], rel=1e-12)
+        assert total["weight"] == whole["weight"]
+        for name in ("words", "spans"):
+            assert total[name].tolist() == whole[name].tolist()
+    assert whole["loss"] == pytest.approx(sum(float(plain_loss(model, batch)[0]) for batch in batches), rel=1e-5)
+
+
+def tagging(task: TokenClassification, batch: TaggedBatch, said: list[list[str]]) -> dict[str, Any]:
+    """The scores if the model said so of the words of `batch`."""
+    logits = torch.zeros(*batch.tags.shape, len(task.labels))
+    for row, tags in enumerate(said):
+        for word, tag in enumerate(tags):
+            logits[row, word, task.labels.index(tag)] = 1.0
+    return task.sums(logits, batch)
+
+
+def test_words_that_are_cut_off_count_as_outside(task: TokenClassification) -> None:
+    # Sentences as the data has them, the second one cut behind its first word.
+    names = [["B-PER", "I-PER", "O"], ["O", "B-LOC", "O"]]
+    tags = torch.tensor([[task.labels.index(tag) for tag in row] for row in names])
+    batch = TaggedBatch(torch.zeros(2, 5), torch.zeros(2, 5), tags, torch.tensor([[1, 2, 3], [1, -1, -1]]))
+    sums = tagging(task, batch, names)
+    assert sums["words"].tolist() == [6, 5]
+    assert sums["spans"].tolist() == [[1, 0, 0], [1, 1, 1]]
+    assert task.metrics(sums) == {"span_f1": 2 / 3, "span_precision": 1.0, "span_recall": 0.5, "accuracy": 5 / 6}
+    details = task.details(sums)
+    assert details["per_type"]["LOC"] == {"precision": None, "recall": 0.0, "f1": 0.0, "support": 1}
+    assert details["majority"] == {"tag": "O", "span_f1": 0.0, "accuracy": task.majority_accuracy}
+    assert float(sums["loss"]) == pytest.approx(4 * (np.log(len(task.labels) - 1 + np.e) - 1), rel=1e-6)
+
+
+def test_the_facts_count_the_words_that_are_cut_off(task: TokenClassification) -> None:
+    facts = task.facts()
+    batches = list(task.data(SEED).evaluation["main"])
+    cut = sum(int(((batch.tags >= 0) & (batch.pieces < 0)).sum()) for batch in batches)
+    num_words = sum(int((batch.tags >= 0).sum()) for batch in batches)
+    note = f"{cut} of {num_words} test words have no word piece within the 16 tokens of a sentence and count as "
+    assert cut > 0
+    assert any(line == note + "predicted O" for line in facts["notes"])
+    assert facts | {"notes": []} == {
+        "data": "names",
+        "data_fingerprint": task.data_fingerprint,
+        "split": "test",
+        "labels": ["B-LOC", "B-PER", "I-LOC", "I-PER", "O"],
+        "num_train_samples": task.num_train_samples,
+        "num_eval_samples": 50,
+        "from_scratch": True,
+        "parent": None,
+        "init_sha256": task.init_sha256,
+        "notes": [],
+    }
+    assert json.loads(json.dumps(facts)) == facts
+    outside = sum(tag == "O" for row in sentences(50, 1) for tag in row["ner_tags"])
+    assert task.majority_accuracy == outside / num_words
+
+
+# ---- training ----------------------------------------------------------------------------------------------------
+
+
+def virtual_run(
+    task: TokenClassification, speeds: Speeds, num_workers: int, report: Callable[[Record], None] | None = None
+) -> Tensor:
+    worker = Worker(FlatModel(task.model(SEED)), task, task.data(SEED), seed=SEED)
+    server, recipe = server_of(worker)
+    runtime = Virtual(
+        server,
+        ModelGradients(worker, recipe),
+        speeds.on(num_workers, 0),
+        Batches(12 * BATCH_SIZE, BATCH_SIZE),
+        whole_evaluation(worker),
+        num_workers=num_workers,
+        budget=Budget(samples=12 * BATCH_SIZE),
+        evaluations=1,
+        report=report,
+    )
+    runtime.run()
+    assert runtime.evaluations[-1].loss < runtime.evaluations[0].loss
+    return server.parameters
+
+
+def server_of(worker: Worker) -> tuple[Server, OptimizerRecipe]:
+    parameters, recipe = worker.flat.parameters.clone(), OptimizerRecipe(AdamW())
+    optimizer = Optimizer(parameters, worker.flat.layout.num_decayed, AdamW())
+    return Server(parameters, Asynchronous(), optimizer, lambda num_samples: 1e-3), recipe
+
+
+def test_one_asynchronous_worker_is_the_plain_loop_bit_for_bit(prepared: Callable[..., Any]) -> None:
+    task = prepared("sixteen")
+    parameters = virtual_run(task, Constant(), 1)
+    model, data = task.model(SEED), task.data(SEED)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0, fused=True)
+    for index in range(12):
+        batch = data.batch(0, index)
+        optimizer.zero_grad()
+        torch.manual_seed(dropout_seed(SEED, 0, index))
+        task.loss(task.outputs(model, batch), batch).backward()
+        optimizer.step()
+    assert torch.equal(FlatModel(model).parameters, parameters)
+
+
+def test_three_virtual_workers_replay_from_their_log(task: TokenClassification, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    parameters = virtual_run(task, Exponential(), 3, folder.append)
+    folder.close()
+    worker = Worker(FlatModel(task.model(SEED)), task, task.data(SEED), seed=SEED)
+    server, recipe = server_of(worker)
+    records = read_log(tmp_path / "events.jsonl")
+    replay = Replay(server, ModelGradients(worker, recipe), Batches(None, BATCH_SIZE), records, num_workers=3)
+    assert replay.run() is None
+    assert (replay.num_checked, server.version) == (12, 12)
+    assert torch.equal(server.parameters, parameters)
+
+
+def test_it_learns_names_and_its_saved_folder_loads(prepared: Callable[..., Any], tmp_path: Path) -> None:
+    task = prepared(dropout=0.0, seq_len=64, batch_size=16, vocab_size=256)
+    model, scores = trained(task, 30, 2e-3)
+    assert scores["span_f1"] > 0.8 > task.majority_f1
+    task.save(model, tmp_path / "model")
+    loaded = AutoModelForTokenClassification.from_pretrained(tmp_path / "model").eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert loaded.config.id2label == dict(enumerate(task.labels))
+    assert all(torch.equal(one, two) for one, two in zip(loaded.parameters(), model.parameters(), strict=True))
+    encoded = tokenizer("the maria smith saw", return_tensors="pt")
+    said = loaded(**encoded).logits[0].argmax(-1).tolist()
+    firsts = [encoded.word_ids().index(word) for word in range(4)]
+    assert [task.labels[said[first]] for first in firsts] == ["O", "B-PER", "I-PER", "O"]
+
+
+def trained(task: TokenClassification, steps: int, learning_rate: float) -> tuple[nn.Module, dict[str, float]]:
+    model, data = task.model(SEED), task.data(SEED)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
+    for index in range(steps):
+        batch = data.batch(0, index)
+        optimizer.zero_grad()
+        task.loss(task.outputs(model, batch), batch).backward()
+        optimizer.step()
+    return model, task.metrics(evaluate_shard(task, model, data.evaluation["main"], 0, 1, CPU))
+
+
+def test_on_published_data_it_beats_the_majority_tag(tmp_path: Path) -> None:
+    folder = SHARED / "matsci_ner_sofc" / "small"
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is not there")
+    task = TokenClassification(data_name=str(folder), dropout=0.0, batch_size=8, vocab_size=1024, seq_len=64)
+    task = task.prepare(SEED, tmp_path)
+    _, scores = trained(task, 30, 2e-3)
+    assert (task.majority_tag, task.majority_f1) == ("O", 0.0)
+    assert scores["span_f1"] > 0.1
+    assert scores["accuracy"] > task.majority_accuracy
+
+
+# ---- what has to be changed --------------------------------------------------------------------------------------
+
+
+def test_the_module_imports_no_torch() -> None:
+    code = (
+        "import asyncsgd.tasks.token_classification, sys; print({'torch', 'transformers', 'datasets'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"data_name": None}, "--data-name is missing: name a folder"),
+        ({"data_name": "./nowhere"}, "there is no file or folder './nowhere'; --data-name takes"),
+        ({"init_from": "./nowhere"}, "--init-from ./nowhere: there is no such folder"),
+        ({"init_from": "somebody/model", "vocab_size": 64}, "--vocab-size 64 does nothing for somebody/model"),
+        ({"eval_split": "validation"}, "names has no validation split; drop --eval-split, or type --eval-split test"),
+        ({"tags_column": "tags"}, "has no column 'tags'.*choose one with --tags-column NAME"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(
+    prepared: Callable[..., Any], values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        prepared(**values)
+
+
+def test_before_it_is_prepared_it_says_what_to_call() -> None:
+    task = TokenClassification(data_name="names")
+    assert task.facts() == {}
+    with pytest.raises(ValueError, match=r"is not known yet; call prepare\(seed, cache\)"):
+        task.model(0)
