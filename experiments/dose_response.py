@@ -83,7 +83,7 @@ def run(flags: argparse.Namespace) -> int:
     import yaml
 
     from analysis.dose_response import read_dose, save
-    from asyncsgd.simulate import arrival_seconds
+    from asyncsgd.simulation import arrival_seconds
 
     dose = read_dose(out)
     for speeds in flags.speeds or SPEEDS:

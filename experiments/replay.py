@@ -48,7 +48,7 @@ def replay(arguments: argparse.Namespace) -> int:
     settings = make_settings(values | {"cache_dir": arguments.cache_dir})
 
     from asyncsgd.pretraining import pretraining
-    from asyncsgd.replay import PreparedReplay
+    from asyncsgd.replaying import PreparedReplay
     from asyncsgd.runtime.log import read_log
 
     records = read_log(arguments.run_dir / "events.jsonl")
@@ -78,7 +78,7 @@ def replay(arguments: argparse.Namespace) -> int:
 def replay_simulation(arguments: argparse.Namespace, settings: dict[str, Any], summary: dict[str, Any]) -> int:
     """A run of experiments/simulate.py: the same server and rule, fed the log's arrivals."""
     from asyncsgd.runtime.log import read_log
-    from asyncsgd.simulate import SimulationSettings, vector_sha256
+    from asyncsgd.simulation import SimulationSettings, vector_sha256
 
     if arguments.to is not None or arguments.out is not None:
         raise UsageError("--to and --out save a model, and a closed-form problem has none; drop them")

@@ -51,7 +51,7 @@ def run(argv: list[str], stop: StopRequest) -> int:
     if show_help(given):
         return 0
 
-    from asyncsgd.simulate import SimulationSettings
+    from asyncsgd.simulation import SimulationSettings
 
     settings = SimulationSettings(**given)
     settings.check()
@@ -84,7 +84,7 @@ def simulate(settings: Any, runs_dir: Path, command: str, stop: StopRequest) -> 
     from asyncsgd.progress import Recorder, say
     from asyncsgd.record import DONE, FAILED, INTERRUPTED, RunFolder, describe_environment
     from asyncsgd.run_folder import free_folder
-    from asyncsgd.simulate import vector_sha256
+    from asyncsgd.simulation import vector_sha256
 
     try:
         folder = RunFolder(free_folder(runs_dir, name_of(settings)))

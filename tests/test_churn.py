@@ -19,7 +19,7 @@ from asyncsgd.rules import ALL, Asynchronous, Synchronous
 from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.log import read_log
-from asyncsgd.simulate import Simulation, SimulationSettings, simulate, vector_sha256
+from asyncsgd.simulation import Simulation, SimulationSettings, simulate, vector_sha256
 from asyncsgd.speeds import Constant, Exponential, Network, Speeds, parse_speeds
 
 CHURN = "leave:worker=1,seconds=2;join:worker=3,seconds=3;join:worker=1,seconds=5;leave:worker=0,seconds=6"

@@ -34,7 +34,7 @@ from asyncsgd.models import saved_parameters_sha256
 from asyncsgd.optimizers import SGD, Optimizer, StepTakenByWorker
 from asyncsgd.private_folder import private_folder
 from asyncsgd.record import DONE, Evaluation, Event, Membership, Record, read_events
-from asyncsgd.replay import PreparedReplay
+from asyncsgd.replaying import PreparedReplay
 from asyncsgd.rules import Asynchronous, Synchronous
 from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.base import Budget, Result

@@ -14,7 +14,7 @@ import torch
 
 from asyncsgd.problems import Heterogeneous
 from asyncsgd.runtime.base import Budget
-from asyncsgd.simulate import simulate
+from asyncsgd.simulation import simulate
 
 FOLDER = Path(__file__).resolve().parents[1] / "experiments" / "published"
 

@@ -7,7 +7,7 @@ import statistics
 import pytest
 from running import Train, Trained
 
-from asyncsgd.replay import PreparedReplay
+from asyncsgd.replaying import PreparedReplay
 from asyncsgd.runtime.log import read_log
 
 pytestmark = pytest.mark.processes

@@ -433,7 +433,7 @@ def gossip(
     start: Array | None = None,
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> GossipSimulation:
-    """Run `method` on `instance` under virtual time; the same samples and times as in `asyncsgd.simulate`.
+    """Run `method` on `instance` under virtual time; the same samples and times as in `asyncsgd.simulation`.
 
     A budget in samples is rounded up to whole rounds in `SGP`; in `ADPSGD` what is in flight at its end is discarded.
 

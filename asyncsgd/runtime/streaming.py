@@ -157,7 +157,7 @@ def stream(
     transfer_seconds: float = 0.0,
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> StreamingSimulation:
-    """Run `method` on `instance` under virtual time; the same samples and times as in `asyncsgd.simulate`.
+    """Run `method` on `instance` under virtual time; the same samples and times as in `asyncsgd.simulation`.
 
     A budget in samples is handed out in the order in which gradients start; every gradient that was started arrives.
     A point in samples is evaluated once all that happens at the same instant has happened.

@@ -22,7 +22,7 @@ from asyncsgd.problems import Quadratic, Tridiagonal
 from asyncsgd.rules import Asynchronous, DelayAdaptive, KSync, Rennala, Ringmaster, Synchronous
 from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.base import Budget
-from asyncsgd.simulate import simulate
+from asyncsgd.simulation import simulate
 from asyncsgd.speeds import Exponential, HalfNormal
 
 ARMS: tuple[tuple[Rule, float], ...] = (

@@ -44,7 +44,7 @@ from asyncsgd.problems import Array, Instance
 from asyncsgd.rules import AsyncLocalSGD, DiLoCo, FedBuff, Rule
 from asyncsgd.rules.base import Arrival, Reply, View
 from asyncsgd.runtime.base import Budget
-from asyncsgd.simulate import simulate
+from asyncsgd.simulation import simulate
 from asyncsgd.speeds import Floats, Ints, Sampler
 
 SECONDS_PER_STEP = (0.58, 0.75, 1.51, 3.33)

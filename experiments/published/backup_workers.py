@@ -44,7 +44,7 @@ from asyncsgd.problems import Mode, Problem, Quadratic
 from asyncsgd.record import Event, Record
 from asyncsgd.rules.k_sync import KSync
 from asyncsgd.runtime.base import Budget
-from asyncsgd.simulate import simulate
+from asyncsgd.simulation import simulate
 from asyncsgd.speeds import ShiftedExponential
 
 NUM_WORKERS = 100

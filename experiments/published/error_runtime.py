@@ -50,7 +50,7 @@ from asyncsgd.rules.buffered import KAsync, KBatchAsync
 from asyncsgd.rules.k_sync import KSync
 from asyncsgd.rules.synchronous import Synchronous
 from asyncsgd.runtime.base import Budget
-from asyncsgd.simulate import simulate
+from asyncsgd.simulation import simulate
 from asyncsgd.speeds import Exponential, ShiftedExponential, Speeds
 
 NUM_WORKERS = 8

@@ -48,7 +48,7 @@ from asyncsgd.problems import Instance, Mode
 from asyncsgd.record import Event, Record
 from asyncsgd.rules.asynchronous import Asynchronous
 from asyncsgd.runtime.base import Budget
-from asyncsgd.simulate import simulate
+from asyncsgd.simulation import simulate
 from asyncsgd.speeds import Exponential
 
 Array = npt.NDArray[np.float64]

@@ -40,7 +40,7 @@ from analysis.published import Interval, each, interval, picture, progress, run_
 from asyncsgd.problems import Quadratic
 from asyncsgd.rules import Asynchronous, KSync, Rule
 from asyncsgd.runtime.base import Budget
-from asyncsgd.simulate import simulate
+from asyncsgd.simulation import simulate
 from asyncsgd.speeds import Exponential, Floats, Ints, Power, Sampler
 
 DIMENSION = 200

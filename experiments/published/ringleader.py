@@ -80,7 +80,7 @@ from asyncsgd.rules import (
 )
 from asyncsgd.rules.base import Arrival, Reply, Start, View
 from asyncsgd.runtime.base import Budget
-from asyncsgd.simulate import Simulation, simulate
+from asyncsgd.simulation import Simulation, simulate
 from asyncsgd.speeds import Sampler
 
 # ---------------------------------------------------------------------------------------------------------------------

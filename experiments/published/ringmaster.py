@@ -48,7 +48,7 @@ from asyncsgd.rules.k_sync import KSync
 from asyncsgd.rules.rennala import Rennala
 from asyncsgd.rules.ringmaster import Ringmaster
 from asyncsgd.runtime.base import Budget
-from asyncsgd.simulate import simulate
+from asyncsgd.simulation import simulate
 from asyncsgd.speeds import HalfNormal
 
 NUM_WORKERS = 6174

@@ -61,7 +61,7 @@ from asyncsgd.rules import (
 )
 from asyncsgd.rules.base import Arrival, InFlight, Reply, Rule, Start, View, WeightedMean
 from asyncsgd.runtime.base import Budget
-from asyncsgd.simulate import simulate
+from asyncsgd.simulation import simulate
 from asyncsgd.speeds import Exponential
 
 # ---- against the plain loops --------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from asyncsgd.runtime.gossip import (
     parse,
 )
 from asyncsgd.runtime.streaming import StreamingDiLoCo
-from asyncsgd.simulate import simulate
+from asyncsgd.simulation import simulate
 from asyncsgd.speeds import Constant, Exponential, Infinite, Power, Speeds
 
 every_method = pytest.mark.parametrize("method", [ADPSGD(), ADPSGD("ring"), SGP(), SGP(delay=2)], ids=str)

@@ -16,7 +16,7 @@ from asyncsgd.record import DIVERGED, DONE, FAILED, INTERRUPTED, Evaluation, Eve
 from asyncsgd.rules import DiLoCo, Synchronous
 from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.streaming import METHODS, StreamingDiLoCo, StreamingSimulation, describe, parse, stream
-from asyncsgd.simulate import Simulation, simulate
+from asyncsgd.simulation import Simulation, simulate
 from asyncsgd.speeds import Constant, Exponential, Infinite, Power, Speeds
 
 NOISY = Tridiagonal(dimension=11, noise=0.3)

@@ -50,7 +50,7 @@ from asyncsgd.runtime.computation import ModelGradients
 from asyncsgd.runtime.virtual import Virtual
 from asyncsgd.schedules import WarmupSchedule, constant
 from asyncsgd.server import Server
-from asyncsgd.simulate import Simulation, simulate
+from asyncsgd.simulation import Simulation, simulate
 from asyncsgd.speeds import Constant, Exponential, Floats, Ints, Network, Sampler, Speeds
 from asyncsgd.streams import Batches
 from asyncsgd.tasks.masked_lm import MaskedLM
