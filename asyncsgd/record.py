@@ -326,17 +326,22 @@ def read_numbered_events(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             yield number, _current_record(record)
 
 
-def read_better(path: Path) -> dict[str, str]:
-    """The metrics that the header of an events.jsonl names, and which way each is better, the primary one first.
-
-    Empty where it names none: on closed-form problems, in schema 1, and in a file that is damaged there.
-    """
+def read_header(path: Path) -> dict[str, Any]:
+    """The first line of an events.jsonl; empty where it is damaged."""
     with open(path, encoding="utf-8", errors="replace") as file:
         try:
             header = json.loads(file.readline())
         except (ValueError, RecursionError):
             return {}
-    better = header.get("better") if isinstance(header, dict) else None
+    return header if isinstance(header, dict) else {}
+
+
+def read_better(path: Path) -> dict[str, str]:
+    """The metrics that the header of an events.jsonl names, and which way each is better, the primary one first.
+
+    Empty where it names none: on closed-form problems, in schema 1, and in a file that is damaged there.
+    """
+    better = read_header(path).get("better")
     return {name: str(way) for name, way in better.items()} if isinstance(better, dict) else {}
 
 

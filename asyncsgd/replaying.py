@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,14 +10,51 @@ import torch
 
 from asyncsgd import modes
 from asyncsgd.errors import UsageError
-from asyncsgd.experiment import Experiment, device_of_worker
+from asyncsgd.experiment import Experiment, device_of_worker, experiment_of
 from asyncsgd.flat import FlatModel, parameters_sha256
 from asyncsgd.models import save_whole
+from asyncsgd.record import read_header
 from asyncsgd.runtime.computation import ModelGradients
 from asyncsgd.runtime.log import LoggedArrival, LogRecord
 from asyncsgd.runtime.replay import Difference, Replay
 from asyncsgd.server import Server
 from asyncsgd.streams import Batches, count_batches
+from asyncsgd.task_script import task_flags
+from asyncsgd.tasks import task_class
+
+
+def experiment_of_run(folder: Path, cache_dir: str | None = None) -> Experiment:
+    """What the script that made a run would make of its settings now, without speeds: its log has the times.
+
+    Args:
+        folder: of the run.
+        cache_dir: folder of prepared data; None for the default one.
+
+    Raises:
+        UsageError: if the settings cannot be read, or the run's task is none of the library's own.
+    """
+    name, file = _task_of_run(folder), folder / "settings.yaml"
+    changes = {"speeds": None, "cache_dir": cache_dir}
+    if name == "masked_lm":
+        from asyncsgd.pretraining import pretraining
+        from asyncsgd.settings import FLAGS
+
+        return pretraining(FLAGS.make(FLAGS.load_yaml(file) | changes))
+    if name == "classification":
+        from asyncsgd.finetune import finetuning
+        from asyncsgd.finetune_settings import FINETUNE_FLAGS
+
+        return finetuning(FINETUNE_FLAGS.make(FINETUNE_FLAGS.load_yaml(file) | changes))
+    flags = task_flags(task_class(name))
+    return experiment_of(name, flags.make(flags.load_yaml(file) | changes))
+
+
+def _task_of_run(folder: Path) -> str:
+    """What its records call the run's task; before schema 2 only two scripts had records."""
+    if (header := read_header(folder / "events.jsonl")).get("task") is not None:
+        return str(header["task"])
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return "classification" if summary.get("experiment") == "stilt_finetune" else "masked_lm"
 
 
 class PreparedReplay:

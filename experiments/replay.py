@@ -16,7 +16,6 @@ from typing import Any
 
 from asyncsgd.errors import UsageError
 from asyncsgd.modes import KINDS
-from asyncsgd.settings import load_yaml, make_settings
 from asyncsgd.yaml_reader import read_yaml
 
 
@@ -44,15 +43,13 @@ def replay(arguments: argparse.Namespace) -> int:
     simulated = read_settings(arguments.run_dir).get("simulate")
     if simulated is not None:
         return replay_simulation(arguments, simulated, summary)
-    values = load_yaml(arguments.run_dir / "settings.yaml") | {"speeds": None}  # the log has the times
-    settings = make_settings(values | {"cache_dir": arguments.cache_dir})
 
-    from asyncsgd.pretraining import pretraining
-    from asyncsgd.replaying import PreparedReplay
+    from asyncsgd.replaying import PreparedReplay, experiment_of_run
     from asyncsgd.runtime.log import read_log
 
+    experiment = experiment_of_run(arguments.run_dir, arguments.cache_dir)
     records = read_log(arguments.run_dir / "events.jsonl")
-    prepared = PreparedReplay(pretraining(settings), records, arguments.check_every)
+    prepared = PreparedReplay(experiment, records, arguments.check_every)
     if prepared.data_fingerprint != summary.get("data_fingerprint"):
         raise UsageError(
             f"the text is not the run's: fingerprint {prepared.data_fingerprint}, the run had "

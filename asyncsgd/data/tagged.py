@@ -107,7 +107,7 @@ def load_tagged(
         hub_name(data)
         name, read = data, hub_sides(data, columns)
     else:
-        path = existing_path(data, "--data-name")
+        path = existing_path(data, "--data")
         name, read = path.name, path_sides(path, columns)
     names = next((side.names for side in read.values() if side.names), None)
     notes: list[str] = []

@@ -75,8 +75,12 @@ class CausalLM(Task):
     name: ClassVar[str] = "causal_lm"
     better: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {"perplexity": "lower", "accuracy": "higher"}
 
-    model_name: str = setting("tiny-gpt", "tiny-gpt or small-gpt (new, no network), a folder or a name on the Hub")
-    data_name: str = setting("pydocs", "pydocs (built in, no network), a file, a folder or hub:NAME; A+B joins two")
+    model_name: str = setting(
+        "tiny-gpt", "tiny-gpt or small-gpt (new, no network), a folder or a name on the Hub", name="model"
+    )
+    data_name: str = setting(
+        "pydocs", "pydocs (built in, no network), a file, a folder or hub:NAME; A+B joins two", name="data"
+    )
     eval_data: str | None = setting(None, "text to evaluate on", unset="held out from the data")
     text_column: str = setting("text", "column of the data that holds the text")
     seq_len: int = setting(128, "tokens per row", at_least=8, at_most=65_536)

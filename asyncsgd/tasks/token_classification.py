@@ -13,6 +13,7 @@ Shapes: B sentences, L tokens, W words of the longest sentence, C tags, T types 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -35,11 +36,7 @@ Split = Literal["test", "validation"]
 
 VOCABULARY = 8192
 
-_OTHER_FLAGS = {
-    "--model": "--init-from",
-    "--data pydocs or --data": "--data-name",
-    "--split": "--eval-split",
-}
+_OTHER_FLAGS = {"--model": "--init-from", "--data pydocs or --data": "--data"}
 """What other tasks call these settings, in the messages of the functions that are shared with them."""
 
 
@@ -64,8 +61,9 @@ class TokenClassification(Task):
         "a folder with train.*, a file (.parquet, .jsonl), or hub:NAME",
         unset="none: it has to be named",
         example="../shared/data/matsci_ner_sofc",
+        name="data",
     )
-    eval_split: Split | None = setting(None, "what to score on", unset="test where there is one")
+    eval_split: Split | None = setting(None, "what to score on", unset="test where there is one", name="split")
     tokens_column: str = setting("tokens", "column that holds the words")
     tags_column: str = setting("ner_tags", "column that holds the tags, in the BIO scheme")
     train_samples: int = setting(0, "training sentences to use; 0: all", at_least=0, at_most=MOST_SAMPLES)
@@ -91,7 +89,8 @@ class TokenClassification(Task):
     num_train_samples: int | None = found()
     num_eval_samples: int | None = found()
     from_scratch: bool | None = found()
-    parent: tuple[tuple[str, Any], ...] | None = found()
+    parent: str | None = found()
+    """As JSON."""
     init_sha256: str | None = found()
     majority_tag: str | None = found()
     majority_f1: float | None = found()
@@ -122,7 +121,7 @@ class TokenClassification(Task):
         from asyncsgd.origin import hash_of, read_origin
 
         if self.data_name is None:
-            raise UsageError("--data-name is missing: name a folder with train.*, a file, or hub:NAME")
+            raise UsageError("--data is missing: name a folder with train.*, a file, or hub:NAME")
         origin = read_origin(self.init_from)
         if self.vocab_size != VOCABULARY and origin.model not in TRAINED_HERE:
             raise UsageError(
@@ -162,7 +161,7 @@ class TokenClassification(Task):
             num_train_samples=train.tokens.num_samples,
             num_eval_samples=evaluation.tokens.num_samples,
             from_scratch=origin.from_scratch,
-            parent=None if origin.parent is None else tuple(origin.parent.items()),
+            parent=None if origin.parent is None else json.dumps(origin.parent),
             init_sha256=init_sha256,
             notes=(*data.notes, *_losses_noted(data, train, evaluation, self.seq_len)),
             **_majority(data.labels, train, evaluation),
@@ -179,7 +178,7 @@ class TokenClassification(Task):
             "num_train_samples": self.num_train_samples,
             "num_eval_samples": self.num_eval_samples,
             "from_scratch": self.from_scratch,
-            "parent": None if self.parent is None else dict(self.parent),
+            "parent": None if self.parent is None else json.loads(self.parent),
             "init_sha256": self.init_sha256,
             "notes": list(self.notes),
         }

@@ -370,11 +370,11 @@ def test_the_module_imports_no_torch() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"data_name": None}, "--data-name is missing: name a folder"),
-        ({"data_name": "./nowhere"}, "there is no file or folder './nowhere'; --data-name takes"),
+        ({"data_name": None}, "--data is missing: name a folder"),
+        ({"data_name": "./nowhere"}, "there is no file or folder './nowhere'; --data takes"),
         ({"init_from": "./nowhere"}, "--init-from ./nowhere: there is no such folder"),
         ({"init_from": "somebody/model", "vocab_size": 64}, "--vocab-size 64 does nothing for somebody/model"),
-        ({"eval_split": "validation"}, "names has no validation split; drop --eval-split, or type --eval-split test"),
+        ({"eval_split": "validation"}, "names has no validation split; drop --split, or type --split test"),
         ({"tags_column": "tags"}, "has no column 'tags'.*choose one with --tags-column NAME"),
     ],
 )
