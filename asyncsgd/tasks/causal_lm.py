@@ -74,6 +74,7 @@ class CausalLM(Task):
 
     name: ClassVar[str] = "causal_lm"
     better: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {"perplexity": "lower", "accuracy": "higher"}
+    preload: ClassVar[tuple[str, ...]] = ("transformers.models.gpt2.modeling_gpt2",)
 
     model_name: str = setting(
         "tiny-gpt", "tiny-gpt or small-gpt (new, no network), a folder or a name on the Hub", name="model"

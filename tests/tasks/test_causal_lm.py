@@ -404,6 +404,7 @@ def test_a_built_model_is_a_function_of_the_seed_with_tied_embeddings(
     assert torch.equal(parameters[0], parameters[1])
     assert not torch.equal(parameters[0], parameters[2])
     assert first.training
+    assert type(first).__module__ in CausalLM.preload
     assert first.lm_head.weight is first.transformer.wte.weight
     assert len(parameters[0]) / 1e6 == pytest.approx(millions, rel=0.02)
 
