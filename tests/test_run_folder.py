@@ -212,7 +212,7 @@ def test_a_folder_whose_run_was_killed_while_it_was_made_can_be_used_again(
     path = tmp_path / "run"
     settings = make_settings({"run_dir": str(path)})
 
-    def killed(*arguments: object) -> None:
+    def killed(*arguments: object, **named: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
@@ -420,6 +420,6 @@ def test_damage_before_the_last_line_is_an_error_that_names_the_line(damaged: st
 def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text('{"kind": "header", "schema": 3}\n' + LINES[1] + "\n")
-    with pytest.raises(ValueError, match=r"events\.jsonl has schema 2, this version reads up to 1"):
+    with pytest.raises(ValueError, match=r"events\.jsonl has schema 3, this version reads up to 2"):
         list(read_events(path))
     assert os.listdir(tmp_path) == ["events.jsonl"]
