@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
 from asyncsgd.record import Evaluation, Event, Fault, Membership, Record, RuleActed, RunFolder
@@ -63,19 +62,44 @@ class Delays:
         }
 
 
-@dataclasses.dataclass
 class Totals:
-    """What the records of a run add up to so far."""
+    """What the records of a run add up to so far; call it with each, in order."""
 
-    num_updates: int = 0
-    num_samples: int = 0
-    train_seconds: float = 0.0
-    eval_seconds: float = 0.0
-    first_eval_loss: float | None = None
-    last: Evaluation | None = None
+    def __init__(self) -> None:
+        self.num_updates = 0
+        self.num_samples = 0
+        self.num_samples_applied = 0
+        self.train_seconds = 0.0
+        self.eval_seconds = 0.0
+        self.first_eval_loss: float | None = None
+        self.last: Evaluation | None = None
+        self.delays = Delays()
+        self._samples_of: dict[int, int] = {}
+
+    def __call__(self, record: Record) -> None:
+        if isinstance(record, Event):
+            self.num_samples, self.num_updates = record.total_samples, record.version
+            self.train_seconds = record.train_seconds
+            self._samples_of[record.dispatch] = record.num_samples
+            self._use(record.uses)
+            for dispatch in record.drops:
+                self._samples_of.pop(dispatch, None)
+        elif isinstance(record, Evaluation):
+            self.eval_seconds += record.eval_seconds
+            self.train_seconds = max(self.train_seconds, record.train_seconds)
+            self.last = record
+            if self.first_eval_loss is None:
+                self.first_eval_loss = record.loss
+        elif isinstance(record, Membership):
+            self._use(record.uses)
+
+    def _use(self, uses: tuple[tuple[int, int], ...]) -> None:
+        for dispatch, delay in uses:
+            self.delays.add(delay)
+            self.num_samples_applied += self._samples_of.pop(dispatch, 0)  # a later use applies no new samples
 
     def as_summary(self) -> dict[str, Any]:
-        """The summary's fields that come from evaluations and counts; None where nothing was measured."""
+        """The summary's fields that come from records; None where nothing was measured."""
         last = self.last
         return {
             "num_samples": self.num_samples,
@@ -88,6 +112,8 @@ class Totals:
             "details": None if last is None else dict(last.details),
             "eval_weight": None if last is None else last.weight,
             "samples_per_second": self.num_samples / self.train_seconds if self.train_seconds > 0 else None,
+            "num_samples_applied": self.num_samples_applied,
+            "delay": self.delays.summary(),
         }
 
 
@@ -108,20 +134,18 @@ def _shown(value: float) -> str:
     return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
 
 
-class Recorder:
-    """Writes every record into the run folder and tells the user what happens; call it with each record, in order.
+class Console:
+    """Tells the user what happens; call it with each record, after `totals`.
 
     On a terminal a bar runs on stderr; the line per evaluation goes to stdout either way.
+
+    Args:
+        totals: of the same records.
+        samples: the budget; None: there is no bar.
     """
 
-    def __init__(self, folder: RunFolder, samples: int | None, *, out: TextIO | None = None) -> None:
-        self.folder = folder
-        self.totals = Totals()
-        self.delays = Delays()
-        self._samples_of: dict[int, int] = {}
-        self.num_samples_applied = 0
-        self.rule_acted: RuleActed | None = None
-        """Of the server, which counts in it; None where there is no server."""
+    def __init__(self, totals: Totals, samples: int | None, out: TextIO | None = None) -> None:
+        self._totals = totals
         self._out = out or sys.stdout
         self._bar = None
         if sys.stderr.isatty() and samples:
@@ -131,50 +155,26 @@ class Recorder:
         self._say(HEADINGS)
 
     def __call__(self, record: Record) -> None:
-        self.folder.append(record)
         if isinstance(record, Event):
-            self._count(record)
+            if self._bar is not None:
+                self._bar.update(record.num_samples)
         elif isinstance(record, Evaluation):
             self._evaluated(record)
         elif isinstance(record, Membership) and record.reason:
             self._say(f"worker {record.worker} is lost: {record.reason}; the others go on")
         elif isinstance(record, Fault):
             self._say(f"fault: {record.message}")
-        if isinstance(record, Membership):
-            self._use(record.uses)
 
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
 
-    def _count(self, event: Event) -> None:
-        totals = self.totals
-        totals.num_samples, totals.num_updates = event.total_samples, event.version
-        totals.train_seconds = event.train_seconds
-        self._samples_of[event.dispatch] = event.num_samples
-        self._use(event.uses)
-        for dispatch in event.drops:
-            self._samples_of.pop(dispatch, None)
-        if self._bar is not None:
-            self._bar.update(event.num_samples)
-
-    def _use(self, uses: tuple[tuple[int, int], ...]) -> None:
-        for dispatch, delay in uses:
-            self.delays.add(delay)
-            self.num_samples_applied += self._samples_of.pop(dispatch, 0)  # a later use applies no new samples
-
     def _evaluated(self, evaluation: Evaluation) -> None:
-        totals = self.totals
-        totals.eval_seconds += evaluation.eval_seconds
-        totals.train_seconds = max(totals.train_seconds, evaluation.train_seconds)
-        totals.last = evaluation
-        if totals.first_eval_loss is None:
-            totals.first_eval_loss = evaluation.loss
-        seconds = evaluation.train_seconds
+        seconds, delays = evaluation.train_seconds, self._totals.delays
         rate = f"{evaluation.total_samples / seconds:.0f}" if seconds > 0 else "-"
         delay = "-"
-        if self.delays.number:
-            delay = f"{self.delays.quantile(0.5)} / {self.delays.quantile(0.95)} / {self.delays.quantile(1.0)}"
+        if delays.number:
+            delay = f"{delays.quantile(0.5)} / {delays.quantile(0.95)} / {delays.quantile(1.0)}"
         counts = f"{evaluation.total_samples:>10} {evaluation.version:>9}"
         loss = f"{evaluation.loss:>10.4f}" if evaluation.loss >= 0.1 else f"{evaluation.loss:>10.3e}"
         self._say(f"{counts} {seconds:>9.1f} {loss} {rate:>10}   {delay}")
@@ -184,3 +184,40 @@ class Recorder:
             self._bar.write(line, file=self._out)
         else:
             say(line, self._out)
+
+
+class Recorder:
+    """The one seam through which every record of a run goes, in order: to its folder, its totals, the console, and to
+    whoever else wants them.
+
+    Args:
+        folder: None: nothing is written.
+        samples: the budget, for the console.
+        quiet: whether the user is told nothing.
+        more: called with each record after the others.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder | None,
+        samples: int | None,
+        *,
+        quiet: bool = False,
+        more: Sequence[Callable[[Record], None]] = (),
+        out: TextIO | None = None,
+    ) -> None:
+        self.folder, self.totals = folder, Totals()
+        self.rule_acted: RuleActed | None = None
+        """Of the server, which counts in it; None where there is no server."""
+        self._console = None if quiet else Console(self.totals, samples, out)
+        console = [] if self._console is None else [self._console]
+        written = [] if folder is None else [folder.append]
+        self._sinks: list[Callable[[Record], None]] = [*written, self.totals, *console, *more]
+
+    def __call__(self, record: Record) -> None:
+        for sink in self._sinks:
+            sink(record)
+
+    def close(self) -> None:
+        if self._console is not None:
+            self._console.close()

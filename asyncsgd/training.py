@@ -11,7 +11,7 @@ import dataclasses
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from typing import Any
@@ -32,7 +32,7 @@ from asyncsgd.models import save_whole
 from asyncsgd.optimizers import Optimizer, StepTakenByWorker
 from asyncsgd.private_folder import new_folder
 from asyncsgd.progress import Recorder, say, shown_metrics
-from asyncsgd.record import DONE, FAILED, INTERRUPTED, RunFolder, describe_environment
+from asyncsgd.record import DONE, FAILED, INTERRUPTED, Record, RunFolder, describe_environment
 from asyncsgd.runtime.all_reduce import TIMEOUT
 from asyncsgd.runtime.base import POLL_SECONDS, Result
 from asyncsgd.runtime.computation import ModelGradients, whole_evaluation
@@ -83,6 +83,8 @@ class Run:
     record: Recorder
     context: ForkServerContext | None
     stop_requested: StopRequest
+    tell: Callable[[str], None]
+    """Says a line to the user."""
 
     @property
     def setup(self) -> Setup:
@@ -107,35 +109,72 @@ def lead(
     context: ForkServerContext | None,
     stop: StopRequest | None = None,
 ) -> int:
-    """Prepare, train, evaluate, save; return the exit code. The run folder says how it ended, whatever happens.
+    """`carry_out` for a script: what goes wrong is said on stderr; return the exit code."""
+    ended = carry_out(experiment, launch, folder, context, stop)
+    if ended.unexpected is not None:
+        traceback.print_exception(ended.unexpected)
+    if ended.result.message:
+        print(f"{ended.result.status}: {ended.result.message}", file=sys.stderr, flush=True)
+    return EXIT_CODES.get(ended.result.status, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """How a run ended."""
+
+    result: Result
+    summary: Mapping[str, Any]
+    run: Run | None
+    """None where it ended before it had a model."""
+    unexpected: Exception | None
+    """What nobody had thought of."""
+
+
+def carry_out(
+    experiment: Experiment,
+    launch: Launch,
+    folder: RunFolder | None,
+    context: ForkServerContext | None,
+    stop: StopRequest | None = None,
+    *,
+    quiet: bool = False,
+    more: Sequence[Callable[[Record], None]] = (),
+) -> Ended:
+    """Prepare, train, evaluate, save. The run folder says how it ended, whatever happens.
 
     Args:
         experiment: as many workers as `launch` says.
-        folder: new; owned by this call.
-        context: a fork server that starts workers, None in mode single.
+        folder: new; owned by this call. None: nothing is written.
+        context: a fork server that starts workers, None where there are none.
         stop: what has listened for Ctrl-C and SIGTERM so far; None: nothing has.
+        quiet: whether the user is told nothing.
+        more: called with each record.
 
     Raises:
         UsageError: where the user has to change something; the folder then holds a FAILED summary.
     """
-    with contextlib.closing(folder), stop or StopRequest() as listening:
-        run, result = _attempt(experiment, launch, folder, context, listening)
+    with contextlib.ExitStack() as closing:
+        if folder is not None:
+            closing.callback(folder.close)
+        listening = closing.enter_context(stop or StopRequest())
+        run, result, unexpected = _attempt(experiment, launch, folder, context, listening, quiet, more)
         try:
-            if run is None:
-                _write_last(folder, experiment.summary() | {"status": result.status, "message": result.message})
+            if run is not None:
+                result, summary = _finish(run, result)
             else:
-                result = _finish(run, result)
+                summary = experiment.summary() | {"status": result.status, "message": result.message}
+                _write_last(folder, summary)
         except OSError as error:
-            result = Result(
-                FAILED, f"{folder.path} cannot be written ({error.strerror}); free some space and run again"
-            )
-    if result.message:
-        print(f"{result.status}: {result.message}", file=sys.stderr, flush=True)
-    return EXIT_CODES.get(result.status, 1)
+            where = None if folder is None else folder.path
+            result = Result(FAILED, f"{where} cannot be written ({error.strerror}); free some space and run again")
+            summary = experiment.summary() | {"status": result.status, "message": result.message}
+    return Ended(result, summary, run, unexpected)
 
 
-def _write_last(folder: RunFolder, summary: Mapping[str, Any]) -> None:
+def _write_last(folder: RunFolder | None, summary: Mapping[str, Any]) -> None:
     """Write the summary and close the folder, whatever signals come."""
+    if folder is None:
+        return
     with held():
         folder.write_summary(summary)
         folder.close()
@@ -144,33 +183,35 @@ def _write_last(folder: RunFolder, summary: Mapping[str, Any]) -> None:
 def _attempt(
     experiment: Experiment,
     launch: Launch,
-    folder: RunFolder,
+    folder: RunFolder | None,
     context: ForkServerContext | None,
     stop: StopRequest,
-) -> tuple[Run | None, Result]:
-    """Prepare and train; the run, as far as it came, and how it ended."""
+    quiet: bool,
+    more: Sequence[Callable[[Record], None]],
+) -> tuple[Run | None, Result, Exception | None]:
+    """Prepare and train; the run, as far as it came, how it ended, and what nobody had thought of."""
     run = None
     try:
         with stop.at_once():
             board = None if launch.rank is None else Noticeboard()
-            run = _open(experiment, launch, folder, context, stop)
-        return run, _TRAIN[type(experiment.setup.runtime)](run, board)
+            run = _open(experiment, launch, folder, context, stop, quiet, more)
+        return run, _TRAIN[type(experiment.setup.runtime)](run, board), None
     except UsageError as error:
         _write_last(folder, experiment.summary() | {"status": FAILED, "message": str(error)})
         raise
     except KeyboardInterrupt:
         if run is None:
-            return None, BEFORE_TRAINING
-        return run, TWICE
+            return None, BEFORE_TRAINING, None
+        return run, TWICE, None
     except RunError as error:
-        return run, Result(FAILED, str(error), has_parameters=False)
+        return run, Result(FAILED, str(error), has_parameters=False), None
     except OSError as error:
-        return run, Result(FAILED, f"{error.filename or folder.path}: {reason(error)}", has_parameters=False)
+        where = error.filename or (None if folder is None else folder.path)
+        return run, Result(FAILED, f"{where}: {reason(error)}", has_parameters=False), None
     except Exception as error:
         if is_out_of_memory(error):
-            return run, Result(FAILED, OUT_OF_MEMORY, has_parameters=False)
-        traceback.print_exc()
-        return run, Result(FAILED, f"{type(error).__name__}: {error}", has_parameters=False)
+            return run, Result(FAILED, OUT_OF_MEMORY, has_parameters=False), None
+        return run, Result(FAILED, f"{type(error).__name__}: {error}", has_parameters=False), error
     finally:
         if run is not None:
             run.record.close()
@@ -189,9 +230,11 @@ def is_out_of_memory(error: Exception) -> bool:
 def _open(
     experiment: Experiment,
     launch: Launch,
-    folder: RunFolder,
+    folder: RunFolder | None,
     context: ForkServerContext | None,
     stop: StopRequest,
+    quiet: bool,
+    more: Sequence[Callable[[Record], None]],
 ) -> Run:
     setup = experiment.setup
     torch.set_num_threads(setup.runtime.threads)
@@ -199,9 +242,12 @@ def _open(
     course = experiment.course(task)
     on_device = setup.runtime.in_one_process or (launch.rank is not None and not setup.runtime.has_server)
     flat = FlatModel(task.model(setup.seed).to(device_of_worker(setup.device, 0) if on_device else "cpu"))
-    folder.write_environment(describe_environment(setup.runtime.threads, launch.num_workers) | {"device": setup.device})
+    if folder is not None:
+        environment = describe_environment(setup.runtime.threads, launch.num_workers)
+        folder.write_environment(environment | {"device": setup.device})
+    tell: Callable[[str], None] = (lambda line: None) if quiet else say
     for line in [*experiment.describe(task, flat), *_describe(setup, course)]:
-        say(line)
+        tell(line)
     return Run(
         experiment,
         launch,
@@ -209,9 +255,10 @@ def _open(
         course,
         flat,
         parameters_sha256(flat.layout, flat.parameters),
-        Recorder(folder, course.budget.samples),
+        Recorder(folder, course.budget.samples, quiet=quiet, more=more),
         context,
         stop,
+        tell,
     )
 
 
@@ -513,9 +560,9 @@ def follow(experiment: Experiment) -> int:
 # ---- the end -----------------------------------------------------------------------------------------------
 
 
-def _finish(run: Run, result: Result) -> Result:
-    """Save the model, write the summary, tell the user what came out and what to type next; return how it ended."""
-    totals, delays, acted = run.record.totals, run.record.delays, run.record.rule_acted
+def _finish(run: Run, result: Result) -> tuple[Result, dict[str, Any]]:
+    """Save the model, write the summary, tell the user what came out; return how it ended, and the summary."""
+    totals, delays, acted = run.record.totals, run.record.totals.delays, run.record.rule_acted
     folder = run.record.folder
     sha256, found = None, dict(run.task.facts())
     try:
@@ -524,7 +571,7 @@ def _finish(run: Run, result: Result) -> Result:
             if result.status == DONE:
                 with evaluating(run.flat.model):
                     found |= run.task.final(run.flat.model)
-            if run.experiment.saves_model:
+            if run.experiment.saves_model and folder is not None:
                 save_whole(lambda new: run.task.save(run.flat.model, new), folder.path / "model")
         else:
             totals.last = None  # the loss of another version than the run's last one
@@ -532,31 +579,31 @@ def _finish(run: Run, result: Result) -> Result:
         sha256, result = None, TWICE
     except (OSError, SafetensorError) as error:
         result = Result(FAILED, f"the model could not be saved ({error}); free some space and run again")
-    _write_last(
-        folder,
+    summary = (
         {"status": result.status, "message": result.message}
         | run.experiment.summary()
         | totals.as_summary()
         | {
-            "num_samples_applied": run.record.num_samples_applied,
-            "delay": delays.summary(),
             "rule_acted": None if acted is None else dataclasses.asdict(acted),
             "num_parameters": run.flat.layout.num_parameters,
             "init_sha256": run.init_sha256,
             "parameters_sha256": sha256,
             **found,
-        },
+        }
     )
+    _write_last(folder, summary)
     if totals.last is not None:
         rate = (
             f"{totals.num_samples / totals.train_seconds:.0f} samples/s" if totals.train_seconds > 0 else "no training"
         )
         metrics = shown_metrics(totals.last.metrics)
-        say("   ".join(filter(None, (f"final  eval loss {totals.last.loss:.4f}", metrics, rate))))
+        run.tell("   ".join(filter(None, (f"final  eval loss {totals.last.loss:.4f}", metrics, rate))))
     delay = delays.summary()
     if delays.number:
-        say(f"delay  p50 {delay['p50']}   p95 {delay['p95']}   max {delay['max']}   mean {delay['mean']:.2f} updates")
+        run.tell(
+            f"delay  p50 {delay['p50']}   p95 {delay['p95']}   max {delay['max']}   mean {delay['mean']:.2f} updates"
+        )
     if acted is not None and (said := acted.describe(run.setup.rule.name, run.num_workers)):
-        say(said)
-    say(f"{result.status.lower():6} {folder.path}")
-    return result
+        run.tell(said)
+    run.tell(f"{result.status.lower():6} {'' if folder is None else folder.path}".rstrip())
+    return result, summary

@@ -127,8 +127,6 @@ def simulate(settings: Any, runs_dir: Path, command: str, stop: StopRequest) -> 
         }
         | recorder.totals.as_summary()
         | {
-            "num_samples_applied": recorder.num_samples_applied,
-            "delay": recorder.delays.summary(),
             "rule_acted": None if done.rule_acted is None else dataclasses.asdict(done.rule_acted),
             "data": settings.problem,
             "data_fingerprint": problem,

@@ -48,11 +48,7 @@ SCRIPT = TaskScript(
     model=lambda settings: settings.model.model,
     before=lambda settings: go_offline(settings.model.model, settings.data.data),
 )
-
-
-def main() -> int:
-    return run_script(SCRIPT.run)
-
+run = SCRIPT.run
 
 if __name__ == "__main__":
-    sys.exit(run_script(SCRIPT.run, ends_with_process=True))
+    sys.exit(run_script(run, ends_with_process=True))
