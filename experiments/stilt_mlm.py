@@ -50,5 +50,10 @@ SCRIPT = TaskScript(
 )
 run = SCRIPT.run
 
+
+def main() -> int:
+    return run_script(run)
+
+
 if __name__ == "__main__":
     sys.exit(run_script(run, ends_with_process=True))
