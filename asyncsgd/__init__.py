@@ -24,6 +24,8 @@ _HOME = {
     "StalenessAware": "rules.staleness_aware",
     "Ringmaster": "rules.ringmaster",
     "FlatModel": "flat",
+    "TensorData": "tasks.tensors",
+    "seeded": "models",
     "Server": "server",
     "Optimizer": "server",
     "Worker": "worker",

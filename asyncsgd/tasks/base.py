@@ -119,8 +119,13 @@ class Task(abc.ABC):
         """The loss, a scalar: the mean over ``weight(batch)`` loss terms."""
 
     def weight(self, batch: Batch) -> float:
-        """Loss terms behind the batch's loss; more than 0 in training. Read from the batch on the CPU."""
-        return float(self.batch_size)
+        """Loss terms behind the batch's loss; more than 0 in training. Read from the batch on the CPU.
+
+        By default the rows of its tensors, which may be fewer in the last batch of an evaluation; `batch_size` where
+        they have different numbers of rows.
+        """
+        rows = set(row_counts(batch))
+        return float(rows.pop() if len(rows) == 1 else self.batch_size)
 
     def split(self, batch: Batch, parts: int) -> Sequence[Batch]:
         """The batch in `parts` batches, whose losses, weighted by their loss terms, make up its own; see `split_rows`.
@@ -173,6 +178,18 @@ def map_tensors(change: Callable[[Tensor], Any], batch: Batch) -> Batch:
     return batch
 
 
+def row_counts(batch: Batch) -> list[int]:
+    """The length of every tensor's first dimension, 0 for a scalar.
+
+    >>> import torch
+    >>> row_counts({"x": torch.zeros(3, 2), "y": torch.zeros(3), "name": "a"})
+    [3, 3]
+    """
+    counts: list[int] = []
+    map_tensors(lambda tensor: counts.append(len(tensor) if tensor.ndim else 0), batch)
+    return counts
+
+
 def split_rows(batch: Batch, parts: int) -> list[Batch]:
     """Split every tensor along its first dimension, which has to be the same for all.
 
@@ -183,8 +200,7 @@ def split_rows(batch: Batch, parts: int) -> list[Batch]:
     Raises:
         UsageError: if the tensors have different lengths, or fewer rows than there are parts.
     """
-    lengths: list[int] = []
-    map_tensors(lambda tensor: lengths.append(len(tensor) if tensor.ndim else 0), batch)
+    lengths = row_counts(batch)
     if len(set(lengths)) != 1 or lengths[0] < parts:
         raise UsageError(
             f"a batch whose tensors have {', '.join(map(str, sorted(set(lengths)))) or 'no'} rows cannot be split in "

@@ -1,0 +1,133 @@
+"""The data of tasks whose samples fit in memory as tensors."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from asyncsgd.data.random import Purpose, generator
+from asyncsgd.errors import UsageError
+from asyncsgd.tasks.base import Batch, map_tensors, row_counts
+
+Samples = Any
+"""Tensors or numpy arrays of one length, one row a sample: one of them, or a tuple, list or dict of them."""
+
+
+class TensorData:
+    """Samples in memory, as `asyncsgd.tasks.base.Data`.
+
+    Each stream goes through shuffled epochs, one directly after the other: sample p of a stream, counted from 0, is
+
+        order_e[p mod S],    e = p div S,    order_e a permutation that (seed, stream, e) names
+
+    over the S training samples, and batch i has samples i B to i B + B - 1. So every epoch has every sample once,
+    every batch has B samples, and a batch may end one epoch and begin the next.
+
+    Args:
+        train: the training samples.
+        evaluation: the samples of the evaluation set ``main``. Its batches are B rows in their order; the last one may
+            be shorter.
+        batch_size: B.
+        seed: names the orders of training.
+
+    Raises:
+        UsageError: if there are no samples, or tensors of different lengths.
+
+    A whole task, which tells two spirals apart:
+
+    >>> import dataclasses
+    >>> import asyncsgd
+    >>> from asyncsgd.tasks.base import Task
+    >>> def spirals(seed, turn=torch.linspace(0.5, 4.0, 100)):
+    ...     noise = 0.1 * torch.randn(200, 2, generator=torch.Generator().manual_seed(seed))
+    ...     arm = torch.stack([turn * turn.cos(), turn * turn.sin()], dim=1)
+    ...     return torch.cat([arm, -arm]) + noise, torch.arange(2).repeat_interleave(100)
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Spirals(Task):
+    ...     name = "spirals"
+    ...     better = {"accuracy": "higher"}
+    ...     batch_size: int = 32
+    ...     hidden: int = 16
+    ...     def model(self, seed):
+    ...         with asyncsgd.seeded(seed):
+    ...             first, last = torch.nn.Linear(2, self.hidden), torch.nn.Linear(self.hidden, 2)
+    ...         return torch.nn.Sequential(first, torch.nn.Tanh(), last)
+    ...     def data(self, seed):
+    ...         return TensorData(spirals(0), spirals(1), self.batch_size, seed)
+    ...     def outputs(self, model, batch):
+    ...         return model(batch[0])
+    ...     def loss(self, outputs, batch):
+    ...         return torch.nn.functional.cross_entropy(outputs, batch[1])
+    ...     def sums(self, outputs, batch):
+    ...         return {"correct": (outputs.argmax(dim=1) == batch[1]).sum()}
+    ...     def metrics(self, sums):
+    ...         return {"accuracy": sums["correct"] / sums["weight"]}
+    >>> points, arms = Spirals().data(seed=0).batch(stream=0, index=3)
+    >>> tuple(points.shape), tuple(arms.shape)
+    ((32, 2), (32,))
+    """
+
+    def __init__(self, train: Samples, evaluation: Samples, batch_size: int, seed: int) -> None:
+        if batch_size < 1:
+            raise UsageError(f"batch_size must be at least 1, got {batch_size}")
+        self._train, self._num_train = _tensors(train, "train")
+        main, num_evaluation = _tensors(evaluation, "evaluation")
+        self.evaluation: Mapping[str, Rows] = {"main": Rows(main, num_evaluation, batch_size)}
+        self._batch_size, self._seed = batch_size, seed
+        # Two, since a batch may lie in two epochs.
+        self._order = functools.lru_cache(maxsize=2)(self._shuffle)
+
+    def batch(self, stream: int, index: int) -> Batch:
+        """Batch `index` of a stream: new tensors of `batch_size` rows."""
+        positions = np.arange(index * self._batch_size, (index + 1) * self._batch_size)
+        epochs, places = np.divmod(positions, self._num_train)
+        orders = [self._order(stream, int(epoch))[places[epochs == epoch]] for epoch in np.unique(epochs)]
+        rows = torch.from_numpy(np.concatenate(orders))
+        return map_tensors(lambda tensor: tensor[rows], self._train)
+
+    def _shuffle(self, stream: int, epoch: int) -> np.ndarray:
+        return generator(self._seed, Purpose.ORDER, stream, epoch).permutation(self._num_train)
+
+
+class Rows:
+    """Samples in their order, in batches of `batch_size` rows; the last one may be shorter. Batches are views.
+
+    >>> rows = Rows({"x": torch.arange(5)}, 5, 2)
+    >>> [batch["x"].tolist() for batch in rows]
+    [[0, 1], [2, 3], [4]]
+    """
+
+    def __init__(self, samples: Samples, num_samples: int, batch_size: int) -> None:
+        self._samples, self._num_samples, self._batch_size = samples, num_samples, batch_size
+
+    def __len__(self) -> int:
+        return -(-self._num_samples // self._batch_size)
+
+    def __getitem__(self, index: int) -> Batch:
+        """Batch `index` in [0, len)."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"there is no evaluation batch {index} of {len(self)}")
+        rows = slice(index * self._batch_size, (index + 1) * self._batch_size)
+        return map_tensors(lambda tensor: tensor[rows], self._samples)
+
+
+def _tensors(samples: Samples, name: str) -> tuple[Samples, int]:
+    """`samples` with arrays as tensors, and how many there are."""
+    if isinstance(samples, dict):
+        samples = {key: torch.as_tensor(value) for key, value in samples.items()}
+    elif isinstance(samples, tuple) and hasattr(samples, "_fields"):
+        samples = type(samples)(*map(torch.as_tensor, samples))
+    elif isinstance(samples, list | tuple):
+        samples = tuple(map(torch.as_tensor, samples))
+    else:
+        samples = torch.as_tensor(samples)
+    lengths = row_counts(samples)
+    if len(set(lengths)) != 1:
+        raise UsageError(f"the tensors of {name} have {lengths} rows; give tensors of one length")
+    if lengths[0] == 0:
+        raise UsageError(f"{name} has no samples; give tensors with at least one row")
+    return samples, lengths[0]

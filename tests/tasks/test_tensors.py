@@ -1,0 +1,112 @@
+"""Samples in memory: every sample once an epoch, and batches that are pure functions."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncsgd.errors import UsageError
+from asyncsgd.tasks.base import Task, add_sums
+from asyncsgd.tasks.tensors import TensorData
+
+sizes = st.integers(1, 40)
+
+
+def numbered(num_samples: int, batch_size: int = 4, seed: int = 0) -> TensorData:
+    return TensorData(torch.arange(num_samples), torch.arange(num_samples), batch_size, seed)
+
+
+@given(num_samples=sizes, batch_size=sizes, seed=st.integers(0, 2**32), stream=st.integers(0, 3))
+def test_every_epoch_has_every_sample_once(num_samples: int, batch_size: int, seed: int, stream: int) -> None:
+    data = numbered(num_samples, batch_size, seed)
+    batches = [data.batch(stream, index) for index in range(3 * num_samples // batch_size + 1)]
+    assert {len(batch) for batch in batches} == {batch_size}
+    drawn = torch.cat(batches)
+    for epoch in range(len(drawn) // num_samples):
+        samples = drawn[epoch * num_samples : (epoch + 1) * num_samples]
+        assert sorted(samples.tolist()) == list(range(num_samples))
+
+
+@given(num_samples=sizes, batch_size=sizes, order=st.permutations(range(8)))
+def test_a_batch_is_the_same_in_whatever_order_and_process_it_is_asked_for(
+    num_samples: int, batch_size: int, order: list[int]
+) -> None:
+    data = numbered(num_samples, batch_size)
+    asked = {index: data.batch(0, index).tolist() for index in order}
+    assert asked == {index: numbered(num_samples, batch_size).batch(0, index).tolist() for index in range(8)}
+
+
+def test_seeds_streams_and_epochs_have_orders_of_their_own() -> None:
+    def epoch(seed: int, stream: int, index: int) -> tuple[int, ...]:
+        return tuple(numbered(100, 100, seed).batch(stream, index).tolist())
+
+    assert len({epoch(0, 0, 0), epoch(1, 0, 0), epoch(0, 1, 0), epoch(0, 0, 1), tuple(range(100))}) == 5
+
+
+@given(num_samples=sizes, batch_size=sizes)
+def test_the_evaluation_set_is_all_samples_in_order_for_every_seed(num_samples: int, batch_size: int) -> None:
+    for seed in (0, 1):
+        main = numbered(num_samples, batch_size, seed).evaluation["main"]
+        batches = [main[index] for index in range(len(main))]
+        assert torch.cat(batches).tolist() == list(range(num_samples))
+        assert all(len(batch) == batch_size for batch in batches[:-1])
+
+
+class Pair(NamedTuple):
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+def test_the_rows_of_a_batch_belong_together_in_tuples_dicts_and_arrays() -> None:
+    x = np.arange(20.0).reshape(10, 2)
+    for samples in ((x, x[:, 0]), [x, x[:, 0]], {"x": x, "y": x[:, 0]}, Pair(torch.tensor(x), torch.tensor(x[:, 0]))):
+        batch = TensorData(samples, samples, 4, seed=0).batch(0, 1)
+        first, second = batch.values() if isinstance(batch, dict) else batch
+        assert isinstance(batch, Pair) == isinstance(samples, Pair)
+        assert first.shape == (4, 2)
+        assert torch.equal(first[:, 0], second)
+
+
+@pytest.mark.parametrize(
+    ("train", "evaluation", "batch_size", "message"),
+    [
+        ((torch.zeros(3), torch.zeros(4)), torch.zeros(1), 2, r"the tensors of train have \[3, 4\] rows"),
+        (torch.zeros(3), torch.zeros(0, 2), 2, "evaluation has no samples"),
+        ({}, torch.zeros(1), 2, "the tensors of train have"),
+        (torch.zeros(3), torch.zeros(3), 0, "batch_size must be at least 1, got 0"),
+    ],
+)
+def test_what_is_no_set_of_samples_is_refused(train, evaluation, batch_size, message) -> None:
+    with pytest.raises(UsageError, match=message):
+        TensorData(train, evaluation, batch_size, seed=0)
+
+
+class Numbers(Task):
+    """Its loss is the mean of the numbers in a batch."""
+
+    batch_size = 4
+
+    def model(self, seed):
+        raise NotImplementedError
+
+    def data(self, seed):
+        return numbered(10, self.batch_size, seed)
+
+    def outputs(self, model, batch):
+        return batch
+
+    def loss(self, outputs, batch):
+        return outputs.double().mean()
+
+
+def test_a_short_last_batch_counts_as_many_terms_as_it_has_rows() -> None:
+    task = Numbers()
+    main = task.data(0).evaluation["main"]
+    batches = [main[index] for index in range(len(main))]
+    total = add_sums({"loss": float(task.loss(b, b)) * task.weight(b), "weight": task.weight(b)} for b in batches)
+    assert total == {"loss": 45.0, "weight": 10.0}
