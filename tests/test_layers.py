@@ -37,6 +37,7 @@ MAY_IMPORT = {
     "models": {"data", "errors", "flat", "signals"},
     "tasks": {"data", "errors", "flags", "flat", "models", "origin", "scores", "settings", "spans"},
     "evaluation": {"record", "tasks.base"},
+    "checking": {"data", "errors", "flat", "tasks.base"},
     "worker": {"data", "evaluation", "flat", "state", "tasks.base"},
     "streams": {"record", "state"},
     "dispatcher": {"record", "rules.base", "server", "state", "streams", "worker"},

@@ -1,0 +1,560 @@
+"""A dry run of a task: what is wrong with a user's own task is found before a run, and the message says what to change.
+
+Most of these mistakes stop no run. Workers then train other models than the server, or losses are off by a few percent,
+and nothing says so."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import multiprocessing
+import numbers
+import pickle
+import random
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from asyncsgd.data.random import dropout_seed
+from asyncsgd.errors import UsageError
+from asyncsgd.flat import Layout
+from asyncsgd.tasks.base import Batch, Data, Task, map_tensors, row_counts, to_device
+
+LARGEST_PICKLE = 1_000_000
+"""Bytes that a task may have when it is sent to a worker process."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    """What a dry run has seen of a task that passed it."""
+
+    num_parameters: int
+    """That are trained; tied ones count once."""
+    unused: tuple[str, ...]
+    """Parameters that are trained and had no gradient. Their gradient is taken for zero, so that weight decay acts on
+    them."""
+    loss: float
+    """Of batch 0 of stream 0, at the initial parameters, in training mode."""
+    weight: float
+    """Of that batch."""
+    num_evaluation_batches: Mapping[str, int]
+    """By the name of the evaluation set."""
+    notes: tuple[str, ...]
+    """What could not be checked, and what is unusual: a sentence each."""
+
+
+def check(task: Task, *, seed: int = 0, device: str = "cpu", processes: bool = True) -> Checked:
+    """Compute a few gradients of `task` and look for mistakes; nothing is trained or written.
+
+    It builds the model and the data twice each. The global generators of torch, numpy and Python are afterwards as they
+    were before.
+
+    Args:
+        task: prepared.
+        seed: of the model, the data and dropout.
+        device: where the gradients are computed, as torch calls it.
+        processes: whether the task has to work in worker processes, as all runtimes but `InProcess` and `Virtual` need.
+
+    Raises:
+        UsageError: for the first mistake. It names the parameter, module or method, and says what to change.
+
+    >>> from asyncsgd import TensorData, seeded
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Mean(Task):
+    ...     name = "mean"
+    ...     batch_size: int = 3
+    ...     def model(self, seed):
+    ...         with seeded(seed):
+    ...             return nn.Linear(1, 1)
+    ...     def data(self, seed):
+    ...         return TensorData(torch.arange(3.0), torch.arange(3.0), self.batch_size, seed)
+    ...     def outputs(self, model, batch):
+    ...         return model(torch.zeros(len(batch), 1))
+    ...     def loss(self, outputs, batch):
+    ...         return (outputs[:, 0] - batch).square().mean()
+    >>> checked = check(Mean(), processes=False)
+    >>> checked.num_parameters, checked.weight, dict(checked.num_evaluation_batches)
+    (2, 3.0, {'main': 1})
+    """
+    if not isinstance(task, Task):
+        raise UsageError(
+            f"check takes a task, an object of a class derived from Task, not {_kind(task)}"
+            + (f"; type {task.__name__}()" if isinstance(task, type) else "")
+        )
+    with _generators_restored(torch.device(device)):
+        return check_beside(task, task.model(seed), seed=seed, device=device, processes=processes)
+
+
+def check_beside(task: Task, model: nn.Module, *, seed: int, device: str, processes: bool) -> Checked:
+    """As `check`, for who has called ``task.model(seed)`` already; `model` itself stays as it is."""
+    where = torch.device(device)
+    _check_fields(task)
+    if processes:
+        check_main(type(task))
+        _check_pickle(task)
+    with _generators_restored(where):
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise UsageError(
+                "no parameter of the model is trained: model() froze them all, or it has none; leave requires_grad "
+                "True for at least one"
+            )
+        num_parameters = Layout.of(model).num_parameters  # refuses other types than float32
+        trial = _Trial(task, task.model(seed), where, seed)
+        if (name := _difference(model, trial.model)) is not None:
+            raise UsageError(
+                f"model({seed}) gave two models with different initial values ({name}): write "
+                f"`with asyncsgd.seeded(seed):` around what draws them in model()"
+            )
+        data, same_data = task.data(seed), task.data(seed)
+        batch = _check_batches(task, data, same_data)
+        num_evaluation_batches = _check_evaluation(data, same_data)
+        weight = _check_weight(task, batch)
+        trial.model.to(where)
+        loss, drawn = trial.forward(batch)
+        _check_unchanged(model, trial.model)
+        _check_loss(loss)
+        gradients = trial.gradients(loss)
+        trial.check_repeats(batch, loss, drawn)
+        notes = [*_notes(task, model, batch), *_check_split(trial, batch, weight, loss, gradients, "torch" in drawn)]
+    if processes:
+        _check_pickle(task)  # it may keep what it has read
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    unused = tuple(name for name in trained if name not in gradients)
+    return Checked(num_parameters, unused, float(loss.detach()), weight, num_evaluation_batches, tuple(notes))
+
+
+# ---- the task itself -----------------------------------------------------------------------------------------
+
+
+def _check_fields(task: Task) -> None:
+    kind = type(task).__name__
+    if not dataclasses.is_dataclass(task):
+        raise UsageError(f"the class {kind} is no dataclass; write @dataclasses.dataclass(frozen=True) above it")
+    if not isinstance(getattr(task, "name", None), str):
+        raise UsageError(f'the class {kind} has no name; write e.g. name: ClassVar[str] = "{kind.lower()}" into it')
+    size = getattr(task, "batch_size", None)
+    if type(size) is not int or size < 1:
+        raise UsageError(
+            f"batch_size of {kind} must be a whole number of at least 1, got {size!r}; type batch_size: int = 32"
+        )
+
+
+def _check_pickle(task: Task) -> None:
+    """Refuse a task that cannot be sent to a process, or that would carry data there."""
+    kind = type(task)
+    without = "or use a runtime without processes: asyncsgd.InProcess() or asyncsgd.Virtual(...)"
+    if "<locals>" in kind.__qualname__:
+        raise UsageError(
+            f"the class {kind.__name__} is defined inside a function, where worker processes cannot find it; move it "
+            f"to the top level of its file, {without}"
+        )
+    try:
+        size = len(pickle.dumps(task))
+    except Exception as error:
+        # Pickle has no exception of its own for this: it raises TypeError, AttributeError, RecursionError, ...
+        names = [name for name, value in vars(task).items() if _pickled_size(value) is None]
+        what = f"its field {names[0]!r} holds {_kind(getattr(task, names[0]))}" if names else str(error)
+        raise UsageError(
+            f"the task {kind.__name__} cannot be sent to worker processes, since it cannot be pickled ({what}); keep "
+            f"numbers and text in fields, and functions and classes at the top level of a file, {without}"
+        ) from error
+    if size > LARGEST_PICKLE:
+        name = max(vars(task), key=lambda name: _pickled_size(vars(task)[name]) or 0)
+        raise UsageError(
+            f"the task {kind.__name__} has {size / 1e6:.1f} MB when it is sent to worker processes, most of it in "
+            f"{name!r}; keep the name of a file there, and load it in data() or model()"
+        )
+
+
+def _pickled_size(value: object) -> int | None:
+    try:
+        return len(pickle.dumps(value))
+    except Exception:
+        return None
+
+
+def _kind(value: object) -> str:
+    """What `value` is, in a message."""
+    if isinstance(value, type):
+        return f"the class {value.__name__} itself"
+    if callable(value) and hasattr(value, "__name__"):
+        return "a lambda" if value.__name__ == "<lambda>" else f"the function {value.__name__}"
+    return f"a value of type {type(value).__name__}"
+
+
+# ---- where the task's class is ---------------------------------------------------------------------------------
+
+
+Started = Literal["script", "module", "standard input", "command", "interactive"]
+
+_WHERE: Mapping[Started, str] = {
+    "standard input": "a program that Python reads from standard input",
+    "command": "the text after python -c",
+    "interactive": "a notebook or an interactive session",
+}
+
+
+def how_started() -> Started:
+    """How this Python was started, as far as it matters to child processes, which import ``__main__`` again.
+
+    They can import the file of a script and the module of ``python -m``. They cannot import the others.
+    """
+    main = sys.modules["__main__"]
+    if hasattr(sys, "ps1"):  # notebooks set it too
+        return "interactive"
+    if getattr(main, "__spec__", None) is not None:
+        return "module"
+    file = getattr(main, "__file__", None)
+    if file is not None and file != "<stdin>":
+        return "script"
+    return "command" if sys.argv[:1] == ["-c"] else "standard input"
+
+
+def check_main(task_class: type) -> None:
+    """Refuse a class that worker processes cannot import.
+
+    Raises:
+        UsageError: if it is of ``__main__``, and that is no file.
+    """
+    if task_class.__module__ != "__main__" or (started := how_started()) in ("script", "module"):
+        return
+    name = task_class.__name__
+    raise UsageError(
+        f"the class {name} is defined in {_WHERE[started]}, where worker processes cannot find it; put it into a file, "
+        f"e.g. my_task.py, and type from my_task import {name}; or train on the virtual clock, which needs no "
+        f"processes: runtime=asyncsgd.Virtual(...)"
+    )
+
+
+def refuse_in_worker() -> None:
+    """Refuse to start a run in a process that `multiprocessing` has started.
+
+    A worker process imports the user's script. If its top-level code trains, the worker would train too, and start
+    workers. To be called first by what starts a run.
+
+    Raises:
+        UsageError: in every process but the main one.
+    """
+    # While it imports the script, a child has its name already, and not yet a parent.
+    if multiprocessing.parent_process() is None and multiprocessing.current_process().name == "MainProcess":
+        return
+    script = getattr(sys.modules.get("__mp_main__", sys.modules["__main__"]), "__file__", None) or "the script"
+    raise UsageError(
+        f"a worker process has come to the code that starts training, since worker processes import {script} too; put "
+        f'that code under `if __name__ == "__main__":`'
+    )
+
+
+# ---- data --------------------------------------------------------------------------------------------------------
+
+
+def _check_batches(task: Task, data: Data, same_data: Data) -> Batch:
+    """Batch 0, which has samples and is always the same."""
+    batch = data.batch(0, 0)
+    tensors = _tensors(batch)
+    if not batch if isinstance(batch, dict | list | tuple) else batch is None:
+        raise UsageError("data.batch(0, 0) is empty; return batch_size samples")
+    if tensors and not any(tensor.numel() for tensor in tensors):
+        raise UsageError(f"data.batch(0, 0) has tensors without rows; return {task.batch_size} samples, as batch_size")
+    data.batch(0, 1)
+    if not _same_tensors(tensors, _tensors(data.batch(0, 0))):
+        raise UsageError(
+            "data.batch(0, 0) gave another batch at its second call; make it a function of stream and index alone, "
+            "e.g. with np.random.default_rng((seed, stream, index)), or use asyncsgd.TensorData"
+        )
+    if not _same_tensors(tensors, _tensors(same_data.batch(0, 0))):
+        raise UsageError(
+            "two calls of data(seed) with one seed gave different batches 0; draw all that is random from seed, since "
+            "every worker builds the data for itself"
+        )
+    return batch
+
+
+def _check_evaluation(data: Data, same_data: Data) -> dict[str, int]:
+    """How many batches each evaluation set has."""
+    sets = data.evaluation
+    if "main" not in sets:
+        raise UsageError(
+            f"data.evaluation has no set 'main', only {', '.join(map(repr, sets)) or 'nothing'}; call the set that "
+            f"runs are judged by 'main'"
+        )
+    for name, batches in sets.items():
+        if len(batches) == 0:
+            raise UsageError(f"the evaluation set {name!r} is empty; give it at least one batch, or leave it out")
+    if not _same_tensors(_tensors(sets["main"][0]), _tensors(same_data.evaluation["main"][0])):
+        raise UsageError(
+            "two calls of data(seed) with one seed gave different evaluation sets 'main'; choose its samples without a "
+            "generator, or from one with a fixed seed"
+        )
+    return {name: len(batches) for name, batches in sets.items()}
+
+
+def _check_weight(task: Task, batch: Batch) -> float:
+    weight: Any = task.weight(batch)
+    if not _is_number(weight):
+        hint = "; return int(...) or float(...) of it" if isinstance(weight, Tensor) else ""
+        raise UsageError(f"weight(batch) must be a number, got {_kind(weight)}{hint}")
+    if not 0 < weight < math.inf:
+        raise UsageError(
+            f"weight(batch) must be above 0, got {weight}; return the number of terms that loss() is the mean of"
+        )
+    return float(weight)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _tensors(batch: Batch) -> list[Tensor]:
+    """Copies of the tensors of a batch."""
+    tensors: list[Tensor] = []
+    map_tensors(lambda tensor: tensors.append(tensor.clone()), batch)
+    return tensors
+
+
+def _same_tensors(some: list[Tensor], others: list[Tensor]) -> bool:
+    return len(some) == len(others) and all(map(_same_bits, some, others))
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether all bits are equal; NaN equals itself."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    a, b = a.detach().cpu().contiguous(), b.detach().cpu().contiguous()
+    return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
+
+
+# ---- model and loss ------------------------------------------------------------------------------------------------
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by what messages call them."""
+    return {f"parameter {name!r}": tensor for name, tensor in model.named_parameters()} | {
+        f"buffer {name!r}": tensor for name, tensor in model.named_buffers()
+    }
+
+
+def _difference(model: nn.Module, other: nn.Module) -> str | None:
+    """The first parameter or buffer that the two do not share; None if all bits are equal."""
+    some, others = _state(model), _state(other)
+    if some.keys() != others.keys():
+        return min(some.keys() ^ others.keys())
+    return next((name for name, tensor in some.items() if not _same_bits(tensor, others[name])), None)
+
+
+def _check_unchanged(initial: nn.Module, model: nn.Module) -> None:
+    """Refuse modules whose parameters or buffers a forward pass in training mode has changed."""
+    if (changed := _difference(initial, model)) is None:
+        return
+    kind, name = changed.split(" ", 1)
+    path = name.strip("'").rpartition(".")[0]
+    module = dict(model.named_modules()).get(path, model)
+    where = f"the module {path!r} ({type(module).__name__})" if path else f"the model ({type(module).__name__})"
+    if getattr(module, "track_running_stats", False):
+        instead = (
+            "Use GroupNorm or LayerNorm; or type track_running_stats=False; or put the module in evaluation mode in "
+            "model(), which keeps the statistics it has"
+        )
+    else:
+        instead = "Compute it from the parameters and the batch in every forward pass, or keep it constant"
+    raise UsageError(
+        f"{where} changes its {kind} {name} in training. Only parameters move by gradients between workers and "
+        f"server, so that every worker would have another one. {instead}"
+    )
+
+
+def _check_loss(loss: Any) -> None:
+    if not isinstance(loss, Tensor) or loss.ndim != 0:
+        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else _kind(loss)
+        hint = "; return losses.mean()" if isinstance(loss, Tensor) else ""
+        raise UsageError(f"loss() must return one number, a tensor without dimensions; it returned {what}{hint}")
+    if not loss.requires_grad:
+        raise UsageError(
+            "the loss has no gradient; leave .item(), .detach(), argmax and torch.no_grad() out of outputs() and loss()"
+        )
+    if not torch.isfinite(loss):
+        raise UsageError(
+            f"the loss of data.batch(0, 0) is {float(loss.detach())} at the initial parameters; look for divisions by "
+            f"zero, logarithms of 0 and inputs that are not finite"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Trial:
+    """A model of its own to compute gradients with."""
+
+    task: Task
+    model: nn.Module
+    device: torch.device
+    seed: int
+
+    def forward(self, batch: Batch) -> tuple[Any, frozenset[str]]:
+        """The loss as the task gives it, and the global generators that were drawn from: torch, numpy, random."""
+        torch.manual_seed(dropout_seed(self.seed, 0, 0))
+        moved = to_device(batch, self.device)
+        before = _generator_states(self.device)
+        loss = self.task.loss(self.task.outputs(self.model, moved), moved)
+        after = _generator_states(self.device)
+        return loss, frozenset(name for name, state in before.items() if after[name] != state)
+
+    def gradients(self, loss: Tensor) -> dict[str, Tensor]:
+        """The gradients of parameters that have one."""
+        loss.backward()
+        gradients: dict[str, Tensor] = {}
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad and parameter.grad is not None:
+                gradients[name], parameter.grad = parameter.grad, None
+        if not gradients:
+            raise UsageError("the loss depends on no parameter of the model; compute it from model(...) in outputs()")
+        for name, gradient in gradients.items():
+            if gradient.layout != torch.strided:
+                raise UsageError(f"the gradient of parameter {name!r} is sparse; type nn.Embedding(..., sparse=False)")
+            if not bool(torch.isfinite(gradient).all()):
+                raise UsageError(
+                    f"the gradient of parameter {name!r} is not finite at the initial parameters, though the loss is "
+                    f"{float(loss.detach()):.4g}; look for square roots of 0, norms of 0 and divisions by zero"
+                )
+        return gradients
+
+    def check_repeats(self, batch: Batch, loss: Tensor, drawn: frozenset[str]) -> None:
+        """Refuse a task whose loss is another one at the same parameters, batch and dropout seed."""
+        repeated, _ = self.forward(batch)
+        first, second = float(loss.detach()), float(repeated.detach())
+        if _same_bits(repeated, loss) or (self.device.type != "cpu" and math.isclose(first, second, rel_tol=1e-4)):
+            return  # some operations on a GPU add up in no fixed order
+        named = {"numpy": "numpy's global generator", "random": "Python's random"}
+        sources = " and ".join(named[name] for name in sorted(drawn) if name in named)
+        raise UsageError(
+            f"the same batch at the same parameters has loss {first:.9g} and then {second:.9g}; outputs() or loss() "
+            + (f"draws from {sources}" if sources else "draws from a generator of its own, or changes its batch")
+            + "; draw from torch's default generator, which is seeded for every batch"
+        )
+
+
+def _generator_states(device: torch.device) -> dict[str, object]:
+    state: Any = np.random.get_state()  # noqa: NPY002
+    return {
+        "torch": (
+            torch.get_rng_state().numpy().tobytes(),
+            torch.cuda.get_rng_state(device).numpy().tobytes() if device.type == "cuda" else b"",
+        ),
+        "numpy": (state[1].tobytes(), *state[2:]),
+        "random": random.getstate(),
+    }
+
+
+@contextlib.contextmanager
+def _generators_restored(device: torch.device) -> Iterator[None]:
+    """Put the states of all global generators back afterwards."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)  # noqa: NPY002
+
+
+# ---- a batch against its halves ------------------------------------------------------------------------------------
+
+
+def _check_split(
+    trial: _Trial, batch: Batch, weight: float, loss: Tensor, gradients: dict[str, Tensor], drew: bool
+) -> list[str]:
+    """Refuse a weight that is not what the loss is a mean over; a note where that cannot be seen.
+
+    Without dropout, the loss and the gradient of a batch are the weighted means of those of its parts.
+
+    Args:
+        drew: whether `loss` and `gradients`, of the whole batch, are with dropout.
+    """
+    if drew:
+        _turn_dropout_off(trial.model)
+        loss, drawn = trial.forward(batch)
+        if "torch" in drawn:
+            raise UsageError(
+                "outputs() or loss() draws random numbers in evaluation mode too, so that evaluations would be random; "
+                "type e.g. F.dropout(..., training=self.training)"
+            )
+        _check_loss(loss)
+        gradients = trial.gradients(loss)
+    unchecked = "a batch was not compared with its halves, so weight() is not checked"
+    for name, module in trial.model.named_modules():
+        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+            return [f"{unchecked}: the module {name!r} normalises over the samples of a batch"]
+    try:
+        parts = trial.task.split(batch, 2)
+    except UsageError as error:
+        return [f"{unchecked}: {error}"]
+    weights = [float(trial.task.weight(part)) for part in parts]
+    if not math.isclose(sum(weights), weight, rel_tol=1e-4):
+        raise UsageError(
+            f"weight(batch) is {weight:g}, but its halves have {' and '.join(f'{part:g}' for part in weights)}; return "
+            f"the number of terms that loss() is the mean of, counted in the batch it is given"
+        )
+    try:
+        losses = [trial.forward(part)[0] for part, part_weight in zip(parts, weights, strict=True) if part_weight]
+    except Exception as error:
+        # Runs do not split batches unless they are told to, so a model may well be made for whole ones.
+        return [f"{unchecked}: half a batch cannot be computed ({error})"]
+    shares = [part / weight for part in weights if part]
+    joined = sum(share * float(part.detach()) for share, part in zip(shares, losses, strict=True))
+    whole = float(loss.detach())
+    size = sum(share * abs(float(part.detach())) for share, part in zip(shares, losses, strict=True))
+    tolerance = 1e-4 if trial.device.type == "cpu" else 1e-2  # of TF32, which convolutions use
+    advice = (
+        "make weight() the number of terms that loss() is the mean of. If the loss compares the samples of a batch "
+        "with one another, give the task a method split(batch, parts) that raises UsageError"
+    )
+    if abs(joined - whole) > tolerance * max(size, abs(whole)):
+        raise UsageError(
+            f"the loss of data.batch(0, 0) is {whole:.6g}, but its halves, weighted by weight(), make {joined:.6g}; "
+            f"{advice}"
+        )
+    difference = _gradient_difference(gradients, [trial.gradients(part) for part in losses], shares)
+    if difference > tolerance:
+        raise UsageError(
+            f"the gradient of data.batch(0, 0) differs by {difference:.2g} of its size from that of its halves, "
+            f"weighted by weight(), though their losses agree ({whole:.6g} and {joined:.6g}); {advice}"
+        )
+    return []
+
+
+def _turn_dropout_off(model: nn.Module) -> None:
+    """By evaluation mode, which modules that call F.dropout themselves heed too."""
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase):
+            module.dropout = 0.0  # cuDNN computes no gradient of a recurrent network in evaluation mode
+        else:
+            module.training = False
+
+
+def _gradient_difference(whole: dict[str, Tensor], parts: list[dict[str, Tensor]], shares: list[float]) -> float:
+    """How far the gradient is from that of the parts, relative to their size before they cancel out."""
+    size = sum(share * _norm(part.values()) for share, part in zip(shares, parts, strict=True))
+    differences = []
+    for name in set(whole).union(*parts):
+        joined = sum(share * part[name].double() for share, part in zip(shares, parts, strict=True) if name in part)
+        differences.append(torch.as_tensor(joined - whole[name].double() if name in whole else joined))
+    difference = _norm(differences)
+    return difference / size if size else float(difference > 0)
+
+
+def _norm(tensors: Any) -> float:
+    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors))
+
+
+def _notes(task: Task, model: nn.Module, batch: Batch) -> list[str]:
+    notes = []
+    if not any(module.training for module in model.modules()):
+        notes.append("model() returned the model in evaluation mode, so dropout is off; call .train() to have it")
+    rows = set(row_counts(batch))
+    if len(rows) == 1 and rows != {task.batch_size}:
+        notes.append(f"data.batch(0, 0) has {rows.pop()} rows, and batch_size is {task.batch_size}")
+    return notes
