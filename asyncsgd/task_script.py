@@ -231,6 +231,7 @@ def task_script(
     def experiment(settings: Any) -> Experiment:
         from asyncsgd.experiment import experiment_of
 
+        settings.task.check_names()
         return experiment_of(name, settings)
 
     def folder(settings: Any, command: str) -> RunFolder:
