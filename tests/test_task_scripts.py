@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +20,7 @@ from running import sentences
 from transformers import AutoModelForCausalLM
 
 from asyncsgd.script import run_script
+from asyncsgd.tasks import task_class
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 SCRIPTS = {"clm": "causal_lm", "train_tagger": "token_classification"}
@@ -155,6 +157,12 @@ def test_perplexity_falls_with_two_workers_and_the_model_loads(flags: str, folde
     assert summary["metrics"]["perplexity"] == perplexities[-1]
     model = AutoModelForCausalLM.from_pretrained(path / "model")
     assert sum(p.numel() for p in model.parameters()) == summary["num_parameters"]
+
+
+@pytest.mark.processes
+def test_the_fork_server_imports_what_the_task_names(folder: Path) -> None:
+    assert run("clm", f"{SMALL} --samples 8 --mode async") == 0
+    assert set(task_class("causal_lm").preload) <= set(forkserver._forkserver._preload_modules)
 
 
 @pytest.mark.processes
