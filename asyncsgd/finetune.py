@@ -10,8 +10,6 @@ import dataclasses
 import math
 from typing import Any
 
-from asyncsgd import models
-from asyncsgd.data.labelled import check_labelled, hatecheck_files
 from asyncsgd.errors import UsageError
 from asyncsgd.experiment import Course, Experiment, cache_folder, setup_of
 from asyncsgd.finetune_settings import FinetuneSettings, Tuning
@@ -53,23 +51,6 @@ def finetuning(settings: FinetuneSettings) -> Experiment:
         describe=lambda task, flat: _describe(settings, origin, task, flat),
         saves_model=settings.output.save_model,
     )
-
-
-def check(settings: FinetuneSettings) -> None:
-    """Refuse what can be seen to be wrong without reading a text or importing transformers, before there is a run.
-
-    Raises:
-        UsageError: for whatever the user has to change.
-    """
-    data = settings.data
-    finetuning(settings)
-    check_labelled(data.data, data.text_column, data.label_column)
-    if settings.functional.hatecheck is not None:
-        hatecheck_files(settings.functional.hatecheck)
-    try:
-        models.check_model(read_origin(settings.start.init_from).model, data.seq_len)
-    except UsageError as error:
-        raise UsageError(str(error).replace("--model", "--init-from")) from error
 
 
 def task_of(settings: FinetuneSettings) -> Classification:

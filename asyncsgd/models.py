@@ -119,15 +119,15 @@ def load_model(model: str, num_tokens: int, family: Family, *, seq_len: int, dro
     return Built(built.float().train(), new)
 
 
-def check_model(model: str, seq_len: int) -> None:
-    """Look at what `build_model` would load, without importing transformers or asking the Hub.
+def check_model(model: str, seq_len: int, family: Family = MASKED_LM) -> None:
+    """Look at what `load_model` would load, without importing transformers or asking the Hub.
 
     Raises:
         UsageError: for a folder that is missing or holds no model, or a model too short for `seq_len`.
     """
-    if model in SHAPES:
+    if model in family.built_in:
         return
-    check_folder(model)
+    check_folder(model, family)
     try:
         config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from typing import Any
 
 from asyncsgd import models
-from asyncsgd.data.corpora import check_sources
 from asyncsgd.experiment import Experiment, cache_folder, course_of, setup_of
 from asyncsgd.flat import FlatModel
 from asyncsgd.settings import Settings
@@ -35,17 +33,6 @@ def pretraining(settings: Settings) -> Experiment:
         },
         describe=_describe,
     )
-
-
-def check(settings: Settings) -> None:
-    """Refuse what can be seen to be wrong without reading a text or importing transformers, before there is a run.
-
-    Raises:
-        UsageError: for whatever the user has to change.
-    """
-    pretraining(settings)
-    check_sources(settings.data.data, settings.data.eval_data)
-    models.check_model(os.path.expanduser(settings.model.model), settings.data.seq_len)
 
 
 def task_of(settings: Settings) -> MaskedLM:

@@ -59,6 +59,8 @@ class TaskScript(Generic[S]):
     """Opens the run's folder, given the command."""
     model: Callable[[S], str | None] = lambda settings: None
     """The transformers model whose code workers need."""
+    modules: tuple[str, ...] = ()
+    """What else they need; see `Task.preload`."""
     before: Callable[[S], None] = lambda settings: None
     """Called before anything heavy is imported."""
 
@@ -72,7 +74,8 @@ class TaskScript(Generic[S]):
         if not launch.leads:
             return follow_leader(lambda: self.experiment(settings))
         announce(settings)
-        context = start_fork_server(settings, launch, self.model(settings))  # its imports and ours go on side by side
+        # Its imports and ours go on side by side.
+        context = start_fork_server(settings, launch, self.model(settings), self.modules)
         self.before(settings)
         experiment = self.experiment(settings)
         stop.check()
@@ -231,6 +234,7 @@ def task_script(
     def experiment(settings: Any) -> Experiment:
         from asyncsgd.experiment import experiment_of
 
+        settings.task.check_names()
         return experiment_of(name, settings)
 
     def folder(settings: Any, command: str) -> RunFolder:
@@ -246,5 +250,6 @@ def task_script(
         experiment,
         folder,
         model=lambda settings: None if model is None else str(getattr(settings.task, model)),
+        modules=kind.preload,
         before=before,
     )

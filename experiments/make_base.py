@@ -71,9 +71,9 @@ def run(argv: list[str], stop: StopRequest) -> int:
             if is_trained(out) and not (out / "base.json").is_file():
                 keep(out)  # an earlier command was killed between the end of its training and the end of `keep`
         if overwrite or not (out / "base.json").is_file():
-            from asyncsgd.pretraining import check
+            from asyncsgd.pretraining import pretraining
 
-            check(settings)
+            pretraining(settings).task.check_names()
             make_room(out, overwrite)
     if (out / "base.json").is_file():
         return verify(out)

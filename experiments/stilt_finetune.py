@@ -76,10 +76,11 @@ def run(argv: list[str], stop: StopRequest) -> int:
 
 
 def experiment(settings: FinetuneSettings) -> Experiment:
-    from asyncsgd.finetune import check, finetuning
+    from asyncsgd.finetune import finetuning
 
-    check(settings)
-    return finetuning(settings)
+    made = finetuning(settings)
+    made.task.check_names()
+    return made
 
 
 def seeds_of(text: str | None, settings: FinetuneSettings) -> list[int]:

@@ -32,10 +32,11 @@ EXAMPLES = """\
 
 
 def experiment(settings: Settings) -> Experiment:
-    from asyncsgd.pretraining import check, pretraining
+    from asyncsgd.pretraining import pretraining
 
-    check(settings)
-    return pretraining(settings)
+    made = pretraining(settings)
+    made.task.check_names()
+    return made
 
 
 SCRIPT = TaskScript(

@@ -222,8 +222,12 @@ def _fingerprint(origin: str, train: Documents, evaluation: Documents) -> str:
 # ------------------------------------------------------------------------------------------------------ files
 
 
-def existing_path(name: str, flag: str) -> Path:
+def existing_path(name: str, flag: str, *, pydocs: bool = True, kinds: Sequence[str] = EXTENSIONS) -> Path:
     """Return the absolute path of a file or folder that the user named with `flag`.
+
+    Args:
+        pydocs: whether ``pydocs`` could have been meant, for the message.
+        kinds: what files there may be, for the message.
 
     Raises:
         UsageError: if there is none.
@@ -234,10 +238,11 @@ def existing_path(name: str, flag: str) -> Path:
     except OSError:  # not there, behind a closed folder, or a name too long for any file
         mode = 0
     if not mode:
-        others = "pydocs, hub:NAME, " if flag == "--data" else ""
+        built_in = ["pydocs"] if pydocs else []
+        others = "".join(f"{other}, " for other in [*built_in, "hub:NAME"]) if flag == "--data" else ""
         raise UsageError(
-            f"there is no file or folder {shortened(name)}{nearest(name, ['pydocs'])}; "
-            f"{flag} takes {others}a folder, or a file ({', '.join(EXTENSIONS)})"
+            f"there is no file or folder {shortened(name)}{nearest(name, built_in)}; "
+            f"{flag} takes {others}a folder, or a file ({', '.join(kinds)})"
         )
     if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
         raise UsageError(

@@ -133,7 +133,7 @@ def load_labelled(
         if data.startswith("hub:"):
             name, read = data, hub_sides(data, columns)
         else:
-            path = existing_path(data, "--data")
+            path = existing_path(data, "--data", kinds=TABLES)
             name, read = path.name, path_sides(path, columns)
         names = next((side.names for side in read.values() if side.names), None)
         sides = {side: _documents(f"{name} ({side})", read[side], names, columns, notes) for side in read}
@@ -163,7 +163,7 @@ def check_labelled(data: str, text_column: str, label_column: str) -> None:
     if data.startswith("hub:"):
         hub_name(data)
     elif data != "pydocs":
-        files_of_sides(existing_path(data, "--data"))
+        files_of_sides(existing_path(data, "--data", kinds=TABLES))
 
 
 def chosen_sides(name: str, sides: dict[str, Documents], split: str | None) -> tuple[Documents, Documents, str]:
@@ -407,7 +407,7 @@ def hatecheck_files(path: str) -> list[Path]:
     Raises:
         UsageError: if there are none.
     """
-    where = existing_path(path, "--hatecheck")
+    where = existing_path(path, "--hatecheck", kinds=TABLES)
     if not where.is_dir():
         return [where]
     files = files_named(files_in(where, TABLES), TEST_NAMES)

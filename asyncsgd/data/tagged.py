@@ -26,6 +26,7 @@ from asyncsgd.data.documents import Documents, without_surrogates
 from asyncsgd.data.labelled import (
     Side,
     chosen_sides,
+    files_of_sides,
     fingerprint_of,
     hub_sides,
     label_name,
@@ -100,14 +101,12 @@ def load_tagged(
         UsageError: the source or a column is missing or damaged, a sentence has not as many tags as words, a tag is no
             BIO tag or only in the evaluation, or no sentence is left.
     """
-    if tokens_column == tags_column:
-        raise UsageError(f"--tokens-column and --tags-column are both {tokens_column!r}; name two columns")
+    check_tagged(data, tokens_column, tags_column)
     columns = {tokens_column: "--tokens-column", tags_column: "--tags-column"}
     if data.startswith("hub:"):
-        hub_name(data)
         name, read = data, hub_sides(data, columns)
     else:
-        path = existing_path(data, "--data")
+        path = _existing(data)
         name, read = path.name, path_sides(path, columns)
     names = next((side.names for side in read.values() if side.names), None)
     notes: list[str] = []
@@ -123,6 +122,25 @@ def load_tagged(
     if missing := set(labels) - set(_count(kept)):
         notes.append(f"no training word has the tag {', '.join(sorted(missing))}")
     return TaggedData(name, kept, evaluation, split, labels, tuple(notes), fingerprint_of("", labels, kept, evaluation))
+
+
+def check_tagged(data: str, tokens_column: str, tags_column: str) -> None:
+    """Look at what `load_tagged` would read, and read nothing.
+
+    Raises:
+        UsageError: if a file or folder is missing or of an unknown kind, a Hub data set has no name, or the columns are
+            one.
+    """
+    if tokens_column == tags_column:
+        raise UsageError(f"--tokens-column and --tags-column are both {tokens_column!r}; name two columns")
+    if data.startswith("hub:"):
+        hub_name(data)
+    else:
+        files_of_sides(_existing(data))
+
+
+def _existing(data: str) -> Path:
+    return existing_path(data, "--data", pydocs=False, kinds=(".parquet", ".jsonl"))
 
 
 def _sentences(

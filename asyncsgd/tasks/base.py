@@ -78,6 +78,16 @@ class Task(abc.ABC):
     batch_size: int
     """Samples of every training batch."""
 
+    def check_names(self) -> None:
+        """Refuse what can be seen to be wrong before any data are read, as a file that is not there.
+
+        Scripts call this before the run has a folder, so that a mistyped word leaves none behind.
+
+        Raises:
+            UsageError: for whatever the user has to change.
+        """
+        return
+
     def prepare(self, seed: int, cache: Path) -> Self:
         """The task with all that is slow to find out: texts read, tokens on disk, names resolved. Called once per run,
         by the process that leads it.

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from asyncsgd.data.corpora import load_corpus
+from asyncsgd.data.corpora import check_sources, load_corpus
 from asyncsgd.data.tokenization import (
     Tokens,
     pretrained_tokenizer,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from asyncsgd.data.batching import Order
-    from asyncsgd.models import Built
+    from asyncsgd.models import Built, Family
 
 SHAPES: dict[str, dict[str, int]] = {
     "tiny-gpt": {"n_embd": 128, "n_layer": 2, "n_head": 2},
@@ -110,8 +110,21 @@ class CausalLM(Task):
     num_new_parameters: int = found()
     """How many tensors a pretrained model's checkpoint lacks."""
 
+    def check_names(self) -> None:
+        if self.model_name not in SHAPES and self.vocab_size != type(self).vocab_size:
+            raise UsageError(
+                f"--vocab-size is for --model {' and '.join(SHAPES)}; {self.model_name!r} has its own tokenizer; "
+                f"drop it"
+            )
+        if self.data_name == "pydocs" and self.eval_data is None and self.text_column != type(self).text_column:
+            raise UsageError("--text-column does nothing for pydocs, which has no columns; drop it, or name other data")
+        check_sources(self.data_name, self.eval_data)
+        from asyncsgd.models import check_model
+
+        check_model(os.path.expanduser(self.model_name), self.seq_len, _family())
+
     def prepare(self, seed: int, cache: Path) -> Self:
-        self._refuse_idle_settings()
+        self.check_names()
         name = os.path.expanduser(self.model_name)  # a YAML file has no shell to do it
         corpus = load_corpus(self.data_name, eval_data=self.eval_data, text_column=self.text_column, cache_dir=cache)
         if name in SHAPES:
@@ -144,15 +157,6 @@ class CausalLM(Task):
             named, num_train_rows=len(Rows(named, "train")), num_eval_rows=len(EvaluationRows(named).rows)
         )
 
-    def _refuse_idle_settings(self) -> None:
-        if self.model_name not in SHAPES and self.vocab_size != type(self).vocab_size:
-            raise UsageError(
-                f"--vocab-size is for --model {' and '.join(SHAPES)}; {self.model_name!r} has its own tokenizer; "
-                f"drop it"
-            )
-        if self.data_name == "pydocs" and self.eval_data is None and self.text_column != type(self).text_column:
-            raise UsageError("--text-column does nothing for pydocs, which has no columns; drop it, or name other data")
-
     def _with_pretrained(self, name: str, seed: int) -> Self:
         """With what is found out by loading the model.
 
@@ -176,10 +180,9 @@ class CausalLM(Task):
         )
 
     def _load(self, model: str, seed: int) -> Built:
-        from asyncsgd.models import Family, load_model
+        from asyncsgd.models import load_model
 
-        family = Family("AutoModelForCausalLM", "a causal language model", tuple(SHAPES))
-        return load_model(model, self.num_tokens, family, seq_len=self.seq_len, dropout=self.dropout, seed=seed)
+        return load_model(model, self.num_tokens, _family(), seq_len=self.seq_len, dropout=self.dropout, seed=seed)
 
     def facts(self) -> Mapping[str, Any]:
         notes = []
@@ -383,6 +386,12 @@ def _logits(model: nn.Module, input_ids: Tensor, position_ids: Tensor | None = N
     # With a cache, transformers would not look for documents in the positions.
     positions = {} if position_ids is None else {"position_ids": position_ids}
     return model(input_ids=input_ids, use_cache=False, **positions).logits
+
+
+def _family() -> Family:
+    from asyncsgd.models import Family  # imports torch, and --help is not to wait for it
+
+    return Family("AutoModelForCausalLM", "a causal language model", tuple(SHAPES))
 
 
 def _check_causal(name: str, model: nn.Module) -> None:

@@ -29,6 +29,8 @@ from asyncsgd.data.labelled import (
     LabelledBatch,
     LabelledBatches,
     LabelledEvaluation,
+    check_labelled,
+    hatecheck_files,
     labelled_folder,
     load_hatecheck,
     load_labelled,
@@ -110,6 +112,15 @@ class Classification(Task):
     init_sha256: str | None = found()
     """Of the masked-language model that the encoder comes from."""
     new_parameters: tuple[str, ...] | None = found()
+
+    def check_names(self) -> None:
+        check_labelled(self.data_name, self.text_column, self.label_column)
+        if self.hatecheck is not None:
+            hatecheck_files(self.hatecheck)
+        try:
+            models.check_model(read_origin(self.init_from).model, self.seq_len)
+        except UsageError as error:
+            raise UsageError(str(error).replace("--model", "--init-from")) from error
 
     def prepare(self, seed: int, cache: Path) -> Self:
         """Read the origin and the texts, tokenize them, look at the model.

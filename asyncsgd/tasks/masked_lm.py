@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from asyncsgd import models
 from asyncsgd.data.batching import Batch, EvaluationBatches, Frame, TrainingBatches
-from asyncsgd.data.corpora import load_corpus
+from asyncsgd.data.corpora import check_sources, load_corpus
 from asyncsgd.data.masking import Masking, by_token, by_word
 from asyncsgd.data.tokenization import Tokens, load_tokenizer, tokenized_folder
 from asyncsgd.scores import perplexity
@@ -117,6 +117,10 @@ class MaskedLM(Task):
     num_eval_samples: int | None = found()
     new_parameters: tuple[str, ...] | None = found()
     """See `asyncsgd.models.Built`."""
+
+    def check_names(self) -> None:
+        check_sources(self.data_name, self.eval_data)
+        models.check_model(os.path.expanduser(self.model_name), self.seq_len)
 
     def prepare(self, seed: int, cache: Path) -> Self:
         """Load the text, tokenize it, look at the model; everything slow is cached.

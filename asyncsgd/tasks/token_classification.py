@@ -12,9 +12,10 @@ Shapes: B sentences, L tokens, W words of the longest sentence, C tags, T types 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -99,38 +100,44 @@ class TokenClassification(Task):
 
     # ---- named, found, in memory ---------------------------------------------------------------------------
 
+    def check_names(self) -> None:
+        from asyncsgd import models
+        from asyncsgd.data.tagged import check_tagged
+        from asyncsgd.data.tokenization import TRAINED_HERE
+        from asyncsgd.origin import read_origin
+
+        if self.data_name is None:
+            raise UsageError("--data is missing: name a folder with train.*, a file, or hub:NAME")
+        with _with_own_flags():
+            check_tagged(self.data_name, self.tokens_column, self.tags_column)
+            origin = read_origin(self.init_from)
+            if self.vocab_size != VOCABULARY and origin.model not in TRAINED_HERE:
+                raise UsageError(
+                    f"--vocab-size {self.vocab_size} does nothing for {self.init_from}, which brings its own "
+                    f"tokenizer; drop it"
+                )
+            models.check_model(origin.model, self.seq_len)
+
     def prepare(self, seed: int, cache: Path) -> Self:
         """Read and tokenize the sentences, and build the model once, to see that it can be built.
 
         Raises:
             UsageError: for whatever the user has to change.
         """
-        try:
+        self.check_names()
+        with _with_own_flags():
             return self._prepare(seed, cache)
-        except UsageError as error:
-            message = str(error)
-            for theirs, ours in _OTHER_FLAGS.items():
-                message = message.replace(theirs, ours)
-            raise UsageError(message) from error
 
     def _prepare(self, seed: int, cache: Path) -> Self:
         from asyncsgd import models
         from asyncsgd.data.corpora import Corpus
         from asyncsgd.data.tagged import TaggedTokens, load_tagged, tagged_folder
-        from asyncsgd.data.tokenization import TRAINED_HERE, load_tokenizer
+        from asyncsgd.data.tokenization import load_tokenizer
         from asyncsgd.origin import hash_of, read_origin
 
-        if self.data_name is None:
-            raise UsageError("--data is missing: name a folder with train.*, a file, or hub:NAME")
         origin = read_origin(self.init_from)
-        if self.vocab_size != VOCABULARY and origin.model not in TRAINED_HERE:
-            raise UsageError(
-                f"--vocab-size {self.vocab_size} does nothing for {self.init_from}, which brings its own tokenizer; "
-                f"drop it"
-            )
-        models.check_model(origin.model, self.seq_len)
         data = load_tagged(
-            self.data_name,
+            str(self.data_name),
             tokens_column=self.tokens_column,
             tags_column=self.tags_column,
             split=self.eval_split,
@@ -281,6 +288,18 @@ class TokenClassification(Task):
         }
         majority = {"tag": self.majority_tag, "span_f1": self.majority_f1, "accuracy": self.majority_accuracy}
         return {"per_type": per_type, "majority": majority}
+
+
+@contextlib.contextmanager
+def _with_own_flags() -> Iterator[None]:
+    """Within it, messages name the flags of this task."""
+    try:
+        yield
+    except UsageError as error:
+        message = str(error)
+        for theirs, ours in _OTHER_FLAGS.items():
+            message = message.replace(theirs, ours)
+        raise UsageError(message) from error
 
 
 IGNORED = -100

@@ -1,0 +1,188 @@
+"""The scripts whose flags are a task's fields, as a user meets them: help, mistyped words, settings, Ctrl-C."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from multiprocessing import forkserver
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from running import sentences
+from transformers import AutoModelForCausalLM
+
+from asyncsgd.script import run_script
+from asyncsgd.tasks import task_class
+
+EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
+SCRIPTS = {"clm": "causal_lm", "train_tagger": "token_classification"}
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, EXPERIMENTS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(name: str, line: str) -> int:
+    """The exit code of a command line, in this process."""
+    return run_script(script(name).SCRIPT.run, line.split())
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, with a text and a table in it."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("WORLD_SIZE", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "text.txt").write_text(sentences(100, seed=0))
+    draw = random.Random(0)
+    rows = [{"tokens": draw.choices(["be", "di", "fo"], k=5), "ner_tags": ["B-A", *"OOOO"]} for _ in range(40)]
+    (tmp_path / "table.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return tmp_path
+
+
+SMALL = (
+    "--data text.txt --cache-dir cache --seq-len 24 --batch-size 4 --vocab-size 320 --samples 48 --warmup 0 "
+    "--evaluations 2 --learning-rate 3e-3"
+)
+
+
+def the_only_run() -> tuple[Path, dict[str, Any]]:
+    (path,) = Path("runs").iterdir()
+    return path, json.loads((path / "summary.json").read_text())
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_help_needs_no_torch(name: str) -> None:
+    program = (
+        "import runpy, sys\n"
+        "sys.argv = [sys.argv[1], '--help']\n"
+        "try:\n"
+        "    runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "except SystemExit as exit:\n"
+        "    print(exit.code, sorted({'torch', 'transformers', 'datasets', 'yaml'} & set(sys.modules)))\n"
+    )
+    command = [sys.executable, "-c", program, str(EXPERIMENTS / f"{name}.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0 []"
+    assert f"task: {SCRIPTS[name]}:" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "said"),
+    [
+        ("clm", "--mode asinc", "--mode must be one of single, sync, async, hogwild, got 'asinc'; did you mean"),
+        ("clm", "--data nowhere", "there is no file or folder 'nowhere'; --data takes pydocs, hub:NAME, a folder"),
+        ("clm", "--eval-data nowhere", "there is no file or folder 'nowhere'; --eval-data takes a folder"),
+        ("clm", "--model ./nowhere", "there is no folder './nowhere'; --model takes tiny-gpt, small-gpt, a folder"),
+        ("clm", "--model .", ".: no config.json there; --model takes a folder written by save_pretrained"),
+        ("clm", "--model gpt2 --vocab-size 400", "--vocab-size is for --model tiny-gpt and small-gpt; 'gpt2' has"),
+        ("clm", "--text-column body", "--text-column does nothing for pydocs, which has no columns"),
+        ("clm", "--config wrong.yaml", "wrong.yaml: unknown key 'nonsense'"),
+        ("clm", "--rule asynchronus", "unknown rule 'asynchronus'"),
+        ("train_tagger", "", "--data is missing: name a folder with train.*, a file, or hub:NAME"),
+        (
+            "train_tagger",
+            "--data pydocs",
+            "there is no file or folder 'pydocs'; --data takes hub:NAME, a folder, or a file (.parquet, .jsonl)",
+        ),
+        ("train_tagger", "--data ./text.txt", "{folder}/text.txt is plain text and has no columns; give a .parquet"),
+        ("train_tagger", "--data table.jsonl --tags-column tokens", "--tokens-column and --tags-column are both"),
+        ("train_tagger", "--data table.jsonl --init-from ./nowhere", "--init-from ./nowhere: there is no such folder"),
+        ("train_tagger", "--data table.jsonl --init-from bert --vocab-size 99", "--vocab-size 99 does nothing for"),
+    ],
+)
+def test_a_mistyped_word_is_one_line_and_leaves_no_folder_behind(
+    name: str, line: str, said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "wrong.yaml").write_text("nonsense: 3\n")
+    assert run(name, line) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: " + said.format(folder=folder))
+    assert shown.count("\n") == 1
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_rules_can_be_listed(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(name, "--rule help") == 0
+    assert "ringmaster" in capsys.readouterr().out
+    assert not Path("runs").exists()
+
+
+def test_a_run_is_made_again_from_its_settings_and_not_over_itself(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = f"{SMALL} --mode single --run-dir first"
+    assert run("clm", line) == 0
+    assert run("clm", line) == 2
+    assert "first holds this very run, DONE; type another --run-dir, or --overwrite" in capsys.readouterr().err
+    assert run("clm", "--cache-dir cache --config first/settings.yaml") == 0
+    path, again = the_only_run()
+    first = json.loads(Path("first/summary.json").read_text())
+    assert again["parameters_sha256"] == first["parameters_sha256"]
+    assert "next   python -m analysis.compare runs" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        run("clm", f"--config {path}/settings.yaml --print-config")
+    printed = yaml.safe_load(capsys.readouterr().out)
+    written = yaml.safe_load((path / "settings.yaml").read_text())
+    assert printed.items() >= written.items()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("flags", ["--mode sync --nproc 2", "--mode async --nproc 2"])
+def test_perplexity_falls_with_two_workers_and_the_model_loads(flags: str, folder: Path) -> None:
+    assert run("clm", f"{SMALL} --samples 240 {flags}") == 0
+    path, summary = the_only_run()
+    perplexities = [
+        json.loads(line)["metrics"]["perplexity"]
+        for line in (path / "events.jsonl").read_text().splitlines()
+        if json.loads(line)["kind"] == "evaluate"
+    ]
+    assert perplexities == sorted(perplexities, reverse=True)
+    assert perplexities[-1] < 0.7 * perplexities[0]
+    assert summary["metrics"]["perplexity"] == perplexities[-1]
+    model = AutoModelForCausalLM.from_pretrained(path / "model")
+    assert sum(p.numel() for p in model.parameters()) == summary["num_parameters"]
+
+
+@pytest.mark.processes
+def test_the_fork_server_imports_what_the_task_names(folder: Path) -> None:
+    assert run("clm", f"{SMALL} --samples 8 --mode async") == 0
+    assert set(task_class("causal_lm").preload) <= set(forkserver._forkserver._preload_modules)
+
+
+@pytest.mark.processes
+def test_ctrl_c_ends_a_run_with_its_model_and_a_summary(folder: Path) -> None:
+    flags = f"{SMALL} --mode async --nproc 2 --samples 100000 --evaluations 1000 --run-dir run"
+    command = [sys.executable, str(EXPERIMENTS / "clm.py"), *flags.split()]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert running.stdout is not None
+        for shown in running.stdout:
+            if shown.split()[:1] == ["100"]:  # samples: the second line of the table
+                break
+        running.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        _, errors = running.communicate(timeout=60)
+    finally:
+        running.kill()
+    assert running.returncode == 130, errors
+    assert time.monotonic() - began < 30
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert summary["status"] == "INTERRUPTED"
+    assert summary["num_updates"] >= 25
+    AutoModelForCausalLM.from_pretrained("run/model")
