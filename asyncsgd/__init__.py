@@ -4,7 +4,7 @@ The public names are loaded when they are first used, so that ``import asyncsgd`
 transformers; `asyncsgd.torchrun` relies on this, being called from inside ``import torch``.
 
 Reading order: `asyncsgd.rules.base`, `asyncsgd.rules.asynchronous`, `asyncsgd.server`,
-`asyncsgd.runtime.virtual`, `asyncsgd.runtime.parameter_server`, `asyncsgd.training`, ``experiments/stilt_mlm.py``."""
+`asyncsgd.runtime.virtual`, `asyncsgd.runtime.parameter_server`, `asyncsgd.training`, `asyncsgd.api`."""
 
 from __future__ import annotations
 
@@ -14,20 +14,55 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOME = {
+    # what to call
+    "train": "api",
+    "replay": "api",
+    "load_run": "api",
+    "simulate": "simulation",
+    "check": "checking",
+    "seeded": "models",
+    "TrainedRun": "api",
+    "Replayed": "api",
+    # what is learned
+    "Task": "tasks.base",
+    "TensorData": "tasks.tensors",
+    "found": "tasks.base",
+    "Batch": "tasks.base",
+    "Sums": "tasks.base",
+    # on what
+    "InProcess": "modes",
+    "AllReduce": "modes",
+    "Processes": "modes",
+    "Hogwild": "modes",
+    "Virtual": "modes",
+    # by what
+    "SGD": "optimizers",
+    "AdamW": "optimizers",
     "Rule": "rules.base",
     "Arrival": "rules.base",
     "Reply": "rules.base",
     "Start": "rules.base",
     "View": "rules.base",
-    "Asynchronous": "rules.asynchronous",
-    "Synchronous": "rules.synchronous",
-    "StalenessAware": "rules.staleness_aware",
-    "Ringmaster": "rules.ringmaster",
+    **dict.fromkeys(
+        [
+            *("Asynchronous", "Synchronous", "KSync", "FixedDelay", "StaleSynchronous", "StalenessAware"),
+            *("DelayAdaptive", "SharpDelay", "Polynomial", "Hinge", "Rennala", "Ringmaster", "KAsync", "KBatchAsync"),
+            *("FedBuff", "Downpour", "DCASGD", "DANA", "GapAware", "OrMo", "LocalSGD", "DiLoCo", "AsyncLocalSGD"),
+            *("EASGD", "Ringleader", "IA2SGD", "Rescaled"),
+        ],
+        "rules",
+    ),
+    # how long gradients take
+    **dict.fromkeys(
+        [
+            *("Constant", "Power", "TwoGroups", "Exponential", "ShiftedExponential", "HalfNormal", "LogNormal"),
+            *("Pareto", "Outages", "Slow", "Trace", "Network"),
+        ],
+        "speeds",
+    ),
+    # the parts
     "FlatModel": "flat",
-    "TensorData": "tasks.tensors",
-    "seeded": "models",
     "Server": "server",
-    "Optimizer": "server",
     "Worker": "worker",
     "Settings": "settings",
     "RunFolder": "record",

@@ -22,10 +22,10 @@ from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.worker_process import Assignment
 from asyncsgd.schedules import Schedule, WarmupSchedule, constant, cosine, linear
-from asyncsgd.tasks.base import Task
+from asyncsgd.tasks.base import Task, fingerprint
 
-_PRECISION = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_SHAPE = {"constant": constant, "linear": linear, "cosine": cosine}
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+SHAPES = {"constant": constant, "linear": linear, "cosine": cosine}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +141,14 @@ def experiment_of(name: str, settings: Any) -> Experiment:
     )
 
 
+def facts_of(task: Task, seed: int) -> dict[str, Any]:
+    """The facts of a prepared task, with a fingerprint of its data and a name for them."""
+    facts = {"data": task.name, **task.facts()}
+    if "data_fingerprint" not in facts:
+        facts["data_fingerprint"] = fingerprint(task.data(seed))
+    return facts
+
+
 def describe(task: Task, flat: FlatModel) -> list[str]:
     """Lines about any task."""
     facts = task.facts()
@@ -152,7 +160,7 @@ def describe(task: Task, flat: FlatModel) -> list[str]:
     data = f"   data  {facts['data']}" if facts.get("data") else ""
     named = f" ({', '.join(counts)})" if counts else ""
     return [
-        f"task   {task.name} ({flat.layout.num_parameters / 1e6:.2f} M parameters){data}{named}",
+        f"task   {task.name} ({flat.layout.num_parameters:,} parameters){data}{named}",
         *(f"note   {note}" for note in facts.get("notes") or ()),
     ]
 
@@ -173,7 +181,7 @@ def setup_of(job: settings.Job, machine: settings.Machine, optimization: setting
         recipe_of(optimization),
         job.seed,
         device_of(machine, job),
-        _PRECISION[machine.precision],
+        PRECISIONS[machine.precision],
     )
     _ = setup.server_recipe  # refuses
     return setup
@@ -182,7 +190,7 @@ def setup_of(job: settings.Job, machine: settings.Machine, optimization: setting
 def course_of(budget: settings.Budget, optimization: settings.Optimization) -> Course:
     """The budget and the learning rate as a function of the samples that arrived."""
     schedule = WarmupSchedule(
-        optimization.learning_rate, optimization.warmup, budget.samples, _SHAPE[optimization.schedule]
+        optimization.learning_rate, optimization.warmup, budget.samples, SHAPES[optimization.schedule]
     )
     return Course(Budget(budget.samples, budget.seconds, budget.target_loss), budget.evaluations, schedule)
 

@@ -10,7 +10,7 @@ import torch
 
 from asyncsgd import modes
 from asyncsgd.errors import UsageError
-from asyncsgd.experiment import Experiment, device_of_worker, experiment_of
+from asyncsgd.experiment import Experiment, device_of_worker, experiment_of, facts_of
 from asyncsgd.flat import FlatModel, parameters_sha256
 from asyncsgd.models import save_whole
 from asyncsgd.record import read_header
@@ -21,14 +21,16 @@ from asyncsgd.server import Server
 from asyncsgd.streams import Batches, count_batches
 from asyncsgd.task_script import task_flags
 from asyncsgd.tasks import task_class
+from asyncsgd.tasks.base import Task
 
 
-def experiment_of_run(folder: Path, cache_dir: str | None = None) -> Experiment:
+def experiment_of_run(folder: Path, cache_dir: str | None = None, kind: type[Task] | None = None) -> Experiment:
     """What the script that made a run would make of its settings now, without speeds: its log has the times.
 
     Args:
         folder: of the run.
         cache_dir: folder of prepared data; None for the default one.
+        kind: the class of the run's task, where it is none of the library's own.
 
     Raises:
         UsageError: if the settings cannot be read, or the run's task is none of the library's own.
@@ -45,7 +47,7 @@ def experiment_of_run(folder: Path, cache_dir: str | None = None) -> Experiment:
         from asyncsgd.finetune_settings import FINETUNE_FLAGS
 
         return finetuning(FINETUNE_FLAGS.make(FINETUNE_FLAGS.load_yaml(file) | changes))
-    flags = task_flags(task_class(name))
+    flags = task_flags(kind or task_class(name))
     return experiment_of(name, flags.make(flags.load_yaml(file) | changes))
 
 
@@ -74,6 +76,7 @@ class PreparedReplay:
         _check_loss_scales(setup.precision == torch.float16, records)
         torch.set_num_threads(setup.runtime.threads)
         self.task = experiment.task.prepare(setup.seed, experiment.cache)
+        self._facts = facts_of(self.task, setup.seed)
         self._flat = FlatModel(self.task.model(setup.seed))
         device = device_of_worker(setup.device, 0)
         worker = setup.assignment(self.task).worker(FlatModel(self.task.model(setup.seed).to(device)))
@@ -95,7 +98,7 @@ class PreparedReplay:
 
     @property
     def data_fingerprint(self) -> str:
-        return str(self.task.facts().get("data_fingerprint"))
+        return str(self._facts["data_fingerprint"])
 
     @property
     def version(self) -> int:

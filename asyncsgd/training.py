@@ -25,7 +25,7 @@ from asyncsgd import modes
 from asyncsgd.codec import Codec, ProtocolError, decode_found, encode_found
 from asyncsgd.errors import RunError, UsageError, reason
 from asyncsgd.evaluation import evaluating
-from asyncsgd.experiment import Course, Experiment, Setup, device_of_worker
+from asyncsgd.experiment import Course, Experiment, Setup, device_of_worker, facts_of
 from asyncsgd.flat import FlatModel, parameters_sha256
 from asyncsgd.launch import Launch, Noticeboard
 from asyncsgd.models import save_whole
@@ -564,7 +564,7 @@ def _finish(run: Run, result: Result) -> tuple[Result, dict[str, Any]]:
     """Save the model, write the summary, tell the user what came out; return how it ended, and the summary."""
     totals, delays, acted = run.record.totals, run.record.totals.delays, run.record.rule_acted
     folder = run.record.folder
-    sha256, found = None, dict(run.task.facts())
+    sha256, found = None, facts_of(run.task, run.setup.seed)
     try:
         if result.has_parameters:
             sha256 = parameters_sha256(run.flat.layout, run.flat.parameters)

@@ -80,6 +80,7 @@ MAY_IMPORT = {
     "launch": {"errors", "private_folder"},
 }
 COMPOSE = {
+    "api",
     "experiment",
     "task_script",
     "pretraining",

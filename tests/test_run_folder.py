@@ -149,10 +149,13 @@ def test_a_run_leaves_settings_environment_events_summary_and_a_model(mode: str,
         frozenset(field.name for field in dataclasses.fields(Membership))
     }
     assert len(ended.records("join")) == num_workers
-    assert sorted(record["batches"][0][1] for record in arrivals) == list(range(10))
+    batches = sorted(record["batches"][0][1] for record in arrivals)
+    assert len(set(batches)) == len(batches) == 10  # a slow worker's first batch may be in flight to the end
     assert [record["total_samples"] for record in arrivals] == list(range(4, 44, 4))
     assert arrivals[-1]["version"] == num_updates
-    assert sorted(use[0] for record in arrivals for use in record["uses"]) == list(range(10))
+    assert sorted(use[0] for record in arrivals for use in record["uses"]) == sorted(
+        record["dispatch"] for record in arrivals
+    )
     assert len(evaluations) == 3
     assert evaluations[0]["version"] == 0
     assert evaluations[-1]["version"] == num_updates

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -108,9 +109,15 @@ class Task(abc.ABC):
 
     def save(self, model: nn.Module, folder: Path) -> None:
         """Write the trained `model` into `folder`, which is new; parameters that are shared are written once."""
-        from safetensors.torch import save_model
+        from safetensors.torch import save_file
 
-        save_model(model, str(folder / "model.safetensors"))
+        # Copies, since all parameters of a model that is trained lie in one vector.
+        tensors, seen = {}, set()
+        for name, tensor in model.state_dict().items():
+            if (place := (tensor.data_ptr(), tensor.shape)) not in seen:
+                tensors[name] = tensor.detach().cpu().clone()
+            seen.add(place)
+        save_file(tensors, folder / "model.safetensors")
 
     @abc.abstractmethod
     def model(self, seed: int) -> nn.Module:
@@ -221,6 +228,16 @@ def split_rows(batch: Batch, parts: int) -> list[Batch]:
         map_tensors(lambda tensor, a=first, b=end: tensor[a:b], batch)  # type: ignore[misc]
         for first, end in itertools.pairwise(bounds)
     ]
+
+
+def fingerprint(data: Data) -> str:
+    """16 hexadecimal digits that change whenever an evaluation batch does."""
+    digest = hashlib.sha256()
+    for name, batches in data.evaluation.items():
+        digest.update(name.encode())
+        for index in range(len(batches)):
+            map_tensors(lambda tensor: digest.update(tensor.contiguous().cpu().numpy().tobytes()), batches[index])
+    return digest.hexdigest()[:16]
 
 
 def add_sums(many: Iterable[Sums]) -> Sums:

@@ -35,7 +35,7 @@ from transformers import (
 from asyncsgd.data.random import dropout_seed
 from asyncsgd.data.tokenization import Tokens
 from asyncsgd.errors import UsageError
-from asyncsgd.evaluation import evaluate_shard, evaluating, metrics_of
+from asyncsgd.evaluation import evaluate_shard, evaluating, measured
 from asyncsgd.flat import FlatModel
 from asyncsgd.optimizers import AdamW, Optimizer, OptimizerRecipe
 from asyncsgd.record import Record, RunFolder
@@ -297,7 +297,7 @@ def test_evaluation_sums_are_those_of_single_documents_in_float64_over_any_numbe
     assert whole["loss"] == pytest.approx(float(sum(losses)), rel=1e-6)
     hits = sum(int((some.argmax(-1) == ids[1:]).sum()) for some, ids in zip(logits, documents, strict=True))
     assert whole["correct"] == hits
-    metrics = metrics_of(task, whole)
+    metrics = measured(task, whole).metrics
     assert metrics == {"perplexity": math.exp(whole["loss"] / whole["weight"]), "accuracy": hits / whole["weight"]}
     assert len(task.data(0).evaluation["main"]) > 3
     for num_shards in (2, 3):

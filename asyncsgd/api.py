@@ -1,0 +1,523 @@
+"""The public functions: train a task, replay a run, look at one again.
+
+    run = asyncsgd.train(Spirals(), rule=Ringmaster(threshold=4), runtime=Processes(4), samples=20_000, folder="runs/a")
+    asyncsgd.train(Spirals(), runtime=Virtual(64, speeds=Exponential(1.0)), samples=20_000)   # another clock
+    asyncsgd.replay("runs/a", Spirals()).identical
+
+Scripts parse flags and do the same, see `asyncsgd.task_script`. Nothing here imports transformers."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import functools
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from asyncsgd import modes
+from asyncsgd.errors import RunError, UsageError, nearest
+from asyncsgd.experiment import PRECISIONS, SHAPES, Course, Experiment, Setup, cache_folder, describe, resolve_device
+from asyncsgd.launch import Launch
+from asyncsgd.optimizers import SGD, AdamW, BuildOptimizer, OptimizerRecipe
+from asyncsgd.record import FAILED, Evaluation, Record, RunFolder, read_events, write_text
+from asyncsgd.replaying import PreparedReplay, experiment_of_run
+from asyncsgd.rules import parse_rule
+from asyncsgd.rules.asynchronous import Asynchronous
+from asyncsgd.rules.base import Rule
+from asyncsgd.rules.synchronous import Synchronous
+from asyncsgd.runtime.base import Budget
+from asyncsgd.runtime.log import read_log
+from asyncsgd.runtime.processes import fork_server
+from asyncsgd.schedules import Schedule, WarmupSchedule
+from asyncsgd.tasks.base import Task
+from asyncsgd.training import carry_out, follow
+from asyncsgd.yaml_reader import read_yaml
+
+_OPTIMIZERS: Mapping[str, Callable[..., BuildOptimizer]] = {"sgd": SGD, "adamw": AdamW}
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedRun:
+    """A run that has ended."""
+
+    summary: Mapping[str, Any]
+    """As summary.json has it."""
+    evaluations: tuple[Evaluation, ...]
+    """The first at the beginning, the last at the end."""
+    folder: Path | None
+    """None for a run that has written nothing."""
+    _model: Callable[[], nn.Module]
+
+    @property
+    def status(self) -> str:
+        """DONE, DIVERGED, INTERRUPTED or FAILED."""
+        return str(self.summary.get("status"))
+
+    def model(self) -> nn.Module:
+        """The trained model, on the CPU and in evaluation mode.
+
+        Raises:
+            UsageError: if the run has kept none.
+        """
+        return self._model().cpu().eval()
+
+
+@dataclasses.dataclass(frozen=True)
+class Replayed:
+    """What a replay has found."""
+
+    identical: bool
+    """Whether it ended at the run's parameters, bit for bit."""
+    difference: str
+    """Where the two part first; empty where they do not."""
+    num_updates: int
+    """Updates replayed."""
+    num_checked: int
+    """Losses compared."""
+    parameters_sha256: str
+    """Of the replay's parameters."""
+
+
+def train(
+    task: Task,
+    *,
+    rule: Rule | None = None,
+    runtime: modes.Runtime | None = None,
+    samples: int | None = None,
+    seconds: float | None = None,
+    target_loss: float | None = None,
+    evaluations: int = 8,
+    optimizer: BuildOptimizer | None = None,
+    learning_rate: float = 1e-3,
+    schedule: Literal["constant", "linear", "cosine"] = "constant",
+    warmup: int = 0,
+    weight_decay: float = 0.0,
+    clip_norm: float = 0.0,
+    seed: int = 0,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32",
+    folder: str | Path | None = None,
+    cache: str | Path | None = None,
+    quiet: bool = False,
+    report: Callable[[Record], None] | None = None,
+) -> TrainedRun:
+    """Train a task; blocks until the budget is spent. Ctrl-C ends the run in good order, a second one at once.
+
+    Args:
+        task: what is learned; see `asyncsgd.Task`. With a runtime of several processes its class lies in a file.
+        rule: what the server does with an arriving gradient; None: `Asynchronous`, or what the runtime always does.
+        runtime: `InProcess()` (the default), `AllReduce(n)`, `Processes(n)`, `Hogwild(n)` or `Virtual(n)`.
+        samples, seconds, target_loss: the budget, the first limit that is reached ends the run; samples count for all
+            workers together, seconds are those of the runtime's clock. One of the first two has to be there.
+        evaluations: after the first, evenly over the budget.
+        optimizer: `AdamW()` (the default), `SGD(momentum)`, or any function from parameter groups to a torch optimizer.
+        learning_rate, schedule, warmup: the peak; its shape from there on; samples until it is reached.
+        weight_decay: of matrices, as the optimizer understands it.
+        clip_norm: longer directions are shortened to it; 0: never.
+        seed: of the model, the order of the data and dropout.
+        device: ``auto`` takes cuda where there is one.
+        folder: of the run's records and model, new; None: nothing is written.
+        cache: folder of what the task prepares; None: the user's cache folder.
+        quiet: print nothing.
+        report: called with every record, in order.
+
+    Raises:
+        UsageError: where something in the arguments or the task has to change.
+        RunError: if the run failed: all workers lost, a disk full. What a task itself raises comes through.
+
+    >>> from asyncsgd import TensorData, seeded
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Line(Task):
+    ...     name = "line"
+    ...     batch_size: int = 10
+    ...     def model(self, seed):
+    ...         with seeded(seed):
+    ...             return nn.Linear(1, 1)
+    ...     def data(self, seed):
+    ...         x = torch.linspace(-1.0, 1.0, 40).unsqueeze(1)
+    ...         return TensorData((x, 3 * x), (x, 3 * x), self.batch_size, seed)
+    ...     def outputs(self, model, batch):
+    ...         return model(batch[0])
+    ...     def loss(self, outputs, batch):
+    ...         return (outputs - batch[1]).square().mean()
+    >>> run = train(Line(), samples=2_000, learning_rate=0.05, quiet=True)
+    >>> run.evaluations[0].loss > 10 * run.evaluations[-1].loss
+    True
+    """
+    runtime = runtime or modes.InProcess()
+    recipe = OptimizerRecipe(optimizer or AdamW(), weight_decay, clip_norm)
+    asked = _Asked(
+        task,
+        runtime,
+        _rule_of(rule, runtime),
+        recipe,
+        samples,
+        seconds,
+        target_loss,
+        evaluations,
+        learning_rate,
+        schedule,
+        warmup,
+        seed,
+        device,
+        precision,
+    )
+    experiment = asked.experiment(cache)
+    launch = _launch(runtime)
+    if launch.rank is not None and not launch.leads:
+        raise SystemExit(follow(experiment))
+    with _ready_for_processes(task, runtime, launch), _threads_as_before():
+        context = None
+        if not runtime.in_one_process and not (launch.rank is not None and not runtime.has_server):
+            context = fork_server(None, *task.preload)
+        opened = None if folder is None else _open_folder(Path(folder), asked)
+        seen: list[Evaluation] = []
+
+        def note(record: Record) -> None:
+            if isinstance(record, Evaluation):
+                seen.append(record)
+            if report is not None:
+                report(record)
+
+        ended = carry_out(experiment, launch, opened, context, quiet=quiet, more=(note,))
+    if ended.unexpected is not None:
+        raise ended.unexpected
+    if ended.result.status == FAILED:
+        raise RunError(ended.result.message)
+    run = ended.run
+
+    def model() -> nn.Module:
+        if run is None or not ended.result.has_parameters:
+            raise UsageError(f"the run is {ended.result.status} and has no parameters; run it again")
+        return run.flat.model
+
+    return TrainedRun(ended.summary, tuple(seen), None if opened is None else opened.path, model)
+
+
+def replay(
+    folder: str | Path,
+    task: Task | None = None,
+    *,
+    rule: Rule | None = None,
+    optimizer: BuildOptimizer | None = None,
+    cache: str | Path | None = None,
+) -> Replayed:
+    """Run a recorded run again in this process, arrival by arrival, and compare every loss and the final parameters.
+
+    Args:
+        folder: of a run that `train` or a script has written.
+        task: where the run's class cannot be imported, e.g. since it is defined in the script itself.
+        rule, optimizer: where they are the user's own.
+        cache: as in `train`.
+
+    Raises:
+        UsageError: for a run that cannot be replayed, by name and with the reason.
+    """
+    folder = Path(folder)
+    settings, summary = _read(folder, "settings.yaml"), _read(folder, "summary.json")
+    refused = next((kind.not_replayed for kind in modes.KINDS if kind.mode == summary.get("mode")), "")
+    if refused:
+        raise UsageError(f"a run of mode {summary.get('mode')} cannot be replayed: {refused}")
+    if "task_class" in settings:
+        experiment = _Asked.of(settings, task, rule, optimizer).experiment(cache)
+    else:
+        kind = None if task is None else type(task)
+        experiment = experiment_of_run(folder, None if cache is None else str(cache), kind)
+    with _threads_as_before():
+        prepared = PreparedReplay(experiment, read_log(folder / "events.jsonl"))
+        if prepared.data_fingerprint != str(summary.get("data_fingerprint")):
+            raise UsageError(f"the data are not the run's: their fingerprint is {prepared.data_fingerprint}")
+        difference = prepared.run()
+        sha256 = prepared.parameters_sha256
+    what = "" if difference is None else difference.message
+    if not what and sha256 != summary.get("parameters_sha256"):
+        what = "all compared losses agree, the final parameters do not"
+    return Replayed(not what, what, prepared.version, prepared.num_checked, sha256)
+
+
+def load_run(folder: str | Path, task: Task | None = None) -> TrainedRun:
+    """Read a run that `train` has written.
+
+    Args:
+        folder: of the run.
+        task: for `TrainedRun.model`, where the run's class cannot be imported.
+
+    Raises:
+        UsageError: if the folder holds no finished run.
+    """
+    folder = Path(folder)
+    settings, summary = _read(folder, "settings.yaml"), _read(folder, "summary.json")
+    records = read_events(folder / "events.jsonl")
+    evaluations = tuple(_evaluation(record) for record in records if record["kind"] == "evaluate")
+    return TrainedRun(summary, evaluations, folder, functools.partial(_saved_model, folder, settings, task))
+
+
+# ---- what was asked for ------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Asked:
+    """The arguments of `train` that decide what is computed."""
+
+    task: Task
+    runtime: modes.Runtime
+    rule: Rule
+    recipe: OptimizerRecipe
+    samples: int | None
+    seconds: float | None
+    target_loss: float | None
+    evaluations: int
+    learning_rate: float
+    schedule: str
+    warmup: int
+    seed: int
+    device: str
+    precision: str
+
+    def __post_init__(self) -> None:
+        if self.samples is None and self.seconds is None:
+            raise UsageError("a run needs an end; give samples=10_000 or seconds=60")
+        for name, choices in (("schedule", SHAPES), ("precision", PRECISIONS), ("device", ("auto", "cpu", "cuda"))):
+            value = getattr(self, name)
+            if value not in choices:
+                raise UsageError(
+                    f"{name} must be one of {', '.join(choices)}, got {value!r}{nearest(str(value), choices)}"
+                )
+        if self.schedule != "constant" and self.samples is None:
+            raise UsageError(f"schedule={self.schedule!r} needs a number of samples to stretch over; give samples")
+        for name in ("samples", "evaluations"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < (name == "evaluations")):
+                raise UsageError(f"{name} must be a whole number, {int(name == 'evaluations')} or more, got {value!r}")
+
+    def experiment(self, cache: str | Path | None) -> Experiment:
+        schedule: Schedule = WarmupSchedule(self.learning_rate, self.warmup, self.samples, SHAPES[self.schedule])
+        course = Course(Budget(self.samples, self.seconds, self.target_loss), self.evaluations, schedule)
+        setup = Setup(
+            self.runtime, self.rule, self.recipe, self.seed, resolve_device(self.device), PRECISIONS[self.precision]
+        )
+        _ = setup.server_recipe  # refuses
+        return Experiment(
+            name="train",
+            task=self.task,
+            setup=setup,
+            course=lambda task: course,
+            cache=cache_folder(None if cache is None else str(cache)),
+            describe=describe,
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """Flat, as scripts write them; what a replay needs and cannot find is null."""
+        build = self.recipe.build
+        named = type(build) in (SGD, AdamW)
+        try:
+            rule: str | None = str(self.rule) if parse_rule(str(self.rule)) == self.rule else None
+        except UsageError:
+            rule = None  # the user's own
+        fields = {
+            field.name: getattr(self.task, field.name)
+            for field in dataclasses.fields(self.task)  # type: ignore[arg-type]
+            if not field.metadata.get("found")
+        }
+        runtime = self.runtime
+        return {
+            "task_class": f"{type(self.task).__module__}:{type(self.task).__qualname__}",
+            "task_fields": json.loads(json.dumps(fields, default=str)),
+            "mode": runtime.mode,
+            "clock": runtime.clock,
+            "nproc": runtime.num_workers,
+            "accumulate": runtime.accumulate if isinstance(runtime, modes.InProcess) else 1,
+            "speeds": None if runtime.speeds is None else str(runtime.speeds),
+            "threads": runtime.threads,
+            "rule": rule,
+            "optimizer": type(build).__name__.lower() if named else None,
+            "optimizer_options": json.loads(json.dumps(dataclasses.asdict(build))) if named else None,  # type: ignore[call-overload]
+            "weight_decay": self.recipe.weight_decay,
+            "clip_norm": self.recipe.clip_norm,
+            **{
+                name: getattr(self, name)
+                for name in (
+                    *("samples", "seconds", "target_loss", "evaluations"),
+                    *("learning_rate", "schedule", "warmup", "seed", "device", "precision"),
+                )
+            },
+        }
+
+    @classmethod
+    def of(
+        cls, settings: Mapping[str, Any], task: Task | None, rule: Rule | None, optimizer: BuildOptimizer | None
+    ) -> _Asked:
+        """For a replay, from `settings`."""
+        if rule is None and settings["rule"] is None:
+            raise UsageError("the run's rule is not one of the library's; give it, as in replay(folder, rule=MyRule())")
+        if optimizer is None and settings["optimizer"] is None:
+            raise UsageError("the run's optimizer is the user's own; give it, as in replay(folder, optimizer=...)")
+        if optimizer is None:
+            options = {
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in settings["optimizer_options"].items()
+            }
+            optimizer = _OPTIMIZERS[settings["optimizer"]](**options)
+        threads, num_workers = settings["threads"], settings["nproc"]
+        runtime: modes.Runtime = modes.Virtual(num_workers, threads=threads)
+        if settings["mode"] == modes.InProcess.mode:
+            runtime = modes.InProcess(settings["accumulate"], threads)
+        names = ("samples", "seconds", "target_loss", "evaluations", "learning_rate", "schedule", "warmup", "seed")
+        return cls(
+            task=task or _task_of(settings),
+            runtime=runtime,
+            rule=rule or parse_rule(settings["rule"]),
+            recipe=OptimizerRecipe(optimizer, settings["weight_decay"], settings["clip_norm"]),
+            device=settings["device"],
+            precision=settings["precision"],
+            **{name: settings[name] for name in names},
+        )
+
+
+def _rule_of(rule: Rule | None, runtime: modes.Runtime) -> Rule:
+    if runtime.follows_rule:
+        return rule or Asynchronous()
+    own = Asynchronous() if runtime.has_server else Synchronous()
+    if rule is not None and rule != own:
+        name = type(runtime).__name__
+        raise UsageError(f"{name} is {own.name} by definition, and rule={rule} would do nothing; drop it")
+    return own
+
+
+def _task_of(settings: Mapping[str, Any]) -> Task:
+    module, _, name = settings["task_class"].partition(":")
+    give = f"give the task, as in replay(folder, {name}())"
+    if module == "__main__":
+        raise UsageError(f"the run's task {name} was defined in the script that was run; {give}")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"the run's task {module}.{name} cannot be imported ({error}); {give}") from error
+    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in settings["task_fields"].items()}
+    task: Task = found(**fields)
+    return task
+
+
+def _evaluation(record: Mapping[str, Any]) -> Evaluation:
+    names = {field.name for field in dataclasses.fields(Evaluation)}
+    values: dict[str, Any] = {name: value for name, value in record.items() if name in names}
+    return Evaluation(**values | {"worker_losses": tuple(values.get("worker_losses", ()))})
+
+
+def _saved_model(folder: Path, settings: Mapping[str, Any], task: Task | None) -> nn.Module:
+    from safetensors.torch import load_model
+
+    weights = folder / "model" / "model.safetensors"
+    if not weights.is_file():
+        raise UsageError(f"{folder} holds no model; run it again")
+    if "task_class" in settings:
+        own, seed = task or _task_of(settings), settings["seed"]
+        own = own.prepare(seed, cache_folder(None))
+    else:
+        experiment = experiment_of_run(folder, None, None if task is None else type(task))
+        own, seed = experiment.task.prepare(experiment.setup.seed, experiment.cache), experiment.setup.seed
+    model = own.model(seed)
+    load_model(model, str(weights))
+    return model
+
+
+def _read(folder: Path, name: str) -> dict[str, Any]:
+    try:
+        text = (folder / name).read_text(encoding="utf-8")
+        content = read_yaml(text, name) if name.endswith(".yaml") else json.loads(text)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{folder} holds no finished run ({name}: {error}); name a run's folder") from error
+    if not isinstance(content, dict):
+        raise UsageError(f"{folder / name} is damaged: it holds no keys and values; name another run")
+    return content
+
+
+def _open_folder(path: Path, asked: _Asked) -> RunFolder:
+    import yaml
+
+    if path.exists() and any(path.iterdir()):
+        raise UsageError(f"{path} holds something already; name a new folder, or remove it")
+    try:
+        folder = RunFolder(path, task=asked.task.name, better=asked.task.better)
+        write_text(path / "settings.yaml", yaml.safe_dump(asked.settings(), sort_keys=False))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written ({error.strerror}); name another folder") from error
+    return folder
+
+
+# ---- processes ---------------------------------------------------------------------------------------------
+
+
+def _launch(runtime: modes.Runtime) -> Launch:
+    """This process's part where torchrun made several; a process of its own otherwise."""
+    launch = Launch.read(os.environ, runtime.num_workers, nproc_given=True)
+    if launch.rank is not None and runtime.in_one_process:
+        raise UsageError(f"{type(runtime).__name__} is one process, and the launcher started several; type python")
+    if launch.several_hosts and not runtime.several_hosts:
+        raise UsageError(
+            f"{type(runtime).__name__} runs on one host, and torchrun started ranks on several; use AllReduce"
+        )
+    return launch
+
+
+@contextlib.contextmanager
+def _ready_for_processes(task: Task, runtime: modes.Runtime, launch: Launch) -> Iterator[None]:
+    """Refuse what worker processes could not import, before any is started."""
+    if not runtime.in_one_process:
+        from asyncsgd.checking import check_main, refuse_in_worker
+
+        refuse_in_worker()
+        check_main(type(task))
+        if launch.rank is None:
+            _check_guard()
+    yield
+
+
+def _check_guard() -> None:
+    """Worker processes import the script that is run, which must not train in each of them.
+
+    Raises:
+        UsageError: if this call comes from its top level, outside of ``if __name__ == "__main__":``.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and not (
+        frame.f_globals.get("__name__") == "__main__" and frame.f_code.co_name == "<module>"
+    ):
+        frame = frame.f_back
+    if frame is None:
+        return
+    try:
+        tree = ast.parse(Path(frame.f_code.co_filename).read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError):
+        return
+    for node in tree.body:
+        if not isinstance(node, ast.If) or not node.lineno <= frame.f_lineno <= (node.end_lineno or 0):
+            continue
+        if any(isinstance(name, ast.Name) and name.id == "__name__" for name in ast.walk(node.test)):
+            return
+    raise UsageError(
+        f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}: worker processes import this script, and would "
+        f'train in turn; put what it does under if __name__ == "__main__":'
+    )
+
+
+@contextlib.contextmanager
+def _threads_as_before() -> Iterator[None]:
+    """torch's number of threads is the user's own again afterwards."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,103 @@
+"""A model of your own in any mode and under any rule: a convolutional network that tells drawn shapes apart.
+
+    python experiments/own_model.py --mode async --nproc 2
+    python experiments/own_model.py --clock virtual --nproc 16 --speeds exponential:1 --rule ringmaster:threshold=8
+
+The images are drawn by this file, so nothing is downloaded. To train something else, copy it and change the class: its
+fields become flags, its methods say what is learned. ``--help`` lists the settings, docs/own_model.md explains them."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import asyncsgd
+from asyncsgd.flags import setting
+from asyncsgd.script import run_script
+from asyncsgd.task_script import task_script
+
+SIDE = 16
+NAMES = ("disc", "square", "cross", "ring")
+
+
+@dataclasses.dataclass(frozen=True)
+class Shapes(asyncsgd.Task):
+    """Which shape is on an image of 16 x 16 pixels."""
+
+    name: ClassVar[str] = "shapes"
+    better: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {"accuracy": "higher"}
+
+    batch_size: int = setting(32, "images in one gradient, per worker", at_least=1)
+    width: int = setting(16, "channels of the first layer", at_least=4)
+    noise: float = setting(0.7, "standard deviation of every pixel", at_least=0)
+    train_images: int = setting(4000, "images to train on", at_least=1)
+
+    def model(self, seed: int) -> nn.Module:
+        with asyncsgd.seeded(seed):
+            return nn.Sequential(
+                nn.Conv2d(1, self.width, 3, padding=1),
+                nn.GroupNorm(4, self.width),  # not BatchNorm, whose running statistics belong to no version
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(self.width, 2 * self.width, 3, padding=1),
+                nn.GroupNorm(4, 2 * self.width),
+                nn.ReLU(),
+                nn.AdaptiveAvgPool2d(2),
+                nn.Flatten(),
+                nn.Linear(8 * self.width, len(NAMES)),
+            )
+
+    def data(self, seed: int) -> asyncsgd.TensorData:
+        train, evaluation = draw(self.train_images, self.noise, seed=1), draw(1000, self.noise, seed=2)
+        return asyncsgd.TensorData(train, evaluation, self.batch_size, seed)
+
+    def outputs(self, model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return model(batch[0])
+
+    def loss(self, outputs: torch.Tensor, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return functional.cross_entropy(outputs, batch[1])
+
+    def sums(self, outputs: torch.Tensor, batch: tuple[torch.Tensor, torch.Tensor]) -> dict[str, torch.Tensor]:
+        said, true = outputs.argmax(1), batch[1]
+        cells = torch.bincount(true * len(NAMES) + said, minlength=len(NAMES) ** 2)
+        return {"confusion": cells.reshape(len(NAMES), len(NAMES))}
+
+    def metrics(self, sums: asyncsgd.Sums) -> dict[str, float]:
+        return {"accuracy": sums["confusion"].trace() / sums["confusion"].sum()}
+
+    def details(self, sums: asyncsgd.Sums) -> dict[str, object]:
+        return {"shapes": list(NAMES), "confusion": sums["confusion"].tolist()}
+
+
+def draw(number: int, noise: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images, float32 `(number, 1, 16, 16)`, and the numbers of their shapes."""
+    random = torch.Generator().manual_seed(seed)
+    label = torch.randint(len(NAMES), (number,), generator=random)
+    centre = 5.0 + 5.0 * torch.rand(number, 2, 1, 1, generator=random)
+    radius = 3.0 + 2.0 * torch.rand(number, 1, 1, generator=random)
+    axis = torch.arange(SIDE, dtype=torch.float32)
+    down, right = axis[:, None] - centre[:, 0], axis[None, :] - centre[:, 1]
+    distance, larger = (down**2 + right**2).sqrt(), torch.maximum(down.abs(), right.abs())
+    arms = torch.minimum(down.abs(), right.abs()) < 1.2
+    shapes = torch.stack(
+        [distance < radius, larger < 0.85 * radius, arms & (larger < radius), (distance - radius).abs() < 1.2], dim=1
+    )
+    image = shapes[torch.arange(number), label].float()
+    return (image + noise * torch.randn(image.shape, generator=random)).unsqueeze(1), label
+
+
+SCRIPT = task_script(
+    Shapes,
+    "own_model",
+    description="A convolutional network that tells drawn shapes apart, in any mode and under any rule.",
+    examples="  python experiments/own_model.py --mode async --nproc 2",
+)
+
+if __name__ == "__main__":
+    sys.exit(run_script(SCRIPT.run, ends_with_process=True))

@@ -1,0 +1,196 @@
+"""The public functions: what they compute is what a plain loop computes, and what cannot be meant is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import asyncsgd
+from asyncsgd import TensorData, UsageError
+
+BATCH = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Plane(asyncsgd.Task):
+    """A plane through noisy points, by a layer whose 16 weights fill a cache line."""
+
+    name: ClassVar[str] = "plane"
+    better: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {"error": "lower"}
+    batch_size: int = BATCH
+
+    def model(self, seed: int) -> nn.Module:
+        with asyncsgd.seeded(seed):
+            return nn.Linear(16, 1, bias=False)
+
+    def data(self, seed: int) -> TensorData:
+        return TensorData(points(100, 1), points(30, 2), self.batch_size, seed)
+
+    def outputs(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return model(batch[0])
+
+    def loss(self, outputs: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return (outputs - batch[1]).square().mean()
+
+    def sums(self, outputs: Tensor, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+        return {"absolute": (outputs - batch[1]).abs().sum(dtype=torch.float64)}
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        return {"error": sums["absolute"] / sums["weight"]}
+
+
+def points(number: int, seed: int) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(number, 16, generator=draw)
+    return x, x.sum(1, keepdim=True) + 0.1 * torch.randn(number, 1, generator=draw)
+
+
+def plain_loop(steps: int) -> Tensor:
+    model, data = Plane().model(0), Plane().data(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1, fused=True)
+    for index in range(steps):
+        x, y = data.batch(0, index)
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+    return next(model.parameters()).detach()
+
+
+STEPS = {"learning_rate": 0.01, "weight_decay": 0.1, "quiet": True, "evaluations": 2}
+
+
+@pytest.mark.parametrize("runtime", [asyncsgd.InProcess(), asyncsgd.Virtual(1)], ids=["in process", "virtual"])
+def test_one_worker_is_torch_s_own_optimizer_bit_for_bit(runtime: asyncsgd.InProcess | asyncsgd.Virtual) -> None:
+    run = asyncsgd.train(Plane(), runtime=runtime, samples=20 * BATCH, **STEPS)
+    assert torch.equal(next(run.model().parameters()), plain_loop(20))
+    assert (run.status, run.folder, run.summary["num_updates"]) == ("DONE", None, 20)
+    assert [evaluation.version for evaluation in run.evaluations] == [0, 10, 20]
+    x, y = points(30, 2)
+    error = (plain_loop(20) @ x.T - y.T).abs().mean()
+    assert run.summary["metrics"]["error"] == pytest.approx(float(error), rel=1e-6)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("via", ["shared_memory", "process_group"])
+def test_one_worker_process_is_the_same_and_its_folder_tells_all(tmp_path: Path, via: str) -> None:
+    runtime = asyncsgd.Processes(1, via=via)
+    run = asyncsgd.train(Plane(), runtime=runtime, samples=20 * BATCH, folder=tmp_path / "run", **STEPS)
+    assert torch.equal(next(run.model().parameters()), plain_loop(20))
+    replayed = asyncsgd.replay(tmp_path / "run", Plane())
+    assert (replayed.identical, replayed.num_updates, replayed.num_checked) == (True, 20, 20)
+    loaded = asyncsgd.load_run(tmp_path / "run", Plane())
+    assert torch.equal(next(loaded.model().parameters()), plain_loop(20))
+    assert loaded.evaluations == run.evaluations
+    assert loaded.summary["metrics"] == run.summary["metrics"]
+
+
+def test_a_virtual_run_replays_with_the_rule_it_had(tmp_path: Path) -> None:
+    rule = asyncsgd.Ringmaster(threshold=2)
+    runtime = asyncsgd.Virtual(4, speeds=asyncsgd.Exponential(1.0))
+    optimizer = asyncsgd.SGD(momentum=0.5)
+    ours = STEPS | {"learning_rate": 1e-3}
+    asyncsgd.train(Plane(), rule=rule, runtime=runtime, optimizer=optimizer, samples=200, folder=tmp_path / "a", **ours)
+    assert asyncsgd.replay(tmp_path / "a").identical  # this file can be imported
+    other = asyncsgd.replay(tmp_path / "a", rule=asyncsgd.Asynchronous())
+    assert not other.identical
+    assert other.difference
+
+
+def test_an_optimizer_of_one_s_own_is_given_to_the_replay(tmp_path: Path) -> None:
+    asyncsgd.train(Plane(), samples=80, optimizer=torch.optim.RMSprop, folder=tmp_path / "a", **STEPS)
+    with pytest.raises(UsageError, match=r"the run's optimizer is the user's own; give it"):
+        asyncsgd.replay(tmp_path / "a")
+    assert asyncsgd.replay(tmp_path / "a", optimizer=torch.optim.RMSprop).identical
+
+
+def test_records_go_to_whoever_asks_and_quiet_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    kinds: list[str] = []
+    before = torch.get_num_threads()
+    asyncsgd.train(
+        Plane(),
+        runtime=asyncsgd.InProcess(threads=2),
+        samples=80,
+        report=lambda record: kinds.append(record.kind),
+        **STEPS,
+    )
+    assert [kinds.count(kind) for kind in ("join", "arrival", "evaluate")] == [1, 10, 3]
+    assert capsys.readouterr() == ("", "")
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "a run needs an end; give samples=10_000 or seconds=60"),
+        ({"samples": -1}, "samples must be a whole number, 0 or more, got -1"),
+        ({"samples": 8, "evaluations": 0}, "evaluations must be a whole number, 1 or more, got 0"),
+        (
+            {"samples": 8, "schedule": "lineal"},
+            "schedule must be one of constant, linear, cosine, got 'lineal'; did you",
+        ),
+        ({"samples": 8, "precision": "fp8"}, "precision must be one of fp32, bf16, fp16, got 'fp8'"),
+        ({"seconds": 1.0, "schedule": "linear"}, "schedule='linear' needs a number of samples to stretch over"),
+        ({"samples": 8, "rule": asyncsgd.Ringmaster()}, "InProcess is synchronous by definition, and rule=ringmaster"),
+        ({"samples": 8, "rule": asyncsgd.DANA(), "runtime": asyncsgd.Virtual(2)}, "rule 'dana' has a momentum or"),
+    ],
+)
+def test_arguments_that_cannot_be_meant_are_refused(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        asyncsgd.train(Plane(), **arguments)  # type: ignore[arg-type]
+    assert str(error.value).startswith(message)
+
+
+def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("mine")
+    with pytest.raises(UsageError, match="holds something already; name a new folder"):
+        asyncsgd.train(Plane(), samples=8, folder=tmp_path)
+    with pytest.raises(UsageError, match="holds no finished run"):
+        asyncsgd.load_run(tmp_path)
+
+
+@dataclasses.dataclass(frozen=True)
+class Broken(Plane):
+    def loss(self, outputs: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+        raise ZeroDivisionError("mine")
+
+
+def test_what_a_task_raises_comes_through(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        asyncsgd.train(Broken(), samples=8, quiet=True)
+
+
+def test_every_public_name_is_there_both_ways_twice() -> None:
+    for _ in range(2):
+        for name in asyncsgd.__all__:
+            found = getattr(asyncsgd, name)
+            assert getattr(importlib.import_module("asyncsgd"), name) is found
+            if name in ("train", "replay", "simulate", "check", "load_run"):
+                assert callable(found)
+        for module in ("training", "replaying", "simulation", "checking", "api"):
+            importlib.import_module(f"asyncsgd.{module}")
+
+
+def test_own_models_and_simulations_import_no_transformers() -> None:
+    code = """
+import sys, torch, asyncsgd
+from asyncsgd.problems import Mode
+from asyncsgd.runtime.base import Budget
+sys.path.insert(0, sys.argv[1])
+from test_api import Plane
+asyncsgd.train(Plane(), runtime=asyncsgd.Virtual(2), samples=80, learning_rate=1e-3, quiet=True)
+asyncsgd.simulate(asyncsgd.Asynchronous(), Mode().on(1, 0), asyncsgd.Constant().on(1, 0),
+                  num_workers=1, learning_rate=0.5, budget=Budget(seconds=3.0))
+print(sorted({"transformers", "datasets", "tokenizers"} & set(sys.modules)))
+"""
+    here = str(Path(__file__).parent)
+    done = subprocess.run([sys.executable, "-c", code, here], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
