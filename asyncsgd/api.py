@@ -43,6 +43,11 @@ from asyncsgd.tasks.base import Task
 from asyncsgd.training import carry_out, follow
 from asyncsgd.yaml_reader import read_yaml
 
+_NOT_ON_A_VECTOR = {
+    "LBFGS": "it computes losses again within a step",
+    "Muon": "it needs the matrices of a model, one by one",
+    "SparseAdam": "gradients here are dense",
+}
 _OPTIMIZERS: Mapping[str, Callable[..., BuildOptimizer]] = {"sgd": SGD, "adamw": AdamW}
 
 
@@ -285,6 +290,9 @@ class _Asked:
     precision: str
 
     def __post_init__(self) -> None:
+        build = self.recipe.build
+        if (name := getattr(build, "__name__", type(build).__name__)) in _NOT_ON_A_VECTOR:
+            raise UsageError(f"optimizer {name} cannot step a flat vector: {_NOT_ON_A_VECTOR[name]}; give another one")
         if self.samples is None and self.seconds is None:
             raise UsageError("a run needs an end; give samples=10_000 or seconds=60")
         for name, choices in (("schedule", SHAPES), ("precision", PRECISIONS), ("device", ("auto", "cpu", "cuda"))):

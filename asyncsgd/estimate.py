@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from asyncsgd.errors import UsageError
 from asyncsgd.finetune_settings import FINETUNE_FLAGS, make_finetune_settings
+from asyncsgd.modes import AllReduce, Virtual, kind_of
 from asyncsgd.record import available_cores
+from asyncsgd.rules import parse_rule
 from asyncsgd.settings import MOST_SECONDS, Settings, make_settings
 from asyncsgd.speeds import Constant, parse_speeds
 from asyncsgd.sweep import Job
@@ -46,7 +48,7 @@ class Estimator:
         gradient, evaluation = self._time(settings)
         budget = settings.budget
         training = self.training_seconds(settings)
-        if settings.job.clock == "virtual":
+        if kind_of(settings.job.mode, settings.job.clock) is Virtual:
             # one process computes all gradients, whatever its clock says
             training *= _gradients_per_second(settings) * gradient
         return START_SECONDS + training + (budget.evaluations + 1) * evaluation
@@ -57,7 +59,7 @@ class Estimator:
             assert settings.budget.seconds is not None
             return settings.budget.seconds
         number = settings.budget.samples / settings.data.batch_size
-        if settings.job.clock == "virtual":
+        if kind_of(settings.job.mode, settings.job.clock) is Virtual:
             rate = _gradients_per_second(settings)
             return min(number / rate, MOST_SECONDS) if rate > 0 else MOST_SECONDS
         gradient, _ = self._time(settings)
@@ -117,7 +119,8 @@ def _measure(experiment: Experiment) -> tuple[Task, float, float]:
 
 def _gradients_per_second(settings: Settings) -> float:
     """Of all workers together on the virtual clock."""
-    return _drawn_rate(settings.job.speeds or str(Constant()), settings.job.nproc, settings.job.rule == "synchronous")
+    job = settings.job
+    return _drawn_rate(job.speeds or str(Constant()), job.nproc, parse_rule(job.rule).in_rounds)
 
 
 @functools.lru_cache
@@ -142,6 +145,6 @@ def _stretch(settings: Settings) -> float:
     factors = [
         sum(sampler.stretched(worker, draw, 1.0) for draw in range(DRAWS)) / DRAWS for worker in range(job.nproc)
     ]
-    if job.mode == "sync":
+    if kind_of(job.mode, job.clock) is AllReduce:
         return max(factors)
     return job.nproc / sum(1.0 / factor for factor in factors)
