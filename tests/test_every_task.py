@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import transformers
 
+from asyncsgd.codec import decode_found, encode_found
 from asyncsgd.finetune import finetuning
 from asyncsgd.finetune_settings import FINETUNE_FLAGS
 from asyncsgd.flags import Flags
@@ -154,6 +155,16 @@ def summary_of(path: Path) -> dict[str, Any]:
 
 def test_no_task_is_forgotten() -> None:
     assert SUBJECTS.keys() == TASKS.keys()
+
+
+@pytest.mark.parametrize("task", SUBJECTS)
+def test_what_a_task_has_found_out_reaches_torchruns_other_ranks(task: str, tmp_path: Path) -> None:
+    subject = SUBJECTS[task]
+    settings = subject.flags.make({**subject.data(tmp_path), "cache_dir": str(tmp_path / "cache"), "seq_len": 24})
+    experiment = subject.experiment(settings)
+    prepared = experiment.task.prepare(0, experiment.cache)
+    assert prepared != experiment.task
+    assert decode_found(experiment.task, encode_found(prepared)) == prepared
 
 
 @pytest.mark.parametrize("mode", MODES)

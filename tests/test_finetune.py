@@ -123,8 +123,8 @@ def tune(posts: Path, parent: Path, tmp_path: Path) -> Tune:
     return run
 
 
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("stilt_finetune", SCRIPT)
+def script(name: str = "stilt_finetune") -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"{name}_script", SCRIPT.with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -263,6 +263,43 @@ def test_it_learns_what_can_be_learned_and_its_cases_are_judged_by_what_counts_a
         "third_h": 20,
     }
     assert all(item["accuracy"] > 0.8 for item in checked.values())
+
+
+# Several workers
+
+
+@pytest.mark.processes
+def test_two_synchronous_workers_are_one_process_with_two_batches_an_update(tune: Tune) -> None:
+    values = {"save_model": True, "learning_rate": 2e-3}
+    both = [tune(mode="sync", nproc=2, **values), tune(mode="single", accumulate=2, **values)]
+    assert [tuned.summary["num_updates"] for tuned in both] == [5, 5]
+    losses = [[record["loss"] for record in tuned.evaluations()] for tuned in both]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    sync, accumulated, other = (
+        torch.cat([parameter.detach().flatten() for parameter in saved(tuned).values()])
+        for tuned in (*both, tune(**values))
+    )
+    assert float((sync - accumulated).norm() / accumulated.norm()) <= 1e-5
+    assert float((other - accumulated).norm() / accumulated.norm()) > 1e-3
+
+
+@pytest.mark.processes
+def test_four_workers_under_a_rule_are_replayed_from_the_command_line(
+    posts: Path, parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    run, cache = str(tmp_path / "run"), str(tmp_path / "cache")
+    flags = f"--init-from {parent} --data {posts} --cache-dir {cache} --seq-len 24 --batch-size 4 --samples 80"
+    how = f"--mode async --nproc 4 --rule ringmaster:threshold=4 --run-dir {run}"
+    assert script().run([*flags.split(), *how.split()], StopRequest()) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert [summary[key] for key in ("mode", "rule", "num_workers")] == ["async", "ringmaster:threshold=4,stops=False", 4]
+    assert summary["delay"]["max"] < 4  # what came later was dropped
+    assert summary["num_updates"] == summary["num_samples_applied"] / BATCH
+    capsys.readouterr()
+    assert script("replay").main([run, "--cache-dir", cache]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "identical"
 
 
 # The head

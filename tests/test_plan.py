@@ -586,6 +586,19 @@ def test_rules_speeds_and_networks_are_read_before_anything_runs(parts: dict[str
         check(make_plan(config_of(**parts)))
 
 
+@pytest.mark.parametrize("mode", ["sync", "async", "hogwild"])
+def test_fine_tuning_in_processes_is_refused_in_a_sweep(mode: str) -> None:
+    finetune = {"data": "pydocs", "mode": mode}
+    said = f"finetune: mode: {mode} needs processes of its own, .*; write mode: single, or clock: virtual"
+    with pytest.raises(UsageError, match=said):
+        check(make_plan(config_of(finetune=finetune)))
+
+
+@pytest.mark.parametrize("values", [{}, {"mode": "single"}, {"mode": "async", "clock": "virtual", "nproc": 2}], ids=str)
+def test_fine_tuning_in_one_process_is_planned(values: dict[str, Any]) -> None:
+    check(make_plan(config_of(finetune={"data": "pydocs", **values})))
+
+
 ALIASES = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9))
 """Ten lines that stand for a hundred million values."""
 

@@ -278,6 +278,38 @@ def test_ranks_made_by_torchrun_train_together(
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize(
+    ("script", "flags", "mode", "num_updates"),
+    [
+        ("clm", "--data text.txt --vocab-size 300 --learning-rate 3e-3 --warmup 0", "sync", 6),
+        ("train_tagger", "--data table --vocab-size 64 --learning-rate 3e-3 --warmup 0", "async", 12),
+        ("stilt_finetune", "--data table --init-from tiny --save-model", "async", 12),
+    ],
+)
+def test_ranks_train_any_task(
+    script: str, flags: str, mode: str, num_updates: int, command: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "text.txt").write_text("".join(f"{' '.join(WORDS)} {line}\n" for line in range(100)))
+    (tmp_path / "table").mkdir()
+    for side, numbers in (("train", range(40)), ("test", range(40, 52))):
+        rows = [
+            {"text": f"one {n}", "label": "aaab"[n % 4], "tokens": ["one", str(n)], "ner_tags": ["B-A", "O"]}
+            for n in numbers
+        ]
+        (tmp_path / "table" / f"{side}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    common = f"--mode {mode} --cache-dir cache --seq-len 32 --batch-size 4 --evaluations 1 --samples 48"
+    start = f"{TORCHRUN} --nproc-per-node 2 {REPOSITORY / 'experiments' / script}.py {common} {flags}"
+    done = command(*start.split())
+    assert done.returncode == 0, done.stderr
+    run, summary = the_only_run(tmp_path)
+    told = [summary[key] for key in ("status", "mode", "num_workers", "num_samples", "num_updates")]
+    assert told == ["DONE", mode, 2, 48, num_updates]
+    assert summary["final_eval_loss"] < summary["first_eval_loss"]
+    assert (run / "model" / "config.json").is_file()
+    assert done.stdout.count("rule   ") == 1  # rank 0 alone speaks
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_what_a_stranger_writes_into_torchruns_store_is_not_executed(
     mode: str, command: Command, small: list[str], tmp_path: Path

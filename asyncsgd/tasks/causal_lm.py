@@ -92,7 +92,7 @@ class CausalLM(Task):
     dropout: float = setting(0.0, "of all dropout layers", at_least=0, below=1)
     eval_samples: int = setting(500, "rows in one evaluation; 0: all", at_least=0, at_most=10**12)
 
-    model_folder: str = found()
+    model_folder: str | None = found()
     """Of a pretrained model; None for one that is built here."""
     tokenizer_folder: str = found()
     tokens_folder: str = found()
