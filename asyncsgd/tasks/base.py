@@ -98,9 +98,15 @@ class Task(abc.ABC):
 
     def save(self, model: nn.Module, folder: Path) -> None:
         """Write the trained `model` into `folder`, which is new; parameters that are shared are written once."""
-        from safetensors.torch import save_model
+        from safetensors.torch import save_file
 
-        save_model(model, str(folder / "model.safetensors"))
+        # Copies, since all parameters of a model that is trained lie in one vector.
+        tensors, seen = {}, set()
+        for name, tensor in model.state_dict().items():
+            if (place := (tensor.data_ptr(), tensor.shape)) not in seen:
+                tensors[name] = tensor.detach().cpu().clone()
+            seen.add(place)
+        save_file(tensors, folder / "model.safetensors")
 
     @abc.abstractmethod
     def model(self, seed: int) -> nn.Module:
