@@ -87,18 +87,13 @@ def check(task: Task, *, seed: int = 0, device: str = "cpu", processes: bool = T
             f"check takes a task, an object of a class derived from Task, not {_kind(task)}"
             + (f"; type {task.__name__}()" if isinstance(task, type) else "")
         )
-    with _generators_restored(torch.device(device)):
-        return check_beside(task, task.model(seed), seed=seed, device=device, processes=processes)
-
-
-def check_beside(task: Task, model: nn.Module, *, seed: int, device: str, processes: bool) -> Checked:
-    """As `check`, for who has called ``task.model(seed)`` already; `model` itself stays as it is."""
     where = torch.device(device)
     _check_fields(task)
     if processes:
         check_main(type(task))
         _check_pickle(task)
     with _generators_restored(where):
+        model = task.model(seed)
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise UsageError(
                 "no parameter of the model is trained: model() froze them all, or it has none; leave requires_grad "

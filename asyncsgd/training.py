@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from asyncsgd import modes
+from asyncsgd.checking import check
 from asyncsgd.codec import Codec, ProtocolError, decode_found, encode_found
 from asyncsgd.errors import RunError, UsageError, reason
 from asyncsgd.evaluation import evaluating
@@ -58,6 +59,7 @@ from asyncsgd.runtime.worker_process import Assignment, StepHere, serve_gradient
 from asyncsgd.server import Server
 from asyncsgd.signals import StopRequest, held
 from asyncsgd.streams import Batches
+from asyncsgd.tasks import is_built_in
 from asyncsgd.tasks.base import Task
 
 EXIT_CODES = {DONE: 0, INTERRUPTED: 130}
@@ -76,6 +78,8 @@ class Run:
     task: Task
     """Prepared."""
     course: Course
+    unused: tuple[str, ...]
+    """Parameters that the task's loss does not depend on; not looked for in the library's own tasks."""
     flat: FlatModel
     """The model bound to a flat vector: the initial parameters before training, the final ones after it."""
     init_sha256: str
@@ -240,6 +244,7 @@ def _open(
     torch.set_num_threads(setup.runtime.threads)
     task = experiment.task.prepare(setup.seed, experiment.cache)
     course = experiment.course(task)
+    unused = () if is_built_in(task) else _check(task, setup, processes=context is not None)
     on_device = setup.runtime.in_one_process or (launch.rank is not None and not setup.runtime.has_server)
     flat = FlatModel(task.model(setup.seed).to(device_of_worker(setup.device, 0) if on_device else "cpu"))
     if folder is not None:
@@ -253,6 +258,7 @@ def _open(
         launch,
         task,
         course,
+        unused,
         flat,
         parameters_sha256(flat.layout, flat.parameters),
         Recorder(folder, course.budget.samples, quiet=quiet, more=more),
@@ -260,6 +266,15 @@ def _open(
         stop,
         tell,
     )
+
+
+def _check(task: Task, setup: Setup, processes: bool) -> tuple[str, ...]:
+    """Look for mistakes of a user's own task; its unused parameters."""
+    device = device_of_worker(setup.device, 0)
+    checked = check(task, seed=setup.seed, device=device, processes=processes)
+    if device != "cpu":
+        torch.cuda.empty_cache()  # what the check took there is the workers' now
+    return checked.unused
 
 
 def _describe(setup: Setup, course: Course) -> list[str]:
@@ -424,7 +439,7 @@ def _train_sync(run: Run, board: Noticeboard | None) -> Result:
     """DistributedDataParallel on ranks of our own, with this process as their parent; or on torchrun's, this one
     among them.
     """
-    training = _training(run.setup, run.course)
+    training = _training(run.setup, run.course, find_unused=bool(run.unused))
     if board is None:
         return _watch_ranks(run, training)
     board.put(encode_found(run.task))
@@ -437,8 +452,8 @@ def _train_sync(run: Run, board: Noticeboard | None) -> Result:
         raise
 
 
-def _training(setup: Setup, course: Course) -> Training:
-    return Training(setup.recipe, course.schedule, course.budget, course.evaluations)
+def _training(setup: Setup, course: Course, find_unused: bool = False) -> Training:
+    return Training(setup.recipe, course.schedule, course.budget, course.evaluations, find_unused)
 
 
 def _join_ranks(board: Noticeboard, assignment: Assignment, device: str, training: Training) -> int:

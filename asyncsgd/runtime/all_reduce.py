@@ -55,6 +55,7 @@ class AllReduce:
         schedule: learning rate as a function of the samples that arrived at all ranks.
         batch_size, budget, evaluations: as for `ParameterServer`.
         report: receives the records; called on rank 0 only.
+        find_unused: whether DDP looks for parameters without a gradient at every step; rank 0 decides for all.
         straggling: makes this rank's gradients take longer, before they are exchanged. What a gradient would have taken
             is known from the step before, so the first is not stretched by a factor.
         stop_requested: looked at on rank 0, for all.
@@ -69,6 +70,7 @@ class AllReduce:
         batch_size: int,
         budget: Budget,
         evaluations: int,
+        find_unused: bool = False,
         report: Report,
         straggling: Straggling,
         stop_requested: Callable[[], bool] = lambda: False,
@@ -84,11 +86,14 @@ class AllReduce:
         self._stop_requested = stop_requested
         self._gloo = dist.new_group(backend="gloo", timeout=TIMEOUT)
         self._flat = worker.flat
+        find_unused = bool(self._gather(torch.tensor([find_unused]))[0, 0])
         with warnings.catch_warnings():
             # torch 2.13 has another name for it that older versions do not know; buffers stay as each rank built them.
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
             # Copies rank 0's parameters to all ranks, in place.
-            worker.loss = DistributedDataParallel(worker.loss, broadcast_buffers=False)
+            worker.loss = DistributedDataParallel(
+                worker.loss, broadcast_buffers=False, find_unused_parameters=find_unused
+            )
         self._flat.check()
         self._clock = TrainingClock()
         self.version = 0

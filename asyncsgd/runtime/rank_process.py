@@ -37,6 +37,8 @@ class Training:
     schedule: Schedule
     budget: Budget
     evaluations: int
+    find_unused: bool = False
+    """Whether some parameters have no gradient; what rank 0 has here holds for all ranks."""
 
     def run(
         self,
@@ -53,6 +55,7 @@ class Training:
             batch_size=assignment.task.batch_size,
             budget=self.budget,
             evaluations=self.evaluations,
+            find_unused=self.find_unused,
             report=report,
             straggling=Straggling.of(assignment, dist.get_rank()),
             stop_requested=stop_requested,

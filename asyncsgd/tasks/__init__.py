@@ -20,6 +20,16 @@ TASKS = {
 }
 
 
+def is_built_in(task: Task) -> bool:
+    """Whether `task` is one of the library's own, and not of a class derived from one.
+
+    >>> is_built_in(task_class("causal_lm")())
+    True
+    """
+    kind = type(task)
+    return (kind.__module__, kind.__name__) in {(f"asyncsgd.tasks.{module}", name) for module, name in TASKS.values()}
+
+
 def task_class(name: str) -> type[Task]:
     """The class of the task that records call `name`.
 
