@@ -35,6 +35,7 @@ from asyncsgd.rules import parse_rule
 from asyncsgd.rules.asynchronous import Asynchronous
 from asyncsgd.rules.base import Rule
 from asyncsgd.rules.synchronous import Synchronous
+from asyncsgd.run_folder import has_trained, set_aside
 from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.log import read_log
 from asyncsgd.runtime.processes import fork_server
@@ -455,6 +456,8 @@ def _read(folder: Path, name: str) -> dict[str, Any]:
 def _open_folder(path: Path, asked: _Asked) -> RunFolder:
     import yaml
 
+    if (path / "settings.yaml").is_file() and not has_trained(path):
+        set_aside(path)  # a run that was refused: what it has left is no reason to think twice
     if path.exists() and any(path.iterdir()):
         raise UsageError(f"{path} holds something already; name a new folder, or remove it")
     try:

@@ -105,7 +105,7 @@ def _take(path: Path, flags: Flags[S], settings: S) -> TextIO:
         events = undo.enter_context(own(path))
         # Looked at again now that nobody else can change it.
         if not (path / "settings.yaml").is_file():
-            if _has_trained(path):
+            if has_trained(path):
                 raise UsageError(f"{path} holds records and no settings.yaml; type another --run-dir")
             undo.pop_all()
             return events
@@ -117,7 +117,7 @@ def _take(path: Path, flags: Flags[S], settings: S) -> TextIO:
 
 def _refuse_to_replace(path: Path, flags: Flags[S], settings: S) -> None:
     status = _summary(path).get("status")
-    if status in (None, FAILED, INTERRUPTED) and not _has_trained(path):
+    if status in (None, FAILED, INTERRUPTED) and not has_trained(path):
         return  # a mistyped command, say: what it has left is no reason to think twice
     old = flags.make(flags.load_yaml(path / "settings.yaml"))
     different = flags.differing_keys(flags.flatten(old), flags.flatten(settings))
@@ -128,7 +128,7 @@ def _refuse_to_replace(path: Path, flags: Flags[S], settings: S) -> None:
         raise UsageError(f"{path} holds this very run, DONE; type another --run-dir, or --overwrite to run it again")
 
 
-def _has_trained(path: Path) -> bool:
+def has_trained(path: Path) -> bool:
     """Whether a run has used a gradient: its records say so, or, of fine-tuning, its summary."""
     if _summary(path).get("num_updates"):
         return True

@@ -164,9 +164,12 @@ class Broken(Plane):
         raise ZeroDivisionError("mine")
 
 
-def test_what_a_task_raises_comes_through(tmp_path: Path) -> None:
+def test_what_a_task_raises_comes_through_and_its_folder_may_be_used_again(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError, match="mine"):
-        asyncsgd.train(Broken(), samples=8, quiet=True)
+        asyncsgd.train(Broken(), samples=8, quiet=True, folder=tmp_path / "a")
+    asyncsgd.train(Plane(), samples=8, quiet=True, folder=tmp_path / "a")
+    with pytest.raises(UsageError, match="holds something already"):
+        asyncsgd.train(Plane(), samples=8, quiet=True, folder=tmp_path / "a")
 
 
 def test_every_public_name_is_there_both_ways_twice() -> None:
