@@ -201,13 +201,18 @@ class Flags(Generic[S]):
                     (kind,) = (part for part in typing.get_args(kind) if part is not types.NoneType)
                 if typing.get_origin(kind) is Literal:
                     kind, choices = str, typing.get_args(kind)
-                name = field.metadata["name"] or field.name
+                metadata = field.metadata
+                if "help" not in metadata:  # a plain field of a user's own task
+                    if field.default is dataclasses.MISSING:
+                        raise UsageError(f"the field {field.name!r} of {group_class.__name__} needs a default value")
+                    metadata = setting(field.default, "").metadata
+                name = metadata["name"] or field.name
                 if name in specs:
                     raise UsageError(
                         f"two settings are called {name!r}, one of the group {specs[name].group!r} and one of "
                         f"{group_name!r}; rename the field of one, or give it setting(..., name=...)"
                     )
-                specs[name] = Spec(name, field.name, group_name, kind, choices, field.default, field.metadata)
+                specs[name] = Spec(name, field.name, group_name, kind, choices, field.default, metadata)
         return specs
 
     @functools.cached_property

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import asyncsgd
 from asyncsgd import TensorData, UsageError
+from asyncsgd.task_script import task_flags
 
 BATCH = 8
 
@@ -198,3 +199,13 @@ print(sorted({"transformers", "datasets", "tokenizers"} & set(sys.modules)))
     here = str(Path(__file__).parent)
     done = subprocess.run([sys.executable, "-c", code, here], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_the_fields_of_a_task_become_flags_with_and_without_a_help_line() -> None:
+    specs = task_flags(Plane).specs
+    assert (specs["batch_size"].flag, specs["batch_size"].default, specs["batch_size"].group) == (
+        "--batch-size",
+        8,
+        "task",
+    )
+    assert task_flags(Plane).make({"batch_size": "4", "nproc": 2}).task == Plane(batch_size=4)

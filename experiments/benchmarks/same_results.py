@@ -5,7 +5,8 @@
 
 Every run is one whose bits do not depend on timing: one process, synchronous ranks, one real asynchronous or Hogwild
 worker, virtual workers under many rules, closed-form problems, fine-tuning. A hash covers the final parameters, every
-arrival (who, which batches, read and written versions, uses, loss) and every evaluation. It belongs to one machine and
+arrival (who, which batches, read and written versions, uses, loss; of fine-tuning only its evaluations, since earlier
+versions kept no more) and every evaluation. It belongs to one machine and
 one version of torch: write and compare on the same. Exits with 1 where a hash differs, and names the runs."""
 
 from __future__ import annotations
@@ -100,7 +101,9 @@ def hash_of(folder: Path, name: str, command: list[str]) -> str:
     seen: list[Any] = [json.loads((run / "summary.json").read_text())["parameters_sha256"]]
     for line in (run / "events.jsonl").read_text().splitlines():
         record = json.loads(line)
-        fields = {"arrival": ARRIVAL, "evaluate": EVALUATION}.get(record.get("kind"), ())
+        # Fine-tuning has kept its arrivals only since it trains on the one path.
+        arrival = () if script == "stilt_finetune.py" else ARRIVAL
+        fields = {"arrival": arrival, "evaluate": EVALUATION}.get(record.get("kind"), ())
         if fields:
             seen.append([record.get(field) for field in fields])
     return hashlib.sha256(json.dumps(seen).encode()).hexdigest()
