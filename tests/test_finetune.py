@@ -294,7 +294,11 @@ def test_four_workers_under_a_rule_are_replayed_from_the_command_line(
     how = f"--mode async --nproc 4 --rule ringmaster:threshold=4 --run-dir {run}"
     assert script().run([*flags.split(), *how.split()], StopRequest()) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert [summary[key] for key in ("mode", "rule", "num_workers")] == ["async", "ringmaster:threshold=4,stops=False", 4]
+    assert [summary[key] for key in ("mode", "rule", "num_workers")] == [
+        "async",
+        "ringmaster:threshold=4,stops=False",
+        4,
+    ]
     assert summary["delay"]["max"] < 4  # what came later was dropped
     assert summary["num_updates"] == summary["num_samples_applied"] / BATCH
     capsys.readouterr()
