@@ -173,7 +173,7 @@ def test_the_encoder_is_that_of_the_saved_model_and_must_be_the_one_that_was_wri
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(Path(task.folder or "") / "tokenizer")
     masked_lm = models.build_model("tiny", tokenizer, seq_len=SEQ_LEN, dropout=0.0, seed=99).model
-    models.save_model(masked_lm, tokenizer, tmp_path / "base")
+    models.save_pretrained(masked_lm, tokenizer.name_or_path, tmp_path / "base")
     started = prepared(init_from=str(tmp_path / "base"), vocab_size=8192)
     assert (started.from_scratch, started.parent) == (False, None)
     model = started.model(SEED)
