@@ -312,7 +312,7 @@ def test_every_text_of_an_evaluation_is_there_once_with_its_own_label_and_mask()
     batches = LabelledEvaluation(tokens, classes, FRAME, batch_size=3)
     seen = []
     for number in range(len(batches)):
-        batch = batches.batch(number)
+        batch = batches[number]
         for row in range(batch.num_samples):
             sample = int(batches.order[len(seen)])
             length = lengths[sample]
