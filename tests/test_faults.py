@@ -34,7 +34,7 @@ from asyncsgd.models import saved_parameters_sha256
 from asyncsgd.optimizers import SGD, Optimizer, StepTakenByWorker
 from asyncsgd.private_folder import private_folder
 from asyncsgd.record import DONE, Evaluation, Event, Membership, Record, read_events
-from asyncsgd.replaying import PreparedReplay
+from asyncsgd.replaying import PreparedReplay, experiment_of_run
 from asyncsgd.rules import Asynchronous, Synchronous
 from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.base import Budget, Result
@@ -46,7 +46,6 @@ from asyncsgd.runtime.rank_process import Finished
 from asyncsgd.runtime.transport.base import Compute, Computed, Evaluate, Evaluated, Holding, Ready, Stop
 from asyncsgd.runtime.transport.shared_memory import FROZEN, Segment, SharedMemoryAddress, SharedMemoryServer
 from asyncsgd.server import Server
-from asyncsgd.settings import load_yaml, make_settings
 from asyncsgd.signals import StopRequest
 from asyncsgd.tasks.base import encode_sums
 from asyncsgd.training import follow_records
@@ -229,8 +228,8 @@ def test_a_run_with_a_killed_worker_replays_bit_for_bit(rule: str, train: Train,
     (left,) = records_of(ended.run, "leave")
     assert left["worker"] == 1
     assert left["lost"] or not rule.startswith("ringmaster")  # under the others a worker may be idle when it is killed
-    settings = make_settings(load_yaml(ended.run / "settings.yaml"))
-    replay = PreparedReplay(settings, read_log(ended.run / "events.jsonl"), small[small.index("--cache-dir") + 1])
+    experiment = experiment_of_run(ended.run, small[small.index("--cache-dir") + 1])
+    replay = PreparedReplay(experiment, read_log(ended.run / "events.jsonl"))
     assert replay.run() is None
     assert replay.parameters_sha256 == ended.summary["parameters_sha256"]
 

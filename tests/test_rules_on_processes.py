@@ -7,7 +7,7 @@ import statistics
 import pytest
 from running import Train, Trained
 
-from asyncsgd.replaying import PreparedReplay
+from asyncsgd.replaying import PreparedReplay, experiment_of_run
 from asyncsgd.runtime.log import read_log
 
 pytestmark = pytest.mark.processes
@@ -16,7 +16,8 @@ PLAIN_SGD = {"optimizer": "sgd", "learning_rate": 0.05, "weight_decay": 0}
 
 
 def assert_replays(run: Trained) -> None:
-    replay = PreparedReplay(run.settings, read_log(run.path / "events.jsonl"), run.settings.data.cache_dir)
+    experiment = experiment_of_run(run.path, run.settings.data.cache_dir)
+    replay = PreparedReplay(experiment, read_log(run.path / "events.jsonl"))
     assert replay.run() is None
     assert replay.version == run.summary["num_updates"] > 0
     assert replay.parameters_sha256 == run.summary["parameters_sha256"]
