@@ -473,7 +473,7 @@ def test_a_folder_without_a_usable_trace_is_refused(tmp_path: Path) -> None:
         assert message(write_trace(tmp_path / "bad", [arrival(1, 1.0), bad])) == unmeasured
     (tmp_path / "bad" / "events.jsonl").write_text('{"kind": "header", "schema": 99}\n', encoding="utf-8")
     assert message(str(tmp_path / "bad")) == (
-        "--speeds trace:run=TMP/bad,turnaround=False: events.jsonl has schema 99, this version reads up to 1;"
+        "--speeds trace:run=TMP/bad,turnaround=False: events.jsonl has schema 99, this version reads up to 2;"
         " type the folder of a run whose workers were measured"
     )
     with pytest.raises(ValueError, match="without a comma, not 'a,b'"):
