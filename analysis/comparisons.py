@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from analysis.curves import improvement_of
+from analysis.load import loss_label
 from analysis.result_types import FROM_SCRATCH, Group, LeftOut
 from analysis.study_types import MEASURED, Arm, Registration, Study, StudyRun
 from analysis.time_to_target import target_grid
@@ -152,7 +153,6 @@ def _group(
     arms: tuple[str, ...],
 ) -> Group:
     runs = [run.run for name in arms for run in study.of("test", name) if run.run is not None]
-    tokens = any(run.summary.get("eval_weight") is not None for run in runs)
     target, origin = _target(study, reference)
     return Group(
         name=label,
@@ -165,7 +165,7 @@ def _group(
         arms=arms,
         primary=reference is not None and is_primary(workers, clock, study.registration),
         seconds_label="training seconds" if clock == MEASURED else "virtual seconds",
-        loss_label="evaluation loss (nats per masked token)" if tokens or not runs else "evaluation loss, excess",
+        loss_label=loss_label(runs),
         target=target,
         target_from=origin,
         evaluation_sets=tuple(sorted({run.evaluation_set for run in runs if run.evaluation_set is not None})),

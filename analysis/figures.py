@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import StrMethodFormatter
 
-from analysis.load import MODES, Condition, Run, labels
+from analysis.load import MODES, Condition, Run, labels, loss_label
 
 OVERSUBSCRIBED = "timings from an oversubscribed machine: not a speed comparison"
 
@@ -193,8 +193,7 @@ def _draw(axes: Axes, runs: list[Run], column: str, mark_oversubscribed: bool) -
         axes.add_line(
             Line2D([], [], marker="x", markersize=5, color="0.3", linestyle="none", label="not finished: not in a mean")
         )
-    tokens = any(run.summary.get("eval_weight") is not None for run in runs)
-    axes.set_ylabel("evaluation loss (nats per masked token)" if tokens or not runs else "evaluation loss, excess")
+    axes.set_ylabel(loss_label(runs))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     axes.grid(color="0.9", linewidth=0.6)
     axes.set_axisbelow(True)

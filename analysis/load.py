@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -248,6 +248,15 @@ def _load_run(path: Path, name: str) -> Run:
     evaluations = _read_evaluations(path / EVENTS, better, problems)
     settings = _read_settings(path / "settings.yaml", problems)
     return Run(path, name, summary, evaluations, tuple(problems), settings, better)
+
+
+def loss_label(runs: Sequence[Run]) -> str:
+    """What an axis with the losses of these runs says, which are of one task."""
+    if runs and all(run.summary.get("eval_weight") is None for run in runs):
+        return "evaluation loss, excess"
+    # Runs from before the task was written down are of masked language models.
+    masked = all(run.summary.get("task") in (None, "masked_lm") for run in runs)
+    return "evaluation loss (nats per masked token)" if masked else "evaluation loss"
 
 
 def _read_settings(path: Path, problems: list[str]) -> dict[str, Any]:

@@ -305,6 +305,13 @@ def test_line_styles_tell_numbers_of_workers_apart_and_markers_rules(tmp_path):
     assert styles["async (ringmaster), 4 workers (n = 1)"][0] == styles["async, 4 workers (n = 1)"][0]
 
 
+def test_only_masked_tokens_are_called_masked_tokens(tmp_path):
+    write_run(tmp_path / "shapes", task="shapes")
+    axes = Figure().add_subplot()
+    draw_loss_versus_seconds(axes, load_runs(tmp_path)[0])
+    assert axes.get_ylabel() == "evaluation loss"
+
+
 def test_axes_have_units_and_legends_count_the_runs_in_the_mean(mixed):
     runs = [run for run in load_runs(mixed)[0] if run not in undrawn(load_runs(mixed)[0]) and run.summary.get("mode")]
     axes = Figure().add_subplot()
