@@ -14,7 +14,10 @@ from analysis.load import Run
 from analysis.study_types import MEASURED, VIRTUAL, Arm, Aside, StudyRun, Trial
 from asyncsgd.plan import BASELINE, PLAN_SCHEMA, STAGES
 
-_PLAN_KEYS = ("schema", "study", "config_sha256", "base_model", "arms", "runs", "targets", "analysis_sha256")
+_PLAN_KEYS = (
+    *("schema", "study", "config_sha256", "base_model", "arms", "runs"),
+    *("targets", "budget_seconds", "analysis_sha256"),
+)
 
 
 def read_plan(path: Path, problems: list[str]) -> dict[str, Any] | None:

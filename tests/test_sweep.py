@@ -26,6 +26,7 @@ import yaml
 from running import sentences
 from test_faults import Command, needs_proc, num_evaluations, until
 
+from analysis.study import load_study
 from asyncsgd.errors import UsageError
 from asyncsgd.plan import Plan, make_plan, sha256_of
 from asyncsgd.record import read_events
@@ -173,6 +174,12 @@ def test_every_run_of_the_plan_is_made_in_its_folder_with_its_settings(unbroken:
         assert (out / "logs" / (run.folder.replace("/", "-") + ".txt")).stat().st_size > 0
     assert not list(out.rglob("*.before-*"))
     assert not list(out.rglob("*.partial"))
+
+
+def test_the_analysis_knows_every_key_that_a_sweep_writes(unbroken: tuple[Path, Path]) -> None:
+    _, out = unbroken
+    problems = load_study(out).problems
+    assert [problem for problem in problems if problem.startswith(("plan.json", "analysis.yaml"))] == []
 
 
 def test_the_chosen_trial_has_the_lowest_mean_loss_and_a_diverged_one_is_never_chosen(
