@@ -27,7 +27,7 @@ class Budget:
 
     `samples` counts samples that arrived, used or not, and is rounded up to whole arrivals. A run ends with the arrival
     that reaches it, and what is in flight then is discarded: so it ends where a longer run passes by, with every worker
-    still computing. Only rules `in_rounds` are handed out no more than the budget, see `to_hand_out`.
+    still computing. Rules `in_rounds`, and Hogwild's workers, are handed out no more than the budget.
     """
 
     samples: int | None = None

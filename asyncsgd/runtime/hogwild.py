@@ -16,6 +16,7 @@ time. Such a run cannot be replayed, because what a read saw is nowhere written 
 from __future__ import annotations
 
 import time
+from typing import ClassVar
 
 from asyncsgd.record import Event
 from asyncsgd.runtime.base import POLL_SECONDS, Result
@@ -33,8 +34,11 @@ class Hogwild(ParameterServer):
     optimizer.
 
     Before an evaluation the workers are frozen: one that has a gradient ready holds it, one that is stepping
-    finishes; so nothing is applied while shards are evaluated. The training clock stops when all stand still."""
+    finishes; so nothing is applied while shards are evaluated. The training clock stops when all stand still.
 
+    The workers are handed out the budget in samples and no more, since a step that was taken cannot be discarded."""
+
+    _steps_at_workers: ClassVar[bool] = True
     _transport: SharedMemoryServer
 
     def run(self) -> Result:

@@ -9,6 +9,7 @@ import collections
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar
 
 from asyncsgd.dispatcher import Dispatcher, Launched, Taken
 from asyncsgd.record import DONE, FAILED, INTERRUPTED, Event, Fault
@@ -65,6 +66,9 @@ class ParameterServer:
     computed after the training clock stopped, so an evaluation changes neither the clock nor the order of arrivals.
     """
 
+    _steps_at_workers: ClassVar[bool] = False
+    """Whether workers step by themselves, so that nothing in flight can be discarded at the end of a budget."""
+
     def __init__(
         self,
         server: Server,
@@ -92,7 +96,7 @@ class ParameterServer:
         self._clock = TrainingClock()
         self._dispatcher = Dispatcher(
             server,
-            Batches(budget.to_hand_out(server.rule), batch_size),
+            Batches(budget.samples if self._steps_at_workers else budget.to_hand_out(server.rule), batch_size),
             num_workers=num_workers,
             batch_size=batch_size,
             clock=lambda: self._clock.seconds,
