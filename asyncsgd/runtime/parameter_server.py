@@ -148,6 +148,8 @@ class ParameterServer:
 
     def _advance(self) -> Result | None:
         """Handle what comes next; the result, once the run is over."""
+        if self._budget.spent_by(self._server.num_samples):  # while all came to stand still for an evaluation
+            return Result(DONE)
         if not self._present:
             return Result(FAILED, f"no worker is left ({'; '.join(self._reasons)})")
         if self._budget.seconds is not None and self._clock.seconds >= self._budget.seconds:
