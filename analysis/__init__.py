@@ -1,1 +1,1 @@
-"""Tables and figures from run folders. Reads what `asyncsgd.record` writes and never imports torch or transformers."""
+"""Tables and figures from run folders. Reads what `asyncsgd.records` writes and never imports torch or transformers."""

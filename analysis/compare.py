@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncsgd.errors import UsageError
-from asyncsgd.record import DIVERGED
+from asyncsgd.records.events import DIVERGED
 
 if TYPE_CHECKING:  # pandas and seaborn take seconds to import, which --help and a typing error should not
-    from analysis.load import Condition, Run
+    from analysis.study.run import Condition, Run
 
 MISSING = "-"
 
@@ -102,7 +102,7 @@ class Comparison:
 
 def compare(runs: Sequence[Run]) -> Comparison:
     """Group `runs` by evaluation set, mode, rule, workers and batch size; the order of `runs` does not matter."""
-    from analysis.load import UNFINISHED, UNREADABLE
+    from analysis.study.run import UNFINISHED, UNREADABLE
 
     by_name = sorted(runs, key=lambda run: run.name)
     ordered = [run for run in by_name if not run.finetuning]
@@ -139,7 +139,7 @@ def compare(runs: Sequence[Run]) -> Comparison:
 
 
 def _table(evaluation_set: str | None, runs: list[Run]) -> Table:
-    from analysis.load import labels
+    from analysis.study.run import labels
 
     groups: dict[Condition, list[Run]] = {}
     for run in runs:
@@ -398,10 +398,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(runs_dir: Path, out: Path | None, form: str) -> int:
-    from analysis.load import load_runs
+    from analysis.study.run import load_runs
 
     loaded, _ = load_runs(runs_dir)
-    from analysis.figures import save_figures, undrawn  # after the folder has been checked: it imports seaborn
+    from analysis.report.figures.losses import (  # after the folder has been checked: it imports seaborn
+        save_figures,
+        undrawn,
+    )
 
     comparison = compare(loaded)
     runs = [run for run in loaded if not run.finetuning]

@@ -30,13 +30,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from analysis.delays import CrossingPoint, crossing_point
-from analysis.intervals import Interval, t_interval
-from analysis.load import Run, load_runs
-from analysis.scaling import Slope, slopes
-from analysis.time_to_target import crossing, loss_at, target_grid
+from analysis.statistics.delay import CrossingPoint, crossing_point
+from analysis.statistics.intervals import Interval, t_interval
+from analysis.statistics.scaling import Slope, slopes
+from analysis.statistics.time_to_target import crossing, loss_at, target_grid
+from analysis.study.run import Run, load_runs
 from asyncsgd.errors import UsageError
-from asyncsgd.yaml_reader import read_yaml
+from asyncsgd.settings.yaml_reader import read_yaml
 
 DELAYED, REFERENCE = "delayed", "sync"
 SHARES = (0.5, 0.8, 0.9, 1.0)

@@ -22,8 +22,8 @@ from analysis.compare import MISSING, Statistic, aligned, markdown
 from asyncsgd.errors import UsageError
 
 if TYPE_CHECKING:  # pandas takes a second to import, which --help and a typing error should not
-    from analysis.load import Run
-    from analysis.study_types import Arm, Study, StudyRun
+    from analysis.study.run import Run
+    from analysis.study.types import Arm, Study, StudyRun
 
 EXAMPLE = """\
 examples:
@@ -111,7 +111,7 @@ _IN_OTHER_COLUMNS = frozenset(("mode", "rule", "nproc", "workers", "batch_size",
 
 
 def _worker_losses(run: Run) -> list[float]:
-    from asyncsgd.record import read_events
+    from asyncsgd.records.events import read_events
 
     last: dict[str, Any] = {}
     try:
@@ -221,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; returns the exit code (2 for what the user has to change)."""
     flags = parser().parse_args(arguments)
     try:
-        from analysis.study import load_study
+        from analysis.study.read import load_study
 
         print(render(lab_notes(load_study(flags.runs_dir)), flags.format), end="", flush=True)
     except UsageError as error:

@@ -25,7 +25,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from analysis.intervals import t_interval
+from analysis.statistics.intervals import t_interval
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.runtime.processes import end_with_parent
 

@@ -22,12 +22,12 @@ import numpy
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from analysis.comparisons import groups_of
-from analysis.curves import curve_of, end_of, time_to, worst_loss
-from analysis.descriptions import loss_or_worst, scope_of
-from analysis.intervals import Interval, Refused, check_level, finite_table
-from analysis.paired_tests import probability_of_improvement
-from analysis.study import load_study
+from analysis.findings.comparisons import groups_of
+from analysis.findings.descriptions import loss_or_worst, scope_of
+from analysis.statistics.intervals import Interval, Refused, check_level, finite_table
+from analysis.statistics.paired import probability_of_improvement
+from analysis.study.curves import curve_of, end_of, time_to, worst_loss
+from analysis.study.read import load_study
 from asyncsgd.errors import UsageError
 
 MINIMUM_TASKS = 3

@@ -4,7 +4,7 @@
     asyncsgd.train(Spirals(), runtime=Virtual(64, speeds=Exponential(1.0)), samples=20_000)   # another clock
     asyncsgd.replay("runs/a", Spirals()).identical
 
-Scripts parse flags and do the same, see `asyncsgd.task_script`. Nothing here imports transformers."""
+Scripts parse flags and do the same, see `asyncsgd.scripts.task`. Nothing here imports transformers."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from torch import nn
 from asyncsgd import modes
 from asyncsgd.errors import RunError, UsageError, nearest
 from asyncsgd.experiment import PRECISIONS, SHAPES, Course, Experiment, Setup, cache_folder, describe, resolve_device
-from asyncsgd.launch import Launch
 from asyncsgd.optimizers import SGD, AdamW, BuildOptimizer, OptimizerRecipe
-from asyncsgd.record import FAILED, Evaluation, Record, RunFolder, read_events, write_text
+from asyncsgd.records.events import FAILED, Evaluation, Record, RunFolder, read_events, write_text
 from asyncsgd.replaying import PreparedReplay, experiment_of_run
 from asyncsgd.rules import parse_rule
 from asyncsgd.rules.asynchronous import Asynchronous
 from asyncsgd.rules.base import Rule
 from asyncsgd.rules.synchronous import Synchronous
-from asyncsgd.run_folder import has_trained, set_aside
 from asyncsgd.runtime.base import Budget
+from asyncsgd.runtime.launch import Launch
 from asyncsgd.runtime.log import read_log
 from asyncsgd.runtime.processes import fork_server
 from asyncsgd.schedules import Schedule, WarmupSchedule
+from asyncsgd.scripts.run_folder import has_trained, set_aside
+from asyncsgd.settings.yaml_reader import read_yaml
 from asyncsgd.tasks.base import Task
 from asyncsgd.training import carry_out, follow
-from asyncsgd.yaml_reader import read_yaml
 
 _NOT_ON_A_VECTOR = {
     "LBFGS": "it computes losses again within a step",
@@ -487,7 +487,7 @@ def _launch(runtime: modes.Runtime) -> Launch:
 def _ready_for_processes(task: Task, runtime: modes.Runtime, launch: Launch) -> Iterator[None]:
     """Refuse what worker processes could not import, before any is started."""
     if not runtime.in_one_process:
-        from asyncsgd.checking import check_main, refuse_in_worker
+        from asyncsgd.tasks.checking import check_main, refuse_in_worker
 
         refuse_in_worker()
         check_main(type(task))

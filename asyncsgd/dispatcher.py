@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from asyncsgd.record import Event, Membership, Range, Started
+from asyncsgd.records.events import Event, Membership, Range, Started
 from asyncsgd.rules.base import Start
 from asyncsgd.server import Outcome, Server, Starting
 from asyncsgd.state import Plain, classes_in, pack, unpack

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from asyncsgd.record import Evaluation
+from asyncsgd.records.events import Evaluation
 from asyncsgd.tasks.base import Batches, Sums, Task, add_sums, plain_sums, to_device
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What an exact evaluation says of some parameters; the fields are those of `asyncsgd.record.Evaluation`."""
+    """What an exact evaluation says of some parameters; the fields are those of `records.events.Evaluation`."""
 
     loss: float
     weight: float | None = None

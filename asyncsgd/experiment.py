@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from asyncsgd import modes, settings
+from asyncsgd import modes
 from asyncsgd.errors import UsageError
 from asyncsgd.flat import FlatModel
 from asyncsgd.optimizers import SGD, AdamW, BuildOptimizer, OptimizerRecipe
@@ -22,6 +22,7 @@ from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.worker_process import Assignment
 from asyncsgd.schedules import Schedule, WarmupSchedule, constant, cosine, linear
+from asyncsgd.settings import training as settings
 from asyncsgd.tasks.base import Task, fingerprint
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -124,7 +125,7 @@ class Experiment:
 
 
 def experiment_of(name: str, settings: Any) -> Experiment:
-    """The experiment of settings that hold a task among their groups; see `asyncsgd.task_script`.
+    """The experiment of settings that hold a task among their groups; see `asyncsgd.scripts.task`.
 
     Raises:
         UsageError: for whatever can be seen to be wrong in the settings alone.

@@ -10,10 +10,10 @@ import platform
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-from asyncsgd import settings
-from asyncsgd.churn import Change, parse_churn
 from asyncsgd.errors import UsageError
-from asyncsgd.speeds import Constant, Infinite, Network, Speeds, parse_network, parse_speeds
+from asyncsgd.settings import training as settings
+from asyncsgd.simulation.churn import Change, parse_churn
+from asyncsgd.simulation.speeds import Constant, Infinite, Network, Speeds, parse_network, parse_speeds
 
 _KEEP_ORDER_OF_STORES = ("x86_64", "AMD64", "i386", "i686")
 """Processors on which the sequence lock of shared memory is right; see `runtime.transport.shared_memory`."""
@@ -51,7 +51,7 @@ class Runtime:
     @property
     def oversubscription(self) -> float | None:
         """Busy threads per core; None on the virtual clock."""
-        from asyncsgd.record import available_cores
+        from asyncsgd.records.events import available_cores
 
         return self.num_workers * self.threads / available_cores() if self.clock == "measured" else None
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from asyncsgd.data.tokenization import TRAINED_HERE
 from asyncsgd.errors import UsageError, nearest
-from asyncsgd.record import DONE
-from asyncsgd.yaml_reader import read_yaml
+from asyncsgd.records.events import DONE
+from asyncsgd.settings.yaml_reader import read_yaml
 
 if TYPE_CHECKING:
     from torch import nn

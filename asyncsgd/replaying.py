@@ -13,13 +13,13 @@ from asyncsgd.errors import UsageError
 from asyncsgd.experiment import Experiment, device_of_worker, experiment_of, facts_of
 from asyncsgd.flat import FlatModel, parameters_sha256
 from asyncsgd.models import save_whole
-from asyncsgd.record import read_header
+from asyncsgd.records.events import read_header
 from asyncsgd.runtime.computation import ModelGradients
 from asyncsgd.runtime.log import LoggedArrival, LogRecord
 from asyncsgd.runtime.replay import Difference, Replay
+from asyncsgd.scripts.task import task_flags
 from asyncsgd.server import Server
 from asyncsgd.streams import Batches, count_batches
-from asyncsgd.task_script import task_flags
 from asyncsgd.tasks import task_class
 from asyncsgd.tasks.base import Task
 
@@ -38,13 +38,13 @@ def experiment_of_run(folder: Path, cache_dir: str | None = None, kind: type[Tas
     name, file = _task_of_run(folder), folder / "settings.yaml"
     changes = {"speeds": None, "cache_dir": cache_dir}
     if name == "masked_lm":
-        from asyncsgd.pretraining import pretraining
-        from asyncsgd.settings import FLAGS
+        from asyncsgd.scripts.pretraining import pretraining
+        from asyncsgd.settings.training import FLAGS
 
         return pretraining(FLAGS.make(FLAGS.load_yaml(file) | changes))
     if name == "classification":
-        from asyncsgd.finetune import finetuning
-        from asyncsgd.finetune_settings import FINETUNE_FLAGS
+        from asyncsgd.scripts.finetuning import finetuning
+        from asyncsgd.settings.finetuning import FINETUNE_FLAGS
 
         return finetuning(FINETUNE_FLAGS.make(FINETUNE_FLAGS.load_yaml(file) | changes))
     flags = task_flags(kind or task_class(name))

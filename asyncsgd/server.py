@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from asyncsgd.optimizers import Optimizer, PlainSGD, StepTakenByWorker
-from asyncsgd.record import APPLIED, DROPPED, HELD, RuleActed
+from asyncsgd.records.events import APPLIED, DROPPED, HELD, RuleActed
 from asyncsgd.rules.base import Arrival, InFlight, Reply, Rule, Start, View
 from asyncsgd.schedules import Schedule
 from asyncsgd.state import Plain, classes_in, pack, unpack

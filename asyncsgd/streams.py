@@ -6,7 +6,7 @@ import heapq
 import math
 from typing import Protocol
 
-from asyncsgd.record import Range
+from asyncsgd.records.events import Range
 from asyncsgd.state import Plain
 
 

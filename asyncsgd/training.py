@@ -22,23 +22,21 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from asyncsgd import modes
-from asyncsgd.checking import check
-from asyncsgd.codec import Codec, ProtocolError, decode_found, encode_found
 from asyncsgd.errors import RunError, UsageError, reason
 from asyncsgd.evaluation import evaluating
 from asyncsgd.experiment import Course, Experiment, Setup, device_of_worker, facts_of
 from asyncsgd.flat import FlatModel, parameters_sha256
-from asyncsgd.launch import Launch, Noticeboard
 from asyncsgd.models import save_whole
 from asyncsgd.optimizers import Optimizer, StepTakenByWorker
-from asyncsgd.private_folder import new_folder
-from asyncsgd.progress import Recorder, say, shown_metrics
-from asyncsgd.record import DONE, FAILED, INTERRUPTED, Record, RunFolder, describe_environment
+from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Record, RunFolder, describe_environment
+from asyncsgd.records.totals import Recorder, say, shown_metrics
 from asyncsgd.runtime.all_reduce import TIMEOUT
 from asyncsgd.runtime.base import POLL_SECONDS, Result
 from asyncsgd.runtime.computation import ModelGradients, whole_evaluation
 from asyncsgd.runtime.hogwild import Hogwild
+from asyncsgd.runtime.launch import Launch, Noticeboard
 from asyncsgd.runtime.parameter_server import Dead, ParameterServer
+from asyncsgd.runtime.private_folder import new_folder
 from asyncsgd.runtime.processes import Processes
 from asyncsgd.runtime.rank_process import (
     LOST_CONTACT,
@@ -51,6 +49,7 @@ from asyncsgd.runtime.rank_process import (
     serve_rank,
 )
 from asyncsgd.runtime.transport.base import ServerEnd
+from asyncsgd.runtime.transport.codec import Codec, ProtocolError, decode_found, encode_found
 from asyncsgd.runtime.transport.in_process import InProcess
 from asyncsgd.runtime.transport.process_group import ProcessGroupAddress, ProcessGroupServer
 from asyncsgd.runtime.transport.shared_memory import Segment, SharedMemoryAddress, SharedMemoryServer
@@ -61,6 +60,7 @@ from asyncsgd.signals import StopRequest, held
 from asyncsgd.streams import Batches
 from asyncsgd.tasks import is_built_in
 from asyncsgd.tasks.base import Task
+from asyncsgd.tasks.checking import check
 
 EXIT_CODES = {DONE: 0, INTERRUPTED: 130}
 """Every other status exits with 1."""

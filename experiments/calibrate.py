@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from asyncsgd.errors import UsageError
-from asyncsgd.record import read_events
-from asyncsgd.settings import Settings, load_yaml, make_settings
+from asyncsgd.records.events import read_events
+from asyncsgd.settings.training import Settings, load_yaml, make_settings
 
 Curve = list[tuple[float, float]]
 """(seconds or samples, loss), ascending."""
@@ -92,9 +92,9 @@ def free_folder(measured: Path) -> Path:
 
 
 def simulate(settings: Settings, folder: Path) -> int:
-    from asyncsgd.launch import Launch
-    from asyncsgd.pretraining import pretraining
-    from asyncsgd.run_folder import open_run_folder
+    from asyncsgd.runtime.launch import Launch
+    from asyncsgd.scripts.pretraining import pretraining
+    from asyncsgd.scripts.run_folder import open_run_folder
     from asyncsgd.training import lead
 
     experiment = pretraining(settings)

@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncsgd.errors import RunError, UsageError
-from asyncsgd.launch import go_offline
-from asyncsgd.plan import BASE, Plan, make_plan, read_config
-from asyncsgd.record import available_cores
+from asyncsgd.records.events import available_cores
+from asyncsgd.runtime.launch import go_offline
 from asyncsgd.runtime.processes import fork_server
-from asyncsgd.sweep import FINISHED, PRELOAD, Stopped, Sweep, carry_out, check, locked
+from asyncsgd.study.plan import BASE, Plan, make_plan, read_config
+from asyncsgd.study.sweep import FINISHED, PRELOAD, Stopped, Sweep, carry_out, check, locked
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext
@@ -83,7 +83,7 @@ def run(flags: argparse.Namespace) -> int:
     import yaml
 
     from analysis.dose_response import read_dose, save
-    from asyncsgd.simulation import arrival_seconds
+    from asyncsgd.simulation.simulate import arrival_seconds
 
     dose = read_dose(out)
     for speeds in flags.speeds or SPEEDS:

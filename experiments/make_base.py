@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from asyncsgd.errors import UsageError
-from asyncsgd.flags import Parser
-from asyncsgd.launch import Launch
-from asyncsgd.record import DONE, SCHEMA, available_cores, current_summary, write_json
-from asyncsgd.run_folder import open_run_folder, owned, set_aside
-from asyncsgd.script import run_script
-from asyncsgd.settings import Settings, differing_keys, flatten, load_run_settings, load_yaml, make_settings
+from asyncsgd.records.events import DONE, SCHEMA, available_cores, current_summary, write_json
+from asyncsgd.runtime.launch import Launch
+from asyncsgd.scripts.base import run_script
+from asyncsgd.scripts.run_folder import open_run_folder, owned, set_aside
+from asyncsgd.settings.flags import Parser
+from asyncsgd.settings.training import Settings, differing_keys, flatten, load_run_settings, load_yaml, make_settings
 from asyncsgd.signals import StopRequest
 
 GENERAL_TEXT = Path(__file__).resolve().parents[2] / "shared" / "data" / "wiki_paragraphs"
@@ -42,8 +42,8 @@ DEFAULTS: Mapping[str, object] = {
     "learning_rate": 5e-4,
     "warmup": 2_000,
 }
-"""Beside those of `asyncsgd.settings`. About 10 minutes on 2 cores for `small` (73 samples a second when idle).
-After 4,800 samples of this text, 5e-4 had an evaluation loss of 6.73 and 1e-3 one of 6.92."""
+"""Beside those of `asyncsgd.settings.training`. About 10 minutes on 2 cores for `small` (73 samples a second when
+idle). After 4,800 samples of this text, 5e-4 had an evaluation loss of 6.73 and 1e-3 one of 6.92."""
 
 
 def main() -> int:
@@ -71,7 +71,7 @@ def run(argv: list[str], stop: StopRequest) -> int:
             if is_trained(out) and not (out / "base.json").is_file():
                 keep(out)  # an earlier command was killed between the end of its training and the end of `keep`
         if overwrite or not (out / "base.json").is_file():
-            from asyncsgd.pretraining import pretraining
+            from asyncsgd.scripts.pretraining import pretraining
 
             pretraining(settings).task.check_names()
             make_room(out, overwrite)
@@ -80,7 +80,7 @@ def run(argv: list[str], stop: StopRequest) -> int:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     print(f"base   {out}, from random weights, {settings.budget.samples} samples of {settings.data.data}", flush=True)
 
-    from asyncsgd.pretraining import pretraining
+    from asyncsgd.scripts.pretraining import pretraining
     from asyncsgd.training import lead
 
     experiment = pretraining(settings)

@@ -18,9 +18,9 @@ from torch import nn
 from torch.nn import functional
 
 import asyncsgd
-from asyncsgd.flags import setting
-from asyncsgd.script import run_script
-from asyncsgd.task_script import task_script
+from asyncsgd.scripts.base import run_script
+from asyncsgd.scripts.task import task_script
+from asyncsgd.settings.flags import setting
 
 SIDE = 16
 NAMES = ("disc", "square", "cross", "ring")

@@ -16,7 +16,7 @@ from typing import Any
 
 from asyncsgd.errors import UsageError
 from asyncsgd.modes import KINDS
-from asyncsgd.yaml_reader import read_yaml
+from asyncsgd.settings.yaml_reader import read_yaml
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -75,7 +75,7 @@ def replay(arguments: argparse.Namespace) -> int:
 def replay_simulation(arguments: argparse.Namespace, settings: dict[str, Any], summary: dict[str, Any]) -> int:
     """A run of experiments/simulate.py: the same server and rule, fed the log's arrivals."""
     from asyncsgd.runtime.log import read_log
-    from asyncsgd.simulation import SimulationSettings, vector_sha256
+    from asyncsgd.simulation.simulate import SimulationSettings, vector_sha256
 
     if arguments.to is not None or arguments.out is not None:
         raise UsageError("--to and --out save a model, and a closed-form problem has none; drop them")

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from asyncsgd.errors import UsageError
-from asyncsgd.flags import Parser
 from asyncsgd.numbers import number, whole_number
-from asyncsgd.script import run_script
+from asyncsgd.scripts.base import run_script
+from asyncsgd.settings.flags import Parser
 from asyncsgd.signals import StopRequest, held
 
 EXPERIMENT = "simulate"
@@ -51,7 +51,7 @@ def run(argv: list[str], stop: StopRequest) -> int:
     if show_help(given):
         return 0
 
-    from asyncsgd.simulation import SimulationSettings
+    from asyncsgd.simulation.simulate import SimulationSettings
 
     settings = SimulationSettings(**given)
     settings.check()
@@ -62,16 +62,16 @@ def show_help(given: dict[str, Any]) -> bool:
     """Print the list that ``--rule help``, ``--speeds help`` or ``--problem help`` asks for."""
     if given.get("rule") == "help":
         from asyncsgd.rules import describe_rules
-        from asyncsgd.runtime import gossip, streaming
+        from asyncsgd.simulation import gossip, streaming
 
         own = "\n".join([*gossip.describe(), *streaming.describe()])
         print(f"{describe_rules()}\nwith a runtime of their own, on the virtual clock:\n{own}")
     elif given.get("speeds") == "help":
-        from asyncsgd.speeds import describe_speeds
+        from asyncsgd.simulation.speeds import describe_speeds
 
         print(describe_speeds())
     elif given.get("problem") == "help":
-        from asyncsgd.problems import describe_problems
+        from asyncsgd.simulation.problems import describe_problems
 
         print(describe_problems())
     else:
@@ -81,10 +81,10 @@ def show_help(given: dict[str, Any]) -> bool:
 
 def simulate(settings: Any, runs_dir: Path, command: str, stop: StopRequest) -> int:
     """Run, write the folder, say what came out; the exit code."""
-    from asyncsgd.progress import Recorder, say
-    from asyncsgd.record import DONE, FAILED, INTERRUPTED, RunFolder, describe_environment
-    from asyncsgd.run_folder import free_folder
-    from asyncsgd.simulation import vector_sha256
+    from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, RunFolder, describe_environment
+    from asyncsgd.records.totals import Recorder, say
+    from asyncsgd.scripts.run_folder import free_folder
+    from asyncsgd.simulation.simulate import vector_sha256
 
     try:
         folder = RunFolder(free_folder(runs_dir, name_of(settings)))

@@ -13,14 +13,14 @@ import sys
 from typing import TYPE_CHECKING
 
 from asyncsgd.errors import UsageError
-from asyncsgd.finetune_settings import FINETUNE_FLAGS, FinetuneSettings, make_finetune_settings
-from asyncsgd.launch import go_offline
 from asyncsgd.numbers import out_of_bounds, shortened, whole_number
-from asyncsgd.progress import say
-from asyncsgd.run_folder import open_finetune_folder
-from asyncsgd.script import run_script
+from asyncsgd.records.totals import say
+from asyncsgd.runtime.launch import go_offline
+from asyncsgd.scripts.base import run_script
+from asyncsgd.scripts.run_folder import open_finetune_folder
+from asyncsgd.scripts.task import adapt, announce, follow_leader, start_fork_server, told_names
+from asyncsgd.settings.finetuning import FINETUNE_FLAGS, FinetuneSettings, make_finetune_settings
 from asyncsgd.signals import StopRequest
-from asyncsgd.task_script import adapt, announce, follow_leader, start_fork_server, told_names
 
 if TYPE_CHECKING:
     from asyncsgd.experiment import Experiment
@@ -76,7 +76,7 @@ def run(argv: list[str], stop: StopRequest) -> int:
 
 
 def experiment(settings: FinetuneSettings) -> Experiment:
-    from asyncsgd.finetune import finetuning
+    from asyncsgd.scripts.finetuning import finetuning
 
     made = finetuning(settings)
     made.task.check_names()

@@ -11,11 +11,11 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from asyncsgd.launch import go_offline
-from asyncsgd.run_folder import open_run_folder
-from asyncsgd.script import run_script
-from asyncsgd.settings import FLAGS, Settings
-from asyncsgd.task_script import TaskScript
+from asyncsgd.runtime.launch import go_offline
+from asyncsgd.scripts.base import run_script
+from asyncsgd.scripts.run_folder import open_run_folder
+from asyncsgd.scripts.task import TaskScript
+from asyncsgd.settings.training import FLAGS, Settings
 
 if TYPE_CHECKING:
     from asyncsgd.experiment import Experiment
@@ -32,7 +32,7 @@ EXAMPLES = """\
 
 
 def experiment(settings: Settings) -> Experiment:
-    from asyncsgd.pretraining import pretraining
+    from asyncsgd.scripts.pretraining import pretraining
 
     made = pretraining(settings)
     made.task.check_names()

@@ -2,8 +2,8 @@
 
     python experiments/sweep.py experiments/configs/quick.yaml
 
-What is finished is skipped, so the same command goes on where a stopped or killed sweep was. `asyncsgd/plan.py` says
-what a config may hold."""
+What is finished is skipped, so the same command goes on where a stopped or killed sweep was. `asyncsgd/study/plan.py`
+says what a config may hold."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import sys
 from pathlib import Path
 
 from asyncsgd.errors import RunError, UsageError
-from asyncsgd.flags import Parser
-from asyncsgd.launch import check_surroundings, go_offline
 from asyncsgd.numbers import out_of_bounds, shortened, whole_number
-from asyncsgd.plan import STAGES, Plan, make_plan, read_config
-from asyncsgd.record import FAILED, available_cores
+from asyncsgd.records.events import FAILED, available_cores
+from asyncsgd.runtime.launch import check_surroundings, go_offline
 from asyncsgd.runtime.processes import fork_server
-from asyncsgd.sweep import FINISHED, PRELOAD, Stopped, Sweep, carry_out, check, locked, share
+from asyncsgd.settings.flags import Parser
+from asyncsgd.study.plan import STAGES, Plan, make_plan, read_config
+from asyncsgd.study.sweep import FINISHED, PRELOAD, Stopped, Sweep, carry_out, check, locked, share
 
 MOST_SHARDS = 100_000
 
@@ -183,7 +183,7 @@ def budget_text(plan: Plan, reference: str, seconds: str) -> str:
 
 def warn_of_few_seeds(plan: Plan) -> None:
     """Exact tests have a smallest p, so with too few seeds no difference can be found, however large it is."""
-    from analysis.power import minimum_pairs
+    from analysis.statistics.power import minimum_pairs
 
     if plan.analysis is None or not plan.analysis.family:
         return
@@ -210,7 +210,7 @@ def print_commands(sweep: Sweep, shard: tuple[int, int]) -> None:
 
 def estimate(sweep: Sweep, jobs: int, shard: tuple[int, int], retry: bool) -> None:
     """Time a few gradients and say how long the whole takes on this machine."""
-    from asyncsgd.estimate import Estimator
+    from asyncsgd.study.estimate import Estimator
 
     estimator = Estimator()
     known = set(sweep.budgets)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from asyncsgd.errors import UsageError
-from asyncsgd.record import read_events
+from asyncsgd.records.events import read_events
 
 COLOURS = {"compute": "#029e73", "wait": "#dddddd", "pull": "#0173b2", "push": "#de8f05", "apply": "#cc78bc"}
 """Of seaborn's colour-blind-safe palette, and a light grey for waiting."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from asyncsgd.launch import go_offline
-from asyncsgd.script import run_script
-from asyncsgd.task_script import task_script
+from asyncsgd.runtime.launch import go_offline
+from asyncsgd.scripts.base import run_script
+from asyncsgd.scripts.task import task_script
 from asyncsgd.tasks.token_classification import TokenClassification
 
 EXAMPLES = """\

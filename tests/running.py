@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForMaskedLM
 
-from asyncsgd.launch import Launch
-from asyncsgd.pretraining import pretraining
-from asyncsgd.record import read_events
-from asyncsgd.run_folder import open_run_folder
+from asyncsgd.records.events import read_events
+from asyncsgd.runtime.launch import Launch
 from asyncsgd.runtime.processes import fork_server
-from asyncsgd.settings import Settings, make_settings
+from asyncsgd.scripts.pretraining import pretraining
+from asyncsgd.scripts.run_folder import open_run_folder
+from asyncsgd.settings.training import Settings, make_settings
 from asyncsgd.tasks.masked_lm import MaskedLM
 from asyncsgd.training import lead
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import asyncsgd
 from asyncsgd import TensorData, UsageError
-from asyncsgd.task_script import task_flags
+from asyncsgd.scripts.task import task_flags
 
 BATCH = 8
 
@@ -180,14 +180,14 @@ def test_every_public_name_is_there_both_ways_twice() -> None:
             assert getattr(importlib.import_module("asyncsgd"), name) is found
             if name in ("train", "replay", "simulate", "check", "load_run"):
                 assert callable(found)
-        for module in ("training", "replaying", "simulation", "checking", "api"):
+        for module in ("training", "replaying", "simulation", "tasks.checking", "api"):
             importlib.import_module(f"asyncsgd.{module}")
 
 
 def test_own_models_and_simulations_import_no_transformers() -> None:
     code = """
 import sys, torch, asyncsgd
-from asyncsgd.problems import Mode
+from asyncsgd.simulation.problems import Mode
 from asyncsgd.runtime.base import Budget
 sys.path.insert(0, sys.argv[1])
 from test_api import Plane

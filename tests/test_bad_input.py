@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from asyncsgd.errors import UsageError
-from asyncsgd.private_folder import private_folder
+from asyncsgd.runtime.private_folder import private_folder
 from asyncsgd.runtime.transport.shared_memory import Segment
 from asyncsgd.signals import StopRequest
 from asyncsgd.training import is_out_of_memory

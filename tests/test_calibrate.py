@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from running import Train
 
-from analysis.load import load_runs
+from analysis.study.run import load_runs
 
 pytestmark = pytest.mark.processes
 

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from asyncsgd import modes
 from asyncsgd.errors import UsageError
 from asyncsgd.experiment import Course, Experiment, Setup
-from asyncsgd.launch import Launch
 from asyncsgd.optimizers import SGD, AdamW, OptimizerRecipe
-from asyncsgd.record import RunFolder
+from asyncsgd.records.events import RunFolder
 from asyncsgd.rules import Asynchronous, Synchronous
 from asyncsgd.runtime.base import Budget
+from asyncsgd.runtime.launch import Launch
 from asyncsgd.runtime.processes import fork_server
 from asyncsgd.schedules import WarmupSchedule, constant
 from asyncsgd.tasks.base import Task

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import asyncsgd
-from asyncsgd.checking import Checked, check, check_main, refuse_in_worker
 from asyncsgd.errors import UsageError
-from asyncsgd.flags import setting
-from asyncsgd.task_script import task_flags
+from asyncsgd.scripts.task import task_flags
+from asyncsgd.settings.flags import setting
 from asyncsgd.tasks.base import Batch, Task
+from asyncsgd.tasks.checking import Checked, check, check_main, refuse_in_worker
 from asyncsgd.tasks.tensors import TensorData
 
 X = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
@@ -246,7 +246,7 @@ def test_a_class_of_a_module_passes_however_python_was_started() -> None:
 
 WORKERS = """
 import multiprocessing, sys
-from asyncsgd.checking import refuse_in_worker
+from asyncsgd.tasks.checking import refuse_in_worker
 def nothing(): pass
 def train():
     try:

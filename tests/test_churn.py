@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncsgd.churn import Change, Join, Leave, parse_churn
 from asyncsgd.errors import UsageError
-from asyncsgd.problems import Quadratic
-from asyncsgd.record import DONE, FAILED, Event, Membership, Record, RunFolder
+from asyncsgd.records.events import DONE, FAILED, Event, Membership, Record, RunFolder
 from asyncsgd.rules import ALL, Asynchronous, Synchronous
 from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.log import read_log
-from asyncsgd.simulation import Simulation, SimulationSettings, simulate, vector_sha256
-from asyncsgd.speeds import Constant, Exponential, Network, Speeds, parse_speeds
+from asyncsgd.simulation.churn import Change, Join, Leave, parse_churn
+from asyncsgd.simulation.problems import Quadratic
+from asyncsgd.simulation.simulate import Simulation, SimulationSettings, simulate, vector_sha256
+from asyncsgd.simulation.speeds import Constant, Exponential, Network, Speeds, parse_speeds
 
 CHURN = "leave:worker=1,seconds=2;join:worker=3,seconds=3;join:worker=1,seconds=5;leave:worker=0,seconds=6"
 

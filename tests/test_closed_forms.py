@@ -24,8 +24,7 @@ from torch import Tensor
 from asyncsgd.delay import polynomial, threshold
 from asyncsgd.evaluation import Measured
 from asyncsgd.optimizers import PlainSGD
-from asyncsgd.problems import Array, Heterogeneous, Instance, Mode
-from asyncsgd.record import Event, Membership, Record
+from asyncsgd.records.events import Event, Membership, Record
 from asyncsgd.rules import (
     ALL,
     EASGD,
@@ -52,7 +51,8 @@ from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.computation import ProblemGradients
 from asyncsgd.runtime.virtual import Virtual
 from asyncsgd.server import Server
-from asyncsgd.speeds import Constant, Exponential, Floats, Ints, Power, Sampler, ShiftedExponential
+from asyncsgd.simulation.problems import Array, Heterogeneous, Instance, Mode
+from asyncsgd.simulation.speeds import Constant, Exponential, Floats, Ints, Power, Sampler, ShiftedExponential
 from asyncsgd.streams import OwnStreams
 
 

@@ -13,20 +13,20 @@ from typing import Any
 import pytest
 import transformers
 
-from asyncsgd.codec import decode_found, encode_found
-from asyncsgd.finetune import finetuning
-from asyncsgd.finetune_settings import FINETUNE_FLAGS
-from asyncsgd.flags import Flags
 from asyncsgd.flat import FlatModel, parameters_sha256
-from asyncsgd.launch import Launch
-from asyncsgd.pretraining import pretraining
-from asyncsgd.record import read_events
+from asyncsgd.records.events import read_events
 from asyncsgd.replaying import PreparedReplay, experiment_of_run
-from asyncsgd.run_folder import open_finetune_folder, open_run_folder
+from asyncsgd.runtime.launch import Launch
 from asyncsgd.runtime.log import read_log
 from asyncsgd.runtime.processes import fork_server
-from asyncsgd.settings import FLAGS
-from asyncsgd.task_script import TaskScript, task_script
+from asyncsgd.runtime.transport.codec import decode_found, encode_found
+from asyncsgd.scripts.finetuning import finetuning
+from asyncsgd.scripts.pretraining import pretraining
+from asyncsgd.scripts.run_folder import open_finetune_folder, open_run_folder
+from asyncsgd.scripts.task import TaskScript, task_script
+from asyncsgd.settings.finetuning import FINETUNE_FLAGS
+from asyncsgd.settings.flags import Flags
+from asyncsgd.settings.training import FLAGS
 from asyncsgd.tasks import TASKS, task_class
 from asyncsgd.training import lead
 

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from asyncsgd.record import DONE, FAILED, INTERRUPTED
+from asyncsgd.records.events import DONE, FAILED, INTERRUPTED
 
 SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "benchmarks" / "faults.py"
 

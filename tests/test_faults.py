@@ -32,8 +32,7 @@ from running import A_TASK
 
 from asyncsgd.models import saved_parameters_sha256
 from asyncsgd.optimizers import SGD, Optimizer, StepTakenByWorker
-from asyncsgd.private_folder import private_folder
-from asyncsgd.record import DONE, Evaluation, Event, Membership, Record, read_events
+from asyncsgd.records.events import DONE, Evaluation, Event, Membership, Record, read_events
 from asyncsgd.replaying import PreparedReplay, experiment_of_run
 from asyncsgd.rules import Asynchronous, Synchronous
 from asyncsgd.rules.base import Rule
@@ -41,6 +40,7 @@ from asyncsgd.runtime.base import Budget, Result
 from asyncsgd.runtime.hogwild import Hogwild
 from asyncsgd.runtime.log import read_log
 from asyncsgd.runtime.parameter_server import ParameterServer
+from asyncsgd.runtime.private_folder import private_folder
 from asyncsgd.runtime.processes import Processes, fork_server
 from asyncsgd.runtime.rank_process import Finished
 from asyncsgd.runtime.transport.base import Compute, Computed, Evaluate, Evaluated, Holding, Ready, Stop

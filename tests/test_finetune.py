@@ -27,17 +27,17 @@ from asyncsgd import models
 from asyncsgd.data.labelled import LabelledBatch
 from asyncsgd.data.random import dropout_seed
 from asyncsgd.errors import UsageError
-from asyncsgd.estimate import Estimator
-from asyncsgd.finetune import finetuning
-from asyncsgd.finetune_settings import FINETUNE_FLAGS, FinetuneSettings, Start, make_finetune_settings
 from asyncsgd.flat import Layout
-from asyncsgd.launch import Launch
-from asyncsgd.plan import PlannedRun
-from asyncsgd.record import read_events
-from asyncsgd.run_folder import open_finetune_folder
+from asyncsgd.records.events import read_events
+from asyncsgd.runtime.launch import Launch
 from asyncsgd.runtime.processes import fork_server
+from asyncsgd.scripts.finetuning import finetuning
+from asyncsgd.scripts.run_folder import open_finetune_folder
+from asyncsgd.settings.finetuning import FINETUNE_FLAGS, FinetuneSettings, Start, make_finetune_settings
 from asyncsgd.signals import StopRequest
-from asyncsgd.sweep import Job
+from asyncsgd.study.estimate import Estimator
+from asyncsgd.study.plan import PlannedRun
+from asyncsgd.study.sweep import Job
 from asyncsgd.tasks.classification import Classification
 from asyncsgd.training import lead
 

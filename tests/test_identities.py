@@ -20,10 +20,10 @@ from torch.nn import functional
 from asyncsgd.data.batching import EvaluationBatches, TrainingBatches
 from asyncsgd.data.random import dropout_seed
 from asyncsgd.data.tokenization import Tokens
-from asyncsgd.launch import Launch
-from asyncsgd.pretraining import pretraining
-from asyncsgd.record import RunFolder
-from asyncsgd.settings import Settings
+from asyncsgd.records.events import RunFolder
+from asyncsgd.runtime.launch import Launch
+from asyncsgd.scripts.pretraining import pretraining
+from asyncsgd.settings.training import Settings
 from asyncsgd.tasks.masked_lm import MaskedLM
 from asyncsgd.training import lead
 

@@ -14,84 +14,43 @@ ROOT = Path(__file__).resolve().parents[1]
 MAY_IMPORT = {
     # part -> the parts of asyncsgd it may import, beside itself
     "errors": set(),
-    "locks": set(),
-    "record": {"errors", "locks"},
     "torchrun": set(),
-    "codec": set(),
     "signals": set(),
-    "script": {"errors", "launch", "signals"},
-    "private_folder": {"errors"},
     "delay": set(),
     "numbers": set(),
+    "state": set(),
+    "schedules": set(),
     "named": {"errors", "numbers"},
-    "speeds": {"errors", "named", "record"},
-    "churn": {"errors", "named"},
-    "problems": {"errors", "named"},
+    "settings": {"errors", "numbers"},
+    "records": {"errors"},
+    "simulation.problems": {"errors", "named"},
+    "simulation.speeds": {"errors", "named", "records"},
+    "simulation.churn": {"errors", "named"},
     "rules": {"delay", "errors", "named"},
     "flat": {"errors"},
-    "state": set(),
     "optimizers": {"state"},
-    "schedules": set(),
-    "server": {"optimizers", "rules.base", "record", "schedules", "state"},
-    "data": {"errors", "numbers", "spans"},
+    "server": {"optimizers", "rules.base", "records", "schedules", "state"},
+    "data": {"errors", "numbers"},
     "models": {"data", "errors", "flat", "signals"},
-    "tasks": {"data", "errors", "flags", "flat", "models", "origin", "scores", "settings", "spans"},
-    "evaluation": {"record", "tasks.base"},
-    "checking": {"data", "errors", "flat", "tasks.base"},
+    "origin": {"data", "errors", "flat", "records", "settings.yaml_reader"},
+    "tasks": {"data", "errors", "flat", "models", "origin", "settings"},
+    "evaluation": {"records", "tasks.base"},
     "worker": {"data", "evaluation", "flat", "state", "tasks.base"},
-    "streams": {"record", "state"},
-    "dispatcher": {"record", "rules.base", "server", "state", "streams", "worker"},
+    "streams": {"records", "state"},
+    "dispatcher": {"records", "rules.base", "server", "state", "streams", "worker"},
     "runtime": {
-        "churn",
-        "codec",
-        "data",
-        "dispatcher",
-        "errors",
-        "evaluation",
-        "flat",
-        "models",
-        "named",
-        "optimizers",
-        "private_folder",
-        "problems",
-        "record",
-        "rules.base",
-        "rules.nesterov",
-        "schedules",
-        "server",
-        "signals",
-        "speeds",
-        "state",
-        "streams",
-        "tasks.base",
-        "worker",
+        *("data", "dispatcher", "errors", "evaluation", "flat", "models", "named", "optimizers", "records"),
+        *("rules.base", "schedules", "server", "signals", "state", "streams", "tasks.base", "worker"),
+        *("simulation.churn", "simulation.problems", "simulation.speeds"),
     },
-    "yaml_reader": {"errors", "numbers"},
-    "flags": {"errors", "numbers", "yaml_reader"},
-    "settings": {"errors", "flags"},
-    "finetune_settings": {"errors", "flags", "settings"},
-    "progress": {"record"},
-    "run_folder": {"errors", "finetune_settings", "flags", "record", "settings", "tasks"},
-    "origin": {"data", "errors", "flat", "record", "yaml_reader"},
-    "scores": set(),
-    "modes": {"churn", "errors", "record", "settings", "speeds"},
-    "spans": set(),
-    "plan": {"errors", "finetune_settings", "settings", "yaml_reader"},
-    "launch": {"errors", "private_folder"},
+    "simulation": {
+        *("errors", "evaluation", "named", "numbers", "optimizers", "records", "rules", "runtime", "schedules"),
+        *("server", "streams"),
+    },
+    "modes": {"errors", "records", "settings", "simulation.churn", "simulation.speeds"},
+    "study.plan": {"errors", "settings"},
 }
-COMPOSE = {
-    "api",
-    "experiment",
-    "task_script",
-    "pretraining",
-    "training",
-    "replaying",
-    "simulation",
-    "finetune",
-    "sweep",
-    "estimate",
-    "__init__",
-}
+COMPOSE = {"__init__", "api", "experiment", "training", "replaying", "scripts", "study"}
 
 
 def imports_of(path: Path) -> set[str]:
@@ -107,51 +66,76 @@ def imports_of(path: Path) -> set[str]:
     return names
 
 
-def part_of(path: Path) -> str:
-    return path.relative_to(ROOT / "asyncsgd").parts[0].removesuffix(".py")
-
-
 SOURCES = sorted((ROOT / "asyncsgd").rglob("*.py"))
+ANALYSIS = sorted((ROOT / "analysis").rglob("*.py"))
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def name_of(path: Path) -> str:
+    """The full name of the module in a file: ``asyncsgd.data.masking``."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def is_in(name: str, part: str) -> bool:
+    """Whether a module is a part or lies in it."""
+    return name == part or name.startswith(part + ".")
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
 def test_every_module_imports_only_what_its_room_may(path: Path) -> None:
-    part = part_of(path)
     foreign = {name for name in imports_of(path) if name.split(".")[0] in ("experiments", "analysis", "tests")}
     assert not foreign
-    if part in COMPOSE:
+    inner = name_of(path).removeprefix("asyncsgd").removeprefix(".")
+    if not inner or (inner.split(".")[0] in COMPOSE and inner not in MAY_IMPORT):
         return
-    assert part in MAY_IMPORT, f"asyncsgd/{part} has no row in MAY_IMPORT"
+    part = max((part for part in MAY_IMPORT if is_in(inner, part)), key=len, default=None)
+    assert part is not None, f"{inner} has no row in MAY_IMPORT"
     for name in imports_of(path):
-        if not name.startswith("asyncsgd.") or name == "asyncsgd.__version__":
-            continue
-        inner = name.removeprefix("asyncsgd.")
-        room = inner.split(".")[0]
-        assert room == part or room in MAY_IMPORT[part] or inner in MAY_IMPORT[part], f"{path.name} imports {name}"
+        if is_in(name, "asyncsgd") and name not in ("asyncsgd", "asyncsgd.__version__"):
+            wanted = name.removeprefix("asyncsgd.")
+            assert any(is_in(wanted, allowed) for allowed in (part, *MAY_IMPORT[part])), f"{inner} imports {name}"
 
 
 @pytest.mark.parametrize(
-    "part",
+    "path",
     [
-        *("errors", "numbers", "named", "record", "torchrun", "delay"),
-        *("yaml_reader", "flags", "settings", "finetune_settings", "run_folder", "plan"),
+        path
+        for path in SOURCES
+        if any(
+            is_in(name_of(path), f"asyncsgd.{part}")
+            for part in ("errors", "numbers", "named", "torchrun", "delay", "settings", "records", "study.plan")
+        )
     ],
+    ids=name_of,
 )
-def test_light_modules_import_neither_torch_nor_transformers(part: str) -> None:
-    names = {name.split(".")[0] for name in imports_of(ROOT / "asyncsgd" / f"{part}.py")}
+def test_light_modules_import_neither_torch_nor_transformers(path: Path) -> None:
+    names = {name.split(".")[0] for name in imports_of(path)}
     assert not names & {"torch", "transformers", "datasets", "numpy"}
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "analysis").glob("*.py")), ids=lambda path: path.name)
+FLOORS = ("statistics", "study", "findings", "report")
+"""Of analysis, from bottom to top: each imports itself and those below. Commands stand above all."""
+
+
+@pytest.mark.parametrize("path", ANALYSIS, ids=name_of)
+def test_analysis_stands_in_floors(path: Path) -> None:
+    floor = path.relative_to(ROOT / "analysis").parts[0]
+    if floor not in FLOORS:
+        return
+    allowed = FLOORS[: FLOORS.index(floor) + 1]
+    names = {name for name in imports_of(path) if name.split(".")[0] == "analysis"}
+    assert not {name for name in names if not any(is_in(name, f"analysis.{below}") for below in allowed)}
+
+
+@pytest.mark.parametrize("path", ANALYSIS, ids=name_of)
 def test_analysis_never_imports_torch(path: Path) -> None:
     names = imports_of(path)
     assert not {name.split(".")[0] for name in names} & {"torch", "transformers", "experiments"}
     assert {name for name in names if name.startswith("asyncsgd.")} <= {
-        "asyncsgd.record",
+        "asyncsgd.records.events",
         "asyncsgd.errors",
-        "asyncsgd.yaml_reader",
-        "asyncsgd.progress",  # quantiles of delays, as in a run's summary
-        "asyncsgd.plan",  # the names of stages, endpoints and the baseline in what a sweep leaves behind
+        "asyncsgd.settings.yaml_reader",
+        "asyncsgd.records.totals",  # quantiles of delays, as in a run's summary
+        "asyncsgd.study.plan",  # the names of stages, endpoints and the baseline in what a sweep leaves behind
         "asyncsgd.runtime.processes",  # how the processes of a published script end with it; imports nothing heavy
     }
 

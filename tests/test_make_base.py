@@ -15,7 +15,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 from asyncsgd.errors import UsageError
 from asyncsgd.flat import FlatModel, parameters_sha256
 from asyncsgd.origin import read_origin
-from asyncsgd.settings import load_yaml
+from asyncsgd.settings.training import load_yaml
 from asyncsgd.signals import StopRequest
 
 SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "make_base.py"

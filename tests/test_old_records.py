@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from analysis.compare import compare, main, render_text
-from analysis.load import Run, load_runs
-from analysis.report import main as report
-from asyncsgd.record import current_summary, read_better, read_events
+from analysis.report.__main__ import main as report
+from analysis.study.run import Run, load_runs
+from asyncsgd.records.events import current_summary, read_better, read_events
 from experiments.replay import main as replay
 
 FOLDER = Path(__file__).parent / "fixtures" / "runs_schema1"

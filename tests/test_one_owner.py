@@ -17,16 +17,16 @@ from typing import Any
 import pytest
 
 from asyncsgd.errors import UsageError
-from asyncsgd.record import Evaluation, Event, RunFolder, read_events
-from asyncsgd.run_folder import open_finetune_folder, open_run_folder, set_aside
-from asyncsgd.settings import load_yaml, make_settings
+from asyncsgd.records.events import Evaluation, Event, RunFolder, read_events
+from asyncsgd.scripts.run_folder import open_finetune_folder, open_run_folder, set_aside
+from asyncsgd.settings.training import load_yaml, make_settings
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 
 OWNER = """
 import sys, time
-from asyncsgd.run_folder import open_run_folder
-from asyncsgd.settings import make_settings
+from asyncsgd.scripts.run_folder import open_run_folder
+from asyncsgd.settings.training import make_settings
 folder = open_run_folder("tests", make_settings({"run_dir": sys.argv[1]}), "python first.py")
 print("ready", flush=True)
 time.sleep(600)
@@ -35,7 +35,7 @@ time.sleep(600)
 WRITER = """
 import sys, time
 from pathlib import Path
-from asyncsgd.record import Event, RunFolder
+from asyncsgd.records.events import Event, RunFolder
 folder = RunFolder(Path(sys.argv[1]))
 number, pause = int(sys.argv[2]), float(sys.argv[3])
 print("ready", flush=True)
@@ -229,7 +229,7 @@ def leave(path: Path, *records: Event | Evaluation, **summary: Any) -> None:
 def test_a_folder_whose_run_has_not_trained_gives_way_to_a_corrected_command(
     status: str | None, open_folder: Callable[..., RunFolder], tmp_path: Path
 ) -> None:
-    from asyncsgd.finetune_settings import make_finetune_settings
+    from asyncsgd.settings.finetuning import make_finetune_settings
 
     path = tmp_path / "run"
     leave(path, EVALUATION, **({"status": status} if status else {}))

@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import asyncsgd.plan as plan_module
+import asyncsgd.study.plan as plan_module
 from asyncsgd.errors import UsageError
-from asyncsgd.plan import (
+from asyncsgd.settings.training import flatten, make_settings, parse_settings
+from asyncsgd.study.plan import (
     _CONFIG_KEYS,
     ENDPOINTS,
     STAGES,
@@ -30,8 +31,7 @@ from asyncsgd.plan import (
     resolve,
     sha256_of,
 )
-from asyncsgd.settings import flatten, make_settings, parse_settings
-from asyncsgd.sweep import check, share
+from asyncsgd.study.sweep import check, share
 
 SYNC, ASYNC = {"mode": "sync"}, {"mode": "async"}
 RATES = {"learning_rate": [5.0e-4, 1.0e-3]}

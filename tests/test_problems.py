@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncsgd.errors import UsageError
-from asyncsgd.problems import (
+from asyncsgd.simulation.problems import (
     ALL,
     Heterogeneous,
     Instance,
@@ -396,7 +396,7 @@ def test_hashed_bags_count_lower_cased_words_and_have_length_one() -> None:
 def test_hashed_bags_are_the_same_in_every_process() -> None:
     texts = ["asynchronous SGD with stale gradients", "zażółć gęślą jaźń \udc80"]
     program = (
-        "import zlib; from asyncsgd.problems import hashed_bag_of_words as bags; "
+        "import zlib; from asyncsgd.simulation.problems import hashed_bag_of_words as bags; "
         f"print(zlib.crc32(bags({texts!r}, 64).tobytes()))"
     )
     here = zlib.crc32(hashed_bag_of_words(texts, 64).tobytes())

@@ -8,7 +8,7 @@ import pytest
 
 from asyncsgd.errors import UsageError
 from asyncsgd.modes import runtime_of
-from asyncsgd.settings import Job
+from asyncsgd.settings.training import Job
 
 
 @pytest.fixture(params=["x86_64", "AMD64", "i686"])

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from test_faults import Command, needs_proc, until
 
-from asyncsgd.speeds import Exponential, ShiftedExponential
+from asyncsgd.simulation.speeds import Exponential, ShiftedExponential
 
 FOLDER = Path(__file__).resolve().parents[1] / "experiments" / "published"
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from asyncsgd.problems import Heterogeneous
 from asyncsgd.runtime.base import Budget
-from asyncsgd.simulation import simulate
+from asyncsgd.simulation.problems import Heterogeneous
+from asyncsgd.simulation.simulate import simulate
 
 FOLDER = Path(__file__).resolve().parents[1] / "experiments" / "published"
 

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from asyncsgd.optimizers import SGD, AdamW, OptimizerRecipe, PlainSGD
-from asyncsgd.problems import Array, Instance, Quadratic
-from asyncsgd.record import Event, Record
+from asyncsgd.records.events import Event, Record
 from asyncsgd.rules import (
     ALL,
     DANA,
@@ -55,7 +54,8 @@ from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.computation import ProblemGradients
 from asyncsgd.runtime.virtual import Virtual
 from asyncsgd.server import Server
-from asyncsgd.speeds import Constant, Exponential, Sampler
+from asyncsgd.simulation.problems import Array, Instance, Quadratic
+from asyncsgd.simulation.speeds import Constant, Exponential, Sampler
 from asyncsgd.streams import OwnStreams
 
 LEARNING_RATE = 0.125

@@ -26,9 +26,9 @@ from hypothesis import strategies as st
 
 from analysis.compare import main as compare
 from asyncsgd.errors import UsageError
-from asyncsgd.record import Evaluation, Event, Fault, Membership, RunFolder, read_events
-from asyncsgd.run_folder import open_run_folder
-from asyncsgd.settings import load_yaml, make_settings, settings_hash
+from asyncsgd.records.events import Evaluation, Event, Fault, Membership, RunFolder, read_events
+from asyncsgd.scripts.run_folder import open_run_folder
+from asyncsgd.settings.training import load_yaml, make_settings, settings_hash
 from asyncsgd.signals import StopRequest
 
 SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "stilt_mlm.py"

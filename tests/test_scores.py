@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncsgd.scores import accuracy, confusion_matrix, macro_f1, per_class_f1
+from asyncsgd.tasks.scores import accuracy, confusion_matrix, macro_f1, per_class_f1
 
 # True 0: 5 right, 1 as class 1. True 1: 2 as class 0, 3 right, 1 as class 2. True 2: 4 as class 1.
 TABLE = np.array([[5, 1, 0], [2, 3, 1], [0, 4, 0]])

@@ -19,15 +19,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncsgd.errors import UsageError
-from asyncsgd.finetune_settings import FINETUNE_FLAGS
-from asyncsgd.flags import Flags, flag_of
-from asyncsgd.settings import (
+from asyncsgd.settings.finetuning import FINETUNE_FLAGS
+from asyncsgd.settings.flags import Flags, Parsed, flag_of
+from asyncsgd.settings.training import (
     FLAGS,
     Budget,
     Job,
     Optimization,
     Output,
-    Parsed,
     Settings,
     build_parser,
     differing_keys,
@@ -92,7 +91,7 @@ def test_every_field_is_a_flag_and_no_name_is_used_twice() -> None:
 def test_help_needs_neither_torch_nor_yaml_and_ends_in_the_examples() -> None:
     program = (
         "import sys\n"
-        "from asyncsgd.settings import parse_settings\n"
+        "from asyncsgd.settings.training import parse_settings\n"
         "try:\n"
         f"    parse_settings(['--help'], prog='train.py', description='', examples={EXAMPLES!r})\n"
         "except SystemExit as exit:\n"

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from asyncsgd.record import read_events
+from asyncsgd.records.events import read_events
 from asyncsgd.rules import ALL, describe_rules
-from asyncsgd.speeds import ALL as ALL_SPEEDS
+from asyncsgd.simulation.speeds import ALL as ALL_SPEEDS
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from asyncsgd.data.random import Purpose
 from asyncsgd.errors import UsageError
-from asyncsgd.speeds import (
+from asyncsgd.simulation.speeds import (
     ALL,
     Constant,
     Exponential,

@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncsgd.optimizers import SGD, AdamW, Optimizer, OptimizerRecipe, PlainSGD
-from asyncsgd.problems import Quadratic
-from asyncsgd.record import DONE, INTERRUPTED, Record
+from asyncsgd.records.events import DONE, INTERRUPTED, Record
 from asyncsgd.rules import ALL, Asynchronous, DiLoCo, parse_rule
 from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.base import Budget, EvaluationPoints, TrainingClock
 from asyncsgd.runtime.computation import ProblemGradients
 from asyncsgd.runtime.virtual import Virtual
 from asyncsgd.server import Server
-from asyncsgd.speeds import Exponential, Network
+from asyncsgd.simulation.problems import Quadratic
+from asyncsgd.simulation.speeds import Exponential, Network
 from asyncsgd.state import classes_in, pack, unpack
 from asyncsgd.streams import OwnStreams
 
@@ -163,7 +163,7 @@ def test_what_a_users_own_rule_keeps_is_packed_and_only_known_classes_come_back(
     with pytest.raises(ValueError, match=r"a state holds object .*Mine, which is not known here"):
         unpack(packed, classes_in("asyncsgd.rules."))
     with pytest.raises(ValueError, match="a state holds"):
-        unpack(["object", "subprocess:Popen", []], classes_in("asyncsgd.rules.", "asyncsgd.record"))
+        unpack(["object", "subprocess:Popen", []], classes_in("asyncsgd.rules.", "asyncsgd.records.events"))
     with pytest.raises(TypeError, match="has no state that could be kept"):
         pack(lambda: 0)
 

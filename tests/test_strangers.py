@@ -22,15 +22,15 @@ from running import A_TASK
 from runtime.test_parameter_server import ThreadWorker
 from test_faults import DEADLINE, SCRIPT, Command, num_evaluations, summary_of, until
 
-from asyncsgd.codec import Codec, ProtocolError, decode_found, encode_found
 from asyncsgd.errors import RunError
 from asyncsgd.optimizers import SGD, Optimizer
-from asyncsgd.private_folder import check_private, new_folder, private_folder
-from asyncsgd.record import DONE, Record
+from asyncsgd.records.events import DONE, Record
 from asyncsgd.rules import Asynchronous
 from asyncsgd.runtime.base import Budget, Result
 from asyncsgd.runtime.parameter_server import ParameterServer
+from asyncsgd.runtime.private_folder import check_private, new_folder, private_folder
 from asyncsgd.runtime.transport.base import COMMANDS, MESSAGE_KINDS, Compute, Computed
+from asyncsgd.runtime.transport.codec import Codec, ProtocolError, decode_found, encode_found
 from asyncsgd.runtime.transport.process_group import ProcessGroupServer
 from asyncsgd.runtime.transport.shared_memory import SharedMemoryServer
 from asyncsgd.server import Server

@@ -26,12 +26,12 @@ import yaml
 from running import sentences
 from test_faults import Command, needs_proc, num_evaluations, until
 
-from analysis.study import load_study
+from analysis.study.read import load_study
 from asyncsgd.errors import UsageError
-from asyncsgd.plan import Plan, make_plan, sha256_of
-from asyncsgd.record import read_events
+from asyncsgd.records.events import read_events
 from asyncsgd.signals import StopRequest
-from asyncsgd.sweep import Job, Sweep, alone, locked, share
+from asyncsgd.study.plan import Plan, make_plan, sha256_of
+from asyncsgd.study.sweep import Job, Sweep, alone, locked, share
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 SCRIPT = EXPERIMENTS / "sweep.py"

@@ -19,7 +19,7 @@ import yaml
 from running import sentences
 from transformers import AutoModelForCausalLM
 
-from asyncsgd.script import run_script
+from asyncsgd.scripts.base import run_script
 from asyncsgd.tasks import task_class
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"

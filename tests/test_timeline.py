@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from asyncsgd.record import Evaluation, Event, RunFolder
+from asyncsgd.records.events import Evaluation, Event, RunFolder
 
 ROOT = Path(__file__).resolve().parents[1]
 

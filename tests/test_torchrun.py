@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 from torch import distributed as dist
 
-from asyncsgd.launch import Launch
+from asyncsgd.runtime.launch import Launch
 from asyncsgd.torchrun import accept_nproc, is_torchrun, spell_out
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -239,7 +239,8 @@ def test_a_mode_that_cannot_use_torchruns_ranks_says_so(
 def test_importing_asyncsgd_imports_neither_torch_nor_transformers(command: Command) -> None:
     heavy = "('torch', 'transformers', 'numpy', 'datasets')"
     code = (
-        f"import sys, asyncsgd, asyncsgd.torchrun, asyncsgd.settings; print([m for m in {heavy} if m in sys.modules])"
+        "import sys, asyncsgd, asyncsgd.torchrun, asyncsgd.settings.training; "
+        f"print([m for m in {heavy} if m in sys.modules])"
     )
     assert command(sys.executable, "-c", code).stdout == "[]\n"
 

@@ -34,9 +34,9 @@ from asyncsgd.data.labelled import (
     padded,
     path_sides,
 )
+from asyncsgd.data.spans import OUTSIDE, split_tag
 from asyncsgd.data.tokenization import Tokens, cache_key, capacity_of, plain_backend, publish
 from asyncsgd.errors import UsageError
-from asyncsgd.spans import OUTSIDE, split_tag
 
 if TYPE_CHECKING:
     from tokenizers import Encoding

@@ -1,7 +1,7 @@
 """The algorithms, one paper per file. `ALL` holds an example of each, for the contract tests and ``--rule help``.
 
-Importing this package imports torch; `asyncsgd.settings` therefore keeps the text of ``--rule`` and `parse_rule`
-reads it where training starts."""
+Importing this package imports torch; `asyncsgd.settings.training` therefore keeps the text of ``--rule``, and
+`parse_rule` reads it where training starts."""
 
 from __future__ import annotations
 

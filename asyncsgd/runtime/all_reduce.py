@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from asyncsgd.optimizers import Optimizer
-from asyncsgd.record import APPLIED, DONE, HELD, INTERRUPTED, Event, Fault, Membership
+from asyncsgd.records.events import APPLIED, DONE, HELD, INTERRUPTED, Event, Fault, Membership
 from asyncsgd.runtime.base import (
     Budget,
     EvaluationPoints,

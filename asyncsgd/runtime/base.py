@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from asyncsgd.evaluation import measured
-from asyncsgd.record import DIVERGED, DONE, Evaluation, Record
+from asyncsgd.records.events import DIVERGED, DONE, Evaluation, Record
 from asyncsgd.rules.base import Rule
 from asyncsgd.state import Plain
 from asyncsgd.tasks.base import Sums, Task, add_sums
@@ -51,7 +51,7 @@ class Interrupted(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """How a run ended. `status` is one of `asyncsgd.record`'s; `message` is empty when it is DONE."""
+    """How a run ended. `status` is one of `asyncsgd.records.events`'s; `message` is empty when it is DONE."""
 
     status: str
     message: str = ""

@@ -12,8 +12,8 @@ from torch import Tensor
 from asyncsgd.errors import UsageError
 from asyncsgd.evaluation import Measured, measured
 from asyncsgd.optimizers import Optimizer, OptimizerRecipe, PlainSGD
-from asyncsgd.problems import Instance
-from asyncsgd.record import Range
+from asyncsgd.records.events import Range
+from asyncsgd.simulation.problems import Instance
 from asyncsgd.state import Plain
 from asyncsgd.streams import indices_of
 from asyncsgd.worker import Gradient, Worker, take_local_steps

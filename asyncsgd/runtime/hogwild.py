@@ -18,7 +18,7 @@ from __future__ import annotations
 import time
 from typing import ClassVar
 
-from asyncsgd.record import Event
+from asyncsgd.records.events import Event
 from asyncsgd.runtime.base import POLL_SECONDS, Result
 from asyncsgd.runtime.parameter_server import ParameterServer
 from asyncsgd.runtime.transport.base import Computed, Holding, Lost, Proceed

@@ -1,7 +1,7 @@
 """The event log as a replay reads it: every record with its line, every field of its type and in its range.
 
-`asyncsgd.record.read_events` gives whatever the lines hold. Here a line that cannot be a record is refused with its
-number, so that a replay has values to compare and never stumbles over them."""
+`asyncsgd.records.events.read_events` gives whatever the lines hold. Here a line that cannot be a record is refused with
+its number, so that a replay has values to compare and never stumbles over them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncsgd.errors import UsageError
-from asyncsgd.record import Range, Started, read_numbered_events
+from asyncsgd.records.events import Range, Started, read_numbered_events
 
 LARGEST = 2**63 - 1
 SHORTEST_SECONDS = 1e-300
@@ -42,7 +42,7 @@ class LoggedReply(LogRecord):
 
 @dataclasses.dataclass(frozen=True)
 class LoggedArrival(LoggedReply):
-    """An arrival: the gradient, and what the server replied to it; see `asyncsgd.record.Event`."""
+    """An arrival: the gradient, and what the server replied to it; see `asyncsgd.records.events.Event`."""
 
     dispatch: int
     batches: tuple[Range, ...]

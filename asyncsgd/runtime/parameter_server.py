@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar
 
 from asyncsgd.dispatcher import Dispatcher, Launched, Taken
-from asyncsgd.record import DONE, FAILED, INTERRUPTED, Event, Fault
+from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Event, Fault
 from asyncsgd.runtime.base import (
     POLL_SECONDS,
     Budget,

@@ -20,7 +20,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from asyncsgd.errors import UsageError
-from asyncsgd.private_folder import give_multiprocessing_a_home
+from asyncsgd.runtime.private_folder import give_multiprocessing_a_home
 from asyncsgd.signals import held
 
 LAUNCHER_VARIABLES = (

@@ -23,7 +23,7 @@ from typing import Any
 from torch import Tensor
 
 from asyncsgd.dispatcher import Dispatcher
-from asyncsgd.record import Membership, Range
+from asyncsgd.records.events import Membership, Range
 from asyncsgd.runtime.computation import Computation
 from asyncsgd.runtime.log import LoggedArrival, LoggedReply, LogRecord
 from asyncsgd.server import Outcome, Server

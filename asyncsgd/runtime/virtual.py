@@ -25,14 +25,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncsgd.churn import Change, Join, absent_at_first
 from asyncsgd.dispatcher import MANY, Dispatcher, Launched, Taken
 from asyncsgd.evaluation import Measured
-from asyncsgd.record import DONE, FAILED, INTERRUPTED, Evaluation, Fault
+from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Evaluation, Fault
 from asyncsgd.runtime.base import Budget, EvaluationPoints, Report, Result, diverged, verdict_of_evaluation
 from asyncsgd.runtime.computation import Computation
 from asyncsgd.server import Server
-from asyncsgd.speeds import Network, Sampler
+from asyncsgd.simulation.churn import Change, Join, absent_at_first
+from asyncsgd.simulation.speeds import Network, Sampler
 from asyncsgd.state import Plain, classes_in, pack, unpack
 from asyncsgd.streams import Source, count_batches
 
@@ -169,7 +169,7 @@ class Virtual:
         self._dispatcher.load_state_dict(state["dispatcher"])
         self._computation.load_state_dict(state["computation"])
         self._points.load_state_dict(state["points"])
-        self.evaluations = unpack(state["evaluations"], classes_in("asyncsgd.record"))
+        self.evaluations = unpack(state["evaluations"], classes_in("asyncsgd.records.events"))
         self.train_seconds, self.num_arrivals = state["train_seconds"], state["num_arrivals"]
         self._heap, self._uploads = unpack(state["heap"], {}), unpack(state["uploads"], {})
         self._link_free, self._dead = state["link_free"], state["dead"]

@@ -28,7 +28,7 @@ from asyncsgd.runtime.transport.base import (
 from asyncsgd.runtime.transport.shared_memory import FROZEN, SAMPLES, SharedMemoryAddress, SharedMemoryWorker
 from asyncsgd.schedules import Schedule
 from asyncsgd.signals import NUMBERS
-from asyncsgd.speeds import Sampler, Speeds
+from asyncsgd.simulation.speeds import Sampler, Speeds
 from asyncsgd.streams import indices_of
 from asyncsgd.tasks.base import Task, encode_sums
 from asyncsgd.worker import Gradient, Worker

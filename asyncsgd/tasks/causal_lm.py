@@ -36,7 +36,7 @@ from asyncsgd.data.tokenization import (
     trained_tokenizer,
 )
 from asyncsgd.errors import UsageError
-from asyncsgd.flags import setting
+from asyncsgd.settings.flags import setting
 from asyncsgd.tasks.base import Batches, Sums, Task, found
 
 if TYPE_CHECKING:

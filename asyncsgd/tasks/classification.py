@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from asyncsgd import models, scores
+from asyncsgd import models
 from asyncsgd.data.batching import Frame
 from asyncsgd.data.corpora import Corpus
 from asyncsgd.data.labelled import (
@@ -38,6 +38,7 @@ from asyncsgd.data.labelled import (
 from asyncsgd.data.tokenization import Tokens, load_tokenizer, tokenize_beginnings
 from asyncsgd.errors import UsageError, nearest
 from asyncsgd.origin import hash_of, read_origin
+from asyncsgd.tasks import scores
 from asyncsgd.tasks.base import Batches, Sums, Task, found
 
 VOCABULARY = 8192

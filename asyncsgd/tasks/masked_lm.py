@@ -30,8 +30,8 @@ from asyncsgd.data.batching import Batch, EvaluationBatches, Frame, TrainingBatc
 from asyncsgd.data.corpora import check_sources, load_corpus
 from asyncsgd.data.masking import Masking, by_token, by_word
 from asyncsgd.data.tokenization import Tokens, load_tokenizer, tokenized_folder
-from asyncsgd.scores import perplexity
 from asyncsgd.tasks.base import Batches, Sums, Task, found
+from asyncsgd.tasks.scores import perplexity
 
 _CHOOSE = {"token": by_token, "word": by_word}
 

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from asyncsgd import spans
+from asyncsgd.data import spans
 from asyncsgd.errors import UsageError
-from asyncsgd.flags import setting
-from asyncsgd.settings import MOST_BATCH, MOST_SAMPLES, MOST_TOKENS
+from asyncsgd.settings.flags import setting
+from asyncsgd.settings.training import MOST_BATCH, MOST_SAMPLES, MOST_TOKENS
 from asyncsgd.tasks.base import Sums, Task, found
 
 if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
@@ -251,7 +251,7 @@ class TokenClassification(Task):
         """The loss, summed in float64 over float32 losses of words; words, and spans by type.
 
         ``words`` is int64 `(2,)`: words, and those with the right tag. ``spans`` is int64 `(T, 3)`, see
-        `asyncsgd.spans.Tagging.counts`.
+        `asyncsgd.data.spans.Tagging.counts`.
         """
         import torch
         from torch.nn import functional

@@ -36,12 +36,12 @@ from collections.abc import Callable
 import numpy
 from numpy.typing import NDArray
 
-from analysis.guard import Guard, convergence
-from analysis.intervals import Interval
-from analysis.paired_tests import paired_difference, shift_interval, sign_flip, tost_paired
-from analysis.power import detectable_effect, holm_divisors
-from analysis.scaling import amdahl_interval
-from analysis.time_to_target import restricted_times
+from analysis.statistics.guard import Guard, convergence
+from analysis.statistics.intervals import Interval
+from analysis.statistics.paired import paired_difference, shift_interval, sign_flip, tost_paired
+from analysis.statistics.power import detectable_effect, holm_divisors
+from analysis.statistics.scaling import amdahl_interval
+from analysis.statistics.time_to_target import restricted_times
 from asyncsgd.errors import UsageError
 
 ALPHA = 0.05

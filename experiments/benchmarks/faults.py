@@ -33,7 +33,7 @@ from typing import Any
 import torch
 
 from asyncsgd.models import saved_parameters_sha256
-from asyncsgd.record import DONE, FAILED, INTERRUPTED
+from asyncsgd.records.events import DONE, FAILED, INTERRUPTED
 
 EXPERIMENTS = Path(__file__).resolve().parents[1]
 SCRIPT = str(EXPERIMENTS / "stilt_mlm.py")

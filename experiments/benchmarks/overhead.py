@@ -24,12 +24,12 @@ from pathlib import Path
 import torch
 
 from asyncsgd.errors import UsageError
-from asyncsgd.launch import Launch
-from asyncsgd.pretraining import pretraining
-from asyncsgd.record import RunFolder
+from asyncsgd.records.events import RunFolder
+from asyncsgd.runtime.launch import Launch
 from asyncsgd.runtime.processes import Processes, fork_server
 from asyncsgd.runtime.worker_process import Assignment
-from asyncsgd.settings import Settings, make_settings
+from asyncsgd.scripts.pretraining import pretraining
+from asyncsgd.settings.training import Settings, make_settings
 from asyncsgd.training import lead
 
 WARMUP_STEPS = 10

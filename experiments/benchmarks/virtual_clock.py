@@ -18,12 +18,12 @@ import time
 
 import torch
 
-from asyncsgd.problems import Quadratic, Tridiagonal
 from asyncsgd.rules import Asynchronous, DelayAdaptive, KSync, Rennala, Ringmaster, Synchronous
 from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.base import Budget
-from asyncsgd.simulation import simulate
-from asyncsgd.speeds import Exponential, HalfNormal
+from asyncsgd.simulation.problems import Quadratic, Tridiagonal
+from asyncsgd.simulation.simulate import simulate
+from asyncsgd.simulation.speeds import Exponential, HalfNormal
 
 ARMS: tuple[tuple[Rule, float], ...] = (
     (DelayAdaptive(), 5.0**-5),

@@ -40,12 +40,12 @@ from analysis.published import (
     script_parser,
     write_table,
 )
-from asyncsgd.problems import Mode, Problem, Quadratic
-from asyncsgd.record import Event, Record
+from asyncsgd.records.events import Event, Record
 from asyncsgd.rules.k_sync import KSync
 from asyncsgd.runtime.base import Budget
-from asyncsgd.simulation import simulate
-from asyncsgd.speeds import ShiftedExponential
+from asyncsgd.simulation.problems import Mode, Problem, Quadratic
+from asyncsgd.simulation.simulate import simulate
+from asyncsgd.simulation.speeds import ShiftedExponential
 
 NUM_WORKERS = 100
 PUBLISHED = {0.02: (99, 1.008), 0.05: (96, 1.047), 0.1: (93, 1.121), 0.2: (88, 1.265), 0.5: (78, 1.60), 1.0: (69, 1.98)}

@@ -43,15 +43,15 @@ from analysis.published import (
     script_parser,
     write_table,
 )
-from asyncsgd.problems import Quadratic
 from asyncsgd.rules.asynchronous import Asynchronous
 from asyncsgd.rules.base import Rule
 from asyncsgd.rules.buffered import KAsync, KBatchAsync
 from asyncsgd.rules.k_sync import KSync
 from asyncsgd.rules.synchronous import Synchronous
 from asyncsgd.runtime.base import Budget
-from asyncsgd.simulation import simulate
-from asyncsgd.speeds import Exponential, ShiftedExponential, Speeds
+from asyncsgd.simulation.problems import Quadratic
+from asyncsgd.simulation.simulate import simulate
+from asyncsgd.simulation.speeds import Exponential, ShiftedExponential, Speeds
 
 NUM_WORKERS = 8
 QUORUMS = (1, 2, 4, 8)

@@ -44,12 +44,12 @@ from analysis.published import (
     write_table,
 )
 from asyncsgd.errors import UsageError
-from asyncsgd.problems import Instance, Mode
-from asyncsgd.record import Event, Record
+from asyncsgd.records.events import Event, Record
 from asyncsgd.rules.asynchronous import Asynchronous
 from asyncsgd.runtime.base import Budget
-from asyncsgd.simulation import simulate
-from asyncsgd.speeds import Exponential
+from asyncsgd.simulation.problems import Instance, Mode
+from asyncsgd.simulation.simulate import simulate
+from asyncsgd.simulation.speeds import Exponential
 
 Array = npt.NDArray[np.float64]
 

@@ -37,11 +37,11 @@ import numpy
 from matplotlib.patheffects import withStroke
 
 from analysis.published import Interval, each, interval, picture, progress, run_script, script_parser, write_table
-from asyncsgd.problems import Quadratic
 from asyncsgd.rules import Asynchronous, KSync, Rule
 from asyncsgd.runtime.base import Budget
-from asyncsgd.simulation import simulate
-from asyncsgd.speeds import Exponential, Floats, Ints, Power, Sampler
+from asyncsgd.simulation.problems import Quadratic
+from asyncsgd.simulation.simulate import simulate
+from asyncsgd.simulation.speeds import Exponential, Floats, Ints, Power, Sampler
 
 DIMENSION = 200
 TARGET = 0.01 * Quadratic(dimension=DIMENSION).on(1, 0).loss(numpy.ones(DIMENSION))

@@ -53,15 +53,6 @@ from analysis.published import (
 from asyncsgd.data.pydocs import load_pydocs
 from asyncsgd.errors import UsageError
 from asyncsgd.experiment import cache_folder
-from asyncsgd.problems import (
-    Array,
-    Heterogeneous,
-    Indices,
-    Instance,
-    LogisticData,
-    dirichlet_shares,
-    hashed_bag_of_words,
-)
 from asyncsgd.rules import (
     EASGD,
     IA2SGD,
@@ -80,8 +71,17 @@ from asyncsgd.rules import (
 )
 from asyncsgd.rules.base import Arrival, Reply, Start, View
 from asyncsgd.runtime.base import Budget
-from asyncsgd.simulation import Simulation, simulate
-from asyncsgd.speeds import Sampler
+from asyncsgd.simulation.problems import (
+    Array,
+    Heterogeneous,
+    Indices,
+    Instance,
+    LogisticData,
+    dirichlet_shares,
+    hashed_bag_of_words,
+)
+from asyncsgd.simulation.simulate import Simulation, simulate
+from asyncsgd.simulation.speeds import Sampler
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Malenia, which the library does not have

@@ -11,8 +11,7 @@ import math
 
 import numpy
 
-from analysis.intervals import Interval
-from analysis.result_types import (
+from analysis.findings.values import (
     FROM_SCRATCH,
     ArmCounts,
     ArmInfo,
@@ -55,6 +54,7 @@ from analysis.result_types import (
     TrustItem,
     TuningResult,
 )
+from analysis.statistics.intervals import Interval
 
 SEEDS = range(100, 108)
 ALGORITHMS = ("sync", "async", "ringmaster", "m_sync")

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy
 from synthetic import SyntheticArm
 
-from analysis.result_types import Results
-from analysis.results import results
-from analysis.study import load_study
+from analysis.findings.results import results
+from analysis.findings.values import Results
+from analysis.study.read import load_study
 
 SYNC, ASYNC = SyntheticArm("sync"), SyntheticArm("async")
 

@@ -17,8 +17,8 @@ from typing import Any
 import numpy
 import yaml
 
-from asyncsgd.finetune_settings import BETTER
-from asyncsgd.record import DIVERGED, DONE, Evaluation, Event, RunFolder, write_json
+from asyncsgd.records.events import DIVERGED, DONE, Evaluation, Event, RunFolder, write_json
+from asyncsgd.settings.finetuning import BETTER
 
 STRAGGLER = "slow:worker=0,factor=3"
 MASKED_LM = {"accuracy": "higher", "perplexity": "lower"}

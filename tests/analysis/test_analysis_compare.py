@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from synthetic import write_finetuning
 
 from analysis.compare import Statistic, compare, main, render_csv, render_markdown, render_text
-from analysis.figures import (
+from analysis.report.figures.losses import (
     MODE_COLOURS,
     draw_loss_versus_samples,
     draw_loss_versus_seconds,
@@ -23,8 +23,8 @@ from analysis.figures import (
     save_figures,
     undrawn,
 )
-from analysis.load import load_runs
-from asyncsgd.record import DIVERGED, DONE, FAILED, Evaluation, Fault, RunFolder
+from analysis.study.run import load_runs
+from asyncsgd.records.events import DIVERGED, DONE, FAILED, Evaluation, Fault, RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 MISSING_DELAY = {"mean": None, "p50": None, "p95": None, "max": None}

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from analysis.load import EVALUATION_COLUMNS, Condition, labels, load_runs
+from analysis.study.run import EVALUATION_COLUMNS, Condition, labels, load_runs
 from asyncsgd.errors import UsageError
-from asyncsgd.record import DIVERGED, DONE, SCHEMA, Evaluation, Fault, Membership, RunFolder
+from asyncsgd.records.events import DIVERGED, DONE, SCHEMA, Evaluation, Fault, Membership, RunFolder
 
 SUMMARY = {
     "status": DONE,
@@ -282,7 +282,7 @@ def test_labels_name_what_tells_conditions_apart_and_nothing_else():
 
 def test_importing_the_analysis_imports_neither_torch_nor_transformers():
     code = (
-        "import sys, json, analysis.load, analysis.figures, analysis.compare;"
+        "import sys, json, analysis.study.run, analysis.report.figures.losses, analysis.compare;"
         "print(json.dumps([name for name in ('torch', 'transformers', 'datasets') if name in sys.modules]))"
     )
     root = Path(__file__).resolve().parents[2]

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from synthetic import SyntheticArm, edit_json, planned, straight, write_finetuning, write_plan, write_run, write_study
 
-from analysis.result_types import Results
-from analysis.results import results
-from analysis.study import load_study
+from analysis.findings.results import results
+from analysis.findings.values import Results
+from analysis.study.read import load_study
 
 SYNC, ASYNC = SyntheticArm("sync"), SyntheticArm("async")
 SEEDS = 7

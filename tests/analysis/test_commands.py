@@ -18,6 +18,7 @@ def test_every_module_that_can_be_started_is_listed_with_how_it_is_typed(capsys:
     assert [line.split()[2] for line in lines] == [f"analysis.{command}" for command in COMMANDS]
     assert all(line.startswith("python -m analysis.") and ": " in line and line.endswith(".") for line in lines)
     started = {path.stem for path in ANALYSIS.glob("*.py") if "__main__" in path.read_text(encoding="utf-8")}
+    started |= {path.parent.name for path in ANALYSIS.glob("*/__main__.py")}
     assert started - {"__main__"} == set(COMMANDS)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from analysis.delays import (
+from analysis.statistics.delay import (
     CrossingPoint,
     crossing_point,
     expected_maximum_exponential,

@@ -13,9 +13,9 @@ import yaml
 from running import sentences
 
 from analysis.dose_response import DELAYED, REFERENCE, SHARES, Curve, Dose, Measured, answer, read_dose, save
-from analysis.intervals import Interval
+from analysis.statistics.intervals import Interval
 from asyncsgd.errors import UsageError
-from asyncsgd.simulation import arrival_seconds
+from asyncsgd.simulation.simulate import arrival_seconds
 
 SEEDS = (100, 101, 102)
 

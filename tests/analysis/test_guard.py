@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from analysis.guard import Guard, convergence
-from analysis.intervals import Refused
-from analysis.paired_tests import tost_independent, tost_paired
+from analysis.statistics.guard import Guard, convergence
+from analysis.statistics.intervals import Refused
+from analysis.statistics.paired import tost_independent, tost_paired
 
 
 def found(new, reference, tolerance: float, paired: bool = True) -> Guard:

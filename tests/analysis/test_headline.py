@@ -12,12 +12,12 @@ from made_results import full
 from reading import ASYNC, SYNC, results_of, row_of, trust_of
 from synthetic import STRAGGLER, SyntheticArm, edit_json, planned, straight, write_finetuning, write_study
 
-from analysis.intervals import Interval
-from analysis.judging import Paired, Question, judge
-from analysis.report_cast import Cast
-from analysis.report_contents import comparisons, conditions, first_tests
-from analysis.report_figures import time_to_target
-from analysis.result_types import ReachedCurve, ReachedPanel, RestrictedTimes, Results
+from analysis.findings.judging import Paired, Question, judge
+from analysis.findings.values import ReachedCurve, ReachedPanel, RestrictedTimes, Results
+from analysis.report.figures.arms import time_to_target
+from analysis.report.figures.cast import Cast
+from analysis.report.tables.contents import comparisons, conditions, first_tests
+from analysis.statistics.intervals import Interval
 
 GROUP = f"4 workers, virtual clock, {STRAGGLER}"
 

@@ -13,8 +13,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from analysis.intervals import Interval, finite_table, t_interval
-from analysis.paired_tests import (
+from analysis.statistics.intervals import Interval, finite_table, t_interval
+from analysis.statistics.paired import (
     EXACT_PAIRS,
     Share,
     paired_difference,
@@ -26,7 +26,7 @@ from analysis.paired_tests import (
     tost_paired,
     win_share,
 )
-from analysis.power import (
+from analysis.statistics.power import (
     detectable_effect,
     equivalence_pairs_needed,
     holm,
@@ -39,7 +39,7 @@ from analysis.power import (
     power_paired,
     smallest_p,
 )
-from analysis.verdicts import margin_too_wide, nothing_to_find, verdict
+from analysis.statistics.verdict import margin_too_wide, nothing_to_find, verdict
 
 examples = settings(derandomize=True, deadline=None, max_examples=60)
 quick = settings(derandomize=True, deadline=None, max_examples=25)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from analysis.delays import expected_maximum_exponential, mean_delay_law, stable_learning_rate
-from analysis.paired_tests import (
+from analysis.statistics.delay import expected_maximum_exponential, mean_delay_law, stable_learning_rate
+from analysis.statistics.paired import (
     mcnemar,
     mcnemar_interval,
     paired_difference,
@@ -22,7 +22,7 @@ from analysis.paired_tests import (
     tost_paired,
     win_share,
 )
-from analysis.power import (
+from analysis.statistics.power import (
     detectable_effect,
     equivalence_pairs_needed,
     holm,
@@ -32,10 +32,10 @@ from analysis.power import (
     samples_needed_two_sample,
     smallest_p,
 )
-from analysis.scaling import slopes
+from analysis.statistics.scaling import slopes
+from analysis.statistics.time_to_target import kaplan_meier, log_rank, restricted_times
+from analysis.statistics.tuning import expected_best
 from analysis.tasks import aso_normal, iqm, mean_improvement, performance_score
-from analysis.time_to_target import kaplan_meier, log_rank, restricted_times
-from analysis.tuning import expected_best
 
 INF = math.inf
 

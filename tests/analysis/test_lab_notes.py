@@ -9,7 +9,7 @@ import pytest
 from synthetic import SyntheticArm, example_study, straight, write_finetuning, write_run, write_study
 
 from analysis.lab_notes import EXACT_ONLY, PER_WORKER, lab_notes, main, parser
-from analysis.study import load_study
+from analysis.study.read import load_study
 
 ONE = SyntheticArm("single", 1, "measured", None, batch_size=64)
 SYNC, ASYNC = (SyntheticArm(name, 2, "measured", None, batch_size=32) for name in ("sync", "async"))

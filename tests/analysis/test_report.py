@@ -20,13 +20,13 @@ import pytest
 from made_results import ALGORITHMS, LABELS, full, lean, small
 from synthetic import SyntheticArm, straight, write_run
 
-from analysis.report import main, parser
-from analysis.report_contents import all_tables, comparisons, first_tests, fits, pareto, relative_link, schedule
-from analysis.report_gallery import gallery, save_gallery
-from analysis.report_page import page, render
-from analysis.report_pictures import looks
-from analysis.report_tables import as_csv, latex, markdown
-from analysis.result_types import FROM_SCRATCH
+from analysis.findings.values import FROM_SCRATCH
+from analysis.report.__main__ import main, parser
+from analysis.report.figures.pictures import looks
+from analysis.report.gallery import gallery, save_gallery
+from analysis.report.page import page, render
+from analysis.report.tables.contents import all_tables, comparisons, first_tests, fits, pareto, relative_link, schedule
+from analysis.report.tables.table import as_csv, latex, markdown
 from asyncsgd.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -350,7 +350,7 @@ def test_a_known_algorithm_has_its_colour_and_marker_in_every_report():
 def test_the_modes_have_the_colours_of_the_other_figures():
     from matplotlib.colors import to_hex
 
-    from analysis.figures import MODE_COLOURS
+    from analysis.report.figures.losses import MODE_COLOURS
 
     found = looks(MODE_COLOURS)
     assert {mode: look.colour for mode, look in found.items()} == {m: to_hex(c) for m, c in MODE_COLOURS.items()}
@@ -658,6 +658,6 @@ def test_a_reader_that_has_seen_enough_is_no_error(study):
 
 
 def test_help_imports_nothing_heavy():
-    code = "import sys; from analysis.report import parser; parser().format_help(); print(*sys.modules)"
+    code = "import sys; from analysis.report.__main__ import parser; parser().format_help(); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert not {"numpy", "matplotlib", "pandas", "scipy", "jinja2", "torch"} & set(loaded.split())

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from made_results import full, small
 
-from analysis.report_page import page, render
+from analysis.report.page import page, render
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chromium-headless-shell")
 BROWSER = next((found for name in NAMES if (found := shutil.which(name))), None)

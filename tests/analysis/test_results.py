@@ -26,10 +26,10 @@ from synthetic import (
     write_study,
 )
 
-from analysis.judging import Paired, Question, judge
-from analysis.result_types import FROM_SCRATCH, Results
-from analysis.study import load_study
-from analysis.variance import components
+from analysis.findings.judging import Paired, Question, judge
+from analysis.findings.values import FROM_SCRATCH, Results
+from analysis.statistics.noise import components
+from analysis.study.read import load_study
 
 RING = SyntheticArm("ringmaster")
 GROUP = f"4 workers, virtual clock, {STRAGGLER}"

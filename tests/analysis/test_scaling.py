@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
-from analysis.intervals import Interval, Refused, t_interval
-from analysis.scaling import (
+from analysis.statistics.intervals import Interval, Refused, t_interval
+from analysis.statistics.scaling import (
     Fit,
     aicc_difference,
     amdahl_interval,

@@ -19,10 +19,10 @@ from synthetic import (
     write_study,
 )
 
-from analysis.study import load_study
-from analysis.study_types import MISSING, Pilots
+from analysis.study.read import load_study
+from analysis.study.types import MISSING, Pilots
 from asyncsgd.errors import UsageError
-from asyncsgd.plan import BASE, BASELINE
+from asyncsgd.study.plan import BASE, BASELINE
 
 SYNC, ASYNC = SyntheticArm("sync"), SyntheticArm("async")
 FALL = straight(6.0, 4.0, seconds=10.0)

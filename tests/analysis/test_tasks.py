@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 from synthetic import SyntheticArm, straight, write_study
 
-from analysis.intervals import Refused
+from analysis.statistics.intervals import Refused
 from analysis.tasks import (
     aso_normal,
     iqm,

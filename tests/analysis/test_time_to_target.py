@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from analysis.paired_tests import paired_difference
-from analysis.time_to_target import (
+from analysis.statistics.paired import paired_difference
+from analysis.statistics.time_to_target import (
     Crossing,
     crossing,
     kaplan_meier,

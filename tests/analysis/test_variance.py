@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.variance import components
+from analysis.statistics.noise import components
 
 
 def test_the_components_are_the_mean_squares_of_the_analysis_of_variance() -> None:

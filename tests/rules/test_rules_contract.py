@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from asyncsgd.errors import UsageError
 from asyncsgd.optimizers import SGD, AdamW, Optimizer
-from asyncsgd.record import APPLIED, DROPPED, HELD
+from asyncsgd.records.events import APPLIED, DROPPED, HELD
 from asyncsgd.rules import (
     ALL,
     DANA,

@@ -27,8 +27,7 @@ from test_rules_contract import (
 )
 
 from asyncsgd.optimizers import SGD, AdamW
-from asyncsgd.problems import Quadratic
-from asyncsgd.record import APPLIED, DROPPED, HELD
+from asyncsgd.records.events import APPLIED, DROPPED, HELD
 from asyncsgd.rules import (
     ALL,
     DANA,
@@ -61,8 +60,9 @@ from asyncsgd.rules import (
 )
 from asyncsgd.rules.base import Arrival, InFlight, Reply, Rule, Start, View, WeightedMean
 from asyncsgd.runtime.base import Budget
-from asyncsgd.simulation import simulate
-from asyncsgd.speeds import Exponential
+from asyncsgd.simulation.problems import Quadratic
+from asyncsgd.simulation.simulate import simulate
+from asyncsgd.simulation.speeds import Exponential
 
 # ---- against the plain loops --------------------------------------------------------------------------------
 

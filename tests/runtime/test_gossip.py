@@ -14,11 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncsgd.errors import UsageError
-from asyncsgd.problems import Array, Heterogeneous, Instance, Mode, Quadratic, Tridiagonal
-from asyncsgd.record import DIVERGED, DONE, FAILED, INTERRUPTED, Evaluation, Event, Fault, Membership, Record
+from asyncsgd.records.events import DIVERGED, DONE, FAILED, INTERRUPTED, Evaluation, Event, Fault, Membership, Record
 from asyncsgd.rules import Asynchronous, Synchronous
 from asyncsgd.runtime.base import Budget
-from asyncsgd.runtime.gossip import (
+from asyncsgd.simulation.gossip import (
     ADPSGD,
     METHODS,
     SGP,
@@ -31,9 +30,10 @@ from asyncsgd.runtime.gossip import (
     gossip,
     parse,
 )
-from asyncsgd.runtime.streaming import StreamingDiLoCo
-from asyncsgd.simulation import simulate
-from asyncsgd.speeds import Constant, Exponential, Infinite, Power, Speeds
+from asyncsgd.simulation.problems import Array, Heterogeneous, Instance, Mode, Quadratic, Tridiagonal
+from asyncsgd.simulation.simulate import simulate
+from asyncsgd.simulation.speeds import Constant, Exponential, Infinite, Power, Speeds
+from asyncsgd.simulation.streaming import StreamingDiLoCo
 
 every_method = pytest.mark.parametrize("method", [ADPSGD(), ADPSGD("ring"), SGP(), SGP(delay=2)], ids=str)
 

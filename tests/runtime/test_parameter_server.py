@@ -13,7 +13,7 @@ import torch
 from running import A_TASK
 
 from asyncsgd.optimizers import SGD, Optimizer
-from asyncsgd.record import APPLIED, DONE, Evaluation, Event, Fault, Membership, Record
+from asyncsgd.records.events import APPLIED, DONE, Evaluation, Event, Fault, Membership, Record
 from asyncsgd.rules import Asynchronous, Synchronous
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
 from asyncsgd.runtime.base import Budget, EvaluationPoints

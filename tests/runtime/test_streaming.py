@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from asyncsgd.errors import UsageError
 from asyncsgd.optimizers import SGD, AdamW, OptimizerRecipe
-from asyncsgd.problems import Heterogeneous, Mode, Problem, Quadratic, Tridiagonal
-from asyncsgd.record import DIVERGED, DONE, FAILED, INTERRUPTED, Evaluation, Event, Fault, Membership, Record
+from asyncsgd.records.events import DIVERGED, DONE, FAILED, INTERRUPTED, Evaluation, Event, Fault, Membership, Record
 from asyncsgd.rules import DiLoCo, Synchronous
 from asyncsgd.runtime.base import Budget
-from asyncsgd.runtime.streaming import METHODS, StreamingDiLoCo, StreamingSimulation, describe, parse, stream
-from asyncsgd.simulation import Simulation, simulate
-from asyncsgd.speeds import Constant, Exponential, Infinite, Power, Speeds
+from asyncsgd.simulation.problems import Heterogeneous, Mode, Problem, Quadratic, Tridiagonal
+from asyncsgd.simulation.simulate import Simulation, simulate
+from asyncsgd.simulation.speeds import Constant, Exponential, Infinite, Power, Speeds
+from asyncsgd.simulation.streaming import METHODS, StreamingDiLoCo, StreamingSimulation, describe, parse, stream
 
 NOISY = Tridiagonal(dimension=11, noise=0.3)
 

@@ -26,8 +26,18 @@ from asyncsgd.data.tokenization import Tokens
 from asyncsgd.evaluation import Measured
 from asyncsgd.flat import FlatModel
 from asyncsgd.optimizers import SGD, Optimizer, OptimizerRecipe, PlainSGD
-from asyncsgd.problems import Array, Instance, Mode, Quadratic
-from asyncsgd.record import APPLIED, DONE, DROPPED, FAILED, HELD, INTERRUPTED, Evaluation, Event, Membership, Record
+from asyncsgd.records.events import (
+    APPLIED,
+    DONE,
+    DROPPED,
+    FAILED,
+    HELD,
+    INTERRUPTED,
+    Evaluation,
+    Event,
+    Membership,
+    Record,
+)
 from asyncsgd.rules import (
     ALL,
     Asynchronous,
@@ -50,8 +60,9 @@ from asyncsgd.runtime.computation import ModelGradients
 from asyncsgd.runtime.virtual import Virtual
 from asyncsgd.schedules import WarmupSchedule, constant
 from asyncsgd.server import Server
-from asyncsgd.simulation import Simulation, simulate
-from asyncsgd.speeds import Constant, Exponential, Floats, Ints, Network, Sampler, Speeds
+from asyncsgd.simulation.problems import Array, Instance, Mode, Quadratic
+from asyncsgd.simulation.simulate import Simulation, simulate
+from asyncsgd.simulation.speeds import Constant, Exponential, Floats, Ints, Network, Sampler, Speeds
 from asyncsgd.streams import Batches
 from asyncsgd.tasks.masked_lm import MaskedLM
 from asyncsgd.worker import Worker

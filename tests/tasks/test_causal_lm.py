@@ -38,7 +38,7 @@ from asyncsgd.errors import UsageError
 from asyncsgd.evaluation import evaluate_shard, evaluating, measured
 from asyncsgd.flat import FlatModel
 from asyncsgd.optimizers import AdamW, Optimizer, OptimizerRecipe
-from asyncsgd.record import Record, RunFolder
+from asyncsgd.records.events import Record, RunFolder
 from asyncsgd.rules import Asynchronous
 from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.computation import ModelGradients, whole_evaluation
@@ -46,7 +46,7 @@ from asyncsgd.runtime.log import read_log
 from asyncsgd.runtime.replay import Replay
 from asyncsgd.runtime.virtual import Virtual
 from asyncsgd.server import Server
-from asyncsgd.speeds import Exponential
+from asyncsgd.simulation.speeds import Exponential
 from asyncsgd.streams import Batches
 from asyncsgd.tasks.base import Sums, add_sums
 from asyncsgd.tasks.causal_lm import IGNORED, CausalLM, Rows, pack

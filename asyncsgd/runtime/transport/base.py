@@ -13,8 +13,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from asyncsgd.codec import Codec
-from asyncsgd.record import Range
+from asyncsgd.records.events import Range
+from asyncsgd.runtime.transport.codec import Codec
 
 
 @dataclasses.dataclass(frozen=True)

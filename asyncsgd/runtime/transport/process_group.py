@@ -32,8 +32,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from asyncsgd.codec import LONGEST, Codec, ProtocolError
-from asyncsgd.private_folder import new_folder
+from asyncsgd.runtime.private_folder import new_folder
 from asyncsgd.runtime.transport.backlog import Backlog
 from asyncsgd.runtime.transport.base import (
     COMMANDS,
@@ -45,6 +44,7 @@ from asyncsgd.runtime.transport.base import (
     Message,
     Stop,
 )
+from asyncsgd.runtime.transport.codec import LONGEST, Codec, ProtocolError
 
 HOST = "127.0.0.1"
 TIMEOUT = datetime.timedelta(minutes=30)

@@ -1,0 +1,1 @@
+"""What a study shows, as plain values: comparisons, verdicts, sentences, tables, trust."""

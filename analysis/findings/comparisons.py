@@ -1,0 +1,346 @@
+"""What is compared with what, on which seeds: groups of arms, and the complete pairs of a treatment and its reference.
+
+A pair is two runs of one seed, both with a result; a diverged run is one (its loss counts as the worst that was seen,
+its time as infinite), a failed or missing run is not, and takes its whole block with it. Measured and virtual seconds
+never meet here: the clock is part of a group.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+from analysis.findings.values import FROM_SCRATCH, Group, LeftOut
+from analysis.statistics.time_to_target import target_grid
+from analysis.study.curves import improvement_of
+from analysis.study.run import loss_label
+from analysis.study.types import MEASURED, Arm, Registration, Study, StudyRun
+from asyncsgd.study.plan import BASELINE, differing
+
+DEFAULT_REFERENCE = "sync"
+AFTER_THE_FACT_SHARE = 0.95
+"""Where no target was declared: this share of the improvement of the reference's own runs, which is exploratory."""
+UNEQUAL_BATCHES = "unequal batches"
+"""How the note begins that says how many more updates one arm makes of the same samples."""
+SAME_BATCH = 0.01
+"""Samples per update that differ by at most this share are equal: a last update of a run may have had fewer."""
+OVERSUBSCRIBED = "oversubscribed: more threads than cores, its seconds are no speed comparison"
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """The two runs of one seed."""
+
+    seed: int
+    treatment: StudyRun
+    reference: StudyRun
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """A treatment arm against the reference arm of its group, with its complete pairs."""
+
+    name: str
+    group: Group
+    treatment: Arm
+    reference: Arm
+    pairs: tuple[Pair, ...]
+    notes: tuple[str, ...]
+    declared: bool
+    """Whether the group's target was declared before the runs."""
+    control: bool = False
+    """Whether `reference` is the registered control arm, whose updates are made of as many samples as the treatment's,
+    and not the reference of the group. Losses at equal samples are compared with it, and nothing else."""
+
+    @property
+    def runs(self) -> list[StudyRun]:
+        return [run for pair in self.pairs for run in (pair.treatment, pair.reference)]
+
+
+# ---- groups ------------------------------------------------------------------------------------------------
+
+
+def reference_algorithm(study: Study) -> str | None:
+    """The registered reference, else ``sync`` where there is such an arm."""
+    if study.registration is not None:
+        return study.registration.reference
+    return DEFAULT_REFERENCE if any(arm.algorithm == DEFAULT_REFERENCE for arm in study.arms) else None
+
+
+def is_primary(group_workers: int | None, clock: str, registration: Registration | None) -> bool:
+    """Whether the registered primary comparison is made under these conditions."""
+    if registration is None:
+        return False
+    workers_fit = registration.num_workers is None or registration.num_workers == group_workers
+    return workers_fit and (registration.clock is None or registration.clock == clock)
+
+
+def groups_of(study: Study) -> tuple[tuple[Group, ...], tuple[LeftOut, ...]]:
+    """Put every arm with pretraining runs into a group with at most one reference arm.
+
+    Arms of one group have the same workers, clock, speeds and batch size. Where several reference arms fit, they differ
+    in some other setting, and an arm goes to the one that has its value of it.
+    """
+    algorithm = reference_algorithm(study)
+    batches = sorted({arm.batch_size for arm in study.arms if arm.batch_size is not None})
+    by_key: dict[tuple[int | None, str, str, int | None], list[Arm]] = defaultdict(list)
+    for arm in study.arms:
+        if arm.name == BASELINE:
+            continue
+        batch = arm.batch_size
+        if batch is None and len(batches) == 1:  # nothing of it has run yet
+            batch = batches[0]
+        by_key[arm.num_workers, arm.clock, arm.speeds or "", batch].append(arm)
+    groups, left_out = [], []
+    for (workers, clock, speeds, batch), arms in by_key.items():
+        references = [arm for arm in arms if arm.algorithm == algorithm]
+        keys = differing([arm.settings for arm in references])
+        members: dict[str | None, list[Arm]] = {arm.name: [] for arm in references}
+        for arm in arms:
+            if arm in references:
+                continue
+            fitting = [one for one in references if all(_value(one, key) == _value(arm, key) for key in keys)]
+            if len(fitting) == 1:
+                members[fitting[0].name].append(arm)
+                continue
+            members.setdefault(None, []).append(arm)
+            if references:
+                listed = ", ".join(one.name for one in references)
+                told = ", ".join(keys) or "nothing"
+                left_out.append(
+                    LeftOut(
+                        arm.name, f"no comparison: which of {listed} it belongs to is not clear (they differ in {told})"
+                    )
+                )
+        for name, others in members.items():
+            variant: tuple[tuple[str, str], ...] = ()
+            if name is not None and len(references) > 1:
+                own = next(arm for arm in references if arm.name == name)
+                variant = tuple((key, str(_value(own, key))) for key in keys)
+            label = _group_name(workers, clock, speeds, batch if len(batches) > 1 else None, variant)
+            if name is None and references:
+                label += ", no reference"
+            all_arms = ([] if name is None else [name]) + [arm.name for arm in others]
+            groups.append(_group(study, label, workers, clock, speeds, batch, variant, name, tuple(all_arms)))
+    groups.sort(
+        key=lambda group: (not group.primary, group.clock, group.speeds or "", group.num_workers or 0, group.name)
+    )
+    return tuple(groups), tuple(left_out)
+
+
+def _value(arm: Arm, key: str) -> object:
+    return arm.settings.get(key)
+
+
+def _group_name(
+    workers: int | None, clock: str, speeds: str, batch: int | None, variant: Sequence[tuple[str, str]]
+) -> str:
+    count = "unknown workers" if workers is None else f"{workers} worker{'s' * (workers != 1)}"
+    parts = [count, f"{clock} clock", *[speeds] * bool(speeds), *[f"batch {batch}"] * (batch is not None)]
+    return ", ".join([*parts, *(f"{key} {value}" for key, value in variant)])
+
+
+def _group(
+    study: Study,
+    label: str,
+    workers: int | None,
+    clock: str,
+    speeds: str,
+    batch: int | None,
+    variant: tuple[tuple[str, str], ...],
+    reference: str | None,
+    arms: tuple[str, ...],
+) -> Group:
+    runs = [run.run for name in arms for run in study.of("test", name) if run.run is not None]
+    target, origin = _target(study, reference)
+    return Group(
+        name=label,
+        num_workers=workers,
+        clock=clock,
+        speeds=speeds or None,
+        batch_size=batch,
+        variant=variant,
+        reference=reference,
+        arms=arms,
+        primary=reference is not None and is_primary(workers, clock, study.registration),
+        seconds_label="training seconds" if clock == MEASURED else "virtual seconds",
+        loss_label=loss_label(runs),
+        target=target,
+        target_from=origin,
+        evaluation_sets=tuple(sorted({run.evaluation_set for run in runs if run.evaluation_set is not None})),
+    )
+
+
+def _target(study: Study, reference: str | None) -> tuple[float | None, str]:
+    if reference is None:
+        return None, ""
+    if reference in study.targets:
+        return study.targets[reference], study.target_from or "declared before the test runs"
+    improvement = improvement_of([run for run in study.of("test", reference) if run.replicate == 0])
+    if improvement is None:
+        return None, ""
+    grid = target_grid(*improvement, shares=(AFTER_THE_FACT_SHARE,))
+    return grid[AFTER_THE_FACT_SHARE], (
+        f"{100 * AFTER_THE_FACT_SHARE:g} % of the improvement of {reference}'s own runs, chosen after the fact"
+    )
+
+
+# ---- pairs -------------------------------------------------------------------------------------------------
+
+
+def comparisons_of(study: Study, groups: Sequence[Group]) -> tuple[tuple[Comparison, ...], tuple[LeftOut, ...]]:
+    """Every treatment arm against the reference of its group; what cannot be compared is listed with its reason."""
+    comparisons, left_out = [], []
+    for group in groups:
+        if group.reference is None:
+            alone = ", ".join(arm for arm in group.arms if not is_control(study, study.arm(arm)))
+            if not alone:
+                continue
+            algorithm = reference_algorithm(study) or DEFAULT_REFERENCE
+            left_out.append(LeftOut(alone, f"no comparison: there is no {algorithm} arm with {group.name}"))
+            continue
+        if len(group.arms) == 1:
+            left_out.append(LeftOut(group.arms[0], f"no comparison: it is the only arm with {group.name}"))
+            continue
+        runs = {name: _first_replicates(study, name) for name in group.arms}
+        dropped = _dropped_blocks(runs, group, left_out)
+        for name in group.arms[1:]:
+            comparison = _comparison(study, group, name, group.reference, runs, dropped, left_out)
+            if comparison is not None:
+                comparisons.append(comparison)
+    return (*comparisons, *_control_comparisons(study, comparisons, left_out)), tuple(left_out)
+
+
+def _control_comparisons(
+    study: Study, comparisons: Sequence[Comparison], left_out: list[LeftOut]
+) -> Iterator[Comparison]:
+    """Every treatment that makes updates of as many samples as the control arm under its conditions, against that arm:
+    a difference between the two is not one of the number of updates.
+    """
+    for comparison in comparisons:
+        group, name = comparison.group, comparison.treatment.name
+        for control in study.arms:
+            same = (control.num_workers, control.clock, control.speeds or None) == (
+                group.num_workers,
+                group.clock,
+                group.speeds,
+            )
+            if not is_control(study, control) or not same:
+                continue
+            sizes = [samples_per_update(study.of("test", arm)) for arm in (name, control.name)]
+            if None not in sizes and _same_batch(*sizes):
+                runs = {arm: _first_replicates(study, arm) for arm in (name, control.name)}
+                lost = _dropped_blocks(runs, group, left_out)
+                found = _comparison(study, group, name, control.name, runs, lost, left_out)
+                if found is not None:
+                    yield dataclasses.replace(found, control=True)
+
+
+def is_control(study: Study, arm: Arm) -> bool:
+    return study.registration is not None and arm.algorithm == study.registration.control
+
+
+def samples_per_update(runs: Iterable[StudyRun]) -> float | None:
+    """Of the samples that were applied; None where no run has an update, or says how many samples were applied."""
+    counts = [
+        (run.run.summary.get("num_samples_applied"), run.run.summary.get("num_updates"))
+        for run in runs
+        if run.run is not None and run.usable
+    ]
+    known = [(samples, updates) for samples, updates in counts if isinstance(samples, int) and isinstance(updates, int)]
+    updates = sum(updates for _, updates in known)
+    samples = sum(samples for samples, _ in known)
+    return samples / updates if updates and samples else None
+
+
+def _same_batch(ours: float | None, theirs: float | None) -> bool:
+    return ours is None or theirs is None or abs(ours - theirs) <= SAME_BATCH * max(ours, theirs)
+
+
+def _batch_note(treatment: Arm, reference: Arm, ours: float | None, theirs: float | None) -> list[str]:
+    if ours is None or theirs is None or _same_batch(ours, theirs):
+        return []
+    return [
+        f"{UNEQUAL_BATCHES}: {treatment.name} makes {theirs / ours:.3g} times as many updates of the same samples as "
+        f"{reference.name} ({ours:.3g} and {theirs:.3g} samples an update)"
+    ]
+
+
+def _first_replicates(study: Study, arm: str) -> dict[int, StudyRun]:
+    """The run of every seed that takes part in tests; further replicates are for the share of the schedule only."""
+    return {run.seed: run for run in study.of("test", arm) if run.replicate == 0 and run.seed is not None}
+
+
+def _dropped_blocks(
+    runs: dict[str, dict[int, StudyRun]], group: Group, left_out: list[LeftOut]
+) -> dict[int, list[StudyRun]]:
+    """Seeds in which a run of the group was lost, with the runs that were."""
+    lost: dict[int, list[StudyRun]] = defaultdict(list)
+    for of_arm in runs.values():
+        for seed, run in of_arm.items():
+            if not run.usable:
+                lost[seed].append(run)
+    for seed in sorted(lost):
+        names = ", ".join(sorted(run.name for run in lost[seed]))
+        left_out.append(
+            LeftOut(
+                f"block of seed {seed}, {group.name}", f"the whole block is left out, because no result came of {names}"
+            )
+        )
+    return lost
+
+
+def _comparison(
+    study: Study,
+    group: Group,
+    name: str,
+    against: str,
+    runs: dict[str, dict[int, StudyRun]],
+    dropped: dict[int, list[StudyRun]],
+    left_out: list[LeftOut],
+) -> Comparison | None:
+    treatment, reference = study.arm(name), study.arm(against)
+    ours, theirs = runs[name], runs[against]
+    title = f"{treatment.algorithm} vs {reference.algorithm}, {group.name}"
+    if treatment.algorithm == reference.algorithm or _shares_algorithm(study, group, treatment):
+        title = f"{treatment.name} vs {reference.name}, {group.name}"
+    pairs = tuple(
+        Pair(seed, ours[seed], theirs[seed]) for seed in sorted(set(ours) & set(theirs)) if seed not in dropped
+    )
+    notes = []
+    if dropped:
+        notes.append(
+            f"{len(dropped)} block{'s' * (len(dropped) != 1)} left out (seed {', '.join(map(str, sorted(dropped)))})"
+        )
+    unpaired = sorted((set(ours) ^ set(theirs)) - set(dropped))
+    if unpaired:
+        listed = ", ".join(map(str, unpaired))
+        notes.append(f"seed {listed} only in one of the two arms")
+        left_out.append(LeftOut(title, f"seed {listed} has a run of only one of the two arms and is in no pair"))
+    counted = [run for pair in pairs for run in (pair.treatment, pair.reference)]
+    told = {run.run.evaluation_set for run in counted if run.run is not None}
+    if len(told) > 1:
+        listed = ", ".join(sorted("unknown" if one is None else one for one in told))
+        left_out.append(LeftOut(title, f"refused: its runs were evaluated on different data or masks ({listed})"))
+        return None
+    for arm, side in ((treatment, "treatment"), (reference, "reference")):
+        diverged = sum(getattr(pair, side).diverged for pair in pairs)
+        if diverged:
+            notes.append(f"{arm.algorithm}: diverged {diverged}/{len(pairs)}")
+    sizes = [samples_per_update(getattr(pair, side) for pair in pairs) for side in ("treatment", "reference")]
+    notes += _batch_note(treatment, reference, *sizes)
+    if any(run.run is not None and run.run.oversubscribed for run in counted):
+        notes.append(OVERSUBSCRIBED)
+    marks = {run.run.summary.get("from_scratch") for run in counted if run.run is not None}
+    if True in marks:
+        notes.append(FROM_SCRATCH)
+        if False in marks:
+            notes.append("some runs start from random weights and others do not")
+    return Comparison(
+        title, group, treatment, reference, pairs, tuple(notes), declared=group.reference in study.targets
+    )
+
+
+def _shares_algorithm(study: Study, group: Group, arm: Arm) -> bool:
+    return sum(study.arm(name).algorithm == arm.algorithm for name in group.arms) > 1

@@ -1,0 +1,279 @@
+"""Questions become test rows: the paired test of each, Holm's correction of each family, and the verdict in a word."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy
+
+from analysis.findings.values import Endpoint, EquivalenceResult, Family, RestrictedTimes, SpeedUpResult, TestRow
+from analysis.statistics.intervals import Interval, short
+from analysis.statistics.paired import (
+    EXACT_PAIRS,
+    RANDOM_PATTERNS,
+    PairedResult,
+    mcnemar,
+    mcnemar_interval,
+    paired_difference,
+    ratio_interval,
+    shift_interval,
+    tost_paired,
+    win_share,
+)
+from analysis.statistics.power import holm, holm_divisors, least_p_holm, minimum_pairs
+from analysis.statistics.time_to_target import restricted, speed_up
+from analysis.statistics.verdict import MINIMUM_PAIRS, margin_too_wide, nothing_to_find, verdict
+
+
+@dataclasses.dataclass(frozen=True)
+class Paired:
+    """One value per pair for treatment and reference, with what has to be said about them."""
+
+    treatment: tuple[float, ...]
+    reference: tuple[float, ...]
+    notes: tuple[str, ...] = ()
+    nothing_because: str = ""
+    """Why the values say nothing although there are some; empty where they do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """One comparison on one endpoint, before Holm's correction: what `judge` makes a `TestRow` of."""
+
+    comparison: str
+    treatment: str
+    reference: str
+    group: str
+    endpoint: Endpoint
+    label: str
+    unit: str
+    family: str
+    """Key of the family that Holm's correction is over."""
+    kind: Family
+    values: Paired
+    lower_is_better: bool
+    margin: float | None
+    alpha: float
+    notes: tuple[str, ...]
+    budget: float | None = None
+    """Of restricted times; None for scores."""
+    cut_short: bool = False
+    """Whether the budget is the end of a run that had not reached the target."""
+    common: bool = False
+    """Whether the budget is what every run was given."""
+    improvement: float | None = None
+    """By how much the reference became better in all (0 or below: not at all), which `TestRow.relative` is a share of;
+    None where that is not known."""
+
+
+def judge(
+    questions: Sequence[Question], generator: numpy.random.Generator, num_registered: int = 0
+) -> tuple[TestRow, ...]:
+    """Test every question, correct each family with Holm's method, and say in one word what was shown.
+
+    Args:
+        questions: in the order of the table; families may be mixed.
+        generator: for sign-flip tests of more than 30 pairs.
+        num_registered: comparisons that were registered as the primary family; those that are not among `questions`
+            count as ones that show nothing (p = 1), since leaving them out would make the others easier.
+    """
+    tested = [_tested(question, generator) for question in questions]
+    adjusted: dict[int, float] = {}
+    divisors: dict[int, int] = {}
+    least: dict[int, float] = {}
+    sizes: dict[int, int] = {}
+    for family in dict.fromkeys(question.family for question in questions):
+        places = [place for place, question in enumerate(questions) if question.family == family]
+        # a question without a p value still is one of the family: leaving it out would make the others easier
+        found = [tested[place] for place in places]
+        missing = max(0, num_registered - len(places)) if family == "primary" else 0
+        # also one whose differences do not vary
+        p_values = [1.0 if result is None or result.p is None else result.p for result in found] + [1.0] * missing
+        alpha = questions[places[0]].alpha
+        adjusted |= dict(zip(places, holm(p_values), strict=False))  # without those that are missing
+        divisors |= dict(zip(places, holm_divisors(p_values, alpha), strict=False))
+        possible = least_p_holm([0 if result is None else result.n for result in found] + [0] * missing)
+        least |= dict(zip(places, possible[: len(places)], strict=True))
+        sizes |= dict.fromkeys(places, len(places) + missing)
+    return tuple(
+        _row(question, tested[place], adjusted[place], divisors[place], least[place], sizes[place], generator)
+        for place, question in enumerate(questions)
+    )
+
+
+def _tested(question: Question, generator: numpy.random.Generator) -> PairedResult | None:
+    values = question.values
+    if not values.treatment:
+        return None
+    ours, theirs = _compared(question)
+    found = paired_difference(ours, theirs, generator, question.alpha)
+    if question.endpoint == "target_reached":
+        found = dataclasses.replace(found, p=mcnemar(ours, theirs))
+    return found
+
+
+def _compared(question: Question) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The values of both sides; times up to the budget, as nothing more is known of a run that ended there."""
+    values, budget = question.values, question.budget
+    if budget is None:
+        return values.treatment, values.reference
+    return tuple(restricted(values.treatment, budget)), tuple(restricted(values.reference, budget))
+
+
+def _row(
+    question: Question,
+    result: PairedResult | None,
+    p_holm: float,
+    divisor: int,
+    least: float,
+    size: int,
+    generator: numpy.random.Generator,
+) -> TestRow:
+    values = question.values
+    n = len(values.treatment)
+    notes = list(question.notes + values.notes)
+    equivalence = estimate = None
+    speed = times = None
+    share = convincing = None
+    wins = ties = 0
+    relative = None
+    treatment_mean = reference_mean = None
+    word, reason = "too few seeds", "there is no pair"
+    if values.nothing_because:
+        word, reason = "undecided", values.nothing_because
+    gained = question.improvement if question.improvement is not None and question.improvement > 0 else None
+    margin_share = None if question.margin is None or gained is None else question.margin / gained
+    if result is not None:
+        too_wide = "" if question.margin is None else margin_too_wide(question.margin, question.improvement)
+        margin = None if too_wide else question.margin
+        if question.budget is not None:
+            times = _restricted_times(question, question.budget)
+        if not values.nothing_because:  # else all values are what a run without a result counts as, on both sides
+            ours, theirs = _compared(question)
+            treatment_mean, reference_mean = math.fsum(ours) / n, math.fsum(theirs) / n
+            if result.nothing_varied:
+                values = dataclasses.replace(values, nothing_because=_nothing_varied(question, result))
+        if not values.nothing_because and result.p is not None:
+            if question.endpoint == "target_reached":  # a share is not moved by a constant
+                estimate = mcnemar_interval(ours, theirs, question.alpha, divisor)
+            else:
+                estimate = shift_interval(ours, theirs, result.p, generator, question.alpha, divisor)
+            if times is not None and min(ours) > 0:
+                ratio = ratio_interval(ours, theirs, result.p, generator, question.alpha, divisor)
+                times = dataclasses.replace(times, ratio=ratio)
+            relative = _relative(question, result, math.fsum(ours) / n, math.fsum(theirs) / n, gained)
+            level = 1 - question.alpha
+            counted = win_share(ours, theirs, lower_is_better=question.lower_is_better, level=level)
+            share = Interval(counted.estimate, counted.low, counted.high, level, n)
+            wins, ties, convincing = counted.wins, counted.ties, counted.convincing
+            if margin is not None:
+                found = tost_paired(ours, theirs, margin, question.alpha, lower_is_better=question.lower_is_better)
+                equivalence = EquivalenceResult(
+                    found.margin, found.interval90, found.p, found.equivalent, found.non_inferior, found.p_non_inferior
+                )
+        if question.endpoint == "time_to_target":
+            speed = _speed_up(question, generator)
+        if values.nothing_because and n >= minimum_pairs(1, question.alpha):
+            word, reason = "undecided", values.nothing_because
+        else:
+            said = verdict(
+                n,
+                result.difference.estimate,
+                p_holm,
+                result.interval90,
+                margin,
+                question.lower_is_better,
+                question.alpha,
+                max(MINIMUM_PAIRS, minimum_pairs(1, question.alpha)),
+                size,
+                least,
+            )
+            word, reason = said.word, said.reason
+            if values.nothing_because:
+                reason = f"{reason}; {values.nothing_because}"
+            elif too_wide:
+                reason = f"{reason}; {too_wide}"
+        hopeless = nothing_to_find(n, size, least, question.alpha) if n >= MINIMUM_PAIRS else ""
+        if hopeless and hopeless not in reason:
+            notes.append(hopeless)
+    return TestRow(
+        comparison=question.comparison,
+        treatment=question.treatment,
+        reference=question.reference,
+        group=question.group,
+        endpoint=question.endpoint,
+        endpoint_label=question.label,
+        unit=question.unit,
+        family=question.kind,
+        family_size=size,
+        alpha=question.alpha,
+        n=n,
+        estimate=estimate,
+        reference_mean=reference_mean,
+        treatment_mean=treatment_mean,
+        relative=relative,
+        effect=None if result is None else result.effect,
+        correlation=None if result is None else result.correlation,
+        test=_test_name(question.endpoint, n),
+        p=None if result is None else result.p,
+        p_holm=None if result is None or result.p is None else p_holm,
+        least_p_holm=None if result is None else least,
+        t_p=None if result is None else result.t_p,
+        margin=question.margin,
+        margin_share=margin_share,
+        equivalence=equivalence,
+        speed_up=speed,
+        times=times,
+        share=share,
+        wins=wins,
+        ties=ties,
+        convincing=convincing,
+        word=word,
+        reason=reason,
+        notes=tuple(notes),
+    )
+
+
+def _test_name(endpoint: Endpoint, n: int) -> str:
+    if endpoint == "target_reached":
+        return "exact McNemar test of the runs that reached the target"
+    if n > EXACT_PAIRS:
+        return f"sign-flip of paired differences, {RANDOM_PATTERNS:,} draws"
+    return "exact sign-flip of paired differences"
+
+
+def _nothing_varied(question: Question, result: PairedResult) -> str:
+    if question.endpoint == "target_reached":
+        discordant = "one run that reached the target and one that did not"
+        return f"none of {result.n} pairs has {discordant}: there is nothing to test"
+    same = short(result.difference.estimate)
+    return f"all {result.n} differences are {same}; nothing varied: nothing was measured"
+
+
+def _restricted_times(question: Question, budget: float) -> RestrictedTimes:
+    sides = (question.values.treatment, question.values.reference)
+    ours, theirs = (sum(time <= budget for time in side) for side in sides)
+    our_later, their_later = (sum(budget < time < math.inf for time in side) for side in sides)
+    return RestrictedTimes(budget, question.cut_short, ours, theirs, our_later, their_later, question.common)
+
+
+def _relative(
+    question: Question, result: PairedResult, treatment: float, reference: float, gained: float | None
+) -> float | None:
+    if question.endpoint == "time_to_target":
+        return treatment / reference if reference else None
+    return result.difference.estimate / gained if gained else None
+
+
+def _speed_up(question: Question, generator: numpy.random.Generator) -> SpeedUpResult:
+    found = speed_up(question.values.treatment, question.values.reference, generator, 1 - question.alpha)
+    return SpeedUpResult(found.ratio, found.p, found.n, len(found.left_out))
+
+
+def sort_rows(rows: Iterable[TestRow]) -> tuple[TestRow, ...]:
+    """The primary family first, then endpoint by endpoint."""
+    families = ("primary", "secondary", "exploratory")
+    endpoints = ("time_to_target", "target_reached", "loss_at_equal_samples", "loss_at_equal_seconds", "macro_f1")
+    return tuple(sorted(rows, key=lambda row: (families.index(row.family), endpoints.index(row.endpoint))))

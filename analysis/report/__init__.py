@@ -1,0 +1,1 @@
+"""The report of a study: one page, or its tables and pictures as files."""

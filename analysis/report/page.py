@@ -1,0 +1,362 @@
+"""The page: results, pictures and tables arranged for `analysis/report/report.html.jinja`, in the order of the eye."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+from pathlib import Path
+
+import jinja2
+import markupsafe
+
+from analysis.findings.values import FROM_SCRATCH, LeftOut, Results, Tile, TrustItem
+from analysis.report.figures.cast import Cast
+from analysis.report.figures.pictures import Look, Row, inline, key
+from analysis.report.gallery import gallery
+from analysis.report.tables import contents as report_contents
+from analysis.report.tables.contents import TONES
+from analysis.report.tables.table import Table
+
+
+@dataclasses.dataclass(frozen=True)
+class Legend:
+    """One entry of a legend as the page shows it; `svg` is markup, made here."""
+
+    svg: str
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class PagePicture:
+    name: str
+    title: str
+    svg: str
+    caption: str
+
+
+@dataclasses.dataclass(frozen=True)
+class PageRow:
+    label: str
+    clock: str
+    legend: tuple[Legend, ...]
+    pictures: tuple[PagePicture, ...]
+    notes: tuple[str, ...]
+    small: bool = False
+    empty: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class PageTile:
+    title: str
+    value: str
+    unit: str
+    interval: str
+    word: str
+    tone: str
+    about: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Label:
+    """The big word about the clock."""
+
+    kind: str
+    title: str
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    tone: str
+    mark: str
+    title: str
+    value: str
+    detail: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Listing:
+    title: str
+    lines: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    key: str
+    title: str
+    rows: tuple[PageRow, ...] = ()
+    tables: tuple[Table, ...] = ()
+    lead: tuple[str, ...] = ()
+    facts: tuple[tuple[str, str], ...] = ()
+    commands: tuple[str, ...] = ()
+    lists: tuple[Listing, ...] = ()
+    empty: str = ""
+    """Why there is nothing, in one line."""
+
+    @property
+    def beside(self) -> bool:
+        """Whether its rows, one picture each, fit beside one another."""
+        return len(self.rows) > 1 and all(len(row.pictures) == 1 for row in self.rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class Page:
+    """What the template shows, in its order; all text is plain but `PagePicture.svg` and `Legend.svg`."""
+
+    title: str
+    study: str
+    clocks: tuple[str, ...]
+    flags: tuple[str, ...]
+    counts: str
+    sentence: str
+    more: tuple[str, ...]
+    warnings: tuple[str, ...]
+    tiles: tuple[PageTile, ...]
+    first: tuple[PageRow, ...]
+    tests: Table
+    labels: tuple[Label, ...]
+    checks: tuple[Check, ...]
+    sections: tuple[Section, ...]
+    looks: tuple[Look, ...]
+    footer: str
+
+
+_CLOCKS = {
+    "measured": Label(
+        "measured",
+        "Measured clock",
+        "Seconds were measured on the machine named below; the clock stands still during evaluations.",
+    ),
+    "virtual": Label(
+        "virtual",
+        "Virtual clock: simulated time",
+        "Gradients were computed, their seconds were drawn from declared speeds. No machine took this long.",
+    ),
+}
+
+
+_MARKS = {"good": ("ok", "✓"), "warning": ("warn", "!"), "bad": ("bad", "✗"), "unknown": ("none", "?")}
+
+
+_NOTHING = {
+    "curves": "No other group of arms has an evaluation.",
+    "time-to-target": "No curves of time to target: no target loss was declared, or no arm has an evaluation.",
+    "target-sensitivity": "No speed-up at other targets: no arm and its reference both got there in any pair of runs.",
+    "throughput": "No throughput: no finished run says how many samples per second it took.",
+    "delays": "No delays: no finished run has a gradient that was applied and recorded.",
+    "pareto": "No front: no arm has a finished run with a loss and seconds.",
+    "timeline": "No timeline: no run's events say how long computing and waiting took.",
+    "learning-rate": "No sensitivity to the learning rate: the folder holds no tuning trials.",
+    "downstream": "No downstream scores: no run was fine-tuned on a labelled task.",
+}
+
+"""Why a section is empty where `Results.left_out` has no better reason."""
+
+
+def page(results: Results, out: Path, study_folder: Path) -> Page:
+    """Arrange results for the template.
+
+    Args:
+        results: what is shown.
+        out: file that the page will be; links to run folders are relative to it.
+        study_folder: where the run folders are.
+    """
+
+    drawn = gallery(results)
+    prefix = Path(os.path.relpath(study_folder, out.parent)).as_posix()
+    made = {
+        table.key: table
+        for table in report_contents.all_tables(results, lambda name: report_contents.relative_link(prefix, name))
+    }
+    arms = tuple(table for key, table in made.items() if key.startswith("arms-"))
+    head = results.headlines[0].text if results.headlines else "There is nothing to compare here."
+    more = [headline.text for headline in results.headlines[1:]]
+    flags = [FROM_SCRATCH] * results.from_scratch + ["exploratory"] * results.exploratory
+    warnings = [f"Exploratory: {results.exploratory_reason}"] if results.exploratory_reason else []
+    first = tuple(_page_row(row, drawn.cast) for row in drawn.first)
+    if not first:
+        first = (
+            PageRow("", "", (), (), (), empty=_reason(results.left_out, "curves", "No run has an evaluation to draw.")),
+        )
+
+    def section(key: str, title: str, *tables: str, lead: Sequence[str] = ()) -> Section:
+        rows = tuple(_page_row(row, drawn.cast) for row in drawn.sections[key])
+        found = tuple(made[name] for name in tables if name in made)
+        empty = "" if rows else _reason(results.left_out, key, _NOTHING[key])
+        return Section(key, title, rows, found, tuple(lead), empty=empty)
+
+    first_tests = report_contents.first_tests(results)
+    if not results.tests:
+        reason = _reason(results.left_out, "tests", "There is no comparison.")
+        first_tests = dataclasses.replace(first_tests, notes=(reason,))
+    sections = [section("curves", "Loss curves of the other groups")] if drawn.sections["curves"] else []
+    sections += [
+        section("time-to-target", "Time to the target"),
+        section("target-sensitivity", "Speed-up at other targets", "sensitivity"),
+        section("throughput", "Throughput", *(key for key in made if key in ("scaling", "fits", "trends"))),
+        section("delays", "Delays, and what they cost", "delays"),
+        section("pareto", "Loss against seconds: the front", "pareto"),
+        section("timeline", "Who did what when"),
+        section("learning-rate", "Sensitivity to the learning rate"),
+        section("downstream", "Downstream scores", "downstream", "classes", "hatecheck"),
+        Section(
+            "tables",
+            "Tables 1 to 3",
+            tables=(*arms, *(made[key] for key in ("tests", "tuning", "schedule") if key in made)),
+            empty="" if arms or "tests" in made or "tuning" in made else "No arm has a run to make a table of.",
+        ),
+        Section(
+            "every-run",
+            "Every run",
+            tables=tuple(made[key] for key in ("counts", "runs") if key in made),
+            empty="" if results.runs else "There is no run.",
+        ),
+        Section(
+            "environment-section",
+            "Environment",
+            tables=(made["environment"],) if "environment" in made else (),
+            empty="" if "environment" in made else "No run says where it was made (environment.json).",
+        ),
+        Section(
+            "reproduce",
+            "How to make this again",
+            lead=("The page, from the same run folders:",),
+            commands=(results.command,),
+            facts=_registration_facts(results),
+        ),
+        _left_out_section(results),
+    ]
+    return Page(
+        title=f"{results.title}: report",
+        study=results.title,
+        clocks=report_contents.clocks_of(results),
+        flags=tuple(flags),
+        counts=_counted(results),
+        sentence=_kept_together(head),
+        more=tuple(map(_kept_together, more)),
+        warnings=tuple(warnings),
+        tiles=tuple(_tile(tile) for tile in results.tiles),
+        first=first,
+        tests=first_tests,
+        labels=tuple(_CLOCKS[clock] for clock in report_contents.clocks_of(results) if clock in _CLOCKS)
+        or (Label("unknown", "No clock", "No run says how its seconds were taken."),),
+        checks=tuple(_check(item) for item in results.trust),
+        sections=tuple(sections),
+        looks=tuple(sorted(drawn.cast.looks.values(), key=lambda look: look.slot)),
+        footer=f"Made by asyncsgd {_version()} (python -m analysis.report). One file, no scripts, nothing is loaded.",
+    )
+
+
+def render(page: Page) -> str:
+    """The page as HTML."""
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("report.html.jinja").render(page=page) + "\n"
+
+
+def _page_row(row: Row, cast: Cast) -> PageRow:
+
+    label = row.label
+    if row.label in cast.groups and cast.from_scratch(cast.groups[row.label].arms):
+        label += f" · {FROM_SCRATCH}"
+    return PageRow(
+        label,
+        row.clock,
+        tuple(Legend(markupsafe.Markup(key(entry)), entry.text) for entry in row.legend),
+        tuple(
+            PagePicture(
+                picture.name,
+                picture.what if row.of_one else picture.title or picture.what,
+                markupsafe.Markup(inline(picture, cast.looks)),
+                _kept_together(picture.caption),
+            )
+            for picture in row.pictures
+        ),
+        row.notes,
+        row.small,
+    )
+
+
+def _kept_together(text: str) -> str:
+    """No line ends inside "n = 8"."""
+    return re.sub(r"\bn = (?=\d)", "n\u00a0=\u00a0", text)
+
+
+def _tile(tile: Tile) -> PageTile:
+
+    return PageTile(
+        tile.title,
+        tile.text,
+        "" if tile.text == "-" or tile.unit in tile.text else tile.unit,
+        _kept_together(tile.interval_text or ("no interval" if tile.text != "-" else "")),
+        tile.word,
+        TONES.get(tile.word, "open"),
+        tile.note,
+    )
+
+
+def _check(item: TrustItem) -> Check:
+    tone, mark = _MARKS[item.level]
+    return Check(tone, mark, item.title, item.value, item.detail)
+
+
+def _reason(left_out: Iterable[LeftOut], key: str, otherwise: str) -> str:
+    """Why a part of the report is missing: what the results say of it, else what it would need."""
+    words = {key, key.replace("-", " "), key.replace("-", "_")}
+    return next((item.reason for item in left_out if item.name in words), otherwise)
+
+
+def _counted(results: Results) -> str:
+    tests = [run for run in results.runs if run.stage == "test"]
+    seeds = len({run.seed for run in tests if run.seed is not None})
+    parts = [f"{len(results.arms)} arm{'s' * (len(results.arms) != 1)}"]
+    parts.append(f"{len(tests)} test run{'s' * (len(tests) != 1)}")
+    parts += [f"{seeds} seed{'s' * (seeds != 1)}"] * (seeds > 0)
+    others = len(results.runs) - len(tests)
+    parts += [f"{others} other runs"] * (others > 0)
+    return " · ".join(parts)
+
+
+def _registration_facts(results: Results) -> tuple[tuple[str, str], ...]:
+    registration = results.registration
+    if registration is None:
+        return (("pre-registration", results.exploratory_reason or "none"),)
+    where = [] if registration.num_workers is None else [f"{registration.num_workers} workers"]
+    where += [] if registration.clock is None else [f"{registration.clock} clock"]
+    margins = ", ".join(f"{name} ±{value:g}" for name, value in registration.margins)
+    return (
+        ("analysis.yaml, sha256", registration.sha256),
+        ("reference", registration.reference),
+        ("primary endpoint", ", ".join([registration.endpoint.replace("_", " "), *where])),
+        ("level", f"{registration.alpha:g}"),
+        ("margins", margins or "none declared: no equivalence test"),
+        ("seeds declared", "-" if registration.num_seeds is None else str(registration.num_seeds)),
+        ("target", registration.target_from or "-"),
+    )
+
+
+def _left_out_section(results: Results) -> Section:
+    lists = []
+    if results.left_out:
+        lines = tuple(f"{item.name}: {item.reason}" for item in results.left_out)
+        lists.append(Listing(f"In no number ({len(lines)})", lines))
+    if results.problems:
+        lists.append(Listing(f"Problems while reading ({len(results.problems)})", results.problems))
+    empty = "" if lists else "Nothing was left out, and every file could be read."
+    return Section("left-out", "What is left out, and why", lists=tuple(lists), empty=empty)
+
+
+def _version() -> str:
+    try:
+        return metadata.version("asyncsgd")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"

@@ -1,0 +1,1 @@
+"""The report's tables: what is in them, and how they are written."""

@@ -1,0 +1,127 @@
+"""What the evaluations of runs say: the curve of a run, its end, its time to a target, the worst loss of many."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import numpy
+from numpy.typing import NDArray
+
+from analysis.statistics.intervals import short
+from analysis.statistics.time_to_target import crossing
+from analysis.study.run import Run
+from analysis.study.types import StudyRun
+
+Column = Literal["train_seconds", "total_samples"]
+
+
+def curve_of(run: Run, column: Column) -> tuple[NDArray[numpy.float64], NDArray[numpy.float64]]:
+    """The finite evaluations of a run, positions strictly increasing.
+
+    Of several evaluations at one position (nothing arrived between them) the last is taken.
+    """
+    x = run.evaluations[column].to_numpy(dtype=float, na_value=numpy.nan)
+    y = run.evaluations["loss"].to_numpy(dtype=float, na_value=numpy.nan)
+    known = numpy.isfinite(x) & numpy.isfinite(y)
+    x, first = numpy.unique(x[known][::-1], return_index=True)
+    return x, y[known][::-1][first]
+
+
+def end_of(run: Run, column: Column) -> float:
+    """The position of a run's last finite evaluation; nan if it has none."""
+    x, _ = curve_of(run, column)
+    return float(x[-1]) if len(x) else math.nan
+
+
+def _seconds_of(run: Run) -> float:
+    """How long a run was watched: until its last evaluation, finite or not; nan if it has none."""
+    seconds = run.evaluations["train_seconds"].to_numpy(dtype=float, na_value=numpy.nan)
+    return float(numpy.nanmax(seconds)) if numpy.isfinite(seconds).any() else math.nan
+
+
+def worst_loss(runs: Iterable[StudyRun]) -> float:
+    """The largest finite evaluation loss of all `runs`: what a diverged run is counted as; nan if there is none."""
+    largest = math.nan
+    for run in runs:
+        if run.run is not None:
+            _, y = curve_of(run.run, "total_samples")
+            if len(y):
+                largest = float(numpy.fmax(largest, y.max()))
+    return largest
+
+
+def time_to(run: StudyRun, target: float, column: Column = "train_seconds") -> tuple[float, float | None]:
+    """Seconds (or samples) until the target, and the gap between the evaluations around it.
+
+    It is inf for a run that never got there, and for one that diverged.
+    """
+    if run.run is None or run.diverged:
+        return math.inf, None
+    x, y = curve_of(run.run, column)
+    if not len(x):
+        return math.inf, None
+    found = crossing(x, y, target)
+    return found.at, found.spacing
+
+
+def common_seconds(runs: Iterable[StudyRun], target: float) -> float | None:
+    """The budget in seconds that all runs had, where all that missed the target lasted so long; else None."""
+    there = [run for run in runs if run.run is not None]
+    budgets = {run.run.settings.get("seconds") for run in there if run.run is not None}
+    budget = budgets.pop() if len(budgets) == 1 else None
+    if not isinstance(budget, int | float):
+        return None
+    ended = [_seconds_of(run.run) for run in there if run.run is not None and missed([run], target)]
+    return float(budget) if all(end >= budget for end in ended) else None
+
+
+def spacing_at(run: Run, column: Column, position: float) -> float:
+    """The gap between the evaluations around `position`; 0 where one was made there."""
+    x, _ = curve_of(run, column)
+    right = int(numpy.searchsorted(x, position))
+    return 0.0 if right in (0, len(x)) or x[right] == position else float(x[right] - x[right - 1])
+
+
+def missed(runs: Iterable[StudyRun], target: float) -> bool:
+    """Whether a run came to its end without reaching the target, so that times are known up to that end only."""
+    return any(run.run is not None and not run.diverged and math.isinf(time_to(run, target)[0]) for run in runs)
+
+
+def budget_of(runs: Sequence[StudyRun], target: float) -> tuple[float | None, str]:
+    """The common budget of restricted times, and why it is that.
+
+    It is the budget in seconds that all runs were given. Where they were budgeted otherwise, a run that came to its end
+    without reaching the target is known to need longer than it lasted, and no more: beyond the shortest of these
+    nothing can be compared. Without such a run, times are known up to the longest run.
+    """
+    if (common := common_seconds(runs, target)) is not None:
+        return common, f"every run had {short(common)} s"
+    ends = {run.name: _seconds_of(run.run) for run in runs if run.run is not None}
+    ends = {name: end for name, end in ends.items() if math.isfinite(end) and end > 0}
+    if not ends:
+        return None, "no run has a time"
+    stopped = [
+        ends[run.name] for run in runs if run.name in ends and not run.diverged and math.isinf(time_to(run, target)[0])
+    ]
+    if stopped:
+        shortest = min(stopped)
+        return shortest, (
+            f"restricted to {short(shortest)} s, the shortest of {len(stopped)} "
+            f"run{'s' * (len(stopped) != 1)} that ended without reaching the target"
+        )
+    longest = max(ends.values())
+    return longest, f"restricted to {short(longest)} s, the longest run; every run that did not diverge got there"
+
+
+def improvement_of(runs: Sequence[StudyRun]) -> tuple[float, float] | None:
+    """Mean first loss and mean best loss of the finished runs; None where there are none, or nothing improved."""
+    finished = [run.run for run in runs if run.run is not None and run.usable and not run.diverged]
+    curves = [curve_of(run, "total_samples")[1] for run in finished]
+    curves = [curve for curve in curves if len(curve)]
+    if not curves:
+        return None
+    first = math.fsum(float(curve[0]) for curve in curves) / len(curves)
+    best = math.fsum(float(curve.min()) for curve in curves) / len(curves)
+    return (first, best) if best < first else None

@@ -1,0 +1,452 @@
+"""Run folders as values: one `Run` each, kept with whatever could be read, and a message for whatever could not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import pandas
+
+from asyncsgd.errors import UsageError
+from asyncsgd.records.events import DONE, EVENTS, SCHEMA, current_summary, read_better, read_events
+from asyncsgd.settings.yaml_reader import read_yaml
+
+UNFINISHED = "UNFINISHED"
+"""Status of a run without a summary: it crashed, was killed or is still running."""
+UNREADABLE = "UNREADABLE"
+"""Status of a run whose summary is there but damaged or newer than this reader: it may well be DONE."""
+
+EVALUATION_COLUMNS = {
+    "version": "Int64",
+    "total_samples": "Int64",
+    "train_seconds": "float64",
+    "loss": "float64",
+    "weight": "float64",
+    "eval_seconds": "float64",
+}
+"""Columns of `Run.evaluations`, which has a column ``metrics.NAME`` too for every metric of the run, float64.
+
+Int64 with a capital: the plain one has no missing value, a gap would be a number."""
+
+MODES = ("single", "sync", "async", "hogwild")
+"""The known modes, in the order of tables and legends."""
+
+PLAIN_RULES = {
+    "single": ("single", "synchronous", "asynchronous"),
+    "sync": ("synchronous",),
+    "async": ("asynchronous",),
+    "hogwild": ("hogwild", "asynchronous"),
+}
+"""Rules that the name of the mode already says; every other rule is named beside it."""
+
+_COUNTS = ("num_workers", "threads", "seed", "batch_size", "num_samples")
+_NUMBERS = ("train_seconds", "final_eval_loss", "eval_weight", "samples_per_second", "oversubscription")
+_NAMES = ("mode", "rule", "data_fingerprint", "clock")
+_MEASURED = ("threads", "oversubscription", "eval_weight")
+"""What a simulation need not have: it has no threads, and a closed-form problem has no loss terms."""
+_DELAYS = ("mean", "p50", "p95", "max")
+
+PREDICTION = re.compile(r"predicted-\d+")
+"""Name of a folder inside a run's in which ``experiments/calibrate.py`` has predicted that run."""
+
+USUAL_MASKING = "token:0.15"
+"""``eval_masking`` of a run without ``--eval-mask``."""
+
+FINETUNING = "stilt_finetune"
+"""`Run.experiment` of a fine-tuning run, whose summary has scores of a labelled task and no mode or rule of its own."""
+
+_FINETUNING_COUNTS = ("seed", "batch_size", "num_samples", "num_train_samples", "num_eval_samples")
+_FINETUNING_NUMBERS = ("train_seconds", "final_eval_loss")
+_FINETUNING_NAMES = ("data_fingerprint",)
+_FINETUNING_METRICS = ("macro_f1", "accuracy")
+"""What a finished run of schema 1 has to have, whose header names no metrics."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Condition:
+    """What runs share that differ in their seed only; None where the summary does not say."""
+
+    mode: str | None
+    rule: str | None
+    num_workers: int | None
+    batch_size: int | None
+    virtual: bool = False
+    """Whether the seconds were drawn; such runs never share a mean with measured ones."""
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """Sorting key: modes in the order of `MODES`, then rule, workers and batch size."""
+        place = MODES.index(self.mode) if self.mode in MODES else len(MODES)
+        return (place, self.mode or "", self.rule or "", self.num_workers or 0, self.batch_size or 0, self.virtual)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Run:
+    """One run folder. `name` is its path below the folder that was loaded; `problems` says what went wrong in it.
+
+    `summary` always has a ``status``: the one written, or `UNFINISHED` or `UNREADABLE`. A number of it that is not a
+    finite number is None, with a problem. `settings` is what settings.yaml holds, empty where there is none.
+    """
+
+    path: Path
+    name: str
+    summary: dict[str, Any]
+    evaluations: pandas.DataFrame
+    problems: tuple[str, ...]
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    better: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """The metrics that the header of its records names; see `asyncsgd.records.events.read_better`."""
+
+    @property
+    def status(self) -> str:
+        return str(self.summary["status"])
+
+    @property
+    def done(self) -> bool:
+        return self.status == DONE
+
+    @property
+    def finetuning(self) -> bool:
+        """Whether it fine-tuned a model on a labelled task: its numbers never enter a mean with pretraining runs."""
+        return self.summary.get("experiment") == FINETUNING
+
+    @property
+    def metrics(self) -> Mapping[str, float | None]:
+        """Of its last evaluation, the primary one first; empty where it has none."""
+        values = self.summary.get("metrics") or {}
+        return {name: values[name] for name in dict.fromkeys((*self.better, *values)) if name in values}
+
+    @property
+    def primary_metric(self) -> str | None:
+        """Its name; None where the run's task has no metrics."""
+        return next(iter((*self.better, *self.metrics)), None)
+
+    @property
+    def details(self) -> Mapping[str, Any]:
+        """What else its last evaluation says."""
+        return self.summary.get("details") or {}
+
+    @property
+    def learning_rate(self) -> float | None:
+        """Of settings.yaml; None where it does not say."""
+        value = self.settings.get("learning_rate")
+        return float(value) if _is_number(value) else None
+
+    @property
+    def condition(self) -> Condition:
+        summary = self.summary
+        return Condition(
+            summary.get("mode"),
+            summary.get("rule"),
+            summary.get("num_workers"),
+            summary.get("batch_size"),
+            self.virtual,
+        )
+
+    @property
+    def evaluation_set(self) -> str | None:
+        """What a loss has to share with another one: the data's fingerprint, and the masks where they are not the usual
+        ones. None where the summary does not say on which data.
+
+        A run from before ``--eval-mask`` was evaluated with the masks that it trained with.
+        """
+        fingerprint, masking = self.summary.get("data_fingerprint"), self.summary.get("eval_masking")
+        if masking is None and "mask" in self.settings:
+            masking = f"{self.settings['mask']}:{self.settings.get('mask_prob')}"
+        if fingerprint is None or masking in (None, USUAL_MASKING):
+            return fingerprint
+        return f"{fingerprint} masked {masking}"
+
+    @property
+    def virtual(self) -> bool:
+        """Whether its seconds were drawn, not measured."""
+        return self.summary.get("clock") == "virtual"
+
+    @property
+    def oversubscribed(self) -> bool:
+        """Whether the run is known to have had more threads than cores."""
+        return (self.summary.get("oversubscription") or 0.0) > 1.0
+
+
+def load_runs(folder: Path | str) -> tuple[list[Run], list[str]]:
+    """Load every run folder at or below `folder`.
+
+    A run folder is one that holds an events.jsonl or a summary.json. A damaged or unfinished run is kept with what
+    could be read of it, never skipped. What ``experiments/calibrate.py`` has predicted of a run lies inside that run's
+    folder and is no run of its own; it is loaded only where `folder` names it.
+
+    Args:
+        folder: a run folder, or a folder with run folders at any depth.
+
+    Returns:
+        The runs sorted by name, and the problems of all of them as ``"name: problem"``.
+
+    Raises:
+        UsageError: if `folder` is not a folder or holds no run; the message says how to make one.
+    """
+    folder = Path(folder)
+    make_one = "make a run with: python experiments/stilt_mlm.py --mode async --nproc 4"
+    if not folder.exists():
+        raise UsageError(f"{folder}: no such folder; {make_one}")
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: not a folder; give the folder that holds the run folders, or {make_one}")
+    files = [file for name in ("events.jsonl", "summary.json") for file in folder.rglob(name) if file.is_file()]
+    if not files:
+        raise UsageError(f"{folder}: no run folder here (none has an events.jsonl or a summary.json); {make_one}")
+    paths = {file.parent for file in files}
+    runs = [
+        _load_run(path, path.resolve().name if path == folder else path.relative_to(folder).as_posix())
+        for path in paths
+        if not (path != folder and path.parent in paths and PREDICTION.fullmatch(path.name))
+    ]
+    runs.sort(key=lambda run: run.name)
+    return runs, [f"{run.name}: {problem}" for run in runs for problem in run.problems]
+
+
+def labels(conditions: Iterable[Condition]) -> dict[Condition, str]:
+    """A name for every condition, in order; the rule and the batch size are in it where they tell conditions apart.
+
+    >>> plain, other = Condition("async", "asynchronous", 4, 8), Condition("async", "ringmaster", 1, 8)
+    >>> list(labels([other, plain]).values())
+    ['async, 4 workers', 'async (ringmaster), 1 worker']
+    """
+    ordered = sorted(set(conditions), key=lambda condition: condition.order)
+    plain_rules: dict[str | None, set[str | None]] = {}
+    for condition in ordered:
+        if _is_plain(condition):
+            plain_rules.setdefault(condition.mode, set()).add(condition.rule)
+    batch_sizes = {condition.batch_size for condition in ordered}
+    names = {}
+    for condition in ordered:
+        name = condition.mode or "unknown mode"
+        # single/synchronous and single/asynchronous are both plain, but must not get one name
+        if not _is_plain(condition) or len(plain_rules[condition.mode]) > 1:
+            name += f" ({condition.rule or 'no rule'})"
+        count = condition.num_workers
+        name += ", unknown workers" if count is None else f", {count} worker{'s' * (count != 1)}"
+        if len(batch_sizes) > 1:
+            name += f", batch {'unknown' if condition.batch_size is None else condition.batch_size}"
+        if condition.virtual:
+            name += ", virtual clock"
+        names[condition] = name
+    return names
+
+
+def _is_plain(condition: Condition) -> bool:
+    return condition.rule is None or condition.rule.casefold() in PLAIN_RULES.get(condition.mode or "", ())
+
+
+def _load_run(path: Path, name: str) -> Run:
+    problems: list[str] = []
+    better = read_better(path / EVENTS) if (path / EVENTS).is_file() else {}
+    summary = _read_summary(path / "summary.json", better, problems)
+    evaluations = _read_evaluations(path / EVENTS, better, problems)
+    settings = _read_settings(path / "settings.yaml", problems)
+    return Run(path, name, summary, evaluations, tuple(problems), settings, better)
+
+
+def loss_label(runs: Sequence[Run]) -> str:
+    """What an axis with the losses of these runs says, which are of one task."""
+    if runs and all(run.summary.get("eval_weight") is None for run in runs):
+        return "evaluation loss, excess"
+    # Runs from before the task was written down are of masked language models.
+    masked = all(run.summary.get("task") in (None, "masked_lm") for run in runs)
+    return "evaluation loss (nats per masked token)" if masked else "evaluation loss"
+
+
+def _read_settings(path: Path, problems: list[str]) -> dict[str, Any]:
+    """The flat settings of a run; those of experiments/simulate.py lie one level deeper and are taken from there."""
+    if not path.is_file():
+        return {}
+    try:
+        settings = read_yaml(path.read_text(encoding="utf-8"), "it")
+    except (OSError, ValueError) as error:
+        problems.append(f"settings.yaml cannot be read: {' '.join(str(error).split())[:120]}")
+        return {}
+    if settings is None:
+        return {}
+    if not isinstance(settings, dict):
+        problems.append("settings.yaml is damaged: no keys and values")
+        return {}
+    simulated = settings.get("simulate")
+    return {str(key): value for key, value in (simulated if isinstance(simulated, dict) else settings).items()}
+
+
+def _read_summary(path: Path, better: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
+    if not path.is_file():
+        problems.append("no summary.json: the run crashed, was killed or is still running")
+        return {"status": UNFINISHED}
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:  # ValueError: not JSON, or not UTF-8
+        problems.append(f"summary.json cannot be read: {error}")
+        return {"status": UNREADABLE}
+    if not isinstance(summary, dict):
+        problems.append("summary.json is damaged: not an object")
+        return {"status": UNREADABLE}
+    schema = summary.get("schema")
+    if not isinstance(schema, int):
+        problems.append(f"summary.json is damaged: schema is {schema!r}")
+        return {"status": UNREADABLE}
+    if schema > SCHEMA:
+        problems.append(f"summary.json has schema {schema}, this version reads up to {SCHEMA}")
+        return {"status": UNREADABLE}
+    if not isinstance(summary.get("status"), str):
+        problems.append("summary.json has no status")
+        return {**summary, "status": UNREADABLE}
+    return _checked(current_summary(summary), better, problems)
+
+
+def _checked(summary: Mapping[str, Any], better: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
+    """`summary` with None for every field used by the analysis that is not of its type, each with a problem."""
+    checked = dict(summary)
+    counts: tuple[str, ...] = _COUNTS
+    numbers: tuple[str, ...] = _NUMBERS
+    names: tuple[str, ...] = _NAMES
+    if summary.get("experiment") == FINETUNING:
+        counts, numbers, names = _FINETUNING_COUNTS, _FINETUNING_NUMBERS, _FINETUNING_NAMES
+    for key in (*counts, *numbers, *names):
+        value = summary.get(key)
+        if key in counts:
+            usable = _is_count(value)
+        else:
+            usable = _is_number(value) if key in numbers else isinstance(value, str)
+        if usable:
+            continue
+        checked[key] = None
+        # a failed run may have no result, and hogwild no rule; a finished run has to have everything else
+        needed = summary["status"] == DONE and key != "rule"
+        needed = needed and not (summary.get("clock") == "virtual" and key in _MEASURED)
+        if value is not None or needed:
+            problems.append(f"summary.json has {'no' if value is None else 'an unusable'} {key}{_shown(value)}")
+    checked["metrics"] = _checked_metrics(summary, better, problems)
+    if not isinstance(summary.get("details"), Mapping | None):
+        problems.append(f"summary.json has an unusable details{_shown(summary['details'])}")
+        checked["details"] = None
+    if not isinstance(summary.get("eval_masking"), str | None):
+        problems.append(f"summary.json has an unusable eval_masking{_shown(summary['eval_masking'])}")
+        checked["eval_masking"] = None
+    if not isinstance(summary.get("from_scratch"), bool | None):
+        problems.append(f"summary.json has an unusable from_scratch{_shown(summary['from_scratch'])}")
+        checked["from_scratch"] = None
+    delay = summary.get("delay")
+    if delay is not None and not isinstance(delay, Mapping):
+        problems.append(f"summary.json has an unusable delay{_shown(delay)}")
+    delay = delay if isinstance(delay, Mapping) else {}
+    for key in _DELAYS:
+        # each may be null: a run without updates has no delay
+        if delay.get(key) is not None and not _is_number(delay[key]):
+            problems.append(f"summary.json has an unusable delay {key}{_shown(delay[key])}")
+    checked["delay"] = {key: delay[key] if _is_number(delay.get(key)) else None for key in _DELAYS}
+    return checked
+
+
+def _checked_metrics(
+    summary: Mapping[str, Any], better: Mapping[str, str], problems: list[str]
+) -> dict[str, float | None]:
+    """The metrics, None for each that is no number; a finished run has to have all that its header names."""
+    metrics = summary.get("metrics")
+    if not isinstance(metrics, Mapping | None):
+        problems.append(f"summary.json has an unusable metrics{_shown(metrics)}")
+    metrics = metrics if isinstance(metrics, Mapping) else {}
+    needed = better or (_FINETUNING_METRICS if summary.get("experiment") == FINETUNING else ())
+    done = summary["status"] == DONE
+    for name in dict.fromkeys((*needed, *metrics)):
+        value = metrics.get(name)
+        if not _is_number(value) and (done or value is not None):
+            problems.append(f"summary.json has {'no' if value is None else 'an unusable'} {name}{_shown(value)}")
+    return {name: value if _is_number(value) else None for name, value in metrics.items()}
+
+
+def _read_evaluations(path: Path, better: Mapping[str, str], problems: list[str]) -> pandas.DataFrame:
+    rows: list[dict[str, Any]] = []
+    faults: list[str] = []
+    if not path.is_file():
+        problems.append("no events.jsonl: it has no curve in the figures")
+        return _frame(rows, better)
+    records = read_events(path)
+    while True:
+        try:
+            record = next(records, None)
+        except (OSError, ValueError) as error:
+            told = str(error)
+            problems.append(f"{told}; read up to there: {len(rows)} evaluation{'s' * (len(rows) != 1)}")
+            break
+        if record is None:
+            if _last_line_is_torn(path):
+                problems.append("events.jsonl: the last line is torn and was left out")
+            break
+        kind = record.get("kind")
+        if kind == "evaluate":
+            rows.append(_evaluation(record, problems))
+        elif kind == "fault":
+            faults.append(f"fault at version {record.get('version')}: {record.get('message')}")
+        elif kind == "leave" and record.get("reason"):
+            faults.append(
+                f"worker {record.get('worker')} left at version {record.get('version')}: {record.get('reason')}"
+            )
+    if faults:
+        problems.append(faults[0] if len(faults) == 1 else f"{len(faults)} faults, the last: {faults[-1]}")
+    if not rows:
+        problems.append("events.jsonl has no evaluation: it has no curve in the figures")
+    return _frame(rows, better)
+
+
+def _evaluation(record: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for key, dtype in EVALUATION_COLUMNS.items():
+        value = record.get(key)
+        usable = _is_number(value) if dtype == "float64" else _is_count(value)
+        row[key] = value if usable else None
+        # a null weight is legitimate (a closed-form problem has none); without one of these three there is no point
+        if not usable and (value is not None or key in ("loss", "train_seconds", "total_samples")):
+            problems.append(f"the evaluation at version {record.get('version')} has no finite {key}{_shown(value)}")
+    metrics = record.get("metrics")
+    for name, value in metrics.items() if isinstance(metrics, Mapping) else ():
+        row[f"metrics.{name}"] = value if _is_number(value) else None
+        if not _is_number(value) and value is not None:
+            problems.append(f"the evaluation at version {record.get('version')} has no finite {name}{_shown(value)}")
+    return row
+
+
+def _frame(rows: list[dict[str, Any]], better: Mapping[str, str]) -> pandas.DataFrame:
+    named = [f"metrics.{name}" for name in better]
+    metrics = dict.fromkeys([*named, *(key for row in rows for key in row if key not in EVALUATION_COLUMNS)], "float64")
+    columns = {
+        # from Python ints, not from floats with NaN: a count above 2**53 would be rounded
+        column: pandas.array([row[column] for row in rows], dtype=dtype)
+        if dtype == "Int64"
+        else pandas.Series([row.get(column) for row in rows], dtype=dtype)
+        for column, dtype in (EVALUATION_COLUMNS | metrics).items()
+    }
+    return pandas.DataFrame(columns)
+
+
+def _last_line_is_torn(path: Path) -> bool:
+    last = b"{}"
+    with open(path, "rb") as file:
+        for line in file:
+            last = line
+    try:
+        json.loads(last)
+    except ValueError:
+        return True
+    return False
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    """Whether `value` is a number that a float can hold; not a bool, which Python counts among the integers."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _shown(value: Any) -> str:
+    return "" if value is None else f": {str(value)[:60]!r}"

@@ -1,0 +1,35 @@
+"""How every script begins and ends: signals, one line per error, the exit code. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from asyncsgd.errors import RunError, UsageError
+from asyncsgd.runtime.launch import check_surroundings
+from asyncsgd.signals import StopRequest
+
+
+def run_script(
+    run: Callable[[list[str], StopRequest], int], argv: Sequence[str] | None = None, *, ends_with_process: bool = False
+) -> int:
+    """Call ``run(argv, stop)`` and return the exit code of the script.
+
+    Args:
+        run: raises `UsageError` or `RunError` with a message for the user, and KeyboardInterrupt when it was asked to
+            stop before there was anything to save.
+        argv: None: this process's own.
+        ends_with_process: signals that come after the script's end do nothing.
+    """
+    with StopRequest(ends_with_process=ends_with_process) as stop:
+        try:
+            check_surroundings()
+            return run(list(sys.argv[1:] if argv is None else argv), stop)
+        except (UsageError, RunError) as error:
+            if isinstance(error, RunError) or os.environ.get("RANK", "0") == "0":  # all ranks have the same settings
+                print(f"error: {error}", file=sys.stderr)
+            return error.exit_code
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return 130

@@ -1,0 +1,180 @@
+"""Which folder a run gets, and what happens to what lies there already. Standard library and settings only."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol, TextIO, TypeVar
+
+from asyncsgd.errors import UsageError
+from asyncsgd.records.events import DONE, EVENTS, FAILED, INTERRUPTED, RunFolder, own, read_events, write_text
+from asyncsgd.settings.finetuning import BETTER, FINETUNE_FLAGS, FinetuneSettings
+from asyncsgd.settings.flags import Flags
+from asyncsgd.settings.training import FLAGS, Output, Settings
+
+
+class HasOutput(Protocol):
+    """Settings that say where their run is written."""
+
+    @property
+    def output(self) -> Output: ...
+
+
+S = TypeVar("S", bound=HasOutput)
+
+_TORN_SETTINGS = "settings.yaml.partial"
+"""What `asyncsgd.records.events.write_text` calls a file that is still being written."""
+
+
+def open_run_folder(experiment: str, settings: Settings, command: str) -> RunFolder:
+    """Make the folder of a pretraining run and write its settings; see `open_folder`."""
+    from asyncsgd.tasks.masked_lm import MaskedLM  # imports torch, which is slow
+
+    job = settings.job
+    name = f"{experiment}-{job.mode}-w{job.nproc}-s{job.seed}-{FLAGS.settings_hash(settings)}"
+    return open_folder(name, FLAGS, settings, command, task=MaskedLM.name, better=MaskedLM.better)
+
+
+def open_finetune_folder(settings: FinetuneSettings, command: str) -> RunFolder:
+    """Make the folder of a fine-tuning run and write its settings; see `open_folder`."""
+    name = f"stilt_finetune-{settings.start.task}-s{settings.job.seed}-{FINETUNE_FLAGS.settings_hash(settings)}"
+    return open_folder(name, FINETUNE_FLAGS, settings, command, task=settings.start.task, better=BETTER)
+
+
+def open_folder(
+    name: str, flags: Flags[S], settings: S, command: str, *, task: str | None, better: Mapping[str, str]
+) -> RunFolder:
+    """Make a run's folder and write its settings.
+
+    Without ``--run-dir`` the folder is called `name`, and a repetition gets the next number behind it. With it, the
+    folder must be new, or hold a run that has not trained, or one with the same settings that is not DONE; these are
+    kept under another name. With ``--overwrite`` it may hold any run that is not still going.
+
+    Args:
+        flags: of the settings' class.
+        task, better: for the header of the records; see `RunFolder`.
+
+    Raises:
+        UsageError: if the folder holds another run, or cannot be written.
+    """
+    output = settings.output
+    try:
+        if output.run_dir is None:
+            path = free_folder(Path(output.runs_dir), name)
+            events = own(path)
+        else:
+            path = Path(output.run_dir)
+            events = _take(path, flags, settings)
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(events)
+            comment = f"{command}\nto run this again: --config {shlex.quote(str(path / 'settings.yaml'))}"
+            # Whole or not at all: whatever is killed from here on leaves a folder that says which run it holds.
+            write_text(path / "settings.yaml", flags.to_yaml(settings, comment=comment, places=False))
+            folder = RunFolder(path, events, task=task, better=better)
+            undo.pop_all()
+    except OSError as error:
+        where, flag = (output.runs_dir, "--runs-dir") if output.run_dir is None else (output.run_dir, "--run-dir")
+        raise UsageError(f"{where} cannot be written ({error.strerror}); type {flag} FOLDER") from error
+    return folder
+
+
+def free_folder(parent: Path, name: str) -> Path:
+    """Make a new folder below `parent`, called `name` or, where that is there already, `name` and a number."""
+    parent.mkdir(parents=True, exist_ok=True)
+    number = 1
+    while True:
+        path = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            number += 1
+            continue
+        return path
+
+
+def _take(path: Path, flags: Flags[S], settings: S) -> TextIO:
+    """Own the folder at `path`, after what lies there was set aside; see `open_folder` and `own`."""
+    is_run = (path / "settings.yaml").is_file()
+    begun = path.is_dir() and {inside.name for inside in path.iterdir()} <= {EVENTS, _TORN_SETTINGS}
+    if path.exists() and not is_run and not begun:
+        raise UsageError(f"{path} exists and is not a run folder; type another --run-dir")
+    with contextlib.ExitStack() as undo:
+        events = undo.enter_context(own(path))
+        # Looked at again now that nobody else can change it.
+        if not (path / "settings.yaml").is_file():
+            if has_trained(path):
+                raise UsageError(f"{path} holds records and no settings.yaml; type another --run-dir")
+            undo.pop_all()
+            return events
+        if not settings.output.overwrite:
+            _refuse_to_replace(path, flags, settings)
+        _rename(path)
+        return own(path)
+
+
+def _refuse_to_replace(path: Path, flags: Flags[S], settings: S) -> None:
+    status = _summary(path).get("status")
+    if status in (None, FAILED, INTERRUPTED) and not has_trained(path):
+        return  # a mistyped command, say: what it has left is no reason to think twice
+    old = flags.make(flags.load_yaml(path / "settings.yaml"))
+    different = flags.differing_keys(flags.flatten(old), flags.flatten(settings))
+    if different:
+        listed = ", ".join(f"{key} {before} -> {now}" for key, before, now in different)
+        raise UsageError(f"{path} holds a run with other settings ({listed}); type another --run-dir, or --overwrite")
+    if status == DONE:
+        raise UsageError(f"{path} holds this very run, DONE; type another --run-dir, or --overwrite to run it again")
+
+
+def has_trained(path: Path) -> bool:
+    """Whether a run has used a gradient: its records say so, or, of fine-tuning, its summary."""
+    if _summary(path).get("num_updates"):
+        return True
+    try:
+        return any(record["kind"] == "arrival" or record["version"] > 0 for record in read_events(path / EVENTS))
+    except FileNotFoundError:
+        return False
+    except (ValueError, KeyError, TypeError):
+        return True  # damaged: somebody should look at it
+
+
+@contextlib.contextmanager
+def owned(path: Path) -> Iterator[None]:
+    """Own the run folder at `path` meanwhile; nothing happens where there is none.
+
+    Raises:
+        UsageError: if a live run owns it.
+    """
+    if not (path / EVENTS).is_file():
+        yield
+        return
+    with own(path):
+        yield
+
+
+def set_aside(path: Path) -> Path:
+    """Rename what is there rather than write over it; return its new name, ``....before-N``.
+
+    Raises:
+        UsageError: if a live run owns it.
+    """
+    with owned(path):
+        return _rename(path)
+
+
+def _rename(path: Path) -> Path:
+    number = 1
+    while (aside := path.with_name(f"{path.name}.before-{number}")).exists():
+        number += 1
+    return path.rename(aside)
+
+
+def _summary(path: Path) -> dict[str, Any]:
+    """What a run's summary says; nothing where it never finished."""
+    try:
+        content = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

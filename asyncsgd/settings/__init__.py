@@ -1,0 +1,1 @@
+"""Settings: frozen dataclasses that are flags and YAML keys at once. Standard library only."""

@@ -1,0 +1,454 @@
+"""Frozen dataclasses as the one source of flags, YAML keys, help and defaults. Standard library only.
+
+A settings class is a frozen dataclass whose fields are groups (frozen dataclasses too, declared with `group`), whose
+fields are the settings (declared with `setting`). `Flags` reads it. PyYAML is imported when a file is read or written,
+so that ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, Literal, NoReturn, TypeVar
+
+from asyncsgd import __version__
+from asyncsgd.errors import UsageError, nearest
+from asyncsgd.numbers import number, out_of_bounds, shortened, whole_number
+from asyncsgd.settings.yaml_reader import read_yaml
+
+S = TypeVar("S")
+
+
+def setting(
+    default: object,
+    help: str,
+    *,
+    unset: str = "",
+    at_least: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    at_most: float | None = None,
+    example: object = None,
+    aliases: tuple[str, ...] = (),
+    added_later: bool = False,
+    name: str | None = None,
+) -> Any:
+    """Declare a field of a group: its default, its help line, its bounds, and a value that error messages can propose.
+
+    A default of None means that the setting may be left open; `unset` says in ``--help`` what happens then. With
+    `added_later` the default does not count in `Flags.settings_hash`: runs from before the setting keep their names.
+    `name` is what the user calls it, where the field cannot bear that name.
+    """
+    metadata = {
+        "help": help,
+        "unset": unset,
+        "at_least": at_least,
+        "above": above,
+        "below": below,
+        "at_most": at_most,
+        "example": default if example is None else example,
+        "aliases": aliases,
+        "added_later": added_later,
+        "name": name,
+    }
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def group(kind: type, title: str) -> Any:
+    """Declare a group of a settings class; `title` stands above its flags and its part of a YAML file."""
+    return dataclasses.field(default_factory=kind, metadata={"title": title})
+
+
+def flag_of(name: str) -> str:
+    """The flag of a setting.
+
+    >>> flag_of("seq_len")
+    '--seq-len'
+    """
+    return "--" + name.replace("_", "-")
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """What is known of one setting: the reading of a field that flags, YAML and checks share."""
+
+    name: str
+    field: str
+    group: str
+    kind: type
+    choices: tuple[str, ...]
+    default: object
+    metadata: Mapping[str, Any]
+
+    @property
+    def flag(self) -> str:
+        return flag_of(self.name)
+
+    @property
+    def flags(self) -> list[str]:
+        return [flag_of(name) for name in (self.name, *self.metadata["aliases"])]
+
+
+_WANTED: Mapping[type, str] = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+
+
+def _convert(value: object, spec: Spec, shown: str) -> object:
+    """Return `value`, from a file, a flag or Python, as the type of the setting; `shown` is its name in the error."""
+    if value is None and spec.default is None:
+        return None
+    if spec.kind in (bool, str):
+        if isinstance(value, spec.kind) and value != "":
+            return value
+    elif isinstance(value, (int, float, str)) and not isinstance(value, bool):
+        # A file may hold 1e4 samples, and YAML reads 1e-4 (without a dot) as text.
+        with contextlib.suppress(ValueError, OverflowError):
+            if isinstance(value, int):
+                return spec.kind(value)
+            return whole_number(str(value)) if spec.kind is int else number(str(value))
+    hint = "; put it in quotes" if spec.kind is str and value is not None and not isinstance(value, str) else ""
+    raise UsageError(f"{shown} must be {_WANTED[spec.kind]}, got {shortened(value)}{hint}")
+
+
+def _check_value(spec: Spec, value: Any) -> None:
+    if spec.choices and value not in spec.choices:
+        if value is None and spec.default is None:
+            return
+        hint = nearest(str(value), spec.choices)
+        raise UsageError(f"{spec.flag} must be one of {', '.join(spec.choices)}, got {shortened(value)}{hint}")
+    if value is None:
+        return
+    bounds = {bound: spec.metadata[bound] for bound in ("at_least", "above", "below", "at_most")}
+    if wanted := out_of_bounds(value, **bounds):
+        raise UsageError(
+            f"{spec.flag} must be {wanted}, got {shortened(value)}; type e.g. {spec.flag} {spec.metadata['example']}"
+        )
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with usage errors raised instead of printed, so that only one of several ranks needs to print them."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; --help lists every flag")
+
+
+@dataclasses.dataclass(frozen=True)
+class Parsed(Generic[S]):
+    """A command line, understood: valid `settings`, and the names `given` by a flag or by the file."""
+
+    settings: S
+    given: frozenset[str]
+    more: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """What was given for flags that belong to the script and are no settings."""
+
+
+class Flags(Generic[S]):
+    """What a settings class means on a command line, in a YAML file and in Python.
+
+    Args:
+        settings: the class, see the module.
+        contradictions: yields what is wrong between settings that are each within bounds, the first cause first.
+        places: settings outside the group ``output`` that say where a run is kept, not what it is.
+        example: a setting and a value, for messages about files and command lines that hold no settings at all.
+        added_later: settings that did not exist at first, beside those that say so themselves; see `setting`.
+
+    >>> Width = dataclasses.make_dataclass("Width", [("width", int, setting(8, "columns", at_least=1))], frozen=True)
+    >>> Model = dataclasses.make_dataclass("Model", [("shape", Width, group(Width, "shape"))], frozen=True)
+    >>> flags = Flags(Model, lambda settings: [], example=("width", "16"))
+    >>> flags.make({"width": "16"})
+    Model(shape=Width(width=16))
+    >>> flags.parse(["--widht", "16"], prog="train", description="", examples="")
+    Traceback (most recent call last):
+        ...
+    asyncsgd.errors.UsageError: unknown flag --widht; did you mean '--width'?
+    """
+
+    def __init__(
+        self,
+        settings: type[S],
+        contradictions: Callable[[S], Iterable[str]],
+        *,
+        places: Iterable[str] = (),
+        example: tuple[str, str],
+        added_later: Iterable[str] = (),
+    ) -> None:
+        self._class: Any = settings
+        self._added_later = frozenset(added_later)
+        self._contradictions = contradictions
+        self._more_places = frozenset(places)
+        self._example = example
+
+    @functools.cached_property
+    def specs(self) -> Mapping[str, Spec]:
+        """Every setting by name, in the order of the declarations."""
+        specs: dict[str, Spec] = {}
+        for group_name, group_class in typing.get_type_hints(self._class).items():
+            hints = typing.get_type_hints(group_class)
+            for field in dataclasses.fields(group_class):
+                if field.metadata.get("found"):
+                    continue  # a task finds it out by itself
+                kind, choices = hints[field.name], ()
+                if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
+                    (kind,) = (part for part in typing.get_args(kind) if part is not types.NoneType)
+                if typing.get_origin(kind) is Literal:
+                    kind, choices = str, typing.get_args(kind)
+                metadata = field.metadata
+                if "help" not in metadata:  # a plain field of a user's own task
+                    if field.default is dataclasses.MISSING:
+                        raise UsageError(f"the field {field.name!r} of {group_class.__name__} needs a default value")
+                    metadata = setting(field.default, "").metadata
+                name = metadata["name"] or field.name
+                if name in specs:
+                    raise UsageError(
+                        f"two settings are called {name!r}, one of the group {specs[name].group!r} and one of "
+                        f"{group_name!r}; rename the field of one, or give it setting(..., name=...)"
+                    )
+                specs[name] = Spec(name, field.name, group_name, kind, choices, field.default, metadata)
+        return specs
+
+    @functools.cached_property
+    def places(self) -> frozenset[str]:
+        """The settings that say where a run is kept, not what it is."""
+        return frozenset(spec.name for spec in self.specs.values() if spec.group == "output") | self._more_places
+
+    def known(self, key: object, where: str) -> Spec:
+        """The setting of that name, dashes allowed.
+
+        Raises:
+            UsageError: with the nearest name; `where` stands in front of the message.
+        """
+        name = str(key).replace("-", "_")
+        if name not in self.specs:
+            owners = {n: spec.name for spec in self.specs.values() for n in (spec.name, *spec.metadata["aliases"])}
+            hint = f"; did you mean {owners[name]!r}?" if name in owners else nearest(name, self.specs)
+            raise UsageError(f"{where}unknown key {str(key)!r}{hint}")
+        return self.specs[name]
+
+    def make(self, values: Mapping[str, object]) -> S:
+        """Build valid settings from names and values without their groups; what is not named has its default.
+
+        Args:
+            values: field names (dashes allowed) and values; numbers may be text.
+
+        Raises:
+            UsageError: for an unknown name, a value of a wrong type, and all that `validate` rejects.
+        """
+        grouped: dict[str, dict[str, Any]] = {field.name: {} for field in dataclasses.fields(self._class)}
+        for key, value in values.items():
+            spec = self.known(key, "")
+            grouped[spec.group][spec.field] = _convert(value, spec, spec.flag)
+        groups: dict[str, Any] = {
+            name: group_class(**grouped[name]) for name, group_class in typing.get_type_hints(self._class).items()
+        }
+        settings: S = self._class(**groups)
+        self.validate(settings)
+        return settings
+
+    def flatten(self, settings: S) -> dict[str, object]:
+        """Return a new dict of all settings by field name, without their groups; the inverse of `make`."""
+        return {spec.name: getattr(getattr(settings, spec.group), spec.field) for spec in self.specs.values()}
+
+    def validate(self, settings: S) -> None:
+        """Reject values out of bounds, settings that contradict each other and settings that would do nothing.
+
+        `parse` and `make` have called this; call it again after `dataclasses.replace`.
+
+        Raises:
+            UsageError: with the value and what to type instead.
+        """
+        values = self.flatten(settings)
+        for spec in self.specs.values():
+            _check_value(spec, values[spec.name])
+        for problem in self._contradictions(settings):
+            raise UsageError(problem)
+
+    def to_yaml(self, settings: S, *, comment: str = "", places: bool = True) -> str:
+        """Return all settings, defaults resolved, as YAML that ``--config`` reads back to equal settings.
+
+        Args:
+            settings: valid settings.
+            comment: informative lines (version, command line) for the head of the file; readers ignore them.
+            places: False leaves out ``cache_dir`` and the output group. A run folder is written so: given back with
+                ``--config``, it must neither aim at the folder of the first run nor carry its ``--overwrite``.
+        """
+        import yaml
+
+        # A control character would make the whole file unreadable, even in a comment.
+        printable = ("".join(c if c.isprintable() else "?" for c in line) for line in comment.splitlines())
+        blocks = ["".join(f"# {line}\n" for line in printable)] if comment else []
+        for field in dataclasses.fields(self._class):
+            values = {
+                spec.name: getattr(getattr(settings, field.name), spec.field)
+                for spec in self.specs.values()
+                if spec.group == field.name and (places or spec.name not in self.places)
+            }
+            if values:
+                # allow_unicode would leave U+0085 unquoted, which reads back as a line break; escapes are exact.
+                text = yaml.safe_dump(values, sort_keys=False, width=math.inf)
+                blocks.append(f"# {field.metadata['title']}\n{text}")
+        return "\n".join(blocks)
+
+    def load_yaml(self, path: str | Path) -> dict[str, object]:
+        """Return the settings named in a YAML file, by field name and converted to their types; not yet validated
+        together.
+
+        Raises:
+            UsageError: the file cannot be read, or has an unknown key, a key twice, or a value of a wrong type.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"--config {path} cannot be read: {error.strerror or error}") from error
+        except ValueError as error:
+            raise UsageError(f"{path} is not YAML: {error}") from error
+        loaded = read_yaml(text, str(path))
+        if loaded is None:
+            return {}
+        if not isinstance(loaded, dict):
+            line = ": ".join(self._example)
+            raise UsageError(f"{path} must hold lines like {line!r}, got {type(loaded).__name__}")
+        values: dict[str, object] = {}
+        for key, value in loaded.items():
+            spec = self.known(key, f"{path}: ")
+            if spec.name in values:  # once with a dash, once with an underscore
+                raise UsageError(f"{path}: the key {spec.name!r} is there twice; keep one")
+            values[spec.name] = _convert(value, spec, f"{path}: {spec.name}")
+        return values
+
+    def differing_keys(self, old: Mapping[str, object], new: Mapping[str, object]) -> list[tuple[str, object, object]]:
+        """Return ``(key, old value, new value)`` where two flat settings differ in what is run, not in where it is
+        kept.
+
+        A key that one of them lacks counts as None there.
+        """
+        keys = [key for key in {**old, **new} if key not in self.places]
+        return [(key, old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)]
+
+    def settings_hash(self, settings: S) -> str:
+        """Return six hexadecimal digits that name a run: equal for equal settings, wherever the run is kept."""
+        values = {
+            # Converted, because Python code may have put 1 where 1.0 is meant; the two print differently.
+            spec.name: _convert(value, spec, spec.flag)
+            for spec, value in zip(self.specs.values(), self.flatten(settings).values(), strict=True)
+            if spec.name not in self.places
+        }
+        for spec in self.specs.values():
+            if (spec.metadata["added_later"] or spec.name in self._added_later) and values[spec.name] == spec.default:
+                del values[spec.name]
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:6]
+
+    def build_parser(
+        self, prog: str, description: str, examples: str, more: Mapping[str, str] = types.MappingProxyType({})
+    ) -> argparse.ArgumentParser:
+        """Return the parser of all settings plus ``--config``, ``--print-config``, ``--version`` and ``--help``.
+
+        Parsed values are text as typed, and what was not typed is absent from the namespace: `parse` does the rest.
+        Usage errors raise `UsageError`.
+
+        Args:
+            prog: name of the program in the help.
+            description: one or two sentences above the flags.
+            examples: command lines for copy and paste, the end of the help; without a heading, which is written here.
+            more: flags that belong to the script and are no settings, by name, with their help.
+        """
+        parser = Parser(
+            prog=prog,
+            usage="%(prog)s [--FLAG VALUE ...]",
+            description=description,
+            epilog="examples:\n" + textwrap.indent(textwrap.dedent(examples).strip("\n"), "  "),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            argument_default=argparse.SUPPRESS,
+            allow_abbrev=False,
+            add_help=False,
+        )
+        metavars: Mapping[type, str] = {int: "N", float: "X", str: "TEXT"}
+        groups = {
+            field.name: parser.add_argument_group(field.metadata["title"]) for field in dataclasses.fields(self._class)
+        }
+        for spec in self.specs.values():
+            default = spec.metadata["unset"] if spec.default is None else spec.default
+            if spec.kind is bool:
+                groups[spec.group].add_argument(
+                    *spec.flags, dest=spec.name, action="store_true", help=spec.metadata["help"].replace("%", "%%")
+                )
+            else:
+                # No choices= or type= here: files and flags are converted and checked by the same code, after merging.
+                groups[spec.group].add_argument(
+                    *spec.flags,
+                    dest=spec.name,
+                    metavar="{" + ",".join(spec.choices) + "}" if spec.choices else metavars[spec.kind],
+                    help=f"{spec.metadata['help']} (default: {default})".replace("%", "%%"),
+                )
+        if more:
+            several = parser.add_argument_group("several runs")
+            for name, help in more.items():
+                several.add_argument(flag_of(name), dest=name, metavar="TEXT", help=help)
+        config = parser.add_argument_group("config")
+        config.add_argument("--config", metavar="FILE.yaml", help="read settings from a file; flags override it")
+        config.add_argument("--print-config", action="store_true", help="print all settings as YAML and exit")
+        config.add_argument("--version", action="version", version=f"asyncsgd {__version__}", help="print it and exit")
+        config.add_argument("-h", "--help", action="help", help="print this and exit")
+        return parser
+
+    def parse(
+        self,
+        argv: Sequence[str],
+        *,
+        prog: str,
+        description: str,
+        examples: str,
+        more: Mapping[str, str] = types.MappingProxyType({}),
+    ) -> Parsed[S]:
+        """Merge defaults, ``--config`` file and flags, in rising precedence, into valid settings.
+
+        ``none`` as the value of a flag takes a file's value back, where the setting may be left open. ``--help``,
+        ``--version`` and ``--print-config`` print to stdout and exit with code 0; of several ranks, all do.
+
+        Args:
+            argv: the arguments without the program's name.
+            prog: see `build_parser`, as for `description`, `examples` and `more`.
+
+        Raises:
+            UsageError: for everything the user has to type differently; the script prints it and exits with its code,
+                2.
+        """
+        parser = self.build_parser(prog, description, examples, more)
+        namespace, unknown = parser.parse_known_args(list(argv))
+        if unknown:
+            raise UsageError(self._unknown_argument(unknown, more))
+        typed = vars(namespace)
+        config, print_config = typed.pop("config", None), typed.pop("print_config", False)
+        given_more = {name: typed.pop(name) for name in more if name in typed}
+        values = {} if config is None else self.load_yaml(config)
+        for name, text in typed.items():
+            spec = self.specs[name]
+            left_open = spec.default is None and str(text).lower() == "none"
+            values[name] = None if left_open else _convert(text, spec, spec.flag)
+        try:
+            settings = self.make(values)
+        except UsageError as error:
+            if config is None:
+                raise
+            raise UsageError(f"{error} (settings of {config} and the command line together)") from error
+        if print_config:
+            print(self.to_yaml(settings), end="")
+            raise SystemExit(0)
+        return Parsed(settings, frozenset(values), given_more)
+
+    def _unknown_argument(self, unknown: Sequence[str], more: Mapping[str, str]) -> str:
+        flags = [argument.partition("=")[0] for argument in unknown if argument.startswith("-")]
+        if not flags:
+            name, value = self._example
+            return f"unexpected argument {unknown[0]!r}; every setting is a flag, e.g. {flag_of(name)} {value}"
+        known = [flag for spec in self.specs.values() for flag in spec.flags] + [flag_of(name) for name in more]
+        hint = nearest(flags[0], [*known, "--config", "--print-config", "--version", "--help"])
+        return f"unknown flag {flags[0]}{hint or '; --help lists every flag'}"

@@ -1,0 +1,411 @@
+"""The settings of a training run: frozen dataclasses that are the one source of flags, YAML keys, help and defaults.
+
+Standard library only (PyYAML is imported when a file is read or written), so that ``--help`` answers at once.
+
+A component is given the group it needs (`Optimization`, `Data`, ...), never the whole `Settings`. Precedence is
+default < ``--config`` file < flag. A setting that would do nothing in the run it is given for is an error.
+"""
+# ruff: noqa: RUF009 - the calls in the dataclasses' defaults are `setting` and `group`, which return dataclasses.field
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from asyncsgd.settings.flags import Flags, Parsed, flag_of, group, setting
+
+Mode = Literal["single", "sync", "async", "hogwild"]
+Transport = Literal["auto", "shared_memory", "process_group"]
+HogwildState = Literal["worker", "shared"]
+OptimizerName = Literal["sgd", "adamw"]
+Schedule = Literal["constant", "linear", "cosine"]
+Mask = Literal["token", "word"]
+Clock = Literal["measured", "virtual"]
+Device = Literal["auto", "cpu", "cuda"]
+Precision = Literal["fp32", "bf16", "fp16"]
+
+DEFAULT_SAMPLES = 9600
+# Far beyond what anybody trains with here: a larger number is a slip, and would end in an error of some library.
+MOST_SAMPLES = 10**12
+MOST_SECONDS = 1e9
+MOST_EVALUATIONS = 100_000
+MOST_BATCH = 65_536
+MOST_TOKENS = 65_536
+MOST_THREADS = 1024
+MOST_PROCESSES = 1024
+
+DEFAULT_LEARNING_RATE: Mapping[str, float] = {"adamw": 5e-4, "sgd": 0.1}
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """Which algorithm runs on how many workers.
+
+    >>> Job().mode
+    'async'
+    """
+
+    mode: Mode = setting("async", "single: one worker; sync: all-reduce; async: parameter server; hogwild: no lock")
+    nproc: int = setting(
+        1,
+        "gradient workers, in every mode",
+        at_least=1,
+        at_most=100_000,
+        example=4,
+        aliases=("nproc_per_node", "nprocs", "workers"),
+    )
+    rule: str = setting(
+        "asynchronous", "what the server does with an arriving gradient, as NAME[:key=value,...]; mode async only"
+    )
+    clock: Clock = setting(
+        "measured", "measured: real processes; virtual: one process, times drawn from --speeds; mode async only"
+    )
+    speeds: str | None = setting(
+        None,
+        "how long gradients take, as NAME[:value,key=value,...]; real workers wait until it has passed",
+        unset="as long as they take; constant:1 with --clock virtual",
+        example="exponential:1.0",
+    )
+    network: str | None = setting(
+        None,
+        "bytes=B,worker=BYTES_PER_SECOND,server=BYTES_PER_SECOND; --clock virtual only",
+        unset="transfers take no time",
+        example="bytes=6e6,worker=1e8,server=1e9",
+    )
+    churn: str | None = setting(
+        None,
+        "who leaves and joins when, as leave:worker=N,seconds=S;join:...; --clock virtual only",
+        unset="all workers stay from beginning to end",
+        example="leave:worker=1,seconds=2.0;join:worker=1,seconds=4.0",
+        added_later=True,
+    )
+    accumulate: int = setting(1, "batches per update; mode single only", at_least=1, at_most=MOST_BATCH)
+    transport: Transport = setting("auto", "how gradients travel between workers and server; mode async only")
+    hogwild_state: HogwildState = setting(
+        "worker", "optimizer state of each worker, or one shared by all; mode hogwild only"
+    )
+    seed: int = setting(0, "of the initial model, the order of the data and the masks", at_least=0, below=2**32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """When training ends and how often the model is evaluated; the first limit that is reached ends the run.
+
+    `samples` is None when only `seconds` limits the run. Evaluations are spread evenly over `samples`, or over
+    `seconds` when `samples` is None.
+    """
+
+    samples: int | None = setting(
+        None,
+        "sequences to train on, over all workers; 0: evaluate the model and stop",
+        unset=f"{DEFAULT_SAMPLES}, or no limit with --seconds",
+        at_least=0,
+        at_most=MOST_SAMPLES,
+        example=DEFAULT_SAMPLES,
+    )
+    seconds: float | None = setting(
+        None,
+        "seconds of training, evaluations not counted",
+        unset="no limit",
+        above=0,
+        at_most=MOST_SECONDS,
+        example=60,
+    )
+    target_loss: float | None = setting(
+        None, "stop when the evaluation loss is this low", unset="no target", above=0, example=5.0
+    )
+    evaluations: int = setting(
+        8, "evaluations after the first, evenly over the budget", at_least=1, at_most=MOST_EVALUATIONS
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimization:
+    """The optimizer and its learning rate over the run.
+
+    `learning_rate` and `schedule` are declared with the types they have inside a `Settings`, which fills them in; they
+    are None only in an `Optimization` that was built without them and has not been put into one.
+    """
+
+    optimizer: OptimizerName = setting("adamw", "update rule at the server")
+    learning_rate: float = setting(
+        None, "peak learning rate", unset="5e-4 for adamw, 0.1 for sgd", above=0, example=5e-4
+    )
+    schedule: Schedule = setting(
+        None, "learning rate after the warmup", unset="linear, or constant when --samples sets no limit"
+    )
+    warmup: int = setting(640, "samples until the learning rate reaches its peak", at_least=0, at_most=MOST_SAMPLES)
+    weight_decay: float = setting(0.01, "decoupled for adamw, L2 for sgd", at_least=0)
+    momentum: float = setting(0.0, "sgd only", at_least=0, below=1)
+    beta1: float = setting(0.9, "adamw only", at_least=0, below=1)
+    beta2: float = setting(0.999, "adamw only", at_least=0, below=1)
+    clip_norm: float = setting(1.0, "gradients longer than this are shortened to it; 0: never", at_least=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """The text, how it is cut into sequences, and what is masked.
+
+    Evaluations have masks of their own, so that runs that train with different ones take the same test.
+    """
+
+    data: str = setting("pydocs", "pydocs (built in, no network), a file, a folder or hub:NAME; A+B joins two")
+    eval_data: str | None = setting(None, "text to evaluate on", unset="held out from --data")
+    text_column: str = setting("text", "column of the data that holds the text")
+    seq_len: int = setting(128, "tokens per sequence", at_least=8, at_most=MOST_TOKENS)
+    batch_size: int = setting(16, "sequences in one gradient, per worker", at_least=1, at_most=MOST_BATCH)
+    mask: Mask = setting("token", "mask single tokens or whole words")
+    mask_prob: float = setting(0.15, "share of the tokens to predict", above=0, below=1)
+    eval_mask: Mask = setting(
+        "token", "as --mask, in evaluations; runs with different ones are not compared", added_later=True
+    )
+    eval_mask_prob: float = setting(0.15, "as --mask-prob, in evaluations", above=0, below=1, added_later=True)
+    eval_samples: int = setting(500, "sequences in one evaluation; 0: all", at_least=0, at_most=MOST_SAMPLES)
+    vocab_size: int = setting(
+        8192, "of the tokenizer trained for the models tiny and small", at_least=1, at_most=1_000_000
+    )
+    # A path of one machine: its default is found at run time and is never written into settings.yaml.
+    cache_dir: str | None = setting(None, "folder for prepared data", unset="the user's cache folder")
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """Which model is trained."""
+
+    model: str = setting("tiny", "tiny or small (new, no network), a folder or a name on the Hub")
+    dropout: float = setting(0.0, "of all dropout layers", at_least=0, below=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """What the run computes with."""
+
+    device: Device = setting("auto", "auto takes cuda where there is one")
+    precision: Precision = setting("fp32", "number format of the forward and backward pass")
+    threads: int = setting(
+        1, "CPU threads per worker, the same for every number of workers", at_least=1, at_most=MOST_THREADS
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """Where the run is written; nothing here changes a result."""
+
+    runs_dir: str = setting("runs", "folder in which the run gets a folder of its own")
+    run_dir: str | None = setting(None, "the run's folder itself", unset="named after the settings, in --runs-dir")
+    overwrite: bool = setting(False, "run again where a run is already; the earlier one is kept as NAME.before-N")
+
+
+@dataclasses.dataclass(frozen=True)
+class Common:
+    """The settings that every training has, whatever its task; defaults that depend on others are filled in.
+
+    `learning_rate` follows the optimizer; `samples` is 9600 unless `seconds` limits the run; `schedule` is linear where
+    there is a number of samples to stretch it over, otherwise constant. Bounds are checked by `validate`, not here.
+    """
+
+    job: Job = group(Job, "what to run")
+    budget: Budget = group(Budget, "budget")
+    optimization: Optimization = group(Optimization, "optimizer")
+    machine: Machine = group(Machine, "machine")
+    output: Output = group(Output, "output")
+
+    def __post_init__(self) -> None:
+        budget, optimization = self.budget, self.optimization
+        if budget.samples is None and budget.seconds is None:
+            budget = dataclasses.replace(budget, samples=DEFAULT_SAMPLES)
+        if optimization.schedule is None:
+            schedule: Schedule = "constant" if budget.samples is None else "linear"
+            optimization = dataclasses.replace(optimization, schedule=schedule)
+        if optimization.learning_rate is None and optimization.optimizer in DEFAULT_LEARNING_RATE:
+            learning_rate = DEFAULT_LEARNING_RATE[optimization.optimizer]
+            optimization = dataclasses.replace(optimization, learning_rate=learning_rate)
+        object.__setattr__(self, "budget", budget)
+        object.__setattr__(self, "optimization", optimization)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(Common):
+    """All settings of one pretraining run, by subject.
+
+    >>> Settings().optimization.learning_rate
+    0.0005
+    >>> timed = Settings(budget=Budget(seconds=60.0))
+    >>> timed.budget.samples, timed.optimization.schedule
+    (None, 'constant')
+    """
+
+    data: Data = group(Data, "data")
+    model: Model = group(Model, "model")
+
+
+def contradictions_of_job(job: Job, optimizer: OptimizerName, momentum: float) -> Iterator[str]:
+    """Yield what is wrong between settings of how a run goes, each within bounds, the first cause first."""
+    mode = job.mode
+    if mode == "single" and job.nproc > 1:
+        yield f"--mode single has one worker, got --nproc {job.nproc}; type --nproc 1, --mode sync or --mode async"
+    if job.nproc > MOST_PROCESSES and job.clock != "virtual":
+        yield (
+            f"--nproc {job.nproc} would be as many processes; type --nproc {MOST_PROCESSES} or less, or --mode async "
+            f"--clock virtual"
+        )
+    if job.accumulate > 1 and mode != "single":
+        yield (
+            f"--accumulate is for --mode single, got --mode {mode}; drop --accumulate, or type --mode single "
+            f"--accumulate {job.accumulate}"
+        )
+    defaults = {field.name: field.default for field in dataclasses.fields(Job)}
+    for name, owner in (("rule", "async"), ("transport", "async"), ("hogwild_state", "hogwild")):
+        if mode != owner and getattr(job, name) != defaults[name]:
+            flag = flag_of(name)
+            yield f"{flag} is for --mode {owner}, got --mode {mode}; drop {flag}, or type --mode {owner}"
+    if job.clock == "virtual" and mode != "async":
+        yield f"--clock virtual is for --mode async, got --mode {mode}; type --mode async (--rule synchronous for sync)"
+    if job.clock == "virtual" and job.transport != defaults["transport"]:
+        yield "--transport does nothing with --clock virtual, which has no processes; drop it"
+    if job.network is not None and job.clock != "virtual":
+        yield "--network is for --clock virtual; real workers have the network they have; drop it"
+    if job.churn is not None and job.clock != "virtual":
+        yield "--churn is for --clock virtual; drop it, or type --clock virtual"
+    if job.speeds is not None and mode == "single":
+        yield "--speeds is for several workers, got --mode single; drop it, or type --mode async"
+    if optimizer == "sgd" and momentum == 0 and job.hogwild_state != defaults["hogwild_state"]:
+        yield "--hogwild-state does nothing for --optimizer sgd without --momentum, which keeps no state; drop it"
+
+
+def contradictions_of_output(output: Output) -> Iterator[str]:
+    """Yield what is wrong between settings of where a run is written."""
+    if output.overwrite and output.run_dir is None:
+        yield "--overwrite does nothing without --run-dir, since every run gets a new folder; name the folder"
+    if output.run_dir is not None and output.runs_dir != Output().runs_dir:
+        yield "--runs-dir does nothing when --run-dir names the run's folder; drop one of the two"
+
+
+def common_contradictions(settings: Common) -> Iterator[str]:
+    """Yield what is wrong between the settings that every training has."""
+    budget, optimization = settings.budget, settings.optimization
+    optimizer = optimization.optimizer
+    yield from contradictions_of_job(settings.job, optimizer, optimization.momentum)
+    defaults = Optimization()
+    for name, owner in (("momentum", "sgd"), ("beta1", "adamw"), ("beta2", "adamw")):
+        if optimizer != owner and getattr(optimization, name) != getattr(defaults, name):
+            yield (
+                f"{flag_of(name)} is for --optimizer {owner}, got --optimizer {optimizer}; drop {flag_of(name)}, "
+                f"or type --optimizer {owner}"
+            )
+    if budget.samples is None and optimization.schedule != "constant":
+        yield (
+            f"--schedule {optimization.schedule} needs a number of samples to stretch over; add --samples "
+            f"{DEFAULT_SAMPLES}, or type --schedule constant"
+        )
+    if budget.samples == 0:
+        for name in ("seconds", "target_loss"):
+            if getattr(budget, name) is not None:
+                yield f"{flag_of(name)} does nothing with --samples 0, which trains nothing; drop one of the two"
+    yield from contradictions_of_output(settings.output)
+
+
+def _contradictions(settings: Settings) -> Iterator[str]:
+    yield from common_contradictions(settings)
+    defaults = Data()
+    if settings.data.vocab_size != defaults.vocab_size and settings.model.model not in ("tiny", "small"):
+        yield f"--vocab-size is for --model tiny and small; {settings.model.model!r} has its own tokenizer; drop it"
+    built_in = settings.data.data == "pydocs" and settings.data.eval_data in (None, "pydocs")
+    if built_in and settings.data.text_column != defaults.text_column:
+        yield "--text-column does nothing for --data pydocs, which has no columns; drop it, or name other data"
+
+
+FLAGS = Flags(Settings, _contradictions, places=("cache_dir",), example=("mode", "async"))
+
+
+def make_settings(values: Mapping[str, object]) -> Settings:
+    """Build valid settings from names and values without their groups; see `Flags.make`.
+
+    >>> make_settings({"mode": "sync", "nproc": 4, "learning-rate": "1e-4"}).optimization.learning_rate
+    0.0001
+    """
+    return FLAGS.make(values)
+
+
+def flatten(settings: Settings) -> dict[str, object]:
+    """Return a new dict of all settings by field name, without their groups; the inverse of `make_settings`.
+
+    >>> flatten(Settings())["seq_len"]
+    128
+    """
+    return FLAGS.flatten(settings)
+
+
+def validate(settings: Settings) -> None:
+    """Reject values out of bounds, contradictions and settings that would do nothing; see `Flags.validate`.
+
+    >>> validate(Settings(job=Job(nproc=0)))
+    Traceback (most recent call last):
+        ...
+    asyncsgd.errors.UsageError: --nproc must be 1 or more, got 0; type e.g. --nproc 4
+    """
+    FLAGS.validate(settings)
+
+
+def to_yaml(settings: Settings, *, comment: str = "", places: bool = True) -> str:
+    """Return all settings as YAML that ``--config`` reads back to equal settings; see `Flags.to_yaml`.
+
+    >>> to_yaml(Settings(), comment="a first run").splitlines()[:4]
+    ['# a first run', '', '# what to run', 'mode: async']
+    """
+    return FLAGS.to_yaml(settings, comment=comment, places=places)
+
+
+def load_yaml(path: str | Path) -> dict[str, object]:
+    """Return the settings named in a YAML file, not yet validated together; see `Flags.load_yaml`."""
+    return FLAGS.load_yaml(path)
+
+
+def load_run_settings(path: str | Path) -> Settings:
+    """Return the settings of a run from its settings.yaml, as they were understood when it ran.
+
+    A run from before ``--eval-mask`` was evaluated with the masks that it trained with.
+
+    Raises:
+        UsageError: if the file cannot be read, or is not valid.
+    """
+    values = load_yaml(path)
+    if "eval_mask" not in values:
+        values |= {"eval_" + name: values[name] for name in ("mask", "mask_prob") if name in values}
+    return make_settings(values)
+
+
+def differing_keys(old: Mapping[str, object], new: Mapping[str, object]) -> list[tuple[str, object, object]]:
+    """Return ``(key, old value, new value)`` where two flat settings differ in what is run, not in where it is kept.
+
+    >>> differing_keys({"seed": 0, "runs_dir": "a"}, {"seed": 1, "runs_dir": "b"})
+    [('seed', 0, 1)]
+    """
+    return FLAGS.differing_keys(old, new)
+
+
+def settings_hash(settings: Settings) -> str:
+    """Return six hexadecimal digits that name a run: equal for equal settings, wherever the run is kept.
+
+    >>> settings_hash(Settings()) == settings_hash(Settings(output=Output(runs_dir="elsewhere")))
+    True
+    """
+    return FLAGS.settings_hash(settings)
+
+
+def build_parser(prog: str, description: str, examples: str) -> argparse.ArgumentParser:
+    """Return the parser of all settings; see `Flags.build_parser`."""
+    return FLAGS.build_parser(prog, description, examples)
+
+
+def parse_settings(argv: Sequence[str], *, prog: str, description: str, examples: str) -> Parsed[Settings]:
+    """Merge defaults, ``--config`` file and flags, in rising precedence, into valid settings; see `Flags.parse`.
+
+    >>> parsed = parse_settings(["--seed", "3"], prog="train", description="", examples="")
+    >>> parsed.settings.job.seed, sorted(parsed.given)
+    (3, ['seed'])
+    """
+    return FLAGS.parse(argv, prog=prog, description=description, examples=examples)

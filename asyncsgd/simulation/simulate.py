@@ -1,0 +1,295 @@
+"""Simulate: a rule, a closed-form problem and speeds under virtual time, put together in one call."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from asyncsgd.errors import UsageError
+from asyncsgd.numbers import out_of_bounds, shortened
+from asyncsgd.optimizers import OptimizerRecipe, PlainSGD
+from asyncsgd.records.events import Evaluation, Event, Record, RuleActed
+from asyncsgd.rules import parse_rule
+from asyncsgd.rules.base import Rule
+from asyncsgd.runtime.base import Budget, Report, Result
+from asyncsgd.runtime.computation import ProblemGradients
+from asyncsgd.runtime.log import LogRecord
+from asyncsgd.runtime.replay import Replay
+from asyncsgd.runtime.virtual import Virtual
+from asyncsgd.schedules import Schedule
+from asyncsgd.server import Server
+from asyncsgd.simulation import gossip, streaming
+from asyncsgd.simulation.churn import Change, parse_churn
+from asyncsgd.simulation.gossip import Method
+from asyncsgd.simulation.problems import Instance, parse_problem
+from asyncsgd.simulation.speeds import Network, Sampler, parse_network, parse_speeds
+from asyncsgd.simulation.streaming import StreamingDiLoCo
+from asyncsgd.streams import OwnStreams
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulation:
+    """How a simulation ended."""
+
+    result: Result
+    evaluations: list[Evaluation]
+    """The first at time 0, the last at the end; `loss` is the excess f(x) - f*."""
+    parameters: Tensor
+    """float64 `(P,)`, the last ones; owned by the caller."""
+    version: int
+    num_arrivals: int
+    """Gradients that arrived, used or not."""
+    virtual_seconds: float
+    rule_acted: RuleActed
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """How a run of `SimulationSettings` ended."""
+
+    result: Result
+    parameters: Tensor
+    """The last ones (of gossip the mean model's), float64 `(P,)`."""
+    rule_acted: RuleActed | None
+    """None for a method without a server."""
+
+
+_BOUNDS: Mapping[str, Mapping[str, float]] = {
+    "workers": {"at_least": 1, "at_most": 100_000},
+    "evaluations": {"at_least": 1, "at_most": 100_000},
+    "seed": {"at_least": 0, "below": 2**32},
+    "learning_rate": {"above": 0, "below": math.inf},
+    "samples": {"above": 0, "at_most": 10**12},
+    "budget_seconds": {"above": 0, "at_most": 1e12},
+}
+"""Far beyond what anybody simulates: a larger number is a slip, and would end in an error of some library."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SimulationSettings:
+    """What ``experiments/simulate.py`` runs, as text and numbers; written to settings.yaml and read back by a replay.
+
+    >>> SimulationSettings(rule="rennala:batch=2", workers=4, samples=100).check()
+    """
+
+    rule: str = "asynchronous"
+    workers: int = 8
+    problem: str = "quadratic"
+    speeds: str = "exponential:1"
+    learning_rate: float = 0.05
+    samples: int | None = None
+    budget_seconds: float | None = None
+    evaluations: int = 8
+    network: str | None = None
+    churn: str | None = None
+    seed: int = 0
+
+    def check(self) -> None:
+        """Look at everything that does not need a run.
+
+        Raises:
+            UsageError: with the value and what to type instead.
+        """
+        for name, bounds in _BOUNDS.items():
+            value = getattr(self, name)
+            if value is not None and (wanted := out_of_bounds(value, **bounds)):
+                raise UsageError(f"--{name.replace('_', '-')} must be {wanted}, got {shortened(value)}")
+        if self.samples is None and self.budget_seconds is None:
+            raise UsageError("a simulation needs an end; type --samples 10000 or --budget-seconds 1000")
+        method = self.method()
+        if self.network is not None and not isinstance(method, Rule):
+            raise UsageError(f"--network is for rules of a server; {method.name} has none; drop it")
+        if self.churn is not None and not isinstance(method, Rule):
+            raise UsageError(f"--churn is for rules of a server; {method.name} has none; drop it")
+        self.instance(), self.sampler(), self.links(), self.changes()
+
+    def method(self) -> Rule | Method | StreamingDiLoCo:
+        """The rule, or the method with a runtime of its own."""
+        return gossip.parse(self.rule) or streaming.parse(self.rule) or parse_rule(self.rule)
+
+    def instance(self) -> Instance:
+        return parse_problem(self.problem).on(self.workers, self.seed)
+
+    def sampler(self) -> Sampler:
+        return parse_speeds(self.speeds).on(self.workers, self.seed)
+
+    def links(self) -> Network | None:
+        return None if self.network is None else parse_network(self.network)
+
+    def changes(self) -> tuple[Change, ...]:
+        return () if self.churn is None else parse_churn(self.churn, self.workers)
+
+    def run(self, report: Report, stop_requested: Callable[[], bool] = lambda: False) -> Finished:
+        """Run it."""
+        method, instance, sampler = self.method(), self.instance(), self.sampler()
+        budget = Budget(self.samples, self.budget_seconds)
+        if isinstance(method, Rule):
+            done = simulate(
+                method,
+                instance,
+                sampler,
+                num_workers=self.workers,
+                learning_rate=self.learning_rate,
+                budget=budget,
+                evaluations=self.evaluations,
+                report=report,
+                network=self.links(),
+                churn=self.changes(),
+                stop_requested=stop_requested,
+            )
+            return Finished(done.result, done.parameters, done.rule_acted)
+        if isinstance(method, StreamingDiLoCo):
+            streamed = streaming.stream(
+                method,
+                instance,
+                sampler,
+                num_workers=self.workers,
+                learning_rate=self.learning_rate,
+                budget=budget,
+                evaluations=self.evaluations,
+                report=report,
+                stop_requested=stop_requested,
+            )
+            return Finished(streamed.result, torch.from_numpy(streamed.outer), None)
+        gossiped = gossip.gossip(
+            method,
+            instance,
+            sampler,
+            num_workers=self.workers,
+            learning_rate=self.learning_rate,
+            budget=budget,
+            evaluations=self.evaluations,
+            seed=self.seed,
+            report=report,
+            stop_requested=stop_requested,
+        )
+        return Finished(gossiped.result, torch.from_numpy(gossiped.models.mean(axis=0)), None)
+
+    def replay(self, records: Sequence[LogRecord], check_every: int = 1) -> tuple[Replay, Server]:
+        """A replay of the run's log, and the server that it changes.
+
+        Raises:
+            UsageError: for a method without a server.
+        """
+        rule = self.method()
+        if not isinstance(rule, Rule):
+            raise UsageError(f"{rule.name} has no server whose log could be replayed; simulate it again: same bits")
+        computation = ProblemGradients(self.instance())
+        parameters = computation.initial()
+        server = Server(parameters, rule, PlainSGD(parameters), lambda num_samples: self.learning_rate)
+        batches = OwnStreams(self.workers, None)
+        replay = Replay(server, computation, batches, records, num_workers=self.workers, check_every=check_every)
+        return replay, server
+
+
+def vector_sha256(parameters: Tensor) -> str:
+    """The sha256 of a vector's bytes: equal exactly when all bits are equal."""
+    return hashlib.sha256(parameters.contiguous().numpy().tobytes()).hexdigest()
+
+
+def simulate(
+    rule: Rule,
+    instance: Instance,
+    sampler: Sampler,
+    *,
+    num_workers: int,
+    learning_rate: float | Schedule,
+    budget: Budget,
+    evaluations: int = 20,
+    report: Report | None = None,
+    network: Network | None = None,
+    churn: Sequence[Change] = (),
+    inner: OptimizerRecipe | None = None,
+    stop_requested: Callable[[], bool] = lambda: False,
+) -> Simulation:
+    """Run `rule` on `instance` with plain SGD at the server.
+
+    Every worker draws its samples from a stream of its own, and its times from another, both functions of the seeds
+    that `instance` and `sampler` were made with; so two rules on one seed meet identical speeds and samples.
+
+    Args:
+        instance: from ``problem.on(num_workers, seed)``; a sample is one stochastic gradient.
+        sampler: from ``speeds.on(num_workers, seed)``.
+        learning_rate: a number, or a function of the samples that arrived.
+        inner: the optimizer of local steps; None: plain SGD.
+
+    >>> from asyncsgd.simulation.problems import Mode
+    >>> from asyncsgd.rules import Asynchronous
+    >>> from asyncsgd.simulation.speeds import Constant
+    >>> done = simulate(
+    ...     Asynchronous(), Mode().on(1, seed=0), Constant().on(1, seed=0),
+    ...     num_workers=1, learning_rate=0.5, budget=Budget(seconds=3.0), evaluations=3,
+    ... )
+    >>> [(evaluation.train_seconds, evaluation.loss) for evaluation in done.evaluations]
+    [(0.0, 0.5), (1.0, 0.125), (2.0, 0.03125), (3.0, 0.0078125)]
+    """
+    computation = ProblemGradients(instance, inner)
+    parameters = computation.initial()
+    if callable(learning_rate):
+        schedule = learning_rate
+    else:
+        constant = learning_rate
+
+        def schedule(num_samples: int) -> float:
+            return constant
+
+    server = Server(parameters, rule, PlainSGD(parameters), schedule)
+    runtime = Virtual(
+        server,
+        computation,
+        sampler,
+        OwnStreams(num_workers, budget.to_hand_out(rule)),
+        computation.measure,
+        num_workers=num_workers,
+        budget=budget,
+        evaluations=evaluations,
+        report=report,
+        network=network,
+        churn=churn,
+        stop_requested=stop_requested,
+    )
+    result = runtime.run()
+    return Simulation(
+        result,
+        runtime.evaluations,
+        parameters,
+        server.version,
+        runtime.num_arrivals,
+        runtime.train_seconds,
+        server.rule_acted,
+    )
+
+
+def arrival_seconds(speeds: str, rule: str, num_workers: int, seed: int, number: int) -> list[float]:
+    """When the first `number` gradients arrive under `rule`, in virtual seconds.
+
+    Times depend on speeds and on the rule's replies only, not on what is computed, so a problem of one dimension gives
+    the times of any training run with as many gradients.
+
+    >>> arrival_seconds("slow:worker=0,factor=3", "asynchronous", 2, 0, 4)
+    [1.0, 2.0, 3.0, 3.0]
+    >>> arrival_seconds("slow:worker=0,factor=3", "synchronous", 2, 0, 4)
+    [1.0, 3.0, 4.0, 6.0]
+    """
+    times: list[float] = []
+
+    def note(record: Record) -> None:
+        if isinstance(record, Event):
+            times.append(record.train_seconds)
+
+    simulate(
+        parse_rule(rule),
+        parse_problem("mode").on(num_workers, seed),
+        parse_speeds(speeds).on(num_workers, seed),
+        num_workers=num_workers,
+        learning_rate=0.1,
+        budget=Budget(samples=number),
+        evaluations=1,
+        report=note,
+    )
+    return times

@@ -1,0 +1,773 @@
+"""Run a plan: tune, find and fix target and budget, test, fine-tune; stop anywhere and go on later.
+
+What is done is read from the run folders alone, so nothing has to be kept up to date, and a killed sweep leaves nothing
+locked: the only lock is one that the kernel takes back with the process.
+
+Runs that measure time have the machine to themselves, one after another, in this process and with workers from one
+fork server; runs on the virtual clock and fine-tuning run beside one another (`jobs`), each in a process forked from
+that same server, so no run pays for imports again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import json
+import math
+import os
+import shlex
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from asyncsgd.errors import RunError, UsageError
+from asyncsgd.records.events import DIVERGED, DONE, FAILED, read_events, write_json, write_text
+from asyncsgd.records.locks import lock, wait_for_lock
+from asyncsgd.runtime.processes import end_with_parent
+from asyncsgd.scripts.run_folder import open_finetune_folder, open_run_folder, set_aside
+from asyncsgd.settings.finetuning import make_finetune_settings
+from asyncsgd.settings.training import Settings, differing_keys, flatten, load_run_settings, make_settings
+from asyncsgd.settings.yaml_reader import read_yaml
+from asyncsgd.study.plan import (
+    BASE,
+    STAGES,
+    TIMED,
+    Arm,
+    Plan,
+    PlannedRun,
+    Stage,
+    flags_of,
+    flags_of_values,
+    read_config,
+    resolve,
+    sha256_of,
+)
+
+PRELOAD = (
+    "asyncsgd.training",
+    "asyncsgd.scripts.finetuning",
+    "transformers.models.auto.tokenization_auto",
+    "transformers.models.bert.tokenization_bert",
+)
+"""What runs in processes of their own import beside what workers do."""
+
+FINISHED = (DONE, DIVERGED)
+"""A run that diverged is a result: it would diverge again."""
+
+NOT_STARTED = "NOT STARTED"
+STOP_SECONDS = 30.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One run that is to be made, with the settings it gets, by name."""
+
+    run: PlannedRun
+    values: Mapping[str, Any]
+
+    @property
+    def measures(self) -> bool:
+        """Whether its seconds are a result, so that nothing else may run beside it."""
+        return self.run.stage in TIMED and self.values.get("clock") != "virtual"
+
+    @property
+    def command(self) -> list[str]:
+        """What one types to make this run alone."""
+        if self.run.stage == "finetune":
+            return ["python", "experiments/stilt_finetune.py", *flags_of_values(self.values)]
+        return ["python", "experiments/stilt_mlm.py", *flags_of(make_settings(self.values))]
+
+
+class Sweep:
+    """A plan and the folder it is carried out in.
+
+    Args:
+        plan: of `asyncsgd.study.plan.make_plan`.
+        config_text: the file that the plan was made from, kept beside it.
+        out: the sweep's folder.
+
+    `look` and `open` raise UsageError if `out` holds a sweep of another config, or cannot be written.
+    """
+
+    def __init__(self, plan: Plan, config_text: str, out: Path) -> None:
+        self.plan, self.out = plan, out
+        self.chosen: dict[str, Mapping[str, Any]] = {}
+        self._losses: dict[tuple[str, int], list[float | None]] = {}
+        self._scores: dict[tuple[str, int], float | None] = {}
+        self._targets: dict[str, float] = {}
+        self.budgets: dict[str, float] = {}
+        """Seconds of the test runs that a reference arm times, by its name; without those that are not known yet."""
+        self._analysis_sha256: str | None = None
+        self._config_text = config_text
+
+    def look(self) -> None:
+        """Read how far the sweep is, and write nothing."""
+        if self.out.exists() and not self.out.is_dir():
+            raise UsageError(f"{self.out} is a file; type --out FOLDER")
+        before = self._config_before()
+        if before is not None and before != self.plan.config_sha256:
+            raise UsageError(
+                f"{self.out} holds a sweep of another config; type another --out, or go back to the config in "
+                f"{self.out / 'sweep.yaml'}"
+            )
+        if before is None and self.out.is_dir() and any(path.is_dir() for path in self.out.iterdir()):
+            raise UsageError(f"{self.out} holds other things and no sweep; type another --out")
+        # what was registered stays in the plan while earlier stages are looked at again
+        kept = self._read(self.out / "plan.json") or {}
+        self._targets = kept.get("targets") or {}
+        self._analysis_sha256 = kept.get("analysis_sha256")
+        self.choose()
+
+    def _config_before(self) -> str | None:
+        """The hash of the config that the folder was made from; None where there is no sweep in it yet."""
+        plan = self._read(self.out / "plan.json")
+        if plan is not None:
+            return str(plan.get("config_sha256"))
+        # Damaged, or gone: it is written again, if the config beside it is still this one.
+        kept = self.out / "sweep.yaml"
+        return sha256_of(read_config(kept)) if kept.is_file() else None
+
+    def open(self) -> None:
+        """Read how far the sweep is and write its plan into its folder."""
+        self.look()
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+            write_text(self.out / "sweep.yaml", self._config_text)
+            self._write_plan()
+        except OSError as error:
+            raise UsageError(f"{self.out} cannot be written ({error.strerror}); type --out FOLDER") from error
+
+    # ---- what there is ----------------------------------------------------------------------------------
+
+    def status(self, run: PlannedRun) -> str:
+        """The status in a run's summary, or `NOT_STARTED`, or INTERRUPTED where it was killed."""
+        path = self.out / run.folder
+        summary = self._read(path / "summary.json")
+        if summary is not None:
+            return str(summary.get("status"))
+        return "INTERRUPTED" if path.is_dir() and any(path.iterdir()) else NOT_STARTED
+
+    def to_do(self, stage: Stage, *, retry: bool = False, pretend: bool = False) -> list[Job]:
+        """The runs of a stage that are still to be made, in the order of the plan.
+
+        Fine-tuning runs whose pretraining run has not left a model are not among them.
+
+        Args:
+            retry: FAILED runs are to be made again.
+            pretend: put something in the place of what is not known before earlier stages are done (the first trial,
+                the base model), to estimate how long runs take.
+
+        Raises:
+            UsageError: if a finished run has other settings than the plan gives it.
+        """
+        jobs = []
+        for run in self.plan.of_stage(stage):
+            status = self.status(run)
+            values = self.values(run, pretend=pretend)
+            if values is None:
+                continue
+            if status in FINISHED:
+                self._check_same(run, values)
+            elif status != FAILED or retry:
+                jobs.append(Job(run, values))
+        return jobs
+
+    def values(self, run: PlannedRun, *, pretend: bool = False) -> dict[str, Any] | None:
+        """The settings of a run by name; None while they are not known, or can never be had; see `to_do`."""
+        place = {"run_dir": str(self.out / run.folder)}
+        if run.stage != "finetune":
+            chosen = dict(self.chosen)
+            if run.stage in ("pilot", "test") and run.arm not in chosen and (trials := self.plan.arm(run.arm).trials):
+                if not pretend:
+                    return None
+                chosen[run.arm] = trials[0]
+            reference = self.plan.timed_by.get(run.arm)
+            if run.stage == "test" and reference is not None and reference not in self.budgets:
+                return None
+            return self.plan.values(run, chosen, self.budgets) | self._model_of(run, pretend) | place
+        assert self.plan.finetune is not None
+        assert run.finetune_seed is not None
+        own = {key: value for key, value in self.plan.finetune.items() if key not in ("repetitions", "baseline")}
+        origin = str(self._model_of(run, pretend).get("model", self.plan.base.get("model", "tiny")))
+        if run.parent is not None:
+            parent = self._read(self.out / run.parent / "summary.json")
+            if parent is not None and parent.get("status") == DONE:
+                origin = str(self.out / run.parent)
+            elif not pretend:
+                return None
+        return own | {"init_from": origin, "seed": run.finetune_seed} | place
+
+    def _model_of(self, run: PlannedRun, pretend: bool) -> dict[str, Any]:
+        """The base model made by this sweep, as a setting; nothing where the config names one."""
+        if self.plan.base_model is None or run.stage == "base":
+            return {}
+        model = self.out / BASE / "model"
+        if pretend and not model.is_dir():
+            return {"model": self.plan.base_model.get("model", "tiny")}
+        return {"model": str(model)}
+
+    def _check_same(self, run: PlannedRun, values: Mapping[str, Any]) -> None:
+        if run.stage == "finetune":
+            return
+        path = self.out / run.folder / "settings.yaml"
+        if self.plan.base_model is not None and run.stage != "base":
+            began, base = (
+                (self._read(self.out / folder / "summary.json") or {}).get(key)
+                for folder, key in ((run.folder, "init_sha256"), (BASE, "parameters_sha256"))
+            )
+            if None not in (began, base) and began != base:
+                raise UsageError(
+                    f"{path.parent} started from another base model than the one in {self.out / BASE}, which was made "
+                    f"again since; type another --out"
+                )
+        old = flatten(load_run_settings(path))
+        different = differing_keys(old, flatten(make_settings(values)))
+        if self.plan.base_model is not None:  # made here: its path has changed where the sweep's folder was moved
+            different = [change for change in different if change[0] != "model"]
+        if different:
+            listed = ", ".join(f"{key} {before} -> {now}" for key, before, now in different)
+            raise UsageError(f"{path.parent} is done with other settings ({listed}); type another --out")
+
+    # ---- tuning and target ------------------------------------------------------------------------------
+
+    def choose(self) -> list[PlannedRun]:
+        """Read what tuning has found and choose for every arm whose trials are all finished.
+
+        The chosen trial has the lowest mean of the final evaluation losses over the tuning seeds; a diverged one
+        counts as infinite. Of equal ones the first wins.
+
+        Returns:
+            The tuning runs that are still missing.
+        """
+        missing = []
+        finals: dict[str, float | None] = {}
+        for run in self.plan.of_stage("tuning"):
+            if self.status(run) in FINISHED:
+                finals[run.folder] = self._final_loss(run)
+            else:
+                missing.append(run)
+        unfinished = {run.arm for run in missing}
+        for arm in self.plan.arms:
+            for number, trial in enumerate(arm.trials):
+                first = arm.trials.index(trial)
+                folders = [f"tuning/{arm.name}/t{first}-s{seed}" for seed in self.plan.tuning_seeds]
+                losses = [finals.get(folder) for folder in folders]
+                self._losses[arm.name, number] = losses
+                finite = [loss for loss in losses if loss is not None]
+                self._scores[arm.name, number] = statistics.fmean(finite) if len(finite) == len(losses) else None
+            if arm.trials and arm.name not in unfinished:
+                scores = [self._scores[arm.name, number] for number in range(len(arm.trials))]
+                best = min(range(len(scores)), key=lambda number: _or_infinite(scores[number]))
+                self.chosen[arm.name] = arm.trials[best]
+        self._find_budgets()
+        return missing
+
+    def all_diverged(self) -> list[str]:
+        """The arms of which no trial of tuning has a score."""
+        return [
+            arm.name
+            for arm in self.plan.arms
+            if arm.trials and all(self._scores[arm.name, number] is None for number in range(len(arm.trials)))
+        ]
+
+    def _final_loss(self, run: PlannedRun) -> float | None:
+        summary = self._read(self.out / run.folder / "summary.json") or {}
+        loss = summary.get("final_eval_loss")
+        return loss if summary.get("status") == DONE and isinstance(loss, float) else None
+
+    def register(self) -> None:
+        """Write analysis.yaml, once, before the first test run; and check that it still says the same afterwards.
+
+        Raises:
+            UsageError: if it was changed, or the plan's analysis was.
+            RunError: if no pilot run of a reference arm gives a target or a budget.
+        """
+        import yaml
+
+        analysis = self.plan.analysis
+        if analysis is None:
+            return
+        targets, origin, pilots = self._find_targets()
+        self._targets = targets
+        self._find_budgets()
+        if unknown := sorted(set(self.plan.timed_by.values()) - set(self.budgets)):
+            raise RunError(
+                f"every pilot run of {unknown[0]} diverged, so the seconds of the test runs are not known; lower its "
+                f"learning rates"
+            )
+        content: dict[str, Any] = {
+            "schema": 1,
+            "study": self.plan.name,
+            "reference": analysis.reference,
+            **({} if analysis.control is None else {"control": analysis.control}),
+            "primary": {
+                "endpoint": analysis.endpoint,
+                "num_workers": analysis.num_workers,
+                "clock": analysis.clock,
+            },
+            "alpha": analysis.alpha,
+            "margins": dict(analysis.margins),
+            "family": list(analysis.family),
+            "num_seeds": len(self.plan.seeds),
+            "seeds": list(self.plan.seeds),
+            "targets": targets,
+            "budget_seconds": self.budgets,
+            "target_from": origin,
+            "pilots": pilots,
+            "config_sha256": self.plan.config_sha256,
+        }
+        text = yaml.safe_dump(content, sort_keys=False)
+        path = self.out / "analysis.yaml"
+        with alone(self.out):  # other shards register too
+            if path.exists():
+                try:
+                    kept = read_yaml(path.read_text(encoding="utf-8"), str(path))
+                except ValueError:
+                    kept = None
+                # An older version registered less; what it did must still be so.
+                same = isinstance(kept, dict) and all(content.get(key) == value for key, value in kept.items())
+                if not same:
+                    raise UsageError(
+                        f"{path} was written before the test runs and no longer says what the config says; a "
+                        f"registration is not changed afterwards: put the old file back, or type another --out"
+                    )
+            elif any(self.status(run) != NOT_STARTED for run in self.plan.of_stage("test")):
+                raise UsageError(
+                    f"{path} is not there, though test runs are; a registration written now would be younger than "
+                    f"they are: put the old file back, or type another --out"
+                )
+            else:
+                write_text(path, text)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        if self._analysis_sha256 not in (None, digest):
+            raise UsageError(
+                f"{path} has been changed since it was written; put the old file back, or type another --out"
+            )
+        self._analysis_sha256 = digest
+        self._write_plan()
+        print(f"analysis.yaml  sha256 {digest[:16]}", flush=True)
+
+    def _pilots_of(self, arm: Arm) -> list[str]:
+        """The folders of the runs that tell the target and the seconds of a reference arm: its pilots, or without any
+        the tuning runs of its chosen trial.
+        """
+        if self.plan.pilot_seeds:
+            return [f"pilot/{arm.name}/s{seed}" for seed in self.plan.pilot_seeds]
+        if arm.name not in self.chosen:
+            return []
+        number = arm.trials.index(self.chosen[arm.name])
+        return [f"tuning/{arm.name}/t{number}-s{seed}" for seed in self.plan.tuning_seeds]
+
+    def _find_budgets(self) -> None:
+        """The median training seconds of the pilots of every reference arm of which all have ended."""
+        for name in sorted(set(self.plan.timed_by.values())):
+            found = [
+                self._read(self.out / folder / "summary.json") or {} for folder in self._pilots_of(self.plan.arm(name))
+            ]
+            if all(summary.get("status") in FINISHED for summary in found):
+                seconds = [summary["train_seconds"] for summary in found if summary["status"] == DONE]
+                if seconds:
+                    self.budgets[name] = statistics.median(seconds)
+
+    def assume_budgets(self, seconds_of: Callable[[Settings], float]) -> None:
+        """Put an estimate in the place of the budgets that are not known yet."""
+        for name in sorted(set(self.plan.timed_by.values()) - set(self.budgets)):
+            run = PlannedRun("", "pilot", name, 0)
+            self.budgets[name] = seconds_of(make_settings(self.values(run, pretend=True) or {}))
+
+    def _find_targets(self) -> tuple[dict[str, float], str | None, dict[str, dict[str, float]]]:
+        """The target loss of every reference arm, how it was found, and between which losses: `runs` pilots fell from
+        `first_loss` to `best_loss`, both medians.
+        """
+        analysis = self.plan.analysis
+        assert analysis is not None
+        arms = [arm for arm in self.plan.arms if arm.algorithm == analysis.reference]
+        if analysis.target_loss is not None:
+            return {arm.name: analysis.target_loss for arm in arms}, "given in the config", {}
+        pilots = self.plan.pilot_seeds or self.plan.tuning_seeds
+        if not pilots:
+            return {}, None, {}
+        targets, found, diverged = {}, {}, 0
+        for arm in arms:
+            curves = []
+            for folder in self._pilots_of(arm):
+                path = self.out / folder / "events.jsonl"
+                losses = [record["loss"] for record in read_events(path) if record.get("kind") == "evaluate"]
+                if losses and all(loss is not None for loss in losses):
+                    curves.append(losses)
+                else:
+                    diverged += 1
+            if not curves:
+                raise RunError(
+                    f"every pilot run of {arm.name} diverged, so there is no target; lower its learning rates"
+                )
+            first = statistics.median(curve[0] for curve in curves)
+            best = statistics.median(min(curve) for curve in curves)
+            found[arm.name] = {"runs": len(curves), "first_loss": round(first, 6), "best_loss": round(best, 6)}
+            targets[arm.name] = round(first - analysis.target_share * (first - best), 6)
+        own = "seeds of their own" if self.plan.pilot_seeds else "tuning seeds"
+        origin = (
+            f"{100 * analysis.target_share:g} % of the median improvement of {len(pilots)} pilot "
+            f"run{'s' * (len(pilots) != 1)} of the reference ({'its chosen trial, ' * bool(arms[0].trials)}{own})"
+        )
+        return targets, origin + (f"; {diverged} that diverged left out" if diverged else ""), found
+
+    def _write_plan(self) -> None:
+        content = self.plan.as_json(self.chosen, self._losses, self._scores, self._targets, self.budgets)
+        content["analysis_sha256"] = self._analysis_sha256
+        with alone(self.out):
+            write_json(self.out / "plan.json", content)
+
+    @staticmethod
+    def _read(path: Path) -> dict[str, Any] | None:
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError):
+            return None  # torn: as good as none
+        return content if isinstance(content, dict) else None
+
+
+def _or_infinite(score: float | None) -> float:
+    return math.inf if score is None else score
+
+
+@contextlib.contextmanager
+def locked(out: Path, shard: str) -> Iterator[None]:
+    """Keep a second sweep of the same shard, or one cut into other shards, out of the folder; the kernel frees the
+    locks when this process ends.
+
+    Args:
+        shard: the first of two shards is ``1-of-2``, and all of it ``1-of-1``.
+
+    Raises:
+        UsageError: if another one is at work there, or the folder cannot be written.
+    """
+    number = shard.rpartition("-of-")[2]
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        file = open(out / f".lock-{shard}", "a", encoding="utf-8")  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise UsageError(f"{out} cannot be written ({error.strerror}); type --out FOLDER") from error
+    with file:
+        with alone(out):  # so that two that look at the same time do not refuse each other
+            free = lock(file) and all(
+                _is_free(path) for path in out.glob(".lock-*-of-*") if not path.name.endswith(f"-of-{number}")
+            )
+        if not free:
+            raise UsageError(
+                f"another sweep is at work in {out}; wait for it, or stop it, or give each its part of the same "
+                f"number: --shard 1/2 and --shard 2/2"
+            )
+        yield
+
+
+@contextlib.contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """Shards of one sweep write its files one after another; to be held for milliseconds."""
+    with open(out / ".lock-files", "a", encoding="utf-8") as file:
+        wait_for_lock(file)
+        yield
+
+
+def _is_free(path: Path) -> bool:
+    with open(path, "a", encoding="utf-8") as file:
+        return lock(file)
+
+
+# ---- running -----------------------------------------------------------------------------------------------
+
+
+class Stopped(Exception):
+    """The user has asked the sweep to stop."""
+
+
+class Runner:
+    """Makes runs, one at a time where time is measured, several at a time where it is not.
+
+    Args:
+        context: of `asyncsgd.runtime.processes.fork_server`, with `PRELOAD`.
+        jobs: how many runs may go on side by side.
+    """
+
+    def __init__(self, sweep: Sweep, context: ForkServerContext, jobs: int) -> None:
+        self._sweep, self._context, self._jobs = sweep, context, jobs
+        self._running: dict[int, tuple[BaseProcess, Job, float]] = {}
+        self._stop = False
+        self.failed: list[Job] = []
+        self._number = self._of = 0
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        """Make all runs: first those that measure time, alone, then the others.
+
+        Raises:
+            Stopped: after the first Ctrl-C or SIGTERM, when what was running has saved what it had.
+        """
+        self._number, self._of = 0, len(jobs)
+        with self._signals():
+            if any(job.measures for job in jobs):
+                import asyncsgd.training  # noqa: F401 - takes seconds, in which a Ctrl-C is not yet heard by the run
+            for job in jobs:
+                if job.measures:
+                    self._run_here(job)
+            others = [job for job in jobs if not job.measures]
+            try:
+                while others or self._running:
+                    while others and len(self._running) < self._jobs and not self._stop:
+                        self._start(others.pop(0))
+                    if self._stop:
+                        break
+                    self._collect()
+            finally:
+                self._end_all()
+        if self._stop:
+            raise Stopped
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        def ask(number: int, frame: Any) -> None:
+            if self._stop:
+                for process, _, _ in self._running.values():
+                    process.kill()
+                raise KeyboardInterrupt
+            self._stop = True
+            print("stopping; runs save what they have (once more to leave at once)", file=terminal, flush=True)
+
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        # stderr itself goes to a log while a run is made here
+        with os.fdopen(os.dup(2), "w", encoding="utf-8") as terminal:
+            try:
+                yield
+            finally:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+
+    def _run_here(self, job: Job) -> None:
+        if self._stop:
+            raise Stopped
+        began = time.monotonic()
+        with _output_to(self._log_of(job)):
+            code = _make_run(job, self._context)
+        self._tell(job, time.monotonic() - began)
+        if code == 130:
+            self._stop = True
+            raise Stopped
+
+    def _start(self, job: Job) -> None:
+        process = self._context.Process(target=_make_run_in_child, args=(job, self._log_of(job)))
+        process.start()
+        self._running[process.sentinel] = (process, job, time.monotonic())
+
+    def _collect(self) -> None:
+        for sentinel in wait(list(self._running), 0.2):
+            assert isinstance(sentinel, int)
+            process, job, began = self._running.pop(sentinel)
+            process.join()
+            self._tell(job, time.monotonic() - began)
+
+    def _end_all(self) -> None:
+        for process, _, _ in self._running.values():
+            process.terminate()
+        deadline = time.monotonic() + STOP_SECONDS
+        for process, _, _ in self._running.values():
+            process.join(max(0.0, deadline - time.monotonic()))
+            if process.exitcode is None:
+                process.kill()
+        self._running.clear()
+
+    def _log_of(self, job: Job) -> Path:
+        return self._sweep.out / "logs" / (job.run.folder.replace("/", "-") + ".txt")
+
+    def _tell(self, job: Job, seconds: float) -> None:
+        self._number += 1
+        status = self._sweep.status(job.run)
+        summary = Sweep._read(self._sweep.out / job.run.folder / "summary.json") or {}
+        result = ""
+        macro_f1 = (summary.get("metrics") or {}).get("macro_f1")
+        if isinstance(macro_f1, float):
+            result = f"macro-F1 {macro_f1:.4f}"
+        elif isinstance(summary.get("final_eval_loss"), float):
+            result = f"loss {summary['final_eval_loss']:.4f}"
+        width = len(str(self._of))
+        print(
+            f"[{self._number:{width}}/{self._of}] {job.run.folder:44} {status:11} {result:16} {seconds:6.1f} s",
+            flush=True,
+        )
+        if status not in FINISHED:
+            if status == NOT_STARTED:
+                status = "it left nothing"
+            if not self._stop:
+                self.failed.append(job)
+                message = summary.get("message")
+                told = f"{message}; " if message else ""
+                print(f"  {status}: {told}see {self._log_of(job)}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _output_to(path: Path) -> Iterator[None]:
+    """Send what this process prints, and its worker processes' messages, to a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = os.dup(1), os.dup(2)
+    with open(path, "w", encoding="utf-8") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(io.UnsupportedOperation, ValueError):
+                    stream.flush()
+            for fd, number in zip(saved, (1, 2), strict=True):
+                os.dup2(fd, number)
+                os.close(fd)
+
+
+def _make_run_in_child(job: Job, log: Path) -> None:
+    """Entry point of a run in a process of its own."""
+    end_with_parent()  # a killed sweep must not leave runs behind that write into folders the next one uses
+    # Out of the terminal's group: the sweep passes Ctrl-C on as SIGTERM, and two signals would mean to leave at once.
+    os.setpgid(0, 0)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # which the fork server never hears
+    with _output_to(log):
+        code = _make_run(job, None)
+    os._exit(code)
+
+
+def _make_run(job: Job, context: ForkServerContext | None) -> int:
+    """Make one run in this process; return its exit code. What goes wrong is in its log and its folder."""
+    path = Path(str(job.values["run_dir"]))
+    command = " ".join(map(shlex.quote, job.command))
+    try:
+        if path.is_dir() and any(path.iterdir()):
+            set_aside(path)  # killed, stopped or failed; it may be torn anywhere
+        from asyncsgd.runtime.launch import Launch
+
+        if job.run.stage == "finetune":
+            from asyncsgd.scripts.finetuning import finetuning
+            from asyncsgd.training import lead
+
+            tuned = make_finetune_settings(job.values)
+            launch = Launch(tuned.job.nproc, None, False)
+            return lead(finetuning(tuned), launch, open_finetune_folder(tuned, command), None)
+        from asyncsgd.scripts.pretraining import pretraining
+        from asyncsgd.training import lead
+
+        settings = make_settings(job.values)
+        experiment = pretraining(settings)
+        folder = open_run_folder("stilt_mlm", settings, command)
+        return lead(experiment, Launch(settings.job.nproc, None, False), folder, context)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+def check(plan: Plan) -> None:
+    """Read every rule and every speed that the plan names, which `asyncsgd.study.plan` knows only as text.
+
+    Raises:
+        UsageError: for the first one that a run would refuse.
+    """
+    from asyncsgd.experiment import setup_of
+    from asyncsgd.modes import kind_of
+
+    for arm in plan.arms:
+        for trial in arm.trials or ({},):
+            settings = make_settings(resolve({**plan.base, **arm.settings, **trial}))
+            try:
+                setup_of(settings.job, settings.machine, settings.optimization)
+            except UsageError as error:
+                raise UsageError(f"arm {arm.name}: {error}") from error
+    if plan.finetune is not None:
+        own = {key: value for key, value in plan.finetune.items() if key not in ("repetitions", "baseline")}
+        job = make_finetune_settings({"init_from": "tiny", **own}).job
+        if not kind_of(job.mode, job.clock).in_one_process:
+            raise UsageError(
+                f"finetune: mode: {job.mode} needs processes of its own, and a sweep fine-tunes several models side by "
+                f"side; write mode: single, or clock: virtual"
+            )
+
+
+def share(plan: Plan, stage: Stage, shard: tuple[int, int]) -> set[str]:
+    """The folders of a stage that belong to shard i of n, counted from 1 as in ``--shard i/n``.
+
+    Whole blocks where time is measured, so that what is compared was measured on one machine; single runs elsewhere.
+    A function of the plan alone: shards need not know what the others have done.
+    """
+    index, number = shard
+    runs = plan.of_stage(stage)
+    seeds = list(dict.fromkeys(run.seed for run in runs))
+    mine = set()
+    for place, run in enumerate(runs):
+        measured = stage in TIMED and not plan.arm(run.arm).virtual and plan.base.get("clock") != "virtual"
+        if (seeds.index(run.seed) if measured else place) % number == index - 1:
+            mine.add(run.folder)
+    return mine
+
+
+def carry_out(sweep: Sweep, context: ForkServerContext, *, jobs: int, retry: bool, shard: tuple[int, int]) -> list[Job]:
+    """Run everything that is left, stage by stage; return the runs that failed.
+
+    Raises:
+        RunError: if a stage cannot begin because the one before it is not complete; the message says what to type.
+        UsageError: if what is there does not fit the plan.
+        Stopped: if the user has asked for it.
+    """
+    failed: list[Job] = []
+    for stage in STAGES:
+        if stage != "base" and any(sweep.status(run) != DONE for run in sweep.plan.of_stage("base")):
+            raise RunError(
+                f"the base model could not be made; look at {sweep.out / 'logs' / 'base.txt'}, then type the same "
+                f"command with --retry, or mend the config and type another --out"
+            )
+        if stage == "pilot":
+            _complete("tuning", sweep.choose(), may_be_others=shard[1] > 1 and not failed)
+        if stage == "test":
+            pilots = [run for run in sweep.plan.of_stage("pilot") if sweep.status(run) not in FINISHED]
+            _complete("pilot", pilots, may_be_others=shard[1] > 1 and not failed)
+            sweep.register()
+            for name in sweep.all_diverged():
+                print(f"every trial of {name} diverged; its first one is tested all the same", file=sys.stderr)
+        mine = share(sweep.plan, stage, shard if stage != "base" else (1, 1))
+        todo = [job for job in sweep.to_do(stage, retry=retry) if job.run.folder in mine]
+        if stage == "base" and todo and shard[0] > 1:
+            raise RunError(f"the base model is made by --shard 1/{shard[1]}; run it first, then this command again")
+        if todo:
+            runner = Runner(sweep, context, jobs)
+            try:
+                runner.run(todo)
+            finally:
+                failed += runner.failed
+    return failed
+
+
+def _complete(stage: Stage, missing: Sequence[PlannedRun], *, may_be_others: bool) -> None:
+    """The stages after this one depend on all of its runs.
+
+    Raises:
+        RunError: if any is missing.
+    """
+    if not missing:
+        return
+    what = "run is" if len(missing) == 1 else "runs are"
+    raise RunError(
+        f"{len(missing)} {stage} {what} not finished, the first is {missing[0].folder}; "
+        + (
+            "run the other shards, then this command again"
+            if may_be_others
+            else "look at its log in logs/, then type the same command with --retry"
+        )
+    )
