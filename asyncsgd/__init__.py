@@ -65,7 +65,7 @@ _HOME = {
     "Server": "server",
     "Worker": "worker",
     "Settings": "settings.training",
-    "RunFolder": "records.events",
+    "RunFolder": "records.run_folder",
     "UsageError": "errors",
     "RunError": "errors",
 }

@@ -28,7 +28,8 @@ from asyncsgd import modes
 from asyncsgd.errors import RunError, UsageError, nearest
 from asyncsgd.experiment import PRECISIONS, SHAPES, Course, Experiment, Setup, cache_folder, describe, resolve_device
 from asyncsgd.optimizers import SGD, AdamW, BuildOptimizer, OptimizerRecipe
-from asyncsgd.records.events import FAILED, Evaluation, Record, RunFolder, read_events, write_text
+from asyncsgd.records.events import FAILED, Evaluation, Record, read_events
+from asyncsgd.records.run_folder import RunFolder, write_text
 from asyncsgd.replaying import PreparedReplay, experiment_of_run
 from asyncsgd.rules import parse_rule
 from asyncsgd.rules.asynchronous import Asynchronous

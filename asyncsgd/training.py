@@ -28,8 +28,10 @@ from asyncsgd.experiment import Course, Experiment, Setup, device_of_worker, fac
 from asyncsgd.flat import FlatModel, parameters_sha256
 from asyncsgd.models import save_whole
 from asyncsgd.optimizers import Optimizer, StepTakenByWorker
-from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Record, RunFolder, describe_environment
-from asyncsgd.records.totals import Recorder, say, shown_metrics
+from asyncsgd.records.console import Recorder, say, shown_metrics
+from asyncsgd.records.environment import describe_environment
+from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Record
+from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.runtime.all_reduce import TIMEOUT
 from asyncsgd.runtime.base import POLL_SECONDS, Result
 from asyncsgd.runtime.computation import ModelGradients, whole_evaluation

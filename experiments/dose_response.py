@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncsgd.errors import RunError, UsageError
-from asyncsgd.records.events import available_cores
+from asyncsgd.records.environment import available_cores
 from asyncsgd.runtime.launch import go_offline
 from asyncsgd.runtime.processes import fork_server
 from asyncsgd.study.plan import BASE, Plan, make_plan, read_config

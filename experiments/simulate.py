@@ -81,8 +81,10 @@ def show_help(given: dict[str, Any]) -> bool:
 
 def simulate(settings: Any, runs_dir: Path, command: str, stop: StopRequest) -> int:
     """Run, write the folder, say what came out; the exit code."""
-    from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, RunFolder, describe_environment
-    from asyncsgd.records.totals import Recorder, say
+    from asyncsgd.records.console import Recorder, say
+    from asyncsgd.records.environment import describe_environment
+    from asyncsgd.records.events import DONE, FAILED, INTERRUPTED
+    from asyncsgd.records.run_folder import RunFolder
     from asyncsgd.scripts.run_folder import free_folder
     from asyncsgd.simulation.simulate import vector_sha256
 

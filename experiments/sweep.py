@@ -16,7 +16,8 @@ from pathlib import Path
 
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.numbers import out_of_bounds, shortened, whole_number
-from asyncsgd.records.events import FAILED, available_cores
+from asyncsgd.records.environment import available_cores
+from asyncsgd.records.events import FAILED
 from asyncsgd.runtime.launch import check_surroundings, go_offline
 from asyncsgd.runtime.processes import fork_server
 from asyncsgd.settings.flags import Parser

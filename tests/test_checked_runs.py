@@ -18,7 +18,7 @@ from asyncsgd import modes
 from asyncsgd.errors import UsageError
 from asyncsgd.experiment import Course, Experiment, Setup
 from asyncsgd.optimizers import SGD, AdamW, OptimizerRecipe
-from asyncsgd.records.events import RunFolder
+from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.rules import Asynchronous, Synchronous
 from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.launch import Launch

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncsgd.errors import UsageError
-from asyncsgd.records.events import DONE, FAILED, Event, Membership, Record, RunFolder
+from asyncsgd.records.events import DONE, FAILED, Event, Membership, Record
+from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.rules import ALL, Asynchronous, Synchronous
 from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.base import Budget

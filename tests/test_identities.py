@@ -20,7 +20,7 @@ from torch.nn import functional
 from asyncsgd.data.batching import EvaluationBatches, TrainingBatches
 from asyncsgd.data.random import dropout_seed
 from asyncsgd.data.tokenization import Tokens
-from asyncsgd.records.events import RunFolder
+from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.runtime.launch import Launch
 from asyncsgd.scripts.pretraining import pretraining
 from asyncsgd.settings.training import Settings

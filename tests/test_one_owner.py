@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from asyncsgd.errors import UsageError
-from asyncsgd.records.events import Evaluation, Event, RunFolder, read_events
+from asyncsgd.records.events import Evaluation, Event, read_events
+from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.scripts.run_folder import open_finetune_folder, open_run_folder, set_aside
 from asyncsgd.settings.training import load_yaml, make_settings
 
@@ -35,7 +36,8 @@ time.sleep(600)
 WRITER = """
 import sys, time
 from pathlib import Path
-from asyncsgd.records.events import Event, RunFolder
+from asyncsgd.records.events import Event
+from asyncsgd.records.run_folder import RunFolder
 folder = RunFolder(Path(sys.argv[1]))
 number, pause = int(sys.argv[2]), float(sys.argv[3])
 print("ready", flush=True)

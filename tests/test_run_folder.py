@@ -26,7 +26,8 @@ from hypothesis import strategies as st
 
 from analysis.compare import main as compare
 from asyncsgd.errors import UsageError
-from asyncsgd.records.events import Evaluation, Event, Fault, Membership, RunFolder, read_events
+from asyncsgd.records.events import Evaluation, Event, Fault, Membership, read_events
+from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.scripts.run_folder import open_run_folder
 from asyncsgd.settings.training import load_yaml, make_settings, settings_hash
 from asyncsgd.signals import StopRequest

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from asyncsgd.records.events import Evaluation, Event, RunFolder
+from asyncsgd.records.events import Evaluation, Event
+from asyncsgd.records.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -1,43 +1,19 @@
-"""The run folder: settings, environment, events and summary of one run. Standard library only.
+"""The records of events.jsonl, one line each, and how they are read. Standard library only.
 
-::
-
-    runs/<name>/
-      settings.yaml      every setting, defaults resolved (written by asyncsgd.settings.training)
-      environment.json   versions, commit, cores, threads; no host name, user or path
-      events.jsonl       a header line that names the task and its metrics, then one record per line
-      summary.json       status and results; written once, atomically, at the end
-      model/             safetensors and tokenizer, loads with AutoModelForMaskedLM.from_pretrained
-
-Analysis reads these files and nothing else. Readers ignore keys and kinds they do not know, and drop a torn last line.
+Readers ignore keys and kinds they do not know, and drop a torn last line.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import math
-import os
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator, Mapping
-from importlib import metadata
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, TextIO
-
-from asyncsgd.errors import UsageError
-from asyncsgd.records.locks import lock
+from typing import Any
 
 SCHEMA = 2
 
 EVENTS = "events.jsonl"
-
-FLUSH_SECONDS = 0.5
-"""How long a record may wait to be written: less than the second that a killed run may lose, so that a busy machine
-has the rest of it."""
 
 DONE, FAILED, INTERRUPTED, DIVERGED = "DONE", "FAILED", "INTERRUPTED", "DIVERGED"
 
@@ -179,121 +155,6 @@ class RuleActed:
         return said if self.altered else f"{said}: {rule} never acted, so this run is asynchronous SGD"
 
 
-class RunFolder:
-    """Writes one run folder; owned by the process that holds the server (rank 0 in synchronous runs).
-
-    A killed run loses the records of its last second at most: they are written at every evaluation, fault and
-    membership change, and by a thread every `FLUSH_SECONDS`. The summary is renamed into place.
-
-    Args:
-        path: of a folder that holds no records worth keeping; made if it is not there.
-        events: what `own` has returned for `path`; None calls it here.
-        task: name of what is learned; None for a closed-form problem.
-        better: by the name of each of its metrics, whether ``higher`` or ``lower`` is better; the primary one first.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        events: TextIO | None = None,
-        *,
-        task: str | None = None,
-        better: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        self.path = Path(path)
-        self._events = own(self.path) if events is None else events
-        self._events.truncate(0)
-        header = {"kind": "header", "schema": SCHEMA, "task": task, "better": dict(better)}
-        self._events.write(json.dumps(header) + "\n")
-        self._events.flush()
-        self._lock = threading.Lock()
-        self._failure: OSError | None = None
-        self._closed = threading.Event()
-        threading.Thread(target=self._flush_regularly, name="records", daemon=True).start()
-
-    def write_environment(self, environment: Mapping[str, Any]) -> None:
-        write_json(self.path / "environment.json", environment)
-
-    def append(self, record: Record) -> None:
-        """Append one record as one line. Non-finite numbers become null, never a number that looks measured.
-
-        Raises:
-            OSError: if this record, or one before it, cannot be written.
-        """
-        line = json.dumps(_finite(vars(record)), separators=(",", ":")) + "\n"
-        with self._lock:
-            if self._failure is not None:
-                raise self._failure
-            self._events.write(line)
-            if record.kind != "arrival":
-                self._events.flush()
-
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write all records, then the summary.
-
-        Raises:
-            OSError: if any of it cannot be written.
-        """
-        with self._lock:
-            if self._failure is not None:
-                raise self._failure
-            self._events.flush()
-        write_json(self.path / "summary.json", {"schema": SCHEMA, **summary})
-
-    def close(self) -> None:
-        """Give the folder up, to be called when all else is in it; a second call does nothing."""
-        self._closed.set()
-        with self._lock, contextlib.suppress(OSError):  # what cannot be written was said by `write_summary`
-            self._events.close()
-
-    def _flush_regularly(self) -> None:
-        while not self._closed.wait(FLUSH_SECONDS):
-            with self._lock:
-                if self._closed.is_set():
-                    return
-                try:
-                    self._events.flush()
-                except OSError as error:
-                    self._failure = error
-                    return
-
-
-def own(path: Path) -> TextIO:
-    """Make `path` if it is not there, and own it until the returned file, its events.jsonl, is closed or this process
-    ends. What the file holds stays as it is.
-
-    Raises:
-        UsageError: if a live run owns it.
-    """
-    while True:
-        path.mkdir(parents=True, exist_ok=True)
-        file = open(path / EVENTS, "a", encoding="utf-8")  # noqa: SIM115 - closed by the caller
-        if not lock(file):
-            file.close()
-            raise UsageError(
-                f"another run is at work in {path}; wait for it, or stop it, or name another folder for this one"
-            )
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(file.fileno()), os.stat(path / EVENTS)):
-                return file
-        file.close()  # its owner has set it aside after we had opened it: what is in its place now is another folder
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write `content` as JSON so that `path` holds either the old content or all of the new one."""
-    write_text(path, json.dumps(_finite(content), indent=2) + "\n")
-
-
-def write_text(path: Path, content: str) -> None:
-    """Write `content` so that `path` holds either the old content or all of the new one."""
-    partial = path.with_name(path.name + ".partial")
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-
-
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of an events.jsonl after its header, as dicts; a torn last line is left out. Evaluations of
     schema 1 are given the fields of this one.
@@ -378,67 +239,3 @@ def current_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 def _renamed(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     return {name: values[key] for key, name in names.items() if values.get(key) is not None}
-
-
-def describe_environment(threads: int, num_workers: int) -> dict[str, Any]:
-    """Versions, commit, cores and threads of this run; no host name, user name or path."""
-    packages = ("torch", "transformers", "tokenizers", "datasets", "numpy", "scipy", "asyncsgd")
-    versions = {}
-    for package in packages:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[package] = metadata.version(package)
-    return {
-        "python": ".".join(map(str, sys.version_info[:3])),
-        "platform": sys.platform,
-        "versions": versions,
-        **_commit(),
-        "cores": available_cores(),
-        "threads_per_worker": threads,
-        "num_workers": num_workers,
-        "oversubscription": num_workers * threads / available_cores(),
-        "cpu": _cpu_model(),
-    }
-
-
-def available_cores() -> int:
-    """Cores this process may use (its affinity mask where the system has one)."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _commit() -> dict[str, Any]:
-    def git(*arguments: str) -> str:
-        here = Path(__file__).resolve().parent
-        return subprocess.run(
-            ["git", "-C", str(here), *arguments], capture_output=True, text=True, timeout=10, check=True
-        ).stdout.strip()
-
-    try:
-        return {
-            "commit": git("rev-parse", "HEAD"),
-            "modified": bool(git("status", "--porcelain", "--untracked-files=no")),
-        }
-    except (OSError, subprocess.SubprocessError):
-        return {"commit": None, "modified": None}  # installed without its repository, or git is not there
-
-
-def _cpu_model() -> str | None:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        return None  # not Linux
-    return None
-
-
-def _finite(value: Any) -> Any:
-    """`value` with every non-finite float replaced by None, since JSON has no name for them."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value

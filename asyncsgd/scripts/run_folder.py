@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO, TypeVar
 
 from asyncsgd.errors import UsageError
-from asyncsgd.records.events import DONE, EVENTS, FAILED, INTERRUPTED, RunFolder, own, read_events, write_text
+from asyncsgd.records.events import DONE, EVENTS, FAILED, INTERRUPTED, read_events
+from asyncsgd.records.run_folder import RunFolder, own, write_text
 from asyncsgd.settings.finetuning import BETTER, FINETUNE_FLAGS, FinetuneSettings
 from asyncsgd.settings.flags import Flags
 from asyncsgd.settings.training import FLAGS, Output, Settings
@@ -26,7 +27,7 @@ class HasOutput(Protocol):
 S = TypeVar("S", bound=HasOutput)
 
 _TORN_SETTINGS = "settings.yaml.partial"
-"""What `asyncsgd.records.events.write_text` calls a file that is still being written."""
+"""What `asyncsgd.records.run_folder.write_text` calls a file that is still being written."""
 
 
 def open_run_folder(experiment: str, settings: Settings, command: str) -> RunFolder:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from asyncsgd import __version__
 from asyncsgd.errors import UsageError
-from asyncsgd.records.events import RunFolder, available_cores
-from asyncsgd.records.totals import say
+from asyncsgd.records.console import say
+from asyncsgd.records.environment import available_cores
+from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.runtime.launch import Launch
 from asyncsgd.runtime.processes import fork_server
 from asyncsgd.scripts.run_folder import open_folder

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncsgd.errors import UsageError
 from asyncsgd.modes import AllReduce, Virtual, kind_of
-from asyncsgd.records.events import available_cores
+from asyncsgd.records.environment import available_cores
 from asyncsgd.rules import parse_rule
 from asyncsgd.settings.finetuning import FINETUNE_FLAGS, make_finetune_settings
 from asyncsgd.settings.training import MOST_SECONDS, Settings, make_settings

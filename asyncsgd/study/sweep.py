@@ -30,8 +30,9 @@ from pathlib import Path
 from typing import Any
 
 from asyncsgd.errors import RunError, UsageError
-from asyncsgd.records.events import DIVERGED, DONE, FAILED, read_events, write_json, write_text
+from asyncsgd.records.events import DIVERGED, DONE, FAILED, read_events
 from asyncsgd.records.locks import lock, wait_for_lock
+from asyncsgd.records.run_folder import write_json, write_text
 from asyncsgd.runtime.processes import end_with_parent
 from asyncsgd.scripts.run_folder import open_finetune_folder, open_run_folder, set_aside
 from asyncsgd.settings.finetuning import make_finetune_settings

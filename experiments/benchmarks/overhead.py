@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 
 from asyncsgd.errors import UsageError
-from asyncsgd.records.events import RunFolder
+from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.runtime.launch import Launch
 from asyncsgd.runtime.processes import Processes, fork_server
 from asyncsgd.runtime.worker_process import Assignment

@@ -17,7 +17,8 @@ from typing import Any
 import numpy
 import yaml
 
-from asyncsgd.records.events import DIVERGED, DONE, Evaluation, Event, RunFolder, write_json
+from asyncsgd.records.events import DIVERGED, DONE, Evaluation, Event
+from asyncsgd.records.run_folder import RunFolder, write_json
 from asyncsgd.settings.finetuning import BETTER
 
 STRAGGLER = "slow:worker=0,factor=3"

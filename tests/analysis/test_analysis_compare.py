@@ -24,7 +24,8 @@ from analysis.report.figures.losses import (
     undrawn,
 )
 from analysis.study.run import load_runs
-from asyncsgd.records.events import DIVERGED, DONE, FAILED, Evaluation, Fault, RunFolder
+from asyncsgd.records.events import DIVERGED, DONE, FAILED, Evaluation, Fault
+from asyncsgd.records.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 MISSING_DELAY = {"mean": None, "p50": None, "p95": None, "max": None}

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from analysis.study.run import EVALUATION_COLUMNS, Condition, labels, load_runs
 from asyncsgd.errors import UsageError
-from asyncsgd.records.events import DIVERGED, DONE, SCHEMA, Evaluation, Fault, Membership, RunFolder
+from asyncsgd.records.events import DIVERGED, DONE, SCHEMA, Evaluation, Fault, Membership
+from asyncsgd.records.run_folder import RunFolder
 
 SUMMARY = {
     "status": DONE,

@@ -26,7 +26,8 @@ from asyncsgd.errors import UsageError
 from asyncsgd.evaluation import evaluate_shard
 from asyncsgd.flat import FlatModel
 from asyncsgd.optimizers import AdamW, Optimizer, OptimizerRecipe
-from asyncsgd.records.events import Record, RunFolder
+from asyncsgd.records.events import Record
+from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.rules import Asynchronous
 from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.computation import ModelGradients, whole_evaluation

@@ -1,0 +1,129 @@
+"""What a run shows while it goes on, and the seam through which its records go."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TextIO
+
+from asyncsgd.records.events import Evaluation, Event, Fault, Membership, Record, RuleActed
+from asyncsgd.records.run_folder import RunFolder
+from asyncsgd.records.totals import Totals
+
+HEADINGS = f"{'samples':>10} {'updates':>9} {'train_s':>9} {'eval_loss':>10} {'samples/s':>10}   delay p50/p95/max"
+
+
+def say(line: str, out: TextIO | None = None) -> None:
+    """Print a line at once. A reader that has gone away (``| head``) does not end a run: what follows is not shown."""
+    try:
+        print(line, file=out, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def shown_metrics(metrics: Mapping[str, float]) -> str:
+    """Names and values, for the console.
+
+    >>> shown_metrics({"accuracy": 0.1234, "perplexity": 456.71})
+    'accuracy 0.123   perplexity 456.7'
+    >>> shown_metrics({"perplexity": math.inf})
+    'perplexity -'
+    """
+    return "   ".join(f"{name} {_shown(value)}" for name, value in metrics.items())
+
+
+def _shown(value: float) -> str:
+    if not math.isfinite(value):
+        return "-"
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
+
+
+class Console:
+    """Tells the user what happens; call it with each record, after `totals`.
+
+    On a terminal a bar runs on stderr; the line per evaluation goes to stdout either way.
+
+    Args:
+        totals: of the same records.
+        samples: the budget; None: there is no bar.
+    """
+
+    def __init__(self, totals: Totals, samples: int | None, out: TextIO | None = None) -> None:
+        self._totals = totals
+        self._out = out or sys.stdout
+        self._bar = None
+        if sys.stderr.isatty() and samples:
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=samples, unit="sample", leave=False, dynamic_ncols=True)
+        self._say(HEADINGS)
+
+    def __call__(self, record: Record) -> None:
+        if isinstance(record, Event):
+            if self._bar is not None:
+                self._bar.update(record.num_samples)
+        elif isinstance(record, Evaluation):
+            self._evaluated(record)
+        elif isinstance(record, Membership) and record.reason:
+            self._say(f"worker {record.worker} is lost: {record.reason}; the others go on")
+        elif isinstance(record, Fault):
+            self._say(f"fault: {record.message}")
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def _evaluated(self, evaluation: Evaluation) -> None:
+        seconds, delays = evaluation.train_seconds, self._totals.delays
+        rate = f"{evaluation.total_samples / seconds:.0f}" if seconds > 0 else "-"
+        delay = "-"
+        if delays.number:
+            delay = f"{delays.quantile(0.5)} / {delays.quantile(0.95)} / {delays.quantile(1.0)}"
+        counts = f"{evaluation.total_samples:>10} {evaluation.version:>9}"
+        loss = f"{evaluation.loss:>10.4f}" if evaluation.loss >= 0.1 else f"{evaluation.loss:>10.3e}"
+        self._say(f"{counts} {seconds:>9.1f} {loss} {rate:>10}   {delay}")
+
+    def _say(self, line: str) -> None:
+        if self._bar is not None:
+            self._bar.write(line, file=self._out)
+        else:
+            say(line, self._out)
+
+
+class Recorder:
+    """The one seam through which every record of a run goes, in order: to its folder, its totals, the console, and to
+    whoever else wants them.
+
+    Args:
+        folder: None: nothing is written.
+        samples: the budget, for the console.
+        quiet: whether the user is told nothing.
+        more: called with each record after the others.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder | None,
+        samples: int | None,
+        *,
+        quiet: bool = False,
+        more: Sequence[Callable[[Record], None]] = (),
+        out: TextIO | None = None,
+    ) -> None:
+        self.folder, self.totals = folder, Totals()
+        self.rule_acted: RuleActed | None = None
+        """Of the server, which counts in it; None where there is no server."""
+        self._console = None if quiet else Console(self.totals, samples, out)
+        console = [] if self._console is None else [self._console]
+        written = [] if folder is None else [folder.append]
+        self._sinks: list[Callable[[Record], None]] = [*written, self.totals, *console, *more]
+
+    def __call__(self, record: Record) -> None:
+        for sink in self._sinks:
+            sink(record)
+
+    def close(self) -> None:
+        if self._console is not None:
+            self._console.close()
