@@ -27,7 +27,8 @@ from asyncsgd.errors import RunError, UsageError
 from asyncsgd.records.environment import available_cores
 from asyncsgd.runtime.launch import go_offline
 from asyncsgd.runtime.processes import fork_server
-from asyncsgd.study.plan import BASE, Plan, make_plan, read_config
+from asyncsgd.study.config import read_config
+from asyncsgd.study.plan import BASE, Plan, make_plan
 from asyncsgd.study.sweep import FINISHED, PRELOAD, Stopped, Sweep, carry_out, check, locked
 
 if TYPE_CHECKING:

@@ -21,7 +21,8 @@ from asyncsgd.records.events import FAILED
 from asyncsgd.runtime.launch import check_surroundings, go_offline
 from asyncsgd.runtime.processes import fork_server
 from asyncsgd.settings.flags import Parser
-from asyncsgd.study.plan import STAGES, Plan, make_plan, read_config
+from asyncsgd.study.config import read_config
+from asyncsgd.study.plan import STAGES, Plan, make_plan
 from asyncsgd.study.sweep import FINISHED, PRELOAD, Stopped, Sweep, carry_out, check, locked, share
 
 MOST_SHARDS = 100_000

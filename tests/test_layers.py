@@ -11,6 +11,9 @@ import asyncsgd
 
 ROOT = Path(__file__).resolve().parents[1]
 
+PLANNING = ("study.config", "study.arms", "study.registration", "study.plan")
+"""What plans a study runs nothing."""
+
 MAY_IMPORT = {
     # part -> the parts of asyncsgd it may import, beside itself
     "errors": set(),
@@ -48,7 +51,7 @@ MAY_IMPORT = {
         *("server", "streams"),
     },
     "modes": {"errors", "records", "settings", "simulation.churn", "simulation.speeds"},
-    "study.plan": {"errors", "settings"},
+    **{part: {"errors", "settings", *PLANNING} for part in PLANNING},
 }
 COMPOSE = {"__init__", "api", "experiment", "training", "replaying", "scripts", "study"}
 
@@ -102,7 +105,7 @@ def test_every_module_imports_only_what_its_room_may(path: Path) -> None:
         for path in SOURCES
         if any(
             is_in(name_of(path), f"asyncsgd.{part}")
-            for part in ("errors", "numbers", "named", "torchrun", "delay", "settings", "records", "study.plan")
+            for part in ("errors", "numbers", "named", "torchrun", "delay", "settings", "records", *PLANNING)
         )
     ],
     ids=name_of,
@@ -135,7 +138,7 @@ def test_analysis_never_imports_torch(path: Path) -> None:
         "asyncsgd.errors",
         "asyncsgd.settings.yaml_reader",
         "asyncsgd.records.totals",  # quantiles of delays, as in a run's summary
-        "asyncsgd.study.plan",  # the names of stages, endpoints and the baseline in what a sweep leaves behind
+        *("asyncsgd.study.arms", "asyncsgd.study.plan", "asyncsgd.study.registration"),  # names in a sweep's folder
         "asyncsgd.runtime.processes",  # how the processes of a published script end with it; imports nothing heavy
     }
 

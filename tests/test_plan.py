@@ -18,19 +18,11 @@ from hypothesis import strategies as st
 import asyncsgd.study.plan as plan_module
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.training import flatten, make_settings, parse_settings
-from asyncsgd.study.plan import (
-    _CONFIG_KEYS,
-    ENDPOINTS,
-    STAGES,
-    Plan,
-    PlannedRun,
-    fill_in,
-    flags_of,
-    make_plan,
-    read_config,
-    resolve,
-    sha256_of,
-)
+from asyncsgd.study.arms import resolve
+from asyncsgd.study.commands import flags_of
+from asyncsgd.study.config import CONFIG_KEYS, fill_in, read_config
+from asyncsgd.study.plan import STAGES, Plan, PlannedRun, make_plan, sha256_of
+from asyncsgd.study.registration import ENDPOINTS
 from asyncsgd.study.sweep import check, share
 
 SYNC, ASYNC = {"mode": "sync"}, {"mode": "async"}
@@ -636,7 +628,7 @@ def test_a_file_that_cannot_be_read_is_refused_with_where_examples_are(tmp_path:
 
 def test_texts_name_every_key_of_a_config_and_every_stage() -> None:
     docs = Path(__file__).resolve().parents[1] / "docs"
-    assert [key for key in _CONFIG_KEYS if f"\n    {key}: " not in str(plan_module.__doc__)] == []
+    assert [key for key in CONFIG_KEYS if f"\n    {key}: " not in str(plan_module.__doc__)] == []
     study, folders = (docs / "study.md").read_text(), (docs / "run_folder.md").read_text()
     assert [stage for stage in STAGES if f". **{stage}**: " not in study] == []
     assert [stage for stage in STAGES if f"`{stage}/" not in folders] == []

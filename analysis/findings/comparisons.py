@@ -16,7 +16,8 @@ from analysis.statistics.time_to_target import target_grid
 from analysis.study.curves import improvement_of
 from analysis.study.run import loss_label
 from analysis.study.types import MEASURED, Arm, Registration, Study, StudyRun
-from asyncsgd.study.plan import BASELINE, differing
+from asyncsgd.study.arms import differing
+from asyncsgd.study.plan import BASELINE
 
 DEFAULT_REFERENCE = "sync"
 AFTER_THE_FACT_SHARE = 0.95

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from analysis.study.plan import count_or_none
 from analysis.study.run import Run
 from analysis.study.types import MEASURED, VIRTUAL, Arm, Aside, StudyRun
-from asyncsgd.study.plan import resolve
+from asyncsgd.study.arms import resolve
 
 _ARM = re.compile(r"[^-]+-w(?P<workers>\d+)(?:-.*?)??(?P<virtual>-virtual)?")
 _OF_THE_MACHINE = frozenset(("model", "cache_dir", "run_dir", "runs_dir", "overwrite"))

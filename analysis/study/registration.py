@@ -11,7 +11,7 @@ from analysis.study.plan import count_or_none, number_or_none, planned_run
 from analysis.study.types import MEASURED, VIRTUAL, Arm, Pilots, Registration
 from asyncsgd.errors import nearest
 from asyncsgd.settings.yaml_reader import read_yaml
-from asyncsgd.study.plan import ENDPOINTS
+from asyncsgd.study.registration import ENDPOINTS
 
 REGISTRATION_SCHEMA = 1
 

@@ -34,23 +34,29 @@ of its reference took for their samples, in the median. With a budget in samples
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import hashlib
-import itertools
 import json
-import math
-import operator
 import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
-from asyncsgd.errors import UsageError, nearest
+from asyncsgd.errors import UsageError
 from asyncsgd.settings.finetuning import FINETUNE_FLAGS, make_finetune_settings
-from asyncsgd.settings.training import Settings, flatten, make_settings
-from asyncsgd.settings.yaml_reader import read_yaml
+from asyncsgd.study.arms import Arm, Tuning, arms_of, references_of, resolve, tuning_in, typed_settings
+from asyncsgd.study.config import (
+    CONFIG_KEYS,
+    SEED_LIMIT,
+    check_keys,
+    check_plain,
+    mapping_in,
+    seeds_in,
+    settings_in,
+    text_in,
+    whole_in,
+)
+from asyncsgd.study.registration import Analysis, analysis_in
 
 Stage = Literal["base", "tuning", "pilot", "test", "finetune"]
 STAGES: tuple[Stage, ...] = ("base", "tuning", "pilot", "test", "finetune")
@@ -62,70 +68,8 @@ BASE = "base"
 BASELINE = "baseline"
 """The arm of fine-tuning runs that start from the base model, without intermediate training."""
 
-ENDPOINTS = ("loss_at_equal_samples", "loss_at_equal_seconds", "time_to_target", "macro_f1")
-
-_CONFIG_KEYS = (
-    "name",
-    "base",
-    "base_model",
-    "algorithms",
-    "conditions",
-    "exclude",
-    "seeds",
-    "replicates",
-    "tuning",
-    "pilots",
-    "finetune",
-    "analysis",
-    "order_seed",
-)
-_RESERVED = ("seed", "run_dir", "runs_dir", "overwrite")
-"""Settings that the sweep itself decides."""
-
-_CONDITIONS = ("nproc", "clock", "speeds")
-"""Settings that say under which condition an arm runs; an arm has them even where `base` sets them."""
-
-NOT_A_VARIANT = frozenset(("mode", "rule", *_CONDITIONS, "batch_size", "seed"))
-"""Settings that are the algorithm's, or that all arms of a group share; any other may tell two references apart."""
-
-_NOT_TUNED = (
-    *("mode", *_CONDITIONS, "network", "churn", "samples", "seconds", "target_loss", "evaluations", "eval_samples"),
-    *("data", "eval_data", "text_column", "mask", "mask_prob"),
-    *("eval_mask", "eval_mask_prob", "vocab_size", "model"),
-)
-"""Settings that change what is compared, or what it may cost, rather than how well an algorithm does under it."""
-
-_SEED_LIMIT = 2**32
 _FINETUNE_SEEDS = 1000
 """Fine-tuning seeds of one block: seed 7 has 7000 to 7999."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Tuning:
-    """Which settings are tried for an algorithm that does not say so itself (`tune`), and on which seeds; `grid` maps a
-    setting to its values, crossed in the order given.
-    """
-
-    grid: Mapping[str, Sequence[Any]] | None
-    seeds: tuple[int, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Arm:
-    """An algorithm under one condition.
-
-    `settings` is what the arm sets beside the base, placeholders filled in; `trials` what tuning tries on top of it,
-    empty where nothing is tuned.
-    """
-
-    name: str
-    algorithm: str
-    settings: Mapping[str, Any]
-    trials: tuple[Mapping[str, Any], ...]
-
-    @property
-    def virtual(self) -> bool:
-        return self.settings.get("clock") == "virtual"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,25 +85,6 @@ class PlannedRun:
     parent: str | None = None
     """Folder of the pretraining run that a fine-tuning run starts from; None for the baseline."""
     finetune_seed: int | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Analysis:
-    """What the config registers before the test runs; see statistics in docs/study.md."""
-
-    reference: str
-    control: str | None
-    """An algorithm whose updates are as small as those of an asynchronous one: a difference from it is not one of the
-    number of updates. It is compared beside the primary family, at equal samples."""
-    endpoint: str
-    num_workers: int | None
-    clock: str
-    alpha: float
-    margins: Mapping[str, float]
-    target_share: float
-    target_loss: float | None
-    family: tuple[str, ...]
-    """The arms that are compared with the reference there: the primary family, over which Holm adjusts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,22 +180,6 @@ class Plan:
         }
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """Read a sweep's YAML file.
-
-    Raises:
-        UsageError: if it cannot be read, is not YAML or not a mapping.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read ({error}); experiments/configs/ has examples") from error
-    config = read_yaml(text, str(path))
-    if not isinstance(config, dict):
-        raise UsageError(f"{path} must hold keys and values ({', '.join(_CONFIG_KEYS)})")
-    return config
-
-
 def make_plan(config: Mapping[str, Any]) -> Plan:
     """Turn a config into a plan, checking everything that can be checked without running anything.
 
@@ -284,36 +193,36 @@ def make_plan(config: Mapping[str, Any]) -> Plan:
     >>> sorted(run.folder for run in plan.runs)
     ['test/async-w2/s7', 'test/async-w4/s7', 'test/sync-w2/s7', 'test/sync-w4/s7']
     """
-    _check_keys(config, _CONFIG_KEYS, "the config")
-    _check_plain(config, "the config")
-    name = _text(config.get("name", "sweep"), "name")
+    check_keys(config, CONFIG_KEYS, "the config")
+    check_plain(config, "the config")
+    name = text_in(config.get("name", "sweep"), "name")
     if not re.fullmatch(r"[A-Za-z0-9_.-]*[A-Za-z0-9]", name):
         raise UsageError(f"name has letters, digits, _ . and - only; it becomes the name of a folder; got {name!r}")
-    base = _settings(config.get("base", {}), "base")
+    base = settings_in(config.get("base", {}), "base")
     base_model = None
     if config.get("base_model") is not None:
-        base_model = _settings(config["base_model"], "base_model", ("mode", "run_dir", "runs_dir", "overwrite"))
-        typed = _typed("base_model", {**base_model, "mode": "single"})
+        base_model = settings_in(config["base_model"], "base_model", ("mode", "run_dir", "runs_dir", "overwrite"))
+        typed = typed_settings("base_model", {**base_model, "mode": "single"})
         base_model = {key: typed[key] for key in base_model}
         if "model" in base:
             raise UsageError("base_model makes the model that every run starts from; take model out of base")
-    seeds = _seeds(config.get("seeds", [0]), "seeds")
-    replicates = _whole(config.get("replicates", 1), "replicates", 1)
-    tuning = _tuning(config.get("tuning"))
+    seeds = seeds_in(config.get("seeds", [0]), "seeds")
+    replicates = whole_in(config.get("replicates", 1), "replicates", 1)
+    tuning = tuning_in(config.get("tuning"))
     if tuning is not None and (shared := sorted(set(tuning.seeds) & set(seeds))):
         raise UsageError(
             f"tuning.seeds and seeds share {shared}; a seed that chose the learning rate cannot test it: use others"
         )
-    pilots = () if config.get("pilots") is None else _seeds(config["pilots"], "pilots")
+    pilots = () if config.get("pilots") is None else seeds_in(config["pilots"], "pilots")
     if shared := sorted(set(pilots) & {*seeds, *(() if tuning is None else tuning.seeds)}):
         raise UsageError(
             f"pilots share {shared} with seeds or tuning.seeds; what fixes the target must not be tested by it, nor "
             f"have chosen the learning rate: use others"
         )
-    arms = _arms(config, base, tuning)
-    order_seed = _whole(config.get("order_seed", 0), "order_seed", 0)
+    arms = arms_of(config, base, tuning)
+    order_seed = whole_in(config.get("order_seed", 0), "order_seed", 0)
     finetune = _finetune(config.get("finetune"), seeds)
-    analysis = _analysis(config.get("analysis"), arms, tuning, pilots, finetune)
+    analysis = analysis_in(config.get("analysis"), arms, tuning, pilots, finetune)
     timed_by = _timed_by(arms, base, analysis, found=bool(pilots) or tuning is not None)
     runs = [
         *([PlannedRun(BASE, "base", BASE, base_model.get("seed", 0))] if base_model is not None else []),
@@ -343,225 +252,6 @@ def sha256_of(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
 
 
-def resolve(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that a run gets. On the virtual clock mode `sync` is the rule `synchronous`: there it has no other
-    form, and DistributedDataParallel steps along the same mean. With a rule of its own it stays what it is, an error.
-
-    >>> resolve({"mode": "sync", "clock": "virtual", "nproc": 4})
-    {'mode': 'async', 'clock': 'virtual', 'nproc': 4, 'rule': 'synchronous'}
-    """
-    resolved = dict(values)
-    alone = resolved.get("rule") in (None, "asynchronous", "synchronous")
-    if resolved.get("clock") == "virtual" and resolved.get("mode") == "sync" and alone:
-        resolved |= {"mode": "async", "rule": "synchronous"}
-    return resolved
-
-
-_OPERATORS = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-}
-_FUNCTIONS = {"max": max, "min": min}
-
-
-def fill_in(text: str, nproc: int, where: str) -> str:
-    """Replace what stands in braces by its value; it may use nproc, whole numbers, + - * //, max and min.
-
-    >>> fill_in("ringmaster:threshold={max(1, nproc//2)}", 4, "rule")
-    'ringmaster:threshold=2'
-
-    Raises:
-        UsageError: for anything else in the braces.
-    """
-
-    def value(node: ast.expr) -> int:
-        if isinstance(node, ast.Constant) and type(node.value) is int:
-            return node.value
-        if isinstance(node, ast.Name) and node.id == "nproc":
-            return nproc
-        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-            return int(_OPERATORS[type(node.op)](value(node.left), value(node.right)))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
-            return _FUNCTIONS[node.func.id](*map(value, node.args))
-        raise ValueError
-
-    def replaced(match: re.Match[str]) -> str:
-        try:
-            return str(value(ast.parse(match[1].strip(), mode="eval").body))
-        except (SyntaxError, ValueError, TypeError, KeyError, ZeroDivisionError) as error:
-            raise UsageError(
-                f"{where}: {match[0]} is not understood; in braces stand nproc, whole numbers, + - * //, max and min, "
-                f"e.g. {{nproc//2}}"
-            ) from error
-
-    return re.sub(r"\{([^{}]*)\}", replaced, text)
-
-
-# ---- arms --------------------------------------------------------------------------------------------------
-
-
-def _arms(config: Mapping[str, Any], base: Mapping[str, Any], tuning: Tuning | None) -> tuple[Arm, ...]:
-    algorithms = _mapping(config.get("algorithms", {}), "algorithms")
-    if not algorithms:
-        raise UsageError("the config names no algorithms; write e.g. algorithms: {sync: {mode: sync}}")
-    conditions = _conditions(config.get("conditions", [{}]))
-    excluded = [_settings(item, "exclude", ()) for item in _list(config.get("exclude", []), "exclude")]
-    useless = list(excluded)
-    parts = {algorithm: dict(_mapping(given, f"algorithms.{algorithm}")) for algorithm, given in algorithms.items()}
-    # An algorithm may have conditions of its own, e.g. one process at two batch sizes beside several workers.
-    places = [
-        (condition, algorithm)
-        for condition in conditions
-        for algorithm in parts
-        if "conditions" not in parts[algorithm]
-    ]
-    for algorithm, own in parts.items():
-        if "conditions" in own:
-            places += [(condition, algorithm) for condition in _conditions(own.pop("conditions"))]
-    points = []
-    for condition, algorithm in places:
-        where = f"algorithms.{algorithm}"
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.]*", str(algorithm)):
-            raise UsageError(f"{where}: a name has letters, digits, _ and . only; it becomes part of folder names")
-        own = dict(parts[algorithm])
-        grid = own.pop("tune", None if tuning is None else tuning.grid)
-        own = _settings(own, where)
-        if grid is not None and tuning is None:
-            raise UsageError(f"{where}.tune: there is no tuning; write tuning: {{seeds: [0]}}")
-        if grid is None and tuning is not None:
-            raise UsageError(f"{where}: nothing to tune; write tune: {{...}} there, or tuning: {{grid: {{...}}}}")
-        described = {"algorithm": algorithm, **base, **condition, **own}
-        matching = [item for item in excluded if all(described.get(key) == item[key] for key in item)]
-        if matching:
-            useless = [item for item in useless if item not in matching]
-            continue
-        nproc = _whole(described.get("nproc", 1), f"nproc of {where}", 1)
-        from_base = {key: base[key] for key in _CONDITIONS if key in base}
-        settings = _filled({**from_base, **condition, **own}, nproc, where)
-        trials = () if grid is None else _crossed(_grid(grid, f"{where}.tune"), nproc, where)
-        points.append((str(algorithm), condition, settings, trials))
-    if not points:
-        raise UsageError("exclude leaves no arm; take an entry out of it")
-    if useless:
-        raise UsageError(
-            f"exclude: no arm is {dict(useless[0])!r}; an entry names what arms have, e.g. algorithm, nproc"
-        )
-    names = _names([(algorithm, condition, settings) for algorithm, condition, settings, _ in points])
-    arms = tuple(
-        _typed_arm(Arm(name, algorithm, settings, trials), base)
-        for name, (algorithm, _, settings, trials) in zip(names, points, strict=True)
-    )
-    budgets = {arm.name: len(arm.trials) for arm in arms}
-    if len(set(budgets.values())) > 1:
-        told = ", ".join(f"{name} {number}" for name, number in budgets.items())
-        raise UsageError(f"tuning budgets differ (trials per arm: {told}); give every algorithm the same number")
-    return arms
-
-
-def _typed_arm(arm: Arm, base: Mapping[str, Any]) -> Arm:
-    """`arm` with values of the types that settings have, all of them valid now and not after hours."""
-    settings: dict[str, Any] = {}
-    trials = []
-    for trial in arm.trials or ({},):
-        values = {**base, **arm.settings, **trial}
-        typed = _typed(f"arm {arm.name}", resolve(values))
-        told = [key for key, value in resolve(values).items() if key in arm.settings or value != values.get(key)]
-        settings = {key: typed[key] for key in told}
-        trials.append({key: typed[key] for key in trial})
-    return dataclasses.replace(arm, settings=settings, trials=tuple(trials) if arm.trials else ())
-
-
-def _typed(where: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings that `values` make, converted to their types."""
-    try:
-        return flatten(make_settings(values))
-    except UsageError as error:
-        raise UsageError(f"{where}: {error}") from error
-
-
-def _conditions(given: Any) -> list[dict[str, Any]]:
-    items = given if isinstance(given, list) else [given]
-    crossed: list[dict[str, Any]] = []
-    for item in items:
-        condition = _settings(item, "conditions")
-        axes = {key: value if isinstance(value, list) else [value] for key, value in condition.items()}
-        for key, values in axes.items():
-            if any(isinstance(value, list | dict) for value in values):
-                raise UsageError(f"conditions.{key} must be a value or a list of values, got {condition[key]!r}")
-        crossed += [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
-    if not crossed:
-        raise UsageError("conditions is empty; write e.g. conditions: [{nproc: [2, 4]}], or leave it out")
-    return crossed
-
-
-def _names(points: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]]) -> list[str]:
-    """Unique names: the algorithm, its workers, the clock, and whatever else tells conditions of one clock apart."""
-    varying: dict[object, list[str]] = {}
-    for group in {(algorithm, settings.get("clock") == "virtual") for algorithm, _, settings in points}:
-        same = [given for name, given, settings in points if (name, settings.get("clock") == "virtual") == group]
-        keys = dict.fromkeys(key for condition in same for key in condition if key not in ("nproc", "clock"))
-        varying[group] = [key for key in keys if len({str(condition.get(key)) for condition in same}) > 1]
-    names = []
-    for algorithm, condition, settings in points:
-        name = f"{algorithm}-w{settings.get('nproc', 1)}"
-        for key in varying[algorithm, settings.get("clock") == "virtual"]:
-            value = re.sub(r"[^A-Za-z0-9.]+", "_", str(condition.get(key, "default"))).strip("_")
-            name += f"-{key}_{value}"
-        if settings.get("clock") == "virtual":
-            name += "-virtual"
-        names.append(name)
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(f"two arms are both called {name}; conditions must not repeat themselves")
-    return names
-
-
-def _filled(values: Mapping[str, Any], nproc: Any, where: str) -> dict[str, Any]:
-    if "{" in json.dumps(values) and not isinstance(nproc, int):
-        raise UsageError(f"{where}: placeholders need a number of workers; set nproc in conditions")
-    return {
-        key: fill_in(value, nproc, f"{where}.{key}") if isinstance(value, str) else value
-        for key, value in values.items()
-    }
-
-
-def _crossed(grid: Mapping[str, Sequence[Any]], nproc: Any, where: str) -> tuple[dict[str, Any], ...]:
-    points = itertools.product(*grid.values())
-    return tuple(_filled(dict(zip(grid, point, strict=True)), nproc, f"{where}.tune") for point in points)
-
-
-# ---- budgets -----------------------------------------------------------------------------------------------
-
-
-def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What tells the reference arms of a group apart: settings that are no algorithm's and not the same in all.
-
-    >>> differing([{"mode": "sync", "warmup": 0}, {"mode": "sync", "warmup": 80}])
-    ['warmup']
-    """
-    keys = sorted({key for one in settings for key in one} - NOT_A_VARIANT)
-    return [key for key in keys if len({str(one.get(key)) for one in settings}) > 1]
-
-
-def _references(arms: Sequence[Arm], base: Mapping[str, Any], algorithm: str) -> dict[str, str]:
-    """Arm -> the reference arm that it is compared with; without those that have none, or more than one."""
-
-    places = {}
-    for arm in arms:
-        typed = _typed(f"arm {arm.name}", resolve({**base, **arm.settings}))
-        places[arm.name] = (*(typed[key] for key in _CONDITIONS), typed["batch_size"])
-    found = {}
-    for arm in arms:
-        fitting = [one for one in arms if one.algorithm == algorithm and places[one.name] == places[arm.name]]
-        keys = differing([one.settings for one in fitting])
-        fitting = [one for one in fitting if all(one.settings.get(key) == arm.settings.get(key) for key in keys)]
-        if len(fitting) == 1:
-            found[arm.name] = fitting[0].name
-    return found
-
-
 def _timed_by(
     arms: Sequence[Arm], base: Mapping[str, Any], analysis: Analysis | None, *, found: bool
 ) -> dict[str, str]:
@@ -572,13 +262,13 @@ def _timed_by(
     """
     if analysis is None or analysis.endpoint != "time_to_target":
         return {}
-    references = _references(arms, base, analysis.reference)
+    references = references_of(arms, base, analysis.reference)
     budgets = {}
     for arm in arms:
         if arm.name not in references:
             continue
         for trial in arm.trials or ({},):
-            typed = _typed(f"arm {arm.name}", resolve({**base, **arm.settings, **trial}))
+            typed = typed_settings(f"arm {arm.name}", resolve({**base, **arm.settings, **trial}))
             if typed["schedule"] != "constant":
                 raise UsageError(
                     f"arm {arm.name}: its test runs are budgeted in seconds, as the endpoint is time_to_target, and "
@@ -611,9 +301,6 @@ def _timed_by(
 
 def _budget_text(seconds: float | None) -> str:
     return "a budget in samples" if seconds is None else f"{seconds:g} seconds"
-
-
-# ---- runs --------------------------------------------------------------------------------------------------
 
 
 def _shuffled(arms: Sequence[Arm], *key: object) -> list[Arm]:
@@ -682,105 +369,15 @@ def _finetune_runs(
                 )
 
 
-# ---- reading the config ------------------------------------------------------------------------------------
-
-
-def _check_keys(given: Mapping[Any, Any], known: Sequence[str], where: str) -> None:
-    for key in given:
-        if key not in known:
-            raise UsageError(f"{where}: unknown key {key!r}{nearest(str(key), known)}; known are {', '.join(known)}")
-
-
-def _check_plain(given: Any, where: str) -> None:
-    """Text, numbers, truth values, lists and mappings with text as keys: what a hash and plan.json can hold."""
-    if isinstance(given, Mapping):
-        for key, value in given.items():
-            if not isinstance(key, str):
-                raise UsageError(f"{where}: the key {key!r} is not text; put it in quotes")
-            _check_plain(value, key if where == "the config" else f"{where}.{key}")
-    elif isinstance(given, list):
-        for value in given:
-            _check_plain(value, where)
-    elif given is not None and not isinstance(given, str | int | float):
-        raise UsageError(f"{where}: YAML reads {given} as a {type(given).__name__}; put it in quotes")
-
-
-def _settings(given: Any, where: str, reserved: Sequence[str] = _RESERVED) -> dict[str, Any]:
-    """Settings by field name; a dash is an underscore, as in flags."""
-    settings: dict[str, Any] = {}
-    for key, value in _mapping(given, where).items():
-        name = key.replace("-", "_")
-        if name in settings:
-            raise UsageError(f"{where}: {name} is there twice; keep one")
-        if name in reserved:
-            raise UsageError(f"{where}: {name} is decided by the sweep; seeds go to the key seeds, the folder to --out")
-        settings[name] = value
-    return settings
-
-
-def _mapping(given: Any, where: str) -> Mapping[str, Any]:
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping):
-        raise UsageError(f"{where} must hold keys and values, got {given!r}")
-    return given
-
-
-def _list(given: Any, where: str) -> list[Any]:
-    if not isinstance(given, list):
-        raise UsageError(f"{where} must be a list, got {given!r}; write [{given}]")
-    return given
-
-
-def _text(given: Any, where: str) -> str:
-    if not isinstance(given, str) or not given:
-        raise UsageError(f"{where} must be text, got {given!r}")
-    return given
-
-
-def _whole(given: Any, where: str, at_least: int) -> int:
-    if not isinstance(given, int) or isinstance(given, bool) or given < at_least:
-        raise UsageError(f"{where} must be a whole number of at least {at_least}, got {given!r}")
-    return given
-
-
-def _seeds(given: Any, where: str) -> tuple[int, ...]:
-    seeds = tuple(_whole(seed, where, 0) for seed in _list(given, where))
-    if any(seed >= _SEED_LIMIT for seed in seeds):
-        raise UsageError(f"{where} must be less than {_SEED_LIMIT}, got {max(seeds)}")
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise UsageError(f"{where} must name each seed once, and at least one, got {given!r}")
-    return seeds
-
-
-def _grid(given: Any, where: str) -> dict[str, list[Any]]:
-    grid = {key: _list(values, f"{where}.{key}") for key, values in _settings(given, where).items()}
-    for key in _NOT_TUNED:
-        if key in grid:
-            raise UsageError(f"{where}: {key} is not tuned, it is what is compared; write it in conditions or base")
-    if not grid or not all(grid.values()):
-        raise UsageError(f"{where} must list values of at least one setting, e.g. {{learning_rate: [5.0e-4, 1.0e-3]}}")
-    return grid
-
-
-def _tuning(given: Any) -> Tuning | None:
-    if given is None:
-        return None
-    values = _mapping(given, "tuning")
-    _check_keys(values, ("grid", "seeds"), "tuning")
-    grid = None if "grid" not in values else _grid(values["grid"], "tuning.grid")
-    return Tuning(grid, _seeds(values.get("seeds", [0]), "tuning.seeds"))
-
-
 def _finetune(given: Any, seeds: Sequence[int]) -> dict[str, Any] | None:
     if given is None:
         return None
     hidden = ("seed", "seeds", "init_from", "run_dir", "runs_dir", "overwrite")
-    values = {key.replace("-", "_"): value for key, value in _mapping(given, "finetune").items()}
-    values["repetitions"] = _whole(values.get("repetitions", 1), "finetune.repetitions", 1)
+    values = {key.replace("-", "_"): value for key, value in mapping_in(given, "finetune").items()}
+    values["repetitions"] = whole_in(values.get("repetitions", 1), "finetune.repetitions", 1)
     if values["repetitions"] > _FINETUNE_SEEDS:
         raise UsageError(f"finetune.repetitions must be at most {_FINETUNE_SEEDS}, got {values['repetitions']}")
-    if max(seeds) >= (most := _SEED_LIMIT // _FINETUNE_SEEDS):
+    if max(seeds) >= (most := SEED_LIMIT // _FINETUNE_SEEDS):
         raise UsageError(f"seeds must be less than {most} where fine-tuning has seeds of its own, got {max(seeds)}")
     baseline = values.setdefault("baseline", True)
     if not isinstance(baseline, bool):
@@ -795,132 +392,3 @@ def _finetune(given: Any, seeds: Sequence[int]) -> dict[str, Any] | None:
         raise UsageError(f"finetune: {error}") from error
     typed = FINETUNE_FLAGS.flatten(settings)
     return values | {key: typed[key] for key in own}
-
-
-def _analysis(
-    given: Any,
-    arms: Sequence[Arm],
-    tuning: Tuning | None,
-    pilots: Sequence[int],
-    finetune: Mapping[str, Any] | None,
-) -> Analysis | None:
-    if given is None:
-        if pilots:
-            raise UsageError("pilots fix the target of an analysis; add analysis: {reference: sync}, or leave them out")
-        return None
-    values = _mapping(given, "analysis")
-    _check_keys(
-        values, ("reference", "control", "primary", "alpha", "margins", "target_share", "target_loss"), "analysis"
-    )
-    algorithms = list(dict.fromkeys(arm.algorithm for arm in arms))
-    reference = values.get("reference")
-    if reference not in algorithms:
-        raise UsageError(
-            f"analysis.reference must be one of {', '.join(algorithms)}, got {reference!r}"
-            f"{nearest(str(reference), algorithms)}"
-        )
-    control = values.get("control")
-    if control is not None and (control not in algorithms or control == reference):
-        raise UsageError(
-            f"analysis.control must be one of {', '.join(algorithms)} and not the reference, got {control!r}"
-        )
-    primary = _mapping(values.get("primary", {}), "analysis.primary")
-    _check_keys(primary, ("endpoint", "num_workers", "clock"), "analysis.primary")
-    endpoint = primary.get("endpoint", "time_to_target")
-    if endpoint not in ENDPOINTS:
-        raise UsageError(
-            f"analysis.primary.endpoint must be one of {', '.join(ENDPOINTS)}, got {endpoint!r}"
-            f"{nearest(str(endpoint), ENDPOINTS)}"
-        )
-    if endpoint == "macro_f1" and finetune is None:
-        raise UsageError("analysis.primary.endpoint macro_f1 is of fine-tuning runs; add finetune: {data: ...}")
-    places = {_place(arm) for arm in arms}
-    workers, clock = primary.get("num_workers"), primary.get("clock")
-    matching = {
-        place for place in places if (workers is None or place[0] == workers) and (clock is None or place[1] == clock)
-    }
-    if len(matching) != 1:
-        shown = ", ".join(f"{{num_workers: {place[0]}, clock: {place[1]}}}" for place in sorted(places))
-        raise UsageError(f"analysis.primary must name one of the conditions: {shown}; got {dict(primary)!r}")
-    ((workers, clock),) = matching
-    if all(arm.algorithm != reference or _place(arm) != (workers, clock) for arm in arms):
-        raise UsageError(
-            f"analysis: the reference {reference} has no arm with {{num_workers: {workers}, clock: {clock}}}, so that "
-            f"nothing can be compared there; name another one, or take it out of exclude"
-        )
-    margins = _mapping(values.get("margins", {}), "analysis.margins")
-    _check_keys(margins, ("loss", "macro_f1"), "analysis.margins")
-    for key, margin in margins.items():
-        _number(margin, f"analysis.margins.{key}", 0.0, None)
-    alpha = _number(values.get("alpha", 0.05), "analysis.alpha", 0.0, 1.0)
-    share = _number(values.get("target_share", 0.95), "analysis.target_share", 0.0, 1.0)
-    loss = values.get("target_loss")
-    if loss is not None and pilots:
-        raise UsageError("analysis.target_loss is the target, and pilots would fix another one; leave one of them out")
-    if loss is None and tuning is None and not pilots and endpoint == "time_to_target":
-        raise UsageError(
-            "analysis: time_to_target needs a target: pilots: [10, 11, 12] or tuning runs to take it from, or "
-            "target_loss: 6.2"
-        )
-    return Analysis(
-        reference,
-        control,
-        endpoint,
-        workers,
-        clock,
-        alpha,
-        {str(key): float(margin) for key, margin in margins.items()},
-        share,
-        None if loss is None else _number(loss, "analysis.target_loss", 0.0, None),
-        tuple(
-            arm.name for arm in arms if arm.algorithm not in (reference, control) and _place(arm) == (workers, clock)
-        ),
-    )
-
-
-def _place(arm: Arm) -> tuple[int, str]:
-    return arm.settings.get("nproc", 1), arm.settings.get("clock", "measured")
-
-
-def _number(given: Any, where: str, above: float, up_to: float | None) -> float:
-    good = isinstance(given, int | float) and not isinstance(given, bool) and above < given < math.inf
-    if not good or (up_to is not None and given > up_to):
-        bounds = f"above {above:g}" + ("" if up_to is None else f" and at most {up_to:g}")
-        hint = "; YAML reads 1e-4 as text, write 1.0e-4" if isinstance(given, str) else ""
-        raise UsageError(f"{where} must be a number {bounds}, got {given!r}{hint}")
-    return float(given)
-
-
-def flags_of(settings: Settings) -> list[str]:
-    """The flags of experiments/stilt_mlm.py that make `settings`; what has its default is left out.
-
-    >>> flags_of(make_settings({"mode": "sync", "nproc": 4}))
-    ['--mode', 'sync', '--nproc', '4']
-    """
-    flags = []
-    default = flatten(make_settings({}))
-    values = flatten(settings)
-    # Defaults that follow from other settings, so that a value equal to the usual default may have to be said.
-    open_ended = {"samples": "seconds", "schedule": "seconds", "learning_rate": "optimizer"}
-    for name, value in values.items():
-        decided_by = open_ended.get(name, name)
-        differs = value != default[name] or values[decided_by] != default[decided_by]
-        if differs and value is not None:
-            flags += _flag(name, value)
-    return flags
-
-
-def flags_of_values(values: Mapping[str, Any]) -> list[str]:
-    """Values by name as flags, without looking at what they mean.
-
-    >>> flags_of_values({"init_from": "tiny", "class_weights": True, "eval_data": None})
-    ['--init-from', 'tiny', '--class-weights']
-    """
-    return [word for name, value in values.items() if value is not None for word in _flag(name, value)]
-
-
-def _flag(name: str, value: object) -> list[str]:
-    flag = "--" + name.replace("_", "-")
-    if isinstance(value, bool):
-        return [flag] if value else []  # a truth value is a flag without a value
-    return [flag, str(value)]

@@ -38,20 +38,10 @@ from asyncsgd.scripts.run_folder import open_finetune_folder, open_run_folder, s
 from asyncsgd.settings.finetuning import make_finetune_settings
 from asyncsgd.settings.training import Settings, differing_keys, flatten, load_run_settings, make_settings
 from asyncsgd.settings.yaml_reader import read_yaml
-from asyncsgd.study.plan import (
-    BASE,
-    STAGES,
-    TIMED,
-    Arm,
-    Plan,
-    PlannedRun,
-    Stage,
-    flags_of,
-    flags_of_values,
-    read_config,
-    resolve,
-    sha256_of,
-)
+from asyncsgd.study.arms import Arm, resolve
+from asyncsgd.study.commands import flags_of, flags_of_values
+from asyncsgd.study.config import read_config
+from asyncsgd.study.plan import BASE, STAGES, TIMED, Plan, PlannedRun, Stage, sha256_of
 
 PRELOAD = (
     "asyncsgd.training",
