@@ -29,7 +29,8 @@ from asyncsgd.runtime.launch import go_offline
 from asyncsgd.runtime.processes import fork_server
 from asyncsgd.study.config import read_config
 from asyncsgd.study.plan import BASE, Plan, make_plan
-from asyncsgd.study.sweep import FINISHED, PRELOAD, Stopped, Sweep, carry_out, check, locked
+from asyncsgd.study.runner import PRELOAD, Stopped, carry_out
+from asyncsgd.study.sweep import FINISHED, Sweep, check, locked
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext

@@ -23,7 +23,8 @@ from asyncsgd.runtime.processes import fork_server
 from asyncsgd.settings.flags import Parser
 from asyncsgd.study.config import read_config
 from asyncsgd.study.plan import STAGES, Plan, make_plan
-from asyncsgd.study.sweep import FINISHED, PRELOAD, Stopped, Sweep, carry_out, check, locked, share
+from asyncsgd.study.runner import PRELOAD, Stopped, carry_out
+from asyncsgd.study.sweep import FINISHED, Sweep, check, locked, share
 
 MOST_SHARDS = 100_000
 
