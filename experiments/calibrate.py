@@ -20,7 +20,7 @@ from typing import Any
 
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import read_events
-from asyncsgd.settings.training import Settings, load_yaml, make_settings
+from asyncsgd.settings.training import FLAGS, Settings, make_settings
 
 Curve = list[tuple[float, float]]
 """(seconds or samples, loss), ascending."""
@@ -60,7 +60,7 @@ def read_run(folder: Path) -> tuple[Settings, dict[str, Any]]:
         raise UsageError(f"{folder} is {what}; give a DONE run of mode async or sync")
     if summary.get("clock") != "measured":
         raise UsageError(f"{folder} has a virtual clock already; give a run of real processes")
-    return make_settings(load_yaml(folder / "settings.yaml")), summary
+    return make_settings(FLAGS.load_yaml(folder / "settings.yaml")), summary
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

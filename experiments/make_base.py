@@ -31,7 +31,7 @@ from asyncsgd.runtime.launch import Launch
 from asyncsgd.scripts.base import run_script
 from asyncsgd.scripts.run_folder import open_run_folder, owned, set_aside
 from asyncsgd.settings.flags import Parser
-from asyncsgd.settings.training import Settings, differing_keys, flatten, load_run_settings, load_yaml, make_settings
+from asyncsgd.settings.training import FLAGS, Settings, load_run_settings, make_settings
 from asyncsgd.signals import StopRequest
 
 GENERAL_TEXT = Path(__file__).resolve().parents[2] / "shared" / "data" / "wiki_paragraphs"
@@ -141,7 +141,7 @@ def refuse_other_settings(out: Path, settings: Settings) -> None:
     if not (out / "base.json").is_file() and not (out / "run" / "settings.yaml").is_file():
         return
     old = load_run_settings(out / "run" / "settings.yaml")
-    different = differing_keys(flatten(old), flatten(settings))
+    different = FLAGS.differing_keys(FLAGS.flatten(old), FLAGS.flatten(settings))
     if different:
         listed = ", ".join(f"{key} {before} -> {now}" for key, before, now in different)
         raise UsageError(f"{out} holds a base model with other settings ({listed}); type another --out, or --overwrite")
@@ -191,7 +191,7 @@ def keep(out: Path) -> None:
         "seed",
     )
     base: dict[str, Any] = {key: summary[key] for key in wanted}
-    kept = load_yaml(out / "run" / "settings.yaml")
+    kept = FLAGS.load_yaml(out / "run" / "settings.yaml")
     write_json(out / "base.json", {"schema": SCHEMA, "from_scratch_pretraining": True, **base, "settings": kept})
     print(f"kept   {out}, parameters sha256 {base['parameters_sha256'][:16]}...", flush=True)
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 from asyncsgd.errors import UsageError
 from asyncsgd.flat import FlatModel, parameters_sha256
 from asyncsgd.origin import read_origin
-from asyncsgd.settings.training import load_yaml
+from asyncsgd.settings.training import FLAGS
 from asyncsgd.signals import StopRequest
 
 SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "make_base.py"
@@ -64,7 +64,7 @@ def test_the_folder_loads_and_base_json_has_the_hash_of_what_is_loaded(make: Mak
     same = ("parameters_sha256", "data_fingerprint", "final_eval_loss", "first_eval_loss", "num_samples")
     assert {key: base[key] for key in same} == {key: summary[key] for key in same}
     assert base["from_scratch_pretraining"] is True
-    assert base["settings"] == load_yaml(tmp_path / "base" / "run" / "settings.yaml")
+    assert base["settings"] == FLAGS.load_yaml(tmp_path / "base" / "run" / "settings.yaml")
     assert base["settings"].items() >= {"mode": "single", "model": "tiny", "samples": 32, "seed": 0}.items()
     assert out.splitlines()[-1].startswith(f"next   python experiments/stilt_mlm.py --model {tmp_path / 'base'}")
 

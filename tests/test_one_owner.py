@@ -20,7 +20,7 @@ from asyncsgd.errors import UsageError
 from asyncsgd.records.events import Evaluation, Event, read_events
 from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.scripts.run_folder import open_finetune_folder, open_run_folder, set_aside
-from asyncsgd.settings.training import load_yaml, make_settings
+from asyncsgd.settings.training import FLAGS, make_settings
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 
@@ -240,7 +240,7 @@ def test_a_folder_whose_run_has_not_trained_gives_way_to_a_corrected_command(
     else:
         open_finetune_folder(make_finetune_settings({"init_from": "tiny", "run_dir": str(path)}), "tests").close()
     assert "seed: 77" not in (path / "settings.yaml").read_text()
-    assert load_yaml(tmp_path / "run.before-1" / "settings.yaml")["seed"] == 77  # nothing is lost
+    assert FLAGS.load_yaml(tmp_path / "run.before-1" / "settings.yaml")["seed"] == 77  # nothing is lost
 
 
 @pytest.mark.parametrize(

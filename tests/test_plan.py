@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import asyncsgd.study.plan as plan_module
 from asyncsgd.errors import UsageError
-from asyncsgd.settings.training import flatten, make_settings, parse_settings
+from asyncsgd.settings.training import FLAGS, make_settings
 from asyncsgd.study.arms import resolve
 from asyncsgd.study.commands import flags_of
 from asyncsgd.study.config import CONFIG_KEYS, fill_in, read_config
@@ -425,8 +425,8 @@ def test_the_flags_of_settings_read_back_to_the_same_settings(values: dict[str, 
         settings = make_settings(values)
     except UsageError:
         return  # not settings that a run can have
-    read = parse_settings(flags_of(settings), prog="p", description="", examples="").settings
-    assert flatten(read) == flatten(settings)
+    read = FLAGS.parse(flags_of(settings), prog="p", description="", examples="").settings
+    assert FLAGS.flatten(read) == FLAGS.flatten(settings)
 
 
 @pytest.mark.parametrize(
@@ -440,9 +440,9 @@ def test_the_flags_of_settings_read_back_to_the_same_settings(values: dict[str, 
 )
 def test_a_default_that_follows_from_another_setting_is_said_where_it_does_not_follow(values: dict[str, Any]) -> None:
     settings = make_settings(values)
-    assert flatten(parse_settings(flags_of(settings), prog="p", description="", examples="").settings) == flatten(
-        settings
-    )
+    assert FLAGS.flatten(
+        FLAGS.parse(flags_of(settings), prog="p", description="", examples="").settings
+    ) == FLAGS.flatten(settings)
 
 
 # ---- what is refused -----------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from asyncsgd.errors import UsageError
 from asyncsgd.records.events import Evaluation, Event, Fault, Membership, read_events
 from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.scripts.run_folder import open_run_folder
-from asyncsgd.settings.training import load_yaml, make_settings, settings_hash
+from asyncsgd.settings.training import FLAGS, make_settings
 from asyncsgd.signals import StopRequest
 
 SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "stilt_mlm.py"
@@ -190,9 +190,9 @@ def test_the_page_about_run_folders_names_every_key_that_a_run_leaves(train: Tra
 def test_settings_given_back_with_config_are_the_same_settings(mode: str, train: Train) -> None:
     first = train(f"--mode {mode} --samples 8 --evaluations 1 --eval-samples 8 --learning-rate 1e-4")
     again = train(f"--config {first.path / 'settings.yaml'}")
-    written = [make_settings(load_yaml(run.path / "settings.yaml")) for run in (first, again)]
-    assert settings_hash(written[0]) == settings_hash(written[1])
-    assert first.path.name.endswith("-" + settings_hash(written[0]))
+    written = [make_settings(FLAGS.load_yaml(run.path / "settings.yaml")) for run in (first, again)]
+    assert FLAGS.settings_hash(written[0]) == FLAGS.settings_hash(written[1])
+    assert first.path.name.endswith("-" + FLAGS.settings_hash(written[0]))
     assert again.path == first.path.with_name(first.path.name + "-2")
     if mode == "single":
         assert first.summary["parameters_sha256"] == again.summary["parameters_sha256"]
@@ -230,7 +230,7 @@ def test_a_folder_whose_run_was_killed_while_it_was_made_can_be_used_again(
     assert {left.name for left in path.iterdir()} == {half_made, "events.jsonl"}
     open_run_folder("tests", settings, "python train.py").close()
     assert {left.name for left in path.iterdir()} == {"settings.yaml", "events.jsonl"}
-    assert make_settings(load_yaml(path / "settings.yaml")).budget == settings.budget
+    assert make_settings(FLAGS.load_yaml(path / "settings.yaml")).budget == settings.budget
 
 
 def test_a_torn_settings_file_beside_anything_else_is_not_taken_for_a_folder_of_ours(tmp_path: Path) -> None:

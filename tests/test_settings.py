@@ -28,23 +28,15 @@ from asyncsgd.settings.training import (
     Optimization,
     Output,
     Settings,
-    build_parser,
-    differing_keys,
-    flatten,
     load_run_settings,
-    load_yaml,
     make_settings,
-    parse_settings,
-    settings_hash,
-    to_yaml,
-    validate,
 )
 
 EXAMPLES = "train.py --mode sync\ntrain.py --model prajjwal1/bert-tiny\ntrain.py --config sweep.yaml"
 
 
 def parse(*argv: str) -> Parsed:
-    return parse_settings(argv, prog="train.py", description="Train.", examples=EXAMPLES)
+    return FLAGS.parse(argv, prog="train.py", description="Train.", examples=EXAMPLES)
 
 
 def write(folder: Path, text: str) -> str:
@@ -57,7 +49,7 @@ def write(folder: Path, text: str) -> str:
 
 
 def all_flags() -> list[str]:
-    parser = build_parser("train.py", "", EXAMPLES)
+    parser = FLAGS.build_parser("train.py", "", EXAMPLES)
     return [option for action in parser._actions for option in action.option_strings]
 
 
@@ -91,9 +83,9 @@ def test_every_field_is_a_flag_and_no_name_is_used_twice() -> None:
 def test_help_needs_neither_torch_nor_yaml_and_ends_in_the_examples() -> None:
     program = (
         "import sys\n"
-        "from asyncsgd.settings.training import parse_settings\n"
+        "from asyncsgd.settings.training import FLAGS\n"
         "try:\n"
-        f"    parse_settings(['--help'], prog='train.py', description='', examples={EXAMPLES!r})\n"
+        f"    FLAGS.parse(['--help'], prog='train.py', description='', examples={EXAMPLES!r})\n"
         "except SystemExit as exit:\n"
         "    heavy = {'torch', 'transformers', 'datasets', 'numpy', 'yaml'} & set(sys.modules)\n"
         "    print(exit.code, sorted(heavy), file=sys.stderr)\n"
@@ -114,7 +106,7 @@ def test_help_has_one_heading_for_its_examples_and_leaves_their_lines_as_they_ar
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    shown = build_parser(script, "", module.EXAMPLES).format_help()
+    shown = FLAGS.build_parser(script, "", module.EXAMPLES).format_help()
     assert shown.count("examples:") == 1
     indented = textwrap.indent(textwrap.dedent(module.EXAMPLES), "  ")
     assert shown.endswith("\nexamples:\n" + indented)
@@ -155,7 +147,7 @@ def test_none_as_a_flag_takes_the_limit_of_a_file_back(tmp_path: Path) -> None:
 
 def test_yaml_numbers_that_pyyaml_takes_for_text_are_numbers(tmp_path: Path) -> None:
     assert yaml.safe_load("a: 1e-4")["a"] == "1e-4"
-    loaded = load_yaml(write(tmp_path, "learning_rate: 1e-4\nsamples: 1e4\nclip_norm: 0\nseconds: null\n"))
+    loaded = FLAGS.load_yaml(write(tmp_path, "learning_rate: 1e-4\nsamples: 1e4\nclip_norm: 0\nseconds: null\n"))
     assert loaded == {"learning_rate": 1e-4, "samples": 10_000, "clip_norm": 0.0, "seconds": None}
     assert [type(value) for value in loaded.values()] == [float, int, float, type(None)]
 
@@ -247,7 +239,7 @@ def test_make_settings_rejects_a_name_it_does_not_know() -> None:
     ],
 )
 def test_open_settings_are_resolved_from_the_others(values: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert flatten(make_settings(values)).items() >= expected.items()
+    assert FLAGS.flatten(make_settings(values)).items() >= expected.items()
 
 
 def test_settings_built_in_python_are_resolved_too() -> None:
@@ -374,12 +366,12 @@ def test_virtual_workers_may_be_many_and_real_ones_not() -> None:
 
 def test_validate_refuses_what_replace_has_spoilt() -> None:
     with pytest.raises(UsageError, match="--mode single has one worker"):
-        validate(dataclasses.replace(Settings(), job=Job(mode="single", nproc=4)))
+        FLAGS.validate(dataclasses.replace(Settings(), job=Job(mode="single", nproc=4)))
 
 
 def test_not_a_number_is_out_of_bounds() -> None:
     with pytest.raises(UsageError, match="--learning-rate must be more than 0, got nan"):
-        validate(Settings(optimization=Optimization(learning_rate=float("nan"))))
+        FLAGS.validate(Settings(optimization=Optimization(learning_rate=float("nan"))))
 
 
 @pytest.mark.parametrize(
@@ -395,7 +387,7 @@ def test_not_a_number_is_out_of_bounds() -> None:
     ],
 )
 def test_a_setting_that_has_an_effect_is_accepted(values: dict[str, Any]) -> None:
-    assert flatten(make_settings(values)).items() >= values.items()
+    assert FLAGS.flatten(make_settings(values)).items() >= values.items()
 
 
 # Writing and reading back
@@ -472,22 +464,22 @@ def valid_settings(draw: st.DrawFn) -> Settings:
 def test_what_to_yaml_writes_reads_back_as_equal_settings(
     tmp_path_factory: pytest.TempPathFactory, some: Settings, comment: str
 ) -> None:
-    path = write(tmp_path_factory.getbasetemp(), to_yaml(some, comment=comment))
+    path = write(tmp_path_factory.getbasetemp(), FLAGS.to_yaml(some, comment=comment))
     parsed = parse("--config", path)
-    assert parsed == Parsed(some, frozenset(flatten(some)))
-    assert settings_hash(parsed.settings) == settings_hash(some)
-    assert make_settings(flatten(some)) == some
+    assert parsed == Parsed(some, frozenset(FLAGS.flatten(some)))
+    assert FLAGS.settings_hash(parsed.settings) == FLAGS.settings_hash(some)
+    assert make_settings(FLAGS.flatten(some)) == some
 
 
 def test_yaml_shows_every_default_resolved() -> None:
-    shown = yaml.safe_load(to_yaml(make_settings({"optimizer": "sgd"})))
-    assert shown == flatten(make_settings({"optimizer": "sgd"}))
+    shown = yaml.safe_load(FLAGS.to_yaml(make_settings({"optimizer": "sgd"})))
+    assert shown == FLAGS.flatten(make_settings({"optimizer": "sgd"}))
     assert (shown["learning_rate"], shown["samples"], shown["schedule"]) == (0.1, 9600, "linear")
 
 
 def test_a_run_folder_s_settings_neither_name_its_place_nor_overwrite_it() -> None:
     kept = Settings(output=Output(run_dir="mine", overwrite=True))
-    missing = flatten(kept).keys() - yaml.safe_load(to_yaml(kept, places=False)).keys()
+    missing = FLAGS.flatten(kept).keys() - yaml.safe_load(FLAGS.to_yaml(kept, places=False)).keys()
     assert missing == {"runs_dir", "run_dir", "overwrite", "cache_dir"}
 
 
@@ -511,42 +503,42 @@ def test_print_config_refuses_settings_that_cannot_run() -> None:
 
 @pytest.mark.parametrize("values", [{"seed": 1}, {"rule": "ringmaster"}, {"nproc": 2}, {"learning_rate": 2e-3}])
 def test_the_hash_changes_with_what_is_run(values: dict[str, Any]) -> None:
-    assert settings_hash(make_settings(values)) != settings_hash(Settings())
+    assert FLAGS.settings_hash(make_settings(values)) != FLAGS.settings_hash(Settings())
 
 
 @pytest.mark.parametrize("values", [{"runs_dir": "a"}, {"run_dir": "a"}, {"cache_dir": "a"}, {"learning_rate": 5e-4}])
 def test_the_hash_does_not_change_with_where_it_is_kept_or_with_a_default_typed_out(values: dict[str, Any]) -> None:
-    assert settings_hash(make_settings(values)) == settings_hash(Settings())
+    assert FLAGS.settings_hash(make_settings(values)) == FLAGS.settings_hash(Settings())
 
 
 def test_the_hash_is_six_hexadecimal_digits_and_the_same_for_1_and_1_point_0() -> None:
-    whole, real = (settings_hash(Settings(optimization=Optimization(learning_rate=rate))) for rate in (1, 1.0))
+    whole, real = (FLAGS.settings_hash(Settings(optimization=Optimization(learning_rate=rate))) for rate in (1, 1.0))
     assert whole == real
     assert len(whole) == 6
     int(whole, 16)
 
 
 def test_settings_that_came_later_leave_the_names_of_runs_as_they_were() -> None:
-    assert settings_hash(Settings()) == "3685ef"
-    assert settings_hash(make_settings({"mask": "word", "mask_prob": 0.3, "seed": 2})) == "e816ca"
-    assert settings_hash(make_settings({"eval_mask": "token", "eval_mask_prob": 0.15})) == "3685ef"
-    assert settings_hash(make_settings({"eval_mask": "word"})) != "3685ef"
+    assert FLAGS.settings_hash(Settings()) == "3685ef"
+    assert FLAGS.settings_hash(make_settings({"mask": "word", "mask_prob": 0.3, "seed": 2})) == "e816ca"
+    assert FLAGS.settings_hash(make_settings({"eval_mask": "token", "eval_mask_prob": 0.15})) == "3685ef"
+    assert FLAGS.settings_hash(make_settings({"eval_mask": "word"})) != "3685ef"
 
 
 def test_a_run_from_before_eval_mask_was_evaluated_with_the_masks_it_trained_with(tmp_path: Path) -> None:
     old = load_run_settings(write(tmp_path, "mask: word\nmask_prob: 0.3\n"))
     assert (old.data.eval_mask, old.data.eval_mask_prob) == ("word", 0.3)
-    new = load_run_settings(write(tmp_path, to_yaml(make_settings({"mask": "word"}))))
+    new = load_run_settings(write(tmp_path, FLAGS.to_yaml(make_settings({"mask": "word"}))))
     assert (new.data.eval_mask, new.data.eval_mask_prob) == ("token", 0.15)
 
 
 def test_differing_keys_are_those_of_the_run_and_not_of_its_place() -> None:
-    old = flatten(Settings())
-    new = flatten(make_settings({"seed": 3, "seconds": 60, "runs_dir": "b", "cache_dir": "c"}))
-    assert differing_keys(old, new) == [
+    old = FLAGS.flatten(Settings())
+    new = FLAGS.flatten(make_settings({"seed": 3, "seconds": 60, "runs_dir": "b", "cache_dir": "c"}))
+    assert FLAGS.differing_keys(old, new) == [
         ("seed", 0, 3),
         ("samples", 9600, None),
         ("seconds", None, 60.0),
         ("schedule", "linear", "constant"),
     ]
-    assert differing_keys(old, old) == []
+    assert FLAGS.differing_keys(old, old) == []

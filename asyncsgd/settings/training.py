@@ -9,13 +9,12 @@ default < ``--config`` file < flag. A setting that would do nothing in the run i
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
-from asyncsgd.settings.flags import Flags, Parsed, flag_of, group, setting
+from asyncsgd.settings.flags import Flags, flag_of, group, setting
 
 Mode = Literal["single", "sync", "async", "hogwild"]
 Transport = Literal["auto", "shared_memory", "process_group"]
@@ -330,40 +329,6 @@ def make_settings(values: Mapping[str, object]) -> Settings:
     return FLAGS.make(values)
 
 
-def flatten(settings: Settings) -> dict[str, object]:
-    """Return a new dict of all settings by field name, without their groups; the inverse of `make_settings`.
-
-    >>> flatten(Settings())["seq_len"]
-    128
-    """
-    return FLAGS.flatten(settings)
-
-
-def validate(settings: Settings) -> None:
-    """Reject values out of bounds, contradictions and settings that would do nothing; see `Flags.validate`.
-
-    >>> validate(Settings(job=Job(nproc=0)))
-    Traceback (most recent call last):
-        ...
-    asyncsgd.errors.UsageError: --nproc must be 1 or more, got 0; type e.g. --nproc 4
-    """
-    FLAGS.validate(settings)
-
-
-def to_yaml(settings: Settings, *, comment: str = "", places: bool = True) -> str:
-    """Return all settings as YAML that ``--config`` reads back to equal settings; see `Flags.to_yaml`.
-
-    >>> to_yaml(Settings(), comment="a first run").splitlines()[:4]
-    ['# a first run', '', '# what to run', 'mode: async']
-    """
-    return FLAGS.to_yaml(settings, comment=comment, places=places)
-
-
-def load_yaml(path: str | Path) -> dict[str, object]:
-    """Return the settings named in a YAML file, not yet validated together; see `Flags.load_yaml`."""
-    return FLAGS.load_yaml(path)
-
-
 def load_run_settings(path: str | Path) -> Settings:
     """Return the settings of a run from its settings.yaml, as they were understood when it ran.
 
@@ -372,40 +337,7 @@ def load_run_settings(path: str | Path) -> Settings:
     Raises:
         UsageError: if the file cannot be read, or is not valid.
     """
-    values = load_yaml(path)
+    values = FLAGS.load_yaml(path)
     if "eval_mask" not in values:
         values |= {"eval_" + name: values[name] for name in ("mask", "mask_prob") if name in values}
     return make_settings(values)
-
-
-def differing_keys(old: Mapping[str, object], new: Mapping[str, object]) -> list[tuple[str, object, object]]:
-    """Return ``(key, old value, new value)`` where two flat settings differ in what is run, not in where it is kept.
-
-    >>> differing_keys({"seed": 0, "runs_dir": "a"}, {"seed": 1, "runs_dir": "b"})
-    [('seed', 0, 1)]
-    """
-    return FLAGS.differing_keys(old, new)
-
-
-def settings_hash(settings: Settings) -> str:
-    """Return six hexadecimal digits that name a run: equal for equal settings, wherever the run is kept.
-
-    >>> settings_hash(Settings()) == settings_hash(Settings(output=Output(runs_dir="elsewhere")))
-    True
-    """
-    return FLAGS.settings_hash(settings)
-
-
-def build_parser(prog: str, description: str, examples: str) -> argparse.ArgumentParser:
-    """Return the parser of all settings; see `Flags.build_parser`."""
-    return FLAGS.build_parser(prog, description, examples)
-
-
-def parse_settings(argv: Sequence[str], *, prog: str, description: str, examples: str) -> Parsed[Settings]:
-    """Merge defaults, ``--config`` file and flags, in rising precedence, into valid settings; see `Flags.parse`.
-
-    >>> parsed = parse_settings(["--seed", "3"], prog="train", description="", examples="")
-    >>> parsed.settings.job.seed, sorted(parsed.given)
-    (3, ['seed'])
-    """
-    return FLAGS.parse(argv, prog=prog, description=description, examples=examples)

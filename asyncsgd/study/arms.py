@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from asyncsgd.errors import UsageError
-from asyncsgd.settings.training import flatten, make_settings
+from asyncsgd.settings.training import FLAGS, make_settings
 from asyncsgd.study.config import (
     CONDITION_KEYS,
     check_keys,
@@ -143,7 +143,7 @@ def _typed_arm(arm: Arm, base: Mapping[str, Any]) -> Arm:
 def typed_settings(where: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """All settings that `values` make, converted to their types."""
     try:
-        return flatten(make_settings(values))
+        return FLAGS.flatten(make_settings(values))
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from error
 

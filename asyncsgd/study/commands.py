@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from asyncsgd.settings.training import Settings, flatten, make_settings
+from asyncsgd.settings.training import FLAGS, Settings, make_settings
 
 
 def flags_of(settings: Settings) -> list[str]:
@@ -15,8 +15,8 @@ def flags_of(settings: Settings) -> list[str]:
     ['--mode', 'sync', '--nproc', '4']
     """
     flags = []
-    default = flatten(make_settings({}))
-    values = flatten(settings)
+    default = FLAGS.flatten(make_settings({}))
+    values = FLAGS.flatten(settings)
     # Defaults that follow from other settings, so that a value equal to the usual default may have to be said.
     open_ended = {"samples": "seconds", "schedule": "seconds", "learning_rate": "optimizer"}
     for name, value in values.items():

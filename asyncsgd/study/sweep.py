@@ -25,7 +25,7 @@ from asyncsgd.records.events import DIVERGED, DONE, FAILED, read_events
 from asyncsgd.records.locks import lock, wait_for_lock
 from asyncsgd.records.run_folder import write_json, write_text
 from asyncsgd.settings.finetuning import make_finetune_settings
-from asyncsgd.settings.training import Settings, differing_keys, flatten, load_run_settings, make_settings
+from asyncsgd.settings.training import FLAGS, Settings, load_run_settings, make_settings
 from asyncsgd.settings.yaml_reader import read_yaml
 from asyncsgd.study.arms import Arm, resolve
 from asyncsgd.study.commands import flags_of, flags_of_values
@@ -200,8 +200,8 @@ class Sweep:
                     f"{path.parent} started from another base model than the one in {self.out / BASE}, which was made "
                     f"again since; type another --out"
                 )
-        old = flatten(load_run_settings(path))
-        different = differing_keys(old, flatten(make_settings(values)))
+        old = FLAGS.flatten(load_run_settings(path))
+        different = FLAGS.differing_keys(old, FLAGS.flatten(make_settings(values)))
         if self.plan.base_model is not None:  # made here: its path has changed where the sweep's folder was moved
             different = [change for change in different if change[0] != "model"]
         if different:
