@@ -38,10 +38,6 @@ class Block:
     arrivals: list[int]
     speeds: dict[int, float]
 
-    def clear(self) -> None:
-        self.momentum.fill_(float("nan"))
-        self.speeds.clear()
-
 
 @dataclasses.dataclass(frozen=True)
 class AsyncLocalSGD(Rule):

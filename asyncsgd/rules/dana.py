@@ -23,10 +23,6 @@ class Momenta:
     of: dict[int, Tensor]
     total: Tensor
 
-    def clear(self) -> None:
-        self.of.clear()
-        self.total.fill_(float("nan"))
-
 
 @dataclasses.dataclass(frozen=True)
 class DANA(Rule):

@@ -32,9 +32,6 @@ class MeanSquare:
     value: Tensor
     corrected: Tensor
 
-    def clear(self) -> None:
-        self.value.fill_(float("nan"))
-
 
 @dataclasses.dataclass(frozen=True)
 class DCASGD(Rule):

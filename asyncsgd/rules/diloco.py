@@ -29,10 +29,6 @@ class Round:
     held: Held
     outer: Nesterov
 
-    def clear(self) -> None:
-        self.held.clear()
-        self.outer.momentum.fill_(float("nan"))
-
 
 @dataclasses.dataclass(frozen=True)
 class DiLoCo(Rule):

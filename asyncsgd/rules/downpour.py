@@ -25,9 +25,6 @@ class SinceFetch:
 
     minibatches: dict[int, int]
 
-    def clear(self) -> None:
-        self.minibatches.clear()
-
 
 @dataclasses.dataclass(frozen=True)
 class Downpour(Rule):

@@ -26,9 +26,6 @@ class Force:
 
     direction: Tensor
 
-    def clear(self) -> None:
-        self.direction.fill_(float("nan"))
-
 
 @dataclasses.dataclass(frozen=True)
 class EASGD(Rule):

@@ -25,10 +25,6 @@ class Buffer:
     total: Tensor
     uses: list[int]
 
-    def clear(self) -> None:
-        self.total.zero_()
-        self.uses.clear()
-
 
 @dataclasses.dataclass(frozen=True)
 class FedBuff(Rule):

@@ -39,10 +39,6 @@ class Queue:
     outstanding: collections.deque[Outstanding]
     idle: list[int]
 
-    def clear(self) -> None:
-        self.outstanding.clear()
-        self.idle.clear()
-
 
 @dataclasses.dataclass(frozen=True)
 class FixedDelay(Rule):

@@ -26,10 +26,6 @@ class Table:
     total: Tensor
     direction: Tensor
 
-    def clear(self) -> None:
-        self.slots.clear()
-        self.total.fill_(float("nan"))
-
 
 @dataclasses.dataclass(frozen=True)
 class IA2SGD(Rule):

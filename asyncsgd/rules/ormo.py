@@ -34,10 +34,6 @@ class Ordered:
     direction: Tensor
     group: list[int]
 
-    def clear(self) -> None:
-        self.momentum.fill_(float("nan"))
-        self.group.clear()
-
 
 @dataclasses.dataclass(frozen=True)
 class OrMo(Rule):

@@ -24,9 +24,6 @@ class Seconds:
 
     of: dict[int, tuple[int, float]]
 
-    def clear(self) -> None:
-        self.of.clear()
-
 
 @dataclasses.dataclass(frozen=True)
 class Rescaled(Rule):

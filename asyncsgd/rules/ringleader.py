@@ -43,11 +43,6 @@ class Tables:
     to_update: set[int]
     direction: Tensor
 
-    def clear(self) -> None:
-        self.now.clear()
-        self.following.clear()
-        self.to_update.clear()
-
 
 @dataclasses.dataclass(frozen=True)
 class Ringleader(Rule):

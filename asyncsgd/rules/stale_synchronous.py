@@ -27,10 +27,6 @@ class Clocks:
     clocks: dict[int, int]
     waiting: list[int]
 
-    def clear(self) -> None:
-        self.clocks.clear()
-        self.waiting.clear()
-
 
 @dataclasses.dataclass(frozen=True)
 class StaleSynchronous(Rule):
