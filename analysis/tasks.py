@@ -23,7 +23,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from analysis.findings.comparisons import groups_of
-from analysis.findings.descriptions import loss_or_worst, scope_of
+from analysis.findings.scope import scope_of
+from analysis.findings.workers import loss_or_worst
 from analysis.statistics.intervals import Interval, Refused, check_level, finite_table
 from analysis.statistics.paired import probability_of_improvement
 from analysis.study.curves import curve_of, end_of, time_to, worst_loss

@@ -11,13 +11,54 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-from analysis.findings.values import FROM_SCRATCH, Group, LeftOut
 from analysis.statistics.time_to_target import target_grid
 from analysis.study.curves import improvement_of
 from analysis.study.run import loss_label
 from analysis.study.types import MEASURED, Arm, Registration, Study, StudyRun
 from asyncsgd.study.arms import differing
 from asyncsgd.study.plan import BASELINE
+
+FROM_SCRATCH = "from scratch: not STILT"
+"""The mark that runs from random weights carry everywhere."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LeftOut:
+    """Something that is not in a number, and why."""
+
+    name: str
+    """Of the run folder (relative to the study), the arm, the comparison, or the part of the report."""
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Arms that may be compared with each other: same workers, clock, speeds and batch size."""
+
+    name: str
+    """Unique and readable, e.g. ``4 workers, virtual clock, slow:worker=0,factor=3, batch 16``."""
+    num_workers: int | None
+    clock: str
+    speeds: str | None
+    batch_size: int | None
+    variant: tuple[tuple[str, str], ...]
+    """Other settings that all its arms share and other groups do not (key, value)."""
+    reference: str | None
+    """Name of the reference arm; None where the group has none."""
+    arms: tuple[str, ...]
+    """Arm names, the reference first."""
+    primary: bool
+    """Whether the pre-registered primary comparison is here."""
+    seconds_label: str
+    """Of every axis with seconds: ``training seconds`` or ``virtual seconds``."""
+    loss_label: str
+    """Of every axis with losses: ``evaluation loss (nats per masked token)``, or ``evaluation loss, excess``."""
+    target: float | None
+    """The declared target loss; None where there is none."""
+    target_from: str
+    """Where the target comes from, in words; empty without a target."""
+    evaluation_sets: tuple[str, ...]
+
 
 DEFAULT_REFERENCE = "sync"
 AFTER_THE_FACT_SHARE = 0.95

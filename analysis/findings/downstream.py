@@ -13,22 +13,51 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.findings.comparisons import is_control
+from analysis.findings.comparisons import FROM_SCRATCH, Group, LeftOut, is_control
 from analysis.findings.endpoints import DEFAULT_ALPHA, family_of
-from analysis.findings.judging import Paired, Question
-from analysis.findings.values import (
-    FROM_SCRATCH,
-    CheckScore,
-    ClassScore,
-    DownstreamArm,
-    Family,
-    Group,
-    LeftOut,
-)
+from analysis.findings.judging import Family, Paired, Question
 from analysis.statistics.intervals import Interval, interval_over
 from analysis.study.run import Run
 from analysis.study.types import Arm, Study, StudyRun
 from asyncsgd.study.plan import BASELINE
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassScore:
+    label: str
+    f1: Interval
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckScore:
+    """Accuracy on one functional test of HateCheck."""
+
+    functionality: str
+    accuracy: Interval
+    num_cases: int
+
+
+@dataclasses.dataclass(frozen=True)
+class DownstreamArm:
+    """Scores after fine-tuning: the mean over fine-tuning seeds per pretraining seed, then over pretraining seeds."""
+
+    arm: str
+    label: str
+    baseline: bool
+    """Whether it had no intermediate training."""
+    from_scratch: bool | None
+    data: str
+    num_finetuning_runs: int
+    macro_f1: Interval
+    accuracy: Interval | None
+    per_seed: tuple[tuple[int, float], ...]
+    """(pretraining seed, mean macro-F1 of its fine-tuning runs)."""
+    classes: tuple[ClassScore, ...]
+    labels: tuple[str, ...]
+    confusion: tuple[tuple[int, ...], ...]
+    """Sum over runs; rows: true class, columns: predicted."""
+    hatecheck: Interval | None
+    functionalities: tuple[CheckScore, ...]
 
 
 @dataclasses.dataclass(frozen=True)

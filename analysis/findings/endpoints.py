@@ -9,9 +9,8 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from analysis.findings.comparisons import OVERSUBSCRIBED, Comparison
-from analysis.findings.judging import Paired, Question
-from analysis.findings.values import Endpoint, Family, Group
+from analysis.findings.comparisons import OVERSUBSCRIBED, Comparison, Group
+from analysis.findings.judging import Endpoint, Family, Paired, Question
 from analysis.statistics.intervals import short
 from analysis.statistics.time_to_target import loss_at
 from analysis.study.curves import budget_of, common_seconds, curve_of, end_of, missed, spacing_at, time_to, worst_loss

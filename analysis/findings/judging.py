@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import numpy
 
-from analysis.findings.values import Endpoint, EquivalenceResult, Family, RestrictedTimes, SpeedUpResult, TestRow
 from analysis.statistics.intervals import Interval, short
 from analysis.statistics.paired import (
     EXACT_PAIRS,
@@ -25,6 +25,141 @@ from analysis.statistics.paired import (
 from analysis.statistics.power import holm, holm_divisors, least_p_holm, minimum_pairs
 from analysis.statistics.time_to_target import restricted, speed_up
 from analysis.statistics.verdict import MINIMUM_PAIRS, margin_too_wide, nothing_to_find, verdict
+
+Endpoint = Literal["time_to_target", "target_reached", "loss_at_equal_samples", "loss_at_equal_seconds", "macro_f1"]
+
+
+Family = Literal["primary", "secondary", "exploratory"]
+"""primary: what was registered; secondary: corrected within a family of its own, not registered; exploratory: there is
+no registration that stands, or the target was chosen after the fact."""
+
+
+RESTS_ON_MARGIN = ("equivalent", "different but negligible")
+"""The verdicts that an equivalence test against a margin gives."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SpeedUpResult:
+    """S4: how many times sooner the treatment reached the target; geometric mean of per-seed ratios."""
+
+    ratio: Interval | None
+    """T_reference / T_treatment; above 1: the treatment was sooner. `ratio.n`: pairs where both reached it; None where
+    there is no such pair."""
+    p: float | None
+    num_pairs: int
+    left_out: int
+    """Pairs without a ratio, because one of the two did not reach the target."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RestrictedTimes:
+    """S3: what stands behind a difference of times that are counted up to a common budget."""
+
+    budget: float
+    """Seconds up to which times are compared."""
+    cut_short: bool
+    """Whether a run ended at `budget` without the target, so that nothing is known beyond it; else every run that did
+    not diverge got there."""
+    treatment_within: int
+    """Runs that reached the target before the budget was over, or at its end."""
+    reference_within: int
+    treatment_later: int
+    """Runs that reached it after that, which is in no number."""
+    reference_later: int
+    common: bool = False
+    """Whether `budget` is what every run was given."""
+    ratio: Interval | None = None
+    """Mean of min(time, budget), reference / treatment; above 1: the treatment is sooner. Its interval is that of the
+    test of the difference, so that it leaves out 1 exactly where the row's `estimate` leaves out 0. None where nothing
+    is shown, or a run was there from the start."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EquivalenceResult:
+    """S2: two one-sided paired t tests against the margin declared in analysis.yaml."""
+
+    margin: float
+    interval90: Interval
+    p: float | None
+    equivalent: bool
+    non_inferior: bool
+    p_non_inferior: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class TestRow:
+    """One line of the table of tests."""
+
+    __test__ = False  # pytest would take it for a test by its name
+
+    comparison: str
+    """Readable, e.g. ``ringmaster vs sync, 4 workers, virtual clock``."""
+    treatment: str
+    """Arm name."""
+    reference: str
+    """Arm name (``baseline`` where a downstream score is compared with no intermediate training)."""
+    group: str
+    endpoint: Endpoint
+    endpoint_label: str
+    """In words, with the unit: ``time to the target, restricted to 61.2 s (s)``."""
+    unit: str
+    """Of `estimate`: ``s``, ``nats``, ``points`` ..."""
+    family: Family
+    family_size: int
+    """Comparisons that Holm's correction is over."""
+    alpha: float
+    """Level of the verdict, before Holm's correction."""
+    n: int
+    """Complete pairs (seeds)."""
+    estimate: Interval | None
+    """Mean paired difference, treatment - reference, with the differences that its test does not reject at the
+    level at which Holm's method judges this row: it leaves out 0 exactly where `p_holm` is below `alpha`. None without
+    a pair, where nothing varied, and where all values are what runs without a result are counted as."""
+    reference_mean: float | None
+    treatment_mean: float | None
+    relative: float | None
+    """`estimate` over the reference's improvement (losses), or treatment mean / reference mean (times); else None."""
+    effect: float | None
+    """d_z: mean over standard deviation of the differences."""
+    correlation: float | None
+    """Of the pairs; what pairing is worth."""
+    test: str
+    """Name of the test, e.g. ``exact sign-flip``."""
+    p: float | None
+    p_holm: float | None
+    least_p_holm: float | None
+    """The smallest that so many pairs can give in this family: at `alpha` or above, nothing can be found."""
+    t_p: float | None
+    """Of the paired t test, shown beside the exact one."""
+    margin: float | None
+    margin_share: float | None
+    """`margin` over the reference's improvement; None without one of them, or where it did not improve."""
+    equivalence: EquivalenceResult | None
+    """None without a margin, and where `intervals.margin_too_wide` refuses it."""
+    speed_up: SpeedUpResult | None
+    """For `time_to_target` only."""
+    times: RestrictedTimes | None
+    """For `time_to_target` only."""
+    share: Interval | None
+    """S5: share of pairs that the treatment won, ties one half, with Clopper-Pearson; of times up to the budget."""
+    wins: int
+    """Pairs in which the treatment is better."""
+    ties: int
+    """Pairs in which neither is; of times, those in which neither got there within the budget."""
+    convincing: bool | None
+    """S5: whether the interval of `share` lies above one half and the share above 0.75; None without a pair."""
+    word: str
+    """The verdict: too few seeds, equivalent, different but negligible, better, worse, undecided."""
+    reason: str
+    notes: tuple[str, ...]
+    """What limits this row: diverged k/n, blocks dropped, oversubscription, from scratch, budget of the restriction."""
+
+    @property
+    def deciding(self) -> Interval | None:
+        """The interval that `word` rests on: the equivalence test's where it rests on the margin, else `estimate`'s."""
+        if self.equivalence is not None and self.word in RESTS_ON_MARGIN:
+            return self.equivalence.interval90
+        return self.estimate
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,14 @@
-"""From a `Study` to everything a report shows; the values are declared in `analysis.findings.values`."""
+"""From a `Study` to everything a report shows, as plain values: frozen dataclasses of text, numbers and tuples.
+
+None is what is not known. Pages, tables and pictures are made from these values and nothing else. Every text is plain
+text (no HTML). Tuples are sorted, so that equal studies give equal values in any directory order. Losses are nats per
+masked token (an excess on closed-form problems). Times are seconds of the training clock: virtual ones where `clock` is
+``virtual``, which never share a `Group`, a panel or a comparison with measured ones.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from collections import Counter
 from collections.abc import Sequence
@@ -9,25 +16,23 @@ from pathlib import Path
 
 import numpy
 
-from analysis.findings.comparisons import comparisons_of, groups_of
-from analysis.findings.descriptions import (
-    activity_of,
-    curve_panels,
-    delay_gaps,
-    histograms,
-    pareto_panels,
-    reached_panels,
-    scalings,
-    scope_of,
-    sensitivities,
-    timelines,
-    trends,
-)
-from analysis.findings.downstream import downstream_arms, downstream_questions, scores_of
+from analysis.findings.comparisons import FROM_SCRATCH, Group, LeftOut, comparisons_of, groups_of
+from analysis.findings.curves import CurvePanel, curve_panels
+from analysis.findings.delays import DelayGap, DelayHistogram, activity_of, delay_gaps, histograms
+from analysis.findings.downstream import DownstreamArm, downstream_arms, downstream_questions, scores_of
 from analysis.findings.endpoints import questions_of
-from analysis.findings.judging import judge, sort_rows
-from analysis.findings.sentence import headlines_of, tiles_of
+from analysis.findings.fronts import ParetoPanel, pareto_panels
+from analysis.findings.judging import TestRow, judge, sort_rows
+from analysis.findings.scope import scope_of
+from analysis.findings.sentence import Headline, Tile, headlines_of, tiles_of
 from analysis.findings.tables import (
+    ArmCounts,
+    ArmInfo,
+    ArmRow,
+    HardwareRow,
+    RunRow,
+    ScheduleShare,
+    TuningResult,
     arm_infos,
     arm_rows,
     counts_of,
@@ -36,17 +41,79 @@ from analysis.findings.tables import (
     schedule_shares,
     tuning_results,
 )
-from analysis.findings.trust import trust_of
-from analysis.findings.values import (
-    FROM_SCRATCH,
-    Group,
-    LeftOut,
-    RegistrationInfo,
-    Results,
-    TestRow,
-)
+from analysis.findings.timelines import Timeline, timelines
+from analysis.findings.times import ReachedPanel, Sensitivity, reached_panels, sensitivities
+from analysis.findings.trust import TrustItem, trust_of
+from analysis.findings.workers import Scaling, Trend, scalings, trends
 from analysis.study.types import VIRTUAL, Study, clocks_of, summary_of
 from asyncsgd.study.plan import BASELINE
+
+
+@dataclasses.dataclass(frozen=True)
+class RegistrationInfo:
+    """analysis.yaml as it was declared."""
+
+    sha256: str
+    reference: str
+    endpoint: str
+    num_workers: int | None
+    clock: str | None
+    alpha: float
+    margins: tuple[tuple[str, float], ...]
+    num_seeds: int | None
+    target_from: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """Everything that a report shows, in the order of the eye."""
+
+    title: str
+    folder: str
+    """Name of the study's folder, not its path on this machine."""
+    exploratory: bool
+    exploratory_reason: str
+    """Why everything is exploratory; empty where a pre-registered family stands."""
+    clocks: tuple[str, ...]
+    """Clocks of the runs: both may be here, never in one panel."""
+    from_scratch: bool
+    """Whether any run of the study started from random weights."""
+    registration: RegistrationInfo | None
+    arms: tuple[ArmInfo, ...]
+    """In the order of legends."""
+    groups: tuple[Group, ...]
+    """The primary group first."""
+    headlines: tuple[Headline, ...]
+    """Never empty: without a comparison it says why there is none."""
+    tiles: tuple[Tile, ...]
+    tests: tuple[TestRow, ...]
+    """Primary family first."""
+    trust: tuple[TrustItem, ...]
+    counts: tuple[ArmCounts, ...]
+    curves: tuple[CurvePanel, ...]
+    """Per group: seconds, then samples."""
+    reached: tuple[ReachedPanel, ...]
+    sensitivity: tuple[Sensitivity, ...]
+    scaling: tuple[Scaling, ...]
+    trends: tuple[Trend, ...]
+    delays: tuple[DelayHistogram, ...]
+    delay_gaps: tuple[DelayGap, ...]
+    pareto: tuple[ParetoPanel, ...]
+    timelines: tuple[Timeline, ...]
+    """One synchronous and one asynchronous run, where there are events."""
+    tuning: tuple[TuningResult, ...]
+    downstream: tuple[DownstreamArm, ...]
+    """The baseline first."""
+    schedule: tuple[ScheduleShare, ...]
+    table: tuple[ArmRow, ...]
+    hardware: tuple[HardwareRow, ...]
+    runs: tuple[RunRow, ...]
+    left_out: tuple[LeftOut, ...]
+    """Everything that is in no number, with its reason."""
+    problems: tuple[str, ...]
+    """What went wrong while reading, one line each."""
+    command: str
+    """What to type to make this report again."""
 
 
 def results(study: Study, generator: numpy.random.Generator) -> Results:

@@ -9,22 +9,52 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy
 
-from analysis.findings.comparisons import OVERSUBSCRIBED, UNEQUAL_BATCHES, Comparison, reference_algorithm
-from analysis.findings.values import (
+from analysis.findings.comparisons import (
     FROM_SCRATCH,
-    RESTS_ON_MARGIN,
-    DelayHistogram,
+    OVERSUBSCRIBED,
+    UNEQUAL_BATCHES,
+    Comparison,
     Group,
-    Headline,
-    RestrictedTimes,
-    TestRow,
-    Tile,
+    reference_algorithm,
 )
+from analysis.findings.delays import DelayHistogram
+from analysis.findings.judging import RESTS_ON_MARGIN, RestrictedTimes, TestRow
 from analysis.statistics.intervals import Interval, short, t_interval
 from analysis.statistics.paired import shift_interval, sign_flip
 from analysis.statistics.verdict import nothing_to_find, verdict
 from analysis.study.types import MEASURED, Study, StudyRun, summary_of
 from asyncsgd.study.plan import BASELINE
+
+
+@dataclasses.dataclass(frozen=True)
+class Headline:
+    """The sentence at the top for one primary comparison (or, without a pre-registration, for one comparison)."""
+
+    text: str
+    treatment: str
+    reference: str
+    group: str
+    word: str
+    """Verdict of the primary endpoint."""
+    exploratory: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """A number for the eye. There are always four, for the first comparison of the headline."""
+
+    title: str
+    """speed-up | final-loss gap | throughput ratio | delay p95"""
+    text: str
+    """The value as written, e.g. ``1.42x``; ``-`` where there is none."""
+    interval: Interval | None
+    interval_text: str
+    """``95 % CI 1.21 to 1.66, n = 8``; empty where there is none."""
+    unit: str
+    word: str
+    """better, worse, equivalent, undecided, too few seeds, not measured ..."""
+    note: str
+
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 

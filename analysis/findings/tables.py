@@ -11,22 +11,12 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.findings.comparisons import samples_per_update
-from analysis.findings.descriptions import Activity, Scope, loss_or_worst
-from analysis.findings.values import (
-    ArmCounts,
-    ArmInfo,
-    ArmRow,
-    DelayHistogram,
-    HardwareRow,
-    LeftOut,
-    ReachedPanel,
-    RunRow,
-    ScheduleShare,
-    TestRow,
-    TrialPoint,
-    TuningResult,
-)
+from analysis.findings.comparisons import LeftOut, samples_per_update
+from analysis.findings.delays import Activity, DelayHistogram
+from analysis.findings.judging import TestRow
+from analysis.findings.scope import Scope
+from analysis.findings.times import ReachedPanel
+from analysis.findings.workers import loss_or_worst
 from analysis.statistics.intervals import Interval, interval_over
 from analysis.statistics.noise import components
 from analysis.statistics.tuning import expected_best
@@ -34,6 +24,167 @@ from analysis.study.curves import Column, end_of, worst_loss
 from analysis.study.run import Run
 from analysis.study.types import MEASURED, Arm, Study, StudyRun, Trial
 from asyncsgd.study.plan import BASE, BASELINE
+
+
+@dataclasses.dataclass(frozen=True)
+class ArmInfo:
+    """One arm of the study: an algorithm on a number of workers under one clock, with its settings."""
+
+    name: str
+    """As in plan.json and in folder names, e.g. ``ringmaster-w8-virtual``; unique."""
+    label: str
+    """For legends and tables, e.g. ``ringmaster, 8 workers, virtual clock``; holds `FROM_SCRATCH` where it applies."""
+    algorithm: str
+    """What a colour stands for: ``sync``, ``async``, ``ringmaster``, ``single``, ``baseline``, ..."""
+    mode: str | None
+    rule: str | None
+    num_workers: int | None
+    clock: str
+    """``measured`` or ``virtual``."""
+    speeds: str | None
+    batch_size: int | None
+    learning_rate: float | None
+    settings: tuple[tuple[str, str], ...]
+    """(key, value) of the settings that make this arm, chosen ones included; sorted by key."""
+    reference: bool
+    """Whether it is the arm that the others of its group are compared with."""
+    from_scratch: bool | None
+    group: str
+    """`Group.name` it belongs to."""
+    oversubscribed: bool
+    """Whether a measured run of it had more threads than cores: its seconds are no speed comparison."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ArmCounts:
+    """What became of the test runs of one arm."""
+
+    arm: str
+    stage: str
+    planned: int
+    finished: int
+    diverged: int
+    failed: int
+    """FAILED, INTERRUPTED, UNFINISHED or unreadable."""
+    missing: int
+    """Planned, and no folder there."""
+    set_aside: int
+
+
+@dataclasses.dataclass(frozen=True)
+class TrialPoint:
+    """One tuning trial."""
+
+    learning_rate: float | None
+    settings: tuple[tuple[str, str], ...]
+    losses: tuple[float | None, ...]
+    """One per tuning seed; None: diverged or failed."""
+    seeds: tuple[int, ...]
+    score: float | None
+    chosen: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class TuningResult:
+    """Table 3 and the sensitivity to the learning rate, of one arm."""
+
+    arm: str
+    trials: tuple[TrialPoint, ...]
+    """Sorted by learning rate."""
+    chosen: tuple[tuple[str, str], ...]
+    at_edge: bool
+    """Whether the chosen learning rate is the smallest or the largest that was tried: the best may lie beyond."""
+    num_runs: int
+    expected_best: tuple[tuple[int, float], ...]
+    """(k, expected best loss of k random trials)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ScheduleShare:
+    """S9: how much of the variance of the final loss is the schedule (replicates), not the seed; or why not known."""
+
+    arm: str
+    refused: str
+    num_seeds: int
+    num_replicates: int
+    schedule_variance: Interval | None
+    seed_variance: float | None
+    share: Interval | None
+    """schedule / (schedule + seed)."""
+    p: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class ArmRow:
+    """Table 1: one row per arm."""
+
+    arm: str
+    reached: int | None
+    n: int
+    median_seconds: float | None
+    restricted_mean: Interval | None
+    speed_up: Interval | None
+    loss_at_equal_samples: Interval | None
+    loss_at_equal_seconds: Interval | None
+    """At the largest time that all finished runs of the group reached."""
+    metric_name: str | None
+    """Of the task's primary metric; None where it has no metrics."""
+    metric: Interval | None
+    """Its primary metric, at the last evaluation."""
+    train_seconds: Interval | None
+    updates: Interval | None
+    samples_per_update: float | None
+    """Samples that were applied, over updates."""
+    samples_per_second: Interval | None
+    delay_mean: float | None
+    delay_p50: float | None
+    delay_p95: float | None
+    delay_max: float | None
+    compute_share: float | None
+    """Of the workers' seconds, from the events; None where they hold none."""
+    wait_share: float | None
+    communication_share: float | None
+    learning_rate: float | None
+    from_scratch: bool | None
+    num_diverged: int
+
+
+@dataclasses.dataclass(frozen=True)
+class HardwareRow:
+    """Table 4: one row per distinct environment."""
+
+    num_runs: int
+    values: tuple[tuple[str, str], ...]
+    """(what, value): cpu, cores, threads per worker, python, torch, ..., commit."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunRow:
+    """One run folder (or planned run without one)."""
+
+    name: str
+    """Path relative to the study's folder: the link."""
+    exists: bool
+    arm: str
+    stage: str
+    seed: int | None
+    replicate: int
+    finetune_seed: int | None
+    parent: str
+    status: str
+    """DONE, DIVERGED, FAILED, INTERRUPTED, UNFINISHED, UNREADABLE, MISSING."""
+    loss: float | None
+    macro_f1: float | None
+    train_seconds: float | None
+    num_samples: int | None
+    learning_rate: float | None
+    clock: str
+    from_scratch: bool | None
+    oversubscribed: bool
+    in_tests: bool
+    remark: str
+    """Why it is not in the tests, and what went wrong in it."""
+
 
 # ---- tuning and noise --------------------------------------------------------------------------------------
 

@@ -6,21 +6,14 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Sequence
+from typing import Literal
 
-from analysis.findings.comparisons import UNEQUAL_BATCHES, Comparison
-from analysis.findings.descriptions import Scope
+from analysis.findings.comparisons import FROM_SCRATCH, UNEQUAL_BATCHES, Comparison, Group
 from analysis.findings.downstream import num_predicted_classes
 from analysis.findings.endpoints import seconds_unit
-from analysis.findings.tables import learning_rate_of
-from analysis.findings.values import (
-    FROM_SCRATCH,
-    Group,
-    HardwareRow,
-    Level,
-    TestRow,
-    TrustItem,
-    TuningResult,
-)
+from analysis.findings.judging import TestRow
+from analysis.findings.scope import Scope
+from analysis.findings.tables import HardwareRow, TuningResult, learning_rate_of
 from analysis.statistics.guard import MINIMUM_RUNS, Guard, convergence
 from analysis.statistics.intervals import Refused, short
 from analysis.statistics.power import detectable_effect
@@ -28,6 +21,21 @@ from analysis.statistics.verdict import MINIMUM_PAIRS, nothing_to_find, what_cou
 from analysis.study.curves import common_seconds, curve_of, time_to
 from analysis.study.types import MEASURED, VIRTUAL, Study, StudyRun, clocks_of, summary_of
 from asyncsgd.study.plan import BASELINE
+
+Level = Literal["good", "warning", "bad", "unknown"]
+"""How a line of the trust box is to be read: as it should be, to be careful with, wrong, or not known."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TrustItem:
+    """One line of the trust box."""
+
+    title: str
+    value: str
+    level: Level
+    detail: str
+    """A sentence more; may be empty."""
+
 
 # ---- the trust box -----------------------------------------------------------------------------------------
 

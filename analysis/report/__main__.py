@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from asyncsgd.errors import UsageError, nearest
 
 if TYPE_CHECKING:  # scipy, pandas and matplotlib take seconds to import, which --help and a typing error should not
-    from analysis.findings.values import Results
+    from analysis.findings.results import Results
 
 FORMATS = ("html", "md", "latex", "csv")
 

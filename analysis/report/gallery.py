@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 
-from analysis.findings.values import FROM_SCRATCH, Results
+from analysis.findings.comparisons import FROM_SCRATCH
+from analysis.findings.results import Results
 from analysis.report.figures import arms as report_figures
 from analysis.report.figures import downstream as report_figures_downstream
 from analysis.report.figures import runs as report_figures_runs

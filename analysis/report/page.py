@@ -12,7 +12,10 @@ from pathlib import Path
 import jinja2
 import markupsafe
 
-from analysis.findings.values import FROM_SCRATCH, LeftOut, Results, Tile, TrustItem
+from analysis.findings.comparisons import FROM_SCRATCH, LeftOut
+from analysis.findings.results import Results
+from analysis.findings.sentence import Tile
+from analysis.findings.trust import TrustItem
 from analysis.report.figures.cast import Cast
 from analysis.report.figures.pictures import Look, Row, inline, key
 from analysis.report.gallery import gallery

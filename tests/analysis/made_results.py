@@ -11,49 +11,28 @@ import math
 
 import numpy
 
-from analysis.findings.values import (
-    FROM_SCRATCH,
+from analysis.findings.comparisons import FROM_SCRATCH, Group, LeftOut
+from analysis.findings.curves import Band, Curve, CurvePanel, SeedCurve
+from analysis.findings.delays import DelayGap, DelayHistogram
+from analysis.findings.downstream import CheckScore, ClassScore, DownstreamArm
+from analysis.findings.fronts import ParetoPanel, ParetoPoint
+from analysis.findings.judging import EquivalenceResult, RestrictedTimes, SpeedUpResult, TestRow
+from analysis.findings.results import RegistrationInfo, Results
+from analysis.findings.sentence import Headline, Tile
+from analysis.findings.tables import (
     ArmCounts,
     ArmInfo,
     ArmRow,
-    Band,
-    CheckScore,
-    ClassScore,
-    Curve,
-    CurvePanel,
-    DelayGap,
-    DelayHistogram,
-    DownstreamArm,
-    EquivalenceResult,
-    FitResult,
-    Group,
     HardwareRow,
-    Headline,
-    LeftOut,
-    ParetoPanel,
-    ParetoPoint,
-    ReachedCurve,
-    ReachedPanel,
-    RegistrationInfo,
-    RestrictedTimes,
-    Results,
     RunRow,
-    Scaling,
-    ScalingPoint,
     ScheduleShare,
-    SeedCurve,
-    Sensitivity,
-    SensitivityPoint,
-    SpeedUpResult,
-    TestRow,
-    Tile,
-    Timeline,
-    TimelineSpan,
-    Trend,
     TrialPoint,
-    TrustItem,
     TuningResult,
 )
+from analysis.findings.timelines import Timeline, TimelineSpan
+from analysis.findings.times import ReachedCurve, ReachedPanel, Sensitivity, SensitivityPoint
+from analysis.findings.trust import TrustItem
+from analysis.findings.workers import FitResult, Scaling, ScalingPoint, Trend
 from analysis.statistics.intervals import Interval
 
 SEEDS = range(100, 108)

@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy
 from synthetic import SyntheticArm
 
-from analysis.findings.results import results
-from analysis.findings.values import Results
+from analysis.findings.results import Results, results
 from analysis.study.read import load_study
 
 SYNC, ASYNC = SyntheticArm("sync"), SyntheticArm("async")

@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from synthetic import SyntheticArm, edit_json, planned, straight, write_finetuning, write_plan, write_run, write_study
 
-from analysis.findings.results import results
-from analysis.findings.values import Results
+from analysis.findings.results import Results, results
 from analysis.study.read import load_study
 
 SYNC, ASYNC = SyntheticArm("sync"), SyntheticArm("async")

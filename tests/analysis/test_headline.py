@@ -12,8 +12,9 @@ from made_results import full
 from reading import ASYNC, SYNC, results_of, row_of, trust_of
 from synthetic import STRAGGLER, SyntheticArm, edit_json, planned, straight, write_finetuning, write_study
 
-from analysis.findings.judging import Paired, Question, judge
-from analysis.findings.values import ReachedCurve, ReachedPanel, RestrictedTimes, Results
+from analysis.findings.judging import Paired, Question, RestrictedTimes, judge
+from analysis.findings.results import Results
+from analysis.findings.times import ReachedCurve, ReachedPanel
 from analysis.report.figures.arms import time_to_target
 from analysis.report.figures.cast import Cast
 from analysis.report.tables.contents import comparisons, conditions, first_tests

@@ -20,7 +20,7 @@ import pytest
 from made_results import ALGORITHMS, LABELS, full, lean, small
 from synthetic import SyntheticArm, straight, write_run
 
-from analysis.findings.values import FROM_SCRATCH
+from analysis.findings.comparisons import FROM_SCRATCH
 from analysis.report.__main__ import main, parser
 from analysis.report.figures.pictures import looks
 from analysis.report.gallery import gallery, save_gallery

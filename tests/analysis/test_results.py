@@ -26,8 +26,9 @@ from synthetic import (
     write_study,
 )
 
+from analysis.findings.comparisons import FROM_SCRATCH
 from analysis.findings.judging import Paired, Question, judge
-from analysis.findings.values import FROM_SCRATCH, Results
+from analysis.findings.results import Results
 from analysis.statistics.noise import components
 from analysis.study.read import load_study
 

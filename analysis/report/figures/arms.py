@@ -1,4 +1,4 @@
-"""The report's pictures, each from values of `analysis.findings.values`; whatever has no data gives no picture.
+"""The report's pictures, each from values of `analysis.findings`; whatever has no data gives no picture.
 
 Colour and marker are the algorithm. Arms of one algorithm in one picture differ by their dashes. Measured and virtual
 seconds never share a picture: every value comes with its group, and a group has one clock.
@@ -14,15 +14,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
 from matplotlib.transforms import blended_transform_factory
 
-from analysis.findings.values import (
-    CurvePanel,
-    DelayGap,
-    DelayHistogram,
-    ParetoPanel,
-    ReachedPanel,
-    Scaling,
-    Sensitivity,
-)
+from analysis.findings.curves import CurvePanel
+from analysis.findings.delays import DelayGap, DelayHistogram
+from analysis.findings.fronts import ParetoPanel
+from analysis.findings.times import ReachedPanel, Sensitivity
+from analysis.findings.workers import Scaling
 from analysis.report.figures.cast import UNKNOWN, Cast, cut, draw_intervals, in_all, in_short, limits_of
 from analysis.report.figures.pictures import (
     INK,

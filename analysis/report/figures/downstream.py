@@ -9,9 +9,7 @@ from matplotlib.colors import to_rgba
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from analysis.findings.values import (
-    DownstreamArm,
-)
+from analysis.findings.downstream import DownstreamArm
 from analysis.report.figures.cast import Cast, cut, in_all, in_short
 from analysis.report.figures.pictures import (
     INK,

@@ -10,10 +10,8 @@ import numpy
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter
 from matplotlib.transforms import blended_transform_factory
 
-from analysis.findings.values import (
-    Timeline,
-    TuningResult,
-)
+from analysis.findings.tables import TuningResult
+from analysis.findings.timelines import Timeline
 from analysis.report.figures.cast import Cast, limits_of
 from analysis.report.figures.pictures import (
     INK,

@@ -8,7 +8,11 @@ import posixpath
 from collections.abc import Callable, Iterable
 from urllib.parse import quote
 
-from analysis.findings.values import FROM_SCRATCH, ArmInfo, FitResult, Results, Scaling, TestRow
+from analysis.findings.comparisons import FROM_SCRATCH
+from analysis.findings.judging import TestRow
+from analysis.findings.results import Results
+from analysis.findings.tables import ArmInfo
+from analysis.findings.workers import FitResult, Scaling
 from analysis.report.tables.table import (
     MISSING,
     Cell,

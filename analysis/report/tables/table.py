@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from analysis.findings.values import Sensitivity
+from analysis.findings.times import Sensitivity
 from analysis.statistics.intervals import Interval
 
 MISSING = "-"

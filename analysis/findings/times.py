@@ -1,0 +1,223 @@
+"""How many runs have reached the target after how many seconds, and the speed-up at other targets."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy
+
+from analysis.findings.comparisons import Comparison, Group
+from analysis.findings.scope import Scope
+from analysis.statistics.intervals import Interval, t_interval
+from analysis.statistics.time_to_target import (
+    kaplan_meier,
+    log_rank,
+    restricted,
+    restricted_times,
+    speed_up,
+    target_grid,
+)
+from analysis.study.curves import budget_of, end_of, improvement_of, time_to
+from analysis.study.types import Study, StudyRun
+
+TARGET_SHARES = (0.5, 0.8, 0.9, 0.95, 0.98)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReachedCurve:
+    """Share of runs of one arm that have reached the target, as a step function of seconds."""
+
+    arm: str
+    n: int
+    reached: int
+    seconds: tuple[float, ...]
+    """Where the steps are; starts at 0."""
+    share: tuple[float, ...]
+    """After each step; starts at 0."""
+    at_risk: tuple[int, ...]
+    """Runs neither through nor stopped just before each of `seconds`."""
+    censored: tuple[float, ...]
+    """Seconds at which runs that had not reached it ended; a diverged run never ends and is not here."""
+    median: float | None
+    """Seconds; None where fewer than half reached it."""
+    restricted_mean: Interval | None
+    """Of min(T, budget) over seeds."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ReachedPanel:
+    """Time to target of the arms of one group."""
+
+    group: str
+    target: float
+    target_from: str
+    budget: float | None
+    budget_reason: str
+    spacing: float | None
+    """Median gap in seconds between the evaluations around a crossing: the resolution of the times."""
+    curves: tuple[ReachedCurve, ...]
+    log_rank_p: tuple[tuple[str, float], ...]
+    """(treatment arm, permutation p against the reference): S3b."""
+    notes: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class SensitivityPoint:
+    share: float
+    """Of the reference's improvement over the first evaluation; 0.9 = 90 %."""
+    target: float
+    speed_up: Interval | None
+    """None where no pair reached it."""
+    restricted_ratio: float | None
+    """RMST treatment / reference; below 1: the treatment is sooner."""
+    reached_treatment: int
+    reached_reference: int
+    n: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Sensitivity:
+    """S13: the speed-up at every target of the grid, for one comparison."""
+
+    comparison: str
+    treatment: str
+    reference: str
+    group: str
+    points: tuple[SensitivityPoint, ...]
+    after_the_fact: bool
+    """Whether the targets are shares of the test runs' own improvement, since no pilot runs were registered."""
+
+
+def reached_panels(scope: Scope, generator: numpy.random.Generator) -> tuple[ReachedPanel, ...]:
+    """Who reached the declared target when, per group."""
+    panels = []
+    for group in scope.groups:
+        runs = [run for arm in group.arms for run in scope.usable[arm]]
+        if group.target is None or not runs:
+            continue
+        budget, reason = budget_of(runs, group.target)
+        curves, gaps = [], []
+        for arm in group.arms:
+            if scope.usable[arm]:
+                curves.append(_reached_curve(arm, scope.usable[arm], group.target, budget))
+                gaps += [time_to(run, group.target)[1] for run in scope.usable[arm]]
+        spacings = [gap for gap in gaps if gap]
+        notes = []
+        if any(run.run is not None and run.run.oversubscribed for run in runs):
+            notes.append("timings from an oversubscribed machine: not a speed comparison")
+        panels.append(
+            ReachedPanel(
+                group=group.name,
+                target=group.target,
+                target_from=group.target_from,
+                budget=budget,
+                budget_reason=reason,
+                spacing=statistics.median(spacings) if spacings else None,
+                curves=tuple(curves),
+                log_rank_p=tuple(_log_ranks(scope, group, generator)),
+                notes=tuple(notes),
+            )
+        )
+    return tuple(panels)
+
+
+def _observed(runs: Iterable[StudyRun], target: float) -> tuple[list[float], list[bool]]:
+    """Time of every run, and whether it is the target's: else it is its end, and inf for a run that diverged."""
+    times, observed = [], []
+    for run in runs:
+        assert run.run is not None
+        at = time_to(run, target)[0]
+        observed.append(math.isfinite(at))
+        times.append(at if math.isfinite(at) or run.diverged else end_of(run.run, "train_seconds"))
+    return times, observed
+
+
+def _reached_curve(arm: str, runs: Sequence[StudyRun], target: float, budget: float | None) -> ReachedCurve:
+    times, observed = _observed(runs, target)
+    reached = sum(observed)
+    curve = kaplan_meier(times, observed)
+    to_target = [time if seen else math.inf for time, seen in zip(times, observed, strict=True)]
+    median = float(numpy.median(to_target))
+    return ReachedCurve(
+        arm=arm,
+        n=len(runs),
+        reached=reached,
+        seconds=(0.0, *curve.times),
+        share=(0.0, *(1 - probability for probability in curve.probability)),
+        at_risk=(len(runs), *curve.at_risk),
+        censored=tuple(sorted(t for t, seen in zip(times, observed, strict=True) if not seen and math.isfinite(t))),
+        median=median if math.isfinite(median) else None,
+        restricted_mean=None if budget is None else t_interval(restricted(to_target, budget)),
+    )
+
+
+def _log_ranks(scope: Scope, group: Group, generator: numpy.random.Generator) -> Iterator[tuple[str, float]]:
+    if group.reference is None or group.target is None:
+        return
+    theirs = {run.seed: run for run in scope.usable[group.reference]}
+    for arm in group.arms[1:]:
+        ours = {run.seed: run for run in scope.usable[arm]}
+        seeds = sorted(seed for seed in set(ours) & set(theirs) if seed is not None)
+        if not seeds:
+            continue
+        found = log_rank(
+            *_observed([ours[seed] for seed in seeds], group.target),
+            *_observed([theirs[seed] for seed in seeds], group.target),
+            generator,
+            paired=True,
+        )
+        yield arm, found.p
+
+
+def sensitivities(
+    study: Study, comparisons: Sequence[Comparison], generator: numpy.random.Generator
+) -> tuple[Sensitivity, ...]:
+    """S13: the speed-up of every comparison at the whole grid of targets.
+
+    They are shares of what the registered pilot runs improved; else of what the compared runs themselves did, which was
+    not known before.
+    """
+    pilots_of = {} if study.registration is None else study.registration.pilots
+    found = []
+    for comparison in comparisons:
+        if comparison.control:
+            continue
+        pilots = pilots_of.get(comparison.reference.name)
+        improvement = improvement_of([pair.reference for pair in comparison.pairs])
+        if pilots is not None:
+            improvement = (pilots.first_loss, pilots.best_loss)
+        if improvement is None:
+            continue
+        points = []
+        for share, target in target_grid(*improvement, shares=TARGET_SHARES).items():
+            ours = [time_to(pair.treatment, target)[0] for pair in comparison.pairs]
+            theirs = [time_to(pair.reference, target)[0] for pair in comparison.pairs]
+            budget, _ = budget_of(comparison.runs, target)
+            ratio = None
+            if budget is not None:
+                ratio = restricted_times(ours, theirs, budget, generator).ratio
+            points.append(
+                SensitivityPoint(
+                    share=share,
+                    target=target,
+                    speed_up=speed_up(ours, theirs, generator).ratio,
+                    restricted_ratio=ratio,
+                    reached_treatment=sum(map(math.isfinite, ours)),
+                    reached_reference=sum(map(math.isfinite, theirs)),
+                    n=len(ours),
+                )
+            )
+        found.append(
+            Sensitivity(
+                comparison.name,
+                comparison.treatment.name,
+                comparison.reference.name,
+                comparison.group.name,
+                tuple(points),
+                after_the_fact=pilots is None,
+            )
+        )
+    return tuple(found)
