@@ -28,6 +28,7 @@ from asyncsgd import modes
 from asyncsgd.errors import RunError, UsageError, nearest
 from asyncsgd.experiment import PRECISIONS, SHAPES, Course, Experiment, Setup, cache_folder, describe, resolve_device
 from asyncsgd.optimizers import SGD, AdamW, BuildOptimizer, OptimizerRecipe
+from asyncsgd.recorded import difference_at_end, read_of_run, summary_to_replay
 from asyncsgd.records.events import FAILED, Evaluation, Record, read_events
 from asyncsgd.records.run_folder import RunFolder, write_text
 from asyncsgd.replaying import PreparedReplay, experiment_of_run
@@ -41,7 +42,6 @@ from asyncsgd.runtime.log import read_log
 from asyncsgd.runtime.processes import fork_server
 from asyncsgd.schedules import Schedule, WarmupSchedule
 from asyncsgd.scripts.run_folder import has_trained, set_aside
-from asyncsgd.settings.yaml_reader import read_yaml
 from asyncsgd.tasks.base import Task
 from asyncsgd.training import carry_out, follow
 
@@ -231,10 +231,7 @@ def replay(
         UsageError: for a run that cannot be replayed, by name and with the reason.
     """
     folder = Path(folder)
-    settings, summary = _read(folder, "settings.yaml"), _read(folder, "summary.json")
-    refused = next((kind.not_replayed for kind in modes.KINDS if kind.mode == summary.get("mode")), "")
-    if refused:
-        raise UsageError(f"a run of mode {summary.get('mode')} cannot be replayed: {refused}")
+    settings, summary = read_of_run(folder, "settings.yaml"), summary_to_replay(folder)
     if "task_class" in settings:
         experiment = _Asked.of(settings, task, rule, optimizer).experiment(cache)
     else:
@@ -242,13 +239,10 @@ def replay(
         experiment = experiment_of_run(folder, None if cache is None else str(cache), kind)
     with _threads_as_before():
         prepared = PreparedReplay(experiment, read_log(folder / "events.jsonl"))
-        if prepared.data_fingerprint != str(summary.get("data_fingerprint")):
-            raise UsageError(f"the data are not the run's: their fingerprint is {prepared.data_fingerprint}")
+        prepared.check_data(summary)
         difference = prepared.run()
         sha256 = prepared.parameters_sha256
-    what = "" if difference is None else difference.message
-    if not what and sha256 != summary.get("parameters_sha256"):
-        what = "all compared losses agree, the final parameters do not"
+    what = difference_at_end(summary, sha256, prepared.num_samples) if difference is None else difference.message
     return Replayed(not what, what, prepared.version, prepared.num_checked, sha256)
 
 
@@ -263,7 +257,7 @@ def load_run(folder: str | Path, task: Task | None = None) -> TrainedRun:
         UsageError: if the folder holds no finished run.
     """
     folder = Path(folder)
-    settings, summary = _read(folder, "settings.yaml"), _read(folder, "summary.json")
+    settings, summary = read_of_run(folder, "settings.yaml"), read_of_run(folder, "summary.json")
     records = read_events(folder / "events.jsonl")
     evaluations = tuple(_evaluation(record) for record in records if record["kind"] == "evaluate")
     return TrainedRun(summary, evaluations, folder, functools.partial(_saved_model, folder, settings, task))
@@ -441,17 +435,6 @@ def _saved_model(folder: Path, settings: Mapping[str, Any], task: Task | None) -
     model = own.model(seed)
     load_model(model, str(weights))
     return model
-
-
-def _read(folder: Path, name: str) -> dict[str, Any]:
-    try:
-        text = (folder / name).read_text(encoding="utf-8")
-        content = read_yaml(text, name) if name.endswith(".yaml") else json.loads(text)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{folder} holds no finished run ({name}: {error}); name a run's folder") from error
-    if not isinstance(content, dict):
-        raise UsageError(f"{folder / name} is damaged: it holds no keys and values; name another run")
-    return content
 
 
 def _open_folder(path: Path, asked: _Asked) -> RunFolder:

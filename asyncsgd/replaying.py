@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -96,9 +97,18 @@ class PreparedReplay:
         """See `Replay.run`."""
         return self._replay.run(until)
 
-    @property
-    def data_fingerprint(self) -> str:
-        return str(self._facts["data_fingerprint"])
+    def check_data(self, summary: Mapping[str, Any]) -> None:
+        """Compare the data with those of the run.
+
+        Raises:
+            UsageError: if they are others.
+        """
+        here, recorded = str(self._facts["data_fingerprint"]), summary.get("data_fingerprint")
+        if here != str(recorded):
+            raise UsageError(
+                f"the data are not the run's: fingerprint {here}, the run had {recorded}; install the packages of its "
+                f"environment.json, or give the same file"
+            )
 
     @property
     def version(self) -> int:

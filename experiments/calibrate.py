@@ -12,13 +12,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from asyncsgd.errors import UsageError
+from asyncsgd.recorded import read_of_run
 from asyncsgd.records.events import read_events
 from asyncsgd.settings.training import FLAGS, Settings, make_settings
 
@@ -45,7 +45,7 @@ def calibrate(measured: Path, times: Path, cache_dir: str | None) -> int:
     code = simulate(virtual(settings, times, predicted, cache_dir), predicted)
     if code != 0:
         return code
-    rows = compare(measured, summary, predicted, read_summary(predicted))
+    rows = compare(measured, summary, predicted, read_of_run(predicted, "summary.json"))
     text = table(rows)
     (predicted / "calibration.md").write_text(text, encoding="utf-8")
     print(f"\n{text}\nwritten to {predicted / 'calibration.md'}")
@@ -54,22 +54,13 @@ def calibrate(measured: Path, times: Path, cache_dir: str | None) -> int:
 
 def read_run(folder: Path) -> tuple[Settings, dict[str, Any]]:
     """The run's settings and summary; refuse what has no measured clock to predict."""
-    summary = read_summary(folder)
+    summary = read_of_run(folder, "summary.json")
     if summary.get("status") != "DONE" or summary.get("mode") not in ("async", "sync"):
         what = f"a {summary.get('status')} run of mode {summary.get('mode')}"
         raise UsageError(f"{folder} is {what}; give a DONE run of mode async or sync")
     if summary.get("clock") != "measured":
         raise UsageError(f"{folder} has a virtual clock already; give a run of real processes")
     return make_settings(FLAGS.load_yaml(folder / "settings.yaml")), summary
-
-
-def read_summary(folder: Path) -> dict[str, Any]:
-    try:
-        return json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{folder} holds no finished run (summary.json: {error}); name a folder below runs/"
-        ) from error
 
 
 def virtual(settings: Settings, times: Path, folder: Path, cache_dir: str | None) -> Settings:

@@ -9,14 +9,12 @@ went wrong."""
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from asyncsgd.errors import UsageError
-from asyncsgd.modes import KINDS
-from asyncsgd.settings.yaml_reader import read_yaml
+from asyncsgd.recorded import difference_at_end, read_of_run, summary_to_replay
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -39,8 +37,8 @@ def main(argv: list[str] | None = None) -> int:
 def replay(arguments: argparse.Namespace) -> int:
     if arguments.check_every < 1:
         raise UsageError(f"--check-every must be 1 or more, got {arguments.check_every}")
-    summary = read_summary(arguments.run_dir)
-    simulated = read_settings(arguments.run_dir).get("simulate")
+    summary = summary_to_replay(arguments.run_dir)
+    simulated = read_of_run(arguments.run_dir, "settings.yaml").get("simulate")
     if simulated is not None:
         return replay_simulation(arguments, simulated, summary)
 
@@ -50,11 +48,7 @@ def replay(arguments: argparse.Namespace) -> int:
     experiment = experiment_of_run(arguments.run_dir, arguments.cache_dir)
     records = read_log(arguments.run_dir / "events.jsonl")
     prepared = PreparedReplay(experiment, records, arguments.check_every)
-    if prepared.data_fingerprint != summary.get("data_fingerprint"):
-        raise UsageError(
-            f"the text is not the run's: fingerprint {prepared.data_fingerprint}, the run had "
-            f"{summary.get('data_fingerprint')}; install the packages of its environment.json, or give the same file"
-        )
+    prepared.check_data(summary)
     difference = prepared.run(arguments.to)
     if not agrees(difference, prepared.version, prepared.num_checked):
         return 1
@@ -97,49 +91,17 @@ def agrees(difference: Any, version: int, num_checked: int) -> bool:
 
 def verdict(summary: dict[str, Any], replayed: str, num_samples: int, version: int) -> int:
     """Compare what the whole log came to with the run's summary; the exit code."""
-    recorded, recorded_samples = summary["parameters_sha256"], summary.get("num_samples")
-    print(f"recorded   {recorded}\nreplayed   {replayed}")
-    if recorded_samples is not None and num_samples != recorded_samples:
-        say_different(f"the log ends after {num_samples} samples, the run had {recorded_samples}", version)
-    elif recorded != replayed:
-        say_different("all compared losses agree, the final parameters do not", version)
-    else:
-        print("identical")
-        return 0
-    return 1
+    print(f"recorded   {summary['parameters_sha256']}\nreplayed   {replayed}")
+    if different := difference_at_end(summary, replayed, num_samples):
+        say_different(different, version)
+        return 1
+    print("identical")
+    return 0
 
 
 def say_different(message: str, version: int) -> None:
     print(f"different  {message}")
     print(f"           the runs part at update {version} or before it")
-
-
-def read_summary(folder: Path) -> dict[str, Any]:
-    """The run's summary; refuse what cannot be replayed, by name and with the reason."""
-    try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{folder} holds no finished run (summary.json: {error}); name a folder below runs/"
-        ) from error
-    if not isinstance(summary, dict):
-        raise UsageError(f"{folder / 'summary.json'} is damaged: it holds no keys and values; name another run")
-    mode = summary.get("mode")
-    if refused := next((kind.not_replayed for kind in KINDS if kind.mode == mode), ""):
-        raise UsageError(f"a run of mode {mode} cannot be replayed: {refused}")
-    if not isinstance(summary.get("parameters_sha256"), str):
-        raise UsageError(
-            f"the run in {folder} ended without parameters (status {summary.get('status')}), so there is nothing to "
-            f"compare a replay with; name a run that has a parameters_sha256 in its summary.json"
-        )
-    return summary
-
-
-def read_settings(folder: Path) -> dict[str, Any]:
-    try:
-        return dict(read_yaml((folder / "settings.yaml").read_text(encoding="utf-8"), "it") or {})
-    except (OSError, ValueError, TypeError) as error:
-        raise UsageError(f"{folder / 'settings.yaml'} cannot be read: {error}") from error
 
 
 if __name__ == "__main__":

@@ -51,6 +51,7 @@ MAY_IMPORT = {
         *("server", "streams"),
     },
     "modes": {"errors", "records", "settings", "simulation.churn", "simulation.speeds"},
+    "recorded": {"errors", "modes", "settings.yaml_reader"},
     **{part: {"errors", "settings", *PLANNING} for part in PLANNING},
 }
 COMPOSE = {"__init__", "api", "experiment", "training", "replaying", "scripts", "study"}
