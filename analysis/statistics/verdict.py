@@ -31,7 +31,7 @@ def margin_too_wide(margin: float, improvement: float | None) -> str:
     if improvement is None or margin <= WIDEST_MARGIN * improvement:
         return ""
     if improvement <= 0:
-        return f"the reference did not improve, so no margin means anything, ±{short(margin)} neither"
+        return f"the reference did not improve, so a margin of ±{short(margin)} cannot be judged"
     share = 100 * margin / improvement
     return f"the margin of ±{short(margin)} is {share:.0f} % of the reference's improvement, too wide to mean anything"
 

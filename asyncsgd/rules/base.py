@@ -158,9 +158,8 @@ class Reply:
 class Rule:
     """Base of all rules: `init`, `join`, `leave`, `arrive`, `resume`; the state belongs to the caller.
 
-    The runtime calls `init` once, `join` for the initial workers in order, then `arrive` for every arrival. The
-    state is
-    updated in place and is part of checkpoints and replays: a dataclass of tensors, numbers and containers of them.
+    The runtime calls `init` once, `join` for the initial workers in order, then `arrive` for every arrival. The state
+    is updated in place and is part of checkpoints and replays: a dataclass of tensors, numbers and containers of them.
     """
 
     name: ClassVar[str]
@@ -197,7 +196,34 @@ class Rule:
         return Reply()
 
     def arrive(self, state: Any, arrival: Arrival, view: View) -> Reply:
-        """Decide what becomes of `arrival`."""
+        """Decide what becomes of a gradient that has arrived: apply it, keep it, or drop it, and who starts next.
+
+        Every gradient that arrives must be accounted for, at once or later: its dispatch stands in the `uses` of the
+        step that has it in its direction, or in `drops`. A rule that keeps a gradient for later copies it. At the end
+        of every reply somebody has to be in flight.
+
+        Args:
+            state: what `init` returned, of this run alone; updated in place.
+            arrival: the gradient, `(P,)`, with its worker, weight and the version that was read. Its tensors are the
+                worker's slot: valid during the call only, to be read and not written.
+            view: what the rule may know of the server. The arriving worker is idle now, so it is in `view.workers` and
+                not in `view.in_flight`.
+
+        Returns:
+            What the server does, in this order: one optimizer step along `direction` (the version grows by one), the
+            dispatches to abandon, the workers to start. ``Reply()`` keeps the gradient and leaves its worker idle.
+
+        The delay of the gradient, if it is applied now, is ``view.version - arrival.read_version`` updates: 0 for a
+        fresh one. Asynchronous SGD, x_{k+1} = x_k - gamma g(x_{k - delay}), is one line:
+
+        >>> class Asynchronous(Rule):
+        ...     def arrive(self, state, arrival, view):
+        ...         return Reply(arrival.gradient, uses=(arrival.dispatch,), start=(Start(arrival.worker),))
+        >>> arrival = Arrival(1, dispatch=7, read_version=4, gradient="g", weight=1.0, num_samples=8, seconds=0.5)
+        >>> reply = Asynchronous().arrive(None, arrival, View(lambda: (5, 0.1), workers=(0, 1), in_flight={}))
+        >>> reply.direction, reply.uses, [start.worker for start in reply.start]
+        ('g', (7,), [1])
+        """
         raise TypeError(f"{type(self).__name__} does not define arrive()")
 
     def resume(self, state: Any, view: View) -> Reply:

@@ -62,8 +62,8 @@ class ParameterServer:
         stop_requested: looked at between messages; once it is true the run ends as INTERRUPTED.
 
     A worker that is lost leaves the rule, its batch goes to the others, and the run goes on while anybody is left.
-    In an evaluation nothing is applied; gradients that arrive meanwhile are held back for as long as their worker
-    computed after the training clock stopped, so an evaluation changes neither the clock nor the order of arrivals.
+    A gradient that arrives during an evaluation waits. It is applied when the training clock has advanced by the time
+    that its worker still needed, so an evaluation changes neither the clock nor the order of arrivals.
     """
 
     _steps_at_workers: ClassVar[bool] = False

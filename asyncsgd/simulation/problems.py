@@ -95,7 +95,7 @@ class Instance(abc.ABC):
         Args:
             x: `(P,)`, only read.
             worker: 0..N-1.
-            index: 0, 1, ...: the how-manyeth sample of this worker.
+            index: 0, 1, ...: the sample's position among those of this worker.
             out: `(P,)`, overwritten; must not overlap `x`.
 
         Raises:

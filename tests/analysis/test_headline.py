@@ -334,7 +334,7 @@ def test_a_narrow_margin_is_said_as_a_share_of_the_improvement(tmp_path):
 def test_a_margin_means_nothing_where_the_reference_did_not_improve(tmp_path):
     row = row_of(study_of(tmp_path, *close(-0.5)), "loss_at_equal_samples")
     assert (row.word, row.equivalence, row.margin_share, row.relative) == ("undecided", None, None, None)
-    assert row.reason.endswith("the reference did not improve, so no margin means anything, ±0.0200 neither")
+    assert row.reason.endswith("the reference did not improve, so a margin of ±0.0200 cannot be judged")
 
 
 # ---- levels ----------------------------------------------------------------------------------------------------
