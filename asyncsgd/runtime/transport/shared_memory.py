@@ -8,7 +8,7 @@ A pull is one consistent version without any lock: the control word is 2 v while
 the server writes version v + 1 (a sequence lock). A reader copies between two equal, even values and reads again
 otherwise. A reader that reads again means that others make progress, unless the server was killed while it wrote:
 then the word stays odd for ever, so a reader that waits also looks whether the server is still there. The order of the
-stores and loads around the copy is that of x86; on other processors `asyncsgd.prepare.check_transport` refuses this
+stores and loads around the copy is that of x86; on other processors `asyncsgd.modes.check_transport` refuses this
 transport.
 
 The segment is a file of the shared-memory file system, so workers may come from anywhere on this host (this library's
