@@ -212,6 +212,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "from_input", "said"),
     [

@@ -28,6 +28,7 @@ from typing import Any
 
 import pytest
 import torch
+from marks import slow
 from running import A_TASK
 
 from asyncsgd.models import saved_parameters_sha256
@@ -182,7 +183,9 @@ def kill(*which: int) -> Callable[[list[int]], None]:
 
 @needs_proc
 @pytest.mark.processes
-@pytest.mark.parametrize("mode", ["async", "hogwild", "async --transport process_group", "async --rule synchronous"])
+@pytest.mark.parametrize(
+    "mode", ["async", *slow("hogwild", "async --transport process_group", "async --rule synchronous")]
+)
 def test_a_killed_worker_leaves_its_batch_to_another_and_the_run_is_done(mode: str, train: Train) -> None:
     ended = train(f"--mode {mode} --nproc 2 --samples 1600 --evaluations 40", kill(1), num_workers=2)
     assert ended.exit_code == 0
@@ -222,7 +225,7 @@ def test_a_run_without_any_worker_left_has_failed_and_says_how_each_ended(
 
 @needs_proc
 @pytest.mark.processes
-@pytest.mark.parametrize("rule", ["ringmaster:threshold=2,stops=true", "fixed_delay:delay=2", "diloco"])
+@pytest.mark.parametrize("rule", ["fixed_delay:delay=2", *slow("ringmaster:threshold=2,stops=true", "diloco")])
 def test_a_run_with_a_killed_worker_replays_bit_for_bit(rule: str, train: Train, small: list[str]) -> None:
     ended = train(f"--mode async --nproc 3 --rule {rule} --samples 1600 --evaluations 40", kill(1), num_workers=3)
     (left,) = records_of(ended.run, "leave")
@@ -357,7 +360,7 @@ def start(small: list[str], tmp_path: Path) -> Iterator[Callable[[str], Command]
 
 @needs_proc
 @pytest.mark.processes
-@pytest.mark.parametrize("mode", ["single", "sync --nproc 2", "async --nproc 2", "hogwild --nproc 2"])
+@pytest.mark.parametrize("mode", ["async --nproc 2", *slow("single", "sync --nproc 2", "hogwild --nproc 2")])
 def test_ctrl_c_saves_the_model_and_leaves_nothing_behind(
     mode: str, start: Callable[[str], Command], tmp_path: Path
 ) -> None:
@@ -389,6 +392,7 @@ def test_the_first_signal_is_also_heard_by_whoever_listened_before() -> None:
         assert sweep_is_asked()
 
 
+@pytest.mark.slow
 @needs_proc
 @pytest.mark.processes
 @pytest.mark.parametrize("mode", ["sync --nproc 2", "async --nproc 2", "hogwild --nproc 2"])
@@ -410,6 +414,7 @@ def test_sigterm_to_every_process_of_a_job_is_heard_by_the_leader_alone(
     assert command.shared() == []
 
 
+@pytest.mark.slow
 @needs_proc
 @pytest.mark.processes
 @pytest.mark.parametrize("mode", ["async", "sync"])
@@ -424,6 +429,7 @@ def test_when_the_main_process_is_killed_while_workers_start_nothing_is_left_in_
     assert command.shared() == []
 
 
+@pytest.mark.slow
 @needs_proc
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -442,6 +448,7 @@ def test_a_signal_before_training_ends_everything_soon_and_leaves_a_summary(
     assert list(command.temporary.iterdir()) == []
 
 
+@pytest.mark.slow
 @needs_proc
 @pytest.mark.processes
 def test_two_signals_while_the_model_is_saved_leave_all_of_it_or_nothing(
@@ -462,6 +469,7 @@ def test_two_signals_while_the_model_is_saved_leave_all_of_it_or_nothing(
         assert saved_parameters_sha256(run / "model") == summary_of(run)["parameters_sha256"]
 
 
+@pytest.mark.slow
 @needs_proc
 @pytest.mark.processes
 def test_what_a_killed_run_leaves_behind_is_removed_at_the_next_start(
@@ -478,6 +486,7 @@ def test_what_a_killed_run_leaves_behind_is_removed_at_the_next_start(
     assert list(command.temporary.iterdir()) == []
 
 
+@pytest.mark.slow
 @needs_proc
 @pytest.mark.processes
 @pytest.mark.parametrize("mode", ["async", "sync"])

@@ -198,6 +198,7 @@ def test_a_model_folder_runs_no_code_and_asks_nobody(
     assert not (folder.parent / "trace").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("script", ["stilt_mlm", "stilt_finetune"])
 @pytest.mark.parametrize("stdin", ["<&-", "< answers"])

@@ -116,6 +116,7 @@ def test_a_folder_is_free_once_its_run_has_closed_it(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run.before-1"]
 
 
+@pytest.mark.slow
 def test_of_many_that_start_at_once_in_the_folder_of_a_killed_run_one_gets_it_and_the_others_write_nothing(
     start: Start, tmp_path: Path
 ) -> None:
@@ -151,6 +152,7 @@ def test_a_file_system_without_locks_does_not_keep_a_run_from_its_folder(
     assert (tmp_path / "run.before-1").is_dir()
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_live_run_of_the_script_is_left_alone_and_its_workers_do_not_hold_its_lock(tmp_path: Path) -> None:
     flags = f"--mode async --nproc 2 --model tiny --vocab-size 512 --seq-len 16 --batch-size 2 --cache-dir {tmp_path}/c"

@@ -51,6 +51,7 @@ def test_without_the_guard_one_message_says_what_is_missing(tmp_path: Path) -> N
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_the_page_about_own_models_is_two_files_that_run(tmp_path: Path) -> None:
     task, *rest = blocks(ROOT / "docs" / "own_model.md")
     (tmp_path / "cubic.py").write_text(task, encoding="utf-8")
@@ -61,6 +62,7 @@ def test_the_page_about_own_models_is_two_files_that_run(tmp_path: Path) -> None
     assert done.stdout.splitlines()[-1] == "True"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     [

@@ -279,6 +279,7 @@ def test_a_wrong_flag_ends_with_code_2_and_says_which() -> None:
 # ---- Several processes -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs_proc
 @pytest.mark.processes
 def test_when_a_script_is_killed_its_processes_go_busy_or_idle(tmp_path: Path) -> None:

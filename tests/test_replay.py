@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from marks import slow
 from running import Train
 from transformers import AutoModelForMaskedLM
 
@@ -39,13 +40,15 @@ def cache_of(run: Any) -> str:
 @pytest.mark.parametrize(
     "values",
     [
-        {"mode": "async", "nproc": 3},
         {"mode": "async", "nproc": 2, "transport": "process_group", "dropout": 0.1},
         {"mode": "async", "nproc": 3, "rule": "ringmaster:threshold=1", "dropout": 0.1},
-        {"mode": "async", "nproc": 3, "rule": "staleness_aware", "clip_norm": 1.0},
-        {"mode": "async", "nproc": 2, "rule": "synchronous", "evaluations": 3},
-        {"mode": "async", "nproc": 2, "optimizer": "sgd", "momentum": 0.9, "learning_rate": 0.05},
         {"mode": "single", "accumulate": 3},
+        *slow(
+            {"mode": "async", "nproc": 3},
+            {"mode": "async", "nproc": 3, "rule": "staleness_aware", "clip_norm": 1.0},
+            {"mode": "async", "nproc": 2, "rule": "synchronous", "evaluations": 3},
+            {"mode": "async", "nproc": 2, "optimizer": "sgd", "momentum": 0.9, "learning_rate": 0.05},
+        ),
     ],
     ids=str,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 
 import pytest
+from marks import slow
 from running import Train, Trained
 
 from asyncsgd.replaying import PreparedReplay, experiment_of_run
@@ -23,25 +24,28 @@ def assert_replays(run: Trained) -> None:
     assert replay.parameters_sha256 == run.summary["parameters_sha256"]
 
 
-SHARED_MEMORY = [
+QUICK = [
     ("k_sync:quorum=2", {}),
-    ("k_sync:quorum=1,interrupt=false", {}),
     ("fixed_delay:delay=4", {}),
+    ("ringmaster:threshold=1,stops=true", {}),
+    ("dana", PLAIN_SGD),
+    ("diloco:num_local_steps=3", {"dropout": 0.1}),
+    ("ringleader", {}),
+]
+"""One of each kind: abandons, starts at exact points, drops, has another optimizer, local steps, a state per worker."""
+REST = [
+    ("k_sync:quorum=1,interrupt=false", {}),
     ("ssp:slack=0", {}),
     ("rennala:batch=3", {}),
-    ("ringmaster:threshold=1,stops=true", {}),
     ("k_async:quorum=2", {}),
     ("k_batch_async:batch=3", {}),
     ("fedbuff:buffer=2,num_local_steps=2", {}),
     ("downpour:n_push=2,n_fetch=4", PLAIN_SGD),
     ("dc_asgd:compensation=0.5,adaptive=true", {}),
-    ("dana", PLAIN_SGD),
     ("gap_aware", {}),
     ("ormo", PLAIN_SGD),
-    ("diloco:num_local_steps=3", {"dropout": 0.1}),
     ("async_local_sgd:num_local_steps=3,dynamic=true", {}),
     ("easgd:num_local_steps=2", {}),
-    ("ringleader", {}),
     ("ia2sgd", {}),
     ("rescaled", {}),
     ("delay_adaptive:concurrency=1", {}),
@@ -52,7 +56,7 @@ SHARED_MEMORY = [
 ]
 
 
-@pytest.mark.parametrize(("rule", "more"), SHARED_MEMORY, ids=[rule for rule, _ in SHARED_MEMORY])
+@pytest.mark.parametrize(("rule", "more"), [*QUICK, *slow(*REST)], ids=[rule for rule, _ in QUICK + REST])
 def test_a_run_of_two_workers_replays_bit_for_bit(train: Train, rule: str, more: dict) -> None:
     run = train(mode="async", nproc=2, rule=rule, **more)
     assert_replays(run)
@@ -60,7 +64,7 @@ def test_a_run_of_two_workers_replays_bit_for_bit(train: Train, rule: str, more:
     assert len(list(run.records("arrival"))) == counts["arrivals"] >= counts["altered"]
 
 
-@pytest.mark.parametrize("rule", ["fixed_delay:delay=3", "rennala:batch=2", "diloco:num_local_steps=2", "easgd"])
+@pytest.mark.parametrize("rule", ["fixed_delay:delay=3", *slow("rennala:batch=2", "diloco:num_local_steps=2", "easgd")])
 def test_so_does_one_over_process_groups(train: Train, rule: str) -> None:
     assert_replays(train(mode="async", nproc=2, rule=rule, transport="process_group"))
 
@@ -97,7 +101,8 @@ def test_on_the_virtual_clock_real_gradients_replay_too_and_two_runs_are_the_sam
 
 
 @pytest.mark.parametrize(
-    "rule", ["asynchronous", "synchronous", "k_sync:quorum=1", "ringmaster", "rennala:batch=1", "fixed_delay:delay=0"]
+    "rule",
+    ["asynchronous", "k_sync:quorum=1", *slow("synchronous", "ringmaster", "rennala:batch=1", "fixed_delay:delay=0")],
 )
 @pytest.mark.parametrize("clock", ["measured", "virtual"])
 def test_one_worker_is_the_single_process_bit_for_bit_on_either_clock(train: Train, rule: str, clock: str) -> None:

@@ -23,6 +23,7 @@ import torch
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from marks import slow
 
 from analysis.compare import main as compare
 from asyncsgd.errors import UsageError
@@ -343,7 +344,7 @@ def first_stage(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.processes
 @pytest.mark.skipif(not HATE.is_dir(), reason="the shared data set hate_mlm/small is not beside this checkout")
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["async --nproc 2", *slow("single", "sync --nproc 2", "hogwild --nproc 2")])
 def test_continued_pretraining_on_social_media_text_lowers_the_loss(
     mode: str, train: Train, first_stage: dict[str, Path]
 ) -> None:

@@ -270,6 +270,7 @@ def test_a_worker_that_speaks_another_language_is_lost_and_the_message_says_so()
     assert result.message.startswith("no worker is left (worker 0: it sent what no worker sends: ")
 
 
+@pytest.mark.slow
 @needs_proc
 @pytest.mark.processes
 @pytest.mark.parametrize(

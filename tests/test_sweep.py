@@ -683,6 +683,7 @@ def settles(command: Command) -> None:
     assert command.shared() == []
 
 
+@pytest.mark.slow
 @needs_proc
 @pytest.mark.processes
 def test_a_sweep_killed_on_the_virtual_clock_ends_like_an_unbroken_one_and_is_alone_while_it_runs(
@@ -709,6 +710,7 @@ def test_a_sweep_killed_on_the_virtual_clock_ends_like_an_unbroken_one_and_is_al
     assert {path.name for path in out.rglob(".lock*")} == {".lock-1-of-1", ".lock-files"}
 
 
+@pytest.mark.slow
 @needs_proc
 @pytest.mark.processes
 def test_a_sweep_killed_while_it_measures_goes_on_with_the_run_it_was_at(
@@ -750,6 +752,7 @@ def test_a_sweep_killed_while_it_measures_goes_on_with_the_run_it_was_at(
     assert summary_of(tmp_path, "by_hand")["parameters_sha256"] == results[run.folder][1]
 
 
+@pytest.mark.slow
 @needs_proc
 @pytest.mark.processes
 def test_a_killed_run_is_told_and_ctrl_c_saves_the_others_and_leaves_nothing_behind(

@@ -165,6 +165,7 @@ def test_the_fork_server_imports_what_the_task_names(folder: Path) -> None:
     assert set(task_class("causal_lm").preload) <= set(forkserver._forkserver._preload_modules)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_ctrl_c_ends_a_run_with_its_model_and_a_summary(folder: Path) -> None:
     flags = f"{SMALL} --mode async --nproc 2 --samples 100000 --evaluations 1000 --run-dir run"

@@ -258,6 +258,7 @@ def test_the_documented_command_trains_with_four_workers(command: Command, small
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("start", "mode", "num_updates"),
@@ -278,6 +279,7 @@ def test_ranks_made_by_torchrun_train_together(
     assert done.stdout.count("model  tiny") == 1  # rank 0 alone speaks
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("script", "flags", "mode", "num_updates"),
@@ -310,6 +312,7 @@ def test_ranks_train_any_task(
     assert done.stdout.count("rule   ") == 1  # rank 0 alone speaks
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_what_a_stranger_writes_into_torchruns_store_is_not_executed(

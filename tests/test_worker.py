@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from marks import slow
 from running import Train
 from torch import nn
 
@@ -41,7 +42,9 @@ def test_an_overflow_that_no_scale_explains_is_passed_on() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("values", [{"mode": "single"}, {"mode": "async", "nproc": 1}, {"mode": "sync", "nproc": 2}])
+@pytest.mark.parametrize(
+    "values", [{"mode": "async", "nproc": 1}, *slow({"mode": "single"}, {"mode": "sync", "nproc": 2})]
+)
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision_ends_near_single_precision_and_not_at_it(
     precision: str, values: dict[str, object], train: Train

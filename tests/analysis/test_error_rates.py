@@ -20,6 +20,7 @@ def shares_of(row: str) -> list[float]:
     return [float(cell) for cell in row.split()[2::4]]
 
 
+@pytest.mark.slow
 def test_the_tables_have_a_row_per_noise_and_number_of_pairs() -> None:
     done = error_rates(*FEW)
     assert (done.returncode, done.stderr) == (0, "")

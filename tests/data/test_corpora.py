@@ -440,6 +440,7 @@ def test_pydocs_is_megabytes_of_english_from_four_packages_without_repeats(pydoc
     assert not any(">>>" in text for text in texts[::50])
 
 
+@pytest.mark.slow
 def test_a_damaged_pydocs_cache_is_rebuilt_to_the_same_corpus(pydocs, pydocs_cache):
     (path,) = pydocs_cache.iterdir()
     whole = path.read_bytes()

@@ -448,6 +448,7 @@ print(train.num_samples, held_out.num_samples, int(train.ids.sum()), int(held_ou
 """
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_processes_that_start_together_share_one_cache(tmp_path):
     command = [sys.executable, "-c", START_TOGETHER, str(tmp_path)]
