@@ -20,6 +20,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from marks import slow
 
 from asyncsgd.errors import UsageError
 from asyncsgd.runtime.private_folder import private_folder
@@ -289,9 +290,14 @@ def test_pipes_in_a_folder_of_labelled_text_are_not_waited_for(read: str, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("package", "data"), [("datasets", "hub:tweet_eval"), ("pyarrow", "d.parquet"), ("pandas", "d.csv")]
+    ("package", "data", "read"),
+    [
+        ("datasets", "hub:tweet_eval", TEXTS),
+        ("pyarrow", "d.parquet", LABELLED),
+        *slow(("datasets", "hub:tweet_eval", LABELLED), ("pyarrow", "d.parquet", TEXTS)),
+        *slow(("pandas", "d.csv", TEXTS), ("pandas", "d.csv", LABELLED)),
+    ],
 )
-@pytest.mark.parametrize("read", [TEXTS, LABELLED], ids=["texts", "labelled"])
 def test_data_whose_package_is_not_installed_are_refused_with_the_line_that_installs_it(
     read: str, package: str, data: str, tmp_path: Path
 ) -> None:
@@ -443,7 +449,7 @@ def test_a_mistyped_word_is_refused_without_the_imports_of_a_run(tmp_path: Path,
     ("flags", "said"),
     [
         ("--model tiny --vocab-size 512 --data hub:tweet_eval:hate", "use --data pydocs or --data FILE"),
-        ("--model bert-base-uncased", "or use --model tiny or --model FOLDER"),
+        *slow(("--model bert-base-uncased", "or use --model tiny or --model FOLDER")),
     ],
 )
 def test_a_hub_name_without_a_network_is_refused_soon_and_says_what_to_do(

@@ -12,7 +12,7 @@ from running import Train
 
 from analysis.study.run import load_runs
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "calibrate.py"
 spec = importlib.util.spec_from_file_location("calibrate_script", SCRIPT)

@@ -263,6 +263,7 @@ def train():
 """
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_is_told_so_by_its_worker(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     said = {}

@@ -17,6 +17,8 @@ from test_faults import Command, needs_proc, until
 
 from asyncsgd.simulation.speeds import Exponential, ShiftedExponential
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).resolve().parents[1] / "experiments" / "published"
 
 

@@ -16,6 +16,8 @@ from asyncsgd.runtime.base import Budget
 from asyncsgd.simulation.problems import Heterogeneous
 from asyncsgd.simulation.simulate import simulate
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).resolve().parents[1] / "experiments" / "published"
 
 

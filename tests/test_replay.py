@@ -84,6 +84,7 @@ def test_a_float16_run_is_replayed_with_the_loss_scales_that_its_workers_had(
     assert capsys.readouterr().out.count(fp16_run.summary["parameters_sha256"]) == 2
 
 
+@pytest.mark.slow
 def test_local_steps_in_float16_are_replayed_with_a_loss_scale_each(train: Train, replay: Any) -> None:
     run = train(mode="async", nproc=2, rule="async_local_sgd", precision="fp16", samples=64)
     events = run.records("arrival")

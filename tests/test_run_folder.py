@@ -319,7 +319,7 @@ def test_a_target_loss_ends_the_run_at_the_evaluation_that_reaches_it(mode: str,
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["async --nproc 2", *slow("single", "sync --nproc 2", "hogwild --nproc 2")])
 def test_the_model_saved_after_a_limit_in_seconds_is_the_one_evaluated_last(mode: str, train: Train) -> None:
     ended = train(f"--mode {mode} --seconds 2 --evaluations 2 --eval-samples 40 --learning-rate 1e-2 --warmup 0")
     summary = ended.summary

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from marks import slow
 
 from asyncsgd.records.events import read_events
 from asyncsgd.rules import ALL, describe_rules
@@ -196,7 +197,7 @@ def test_workers_that_take_for_ever_end_the_run_with_a_reason(tmp_path: Path, ca
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, *slow(signal.SIGTERM)])
 def test_ctrl_c_and_sigterm_save_what_there_is_and_exit_with_130(number: signal.Signals, tmp_path: Path) -> None:
     command = [sys.executable, str(EXPERIMENTS / "simulate.py"), "--samples", "100000000", "--runs-dir", str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONUNBUFFERED": "1"}, text=True)

@@ -18,9 +18,12 @@ from analysis.report.page import page, render
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chromium-headless-shell")
 BROWSER = next((found for name in NAMES if (found := shutil.which(name))), None)
 
-pytestmark = pytest.mark.skipif(
-    BROWSER is None, reason="no browser: apt-get install chromium (any of " + ", ".join(NAMES) + " on PATH)"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        BROWSER is None, reason="no browser: apt-get install chromium (any of " + ", ".join(NAMES) + " on PATH)"
+    ),
+]
 
 MEASURE = """
 const told = [];

@@ -428,6 +428,7 @@ def pydocs(pydocs_cache) -> Corpus:
     return load_corpus("pydocs", eval_data=None, text_column="text", cache_dir=pydocs_cache)
 
 
+@pytest.mark.slow
 def test_pydocs_is_megabytes_of_english_from_four_packages_without_repeats(pydocs):
     texts = pydocs.train.texts + pydocs.eval.texts
     assert pydocs.name == "pydocs"

@@ -168,6 +168,7 @@ print(hashlib.sha256(train(texts, int(sys.argv[2])).backend_tokenizer.to_str().e
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("train", "vocab_size"), [("train_wordpiece", 200), ("train_byte_bpe", 400)])
 def test_training_gives_the_same_vocabulary_in_every_process(train, vocab_size):
     # Many pairs are equally frequent here: without a fixed numbering of the characters nearly every run differs.
