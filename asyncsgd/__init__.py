@@ -45,8 +45,8 @@ _HOME = {
     "View": "rules.base",
     **dict.fromkeys(
         [
-            *("Asynchronous", "Synchronous", "KSync", "FixedDelay", "StaleSynchronous", "StalenessAware"),
-            *("DelayAdaptive", "SharpDelay", "Polynomial", "Hinge", "Rennala", "Ringmaster", "KAsync", "KBatchAsync"),
+            *("Asynchronous", "Synchronous", "KSync", "FixedDelay", "SSP", "StalenessAware"),
+            *("DelayAdaptive", "Koloskova", "Polynomial", "Hinge", "Rennala", "Ringmaster", "KAsync", "KBatchAsync"),
             *("FedBuff", "Downpour", "DCASGD", "DANA", "GapAware", "OrMo", "LocalSGD", "DiLoCo", "AsyncLocalSGD"),
             *("EASGD", "Ringleader", "IA2SGD", "Rescaled"),
         ],

@@ -29,6 +29,7 @@ from asyncsgd.rules import (
     ALL,
     EASGD,
     IA2SGD,
+    SSP,
     Asynchronous,
     DelayAdaptive,
     DiLoCo,
@@ -42,7 +43,6 @@ from asyncsgd.rules import (
     Rescaled,
     Ringleader,
     Ringmaster,
-    StaleSynchronous,
     Synchronous,
 )
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
@@ -468,8 +468,8 @@ def test_the_optimum_and_the_bias_of_frequency_are_those_of_the_formulas() -> No
         (Ringleader(), 0.5714, 0.0001),
         (IA2SGD(), 0.5714, 0.001),
         (Rescaled(), 0.5735, 0.004),
-        (StaleSynchronous(slack=1), 0.568, 0.004),
-        (StaleSynchronous(slack=3), 0.568, 0.004),
+        (SSP(slack=1), 0.568, 0.004),
+        (SSP(slack=3), 0.568, 0.004),
         (DelayAdaptive(), 0.213, 0.004),  # by the weights below; .227 at a step of .05
         (FedBuff(buffer=3, num_local_steps=1), 0.377, 0.004),
         (Ringmaster(threshold=3), 0.24, 0.004),
@@ -640,7 +640,7 @@ def test_a_hundred_workers_of_square_root_speeds_make_a_batch_of_a_hundred_in_8_
 @settings(deadline=None, max_examples=40)
 def test_with_fixed_speeds_stale_synchronous_passes_n_over_the_slowest_time_whatever_its_slack(seconds, slack, rounds):
     slowest, num_workers = max(seconds), len(seconds)
-    done = run(StaleSynchronous(slack), Fixed(*map(float, seconds)), seconds=float(rounds * slowest))
+    done = run(SSP(slack), Fixed(*map(float, seconds)), seconds=float(rounds * slowest))
     clocks = Counter(event.worker for event in done.events)
     assert min(clocks.values()) == rounds  # the slowest never waits
     assert max(clocks.values()) <= rounds + slack + 1

@@ -25,6 +25,7 @@ from asyncsgd.rules import (
     DCASGD,
     EASGD,
     IA2SGD,
+    SSP,
     Asynchronous,
     AsyncLocalSGD,
     DelayAdaptive,
@@ -36,6 +37,7 @@ from asyncsgd.rules import (
     Hinge,
     KAsync,
     KBatchAsync,
+    Koloskova,
     KSync,
     LocalSGD,
     OrMo,
@@ -44,9 +46,7 @@ from asyncsgd.rules import (
     Rescaled,
     Ringleader,
     Ringmaster,
-    SharpDelay,
     StalenessAware,
-    StaleSynchronous,
     Synchronous,
 )
 from asyncsgd.rules.base import Rule
@@ -181,12 +181,12 @@ GRADIENT_RULES = (
     KSync(quorum=1),
     KSync(quorum=1, interrupt=False),
     FixedDelay(delay=0),
-    StaleSynchronous(slack=0),
-    StaleSynchronous(slack=3),
+    SSP(slack=0),
+    SSP(slack=3),
     StalenessAware(),
     DelayAdaptive(),
     DelayAdaptive(concurrency=1),
-    SharpDelay(smoothness=100.0),
+    Koloskova(smoothness=100.0),
     Polynomial(),
     Hinge(allowed=0),
     Rennala(batch=1),
@@ -308,7 +308,7 @@ def test_r4_diloco_of_one_worker_without_outer_momentum_is_its_inner_optimizer_a
 @settings_
 def test_r5_slack_zero_is_bulk_synchronous_at_every_nth_version_with_n_times_the_learning_rate(num_workers, seed):
     samples = 12 * num_workers
-    ours = run(StaleSynchronous(slack=0), exponential(num_workers, seed), samples=samples, learning_rate=0.02)
+    ours = run(SSP(slack=0), exponential(num_workers, seed), samples=samples, learning_rate=0.02)
     bulk = run(Synchronous(), exponential(num_workers, seed), samples=samples, learning_rate=0.02 * num_workers)
     close(ours.points[::num_workers], bulk.points)
     assert ours.delays == list(range(num_workers)) * 12
@@ -317,7 +317,7 @@ def test_r5_slack_zero_is_bulk_synchronous_at_every_nth_version_with_n_times_the
 @several
 @settings_
 def test_r5_slack_without_end_is_asynchronous_bit_for_bit(num_workers, seed):
-    ours, asynchronous = (run(rule, exponential(num_workers, seed)) for rule in (StaleSynchronous(60), Asynchronous()))
+    ours, asynchronous = (run(rule, exponential(num_workers, seed)) for rule in (SSP(60), Asynchronous()))
     assert torch.equal(ours.points, asynchronous.points)
     assert ours.events == asynchronous.events
 

@@ -21,16 +21,16 @@ from asyncsgd.rules import (
     DANA,
     DCASGD,
     IA2SGD,
+    SSP,
     Asynchronous,
     DelayAdaptive,
     DiLoCo,
     Downpour,
     GapAware,
+    Koloskova,
     LocalSGD,
     Ringmaster,
-    SharpDelay,
     StalenessAware,
-    StaleSynchronous,
     Synchronous,
 )
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
@@ -70,14 +70,14 @@ def acted(rule: Rule, order: list[int], num_workers: int = 3) -> tuple[int, int]
     ("rule", "altered"),
     [
         (Asynchronous(), 0),
-        (SharpDelay(), 0),  # binds from delay 500 on at this learning rate
-        (SharpDelay(smoothness=1e6), 0),  # no delay above the number of workers
+        (Koloskova(), 0),  # binds from delay 500 on at this learning rate
+        (Koloskova(smoothness=1e6), 0),  # no delay above the number of workers
         (DelayAdaptive(concurrency=1), 10),  # delays 0, 1, 2, 2, ...
         (StalenessAware(), 10),
         (Ringmaster(threshold=3), 0),
         (Ringmaster(threshold=2), 4),  # one of three is dropped
-        (StaleSynchronous(slack=9), 0),
-        (StaleSynchronous(slack=0), 12),  # workers wait, and start together
+        (SSP(slack=9), 0),
+        (SSP(slack=0), 12),  # workers wait, and start together
         (Synchronous(), 12),
         (DCASGD(compensation=1.0), 11),  # nothing to compensate at delay 0
         (DCASGD(compensation=1e-7), 0),

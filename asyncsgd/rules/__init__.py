@@ -9,7 +9,6 @@ from asyncsgd.named import Kind, describe
 from asyncsgd.rules.async_local_sgd import AsyncLocalSGD
 from asyncsgd.rules.asynchronous import Asynchronous
 from asyncsgd.rules.base import Rule
-from asyncsgd.rules.buffered import KAsync, KBatchAsync
 from asyncsgd.rules.dana import DANA
 from asyncsgd.rules.dc_asgd import DCASGD
 from asyncsgd.rules.delay_adaptive import DelayAdaptive
@@ -20,7 +19,9 @@ from asyncsgd.rules.fedbuff import FedBuff
 from asyncsgd.rules.fixed_delay import FixedDelay
 from asyncsgd.rules.gap_aware import GapAware
 from asyncsgd.rules.ia2sgd import IA2SGD
+from asyncsgd.rules.k_async import KAsync, KBatchAsync
 from asyncsgd.rules.k_sync import KSync
+from asyncsgd.rules.koloskova import Koloskova
 from asyncsgd.rules.local_sgd import LocalSGD
 from asyncsgd.rules.ormo import OrMo
 from asyncsgd.rules.polynomial import Hinge, Polynomial
@@ -28,8 +29,7 @@ from asyncsgd.rules.rennala import Rennala
 from asyncsgd.rules.rescaled import Rescaled
 from asyncsgd.rules.ringleader import Ringleader
 from asyncsgd.rules.ringmaster import Ringmaster
-from asyncsgd.rules.sharp_delay import SharpDelay
-from asyncsgd.rules.stale_synchronous import StaleSynchronous
+from asyncsgd.rules.ssp import SSP
 from asyncsgd.rules.staleness_aware import StalenessAware
 from asyncsgd.rules.synchronous import Synchronous
 
@@ -39,10 +39,10 @@ ALL: tuple[Rule, ...] = (
     KSync(quorum=2),
     KSync(quorum=2, interrupt=False),
     FixedDelay(delay=3),
-    StaleSynchronous(slack=1),
+    SSP(slack=1),
     StalenessAware(),
     DelayAdaptive(concurrency=2),
-    SharpDelay(),
+    Koloskova(),
     Polynomial(),
     Hinge(slope=1.0, allowed=1),
     Rennala(batch=3),

@@ -45,7 +45,7 @@ from analysis.published import (
 )
 from asyncsgd.rules.asynchronous import Asynchronous
 from asyncsgd.rules.base import Rule
-from asyncsgd.rules.buffered import KAsync, KBatchAsync
+from asyncsgd.rules.k_async import KAsync, KBatchAsync
 from asyncsgd.rules.k_sync import KSync
 from asyncsgd.rules.synchronous import Synchronous
 from asyncsgd.runtime.base import Budget

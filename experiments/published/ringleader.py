@@ -56,6 +56,7 @@ from asyncsgd.experiment import cache_folder
 from asyncsgd.rules import (
     EASGD,
     IA2SGD,
+    SSP,
     Asynchronous,
     DelayAdaptive,
     FedBuff,
@@ -66,7 +67,6 @@ from asyncsgd.rules import (
     Ringleader,
     Ringmaster,
     Rule,
-    StaleSynchronous,
     Synchronous,
 )
 from asyncsgd.rules.base import Arrival, Reply, Start, View
@@ -228,7 +228,7 @@ ENDINGS = (
     Ending(IA2SGD(), ".5714"),
     Ending(Malenia(), "-"),
     Ending(Rescaled(), ".5735"),
-    Ending(StaleSynchronous(slack=2), ".568"),
+    Ending(SSP(slack=2), ".568"),
     Ending(EASGD(alpha=0.3, num_local_steps=1), ".419"),
     Ending(FedBuff(buffer=3, num_local_steps=1), ".377"),
     Ending(DelayAdaptive(concurrency=3), ".237"),

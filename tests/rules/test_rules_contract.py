@@ -27,6 +27,7 @@ from asyncsgd.rules import (
     DCASGD,
     EASGD,
     IA2SGD,
+    SSP,
     Asynchronous,
     AsyncLocalSGD,
     DelayAdaptive,
@@ -38,6 +39,7 @@ from asyncsgd.rules import (
     Hinge,
     KAsync,
     KBatchAsync,
+    Koloskova,
     KSync,
     LocalSGD,
     OrMo,
@@ -46,9 +48,7 @@ from asyncsgd.rules import (
     Rescaled,
     Ringleader,
     Ringmaster,
-    SharpDelay,
     StalenessAware,
-    StaleSynchronous,
     Synchronous,
     describe_rules,
     parse_rule,
@@ -401,12 +401,12 @@ EXACT = [
     KSync(quorum=2),
     KSync(quorum=2, interrupt=False),
     FixedDelay(delay=0),
-    StaleSynchronous(slack=0),
-    StaleSynchronous(slack=2),
+    SSP(slack=0),
+    SSP(slack=2),
     StalenessAware(),
     DelayAdaptive(concurrency=0),
     DelayAdaptive(concurrency=2),
-    SharpDelay(),
+    Koloskova(),
     Polynomial(),
     Hinge(slope=1.0, allowed=0),
     Rennala(batch=1),
@@ -500,7 +500,7 @@ one_update_per_arrival = pytest.mark.parametrize(
         Asynchronous(),
         StalenessAware(),
         DelayAdaptive(),
-        SharpDelay(),
+        Koloskova(),
         Polynomial(),
         Hinge(),
         Downpour(n_push=1, n_fetch=2),
@@ -641,6 +641,14 @@ def test_a_rule_that_cannot_be_read_says_what_is_wrong_and_what_to_type(text, me
 
 
 RULE_CLASSES: list[type[Rule]] = list(dict.fromkeys(map(type, ALL)))
+
+
+@pytest.mark.parametrize("rule_class", RULE_CLASSES)
+def test_a_rules_class_and_file_are_named_as_its_flag(rule_class):
+    assert rule_class.__name__.lower() == rule_class.name.replace("_", "")
+    in_one_paper = {"k_batch_async": "k_async", "hinge": "polynomial"}  # the second of two rules in one file
+    file = in_one_paper.get(rule_class.name, rule_class.name)
+    assert rule_class.__module__ == f"asyncsgd.rules.{file}"
 
 
 def parameters_of(kind: type) -> list[str]:

@@ -34,6 +34,7 @@ from asyncsgd.rules import (
     DCASGD,
     EASGD,
     IA2SGD,
+    SSP,
     Asynchronous,
     AsyncLocalSGD,
     DelayAdaptive,
@@ -45,6 +46,7 @@ from asyncsgd.rules import (
     Hinge,
     KAsync,
     KBatchAsync,
+    Koloskova,
     KSync,
     LocalSGD,
     OrMo,
@@ -53,9 +55,7 @@ from asyncsgd.rules import (
     Rescaled,
     Ringleader,
     Ringmaster,
-    SharpDelay,
     StalenessAware,
-    StaleSynchronous,
     Synchronous,
 )
 from asyncsgd.rules.base import Arrival, InFlight, Reply, Rule, Start, View, WeightedMean
@@ -70,14 +70,14 @@ LOOPS: list[tuple[Rule, Callable[..., list[np.ndarray]], dict[str, Any]]] = [
     (Asynchronous(), reference.asynchronous, {}),
     (StalenessAware(), reference.staleness_aware, {}),
     (DelayAdaptive(concurrency=2), reference.delay_adaptive, {"concurrency": 2}),
-    (SharpDelay(smoothness=3.0), reference.koloskova, {"smooth": 3.0}),
-    (SharpDelay(smoothness=0.4), reference.koloskova, {"smooth": 0.4}),  # eta is the smaller one until tau = 5
+    (Koloskova(smoothness=3.0), reference.koloskova, {"smooth": 3.0}),
+    (Koloskova(smoothness=0.4), reference.koloskova, {"smooth": 0.4}),  # eta is the smaller one until tau = 5
     (Polynomial(exponent=0.5), reference.polynomial, {"exponent": 0.5}),
     (Polynomial(exponent=2.0), reference.polynomial, {"exponent": 2.0}),
     (Hinge(slope=0.5, allowed=1), reference.hinge, {"slope": 0.5, "allowed": 1}),
-    (StaleSynchronous(slack=0), reference.ssp, {"slack": 0}),
-    (StaleSynchronous(slack=1), reference.ssp, {"slack": 1}),
-    (StaleSynchronous(slack=3), reference.ssp, {"slack": 3}),
+    (SSP(slack=0), reference.ssp, {"slack": 0}),
+    (SSP(slack=1), reference.ssp, {"slack": 1}),
+    (SSP(slack=3), reference.ssp, {"slack": 3}),
     (DCASGD(compensation=0.5), reference.dc_asgd, {"compensation": 0.5, "adaptive": False}),
     (
         DCASGD(compensation=0.5, adaptive=True, decay=0.8),
@@ -281,7 +281,7 @@ def test_ringmaster_that_stops_never_drops_and_leaves_nobody_with_a_delay_of_its
     assert driver.dropped == set()
 
 
-@pytest.mark.parametrize("rule", [Ringmaster(41), Ringmaster(41, stops=True), StaleSynchronous(41)], ids=str)
+@pytest.mark.parametrize("rule", [Ringmaster(41), Ringmaster(41, stops=True), SSP(41)], ids=str)
 @given(order=orders)
 @settings(deadline=None, max_examples=30)
 def test_a_bound_never_reached_is_asynchronous_bit_for_bit(rule, order):
@@ -304,7 +304,7 @@ def test_rules_of_rounds_apply_delay_zero_only_whoever_comes_and_goes(rule, plan
 @given(plan=comings_and_goings, num_workers=num_workers_, slack=st.integers(0, 3))
 @settings(deadline=None, max_examples=40)
 def test_ssp_starts_nobody_more_than_its_slack_ahead_of_the_slowest_present(plan, num_workers, slack):
-    driver = Driver(StaleSynchronous(slack), num_workers=num_workers)
+    driver = Driver(SSP(slack), num_workers=num_workers)
     for command in plan:
         driver.drive([command])
         clocks = driver.server._state.clocks
@@ -617,7 +617,7 @@ def test_a_post_local_round_gives_one_step_to_those_who_join_before_it_and_all_t
 
 
 def test_ssp_releases_those_who_wait_for_a_worker_that_leaves():
-    driver = Driver(StaleSynchronous(slack=0), num_workers=3)
+    driver = Driver(SSP(slack=0), num_workers=3)
     assert driver.arrive(1).start == ()
     assert driver.arrive(0).start == ()
     outcome = driver.leave(2)
@@ -626,7 +626,7 @@ def test_ssp_releases_those_who_wait_for_a_worker_that_leaves():
 
 
 def test_a_worker_joins_ssp_with_the_clock_of_the_slowest():
-    driver = Driver(StaleSynchronous(slack=1), num_workers=2)
+    driver = Driver(SSP(slack=1), num_workers=2)
     for worker in (0, 1, 0, 1, 0):
         driver.arrive(worker)  # clocks 3 and 2
     driver.join(2)

@@ -40,6 +40,7 @@ from asyncsgd.records.events import (
 )
 from asyncsgd.rules import (
     ALL,
+    SSP,
     Asynchronous,
     AsyncLocalSGD,
     DiLoCo,
@@ -50,7 +51,6 @@ from asyncsgd.rules import (
     OrMo,
     Rennala,
     Ringmaster,
-    StaleSynchronous,
     Synchronous,
 )
 from asyncsgd.rules.base import Rule
@@ -350,7 +350,7 @@ def test_every_dispatch_is_used_dropped_abandoned_held_or_in_flight_at_the_end(r
 
 
 @pytest.mark.parametrize(
-    "rule", [Asynchronous(), Synchronous(), KAsync(quorum=2), KSync(quorum=2), StaleSynchronous(slack=1)], ids=str
+    "rule", [Asynchronous(), Synchronous(), KAsync(quorum=2), KSync(quorum=2), SSP(slack=1)], ids=str
 )
 def test_the_parameters_hold_each_applied_sample_once_and_no_other(rule):
     result = run(
@@ -488,7 +488,7 @@ def test_everybody_joins_in_order_and_is_started_before_the_first_arrival():
 
 def test_a_worker_that_waits_for_the_slowest_has_its_wait_in_its_next_record():
     # SSP with slack 0: worker 0 arrives at 1 and waits for worker 1, until 3.
-    events = run(StaleSynchronous(slack=0), Times([1.0], [3.0]), budget=Budget(seconds=7.0)).events
+    events = run(SSP(slack=0), Times([1.0], [3.0]), budget=Budget(seconds=7.0)).events
     assert arrivals(events) == [(1.0, 0, 0), (3.0, 1, 1), (4.0, 0, 2), (6.0, 1, 3), (7.0, 0, 4)]
     assert [event.wait_seconds for event in events] == [0.0, 0.0, 2.0, 0.0, 2.0]
     assert [[started[0] for started in event.started] for event in events] == [[], [0, 1], [], [0, 1], []]

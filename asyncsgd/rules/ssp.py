@@ -29,7 +29,7 @@ class Clocks:
 
 
 @dataclasses.dataclass(frozen=True)
-class StaleSynchronous(Rule):
+class SSP(Rule):
     """Apply every gradient as it comes; a worker more than `slack` clocks ahead of the slowest waits.
 
     Args:

@@ -17,7 +17,7 @@ from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
 
 
 @dataclasses.dataclass(frozen=True)
-class SharpDelay(Rule):
+class Koloskova(Rule):
     """Apply every gradient at once; beyond N workers of delay its learning rate is at most 1 / (4 L delay).
 
     Args:
