@@ -263,9 +263,6 @@ def load_run(folder: str | Path, task: Task | None = None) -> TrainedRun:
     return TrainedRun(summary, evaluations, folder, functools.partial(_saved_model, folder, settings, task))
 
 
-# ---- what was asked for ------------------------------------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True)
 class _Asked:
     """The arguments of `train` that decide what is computed."""
@@ -450,9 +447,6 @@ def _open_folder(path: Path, asked: _Asked) -> RunFolder:
     except OSError as error:
         raise UsageError(f"{path} cannot be written ({error.strerror}); name another folder") from error
     return folder
-
-
-# ---- processes ---------------------------------------------------------------------------------------------
 
 
 def _launch(runtime: modes.Runtime) -> Launch:

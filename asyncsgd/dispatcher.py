@@ -122,8 +122,6 @@ class Dispatcher:
         """The batches of `worker`'s gradient in flight."""
         return self._batches[worker]
 
-    # ---- what happens ------------------------------------------------------------------------------------------
-
     def arrive(
         self, worker: int, dispatch: int, read_version: int, vector: Tensor, gradient: Gradient, flight_seconds: float
     ) -> Arrived:
@@ -164,8 +162,6 @@ class Dispatcher:
     def drop(self, worker: int, reason: str) -> Membership:
         """`worker` is gone after the last evaluation: nothing may change any more, so the rule is not asked."""
         return self._membership("leave", worker, NOTHING, NOBODY, reason=reason)
-
-    # ---- what follows ------------------------------------------------------------------------------------------
 
     def _reply(self, outcome: Outcome) -> Launched:
         """Take back abandoned batches and start the workers of a reply, as far as there are batches."""
@@ -232,8 +228,6 @@ class Dispatcher:
         self._waiting = {starting.worker: starting for starting in unpack(state["waiting"], classes)}
         self._source.load_state_dict(state["source"])
 
-    # ---- many at once ------------------------------------------------------------------------------------------
-
     def _can_restart_together(self, outcome: Outcome) -> bool:
         """Whether `_restart` does what one after another would: nothing but one gradient each, of its own stream."""
         number = len(outcome.start)
@@ -268,8 +262,6 @@ class Dispatcher:
             if worker not in again:
                 self._batches[worker] = source.take(worker)
         return Launched(workers, dispatches)
-
-    # ---- records -----------------------------------------------------------------------------------------------
 
     def event(self, arrived: Arrived, train_seconds: float, taken: Taken) -> Event:
         """The record of an arrival; to be made before anything else happens."""

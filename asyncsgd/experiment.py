@@ -166,9 +166,6 @@ def describe(task: Task, flat: FlatModel) -> list[str]:
     ]
 
 
-# ---- what settings mean --------------------------------------------------------------------------------------
-
-
 def setup_of(job: settings.Job, machine: settings.Machine, optimization: settings.Optimization) -> Setup:
     """Read the rule, the speeds, the network and the churn, which settings hold as text, and find the device.
 

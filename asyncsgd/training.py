@@ -105,9 +105,6 @@ class Run:
         return self.setup.assignment(self.task, worker)
 
 
-# ---- the leading process -----------------------------------------------------------------------------------
-
-
 def lead(
     experiment: Experiment,
     launch: Launch,
@@ -296,18 +293,12 @@ def _describe(setup: Setup, course: Course) -> list[str]:
     ]
 
 
-# ---- single ------------------------------------------------------------------------------------------------
-
-
 def _train_single(run: Run, board: Noticeboard | None) -> Result:
     """One process; ``--accumulate`` batches per update as that many pretend workers under the rule `Synchronous`."""
     runtime = run.setup.runtime
     assert isinstance(runtime, modes.InProcess)
     transport = InProcess(run.assignment().worker(run.flat), runtime.accumulate)
     return _serve(run, transport, runtime.accumulate, run.setup.server_recipe.on(*_vector(run, transport)))
-
-
-# ---- the virtual clock -------------------------------------------------------------------------------------
 
 
 def _train_virtual(run: Run, board: Noticeboard | None) -> Result:
@@ -333,9 +324,6 @@ def _train_virtual(run: Run, board: Noticeboard | None) -> Result:
         churn=runtime.churn,
         stop_requested=run.stop_requested,
     ).run()
-
-
-# ---- async: the parameter server ---------------------------------------------------------------------------
 
 
 def _train_async(run: Run, board: Noticeboard | None) -> Result:
@@ -432,9 +420,6 @@ def _serve(
         with torch.no_grad():
             run.flat.parameters.copy_(transport.parameters)
     return result
-
-
-# ---- sync: all-reduce --------------------------------------------------------------------------------------
 
 
 def _train_sync(run: Run, board: Noticeboard | None) -> Result:
@@ -548,9 +533,6 @@ _TRAIN: dict[type[modes.Runtime], Callable[[Run, Noticeboard | None], Result]] =
 }
 
 
-# ---- torchrun's other ranks --------------------------------------------------------------------------------
-
-
 _ADDRESSES = Codec(SharedMemoryAddress, ProcessGroupAddress)
 """What rank 0 tells the others, beside what its task has found out. What to do with it every rank knows from its own
 settings, so that a stranger who writes in rank 0's place can name no code."""
@@ -572,9 +554,6 @@ def follow(experiment: Experiment) -> int:
         serve_hogwild(assignment, address, board.rank, _step_here(setup, course))
     serve_gradients(assignment, address, board.rank)
     return 0  # not reached: both end the process
-
-
-# ---- the end -----------------------------------------------------------------------------------------------
 
 
 def _finish(run: Run, result: Result) -> tuple[Result, dict[str, Any]]:

@@ -45,9 +45,6 @@ def local_steps(
     return y
 
 
-# ---- one update per arrival ---------------------------------------------------------------------------------
-
-
 def delay_scaled(
     gradient: Gradient,
     x: np.ndarray,
@@ -340,9 +337,6 @@ def ia2sgd(
     return points
 
 
-# ---- admission ----------------------------------------------------------------------------------------------
-
-
 def ringmaster(
     gradient: Gradient,
     x: np.ndarray,
@@ -374,9 +368,6 @@ def ringmaster(
             computing[other] = (len(points) - 1, num_started)
             num_started += 1
     return points
-
-
-# ---- rounds and buffers -------------------------------------------------------------------------------------
 
 
 def synchronous(
@@ -594,9 +585,6 @@ def ringleader(
                     table, following, updated = following, [[] for _ in range(num_workers)], None
         computing[worker] = (x, dispatch)
     return points
-
-
-# ---- local steps --------------------------------------------------------------------------------------------
 
 
 def fedbuff(

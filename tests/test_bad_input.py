@@ -96,9 +96,6 @@ def small(text: Path) -> list[str]:
     return ["--data", str(text), *flags.split()]
 
 
-# ---- words: nothing is made --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -145,9 +142,6 @@ def test_launcher_variables_left_over_in_the_shell_are_named(
 def test_overwrite_without_a_folder_to_overwrite_is_refused(refused: Refused, tmp_path: Path, text: Path) -> None:
     assert "--run-dir" in refused(*small(text), "--overwrite")
     assert not (tmp_path / "runs").exists()
-
-
-# ---- rules, data, models: nothing is made, or the run folder says FAILED ---------------------------------------------
 
 
 def failed(folder: Path, said: str) -> bool:
@@ -476,9 +470,6 @@ def test_a_hub_name_without_a_network_is_refused_soon_and_says_what_to_do(
     assert failed(tmp_path / "run", done.stderr.removeprefix("error: ").rstrip("\n"))
 
 
-# ---- folders ---------------------------------------------------------------------------------------------------
-
-
 def test_a_folder_with_another_run_is_refused_with_what_differs_and_stays_as_it_is(
     refused: Refused, script: ModuleType, text: Path, cache: Path
 ) -> None:
@@ -540,9 +531,6 @@ def test_a_read_only_folder_is_refused(refused: Refused, text: Path, tmp_path: P
         (closed / "probe").write_text("x")
         pytest.skip("permissions are not enforced for this user")
     assert "closed cannot be written (Permission denied)" in refused(*small(text), "--runs-dir", closed)
-
-
-# ---- what the operating system refuses ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -610,9 +598,6 @@ def test_a_limit_on_the_size_of_files_is_not_called_too_little_shared_memory() -
     with small_files(), pytest.raises(UsageError, match=message):
         Segment.create(2**20)
     assert list(Path("/dev/shm").glob(f"asyncsgd-{os.getpid()}-*")) == []
-
-
-# ---- shared memory -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no shared-memory file system here")

@@ -99,9 +99,6 @@ def test_global_generators_are_afterwards_as_they_were_before() -> None:
     assert draws() == without
 
 
-# ---- 1: what training changes beside parameters -------------------------------------------------------------------
-
-
 def test_batch_norm_is_refused_by_name_and_passes_without_running_statistics() -> None:
     class Net(nn.Module):
         def __init__(self, norm: nn.Module) -> None:
@@ -146,9 +143,6 @@ def test_a_forward_pass_that_changes_a_parameter_is_refused() -> None:
             return super().forward(x)
 
     refused(WithLayers(lambda: Clips(3, 1)), "the model (Clips) changes its parameter 'weight'")
-
-
-# ---- 2: processes ----------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,9 +286,6 @@ def test_the_main_process_may_train() -> None:
     refuse_in_worker()
 
 
-# ---- 3: batches and evaluation sets ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("size", [0, -1, 2.0, True, None, "8"])
 def test_a_batch_size_that_is_no_positive_whole_number_is_refused(size: Any) -> None:
     refused(Regression(batch_size=size), "batch_size of Regression", repr(size), "batch_size: int = 32")
@@ -363,9 +354,6 @@ def test_what_is_no_task_or_lacks_a_declaration_is_refused() -> None:
     refused(dataclasses.dataclass(frozen=True)(Nameless)(), "Nameless has no name", 'name: ClassVar[str] = "nameless"')
 
 
-# ---- 4: the loss ---------------------------------------------------------------------------------------------------
-
-
 class WithLoss(Regression):
     """Of another loss."""
 
@@ -407,9 +395,6 @@ def test_a_sparse_gradient_is_refused_by_name() -> None:
             return self.table((x[:, 0] > 0).long())
 
     refused(WithLayers(Sparse), "the gradient of parameter 'table.weight' is sparse", "sparse=False")
-
-
-# ---- 5: weights ----------------------------------------------------------------------------------------------------
 
 
 class WithWeight(Regression):
@@ -534,9 +519,6 @@ def test_what_cannot_be_compared_with_its_halves_is_noted() -> None:
     assert "so weight() is not checked: its samples are contrasted" in check(Unsplit(), processes=False).notes[0]
 
 
-# ---- 6: hidden randomness ------------------------------------------------------------------------------------------
-
-
 OWN = np.random.default_rng(0)
 
 
@@ -604,9 +586,6 @@ def test_an_evaluation_set_that_depends_on_more_than_the_seed_is_refused() -> No
     refused(WithData(chosen), "different evaluation sets 'main'")
 
 
-# ---- 7: parameters -------------------------------------------------------------------------------------------------
-
-
 class Branches(nn.Module):
     """Two heads, of which the second does nothing."""
 
@@ -629,9 +608,6 @@ def test_a_model_without_parameters_to_train_is_refused() -> None:
 
 def test_parameters_in_half_precision_are_refused_by_name() -> None:
     refused(WithLayers(lambda: nn.Linear(3, 1).bfloat16()), "parameter 'weight' is torch.bfloat16")
-
-
-# ---- 8: initial values ---------------------------------------------------------------------------------------------
 
 
 def test_initial_values_that_are_no_function_of_the_seed_are_refused() -> None:
@@ -663,9 +639,6 @@ def test_frozen_values_and_buffers_that_are_no_function_of_the_seed_are_refused(
     refused(WithLayers(Features), "different initial values (buffer 'projection')")
 
 
-# ---- 9: flags ------------------------------------------------------------------------------------------------------
-
-
 def test_a_field_with_the_name_of_a_setting_is_refused() -> None:
     @dataclasses.dataclass(frozen=True)
     class Threads(Regression):
@@ -674,9 +647,6 @@ def test_a_field_with_the_name_of_a_setting_is_refused() -> None:
 
     with pytest.raises(UsageError, match="two settings are called 'threads'"):
         task_flags(Threads)
-
-
-# ---- what is right and unusual -------------------------------------------------------------------------------------
 
 
 class Tied(nn.Module):

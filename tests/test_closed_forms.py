@@ -195,8 +195,6 @@ def run(
     return Run(np.stack(optimizer.points), records, runtime.train_seconds)
 
 
-# ---- delays -------------------------------------------------------------------------------------------------
-
 MANY_OR_NONE = {"synchronous", "k_sync", "fixed_delay", "ssp", "rennala", "ringmaster", "k_async", "k_batch_async"}
 MANY_OR_NONE |= {"fedbuff", "local_sgd", "diloco", "ringleader"}
 ONE_STEP_PER_ARRIVAL = [rule for rule in ALL if rule.name not in MANY_OR_NONE]
@@ -292,9 +290,6 @@ def test_ringleader_attains_two_n_minus_two(num_workers):
     assert found == 2 * num_workers - 2
 
 
-# ---- fixed delay on a quadratic -----------------------------------------------------------------------------
-
-
 def limit(delay: int) -> float:
     """x <- x - a x_{t - delay} is stable iff 0 < a < this."""
     return 2 * math.sin(math.pi / (2 * (2 * delay + 1)))
@@ -373,9 +368,6 @@ def test_the_stationary_variance_of_a_fixed_delay_is_that_of_the_lyapunov_equati
             assert found == pytest.approx(lyapunov(delay, a), rel=1e-8)
 
 
-# ---- asynchrony begets momentum -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("num_workers", "updates"), [(2, 8), (3, 6)])
 def test_in_the_mean_exponential_workers_have_momentum_one_minus_one_over_m_exactly(num_workers, updates):
     # Every order of arrivals is equally likely (no memory), so the mean over all of them is the expectation.
@@ -410,8 +402,6 @@ def test_the_exponential_speeds_of_the_library_have_that_mean_within_four_standa
     assert np.all(np.abs(paths.mean(0) - expected) <= 4 * error + 1e-12)
     assert error.max() < 0.03
 
-
-# ---- heterogeneous data -------------------------------------------------------------------------------------
 
 CURVATURES, SLOPES = np.array([1.0, 2.0, 0.5]), np.array([1.0, -2.0, 3.0])
 SECONDS = (1.0, 2.3, 5.1)
@@ -509,9 +499,6 @@ def test_elastic_averaging_has_the_bias_of_frequency_in_the_limit_of_small_steps
     assert 2 * near - far == pytest.approx(weighted_optimum(SHARES.tolist()), abs=0.003)
 
 
-# ---- outer loops --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("num_local_steps", [1, 3])
 def test_outer_nesterov_is_stable_iff_rate_times_p_is_below_its_limit(momentum, num_local_steps):
@@ -575,9 +562,6 @@ def test_easgd_in_round_robin_is_stable_above_the_published_bound_too_because_it
     assert not grows_under_easgd(1.01 * easgd_bound(rate), rate, num_workers)
 
 
-# ---- delay compensation -------------------------------------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True)
 class ExactlyCompensated(Rule):
     """DC-ASGD with the Hessian itself, which the library's own formula takes."""
@@ -609,9 +593,6 @@ def test_compensation_with_the_exact_hessian_undoes_every_delay(num_workers, see
     )
     undelayed = (1 - 0.9 * np.array(hessian)) ** np.arange(41)[:, None]
     np.testing.assert_allclose(done.points, undelayed, rtol=0, atol=1e-12)
-
-
-# ---- times --------------------------------------------------------------------------------------------------
 
 
 @given(seconds=st.lists(st.integers(1, 9), min_size=1, max_size=6), batch=st.integers(1, 12))

@@ -92,9 +92,6 @@ def records_of(run: Path, kind: str) -> list[dict[str, Any]]:
     return [record for record in read_events(run / "events.jsonl") if record["kind"] == kind]
 
 
-# ---- runs in this process, with workers of a fork server ----------------------------------------------------------
-
-
 def stat_of(pid: int) -> list[str]:
     """The fields of /proc/PID/stat from the state on; empty for a process that is gone."""
     with contextlib.suppress(OSError):
@@ -291,9 +288,6 @@ def test_a_loss_that_is_no_number_ends_the_run_as_diverged_with_worker_and_versi
     assert fault["message"].endswith((" is nan", " is inf"))
     assert ended.summary["message"].startswith(fault["message"] + "; try a smaller --learning-rate")
     assert fault["worker"] in (0, 1)
-
-
-# ---- runs in processes of their own ---------------------------------------------------------------------------------
 
 
 class Command:
@@ -503,8 +497,6 @@ def test_when_the_main_process_is_killed_its_workers_go_and_shared_memory_is_fre
     events = list(read_events(tmp_path / "run" / "events.jsonl"))
     assert sum(record["kind"] == "evaluate" for record in events) >= 3
 
-
-# ---- a worker that leaves in an evaluation: real shared memory, workers written by hand -----------------------------
 
 SIZE = 4
 

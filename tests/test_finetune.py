@@ -132,9 +132,6 @@ def script(name: str = "stilt_finetune") -> ModuleType:
     return module
 
 
-# The same as a plain loop
-
-
 def plain_loop(settings: FinetuneSettings, parent: Path, weights: torch.Tensor | None = None) -> Any:
     """The same training, written down once more on a model that the library loads, with torch's own optimizer."""
     experiment, seed, tuning = finetuning(settings), settings.job.seed, settings.tuning
@@ -265,9 +262,6 @@ def test_it_learns_what_can_be_learned_and_its_cases_are_judged_by_what_counts_a
     assert all(item["accuracy"] > 0.8 for item in checked.values())
 
 
-# Several workers
-
-
 @pytest.mark.processes
 def test_two_synchronous_workers_are_one_process_with_two_batches_an_update(tune: Tune) -> None:
     values = {"save_model": True, "learning_rate": 2e-3}
@@ -304,9 +298,6 @@ def test_four_workers_under_a_rule_are_replayed_from_the_command_line(
     capsys.readouterr()
     assert script("replay").main([run, "--cache-dir", cache]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "identical"
-
-
-# The head
 
 
 def bert(seed: int) -> Any:
@@ -357,9 +348,6 @@ def test_a_half_precision_configuration_does_not_round_the_encoder() -> None:
     classifier = models.build_classifier(masked_lm, ["a", "b"], dropout=0.0, seed=9).model
     weight = masked_lm.base_model.embeddings.word_embeddings.weight
     assert torch.equal(classifier.get_parameter("bert.embeddings.word_embeddings.weight"), weight)
-
-
-# What is written down
 
 
 def test_the_summary_names_the_pretraining_run_and_the_scores_are_those_of_its_table(tune: Tune, parent: Path) -> None:
@@ -477,9 +465,6 @@ def test_settings_yaml_makes_the_same_run_again(tune: Tune) -> None:
     assert again.summary["parameters_sha256"] == first.summary["parameters_sha256"]
 
 
-# Endings
-
-
 def test_a_loss_that_is_no_number_ends_the_run_as_diverged_without_scores(
     tune: Tune, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -517,9 +502,6 @@ def test_whatever_goes_wrong_leaves_a_summary_that_says_failed(tune: Tune, monke
     tuned = tune()
     assert (tuned.exit_code, tuned.summary["status"]) == (1, "FAILED")
     assert tuned.summary["message"] == "RuntimeError: the machine is on fire"
-
-
-# What cannot be fine-tuned
 
 
 @pytest.mark.parametrize(
@@ -640,9 +622,6 @@ def test_the_settings_read_back_what_they_write(tmp_path: Path) -> None:
     assert FinetuneSettings(start=Start(init_from="x")) == make_finetune_settings({"init_from": "x"})
 
 
-# The script
-
-
 def test_several_seeds_make_a_run_each_in_one_process(
     posts: Path, parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -714,9 +693,6 @@ def test_a_sweep_can_ask_how_long_a_run_takes(posts: Path, parent: Path, tmp_pat
     seconds = estimator.of(jobs[0])
     assert 0 < seconds < 60
     assert estimator.of(jobs[1]) == seconds  # measured once
-
-
-# The real data sets
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the data sets are not beside the repository (../shared/data)")

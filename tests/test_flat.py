@@ -42,9 +42,6 @@ def gaps(layout: Layout) -> torch.Tensor:
     return outside
 
 
-# ---- layout -------------------------------------------------------------------------------------------------
-
-
 def test_tied_weights_stand_in_the_vector_once():
     model = tiny_bert()
     layout = Layout.of(model)
@@ -94,9 +91,6 @@ def test_a_parameter_that_is_not_float32_is_refused_by_name():
 def test_fingerprints_are_equal_for_equal_layouts_only():
     assert Layout.of(odd()).fingerprint == Layout.of(odd()).fingerprint
     assert Layout.of(odd()).fingerprint != Layout.of(nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 7))).fingerprint
-
-
-# ---- the bound model ----------------------------------------------------------------------------------------
 
 
 def test_binding_changes_no_value_and_backward_writes_the_gradients_of_the_unbound_model():
@@ -171,9 +165,6 @@ def test_a_rebound_gradient_is_noticed(rebind):
     rebind(flat.model)
     with pytest.raises(RuntimeError, match=r"the gradient of '0.weight' was rebound"):
         flat.check()
-
-
-# ---- the digest ---------------------------------------------------------------------------------------------
 
 
 @given(data=st.data())

@@ -127,8 +127,6 @@ def same_evaluation(record: dict[str, Any], plain: Plain) -> bool:
     return record["weight"] == tokens and record["loss"] == pytest.approx(plain.eval_loss(), rel=1e-6)
 
 
-# ---- a. one worker is the plain loop ------------------------------------------------------------------------
-
 OPTIMIZERS = {
     "sgd": {"optimizer": "sgd", "learning_rate": 0.1},
     "momentum": {"optimizer": "sgd", "learning_rate": 0.05, "momentum": 0.9},
@@ -183,8 +181,6 @@ def test_the_same_single_run_twice_has_the_same_bits(train, tmp_path):
     assert again.summary["parameters_sha256"] == run.summary["parameters_sha256"]
     assert [e["loss"] for e in again.records("arrival")] == [e["loss"] for e in run.records("arrival")]
 
-
-# ---- b. synchronous is synchronous, however it is done ------------------------------------------------------
 
 SYNCHRONOUS = {
     "sync": {"mode": "sync"},
@@ -243,9 +239,6 @@ def test_a_last_round_with_fewer_batches_than_workers_counts_those_and_no_other(
     assert float((run.parameters() - expected).norm() / expected.norm()) <= 1e-5
     uses = [[dispatch for dispatch, _ in event["uses"]] for event in run.records("arrival") if event["uses"]]
     assert uses == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10]]
-
-
-# ---- c. exact evaluation ------------------------------------------------------------------------------------
 
 
 def replay(run: Trained) -> tuple[Plain, int]:
@@ -341,8 +334,6 @@ def test_evaluations_come_at_the_first_update_at_or_after_even_parts_of_the_budg
     # 80 samples in 7 parts: 11.4, 22.9, 34.3, 45.7, 57.1, 68.6, 80, in batches of 4.
     assert [e["total_samples"] for e in run.records("evaluate")] == [0, 12, 24, 36, 48, 60, 72, 80]
 
-
-# ---- d. what the records count ------------------------------------------------------------------------------
 
 COUNTED = [
     *({**more, **ASYNCHRONOUS_VALUES} for more in ASYNCHRONOUS),

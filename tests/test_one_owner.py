@@ -87,9 +87,6 @@ def event(dispatch: int) -> Event:
     )  # fmt: skip
 
 
-# ---- one owner -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("values", [{}, {"seed": 1}, {"overwrite": True}])
 def test_a_second_run_is_refused_while_the_first_lives_and_changes_nothing(
     values: dict[str, object], start: Start, tmp_path: Path
@@ -213,8 +210,6 @@ def holds(pid: int, path: Path) -> bool:
     return any(target(link) == str(path) for link in Path(f"/proc/{pid}/fd").glob("*"))
 
 
-# ---- a run that has not trained gives way ----------------------------------------------------------------------------
-
 EVALUATION = Evaluation(0, 0, 0.0, 2.0, 10.0, {}, 0.1)
 
 
@@ -264,9 +259,6 @@ def test_a_folder_with_something_measured_is_refused_to_other_settings(
     with pytest.raises(UsageError, match=r"holds a run with other settings \(seed 77 -> 0\); type another --run-dir"):
         open_run_folder("tests", make_settings({"run_dir": str(tmp_path / "run")}), "tests")
     assert files_below(tmp_path) == before
-
-
-# ---- a killed run ----------------------------------------------------------------------------------------------------
 
 
 def test_a_run_that_is_killed_one_second_after_its_last_record_has_them_all(start: Start, tmp_path: Path) -> None:

@@ -54,9 +54,6 @@ def folders_of(plan: Plan, stage: Any) -> list[str]:
     return [run.folder for run in plan.of_stage(stage)]
 
 
-# ---- arms ----------------------------------------------------------------------------------------------------------
-
-
 def test_an_arm_is_named_by_its_algorithm_its_workers_and_the_virtual_clock() -> None:
     assert names_of(conditions=[{"nproc": [2, 4]}, {"nproc": 4, "clock": "virtual"}]) == [
         "sync-w2",
@@ -175,9 +172,6 @@ def test_values_have_the_types_that_settings_have_however_yaml_reads_them() -> N
         assert arm.trials == ({"learning_rate": 1e-4}, {"learning_rate": 1e-4})
         assert all(type(trial["learning_rate"]) is float for trial in arm.trials)
     assert len(plan.of_stage("tuning")) == 2  # the two are one trial
-
-
-# ---- runs ----------------------------------------------------------------------------------------------------------
 
 
 def test_every_arm_runs_once_in_every_block_in_an_order_of_the_blocks_own() -> None:
@@ -370,9 +364,6 @@ def test_the_hash_of_a_config_depends_on_every_value() -> None:
         assert sha256_of(other) != sha256_of(FULL)
 
 
-# ---- shards --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("number", [1, 2, 3, 5, 8, 1000])
 @pytest.mark.parametrize("stage", STAGES)
 def test_shards_are_a_partition_of_every_stage(stage: Any, number: int) -> None:
@@ -390,8 +381,6 @@ def test_a_measured_block_stays_on_one_machine(number: int) -> None:
         assert len(measured) == 4
         assert len({owner[run.folder] for run in measured}) == 1
 
-
-# ---- flags ---------------------------------------------------------------------------------------------------------
 
 texts = st.text("abc/=:._-09", min_size=1, max_size=12).filter(lambda text: not text.startswith("-"))
 possible = st.fixed_dictionaries(
@@ -444,8 +433,6 @@ def test_a_default_that_follows_from_another_setting_is_said_where_it_does_not_f
         FLAGS.parse(flags_of(settings), prog="p", description="", examples="").settings
     ) == FLAGS.flatten(settings)
 
-
-# ---- what is refused -----------------------------------------------------------------------------------------------
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"algorithm": {}}, r"the config: unknown key 'algorithm'; did you mean 'algorithms'\?"),
@@ -657,8 +644,6 @@ def test_every_config_that_is_shipped_can_be_planned(path: Path) -> None:
     assert plan.name == path.stem
     assert_invariants(plan)
 
-
-# ---- any config ----------------------------------------------------------------------------------------------------
 
 junk = st.sampled_from([None, True, 0, 1, 2, -1, 0.5, "", "x", "2", "1e-3", "{nproc}", "{nproc", [], [1], {}, {"a": 1}])
 names = st.sampled_from(["mode", "nproc", "clock", "rule", "learning_rate", "batch-size", "samples", "seed", "x"])

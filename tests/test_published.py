@@ -65,9 +65,6 @@ def table(path: Path) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-# ---- Ringmaster ------------------------------------------------------------------------------------------------------
-
-
 def test_the_distance_from_the_prototype_is_in_standard_errors_of_the_difference(ringmaster: ModuleType) -> None:
     # ours: mean 3, variance 2 over 2 seeds; theirs: mean 1, variance 3 over 1 seed
     assert ringmaster.standard_errors_apart([2.0, 4.0], 1.0, math.sqrt(3.0), 1) == pytest.approx(2.0 / math.sqrt(4.0))
@@ -97,9 +94,6 @@ def test_ringmaster_beats_rennala_beats_delay_adaptive_also_on_fifty_workers(
     ]
     assert losses == sorted(losses)
     assert cells["add", "Rennala B=6, lr 1"][-1] == "466"  # of the prototype
-
-
-# ---- Dutta et al. ----------------------------------------------------------------------------------------------------
 
 
 def test_seconds_per_update_are_the_published_closed_forms(error_runtime: ModuleType) -> None:
@@ -164,9 +158,6 @@ def test_error_runtime_writes_a_picture_for_each_distribution(
         assert cells[times, "K-batch-async", "1"][3:] == cells[times, "async", "1"][3:]
 
 
-# ---- Backup workers --------------------------------------------------------------------------------------------------
-
-
 def test_the_best_quorums_are_the_expected_ones(backup_workers: ModuleType) -> None:
     for mean, (quorum, gain) in backup_workers.PUBLISHED.items():
         best, best_gain = backup_workers.best_quorum(mean)
@@ -212,9 +203,6 @@ def test_backup_workers_writes_both_tables(
     assert row[:4] == ["1.0", "69", "69", row[3]]
     assert 68 <= int(row[3]) <= 70  # 100 rounds do not tell neighbours apart
     assert "bias-dominated: expected N = 50, measured N = 50" in capsys.readouterr().out
-
-
-# ---- Implicit momentum -----------------------------------------------------------------------------------------------
 
 
 def test_one_worker_is_gradient_descent(implicit_momentum: ModuleType) -> None:
@@ -266,9 +254,6 @@ def test_seeds_that_do_not_fill_the_groups_are_refused(
     assert capsys.readouterr().err == "error: --seeds must be a multiple of 10, the number of groups, got 15\n"
 
 
-# ---- The command line ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.processes
 def test_a_wrong_flag_ends_with_code_2_and_says_which() -> None:
     command = [sys.executable, str(FOLDER / "ringmaster.py"), "--quik"]
@@ -278,10 +263,6 @@ def test_a_wrong_flag_ends_with_code_2_and_says_which() -> None:
     assert "Traceback" not in done.stderr
 
 
-# ---- Several processes -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
 @needs_proc
 @pytest.mark.processes
 def test_when_a_script_is_killed_its_processes_go_busy_or_idle(tmp_path: Path) -> None:

@@ -47,9 +47,6 @@ def phase() -> Any:
     return script("phase_diagram")
 
 
-# ---- asynchronous DiLoCo -----------------------------------------------------------------------------------
-
-
 def test_the_gradient_of_the_mlp_is_that_of_its_loss(diloco: Any) -> None:
     mixture = diloco.Mixture(dimension=6, clusters=2, hidden=5, num_held_out=40, seed=3)
     x = mixture.initial()
@@ -81,9 +78,6 @@ def test_watching_a_rule_does_not_change_its_run(diloco: Any) -> None:
     assert torch.equal(end(diloco.Watched(rule, cosines)), end(rule))
     assert cosines
     assert all(-1.0 - 1e-12 <= cosine <= 1.0 + 1e-12 for cosine in cosines)
-
-
-# ---- unequal data ------------------------------------------------------------------------------------------
 
 
 def test_asynchronous_sgd_ends_at_the_frequency_weighted_point_and_malenia_at_the_optimum(ringleader: Any) -> None:
@@ -129,9 +123,6 @@ def test_labelled_texts_that_cannot_be_used_are_refused_without_showing_them(rin
     assert "secret" not in str(refused.value)
     with pytest.raises(ValueError, match="no such"):
         ringleader.read_labelled(tmp_path / "missing.csv")
-
-
-# ---- phase diagram -----------------------------------------------------------------------------------------
 
 
 def test_the_theory_gives_the_design_table(phase: Any) -> None:

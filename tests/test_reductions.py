@@ -173,8 +173,6 @@ def exponential(num_workers: int, seed: int) -> Sampler:
     return Exponential().on(num_workers, seed)
 
 
-# ---- R1: one worker -----------------------------------------------------------------------------------------
-
 GRADIENT_RULES = (
     Asynchronous(),
     Synchronous(),
@@ -238,9 +236,6 @@ def test_r1_elastic_averaging_of_one_worker_with_rate_one_half_is_sgd_at_half_th
     )
 
 
-# ---- R2: a quorum of everybody ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("of", [KSync, lambda n: KSync(n, interrupt=False), KAsync, lambda n: KSync(n + 3)])
 @several
 @settings_
@@ -265,9 +260,6 @@ def test_r2_buffering_as_many_gradients_as_workers_is_not_synchronous_even_at_eq
     synchronous = run(Synchronous(), Constant().on(num_workers, 0))
     close(ours.points[:2], synchronous.points[:2])
     assert not torch.allclose(ours.points[2], synchronous.points[2], rtol=1e-3)
-
-
-# ---- R3, R4: local steps ------------------------------------------------------------------------------------
 
 
 @several
@@ -301,9 +293,6 @@ def test_r4_diloco_of_one_worker_without_outer_momentum_is_its_inner_optimizer_a
     close(ours.points, torch.stack(points[::num_local_steps]))
 
 
-# ---- R5: stale synchronous ----------------------------------------------------------------------------------
-
-
 @several
 @settings_
 def test_r5_slack_zero_is_bulk_synchronous_at_every_nth_version_with_n_times_the_learning_rate(num_workers, seed):
@@ -320,9 +309,6 @@ def test_r5_slack_without_end_is_asynchronous_bit_for_bit(num_workers, seed):
     ours, asynchronous = (run(rule, exponential(num_workers, seed)) for rule in (SSP(60), Asynchronous()))
     assert torch.equal(ours.points, asynchronous.points)
     assert ours.events == asynchronous.events
-
-
-# ---- R6, R7, R8, R17 ----------------------------------------------------------------------------------------
 
 
 @several
@@ -428,9 +414,6 @@ def test_r17_at_equal_constant_speeds_the_delays_are_0_1_up_to_n_minus_one_and_t
     assert ours.delays == [min(number, num_workers - 1) for number in range(60)]
 
 
-# ---- R9: corrections that correct nothing -------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("rule", [DCASGD(0.0), DCASGD(0.0, adaptive=True), DANA(0.0), OrMo(0.0)], ids=str)
 @several
 @settings_
@@ -483,9 +466,6 @@ def test_r9_workers_of_dana_start_where_the_sum_of_all_momenta_would_take_the_se
         start[worker] = x - LEARNING_RATE * beta * momenta.sum(0)
 
 
-# ---- R10: Delayed Nesterov ----------------------------------------------------------------------------------
-
-
 def test_r10_delayed_nesterov_with_period_one_is_nesterov_on_every_arrival() -> None:
     ours = run(AsyncLocalSGD(2, 0.7, 0.9, period=1), exponential(1, 0))
     close(ours.points, run(DiLoCo(2, 0.7, 0.9), exponential(1, 0)).points)
@@ -518,9 +498,6 @@ def test_r10_spread_divides_the_momentum_over_the_block_and_the_last_step_has_th
             m, total, share = beta * m + total / period, np.zeros(5), 1 - c * period + c
         x = x - eta * (share * beta * m + d / period)
         close(ours.points[number], x)
-
-
-# ---- R12, R16 -----------------------------------------------------------------------------------------------
 
 
 @given(num_workers=st.integers(1, 5), num_local_steps=st.integers(1, 4), seed=st.integers(0, 10**6))

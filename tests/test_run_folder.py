@@ -99,9 +99,6 @@ def train(
     return run
 
 
-# ---- the files -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.processes
 @pytest.mark.parametrize("mode", MODES)
 def test_a_run_leaves_settings_environment_events_summary_and_a_model(mode: str, train: Train) -> None:
@@ -268,9 +265,6 @@ def test_the_saved_model_is_read_by_transformers_with_its_tokenizer(train: Train
     assert sum(parameter.numel() for parameter in model.parameters()) == ended.summary["num_parameters"]
 
 
-# ---- budgets ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.processes
 @pytest.mark.parametrize("mode", MODES)
 def test_no_samples_is_one_evaluation_and_no_training(mode: str, train: Train) -> None:
@@ -333,9 +327,6 @@ def test_the_model_saved_after_a_limit_in_seconds_is_the_one_evaluated_last(mode
     assert saved.summary["parameters_sha256"] == summary["parameters_sha256"]
 
 
-# ---- continued pretraining -------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def first_stage(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Where the first stage is kept between the tests of one module; filled by the first of them."""
@@ -362,9 +353,6 @@ def test_continued_pretraining_on_social_media_text_lowers_the_loss(
     assert ended.summary["from_scratch"] is False
     assert ended.summary["data"] == "small"
     assert ended.summary["final_eval_loss"] < ended.summary["first_eval_loss"] - 0.05
-
-
-# ---- readers ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.processes

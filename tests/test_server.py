@@ -46,9 +46,6 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-# ---- how often the rule acted ---------------------------------------------------------------------------------
-
-
 def acted(rule: Rule, order: list[int], num_workers: int = 3) -> tuple[int, int]:
     """(altered, arrivals) after workers have arrived in this order."""
     x = randn(8)
@@ -105,9 +102,6 @@ def test_a_direction_that_differs_in_its_last_element_only_is_seen_too():
     assert is_asynchronous(Reply(direction, uses=(0,), start=(Start(0),)), arrival)
     direction[-1] += 1.0
     assert not is_asynchronous(Reply(direction, uses=(0,), start=(Start(0),)), arrival)
-
-
-# ---- the optimizer ------------------------------------------------------------------------------------------
 
 
 def network(*sizes: int) -> nn.Sequential:
@@ -245,9 +239,6 @@ def test_an_optimizer_whose_state_lies_in_a_shared_vector_takes_the_same_steps(o
     assert bool(state.any()) != stateless
 
 
-# ---- the schedule -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("shape", "expected"),
     [
@@ -265,9 +256,6 @@ def test_without_a_number_of_samples_or_with_one_within_the_warmup_the_rate_stay
     assert [WarmupSchedule(1.0, 10, None, linear)(n) for n in (5, 10, 10**9)] == [0.5, 1.0, 1.0]
     assert [WarmupSchedule(1.0, 10, 10, linear)(n) for n in (9, 10, 11)] == [0.9, 1.0, 1.0]
     assert WarmupSchedule(1.0, 0, 100, linear)(0) == 1.0
-
-
-# ---- the server ---------------------------------------------------------------------------------------------
 
 
 def server(rule: Rule | None = None, **more: Any) -> Server:

@@ -45,9 +45,6 @@ def write(folder: Path, text: str) -> str:
     return str(path)
 
 
-# Flags and torchrun
-
-
 def all_flags() -> list[str]:
     parser = FLAGS.build_parser("train.py", "", EXAMPLES)
     return [option for action in parser._actions for option in action.option_strings]
@@ -126,9 +123,6 @@ def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> N
 def test_each_name_of_nproc_sets_nproc(flag: str) -> None:
     parsed = parse(flag, "3")
     assert (parsed.settings.job.nproc, parsed.given) == (3, {"nproc"})
-
-
-# Precedence and conversion
 
 
 def test_a_flag_beats_the_file_and_the_file_beats_the_default(tmp_path: Path) -> None:
@@ -221,9 +215,6 @@ def test_make_settings_rejects_a_name_it_does_not_know() -> None:
         make_settings({"learnin_rate": 1})
 
 
-# Defaults that depend on other settings
-
-
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
@@ -246,8 +237,6 @@ def test_settings_built_in_python_are_resolved_too() -> None:
     built = Settings(optimization=Optimization(optimizer="sgd"), budget=Budget(seconds=1.0))
     assert built == make_settings({"optimizer": "sgd", "seconds": 1})
 
-
-# Usage errors
 
 OUT_OF_BOUNDS = [
     ({"nproc": 0}, "--nproc must be 1 or more, got 0; type e.g. --nproc 4"),
@@ -390,9 +379,6 @@ def test_a_setting_that_has_an_effect_is_accepted(values: dict[str, Any]) -> Non
     assert FLAGS.flatten(make_settings(values)).items() >= values.items()
 
 
-# Writing and reading back
-
-
 def one_of(*values: str) -> st.SearchStrategy[str]:
     return st.sampled_from(values)
 
@@ -496,9 +482,6 @@ def test_print_config_prints_the_resolved_settings_and_leaves_with_0(
 def test_print_config_refuses_settings_that_cannot_run() -> None:
     with pytest.raises(UsageError, match="--nproc must be 1 or more"):
         parse("--print-config", "--nproc", "0")
-
-
-# Names of runs
 
 
 @pytest.mark.parametrize("values", [{"seed": 1}, {"rule": "ringmaster"}, {"nproc": 2}, {"learning_rate": 2e-3}])

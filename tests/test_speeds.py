@@ -76,9 +76,6 @@ def many(speeds: Speeds, worker: int, num_draws: int, seed: int = 20) -> np.ndar
     return speeds.on(worker + 1, seed).draw(np.full(num_draws, worker), np.arange(num_draws))
 
 
-# Purity
-
-
 @given(
     speeds=st.sampled_from(ALL),
     seed=st.integers(0, 2**64 - 1),
@@ -173,9 +170,6 @@ def test_models_without_randomness_make_no_generator(speeds: Speeds, monkeypatch
     sampler = speeds.on(5, 0)
     sampler.draw(np.arange(5), np.arange(5))
     assert sampler.draw_one(1, 0) == sampler.draw_one(1, 10**9)
-
-
-# Values
 
 
 @pytest.mark.parametrize(
@@ -278,9 +272,6 @@ def test_infinite_never_answers_with_its_probability_and_takes_its_seconds_other
     assert abs(np.isinf(sample).mean() - 0.1) < 5 * math.sqrt(0.09 / num_draws)
 
 
-# Real runs
-
-
 @pytest.mark.parametrize("speeds", [s for s in ALL if not isinstance(s, Slow)], ids=str)
 def test_a_real_gradient_takes_the_drawn_time_or_its_own_if_that_is_longer(speeds: Speeds) -> None:
     sampler = speeds.on(3, 0)
@@ -300,9 +291,6 @@ def test_a_worker_that_never_answers_does_so_in_a_real_run_too() -> None:
     sampler = Infinite(0.5).on(1, 0)
     never = next(draw for draw in range(100) if math.isinf(sampler.draw_one(0, draw)))
     assert sampler.stretched(0, never, 1.0) == math.inf
-
-
-# Text
 
 
 @pytest.mark.parametrize("speeds", [*ALL, Trace("runs/a=b"), Exponential(0.1 + 0.2), Slow(3, 1.5)], ids=str)
@@ -499,9 +487,6 @@ def test_workers_and_draws_that_do_not_exist_are_refused(speeds: Speeds) -> None
 
 def batch(sampler: Sampler, worker: int, draw: int) -> np.ndarray:
     return sampler.draw(np.array([0, 1, worker, 2]), np.array([0, 0, draw, 0]))
-
-
-# The network
 
 
 def test_a_transfer_takes_bytes_over_the_narrower_of_the_two_links() -> None:

@@ -129,9 +129,6 @@ def test_floats_keep_their_bits_and_missing_or_further_fields_are_refused() -> N
         COMMANDS.decode(MESSAGES.encode(COMPUTED))
 
 
-# ---- sockets of a run ------------------------------------------------------------------------------------------
-
-
 def listening_ports(*pids: int | str) -> dict[int, str]:
     """TCP port -> address, of all on which the processes listen."""
     inodes = set()
@@ -316,9 +313,6 @@ def test_bytes_sent_to_every_port_of_a_run_leave_it_untouched(launcher: list[str
         command.end()
     assert summary_of(tmp_path / "run")["status"] == DONE
     assert not (tmp_path / "executed").exists()
-
-
-# ---- private folders -------------------------------------------------------------------------------------------
 
 
 def test_a_folder_that_others_can_enter_or_that_is_no_folder_of_a_run_is_refused(tmp_path: Path) -> None:

@@ -154,9 +154,6 @@ def finished(unbroken: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
     return config, tmp_path / "out"
 
 
-# ---- one sweep from end to end --------------------------------------------------------------------------------------
-
-
 def test_every_run_of_the_plan_is_made_in_its_folder_with_its_settings(unbroken: tuple[Path, Path]) -> None:
     _, out = unbroken
     plan = plan_of(out)
@@ -319,9 +316,6 @@ def test_the_analysis_is_registered_before_the_first_test_run(unbroken: tuple[Pa
     assert recorded == hashlib.sha256((out / "analysis.yaml").read_bytes()).hexdigest()
 
 
-# ---- going on -------------------------------------------------------------------------------------------------------
-
-
 def test_what_is_done_is_not_run_again_and_nothing_of_it_is_written(
     unbroken: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -444,9 +438,6 @@ def test_a_base_model_that_was_made_again_meanwhile_is_seen(
     assert f"started from another base model than the one in {out / 'base'}, which was made again since" in err
 
 
-# ---- looking without touching ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("flag", ["--dry-run", "--print-commands"])
 def test_a_look_writes_nothing_before_and_after(
     flag: str, unbroken: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -511,9 +502,6 @@ def test_dose_response_shows_its_speeds_as_one_types_them() -> None:
     assert "declared speeds; repeat for more (default: constant:1, log_normal:0.5, exponential:1)" in shown
 
 
-# ---- what is refused ------------------------------------------------------------------------------------------------
-
-
 def test_wrong_flags_and_files_end_with_2_and_one_line(
     unbroken: tuple[Path, Path], small: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -559,9 +547,6 @@ def test_a_base_model_that_cannot_be_made_ends_the_sweep_with_where_to_look(
     assert "nowhere.txt" in err
     assert "nowhere.txt" in (out / "logs" / "base.txt").read_text()
     assert not (out / "tuning").exists()
-
-
-# ---- fine-tuning ----------------------------------------------------------------------------------------------------
 
 
 def test_fine_tuning_starts_from_every_model_of_the_test_and_from_the_base_model(
@@ -610,9 +595,6 @@ def test_fine_tuning_starts_from_every_model_of_the_test_and_from_the_base_model
     assert again["class_weights"]
 
 
-# ---- locks and shards -----------------------------------------------------------------------------------------------
-
-
 def test_a_shard_is_locked_against_itself_and_against_other_ways_to_cut(tmp_path: Path) -> None:
     with locked(tmp_path, "1-of-2"), locked(tmp_path, "2-of-2"):
         for shard in ("1-of-2", "1-of-1", "2-of-3"):
@@ -656,9 +638,6 @@ def test_shards_together_make_what_one_sweep_makes(
     assert results_of(out) == results_of(whole)
     assert (out / "analysis.yaml").read_bytes() == (whole / "analysis.yaml").read_bytes()
     assert not list(out.rglob("*.before-*"))
-
-
-# ---- stopped and killed: sweeps in processes of their own -----------------------------------------------------------
 
 
 @pytest.fixture

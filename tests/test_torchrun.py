@@ -113,9 +113,6 @@ def script() -> ModuleType:
     return module
 
 
-# ---- the words ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("typed", "spelt"),
     [
@@ -180,9 +177,6 @@ def test_torchruns_own_argv_is_rewritten(monkeypatch: pytest.MonkeyPatch) -> Non
     assert sys.argv == ["/usr/bin/torchrun", "a.py", "--nproc-per-node", "4"]
 
 
-# ---- who starts the workers ----------------------------------------------------------------------------------
-
-
 def test_one_process_of_torchruns_starts_the_workers_itself() -> None:
     environment = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     assert Launch.read(environment, 4, nproc_given=True) == Launch(4, None, False)
@@ -230,9 +224,6 @@ def test_a_mode_that_cannot_use_torchruns_ranks_says_so(
     monkeypatch.setattr(sys, "argv", ["stilt_mlm.py", "--mode", mode])
     assert script().main() == 2
     assert said in capsys.readouterr().err
-
-
-# ---- the commands --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.processes

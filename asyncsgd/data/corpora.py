@@ -219,9 +219,6 @@ def _fingerprint(origin: str, train: Documents, evaluation: Documents) -> str:
     return digest.hexdigest()[:16]
 
 
-# ------------------------------------------------------------------------------------------------------ files
-
-
 def existing_path(name: str, flag: str, *, pydocs: bool = True, kinds: Sequence[str] = EXTENSIONS) -> Path:
     """Return the absolute path of a file or folder that the user named with `flag`.
 
@@ -502,9 +499,6 @@ def check_columns(where: str, columns: Mapping[str, str], present: Iterable[obje
                 f"{where} has no column {column!r}; its columns are {', '.join(names)}{nearest(column, names)}; "
                 f"choose one with {flag} NAME"
             )
-
-
-# ------------------------------------------------------------------------------------------------- Hugging Fa
 
 
 def hub_is_reachable() -> bool:

@@ -224,9 +224,6 @@ def fingerprint_of(origin: str, labels: Sequence[str], train: Documents, evaluat
     return digest.hexdigest()[:16]
 
 
-# ------------------------------------------------------------------------------------------------------ files
-
-
 def path_sides(path: Path, columns: Mapping[str, str]) -> dict[str, Side]:
     """The splits of a file or folder, by name; ``train`` is always there."""
     return {side: _side(paths, columns) for side, paths in files_of_sides(path).items()}
@@ -342,9 +339,6 @@ def label_name(place: str, columns: Mapping[str, str], value: object, names: tup
     raise UsageError(f"{place} label {text!r} has no name{nearest(text, names)}; the labels are {', '.join(names)}")
 
 
-# ------------------------------------------------------------------------------------------------- Hugging Fa
-
-
 def hub_sides(data: str, columns: Mapping[str, str]) -> dict[str, Side]:
     """The splits of a Hub data set, by name; ``train`` is always there."""
     name, config = hub_name(data)
@@ -361,9 +355,6 @@ def hub_side(name: str, split: datasets.Dataset, columns: Mapping[str, str]) -> 
     names = getattr(getattr(feature, "feature", feature), "names", None)
     values = zip(*(split[column] for column in columns), strict=True)
     return Side([(f"the data set {name}:", row) for row in values], tuple(names) if names else None)
-
-
-# -------------------------------------------------------------------------------------------------- HateCheck
 
 
 @dataclass(frozen=True)
@@ -438,9 +429,6 @@ def load_hatecheck(path: str) -> HateCheck:
     if not texts:
         raise UsageError(f"{path} holds no cases")
     return HateCheck(tuple(texts), tuple(functionalities), np.array(labels))
-
-
-# ---------------------------------------------------------------------------------------------------- batches
 
 
 @dataclass(frozen=True)

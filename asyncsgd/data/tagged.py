@@ -223,9 +223,6 @@ def _labels(
     return names or tuple(sorted(known))
 
 
-# ----------------------------------------------------------------------------------------------- words to pieces
-
-
 @dataclass(frozen=True, eq=False)
 class TaggedTokens:
     """The word pieces and the tags of a set of sentences.
@@ -372,9 +369,6 @@ def _is_tokenized(folder: Path) -> bool:
     except (OSError, ValueError, EOFError):
         return False
     return all(side.tokens.num_samples > 0 for side in sides) and (folder / "tokenizer").is_dir()
-
-
-# ------------------------------------------------------------------------------------------------------- batches
 
 
 @dataclass(frozen=True)

@@ -110,9 +110,6 @@ class Tokens:
         return cls(ids, starts, word_starts)
 
 
-# ---------------------------------------------------------------------------------------------------------- t
-
-
 def train_wordpiece(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerBase:
     """Train a lower-casing BERT tokenizer; the same texts give the same vocabulary in every process.
 
@@ -357,9 +354,6 @@ def _no_tokenizer(model: str, built_in: Sequence[str], is_folder: bool, offline:
             f"{built_in[0]} or --model FOLDER"
         )
     return UsageError(f"the tokenizer of {model} cannot be loaded from the Hub: {reason}; use --model {built_in[0]}")
-
-
-# ------------------------------------------------------------------------------------------------------------
 
 
 def tokenize(

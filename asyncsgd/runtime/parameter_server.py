@@ -187,8 +187,6 @@ class ParameterServer:
             self._inbox.extend(self._transport.wait(POLL_SECONDS if timeout is None else min(timeout, POLL_SECONDS)))
         return [self._inbox.popleft()] if self._inbox else []
 
-    # ---- arrivals ------------------------------------------------------------------------------------------
-
     def _arrived(self, worker: int, message: Computed) -> Result | None:
         if not self._server.is_in_flight(worker, message.dispatch):
             return None  # abandoned: its batch has gone to another, and it counts in no budget
@@ -249,8 +247,6 @@ class ParameterServer:
             self._transport.send(worker, command)
         self._outbox.clear()
 
-    # ---- workers come and go -------------------------------------------------------------------------------
-
     def _await_workers(self) -> None:
         """Wait until every worker is ready or known to be dead."""
         gone: set[int] = set()
@@ -296,8 +292,6 @@ class ParameterServer:
     def _drop(self, worker: int, reason: str) -> None:
         """Note that a worker is gone of which the rule has not heard, or is not to hear any more."""
         self._report(self._dispatcher.drop(worker, self._why(worker, reason)))
-
-    # ---- exact evaluation ----------------------------------------------------------------------------------
 
     def _evaluate(self, *, last: bool = False) -> Result | None:
         """Evaluate the current version exactly; the result, if that ends the run. After the last nothing goes on."""

@@ -255,8 +255,6 @@ class Virtual:
         self._link_free = max(self._link_free, seconds) + network.transfer_seconds(worker)
         return self._link_free
 
-    # ---- arrivals ------------------------------------------------------------------------------------------
-
     def _arrived(self, worker: int, dispatch: int) -> Result | None:
         server, dispatcher, now = self._server, self._dispatcher, self.train_seconds
         launch = dispatcher.launch_of(worker)
@@ -339,8 +337,6 @@ class Virtual:
         self._follow(launched, ())
         if self._report is not None:
             self._report(record)
-
-    # ---- exact evaluation ----------------------------------------------------------------------------------
 
     def _evaluate_up_to(self, seconds: float) -> Result | None:
         """Evaluate at every point of time up to `seconds`: the parameters have not changed since the last event."""

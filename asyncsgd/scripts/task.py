@@ -187,9 +187,6 @@ def _values_of(argv: list[str], flag: str) -> list[str]:
     ]
 
 
-# ---- a script for any task: its fields are the flags ---------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True)
 class TaskOutput(Output):
     """Where the run is written and prepared data are kept; nothing here changes a result."""

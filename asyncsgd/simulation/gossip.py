@@ -63,10 +63,6 @@ _BLOCK = 1 << _BLOCK_BITS
 TOPOLOGIES = ("complete", "ring")
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Methods
-
-
 @dataclasses.dataclass(frozen=True)
 class Method:
     """Base of the methods that have a runtime of their own in place of a server and a rule: hyperparameters only.
@@ -174,10 +170,6 @@ def describe() -> list[str]:
     return named.describe(METHODS)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Graphs
-
-
 class Partners:
     """Whom a worker averages with: a pure function of (seed, worker, exchange), uniform over the worker's neighbours.
 
@@ -227,10 +219,6 @@ def exponential_distance(round_number: int, num_workers: int) -> int:
         num_workers: N, 2 or more.
     """
     return 1 << round_number % (num_workers - 1).bit_length()
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# What every run without a server keeps
 
 
 class Recorder:
@@ -400,10 +388,6 @@ def check_num_workers(num_workers: int, instance: Instance, sampler: Sampler) ->
             raise UsageError(
                 f"{what} made for {made_for} workers, not {num_workers}; type .on({num_workers}, seed) for both"
             )
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Runs
 
 
 @dataclasses.dataclass(frozen=True)

@@ -117,8 +117,6 @@ class Sweep:
         except OSError as error:
             raise UsageError(f"{self.out} cannot be written ({error.strerror}); type --out FOLDER") from error
 
-    # ---- what there is ----------------------------------------------------------------------------------
-
     def status(self, run: PlannedRun) -> str:
         """The status in a run's summary, or `NOT_STARTED`, or INTERRUPTED where it was killed."""
         path = self.out / run.folder
@@ -207,8 +205,6 @@ class Sweep:
         if different:
             listed = ", ".join(f"{key} {before} -> {now}" for key, before, now in different)
             raise UsageError(f"{path.parent} is done with other settings ({listed}); type another --out")
-
-    # ---- tuning and target ------------------------------------------------------------------------------
 
     def choose(self) -> list[PlannedRun]:
         """Read what tuning has found and choose for every arm whose trials are all finished.

@@ -124,9 +124,6 @@ def check(task: Task, *, seed: int = 0, device: str = "cpu", processes: bool = T
     return Checked(num_parameters, unused, float(loss.detach()), weight, num_evaluation_batches, tuple(notes))
 
 
-# ---- the task itself -----------------------------------------------------------------------------------------
-
-
 def _check_fields(task: Task) -> None:
     kind = type(task).__name__
     if not dataclasses.is_dataclass(task):
@@ -181,9 +178,6 @@ def _kind(value: object) -> str:
     if callable(value) and hasattr(value, "__name__"):
         return "a lambda" if value.__name__ == "<lambda>" else f"the function {value.__name__}"
     return f"a value of type {type(value).__name__}"
-
-
-# ---- where the task's class is ---------------------------------------------------------------------------------
 
 
 Started = Literal["script", "module", "standard input", "command", "interactive"]
@@ -244,9 +238,6 @@ def refuse_in_worker() -> None:
         f"a worker process has come to the code that starts training, since worker processes import {script} too; put "
         f'that code under `if __name__ == "__main__":`'
     )
-
-
-# ---- data --------------------------------------------------------------------------------------------------------
 
 
 def _check_batches(task: Task, data: Data, same_data: Data) -> Batch:
@@ -323,9 +314,6 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
         return False
     a, b = a.detach().cpu().contiguous(), b.detach().cpu().contiguous()
     return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
-
-
-# ---- model and loss ------------------------------------------------------------------------------------------------
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
@@ -454,9 +442,6 @@ def _generators_restored(device: torch.device) -> Iterator[None]:
     finally:
         random.setstate(of_python)
         np.random.set_state(of_numpy)  # noqa: NPY002
-
-
-# ---- a batch against its halves ------------------------------------------------------------------------------------
 
 
 def _check_split(

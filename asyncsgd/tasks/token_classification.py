@@ -98,8 +98,6 @@ class TokenClassification(Task):
     majority_accuracy: float | None = found()
     notes: tuple[str, ...] = found()
 
-    # ---- named, found, in memory ---------------------------------------------------------------------------
-
     def check_names(self) -> None:
         from asyncsgd import models
         from asyncsgd.data.tagged import check_tagged
@@ -226,8 +224,6 @@ class TokenClassification(Task):
         if value is None:
             raise ValueError(f"{name} is not known yet; call prepare(seed, cache) and go on with what it returns")
         return value
-
-    # ---- what a batch says ---------------------------------------------------------------------------------
 
     def outputs(self, model: nn.Module, batch: TaggedBatch) -> Tensor:
         """The logits `(B, W, C)` at each word's first piece; those of a word without one mean nothing."""

@@ -204,8 +204,6 @@ class Run:
     def summary(self) -> dict[str, Any]:
         return json.loads(self.text("run/summary.json") or "{}")
 
-    # Moments.
-
     def until(self, seen: Callable[[], Any], seconds: float = PATIENCE) -> bool:
         """Wait until something is seen; False if the run ends, or `seconds` pass, before. Notes evaluations."""
         deadline, events = time.monotonic() + seconds, self.path / "events.jsonl"
@@ -243,8 +241,6 @@ class Run:
             seconds = trial.train_seconds / trial.num_evaluations
             return self.wait(seconds + share * (self.evaluations[0]["eval_seconds"] or 1.0))
         return self.wait(share * 0.8 * trial.train_seconds)
-
-    # Processes.
 
     def pids(self) -> list[int]:
         """Everything living that came from this run, in the order it was started."""

@@ -53,9 +53,6 @@ NUM_CLASSES = 4
 BATCH = 32
 LAST_RATE, WEIGHT_DECAY = 1e-6, 1e-3
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The problem
-
 
 class FixedTimes(Sampler):
     """The same seconds for every step of a worker."""
@@ -180,10 +177,6 @@ class Watched(Rule):
         return self.rule.arrive(state[0], arrival, view)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The arms
-
-
 class Arm(NamedTuple):
     label: str
     rule: Rule
@@ -287,10 +280,6 @@ def run_one(task: Task) -> Curve:
         [point.train_seconds for point in points],
         cosines,
     )
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The script
 
 
 def run(arguments: argparse.Namespace) -> None:

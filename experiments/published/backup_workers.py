@@ -59,10 +59,6 @@ QUORUMS = (1, 2, 5, 10, 20, 35, 50, 65, 80, 88, 90, 92, 93, 94, 95, 96, 97, 98, 
 QUICK_QUORUMS = (2, 20, 65, 90, 96, 100)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Closed forms
-
-
 def round_seconds(quorum: int, mean: float) -> float:
     """Expected X_{N:100} of 1 + exponential times of this mean.
 
@@ -118,10 +114,6 @@ def expected_steps(problem: Quadratic, quorum: int) -> int:
         squares = (1.0 - eta * curvature) ** 2 * squares + (eta * problem.noise) ** 2 / quorum
         steps += 1
     return steps
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Simulation
 
 
 @dataclasses.dataclass(frozen=True)

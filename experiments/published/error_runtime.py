@@ -109,10 +109,6 @@ def run_arm(arm: Arm) -> Curve:
     return Curve([evaluation.loss for evaluation in done.evaluations], arm.seconds / done.version)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Closed forms
-
-
 def order_statistic(number: int, rank: int) -> float:
     """Expected value of the `rank`-th smallest of `number` exponential times of mean 1.
 
@@ -233,9 +229,6 @@ def floor(method: Method, speeds: Speeds) -> float | None:
         return None
     exact = k_batch_async_floor if method.family == "K-batch-async" else k_async_floor
     return exact(spectrum, LEARNING_RATE, PROBLEM.noise, NUM_WORKERS, method.quorum)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def run(arguments: argparse.Namespace) -> None:

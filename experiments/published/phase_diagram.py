@@ -108,10 +108,6 @@ class Measured(NamedTuple):
         return {(False, False): "", (True, False): ">", (False, True): "<", (True, True): "?"}[missed]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Theory
-
-
 def mean_seconds(exponent: float, num_workers: int) -> Floats:
     """tau_1 <= ... <= tau_n."""
     return numpy.arange(1, num_workers + 1, dtype=numpy.float64) ** exponent
@@ -140,10 +136,6 @@ def theory_synchronous(taus: Floats, noise: float) -> tuple[float, int]:
 def theory_ratio(cell: Cell) -> float:
     taus = mean_seconds(cell.exponent, cell.num_workers)
     return theory_asynchronous(taus, cell.noise) / theory_synchronous(taus, cell.noise)[0]
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# One cell
 
 
 class ScaledExponential(Sampler):
@@ -234,10 +226,6 @@ def measure(cell: Cell) -> Measured:
         reached = [value for value in seconds if value is not None]
         arms.append(Arm(str(rule), rate, at_edge, [cap if value is None else value for value in seconds], len(reached)))
     return Measured(cell, cap, *arms)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The script
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -83,9 +83,6 @@ from asyncsgd.simulation.problems import (
 from asyncsgd.simulation.simulate import Simulation, simulate
 from asyncsgd.simulation.speeds import Sampler
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Malenia, which the library does not have
-
 
 @dataclasses.dataclass
 class Collected:
@@ -123,10 +120,6 @@ class Malenia(Rule):
         state.dispatches.clear()
         abandon = tuple([flight.dispatch for flight in view.in_flight.values()])
         return Reply(state.direction, uses=uses, abandon=abandon, start=tuple(map(Start, view.workers)))
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Worker times
 
 
 class FixedTimes(Sampler):
@@ -170,9 +163,6 @@ class PermutedTimes(Sampler):
     def _draw_one(self, worker: int, draw: int) -> float:
         return self._block(worker, draw // self.BLOCK)[draw % self.BLOCK]
 
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Part 1: three scalar quadratics
 
 TIMES = (1.0, 2.3, 5.1)
 TRUTH = 2.0 / 3.5
@@ -264,10 +254,6 @@ def small_table(out: Path, learning_rate: float, seconds: float, ends: list[floa
         "mean of x over the last tenth. The sketch's learning rate and parameters are not recorded."
     )
     return write_table(out, "three_quadratics", ("rule", "ends at", "minus optimum", "sketch"), rows, note)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Part 2: real text
 
 
 class Texts(NamedTuple):

@@ -59,9 +59,6 @@ def framed(tokens: Tokens, sample: int) -> list[int]:
 CORPUS = corpus(131)
 
 
-# ---- pure functions -----------------------------------------------------------------------------------------
-
-
 @given(indices=st.lists(st.integers(0, 200), min_size=1, max_size=12), seed=st.integers(0, 2**32 - 1))
 @settings(deadline=None, max_examples=40)
 def test_a_batch_is_the_same_whoever_asks_and_in_whatever_order(indices, seed):
@@ -105,8 +102,6 @@ def test_neighbouring_positions_share_no_random_numbers():
     here, there = (generator(0, Purpose.MASK, 0, position).random(5000) for position in (0, 1))
     assert not set(here) & set(there)
 
-
-# ---- the order ----------------------------------------------------------------------------------------------
 
 corpora_of_lengths = st.lists(st.integers(1, 40), min_size=1, max_size=300)
 
@@ -161,9 +156,6 @@ def test_another_epoch_has_another_order_and_leaves_out_other_samples():
 def test_an_empty_corpus_is_refused():
     with pytest.raises(ValueError, match="at least one sample"):
         Order(np.array([], dtype=np.int64), 4, 0, 0)
-
-
-# ---- masks --------------------------------------------------------------------------------------------------
 
 
 def test_a_mask_depends_on_the_position_in_the_stream_and_not_on_the_batch_size():
@@ -252,9 +244,6 @@ def test_by_word_chooses_all_tokens_of_a_word_or_none_and_at_least_one_word(leng
 
 def test_where_no_token_is_drawn_the_one_with_the_smallest_draw_is_masked():
     assert by_token(np.array([0.9, 0.3, 0.5]), np.ones(3, dtype=bool), 0.15).tolist() == [False, True, False]
-
-
-# ---- evaluation ---------------------------------------------------------------------------------------------
 
 
 def masked_samples(batches: EvaluationBatches) -> dict[tuple[int, ...], tuple[int, ...]]:

@@ -34,9 +34,6 @@ def lines(path: Path, *texts: str) -> Path:
     return path
 
 
-# ------------------------------------------------------------------------------------------------------------
-
-
 @settings(deadline=None, max_examples=25)
 @given(texts=st.lists(WORDS, max_size=30), random=st.randoms(use_true_random=False))
 def test_the_side_of_a_document_does_not_depend_on_the_other_documents_or_their_order(texts, random):
@@ -86,9 +83,6 @@ def test_too_few_documents_to_split_is_an_error_that_names_eval_data(tmp_path):
 def test_an_eval_fraction_outside_zero_and_one_is_an_error(tmp_path, fraction):
     with pytest.raises(UsageError, match="between 0 and 1"):
         load(lines(tmp_path / "a.txt", "a", "b"), tmp_path, eval_fraction=fraction)
-
-
-# --------------------------------------------------------------------------------------------------- files th
 
 
 def test_a_text_file_without_blank_lines_holds_one_document_a_line(tmp_path):
@@ -170,9 +164,6 @@ def test_published_splits_are_read_and_kept_apart(tmp_path, name):
     assert corpus.name == "small"
     assert set(corpus.train.texts).isdisjoint(corpus.eval.texts)
     assert set(corpus.eval.texts) == set(read_texts(SHARED_DATA / name / "validation.parquet", "text"))
-
-
-# --------------------------------------------------------------------------------------------- files that do
 
 
 def bad_files(folder: Path) -> dict[str, tuple[bytes, str]]:
@@ -258,9 +249,6 @@ def test_a_folder_with_nothing_to_read_is_an_error(tmp_path):
         load(tmp_path, tmp_path)
 
 
-# --------------------------------------------------------------------------------------------------- Hugging
-
-
 @pytest.fixture
 def offline(monkeypatch):
     """A Hub at a port of this machine that refuses connections, so that the tests mean the same with a network."""
@@ -327,8 +315,6 @@ def test_a_malformed_hub_name_is_an_error_that_shows_the_form(tmp_path, name):
     with pytest.raises(UsageError, match="write hub:NAME or hub:NAME:CONFIG"):
         load(name, tmp_path)
 
-
-# ------------------------------------------------------------------------------------------------------------
 
 NUMPYDOC = """Compute twice the number.
 

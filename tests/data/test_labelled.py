@@ -60,9 +60,6 @@ def yes_no(tmp_path: Path) -> Path:
     return tmp_path / "yes_no"
 
 
-# What is read
-
-
 @pytest.mark.parametrize("kind", [".csv", ".jsonl", ".parquet"])
 def test_a_folder_with_splits_is_read_the_same_from_every_kind_of_file(tmp_path: Path, kind: str) -> None:
     write(tmp_path / "d", f"train{kind}", TRAIN)
@@ -151,9 +148,6 @@ def test_a_limit_takes_so_many_texts_evenly_and_in_their_order(total: int, limit
     assert gaps.max(initial=0) - gaps.min(initial=total) <= 1
 
 
-# Labels and their names
-
-
 def test_numbers_are_their_own_names_in_numeric_order(tmp_path: Path) -> None:
     write(tmp_path / "d", "train.parquet", [("a", 10), ("b", 9), ("c", 10)])
     write(tmp_path / "d", "test.parquet", [("d", 9)])
@@ -201,9 +195,6 @@ def test_the_fingerprint_names_texts_labels_and_sides(yes_no: Path, tmp_path: Pa
     assert load(yes_no, tmp_path, train_samples=3).fingerprint != first
     write(yes_no, "train.csv", [("good day", "no"), *TRAIN[1:]])
     assert load(yes_no, tmp_path).fingerprint != first
-
-
-# What cannot be meant
 
 
 def refused(path: Path | str, tmp_path: Path, **more: object) -> str:
@@ -280,8 +271,6 @@ def test_plain_text_has_no_labels(tmp_path: Path) -> None:
     assert "posts.txt is plain text and has no columns" in refused(tmp_path / "posts.txt", tmp_path)
 
 
-# Tokens and batches
-
 FRAME = Frame(prefix=(2,), suffix=(3,), pad_id=0)
 
 
@@ -334,9 +323,6 @@ def test_a_long_text_is_cut_and_a_text_without_tokens_stays() -> None:
     assert tokens.ids[:8].tolist() == whole[1:-1]
 
 
-# HateCheck
-
-
 def test_hatecheck_scores_each_functionality_by_itself() -> None:
     cases = HateCheck(("a", "b", "c", "d"), ("slur_h", "slur_h", "slur_h", "negate_nh"), np.array([True] * 3 + [False]))
     assert cases.scores(np.array([True, False, True, True])) == {
@@ -375,9 +361,6 @@ def test_a_table_that_is_no_hatecheck_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match=r"has no test\.parquet"):
         load_hatecheck(str(tmp_path / "empty"))
-
-
-# The real data sets
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the data sets are not beside the repository (../shared/data)")

@@ -37,9 +37,6 @@ def load(folder: Path, **more: Any) -> TaggedData:
     return load_tagged(str(folder), **{"tokens_column": "tokens", "tags_column": "ner_tags"} | more)
 
 
-# What is read
-
-
 @pytest.mark.parametrize("kind", [".jsonl", ".parquet"])
 def test_a_folder_is_read_the_same_from_every_kind_of_file(tmp_path: Path, kind: str) -> None:
     write(tmp_path / "d", f"train{kind}", TRAIN)
@@ -122,8 +119,6 @@ def test_what_cannot_be_meant_is_refused(
     with pytest.raises(UsageError, match=message):
         load(tmp_path, **more)
 
-
-# Words to pieces
 
 CORPUS = ["the unbelievable low-temperature fuel-cell (YSZ) ran at 650 °C", "Ärger mit naïve 2nd-order don't"]
 

@@ -56,9 +56,6 @@ def word_tokenizer(*words: str):
     return BertTokenizer(vocab={word: i for i, word in enumerate(vocabulary)})
 
 
-# ------------------------------------------------------------------------------------------------------------
-
-
 def test_samples_are_the_words_of_a_document_cut_at_the_sequence_length_less_the_special_tokens():
     tokenizer = word_tokenizer("a", "b", "##c", ",")
     tokens = tokenize(["A bc,b a bcc", "a b a b a", "a b a", ""], tokenizer, seq_len=6)
@@ -155,8 +152,6 @@ def test_arrays_that_do_not_fit_together_are_refused():
     with pytest.raises(ValueError, match="4 word_starts for 5 ids"):
         Tokens(ids, np.array([0, 5]), words[:4])
 
-
-# -------------------------------------------------------------------------------------------------- trained t
 
 TRAIN_AND_PRINT = """
 import hashlib
@@ -296,9 +291,6 @@ def test_a_damaged_tokenizer_in_the_cache_is_trained_again(tmp_path, damage):
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]
 
 
-# -------------------------------------------------------------------------------------------------- other tok
-
-
 def load(model: Path | str, tmp_path: Path):
     return load_tokenizer(str(model), CORPUS, vocab_size=256, cache_dir=tmp_path / "cache")
 
@@ -356,9 +348,6 @@ def test_an_unreachable_hub_is_an_error_within_seconds_and_a_missing_folder_is_n
         with pytest.raises(UsageError, match=rf"no folder '{path}'; --model takes tiny, small, a folder or a Hub id"):
             load(path, tmp_path)
     assert time.monotonic() - start < 3
-
-
-# -------------------------------------------------------------------------------------------------- tokens of
 
 
 def assert_same(tokens: Tokens, expected: Tokens) -> None:

@@ -312,9 +312,6 @@ everybody_leaves_and_comes_back = [("arrive", 2), ("arrive", 1), *[("leave", 0)]
 turn_by_turn = [("arrive", 0), ("arrive", 1), ("arrive", 2)] * 5
 
 
-# ---- every rule ---------------------------------------------------------------------------------------------
-
-
 @every_rule
 @given(plan=comings_and_goings, num_workers=num_workers_)
 @example(plan=everybody_leaves_and_comes_back + turn_by_turn, num_workers=4)
@@ -374,9 +371,6 @@ def test_a_rule_and_its_state_continue_from_a_copy_made_in_mid_run(rule, copied,
     straight.drive(after)
     resumed.drive(after)
     assert_same_run(straight, resumed)
-
-
-# ---- one worker ---------------------------------------------------------------------------------------------
 
 
 def plain_loop(build: Any, weight_decay: float, learning_rate: Callable[[int], float], steps: int) -> Tensor:
@@ -492,8 +486,6 @@ def test_with_one_worker_and_one_local_step_a_displacement_is_a_step_of_sgd_up_t
     torch.testing.assert_close(alone(rule).parameters, theirs, rtol=1e-6, atol=1e-6)
 
 
-# ---- the law of delays --------------------------------------------------------------------------------------
-
 one_update_per_arrival = pytest.mark.parametrize(
     "rule",
     [
@@ -547,9 +539,6 @@ def test_a_worker_twice_as_fast_as_the_other_has_half_an_update_of_delay_and_the
     assert delays == {0: [0] + [0, 1] * 29 + [0], 1: [2] * 30}
 
 
-# ---- the weighted mean --------------------------------------------------------------------------------------
-
-
 @given(weights=st.lists(st.integers(1, 1000), min_size=2, max_size=8), seed=st.integers(0, 9))
 @settings(deadline=None, max_examples=40)
 def test_a_weighted_mean_is_that_of_float64_and_is_as_good_after_clear(weights, seed):
@@ -581,9 +570,6 @@ def test_the_mean_of_no_gradients_is_refused():
     mean.clear()
     with pytest.raises(ValueError, match="mean of no gradients"):
         mean.value()
-
-
-# ---- names --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -64,8 +64,6 @@ from asyncsgd.simulation.problems import Quadratic
 from asyncsgd.simulation.simulate import simulate
 from asyncsgd.simulation.speeds import Exponential
 
-# ---- against the plain loops --------------------------------------------------------------------------------
-
 LOOPS: list[tuple[Rule, Callable[..., list[np.ndarray]], dict[str, Any]]] = [
     (Asynchronous(), reference.asynchronous, {}),
     (StalenessAware(), reference.staleness_aware, {}),
@@ -240,9 +238,6 @@ def test_gap_aware_divides_by_about_two_where_the_delay_is_one_whatever_the_opti
     assert 1.5 < penalties[1:].median() < 2.2  # 2 where every step is as long as the average one
 
 
-# ---- delays and outcomes ------------------------------------------------------------------------------------
-
-
 @given(order=orders, threshold=st.integers(1, 5))
 @settings(deadline=None, max_examples=60)
 def test_ringmaster_drops_what_is_too_late_and_applies_no_delay_of_its_threshold_or_more(order, threshold):
@@ -357,8 +352,6 @@ def test_dylu_gives_the_fastest_worker_all_its_local_steps_whatever_its_seconds(
         )
         assert [start.num_local_steps for start in outcome.start] == [3]
 
-
-# ---- synchronous --------------------------------------------------------------------------------------------
 
 rounds = st.integers(1, 5).flatmap(lambda n: st.lists(st.permutations(range(n)), min_size=1, max_size=8))
 
@@ -522,9 +515,6 @@ def test_synchronous_keeps_both_gradients_of_a_worker_that_left_and_came_back_wi
     weights = np.array([weight(dispatch) for dispatch in range(3)])
     mean = weights @ np.stack([gradient(point, dispatch) for dispatch in range(3)]) / weights.sum()
     np.testing.assert_allclose(driver.parameters.numpy(), point - LEARNING_RATE * mean, rtol=1e-12)
-
-
-# ---- leaving and joining ------------------------------------------------------------------------------------
 
 
 def dispatches(driver: Driver) -> dict[int, int]:

@@ -105,9 +105,6 @@ def same(first: GossipSimulation, second: GossipSimulation) -> bool:
     )
 
 
-# Reductions
-
-
 @every_method
 def test_one_worker_is_sequential_sgd_to_the_last_bit(method: Method) -> None:
     if method == SGP(delay=2):
@@ -202,9 +199,6 @@ def test_ad_psgd_is_its_plain_loop(topology: str) -> None:
     assert expected == [(e.train_seconds, e.worker, e.batches[0][1], e.uses[0][1]) for e in events_of(records)]
 
 
-# What averaging conserves
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     num_workers=st.integers(1, 6),
@@ -280,9 +274,6 @@ def test_without_the_weight_the_limit_of_late_push_sum_is_biased(delay: int) -> 
     assert np.abs(numerators - mean).max() > 0.05
 
 
-# How fast gossip contracts
-
-
 @pytest.mark.parametrize("num_workers", [3, 10])
 def test_a_random_pair_average_contracts_the_consensus_distance_by_one_in_n_minus_1(num_workers: int) -> None:
     # With exponential times whoever finishes next is uniform, whatever went before: uniform random pairs.
@@ -321,9 +312,6 @@ def test_the_consensus_distance_is_the_mean_squared_distance_from_the_mean() -> 
     done = pure_gossip(ADPSGD(), 2, 1, start)
     assert done.consensus == [5.0, 0.0]  # the mean is (1, 2), either distance 1 + 4
     assert run(SGP(), 4, problem=Slopes(4), budget=Budget(samples=0)).consensus == [0.0]
-
-
-# Delays
 
 
 @pytest.mark.parametrize("topology", ["complete", "ring"])
@@ -380,9 +368,6 @@ def test_the_records_of_sgp_say_how_long_everybody_waited_for_the_slowest() -> N
     assert [len(e.started) for e in events] == [0, 0, 3, 0, 0, 0]
 
 
-# Partners
-
-
 @settings(max_examples=30, deadline=None)
 @given(
     topology=st.sampled_from(["complete", "ring"]),
@@ -428,9 +413,6 @@ def test_the_exponential_graph_sweeps_the_distances_below_n() -> None:
     assert [exponential_distance(k, 2) for k in range(3)] == [1, 1, 1]
     assert [exponential_distance(k, 8) for k in range(4)] == [1, 2, 4, 1]
     assert [exponential_distance(k, 9) for k in range(5)] == [1, 2, 4, 8, 1]
-
-
-# Runs
 
 
 @every_method
@@ -541,9 +523,6 @@ def test_workers_that_take_for_ever(method: Method) -> None:
 def test_the_user_may_stop_a_run(method: Method) -> None:
     done = run(method, stop_requested=lambda: True)
     assert (done.result.status, done.num_arrivals) == (INTERRUPTED, 0)
-
-
-# Text form and refusals
 
 
 def test_the_text_of_a_method_means_the_method() -> None:

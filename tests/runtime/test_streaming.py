@@ -75,9 +75,6 @@ def same(first: StreamingSimulation, second: StreamingSimulation) -> bool:
     )
 
 
-# Reductions
-
-
 @pytest.mark.parametrize("inner", [None, OptimizerRecipe(SGD(momentum=0.9)), OptimizerRecipe(AdamW(), 0.1)], ids=str)
 @pytest.mark.parametrize("num_workers", [1, 2, 3, 5])
 def test_one_fragment_without_overlap_and_mix_is_diloco_to_the_last_bit(
@@ -177,9 +174,6 @@ def test_it_is_its_plain_loop(data: st.DataObject, num_workers: int, steps: int,
     assert np.allclose(done.parameters, np.mean(models, axis=0), rtol=0, atol=1e-12)
 
 
-# Closed forms
-
-
 @pytest.mark.parametrize("overlap", [0, 1, 3, 5])
 @pytest.mark.parametrize("mix", [0.0, 0.5])
 def test_the_outer_parameters_of_noiseless_workers_shrink_by_a_known_factor_per_period(
@@ -227,9 +221,6 @@ def test_fragments_are_sent_at_their_own_offsets_and_are_every_fth_parameter() -
     ]
     versions = [run(streaming, 2, speeds=Constant(), budget=Budget(samples=2 * steps)).version for steps in range(9)]
     assert versions == [0, 0, 1, 1, 2, 2, 3, 3, 4]
-
-
-# The clock
 
 
 @pytest.mark.parametrize(
@@ -318,9 +309,6 @@ def test_what_is_computed_does_not_depend_on_the_speeds(
     common = reference.keys() & other.keys()
     assert len(common) >= 0.7 * len(reference) == 0.7 * 72
     assert all(reference[key] == other[key] for key in common)
-
-
-# Runs
 
 
 @settings(max_examples=15, deadline=None)
@@ -426,9 +414,6 @@ def test_heterogeneous_workers_end_at_the_fixed_point_of_local_steps(momentum: f
     expected = float(shares @ [1.0, -1.0, 6.0] / shares.sum())
     assert done.outer[0] == pytest.approx(expected, abs=1e-12)
     assert abs(expected - 2 / 3.5) > 0.1
-
-
-# Text form and refusals
 
 
 def test_the_text_of_a_method_means_the_method() -> None:

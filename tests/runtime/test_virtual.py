@@ -197,9 +197,6 @@ def arrivals(events: Sequence[Event]) -> list[tuple[float, int, int]]:
     return [(event.train_seconds, event.worker, event.dispatch) for event in events]
 
 
-# ---- exact event lists --------------------------------------------------------------------------------------
-
-
 def test_workers_of_one_constant_speed_arrive_in_their_order_at_every_whole_second():
     events = run(Asynchronous(), Constant().on(3, 0), budget=Budget(samples=8)).events
     assert arrivals(events) == [
@@ -249,8 +246,6 @@ def test_a_synchronous_round_ends_with_its_slowest_worker_and_everybody_starts_t
     assert [started[:2] for started in result.events[2].started] == [(0, 3), (1, 4), (2, 5)]
     assert [event.wait_seconds for event in result.events] == [0.0, 0.0, 0.0, 1.5, 1.0, 0.0]
 
-
-# ---- what is computed ---------------------------------------------------------------------------------------
 
 INTERRUPTING = [KSync(quorum=2), Rennala(batch=3), Ringmaster(threshold=2, stops=True), Ringmaster(1, stops=True)]
 IGNORING = [KSync(quorum=2, interrupt=False), Rennala(batch=3, interrupt=False), Ringmaster(threshold=2)]
@@ -302,9 +297,6 @@ def test_an_interrupted_straggler_takes_part_again_at_once_and_an_ignored_one_on
         (2.5, DROPPED),
         (2.75, HELD),
     ]
-
-
-# ---- the budget ---------------------------------------------------------------------------------------------
 
 
 @every_rule
@@ -397,9 +389,6 @@ def test_a_target_that_the_start_has_reached_takes_no_gradient():
     assert (done.num_arrivals, len(done.evaluations), done.result.status) == (0, 1, DONE)
 
 
-# ---- evaluations --------------------------------------------------------------------------------------------
-
-
 def test_evaluations_at_points_of_time_include_all_that_arrived_up_to_then_and_nothing_later():
     # Arrivals at 1, 1 and 1; 2, 2 and 2; ...; evaluations at 0.75, 1.5, 2.25, 3.
     done = run(Asynchronous(), Constant().on(3, 0), budget=Budget(seconds=3.0), evaluations=4).done
@@ -426,9 +415,6 @@ def test_evaluations_in_samples_come_with_the_first_update_at_or_after_even_part
     done = run(Synchronous(), Constant().on(3, 0), budget=Budget(samples=20), evaluations=4).done
     # Points 5, 10, 15, 20; updates at 3, 6, 9, ..., 18, and at 20 with the last two.
     assert [(e.total_samples, e.version) for e in done.evaluations] == [(0, 0), (6, 2), (12, 4), (15, 5), (20, 7)]
-
-
-# ---- common random numbers ----------------------------------------------------------------------------------
 
 
 @every_rule
@@ -472,9 +458,6 @@ def test_another_seed_is_another_run_and_the_same_seed_the_same_one():
     )
     assert first == again
     assert first != other
-
-
-# ---- records ------------------------------------------------------------------------------------------------
 
 
 def test_everybody_joins_in_order_and_is_started_before_the_first_arrival():
@@ -537,9 +520,6 @@ def test_a_run_without_report_is_the_same_run_bit_for_bit(rule):
     assert Run(silent, []).bits() == reported.bits()
 
 
-# ---- those who take for ever --------------------------------------------------------------------------------
-
-
 def test_a_run_in_which_everybody_takes_for_ever_fails_and_says_what_to_type():
     done = run(Synchronous(), Times([1.0], [1.0, INF]), budget=Budget(samples=100)).done
     assert done.result.status == FAILED
@@ -578,9 +558,6 @@ def test_a_user_who_stops_the_run_gets_what_there_is():
     )
     assert (done.result.status, done.result.message) == (INTERRUPTED, "interrupted by the user")
     assert (done.num_arrivals, done.version) == (7, 7)
-
-
-# ---- the network --------------------------------------------------------------------------------------------
 
 
 def test_two_workers_on_one_link_queue_for_it_first_come_first_served():
@@ -644,9 +621,6 @@ def test_a_slow_link_of_one_worker_holds_up_the_servers():
     assert arrivals(events)[0] == (12.0, 0, 0)  # down 0-1, worker 1's down 1-11, up 11-12
 
 
-# ---- drawn together -----------------------------------------------------------------------------------------
-
-
 class Counted(Sampler):
     """Another sampler, and how many times it was asked for many draws at once."""
 
@@ -699,9 +673,6 @@ def test_on_a_network_no_gradient_is_lost_with_the_abandoned_ones(rule, num_work
         monkeypatch.setattr(virtual, "MANY", many)
         runs.append(run(rule, Exponential().on(num_workers, 58), budget=Budget(samples=120), network=network))
     assert arrivals(runs[0].events) == arrivals(runs[1].events)
-
-
-# ---- a real model -------------------------------------------------------------------------------------------
 
 
 def tiny_worker(precision: torch.dtype = torch.float32) -> Worker:

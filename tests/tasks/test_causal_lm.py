@@ -134,9 +134,6 @@ def gradients_of(model: nn.Module, loss: Tensor) -> Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
-# ---- documents and rows ---------------------------------------------------------------------------------------------
-
-
 def test_a_document_is_a_line_with_the_end_behind_it_cut_at_the_length_of_a_row(task: CausalLM) -> None:
     tokenizer = AutoTokenizer.from_pretrained(task.tokenizer_folder)
     lines = [[*tokenizer(line)["input_ids"], task.end_id] for line in sentences(40, seed=1).split("\n")]
@@ -172,9 +169,6 @@ def test_packing_loses_no_document_and_overfills_no_row(lengths: list[int]) -> N
     filled = sorted(sum(lengths[document] for document in row) for row in rows)
     assert all(0 < length <= 20 for length in filled)
     assert all(a + b > 20 for a, b in itertools.pairwise(filled))  # no two rows would fit one
-
-
-# ---- what is learned ------------------------------------------------------------------------------------------------
 
 
 def test_only_models_that_keep_documents_apart_get_several_in_a_row(any_task: CausalLM) -> None:
@@ -235,9 +229,6 @@ def test_parts_weighted_by_their_tokens_are_the_whole_batch(any_task: CausalLM, 
     assert sum(weights) == any_task.weight(batch)
     losses = [loss_of(any_task, model, part) * (w / sum(weights)) for part, w in zip(split, weights, strict=True)]
     torch.testing.assert_close(gradients_of(model, torch.stack(losses).sum()), whole, rtol=1e-4, atol=1e-5)
-
-
-# ---- batches and evaluations ----------------------------------------------------------------------------------------
 
 
 def same(one: Any, other: Any) -> bool:
@@ -311,9 +302,6 @@ def test_a_perplexity_that_is_too_large_for_a_float_is_infinite(task: CausalLM) 
     assert task.metrics({"loss": 1e6, "weight": 10.0, "correct": 5}) == {"perplexity": math.inf, "accuracy": 0.5}
 
 
-# ---- runs -----------------------------------------------------------------------------------------------------------
-
-
 def worker_of(task: CausalLM) -> Worker:
     return Worker(FlatModel(task.model(0)), task, task.data(0), seed=0)
 
@@ -382,9 +370,6 @@ def test_a_virtual_run_of_three_workers_is_replayed_bit_for_bit(task: CausalLM, 
 def test_a_few_dozen_updates_halve_the_perplexity(task: CausalLM) -> None:
     first, last = run(task, 2, 40).evaluations
     assert math.exp(last.loss) < math.exp(first.loss) / 2
-
-
-# ---- preparing, saving, loading -------------------------------------------------------------------------------------
 
 
 def test_preparing_again_gives_the_same_task_from_the_cache(task: CausalLM, root: Path) -> None:

@@ -103,9 +103,6 @@ def evaluation_mode(task: TokenClassification) -> nn.Module:
     return model
 
 
-# ---- the loss ----------------------------------------------------------------------------------------------------
-
-
 def plain_loss(model: nn.Module, batch: TaggedBatch) -> tuple[Tensor, int]:
     """The sum over labelled words, sentence by sentence without padding, and how many there are."""
     total, number = torch.zeros(()), 0
@@ -147,9 +144,6 @@ def test_parts_weighted_by_their_words_are_the_whole_even_where_one_has_no_word(
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-# ---- the same in every process -----------------------------------------------------------------------------------
-
-
 def test_a_batch_and_a_model_are_the_same_whoever_makes_them(task: TokenClassification) -> None:
     other = pickle.loads(pickle.dumps(task))
     for stream, index in ((0, 0), (0, 40), (1, 0), (0, 1)):
@@ -184,9 +178,6 @@ def test_the_encoder_is_that_of_the_saved_model_and_must_be_the_one_that_was_wri
     (tmp_path / "base" / "base.json").write_text(json.dumps({"parameters_sha256": "0" * 64}))
     with pytest.raises(UsageError, match="is not the model that was saved there"):
         prepared(init_from=str(tmp_path / "base"), vocab_size=8192)
-
-
-# ---- evaluation --------------------------------------------------------------------------------------------------
 
 
 def test_every_sentence_is_scored_once_in_order_of_length(task: TokenClassification) -> None:
@@ -260,9 +251,6 @@ def test_the_facts_count_the_words_that_are_cut_off(task: TokenClassification) -
     assert json.loads(json.dumps(facts)) == facts
     outside = sum(tag == "O" for row in sentences(50, 1) for tag in row["ner_tags"])
     assert task.majority_accuracy == outside / num_words
-
-
-# ---- training ----------------------------------------------------------------------------------------------------
 
 
 def virtual_run(
@@ -355,9 +343,6 @@ def test_on_published_data_it_beats_the_majority_tag(tmp_path: Path) -> None:
     assert (task.majority_tag, task.majority_f1) == ("O", 0.0)
     assert scores["span_f1"] > 0.1
     assert scores["accuracy"] > task.majority_accuracy
-
-
-# ---- what has to be changed --------------------------------------------------------------------------------------
 
 
 def test_the_module_imports_no_torch() -> None:
