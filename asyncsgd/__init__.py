@@ -1,7 +1,7 @@
 """asyncsgd: asynchronous and synchronous SGD, compared properly.
 
-The public names are loaded when they are first used, so that ``import asyncsgd`` imports neither torch nor
-transformers; `asyncsgd.torchrun` relies on this, being called from inside ``import torch``.
+The public names are loaded when they are first used, so ``import asyncsgd`` imports neither torch nor transformers.
+`asyncsgd.torchrun` relies on this, because torch calls it from inside ``import torch``.
 
 Reading order: `asyncsgd.rules.base`, `asyncsgd.rules.asynchronous`, `asyncsgd.server`,
 `asyncsgd.runtime.virtual`, `asyncsgd.runtime.parameter_server`, `asyncsgd.training`, `asyncsgd.api`."""

@@ -60,7 +60,7 @@ class TrainedRun:
     summary: Mapping[str, Any]
     """As summary.json has it."""
     evaluations: tuple[Evaluation, ...]
-    """The first at the beginning, the last at the end."""
+    """In order: the first is at the start of the run, the last at its end."""
     folder: Path | None
     """None for a run that has written nothing."""
     _model: Callable[[], nn.Module]
@@ -73,8 +73,7 @@ class TrainedRun:
     def model(self) -> nn.Module:
         """The trained model, on the CPU and in evaluation mode.
 
-        Raises:
-            UsageError: if the run has kept none.
+        Raises:UsageError: if the run has not kept its model.
         """
         return self._model().cpu().eval()
 
@@ -86,7 +85,7 @@ class Replayed:
     identical: bool
     """Whether it ended at the run's parameters, bit for bit."""
     difference: str
-    """Where the two part first; empty where they do not."""
+    """Where replay and run first differ; empty if they do not."""
     num_updates: int
     """Updates replayed."""
     num_checked: int
@@ -121,26 +120,30 @@ def train(
     """Train a task; blocks until the budget is spent. Ctrl-C ends the run in good order, a second one at once.
 
     Args:
-        task: what is learned; see `asyncsgd.Task`. With a runtime of several processes its class lies in a file.
-        rule: what the server does with an arriving gradient; None: `Asynchronous`, or what the runtime always does.
+        task: what is learned; see `asyncsgd.Task`. If the runtime has several processes, the task's class must be in a
+            file.
+        rule: what the server does with an arriving gradient. None is `Asynchronous`, or the rule that the runtime
+            implies.
         runtime: `InProcess()` (the default), `AllReduce(n)`, `Processes(n)`, `Hogwild(n)` or `Virtual(n)`.
-        samples, seconds, target_loss: the budget, the first limit that is reached ends the run; samples count for all
-            workers together, seconds are those of the runtime's clock. One of the first two has to be there.
-        evaluations: after the first, evenly over the budget.
+        samples, seconds, target_loss: the budget. The first limit that is reached ends the run. Samples are counted
+            over all workers. Seconds are those of the runtime's clock. `samples` or `seconds` must be given.
+        evaluations: how many, beside the one at the start; spread evenly over the budget.
         optimizer: `AdamW()` (the default), `SGD(momentum)`, or any function from parameter groups to a torch optimizer.
-        learning_rate, schedule, warmup: the peak; its shape from there on; samples until it is reached.
-        weight_decay: of matrices, as the optimizer understands it.
-        clip_norm: longer directions are shortened to it; 0: never.
-        seed: of the model, the order of the data and dropout.
+        learning_rate: the peak.schedule: how the learning rate falls after the peak.warmup: samples over which it
+            rises to the peak.
+        weight_decay: on matrices only, as the optimizer defines it.
+        clip_norm: the largest norm of a direction; a longer one is scaled down to it. 0: no clipping.
+        seed: decides the initial model, the order of the data and dropout.
         device: ``auto`` takes cuda where there is one.
-        folder: of the run's records and model, new; None: nothing is written.
-        cache: folder of what the task prepares; None: the user's cache folder.
+        folder: a new folder for the run's records and model. None: nothing is written.
+        cache: where the task keeps what it prepares. None: the user's cache folder.
         quiet: print nothing.
         report: called with every record, in order.
 
     Raises:
-        UsageError: where something in the arguments or the task has to change.
-        RunError: if the run failed: all workers lost, a disk full. What a task itself raises comes through.
+        UsageError: if the arguments or the task must be changed; the message says how.
+        RunError: if the run failed, e.g. all workers were lost or the disk is full. Exceptions of the task come
+            through.
 
     >>> from asyncsgd import TensorData, seeded
     >>> @dataclasses.dataclass(frozen=True)
@@ -223,12 +226,12 @@ def replay(
 
     Args:
         folder: of a run that `train` or a script has written.
-        task: where the run's class cannot be imported, e.g. since it is defined in the script itself.
-        rule, optimizer: where they are the user's own.
+        task: the task of the run. Needed if its class cannot be imported, e.g. because the script itself defines it.
+        rule, optimizer: those of the run. Needed if they are not the library's.
         cache: as in `train`.
 
     Raises:
-        UsageError: for a run that cannot be replayed, by name and with the reason.
+        UsageError: if the run cannot be replayed; the message gives the reason.
     """
     folder = Path(folder)
     settings, summary = read_of_run(folder, "settings.yaml"), summary_to_replay(folder)
@@ -251,7 +254,7 @@ def load_run(folder: str | Path, task: Task | None = None) -> TrainedRun:
 
     Args:
         folder: of the run.
-        task: for `TrainedRun.model`, where the run's class cannot be imported.
+        task: the task of the run. `TrainedRun.model` needs it if its class cannot be imported.
 
     Raises:
         UsageError: if the folder holds no finished run.
@@ -318,7 +321,7 @@ class _Asked:
         )
 
     def settings(self) -> dict[str, Any]:
-        """Flat, as scripts write them; what a replay needs and cannot find is null."""
+        """The settings without groups, as scripts write them. Null: a replay must be given this by its caller."""
         build = self.recipe.build
         named = type(build) in (SGD, AdamW)
         try:
@@ -438,7 +441,7 @@ def _open_folder(path: Path, asked: _Asked) -> RunFolder:
     import yaml
 
     if (path / "settings.yaml").is_file() and not has_trained(path):
-        set_aside(path)  # a run that was refused: what it has left is no reason to think twice
+        set_aside(path)  # a run that was refused has left nothing worth keeping
     if path.exists() and any(path.iterdir()):
         raise UsageError(f"{path} holds something already; name a new folder, or remove it")
     try:
@@ -450,7 +453,7 @@ def _open_folder(path: Path, asked: _Asked) -> RunFolder:
 
 
 def _launch(runtime: modes.Runtime) -> Launch:
-    """This process's part where torchrun made several; a process of its own otherwise."""
+    """This process's rank if torchrun made several, otherwise a launch of this process alone."""
     launch = Launch.read(os.environ, runtime.num_workers, nproc_given=True)
     if launch.rank is not None and runtime.in_one_process:
         raise UsageError(f"{type(runtime).__name__} is one process, and the launcher started several; type python")
@@ -504,7 +507,7 @@ def _check_guard() -> None:
 
 @contextlib.contextmanager
 def _threads_as_before() -> Iterator[None]:
-    """torch's number of threads is the user's own again afterwards."""
+    """Put torch's number of threads back afterwards."""
     before = torch.get_num_threads()
     try:
         yield

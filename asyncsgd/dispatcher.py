@@ -1,8 +1,9 @@
 """Who starts what: turns the server's outcomes into gradients in flight, and arrivals into records.
 
-The server says what a rule's reply asks for. The dispatcher gives the workers named there their next batches, takes
-back those of gradients that were abandoned or lost, remembers where and when each gradient in flight has started, and
-writes the record of an arrival, a join and a leave. Runtimes keep only when something arrives and by which wire.
+The server says what a rule's reply asks for. The dispatcher gives the workers named there their next batches. It takes
+back the batches of gradients that were abandoned or lost. It remembers where and when each gradient in flight started.
+It writes the record of an arrival, a join and a leave. A runtime decides only when something arrives, and what carries
+it.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ class Launch(NamedTuple):
 
     seconds: float
     version: int
-    """Of the server then."""
+    """The server's version at the start."""
     point: Tensor | None
     """`(P,)`, where they start exactly, at `version`; None where the worker begins at whatever parameters it finds."""
     learning_rate: float | None
-    """Of local steps."""
+    """The learning rate of local steps; None without them."""
 
 
 class Launched(NamedTuple):
@@ -85,10 +86,10 @@ class Dispatcher:
         batch_size: samples of one gradient.
         clock: the training clock, in seconds.
         spent: given the samples that have arrived, whether the run is over; then nobody is started.
-        starts: whether workers are started as soon as the rule and the batches allow; else a replay of a log does it,
-            with `start`.
-        exact: every gradient starts at exactly the version of its start, which is kept for it (virtual time); else only
-            where the rule asks for it.
+        starts: whether workers are started as soon as the rule and the batches allow. If not, a replay of a log starts
+            them with `start`.
+        exact: every gradient starts at exactly the version of its start, which is kept for it (virtual time). If not,
+            this holds only where the rule asks for it.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class Dispatcher:
         self._batches: list[tuple[Range, ...]] = [()] * num_workers
         self._launches: list[Launch | None] = [None] * num_workers
         self._waiting: dict[int, Starting | Start] = {}
-        """Whom the rule has started and who has no batch: the last round is cut short."""
+        """Workers that the rule has started and that got no batch, because the budget cuts the last round short."""
 
     def launch_of(self, worker: int) -> Launch:
         """How `worker`'s gradient in flight has started."""

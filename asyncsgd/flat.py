@@ -4,7 +4,7 @@ One vector means one message, one fused optimizer call and one shared segment. T
 parameters do not stand in it. Decayed parameters come before undecayed ones, so that weight decay is a slice.
 
 Every tensor starts at a multiple of `ALIGNMENT` elements (a cache line), because matrix products on the CPU may round
-differently at other addresses; the gaps hold zeros and stay zero under every optimizer. P counts them too.
+differently at other addresses. The gaps hold zeros and stay zero under every optimizer. P counts them too.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Layout:
 class FlatModel:
     """Binds a model's parameters and gradients to flat vectors.
 
-    The model's tensors become views; anything that rebinds ``.data`` or ``.grad`` later would detach them silently, so
+    The model's tensors become views. Code that later rebinds ``.data`` or ``.grad`` would detach them silently, so
     `check` compares every pointer.
 
     Args:

@@ -187,11 +187,11 @@ def _with_head(
 ) -> Built:
     """Return an `auto_model` on the encoder of a masked-language model.
 
-    Whatever a masked-language model does not train, the pooler and the head, is drawn here: matrices from a normal
-    distribution with the configuration's ``initializer_range``, in the order of their names, and the rest as the
-    library begins it (biases 0, scales 1). So these values are a function of `seed` and their shapes alone, and
-    models of one architecture begin with the same ones; a pooler that a checkpoint brings is not used, since a
-    continued model has lost it.
+    A masked-language model does not train the pooler and the new head, so they are drawn here. Matrices are drawn from
+    a normal distribution with the configuration's ``initializer_range``, in the order of their names. The rest begins
+    as in the library (biases 0, scales 1). So these values are a function of `seed` and their shapes alone, and models
+    of one architecture begin with the same values. A checkpoint's own pooler is not used, since a model after continued
+    pretraining has lost it.
 
     Args:
         auto_model: the class of transformers that knows the architecture's form.
@@ -333,7 +333,7 @@ def _load(model: str, dropout: float, family: Family) -> tuple[Any, tuple[str, .
 
     logging.disable_progress_bar()
     verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # what does not fit is said here, in one line
+    logging.set_verbosity_error()  # if something does not fit, the message here says so in one line
     try:
         config = transformers.AutoConfig.from_pretrained(model, local_files_only=local, trust_remote_code=False)
         for name in _DROPOUT:

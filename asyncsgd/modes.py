@@ -29,7 +29,7 @@ class Runtime:
     """What the user types after ``--mode``."""
     clock: ClassVar[settings.Clock] = "measured"
     follows_rule: ClassVar[bool] = False
-    """Whether the rule may be chosen; elsewhere it is what the mode is by definition."""
+    """Whether the user may choose the rule; if not, the mode itself defines it."""
     in_one_process: ClassVar[bool] = False
     has_server: ClassVar[bool] = False
     """Whether one process more than the workers keeps the parameters."""
@@ -41,7 +41,7 @@ class Runtime:
     threads: int
     """CPU threads of each worker."""
     speeds: Speeds | None
-    """How long gradients are made to take, or take on the virtual clock; None: what they take."""
+    """How long gradients are made to take, or take on the virtual clock. None: as long as the computation takes."""
 
     @property
     def transport(self) -> str | None:
@@ -190,7 +190,7 @@ def _speeds_of(job: settings.Job) -> Speeds | None:
 
 
 def check_transport(mode: str, transport: str, processor: str) -> None:
-    """Refuse shared memory where a reader could take a vector that is half written for a whole one.
+    """Refuse shared memory on processors where a reader could accept a vector that is only half written.
 
     Args:
         processor: as `platform.machine` names it.

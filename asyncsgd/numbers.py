@@ -91,6 +91,6 @@ def out_of_bounds(
         (below, f"less than {below}", below is None or value < below),
     )
     wanted = [text for bound, text, _ in bounds if bound is not None]
-    if at_most is not None and value > at_most:  # who types 0 need not read about a trillion
+    if at_most is not None and value > at_most:  # a value that is too small needs no word about the upper limit
         return " and ".join([*wanted, f"at most {at_most}"])
     return "" if all(inside for _, _, inside in bounds) else " and ".join(wanted)

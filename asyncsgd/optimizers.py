@@ -168,9 +168,7 @@ class PlainSGD:
 
 
 class StepTakenByWorker:
-    """In place of an `Optimizer` where workers have stepped already (Hogwild): the server counts, and changes
-    nothing.
-    """
+    """Takes the place of an `Optimizer` under Hogwild, where workers have already stepped: the server only counts."""
 
     plain = False
 

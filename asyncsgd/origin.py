@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Where the model that is fine-tuned comes from: the chain's upper end."""
+    """Where the model that is fine-tuned comes from."""
 
     model: str
     """What `asyncsgd.models.build_model` takes."""
     from_scratch: bool
-    """Whether no pretraining at all, or pretraining from random weights, lies behind it: such a run is no STILT."""
+    """Whether the model has no pretraining behind it, or pretraining from random weights. Such a run is no STILT."""
     parent: Mapping[str, Any] | None
     """The pretraining run: its folder's name and what tells it from others; None for a model that is no run."""
     parameters_sha256: str | None
-    """What the model's parameters must hash to; None where nobody has written that down."""
+    """The hash that the model's parameters must have; None where none was recorded."""
 
 
 def read_origin(init_from: str) -> Origin:

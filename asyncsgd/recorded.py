@@ -47,7 +47,7 @@ def summary_to_replay(folder: Path) -> dict[str, Any]:
 
 
 def difference_at_end(summary: Mapping[str, Any], parameters_sha256: str, num_samples: int) -> str:
-    """How a replayed log ends otherwise than the run's summary says; empty if it does not."""
+    """How the end of a replayed log differs from the run's summary; empty if it does not differ."""
     recorded = summary.get("num_samples")
     if recorded is not None and num_samples != recorded:
         return f"the log ends after {num_samples} samples, the run had {recorded}"

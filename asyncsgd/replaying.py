@@ -26,7 +26,7 @@ from asyncsgd.tasks.base import Task
 
 
 def experiment_of_run(folder: Path, cache_dir: str | None = None, kind: type[Task] | None = None) -> Experiment:
-    """What the script that made a run would make of its settings now, without speeds: its log has the times.
+    """Return the experiment that a run's script makes of its settings, without speeds: the log has the times.
 
     Args:
         folder: of the run.
@@ -135,7 +135,7 @@ class PreparedReplay:
 
 
 def _check_loss_scales(half: bool, records: Sequence[LogRecord]) -> None:
-    """A worker's scale follows from all that it has computed, and not all of that is in the log."""
+    """A worker's loss scale depends on everything that it has computed, and the log does not hold all of that."""
     for record in records:
         if not isinstance(record, LoggedArrival):
             continue

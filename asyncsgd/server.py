@@ -37,7 +37,7 @@ class Starting(NamedTuple):
 
     worker: int
     num_local_steps: int
-    """At most; fewer where the budget has fewer batches left."""
+    """The most steps it may take; fewer if the budget has fewer batches left."""
     version: int
     point: Tensor
     """`(P,)`, where it starts, at `version`; to be read, not changed."""
@@ -52,8 +52,8 @@ class Outcome:
     drops: tuple[int, ...]
     abandoned: tuple[int, ...]
     start: tuple[Starting | Start, ...]
-    """What the runtime is to start, in order, each through `Server.start` where a batch is left for it; a `Start` where
-    the worker begins at whatever parameters it finds.
+    """What the runtime is to start, in order: each through `Server.start`, as long as batches are left. A `Start` means
+    that the worker begins at the parameters that it then finds.
     """
     stepped: bool
 
@@ -160,7 +160,7 @@ class Server:
 
         Args:
             starting: from an `Outcome`.
-            num_local_steps: how many it will be, where there are not batches enough for all.
+            num_local_steps: how many it takes, if there are fewer batches than `starting` asks for.
 
         Raises:
             RuntimeError: if the worker is not present or is busy, which is a bug in the rule.
@@ -226,12 +226,26 @@ class Server:
         num_samples: int,
         seconds: float,
     ) -> Outcome:
-        """Hand an arriving gradient, `(P,)`, to the rule and execute its reply.
+        """Hand an arriving gradient to the rule and execute its reply: at most one optimizer step, version plus one.
+
+        The gradient must be in flight. The samples count as arrived before the rule decides, so the rule sees the
+        learning rate that a step taken now would have.
 
         Args:
-            read_version: the version the gradient was computed at.
-            weight: loss terms behind it (masked tokens).
+            worker: who brings the gradient; idle from here on, unless the reply starts it again.
+            dispatch: its number, as `start` gave it.
+            read_version: the version that the gradient was computed at.
+            gradient: `(P,)`, the mean over the batch's loss terms, or start minus end of local steps. Borrowed for the
+                call and not changed.
+            weight: loss terms behind the gradient (masked tokens).
+            num_samples: samples behind it.
             seconds: from dispatch to arrival.
+
+        Returns:
+            What the server did, and what the caller is now to start, in order, through `start`.
+
+        Raises:
+            RuntimeError: if the dispatch is not in flight, e.g. because it was abandoned; see `is_in_flight`.
         """
         if not self.is_in_flight(worker, dispatch):
             raise RuntimeError(f"dispatch {dispatch} of worker {worker} is not in flight")

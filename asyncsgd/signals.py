@@ -16,15 +16,15 @@ _SAME_REQUEST_SECONDS = 1.0
 
 
 class StopRequest:
-    """Whether the user has asked to stop; call it to know. A context manager: it listens within the context.
+    """Whether the user has asked to stop; a call gives the answer. A context manager: it listens within the context.
 
-    A signal never raises while modules are imported, because numpy's import from C discards the exception and the
-    request would be lost: it is noted, and `check` raises. Entering an instance that listens already changes nothing.
-    Whoever listened before, a sweep that makes this run among others, hears the first signal too.
+    A signal never raises while modules are imported: numpy's import from C discards the exception, and the request
+    would be lost. The signal is noted, and `check` raises. Entering an instance that listens already changes nothing.
+    The previous listener hears the first signal too, e.g. a sweep that makes this run among others.
 
     Args:
-        ends_with_process: signals that come after the context do nothing, since nothing is left to stop. Otherwise who
-            listened before does so again.
+        ends_with_process: signals that come after the context do nothing, since nothing is left to stop. Otherwise the
+            previous listener listens again.
 
     >>> with StopRequest() as stop:
     ...     asked_before = stop()

@@ -2,8 +2,8 @@
 
 A `state_dict` holds tensors, numbers, strings, None, lists and dicts only, so ``torch.load(..., weights_only=True)``
 reads it. `pack` turns what a rule keeps (dataclasses, tuples, sets, deques of tensors and numbers) into such values and
-`unpack` makes it again, with classes from a closed table. Tensors are not copied: whoever keeps a state while training
-goes on copies it first.
+`unpack` makes it again, with classes from a closed table. Tensors are not copied. A caller that keeps a state while
+training goes on must copy it first.
 """
 
 from __future__ import annotations

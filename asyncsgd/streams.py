@@ -23,7 +23,7 @@ class Source(Protocol):
 
 
 class Batches:
-    """Hands out the batches of one stream to whoever asks: the next ones, or those that were returned, lowest first.
+    """Hands out the batches of one stream: first those that were returned, lowest index first, then the next ones.
 
     >>> batches = Batches(samples=64, batch_size=16)
     >>> batches.take(0), batches.take(1, 2)
@@ -75,7 +75,7 @@ class Batches:
 
 
 class OwnStreams:
-    """A stream per worker: its k-th batch is the same whatever the rule and whoever else there is.
+    """A stream per worker: its k-th batch depends neither on the rule nor on the other workers.
 
     >>> streams = OwnStreams(num_workers=2, samples=5)
     >>> streams.take(1), streams.take(1, 2), streams.take(0, 9)

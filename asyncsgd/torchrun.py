@@ -1,10 +1,10 @@
 """Lets ``torchrun script.py --nproc 4`` start. Standard library only.
 
-torchrun parses *all* tokens for its own options, those behind the script's name too, and refuses ``--nproc`` as an
-ambiguous abbreviation of ``--nproc-per-node`` and ``--nproc_per_node`` (pytorch/pytorch#120601). torch calls the
-entry points of the group ``torch.backends`` at the end of ``import torch``, which torchrun does before it parses;
-`accept_nproc` is one of them and spells the token out. In torchrun that token is an error without us, so nothing
-that works changes."""
+torchrun parses *all* tokens for its own options, also those behind the script's name. It refuses ``--nproc`` as an
+ambiguous abbreviation of ``--nproc-per-node`` and ``--nproc_per_node`` (pytorch/pytorch#120601). At the end of
+``import torch``, before torchrun parses, torch calls the entry points of the group ``torch.backends``. `accept_nproc`
+is one of them. It writes the token out in full. Without it that token is an error in torchrun, so nothing that works
+changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def accept_nproc() -> None:
     """Rewrite ``--nproc`` and ``--nproc=N`` in `sys.argv` to ``--nproc-per-node``, only when the program is torchrun.
 
     Called by torch at the end of ``import torch``. An exception here would break every ``import torch`` of the
-    environment, so none leaves."""
+    environment, so all are caught."""
     try:
         if is_torchrun(sys.orig_argv):
             sys.argv[1:] = spell_out(sys.argv[1:])

@@ -130,7 +130,7 @@ class Ended:
     run: Run | None
     """None where it ended before it had a model."""
     unexpected: Exception | None
-    """What nobody had thought of."""
+    """An exception that is neither a `UsageError` nor a `RunError`."""
 
 
 def carry_out(
@@ -143,7 +143,7 @@ def carry_out(
     quiet: bool = False,
     more: Sequence[Callable[[Record], None]] = (),
 ) -> Ended:
-    """Prepare, train, evaluate, save. The run folder says how it ended, whatever happens.
+    """Prepare, train, evaluate, save. The run folder says how it ended, in every case.
 
     Args:
         experiment: as many workers as `launch` says.
@@ -192,7 +192,7 @@ def _attempt(
     quiet: bool,
     more: Sequence[Callable[[Record], None]],
 ) -> tuple[Run | None, Result, Exception | None]:
-    """Prepare and train; the run, as far as it came, how it ended, and what nobody had thought of."""
+    """Prepare and train. Return the run as far as it came, how it ended, and an unexpected exception."""
     run = None
     try:
         with stop.at_once():
@@ -272,7 +272,7 @@ def _check(task: Task, setup: Setup, processes: bool) -> tuple[str, ...]:
     device = device_of_worker(setup.device, 0)
     checked = check(task, seed=setup.seed, device=device, processes=processes)
     if device != "cpu":
-        torch.cuda.empty_cache()  # what the check took there is the workers' now
+        torch.cuda.empty_cache()  # give back the memory that the check took, for the workers
     return checked.unused
 
 
@@ -505,7 +505,7 @@ def follow_records(run: Run, records: Connection, processes: Processes, segment:
             assert isinstance(sentinel, int)
             if processes.exit_code(sentinels[sentinel]) != 0:
                 raise _rank_is_lost(processes, run.num_workers)
-            sources.remove(sentinel)  # it has done its part; rank 0 may still be handing over the parameters
+            sources.remove(sentinel)  # it has done its part, and rank 0 may still be handing over the parameters
 
 
 def _rank_is_lost(processes: Processes, num_workers: int) -> RunError:
@@ -517,7 +517,7 @@ def _rank_is_lost(processes: Processes, num_workers: int) -> RunError:
 
 
 def _first_lost(processes: Processes, num_workers: int) -> tuple[int, str]:
-    """The rank that is to blame, and how it ended: the others fail too, since their collectives do."""
+    """The rank that failed first, and how it ended. The others fail after it, because their collectives do."""
     ends = {rank: processes.how_it_ended(rank, 2.0) for rank in range(num_workers)}
     known = {rank: end for rank, end in ends.items() if end is not None and processes.exit_code(rank) != 0}
     to_blame = {rank: end for rank, end in known.items() if not end.endswith(f"code {LOST_CONTACT}")} or known
@@ -534,8 +534,9 @@ _TRAIN: dict[type[modes.Runtime], Callable[[Run, Noticeboard | None], Result]] =
 
 
 _ADDRESSES = Codec(SharedMemoryAddress, ProcessGroupAddress)
-"""What rank 0 tells the others, beside what its task has found out. What to do with it every rank knows from its own
-settings, so that a stranger who writes in rank 0's place can name no code."""
+"""What rank 0 tells the others, beside what its task has found out. Every rank knows from its own settings what to do
+with it. So a stranger who writes in rank 0's place can name no code.
+"""
 
 
 def follow(experiment: Experiment) -> int:
@@ -557,7 +558,7 @@ def follow(experiment: Experiment) -> int:
 
 
 def _finish(run: Run, result: Result) -> tuple[Result, dict[str, Any]]:
-    """Save the model, write the summary, tell the user what came out; return how it ended, and the summary."""
+    """Save the model, write the summary and tell the user the results. Return how the run ended, and the summary."""
     totals, delays, acted = run.record.totals, run.record.totals.delays, run.record.rule_acted
     folder = run.record.folder
     sha256, found = None, facts_of(run.task, run.setup.seed)

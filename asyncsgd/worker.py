@@ -28,8 +28,9 @@ class Gradient:
     """Loss terms."""
     num_samples: int
     loss_scales: tuple[float, ...] = ()
-    """In float16 the scale of the loss, of each local step in turn: with the parameters and the batch it makes the
-    gradient. Empty otherwise."""
+    """In float16 the scale of the loss in each local step. A replay needs it beside the parameters and the batch. Empty
+    otherwise.
+    """
 
 
 class InnerOptimizer(Protocol):
@@ -120,8 +121,8 @@ class Worker:
         """Compute the gradient of batch `index` at the current parameters into ``flat.gradients``, `(P,)`.
 
         Args:
-            weigh: given the batch's loss terms, returns a factor for its gradient (not for the loss reported); for a
-                runtime that adds gradients up inside the backward pass.
+            weigh: given the batch's loss terms, returns a factor for its gradient, not for the loss reported. A runtime
+                that adds gradients inside the backward pass needs it.
             loss_scale: of a gradient in float16 that is computed again; None: this worker's own, which depends on what
                 it has computed before.
         """
@@ -181,7 +182,7 @@ class Worker:
         return evaluate_shard(self.task, self.flat.model, batches, shard, num_shards, self._device)
 
     def state_dict(self) -> Plain:
-        """What it has learned of float16's range; see `asyncsgd.state`."""
+        """The loss scale of float16, which later gradients depend on; see `asyncsgd.state`."""
         return {} if self._loss_scale is None else self._loss_scale.state_dict()
 
     def load_state_dict(self, state: Plain) -> None:
@@ -190,7 +191,7 @@ class Worker:
             self._loss_scale.load_state_dict(state)
 
     def prepare(self, index: int) -> None:
-        """Make batch `index` ahead of time, on a guess; a wrong guess costs nothing but the work."""
+        """Make batch `index` ahead of time, as a guess. A wrong guess costs only its computation."""
         batch = self.data.batch(self._stream, index)
         self._prepared = (index, to_device(batch, self._device), self.task.weight(batch))
 
@@ -211,8 +212,8 @@ class Worker:
 class LossScale:
     """Dynamic loss scaling for float16: halved when a gradient overflows, doubled after `PATIENCE` that did not.
 
-    An overflowed batch is computed again at the halved scale, so no batch is lost and nothing non-finite leaves the
-    worker (torch's GradScaler skips the step instead, which a server cannot tell from a lost gradient). Below 1 the
+    An overflowed batch is computed again at the halved scale. So no batch is lost, and nothing non-finite leaves the
+    worker. (torch's GradScaler skips the step instead, which a server cannot tell from a lost gradient.) Below 1 the
     overflow is the model's own and is passed on."""
 
     PATIENCE = 2000

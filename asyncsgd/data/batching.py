@@ -55,8 +55,8 @@ class Frame:
 class Order:
     """The samples of each batch of an endless stream: epoch after epoch of shuffled runs of similar length.
 
-    An epoch is as many whole runs of `RUN` batches as the samples fill (whole batches where there are too few for a
-    run, repeated samples where there are too few for a batch); which samples are left over differs from epoch to
+    An epoch is as many whole runs of `RUN` batches as the samples fill. If there are too few samples for a run, it is
+    whole batches; if there are too few for a batch, samples are repeated. The samples left over differ from epoch to
     epoch.
 
     Args:
@@ -100,8 +100,8 @@ class Order:
 class TrainingBatches:
     """The batches of a stream.
 
-    A sample's mask is a function of (seed, stream, position), position = samples drawn so far, so it is another one in
-    every epoch and does not depend on the batch size.
+    A sample's mask is a function of (seed, stream, position), where position counts the samples drawn before it. So a
+    sample has another mask in every epoch, and its mask does not depend on the batch size.
     """
 
     def __init__(

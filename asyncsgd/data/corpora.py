@@ -64,7 +64,7 @@ def load_corpus(
 ) -> Corpus:
     """Load the texts that `data` names and set some of them aside for evaluation.
 
-    A text is set aside if the first 64 bits of its SHA-256, read as a number in [0, 1), lie below `eval_fraction`; so
+    A text is set aside if the first 64 bits of its SHA-256, read as a number in [0, 1), lie below `eval_fraction`. So
     the split depends on neither the order nor the other texts. Nothing is split where evaluation texts are given: by
     `eval_data`, by ``validation.*`` (or ``valid``, ``dev``, ``eval``) beside ``train.*`` in a folder, or by the Hub
     data set's own validation or test split. Texts that occur on both sides are then taken out of training.
@@ -145,7 +145,7 @@ class _Source:
 
     name: str
     origin: str
-    """What belongs to the fingerprint beside the texts."""
+    """What the fingerprint covers beside the texts."""
     train: Documents
     eval: Documents | None
 
@@ -504,8 +504,8 @@ def check_columns(where: str, columns: Mapping[str, str], present: Iterable[obje
 def hub_is_reachable() -> bool:
     """Ask the Hugging Face Hub for one answer, without retries and for 5 seconds at most.
 
-    The Hub's own libraries retry an unreachable Hub for more than 20 seconds before they give up; asking first makes a
-    run without network fail (or go on from the local cache) at once.
+    The Hub's own libraries retry an unreachable Hub for more than 20 seconds. Asking first makes a run without network
+    fail at once, or go on from the local cache at once.
     """
     from huggingface_hub import constants, get_session
 

@@ -51,8 +51,9 @@ LABELLED_FORMAT = 1
 
 TABLES = (".parquet", ".csv", ".jsonl")
 HELD_OUT = 0.05
-"""Share of the texts that is set aside where a source has no test or validation split of its own: by the same hash, and
-not more than `asyncsgd.data.corpora.load_corpus` sets aside, so that pretraining has seen none of them."""
+"""Share of the texts that is set aside where a source has no test or validation split. The hash is that of
+`asyncsgd.data.corpora.load_corpus`, and the share is not larger, so pretraining has seen none of these texts.
+"""
 
 
 @dataclass(frozen=True)
@@ -104,8 +105,8 @@ def load_labelled(
     """Load the labelled texts that `data` names.
 
     Rows without text are left out, and so are training texts that occur in the evaluation texts too; `notes` counts
-    both. Labels that are numbers get their names from ``labels.json`` beside the files, or from the features that the
-    Hugging Face library wrote into a Parquet file, or else are their own names.
+    both. Labels that are numbers get their names from ``labels.json`` beside the files. Without that file, a Parquet
+    file may hold the names, written there by the Hugging Face library. Otherwise a number is its own name.
 
     Args:
         data: ``"pydocs"`` (which installed package a docstring comes from), a folder with ``train.*`` and ``test.*``
@@ -323,7 +324,7 @@ def label_name(place: str, columns: Mapping[str, str], value: object, names: tup
     """
     column, flag = list(columns.items())[1]
     if isinstance(value, float) and value.is_integer():
-        value = int(value)  # a table with a missing label somewhere holds its whole numbers so
+        value = int(value)  # a table with a missing label holds whole numbers as floats
     if value is None or (isinstance(value, float) and value != value) or str(value).strip() == "":
         raise UsageError(f"{place} no label in column {column!r}; fill it in or leave the row out")
     if not isinstance(value, str | int):

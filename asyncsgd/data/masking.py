@@ -2,8 +2,8 @@
 
 A chosen token becomes the mask token with probability 0.8, a random token with 0.1, and stays with 0.1 (Devlin,
 Chang, Lee,
-Toutanova: BERT, NAACL 2019, section 3.1). Every sample gets at least one masked token, so no batch is without any
-and no loss is a division by zero.
+Toutanova: BERT, NAACL 2019, section 3.1). Every sample gets at least one masked token, so no loss is a division by
+zero.
 
 Shapes: L tokens of a sample, M masked tokens.
 """

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 
 OUTSIDE = -1
-"""The number of what no tag is: a word outside, whether or not there is a tag ``O``, and what fills a row up."""
+"""The number that is no tag: a word outside all spans, whether or not there is a tag ``O``, and the padding of a row.
+"""
 
 
 @dataclass(frozen=True)

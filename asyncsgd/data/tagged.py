@@ -1,7 +1,7 @@
 """Sentences with a tag on every word, and their batches: pure functions of (seed, stream, index).
 
-A sentence is kept as a text, its words with single spaces between them (a space inside a word becomes a no-break
-space), and its tags as a JSON list; so whatever reads, splits and selects labelled texts does it for sentences too.
+A sentence is kept as a text: its words with single spaces between them. A space inside a word becomes a no-break space.
+The tags are kept as a JSON list. So the functions that read, split and select labelled texts serve sentences too.
 
 Shapes: B sentences, L tokens of the longest one (special tokens included), W words of the longest one, S sentences of a
 set, T tokens and N words of all its sentences.
@@ -87,8 +87,8 @@ def load_tagged(
     """Load the tagged sentences that `data` names.
 
     Rows without words are left out, and so are training sentences that occur in the evaluation too; `notes` counts
-    both. The tags are those of the training split, sorted; tags that are numbers get their names as labels do in
-    `asyncsgd.data.labelled.load_labelled`, and keep their order.
+    both. The tags are those of the training split, sorted. Tags that are numbers keep their order and get their names
+    as labels do in `asyncsgd.data.labelled.load_labelled`.
 
     Args:
         data: a folder with ``train.*`` and ``test.*`` or ``validation.*`` (.parquet or .jsonl), a file of that kind, or
@@ -98,8 +98,8 @@ def load_tagged(
         train_samples, eval_samples: at most so many, taken evenly over the source's order; 0 for all.
 
     Raises:
-        UsageError: the source or a column is missing or damaged, a sentence has not as many tags as words, a tag is no
-            BIO tag or only in the evaluation, or no sentence is left.
+        UsageError: the source or a column is missing or damaged, a sentence does not have as many tags as words, or no
+            sentence is left. Also if a tag is no BIO tag, or only the evaluation has it.
     """
     check_tagged(data, tokens_column, tags_column)
     columns = {tokens_column: "--tokens-column", tags_column: "--tags-column"}
@@ -274,8 +274,8 @@ def tokenize_words(
 ) -> TaggedTokens:
     """Tokenize sentences and find the first piece of each word.
 
-    The sentence is tokenized as one text, its words with spaces between them, so a word has the pieces that it had in
-    pretraining; a piece belongs to the word in which its last character lies.
+    The sentence is tokenized as one text, with spaces between its words, so a word has the pieces that it had in
+    pretraining. A piece belongs to the word that holds its last character.
 
     Args:
         tags: numbers, of each word of each sentence.

@@ -133,9 +133,9 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     trained.normalizer = normalizers.BertNormalizer(lowercase=True)
     trained.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     alphabet = _alphabet(map(trained.normalizer.normalize_str, texts), vocab_size)
-    # The library numbers the pieces "##x" in the order of a hash table that differs from run to run, and settles ties
-    # between merges by these numbers, so that two trainings on the same texts give different vocabularies. Listed as
-    # special tokens, all single characters are numbered before it looks; the tokenizer below does not know of this.
+    # The library numbers the pieces "##x" in the order of a hash table, which differs from run to run. It settles ties
+    # between merges by these numbers. So two trainings on the same texts give different vocabularies. Listed as special
+    # tokens, all single characters are numbered before it looks; the tokenizer below does not know of this.
     pieces = ["##" + character for character in alphabet if character not in string.punctuation]
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
@@ -150,7 +150,7 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
 
 
 def _with_short_words(text: str) -> str:
-    """Return `text` with the beginnings alone of words that training would take hours over, deaf to signals.
+    """Return `text` with very long words cut: training on one would take hours and hear no signal.
 
     The time grows with the square of a word's length. A tokenizer makes [UNK] of a word of more than 100 characters
     anyway; the limit is higher, so that the vocabularies of ordinary texts are what they have always been.
@@ -297,12 +297,12 @@ def pretrained_tokenizer(model: str, built_in: Sequence[str] = TRAINED_HERE) -> 
     try:
         AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
     except Exception as error:
-        refuse_own_code(model, error, built_in)  # whatever else is wrong with it, building the model says better
+        refuse_own_code(model, error, built_in)  # building the model explains any other error better
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local, trust_remote_code=False)
     except Exception as error:
         refuse_own_code(model, error, built_in)
-        # The first line: transformers goes on with lists of all that it tried.
+        # Only the first line, because transformers then lists all that it tried.
         raise _no_tokenizer(model, built_in, is_folder, offline, str(error).strip().partition("\n")[0]) from error
     if not _has_vocabulary(tokenizer):
         raise _no_tokenizer(model, built_in, is_folder, offline, "it has no vocabulary")

@@ -1,4 +1,4 @@
-"""What a run shows while it goes on, and the seam through which its records go."""
+"""What a run shows while it goes on, and the one object through which its records go."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ class Console:
 
 
 class Recorder:
-    """The one seam through which every record of a run goes, in order: to its folder, its totals, the console, and to
-    whoever else wants them.
+    """The one object through which every record of a run goes, in order: to its folder, its totals, the console and
+    other receivers.
 
     Args:
         folder: None: nothing is written.

@@ -73,7 +73,8 @@ class Event:
     """Seconds the worker was idle between its previous gradient and the start of this one."""
     apply_seconds: float = 0.0
     loss_scales: tuple[float, ...] = ()
-    """In float16 the scale of the loss in each local step; empty otherwise, and in logs from before it."""
+    """In float16 the scale of the loss in each local step; empty otherwise, and in logs that are older than this field.
+    """
     kind: str = "arrival"
 
 
@@ -141,8 +142,8 @@ class RuleActed:
     """Arrivals whose gradient was not simply applied at the full learning rate, their worker starting again."""
 
     def describe(self, rule: str, num_workers: int) -> str:
-        """What the user is told at the end of a run; nothing where nobody expects another run than that of asynchronous
-        SGD.
+        """What the user is told at the end of a run: whether the rule acted. Empty for the rule `asynchronous` and for
+        one worker.
 
         >>> RuleActed(600, 0).describe("koloskova", num_workers=4)
         'rule   altered 0 of 600 arrivals: koloskova never acted, so this run is asynchronous SGD'

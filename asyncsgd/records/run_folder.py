@@ -33,8 +33,9 @@ from asyncsgd.records.events import (
 from asyncsgd.records.locks import lock
 
 FLUSH_SECONDS = 0.5
-"""How long a record may wait to be written: less than the second that a killed run may lose, so that a busy machine
-has the rest of it."""
+"""How long a record may wait to be written. A killed run may lose a second, and a busy machine may need the other half
+of it.
+"""
 
 
 class RunFolder:
@@ -134,7 +135,7 @@ def own(path: Path) -> TextIO:
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), os.stat(path / EVENTS)):
                 return file
-        file.close()  # its owner has set it aside after we had opened it: what is in its place now is another folder
+        file.close()  # its owner has renamed it after we opened it, so another folder is in its place now
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

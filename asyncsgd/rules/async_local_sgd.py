@@ -8,9 +8,9 @@ A worker returns d = start - end of its H_i local steps, and the server applies 
 
     DyLU:   H_i = max(1, floor(H v_i / max_j v_j)),   v_i = local steps per second of worker i's last arrival
 
-so that momentum is that of whole blocks of N arrivals, and workers of unequal speeds return at about the same time. N =
-1 is an outer Nesterov optimizer on every arrival; c = 0 and N > 1: a block's displacement is one Nesterov step on its
-mean.
+So the momentum is that of whole blocks of N arrivals, and workers of unequal speeds return at about the same time. N =
+1 is an outer Nesterov optimizer on every arrival. With c = 0 and N > 1 a block's displacement is one Nesterov step on
+its mean.
 
 Liu, Chhaparia, Douillard, Kale, Rusu, Shen, Szlam, Ranzato: Asynchronous Local-SGD Training for Language Modeling,
 2024, algorithms 2 and 3. 1/N is over time, not over loss terms. Deviation: before a worker's first arrival its speed is

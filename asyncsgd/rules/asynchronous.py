@@ -2,10 +2,10 @@
 
     x_{t+1} = x_t - eta * grad f(x_{t - tau}; batch),     tau = `delay`, the updates applied since the gradient's read
 
-The asynchronous parameter server of Downpour SGD with n_push = n_fetch = 1 (Dean, Corrado, Monga, Chen, Devin, Le, Mao,
-Ranzato, Senior, Tucker, Yang, Ng: Large Scale Distributed Deep Networks, NeurIPS 2012, section 4.1); analysed as
-delayed SGD by Agarwal and Duchi (NeurIPS 2011). Deviation: the step is whatever optimizer the server has, not
-Adagrad.
+This is the asynchronous parameter server of Downpour SGD with n_push = n_fetch = 1 (Dean, Corrado, Monga, Chen, Devin,
+Le, Mao, Ranzato, Senior, Tucker, Yang, Ng: Large Scale Distributed Deep Networks, NeurIPS 2012, section 4.1). Agarwal
+and Duchi (NeurIPS 2011) analysed it as delayed SGD. Deviation: the server's optimizer takes the step, whichever it is,
+in place of Adagrad.
 
 With one worker every delay is 0 and the rule *is* the server's optimizer. With N always-busy workers the mean delay
 is N - 1, whatever their speeds."""

@@ -24,16 +24,16 @@ class InFlight(NamedTuple):
 
     dispatch: int
     version: int
-    """Version when its start was executed; the worker may read a newer one when it gets to it."""
+    """The version when the server started it. The worker may read a newer version when it begins."""
     num_local_steps: int = 1
 
 
 class Start(NamedTuple):
     """An idle or just abandoned worker that is to start a gradient.
 
-    Without an offset it starts at the current parameters, or, on real processes, at newer ones if it gets to it
-    later. With an offset, or in a rule with `exact_start` or `needs_points`, it starts at exactly the parameters
-    after this reply's step, plus the offset.
+    Without an offset it starts at the current parameters. On real processes it may start at newer ones, if it begins
+    later. With an offset, or in a rule with `exact_start` or `needs_points`, it starts at exactly the parameters after
+    this reply's step, plus the offset.
     """
 
     worker: int
@@ -64,11 +64,11 @@ class Arrival:
     """Loss terms behind the gradient (masked tokens). Means over arrivals use it as their weight."""
     num_samples: int
     seconds: float
-    """Dispatch to arrival; recorded, so that a replay feeds the same number back."""
+    """Time from dispatch to arrival. It is recorded, so a replay gives the rule the same number."""
     num_local_steps: int = 1
     start_point: Tensor | None = None
-    """`(P,)`, the parameters it started from, offset included; only in rules with `needs_points`. Valid during the
-    call.
+    """`(P,)`, the parameters that the gradient started from, offset included; only in rules with `needs_points`. Valid
+    during the call.
     """
 
 
@@ -167,7 +167,9 @@ class Rule:
     summary: ClassVar[str]
     """One line for ``--rule help``."""
     needs_plain_sgd: ClassVar[bool] = False
-    """The rule has a momentum or a force of its own: other server optimizers, weight decay and clipping are refused."""
+    """The rule has a momentum or a force of its own. Other server optimizers, weight decay and clipping are then
+    refused.
+    """
     needs_points: ClassVar[bool] = False
     """The rule looks at `Arrival.start_point` and `View.parameters`: a vector per worker. Implies `exact_start`."""
     exact_start: ClassVar[bool] = False
@@ -178,11 +180,12 @@ class Rule:
     The server then steps plain SGD at learning rate 1, so a direction is a displacement. Abandoning is not possible.
     """
     in_rounds: ClassVar[bool] = False
-    """All who compute start together, and a step takes as many as there are, so a budget in samples cuts the last round
-    short. Runs of other rules end in the middle of what they do."""
+    """All workers of a round start together, and one step takes all their gradients. So a budget in samples cuts the
+    last round short. Under other rules a run ends while workers still compute.
+    """
 
     def init(self, like: Tensor) -> Any:
-        """Return the state for parameters like `like`, `(P,)`: shape, dtype and device are to be read, not its
+        """Return the rule's state for a new run. Read the shape, dtype and device of `like`, `(P,)`, and not its
         values.
         """
         return None
@@ -237,8 +240,8 @@ class Rule:
 class WeightedMean:
     """The mean of gradients weighted by their loss terms, summed in the order of `add`: sum_i w_i g_i / sum_i w_i.
 
-    The first gradient is kept as it is until a second one comes, so that the mean of one gradient is that gradient,
-    bit for bit. Copies what it is given; `value` is a view valid until the next `clear`."""
+    The first gradient is kept as it is until a second one comes. So the mean of one gradient is that gradient, bit for
+    bit. Gradients are copied. `value` is a view, valid until the next `clear`."""
 
     def __init__(self, like: Tensor) -> None:
         self._sum = like.new_zeros(like.shape)

@@ -1,4 +1,4 @@
-"""DANA: a momentum vector per worker at the server, and workers that start where the server will probably be.
+"""DANA: a momentum vector per worker at the server; workers start at the parameters that the server predicts.
 
     v_i <- beta v_i + g_i,    x <- x - eta v_i,    worker i starts again at  x - eta beta sum_j v_j
 

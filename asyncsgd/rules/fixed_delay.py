@@ -2,13 +2,13 @@
 
     x_{t+1} = x_t - eta * grad f(x_{max(0, t - tau)}; batch_t)
 
-The instrument for dose-response curves, and the closed forms of delayed SGD on a quadratic (stable iff 0 < eta lambda <
-2 sin(pi / (2 (2 tau + 1)))). tau = 1 is the weight version rule of PipeDream-2BW (Narayanan, Phanishayee, Shi, Chen,
-Zaharia: Memory-Efficient Pipeline-Parallel DNN Training, ICML 2021).
+This is the instrument for dose-response curves. It is also delayed SGD with closed forms on a quadratic: stable iff 0 <
+eta lambda < 2 sin(pi / (2 (2 tau + 1))). With tau = 1 it is the weight version rule of PipeDream-2BW (Narayanan,
+Phanishayee, Shi, Chen, Zaharia: Memory-Efficient Pipeline-Parallel DNN Training, ICML 2021).
 
 Gradients are applied in the order in which they were started, and tau + 1 are outstanding (in flight or held) once the
 first tau + 1 have been started at x_0. So at a constant learning rate no version depends on speeds or on the number of
-workers; tau + 1 workers are never idle at equal speeds, and more than that would be.
+workers. At equal speeds tau + 1 workers are never idle, and additional workers would be.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class FixedDelay(Rule):
         in_flight = [entry for entry in state.outstanding if entry.worker == worker and entry.gradient is None]
         for entry in in_flight:
             state.outstanding.remove(entry)
-        if not view.workers:  # nobody will ever bring the rest; what is held is as old as it will get
+        if not view.workers:  # nobody brings the missing gradients any more, so those held get no older
             return Reply()
         return self.resume(state, view)
 

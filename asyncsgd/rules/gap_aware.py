@@ -7,9 +7,9 @@ number of average steps since the read. The mean is an exponential one (0.999 by
 start.
 
 Barkai, Hakimi, Schuster: Gap-Aware Mitigation of Gradient Staleness, ICLR 2020, in the form that a public port gives it
-for AdamW. Deviations: C is measured in the same way under every optimizer, the paper derives it from the learning rate
-and the momentum buffer under SGD; the mean is freed of its bias; weight decay counts as part of a step and is not
-divided itself (the port divides it too); the first gradient has no step to be measured by, and no gap.
+for AdamW. Deviations: C is measured in the same way under every optimizer; under SGD the paper derives it from the
+learning rate and the momentum buffer. The mean is corrected for its bias. Weight decay counts as part of a step and is
+not divided itself; the port divides it too. The first gradient has no gap, because no step was measured before it.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     x_{t+1} = x_t - eta * sum_{j=1}^{K} w_j grad f(x_{t - tau_j}; batch_j) / sum w_j
 
-K-async: K distinct workers; one that has delivered waits until the update, then those K start together. K-batch-async
-(n-softsync): any K gradients; everybody starts again at once, so K = N is not synchronous SGD even at equal speeds.
+K-async takes the gradients of K distinct workers. A worker that has delivered waits until the update, then those K
+start together. K-batch-async (n-softsync) takes any K gradients. Every worker starts again at once, so K = N is not
+synchronous SGD even at equal speeds.
 
 Dutta, Joshi, Ghosh, Dube, Nagpurkar: Slow and Stale Gradients Can Win the Race, AISTATS 2018; Gupta, Zhang, Wang: Model
 Accuracy and Runtime Tradeoff in Distributed Deep Learning, ICDM 2016 (n-softsync).

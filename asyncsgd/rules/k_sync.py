@@ -6,8 +6,8 @@ Dutta, Joshi, Ghosh, Dube, Nagpurkar: Slow and Stale Gradients Can Win the Race,
 3); Chen, Pan, Monga, Bengio, Jozefowicz: Revisiting Distributed Synchronous SGD, 2016, algorithms 3 and 4 (N + b
 workers, b of them backups: K = N); Begunov, Tyurin: Do We Need Asynchronous SGD?, 2026 (m-synchronous SGD: K = m).
 
-Every delay is 0. Dropping is unbiased only if the time a gradient takes does not depend on its batch; an interrupted
-batch is handed out again, so nothing of the data is lost, but slow content comes later.
+Every delay is 0. Dropping is unbiased only if the time a gradient takes does not depend on its batch. An interrupted
+batch is handed out again: no data are lost, but slow batches come later.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""OrMo: asynchronous SGD whose momentum is the one that gradients in the order of their starts would have made.
+"""OrMo: asynchronous SGD with the momentum that gradients would make if they were applied in the order of their starts.
 
 Gradients are grouped by the version k at which they started, K to a group (K the number of workers): group ceil(k / K).
 When the current group c = ceil(t / K) advances,

@@ -3,9 +3,9 @@
     x_{t+1} = x_t - eta * s(tau) * grad f(x_{t - tau}; batch)
     polynomial: s(tau) = (1 + tau)^-a        hinge: s(tau) = 1 if tau <= b, otherwise 1 / (a (tau - b) + 1)
 
-Xie, Koyejo, Gupta: Asynchronous Federated Optimization, 2019. Deviation: FedAsync mixes models,
-x <- (1 - alpha s) x + alpha s x_new, which with one local step is x_{t - tau} - eta g, a replacement; here the same
-weights scale the step of asynchronous SGD.
+Xie, Koyejo, Gupta: Asynchronous Federated Optimization, 2019. Deviation: FedAsync mixes models, x <- (1 - alpha s) x +
+alpha s x_new, where x_new after one local step is x_{t - tau} - eta g. Here the same weights scale the step of
+asynchronous SGD.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ A fast worker may contribute several of the B. Time-optimal for smooth nonconvex
 B = max(1, ceil(sigma^2 / eps)). Every delay is 0.
 
 Tyurin, Richtarik: Optimal Time Complexities of Parallel Stochastic Optimization Methods Under a Fixed Computation
-Model, NeurIPS 2023, algorithm 1 (workers finish, stale results are ignored); K-batch-sync of Dutta et al., AISTATS
-2018, and the published experiments stop everybody at each update (`interrupt`).
+Model, NeurIPS 2023, algorithm 1 (workers finish, stale results are ignored). K-batch-sync of Dutta et al., AISTATS
+2018, and the published experiments stop all workers at each update (`interrupt`).
 """
 
 from __future__ import annotations

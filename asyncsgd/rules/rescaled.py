@@ -3,8 +3,8 @@
     x_{t+1} = x_t - eta * (tau_i mean_j(1 / tau_j)) * grad f_i(x_{t - delay}; batch)
     tau_i = mean seconds of worker i's gradients
 
-A worker that is twice as slow arrives half as often and steps twice as far, so every objective has the same weight per
-second; the factors are 1 in the mean over arrivals. Mahran et al., 2026 (arXiv 2605.13434); the normalisation is ours.
+A worker that is twice as slow arrives half as often and steps twice as far. So every objective has the same weight per
+second. The mean of the factors over arrivals is 1. Mahran et al., 2026 (arXiv 2605.13434); the normalisation is ours.
 Seconds are those recorded in the arrivals, so a replay computes the same factors.
 """
 

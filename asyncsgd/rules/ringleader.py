@@ -1,8 +1,8 @@
 """Ringleader ASGD: heterogeneous data, every worker's objective with the same weight, whatever the speeds.
 
 A table holds per worker the mean of the gradients it has brought. In the first phase gradients are collected, without
-an update, until everybody has brought one; fast workers refine their own mean. In the second phase there is one update
-per worker,
+an update, until every worker has brought one. Fast workers refine their own mean. In the second phase there is one
+update per worker,
 
     x <- x - eta (1/n) sum_i mean_i,
 

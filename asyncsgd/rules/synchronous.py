@@ -2,8 +2,8 @@
 
     x_{t+1} = x_t - eta * sum_i w_i grad f(x_t; batch_i) / sum_i w_i,     i over the workers present, w_i = loss terms
 
-which is the gradient of the mean loss per loss term over all the round's batches, so it equals data-parallel
-training with DistributedDataParallel and one process with accumulated batches. Every delay is 0.
+This is the gradient of the mean loss per loss term over all the round's batches. So the rule equals data-parallel
+training with DistributedDataParallel, and one process with accumulated batches. Every delay is 0.
 
 The weighted sum runs over workers in order, whatever the order of arrival, so the result does not depend on it.
 Reference: Chen, Pan, Monga, Bengio, Jozefowicz: Revisiting Distributed Synchronous SGD, 2016, section 2.
@@ -31,7 +31,7 @@ class Round:
     waiting: list[tuple[int, int]]
     """Their (worker, dispatch), a heap; a worker that left and came back may have two."""
     computing: list[int]
-    """Who was in flight when somebody last started, from the last worker to the first, less those found to be gone."""
+    """The workers in flight at the latest start, from the last worker to the first, without those found to be gone."""
     num_in_flight: int
     """After the latest event; -1: `computing` has to be made anew."""
 
@@ -40,8 +40,8 @@ class Round:
 class Synchronous(Rule):
     """Hold gradients until nobody is in flight, then step along their weighted mean and start everybody.
 
-    A gradient is added to the sum as soon as no worker before it is still in flight and copied until then, so
-    workers that arrive in order cost one vector, not N. Finding that out costs O(log N) per arrival.
+    A gradient is added to the sum as soon as no worker before it is still in flight. Until then a copy of it is kept.
+    So workers that arrive in order cost one vector, not N. Finding that out costs O(log N) per arrival.
 
     >>> str(Synchronous())
     'synchronous'

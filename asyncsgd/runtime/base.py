@@ -15,7 +15,7 @@ from asyncsgd.state import Plain
 from asyncsgd.tasks.base import Sums, Task, add_sums
 
 POLL_SECONDS = 0.5
-"""How often a wait looks up, for Ctrl-C and for workers that died before they connected."""
+"""Seconds between two looks of a wait, for Ctrl-C and for workers that died before they connected."""
 
 Report = Callable[[Record], None]
 """Receives every record of a run, in order, in the process that owns the run folder."""
@@ -26,8 +26,8 @@ class Budget:
     """When a run ends: the first of these that is spent; shared by all workers, the same in every mode.
 
     `samples` counts samples that arrived, used or not, and is rounded up to whole arrivals. A run ends with the arrival
-    that reaches it, and what is in flight then is discarded: so it ends where a longer run passes by, with every worker
-    still computing. Rules `in_rounds`, and Hogwild's workers, are handed out no more than the budget.
+    that reaches it, and gradients in flight are then discarded. So a run ends at a point that a longer run would pass,
+    with every worker still computing. Rules `in_rounds`, and Hogwild's workers, are handed out no more than the budget.
     """
 
     samples: int | None = None
@@ -56,14 +56,15 @@ class Result:
     status: str
     message: str = ""
     has_parameters: bool = True
-    """Whether the leader knows the parameters of the last version. Not where the process that had them was lost."""
+    """Whether the leader knows the parameters of the last version. It does not if the process that had them was lost.
+    """
 
 
 class EvaluationPoints:
-    """Where a run evaluates: `count` points, evenly over the budget, the last at its end; the same in every mode.
+    """The points at which a run evaluates: `count` of them, evenly over the budget, the last at its end.
 
-    A point is passed by the first update at or after it. Without a budget in samples the points lie in training
-    seconds.
+    They are the same in every mode. The first update at or after a point passes it. Without a budget in samples the
+    points lie in training seconds.
 
     >>> points = EvaluationPoints(Budget(samples=100), count=4)
     >>> [points.passed(samples, 0.0) for samples in (10, 30, 49, 80)]
@@ -73,7 +74,7 @@ class EvaluationPoints:
     def __init__(self, budget: Budget, count: int) -> None:
         self._by_samples = budget.samples is not None
         whole = budget.samples if budget.samples is not None else budget.seconds
-        # The last is the budget itself: whole * count / count may differ from it in the last bit.
+        # The last point is the budget itself, since whole * count / count may differ from it in the last bit.
         self._points = [] if whole is None else [*(whole * k / count for k in range(1, count)), whole]
 
     def passed(self, num_samples: int, train_seconds: float) -> bool:

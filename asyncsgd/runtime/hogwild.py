@@ -4,14 +4,12 @@
     same
 
 Niu, Recht, Re, Wright: Hogwild!: A Lock-Free Approach to Parallelizing Stochastic Gradient Descent, NeurIPS 2011.
-Deviations: the gradients are dense, so updates may overwrite each other in part (a torn read-modify-write loses one
-worker's change of a few elements); and each worker has an optimizer state of its own, or all share one, unlocked
-too.
+Deviations: the gradients are dense, so updates may overwrite each other in part. (A torn read-modify-write loses one
+worker's change of a few elements.) Each worker has an optimizer state of its own, or all share one, also without locks.
 
-The process that would be the server only hands out batches, counts, and keeps the record; so `version` is the
-number of steps
-it has heard of, and the delays recorded are those counts: the truth up to the steps that were being taken at the
-time. Such a run cannot be replayed, because what a read saw is nowhere written down."""
+There is no server. One process hands out batches, counts the steps and keeps the record. So `version` is the number of
+steps that it has heard of. The recorded delays are differences of these counts: they do not count steps that were being
+taken at the time. Such a run cannot be replayed, because nothing records what a read saw."""
 
 from __future__ import annotations
 
@@ -33,8 +31,8 @@ class Hogwild(ParameterServer):
     """`ParameterServer` on a `SharedMemoryServer` without slots, whose `Server` has `StepTakenByWorker` for an
     optimizer.
 
-    Before an evaluation the workers are frozen: one that has a gradient ready holds it, one that is stepping
-    finishes; so nothing is applied while shards are evaluated. The training clock stops when all stand still.
+    Before an evaluation the workers are frozen. A worker with a gradient ready holds it, and a worker that is stepping
+    finishes its step. So nothing is applied while shards are evaluated. The training clock stops when all stand still.
 
     The workers are handed out the budget in samples and no more, since a step that was taken cannot be discarded."""
 

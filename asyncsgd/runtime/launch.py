@@ -1,4 +1,4 @@
-"""Who this process is: alone, or one of torchrun's ranks; and how ranks tell each other what to do."""
+"""Whether this process is alone or one of torchrun's ranks, and how ranks tell each other what to do."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The parameter server: workers compute, one server applies, whatever carries the vectors between them.
 
-The loop is the same for an asynchronous rule, a synchronous one and a single process: the rule decides, the
-transport moves, and this file keeps the budget, the batches, the clock and the record."""
+The loop is the same for an asynchronous rule, a synchronous rule and a single process. The rule decides, and the
+transport moves the vectors. This file keeps the budget, the batches, the clock and the record."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from asyncsgd.tasks.base import Sums, Task, decode_sums
 from asyncsgd.worker import Gradient
 
 Dead = Callable[[int, float], str | None]
-"""Given a worker and how many seconds to look, how its process ended; None while it lives or where nobody knows."""
+"""Given a worker and the seconds to look: how its process ended. None while it lives, or if nobody knows."""
 
 
 class ParameterServer:
@@ -67,7 +67,7 @@ class ParameterServer:
     """
 
     _steps_at_workers: ClassVar[bool] = False
-    """Whether workers step by themselves, so that nothing in flight can be discarded at the end of a budget."""
+    """Whether workers take the steps themselves. Then no gradient in flight can be discarded at the end of a budget."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class ParameterServer:
         return None
 
     def _next_messages(self) -> Iterable[tuple[int, Message]]:
-        """Messages to handle now; gradients held back by an evaluation come when their time has come."""
+        """Messages to handle now. A gradient that waits for an evaluation comes when the clock has reached its time."""
         timeout = None
         if self._budget.seconds is not None:
             timeout = max(0.0, self._budget.seconds - self._clock.seconds)
@@ -189,7 +189,7 @@ class ParameterServer:
 
     def _arrived(self, worker: int, message: Computed) -> Result | None:
         if not self._server.is_in_flight(worker, message.dispatch):
-            return None  # abandoned: its batch has gone to another, and it counts in no budget
+            return None  # abandoned: its batch went to another worker, and it counts in no budget
         outcome, event = self._apply(worker, message)
         finite = math.isfinite(message.loss)
         spent = self._budget.spent_by(self._server.num_samples)

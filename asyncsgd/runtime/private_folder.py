@@ -1,6 +1,6 @@
 """A folder that only this user can enter, for sockets, stores and tokens of one process. Standard library only.
 
-It goes with the process: at its end, or, if the process was killed, at the next start of any other."""
+It is removed when the process ends. If the process was killed, the next process of this user removes it."""
 
 from __future__ import annotations
 

@@ -32,7 +32,9 @@ LAUNCHER_VARIABLES = (
     "MASTER_ADDR",
     "MASTER_PORT",
 )
-"""What torchrun sets for its own ranks; processes of ours must not take themselves for one of these."""
+"""What torchrun sets for its own ranks. Processes that this library starts must not see it, or they would act as such
+ranks.
+"""
 
 
 LONGEST_TEMPORARY_FOLDER = 57
@@ -106,8 +108,8 @@ def clean_environment() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """End this process as soon as the one that started it has ended, whatever this one is doing then: computing, or
-    waiting for a peer that will never answer.
+    """End this process as soon as the process that started it has ended, also if this one computes, or waits for a peer
+    that will never answer.
     """
 
     def watch() -> None:
@@ -126,7 +128,7 @@ def _run(target: Callable[..., None], arguments: tuple[object, ...]) -> None:
 
 
 _FORK_SERVER_GONE = 255
-"""What a process seems to have ended with when the fork server, which alone can know, has ended."""
+"""The exit code that is seen when the fork server has ended, since only the fork server knows the true one."""
 
 
 class Processes:
@@ -190,4 +192,4 @@ class Processes:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
         for process in self._processes.values():
-            process.join(5.0)  # not for ever: it is the fork server that tells, and that may be stopped
+            process.join(5.0)  # not for ever: the fork server tells, and it may itself be stopped

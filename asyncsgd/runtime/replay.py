@@ -6,11 +6,11 @@ Nothing else decided the run: batches, masks and dropout are functions of (seed,
 function of the arrivals. So the same server, fed the same arrivals, must reply the same and end at the same
 parameters. Batches are handed out here as they were in the run, so the log has to name the same ones.
 
-A log may have been edited, or have lost lines: whatever in it cannot follow from what came before is a `Difference`.
+A log may have been edited, or may have lost lines. A line that cannot follow from those before it is a `Difference`.
 
-Every gradient's loss is compared with the one in the log, to the last bit: it depends on every parameter it was
-computed at, so the first loss that differs names the version at or before which the two runs part. A version is
-kept while a gradient of the log still has to be computed at it, which is one vector per worker at most."""
+Every gradient's loss is compared with the loss in the log, to the last bit. It depends on every parameter at which it
+was computed. So the first loss that differs names a version: there, or before it, the two runs first differ. A version
+is kept while a gradient of the log still has to be computed at it, which is one vector per worker at most."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from asyncsgd.worker import Gradient
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """Where a replay parts from its log."""
+    """Where a replay first differs from its log."""
 
     version: int
-    """The version at or before which it does."""
+    """They differ from this version on, or from an earlier one."""
     message: str
 
 
@@ -73,9 +73,9 @@ class Replay:
         self.num_checked = 0
 
     def run(self, until: int | None = None) -> Difference | None:
-        """Replay the log, or its part up to version `until`; where it parts from the log, or None.
+        """Replay the log, or its part up to version `until`. Return the first difference from the log, or None.
 
-        A log that has lost its last records agrees as far as it goes: compare `num_samples` with the run's summary.
+        A log that has lost its last records agrees up to its end, so compare `num_samples` with the run's summary.
 
         Args:
             until: stop as soon as the server has this version.

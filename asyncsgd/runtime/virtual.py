@@ -4,13 +4,13 @@ A heap of (seconds, worker, dispatch) says whose gradient arrives next; ties go 
 the rule are the ones that real processes use, so an algorithm is the same object on either clock. Cost per event: one
 heap operation, O(log N), and one gradient.
 
-Gradients are computed when they arrive, at the parameters that were kept when they started ("keep versions"): one
-vector per version that somebody in flight has read, N at most and 1 where everybody starts together. An abandoned
-gradient is therefore never computed: its worker is truly interrupted. A rule that does not abandon lets its workers
-finish, and drops or uses what arrives; whether it abandons is a parameter of the rule (`interrupt`).
+Gradients are computed when they arrive, at the parameters that were kept when they started ("keep versions"). There is
+one vector for every version that a gradient in flight has read: N at most, and 1 if all workers start together. An
+abandoned gradient is therefore never computed: its worker is truly interrupted. A rule that does not abandon lets its
+workers finish, and drops or uses what arrives. A parameter of the rule says whether it abandons (`interrupt`).
 
-With a `Network` every gradient waits twice for the server's link, which carries one vector at a time, first come
-first served: the parameters on their way down, the gradient on its way up.
+With a `Network` every gradient waits twice for the server's link: when the parameters go down, and when the gradient
+goes up. The link carries one vector at a time, in the order of requests.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ Measure = Callable[[Tensor], Measured]
 
 @contextlib.contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Let Python look for cycles of garbage less often: the loop makes many small objects and no cycles.
+    """Let Python look for cycles of garbage less often.
 
-    With thousands of workers those searches are half of the time.
+    The loop makes many small objects and no cycles. With thousands of workers these searches take half of the time.
     """
     before = gc.get_threshold()
     gc.set_threshold(200_000, *before[1:])
@@ -227,7 +227,8 @@ class Virtual:
         return None
 
     def _pop(self, until: float) -> tuple[float, int, int] | None:
-        """The next arrival; None where it comes `until` that time or later and that is not infinity, or never comes.
+        """The next arrival. None if it comes at the time `until` or later, where `until` is finite, or if it never
+        comes.
 
         Abandoned gradients are skipped, uploads wait for the link on the way.
         """

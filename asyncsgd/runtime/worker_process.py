@@ -164,7 +164,8 @@ def _obey(assignment: Assignment, end: WorkerEnd, straggling: Straggling) -> Non
             seconds = (pulled - began, computed - pulled, pushed - computed, began - finished)
             end.answer(_computed(command, version, gradient, seconds))
             finished = time.perf_counter()
-            # While the server applies: workers at equal speeds take every N-th batch, so the same stride is likely.
+            # This is done while the server applies. Workers at equal speeds take every N-th batch, so the same stride
+            # is likely.
             worker.prepare(max(0, 2 * indices[0] - last_index))
             last_index = indices[0]
             continue
@@ -204,7 +205,7 @@ def _obey_in_place(assignment: Assignment, end: SharedMemoryWorker, step: StepHe
 
 
 def _wait(end: SharedMemoryWorker, seconds: float, hold: Callable[[], bool]) -> bool:
-    """Wait, but stand still at once where the run is frozen for an evaluation; False if the run ends meanwhile."""
+    """Wait, but stop at once if the run is frozen for an evaluation. Return False if the run ends meanwhile."""
     until = time.perf_counter() + seconds
     while (left := until - time.perf_counter()) > 0:
         if end.told_to_compute(min(left, 0.02)):

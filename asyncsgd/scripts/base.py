@@ -17,8 +17,8 @@ def run_script(
     """Call ``run(argv, stop)`` and return the exit code of the script.
 
     Args:
-        run: raises `UsageError` or `RunError` with a message for the user, and KeyboardInterrupt when it was asked to
-            stop before there was anything to save.
+        run: raises `UsageError` or `RunError` with a message for the user. It raises KeyboardInterrupt if it is asked
+            to stop before there is anything to save.
         argv: None: this process's own.
         ends_with_process: signals that come after the script's end do nothing.
     """

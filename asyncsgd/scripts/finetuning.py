@@ -1,7 +1,7 @@
 """From the settings of ``experiments/stilt_finetune.py`` to its experiment: the second stage of STILT.
 
-Linear warmup and linear decay, mean cross-entropy, no early stopping: nothing is chosen by looking at the texts that
-are scored, so scoring them on the way costs time and nothing else."""
+Linear warmup and linear decay, mean cross-entropy, no early stopping. Nothing is chosen by looking at the texts that
+are scored, so scoring them during training costs only time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which folder a run gets, and what happens to what lies there already. Standard library and settings only."""
+"""Which folder a run gets, and what happens to files that are there already. Standard library and settings only."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def open_folder(
     """Make a run's folder and write its settings.
 
     Without ``--run-dir`` the folder is called `name`, and a repetition gets the next number behind it. With it, the
-    folder must be new, or hold a run that has not trained, or one with the same settings that is not DONE; these are
-    kept under another name. With ``--overwrite`` it may hold any run that is not still going.
+    folder must be new, or hold a run that has not trained, or hold a run with the same settings that is not DONE. An
+    earlier run is kept under another name. With ``--overwrite`` the folder may hold any run that is not still going.
 
     Args:
         flags: of the settings' class.
@@ -72,7 +72,7 @@ def open_folder(
         with contextlib.ExitStack() as undo:
             undo.enter_context(events)
             comment = f"{command}\nto run this again: --config {shlex.quote(str(path / 'settings.yaml'))}"
-            # Whole or not at all: whatever is killed from here on leaves a folder that says which run it holds.
+            # Written whole or not at all. If this process is killed from here on, the folder says which run it holds.
             write_text(path / "settings.yaml", flags.to_yaml(settings, comment=comment, places=False))
             folder = RunFolder(path, events, task=task, better=better)
             undo.pop_all()
@@ -119,7 +119,7 @@ def _take(path: Path, flags: Flags[S], settings: S) -> TextIO:
 def _refuse_to_replace(path: Path, flags: Flags[S], settings: S) -> None:
     status = _summary(path).get("status")
     if status in (None, FAILED, INTERRUPTED) and not has_trained(path):
-        return  # a mistyped command, say: what it has left is no reason to think twice
+        return  # e.g. a mistyped command: it has left nothing worth keeping
     old = flags.make(flags.load_yaml(path / "settings.yaml"))
     different = flags.differing_keys(flags.flatten(old), flags.flatten(settings))
     if different:

@@ -27,7 +27,7 @@ Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["fp32", "bf16", "fp16"]
 
 DEFAULT_SAMPLES = 9600
-# Far beyond what anybody trains with here: a larger number is a slip, and would end in an error of some library.
+# Far beyond any useful value here. A larger number is a typing error, and would end in an error of some library.
 MOST_SAMPLES = 10**12
 MOST_SECONDS = 1e9
 MOST_EVALUATIONS = 100_000
@@ -125,8 +125,8 @@ class Budget:
 class Optimization:
     """The optimizer and its learning rate over the run.
 
-    `learning_rate` and `schedule` are declared with the types they have inside a `Settings`, which fills them in; they
-    are None only in an `Optimization` that was built without them and has not been put into one.
+    `learning_rate` and `schedule` are declared with the types that they have inside a `Settings`, which fills them in.
+    They are None only in an `Optimization` that was built without them and is not yet part of a `Settings`.
     """
 
     optimizer: OptimizerName = setting("adamw", "update rule at the server")
@@ -148,7 +148,7 @@ class Optimization:
 class Data:
     """The text, how it is cut into sequences, and what is masked.
 
-    Evaluations have masks of their own, so that runs that train with different ones take the same test.
+    Evaluations have masks of their own, so runs that train with different masks take the same test.
     """
 
     data: str = setting("pydocs", "pydocs (built in, no network), a file, a folder or hub:NAME; A+B joins two")
@@ -202,8 +202,8 @@ class Output:
 class Common:
     """The settings that every training has, whatever its task; defaults that depend on others are filled in.
 
-    `learning_rate` follows the optimizer; `samples` is 9600 unless `seconds` limits the run; `schedule` is linear where
-    there is a number of samples to stretch it over, otherwise constant. Bounds are checked by `validate`, not here.
+    `learning_rate` follows the optimizer. `samples` is 9600 unless `seconds` limits the run. `schedule` is linear if
+    there is a number of samples to stretch it over, and otherwise constant. Bounds are checked by `validate`, not here.
     """
 
     job: Job = group(Job, "what to run")

@@ -17,9 +17,9 @@ _MOST_NODES = 200_000
 def read_yaml(text: str, name: str) -> Any:
     """Return what a YAML text holds.
 
-    A number is one that looks like one: YAML 1.1 would read 010 as 8 and 1:30 as 90; here they are text, which whoever
-    wants a number refuses with the text that was written. PyYAML would keep the last of two equal keys without a word;
-    here they are an error.
+    Only usual spellings are numbers. YAML 1.1 would read 010 as 8 and 1:30 as 90. Here they are text, and a setting
+    that wants a number refuses them by that text. PyYAML would silently keep the last of two equal keys. Here they are
+    an error.
 
     Args:
         name: of the file, for messages.
@@ -77,7 +77,7 @@ def _loader() -> Any:
 
 
 def _check_depth(text: str, name: str) -> None:
-    """PyYAML reads what is nested by calling itself, and so does what looks at the values afterwards."""
+    """PyYAML reads nested values by recursion, and so do the functions that look at the values afterwards."""
     import yaml
 
     depth = 0

@@ -92,8 +92,8 @@ class ADPSGD(Method):
     starts belongs to its step and is not counted. Every exchange adds one to the delay of one gradient in flight, so
     delays are 1 on average, whatever the speeds and the graph.
 
-    With one worker there is nobody to average with: sequential SGD. Real processes need a bipartite graph, lest two
-    workers wait for each other; here an exchange takes no time and is atomic, so any graph will do.
+    With one worker there is nobody to average with: sequential SGD. Real processes need a bipartite graph, or two
+    workers could wait for each other. Here an exchange takes no time and is atomic, so any graph will do.
 
     Args:
         topology: ``complete``, everybody is a neighbour of everybody; or ``ring``, workers i - 1 and i + 1.
@@ -117,14 +117,14 @@ class ADPSGD(Method):
 class SGP(Method):
     """Stochastic gradient push: synchronous rounds of push-sum averaging on the directed exponential graph.
 
-    In round k worker i computes g_i at z_i = x_i / w_i, steps x_i <- x_i - eta g_i, keeps half of (x_i, w_i) and sends
-    the other half to worker i + 2^(k mod ceil(log2 N)) modulo N. Sum w_i = N and, but for the gradients, sum x_i are
-    conserved, what is on its way included; so z_i tends to the mean although x_i need not. With 2 workers and no
+    In round k worker i computes g_i at z_i = x_i / w_i and steps x_i <- x_i - eta g_i. It keeps half of (x_i, w_i) and
+    sends the other half to worker i + 2^(k mod ceil(log2 N)) modulo N. Sum w_i = N and, but for the gradients, sum x_i
+    are conserved, what is on its way included; so z_i tends to the mean although x_i need not. With 2 workers and no
     delay it is synchronous SGD; with one worker, sequential SGD.
 
     A round takes as long as the slowest worker's gradient. Messages take no time of their own, so `delay` (overlap
-    SGP) changes the iterates and not the clock. Gradients are always applied to the model they were computed at:
-    what is late are the neighbours' halves.
+    SGP) changes the iterates and not the clock. Gradients are always applied to the model at which they were computed.
+    Only the neighbours' halves are late.
 
     Args:
         delay: rounds by which messages are late; those sent in round k are added at the end of round k + delay.

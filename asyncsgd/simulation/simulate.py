@@ -67,7 +67,7 @@ _BOUNDS: Mapping[str, Mapping[str, float]] = {
     "samples": {"above": 0, "at_most": 10**12},
     "budget_seconds": {"above": 0, "at_most": 1e12},
 }
-"""Far beyond what anybody simulates: a larger number is a slip, and would end in an error of some library."""
+"""Far beyond any useful value. A larger number is a typing error, and would end in an error of some library."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,8 +209,8 @@ def simulate(
 ) -> Simulation:
     """Run `rule` on `instance` with plain SGD at the server.
 
-    Every worker draws its samples from a stream of its own, and its times from another, both functions of the seeds
-    that `instance` and `sampler` were made with; so two rules on one seed meet identical speeds and samples.
+    Every worker draws its samples from a stream of its own, and its times from another. Both are functions of the seeds
+    that `instance` and `sampler` were made with. So two rules on one seed meet identical speeds and samples.
 
     Args:
         instance: from ``problem.on(num_workers, seed)``; a sample is one stochastic gradient.

@@ -1,9 +1,9 @@
 """How long a gradient takes on each worker, in seconds, and how long the network takes to carry it.
 
-A model of service times is a frozen dataclass of parameters; `Speeds.on` binds it to a number of workers and a seed,
-and the `Sampler` it returns answers with the seconds of draw k of worker w. The answer is a pure function of
-(seed, worker, draw): it depends neither on the order of the questions nor on who else is asked, so two rules run on
-one seed meet identical speeds (common random numbers), on a virtual clock as well as in a real run that is slowed down.
+A model of service times is a frozen dataclass of parameters. `Speeds.on` binds it to a number of workers and a seed.
+The `Sampler` that it returns gives the seconds of draw k of worker w. The seconds are a pure function of (seed, worker,
+draw). They depend neither on the order of the calls nor on other workers. So two rules on one seed meet identical
+speeds (common random numbers), on a virtual clock as well as in a real run that is slowed down.
 
 `ALL` holds an example of each model that needs no file, for tests and for ``--speeds help``.
 """
@@ -48,7 +48,7 @@ def _not_negative(name: str, value: float) -> None:
 
 
 def _measured(value: object) -> float:
-    """`value` if it is a number, else nan: null and missing measurements must not become no time at all."""
+    """`value` if it is a number, else nan: a null or missing measurement must not become 0 seconds."""
     return float(value) if isinstance(value, int | float) else math.nan
 
 
@@ -166,8 +166,8 @@ class _TraceSampler(_FixedSampler):
 class _RandomSampler(Sampler):
     """Random seconds, made in blocks of `_BLOCK` draws of one worker; the latest block of each worker is kept.
 
-    Memory is 256 bytes for each worker, however long the run. A block is always made whole and alone: what numpy's
-    vector code returns may differ in the last bit with an element's place in a longer array.
+    Memory is 256 bytes for each worker, however long the run. A block is always made whole and alone, since numpy's
+    vector code may give other last bits at another position of a longer array.
     """
 
     def __init__(self, block: Callable[[np.random.Generator, int], Floats], num_workers: int, seed: int) -> None:
@@ -182,7 +182,7 @@ class _RandomSampler(Sampler):
 
     def _draw(self, workers: Ints, draws: Ints) -> Floats:
         seconds = self._seconds[workers, draws & (_BLOCK - 1)]
-        # One call may ask a worker for draws of two blocks, so what is not held is read one by one.
+        # One call may ask for a worker's draws of two blocks, so draws outside the held block are read one by one.
         for at in np.flatnonzero(self._held[workers] != draws >> _BLOCK_BITS).tolist():
             seconds[at] = self._draw_one(int(workers[at]), int(draws[at]))
         return seconds
@@ -558,8 +558,8 @@ class Trace(Speeds):
     has them) + apply_seconds: all until its worker can start again, the server's part included. Local steps share their
     arrival's time equally. A worker's arrivals in recorded order are its draws.
     Worker w takes those of the recorded worker at place w modulo their number (in increasing order), draw k those of
-    arrival k modulo the worker's number of arrivals. Gradients that the run abandoned never arrived and are missing,
-    so the trace of a rule that stops slow gradients is too fast: record with a rule that lets every worker finish.
+    arrival k modulo the worker's number of arrivals. Gradients that the run abandoned never arrived and are missing. So
+    the trace of a rule that stops slow gradients is too fast. Record with a rule that lets every worker finish.
 
     Raises:
         ValueError: if `run` is empty or holds a comma, which would end the parameter.
@@ -657,7 +657,7 @@ class Network:
 
     The server's link carries one transfer at a time. Every gradient costs two of them (parameters down, gradient up),
     so with transfers at the server's speed at most server_bandwidth / (2 bytes_per_vector) gradients per second pass,
-    however many workers there are. The queue in front of that link is kept by the virtual clock; here is only the
+    however many workers there are. The virtual clock keeps the queue in front of that link. This class gives only the
     time of one transfer once it has begun.
 
     >>> network = Network(bytes_per_vector=4e6, worker_bandwidth=(1e8, 5e7), server_bandwidth=1e9)

@@ -10,12 +10,12 @@ x being the outer parameters, their last outer value on each fragment, and y_i t
 
 Clock. Sending never blocks. Once the slowest worker has sent its part, the result is there for everybody
 `transfer_seconds` later. A worker takes it after `overlap` more inner steps of its own, and waits only if it is not
-there by then: with overlap 0 that is a barrier at every synchronisation, as in DiLoCo. What is computed does not
-depend on who waits for whom, but for a budget that ends in mid-round.
+there by then. With overlap 0 that is a barrier at every synchronisation, as in DiLoCo. Which worker waits changes
+nothing in what is computed, except where a budget ends in mid-round.
 
-What is evaluated is the mean of the workers' models. In evaluations `version` counts outer steps, a fragment's as one;
-in events `version` and `read_version` count the changes (inner steps and mixes) of the model of the event's worker, and
-every gradient is fresh: the delay of this method is that of the outer result, `overlap` inner steps.
+What is evaluated is the mean of the workers' models. In evaluations `version` counts outer steps, a fragment's as one.
+In events `version` and `read_version` count the changes (inner steps and mixes) of the model of the event's worker.
+Every gradient is fresh. The delay of this method is that of the outer result, `overlap` inner steps.
 
 Douillard, Donchev, Rush, Kale, Charles, Garrett, Teston, Lacey, McIlroy, Shen, Rame, Szlam, Ranzato, Barham: Streaming
 DiLoCo with overlapping communication: Towards a Distributed Free Lunch, 2025, algorithm 2. Deviations: a fragment is

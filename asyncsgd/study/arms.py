@@ -24,7 +24,9 @@ from asyncsgd.study.config import (
 )
 
 NOT_A_VARIANT = frozenset(("mode", "rule", *CONDITION_KEYS, "batch_size", "seed"))
-"""Settings that are the algorithm's, or that all arms of a group share; any other may tell two references apart."""
+"""Settings of the algorithm, or settings that all arms of a group share. Any other setting may distinguish two
+references.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,7 +202,8 @@ def _crossed(grid: Mapping[str, Sequence[Any]], nproc: Any, where: str) -> tuple
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What tells the reference arms of a group apart: settings that are no algorithm's and not the same in all.
+    """The settings that distinguish the reference arms of a group: no algorithm's settings, and not the same in all
+    arms.
 
     >>> differing([{"mode": "sync", "warmup": 0}, {"mode": "sync", "warmup": 80}])
     ['warmup']

@@ -49,7 +49,7 @@ class Estimator:
         budget = settings.budget
         training = self.training_seconds(settings)
         if kind_of(settings.job.mode, settings.job.clock) is Virtual:
-            # one process computes all gradients, whatever its clock says
+            # one process computes all gradients, one after another
             training *= _gradients_per_second(settings) * gradient
         return START_SECONDS + training + (budget.evaluations + 1) * evaluation
 

@@ -28,8 +28,9 @@ Three more keys, each with its default:
 
 An *arm* is an algorithm under one condition; a *block* is a seed: all arms run on it, in an order of its own.
 
-Where the primary endpoint is the time to a target, all test runs of a group have one budget in seconds: what the pilots
-of its reference took for their samples, in the median. With a budget in samples the faster arm would be stopped first.
+Where the primary endpoint is the time to a target, all test runs of a group have one budget in seconds. It is the
+median of what the pilots of the group's reference took for their samples. With a budget in samples the faster arm would
+be stopped first.
 """
 
 from __future__ import annotations
@@ -316,7 +317,7 @@ def _tuning_runs(arms: Sequence[Arm], tuning: Tuning | None, order_seed: int) ->
     for seed in tuning.seeds:
         for number in range(max(len(arm.trials) for arm in arms)):
             for arm in _shuffled(arms, order_seed, "tuning", seed, number):
-                if arm.trials.index(arm.trials[number]) == number:  # an equal trial before it is the same run
+                if arm.trials.index(arm.trials[number]) == number:  # an equal trial that comes earlier is the same run
                     yield PlannedRun(f"tuning/{arm.name}/t{number}-s{seed}", "tuning", arm.name, seed, trial=number)
 
 

@@ -23,8 +23,9 @@ class Analysis:
 
     reference: str
     control: str | None
-    """An algorithm whose updates are as small as those of an asynchronous one: a difference from it is not one of the
-    number of updates. It is compared beside the primary family, at equal samples."""
+    """An algorithm whose updates have as few samples as those of an asynchronous one. So a difference from it does not
+    come from the number of updates. It is compared beside the primary family, at equal samples.
+    """
     endpoint: str
     num_workers: int | None
     clock: str

@@ -1,11 +1,11 @@
 """Run a plan: tune, find and fix target and budget, test, fine-tune; stop anywhere and go on later.
 
-What is done is read from the run folders alone, so nothing has to be kept up to date, and a killed sweep leaves nothing
-locked: the only lock is one that the kernel takes back with the process.
+The run folders alone say what is done, so no other file has to be kept up to date. A killed sweep leaves nothing
+locked, because the kernel frees its only lock when the process ends.
 
-Runs that measure time have the machine to themselves, one after another, in this process and with workers from one
-fork server; runs on the virtual clock and fine-tuning run beside one another (`jobs`), each in a process forked from
-that same server, so no run pays for imports again.
+A run that measures time has the machine to itself. Such runs are made one after another, in this process, with workers
+from one fork server. Runs on the virtual clock and fine-tuning run beside one another (`jobs`), each in a process
+forked from that same server. So no run pays for imports again.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Sweep:
             )
         if before is None and self.out.is_dir() and any(path.is_dir() for path in self.out.iterdir()):
             raise UsageError(f"{self.out} holds other things and no sweep; type another --out")
-        # what was registered stays in the plan while earlier stages are looked at again
+        # the registered values stay in the plan while earlier stages are looked at again
         kept = self._read(self.out / "plan.json") or {}
         self._targets = kept.get("targets") or {}
         self._analysis_sha256 = kept.get("analysis_sha256")
@@ -132,8 +132,8 @@ class Sweep:
 
         Args:
             retry: FAILED runs are to be made again.
-            pretend: put something in the place of what is not known before earlier stages are done (the first trial,
-                the base model), to estimate how long runs take.
+            pretend: use a stand-in for what only earlier stages can tell (the first trial, the base model), to estimate
+                how long runs take.
 
         Raises:
             UsageError: if a finished run has other settings than the plan gives it.

@@ -67,8 +67,9 @@ def found() -> Any:
 class Task(abc.ABC):
     """What is learned. Subclasses are frozen dataclasses.
 
-    A task comes about in three stages: its fields name things; `prepare`, in one process, finds them out and keeps what
-    it found in fields declared with `found`; `model` and `data`, in every process, read it into memory.
+    A task is made in three stages. Its fields name things, e.g. a file. `prepare` runs in one process, reads these
+    things and keeps the results in fields declared with `found`. `model` and `data` run in every process and read the
+    results into memory.
     """
 
     name: ClassVar[str]
@@ -121,19 +122,51 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def model(self, seed: int) -> nn.Module:
-        """A new model with its initial values, on the CPU and in training mode: the same in every process."""
+        """A new model with its initial values, on the CPU and in training mode.
+
+        Every process calls this and must get the same values, so draw them inside ``with asyncsgd.seeded(seed):``.
+
+        Args:
+            seed: of the run.
+
+        Returns:
+            A new module that the caller owns: its parameters are moved into a flat vector.
+        """
 
     @abc.abstractmethod
     def data(self, seed: int) -> Data:
-        """The data, read by this process for itself."""
+        """The data, read by this process for itself.
+
+        Args:
+            seed: of the run; decides the order of the training samples.
+
+        Returns:
+            Training batches and evaluation sets. Batch `index` of a stream must be the same in every process.
+        """
 
     @abc.abstractmethod
     def outputs(self, model: nn.Module, batch: Batch) -> Any:
-        """What `model` says of `batch`."""
+        """One forward pass: what `model` says of `batch`; `loss` and `sums` read it.
+
+        Args:
+            model: of this task, in training or in evaluation mode; the library sets the mode, autocast and `no_grad`.
+            batch: with its tensors on the model's device.
+        """
 
     @abc.abstractmethod
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
-        """The loss, a scalar: the mean over ``weight(batch)`` loss terms."""
+        """The loss, a scalar: the mean over ``weight(batch)`` loss terms.
+
+        Gradients of several batches are averaged with these weights, so a sum in place of the mean, or a mean over
+        another number of terms, trains another model. `asyncsgd.check` looks for such a mistake.
+
+        Args:
+            outputs: what `outputs` gave for this batch.
+            batch: with its tensors on the model's device.
+
+        Returns:
+            A float tensor of shape `()` that depends on the parameters.
+        """
 
     def weight(self, batch: Batch) -> float:
         """Loss terms behind the batch's loss; more than 0 in training. Read from the batch on the CPU.
@@ -145,7 +178,7 @@ class Task(abc.ABC):
         return float(rows.pop() if len(rows) == 1 else self.batch_size)
 
     def split(self, batch: Batch, parts: int) -> Sequence[Batch]:
-        """The batch in `parts` batches, whose losses, weighted by their loss terms, make up its own; see `split_rows`.
+        """The batch cut into `parts` batches. Their losses, weighted by their loss terms, give the loss of the whole.
 
         Raises:
             UsageError: if it cannot be split.
@@ -153,11 +186,29 @@ class Task(abc.ABC):
         return split_rows(batch, parts)
 
     def sums(self, outputs: Any, batch: Batch) -> Sums:
-        """What `metrics` is made of, summed over the batch; ``loss`` only where it is not loss times weight."""
+        """What `metrics` is computed from, summed over the batch.
+
+        The library adds the sums of all batches and of all workers, and adds ``loss`` and ``weight`` itself. Give
+        ``loss`` only if the summed loss is not `loss` times `weight`.
+
+        Args:
+            outputs: what `outputs` gave for this batch, in evaluation mode.
+            batch: with its tensors on the model's device.
+
+        Returns:
+            Numbers, numpy arrays or tensors by name, of the same shapes for every batch.
+        """
         return {}
 
     def metrics(self, sums: Sums) -> dict[str, float]:
-        """The metrics of a whole evaluation: the only division."""
+        """The metrics of a whole evaluation. This is the only division, so no mean of means appears.
+
+        Args:
+            sums: added up over the whole evaluation set, with ``loss`` and ``weight``.
+
+        Returns:
+            A number for each name in `better`.
+        """
         return {}
 
     def details(self, sums: Sums) -> dict[str, Any]:

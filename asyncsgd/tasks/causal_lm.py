@@ -7,9 +7,9 @@ longer than a row is cut into pieces, each of which counts as a document here. O
 end-of-text token.
 
 A row holds several documents (Ding et al., Fewer Truncations Improve Language Modeling, ICML 2024: best-fit packing).
-Their positions start again at 0 in each of them, and that is how transformers knows where attention has to stop, as
-long as it is given no mask and no cache. Models that build their own masks (OPT, Bloom), or have no attention (Mamba),
-do not take part in it. `CausalLM.prepare` measures that, and gives such a model one document a row.
+The positions start again at 0 in each document. From this transformers knows where attention must stop, as long as it
+is given no mask and no cache. Models that build their own masks (OPT, Bloom), or have no attention (Mamba), do not take
+part in it. `CausalLM.prepare` measures that, and gives such a model one document a row.
 
 Shapes: B rows, L tokens a row, M predicted tokens, V vocabulary.
 """

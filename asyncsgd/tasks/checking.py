@@ -1,7 +1,7 @@
-"""A dry run of a task: what is wrong with a user's own task is found before a run, and the message says what to change.
+"""A dry run of a task. It finds mistakes in a user's own task before a run, and the message says what to change.
 
-Most of these mistakes stop no run. Workers then train other models than the server, or losses are off by a few percent,
-and nothing says so."""
+Most of these mistakes stop no run. Workers then train other models than the server, or losses are wrong by a few
+percent, and no message says so."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def refuse_in_worker() -> None:
     Raises:
         UsageError: in every process but the main one.
     """
-    # While it imports the script, a child has its name already, and not yet a parent.
+    # While a child imports the script, it already has its name, but no parent yet.
     if multiprocessing.parent_process() is None and multiprocessing.current_process().name == "MainProcess":
         return
     script = getattr(sys.modules.get("__mp_main__", sys.modules["__main__"]), "__file__", None) or "the script"
@@ -447,7 +447,8 @@ def _generators_restored(device: torch.device) -> Iterator[None]:
 def _check_split(
     trial: _Trial, batch: Batch, weight: float, loss: Tensor, gradients: dict[str, Tensor], drew: bool
 ) -> list[str]:
-    """Refuse a weight that is not what the loss is a mean over; a note where that cannot be seen.
+    """Refuse a weight that is not the number of terms that the loss is a mean over. Return a note if this cannot be
+    checked.
 
     Without dropout, the loss and the gradient of a batch are the weighted means of those of its parts.
 

@@ -2,9 +2,9 @@
 
     loss = (1/B) sum_b w[y_b] (-log softmax(logits_b)[y_b]),    b over the B texts of the batch
 
-with w = 1, or the inverse frequency of the class. The divisor is B and not the sum of the weights (torch's
-``weight=`` divides by that sum): so the batches' gradients add up to the gradient of one loss over the whole training
-set, whatever classes a batch happens to hold. Evaluations never weigh.
+with w = 1, or the inverse frequency of the class. The divisor is B and not the sum of the weights. (torch's ``weight=``
+divides by that sum.) So the batches' gradients add up to the gradient of one loss over the whole training set, whatever
+classes a batch happens to hold. Evaluations never weigh.
 
 Shapes: B sequences, L tokens, C classes.
 """

@@ -2,13 +2,12 @@
 
     loss = -(1/M) sum_m log softmax(logits_m)[label_m],    m over the M masked tokens of the batch
 
-The same number, and the same gradient, as with logits everywhere and label -100 at unmasked positions; but with 15
-% of the tokens masked, the vocabulary matrix product and the softmax are about seven times smaller, and they
-dominate small models.
+The loss and the gradient are the same as with logits everywhere and label -100 at unmasked positions. But with 15 % of
+the tokens masked, the vocabulary matrix product and the softmax are about seven times smaller, and they dominate small
+models.
 
-How it works for any `AutoModelForMaskedLM`: its encoder is ``model.base_model`` and its head works token by token,
-so a forward hook on the encoder hands the head only the hidden states of the masked positions, as one sequence of M
-tokens.
+This works for any `AutoModelForMaskedLM`. Its encoder is ``model.base_model``, and its head works token by token. So a
+forward hook on the encoder hands the head only the hidden states of the masked positions, as one sequence of M tokens.
 
 Shapes: B sequences, L tokens, M masked tokens, D hidden, V vocabulary.
 """
@@ -73,7 +72,7 @@ class MaskedPositions:
 class MaskedLM(Task):
     """Masked language modelling on a text, with any `AutoModelForMaskedLM`.
 
-    Evaluations have masks of their own, so that runs that train with different ones take the same test.
+    Evaluations have masks of their own, so runs that train with different masks take the same test.
     """
 
     name: ClassVar[str] = "masked_lm"

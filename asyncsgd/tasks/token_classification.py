@@ -3,8 +3,8 @@
     loss = -(1/K) sum_k log softmax(logits_k)[tag_k],    k over the K labelled words of the batch
 
 The logits of a word are those at its first piece; its other pieces have no label. A sentence longer than `seq_len` is
-cut. The words cut off have no loss, and count as predicted ``O`` in the evaluation, as do words that the tokenizer
-makes nothing of: the scores are of whole sentences.
+cut. The words cut off have no loss, and count as predicted ``O`` in the evaluation. So do words for which the tokenizer
+gives no piece. The scores are of whole sentences.
 
 Shapes: B sentences, L tokens, W words of the longest sentence, C tags, T types of spans.
 """

@@ -1,4 +1,4 @@
-"""What a worker has been sent and has not obeyed yet; both transports that have workers keep it so."""
+"""The commands that a worker was sent and has not carried out; used by both transports that have workers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from asyncsgd.runtime.transport.base import Command, Compute, Stop
 
 
 class Backlog:
-    """Commands for one worker, oldest first; of the gradients it is asked for only the last stays.
+    """Commands for one worker, oldest first. Of several requests for a gradient only the last is kept.
 
     Whoever asks for another gradient has abandoned the one before. So a worker that stands still never has more to do
     than what is still wanted. Not locked: the caller sees to it that one thread at a time is in here.

@@ -1,8 +1,8 @@
 """What passes between the server and a worker, and the two ends that every transport has.
 
 A worker obeys: it receives a command, carries it out, answers, and receives the next. So it never waits for another
-worker, and commands sent to a busy worker are carried out in order when it gets to them, without the gradients that
-were abandoned meanwhile; see `Backlog`."""
+worker. Commands sent to a busy worker are carried out in order, later, without the gradients that were abandoned
+meanwhile; see `Backlog`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Proceed:
 
 @dataclasses.dataclass(frozen=True)
 class Stop:
-    """Leave; the last command."""
+    """Stop work. This is the last command to a worker."""
 
 
 Command = Compute | Evaluate | Proceed | Stop

@@ -5,9 +5,8 @@ Threads, because a gloo receive cannot be polled. Vectors travel as tensors, com
 size.
 
 Until a worker is idle its commands wait in a backlog, and of the gradients it has been asked for only the last counts.
-It is sent the parameters together with the command that needs them; the copy that is sent is
-made under the lock that the server holds while it writes, so it is one consistent version. The lock lives in the
-server's process.
+The parameters are sent together with the command that needs them. The copy is made under the lock that the server holds
+while it writes, so it is one consistent version. The lock lives in the server's process.
 
 The two meet through a file in a folder that only this user can enter, and gloo listens on loopback. Gloo cannot tell
 who connects, so a worker's first frame holds the run's token, and nothing that arrives is ever unpickled. This

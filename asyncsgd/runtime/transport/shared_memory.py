@@ -6,10 +6,9 @@ copies nothing.
 
 A pull is one consistent version without any lock: the control word is 2 v while version v stands and 2 v + 1 while
 the server writes version v + 1 (a sequence lock). A reader copies between two equal, even values and reads again
-otherwise. A reader that reads again means that others make progress, unless the server was killed while it wrote:
-then the word stays odd for ever, so a reader that waits also looks whether the server is still there. The order of the
-stores and loads around the copy is that of x86; on other processors `asyncsgd.modes.check_transport` refuses this
-transport.
+otherwise. If a reader must read again, the server has made progress. If the server was killed while it wrote, the word
+stays odd for ever. So a reader that waits also checks that the server is still there. The order of the stores and loads
+around the copy is that of x86; on other processors `asyncsgd.modes.check_transport` refuses this transport.
 
 The segment is a file of the shared-memory file system, so workers may come from anywhere on this host (this library's
 fork server or torchrun). On Linux it has no name: workers find it among the server's open files in /proc, so not even
@@ -18,9 +17,9 @@ SIGKILL at the worst moment leaves it behind. Elsewhere its name is removed as s
 The socket lies in a folder that only this user can enter, and a worker's first words are the run's token, which it has
 from the process that started it. Whoever says anything else is hung up on.
 
-No message to a worker may block the server: a worker that stands still would block everybody. What its socket has no
-room for waits in a backlog, and of the gradients it has been asked for only the last counts, since whoever asks for
-another has abandoned the one before."""
+No message to a worker may block the server, or a worker that stands still would block all the others. Messages for
+which its socket has no room wait in a backlog. Of several requests for a gradient only the last counts, since each one
+abandons the gradient before it."""
 
 from __future__ import annotations
 
