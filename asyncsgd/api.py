@@ -199,7 +199,7 @@ def train(
             if report is not None:
                 report(record)
 
-        ended = carry_out(experiment, launch, opened, context, quiet=quiet, more=(note,))
+        ended = carry_out(experiment, launch, opened, context, quiet=quiet, receivers=(note,))
     if ended.unexpected is not None:
         raise ended.unexpected
     if ended.result.status == FAILED:
@@ -391,11 +391,11 @@ class _Asked:
 def _rule_of(rule: Rule | None, runtime: modes.Runtime) -> Rule:
     if runtime.follows_rule:
         return rule or Asynchronous()
-    own = Asynchronous() if runtime.has_server else Synchronous()
-    if rule is not None and rule != own:
+    default = Asynchronous() if runtime.has_server else Synchronous()
+    if rule is not None and rule != default:
         name = type(runtime).__name__
-        raise UsageError(f"{name} is {own.name} by definition, and rule={rule} would do nothing; drop it")
-    return own
+        raise UsageError(f"{name} is {default.name} by definition, and rule={rule} would do nothing; drop it")
+    return default
 
 
 def _task_of(settings: Mapping[str, Any]) -> Task:
@@ -404,13 +404,13 @@ def _task_of(settings: Mapping[str, Any]) -> Task:
     if module == "__main__":
         raise UsageError(f"the run's task {name} was defined in the script that was run; {give}")
     try:
-        found: Any = importlib.import_module(module)
+        kind: Any = importlib.import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
+            kind = getattr(kind, part)
     except (ImportError, AttributeError) as error:
         raise UsageError(f"the run's task {module}.{name} cannot be imported ({error}); {give}") from error
     fields = {key: tuple(value) if isinstance(value, list) else value for key, value in settings["task_fields"].items()}
-    task: Task = found(**fields)
+    task: Task = kind(**fields)
     return task
 
 
@@ -427,12 +427,12 @@ def _saved_model(folder: Path, settings: Mapping[str, Any], task: Task | None) -
     if not weights.is_file():
         raise UsageError(f"{folder} holds no model; run it again")
     if "task_class" in settings:
-        own, seed = task or _task_of(settings), settings["seed"]
-        own = own.prepare(seed, cache_folder(None))
+        task_of_run, seed = task or _task_of(settings), settings["seed"]
+        task_of_run = task_of_run.prepare(seed, cache_folder(None))
     else:
         experiment = experiment_of_run(folder, None, None if task is None else type(task))
-        own, seed = experiment.task.prepare(experiment.setup.seed, experiment.cache), experiment.setup.seed
-    model = own.model(seed)
+        task_of_run, seed = experiment.task.prepare(experiment.setup.seed, experiment.cache), experiment.setup.seed
+    model = task_of_run.model(seed)
     load_model(model, str(weights))
     return model
 

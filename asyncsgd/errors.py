@@ -50,5 +50,5 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     >>> nearest("zzz", ["asynchronous"])
     ''
     """
-    found = difflib.get_close_matches(name, list(choices), n=1)
-    return f"; did you mean {found[0]!r}?" if found else ""
+    closest = difflib.get_close_matches(name, list(choices), n=1)
+    return f"; did you mean {closest[0]!r}?" if closest else ""

@@ -65,10 +65,10 @@ class Kind:
         known = [field.name for field in fields]
         takes = f"it takes {', '.join(known)}" if known else "it takes none"
         values: dict[str, Any] = {}
-        for place, part in enumerate(filter(None, parameters.split(","))):
+        for position, part in enumerate(filter(None, parameters.split(","))):
             key, equals, value = part.partition("=")
             if self.first_is_positional and known and not equals and key not in known:
-                if place > 0:
+                if position > 0:
                     raise UsageError(
                         f"{self.one} {name!r}: only the first value may stand without its name, {part!r} needs one; "
                         f"type {self.flag} {name}:{known[0]}=VALUE,...; {takes}"

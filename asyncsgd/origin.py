@@ -122,10 +122,10 @@ def hash_of(masked_lm: nn.Module, origin: Origin) -> str:
     from asyncsgd.flat import FlatModel, parameters_sha256
 
     flat = FlatModel(masked_lm)
-    found = parameters_sha256(flat.layout, flat.parameters)
-    if origin.parameters_sha256 not in (None, found):
+    sha256 = parameters_sha256(flat.layout, flat.parameters)
+    if origin.parameters_sha256 not in (None, sha256):
         raise UsageError(
-            f"{origin.model} is not the model that was saved there: its parameters have sha256 {found[:16]}..., its "
+            f"{origin.model} is not the model that was saved there: its parameters have sha256 {sha256[:16]}..., its "
             f"records say {str(origin.parameters_sha256)[:16]}...; run its pretraining again"
         )
-    return found
+    return sha256

@@ -96,10 +96,10 @@ def classes_in(*modules: str) -> dict[str, type]:
     >>> sorted(classes_in("asyncsgd.state"))
     []
     """
-    found = {}
+    classes = {}
     for name, module in list(sys.modules.items()):
         if any(name == wanted or (wanted.endswith(".") and name.startswith(wanted)) for wanted in modules):
             for kind in list(vars(module).values()):
                 if isinstance(kind, type) and kind.__module__ == name:
-                    found[f"{name}:{kind.__qualname__}"] = kind
-    return found
+                    classes[f"{name}:{kind.__qualname__}"] = kind
+    return classes

@@ -141,7 +141,7 @@ def carry_out(
     stop: StopRequest | None = None,
     *,
     quiet: bool = False,
-    more: Sequence[Callable[[Record], None]] = (),
+    receivers: Sequence[Callable[[Record], None]] = (),
 ) -> Ended:
     """Prepare, train, evaluate, save. The run folder says how it ended, in every case.
 
@@ -151,7 +151,7 @@ def carry_out(
         context: a fork server that starts workers, None where there are none.
         stop: what has listened for Ctrl-C and SIGTERM so far; None: nothing has.
         quiet: whether the user is told nothing.
-        more: called with each record.
+        receivers: called with each record, in order.
 
     Raises:
         UsageError: where the user has to change something; the folder then holds a FAILED summary.
@@ -160,7 +160,7 @@ def carry_out(
         if folder is not None:
             closing.callback(folder.close)
         listening = closing.enter_context(stop or StopRequest())
-        run, result, unexpected = _attempt(experiment, launch, folder, context, listening, quiet, more)
+        run, result, unexpected = _attempt(experiment, launch, folder, context, listening, quiet, receivers)
         try:
             if run is not None:
                 result, summary = _finish(run, result)
@@ -190,14 +190,14 @@ def _attempt(
     context: ForkServerContext | None,
     stop: StopRequest,
     quiet: bool,
-    more: Sequence[Callable[[Record], None]],
+    receivers: Sequence[Callable[[Record], None]],
 ) -> tuple[Run | None, Result, Exception | None]:
     """Prepare and train. Return the run as far as it came, how it ended, and an unexpected exception."""
     run = None
     try:
         with stop.at_once():
             board = None if launch.rank is None else Noticeboard()
-            run = _open(experiment, launch, folder, context, stop, quiet, more)
+            run = _open(experiment, launch, folder, context, stop, quiet, receivers)
         return run, _TRAIN[type(experiment.setup.runtime)](run, board), None
     except UsageError as error:
         _write_last(folder, experiment.summary() | {"status": FAILED, "message": str(error)})
@@ -237,7 +237,7 @@ def _open(
     context: ForkServerContext | None,
     stop: StopRequest,
     quiet: bool,
-    more: Sequence[Callable[[Record], None]],
+    receivers: Sequence[Callable[[Record], None]],
 ) -> Run:
     setup = experiment.setup
     torch.set_num_threads(setup.runtime.threads)
@@ -260,7 +260,7 @@ def _open(
         unused,
         flat,
         parameters_sha256(flat.layout, flat.parameters),
-        Recorder(folder, course.budget.samples, quiet=quiet, more=more),
+        Recorder(folder, course.budget.samples, quiet=quiet, receivers=receivers),
         context,
         stop,
         tell,
@@ -368,13 +368,13 @@ def _serve_workers(
 ) -> Result:
     """Start the workers (all of them, or worker 0 where torchrun made the others) and serve them."""
     assert run.context is not None
-    own = range(run.num_workers) if board is None else range(1)
+    started_here = range(run.num_workers) if board is None else range(1)
     address = transport.address
     if board is not None:
         board.put(encode_found(run.task) + b"\n" + _ADDRESSES.encode(address))
     try:
         with Processes(run.context) as processes:
-            for worker in own:
+            for worker in started_here:
                 processes.start(worker, target, run.assignment(worker), address, worker, *arguments)
             optimizer = optimizer_on(_vector(run, transport))
             result = _serve(run, transport, run.num_workers, optimizer, processes.how_it_ended)
@@ -561,13 +561,13 @@ def _finish(run: Run, result: Result) -> tuple[Result, dict[str, Any]]:
     """Save the model, write the summary and tell the user the results. Return how the run ended, and the summary."""
     totals, delays, acted = run.record.totals, run.record.totals.delays, run.record.rule_acted
     folder = run.record.folder
-    sha256, found = None, facts_of(run.task, run.setup.seed)
+    sha256, facts = None, facts_of(run.task, run.setup.seed)
     try:
         if result.has_parameters:
             sha256 = parameters_sha256(run.flat.layout, run.flat.parameters)
             if result.status == DONE:
                 with evaluating(run.flat.model):
-                    found |= run.task.final(run.flat.model)
+                    facts |= run.task.final(run.flat.model)
             if run.experiment.saves_model and folder is not None:
                 save_whole(lambda new: run.task.save(run.flat.model, new), folder.path / "model")
         else:
@@ -585,7 +585,7 @@ def _finish(run: Run, result: Result) -> tuple[Result, dict[str, Any]]:
             "num_parameters": run.flat.layout.num_parameters,
             "init_sha256": run.init_sha256,
             "parameters_sha256": sha256,
-            **found,
+            **facts,
         }
     )
     _write_last(folder, summary)
@@ -600,7 +600,7 @@ def _finish(run: Run, result: Result) -> tuple[Result, dict[str, Any]]:
         run.tell(
             f"delay  p50 {delay['p50']}   p95 {delay['p95']}   max {delay['max']}   mean {delay['mean']:.2f} updates"
         )
-    if acted is not None and (said := acted.describe(run.setup.rule.name, run.num_workers)):
-        run.tell(said)
+    if acted is not None and (sentence := acted.describe(run.setup.rule.name, run.num_workers)):
+        run.tell(sentence)
     run.tell(f"{result.status.lower():6} {'' if folder is None else folder.path}".rstrip())
     return result, summary

@@ -150,9 +150,9 @@ def measured_config(plan: Plan, dose: Dose, out: Path, cores: int) -> dict[str, 
     for arm in plan.arms:
         delay = arm.settings.get("nproc", 1) - 1
         if delay in delays:
-            own = {key: value for key, value in arm.settings.items() if key not in (*simulated, "mode", "rule")}
-            own["learning_rate"] = dose.chosen[arm.algorithm][delay][0]
-            algorithms[arm.algorithm]["conditions"].append(own)
+            settings = {key: value for key, value in arm.settings.items() if key not in (*simulated, "mode", "rule")}
+            settings["learning_rate"] = dose.chosen[arm.algorithm][delay][0]
+            algorithms[arm.algorithm]["conditions"].append(settings)
     return {
         "name": f"{plan.name}-measured",
         "base": base,

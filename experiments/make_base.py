@@ -191,8 +191,8 @@ def keep(out: Path) -> None:
         "seed",
     )
     base: dict[str, Any] = {key: summary[key] for key in wanted}
-    kept = FLAGS.load_yaml(out / "run" / "settings.yaml")
-    write_json(out / "base.json", {"schema": SCHEMA, "from_scratch_pretraining": True, **base, "settings": kept})
+    settings = FLAGS.load_yaml(out / "run" / "settings.yaml")
+    write_json(out / "base.json", {"schema": SCHEMA, "from_scratch_pretraining": True, **base, "settings": settings})
     print(f"kept   {out}, parameters sha256 {base['parameters_sha256'][:16]}...", flush=True)
 
 
@@ -207,13 +207,13 @@ def verify(out: Path) -> int:
 
     from asyncsgd.models import saved_parameters_sha256
 
-    found = saved_parameters_sha256(out)
-    if found != base["parameters_sha256"]:
+    sha256 = saved_parameters_sha256(out)
+    if sha256 != base["parameters_sha256"]:
         raise UsageError(
-            f"{out} was changed after it was made: its parameters have sha256 {found[:16]}..., base.json says "
+            f"{out} was changed after it was made: its parameters have sha256 {sha256[:16]}..., base.json says "
             f"{base['parameters_sha256'][:16]}...; type --overwrite to make it again"
         )
-    print(f"there  {out}, made with these settings; parameters sha256 {found[:16]}... verified", flush=True)
+    print(f"there  {out}, made with these settings; parameters sha256 {sha256[:16]}... verified", flush=True)
     tell_what_is_next(out)
     return 0
 

@@ -64,8 +64,8 @@ def show_help(given: dict[str, Any]) -> bool:
         from asyncsgd.rules import describe_rules
         from asyncsgd.simulation import gossip, streaming
 
-        own = "\n".join([*gossip.describe(), *streaming.describe()])
-        print(f"{describe_rules()}\nwith a runtime of their own, on the virtual clock:\n{own}")
+        without_server = "\n".join([*gossip.describe(), *streaming.describe()])
+        print(f"{describe_rules()}\nwith a runtime of their own, on the virtual clock:\n{without_server}")
     elif given.get("speeds") == "help":
         from asyncsgd.simulation.speeds import describe_speeds
 
@@ -138,8 +138,8 @@ def simulate(settings: Any, runs_dir: Path, command: str, stop: StopRequest) -> 
     folder.close()
     if result.message:
         print(f"{result.status}: {result.message}", file=sys.stderr)
-    if done.rule_acted is not None and (said := done.rule_acted.describe(method.name, settings.workers)):
-        say(said)
+    if done.rule_acted is not None and (sentence := done.rule_acted.describe(method.name, settings.workers)):
+        say(sentence)
     say(f"done   {folder.path}" if result.status == DONE else f"saved  {folder.path}")
     return {DONE: 0, INTERRUPTED: 130}.get(result.status, 1)
 

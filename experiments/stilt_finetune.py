@@ -45,9 +45,9 @@ def run(argv: list[str], stop: StopRequest) -> int:
     if told_names(argv):
         return 0
     parsed = FINETUNE_FLAGS.parse(
-        argv, prog="stilt_finetune.py", description=DESCRIPTION, examples=EXAMPLES, more=SEEDS
+        argv, prog="stilt_finetune.py", description=DESCRIPTION, examples=EXAMPLES, extra_flags=SEEDS
     )
-    seeds = seeds_of(parsed.more.get("seeds"), parsed.settings)
+    seeds = seeds_of(parsed.extra_flags.get("seeds"), parsed.settings)
     settings, launch = adapt(parsed.settings, "nproc" in parsed.given)
     if launch.rank is not None and len(seeds) > 1:
         raise UsageError("--seeds names several runs, and torchrun's ranks are those of one; type python, not torchrun")

@@ -173,8 +173,8 @@ def chosen_sides(name: str, sides: dict[str, Documents], split: str | None) -> t
     Raises:
         UsageError: if the wanted `split` is not there, or there are too few texts to set some aside.
     """
-    own = [side for side in ("test", "validation") if side in sides]
-    if not own:
+    splits = [side for side in ("test", "validation") if side in sides]
+    if not splits:
         if split == "validation":
             raise UsageError(
                 f"{name} has no validation split: a twentieth of it is set aside and called test; drop --split"
@@ -183,9 +183,9 @@ def chosen_sides(name: str, sides: dict[str, Documents], split: str | None) -> t
         if not train.texts or not held_out.texts:
             raise UsageError(f"{name} has too few texts ({len(sides['train'].texts)}) to set some aside for the scores")
         return train, held_out, "test"
-    if split is not None and split not in own:
-        raise UsageError(f"{name} has no {split} split; drop --split, or type --split {own[0]}")
-    chosen = split or own[0]
+    if split is not None and split not in splits:
+        raise UsageError(f"{name} has no {split} split; drop --split, or type --split {splits[0]}")
+    chosen = split or splits[0]
     return sides["train"], sides[chosen], chosen
 
 
@@ -240,17 +240,17 @@ def files_of_sides(path: Path) -> dict[str, list[Path]]:
         table_extension(path)
         return {"train": [path]}
     files = files_in(path, TABLES)
-    found = {
+    by_split = {
         side: files_named(files, names)
         for side, names in (("train", TRAIN_NAMES), ("test", TEST_NAMES), ("validation", EVAL_NAMES))
     }
-    if not found["train"]:
+    if not by_split["train"]:
         there = ", ".join(p.name for p in sorted(path.iterdir())[:8]) or "nothing"
         raise UsageError(
             f"the folder {path} has no train file ({', '.join('train' + kind for kind in TABLES)}); it holds {there}; "
             f"give the folder of the data set, or a file"
         )
-    return {side: paths for side, paths in found.items() if paths}
+    return {side: paths for side, paths in by_split.items() if paths}
 
 
 def _side(paths: Sequence[Path], columns: Mapping[str, str]) -> Side:
@@ -297,11 +297,11 @@ def _documents(
 ) -> Documents:
     text_column = next(iter(columns))
     texts, labels = [], []
-    for place, (value, label) in side.rows:
-        text = without_surrogates(text_of(place, text_column, value)).strip()
+    for row, (value, label) in side.rows:
+        text = without_surrogates(text_of(row, text_column, value)).strip()
         if text:
             texts.append(text)
-            labels.append(label_name(place, columns, label, names))
+            labels.append(label_name(row, columns, label, names))
     empty = len(side.rows) - len(texts)
     if not texts:
         raise UsageError(f"{where} holds no text: all {empty} rows are empty in the column {text_column!r}")
@@ -310,11 +310,11 @@ def _documents(
     return Documents(tuple(texts), tuple(labels))
 
 
-def label_name(place: str, columns: Mapping[str, str], value: object, names: tuple[str, ...] | None) -> str:
+def label_name(where: str, columns: Mapping[str, str], value: object, names: tuple[str, ...] | None) -> str:
     """The name of a label.
 
     Args:
-        place: where it stands, for messages.
+        where: words that say where the label stands, for messages.
         columns: as `read_rows` takes them; the second is the label's.
         value: as it was read.
         names: those that belong to numbers; None where labels are their own names.
@@ -326,10 +326,10 @@ def label_name(place: str, columns: Mapping[str, str], value: object, names: tup
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # a table with a missing label holds whole numbers as floats
     if value is None or (isinstance(value, float) and value != value) or str(value).strip() == "":
-        raise UsageError(f"{place} no label in column {column!r}; fill it in or leave the row out")
+        raise UsageError(f"{where} no label in column {column!r}; fill it in or leave the row out")
     if not isinstance(value, str | int):
         raise UsageError(
-            f"{place} column {column!r} holds {type(value).__name__} values, and a label is text or a whole number; "
+            f"{where} column {column!r} holds {type(value).__name__} values, and a label is text or a whole number; "
             f"choose another column with {flag} NAME"
         )
     text = str(value).strip()
@@ -337,7 +337,7 @@ def label_name(place: str, columns: Mapping[str, str], value: object, names: tup
         return text
     if text.isdecimal() and int(text) < len(names):
         return names[int(text)]
-    raise UsageError(f"{place} label {text!r} has no name{nearest(text, names)}; the labels are {', '.join(names)}")
+    raise UsageError(f"{where} label {text!r} has no name{nearest(text, names)}; the labels are {', '.join(names)}")
 
 
 def hub_sides(data: str, columns: Mapping[str, str]) -> dict[str, Side]:
@@ -421,10 +421,10 @@ def load_hatecheck(path: str) -> HateCheck:
     ]
     hateful = {"0": False, "1": True, "non-hateful": False, "hateful": True}
     texts, functionalities, labels = [], [], []
-    for place, (functionality, text, label) in rows:
+    for where, (functionality, text, label) in rows:
         if str(label) not in hateful:
-            raise UsageError(f"{place} label {label!r} is neither 0 (non-hateful) nor 1 (hateful)")
-        texts.append(text_of(place, "text", text))
+            raise UsageError(f"{where} label {label!r} is neither 0 (non-hateful) nor 1 (hateful)")
+        texts.append(text_of(where, "text", text))
         functionalities.append(str(functionality))
         labels.append(hateful[str(label)])
     if not texts:

@@ -147,18 +147,18 @@ def _sentences(
     where: str, side: Side, names: tuple[str, ...] | None, columns: Mapping[str, str], notes: list[str]
 ) -> Documents:
     texts, labels = [], []
-    for place, row in side.rows:
+    for prefix, row in side.rows:
         tokens, tags = (
-            _list(place, column, flag, value) for (column, flag), value in zip(columns.items(), row, strict=True)
+            _list(prefix, column, flag, value) for (column, flag), value in zip(columns.items(), row, strict=True)
         )
         if len(tokens) != len(tags):
             raise UsageError(
-                f"{place} {len(tokens)} words and {len(tags)} tags; every word needs one tag: mend the row"
+                f"{prefix} {len(tokens)} words and {len(tags)} tags; every word needs one tag: mend the row"
             )
-        sentence = " ".join(_word(place, columns, token) for token in tokens)
+        sentence = " ".join(_word(prefix, columns, token) for token in tokens)
         if sentence.strip():
             texts.append(sentence)
-            labels.append(json.dumps([_tag(place, columns, tag, names) for tag in tags]))
+            labels.append(json.dumps([_tag(prefix, columns, tag, names) for tag in tags]))
     empty = len(side.rows) - len(texts)
     if not texts:
         raise UsageError(f"{where} holds no sentence: all {empty} rows are without words")
@@ -167,32 +167,32 @@ def _sentences(
     return Documents(tuple(texts), tuple(labels))
 
 
-def _list(place: str, column: str, flag: str, value: object) -> list[object]:
+def _list(where: str, column: str, flag: str, value: object) -> list[object]:
     if isinstance(value, list):
         return value
     raise UsageError(
-        f"{place} column {column!r} holds {type(value).__name__} values, not a list in every row; choose another "
+        f"{where} column {column!r} holds {type(value).__name__} values, not a list in every row; choose another "
         f"column with {flag} NAME"
     )
 
 
-def _word(place: str, columns: Mapping[str, str], token: object) -> str:
+def _word(where: str, columns: Mapping[str, str], token: object) -> str:
     if not isinstance(token, str):
         column, flag = next(iter(columns.items()))
         raise UsageError(
-            f"{place} column {column!r} holds lists of {type(token).__name__} values, not of words; choose another "
+            f"{where} column {column!r} holds lists of {type(token).__name__} values, not of words; choose another "
             f"column with {flag} NAME"
         )
     return without_surrogates(token).replace(" ", "\u00a0")
 
 
-def _tag(place: str, columns: Mapping[str, str], value: object, names: tuple[str, ...] | None) -> str:
-    tag = label_name(place, columns, value, names)
+def _tag(where: str, columns: Mapping[str, str], value: object, names: tuple[str, ...] | None) -> str:
+    tag = label_name(where, columns, value, names)
     try:
         split_tag(tag)
     except ValueError as error:
         hint = "; numbers need names, in labels.json beside the files" if tag.isdecimal() else ""
-        raise UsageError(f"{place} {error}{hint}") from error
+        raise UsageError(f"{where} {error}{hint}") from error
     return tag
 
 

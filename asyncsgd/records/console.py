@@ -100,7 +100,7 @@ class Recorder:
         folder: None: nothing is written.
         samples: the budget, for the console.
         quiet: whether the user is told nothing.
-        more: called with each record after the others.
+        receivers: called with each record after the others.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Recorder:
         samples: int | None,
         *,
         quiet: bool = False,
-        more: Sequence[Callable[[Record], None]] = (),
+        receivers: Sequence[Callable[[Record], None]] = (),
         out: TextIO | None = None,
     ) -> None:
         self.folder, self.totals = folder, Totals()
@@ -118,7 +118,7 @@ class Recorder:
         self._console = None if quiet else Console(self.totals, samples, out)
         console = [] if self._console is None else [self._console]
         written = [] if folder is None else [folder.append]
-        self._sinks: list[Callable[[Record], None]] = [*written, self.totals, *console, *more]
+        self._sinks: list[Callable[[Record], None]] = [*written, self.totals, *console, *receivers]
 
     def __call__(self, record: Record) -> None:
         for sink in self._sinks:

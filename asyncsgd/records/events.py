@@ -152,8 +152,8 @@ class RuleActed:
         """
         if rule == "asynchronous" or num_workers == 1 or not self.arrivals:
             return ""
-        said = f"rule   altered {self.altered} of {self.arrivals} arrivals"
-        return said if self.altered else f"{said}: {rule} never acted, so this run is asynchronous SGD"
+        counts = f"rule   altered {self.altered} of {self.arrivals} arrivals"
+        return counts if self.altered else f"{counts}: {rule} never acted, so this run is asynchronous SGD"
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:

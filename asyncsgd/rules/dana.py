@@ -56,10 +56,10 @@ class DANA(Rule):
         return Reply()
 
     def arrive(self, state: Momenta, arrival: Arrival, view: View) -> Reply:
-        own = state.of[arrival.worker]
-        state.total.add_(own, alpha=self.momentum - 1.0).add_(arrival.gradient)
-        own.mul_(self.momentum).add_(arrival.gradient)
-        return Reply(own, uses=(arrival.dispatch,), start=(self._ahead(state, arrival.worker, view),))
+        momentum = state.of[arrival.worker]
+        state.total.add_(momentum, alpha=self.momentum - 1.0).add_(arrival.gradient)
+        momentum.mul_(self.momentum).add_(arrival.gradient)
+        return Reply(momentum, uses=(arrival.dispatch,), start=(self._ahead(state, arrival.worker, view),))
 
     def _ahead(self, state: Momenta, worker: int, view: View) -> Start:
         if self.momentum == 0:

@@ -44,16 +44,16 @@ class Rennala(Rule):
         return Held(like)
 
     def arrive(self, state: Held, arrival: Arrival, view: View) -> Reply:
-        own = (Start(arrival.worker),)
+        again = (Start(arrival.worker),)
         if arrival.read_version < view.version:
-            return Reply(drops=(arrival.dispatch,), start=own)
+            return Reply(drops=(arrival.dispatch,), start=again)
         state.add(arrival)
         if len(state) < self.batch:
-            return Reply(start=own)
+            return Reply(start=again)
         uses = state.dispatches
         direction = state.mean()
         state.clear()
         if not self.interrupt:
-            return Reply(direction, uses=uses, start=own)
+            return Reply(direction, uses=uses, start=again)
         abandon = tuple([flight.dispatch for flight in view.in_flight.values()])
         return Reply(direction, uses=uses, abandon=abandon, start=view.everyone)

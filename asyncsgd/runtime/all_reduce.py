@@ -144,13 +144,13 @@ class AllReduce:
             stretched = self._straggling.wait_seconds(self._own_seconds)
             time.sleep(stretched)  # before the exchange, in which the others wait for this rank
             asked = time.perf_counter()
-            own = torch.tensor(
+            row = torch.tensor(
                 [weight if self._rank < busy else 0.0, control, self._clock.seconds], dtype=torch.float64
             )
-            table = self._gather(own)
+            table = self._gather(row)
             waited = time.perf_counter() - asked
             weights, control, self._agreed_seconds = table[:, 0], int(table[0, 1]), float(table[0, 2])
-            return self._num_workers * float(own[0] / weights.sum())
+            return self._num_workers * float(row[0] / weights.sum())
 
         index = first + self._rank if self._rank < busy else first
         gradient = self._worker.gradient(index, weigh)
@@ -216,10 +216,10 @@ class AllReduce:
         running = self._clock.running
         self._clock.pause()
         began = time.perf_counter()
-        own = encode_sums(self._worker.evaluate(self._rank, self._num_workers))
+        shard_sums = encode_sums(self._worker.evaluate(self._rank, self._num_workers))
         evaluation = evaluation_record(
             self._worker.task,
-            [decode_sums(text) for text in self._gather_texts(own)],
+            [decode_sums(text) for text in self._gather_texts(shard_sums)],
             version=self.version,
             num_samples=self.num_samples,
             train_seconds=self._clock.seconds,
@@ -240,10 +240,10 @@ class AllReduce:
 
     def _gather_texts(self, text: str) -> list[str]:
         """Every rank's text on every rank: as bytes, since nothing that comes over a network is unpickled."""
-        own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-        lengths = self._gather(torch.tensor([len(own)], dtype=torch.int64))[:, 0].tolist()
+        encoded = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        lengths = self._gather(torch.tensor([len(encoded)], dtype=torch.int64))[:, 0].tolist()
         row = torch.zeros(max(lengths), dtype=torch.uint8)
-        row[: len(own)] = own
+        row[: len(encoded)] = encoded
         rows = self._gather(row)
         return [bytes(rows[rank, :length].tolist()).decode() for rank, length in enumerate(lengths)]
 

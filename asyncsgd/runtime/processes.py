@@ -41,12 +41,12 @@ LONGEST_TEMPORARY_FOLDER = 57
 """A Unix socket's path has at most 107 characters, of which names below this folder take up to 50."""
 
 
-def fork_server(model: str | None, *more: str) -> ForkServerContext:
+def fork_server(model: str | None, *modules: str) -> ForkServerContext:
     """Start a fork server that imports what workers of `model` need in the background, and return its context.
 
     Args:
         model: as `asyncsgd.models.build_model` takes it; None: workers need no transformers.
-        more: further modules to import there; none may run a tensor operation.
+        modules: further modules to import there; none may run a tensor operation.
 
     It never runs a tensor operation, so it has one thread and its children may use OpenMP. To be called early and
     once. It imports the model's own module: a plain import of transformers gains nothing, since that loads models
@@ -66,7 +66,7 @@ def fork_server(model: str | None, *more: str) -> ForkServerContext:
             "asyncsgd.runtime.rank_process",
             "asyncsgd.runtime.worker_process",
             *([] if kind is None else [f"transformers.models.{kind}.modeling_{kind}"]),
-            *more,
+            *modules,
         ]
     )
     # Inherited by all that it starts: Ctrl-C, and the SIGTERM that a batch system sends to every process of a job, are

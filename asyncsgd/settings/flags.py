@@ -147,7 +147,7 @@ class Parsed(Generic[S]):
 
     settings: S
     given: frozenset[str]
-    more: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    extra_flags: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """What was given for flags that belong to the script and are no settings."""
 
 
@@ -347,7 +347,7 @@ class Flags(Generic[S]):
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:6]
 
     def build_parser(
-        self, prog: str, description: str, examples: str, more: Mapping[str, str] = types.MappingProxyType({})
+        self, prog: str, description: str, examples: str, extra_flags: Mapping[str, str] = types.MappingProxyType({})
     ) -> argparse.ArgumentParser:
         """Return the parser of all settings plus ``--config``, ``--print-config``, ``--version`` and ``--help``.
 
@@ -358,7 +358,7 @@ class Flags(Generic[S]):
             prog: name of the program in the help.
             description: one or two sentences above the flags.
             examples: command lines for copy and paste, the end of the help; without a heading, which is written here.
-            more: flags that belong to the script and are no settings, by name, with their help.
+            extra_flags: flags that belong to the script and are no settings, by name, with their help.
         """
         parser = Parser(
             prog=prog,
@@ -388,9 +388,9 @@ class Flags(Generic[S]):
                     metavar="{" + ",".join(spec.choices) + "}" if spec.choices else metavars[spec.kind],
                     help=f"{spec.metadata['help']} (default: {default})".replace("%", "%%"),
                 )
-        if more:
+        if extra_flags:
             several = parser.add_argument_group("several runs")
-            for name, help in more.items():
+            for name, help in extra_flags.items():
                 several.add_argument(flag_of(name), dest=name, metavar="TEXT", help=help)
         config = parser.add_argument_group("config")
         config.add_argument("--config", metavar="FILE.yaml", help="read settings from a file; flags override it")
@@ -406,7 +406,7 @@ class Flags(Generic[S]):
         prog: str,
         description: str,
         examples: str,
-        more: Mapping[str, str] = types.MappingProxyType({}),
+        extra_flags: Mapping[str, str] = types.MappingProxyType({}),
     ) -> Parsed[S]:
         """Merge defaults, ``--config`` file and flags, in rising precedence, into valid settings.
 
@@ -415,19 +415,19 @@ class Flags(Generic[S]):
 
         Args:
             argv: the arguments without the program's name.
-            prog: see `build_parser`, as for `description`, `examples` and `more`.
+            prog: see `build_parser`, as for `description`, `examples` and `extra_flags`.
 
         Raises:
             UsageError: for everything the user has to type differently; the script prints it and exits with its code,
                 2.
         """
-        parser = self.build_parser(prog, description, examples, more)
+        parser = self.build_parser(prog, description, examples, extra_flags)
         namespace, unknown = parser.parse_known_args(list(argv))
         if unknown:
-            raise UsageError(self._unknown_argument(unknown, more))
+            raise UsageError(self._unknown_argument(unknown, extra_flags))
         typed = vars(namespace)
         config, print_config = typed.pop("config", None), typed.pop("print_config", False)
-        given_more = {name: typed.pop(name) for name in more if name in typed}
+        given_extra = {name: typed.pop(name) for name in extra_flags if name in typed}
         values = {} if config is None else self.load_yaml(config)
         for name, text in typed.items():
             spec = self.specs[name]
@@ -442,13 +442,13 @@ class Flags(Generic[S]):
         if print_config:
             print(self.to_yaml(settings), end="")
             raise SystemExit(0)
-        return Parsed(settings, frozenset(values), given_more)
+        return Parsed(settings, frozenset(values), given_extra)
 
-    def _unknown_argument(self, unknown: Sequence[str], more: Mapping[str, str]) -> str:
+    def _unknown_argument(self, unknown: Sequence[str], extra_flags: Mapping[str, str]) -> str:
         flags = [argument.partition("=")[0] for argument in unknown if argument.startswith("-")]
         if not flags:
             name, value = self._example
             return f"unexpected argument {unknown[0]!r}; every setting is a flag, e.g. {flag_of(name)} {value}"
-        known = [flag for spec in self.specs.values() for flag in spec.flags] + [flag_of(name) for name in more]
+        known = [flag for spec in self.specs.values() for flag in spec.flags] + [flag_of(name) for name in extra_flags]
         hint = nearest(flags[0], [*known, "--config", "--print-config", "--version", "--help"])
         return f"unknown flag {flags[0]}{hint or '; --help lists every flag'}"

@@ -642,12 +642,12 @@ class _SGPRun:
                 self._numerators[worker] -= gradient
             self._push(round_number)
             self.versions = [version + 1 for version in self.versions]
-            more = samples is None or recorder.num_samples + num_workers < samples
+            goes_on = samples is None or recorder.num_samples + num_workers < samples
             for worker, (_, dispatch, batches, _) in enumerate(flights):
                 recorder.num_samples += 1
                 recorder.version += 1
                 last = worker == num_workers - 1  # a round begins when everybody has finished the one before
-                started = [start(other, round_number + 1) for other in range(num_workers)] if last and more else []
+                started = [start(other, round_number + 1) for other in range(num_workers)] if last and goes_on else []
                 result = recorder.arrived(
                     dispatch=dispatch,
                     worker=worker,
@@ -665,7 +665,7 @@ class _SGPRun:
             result = recorder.evaluate_if_due()
             if result is not None:
                 return result
-            if not more:
+            if not goes_on:
                 return Result(DONE)
             flights, waited = started, taken.max() - taken
             round_number += 1

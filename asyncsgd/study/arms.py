@@ -79,36 +79,36 @@ def arms_of(config: Mapping[str, Any], base: Mapping[str, Any], tuning: Tuning |
     excluded = [settings_in(item, "exclude", ()) for item in list_in(config.get("exclude", []), "exclude")]
     useless = list(excluded)
     parts = {algorithm: dict(mapping_in(given, f"algorithms.{algorithm}")) for algorithm, given in algorithms.items()}
-    # An algorithm may have conditions of its own, e.g. one process at two batch sizes beside several workers.
+    # An algorithm may have conditions of its of_algorithm, e.g. one process at two batch sizes beside several workers.
     places = [
         (condition, algorithm)
         for condition in conditions
         for algorithm in parts
         if "conditions" not in parts[algorithm]
     ]
-    for algorithm, own in parts.items():
-        if "conditions" in own:
-            places += [(condition, algorithm) for condition in _conditions(own.pop("conditions"))]
+    for algorithm, of_algorithm in parts.items():
+        if "conditions" in of_algorithm:
+            places += [(condition, algorithm) for condition in _conditions(of_algorithm.pop("conditions"))]
     points = []
     for condition, algorithm in places:
         where = f"algorithms.{algorithm}"
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.]*", str(algorithm)):
             raise UsageError(f"{where}: a name has letters, digits, _ and . only; it becomes part of folder names")
-        own = dict(parts[algorithm])
-        grid = own.pop("tune", None if tuning is None else tuning.grid)
-        own = settings_in(own, where)
+        of_algorithm = dict(parts[algorithm])
+        grid = of_algorithm.pop("tune", None if tuning is None else tuning.grid)
+        of_algorithm = settings_in(of_algorithm, where)
         if grid is not None and tuning is None:
             raise UsageError(f"{where}.tune: there is no tuning; write tuning: {{seeds: [0]}}")
         if grid is None and tuning is not None:
             raise UsageError(f"{where}: nothing to tune; write tune: {{...}} there, or tuning: {{grid: {{...}}}}")
-        described = {"algorithm": algorithm, **base, **condition, **own}
+        described = {"algorithm": algorithm, **base, **condition, **of_algorithm}
         matching = [item for item in excluded if all(described.get(key) == item[key] for key in item)]
         if matching:
             useless = [item for item in useless if item not in matching]
             continue
         nproc = whole_in(described.get("nproc", 1), f"nproc of {where}", 1)
         from_base = {key: base[key] for key in CONDITION_KEYS if key in base}
-        settings = _filled({**from_base, **condition, **own}, nproc, where)
+        settings = _filled({**from_base, **condition, **of_algorithm}, nproc, where)
         trials = () if grid is None else _crossed(grid_in(grid, f"{where}.tune"), nproc, where)
         points.append((str(algorithm), condition, settings, trials))
     if not points:
@@ -124,8 +124,8 @@ def arms_of(config: Mapping[str, Any], base: Mapping[str, Any], tuning: Tuning |
     )
     budgets = {arm.name: len(arm.trials) for arm in arms}
     if len(set(budgets.values())) > 1:
-        told = ", ".join(f"{name} {number}" for name, number in budgets.items())
-        raise UsageError(f"tuning budgets differ (trials per arm: {told}); give every algorithm the same number")
+        counts = ", ".join(f"{name} {number}" for name, number in budgets.items())
+        raise UsageError(f"tuning budgets differ (trials per arm: {counts}); give every algorithm the same number")
     return arms
 
 
@@ -136,8 +136,8 @@ def _typed_arm(arm: Arm, base: Mapping[str, Any]) -> Arm:
     for trial in arm.trials or ({},):
         values = {**base, **arm.settings, **trial}
         typed = typed_settings(f"arm {arm.name}", resolve(values))
-        told = [key for key, value in resolve(values).items() if key in arm.settings or value != values.get(key)]
-        settings = {key: typed[key] for key in told}
+        set_here = [key for key, value in resolve(values).items() if key in arm.settings or value != values.get(key)]
+        settings = {key: typed[key] for key in set_here}
         trials.append({key: typed[key] for key in trial})
     return dataclasses.replace(arm, settings=settings, trials=tuple(trials) if arm.trials else ())
 
@@ -219,14 +219,14 @@ def references_of(arms: Sequence[Arm], base: Mapping[str, Any], algorithm: str) 
     for arm in arms:
         typed = typed_settings(f"arm {arm.name}", resolve({**base, **arm.settings}))
         places[arm.name] = (*(typed[key] for key in CONDITION_KEYS), typed["batch_size"])
-    found = {}
+    references = {}
     for arm in arms:
         fitting = [one for one in arms if one.algorithm == algorithm and places[one.name] == places[arm.name]]
         keys = differing([one.settings for one in fitting])
         fitting = [one for one in fitting if all(one.settings.get(key) == arm.settings.get(key) for key in keys)]
         if len(fitting) == 1:
-            found[arm.name] = fitting[0].name
-    return found
+            references[arm.name] = fitting[0].name
+    return references
 
 
 def tuning_in(given: Any) -> Tuning | None:

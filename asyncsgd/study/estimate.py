@@ -70,8 +70,10 @@ class Estimator:
         from asyncsgd.scripts.finetuning import finetuning
 
         settings = make_finetune_settings(values)
-        own = ("init_from", "seed", *FINETUNE_FLAGS.places)
-        key = json.dumps({name: value for name, value in FINETUNE_FLAGS.flatten(settings).items() if name not in own})
+        without_effect = ("init_from", "seed", *FINETUNE_FLAGS.places)
+        key = json.dumps(
+            {name: value for name, value in FINETUNE_FLAGS.flatten(settings).items() if name not in without_effect}
+        )
         if key not in self._finetuning:
             experiment = finetuning(settings)
             task, gradient, evaluation = _measure(experiment)

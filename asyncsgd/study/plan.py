@@ -386,10 +386,10 @@ def _finetune(given: Any, seeds: Sequence[int]) -> dict[str, Any] | None:
     for key in hidden:
         if key in values:
             raise UsageError(f"finetune: {key} is decided by the sweep; for several seeds a run write repetitions: 3")
-    own = [key for key in values if key not in ("repetitions", "baseline")]
+    settings_keys = [key for key in values if key not in ("repetitions", "baseline")]
     try:
-        settings = make_finetune_settings({"init_from": "tiny", **{key: values[key] for key in own}})
+        settings = make_finetune_settings({"init_from": "tiny", **{key: values[key] for key in settings_keys}})
     except UsageError as error:
         raise UsageError(f"finetune: {error}") from error
     typed = FINETUNE_FLAGS.flatten(settings)
-    return values | {key: typed[key] for key in own}
+    return values | {key: typed[key] for key in settings_keys}

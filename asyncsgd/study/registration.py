@@ -74,13 +74,15 @@ def analysis_in(
         )
     if endpoint == "macro_f1" and finetune is None:
         raise UsageError("analysis.primary.endpoint macro_f1 is of fine-tuning runs; add finetune: {data: ...}")
-    places = {place_of(arm) for arm in arms}
+    conditions = {place_of(arm) for arm in arms}
     workers, clock = primary.get("num_workers"), primary.get("clock")
     matching = {
-        place for place in places if (workers is None or place[0] == workers) and (clock is None or place[1] == clock)
+        condition
+        for condition in conditions
+        if (workers is None or condition[0] == workers) and (clock is None or condition[1] == clock)
     }
     if len(matching) != 1:
-        shown = ", ".join(f"{{num_workers: {place[0]}, clock: {place[1]}}}" for place in sorted(places))
+        shown = ", ".join(f"{{num_workers: {condition[0]}, clock: {condition[1]}}}" for condition in sorted(conditions))
         raise UsageError(f"analysis.primary must name one of the conditions: {shown}; got {dict(primary)!r}")
     ((workers, clock),) = matching
     if all(arm.algorithm != reference or place_of(arm) != (workers, clock) for arm in arms):

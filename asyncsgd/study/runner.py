@@ -158,8 +158,8 @@ class Runner:
             if not self._stop:
                 self.failed.append(job)
                 message = summary.get("message")
-                told = f"{message}; " if message else ""
-                print(f"  {status}: {told}see {self._log_of(job)}", file=sys.stderr, flush=True)
+                reason = f"{message}; " if message else ""
+                print(f"  {status}: {reason}see {self._log_of(job)}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -248,8 +248,8 @@ def carry_out(sweep: Sweep, context: ForkServerContext, *, jobs: int, retry: boo
             sweep.register()
             for name in sweep.all_diverged():
                 print(f"every trial of {name} diverged; its first one is tested all the same", file=sys.stderr)
-        mine = share(sweep.plan, stage, shard if stage != "base" else (1, 1))
-        todo = [job for job in sweep.to_do(stage, retry=retry) if job.run.folder in mine]
+        in_shard = share(sweep.plan, stage, shard if stage != "base" else (1, 1))
+        todo = [job for job in sweep.to_do(stage, retry=retry) if job.run.folder in in_shard]
         if stage == "base" and todo and shard[0] > 1:
             raise RunError(f"the base model is made by --shard 1/{shard[1]}; run it first, then this command again")
         if todo:

@@ -152,7 +152,7 @@ class Sweep:
 
     def values(self, run: PlannedRun, *, pretend: bool = False) -> dict[str, Any] | None:
         """The settings of a run by name; None while they are not known, or can never be had; see `to_do`."""
-        place = {"run_dir": str(self.out / run.folder)}
+        run_dir = {"run_dir": str(self.out / run.folder)}
         if run.stage != "finetune":
             chosen = dict(self.chosen)
             if run.stage in ("pilot", "test") and run.arm not in chosen and (trials := self.plan.arm(run.arm).trials):
@@ -162,10 +162,10 @@ class Sweep:
             reference = self.plan.timed_by.get(run.arm)
             if run.stage == "test" and reference is not None and reference not in self.budgets:
                 return None
-            return self.plan.values(run, chosen, self.budgets) | self._model_of(run, pretend) | place
+            return self.plan.values(run, chosen, self.budgets) | self._model_of(run, pretend) | run_dir
         assert self.plan.finetune is not None
         assert run.finetune_seed is not None
-        own = {key: value for key, value in self.plan.finetune.items() if key not in ("repetitions", "baseline")}
+        finetune = {key: value for key, value in self.plan.finetune.items() if key not in ("repetitions", "baseline")}
         origin = str(self._model_of(run, pretend).get("model", self.plan.base.get("model", "tiny")))
         if run.parent is not None:
             parent = self._read(self.out / run.parent / "summary.json")
@@ -173,7 +173,7 @@ class Sweep:
                 origin = str(self.out / run.parent)
             elif not pretend:
                 return None
-        return own | {"init_from": origin, "seed": run.finetune_seed} | place
+        return finetune | {"init_from": origin, "seed": run.finetune_seed} | run_dir
 
     def _model_of(self, run: PlannedRun, pretend: bool) -> dict[str, Any]:
         """The base model made by this sweep, as a setting; nothing where the config names one."""
@@ -337,11 +337,11 @@ class Sweep:
     def _find_budgets(self) -> None:
         """The median training seconds of the pilots of every reference arm of which all have ended."""
         for name in sorted(set(self.plan.timed_by.values())):
-            found = [
+            summaries = [
                 self._read(self.out / folder / "summary.json") or {} for folder in self._pilots_of(self.plan.arm(name))
             ]
-            if all(summary.get("status") in FINISHED for summary in found):
-                seconds = [summary["train_seconds"] for summary in found if summary["status"] == DONE]
+            if all(summary.get("status") in FINISHED for summary in summaries):
+                seconds = [summary["train_seconds"] for summary in summaries if summary["status"] == DONE]
                 if seconds:
                     self.budgets[name] = statistics.median(seconds)
 
@@ -363,7 +363,7 @@ class Sweep:
         pilots = self.plan.pilot_seeds or self.plan.tuning_seeds
         if not pilots:
             return {}, None, {}
-        targets, found, diverged = {}, {}, 0
+        targets, improvements, diverged = {}, {}, 0
         for arm in arms:
             curves = []
             for folder in self._pilots_of(arm):
@@ -379,14 +379,14 @@ class Sweep:
                 )
             first = statistics.median(curve[0] for curve in curves)
             best = statistics.median(min(curve) for curve in curves)
-            found[arm.name] = {"runs": len(curves), "first_loss": round(first, 6), "best_loss": round(best, 6)}
+            improvements[arm.name] = {"runs": len(curves), "first_loss": round(first, 6), "best_loss": round(best, 6)}
             targets[arm.name] = round(first - analysis.target_share * (first - best), 6)
-        own = "seeds of their own" if self.plan.pilot_seeds else "tuning seeds"
+        whose = "seeds of their own" if self.plan.pilot_seeds else "tuning seeds"
         origin = (
             f"{100 * analysis.target_share:g} % of the median improvement of {len(pilots)} pilot "
-            f"run{'s' * (len(pilots) != 1)} of the reference ({'its chosen trial, ' * bool(arms[0].trials)}{own})"
+            f"run{'s' * (len(pilots) != 1)} of the reference ({'its chosen trial, ' * bool(arms[0].trials)}{whose})"
         )
-        return targets, origin + (f"; {diverged} that diverged left out" if diverged else ""), found
+        return targets, origin + (f"; {diverged} that diverged left out" if diverged else ""), improvements
 
     def _write_plan(self) -> None:
         content = self.plan.as_json(self.chosen, self._losses, self._scores, self._targets, self.budgets)
@@ -469,8 +469,8 @@ def check(plan: Plan) -> None:
             except UsageError as error:
                 raise UsageError(f"arm {arm.name}: {error}") from error
     if plan.finetune is not None:
-        own = {key: value for key, value in plan.finetune.items() if key not in ("repetitions", "baseline")}
-        job = make_finetune_settings({"init_from": "tiny", **own}).job
+        finetune = {key: value for key, value in plan.finetune.items() if key not in ("repetitions", "baseline")}
+        job = make_finetune_settings({"init_from": "tiny", **finetune}).job
         if not kind_of(job.mode, job.clock).in_one_process:
             raise UsageError(
                 f"finetune: mode: {job.mode} needs processes of its own, and a sweep fine-tunes several models side by "
@@ -487,9 +487,9 @@ def share(plan: Plan, stage: Stage, shard: tuple[int, int]) -> set[str]:
     index, number = shard
     runs = plan.of_stage(stage)
     seeds = list(dict.fromkeys(run.seed for run in runs))
-    mine = set()
-    for place, run in enumerate(runs):
+    in_shard = set()
+    for position, run in enumerate(runs):
         measured = stage in TIMED and not plan.arm(run.arm).virtual and plan.base.get("clock") != "virtual"
-        if (seeds.index(run.seed) if measured else place) % number == index - 1:
-            mine.add(run.folder)
-    return mine
+        if (seeds.index(run.seed) if measured else position) % number == index - 1:
+            in_shard.add(run.folder)
+    return in_shard

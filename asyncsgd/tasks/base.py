@@ -115,9 +115,9 @@ class Task(abc.ABC):
         # Copies, since all parameters of a model that is trained lie in one vector.
         tensors, seen = {}, set()
         for name, tensor in model.state_dict().items():
-            if (place := (tensor.data_ptr(), tensor.shape)) not in seen:
+            if (memory := (tensor.data_ptr(), tensor.shape)) not in seen:
                 tensors[name] = tensor.detach().cpu().clone()
-            seen.add(place)
+            seen.add(memory)
         save_file(tensors, folder / "model.safetensors")
 
     @abc.abstractmethod

@@ -364,15 +364,15 @@ def pack(lengths: Sequence[int] | np.ndarray, capacity: int) -> list[list[int]]:
     lengths = np.asarray(lengths)
     for document in np.argsort(-lengths, kind="stable").tolist():
         length = int(lengths[document])
-        place = bisect.bisect_left(rooms, length)
-        if place == len(rooms):
+        position = bisect.bisect_left(rooms, length)
+        if position == len(rooms):
             row, room = len(rows), capacity
             rows.append([])
         else:
-            room = rooms[place]
+            room = rooms[position]
             row = with_room[room].pop()
             if not with_room[room]:
-                del rooms[place]
+                del rooms[position]
         rows[row].append(document)
         room -= length
         if room:

@@ -235,8 +235,8 @@ class Classification(Task):
 
     def metrics(self, sums: Sums) -> dict[str, float]:
         confusion = sums["confusion"]
-        found = {"macro_f1": scores.macro_f1(confusion), "accuracy": scores.accuracy(confusion)}
-        return {name: value for name, value in found.items() if value is not None}
+        metrics = {"macro_f1": scores.macro_f1(confusion), "accuracy": scores.accuracy(confusion)}
+        return {name: value for name, value in metrics.items() if value is not None}
 
     def details(self, sums: Sums) -> dict[str, Any]:
         each = scores.per_class_f1(sums["confusion"])

@@ -255,8 +255,8 @@ class TokenClassification(Task):
         logits = outputs.float().flatten(0, 1)
         losses = functional.cross_entropy(logits, _learned(batch).flatten(), reduction="none", ignore_index=IGNORED)
         predicted = outputs.argmax(-1).where(batch.pieces >= 0, _outside(self.labels))
-        true, said = batch.tags.cpu().numpy(), predicted.where(batch.tags >= 0, spans.OUTSIDE).cpu().numpy()
-        return {"loss": losses.sum(dtype=torch.float64)} | _counts(self.labels, true, said)
+        true, predicted_tags = batch.tags.cpu().numpy(), predicted.where(batch.tags >= 0, spans.OUTSIDE).cpu().numpy()
+        return {"loss": losses.sum(dtype=torch.float64)} | _counts(self.labels, true, predicted_tags)
 
     def metrics(self, sums: Sums) -> dict[str, float]:
         """Micro-averaged over all spans; 0 where there is nothing to divide by, as conlleval has it."""

@@ -108,14 +108,14 @@ def power_and_guard(name: str, n: int, num_studies: int, seed: int) -> dict[str,
     """How often the smallest detectable difference is found, and how often the guard passes."""
     generator = numpy.random.default_rng([seed, 1, n, list(NOISES).index(name)])
     effect, nothing = detectable_effect(n, alpha=ALPHA), numpy.zeros(n)
-    found = at_tolerance = at_zero = 0
+    detected = at_tolerance = at_zero = 0
     for differences in differences_of(name, (num_studies, n), generator):
-        found += sign_flip(differences + effect, generator) < ALPHA
+        detected += sign_flip(differences + effect, generator) < ALPHA
         wrong = convergence(differences + TOLERANCE, nothing, TOLERANCE, ALPHA, paired=True)
         right = convergence(differences, nothing, TOLERANCE, ALPHA, paired=True)
         at_tolerance += isinstance(wrong, Guard) and wrong.word == "passed"
         at_zero += isinstance(right, Guard) and right.word == "passed"
-    counts = {"power, nominal 80 %": found, "guard at tolerance": at_tolerance, "guard at 0": at_zero}
+    counts = {"power, nominal 80 %": detected, "guard at tolerance": at_tolerance, "guard at 0": at_zero}
     return {column: count / num_studies for column, count in counts.items()}
 
 
@@ -150,12 +150,12 @@ def law_coverage(num_seeds: int, num_studies: int, seed: int) -> dict[str, float
     for _ in range(num_studies):
         speeds = generator.normal(100.0, 10.0, (num_seeds, 1))
         noise = generator.normal(1.0, 0.03, (num_seeds, len(workers)))
-        found = amdahl_interval(
+        intervals = amdahl_interval(
             workers, speeds * workers / (1 + SERIAL_SHARE * (workers - 1)) * noise, generator, LAW_RESAMPLES
         )
-        assert isinstance(found, dict)  # the workers are enough for the law
-        hits["gamma"] += _holds(found["gamma"], 100.0)
-        hits["alpha"] += _holds(found["alpha"], SERIAL_SHARE)
+        assert isinstance(intervals, dict)  # the workers are enough for the law
+        hits["gamma"] += _holds(intervals["gamma"], 100.0)
+        hits["alpha"] += _holds(intervals["alpha"], SERIAL_SHARE)
     return {f"{parameter}, 95 % BCa": hit / num_studies for parameter, hit in hits.items()}
 
 

@@ -212,9 +212,9 @@ class Run:
                 return False
             if events.exists() and (size := events.stat().st_size) != self._size:
                 self._size = size
-                found = [record for record in read_lines(events)[0] if record["kind"] == "evaluate"]
-                if len(found) > len(self.evaluations):
-                    self.evaluations, self.evaluated_at = found, time.monotonic()
+                evaluations = [record for record in read_lines(events)[0] if record["kind"] == "evaluate"]
+                if len(evaluations) > len(self.evaluations):
+                    self.evaluations, self.evaluated_at = evaluations, time.monotonic()
             time.sleep(0.002)
         return True
 
@@ -273,14 +273,14 @@ class Run:
         return [workers[trial.number % len(workers)]] if all_there else []  # in sync rank 0 leads
 
     def await_targets(self) -> list[int]:
-        found: list[int] = []
+        targets: list[int] = []
 
         def are_there() -> list[int]:
-            found[:] = self.targets()
-            return found
+            targets[:] = self.targets()
+            return targets
 
         self.until(are_there)
-        return found
+        return targets
 
     def send(self, number: signal.Signals, pids: list[int]) -> bool:
         """Whether anybody was there to get it."""
@@ -442,8 +442,8 @@ def try_once(trial: Trial, lab: Lab) -> tuple[dict[str, Any], list[str], Run]:
             promise(lost_seconds < 1.0 + longest, f"{lost_seconds:.1f} s of records lost")
     replayed = None
     if trial.mode in ("single", "async", "virtual") and summary.get("parameters_sha256"):
-        replayed, said = replay(run)
-        promise(replayed, f"replay: {said}")
+        replayed, last_line = replay(run)
+        promise(replayed, f"replay: {last_line}")
     came_out = {"hit": hit, "status": status, "exit_code": exit_code, "message": summary.get("message")}
     came_out |= {"num_arrivals": len(arrivals), "model": model, "torn": torn, "lost_seconds": lost_seconds}
     return came_out | {"replayed": replayed, "seconds": time.monotonic() - run.began}, wrong, run

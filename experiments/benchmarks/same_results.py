@@ -84,8 +84,8 @@ def write_data(folder: Path) -> None:
             rows = csv.writer(file)
             rows.writerow(["text", "label"])
             for k in range(number):
-                own = words[k % 3 :: 3][:40]
-                rows.writerow([" ".join(draw.choices(own, k=draw.randint(3, 12))), "abc"[k % 3]])
+                class_words = words[k % 3 :: 3][:40]
+                rows.writerow([" ".join(draw.choices(class_words, k=draw.randint(3, 12))), "abc"[k % 3]])
 
 
 def hash_of(folder: Path, name: str, command: list[str]) -> str:

@@ -245,10 +245,10 @@ def run(arguments: argparse.Namespace) -> None:
 
     rows: list[list[object]] = []
     of: dict[tuple[str, str, int], list[Curve]] = {}
-    for place in range(0, len(arms), seeds):
-        own, speeds, method = curves[place : place + seeds], arms[place].speeds, arms[place].method
-        of[speeds.name, method.family, method.quorum] = own
-        measured = interval([float(np.mean(curve.losses[EVALUATIONS // 2 :])) for curve in own])
+    for first in range(0, len(arms), seeds):
+        group, speeds, method = curves[first : first + seeds], arms[first].speeds, arms[first].method
+        of[speeds.name, method.family, method.quorum] = group
+        measured = interval([float(np.mean(curve.losses[EVALUATIONS // 2 :])) for curve in group])
         predicted_floor, predicted_seconds = floor(method, speeds), seconds_per_update(method, speeds)
         synchronous = floor(Method("K-sync", method.quorum, method.rule), speeds)
         assert synchronous is not None
@@ -257,7 +257,7 @@ def run(arguments: argparse.Namespace) -> None:
                 speeds.name,
                 method.family,
                 method.quorum,
-                interval([curve.seconds_per_update for curve in own]),
+                interval([curve.seconds_per_update for curve in group]),
                 "-" if predicted_seconds is None else f"{predicted_seconds:.4g}",
                 measured,
                 "-" if predicted_floor is None else f"{predicted_floor:.4g}",
@@ -302,12 +302,12 @@ def draw(
         + (f" Quick: {QUICK_SECONDS} s instead of {SECONDS} s." if arguments.quick else "")
     )
     # Points evenly spaced on the logarithmic axis of time.
-    places = sorted({round(place) for place in np.geomspace(1, EVALUATIONS, 80)})
-    times = [seconds * place / EVALUATIONS for place in places]
+    points = sorted({round(point) for point in np.geomspace(1, EVALUATIONS, 80)})
+    times = [seconds * point / EVALUATIONS for point in points]
     with picture(path, 3, title=f"Error against virtual time, {speeds.name}", small_print=small_print) as panels:
         for axes, family in zip(panels, ("K-sync", "K-async", "K-batch-async"), strict=True):
             for colour, quorum in enumerate(QUORUMS):
-                losses = [[curve.losses[place] for place in places] for curve in of[speeds.name, family, quorum]]
+                losses = [[curve.losses[point] for point in points] for curve in of[speeds.name, family, quorum]]
                 name = "" if family == "K-batch-async" and quorum > 1 else {1: " (async)", 8: " (sync)"}.get(quorum, "")
                 if family == "K-sync" and quorum == 1:
                     name = ""

@@ -298,7 +298,7 @@ def shares_of(counts: Sequence[Sequence[int]]) -> Array:
     [[0.5, 0.5], [1.0, 0.0]]
     """
     longest = max(map(len, counts))
-    return np.array([[*own, *[0] * (longest - len(own))] for own in counts]) / np.array([[sum(own)] for own in counts])
+    return np.array([[*one, *[0] * (longest - len(one))] for one in counts]) / np.array([[sum(one)] for one in counts])
 
 
 def draw(

@@ -199,9 +199,9 @@ def tune(
             if seconds is not None:
                 best = rule, rate, rate in (min(rates), max(rates))
                 cap = seconds - step
-    found = best or fallback
-    assert found is not None
-    return found
+    chosen = best or fallback
+    assert chosen is not None
+    return chosen
 
 
 def measure(cell: Cell) -> Measured:
