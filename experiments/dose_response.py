@@ -8,12 +8,12 @@ workers, the learning rate tuned anew at every tau for both. Tuning, runs and se
 
 A fixed delay has no clock of its own. The time model: tau + 1 equal asynchronous workers that never wait, whose k-th
 arrival is the k-th update, against synchronous training with as many workers, under the same declared speeds. The times
-of arrivals come from the library's virtual clock with the rules `asynchronous` and `synchronous` on a problem of one
-dimension, since arrival times depend on neither the problem nor the parameters; losses come from the sweep.
+of arrivals come from the library's virtual clock with the rules `asynchronous` and `synchronous`. The problem has one
+dimension, since arrival times depend on neither the problem nor the parameters. The losses come from the sweep.
 
-With --measured, on a quiet machine, also real processes: every delay for whose tau + 1 workers there are cores, against
-synchronous training with as many, at the learning rates that were tuned on the virtual clock, on the same seeds, one
-run at a time. That is a sweep in a folder of its own, OUT-measured, and rows of its own."""
+With --measured, on a quiet machine, real processes run too. Each delay whose tau + 1 workers have cores is run against
+synchronous training with as many workers. Learning rates are those tuned on the virtual clock, the seeds are the same,
+and runs go one at a time. This is a sweep in a folder of its own, OUT-measured, with rows of its own."""
 
 from __future__ import annotations
 

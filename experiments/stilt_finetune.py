@@ -2,9 +2,9 @@
 
     python experiments/stilt_finetune.py --init-from runs/NAME --data ../shared/data/hate_davidson
 
-Takes a run folder of stilt_mlm.py (or a saved model, a name on the Hub, or tiny or small for random weights),
-fine-tunes it in one process, or in any mode and under any rule, scores it on the test split, and leaves one run folder
-per seed that names the pretraining run it came from. ``--help`` lists the settings."""
+Takes a run folder of stilt_mlm.py, a saved model, a name on the Hub, or tiny or small for random weights. Fine-tunes it
+in one process, or in any mode and under any rule, and scores it on the test split. Leaves one run folder per seed,
+which names the pretraining run that it came from. ``--help`` lists the settings."""
 
 from __future__ import annotations
 

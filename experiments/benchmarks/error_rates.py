@@ -1,4 +1,4 @@
-"""How often the tests of `analysis` find something where there is nothing, and how often what is there.
+"""How often the tests of `analysis` find a difference where there is none, and how often one that is there.
 
     python experiments/benchmarks/error_rates.py --studies 2000
 
@@ -20,11 +20,11 @@ detectable one. It is made for normal differences, where it is to be 80 %.
 **Guard**: how often the synchronous guard passes when the true difference is its tolerance (at most 5 %), and when
 there is none. The tolerance is two standard deviations of the differences.
 
-**Coverage**: how often an interval holds the true difference. Beside the one of 95 %, all of the intervals of three
-comparisons that Holm's method judges together, one of which is far from 0. Each has the level at which its row is
-judged, alpha / 3 for that one and alpha / 2 for the others, so that all three hold in 93.3 % or more: they agree with
-the verdicts and are no simultaneous intervals. A scaling law's interval (BCa of Amdahl's law, --law-studies of them)
-resamples seeds, of which every one has its own speed."""
+**Coverage**: how often an interval holds the true difference. The first is the interval of 95 %. Then come all the
+intervals of three comparisons that Holm's method judges together, one of which is far from 0. Each has the level at
+which its row is judged: alpha / 3 for that one and alpha / 2 for the others. So all three hold in 93.3 % or more. They
+agree with the verdicts and are no simultaneous intervals. A scaling law's interval (BCa of Amdahl's law, --law-studies
+of them) resamples seeds, of which every one has its own speed."""
 
 from __future__ import annotations
 

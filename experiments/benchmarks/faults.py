@@ -2,10 +2,10 @@
 
     python experiments/benchmarks/faults.py --kills 60 --seed 0
 
-Each trial starts ``experiments/stilt_mlm.py`` on a small text, in a session of its own, and does one thing to it. What
-is done, to whom and when is a function of ``--seed`` and the trial's number, so ``--only 17`` does trial 17 again.
-Prints a line per trial and a table. Exit code 0 when every promise was kept, 1 when one was not. Linux only, since
-processes are found in /proc. 60 trials take about ten minutes on two cores that have nothing else to do."""
+Each trial starts ``experiments/stilt_mlm.py`` on a small text, in a session of its own, and does one thing to it.
+``--seed`` and the trial's number decide what is done, to whom and when. So ``--only 17`` does trial 17 again. Prints a
+line per trial and a table. Exit code 0 when every promise was kept, 1 when one was not. Linux only, since processes are
+found in /proc. 60 trials take about ten minutes on two cores that have nothing else to do."""
 
 from __future__ import annotations
 

@@ -2,10 +2,11 @@
 
     python experiments/benchmarks/overhead.py --rounds 5
 
-Each round runs, one after another, the bare loop (the model's own parameters, fused AdamW, nothing of this library
-but the task), ``--mode async --nproc 1`` and ``--mode async --nproc 2``, all with one thread per
-worker. Ratios are taken round by round, since machines drift, and then the median; their range is printed beside
-it. Targets: one worker at least 95 % of the bare loop, two workers at least 90 % of twice one worker."""
+Each round runs three things, one after another: the bare loop, ``--mode async --nproc 1`` and
+``--mode async --nproc 2``. All have one thread per worker. The bare loop steps the model's own parameters with fused
+AdamW. Of this library it uses only the task. Ratios are taken round by round, since machines drift, and then the
+median; their range is printed beside it. Targets: one worker at least 95 % of the bare loop, two workers at least 90 %
+of twice one worker."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Whether a change of the code has changed a result: hashes of short runs in every mode, kept and compared.
+"""Has a change of the code changed a result? Hashes of short runs in every mode are kept and compared.
 
     python experiments/benchmarks/same_results.py --write before.json      # on the old code
     python experiments/benchmarks/same_results.py --compare before.json    # on the new code
 
 Every run is one whose bits do not depend on timing: one process, synchronous ranks, one real asynchronous or Hogwild
 worker, virtual workers under many rules, closed-form problems, fine-tuning. A hash covers the final parameters, every
-arrival (who, which batches, read and written versions, uses, loss; of fine-tuning only its evaluations, since earlier
-versions kept no more) and every evaluation. It belongs to one machine and
-one version of torch: write and compare on the same. Exits with 1 where a hash differs, and names the runs."""
+evaluation and every arrival: its worker, batches, read and written versions, uses and loss. Of fine-tuning it covers no
+arrivals, since earlier versions did not keep them. It belongs to one machine and one version of torch: write and
+compare on the same. Exits with 1 where a hash differs, and names the runs."""
 
 from __future__ import annotations
 

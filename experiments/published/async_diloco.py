@@ -3,15 +3,15 @@
     python experiments/published/async_diloco.py --quick
 
 Source: Liu, Chhaparia, Douillard, Kale, Rusu, Shen, Szlam, Ranzato: Asynchronous Local-SGD Training for Language
-Modeling, 2024, and the notebook of google-deepmind/asyncdiloco. What it says of its toy: (i) with outer momentum .9 the
-asynchronous method needs an outer learning rate about 10 times smaller (.07 for .7) and is worse per update; (ii) with
-momentum 0 and .7 it is better than that; (iii) pseudo-gradients become orthogonal; the paper adds (iv) Delayed Nesterov
-and DyLU repair it.
+Modeling, 2024, and the notebook of google-deepmind/asyncdiloco. The notebook says of its toy: (i) With outer momentum
+.9 the asynchronous method needs an outer learning rate about 10 times smaller (.07 for .7) and is worse per update.
+(ii) With momentum 0 and .7 it is better than that. (iii) Pseudo-gradients become orthogonal. The paper adds: (iv)
+Delayed Nesterov and DyLU repair it.
 
-Set-up: a mixture of Gaussians in R^512, 4 classes of 1 cluster with centres of length 1, points at centre
-+ .5 N(0, I); MLP 512-64-4 with ReLU, cross-entropy, batch 32; 4 workers of .58, .75, 1.51 and 3.33 seconds per step;
-H = 20 inner AdamW steps, weight decay .001, learning rate 2e-4 along a cosine to 1e-6; 4,800 gradients in all for every
-method, which is 60 synchronous rounds; loss on 2,048 held-out points.
+Set-up: a mixture of Gaussians in R^512, 4 classes of 1 cluster with centres of length 1, points at centre + .5 N(0, I).
+MLP 512-64-4 with ReLU, cross-entropy, batch 32. 4 workers of .58, .75, 1.51 and 3.33 seconds per step. H = 20 inner
+AdamW steps, weight decay .001, learning rate 2e-4 along a cosine to 1e-6. Every method gets 4,800 gradients in all,
+which is 60 synchronous rounds. The loss is on 2,048 held-out points.
 
 Deviations: 64 hidden units for 65,000 and 1 cluster per class for 8 (the notebook's own small data set has 1). Fresh
 points for every batch instead of 128,000 fixed ones: as many gradients as here would be 1.2 passes, and where all see

@@ -13,7 +13,7 @@ step uses the first N gradients, the others are stopped (K-sync with K = N). A s
    number of steps goes like 1/N. It is measured for the N near N* and a few others; every N meets the same times.
 2. Virtual seconds until f - f* = 0.1 on a quadratic (100 modes of curvature 0.1 to 1) with 1/mu = 0.05, where steps
    are counted and not assumed. For every N the learning rate puts the stationary error at half of the target, but is
-   never above 1/L; with sigma = 1 it is then nearly proportional to N (variance-dominated), with sigma = 0.005 it is
+   never above 1/L. With sigma = 1 it is then nearly proportional to N (variance-dominated). With sigma = 0.005 it is
    1/L for all N (bias-dominated). Expected numbers of steps come from the exact recursion of the mean error.
 
 ``--quick``: 100 rounds for each N instead of 500, 2 seeds, and fewer N in both parts.

@@ -5,10 +5,10 @@
 Source: Dutta, Joshi, Ghosh, Dube, Nagpurkar: Slow and Stale Gradients Can Win the Race: Error-Runtime Trade-offs in
 Distributed SGD, AISTATS 2018 (times per update) and 2021 (error floors).
 
-Set-up: P = 8 workers whose gradients take Exp(1) or 1 + Exp(1) virtual seconds; K = 1, 2, 4, 8; one learning rate for
-all, 0.12 as in the paper's CIFAR experiment; instead of the network a strongly convex quadratic, 100 modes of
-curvature 0.1 to 1, with independent normal noise in each coordinate of a gradient, because there the floors are exact.
-`sync` and `async` are the rules of their own; they equal K-sync with K = 8 and K-async with K = 1.
+Set-up: P = 8 workers whose gradients take Exp(1) or 1 + Exp(1) virtual seconds. K = 1, 2, 4, 8. One learning rate for
+all, 0.12 as in the paper's CIFAR experiment. In place of the network there is a strongly convex quadratic, because
+there the floors are exact. It has 100 modes of curvature 0.1 to 1, with independent normal noise in each coordinate of
+a gradient. `sync` and `async` are the rules of their own; they equal K-sync with K = 8 and K-async with K = 1.
 
 Measured: virtual seconds per update, beside the paper's closed forms; the mean excess error over the last half of
 the run, beside the exact floor,
@@ -185,8 +185,8 @@ def k_batch_async_floor(
 ) -> float:
     """Excess of K-batch-async with exponential times after `updates`: each gradient is of a worker drawn anew.
 
-    The second moments of x, of the workers' X_i and of S, the sum of the X_i that arrived since the last update, are
-    carried from arrival to arrival, all modes at once; with `batch` 1 it is asynchronous SGD.
+    S is the sum of the X_i that arrived since the last update. The second moments of x, of the workers' X_i and of S
+    are carried from arrival to arrival, for all modes at once. With `batch` 1 this is asynchronous SGD.
 
     >>> one = k_async_floor([0.5], 0.2, 1.0, 8, 1)
     >>> abs(k_batch_async_floor([0.5], 0.2, 1.0, 8, 1) / one - 1) < 1e-12

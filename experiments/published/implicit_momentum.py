@@ -2,9 +2,9 @@
 
     python experiments/published/implicit_momentum.py
 
-Source: Mitliagkas, Zhang, Hadjis, Re: Asynchrony Begets Momentum, with an Application to Deep Learning, 2016: with
-exponential times the mean iterate moves like SGD with momentum mu = 1 - 1/M and learning rate eta / M, and the
-staleness of a gradient is geometric, P(tau = k) = (1/M) (1 - 1/M)^k.
+Source: Mitliagkas, Zhang, Hadjis, Re: Asynchrony Begets Momentum, with an Application to Deep Learning, 2016. With
+exponential times the mean iterate moves like SGD with momentum mu = 1 - 1/M and learning rate eta / M. The staleness of
+a gradient is geometric, P(tau = k) = (1/M) (1 - 1/M)^k.
 
 Set-up: asynchronous SGD on one mode, f(x) = x^2 / 2 from x = 1, without noise, so that all randomness is that of the
 times; a = eta * curvature = 0.2; M = 1, 2, 4, 8, 16 workers, times exponential.

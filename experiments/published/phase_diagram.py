@@ -11,12 +11,12 @@ Source: the time complexities of Tyurin, Richtarik (NeurIPS 2023), Mishchenko et
 
 Set-up: worker i of n = 32 takes i^p seconds per gradient, p from 0 (equal workers) to 1.5; with ``--jitter`` an
 exponential time of that mean. Problem: a diagonal quadratic in R^200, largest eigenvalue 1, condition 10, with
-independent normal noise of total variance sigma^2 = s eps; the target is f - f* <= eps, a hundredth of the value at
-the start, looked at on a grid of time that is the same for both arms. The dimension keeps luck out: f - f* fluctuates
+independent normal noise of total variance sigma^2 = s eps. The target is f - f* <= eps, a hundredth of the value at the
+start. It is checked on a grid of time that is the same for both arms. The dimension keeps luck out: f - f* fluctuates
 by a tenth, while in R^10 a learning rate whose stationary f - f* is 4 eps touches eps now and then and looks fast.
 
-Tuning, on a seed that is used for nothing else, 78 trials for either arm and cell: m in {1, 2, 4, 8, 16, 32} times 13
-learning rates a factor 1.41 apart for m-sync, 78 learning rates over as wide a range for asynchronous SGD. A trial is
+Tuning uses a seed that serves nothing else, with 78 trials for either arm and cell. m-sync has m in {1, 2, 4, 8, 16,
+32} times 13 learning rates a factor 1.41 apart. Asynchronous SGD has 78 learning rates over as wide a range. A trial is
 stopped when it is slower than the best so far, which changes nothing about which is best. Then fresh seeds, both arms
 on the same noise and times. A run that does not reach the target within the cap (a multiple of the theory's time)
 counts as having taken the cap, and its cell is marked.

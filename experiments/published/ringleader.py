@@ -11,14 +11,14 @@ learning rate near 0. The optimum of the mean is 2 / 3.5 = .5714. Asynchronous S
 p_i ~ 1 / tau_i and ends at sum p_i b_i / sum p_i A_i = .3653. Where each method ends, as the mean of x over the last
 tenth of the run, beside the list of the project's design notes (numbers from a sketch, at another learning rate).
 
-Part 2, real text: softmax regression on hashed words (256 columns), n = 32 workers with equal shares whose mixture of
-classes is Dirichlet(0.1), batch 8, penalty 0.001; worker times are a permutation of 1..32 plus |N(0, base)| seconds
-(the permutation is fixed, the noise is the seed's), 8,000 seconds. Texts: docstrings of Python and of numpy, scipy and
-pandas, the label being the package (``--data pydocs``, kept in the user's cache folder), or a labelled .csv or
-.parquet file with columns text and label. Learning rates: for every method the one, of 8 a factor 2.5 apart, with the
-smallest final squared gradient norm on a seed that is used for nothing else. Malenia (the synchronous method of
-that theory, Tyurin, Richtarik 2023) is here as in the published scripts: it waits until everybody has brought one
-gradient at the current point, and the others are told to stop.
+Part 2, real text: softmax regression on hashed words (256 columns), batch 8, penalty 0.001. n = 32 workers have equal
+shares whose mixture of classes is Dirichlet(0.1). Worker times are a permutation of 1..32 plus |N(0, base)| seconds;
+the permutation is fixed, the noise is the seed's. A run has 8,000 seconds. The texts are docstrings of Python, numpy,
+scipy and pandas, and the label is the package (``--data pydocs``, kept in the user's cache folder). Or they come from a
+.csv or .parquet file with columns text and label. Learning rates: for every method the one, of 8 a factor 2.5 apart,
+with the smallest final squared gradient norm on a seed that is used for nothing else. Malenia is the synchronous method
+of that theory (Tyurin, Richtarik 2023). It is here as in the published scripts: it waits until every worker has brought
+one gradient at the current point, and the others are told to stop.
 
 ``--quick``: part 1 at learning rate .01 for 6,000 seconds; part 2 with 12 workers, 1,500 seconds, 2,000 texts, 2 seeds
 instead of 5, 4 learning rates a factor 6.25 apart.

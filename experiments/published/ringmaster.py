@@ -5,9 +5,10 @@
 Source: Maranjyan, Tyurin, Richtarik: Ringmaster ASGD: The First Asynchronous SGD with Optimal Time Complexity, ICML
 2025, section G, with the constants of the authors' public scripts.
 
-Set-up: f(x) = x^T A x / 2 - b^T x, A = tridiag(-1, 2, -1) / 4 in 1729 dimensions, 6174 workers, a gradient of worker
-i = 0, 1, ... takes 1 + sqrt(i) + |N(0, i + 1)| virtual seconds, 2000 virtual seconds, learning rates and R and B as
-tuned by the authors (K-sync takes Rennala's, tuned by nobody). Two kinds of noise with the same total variance:
+Set-up: f(x) = x^T A x / 2 - b^T x, A = tridiag(-1, 2, -1) / 4 in 1729 dimensions, 6174 workers, 2000 virtual seconds. A
+gradient of worker i = 0, 1, ... takes 1 + sqrt(i) + |N(0, i + 1)| virtual seconds. Learning rates, R and B are those
+tuned by the authors. K-sync takes Rennala's, which nobody tuned for it. Two kinds of noise with the same total
+variance:
 
     add    one standard normal number per gradient, times 0.01, added to *all* coordinates, as in the public scripts
     full   independent normal noise of standard deviation 0.01 in each coordinate, as most texts would be read
