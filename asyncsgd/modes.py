@@ -114,7 +114,7 @@ class Hogwild(Runtime):
     mode: ClassVar[str] = "hogwild"
     has_server: ClassVar[bool] = True
     not_replayed: ClassVar[str] = (
-        "its workers read and wrote one vector without locks, and what they saw is nowhere written down"
+        "its workers read and wrote one vector without locks, and no record says what they read"
     )
 
     num_workers: int
@@ -185,7 +185,9 @@ def _speeds_of(job: settings.Job) -> Speeds | None:
     speeds = parse_speeds(job.speeds)
     speeds.on(job.nproc, job.seed)  # refuses e.g. a straggler that is not there
     if isinstance(speeds, Infinite) and job.clock != "virtual":
-        raise UsageError("--speeds infinite is for --clock virtual: a real worker that never answers ends no run")
+        raise UsageError(
+            "--speeds infinite is for --clock virtual: a run whose real worker never answers would never end"
+        )
     return speeds
 
 

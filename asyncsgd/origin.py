@@ -80,7 +80,7 @@ def _run_origin(folder: Path) -> Origin:
     if status != DONE:
         raise UsageError(
             f"--init-from {folder}: the run is {status}, not DONE; run it again, or type --init-from "
-            f"{folder / 'model'} to use the model it left, as a model that is no run"
+            f"{folder / 'model'} to use the model that it left, without its run"
         )
     if not (folder / "model" / "config.json").is_file():
         raise UsageError(f"--init-from {folder}: the run folder has no model/; run it again, it was not kept")

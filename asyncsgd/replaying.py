@@ -148,6 +148,6 @@ def _check_loss_scales(half: bool, records: Sequence[LogRecord]) -> None:
                 f"{line}, which only float16 has, and the run has another --precision; give the log as the run wrote it"
             )
         raise UsageError(
-            f"{line} and {wanted} gradient{'s' * (wanted != 1)} in float16; a run from before they were written down "
+            f"{line} and {wanted} gradient{'s' * (wanted != 1)} in float16; a run whose log does not have all scales "
             f"cannot be replayed, run it again"
         )

@@ -84,7 +84,7 @@ class StopRequest:
         if self._first_raises:
             raise KeyboardInterrupt
         # Not print: the signal may have come in the middle of one.
-        os.write(2, b"stopping after the current step; once more to leave at once\n")
+        os.write(2, b"stopping after the current step; a second Ctrl-C leaves at once\n")
 
 
 @contextlib.contextmanager

@@ -479,7 +479,9 @@ def test_a_folder_with_another_run_is_refused_with_what_differs_and_stays_as_it_
     assert refused(*flags, "--seed", "3", "--warmup", "0") == (
         "run holds a run with other settings (seed 0 -> 3, warmup 640 -> 0); type another --run-dir, or --overwrite"
     )
-    assert refused(*flags) == ("run holds this very run, DONE; type another --run-dir, or --overwrite to run it again")
+    assert refused(*flags) == (
+        "run holds this run already, DONE; type another --run-dir, or --overwrite to run it again"
+    )
     assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
     assert script.run([*flags, "--seed", "3", "--overwrite"], StopRequest()) == 0
     assert json.loads(Path("run/summary.json").read_text())["seed"] == 3

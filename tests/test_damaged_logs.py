@@ -254,7 +254,7 @@ def test_a_field_that_no_run_writes_is_refused_with_its_line(fields: dict[str, A
         (
             "asynchronous",
             {"read_version": 9},
-            "arrives now, the log says that it has read version 9",
+            "arrives now, but the log says that it has read version 9",
         ),
         ("asynchronous", {"dispatch": 23}, "dispatch 23 of worker 1 arrives, which is not in flight"),
         ("asynchronous", {"worker": 7}, "of worker 7 arrives, which is not in flight"),

@@ -366,7 +366,7 @@ def test_ctrl_c_saves_the_model_and_leaves_nothing_behind(
     assert (summary["status"], summary["message"]) == ("INTERRUPTED", "interrupted by the user")
     assert summary["num_updates"] > 0
     assert command.err == (
-        "stopping after the current step; once more to leave at once\nINTERRUPTED: interrupted by the user\n"
+        "stopping after the current step; a second Ctrl-C leaves at once\nINTERRUPTED: interrupted by the user\n"
     )
     until(lambda: not command.pids(), "all processes to be gone", 30)
     assert command.shared() == []

@@ -509,7 +509,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"analysis": {"reference": "sync", "target_loss": 6.2}, "base": {"schedule": "constant"}},
-        r"analysis: time_to_target needs a common budget in seconds: pilots: .* or base: \{seconds: 60\}",
+        r"analysis: time_to_target needs a common budget in seconds; write pilots: .* base: \{seconds: 60\}",
     ),
     (
         {**FULL, "analysis": {**FULL["analysis"], "control": "snyc"}},

@@ -104,8 +104,8 @@ def test_a_float16_log_without_loss_scales_is_refused(
     assert replay([str(tmp_path / "run"), "--cache-dir", cache_of(fp16_run)]) == 2
     first = next(number for number, record in enumerate(records, 1) if record["kind"] == "arrival")
     assert capsys.readouterr().err == (
-        f"error: events.jsonl, line {first}: the arrival has 0 loss_scales and 1 gradient in float16; a run from "
-        f"before they were written down cannot be replayed, run it again\n"
+        f"error: events.jsonl, line {first}: the arrival has 0 loss_scales and 1 gradient in float16; a run whose "
+        f"log does not have all scales cannot be replayed, run it again\n"
     )
 
 

@@ -408,7 +408,7 @@ def test_a_registration_is_never_changed_nor_made_afterwards(
     path.unlink()
     assert sweep(config, out) == 2
     assert not path.exists()
-    assert f"error: {path} is not there, though test runs are" in capsys.readouterr().err
+    assert f"error: {path} is missing, though there are test runs" in capsys.readouterr().err
     path.write_text(text)
     assert sweep(config, out) == 0
     assert path.read_text() == text
@@ -752,7 +752,7 @@ def test_a_killed_run_is_told_and_ctrl_c_saves_the_others_and_leaves_nothing_beh
     os.killpg(command.process.pid, signal.SIGINT)  # what a terminal does: to everybody in the foreground
     assert command.process.wait(60) == 130
     assert command.err.splitlines()[1:] == [
-        "stopping; runs save what they have (once more to leave at once)",
+        "stopping; runs save what they have (a second Ctrl-C leaves at once)",
         "stopped; the same command goes on from here",
     ]
     settles(command)

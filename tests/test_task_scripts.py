@@ -129,7 +129,7 @@ def test_a_run_is_made_again_from_its_settings_and_not_over_itself(
     line = f"{SMALL} --mode single --run-dir first"
     assert run("clm", line) == 0
     assert run("clm", line) == 2
-    assert "first holds this very run, DONE; type another --run-dir, or --overwrite" in capsys.readouterr().err
+    assert "first holds this run already, DONE; type another --run-dir, or --overwrite" in capsys.readouterr().err
     assert run("clm", "--cache-dir cache --config first/settings.yaml") == 0
     path, again = the_only_run()
     first = json.loads(Path("first/summary.json").read_text())

@@ -147,8 +147,8 @@ class Replay:
         newest = self._server.version if launch.point is None else launch.version
         if start is None or not launch.version <= version <= newest:
             return self._parts(
-                f"dispatch {dispatch} was started at version {launch.version} and arrives now, the log says that it "
-                f"has read version {version}"
+                f"dispatch {dispatch} was started at version {launch.version} and arrives now, but the log says that "
+                f"it has read version {version}"
             )
         self._readers[version] -= 1
         gradient = self._computation.compute(worker, batches, start, self._rates[worker], record.loss_scales)

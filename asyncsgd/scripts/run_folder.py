@@ -126,7 +126,7 @@ def _refuse_to_replace(path: Path, flags: Flags[S], settings: S) -> None:
         listed = ", ".join(f"{key} {before} -> {now}" for key, before, now in different)
         raise UsageError(f"{path} holds a run with other settings ({listed}); type another --run-dir, or --overwrite")
     if status == DONE:
-        raise UsageError(f"{path} holds this very run, DONE; type another --run-dir, or --overwrite to run it again")
+        raise UsageError(f"{path} holds this run already, DONE; type another --run-dir, or --overwrite to run it again")
 
 
 def has_trained(path: Path) -> bool:

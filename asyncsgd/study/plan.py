@@ -217,14 +217,14 @@ def make_plan(config: Mapping[str, Any]) -> Plan:
     pilots = () if config.get("pilots") is None else seeds_in(config["pilots"], "pilots")
     if shared := sorted(set(pilots) & {*seeds, *(() if tuning is None else tuning.seeds)}):
         raise UsageError(
-            f"pilots share {shared} with seeds or tuning.seeds; what fixes the target must not be tested by it, nor "
-            f"have chosen the learning rate: use others"
+            f"pilots share {shared} with seeds or tuning.seeds; a seed that fixes the target must neither test nor "
+            f"choose the learning rate: use others"
         )
     arms = arms_of(config, base, tuning)
     order_seed = whole_in(config.get("order_seed", 0), "order_seed", 0)
     finetune = _finetune(config.get("finetune"), seeds)
     analysis = analysis_in(config.get("analysis"), arms, tuning, pilots, finetune)
-    timed_by = _timed_by(arms, base, analysis, found=bool(pilots) or tuning is not None)
+    timed_by = _timed_by(arms, base, analysis, timing_runs=bool(pilots) or tuning is not None)
     runs = [
         *([PlannedRun(BASE, "base", BASE, base_model.get("seed", 0))] if base_model is not None else []),
         *_tuning_runs(arms, tuning, order_seed),
@@ -254,12 +254,12 @@ def sha256_of(config: Mapping[str, Any]) -> str:
 
 
 def _timed_by(
-    arms: Sequence[Arm], base: Mapping[str, Any], analysis: Analysis | None, *, found: bool
+    arms: Sequence[Arm], base: Mapping[str, Any], analysis: Analysis | None, *, timing_runs: bool
 ) -> dict[str, str]:
     """Arm -> the reference whose seconds its test runs get, where the time to a target is compared.
 
     Args:
-        found: whether there are runs before the tests that tell these seconds.
+        timing_runs: whether runs before the tests tell these seconds.
     """
     if analysis is None or analysis.endpoint != "time_to_target":
         return {}
@@ -292,10 +292,10 @@ def _timed_by(
                 f"time_to_target compares runs of one budget: write it in base"
             )
     timed_by = {name: reference for name, reference in references.items() if budgets[name] is None}
-    if timed_by and not found:
+    if timed_by and not timing_runs:
         raise UsageError(
-            "analysis: time_to_target needs a common budget in seconds: pilots: [10, 11, 12] or tuning runs to take it "
-            "from, or base: {seconds: 60}"
+            "analysis: time_to_target needs a common budget in seconds; write pilots: [10, 11, 12], or a tuning, "
+            "or base: {seconds: 60}"
         )
     return timed_by
 

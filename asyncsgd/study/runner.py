@@ -90,7 +90,7 @@ class Runner:
                     process.kill()
                 raise KeyboardInterrupt
             self._stop = True
-            print("stopping; runs save what they have (once more to leave at once)", file=terminal, flush=True)
+            print("stopping; runs save what they have (a second Ctrl-C leaves at once)", file=terminal, flush=True)
 
         before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
         # stderr itself goes to a log while a run is made here

@@ -304,13 +304,13 @@ class Sweep:
                 same = isinstance(kept, dict) and all(content.get(key) == value for key, value in kept.items())
                 if not same:
                     raise UsageError(
-                        f"{path} was written before the test runs and no longer says what the config says; a "
+                        f"{path} was written before the test runs and no longer agrees with the config; a "
                         f"registration is not changed afterwards: put the old file back, or type another --out"
                     )
             elif any(self.status(run) != NOT_STARTED for run in self.plan.of_stage("test")):
                 raise UsageError(
-                    f"{path} is not there, though test runs are; a registration written now would be younger than "
-                    f"they are: put the old file back, or type another --out"
+                    f"{path} is missing, though there are test runs; a registration must be older than they are: put "
+                    f"the old file back, or type another --out"
                 )
             else:
                 write_text(path, text)

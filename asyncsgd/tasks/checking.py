@@ -347,8 +347,8 @@ def _check_unchanged(initial: nn.Module, model: nn.Module) -> None:
     else:
         instead = "Compute it from the parameters and the batch in every forward pass, or keep it constant"
     raise UsageError(
-        f"{where} changes its {kind} {name} in training. Only parameters move by gradients between workers and "
-        f"server, so that every worker would have another one. {instead}"
+        f"{where} changes its {kind} {name} in the forward pass. No other process sees this change, so every worker "
+        f"would have another {kind}. {instead}"
     )
 
 
