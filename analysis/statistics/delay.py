@@ -1,4 +1,4 @@
-"""At which delay an asynchronous advantage is lost, and three closed forms that delays obey.
+"""At which delay an asynchronous advantage is lost.
 
 A delay is the count of updates between the read and the application of a gradient.
 """
@@ -189,70 +189,3 @@ def _ends(
         highest = None
         notes.append(f"the {percent} interval ends at or beyond delay {delays[-1]:g}, the last measured")
     return lowest, highest, "; ".join(notes)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Closed forms
-
-
-@dataclasses.dataclass(frozen=True)
-class DelayLaw:
-    """Mean delays of workers that are always busy and whose every gradient is applied."""
-
-    mean: float
-    """Over all gradients: N - 1, whatever the speeds."""
-    per_worker: tuple[float, ...]
-
-
-def mean_delay_law(rates: ArrayLike) -> DelayLaw:
-    """The mean delays of always busy workers with constant mean `rates` (gradients per second).
-
-    Between a read and the arrival of a gradient of worker i, 1 / rate_i seconds on average, the others deliver
-    sum_{j != i} rate_j / rate_i. Weighted by how often each delivers, that is N - 1.
-
-    Raises:
-        ValueError: if a rate is not finite and above 0.
-
-    >>> mean_delay_law([1.0, 1.0, 2.0])
-    DelayLaw(mean=2.0, per_worker=(3.0, 3.0, 1.0))
-    """
-    rate = finite_values(rates, "rates")
-    if (rate <= 0).any():
-        raise ValueError(f"rates must be above 0, got {rate.tolist()}")
-    total = math.fsum(rate)
-    per_worker = tuple(math.fsum(numpy.delete(rate, index)) / float(own) for index, own in enumerate(rate))
-    mean = math.fsum(own / total * delay for own, delay in zip(rate, per_worker, strict=True))
-    return DelayLaw(mean, per_worker)
-
-
-def expected_maximum_exponential(num_workers: int) -> float:
-    """The mean of the slowest of `num_workers` independent Exp(1) times, H_N = 1 + 1/2 + ... + 1/N.
-
-    It is how many times more gradients per second asynchronous workers deliver than synchronous ones, when compute
-    times are exponential and communication is free.
-
-    >>> [round(expected_maximum_exponential(n), 5) for n in (2, 4, 8)]
-    [1.5, 2.08333, 2.71786]
-    """
-    if num_workers < 1:
-        raise ValueError(f"num_workers must be 1 or more, got {num_workers}")
-    return math.fsum(1 / k for k in range(1, num_workers + 1))
-
-
-def stable_learning_rate(delay: int, curvature: float) -> float:
-    """The learning rate below which gradient descent with a fixed `delay` converges on curvature / 2 x^2.
-
-    2 sin(pi / (2 (2 delay + 1))) / curvature; there the largest root of z^(delay + 1) = z^delay - rate curvature
-    leaves the unit circle.
-
-    Raises:
-        ValueError: for a delay below 0 or a curvature that is not above 0.
-
-    >>> [round(stable_learning_rate(delay, 1.0), 6) for delay in (0, 1, 2, 3)]
-    [2.0, 1.0, 0.618034, 0.445042]
-    """
-    if delay < 0:
-        raise ValueError(f"a delay is a count of updates, 0 or more; got {delay}")
-    if not 0 < curvature < math.inf:
-        raise ValueError(f"the curvature must be above 0, got {curvature}")
-    return 2 * math.sin(math.pi / (2 * (2 * delay + 1))) / curvature

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import integrate, stats
+from scipy import stats
 
-from analysis.statistics.delay import (
-    CrossingPoint,
-    crossing_point,
-    expected_maximum_exponential,
-    mean_delay_law,
-    stable_learning_rate,
-)
+from analysis.statistics.delay import CrossingPoint, crossing_point
 
 DELAYS = [0, 1, 2, 4, 8, 16]
 examples = settings(derandomize=True, deadline=None, max_examples=60)
@@ -218,56 +211,3 @@ REFUSED = [
 def test_what_cannot_be_used_is_refused_with_a_message(delays, values, message) -> None:
     with pytest.raises(ValueError, match=message):
         crossing_point(delays, values)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Closed forms
-
-
-@pytest.mark.parametrize("periods", [[1.0, 1.1], [1.0, 1.7, 2.9], [1.0, 1.01, 3.3, 7.7]], ids=str)
-def test_always_busy_workers_have_the_delays_of_the_law(periods: list[float]) -> None:
-    arrivals = [(period, worker) for worker, period in enumerate(periods)]
-    heapq.heapify(arrivals)
-    read, delays = [0] * len(periods), [[] for _ in periods]
-    for version in range(60_000):
-        now, worker = heapq.heappop(arrivals)
-        delays[worker].append(version - read[worker])
-        read[worker] = version + 1
-        heapq.heappush(arrivals, (now + periods[worker], worker))
-    law = mean_delay_law([1 / period for period in periods])
-    assert [np.mean(own) for own in delays] == pytest.approx(law.per_worker, rel=2e-3)
-    assert np.mean(np.concatenate(delays)) == pytest.approx(law.mean, rel=1e-3)
-
-
-@pytest.mark.parametrize("n", [1, 3, 16])
-def test_the_mean_of_the_slowest_is_the_integral_of_its_tail(n: int) -> None:
-    tail, _ = integrate.quad(lambda x: 1 - (1 - math.exp(-x)) ** n, 0, 60)
-    assert expected_maximum_exponential(n) == pytest.approx(tail, rel=1e-6)
-
-
-@pytest.mark.parametrize("delay", [0, 1, 4, 10])
-def test_delayed_descent_converges_below_the_limit_and_diverges_above(delay: int) -> None:
-    def last(rate: float) -> float:
-        x = [1.0] * (delay + 1)
-        for _ in range(20_000):
-            x = [*x[1:], x[-1] - rate * 3.0 * x[0]]
-            if abs(x[-1]) > 1e6:
-                break
-        return max(map(abs, x))
-
-    limit = stable_learning_rate(delay, 3.0)
-    assert last(0.99 * limit) < 1e-3
-    assert last(1.01 * limit) > 1e3
-
-
-def test_closed_forms_refuse_what_they_do_not_know() -> None:
-    with pytest.raises(ValueError, match="rates must be above 0"):
-        mean_delay_law([1.0, 0.0])
-    with pytest.raises(ValueError, match=r"rates\[0\] is nan"):
-        mean_delay_law([math.nan])
-    with pytest.raises(ValueError, match="num_workers must be 1 or more"):
-        expected_maximum_exponential(0)
-    with pytest.raises(ValueError, match="count of updates"):
-        stable_learning_rate(-1, 1.0)
-    with pytest.raises(ValueError, match="curvature must be above 0"):
-        stable_learning_rate(1, 0.0)

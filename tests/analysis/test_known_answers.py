@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from analysis.statistics.delay import expected_maximum_exponential, mean_delay_law, stable_learning_rate
 from analysis.statistics.paired import (
     mcnemar,
     mcnemar_interval,
@@ -198,38 +197,6 @@ def test_clopper_pearson(wins: int, n: int, low: float) -> None:
     assert (share.wins, share.ties, share.n, share.estimate) == (wins, 0, n, wins / n)
     assert share.low == pytest.approx(low, abs=5e-6)
     assert share.convincing == (low > 0.5)
-
-
-@pytest.mark.parametrize("rates", [[1.0], [1.0, 1.0], [1.0, 3.0], [0.5, 1.0, 2.0, 8.0]], ids=str)
-def test_the_mean_delay_is_one_less_than_the_workers_at_any_speeds(rates: list[float]) -> None:
-    law = mean_delay_law(rates)
-    assert law.mean == pytest.approx(len(rates) - 1)
-    assert law.per_worker == pytest.approx([(sum(rates) - rate) / rate for rate in rates])
-
-
-def test_the_slowest_of_exponential_workers_takes_a_harmonic_number() -> None:
-    assert [expected_maximum_exponential(n) for n in (1, 2, 4, 8)] == pytest.approx(
-        [1, 1.5, 2.08333, 2.71786], abs=5e-6
-    )
-
-
-LIMITS = {0: 2.0, 1: 1.0, 2: 0.618034, 3: 0.445042, 5: 0.284630, 7: 0.209057}
-
-
-@pytest.mark.parametrize("delay", LIMITS)
-def test_delayed_gradient_descent_is_stable_below_its_limit(delay: int) -> None:
-    assert stable_learning_rate(delay, 1.0) == pytest.approx(LIMITS[delay], abs=5e-7)
-    assert stable_learning_rate(delay, 4.0) == stable_learning_rate(delay, 1.0) / 4
-    assert spectral_radius(delay, 0.9999 * LIMITS[delay]) < 1 < spectral_radius(delay, 1.0001 * LIMITS[delay])
-
-
-def spectral_radius(delay: int, rate: float) -> float:
-    """Of x_{t+1} = x_t - rate x_{t - delay}: the largest root of z^(delay + 1) - z^delay + rate."""
-    polynomial = np.zeros(delay + 2)
-    polynomial[0] += 1
-    polynomial[1] -= 1
-    polynomial[-1] += rate
-    return float(np.abs(np.roots(polynomial)).max())
 
 
 def test_small_samples_draw_nothing() -> None:
