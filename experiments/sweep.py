@@ -173,7 +173,8 @@ def announce(plan: Plan, sweep: Sweep, out: Path) -> None:
             print(f"{stage:8}  {counted(len(runs), 'run', 4)}: {told}")
     for reference, seconds in sorted(sweep.budgets.items()):
         print(budget_text(plan, reference, f"{seconds:.6g}"))
-    warn_of_few_seeds(plan)
+    if power := power_text(plan):
+        print(power)
     sys.stdout.flush()
 
 
@@ -184,19 +185,27 @@ def budget_text(plan: Plan, reference: str, seconds: str) -> str:
     return f"budget    {seconds} {unit}, what {reference} takes for its samples: every test run of {arms}"
 
 
-def warn_of_few_seeds(plan: Plan) -> None:
-    """Exact tests have a smallest p, so with too few seeds no difference can be found, however large it is."""
-    from analysis.statistics.power import minimum_pairs
+def power_text(plan: Plan) -> str:
+    """What the registered tests can find with the plan's seeds, at the level at which Holm's method judges first."""
+    from analysis.statistics.power import POWER, detectable_effect, minimum_pairs
+    from analysis.statistics.verdict import MINIMUM_PAIRS
 
     if plan.analysis is None or not plan.analysis.family:
-        return
-    number, seeds = len(plan.analysis.family), len(plan.seeds)
-    needed = minimum_pairs(number, plan.analysis.alpha)
-    if seeds < needed:
-        print(
-            f"note   with {counted(seeds, 'seed')} no difference can be found in a primary family of "
+        return ""
+    alpha, number = plan.analysis.alpha, len(plan.analysis.family)
+    seeds = counted(len(plan.seeds), "seed")
+    needed = max(MINIMUM_PAIRS, minimum_pairs(number, alpha))
+    if len(plan.seeds) < needed:
+        return (
+            f"note   with {seeds} no difference can be found in a primary family of "
             f"{counted(number, 'comparison')}, however large it is: that takes {needed} seeds"
         )
+    level = f"{alpha:g}" if number == 1 else f"{alpha:g} / {number} (Holm's method, {number} comparisons)"
+    effect = detectable_effect(len(plan.seeds), alpha=alpha / number)
+    return (
+        f"power     {seeds}: the sign-flip test at {level} finds a difference of {effect:.1f} standard deviations of "
+        f"the differences in {100 * POWER:g} % of studies; with fewer than {needed} seeds it finds none"
+    )
 
 
 def print_commands(sweep: Sweep, shard: tuple[int, int]) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 import yaml
 from running import sentences
+from scipy import stats
 from test_faults import Command, needs_proc, num_evaluations, until
 
 from analysis.study.read import load_study
@@ -438,6 +439,9 @@ def test_a_base_model_that_was_made_again_meanwhile_is_seen(
     assert f"started from another base model than the one in {out / 'base'}, which was made again since" in err
 
 
+POWERS = [(6, 1, "0.05", 6), (7, 3, "0.05 / 3 (Holm's method, 3 comparisons)", 7)]
+
+
 @pytest.mark.parametrize("flag", ["--dry-run", "--print-commands"])
 def test_a_look_writes_nothing_before_and_after(
     flag: str, unbroken: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -462,6 +466,20 @@ def test_a_look_writes_nothing_before_and_after(
     assert sweep(config, out, flag) == 0
     assert files_of(out) == before
     assert "stilt_mlm.py" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("num_seeds", "num_comparisons", "level", "least"), POWERS)
+def test_a_plan_says_what_its_seeds_can_find(
+    num_seeds: int, num_comparisons: int, level: str, least: int, small: dict[str, Any]
+) -> None:
+    algorithms = {"sync": {"mode": "sync"}} | {f"async{k}": {"mode": "async"} for k in range(num_comparisons)}
+    plan = make_plan({**small, "algorithms": algorithms, "seeds": list(range(100, 100 + num_seeds))})
+    # 2 / 2^n is the only p below alpha / m: all differences have one sign, which n normal ones have with Phi(d)^n
+    effect = stats.norm.ppf(0.8 ** (1 / num_seeds))
+    assert sweep_script.power_text(plan) == (
+        f"power     {num_seeds} seeds: the sign-flip test at {level} finds a difference of {effect:.1f} standard "
+        f"deviations of the differences in 80 % of studies; with fewer than {least} seeds it finds none"
+    )
 
 
 @pytest.mark.processes
