@@ -76,7 +76,6 @@ class Run:
     """One run in its leading process."""
 
     experiment: Experiment
-    launch: Launch
     task: Task
     """Prepared."""
     course: Course
@@ -254,7 +253,6 @@ def _open(
         tell(line)
     return Run(
         experiment,
-        launch,
         task,
         course,
         unused,

@@ -18,20 +18,14 @@ MINIMUM_SEEDS = 6
 class Components:
     """S9: the one-way random-effects model y_sr = mean + seed_s + schedule_sr."""
 
-    mean: Interval
-    """By t on the mean square between seeds, S - 1 degrees of freedom."""
     schedule_variance: Interval
     """Mean square within seeds, by chi-squared."""
     seed_variance: float
     """(MSB - MSW) / replicates, 0 where that is negative."""
     schedule_share: Interval | None
     """schedule / (schedule + seed), by F; None where nothing varies."""
-    f: float | None
-    """MSB / MSW: inf where replicates agree exactly, None where nothing varies."""
     p: float | None
-    """Of the F test that seeds do not matter beyond the schedule."""
-    num_seeds: int
-    num_replicates: int
+    """Of the F test that seeds do not matter beyond the schedule; None where nothing varies."""
     too_few: str
     """Why this supports no verdict; empty from 6 seeds on."""
 
@@ -48,8 +42,8 @@ def components(table: ArrayLike, level: float = 0.95) -> Components:
         ValueError: for fewer than 2 seeds or 2 replicates, or values that are not finite.
 
     >>> found = components([[1.0, 3.0], [5.0, 7.0]])
-    >>> found.schedule_variance.estimate, found.seed_variance, found.f, found.schedule_share.estimate
-    (2.0, 7.0, 8.0, 0.2222222222222222)
+    >>> found.schedule_variance.estimate, found.seed_variance, found.schedule_share.estimate
+    (2.0, 7.0, 0.2222222222222222)
 
     References:
         Searle, Casella and McCulloch, Variance Components, 1992, chapter 3.
@@ -67,7 +61,6 @@ def components(table: ArrayLike, level: float = 0.95) -> Components:
     within = math.fsum(((y - means[:, None]) ** 2).ravel()) / within_freedom
     seed = max(0.0, (between - within) / k)
     tails = ((1 - level) / 2, (1 + level) / 2)
-    error = float(stats.t.ppf(tails[1], between_freedom)) * math.sqrt(between / n)
     squares = within * within_freedom
     schedule = Interval(
         within,
@@ -76,7 +69,7 @@ def components(table: ArrayLike, level: float = 0.95) -> Components:
         level,
         num_seeds,
     )
-    f = p = share = None
+    p = share = None
     if between > 0 or within > 0:
         f = between / within if within > 0 else math.inf
         p = float(stats.f.sf(f, between_freedom, within_freedom))
@@ -86,6 +79,4 @@ def components(table: ArrayLike, level: float = 0.95) -> Components:
         )
         share = Interval(within / (within + seed), low, high, level, num_seeds)
     too_few = "" if num_seeds >= MINIMUM_SEEDS else f"{num_seeds} seeds; a verdict needs {MINIMUM_SEEDS}"
-    return Components(
-        Interval(mean, mean - error, mean + error, level, num_seeds), schedule, seed, share, f, p, num_seeds, k, too_few
-    )
+    return Components(schedule, seed, share, p, too_few)

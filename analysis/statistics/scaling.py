@@ -94,14 +94,12 @@ def slopes(positions: ArrayLike, table: ArrayLike) -> Slope:
 class Fit:
     """S10: a fitted law of throughput X over workers P, X(P) = gamma P / (1 + alpha (P - 1) + beta P (P - 1))."""
 
-    model: str
-    """``amdahl`` (beta is 0) or ``usl``."""
     gamma: float
     """Throughput of one worker, in the unit of the data."""
     alpha: float
     """Contention: the serial share, in [0, 1]."""
     beta: float
-    """Coherency: the cost of agreement between pairs of workers."""
+    """Coherency: the cost of agreement between pairs of workers; 0 in Amdahl's law."""
     peak: float | None
     """sqrt((1 - alpha) / beta), the workers with the largest throughput; None where it grows without end."""
     aicc: float | None
@@ -201,7 +199,7 @@ def _fit(model: str, x: NDArray[numpy.float64], y: NDArray[numpy.float64]) -> Fi
         beta = 0.0
     residual = math.fsum((y / scale - _law(x, gamma, alpha, beta)) ** 2)
     peak = math.sqrt((1 - alpha) / beta) if beta > 0 else None
-    return Fit(model, gamma * scale, alpha, beta, peak, _aicc(residual, len(x), num_parameters, scale), len(x))
+    return Fit(gamma * scale, alpha, beta, peak, _aicc(residual, len(x), num_parameters, scale), len(x))
 
 
 def _aicc(residual: float, n: int, num_parameters: int, scale: float) -> float | None:

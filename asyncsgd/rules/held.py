@@ -31,11 +31,6 @@ class Held:
         return len(self._gradients)
 
     @property
-    def workers(self) -> set[int]:
-        """Whose gradients these are."""
-        return {worker for worker, _ in self._gradients}
-
-    @property
     def dispatches(self) -> tuple[int, ...]:
         """In the order of (worker, dispatch), which is the order of summation."""
         return tuple(dispatch for _, dispatch in sorted(self._gradients))

@@ -152,10 +152,6 @@ class Processes:
         self._processes[number] = process
 
     @property
-    def pids(self) -> dict[int, int | None]:
-        return {number: process.pid for number, process in self._processes.items()}
-
-    @property
     def sentinels(self) -> dict[int, int]:
         """number -> what becomes ready when the process ends, for `multiprocessing.connection.wait`."""
         return {number: process.sentinel for number, process in self._processes.items()}

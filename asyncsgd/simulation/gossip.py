@@ -28,7 +28,7 @@ import dataclasses
 import heapq
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -147,8 +147,6 @@ class SGP(Method):
 
 METHODS: Mapping[str, type[Method]] = {ADPSGD.name: ADPSGD, SGP.name: SGP}
 """By what the user types after ``--rule``."""
-
-AnyMethod = TypeVar("AnyMethod", bound=Method)
 
 KIND = Kind("rule", "rules", "--rule")
 

@@ -84,7 +84,6 @@ class Arm(NamedTuple):
 
 class Measured(NamedTuple):
     cell: Cell
-    cap_seconds: float
     asynchronous: Arm
     synchronous: Arm
 
@@ -225,7 +224,7 @@ def measure(cell: Cell) -> Measured:
         seconds = [seconds_to_target(cell, rule, rate, seed, cap, step) for seed in seeds]
         reached = [value for value in seconds if value is not None]
         arms.append(Arm(str(rule), rate, at_edge, [cap if value is None else value for value in seconds], len(reached)))
-    return Measured(cell, cap, *arms)
+    return Measured(cell, *arms)
 
 
 def run(arguments: argparse.Namespace) -> None:
