@@ -20,7 +20,6 @@ from pathlib import Path
 
 import numpy
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
 
 from analysis.findings.comparisons import groups_of
 from analysis.findings.scope import scope_of
@@ -179,33 +178,6 @@ def performance_score(times: ArrayLike) -> tuple[float, ...] | Refused:
     ratios = numpy.divide(table, fastest, out=numpy.full_like(table, math.inf), where=numpy.isfinite(fastest))
     shares = numpy.maximum(0.0, (WORST_RATIO - ratios) / (WORST_RATIO - 1))
     return tuple(math.fsum(column) / len(column) for column in shares.T)
-
-
-def aso_normal(mean_difference: float, sd_difference: float) -> float:
-    """Violation of stochastic dominance between normal scores A and B (larger is better), epsilon in [0, 1].
-
-    With a = mean_A - mean_B and b = sd_A - sd_B: Phi(-a / |b|) - a |b| / (a^2 + b^2) phi(a / |b|), the share of the
-    squared Wasserstein distance where A's quantile lies below B's. 0: A dominates, 1: B does, 1/2 at a = 0. It
-    describes; with 10 seeds or fewer it decides nothing.
-
-    Raises:
-        ValueError: for numbers that are not finite.
-
-    >>> round(aso_normal(0.5, -0.5), 7), aso_normal(0.0, 1.0)
-    (0.0376699, 0.5)
-
-    References:
-        del Barrio, Cuesta-Albertos and Matran, 2018; Dror, Shlomov and Reichart, Deep Dominance, ACL 2019.
-    """
-    a, b = float(mean_difference), abs(float(sd_difference))
-    if not (math.isfinite(a) and math.isfinite(b)):
-        raise ValueError(f"the differences must be finite, got {mean_difference} and {sd_difference}")
-    if a == 0:
-        return 0.5
-    if b == 0:
-        return 0.0 if a > 0 else 1.0
-    share = max(-50.0, min(50.0, a / b))  # beyond, nothing is left of either term, and a square may overflow
-    return float(stats.norm.cdf(-share)) - share / (share * share + 1) * float(stats.norm.pdf(share))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

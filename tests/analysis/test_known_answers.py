@@ -30,7 +30,7 @@ from analysis.statistics.power import (
 from analysis.statistics.scaling import slopes
 from analysis.statistics.time_to_target import kaplan_meier, log_rank, restricted_times
 from analysis.statistics.tuning import expected_best
-from analysis.tasks import aso_normal, iqm, mean_improvement, performance_score
+from analysis.tasks import iqm, mean_improvement, performance_score
 
 INF = math.inf
 
@@ -153,12 +153,6 @@ def test_probability_of_improvement_of_one_task() -> None:
 def test_algoperf_score() -> None:
     modes = np.array([[100, 50, 30], [200, 40, INF]])
     assert performance_score(modes.T) == pytest.approx([0.972222, 0.555556], abs=5e-7)
-
-
-def test_dominance_of_normals() -> None:
-    assert aso_normal(0.5, 0.5) == pytest.approx(0.0376699, abs=5e-8)
-    assert aso_normal(0.5, -0.5) == aso_normal(0.5, 0.5)
-    assert aso_normal(0.0, 1.0) == 0.5
 
 
 def test_expected_best_of_k_trials() -> None:

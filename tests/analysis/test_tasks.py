@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import integrate, stats
+from scipy import stats
 from synthetic import SyntheticArm, straight, write_study
 
 from analysis.statistics.intervals import Refused
 from analysis.tasks import (
-    aso_normal,
     iqm,
     main,
     mean_improvement,
@@ -107,21 +106,6 @@ def test_a_workload_that_nobody_finished_gives_nobody_anything() -> None:
     assert performance_score([[1, 1], [1, 5], [INF, INF]]) == pytest.approx([2 / 3, 1 / 3])
 
 
-@pytest.mark.parametrize(("a", "b"), [(0.5, 0.5), (0.2, -1.0), (-0.3, 0.4), (2.0, 0.3), (0.0, 0.7)])
-def test_the_violation_of_dominance_is_its_integral(a: float, b: float) -> None:
-    def squares(p: float) -> float:
-        return (a + b * stats.norm.ppf(p)) ** 2
-
-    violated = integrate.quad(lambda p: squares(p) if a + b * stats.norm.ppf(p) < 0 else 0.0, 0, 1, limit=400)[0]
-    assert aso_normal(a, b) == pytest.approx(violated / integrate.quad(squares, 0, 1, limit=400)[0], abs=1e-5)
-    assert aso_normal(-a, b) == pytest.approx(1 - aso_normal(a, b))
-
-
-def test_equal_spreads_dominate_or_not() -> None:
-    assert [aso_normal(a, 0.0) for a in (1.0, -1.0, 0.0)] == [0.0, 1.0, 0.5]
-    assert aso_normal(1.0, 1e-200) == 0.0
-
-
 REFUSED = [
     (lambda: iqm([]), "all of them finite"),
     (lambda: iqm([1.0, NAN]), "all of them finite"),
@@ -131,7 +115,6 @@ REFUSED = [
     (lambda: stratified_bootstrap([np.full((5, 3), NAN)], iqm, generator()), r"scores\[0, 0\] is nan"),
     (lambda: performance_score([[1.0, NAN]] * 3), "all above 0"),
     (lambda: performance_score([[1.0, 0.0]] * 3), "all above 0"),
-    (lambda: aso_normal(NAN, 1.0), "must be finite"),
 ]
 
 
