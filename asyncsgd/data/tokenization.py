@@ -472,14 +472,6 @@ def _sample_bounds(document_lengths: np.ndarray, capacity: int) -> tuple[np.ndar
     return starts, np.minimum(capacity, np.repeat(document_ends, num_pieces) - starts)
 
 
-def tokenized_corpus(
-    corpus: Corpus, tokenizer: PreTrainedTokenizerBase, *, seq_len: int, cache_dir: Path
-) -> tuple[Tokens, Tokens]:
-    """Return the (train, eval) samples of a corpus, memory-mapped from `tokenized_folder`, which see."""
-    folder = tokenized_folder(corpus, tokenizer, seq_len=seq_len, cache_dir=cache_dir)
-    return Tokens.load(folder / "train"), Tokens.load(folder / "eval")
-
-
 def tokenized_folder(
     corpus: Corpus,
     tokenizer: PreTrainedTokenizerBase,

@@ -6,34 +6,8 @@ Shapes: C classes. ``confusion[i, j]`` counts the samples of class i that were p
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
-
-
-def confusion_matrix(true: Sequence[int] | np.ndarray, predicted: Sequence[int] | np.ndarray, num: int) -> np.ndarray:
-    """Count the samples by true class (rows) and predicted class (columns).
-
-    Args:
-        true: class of each sample, in [0, C).
-        predicted: what was predicted for it.
-        num: C.
-
-    Returns:
-        int64 `(C, C)`, new.
-
-    Raises:
-        ValueError: if the two have different lengths, or a class is not in [0, C).
-
-    >>> confusion_matrix([0, 0, 1], [0, 1, 1], 2).tolist()
-    [[1, 1], [0, 1]]
-    """
-    rows, columns = np.asarray(true, dtype=np.int64), np.asarray(predicted, dtype=np.int64)
-    if rows.shape != columns.shape:
-        raise ValueError(f"{rows.size} true classes and {columns.size} predicted ones")
-    if rows.size and not (min(rows.min(), columns.min()) >= 0 and max(rows.max(), columns.max()) < num):
-        raise ValueError(f"classes must lie in [0, {num})")
-    return np.bincount(rows * num + columns, minlength=num * num).reshape(num, num)
 
 
 def accuracy(confusion: np.ndarray) -> float | None:

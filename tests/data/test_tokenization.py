@@ -23,7 +23,6 @@ from asyncsgd.data.tokenization import (
     load_tokenizer,
     publish,
     tokenize,
-    tokenized_corpus,
     tokenized_folder,
     train_byte_bpe,
     train_wordpiece,
@@ -357,15 +356,15 @@ def assert_same(tokens: Tokens, expected: Tokens) -> None:
 
 
 def test_a_corpus_is_tokenized_once_and_mapped_by_its_folder(tmp_path, tokenizer):
-    train, held_out = tokenized_corpus(CORPUS, tokenizer, seq_len=32, cache_dir=tmp_path / "new")
+    folder = tokenized_folder(CORPUS, tokenizer, seq_len=32, cache_dir=tmp_path / "new")
+    assert list((tmp_path / "new").iterdir()) == [folder]
+    train = Tokens.load(folder / "train")
     assert_same(train, tokenize(CORPUS.train.texts, tokenizer, seq_len=32))
-    assert_same(held_out, tokenize(CORPUS.eval.texts, tokenizer, seq_len=32))
+    assert_same(Tokens.load(folder / "eval"), tokenize(CORPUS.eval.texts, tokenizer, seq_len=32))
     assert isinstance(train.ids, np.memmap)
-    (folder,) = (tmp_path / "new").iterdir()
     made = (folder / "train" / "ids.npy").stat().st_mtime_ns
     assert tokenized_folder(CORPUS, tokenizer, seq_len=32, cache_dir=tmp_path / "new") == folder
     assert (folder / "train" / "ids.npy").stat().st_mtime_ns == made
-    assert_same(Tokens.load(folder / "eval"), held_out)
 
 
 def test_another_corpus_tokenizer_sequence_length_or_end_has_another_folder(tmp_path, tokenizer):
@@ -389,16 +388,16 @@ def test_damaged_token_files_are_made_again(tmp_path, tokenizer, name, length):
     (folder / name).unlink()
     if length is not None:
         (folder / name).write_bytes(whole[:length])
-    train, _ = tokenized_corpus(CORPUS, tokenizer, seq_len=32, cache_dir=tmp_path)
+    assert tokenized_folder(CORPUS, tokenizer, seq_len=32, cache_dir=tmp_path) == folder
     assert (folder / name).read_bytes() == whole
-    assert_same(train, tokenize(CORPUS.train.texts, tokenizer, seq_len=32))
+    assert_same(Tokens.load(folder / "train"), tokenize(CORPUS.train.texts, tokenizer, seq_len=32))
     assert list(tmp_path.iterdir()) == [folder]
 
 
 def test_a_side_without_a_sample_is_an_error_and_leaves_no_folder(tmp_path, tokenizer):
     corpus = Corpus("short", CORPUS.train, Documents(("a b",), None), "e" * 16)
     with pytest.raises(UsageError, match=r"no eval document of short has 4 tokens.*--eval-data FILE"):
-        tokenized_corpus(corpus, tokenizer, seq_len=32, cache_dir=tmp_path)
+        tokenized_folder(corpus, tokenizer, seq_len=32, cache_dir=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -426,14 +425,15 @@ import sys
 from pathlib import Path
 from asyncsgd.data.corpora import Corpus
 from asyncsgd.data.documents import Documents
-from asyncsgd.data.tokenization import load_tokenizer, tokenized_corpus
+from asyncsgd.data.tokenization import Tokens, load_tokenizer, tokenized_folder
 texts = tuple(f"the server applies update {i} of worker {i % 7}" for i in range(3000))
 corpus = Corpus("texts", Documents(texts[100:], None), Documents(texts[:100], None), "0" * 16)
 import transformers.models.bert.tokenization_bert
 print("ready", flush=True)
 sys.stdin.readline()
 tokenizer = load_tokenizer("tiny", corpus, vocab_size=300, cache_dir=Path(sys.argv[1]))
-train, held_out = tokenized_corpus(corpus, tokenizer, seq_len=16, cache_dir=Path(sys.argv[1]))
+folder = tokenized_folder(corpus, tokenizer, seq_len=16, cache_dir=Path(sys.argv[1]))
+train, held_out = Tokens.load(folder / "train"), Tokens.load(folder / "eval")
 print(train.num_samples, held_out.num_samples, int(train.ids.sum()), int(held_out.ids.sum()))
 """
 
