@@ -27,7 +27,7 @@ from analysis.statistics.intervals import (
 from analysis.statistics.power import smallest_p
 
 EXACT_PAIRS = 30
-"""Up to so many pairs all 2^n sign patterns are counted: Noether's 29 are among them."""
+"""Up to so many pairs all 2^n sign patterns are counted: the 29 of Bouthillier et al. (2021) are among them."""
 
 RANDOM_PATTERNS = 9_999
 """Patterns drawn where there are too many to count; the observed one is added to them."""
