@@ -70,7 +70,7 @@ def smallest_p(n: int) -> float:
 
 
 def minimum_pairs(num_comparisons: int, alpha: float = 0.05) -> int:
-    """The smallest number of pairs with which Holm over m = `num_comparisons` tests can reject: 2 / 2^n <= alpha / m.
+    """The smallest number of pairs with which Holm over m = `num_comparisons` tests can reject: 2 / 2^n < alpha / m.
 
     >>> [minimum_pairs(m) for m in (1, 2, 3, 4, 6, 8, 10, 12)]
     [6, 7, 7, 8, 8, 9, 9, 9]
@@ -78,7 +78,7 @@ def minimum_pairs(num_comparisons: int, alpha: float = 0.05) -> int:
     _check_count(num_comparisons, 1, "num_comparisons")
     check_level(alpha)
     n = 1
-    while smallest_p(n) > alpha / num_comparisons:
+    while smallest_p(n) >= alpha / num_comparisons:
         n += 1
     return n
 

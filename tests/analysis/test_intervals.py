@@ -412,12 +412,12 @@ def test_no_effect_is_detectable_where_nothing_can_be_rejected() -> None:
     assert detectable_effect(6, alpha=0.05 / 2) == math.inf
 
 
-@pytest.mark.parametrize(("comparisons", "alpha"), list(itertools.product((1, 3, 12), (0.01, 0.05, 0.1))))
+@pytest.mark.parametrize(("comparisons", "alpha"), list(itertools.product((1, 3, 12), (0.01, 2 / 2**6, 0.05, 0.1))))
 def test_the_minimum_number_of_pairs_can_reject_and_one_less_cannot(comparisons: int, alpha: float) -> None:
     n = minimum_pairs(comparisons, alpha)
     family = [smallest_p(n)] + [1.0] * (comparisons - 1)
-    assert min(holm(family)) <= alpha
-    assert min(holm([smallest_p(n - 1)] + [1.0] * (comparisons - 1))) > alpha
+    assert min(holm(family)) < alpha
+    assert min(holm([smallest_p(n - 1)] + [1.0] * (comparisons - 1))) >= alpha
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -476,7 +476,7 @@ def test_what_could_have_been_found_is_said_for_the_level_that_holm_tests_at() -
     assert (none.word, none.reason) == ("undecided", f"p_Holm = 0.0625; {told}")
 
 
-@given(st.integers(6, 12), st.integers(1, 40), st.sampled_from([0.1, 0.05, 0.01]))
+@given(st.integers(6, 12), st.integers(1, 40), st.sampled_from([0.1, 0.05, 0.01, 2 / 2**7]))
 @examples
 def test_nothing_can_be_found_below_the_minimum_of_pairs_and_something_from_there_on(n, comparisons, alpha) -> None:
     least = least_p_holm([n] * comparisons)[0]
