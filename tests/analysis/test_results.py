@@ -16,12 +16,10 @@ from synthetic import (
     STRAGGLER,
     SyntheticArm,
     edit_json,
-    example_study,
     planned,
     straight,
     write_finetuning,
     write_plan,
-    write_registration,
     write_run,
     write_study,
 )
@@ -48,16 +46,6 @@ def twice_as_fast(seeds: int = 6):
 def fast(tmp_path_factory) -> Results:
     folder = tmp_path_factory.mktemp("fast")
     return results_of(write_study(folder, twice_as_fast(), [SYNC, ASYNC], registration={"num_seeds": 6}))
-
-
-@pytest.fixture(scope="module")
-def example_folder(tmp_path_factory) -> Path:
-    return example_study(tmp_path_factory.mktemp("example"))
-
-
-@pytest.fixture(scope="module")
-def example(example_folder) -> Results:
-    return results_of(example_folder)
 
 
 # ---- the primary comparison --------------------------------------------------------------------------------
@@ -1061,9 +1049,9 @@ def test_a_fine_tuning_run_lost_in_one_arm_takes_the_block_of_the_others(tmp_pat
 
 def test_hatecheck_is_shown_per_functionality(example):
     late = next(arm for arm in example.downstream if arm.arm == "async-w4-virtual")
+    named = ("counter_quote_nh", "derog_neg_attrib_h", "negate_neg_nh", "slur_h", "spell_char_swap_h")
     assert [(score.functionality, score.num_cases, score.accuracy.n) for score in late.functionalities] == [
-        ("negate_neg_nh", 100, 8),
-        ("slur_h", 100, 8),
+        (name, 100, 8) for name in named
     ]
     assert late.hatecheck is not None
 
@@ -1071,7 +1059,9 @@ def test_hatecheck_is_shown_per_functionality(example):
 # ---- the same input ----------------------------------------------------------------------------------------
 
 
-def test_the_order_of_the_directory_changes_nothing(example_folder, example, monkeypatch):
+def test_the_order_of_the_directory_and_of_the_plans_runs_changes_nothing(
+    tmp_path, example_folder, example, monkeypatch
+):
     shuffle = random.Random(1).shuffle
     listed = Path.rglob
 
@@ -1080,16 +1070,12 @@ def test_the_order_of_the_directory_changes_nothing(example_folder, example, mon
         shuffle(found)
         return iter(found)
 
-    monkeypatch.setattr(Path, "rglob", shuffled)
-    assert results_of(example_folder) == example
-
-
-def test_the_order_of_the_plans_runs_changes_nothing(tmp_path, example_folder, example):
     folder = tmp_path / example_folder.name
     shutil.copytree(example_folder, folder)
-    plan = json.loads((folder / "plan.json").read_text())
-    random.Random(2).shuffle(plan["runs"])
-    (folder / "plan.json").write_text(json.dumps(plan))
+    runs = json.loads((folder / "plan.json").read_text())["runs"]
+    shuffle(runs)
+    edit_json(folder / "plan.json", runs=runs)
+    monkeypatch.setattr(Path, "rglob", shuffled)
     assert results_of(folder) == example
 
 
@@ -1103,11 +1089,3 @@ def test_every_arm_that_is_named_anywhere_is_described(example):
     groups = {group.name for group in example.groups}
     assert {row.group for row in example.tests} <= groups
     assert {arm.group for arm in example.arms} <= groups | {""}
-
-
-def test_a_registration_with_another_alpha_widens_its_intervals(tmp_path):
-    write_registration(tmp_path)
-    found = results_of(write_study(tmp_path, twice_as_fast(8), [SYNC, ASYNC], registration={"alpha": 0.01}))
-    row = row_of(found, "time_to_target")
-    assert row.estimate is not None
-    assert row.estimate.level == pytest.approx(0.99)

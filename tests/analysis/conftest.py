@@ -1,0 +1,48 @@
+"""Studies that many tests only look at: made and computed once a session."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from reading import results_of
+from synthetic import SyntheticArm, example_study, planned, write_plan, write_run
+
+from analysis.findings.results import Results
+
+
+@pytest.fixture(scope="session")
+def example_folder(tmp_path_factory) -> Path:
+    return example_study(tmp_path_factory.mktemp("example"))
+
+
+@pytest.fixture(scope="session")
+def example(example_folder) -> Results:
+    return results_of(example_folder)
+
+
+@pytest.fixture(scope="session")
+def example_page(example) -> str:
+    """As it is written to out/report.html, beside the study's folder."""
+    from analysis.report.page import page, render  # matplotlib takes a second, which most tests here do not need
+
+    return render(page(example, Path("out/report.html"), Path("study")))
+
+
+@pytest.fixture(scope="session")
+def lean(example) -> Results:
+    """One of everything that is drawn in the example: enough where many of a kind would show nothing more."""
+    many = ("curves", "reached", "sensitivity", "scaling", "delays", "delay_gaps", "pareto", "timelines", "tuning")
+    fewer = {name: getattr(example, name)[:1] for name in many}
+    return dataclasses.replace(example, **fewer, downstream=example.downstream[1:2])
+
+
+@pytest.fixture(scope="session")
+def empty(tmp_path_factory) -> Results:
+    """The least there is: one planned run that was killed, nothing to compare, nothing to draw."""
+    folder, arm = tmp_path_factory.mktemp("empty"), SyntheticArm("async", 2, "measured", None)
+    write_plan(folder, [arm], [planned("one", "test", arm.name, 0)])
+    write_run(folder / "one", arm, [], status=None)
+    (folder / "one" / "events.jsonl").write_text('{"schema": 1}\n{"kind": "eva')
+    return results_of(folder)
