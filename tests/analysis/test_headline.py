@@ -8,7 +8,6 @@ import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_results import full
 from reading import ASYNC, SYNC, results_of, row_of, trust_of
 from synthetic import STRAGGLER, SyntheticArm, edit_json, planned, straight, write_finetuning, write_study
 
@@ -438,13 +437,16 @@ def test_a_tuning_criterion_that_is_not_the_endpoint_is_told(tmp_path, endpoint,
 # ---- the picture of times ----------------------------------------------------------------------------------------
 
 
-def drawn(*curves: ReachedCurve, log_rank_p=()):
-    made = full()
-    group = made.groups[0].name
-    panel = ReachedPanel(group, 5.0, "pilots", None, "", None, curves, log_rank_p, ())
-    picture = time_to_target(Cast(made), panel)
-    assert picture is not None
-    return picture, picture.figure.axes[0]
+@pytest.fixture
+def drawn(example):
+    def draw(*curves: ReachedCurve, log_rank_p=()):
+        group = example.groups[0].name
+        panel = ReachedPanel(group, 5.0, "pilots", None, "", None, curves, log_rank_p, ())
+        picture = time_to_target(Cast(example), panel)
+        assert picture is not None
+        return picture, picture.figure.axes[0]
+
+    return draw
 
 
 def curve(arm: str, n: int, seconds, share, at_risk, censored=()) -> ReachedCurve:
@@ -462,7 +464,7 @@ def curve(arm: str, n: int, seconds, share, at_risk, censored=()) -> ReachedCurv
     )
 
 
-def test_a_curve_ends_with_its_last_run_at_risk():
+def test_a_curve_ends_with_its_last_run_at_risk(drawn):
     stopped = curve("a", 4, (1.0, 2.0), (0.25, 0.5), (4, 3), (5.0, 5.0))
     through = curve("b", 2, (3.0, 20.0), (0.5, 1.0), (2, 1))
     diverged = curve("c", 2, (4.0,), (0.5,), (2,))
@@ -471,7 +473,7 @@ def test_a_curve_ends_with_its_last_run_at_risk():
     assert ends == pytest.approx([5.0, 20.4, 20.4])
 
 
-def test_only_an_estimate_that_is_no_share_of_the_runs_is_called_kaplan_meier():
+def test_only_an_estimate_that_is_no_share_of_the_runs_is_called_kaplan_meier(drawn):
     share = curve("a", 4, (1.0, 2.0), (0.25, 0.5), (4, 3), (5.0, 5.0))
     estimate = curve("a", 4, (1.0, 9.0), (0.25, 1.0), (4, 1), (5.0, 5.0))
     assert drawn(share)[1].get_ylabel() == "runs at or below 5.000"
@@ -480,7 +482,7 @@ def test_only_an_estimate_that_is_no_share_of_the_runs_is_called_kaplan_meier():
     assert "the estimate is not the share of runs that got there" in picture.caption
 
 
-def test_the_caption_counts_the_others_only_where_there_are_some_and_calls_the_log_rank_exploratory():
+def test_the_caption_counts_the_others_only_where_there_are_some_and_calls_the_log_rank_exploratory(drawn):
     none = curve("a", 6, (), (), (), (5.0,) * 6)
     every = curve("b", 2, (1.0, 2.0), (0.5, 1.0), (2, 1))
     alone, _ = drawn(none, log_rank_p=(("a", 0.03),))

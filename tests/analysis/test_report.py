@@ -16,9 +16,10 @@ import xml.etree.ElementTree
 from pathlib import Path
 
 import matplotlib.image
+import numpy
 import pytest
-from made_results import ALGORITHMS, LABELS, full, lean, small
-from synthetic import SyntheticArm, straight, write_run
+from reading import ASYNC, SYNC, results_of, row_of
+from synthetic import SyntheticArm, straight, write_run, write_study
 
 from analysis.findings.comparisons import FROM_SCRATCH
 from analysis.report.__main__ import main, parser
@@ -27,6 +28,7 @@ from analysis.report.gallery import gallery, save_gallery
 from analysis.report.page import page, render
 from analysis.report.tables.contents import all_tables, comparisons, first_tests, fits, pareto, relative_link, schedule
 from analysis.report.tables.table import as_csv, latex, markdown
+from analysis.statistics.intervals import Interval
 from asyncsgd.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,23 +81,54 @@ class Outline(html.parser.HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def made():
-    return full()
+def outline(example_page):
+    return Outline(example_page)
 
 
 @pytest.fixture(scope="module")
-def text(made):
-    return render(page(made, Path("out/report.html"), Path("study")))
+def empty_page(empty):
+    return render(page(empty, Path("report.html"), Path(".")))
 
 
 @pytest.fixture(scope="module")
-def outline(text):
-    return Outline(text)
+def drawn(example):
+    return gallery(example)
 
 
 @pytest.fixture(scope="module")
-def pictures(made):
-    return [(row, picture) for row in gallery(made).rows for picture in row.pictures]
+def pictures(drawn):
+    return [(row, picture) for row in drawn.rows for picture in row.pictures]
+
+
+@pytest.fixture(scope="module")
+def known(example):
+    """Rows of the example with numbers that can be compared with their cells: a time, and a loss within its margin."""
+    time, loss = row_of(example, "time_to_target"), row_of(example, "loss_at_equal_samples")
+    tested = dataclasses.replace(
+        loss.equivalence, interval90=Interval(0.0124, 0.0064, 0.0184, 0.95, 8), p=0.0313, p_non_inferior=0.01
+    )
+    rows = (
+        dataclasses.replace(
+            time,
+            estimate=Interval(-13.9, -17.9, -9.9, 0.95, 8),
+            times=dataclasses.replace(time.times, ratio=Interval(1.42, 1.22, 1.62, 0.95, 8)),
+            p=0.0078,
+            p_holm=0.0234,
+        ),
+        dataclasses.replace(loss, equivalence=tested, word="equivalent"),
+    )
+    laws = dataclasses.replace(example.scaling[0], fits=example.scaling[0].fits[:1] * 2, aicc_difference=-1.8)
+    amdahl, usl = (
+        dataclasses.replace(fit, model=model, aicc=aicc)
+        for fit, model, aicc in zip(laws.fits, ("amdahl", "usl"), (-12.3, -14.1), strict=True)
+    )
+    noise = dataclasses.replace(
+        example.schedule[0],
+        schedule_variance=Interval(0.00011, 0.00002, 0.0002, 0.95, 8),
+        share=Interval(0.21, 0.06, 0.36, 0.95, 8),
+    )
+    scaling = (dataclasses.replace(laws, fits=(amdahl, usl)),)
+    return dataclasses.replace(example, tests=rows, scaling=scaling, schedule=(noise,))
 
 
 def positions(text, *words):
@@ -107,10 +140,10 @@ def positions(text, *words):
 # ---- the page --------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_has_its_parts_in_the_order_of_the_eye(text):
+def test_the_page_has_its_parts_in_the_order_of_the_eye(example_page):
     order = positions(
-        text,
-        "<h1>async, 4 workers, virtual clock: reached the target 1.42x sooner",
+        example_page,
+        "<h1>async, 4 workers, virtual clock",
         'class="tiles"',
         "Evaluation loss versus seconds",
         "Evaluation loss versus samples",
@@ -139,11 +172,11 @@ def test_the_page_is_well_formed_and_every_id_is_there_once_and_every_reference_
     assert len(outline.targets) > 100  # markers and clips of the pictures, and the contents
 
 
-def test_the_page_holds_no_script_and_no_address_and_forbids_both(text, outline):
+def test_the_page_holds_no_script_and_no_address_and_forbids_both(example_page, outline):
     assert not {"script", "link", "img", "iframe", "object", "embed", "base", "form"} & set(outline.tags)
-    assert "http" not in text.replace("http-equiv", "")
-    assert "@import" not in text
-    assert re.findall(r"url\((?!#)", text) == []
+    assert "http" not in example_page.replace("http-equiv", "")
+    assert "@import" not in example_page
+    assert re.findall(r"url\((?!#)", example_page) == []
     assert not [name for _, values in outline.attributes for name in values if name.startswith("on") or name == "src"]
     policies = [values["content"] for _, values in outline.attributes if values.get("http-equiv")]
     assert policies == ["default-src 'none'; style-src 'unsafe-inline'; img-src data:"]
@@ -158,76 +191,63 @@ def test_every_picture_says_in_words_what_it_shows(outline):
     assert all(values.get("aria-hidden") == "true" for values in others)
 
 
-def test_every_colour_of_a_picture_in_the_page_is_one_that_the_page_sets_for_light_and_dark(text):
-    drawn = re.findall(r'<svg class="picture".*?</svg>|<svg[^>]*role="img".*?</svg>', text, flags=re.DOTALL)
+def test_every_colour_of_a_picture_in_the_page_is_one_that_the_page_sets_for_light_and_dark(example_page):
+    drawn = re.findall(r'<svg class="picture".*?</svg>|<svg[^>]*role="img".*?</svg>', example_page, flags=re.DOTALL)
     assert len(drawn) > 30
     used = {name for svg in drawn for name in re.findall(r"var\((--[a-z0-9-]+)\)", svg)}
     fixed = {colour for svg in drawn for colour in re.findall(r"#[0-9a-f]{6}\b", svg)}
     assert fixed <= {"#ffffff", "#000000"}  # clips and hidden parts
-    light, dark = text.split("@media screen and (prefers-color-scheme: dark)")[:2]
+    light, dark = example_page.split("@media screen and (prefers-color-scheme: dark)")[:2]
     for name in used:
         assert f"{name}:" in light, name
         assert f"{name}:" in dark.split("* { box-sizing")[0], name
 
 
-def test_the_clock_is_a_big_word(text):
-    assert '<p class="big-clock virtual"><strong>Virtual clock: simulated time</strong>' in text
-    assert '<p class="big-clock measured"><strong>Measured clock</strong>' in text
-    made = lean()
-    only = dataclasses.replace(
-        made, clocks=("measured",), groups=tuple(group for group in made.groups if group.clock == "measured")
-    )
-    measured = render(page(only, Path("report.html"), Path(".")))
-    assert "big-clock virtual" not in measured.split("</style>")[1]
+def test_the_clock_is_a_big_word(example_page, empty_page):
+    virtual = '<p class="big-clock virtual"><strong>Virtual clock: simulated time</strong>'
+    measured = '<p class="big-clock measured"><strong>Measured clock</strong>'
+    assert [word in example_page for word in (virtual, measured)] == [True, True]
+    assert [word in empty_page for word in (virtual, measured)] == [False, True]
 
 
-def test_numbers_of_a_page_are_rounded_for_reading(made):
-    rows = first_tests(made).rows
-    assert rows[0][2].text == "-13.90 [-17.90, -9.90] virtual s"
-    assert rows[0][2].small == "n = 8, 95 % CI; 1.42\u00d7 [1.22\u00d7, 1.62\u00d7] in mean time, won 8 of 8"
-    assert [cell.text for cell in rows[0][3:5]] == ["0.008", "0.023"]
-    assert rows[3][2].text == "0.0124 [0.0064, 0.0184] nats"  # of the equivalence test
-    assert (rows[0][6].text, rows[0][6].tone) == ("better", "good")
-    assert (rows[3][6].text, rows[3][6].tone) == ("equivalent", "same")
+def test_numbers_of_a_page_are_rounded_for_reading(known):
+    time, loss = first_tests(known).rows
+    assert time[2].text == "-13.90 [-17.90, -9.90] virtual s"
+    assert time[2].small == "n = 8, 95 % CI; 1.42\u00d7 [1.22\u00d7, 1.62\u00d7] in mean time, won 8 of 8"
+    assert [cell.text for cell in time[3:5]] == ["0.008", "0.023"]
+    assert loss[2].text == "0.0124 [0.0064, 0.0184] nats"  # of the equivalence test
+    assert (time[6].text, time[6].tone) == ("better", "good")
+    assert (loss[6].text, loss[6].tone) == ("equivalent", "same")
 
 
-def test_six_tests_come_first_the_primary_family_before_the_rest_of_its_group_and_the_others_are_announced(made):
-    table = first_tests(made)
-    assert len(table.rows) == 6
-    assert [row[0].small for row in table.rows[:4]] == ["primary", "primary", "primary", "secondary"]
-    assert table.rows[3][0].text == "async vs sync, 4 workers, virtual clock"
-    assert "2 more comparisons" in table.notes[-1]
-    whole = next(table for table in all_tables(made, lambda _: "") if table.key == "tests")
-    assert len(whole.rows) == len(made.tests) == 8
+def test_six_tests_come_first_the_primary_family_before_the_rest_of_its_group_and_the_others_are_announced(example):
+    table = first_tests(example)
+    assert [row[0].small for row in table.rows] == ["primary"] * 2 + ["secondary"] * 4
+    assert {row[0].text.split(", ", 1)[1] for row in table.rows} == {example.groups[0].name}
+    assert f"{len(example.tests) - 6} more comparisons" in table.notes[-1]
+    whole = next(table for table in all_tables(example, lambda _: "") if table.key == "tests")
+    assert len(whole.rows) == len(example.tests)
 
 
-def test_a_section_without_data_says_why_in_one_line_and_draws_no_empty_picture():
-    text = render(page(small(), Path("report.html"), Path(".")))
-    outline = Outline(text)
+def test_a_section_without_data_says_why_in_one_line_and_draws_no_empty_picture(empty_page, empty):
+    outline = Outline(empty_page)
     assert "figure" not in outline.tags
     assert len(outline.ids) == len(set(outline.ids))
     for words in (
         "No run has an evaluation to draw.",
-        "There is no comparison.",
-        "No curves of time to target: no target loss was declared",
         "No throughput:",
         "No delays:",
         "No front:",
         "No timeline:",
-        "No sensitivity to the learning rate:",
-        "No downstream scores:",
         "Exploratory: there is no analysis.yaml",
         "one: no summary.json: the run crashed, was killed or is still running",
         "one: events.jsonl: the last line is torn and was left out",
     ):
         assert words in outline.text, words
-
-
-def test_the_reason_of_the_results_goes_before_the_general_one():
-    reason = "there is no target loss: no reference arm, or it did not improve"
-    left_out = (*small().left_out, dataclasses.replace(small().left_out[0], name="time to target", reason=reason))
-    text = Outline(render(page(dataclasses.replace(small(), left_out=left_out), Path("report.html"), Path(".")))).text
-    assert f"Time to the target {reason}" in text
+    # a reason of the results goes before a general one: in its section, and in the list of what is left out
+    reasons = {item.name: item.reason for item in empty.left_out}
+    for name in ("tests", "time to target", "learning rate", "downstream"):
+        assert outline.text.count(reasons[name]) == 2, name
 
 
 def cells(table, title):
@@ -236,38 +256,38 @@ def cells(table, title):
     return [row[place] for row in table.rows]
 
 
-def test_what_decides_beside_the_p_values_is_in_the_tables(made):
-    tests, laws, noise, front = (table(made) for table in (comparisons, fits, schedule, pareto))
-    assert {cell.text for cell in cells(tests, "margin; p, equivalence; p, non-inferiority")} == {
+def test_what_decides_beside_the_p_values_is_in_the_tables(known):
+    tests, laws, noise, front = (table(known) for table in (comparisons, fits, schedule, pareto))
+    assert [cell.text for cell in cells(tests, "margin; p, equivalence; p, non-inferiority")] == [
         "-",  # of times
         "±0.02; 0.031; 0.010",
-    }
+    ]
     assert cells(tests, "share won")[0].small == "8 of 8, convincing"
-    assert {cell.text for cell in cells(laws, "AICc")} >= {"-12.30", "-14.10 (-1.8)"}
+    assert [cell.text for cell in cells(laws, "AICc")] == ["-12.30", "-14.10 (-1.8)"]
     assert cells(noise, "share of the schedule")[0].text == "21 % [6 %, 36 %]"
     assert cells(noise, "variance, schedule")[0].text == "0.00011 [2e-05, 0.0002]"
-    tried = [cell.text for cell in cells(front, "runs") if cell.small == "tuning"]
-    assert tried == ["learning_rate 0.01"] * 2
+    assert {cell.text for cell in cells(front, "runs") if cell.small == "tuning"} == {"learning_rate 0.001"}
     assert "learning_rate" in as_csv(front)
-    assert "learning_rate 0.1" not in tried
-    assert '"0.1"' in as_csv(front).replace('""', '"')  # not on the front
-    assert front.notes[0].endswith("and its first loss (5.600).")
+    assert '"0.002"' in as_csv(front).replace('""', '"')  # not on the front
+    assert all(note.endswith("and its first loss (9.000).") for note in front.notes)
 
 
-def test_everything_left_out_is_in_the_page(outline, made):
-    for item in made.left_out:
+def test_everything_left_out_is_in_the_page(outline, example):
+    assert example.left_out
+    for item in example.left_out:
         assert f"{item.name}: {item.reason}" in outline.text
-    for problem in made.problems:
+    assert example.problems
+    for problem in example.problems:
         assert problem in outline.text
-    assert made.command in outline.text
+    assert example.command in outline.text
 
 
-def test_every_run_is_in_the_page_with_a_relative_link_where_it_has_a_folder(outline, made):
+def test_every_run_is_in_the_page_with_a_relative_link_where_it_has_a_folder(outline, example):
     links = {values["href"] for tag, values in outline.attributes if tag == "a" and "href" in values}
-    there = {f"../study/{run.name}/" for run in made.runs if run.exists}
+    there = {f"../study/{run.name}/" for run in example.runs if run.exists}
     assert there == {link for link in links if not link.startswith("#")}
-    missing = [run.name for run in made.runs if not run.exists]
-    assert missing == ["test/sync-w4-virtual/s108"]
+    missing = [run.name for run in example.runs if not run.exists]
+    assert missing == ["test/sync-w2/s107-r1"]
     assert all(name in outline.text for name in missing)
 
 
@@ -285,16 +305,14 @@ def test_a_link_to_a_run_stays_a_relative_path_whatever_its_name(name, link):
     assert relative_link(".", name) == link
 
 
-def test_runs_from_scratch_say_so_at_the_top_beside_their_group_and_in_the_tables():
-    made = lean()
-    arms = tuple(dataclasses.replace(arm, from_scratch=True, label=f"{arm.label}, {FROM_SCRATCH}") for arm in made.arms)
-    runs = tuple(dataclasses.replace(run, from_scratch=True) for run in made.runs)
-    outline = Outline(
-        render(page(dataclasses.replace(made, arms=arms, runs=runs, from_scratch=True), Path("r"), Path(".")))
-    )
-    assert f"hate virtual clock measured clock {FROM_SCRATCH}" in outline.text
-    assert f"batch 16 · {FROM_SCRATCH}" in outline.text
-    assert outline.text.count(FROM_SCRATCH) > len(made.runs)
+def test_runs_from_scratch_say_so_at_the_top_beside_their_group_and_in_the_tables(tmp_path):
+    curves = {arm.name: [straight(6.0, 4.0, seconds=10.0)] * 2 for arm in (SYNC, ASYNC)}
+    found = results_of(write_study(tmp_path, curves, [SYNC, ASYNC], from_scratch=True))
+    outline = Outline(render(page(found, Path("r"), Path("."))))
+    assert f"synthetic virtual clock {FROM_SCRATCH}" in outline.text
+    assert f"{found.groups[0].name} · {FROM_SCRATCH}" in outline.text
+    (row,) = (table for table in all_tables(found, lambda _: "") if table.key == "runs")
+    assert [FROM_SCRATCH in cell.text for cell in cells(row, "remark")] == [True] * 4
 
 
 def hostile(made):
@@ -307,7 +325,7 @@ def hostile(made):
         if isinstance(value, tuple):
             return tuple(rename(item) for item in value)
         if isinstance(value, str):
-            for word in ("async", "hate", "offensive", "test/"):
+            for word in ("async", "hate", "synthetic", "test/"):
                 value = value.replace(word, f"{word}{HOSTILE}$x_{{$ {{{{7*7}}}} \"'&amp;")
         return value
 
@@ -316,10 +334,19 @@ def hostile(made):
     return rename(made)
 
 
-def test_markup_in_names_is_shown_as_text():
-    text = render(page(hostile(lean()), Path("report.html"), Path(".")))
-    assert "<script" not in text
-    outline = Outline(text)
+@pytest.fixture(scope="module")
+def nasty(lean):
+    return hostile(lean)
+
+
+@pytest.fixture(scope="module")
+def nasty_page(nasty):
+    return render(page(nasty, Path("report.html"), Path(".")))
+
+
+def test_markup_in_names_is_shown_as_text(nasty_page):
+    assert "<script" not in nasty_page
+    outline = Outline(nasty_page)
     assert "script" not in outline.tags
     assert HOSTILE in outline.text
     assert "{{7*7}}" in outline.text
@@ -328,15 +355,16 @@ def test_markup_in_names_is_shown_as_text():
     assert set(outline.targets) <= set(outline.ids)
 
 
-def test_the_same_results_give_the_same_bytes():
-    assert render(page(lean(), Path("r.html"), Path("."))) == render(page(lean(), Path("r.html"), Path(".")))
+def test_the_same_results_give_the_same_bytes(nasty, nasty_page):
+    assert render(page(nasty, Path("report.html"), Path("."))) == nasty_page
 
 
 # ---- pictures --------------------------------------------------------------------------------------------------------
 
 
 def test_a_known_algorithm_has_its_colour_and_marker_in_every_report():
-    alone, among = looks(["ringmaster"]), looks([*ALGORITHMS, "zeta", "rennala", "single", "hogwild", "alpha"])
+    several = ("sync", "async", "ringmaster", "m_sync", "zeta", "rennala", "single", "hogwild", "alpha")
+    alone, among = looks(["ringmaster"]), looks(several)
     assert (alone["ringmaster"].colour, alone["ringmaster"].marker) == (
         among["ringmaster"].colour,
         among["ringmaster"].marker,
@@ -380,10 +408,11 @@ def test_both_axes_of_every_picture_are_named_with_a_unit_or_hold_names(pictures
 
 
 def test_measured_and_virtual_seconds_share_no_picture_and_stand_under_the_word(pictures):
+    seconds = {"measured": "training seconds", "virtual": "virtual seconds"}
     seen = set()
     for row, picture in pictures:
         labels = {label for axes in picture.figure.axes for label in (axes.get_xlabel(), axes.get_ylabel())}
-        clocks = {clock for clock, label in LABELS.items() if any(label in text for text in labels)}
+        clocks = {clock for clock, label in seconds.items() if any(label in text for text in labels)}
         assert len(clocks) <= 1, picture.name
         if clocks:
             assert {row.clock} == clocks, picture.name
@@ -398,8 +427,8 @@ def test_every_picture_with_intervals_says_over_how_many(pictures):
     assert sum("n = " in picture.caption for _, picture in pictures) > 15
 
 
-def test_every_interval_in_a_table_has_its_n(made):
-    for table in all_tables(made, lambda _: ""):
+def test_every_interval_in_a_table_has_its_n(example):
+    for table in all_tables(example, lambda _: ""):
         for row in table.rows:
             for cell in row:
                 if re.search(r"\d \[-?\d", cell.text) and table.key != "fits":  # its intervals are of one resampling
@@ -407,7 +436,7 @@ def test_every_interval_in_a_table_has_its_n(made):
 
 
 def test_a_run_that_diverged_is_drawn_to_its_end_with_a_cross_and_is_in_no_mean(pictures):
-    panel = next(picture for _, picture in pictures if picture.name.startswith("loss-samples-8-workers"))
+    panel = next(picture for _, picture in pictures if picture.name.startswith("loss-samples-16-workers"))
     crosses = [line for line in panel.figure.axes[0].lines if line.get_marker() == "x"]
     assert len(crosses) == 1
     low, high = panel.figure.axes[0].get_ylim()
@@ -416,8 +445,8 @@ def test_a_run_that_diverged_is_drawn_to_its_end_with_a_cross_and_is_in_no_mean(
     assert "A cross ends a run that did not finish" in panel.caption
 
 
-def test_the_runs_at_risk_below_the_curves_are_those_not_yet_there(pictures, made):
-    item = next(item for item in made.reached if item.group.startswith("4 workers"))
+def test_the_runs_at_risk_below_the_curves_are_those_not_yet_there(pictures, example):
+    item = next(item for item in example.reached if item.group.startswith("4 workers"))
     picture = next(picture for _, picture in pictures if picture.name.startswith("time-to-target-4-workers"))
     axes = picture.figure.axes[0]
     ticks = [tick for tick in axes.get_xticks() if 0 <= tick <= axes.get_xlim()[1]]
@@ -429,15 +458,16 @@ def test_the_runs_at_risk_below_the_curves_are_those_not_yet_there(pictures, mad
     assert numbers == expected
 
 
-def test_every_picture_is_written_as_png_and_svg_and_shows_something(made, tmp_path, outline):
-    paths = save_gallery(made, tmp_path / "deep" / "pictures")
+def test_pictures_are_written_as_png_and_svg_show_something_and_a_dollar_sign_in_a_name_is_no_formula(
+    nasty, nasty_page, empty, tmp_path
+):
+    folder = tmp_path / "deep" / "pictures"
+    paths = save_gallery(nasty, folder)
     names = {path.stem for path in paths}
-    assert {path.name for path in (tmp_path / "deep" / "pictures").iterdir()} == {
-        f"{name}.{kind}" for name in names for kind in ("png", "svg")
-    }
-    figures = [values["id"] for tag, values in outline.attributes if tag == "figure"]
+    assert {path.name for path in folder.iterdir()} == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
+    figures = [values["id"] for tag, values in Outline(nasty_page).attributes if tag == "figure"]
     assert names == set(figures)
-    assert len(names) == len(figures) > 30
+    assert len(names) == len(figures) >= len({name.split("-")[0] for name in names}) > 10
     for path in paths:
         assert path.stat().st_size > 4_000, path
         if path.suffix == ".svg":
@@ -450,31 +480,20 @@ def test_every_picture_is_written_as_png_and_svg_and_shows_something(made, tmp_p
             pixels = pixels[..., :3]
             assert min(pixels.shape[:2]) > 250, path
             assert pixels[0, 0].min() == 1.0  # on white
-            assert len({tuple(colour) for colour in pixels[::3, ::3].reshape(-1, 3).round(2)}) > 4, path
-
-
-def test_pictures_are_the_same_bytes_again(tmp_path):
-    few = dataclasses.replace(small(), arms=full().arms, groups=full().groups, curves=full().curves[:1])
-    once, again = save_gallery(few, tmp_path / "a"), save_gallery(few, tmp_path / "b")
-    assert len(once) == 2
-    assert [path.read_bytes() for path in once] == [path.read_bytes() for path in again]
-
-
-def test_a_dollar_sign_in_a_name_is_no_formula(tmp_path):
-    paths = save_gallery(hostile(lean()), tmp_path)
-    drawn = [path.read_text() for path in paths if path.suffix == ".svg"]
-    assert any("$x_{$" in svg for svg in drawn)  # which would be no formula either
-    assert len(paths) > 20
+            assert len(numpy.unique((100 * pixels[::3, ::3]).round() @ [1, 1_000, 1_000_000])) > 4, path
+    assert any("$x_{$" in path.read_text() for path in paths if path.suffix == ".svg")  # no formula would be so either
+    few = dataclasses.replace(empty, arms=nasty.arms, groups=nasty.groups, curves=nasty.curves)
+    again = save_gallery(few, tmp_path)
+    assert len(again) == 2
+    assert [path.read_bytes() for path in again] == [(folder / path.name).read_bytes() for path in again]
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 
-def test_markdown_keeps_its_columns_whatever_the_names(made):
-    nasty = dataclasses.replace(made.tests[0], comparison="a|b <b>\nc`d*", reason="x | y")
-    tables = [
-        table for table in all_tables(dataclasses.replace(made, tests=(nasty,)), lambda _: "") if table.key == "tests"
-    ]
+def test_markdown_keeps_its_columns_whatever_the_names(example):
+    nasty = dataclasses.replace(example.tests[0], comparison="a|b <b>\nc`d*", reason="x | y")
+    tables = [comparisons(dataclasses.replace(example, tests=(nasty,)))]
     lines = markdown(tables).splitlines()
     body = next(line for line in lines if line.startswith("| a"))
     assert body.startswith(r"| a\|b &lt;b&gt; c\`d\* |")
@@ -482,57 +501,54 @@ def test_markdown_keeps_its_columns_whatever_the_names(made):
     assert set(bars) == {len(tables[0].columns) + 1}
 
 
-def test_every_table_has_as_many_cells_in_a_row_as_columns_and_a_key_of_its_own(made):
-    tables = all_tables(made, lambda _: "")
+def test_every_table_has_as_many_cells_in_a_row_as_columns_and_a_key_of_its_own(example):
+    tables = all_tables(example, lambda _: "")
     assert len({table.key for table in tables}) == len(tables) == 18
     for table in tables:
         assert {len(row) for row in table.rows} == {len(table.columns)}, table.key
 
 
-def test_latex_escapes_what_it_would_read_as_a_command(made):
-    nasty = dataclasses.replace(made.tests[0], comparison=r"50 % & m_sync #1 $x$ {y} ~ ^ \input{z}")
-    tables = [
-        table for table in all_tables(dataclasses.replace(made, tests=(nasty,)), lambda _: "") if table.key == "tests"
-    ]
+def test_latex_escapes_what_it_would_read_as_a_command(example):
+    nasty = dataclasses.replace(example.tests[0], comparison=r"50 % & m_sync #1 $x$ {y} ~ ^ \input{z}")
+    tables = [comparisons(dataclasses.replace(example, tests=(nasty,)))]
     text = latex(tables)
     assert r"50 \% \& m\_sync \#1 \$x\$ \{y\} \textasciitilde{} \textasciicircum{} \textbackslash{}input\{z\} &" in text
     for line in text.splitlines():
         if line.endswith(r"\\") and "&" in line:
             assert len(re.findall(r"(?<!\\)&", line)) == len(tables[0].columns) - 1
-    whole = latex(all_tables(made, lambda _: ""))
+    whole = latex(all_tables(example, lambda _: ""))
     assert whole.count(r"\begin{tabular}") == whole.count(r"\end{tabular}") == whole.count(r"\begin{table}")
     assert whole.count(r"\begin{longtable}") == whole.count(r"\end{longtable}") == 1  # every run
     assert whole.isascii()
 
 
-def test_above_the_fold_is_a_group_that_compares_something_where_there_is_one(made):
-    primary = made.groups[0]
-    others = [group for group in made.groups[1:] if group.clock == primary.clock and group.reference is not None]
+def test_above_the_fold_is_a_group_that_compares_something_where_there_is_one(example, empty, drawn):
+    primary = example.groups[0]
+    others = [group for group in example.groups[1:] if group.clock == primary.clock and group.reference is not None]
     assert others
-    alone = dataclasses.replace(primary, reference=None)
-    found = dataclasses.replace(made, groups=(alone, *made.groups[1:]))
+    alone = (dataclasses.replace(primary, reference=None), *example.groups[1:])
+    found = dataclasses.replace(empty, arms=example.arms, groups=alone, curves=example.curves)
     labels = [row.label for row in gallery(found).first]
-    assert primary.name in [row.label for row in gallery(made).first]
+    assert primary.name in [row.label for row in drawn.first]
     assert primary.name not in labels
     assert others[0].name in labels
 
 
-def test_targets_that_were_taken_from_the_test_runs_are_called_so_beside_every_picture_and_table(made):
-    late = [item for item in made.sensitivity if item.after_the_fact]
-    assert 0 < len(late) < len(made.sensitivity)
+def test_targets_that_were_taken_from_the_test_runs_are_called_so_beside_every_picture_and_table(example, drawn):
+    late = [item for item in example.sensitivity if item.after_the_fact]
+    assert 0 < len(late) < len(example.sensitivity)
     told = "Targets chosen after the fact, from the test runs"
-    table = next(table for table in all_tables(made, lambda _: "") if table.key == "sensitivity")
+    table = next(table for table in all_tables(example, lambda _: "") if table.key == "sensitivity")
     assert table.lead.endswith(f" {told} ({'; '.join(item.comparison for item in late)}).")
-    pictures = [picture for row in gallery(made).sections["target-sensitivity"] for picture in row.pictures]
+    pictures = [picture for row in drawn.sections["target-sensitivity"] for picture in row.pictures]
     groups = {item.group for item in late}
     assert [told in picture.caption for picture in pictures] == [picture.title in groups for picture in pictures]
 
 
-def test_csv_holds_the_unrounded_values(made):
-    tables = {table.key: table for table in all_tables(made, lambda _: "")}
+def test_csv_holds_the_unrounded_values(example):
+    tables = {table.key: table for table in all_tables(example, lambda _: "")}
     rows = list(csv.DictReader(io.StringIO(as_csv(tables["tests"]))))
-    assert len(rows) == 8
-    for row, test in zip(rows, made.tests, strict=True):
+    for row, test in zip(rows, example.tests, strict=True):
         assert row["comparison"] == test.comparison
         assert float(row["estimate_estimate"]) == test.estimate.estimate
         assert float(row["estimate_low"]) == test.estimate.low
@@ -541,15 +557,15 @@ def test_csv_holds_the_unrounded_values(made):
         assert (row["margin"] == "") == (test.margin is None)
         assert (row["speed_up_ratio_estimate"] == "") == (test.speed_up is None)
     points = list(csv.DictReader(io.StringIO(as_csv(tables["sensitivity"]))))
-    assert len(points) == sum(len(item.points) for item in made.sensitivity)
-    assert float(points[0]["restricted_ratio"]) == made.sensitivity[0].points[0].restricted_ratio
+    assert len(points) == sum(len(item.points) for item in example.sensitivity)
+    assert float(points[0]["restricted_ratio"]) == example.sensitivity[0].points[0].restricted_ratio
     trials = list(csv.DictReader(io.StringIO(as_csv(tables["tuning"]))))
-    assert json.loads(trials[0]["trials"])[0]["losses"] == list(made.tuning[0].trials[0].losses)
+    assert json.loads(trials[0]["trials"])[0]["losses"] == list(example.tuning[0].trials[0].losses)
 
 
-def test_a_value_that_is_not_finite_survives_every_format(made):
-    endless = dataclasses.replace(made.table[0], median_seconds=math.inf, reached=2)
-    tables = all_tables(dataclasses.replace(made, table=(endless, *made.table[1:])), lambda _: "")
+def test_a_value_that_is_not_finite_survives_every_format(example):
+    endless = dataclasses.replace(example.table[0], median_seconds=math.inf, reached=2)
+    tables = all_tables(dataclasses.replace(example, table=(endless, *example.table[1:])), lambda _: "")
     arms = next(table for table in tables if table.key == "arms-virtual")
     assert arms.rows[0][2].text == "inf"
     assert next(csv.DictReader(io.StringIO(as_csv(arms))))["median_seconds"] == "inf"
@@ -637,10 +653,10 @@ def test_a_folder_that_cannot_be_written_to_is_told(study, tmp_path, capsys):
     assert "cannot be written" in capsys.readouterr().err
 
 
-def test_a_file_where_a_folder_is_needed_for_pictures_is_told(made, tmp_path):
+def test_a_file_where_a_folder_is_needed_for_pictures_is_told(empty, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="choose --figures DIR"):
-        save_gallery(small(), tmp_path / "file" / "deeper")
+        save_gallery(empty, tmp_path / "file" / "deeper")
 
 
 def test_a_device_is_written_to_and_not_replaced(study):

@@ -11,7 +11,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from made_results import full, small
 
 from analysis.report.page import page, render
 
@@ -92,29 +91,34 @@ document.body.append(out);
 
 
 def browse(arguments, tmp_path):
-    """Run the browser once, with a profile of its own; returns what it wrote to both streams."""
+    """Run the browser once, with a profile of its own; returns the document it ended with and what it complained of."""
     assert BROWSER is not None
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
     command += [f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr", "--virtual-time-budget=20000"]
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout, done.stderr
+    return done.stdout, re.findall(r".*CONSOLE.*", done.stderr)
 
 
-def measure(text, tmp_path, *, dark=False, widths=(1280, 400)):
-    """What a browser makes of the page at each width. The page is as it is, in a frame; the script is outside it."""
+def measure(tmp_path, *pages, dark=False, widths=(1280, 400)):
+    """What a browser makes of the pages at each width, and what it complains of.
+
+    A page is as it is, in a frame; the script is outside it.
+    """
     frames = "".join(
         f'<iframe style="width: {width}px; height: 900px; border: 0" srcdoc="{html.escape(text, quote=True)}"></iframe>'
+        for text in pages
         for width in widths
     )
     wrapper = tmp_path / "wrapper.html"
     script = f"<script>addEventListener('load', () => {{ {MEASURE} }})</script>"
     wrapper.write_text(f'<!DOCTYPE html><meta charset="utf-8"><body>{frames}{script}', encoding="utf-8")
     scheme = [f"--blink-settings=preferredColorScheme={0 if dark else 1}"]
-    dom, _ = browse([*scheme, "--window-size=1400,1000", "--dump-dom", wrapper.as_uri()], tmp_path)
+    dom, complaints = browse([*scheme, "--window-size=1400,1000", "--dump-dom", wrapper.as_uri()], tmp_path)
     found = re.search(r'<pre id="measured">(.*?)</pre>', dom, flags=re.DOTALL)
     assert found, dom[-500:]
-    return dict(zip(widths, json.loads(html.unescape(found[1])), strict=True))
+    frame = iter(json.loads(html.unescape(found[1])))
+    return [{width: next(frame) for width in widths} for _ in pages], complaints
 
 
 def long_names(made):
@@ -141,11 +145,6 @@ def long_names(made):
     )
 
 
-@pytest.fixture(scope="module")
-def text():
-    return render(page(full(), Path("report.html"), Path(".")))
-
-
 def check(measured):
     for width, found in measured.items():
         assert found["clientWidth"] == width
@@ -159,51 +158,39 @@ def check(measured):
         assert found["faint"] == []
 
 
-def test_nothing_overflows_every_picture_shows_and_all_text_has_contrast_on_a_desktop_and_a_phone(text, tmp_path):
-    measured = measure(text, tmp_path)
+def test_nothing_overflows_every_picture_shows_and_all_text_has_contrast_on_a_desktop_and_a_phone(
+    example_page, tmp_path
+):
+    (measured,), complaints = measure(tmp_path, example_page)
     check(measured)
     for found in measured.values():
-        assert found["title"] == "hate: report"
-        assert len(found["pictures"]) == text.count("<figure") > 30
-        assert found["tables"] == text.count("<table>")
+        assert found["title"] == "synthetic: report"
+        assert len(found["pictures"]) == example_page.count("<figure") > 30
+        assert found["tables"] == example_page.count("<table>")
         assert found["background"] > 0.8
     assert measured[400]["height"] > measured[1280]["height"]  # one picture per line
+    assert complaints == []
 
 
-def test_a_dark_page_is_dark_and_its_text_and_pictures_are_readable(text, tmp_path):
-    measured = measure(text, tmp_path, dark=True)
+def test_a_dark_page_is_dark_and_its_text_and_pictures_are_readable(example_page, tmp_path):
+    (measured,), _ = measure(tmp_path, example_page, dark=True)
     check(measured)
     assert all(found["background"] < 0.05 for found in measured.values())
 
 
-@pytest.mark.parametrize("made", [small, lambda: long_names(full())], ids=["nothing", "long names"])
-def test_an_empty_study_and_endless_names_overflow_nothing(made, tmp_path):
-    text = render(page(made(), Path("report.html"), Path(".")))
-    for width, found in measure(text, tmp_path).items():
-        assert (found["scrollWidth"], found["beyond"]) == (width, [])
+def test_an_empty_study_and_endless_names_overflow_nothing(empty, lean, tmp_path):
+    texts = [render(page(made, Path("report.html"), Path("."))) for made in (empty, long_names(lean))]
+    for measured in measure(tmp_path, *texts)[0]:
+        for width, found in measured.items():
+            assert (found["scrollWidth"], found["beyond"]) == (width, [])
 
 
-def complaints(text, tmp_path):
-    file = tmp_path / "page.html"
-    file.write_text(text, encoding="utf-8")
-    _, told = browse(["--dump-dom", file.as_uri()], tmp_path)
-    return re.findall(r".*CONSOLE.*", told)
-
-
-def test_the_console_stays_empty(text, tmp_path):
-    assert complaints(text, tmp_path) == []
-
-
-def test_a_script_that_got_into_the_page_would_not_run_and_would_be_complained_about(text, tmp_path):
-    """That the check above can fail, and that the page's policy holds."""
-    spoilt = text.replace("</main>", "<script>document.title = 'run'</script></main>")
-    told = complaints(spoilt, tmp_path)
-    assert any("Content Security Policy" in line for line in told), told
-
-
-def test_what_overflows_would_be_found(text, tmp_path):
-    """That the measurement can fail."""
-    spoilt = text.replace("</main>", '<p style="width: 1500px">wide</p></main>')
-    found = measure(spoilt, tmp_path)[400]
-    assert found["scrollWidth"] > 400
-    assert any("1500px" in node for node in found["beyond"])
+def test_what_overflows_would_be_found_and_a_script_would_not_run_and_be_complained_of(empty, tmp_path):
+    """That the measurement can fail, and that the page's policy holds."""
+    text = render(page(empty, Path("report.html"), Path(".")))
+    spoilt = '<p style="width: 1500px">wide</p><script>document.title = "run"</script></main>'
+    (measured,), complaints = measure(tmp_path, text.replace("</main>", spoilt))
+    assert measured[400]["scrollWidth"] > 400
+    assert any("1500px" in node for node in measured[400]["beyond"])
+    assert measured[400]["title"] == "synthetic: report"
+    assert any("Content Security Policy" in line for line in complaints), complaints
