@@ -35,7 +35,7 @@ from asyncsgd.study.sweep import FINISHED, Sweep, check, locked
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext
 
-    from analysis.dose_response import Dose
+    from dose_response_findings import Dose
 
 CONFIG = Path(__file__).parent / "configs" / "dose_response.yaml"
 SPEEDS = ("constant:1", "log_normal:0.5", "exponential:1")
@@ -84,8 +84,8 @@ def run(flags: argparse.Namespace) -> int:
 
     import yaml
 
-    from analysis.dose_response import read_dose, save
     from asyncsgd.simulation.simulate import arrival_seconds
+    from dose_response_findings import read_dose, save
 
     dose = read_dose(out)
     for speeds in flags.speeds or SPEEDS:

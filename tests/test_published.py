@@ -267,9 +267,8 @@ def test_a_wrong_flag_ends_with_code_2_and_says_which() -> None:
 @pytest.mark.processes
 def test_when_a_script_is_killed_its_processes_go_busy_or_idle(tmp_path: Path) -> None:
     tasks = ["import time; open('busy', 'w').close(); time.sleep(600)", "open('idle', 'w').close()"]
-    command = Command(
-        [sys.executable, "-c", f"from analysis.published import each; list(each(exec, {tasks}, 2))"], tmp_path
-    )
+    code = f"import sys; sys.path[0] = {str(FOLDER)!r}; from reproduction import each; list(each(exec, {tasks}, 2))"
+    command = Command([sys.executable, "-c", code], tmp_path)
     try:
         until(lambda: (tmp_path / "busy").exists() and (tmp_path / "idle").exists(), "both tasks")
         assert len(command.pids()) >= 4  # itself, its fork server and two more

@@ -38,7 +38,6 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from analysis.published import COLOURS, each, interval, picture, progress, run_script, script_parser, write_table
 from asyncsgd.optimizers import AdamW, OptimizerRecipe
 from asyncsgd.rules import AsyncLocalSGD, DiLoCo, FedBuff, Rule
 from asyncsgd.rules.base import Arrival, Reply, View
@@ -46,6 +45,7 @@ from asyncsgd.runtime.base import Budget
 from asyncsgd.simulation.problems import Array, Instance
 from asyncsgd.simulation.simulate import simulate
 from asyncsgd.simulation.speeds import Floats, Ints, Sampler
+from reproduction import COLOURS, each, interval, picture, progress, run_script, script_parser, write_table
 
 SECONDS_PER_STEP = (0.58, 0.75, 1.51, 3.33)
 LOCAL_STEPS = 20

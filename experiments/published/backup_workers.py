@@ -30,7 +30,13 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
-from analysis.published import (
+from asyncsgd.records.events import Event, Record
+from asyncsgd.rules.k_sync import KSync
+from asyncsgd.runtime.base import Budget
+from asyncsgd.simulation.problems import Mode, Problem, Quadratic
+from asyncsgd.simulation.simulate import simulate
+from asyncsgd.simulation.speeds import ShiftedExponential
+from reproduction import (
     COLOURS,
     each,
     interval,
@@ -40,12 +46,6 @@ from analysis.published import (
     script_parser,
     write_table,
 )
-from asyncsgd.records.events import Event, Record
-from asyncsgd.rules.k_sync import KSync
-from asyncsgd.runtime.base import Budget
-from asyncsgd.simulation.problems import Mode, Problem, Quadratic
-from asyncsgd.simulation.simulate import simulate
-from asyncsgd.simulation.speeds import ShiftedExponential
 
 NUM_WORKERS = 100
 PUBLISHED = {0.02: (99, 1.008), 0.05: (96, 1.047), 0.1: (93, 1.121), 0.2: (88, 1.265), 0.5: (78, 1.60), 1.0: (69, 1.98)}

@@ -32,7 +32,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from analysis.published import (
+from asyncsgd.rules.asynchronous import Asynchronous
+from asyncsgd.rules.base import Rule
+from asyncsgd.rules.k_async import KAsync, KBatchAsync
+from asyncsgd.rules.k_sync import KSync
+from asyncsgd.rules.synchronous import Synchronous
+from asyncsgd.runtime.base import Budget
+from asyncsgd.simulation.problems import Quadratic
+from asyncsgd.simulation.simulate import simulate
+from asyncsgd.simulation.speeds import Exponential, ShiftedExponential, Speeds
+from reproduction import (
     COLOURS,
     draw_curve,
     each,
@@ -43,15 +52,6 @@ from analysis.published import (
     script_parser,
     write_table,
 )
-from asyncsgd.rules.asynchronous import Asynchronous
-from asyncsgd.rules.base import Rule
-from asyncsgd.rules.k_async import KAsync, KBatchAsync
-from asyncsgd.rules.k_sync import KSync
-from asyncsgd.rules.synchronous import Synchronous
-from asyncsgd.runtime.base import Budget
-from asyncsgd.simulation.problems import Quadratic
-from asyncsgd.simulation.simulate import simulate
-from asyncsgd.simulation.speeds import Exponential, ShiftedExponential, Speeds
 
 NUM_WORKERS = 8
 QUORUMS = (1, 2, 4, 8)

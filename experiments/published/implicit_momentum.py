@@ -32,7 +32,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from analysis.published import (
+from asyncsgd.errors import UsageError
+from asyncsgd.records.events import Event, Record
+from asyncsgd.rules.asynchronous import Asynchronous
+from asyncsgd.runtime.base import Budget
+from asyncsgd.simulation.problems import Instance, Mode
+from asyncsgd.simulation.simulate import simulate
+from asyncsgd.simulation.speeds import Exponential
+from reproduction import (
     COLOURS,
     Interval,
     each,
@@ -43,13 +50,6 @@ from analysis.published import (
     script_parser,
     write_table,
 )
-from asyncsgd.errors import UsageError
-from asyncsgd.records.events import Event, Record
-from asyncsgd.rules.asynchronous import Asynchronous
-from asyncsgd.runtime.base import Budget
-from asyncsgd.simulation.problems import Instance, Mode
-from asyncsgd.simulation.simulate import simulate
-from asyncsgd.simulation.speeds import Exponential
 
 Array = npt.NDArray[np.float64]
 

@@ -36,12 +36,12 @@ from typing import NamedTuple
 import numpy
 from matplotlib.patheffects import withStroke
 
-from analysis.published import Interval, each, interval, picture, progress, run_script, script_parser, write_table
 from asyncsgd.rules import Asynchronous, KSync, Rule
 from asyncsgd.runtime.base import Budget
 from asyncsgd.simulation.problems import Quadratic
 from asyncsgd.simulation.simulate import simulate
 from asyncsgd.simulation.speeds import Exponential, Floats, Ints, Power, Sampler
+from reproduction import Interval, each, interval, picture, progress, run_script, script_parser, write_table
 
 DIMENSION = 200
 TARGET = 0.01 * Quadratic(dimension=DIMENSION).on(1, 0).loss(numpy.ones(DIMENSION))

@@ -40,16 +40,6 @@ import numpy
 import pandas
 from torch import Tensor
 
-from analysis.published import (
-    COLOURS,
-    each,
-    interval,
-    picture,
-    progress,
-    run_script,
-    script_parser,
-    write_table,
-)
 from asyncsgd.data.pydocs import load_pydocs
 from asyncsgd.errors import UsageError
 from asyncsgd.experiment import cache_folder
@@ -82,6 +72,16 @@ from asyncsgd.simulation.problems import (
 )
 from asyncsgd.simulation.simulate import Simulation, simulate
 from asyncsgd.simulation.speeds import Sampler
+from reproduction import (
+    COLOURS,
+    each,
+    interval,
+    picture,
+    progress,
+    run_script,
+    script_parser,
+    write_table,
+)
 
 
 @dataclasses.dataclass

@@ -31,7 +31,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from analysis.published import (
+from asyncsgd.rules.base import Rule
+from asyncsgd.rules.delay_adaptive import DelayAdaptive
+from asyncsgd.rules.k_sync import KSync
+from asyncsgd.rules.rennala import Rennala
+from asyncsgd.rules.ringmaster import Ringmaster
+from asyncsgd.runtime.base import Budget
+from asyncsgd.simulation.problems import Tridiagonal
+from asyncsgd.simulation.simulate import simulate
+from asyncsgd.simulation.speeds import HalfNormal
+from reproduction import (
     COLOURS,
     draw_curve,
     each,
@@ -42,15 +51,6 @@ from analysis.published import (
     script_parser,
     write_table,
 )
-from asyncsgd.rules.base import Rule
-from asyncsgd.rules.delay_adaptive import DelayAdaptive
-from asyncsgd.rules.k_sync import KSync
-from asyncsgd.rules.rennala import Rennala
-from asyncsgd.rules.ringmaster import Ringmaster
-from asyncsgd.runtime.base import Budget
-from asyncsgd.simulation.problems import Tridiagonal
-from asyncsgd.simulation.simulate import simulate
-from asyncsgd.simulation.speeds import HalfNormal
 
 NUM_WORKERS = 6174
 SECONDS, QUICK_SECONDS = 2000, 100

@@ -12,10 +12,10 @@ import pytest
 import yaml
 from running import sentences
 
-from analysis.dose_response import DELAYED, REFERENCE, SHARES, Curve, Dose, Measured, answer, read_dose, save
 from analysis.statistics.intervals import Interval
 from asyncsgd.errors import UsageError
 from asyncsgd.simulation.simulate import arrival_seconds
+from dose_response_findings import DELAYED, REFERENCE, SHARES, Curve, Dose, Measured, answer, read_dose, save
 
 SEEDS = (100, 101, 102)
 
