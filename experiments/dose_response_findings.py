@@ -198,13 +198,14 @@ class Dose:
                     cells.append(f"{'the same run':28} {'':8}")
                     continue
                 rate, edge = self.chosen[algorithm][delay]
-                cells.append(f"{_shown(t_interval(losses[algorithm][:, k]), 4):28} {rate:>7g}{'*' if edge else ' '}")
+                loss = format(t_interval(losses[algorithm][:, k]), ".4f")
+                cells.append(f"{loss:28} {rate:>7g}{'*' if edge else ' '}")
             target = f"{self.targets[delay]:.4f}" if delay in self.targets else "-"
             lines.append(f"{delay:>4}  {cells[0]}   {cells[1]}   {target}")
         lines.append("* at the edge of its grid: a better one may lie outside")
         slope = self.trend()
         trend = "" if slope.page_p is None else f" (Page's trend test p {slope.page_p:.2g})"
-        lines.append(f"each doubling of tau + 1 adds {_shown(slope.mean, 4)} nats at equal samples{trend}")
+        lines.append(f"each doubling of tau + 1 adds {slope.mean:.4f} nats at equal samples{trend}")
         for clock in self.clocks:
             lines.append("")
             lines.append(f"speeds {clock.speeds} (virtual clock), {seeds}; below 1, and below 0, asynchronous is ahead")
@@ -254,18 +255,6 @@ def compare(ours: Timed, theirs: Timed) -> tuple[tuple[float, ...], float]:
     return tuple(logs), loss_at(our_seconds, our_losses, end) - loss_at(their_seconds, their_losses, end)
 
 
-def _ratio(logs: Sequence[float]) -> Interval:
-    """The geometric mean, with the interval of the logs."""
-    inner = t_interval(logs)
-    return Interval(
-        math.exp(inner.estimate),
-        None if inner.low is None else math.exp(inner.low),
-        None if inner.high is None else math.exp(inner.high),
-        inner.level,
-        inner.n,
-    )
-
-
 def _measured_lines(measured: Measured) -> list[str]:
     """Table and sentences of the pairs of real processes."""
     seeds = measured.responses[0].gap.n
@@ -282,7 +271,7 @@ def _measured_lines(measured: Measured) -> list[str]:
         elif ratio.high is not None and ratio.high < 1:
             word = "asynchronous training is sooner"
         lines.append(
-            f"      tau = {response.delay}, {response.delay + 1} processes: {_shown(ratio, 2)} times the seconds of "
+            f"      tau = {response.delay}, {response.delay + 1} processes: {ratio:.2f} times the seconds of "
             f"synchronous training to the lowest loss that both reach: {word}"
         )
     if measured.num_oversubscribed:
@@ -304,9 +293,8 @@ def _response(delay: int, pairs: Mapping[int, tuple[Timed, Timed]], target: floa
         gaps.append(gap)
     by_share = tuple(zip(*logs, strict=True))
     ours_reached, theirs_reached = (sum(min(pair[k][1]) <= target for pair in pairs.values()) for k in (0, 1))
-    return Response(
-        delay, tuple(map(_ratio, by_share)), by_share, t_interval(gaps), tuple(gaps), ours_reached, theirs_reached
-    )
+    ratios = tuple(t_interval(of_share).mapped(math.exp) for of_share in by_share)
+    return Response(delay, ratios, by_share, t_interval(gaps), tuple(gaps), ours_reached, theirs_reached)
 
 
 def _table(responses: Sequence[Response], num_seeds: int) -> list[str]:
@@ -317,9 +305,9 @@ def _table(responses: Sequence[Response], num_seeds: int) -> list[str]:
         f"{'tau':>4}  {shares} {'loss at equal seconds, nats':28} target reached",
     ]
     for response in responses:
-        ratios = " ".join(f"{_shown(ratio, 3):20}" for ratio in response.ratios)
+        ratios = " ".join(f"{f'{ratio:.3f}':20}" for ratio in response.ratios)
         reached = f"{response.delayed_reached}/{num_seeds} and {response.reference_reached}/{num_seeds}"
-        lines.append(f"{response.delay:>4}  {ratios} {_shown(response.gap, 4):28} {reached}")
+        lines.append(f"{response.delay:>4}  {ratios} {f'{response.gap:.4f}':28} {reached}")
     return lines
 
 
@@ -338,12 +326,6 @@ def answer(point: CrossingPoint) -> str:
     if "one seed" in point.reason:
         return f"the advantage is lost at tau = {point.at:.2g}{note}"
     return f"the advantage is lost at tau = {point.at:.2g}, 95 % interval {low} to {high}{note}"
-
-
-def _shown(interval: Interval, digits: int) -> str:
-    if interval.low is None or interval.high is None:
-        return f"{interval.estimate:.{digits}f}"
-    return f"{interval.estimate:.{digits}f} [{interval.low:.{digits}f}, {interval.high:.{digits}f}]"
 
 
 def read_dose(folder: Path) -> Dose:
@@ -523,6 +505,6 @@ def _draw(dose: Dose) -> Figure:
 def _arms(intervals: Sequence[Interval]) -> list[list[float]]:
     """Lengths below and above the estimates, as matplotlib takes them; 0 where there is no interval."""
     return [
-        [i.estimate - (i.estimate if i.low is None else i.low) for i in intervals],
-        [(i.estimate if i.high is None else i.high) - i.estimate for i in intervals],
+        [interval.estimate - interval.ends[0] for interval in intervals],
+        [interval.ends[1] - interval.estimate for interval in intervals],
     ]

@@ -226,7 +226,7 @@ def test_a_fit_to_the_exact_mean_gives_the_momentum(implicit_momentum: ModuleTyp
 def test_a_jackknife_removes_the_bias_of_a_square(implicit_momentum: ModuleType) -> None:
     # The square of a mean of 2 values of variance v overestimates by v / 2.
     result = implicit_momentum.jackknife(lambda mean: mean[0] ** 2, [[1.0], [3.0]])
-    assert result.mean == pytest.approx(2.0**2 - 2.0 / 2)
+    assert result.estimate == pytest.approx(2.0**2 - 2.0 / 2)
 
 
 def test_mean_staleness_is_one_less_than_the_workers(implicit_momentum: ModuleType) -> None:

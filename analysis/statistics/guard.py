@@ -66,8 +66,7 @@ def convergence(
         return Refused(f"{fewest} {'common seeds' if paired else 'runs'}; the guard needs {MINIMUM_RUNS}")
     found = (tost_paired if paired else tost_independent)(ours, theirs, tolerance, alpha)
     difference = found.interval90
-    low = difference.estimate if difference.low is None else difference.low
-    high = difference.estimate if difference.high is None else difference.high
+    low, high = difference.ends
     seeds = f"on {len(ours)} common seeds" if paired else f"in {len(ours)} and {len(theirs)} runs"
     told = f"{ours.mean():.6g} against {theirs.mean():.6g} {seeds}; "
     if difference.low is None:

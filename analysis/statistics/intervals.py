@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy
 from numpy.typing import ArrayLike, NDArray
@@ -33,14 +33,35 @@ class Interval:
     level: float
     n: int
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Low and high; where there is no interval, both are the estimate."""
+        return self.estimate if self.low is None else self.low, self.estimate if self.high is None else self.high
+
+    def mapped(self, function: Callable[[float], float]) -> Interval:
+        """Estimate and ends through a function that rises: with `math.exp`, a ratio from a mean of logs."""
+        low, high = (None if end is None else function(end) for end in (self.low, self.high))
+        return dataclasses.replace(self, estimate=function(self.estimate), low=low, high=high)
+
+    def text(self, form: Callable[[float], str]) -> str:
+        """The estimate and, where there are any, the ends, each as `form` writes a number."""
+        if self.low is None or self.high is None:
+            return form(self.estimate)
+        return f"{form(self.estimate)} [{form(self.low)}, {form(self.high)}]"
+
+    def __format__(self, form: str) -> str:
+        """
+        >>> f"{Interval(1.4212, 1.209, 1.66, 0.95, 8):.1f}", f"{Interval(12345.6, None, None, 0.95, 1)}"
+        ('1.4 [1.2, 1.7]', '12346')
+        """
+        return self.text(lambda value: format(value, form)) if form else str(self)
+
     def __str__(self) -> str:
         """
-        >>> str(Interval(1.4212, 1.209, 1.66, 0.95, 8)), str(Interval(12345.6, None, None, 0.95, 1))
-        ('1.42 [1.21, 1.66]', '12346')
+        >>> str(Interval(1.4212, 1.209, 1.66, 0.95, 8))
+        '1.42 [1.21, 1.66]'
         """
-        if self.low is None or self.high is None:
-            return short(self.estimate)
-        return f"{short(self.estimate)} [{short(self.low)}, {short(self.high)}]"
+        return self.text(short)
 
 
 def short(value: float) -> str:

@@ -252,14 +252,7 @@ def speed_up(
     if not usable.any():
         return SpeedUp(None, None, len(ours), left_out)
     logs = numpy.log(theirs[usable]) - numpy.log(ours[usable])
-    ends = t_interval(logs, level)
-    ratio = Interval(
-        math.exp(ends.estimate),
-        None if ends.low is None else math.exp(ends.low),
-        None if ends.high is None else math.exp(ends.high),
-        ends.level,
-        ends.n,
-    )
+    ratio = t_interval(logs, level).mapped(math.exp)
     return SpeedUp(ratio, sign_flip(logs, generator), len(ours), left_out)
 
 

@@ -33,9 +33,7 @@ import sys
 from typing import Any, ClassVar, NamedTuple
 
 import numpy
-import numpy.typing as npt
 import torch
-from matplotlib.axes import Axes
 from torch import Tensor
 
 from asyncsgd.optimizers import AdamW, OptimizerRecipe
@@ -45,7 +43,7 @@ from asyncsgd.runtime.base import Budget
 from asyncsgd.simulation.problems import Array, Instance
 from asyncsgd.simulation.simulate import simulate
 from asyncsgd.simulation.speeds import Floats, Ints, Sampler
-from reproduction import COLOURS, each, interval, picture, progress, run_script, script_parser, write_table
+from reproduction import COLOURS, draw_curve, each, interval, picture, progress, run_script, script_parser, write_table
 
 SECONDS_PER_STEP = (0.58, 0.75, 1.51, 3.33)
 LOCAL_STEPS = 20
@@ -292,7 +290,8 @@ def run(arguments: argparse.Namespace) -> None:
     for curve in each(run_one, tasks, arguments.jobs):
         curves[-1].append(curve)
         if len(curves[-1]) == num_seeds:
-            progress(f"{ARMS[len(curves) - 1].label}: final loss {interval([each_of.final for each_of in curves[-1]])}")
+            final = interval([each_of.final for each_of in curves[-1]])
+            progress(f"{ARMS[len(curves) - 1].label}: final loss {final:.4g}")
             curves.append([])
     curves.pop()
     pairs = [(family, rate) for family in range(len(FAMILIES)) for rate in ((0.07, 0.7) if quick else SWEEP)]
@@ -330,7 +329,7 @@ def arm_table(out: Any, setting: str, curves: list[list[Curve]]) -> str:
                 arm.label,
                 str(runs[0].versions[-1]),
                 f"{runs[0].seconds[-1]:.0f}",
-                str(interval([curve.final for curve in runs])),
+                interval([curve.final for curve in runs]),
                 f"{numpy.mean([curve.at_update(few) for curve in runs]):.4g}",
                 f"{numpy.mean([curve.at_second(early) for curve in runs]):.4g}",
                 f"{reached:.0f}" if math.isfinite(reached) else "-",
@@ -405,21 +404,14 @@ def headline_table(out: Any, setting: str, curves: list[list[Curve]], swept: dic
     return write_table(out, "headlines", ("published", "here"), rows, note)
 
 
-def band(axis: Axes, runs: list[Curve], x: npt.ArrayLike, arm: int) -> None:
-    means = [interval(values) for values in zip(*[curve.losses for curve in runs], strict=True)]
-    axis.plot(x, [each_of.mean for each_of in means], ARMS[arm].style, color=COLOURS[arm], label=ARMS[arm].label)
-    if len(runs) > 2:  # the interval of two seeds is wider than the picture
-        low, high = ([getattr(each_of, end) for each_of in means] for end in ("low", "high"))
-        axis.fill_between(x, low, high, color=COLOURS[arm], alpha=0.15, linewidth=0)
-
-
 def draw_losses(out: Any, setting: str, curves: list[list[Curve]]) -> None:
     small_print = setting + ".\nLine: mean, band: 95 % interval over seeds by Student's t (from 3 seeds on)."
     with picture(out / "losses.png", 3, title="Asynchronous DiLoCo by three clocks", small_print=small_print) as axes:
         for arm, runs in enumerate(curves):
-            band(axes[0], runs, runs[0].versions, arm)
-            band(axes[1], runs, runs[0].gradients, arm)
-            band(axes[2], runs, runs[0].seconds, arm)
+            losses, look = [curve.losses for curve in runs], (ARMS[arm].label, COLOURS[arm], ARMS[arm].style)
+            draw_curve(axes[0], runs[0].versions, losses, *look)
+            draw_curve(axes[1], runs[0].gradients, losses, *look)
+            draw_curve(axes[2], runs[0].seconds, losses, *look)
         finals = [curve.final for runs in curves for curve in runs if math.isfinite(curve.final)]
         top = 1.15 * curves[SYNC][0].losses[0]
         for axis, label in zip(axes, ("updates at the server", "gradients", "virtual seconds"), strict=True):

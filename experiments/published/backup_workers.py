@@ -344,8 +344,8 @@ def draw(
 def bar(axes: Axes, x: float, values: Sequence[float], colour: int) -> None:
     """A point with its interval."""
     mean = interval(values)
-    error = 0.0 if mean.high is None else mean.high - mean.mean
-    axes.errorbar([x], [mean.mean], yerr=[error], fmt="o", markersize=3.5, color=COLOURS[colour], linewidth=1)
+    error = mean.ends[1] - mean.estimate
+    axes.errorbar([x], [mean.estimate], yerr=[error], fmt="o", markersize=3.5, color=COLOURS[colour], linewidth=1)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -261,7 +261,7 @@ def run(arguments: argparse.Namespace) -> None:
                 "-" if predicted_seconds is None else f"{predicted_seconds:.4g}",
                 measured,
                 "-" if predicted_floor is None else f"{predicted_floor:.4g}",
-                f"{measured.mean / synchronous:.3f}",
+                f"{measured.estimate / synchronous:.3f}",
             ]
         )
     headings = [

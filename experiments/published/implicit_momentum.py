@@ -32,6 +32,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from analysis.statistics.intervals import Interval
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import Event, Record
 from asyncsgd.rules.asynchronous import Asynchronous
@@ -41,7 +42,6 @@ from asyncsgd.simulation.simulate import simulate
 from asyncsgd.simulation.speeds import Exponential
 from reproduction import (
     COLOURS,
-    Interval,
     each,
     interval,
     picture,
@@ -209,7 +209,7 @@ def jackknife(function: Callable[[list[float]], float], groups: Sequence[Sequenc
     """`function` of the mean over `groups`, its bias of first order removed, with the interval of its pseudo-values.
 
     >>> str(jackknife(lambda mean: mean[0], [[1.0], [2.0], [3.0]]))
-    '2 [-0.4841, 4.484]'
+    '2.00 [-0.484, 4.48]'
     """
     total, number = np.sum(groups, axis=0), len(groups)
     whole = function((total / number).tolist())
@@ -334,12 +334,11 @@ def draw(
         fine = np.linspace(1.0, WORKERS[-1], 200)
         middle.plot(fine, 1.0 - 1.0 / fine, color=COLOURS[7], label="1 - 1/M")
         for place, num_workers in enumerate(WORKERS[1:]):
-            ends = jackknife(lambda mean: fit(mean)[0], means[num_workers])
-            assert ends.high is not None
+            fitted = jackknife(lambda mean: fit(mean)[0], means[num_workers])
             middle.errorbar(
                 [num_workers],
-                [ends.mean],
-                yerr=[ends.high - ends.mean],
+                [fitted.estimate],
+                yerr=[fitted.ends[1] - fitted.estimate],
                 fmt="o",
                 color=COLOURS[0],
                 label="fitted, two coefficients" if place == 0 else None,

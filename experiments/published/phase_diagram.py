@@ -36,12 +36,13 @@ from typing import NamedTuple
 import numpy
 from matplotlib.patheffects import withStroke
 
+from analysis.statistics.intervals import Interval
 from asyncsgd.rules import Asynchronous, KSync, Rule
 from asyncsgd.runtime.base import Budget
 from asyncsgd.simulation.problems import Quadratic
 from asyncsgd.simulation.simulate import simulate
 from asyncsgd.simulation.speeds import Exponential, Floats, Ints, Power, Sampler
-from reproduction import Interval, each, interval, picture, progress, run_script, script_parser, write_table
+from reproduction import each, interval, picture, progress, run_script, script_parser, write_table
 
 DIMENSION = 200
 TARGET = 0.01 * Quadratic(dimension=DIMENSION).on(1, 0).loss(numpy.ones(DIMENSION))
@@ -244,7 +245,7 @@ def run(arguments: argparse.Namespace) -> None:
     )  # the long ones first, so that no process is left alone with one
     for done in each(measure, order, arguments.jobs):
         results[done.cell] = done
-        ratio = 2.0**done.log2_ratio.mean
+        ratio = 2.0**done.log2_ratio.estimate
         progress(f"s = {done.cell.noise:g}, p = {done.cell.exponent:g}: ratio {done.mark}{ratio:.3g}")
     name = "phase_diagram_jitter" if arguments.jitter else "phase_diagram"
     measured = [results[cell] for cell in cells]
@@ -280,21 +281,18 @@ HEADINGS = (
 
 
 def row_of(done: Measured) -> list[str]:
-    cell, ratio = done.cell, done.log2_ratio
-    text = f"{done.mark}{2.0**ratio.mean:.3g}"
-    if ratio.low is not None and ratio.high is not None:
-        text += f" [{2.0**ratio.low:.3g}, {2.0**ratio.high:.3g}]"
+    cell, ratio = done.cell, done.log2_ratio.mapped(lambda log: 2.0**log)
     best = theory_synchronous(mean_seconds(cell.exponent, cell.num_workers), cell.noise)[1]
     one, other = done.asynchronous, done.synchronous
     return [
         f"{cell.noise:g}",
         f"{cell.exponent:g}",
-        f"{interval(one.seconds).mean:.4g}",
+        f"{interval(one.seconds).estimate:.4g}",
         f"{one.learning_rate:.3g}" + ("*" if one.at_edge else ""),
-        f"{interval(other.seconds).mean:.4g}",
+        f"{interval(other.seconds).estimate:.4g}",
         other.rule.split("quorum=")[1].split(",")[0],
         f"{other.learning_rate:.3g}" + ("*" if other.at_edge else ""),
-        text,
+        f"{done.mark}{ratio:.3g}",
         f"{theory_ratio(cell):.3g}",
         str(best),
         f"{one.num_reached}/{cell.num_seeds}, {other.num_reached}/{cell.num_seeds}",
@@ -317,23 +315,23 @@ def statement(measured: list[Measured]) -> str:
     """Where asynchrony pays, in words, from cells whose interval leaves out ratio 1."""
     faster, slower, open_ = [], [], 0
     for done in measured:
-        mean = done.log2_ratio.mean
+        mean = done.log2_ratio.estimate
         if not done.undecided and mean < 0 and done.mark in ("", "<"):
             faster.append(done)
         elif not done.undecided and mean > 0 and done.mark in ("", ">"):
             slower.append(done)
         else:
             open_ += 1
-    agree = sum((done.log2_ratio.mean < 0) == (theory_ratio(done.cell) < 1) for done in measured)
+    agree = sum((done.log2_ratio.estimate < 0) == (theory_ratio(done.cell) < 1) for done in measured)
     lines = [
         f"Asynchronous SGD is faster in {len(faster)}, slower in {len(slower)} and undecided in {open_} of "
         f"{len(measured)} cells (95 % intervals); the theory's side of 1 is the measured one in {agree}."
     ]
     for word, found, pick in (("fastest", faster, min), ("slowest", slower, max)):
         if found:
-            extreme = pick(found, key=lambda done: done.log2_ratio.mean)
+            extreme = pick(found, key=lambda done: done.log2_ratio.estimate)
             lines.append(
-                f"At its {word}: ratio {2.0**extreme.log2_ratio.mean:.3g} at s = {extreme.cell.noise:g}, "
+                f"At its {word}: ratio {2.0**extreme.log2_ratio.estimate:.3g} at s = {extreme.cell.noise:g}, "
                 f"p = {extreme.cell.exponent:g} (theory {theory_ratio(extreme.cell):.3g})."
             )
     return "\n".join(lines)
@@ -350,7 +348,7 @@ def draw(
     shape = len(noises), len(exponents)
     panels = {
         "measured": (
-            numpy.array([done.log2_ratio.mean for done in measured]).reshape(shape),
+            numpy.array([done.log2_ratio.estimate for done in measured]).reshape(shape),
             numpy.array([done.mark or "~" * done.undecided for done in measured]).reshape(shape),
         ),
         "theory (bounds without constants)": (

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import dataclasses
 import math
 import multiprocessing
 import os
@@ -25,7 +24,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from analysis.statistics.intervals import t_interval
+from analysis.statistics.intervals import Interval, t_interval
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.runtime.processes import end_with_parent
 
@@ -36,40 +35,25 @@ COLOURS = seaborn.color_palette("colorblind")
 """Ten colours that stay apart for most colour-blind readers; one per method, the same in every panel of a script."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Interval:
-    """A mean over seeds with its 95 % interval by Student's t; the ends are None with fewer than two values."""
-
-    mean: float
-    low: float | None
-    high: float | None
-    number: int
-
-    def __str__(self) -> str:
-        if self.low is None or self.high is None:
-            return f"{self.mean:.4g}"
-        return f"{self.mean:.4g} [{self.low:.4g}, {self.high:.4g}]"
-
-
 def interval(values: Sequence[float]) -> Interval:
-    """The mean of `values`, one per seed, and its interval.
+    """The mean of `values`, one per seed, and its 95 % t interval. A run may have diverged: its loss is infinite.
 
-    >>> str(interval([1.0, 2.0, 3.0]))
-    '2 [-0.4841, 4.484]'
+    >>> f"{interval([1.0, math.inf]):.4g}"
+    'inf [nan, nan]'
 
     Raises:
         ValueError: if there are none.
     """
-    if not numpy.isfinite(values).all():  # a run that diverged: the mean is infinite, and nan ends are not drawn
-        end = math.nan if len(values) > 1 else None
-        return Interval(float(numpy.mean(values)), end, end, len(values))
-    found = t_interval(values)
-    return Interval(found.estimate, found.low, found.high, found.n)
+    if numpy.isfinite(values).all():
+        return t_interval(values)
+    end = math.nan if len(values) > 1 else None  # nan is not drawn
+    return Interval(float(numpy.mean(values)), end, end, 0.95, len(values))
 
 
 def write_table(folder: Path, name: str, headings: Sequence[str], rows: Sequence[Sequence[object]], note: str) -> str:
     """Write ``NAME.csv`` and ``NAME.md`` into `folder` and return the Markdown text, with `note` under the table."""
     folder.mkdir(parents=True, exist_ok=True)
+    rows = [[f"{cell:.4g}" if isinstance(cell, Interval) else cell for cell in row] for row in rows]
     with open(folder / f"{name}.csv", "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(headings)
@@ -105,7 +89,7 @@ def draw_curve(
 ) -> None:
     """Draw over `x` the mean of `curves`, one per seed, and its 95 % interval as a band, from three seeds on."""
     ends = [interval(column) for column in zip(*curves, strict=True)]
-    axes.plot(x, [end.mean for end in ends], style, label=label, color=colour, linewidth=1.6)
+    axes.plot(x, [end.estimate for end in ends], style, label=label, color=colour, linewidth=1.6)
     if len(curves) > 2:  # with two, Student's t makes it nine standard deviations wide to either side
         low, high = numpy.array([(end.low, end.high) for end in ends]).T
         axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)

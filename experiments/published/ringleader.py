@@ -438,11 +438,7 @@ def geometric(curves: list[Curve]) -> str:
     finals = [curve.final for curve in curves]
     if not all(map(math.isfinite, finals)):
         return f"diverged in {sum(map(math.isinf, finals))} of {len(finals)}"
-    logs = interval([math.log(final) for final in finals])
-    text = f"{math.exp(logs.mean):.3g}"
-    if logs.low is not None and logs.high is not None:
-        text += f" [{math.exp(logs.low):.3g}, {math.exp(logs.high):.3g}]"
-    return text
+    return f"{interval([math.log(final) for final in finals]).mapped(math.exp):.3g}"
 
 
 def median_seconds(curves: list[Curve], threshold: float) -> str:
@@ -505,7 +501,7 @@ def draw(
             seconds = numpy.array(runs[0].seconds)
             columns = zip(*[numpy.log(curve.squared_norms) for curve in runs], strict=True)
             logs = [interval(values) for values in columns]
-            middle = numpy.exp([each_of.mean for each_of in logs])
+            middle = numpy.exp([each_of.estimate for each_of in logs])
             label = f"{arm.label} ({rate:.2g})"
             real.plot(seconds, middle, color=colour, marker=marker, markevery=(2 * place, 12), ms=5, label=label)
             if len(runs) > 2:  # the interval of two seeds is wider than the picture

@@ -166,7 +166,7 @@ def standard_errors_apart(values: Sequence[float], mean: float, deviation: float
     """
     if len(values) < 2:
         return math.nan
-    ours = interval(values).mean
+    ours = interval(values).estimate
     variance = sum((value - ours) ** 2 for value in values) / (len(values) - 1)
     return (ours - mean) / math.sqrt(variance / len(values) + deviation**2 / number)
 

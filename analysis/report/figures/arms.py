@@ -19,7 +19,7 @@ from analysis.findings.delays import DelayGap, DelayHistogram
 from analysis.findings.fronts import ParetoPanel
 from analysis.findings.times import ReachedPanel, Sensitivity
 from analysis.findings.workers import Scaling
-from analysis.report.figures.cast import UNKNOWN, Cast, cut, draw_intervals, in_all, in_short, limits_of
+from analysis.report.figures.cast import UNKNOWN, Cast, cut, draw_intervals, in_all, limits_of
 from analysis.report.figures.pictures import (
     INK,
     MUTED,
@@ -223,7 +223,7 @@ def target_sensitivity(cast: Cast, items: Sequence[Sensitivity]) -> Picture | No
         points = [(places[point.share] + shift, point.speed_up) for point in item.points if point.speed_up is not None]
         draw_intervals(axes, [(x, ratio) for x, ratio in points if ratio is not None], entry, joined=True)
         said += [
-            f"{entry.text} at {point.share:.0%}: {in_short(point.speed_up)}"
+            f"{entry.text} at {point.share:.0%}: {point.speed_up:.3g}"
             for point in item.points
             if point.speed_up is not None
         ]
@@ -277,7 +277,7 @@ def throughput(cast: Cast, items: Sequence[Scaling]) -> Picture | None:
         draw_intervals(axes, points, entry, joined=fit is None)
         if fit is not None:
             axes.plot(fit.x, fit.y, color=entry.look.colour, linewidth=1.3, zorder=2)
-        said.append(f"{item.algorithm}: " + ", ".join(f"{in_short(value)} at {x:g}" for x, value in points))
+        said.append(f"{item.algorithm}: " + ", ".join(f"{value:.3g} at {x:g}" for x, value in points))
     for item, entry in zip(items, entries, strict=True):
         first = min(item.points, key=lambda point: point.num_workers)
         if first.num_workers and len(workers) > 1:
@@ -396,7 +396,7 @@ def delay_gaps(cast: Cast, items: Sequence[DelayGap], margin: float | None = Non
             fontsize=7.5,
             color=MUTED,
         )
-        said.append(f"{cast.label(item.treatment)}: {in_short(item.gap, '.4f')} at p95 {item.delay_p95:g}")
+        said.append(f"{cast.label(item.treatment)}: {item.gap:.4f} at p95 {item.delay_p95:g}")
     axes.axhline(0.0, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
     if margin is not None:
         axes.axhspan(-margin, margin, color=MUTED, alpha=0.09, linewidth=0, zorder=0)

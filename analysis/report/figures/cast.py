@@ -96,15 +96,6 @@ def in_all(sizes: Sequence[int]) -> str:
     return f"n = {sizes[0]}" if len(sizes) == 1 else f"n = {sizes[0]} to {sizes[-1]}"
 
 
-def in_short(interval: Interval | None, form: str = ".3g") -> str:
-    if interval is None:
-        return "-"
-    text = format(interval.estimate, form)
-    if interval.low is None or interval.high is None:
-        return text
-    return f"{text} [{format(interval.low, form)}, {format(interval.high, form)}]"
-
-
 def cut(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 1]}…"
 

@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from analysis.findings.downstream import DownstreamArm
-from analysis.report.figures.cast import Cast, cut, in_all, in_short
+from analysis.report.figures.cast import Cast, cut, in_all
 from analysis.report.figures.pictures import (
     INK,
     MUTED,
@@ -45,7 +45,7 @@ def downstream_scores(cast: Cast, items: Sequence[DownstreamArm], what: str) -> 
         )
         if item.baseline:
             axes.axvline(score.estimate, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
-        said.append(f"{item.label}: {in_short(score, '.3f')} (n = {score.n})")
+        said.append(f"{item.label}: {score:.3f} (n = {score.n})")
     axes.set_ylim(len(rows) - 0.4, -0.6)
     finish(axes, f"{what} (0 to 1)", "", grid="x")
     axes.set_yticks(range(len(rows)), [written(label) for label in labels])

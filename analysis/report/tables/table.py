@@ -125,10 +125,7 @@ def between(interval: Interval | None, form: Callable[[float | None], str]) -> C
         def form(value: float | None) -> str:
             return number(value, largest)
 
-    text = form(interval.estimate)
-    if interval.low is not None and interval.high is not None:
-        text += f" [{form(interval.low)}, {form(interval.high)}]"
-    return Cell(text, f"n = {interval.n}")
+    return Cell(interval.text(form), f"n = {interval.n}")
 
 
 def markdown(tables: Iterable[Table]) -> str:
