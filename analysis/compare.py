@@ -8,24 +8,22 @@ the largest of their maxima. The ± of the loss is the standard deviation over r
 from __future__ import annotations
 
 import argparse
-import csv
 import dataclasses
 import io
 import os
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analysis.report.tables.text import MISSING, aligned, as_csv, markdown
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import DIVERGED
 
 if TYPE_CHECKING:  # pandas and seaborn take seconds to import, which --help and a typing error should not
     from analysis.study.run import Condition, Run
-
-MISSING = "-"
 
 EXAMPLE = """\
 example:
@@ -217,46 +215,27 @@ def _is_one_step_apart(groups: dict[str, list[Run]], field: str) -> bool:
     return max(budgets) - min(budgets) < max(summary["num_workers"] * summary["batch_size"] for summary in summaries)
 
 
-def render_text(comparison: Comparison) -> str:
-    """Aligned columns, warnings below each table, then the runs that are not in it."""
-    return _render(comparison, aligned)
-
-
-def render_markdown(comparison: Comparison) -> str:
-    """The same as `render_text` with tables for a README or an issue."""
-    return _render(comparison, markdown)
-
-
 def render_csv(comparison: Comparison) -> str:
     """All rows in one table, unrounded, missing values empty; warnings and the list of runs go elsewhere (`notes`)."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
     statistic_fields = [
         field.name for field in dataclasses.fields(Row) if field.type == "Statistic"
     ]  # strings, by the annotations import
-    writer.writerow(
+    lines: list[list[Any]] = [
         [
-            "evaluation_set",
-            "mode",
-            "rule",
-            "num_workers",
-            "batch_size",
-            "virtual",
-            "num_done",
-            "num_all",
-            "num_diverged",
+            *("evaluation_set", "mode", "rule", "num_workers", "batch_size", "virtual"),
+            *("num_done", "num_all", "num_diverged"),
+            *(f"{name}_{part}" for name in statistic_fields for part in ("mean", "sd", "n")),
+            "delay_max",
         ]
-        + [f"{name}_{part}" for name in statistic_fields for part in ("mean", "sd", "n")]
-        + ["delay_max"]
-    )
+    ]
     for table in comparison.tables:
         for row in table.rows:
             cells: list[Any] = [table.evaluation_set, *dataclasses.astuple(row.condition)]
             cells += [row.num_done, row.num_all, row.num_diverged]
             for name in statistic_fields:
                 cells += dataclasses.astuple(getattr(row, name))
-            writer.writerow([*cells, row.delay_max])
-    return file.getvalue()
+            lines.append([*cells, row.delay_max])
+    return as_csv(lines)
 
 
 def notes(comparison: Comparison) -> list[str]:
@@ -278,13 +257,14 @@ def _listing(comparison: Comparison) -> list[str]:
     return lines
 
 
-def _render(comparison: Comparison, draw: Callable[[list[list[str]]], list[str]]) -> str:
+def render(comparison: Comparison, form: str) -> str:
+    """The tables as ``text`` or ``md``, warnings below each, then the runs that are not in them."""
     blocks: list[list[str]] = []
     if comparison.warnings:
         blocks.append(list(comparison.warnings))
     for table in comparison.tables:
         heading = f"data {table.evaluation_set or 'unknown (no data_fingerprint)'}"
-        blocks.append([heading, "", *draw(_cells(table))])
+        blocks.append([heading, "", *drawn(_cells(table), form)])
         if table.warnings:
             blocks.append(list(table.warnings))
     if not comparison.tables:
@@ -349,24 +329,12 @@ def _or_missing(value: float | None) -> str:
     return MISSING if value is None else format(value, "g")
 
 
-def aligned(lines: list[list[str]]) -> list[str]:
-    """Columns two spaces apart: names to the left, everything from the workers on to the right."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    drawn = []
-    for line in lines:
-        cells = [
-            cell.ljust(width) if index < 2 else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        drawn.append("  ".join(cells).rstrip())
-    drawn.insert(1, "-" * (sum(widths) + 2 * (len(widths) - 1)))
-    return drawn
-
-
-def markdown(lines: list[list[str]]) -> list[str]:
-    """The same as a table in Markdown."""
-    rows = ["| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines]
-    return [rows[0], "|---|---|" + "---:|" * (len(lines[0]) - 2), *rows[1:]]
+def drawn(lines: list[list[str]], form: str) -> list[str]:
+    """A table as ``text`` or ``md``; from the third column on it holds numbers."""
+    numeric = [place >= 2 for place in range(len(lines[0]))]
+    if form == "text":
+        return aligned(lines, numeric)
+    return markdown([[cell.replace("|", r"\|") for cell in line] for line in lines], numeric)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -415,7 +383,7 @@ def _run(runs_dir: Path, out: Path | None, form: str) -> int:
         for line in notes(comparison):
             print(line, file=aside)
     else:
-        print(render_markdown(comparison) if form == "md" else render_text(comparison), flush=True)
+        print(render(comparison, form), flush=True)
     folder = runs_dir / "figures" if out is None else out
     try:
         paths = save_figures(runs, folder)

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.compare import MISSING, Statistic, aligned, markdown
+from analysis.compare import Statistic, drawn
+from analysis.report.tables.text import MISSING
 from asyncsgd.errors import UsageError
 
 if TYPE_CHECKING:  # pandas takes a second to import, which --help and a typing error should not
@@ -155,8 +156,7 @@ def _warnings(study: Study, rows: Sequence[NotesRow]) -> list[str]:
 
 def render(notes: Notes, form: str) -> str:
     """The table and its lines; `form` is ``text`` or ``md``."""
-    draw = markdown if form == "md" else aligned
-    table = draw(_cells(notes.rows)) if notes.rows else ["no pretraining run has been found"]
+    table = drawn(_cells(notes.rows), form) if notes.rows else ["no pretraining run has been found"]
     return "\n".join([*table, "", *notes.lines]) + "\n"
 
 

@@ -15,7 +15,6 @@ improvement is taken moves the ratio, so all of `SHARES` are shown, and the cros
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
 import math
@@ -30,6 +29,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
+from analysis.report.tables.text import as_csv
 from analysis.statistics.delay import CrossingPoint, crossing_point
 from analysis.statistics.intervals import Interval, t_interval
 from analysis.statistics.scaling import Slope, slopes
@@ -405,26 +405,27 @@ def save(dose: Dose, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     table = folder / "dose_response.csv"
     ratios = [f"log_ratio_at_{100 * share:g}_percent" for share in SHARES]
-    with open(table, "w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["speeds", "delay", "seed", *ratios, "gap", "target_loss", "delayed_loss", "sync_loss"])
-        delayed, sync = dose.final_losses(DELAYED), dose.final_losses(REFERENCE)
-        for clock in dose.clocks:
-            for response in clock.responses:
-                k = dose.delays.index(response.delay)
-                for s, seed in enumerate(dose.seeds):
-                    cells = [*(logs[s] for logs in response.log_ratios), response.gaps[s]]
-                    cells += [dose.targets[response.delay], delayed[s, k], sync[s, k]]
-                    writer.writerow([clock.speeds, response.delay, seed, *cells])
+    lines: list[list[Any]] = [
+        ["speeds", "delay", "seed", *ratios, "gap", "target_loss", "delayed_loss", "sync_loss"],
+    ]
+    delayed, sync = dose.final_losses(DELAYED), dose.final_losses(REFERENCE)
+    for clock in dose.clocks:
+        for response in clock.responses:
+            k = dose.delays.index(response.delay)
+            for s, seed in enumerate(dose.seeds):
+                cells = [*(logs[s] for logs in response.log_ratios), response.gaps[s]]
+                cells += [dose.targets[response.delay], delayed[s, k], sync[s, k]]
+                lines.append([clock.speeds, response.delay, seed, *cells])
+    table.write_text(as_csv(lines), encoding="utf-8", newline="\r\n")
     paths = [table]
     if dose.measured is not None:  # its seconds are no virtual ones: a file of its own
         paths.append(folder / "measured.csv")
-        with open(paths[-1], "w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["delay", *ratios, "gap"])
-            for response in dose.measured.responses:
-                for *logs, gap in zip(*response.log_ratios, response.gaps, strict=True):
-                    writer.writerow([response.delay, *logs, gap])
+        of_pairs = [
+            (response.delay, *of_seed)
+            for response in dose.measured.responses
+            for of_seed in zip(*response.log_ratios, response.gaps, strict=True)
+        ]
+        paths[-1].write_text(as_csv([("delay", *ratios, "gap"), *of_pairs]), encoding="utf-8", newline="\r\n")
     figure = _draw(dose)
     for extension in ("png", "svg"):
         paths.append(folder / f"dose_response.{extension}")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.compare import compare, main, render_text
+from analysis.compare import compare, main, render
 from analysis.report.__main__ import main as report
 from analysis.study.run import Run, load_runs
 from asyncsgd.records.events import current_summary, read_better, read_events
@@ -95,7 +95,7 @@ def test_the_comparison_shows_them(folder: Path, tmp_path: Path, capsys: pytest.
         ["0.0556", "216.73", "0.1"],
         ["0.0093", "225.83", "1.8"],
     ]
-    assert render_text(compare(load_runs(folder)[0])).splitlines() == lines[: lines.index("  finetuning: DONE") + 1]
+    assert render(compare(load_runs(folder)[0]), "text").splitlines() == lines[: lines.index("  finetuning: DONE") + 1]
 
 
 def test_the_report_shows_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

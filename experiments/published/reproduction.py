@@ -4,7 +4,6 @@ table beside the paper's numbers, a figure."""
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import multiprocessing
 import os
@@ -24,6 +23,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from analysis.report.tables.text import as_csv, markdown
 from analysis.statistics.intervals import Interval, t_interval
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.runtime.processes import end_with_parent
@@ -54,12 +54,8 @@ def write_table(folder: Path, name: str, headings: Sequence[str], rows: Sequence
     """Write ``NAME.csv`` and ``NAME.md`` into `folder` and return the Markdown text, with `note` under the table."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [[f"{cell:.4g}" if isinstance(cell, Interval) else cell for cell in row] for row in rows]
-    with open(folder / f"{name}.csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(headings)
-        writer.writerows(rows)
-    lines = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
-    lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
+    (folder / f"{name}.csv").write_text(as_csv([headings, *rows]), encoding="utf-8", newline="\r\n")
+    lines = markdown([headings, *(list(map(str, row)) for row in rows)], [False] * len(headings))
     text = "\n".join([*lines, "", note, ""])
     (folder / f"{name}.md").write_text(text, encoding="utf-8")
     return text

@@ -14,7 +14,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from synthetic import write_finetuning
 
-from analysis.compare import Statistic, compare, main, render_csv, render_markdown, render_text
+from analysis.compare import Statistic, compare, main, render, render_csv
 from analysis.report.figures.losses import (
     MODE_COLOURS,
     draw_loss_versus_samples,
@@ -125,11 +125,11 @@ not in the means:
 
 
 def test_the_text_table_has_exact_means_and_lists_what_is_not_in_them(mixed):
-    assert render_text(compare(load_runs(mixed)[0])) == EXPECTED
+    assert render(compare(load_runs(mixed)[0]), "text") == EXPECTED
 
 
 def test_the_markdown_table_has_the_same_cells(mixed):
-    lines = render_markdown(compare(load_runs(mixed)[0])).splitlines()
+    lines = render(compare(load_runs(mixed)[0]), "md").splitlines()
     assert lines[3] == "|---|---|" + "---:|" * 10
     assert lines[5] == (
         "| async | asynchronous | 4 | 2/3 (diverged 1/3) | 5.2500 ± 0.3536 | 0.2500 | 200.00 "
@@ -154,7 +154,7 @@ def test_a_missing_value_is_a_dash_and_shows_over_how_many_runs_the_mean_is(tmp_
     write_run(tmp_path / "a", perplexity=None)
     write_run(tmp_path / "b", seed=1, perplexity=100.0)
     comparison = compare(load_runs(tmp_path)[0])
-    cells = render_markdown(comparison).splitlines()[4].split(" | ")
+    cells = render(comparison, "md").splitlines()[4].split(" | ")
     assert cells[6] == "100.00 (n=1)"
     assert cells[9:] == ["-", "-", "- |"]
     assert comparison.problems == ("a: summary.json has no perplexity",)
@@ -163,7 +163,7 @@ def test_a_missing_value_is_a_dash_and_shows_over_how_many_runs_the_mean_is(tmp_
 def test_a_group_without_a_finished_run_is_a_row_of_dashes(tmp_path):
     write_run(tmp_path / "a", status=FAILED, fault="rank 2 was lost")
     comparison = compare(load_runs(tmp_path)[0])
-    assert render_markdown(comparison).splitlines()[4] == ("| async | asynchronous | 4 | 0/1 | - | - | - | - | - | - |")
+    assert render(comparison, "md").splitlines()[4] == ("| async | asynchronous | 4 | 0/1 | - | - | - | - | - | - |")
     assert comparison.left_out == ("a: FAILED; fault at version 20: rank 2 was lost",)
 
 
@@ -174,7 +174,7 @@ def test_different_data_are_separate_tables_and_pictures_with_a_warning(tmp_path
     comparison = compare(runs)
     assert [table.evaluation_set for table in comparison.tables] == ["one", "two"]
     assert [[row.num_all for row in table.rows] for table in comparison.tables] == [[1], [1]]
-    assert render_text(comparison).startswith("WARNING: these runs were evaluated on 2 different data sets")
+    assert render(comparison, "text").startswith("WARNING: these runs were evaluated on 2 different data sets")
     assert [path.name for path in save_figures(runs, tmp_path / "out")] == [
         "loss_vs_seconds_one.png",
         "loss_vs_samples_one.png",
@@ -195,7 +195,7 @@ def test_different_evaluation_masks_are_different_tests_and_old_runs_had_those_o
     comparison = compare(runs)
     assert [table.evaluation_set for table in comparison.tables] == ["f00d", "f00d masked word:0.3"]
     assert [[row.num_all for row in table.rows] for table in comparison.tables] == [[3], [2]]
-    assert render_text(comparison).startswith(
+    assert render(comparison, "text").startswith(
         "WARNING: these runs were evaluated on 2 different data sets, or with different masks"
     )
     with pytest.raises(ValueError, match="do not share axes"):
@@ -226,9 +226,9 @@ def test_a_seed_that_occurs_twice_in_a_group_is_a_warning(tmp_path):
 
 def test_batch_size_is_a_column_where_it_varies(tmp_path):
     write_run(tmp_path / "a")
-    assert "batch" not in render_text(compare(load_runs(tmp_path)[0]))
+    assert "batch" not in render(compare(load_runs(tmp_path)[0]), "text")
     write_run(tmp_path / "b", batch_size=16)
-    lines = render_markdown(compare(load_runs(tmp_path)[0])).splitlines()
+    lines = render(compare(load_runs(tmp_path)[0]), "md").splitlines()
     assert [line.split(" | ")[2:5] for line in (lines[2], *lines[4:6])] == [
         ["workers", "batch", "runs"],
         ["4", "8", "1/1"],
@@ -238,7 +238,7 @@ def test_batch_size_is_a_column_where_it_varies(tmp_path):
 
 def test_runs_without_any_summary_still_make_a_report(tmp_path):
     write_run(tmp_path / "a", finished=False)
-    assert render_text(compare(load_runs(tmp_path)[0])).startswith(
+    assert render(compare(load_runs(tmp_path)[0]), "text").startswith(
         "no run has a summary yet\n\nnot in the means:\n  a:"
     )
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from analysis.findings.times import Sensitivity
+from analysis.report.tables import text
+from analysis.report.tables.text import MISSING
 from analysis.statistics.intervals import Interval
-
-MISSING = "-"
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 
@@ -143,9 +141,8 @@ def markdown(tables: Iterable[Table]) -> str:
     for table in tables:
         lines = [f"### {_markdown(table.title)}", ""]
         lines += [_markdown(table.lead), ""] if table.lead else []
-        lines.append("| " + " | ".join(_markdown(column.title) for column in table.columns) + " |")
-        lines.append("|" + "|".join("---:" if column.numeric else "---" for column in table.columns) + "|")
-        lines += ["| " + " | ".join(_markdown(_whole(cell)) for cell in row) + " |" for row in table.rows]
+        cells = [[column.title for column in table.columns], *(map(_whole, row) for row in table.rows)]
+        lines += text.markdown([list(map(_markdown, row)) for row in cells], [c.numeric for c in table.columns])
         lines += [line for note in table.notes for line in ("", _markdown(note))]
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks) + "\n"
@@ -182,11 +179,7 @@ def as_csv(table: Table) -> str:
     names = list(dict.fromkeys(name for record in flat for name in record))
     # a part that is None here and a dataclass elsewhere has no column of its own
     names = [name for name in names if not any(other.startswith(f"{name}_") for other in names) or _filled(flat, name)]
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows([record.get(name) for name in names] for record in flat)
-    return file.getvalue()
+    return text.as_csv([names, *([record.get(name) for name in names] for record in flat)])
 
 
 def _filled(flat: Sequence[Mapping[str, Any]], name: str) -> bool:

@@ -1,0 +1,45 @@
+"""Rows of cells as aligned columns for a console, as Markdown, as CSV. It imports nothing heavy."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+
+MISSING = "-"
+
+
+def aligned(lines: Sequence[Sequence[str]], numeric: Sequence[bool]) -> list[str]:
+    """Columns two spaces apart, a rule under the first line; `numeric` columns stand to the right.
+
+    >>> print("\\n".join(aligned([["rule", "loss"], ["sync", "5.25"], ["async", "13.5"]], [False, True])))
+    rule   loss
+    -----------
+    sync   5.25
+    async  13.5
+    """
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    drawn = []
+    for line in lines:
+        columns = zip(line, widths, numeric, strict=True)
+        cells = [cell.rjust(width) if to_the_right else cell.ljust(width) for cell, width, to_the_right in columns]
+        drawn.append("  ".join(cells).rstrip())
+    drawn.insert(1, "-" * (sum(widths) + 2 * (len(widths) - 1)))
+    return drawn
+
+
+def markdown(lines: Iterable[Sequence[str]], numeric: Sequence[bool]) -> list[str]:
+    """A table in Markdown, its first line the header. What Markdown would read as a sign must be escaped before."""
+    header, *rows = ["| " + " | ".join(line) + " |" for line in lines]
+    return [header, "|" + "".join("---:|" if to_the_right else "---|" for to_the_right in numeric), *rows]
+
+
+def as_csv(lines: Iterable[Iterable[object]]) -> str:
+    """Unrounded, a missing value empty.
+
+    >>> as_csv([("name", "loss"), ("a, b", None), ("c", 0.1)])
+    'name,loss\\n"a, b",\\nc,0.1\\n'
+    """
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows(lines)
+    return file.getvalue()
