@@ -292,12 +292,9 @@ def kaplan_meier(times: ArrayLike, observed: Sequence[bool] | NDArray[numpy.bool
     """
     t, event = _censored(times, observed, "times")
     steps = numpy.unique(t[event])
-    at_risk = [int((t >= step).sum()) for step in steps]
-    probability, curve = 1.0, []
-    for step, exposed in zip(steps, at_risk, strict=True):
-        probability *= 1 - int((event & (t == step)).sum()) / exposed
-        curve.append(probability)
-    return Survival(tuple(float(step) for step in steps), tuple(at_risk), tuple(curve))
+    curve = stats.ecdf(_for_scipy(t, event, steps.max(initial=0.0))).sf.evaluate(steps)
+    at_risk = (t >= steps[:, None]).sum(axis=1)
+    return Survival(tuple(steps.tolist()), tuple(at_risk.tolist()), tuple(curve.tolist()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -348,11 +345,9 @@ def log_rank(
     pooled, events = numpy.concatenate((ours, theirs)), numpy.concatenate((our_events, their_events))
     if not events.any():
         return LogRank(0.0, 1.0, 1.0)
-    # scipy wants finite times; a run that is watched for ever is at risk at the last event, as one that stopped then
-    finite = numpy.minimum(pooled, pooled[events].max())
-    n = len(ours)
-    approximate = _chi_squared(finite[:n], our_events, finite[n:], their_events)
-    scores = _scores(finite, events)
+    n, last = len(ours), pooled[events].max()
+    approximate = _chi_squared(_for_scipy(ours, our_events, last), _for_scipy(theirs, their_events, last))
+    scores = _scores(pooled, events)
     if paired:
         p = sign_flip(scores[:n] - scores[n:], generator)
     else:
@@ -360,16 +355,17 @@ def log_rank(
     return LogRank(approximate[0], p, approximate[1])
 
 
-def _chi_squared(
-    x: NDArray[numpy.float64], x_events: NDArray[numpy.bool_], y: NDArray[numpy.float64], y_events: NDArray[numpy.bool_]
-) -> tuple[float, float]:
-    first = stats.CensoredData(uncensored=x[x_events], right=x[~x_events])
-    second = stats.CensoredData(uncensored=y[y_events], right=y[~y_events])
+def _chi_squared(first: stats.CensoredData, second: stats.CensoredData) -> tuple[float, float]:
     with numpy.errstate(divide="ignore", invalid="ignore"):
         result = stats.logrank(first, second)
     if not math.isfinite(result.statistic):  # no event at which both samples were at risk
         return 0.0, 1.0
     return float(result.statistic), float(result.pvalue)
+
+
+def _for_scipy(times: NDArray[numpy.float64], observed: NDArray[numpy.bool_], last: float) -> stats.CensoredData:
+    """Its times must be finite: a run watched for ever is at risk at the `last` event, as one that stopped then."""
+    return stats.CensoredData(uncensored=times[observed], right=numpy.minimum(times[~observed], last))
 
 
 def _scores(times: NDArray[numpy.float64], events: NDArray[numpy.bool_]) -> NDArray[numpy.float64]:

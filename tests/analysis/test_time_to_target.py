@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -177,13 +178,19 @@ def random_sample(draws: np.random.Generator, n: int) -> tuple[np.ndarray, np.nd
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_kaplan_meier_is_scipys(seed: int) -> None:
+def test_kaplan_meier_is_the_product_over_events_of_the_share_that_is_left(seed: int) -> None:
     t, observed = random_sample(np.random.default_rng(seed), 14)
+    t[~observed & (t > 9)] = INF
     curve = kaplan_meier(t, observed)
-    theirs = stats.ecdf(stats.CensoredData(uncensored=t[observed], right=t[~observed])).sf
     assert curve.times == tuple(sorted(set(t[observed])))
-    assert curve.probability == pytest.approx(theirs.evaluate(np.array(curve.times)))
     assert curve.at_risk == tuple(int((t >= step).sum()) for step in curve.times)
+    events = [int((t[observed] == step).sum()) for step in curve.times]
+    left = itertools.accumulate((1 - d / n for d, n in zip(events, curve.at_risk, strict=True)), operator.mul)
+    assert curve.probability == pytest.approx(tuple(left))
+
+
+def test_kaplan_meier_without_an_event_has_no_step() -> None:
+    assert kaplan_meier([3.0, INF], [False, False]).times == ()
 
 
 @given(st.lists(times, min_size=1, max_size=9))
