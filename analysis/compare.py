@@ -22,7 +22,7 @@ from analysis.report.tables.text import MISSING, aligned, as_csv, markdown
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import DIVERGED
 
-if TYPE_CHECKING:  # pandas and seaborn take seconds to import, which --help and a typing error should not
+if TYPE_CHECKING:  # pandas and matplotlib take seconds to import, which --help and a typing error should not
     from analysis.study.run import Condition, Run
 
 EXAMPLE = """\
@@ -369,7 +369,7 @@ def _run(runs_dir: Path, out: Path | None, form: str) -> int:
     from analysis.study.run import load_runs
 
     loaded, _ = load_runs(runs_dir)
-    from analysis.report.figures.losses import (  # after the folder has been checked: it imports seaborn
+    from analysis.report.figures.losses import (  # after the folder has been checked: it imports matplotlib
         save_figures,
         undrawn,
     )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy
 
 from analysis.findings.scope import Scope
 from analysis.statistics.intervals import t_interval
 from analysis.study.curves import Column, curve_of
+from analysis.study.types import StudyRun
 
 GRID_POINTS = 200
 """A mean curve has at most so many points: more are not seen."""
@@ -55,7 +56,8 @@ class CurvePanel:
     """Loss versus one axis for the arms of one group; one pair of axes."""
 
     group: str
-    axis: Literal["seconds", "samples"]
+    axis: str
+    """``seconds`` or ``samples``."""
     x_label: str
     y_label: str
     target: float | None
@@ -66,45 +68,51 @@ class CurvePanel:
 def curve_panels(scope: Scope) -> tuple[CurvePanel, ...]:
     """Loss versus seconds and versus samples, per group."""
     panels = []
-    axes: tuple[tuple[Literal["seconds", "samples"], Column], ...] = (
-        ("seconds", "train_seconds"),
-        ("samples", "total_samples"),
-    )
     for group in scope.groups:
-        for axis, column in axes:
-            curves = [_curve(scope, arm, column) for arm in group.arms]
-            curves = [curve for curve in curves if curve.seeds]
-            if not curves:
-                continue
-            runs = [run for arm in group.arms for run in scope.shown[arm]]
-            notes = []
-            if axis == "seconds" and any(run.run is not None and run.run.oversubscribed for run in runs):
-                notes.append("timings from an oversubscribed machine: not a speed comparison")
-            ended = sum(run.diverged for run in runs)
-            notes += [f"the curves of runs that diverged ({ended}) end where they did"] * (ended > 0)
-            panels.append(
-                CurvePanel(
-                    group=group.name,
-                    axis=axis,
-                    x_label=group.seconds_label if axis == "seconds" else "samples",
-                    y_label=group.loss_label,
-                    target=group.target,
-                    curves=tuple(curves),
-                    notes=tuple(notes),
-                )
-            )
-    return tuple(panels)
+        shown = {arm: scope.shown[arm] for arm in group.arms}
+        finished = {arm: [run for run in scope.usable[arm] if not run.diverged] for arm in group.arms}
+        for axis, x_label in (("seconds", group.seconds_label), ("samples", "samples")):
+            panels.append(curve_panel(group.name, axis, x_label, group.loss_label, shown, finished, group.target))
+    return tuple(panel for panel in panels if panel is not None)
 
 
-def _curve(scope: Scope, arm: str, column: Column) -> Curve:
+def curve_panel(
+    group: str,
+    axis: str,
+    x_label: str,
+    y_label: str,
+    shown: Mapping[str, Sequence[StudyRun]],
+    finished: Mapping[str, Sequence[StudyRun]],
+    target: float | None = None,
+) -> CurvePanel | None:
+    """Loss versus one axis, ``seconds`` or ``samples``; None where no run has a loss.
+
+    Args:
+        shown: arm -> the runs that are drawn.
+        finished: arm -> those of them that are in its mean.
+    """
+    column: Column = "train_seconds" if axis == "seconds" else "total_samples"
+    curves = [_curve(arm, shown[arm], finished[arm], column) for arm in shown]
+    curves = [curve for curve in curves if curve.seeds]
+    if not curves:
+        return None
+    runs = [run for of_arm in shown.values() for run in of_arm]
+    notes = []
+    if axis == "seconds" and any(run.run is not None and run.run.oversubscribed for run in runs):
+        notes.append("timings from an oversubscribed machine: not a speed comparison")
+    ended = sum(run.diverged for run in runs)
+    notes += [f"the curves of runs that diverged ({ended}) end where they did"] * (ended > 0)
+    return CurvePanel(group, axis, x_label, y_label, target, tuple(curves), tuple(notes))
+
+
+def _curve(arm: str, shown: Sequence[StudyRun], finished: Sequence[StudyRun], column: Column) -> Curve:
     seeds = []
-    for run in scope.shown[arm]:
+    for run in shown:
         assert run.run is not None
         x, y = curve_of(run.run, column)
         if len(x):
             seeds.append(SeedCurve(run.name, run.seed, run.replicate, run.status, floats(x), floats(y)))
-    finished = [run.run for run in scope.usable[arm] if run.run is not None and not run.diverged]
-    return Curve(arm, tuple(seeds), band_of([curve_of(run, column) for run in finished]))
+    return Curve(arm, tuple(seeds), band_of([curve_of(run.run, column) for run in finished if run.run is not None]))
 
 
 def band_of(curves: Sequence[tuple[Any, Any]]) -> Band | None:

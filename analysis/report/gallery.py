@@ -56,7 +56,13 @@ def gallery(results: Results) -> Gallery:
             shown.append(name)
 
     def curves(group: str) -> tuple[Row, ...]:
-        pictures = [report_figures.loss_curves(cast, item) for item in results.curves if item.group == group]
+        pictures = [
+            report_figures.loss_curves(
+                item, cast.entries(curve.arm for curve in item.curves), cast.name("loss", item.axis, group)
+            )
+            for item in results.curves
+            if item.group == group
+        ]
         there = tuple(picture for picture in pictures if picture is not None)
         return (Row(there, label=group, clock=clock_of(group), of_one=True),) if there else ()
 

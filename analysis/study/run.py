@@ -84,6 +84,26 @@ class Condition:
         place = MODES.index(self.mode) if self.mode in MODES else len(MODES)
         return (place, self.mode or "", self.rule or "", self.num_workers or 0, self.batch_size or 0, self.virtual)
 
+    @property
+    def algorithm(self) -> str:
+        """What a colour and a comparison go by: the rule's name where there is one of its own, else the mode.
+
+        >>> Condition("async", "ringmaster:threshold=2", 4, 16).algorithm, Condition("single", None, 1, 16).algorithm
+        ('ringmaster', 'single')
+        >>> Condition("async", "synchronous", 4, 16, True).algorithm, Condition("async", None, 4, 16).algorithm
+        ('sync', 'async')
+        >>> Condition(None, "asynchronous", 4, 16).algorithm
+        'unknown'
+        """
+        if self.mode is None:
+            return "unknown"
+        if self.mode in ("single", "hogwild"):
+            return self.mode
+        rule = (self.rule or "").partition(":")[0].casefold()
+        if self.mode == "sync" or rule == "synchronous":
+            return "sync"
+        return "async" if rule in ("", "asynchronous") else rule
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:

@@ -85,7 +85,7 @@ def by_settings(runs: Sequence[Run], aside: list[Aside], problems: list[str]) ->
         arms.append(
             Arm(
                 name=name,
-                algorithm=_algorithm(condition),
+                algorithm=condition.algorithm,
                 num_workers=condition.num_workers,
                 clock=VIRTUAL if condition.virtual else MEASURED,
                 speeds=None,
@@ -161,26 +161,6 @@ def _arm_names(
         shown = "".join(f", {key} {'not given' if value is None else value}" for key, value in extra)
         names[condition, extra] = conditions[condition] + shown
     return names
-
-
-def _algorithm(condition: Condition) -> str:
-    """What a colour and a comparison go by: the rule's name where there is one of its own, else the mode.
-
-    >>> _algorithm(Condition("async", "ringmaster:threshold=2", 4, 16)), _algorithm(Condition("single", None, 1, 16))
-    ('ringmaster', 'single')
-    >>> _algorithm(Condition("async", "synchronous", 4, 16, True)), _algorithm(Condition("async", None, 4, 16))
-    ('sync', 'async')
-    >>> _algorithm(Condition(None, "asynchronous", 4, 16))
-    'unknown'
-    """
-    if condition.mode is None:
-        return "unknown"
-    if condition.mode in ("single", "hogwild"):
-        return condition.mode
-    rule = (condition.rule or "").partition(":")[0].casefold()
-    if condition.mode == "sync" or rule == "synchronous":
-        return "sync"
-    return "async" if rule in ("", "asynchronous") else rule
 
 
 def _hashable(value: Any) -> Any:

@@ -10,19 +10,10 @@ import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
 from synthetic import write_finetuning
 
 from analysis.compare import Statistic, compare, main, render, render_csv
-from analysis.report.figures.losses import (
-    MODE_COLOURS,
-    draw_loss_versus_samples,
-    draw_loss_versus_seconds,
-    mean_curve,
-    save_figures,
-    undrawn,
-)
+from analysis.report.figures.losses import pictures, save_figures
 from analysis.study.run import load_runs
 from asyncsgd.records.events import DIVERGED, DONE, FAILED, Evaluation, Fault
 from asyncsgd.records.run_folder import RunFolder
@@ -176,13 +167,11 @@ def test_different_data_are_separate_tables_and_pictures_with_a_warning(tmp_path
     assert [[row.num_all for row in table.rows] for table in comparison.tables] == [[1], [1]]
     assert render(comparison, "text").startswith("WARNING: these runs were evaluated on 2 different data sets")
     assert [path.name for path in save_figures(runs, tmp_path / "out")] == [
-        "loss_vs_seconds_one.png",
-        "loss_vs_samples_one.png",
-        "loss_vs_seconds_two.png",
-        "loss_vs_samples_two.png",
+        f"loss_vs_{axis}_{data}.{extension}"
+        for data in ("one", "two")
+        for axis in ("seconds", "samples")
+        for extension in ("png", "svg")
     ]
-    with pytest.raises(ValueError, match="do not share axes"):
-        draw_loss_versus_seconds(Figure().add_subplot(), runs)
 
 
 def test_different_evaluation_masks_are_different_tests_and_old_runs_had_those_of_their_training(tmp_path):
@@ -198,8 +187,7 @@ def test_different_evaluation_masks_are_different_tests_and_old_runs_had_those_o
     assert render(comparison, "text").startswith(
         "WARNING: these runs were evaluated on 2 different data sets, or with different masks"
     )
-    with pytest.raises(ValueError, match="do not share axes"):
-        draw_loss_versus_seconds(Figure().add_subplot(), runs)
+    assert [picture.name for picture in pictures(runs)[::2]] == ["loss_vs_seconds_f00d", "loss_vs_seconds_f00d-masked-"]
 
 
 def test_different_budgets_in_a_group_are_a_warning(tmp_path):
@@ -259,24 +247,7 @@ def runs_once(tmp_path_factory):
 def test_the_order_of_the_runs_changes_nothing(runs_once, order):
     permuted = [runs_once[index] for index in order]
     assert compare(permuted) == compare(runs_once)
-    assert drawn(permuted, draw_loss_versus_seconds) == drawn(runs_once, draw_loss_versus_seconds)
-
-
-def drawn(runs, draw):
-    """Label, colour, dashes, marker and points of every line, and the notes."""
-    axes = Figure().add_subplot()
-    notes = draw(axes, runs)
-    return notes, [
-        (
-            line.get_label(),
-            to_rgb(line.get_color()),
-            line._unscaled_dash_pattern,  # get_linestyle says "--" for every pattern of one's own
-            line.get_marker(),
-            numpy.asarray(line.get_xydata()).tolist(),
-        )
-        for line in axes.get_lines()
-        if not str(line.get_label()).startswith("_")
-    ]
+    assert list(map(lines, pictures(permuted))) == list(map(lines, pictures(runs_once)))
 
 
 @pytest.fixture
@@ -289,57 +260,55 @@ def all_modes(tmp_path):
     return load_runs(tmp_path)[0]
 
 
+def lines(picture):
+    """Colour, dashes, marker and points of every line."""
+    return [
+        (line.get_color(), line._unscaled_dash_pattern, line.get_marker(), numpy.asarray(line.get_xydata()).tolist())
+        for line in picture.figure.axes[0].get_lines()
+    ]
+
+
 def test_a_mode_has_one_colour_in_both_pictures_and_no_two_modes_share_it(all_modes):
-    assert len(set(MODE_COLOURS.values())) == len(MODE_COLOURS) == 4
-    for draw in (draw_loss_versus_seconds, draw_loss_versus_samples):
-        colours = {label.split(",")[0]: colour for label, colour, *_ in drawn(all_modes, draw)[1] if "(n" in label}
-        assert colours == {mode: pytest.approx(colour) for mode, colour in MODE_COLOURS.items()}
+    seconds, samples = ({entry.text: entry.look.colour for entry in picture.legend} for picture in pictures(all_modes))
+    assert seconds == samples
+    assert len(set(seconds.values())) == len(seconds) == 4
 
 
-def test_line_styles_tell_numbers_of_workers_apart_and_markers_rules(tmp_path):
+def test_dashes_tell_conditions_of_one_algorithm_apart_and_colours_and_markers_algorithms(tmp_path):
     for workers in (1, 2, 4):
         write_run(tmp_path / f"w{workers}", num_workers=workers)
     write_run(tmp_path / "r", rule="ringmaster")
-    lines = drawn(load_runs(tmp_path)[0], draw_loss_versus_samples)[1]
-    styles = {label: (style, marker) for label, _, style, marker, _ in lines if "(n" in label}
-    assert len(styles) == len(set(styles.values())) == 4
-    assert styles["async (ringmaster), 4 workers (n = 1)"][0] == styles["async, 4 workers (n = 1)"][0]
+    seconds, _ = pictures(load_runs(tmp_path)[0])
+    drawn = {entry.text: (entry.look.colour, entry.look.marker, str(entry.dash)) for entry in seconds.legend}
+    *plain, other = drawn.values()
+    assert len({dash for *_, dash in plain}) == 3
+    assert len({(colour, marker) for colour, marker, _ in plain}) == 1
+    assert not set(other[:2]) & set(plain[0][:2])
 
 
 def test_only_masked_tokens_are_called_masked_tokens(tmp_path):
     write_run(tmp_path / "shapes", task="shapes")
-    axes = Figure().add_subplot()
-    draw_loss_versus_seconds(axes, load_runs(tmp_path)[0])
-    assert axes.get_ylabel() == "evaluation loss"
+    seconds, _ = pictures(load_runs(tmp_path)[0])
+    assert seconds.figure.axes[0].get_ylabel() == "evaluation loss"
 
 
 def test_axes_have_units_and_legends_count_the_runs_in_the_mean(mixed):
-    runs = [run for run in load_runs(mixed)[0] if run not in undrawn(load_runs(mixed)[0]) and run.summary.get("mode")]
-    axes = Figure().add_subplot()
-    draw_loss_versus_seconds(axes, runs)
-    assert axes.get_xlabel() == "training seconds"
-    assert axes.get_ylabel() == "evaluation loss (nats per masked token)"
-    assert axes.get_legend_handles_labels()[1] == [
-        "sync, 4 workers (n = 1)",
-        "async, 4 workers (n = 2 of 3)",
-        "one run (thick: mean)",
-        "not finished: not in a mean",
-    ]
-    axes = Figure().add_subplot()
-    draw_loss_versus_samples(axes, runs)
-    assert axes.get_xlabel() == "samples"
+    seconds, samples = pictures(load_runs(mixed)[0])
+    assert [picture.name for picture in (seconds, samples)] == ["loss_vs_seconds", "loss_vs_samples"]
+    assert seconds.figure.axes[0].get_xlabel() == "training seconds"
+    assert seconds.figure.axes[0].get_ylabel() == "evaluation loss (nats per masked token)"
+    assert samples.figure.axes[0].get_xlabel() == "samples"
+    assert [entry.text for entry in seconds.legend] == ["sync, 4 workers (n = 1)", "async, 4 workers (n = 2)"]
+    assert "A cross ends a run that did not finish; it is in no mean." in seconds.caption
 
 
 def test_only_the_seconds_picture_marks_oversubscribed_runs(tmp_path):
     write_run(tmp_path / "a", oversubscription=2.0)
     write_run(tmp_path / "s", mode="sync", rule="synchronous")
     runs, _ = load_runs(tmp_path)
-    notes, lines = drawn(runs, draw_loss_versus_seconds)
-    assert notes == ["* timings from an oversubscribed machine: not a speed comparison"]
-    assert [line[0] for line in lines][:2] == ["sync, 4 workers (n = 1)", "async, 4 workers (n = 1) *"]
-    notes, lines = drawn(runs, draw_loss_versus_samples)
-    assert notes == []
-    assert [line[0] for line in lines][:2] == ["sync, 4 workers (n = 1)", "async, 4 workers (n = 1)"]
+    seconds, samples = (picture.caption for picture in pictures(runs))
+    assert "timings from an oversubscribed machine: not a speed comparison" in seconds
+    assert "oversubscribed" not in samples
     assert compare(runs).tables[0].warnings == (
         "NOTE: timings from an oversubscribed machine: not a speed comparison (async, 4 workers)",
     )
@@ -348,38 +317,37 @@ def test_only_the_seconds_picture_marks_oversubscribed_runs(tmp_path):
 def test_a_mean_curve_covers_only_what_every_run_covers(tmp_path):
     write_run(tmp_path / "a", loss=5.0, train_seconds=8.0)
     write_run(tmp_path / "b", seed=1, loss=5.0, train_seconds=12.0)
-    (mean,) = (line for line in drawn(load_runs(tmp_path)[0], draw_loss_versus_seconds)[1] if "(n" in line[0])
+    mean = lines(pictures(load_runs(tmp_path)[0])[0])[-1]
     # a is 9, 6, 5 at 0, 4, 8 seconds and b the same at 0, 6, 12
-    assert mean[4] == [[0.0, 9.0], [4.0, 6.5], [6.0, 5.75], [8.0, pytest.approx((5.0 + 6.0 - 1 / 3) / 2)]]
+    assert mean[3] == [[0.0, 9.0], [4.0, 6.5], [6.0, 5.75], [8.0, pytest.approx((5.0 + 6.0 - 1 / 3) / 2)]]
 
 
-def test_a_missing_loss_is_a_gap_in_a_mean_curve_not_a_bridge():
-    x = numpy.array([0.0, 1.0, 2.0, 3.0, 4.0])
-    y = numpy.array([4.0, 3.0, numpy.nan, 1.0, 0.0])
-    assert numpy.array_equal(mean_curve([(x, y), (x, y)])[1], y, equal_nan=True)
+def test_measured_and_virtual_seconds_share_no_picture(tmp_path):
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "b", clock="virtual")
+    made = pictures(load_runs(tmp_path)[0])
+    assert [picture.name for picture in made] == ["loss_vs_seconds", "loss_vs_virtual_seconds", "loss_vs_samples"]
+    assert [len(picture.legend) for picture in made] == [1, 1, 2]
+    assert made[1].figure.axes[0].get_xlabel() == "virtual seconds"
 
 
-def test_a_diverged_run_does_not_flatten_the_others_and_the_picture_says_so(tmp_path):
+def test_a_diverged_run_does_not_flatten_the_others(tmp_path):
     write_run(tmp_path / "a")
     write_run(tmp_path / "b", seed=1, loss=1e6, status=DIVERGED)
-    axes = Figure().add_subplot()
-    notes = draw_loss_versus_seconds(axes, load_runs(tmp_path)[0])
-    assert notes == ["outside the picture: 1 evaluation of runs that did not finish"]
-    assert axes.get_ylim() == pytest.approx((4.8, 9.2))
+    seconds, _ = pictures(load_runs(tmp_path)[0])
+    assert seconds.figure.axes[0].get_ylim() == pytest.approx((4.8, 9.2))
+    assert "the curves of runs that diverged (1) end where they did" in seconds.caption
 
 
 @pytest.mark.parametrize("form", ["text", "md", "csv"])
 def test_the_command_prints_the_table_and_the_paths_of_two_pictures(mixed, capsys, form):
     assert main([str(mixed), "--format", form]) == 0
     out, err = capsys.readouterr()
-    paths = [mixed / "figures" / "loss_vs_seconds.png", mixed / "figures" / "loss_vs_samples.png"]
-    lines = (err if form == "csv" else out).splitlines()
-    assert lines[-2:] == [str(path) for path in paths]
-    assert lines[-3].endswith(": x")
-    for path in paths:
-        content = path.read_bytes()
-        assert content.startswith(b"\x89PNG\r\n\x1a\n")
-        assert len(content) > 10_000
+    paths = [mixed / "figures" / f"loss_vs_{axis}.{end}" for axis in ("seconds", "samples") for end in ("png", "svg")]
+    printed = (err if form == "csv" else out).splitlines()
+    assert printed[-4:] == [str(path) for path in paths]
+    assert printed[-5].endswith(": x")
+    assert all(path.stat().st_size > 10_000 for path in paths)
     if form == "text":
         assert out.startswith(EXPECTED)
     if form == "csv":

@@ -375,15 +375,6 @@ def test_a_known_algorithm_has_its_colour_and_marker_in_every_report():
     assert len({look.slot for look in many.values()}) == 40
 
 
-def test_the_modes_have_the_colours_of_the_other_figures():
-    from matplotlib.colors import to_hex
-
-    from analysis.report.figures.losses import MODE_COLOURS
-
-    found = looks(MODE_COLOURS)
-    assert {mode: look.colour for mode, look in found.items()} == {m: to_hex(c) for m, c in MODE_COLOURS.items()}
-
-
 def test_both_axes_of_every_picture_are_named_with_a_unit_or_hold_names(pictures):
     categories = ("timeline", "downstream", "hatecheck")
     units = (
@@ -421,10 +412,11 @@ def test_measured_and_virtual_seconds_share_no_picture_and_stand_under_the_word(
 
 
 def test_every_picture_with_intervals_says_over_how_many(pictures):
+    said = {picture.name: picture.caption + " ".join(entry.text for entry in picture.legend) for _, picture in pictures}
     for _, picture in pictures:
         if "interval" in picture.caption or "band" in picture.caption:
-            assert "n = " in picture.caption, picture.name
-    assert sum("n = " in picture.caption for _, picture in pictures) > 15
+            assert "n = " in said[picture.name], picture.name
+    assert sum("n = " in text for text in said.values()) > 15
 
 
 def test_every_interval_in_a_table_has_its_n(example):
@@ -441,7 +433,7 @@ def test_a_run_that_diverged_is_drawn_to_its_end_with_a_cross_and_is_in_no_mean(
     assert len(crosses) == 1
     low, high = panel.figure.axes[0].get_ylim()
     assert low <= crosses[0].get_ydata()[0] <= high
-    assert "async n = 7" in panel.caption
+    assert "async (n = 7)" in [entry.text for entry in panel.legend]
     assert "A cross ends a run that did not finish" in panel.caption
 
 

@@ -6,6 +6,7 @@ seconds never share a picture: every value comes with its group, and a group has
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 
@@ -14,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
 from matplotlib.transforms import blended_transform_factory
 
-from analysis.findings.curves import CurvePanel
+from analysis.findings.curves import Curve, CurvePanel
 from analysis.findings.delays import DelayGap, DelayHistogram
 from analysis.findings.fronts import ParetoPanel
 from analysis.findings.times import ReachedPanel, Sensitivity
@@ -35,10 +36,14 @@ from analysis.report.tables.table import sentence, whose_targets
 from analysis.statistics.intervals import Interval
 
 
-def loss_curves(cast: Cast, item: CurvePanel) -> Picture | None:
-    """Figure 1: one thin line per run, a thick mean with its t band, the target as a dashed line."""
+def loss_curves(item: CurvePanel, entries: dict[str, Entry], name: str) -> Picture | None:
+    """Figure 1: one thin line per run, a thick mean with its t band, the target as a dashed line.
+
+    Args:
+        entries: arm -> how it is drawn and called.
+        name: of the picture.
+    """
     figure, axes = panel()
-    entries = cast.entries([curve.arm for curve in item.curves])
     shown: list[float] = [] if item.target is None else [item.target]
     unfinished = drawn = False
     said = []
@@ -110,7 +115,7 @@ def loss_curves(cast: Cast, item: CurvePanel) -> Picture | None:
     finish(axes, item.x_label, item.y_label)
     axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.xaxis.set_major_formatter(THOUSANDS)
-    caption = ["Thin: one run. Thick: mean, with its 95 % t band; " + _sizes(item, entries) + "."]
+    caption = ["Thin: one run. Thick: the mean of n runs, with its 95 % t band."]
     if start is not None:
         begin = max(curve.band.mean[0] for curve in item.curves if curve.band is not None and curve.band.mean)
         caption.append(f"The start, at {begin:.2f}, lies above the picture.")
@@ -118,13 +123,13 @@ def loss_curves(cast: Cast, item: CurvePanel) -> Picture | None:
         caption.append("A cross ends a run that did not finish; it is in no mean.")
     caption += item.notes
     return Picture(
-        cast.name("loss", item.axis, item.group),
+        name,
         f"Evaluation loss versus {item.axis}",
         item.group,
         figure,
         f"Line chart of {item.y_label} against {item.x_label}, {item.group}. " + "; ".join(said) + ".",
         " ".join(sentence(text) for text in caption),
-        tuple(entries.values()),
+        tuple(_with_size(entries[curve.arm], curve) for curve in item.curves),
     )
 
 
@@ -592,11 +597,8 @@ def _spread(length: int) -> int:
     return max(1, length // 7)
 
 
-def _sizes(item: CurvePanel, entries: dict[str, Entry]) -> str:
-    sizes = {curve.arm: 0 if curve.band is None else curve.band.n for curve in item.curves}
-    if len(set(sizes.values())) == 1:
-        return in_all(sorted(set(sizes.values())))
-    return ", ".join(f"{entries[arm].text} n = {size}" for arm, size in sizes.items())
+def _with_size(entry: Entry, curve: Curve) -> Entry:
+    return dataclasses.replace(entry, text=f"{entry.text} (n = {0 if curve.band is None else curve.band.n})")
 
 
 def _p(p: float) -> str:

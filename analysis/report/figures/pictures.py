@@ -19,14 +19,11 @@ import matplotlib
 import numpy
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.markers import MarkerStyle
 from matplotlib.ticker import FuncFormatter
 from matplotlib.transforms import blended_transform_factory
-
-from analysis.report.figures.losses import MODE_COLOURS
 
 INK = "#1b1f24"
 """Text and whatever is neither data nor scaffolding."""
@@ -64,12 +61,12 @@ class Look:
         return f"var(--series-{self.slot})"
 
 
-# the first four are the modes of figures.losses, whose colours stay apart under the common colour blindnesses
+# the first four, the modes, are of seaborn's palette "colorblind": they stay apart under the common colour blindnesses
 _FIXED = {
-    "single": (to_hex(MODE_COLOURS["single"]), "#a5acb4", "o"),
-    "sync": (to_hex(MODE_COLOURS["sync"]), "#efa63a", "s"),
-    "async": (to_hex(MODE_COLOURS["async"]), "#4ba6e3", "o"),
-    "hogwild": (to_hex(MODE_COLOURS["hogwild"]), "#dd92cf", "D"),
+    "single": ("#949494", "#a5acb4", "o"),
+    "sync": ("#de8f05", "#efa63a", "s"),
+    "async": ("#0173b2", "#4ba6e3", "o"),
+    "hogwild": ("#cc78bc", "#dd92cf", "D"),
     "ringmaster": ("#029e73", "#2fc79b", "^"),
     "m_sync": ("#8c4b13", "#c98a52", "v"),
     "rennala": ("#56b4e9", "#8fd0f7", "P"),
@@ -312,7 +309,7 @@ def save(picture: Picture, folder: Path, note: str = "") -> list[Path]:
             handles=handles,
             loc="upper left",
             bbox_to_anchor=(0.01, 0.0),
-            ncols=min(4 if sum(len(entry.text) for entry in picture.legend) < 60 else 3, len(handles)),
+            ncols=min(4, len(handles), max(1, 110 // (8 + max(len(entry.text) for entry in picture.legend)))),
             fontsize=8,
             frameon=False,
             labelcolor=INK,
