@@ -18,10 +18,12 @@ from matplotlib.transforms import blended_transform_factory
 from analysis.findings.curves import Curve, CurvePanel
 from analysis.findings.delays import DelayGap, DelayHistogram
 from analysis.findings.fronts import ParetoPanel
+from analysis.findings.tables import ArmInfo
 from analysis.findings.times import ReachedPanel, Sensitivity
 from analysis.findings.workers import Scaling
 from analysis.report.figures.cast import UNKNOWN, Cast, cut, draw_intervals, in_all, limits_of
 from analysis.report.figures.pictures import (
+    DECLARED,
     INK,
     MUTED,
     PAPER,
@@ -32,7 +34,7 @@ from analysis.report.figures.pictures import (
     panel,
     written,
 )
-from analysis.report.tables.table import sentence, whose_targets
+from analysis.report.tables.table import p_value, sentence, whose_targets
 from analysis.statistics.intervals import Interval
 
 
@@ -110,7 +112,7 @@ def loss_curves(item: CurvePanel, entries: dict[str, Entry], name: str) -> Pictu
                     zorder=5,
                 )
     if item.target is not None:
-        axes.axhline(item.target, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
+        axes.axhline(item.target, **DECLARED)
         _beside(axes, 1.0, item.target, f"target {item.target:.3f}")
     finish(axes, item.x_label, item.y_label)
     axes.xaxis.set_major_locator(MaxNLocator(6))
@@ -170,7 +172,7 @@ def time_to_target(cast: Cast, item: ReachedPanel) -> Picture | None:
         median = "" if curve.median is None else f", median {curve.median:,.4g} s"
         said.append(f"{entry.text}: {curve.reached} of {curve.n} reached it{median}")
     if item.budget is not None:
-        axes.axvline(item.budget, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
+        axes.axvline(item.budget, **DECLARED)
     axes.set_ylim(-0.03, 1.05)
     axes.set_xlim(0, last * 1.02)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
@@ -195,7 +197,9 @@ def time_to_target(cast: Cast, item: ReachedPanel) -> Picture | None:
     if item.spacing is not None:
         caption += f" Evaluations around a crossing lie {item.spacing:,.3g} s apart (median)."
     if item.log_rank_p:
-        told = ", ".join(f"{entries[arm].text if arm in entries else arm} p = {_p(p)}" for arm, p in item.log_rank_p)
+        told = ", ".join(
+            f"{entries[arm].text if arm in entries else arm} p = {p_value(p)}" for arm, p in item.log_rank_p
+        )
         caption += f" Exploratory, not corrected, in no verdict: permutation log-rank against the reference, {told}."
     return Picture(
         cast.name("time-to-target", item.group),
@@ -245,7 +249,7 @@ def target_sensitivity(cast: Cast, items: Sequence[Sensitivity]) -> Picture | No
                     linestyle="none",
                     zorder=4,
                 )
-    axes.axhline(1.0, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
+    axes.axhline(1.0, **DECLARED)
     finish(axes, "target, as a share of the reference's improvement", "speed-up (times sooner)")
     _ratio_axis(axes, ratios)
     axes.set_xticks(range(len(shares)), [f"{share:.0%}" for share in shares])
@@ -392,17 +396,9 @@ def delay_gaps(cast: Cast, items: Sequence[DelayGap], margin: float | None = Non
         entry = Entry(info.algorithm if info else item.treatment, cast.look(item.treatment), line=False)
         entries.append(entry)
         draw_intervals(axes, [(item.delay_p95, item.gap)], entry, joined=False)
-        workers = "" if info is None or info.num_workers is None else f"{info.num_workers}"
-        axes.annotate(
-            workers,
-            (item.delay_p95, item.gap.estimate),
-            xytext=(6, 4),
-            textcoords="offset points",
-            fontsize=7.5,
-            color=MUTED,
-        )
+        _workers_beside(axes, item.delay_p95, item.gap.estimate, info)
         said.append(f"{cast.label(item.treatment)}: {item.gap:.4f} at p95 {item.delay_p95:g}")
-    axes.axhline(0.0, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
+    axes.axhline(0.0, **DECLARED)
     if margin is not None:
         axes.axhspan(-margin, margin, color=MUTED, alpha=0.09, linewidth=0, zorder=0)
     finish(axes, "delay, 95th percentile (updates)", "loss gap at equal samples (nats)")
@@ -460,10 +456,7 @@ def pareto(cast: Cast, item: ParetoPanel) -> Picture | None:
             linestyle="none",
             zorder=3,
         )
-        workers = "" if info is None or info.num_workers is None else str(info.num_workers)
-        axes.annotate(
-            workers, (point.seconds, point.loss), xytext=(6, 4), textcoords="offset points", fontsize=7.5, color=MUTED
-        )
+        _workers_beside(axes, point.seconds, point.loss, info)
     if len(front) > 1:
         x, y = zip(*sorted(front), strict=True)
         axes.step(x, y, where="post", color=MUTED, linewidth=1.0, zorder=2)
@@ -584,6 +577,11 @@ def _beside(axes: Axes, x: float, y: float, text: str) -> None:
     )
 
 
+def _workers_beside(axes: Axes, x: float, y: float, arm: ArmInfo | None) -> None:
+    workers = "" if arm is None or arm.num_workers is None else str(arm.num_workers)
+    axes.annotate(workers, (x, y), xytext=(6, 4), textcoords="offset points", fontsize=7.5, color=MUTED)
+
+
 def _thinned(length: int, most: int = 240) -> numpy.ndarray:
     """Positions of so many points, the first and the last among them: a picture shows no more.
 
@@ -599,10 +597,6 @@ def _spread(length: int) -> int:
 
 def _with_size(entry: Entry, curve: Curve) -> Entry:
     return dataclasses.replace(entry, text=f"{entry.text} (n = {0 if curve.band is None else curve.band.n})")
-
-
-def _p(p: float) -> str:
-    return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def _clock(cast: Cast, arms: Iterable[str]) -> str:

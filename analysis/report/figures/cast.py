@@ -72,20 +72,20 @@ UNKNOWN = Look("unknown", INK, "#e7eaee", "o", -1)
 
 def draw_intervals(axes: Axes, points: Sequence[tuple[float, Interval]], entry: Entry, joined: bool) -> None:
     """Estimates with their intervals as plain bars, in the look of `entry`."""
-    colour = entry.look.colour
     for x, interval in points:
-        if interval.low is not None and interval.high is not None:
-            axes.plot(
-                [x, x], [interval.low, interval.high], color=colour, linewidth=1.4, solid_capstyle="butt", zorder=2
-            )
+        axes.plot([x, x], interval.ends, color=entry.look.colour, linewidth=1.4, solid_capstyle="butt", zorder=2)
+    draw_line(axes, [(x, interval.estimate) for x, interval in points], entry, joined)
+
+
+def draw_line(axes: Axes, points: Iterable[tuple[float, float]], entry: Entry, joined: bool = True) -> None:
+    """Points in the look of `entry`, and a line through them."""
     axes.plot(
-        [x for x, _ in points],
-        [interval.estimate for _, interval in points],
-        color=colour,
+        *zip(*points, strict=True),
+        color=entry.look.colour,
         linestyle=entry.dash if joined else "none",
-        linewidth=1.3,
+        linewidth=1.5,
         marker=entry.look.marker,
-        markersize=5.5,
+        markersize=5,
         zorder=3,
     )
 

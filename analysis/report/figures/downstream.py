@@ -12,8 +12,8 @@ from matplotlib.ticker import MaxNLocator
 from analysis.findings.downstream import DownstreamArm
 from analysis.report.figures.cast import Cast, cut, in_all
 from analysis.report.figures.pictures import (
+    DECLARED,
     INK,
-    MUTED,
     Entry,
     Look,
     Picture,
@@ -38,13 +38,12 @@ def downstream_scores(cast: Cast, items: Sequence[DownstreamArm], what: str) -> 
         if what == "macro-F1":
             values = [value for _, value in item.per_seed]
             axes.plot(values, [place + 0.22] * len(values), ".", color=look.colour, markersize=3.5, alpha=0.55)
-        if score.low is not None and score.high is not None:
-            axes.plot([score.low, score.high], [place, place], color=look.colour, linewidth=1.8, solid_capstyle="butt")
+        axes.plot(score.ends, [place, place], color=look.colour, linewidth=1.8, solid_capstyle="butt")
         axes.plot(
             score.estimate, place, marker=look.marker, markersize=6.5, color=look.colour, linestyle="none", zorder=3
         )
         if item.baseline:
-            axes.axvline(score.estimate, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
+            axes.axvline(score.estimate, **DECLARED)
         said.append(f"{item.label}: {score:.3f} (n = {score.n})")
     axes.set_ylim(len(rows) - 0.4, -0.6)
     finish(axes, f"{what} (0 to 1)", "", grid="x")
@@ -83,9 +82,8 @@ def hatecheck(cast: Cast, items: Sequence[DownstreamArm]) -> Picture | None:
         for check in item.functionalities:
             place = names.index(check.functionality) + shift
             interval = check.accuracy
-            if interval.low is not None and interval.high is not None:
-                ends = [max(0.0, interval.low), min(1.0, interval.high)]
-                axes.plot(ends, [place, place], color=look.colour, linewidth=1.1, alpha=0.75)
+            low, high = interval.ends
+            axes.plot([max(0.0, low), min(1.0, high)], [place, place], color=look.colour, linewidth=1.1, alpha=0.75)
             axes.plot(interval.estimate, place, marker=look.marker, markersize=4, color=look.colour, linestyle="none")
     axes.set_xlim(-0.02, 1.02)
     axes.set_ylim(len(names) - 0.4, -0.6)

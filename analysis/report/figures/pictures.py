@@ -29,6 +29,8 @@ INK = "#1b1f24"
 """Text and whatever is neither data nor scaffolding."""
 MUTED = "#66707b"
 """Tick labels, notes, declared values such as a target."""
+DECLARED: dict[str, Any] = {"color": MUTED, "linewidth": 0.9, "linestyle": (0, (4, 3)), "zorder": 1}
+"""A line at a value that was declared and not measured, such as a target."""
 RULE = "#d9dde2"
 """Grid and axes."""
 PAPER = "#fefefe"

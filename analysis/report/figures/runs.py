@@ -12,7 +12,7 @@ from matplotlib.transforms import blended_transform_factory
 
 from analysis.findings.tables import TuningResult
 from analysis.findings.timelines import Timeline
-from analysis.report.figures.cast import Cast, limits_of
+from analysis.report.figures.cast import Cast, draw_line, limits_of
 from analysis.report.figures.pictures import (
     INK,
     MUTED,
@@ -101,19 +101,9 @@ def learning_rates(cast: Cast, items: Sequence[TuningResult], group: str) -> Pic
             good = [loss for loss in trial.losses if loss is not None]
             axes.plot([rate] * len(good), good, ".", color=colour, markersize=3.5, alpha=0.55, zorder=2)
             failed += [(rate, colour)] * (len(good) < len(trial.losses))
-        line = [(trial.learning_rate, trial.score) for trial in trials if trial.score is not None]
+        line = [(trial.learning_rate or 0.0, trial.score) for trial in trials if trial.score is not None]
         if line:
-            x, y = zip(*line, strict=True)
-            axes.plot(
-                x,
-                y,
-                color=colour,
-                linestyle=entry.dash,
-                linewidth=1.5,
-                marker=entry.look.marker,
-                markersize=4.5,
-                zorder=3,
-            )
+            draw_line(axes, line, entry)
         for trial in trials:
             if trial.chosen and trial.score is not None and trial.learning_rate is not None:
                 axes.plot(
@@ -165,17 +155,9 @@ def expected_best(cast: Cast, items: Sequence[TuningResult], group: str) -> Pict
     said = []
     for item in items:
         entry = entries[item.arm]
-        x, y = zip(*item.expected_best, strict=True)
-        axes.plot(
-            x,
-            y,
-            color=entry.look.colour,
-            linestyle=entry.dash,
-            linewidth=1.5,
-            marker=entry.look.marker,
-            markersize=4.5,
-        )
-        said.append(f"{entry.text}: {y[0]:.3f} with 1 trial, {y[-1]:.3f} with {x[-1]}")
+        draw_line(axes, item.expected_best, entry)
+        (_, first), (most, last) = item.expected_best[0], item.expected_best[-1]
+        said.append(f"{entry.text}: {first:.3f} with 1 trial, {last:.3f} with {most}")
     loss_label = cast.groups[group].loss_label if group in cast.groups else "evaluation loss"
     finish(axes, "tuning trials (random choice of the grid)", f"expected best {loss_label}".replace("evaluation ", ""))
     axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
