@@ -7,4 +7,5 @@ How is it drawn and written?                report/
 A table of runs, and their loss curves      compare.py
 The lab notes' table                        lab_notes.py
 Several studies together                    tasks.py
+How every command ends                      commands.py
 """

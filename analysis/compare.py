@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import io
-import os
 import statistics
 import sys
 from collections import Counter
@@ -18,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analysis.commands import carried_out
 from analysis.report.tables.text import MISSING, aligned, as_csv, markdown
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import DIVERGED
@@ -284,9 +283,6 @@ def _cells(table: Table) -> list[list[str]]:
     lines = [header]
     for row in table.rows:
         condition, done = row.condition, row.num_done
-        count = f"{done}/{row.num_all}"
-        if row.num_diverged:
-            count += f" (diverged {row.num_diverged}/{row.num_all})"
         loss = _mean(row.loss, ".4f", done)
         if row.loss.mean is not None:
             loss += f" ± {MISSING if row.loss.sd is None else format(row.loss.sd, '.4f')}"
@@ -296,7 +292,7 @@ def _cells(table: Table) -> list[list[str]]:
                 condition.rule or MISSING,
                 _or_missing(condition.num_workers),
                 *[_or_missing(condition.batch_size)] * with_batch_size,
-                count,
+                counted(done, row.num_all, row.num_diverged),
                 loss,
                 *[_mean(row.metrics.get(name, Statistic.of([])), form, done) for name, form in forms.items()],
                 _mean(row.train_seconds, ".1f", done),
@@ -323,6 +319,14 @@ def _mean(statistic: Statistic, form: str, num_done: int) -> str:
     if statistic.mean is None:
         return MISSING
     return format(statistic.mean, form) + (f" (n={statistic.n})" if statistic.n < num_done else "")
+
+
+def counted(num_done: int, num_all: int, num_diverged: int) -> str:
+    """
+    >>> counted(3, 3, 0), counted(2, 3, 1)
+    ('3/3', '2/3 (diverged 1/3)')
+    """
+    return f"{num_done}/{num_all}" + (f" (diverged {num_diverged}/{num_all})" if num_diverged else "")
 
 
 def _or_missing(value: float | None) -> str:
@@ -355,17 +359,10 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the comparison and save its pictures; returns the exit code (2 for what the user has to change)."""
     flags = parser().parse_args(arguments)
-    try:
-        return _run(flags.runs_dir, flags.out, flags.format)
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except BrokenPipeError:  # its reader has seen enough (| head)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    return carried_out(lambda: _run(flags.runs_dir, flags.out, flags.format))
 
 
-def _run(runs_dir: Path, out: Path | None, form: str) -> int:
+def _run(runs_dir: Path, out: Path | None, form: str) -> None:
     from analysis.study.run import load_runs
 
     loaded, _ = load_runs(runs_dir)
@@ -397,10 +394,7 @@ def _run(runs_dir: Path, out: Path | None, form: str) -> int:
         print(f"not in the pictures (no data_fingerprint or no evaluation with a loss): {names}", file=aside)
     for path in paths:
         print(path, file=aside)
-    return 0
 
 
 if __name__ == "__main__":
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # "±" on a console that has no such character is no reason to fail
     sys.exit(main())

@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import io
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.compare import Statistic, drawn
+from analysis.commands import carried_out
+from analysis.compare import Statistic, counted, drawn
 from analysis.report.tables.text import MISSING
-from asyncsgd.errors import UsageError
 
 if TYPE_CHECKING:  # pandas takes a second to import, which --help and a typing error should not
     from analysis.study.run import Run
@@ -168,9 +166,6 @@ def _cells(rows: Sequence[NotesRow]) -> list[list[str]]:
     header += [*["eval loss per worker"] * with_workers, "eval loss (exact)", "seconds", "runs"]
     lines = [header]
     for row in rows:
-        count = f"{row.num_done}/{row.num_all}"
-        if row.num_diverged:
-            count += f" (diverged {row.num_diverged}/{row.num_all})"
         settings = ", ".join(f"{key} {value}" for key, value in row.settings if key in shown)
         workers = MISSING if row.worker_losses is None else f"{row.worker_losses[0]:.4f} to {row.worker_losses[1]:.4f}"
         lines.append(
@@ -182,7 +177,7 @@ def _cells(rows: Sequence[NotesRow]) -> list[list[str]]:
                 *[workers] * with_workers,
                 _mean(row.exact_loss, ".4f"),
                 _mean(row.seconds, ".1f") + " virtual" * (row.clock == "virtual" and row.seconds.mean is not None),
-                count,
+                counted(row.num_done, row.num_all, row.num_diverged),
             ]
         )
     return lines
@@ -220,19 +215,14 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; returns the exit code (2 for what the user has to change)."""
     flags = parser().parse_args(arguments)
-    try:
+
+    def command() -> None:
         from analysis.study.read import load_study
 
-        print(render(lab_notes(load_study(flags.runs_dir)), flags.format), end="", flush=True)
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except BrokenPipeError:  # its reader has seen enough (| head)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+        print(render(lab_notes(load_study(flags.runs_dir)), flags.format), end="")
+
+    return carried_out(command)
 
 
 if __name__ == "__main__":
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # "±" on a console that has no such character is no reason to fail
     sys.exit(main())

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy
 from numpy.typing import ArrayLike, NDArray
 
+from analysis.commands import carried_out
 from analysis.findings.comparisons import groups_of
 from analysis.findings.scope import scope_of
 from analysis.findings.workers import loss_or_worst
@@ -314,14 +315,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("studies", nargs="+", type=Path, metavar="STUDY", help="folders of sweeps, 3 or more")
     parser.add_argument("--seed", type=int, default=0, help="of the resampling")
     flags = parser.parse_args(arguments)
-    try:
+
+    def command() -> None:
         _check_different(flags.studies)
         for line in lines([read_task(folder) for folder in flags.studies], numpy.random.default_rng(flags.seed)):
             print(line)
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+
+    return carried_out(command)
 
 
 if __name__ == "__main__":
