@@ -1,9 +1,10 @@
-"""What the eye meets first: one sentence per primary comparison, and four numbers."""
+"""What the eye meets first: the verdict in words per primary comparison, and four numbers."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
@@ -15,6 +16,7 @@ from analysis.findings.comparisons import (
     UNEQUAL_BATCHES,
     Comparison,
     Group,
+    Pair,
     reference_algorithm,
 )
 from analysis.findings.delays import DelayHistogram
@@ -28,15 +30,18 @@ from asyncsgd.study.plan import BASELINE
 
 @dataclasses.dataclass(frozen=True)
 class Headline:
-    """The sentence at the top for one primary comparison (or, without a pre-registration, for one comparison)."""
+    """What is said at the top of one primary comparison (or, without a pre-registration, of one comparison)."""
 
     text: str
+    """The verdict in a few sentences that a newspaper could print."""
     treatment: str
     reference: str
     group: str
     word: str
     """Verdict of the primary endpoint."""
     exploratory: bool
+    details: tuple[str, ...] = ()
+    """Short sentences for small type: intervals, p values, margins, and what else limits the text."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,17 +63,68 @@ class Tile:
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 
-_ENDPOINT_WORDS = {
-    "time_to_target": "the time to the target",
-    "target_reached": "whether the target is reached",
-    "loss_at_equal_samples": "the final loss at equal samples",
-    "loss_at_equal_seconds": "the loss at equal seconds",
+_LOSS_WORDS = {
+    "loss_at_equal_samples": "final loss",
+    "loss_at_equal_seconds": "loss at equal seconds",
     "macro_f1": "macro-F1 after fine-tuning",
 }
 
+_COMPARED_AT = "compared at "
+"""How the note begins that says that losses are not those at the end of every run."""
 
-_MARKS = (OVERSUBSCRIBED, UNEQUAL_BATCHES, FROM_SCRATCH, "some runs start")
-"""How the notes begin without which a sentence would mislead."""
+_MARKS = (UNEQUAL_BATCHES, FROM_SCRATCH, "some runs start", "target ", "a diverged run", _COMPARED_AT)
+"""How the notes begin that stand in small type below a sentence."""
+
+_ALGORITHMS = {"async": "asynchronous training", "sync": "synchronous training", "single": "training on one worker"}
+"""Names of algorithms in words; any other is called what it is called."""
+
+
+SLOW_WORKER = re.compile(r"slow:(?:worker=\d+,)?factor=(\d+(?:\.\d+)?)")
+"""``--speeds`` that slow one worker down. Their own parser lives where torch is imported."""
+
+
+def conditions(group: Group) -> str:
+    """Under which conditions the arms of a group were run, in words.
+
+    The batch size and other settings are named where the group's name has them, because other groups have others.
+    """
+    count = "unknown workers" if group.num_workers is None else f"{group.num_workers} workers"
+    count = "1 worker" if group.num_workers == 1 else count
+    slow = SLOW_WORKER.fullmatch(group.speeds or "") if (group.num_workers or 0) > 1 else None
+    parts = [f"one of {count} {float(slow[1]):g}{TIMES} slower" if slow else count]
+    parts.append("measured" if group.clock == MEASURED else "simulated")
+    parts += [f"speeds {group.speeds}"] * (bool(group.speeds) and not slow)
+    parts += [f"batches of {group.batch_size}"] * (f", batch {group.batch_size}" in group.name)
+    return ", ".join([*parts, *(f"{key} {value}" for key, value in group.variant)])
+
+
+def supported(interval: Interval, null: float = 0.0, further: int = 0) -> Callable[[float], str]:
+    """How to write a number so that it has the digits that `interval` supports, and three of them at most.
+
+    The last digit is the largest power of ten that is no wider than the interval. It is a smaller one where the
+    estimate would be rounded out of the interval, or a number onto `null` that the interval leaves out.
+
+    Args:
+        further: more digits, for small type.
+
+    >>> ratio = Interval(1.68, 1.56, 1.78, 0.95, 8)
+    >>> supported(ratio, null=1.0)(1.68), supported(ratio, null=1.0, further=1)(1.784)
+    ('1.7', '1.78')
+    >>> supported(Interval(0.25, 0.00133, 0.992, 0.95, 8), further=1)(0.00133)
+    '0.001'
+    """
+    low, high = interval.low, interval.high
+    if low is None or high is None or not 0 < high - low < math.inf:
+        return short
+    size = max(abs(end) for end in (low, interval.estimate, high))
+    most = 2 - math.floor(math.log10(size))
+    places = min(-math.floor(math.log10(high - low)), most) + further
+    ends = (low, interval.estimate, high) if further else (interval.estimate,)
+    for finer in range(max(0, places), 12):
+        kept = low <= null <= high or all(round(end, finer) != null for end in ends)
+        if kept and (finer >= most or low <= round(interval.estimate, finer) <= high):
+            return lambda value: f"{value:.{finer}f}"
+    return short
 
 
 def _short_names(study: Study, groups: Sequence[Group]) -> dict[str, str]:
@@ -91,7 +147,7 @@ def headlines_of(
     *,
     exploratory: bool,
 ) -> tuple[Headline, ...]:
-    """One sentence per primary comparison; without a registered one, per comparison; never none."""
+    """One per primary comparison; without a registered one, per comparison; never none."""
     endpoint = None if study.registration is None else study.registration.endpoint
     primary = [row for row in tests if row.family == "primary"]
     if not primary and endpoint is not None:  # registered, but not confirmed
@@ -106,18 +162,25 @@ def headlines_of(
     if not primary or not any(run.usable for run in study.of("test")):
         return (_no_headline(study, comparisons),)
     lost = sum(1 for run in study.of("test") if not run.usable)
-    unfinished = f" Preliminary: {lost} of {len(study.of('test'))} test runs have no result." if lost else ""
+    unfinished = [f"Preliminary: {lost} of {len(study.of('test'))} test runs have no result."] * bool(lost)
+    names = _short_names(study, groups)
     found = []
     for row in primary:
-        others = [other for other in tests if (other.treatment, other.reference) == (row.treatment, row.reference)]
+        own = {row.endpoint: row}
+        for other in tests:
+            if (other.treatment, other.reference) == (row.treatment, row.reference):
+                own.setdefault(other.endpoint, other)
         controls = {one.reference.name for one in comparisons if one.control and one.treatment.name == row.treatment}
         beside = [other for other in tests if other.treatment == row.treatment and other.reference in controls]
-        text = _sentence(row, others, beside, _short_names(study, groups))
-        if exploratory:
-            text = f"Exploratory: {text}"
-        marks = [note for note in row.notes if note.startswith(_MARKS)]
-        text += "".join(f" [{mark}]" for mark in marks) + unfinished
-        found.append(Headline(text, row.treatment, row.reference, row.group, row.word, row.family == "exploratory"))
+        pairs = [one.pairs for one in comparisons if (one.treatment.name, one.reference.name) == _arms(row)]
+        told = [*_sentences(row, own, names), *_diverged(row, pairs[0] if pairs else (), names)]
+        if OVERSUBSCRIBED in row.notes:
+            told.append("The machine had more threads than cores, so its seconds are no speed comparison.")
+        text = " ".join(["Exploratory:"] * exploratory + told + unfinished)
+        details = _details(row, own, beside, names)
+        found.append(
+            Headline(text, row.treatment, row.reference, row.group, row.word, row.family == "exploratory", details)
+        )
     return tuple(found)
 
 
@@ -136,91 +199,217 @@ def _no_headline(study: Study, comparisons: Sequence[Comparison]) -> Headline:
     return Headline(text, "", "", "", "too few seeds", True)
 
 
-def _sentence(row: TestRow, others: Sequence[TestRow], controls: Sequence[TestRow], names: Mapping[str, str]) -> str:
-    """What was shown on the endpoint of `row`, then on the other of speed and loss, then against control arms."""
-    by_endpoint: dict[str, TestRow] = {}
-    for other in others:
-        by_endpoint.setdefault(other.endpoint, other)
-    reached = by_endpoint.get("target_reached")
-    clauses = [_clause(row, names, reached)]
-    beside = "time_to_target" if row.endpoint == "loss_at_equal_samples" else "loss_at_equal_samples"
-    if beside in by_endpoint:
-        clauses.append(_clause(by_endpoint[beside], names, reached))
-    clauses += [
-        f"against {names[other.reference]}, with equal batches, {_clause(other, names, None)}" for other in controls
-    ]
-    return f"{names[row.treatment]}, {row.group}: {'; '.join(clauses)}."
+def _arms(row: TestRow) -> tuple[str, str]:
+    return row.treatment, row.reference
 
 
-def _clause(row: TestRow, names: Mapping[str, str], reached: TestRow | None) -> str:
-    what, reference = _ENDPOINT_WORDS[row.endpoint], names[row.reference]
+def _beside(row: TestRow, own: Mapping[str, TestRow]) -> TestRow | None:
+    """The other of speed and loss."""
+    return own.get("time_to_target" if row.endpoint == "loss_at_equal_samples" else "loss_at_equal_samples")
+
+
+def _sentences(row: TestRow, own: Mapping[str, TestRow], names: Mapping[str, str]) -> list[str]:
+    """The verdict on the endpoint of `row`, then on the other of speed and loss."""
+    told = []
+    ours, theirs = (_ALGORITHMS.get(names[arm], names[arm]) for arm in _arms(row))
+    for one in (row, _beside(row, own)):
+        if one is None:
+            continue
+        if one.word == "too few seeds":
+            why = one.reason.split(";")[0]
+            told.append(f"There are too few seeds for a verdict on {ours} against {theirs}: {why}")
+        elif one.times is not None or one.endpoint == "time_to_target":
+            told += _time_sentences(one, ours, theirs)
+        else:
+            told.append(_loss_sentence(one, ours, theirs, named=ours in " ".join(told)))
+    return [_capital(f"{text}.") for text in dict.fromkeys(told)]
+
+
+def _diverged(row: TestRow, pairs: Sequence[Pair], names: Mapping[str, str]) -> list[str]:
+    """A diverged run counts as the worst loss and an infinite time: one of them can make the difference."""
+    told = []
+    for arm, side in zip(_arms(row), ("treatment", "reference"), strict=True):
+        number = sum(getattr(pair, side).diverged for pair in pairs)
+        name = _ALGORITHMS.get(names[arm], names[arm])
+        told += [f"{number} of {len(pairs)} runs of {name} diverged."] * (number > 0)
+    return told
+
+
+def _time_sentences(row: TestRow, ours: str, theirs: str) -> list[str]:
+    """Who was sooner; where not every run got there, how many did while all were watched."""
+    times = row.times
+    if times is None:
+        return [f"nothing is shown about the time to the target: {row.reason}"]
+    whether = f"whether {ours} reaches the target sooner or later than {theirs} is undecided{_hopeless(row)}"
+    if times.treatment_within == times.reference_within == row.n and row.estimate is not None:
+        if row.word == "undecided" or times.ratio is None:
+            return [whether]
+        ratio = times.ratio
+        sooner = ratio.estimate > 1
+        shown = ratio if sooner else _inverse(ratio)
+        number = row.wins if sooner else row.n - row.wins - row.ties
+        much = f"{supported(shown, null=1.0)(shown.estimate)}{TIMES} {'sooner' if sooner else 'later'}"
+        return [f"{ours} reached the target {much} than {theirs} ({number} of {row.n} seeds)"]
+    counts = (
+        f"within {float(short(times.budget)):g} {'seconds' if row.unit == 's' else 'simulated seconds'}, "
+        f"{_reached(ours, 'the target', times.treatment_within, times.treatment_later, row.n)} and "
+        f"{_reached(theirs, 'it', times.reference_within, times.reference_later, row.n)}"
+    )
     if row.estimate is None:
-        counted = "" if row.times is None else _reached_text(reached, reference)
-        return f"{'nothing is shown about' if row.n else 'no verdict on'} {what}: {row.reason}{counted}"
-    found = _difference_text(row, reference)
-    if row.times is not None:
-        found = _time_text(row, row.times, row.estimate, names) + _reached_text(reached, reference)
-    found += _margin_text(row, reference)
-    if row.word == "too few seeds":
-        return f"{what}: too few seeds for a verdict ({row.reason}); so far {found}"
+        nothing = f"nothing is shown about the time to the target: {row.reason}"
+        return [counts, nothing] if times.treatment_within != times.reference_within else [nothing]
     if row.word == "undecided":
-        hopeless = nothing_to_find(row.n, row.family_size, row.least_p_holm or 0.0, row.alpha)
-        return f"{what}: {f'{hopeless}; so far' if hopeless else f'not distinguishable from {reference};'} {found}"
-    return found if row.times is not None else f"{what}: {found}"
+        return [whether, counts]
+    if {times.treatment_within, times.reference_within} == {0, row.n}:  # which says who was sooner
+        return [counts]
+    return [f"{ours} was {'sooner' if row.word == 'better' else 'later'} at the target than {theirs}", counts]
 
 
-def _margin_text(row: TestRow, reference: str) -> str:
+def _reached(name: str, what: str, within: int, later: int, n: int) -> str:
+    """
+    >>> _reached("sync", "it", 0, 8, 8), _reached("async", "the target", 6, 0, 8)
+    ('sync never reached it (0 of 8 runs, 8 later)', 'async reached the target in 6 of 8 runs')
+    """
+    told = f"{within} of {n} runs" + f", {later} later" * (later > 0)
+    if within in (0, n):
+        return f"{name} {'always' if within else 'never'} reached {what} ({told})"
+    return f"{name} reached {what} in {told}"
+
+
+def _loss_sentence(row: TestRow, ours: str, theirs: str, *, named: bool) -> str:
+    """On a loss or a score; with the names of both arms, unless a sentence before has `named` them."""
+    what = _LOSS_WORDS[row.endpoint]
+    if any(note.startswith(_COMPARED_AT) for note in row.notes) and row.endpoint == "loss_at_equal_samples":
+        what = "loss at equal samples"  # which not all runs have at their end
+    own = f"its {what}" if named else f"the {what} of {ours}"
+    than, to = ("", "") if named else (f" than that of {theirs}", f" to that of {theirs}")
+    unit = " nats" if row.unit == "nats" else ""
+    found = row.deciding
+    if found is None:
+        return f"{'nothing is shown about' if row.n else 'there is no verdict on'} {own}: {row.reason}"
+    if row.word == "undecided":
+        return f"whether {own} is better or worse{than} is undecided{_hopeless(row)}"
+    much = f"{supported(found)(abs(found.estimate))}{unit} {'higher' if found.estimate > 0 else 'lower'}"
+    if row.word == "equivalent":
+        return f"{own} is equivalent{to} within ±{row.margin:g}{unit}"
+    if row.word == "different but negligible":
+        return f"{own} differs, but by less than the margin of {row.margin:g}{unit}: it is {much}{than}"
+    return f"{own} is {row.word}{than}: {much}"
+
+
+def _hopeless(row: TestRow) -> str:
+    return ", and so few seeds cannot show it" if _why_hopeless(row) else ""
+
+
+def _why_hopeless(row: TestRow) -> str:
+    return nothing_to_find(row.n, row.family_size, row.least_p_holm or 0.0, row.alpha)
+
+
+def _inverse(ratio: Interval) -> Interval:
+    low, high = ratio.low, ratio.high
+    ends = (None if high is None else 1 / high, None if low is None else 1 / low if low > 0 else math.inf)
+    return Interval(1 / ratio.estimate, *ends, ratio.level, ratio.n)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _details(
+    row: TestRow, own: Mapping[str, TestRow], controls: Sequence[TestRow], names: Mapping[str, str]
+) -> tuple[str, ...]:
+    """The numbers behind the sentences, then what control arms say, then what limits them."""
+    reached, other = own.get("target_reached"), _beside(row, own)
+    rows = [one for one in (row, other) if one is not None]
+    # a row without an estimate is in the sentences, with its reason
+    shown = [one for one in rows if one.estimate is not None or one.word == "too few seeds"]
+    told = [text for one in shown for text in _numbers(one, names, reached)]
+    for control in controls:
+        found, *margin = _numbers(control, names)
+        told += [f"against {names[control.reference]}, with equal batches, {found}", *margin]
+    if row.estimate is None:
+        told += _reached_text(reached, names[row.reference])
+    notes = [note for one in rows for note in one.notes if note.startswith(_MARKS)]
+    notes += [note for one in controls for note in one.notes if "diverged" in note]
+    return tuple(dict.fromkeys(_capital(f"{text.removesuffix('.')}.") for text in (*told, *notes)))
+
+
+def _numbers(row: TestRow, names: Mapping[str, str], reached: TestRow | None = None) -> list[str]:
+    """Estimate, interval, p value and margin of a row in short sentences."""
+    reference = names[row.reference]
+    words = _LOSS_WORDS | {"time_to_target": "time to the target", "loss_at_equal_samples": "loss at equal samples"}
+    what = words[row.endpoint]
+    if row.estimate is None:
+        told = [f"{what}: {row.reason}"]
+    elif row.times is not None:
+        told = _time_numbers(row, row.times, row.estimate, names)
+    else:
+        told = [f"{what}: {_difference_text(row, reference)}"]
+    if row.times is not None:
+        told += _reached_text(reached, reference)
+    if row.estimate is not None:
+        told += _margin_text(row, reference)
+        if row.word == "too few seeds":
+            told = [f"so far, without a verdict ({row.reason}): {told[0]}", *told[1:]]
+        elif row.word == "undecided" and (hopeless := _why_hopeless(row)):
+            told.append(hopeless)
+        elif row.word == "undecided":
+            told[0] = told[0].replace(": ", f": not distinguishable from {reference}; ", 1)
+    return told
+
+
+def _margin_text(row: TestRow, reference: str) -> list[str]:
     """What the margin is beside all that the reference improved by, where a word rests on it or it is refused."""
     if row.margin is None:
-        return ""
-    share = "" if row.margin_share is None else f" ({100 * row.margin_share:.3g} % of {reference}'s improvement)"
+        return []
+    share = "" if row.margin_share is None else f" is {100 * row.margin_share:.2g} % of {reference}'s improvement"
     if row.equivalence is None:
-        return f", with a margin of ±{row.margin:g}{share} that is too wide to mean anything"
-    return f", {row.word} within ±{row.margin:g}{share}" if row.word in RESTS_ON_MARGIN else ""
+        return [f"the margin of ±{row.margin:g}{share + ' and' if share else ''} is too wide to mean anything"]
+    return [f"the margin of ±{row.margin:g}{share}"] if share and row.word in RESTS_ON_MARGIN else []
 
 
 def _difference_text(row: TestRow, reference: str) -> str:
     found = row.deciding
     assert found is not None
     unit = " nats" if row.unit == "nats" else ""
-    ends = f"({_ends_in_words(found, 'lower', 'higher')}, n = {row.n}{_p_text(row)})"
+    form = supported(found, further=1)
+    ends = f"({_ends_in_words(found, 'lower', 'higher', form)}, n = {row.n}{_p_text(row)})"
     if found.estimate == 0:
         return f"the same mean as {reference} {ends}"
-    return f"{short(abs(found.estimate))}{unit} {'higher' if found.estimate > 0 else 'lower'} than {reference} {ends}"
+    side = "higher" if found.estimate > 0 else "lower"
+    return f"{form(abs(found.estimate))}{unit} {side} than {reference} {ends}"
 
 
-def _time_text(row: TestRow, times: RestrictedTimes, difference: Interval, names: Mapping[str, str]) -> str:
-    """The ratio where every run got there; else who did while all were watched, and the means up to then."""
+def _time_numbers(row: TestRow, times: RestrictedTimes, difference: Interval, names: Mapping[str, str]) -> list[str]:
+    """The ratio where every run got there; else the means up to where all were watched."""
     treatment, reference = names[row.treatment], names[row.reference]
     if times.ratio is not None and times.treatment_within == times.reference_within == row.n:
         logs = _logarithms(times.ratio)
-        told = f"{_ends_in_words(logs, 'later', 'sooner', _times)}, sooner in {row.wins} of {row.n} seeds{_p_text(row)}"
+        ends = _ends_in_words(logs, "later", "sooner", _times)
         side = "later" if logs.estimate < 0 else "sooner"
-        return f"reached the target {_times(abs(logs.estimate))} {side} than {reference} ({told})"
-    budget = short(times.budget)
-    said = {"better": f"sooner at the target than {reference}: ", "worse": f"later at the target than {reference}: "}
-    within = "where the first run that missed it ended" if times.cut_short else "the longest run"
-    within = "the budget of every run" if times.common else within
+        won = f"sooner in {row.wins} of {row.n} seeds"
+        return [
+            f"time to the target: {_times(abs(logs.estimate))} {side} than {reference} ({ends}, {won}{_p_text(row)})"
+        ]
+    budget = f"{float(short(times.budget)):g}"
+    ended = "where the first run that missed it ended" if times.cut_short else "how long the longest run took"
     side = "higher" if difference.estimate > 0 else "lower"
-    return (
-        f"{said.get(row.word, '')}within the first {budget} {row.unit} ({within}) "
-        f"{times.treatment_within} of {row.n} {treatment} runs reached it{_later_text(times.treatment_later)} and "
-        f"{times.reference_within} of {row.n} {reference} runs{_later_text(times.reference_later)}; mean of min(time, "
-        f"{budget}) {short(row.treatment_mean or 0.0)} against {short(row.reference_mean or 0.0)}, "
-        f"{short(abs(difference.estimate))} {side} ({_ends_in_words(difference, 'lower', 'higher')}{_p_text(row)})"
-    )
+    form = supported(difference, further=1)
+    means = f"{form(row.treatment_mean or 0.0)} with {treatment}, {form(row.reference_mean or 0.0)} with {reference}"
+    ends = _ends_in_words(difference, "lower", "higher", form)
+    return [
+        f"mean time to the target, counted up to {budget} {row.unit}: {means}, {form(abs(difference.estimate))} {side} "
+        f"({ends}{_p_text(row)})",
+        f"{budget} {row.unit} is {'the budget of every run' if times.common else ended}",
+    ]
 
 
-def _reached_text(reached: TestRow | None, reference: str) -> str:
+def _reached_text(reached: TestRow | None, reference: str) -> list[str]:
     """How many reached the target at all, where that was tested and is not the same on both sides."""
     if reached is None or reached.estimate is None or reached.estimate.estimate == 0:
-        return ""
+        return []
     word = {"better": f", more than with {reference}", "worse": f", fewer than with {reference}"}.get(reached.word, "")
-    return f"; runs that reached it{word}: exact McNemar test{_p_text(reached)}"
-
-
-def _later_text(later: int) -> str:
-    return f" ({later} later)" if later else ""
+    return [f"runs that reached it{word}: exact McNemar test{_p_text(reached)}"]
 
 
 def _logarithms(ratio: Interval) -> Interval:
@@ -237,7 +426,7 @@ def _times(logarithm: float) -> str:
 
 
 def _p_text(row: TestRow) -> str:
-    return "" if row.p_holm is None else f", p_Holm {short(row.p_holm)}"
+    return "" if row.p_holm is None else f", p_Holm {row.p_holm:.2g}"
 
 
 def _ends(interval: Interval) -> str:

@@ -208,7 +208,7 @@ def test_all_runs_diverged(folder):
         write_run(path, arm, [(0, 0.0, 6.0), (40, 2.0, None)], seed=seed, status="DIVERGED")
     found = results_of(folder)
     assert {row.word for row in found.tests} == {"undecided"}
-    assert "nothing is shown about" in found.headlines[0].text
+    assert "Nothing is shown about" in found.headlines[0].text
     assert {row.num_diverged for row in found.table} == {SEEDS}
     assert all(curve.band is None for panel in found.curves for curve in panel.curves)
 

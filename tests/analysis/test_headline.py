@@ -13,6 +13,8 @@ from synthetic import STRAGGLER, SyntheticArm, edit_json, planned, straight, wri
 
 from analysis.findings.judging import Paired, Question, RestrictedTimes, judge
 from analysis.findings.results import Results
+from analysis.findings.sentence import conditions as conditions_in_words
+from analysis.findings.sentence import supported
 from analysis.findings.times import ReachedCurve, ReachedPanel
 from analysis.report.figures.arms import time_to_target
 from analysis.report.figures.cast import Cast
@@ -27,6 +29,11 @@ def study_of(folder: Path, treatment, reference, **registration) -> Results:
     return results_of(
         write_study(folder, curves, [SYNC, ASYNC], registration={"num_seeds": len(treatment), **registration})
     )
+
+
+def everything(found: Results) -> str:
+    """What is said at the top, in the headline and in small type below it."""
+    return " ".join(text for headline in found.headlines for text in (headline.text, *headline.details))
 
 
 def ends_early(missing: int):
@@ -50,10 +57,16 @@ def test_times_are_told_up_to_the_end_of_the_first_run_that_missed_the_target(tm
     times = [6.0, 6.5, 7.0, 7.5, 8.0, 8.5, 10.0, 10.0]
     assert (row.treatment_mean, row.reference_mean) == pytest.approx((sum(times) / 8, 10.0))
     assert row.word == "better"
-    assert found.headlines[0].text.startswith(
-        f"async, {GROUP}: sooner at the target than sync: within the first 10.0 virtual s (where the first run that "
-        "missed it ended) 6 of 8 async runs reached it and 0 of 8 sync runs (8 later); mean of min(time, 10.0) 7.94 "
-        "against 10.0, 2.06 lower (95 % CI 0.750 to 3.33, p_Holm 0.0312); the final loss"
+    headline = found.headlines[0]
+    assert headline.text == (
+        "Asynchronous training was sooner at the target than synchronous training. Within 10 simulated seconds, "
+        "asynchronous training reached the target in 6 of 8 runs and synchronous training never reached it (0 of 8 "
+        "runs, 8 later). Its final loss is worse: 1.0 nats higher."
+    )
+    assert headline.details[:2] == (
+        "Mean time to the target, counted up to 10 virtual s: 7.9 with async, 10.0 with sync, 2.1 lower (95 % CI 0.8 "
+        "to 3.3, p_Holm 0.031).",
+        "10 virtual s is where the first run that missed it ended.",
     )
 
 
@@ -82,12 +95,15 @@ def test_async_that_never_reaches_a_target_that_sync_always_reaches_is_later(tmp
     assert (reached.estimate.estimate, reached.family, reached.family_size) == (-1.0, "secondary", 1)
     assert (reached.estimate.low, reached.estimate.high) == pytest.approx((-1.0, 1 - 2 * 0.025 ** (1 / 8)))
     assert reached.test.startswith("exact McNemar test")
-    told = found.headlines[0].text
-    assert told.startswith(
-        f"async, {GROUP}: later at the target than sync: within the first 10.0 virtual s (the budget of every run) 0 "
-        "of 8 async runs reached it and 8 of 8 sync runs; mean of min(time, 10.0) 10.0 against "
+    headline = found.headlines[0]
+    assert headline.text.startswith(
+        "Within 10 simulated seconds, asynchronous training never reached the target (0 of 8 runs) and synchronous "
+        "training always reached it (8 of 8 runs). Its loss at equal samples is worse: "
     )
-    assert "; runs that reached it, fewer than with sync: exact McNemar test, p_Holm 0.00781; the final loss" in told
+    assert headline.details[1:3] == (
+        "10 virtual s is the budget of every run.",
+        "Runs that reached it, fewer than with sync: exact McNemar test, p_Holm 0.0078.",
+    )
     assert found.tiles[0].word == "worse"
 
 
@@ -99,7 +115,7 @@ def test_where_every_run_reaches_the_target_mcnemars_test_has_nothing_to_test(tm
     assert (reached.word, reached.estimate, reached.p, reached.p_holm) == ("undecided", None, None, None)
     assert reached.reason.startswith("none of 8 pairs has one run that reached the target and one that did not")
     assert row_of(found, "time_to_target").word == "better"
-    assert "McNemar" not in found.headlines[0].text
+    assert "McNemar" not in everything(found)
 
 
 def test_times_that_differ_by_the_same_in_every_seed_measure_nothing_within_common_seconds_either(tmp_path):
@@ -110,7 +126,13 @@ def test_times_that_differ_by_the_same_in_every_seed_measure_nothing_within_comm
     assert row.times is not None
     assert (row.times.common, row.times.ratio) == (True, None)
     assert (reached.word, reached.p) == ("worse", 2 / 2**8)
-    assert "nothing was measured; runs that reached it, fewer than with sync: exact McNemar" in found.headlines[0].text
+    assert found.headlines[0].text.startswith(
+        "Within 10 simulated seconds, asynchronous training never reached the target (0 of 8 runs) and synchronous "
+        "training always reached it (8 of 8 runs). Nothing is shown about the time to the target: all 8 differences "
+    )
+    assert (
+        "Runs that reached it, fewer than with sync: exact McNemar test, p_Holm 0.0078." in found.headlines[0].details
+    )
 
 
 def test_the_same_losses_with_budgets_in_samples_say_nothing_of_the_time(tmp_path):
@@ -167,7 +189,7 @@ def test_unequal_batches_are_said_wherever_they_bear_on_a_difference(tmp_path):
         f"unequal batches: {ASYNC.name} makes 4 times as many updates of the same samples as {SYNC.name} (16 and 64 "
         "samples an update)"
     )
-    assert f" [{told}]" in found.headlines[0].text
+    assert f"{told[0].upper()}{told[1:]}." in found.headlines[0].details
     assert told in row_of(found, "loss_at_equal_samples").notes
     item = trust_of(found, "equal batches per update")
     assert (item.value, item.level) == ("not in 1 of 1 comparisons", "warning")
@@ -205,7 +227,7 @@ def test_the_control_arm_is_compared_at_equal_samples_alone_in_a_family_of_its_o
     assert row.estimate.estimate == pytest.approx(0.035)
     assert not [note for note in row.notes if note.startswith("unequal batches")]
     assert row_of(found, "loss_at_equal_samples").family_size == 1
-    assert "; against sync_small, with equal batches, the final loss at equal samples: " in found.headlines[0].text
+    assert "Against sync_small, with equal batches, loss at equal samples: " in everything(found)
     assert not [item for item in found.left_out if SMALL.name in item.name]
     assert {item.reference for item in found.sensitivity} == {SYNC.name}
 
@@ -262,7 +284,7 @@ def test_where_nobody_arrived_in_time_there_is_no_difference_and_no_interval(tmp
     told = "no run reached the target of 5.00 before 10.0 virtual s, when the first run that missed it ended "
     assert row.reason == f"{told}(later: async 0 of 8, sync 8 of 8)"
     assert (row.word, row.estimate, row.share, row.treatment_mean) == ("undecided", None, None, None)
-    assert found.headlines[0].text.startswith(f"async, {GROUP}: nothing is shown about the time to the target: no run")
+    assert found.headlines[0].text.startswith(f"Nothing is shown about the time to the target: {told}(later: ")
     assert found.tiles[0].interval is None
     assert (first_tests(found).rows[0][2].text, first_tests(found).rows[0][2].small) == ("-", row.reason)
     (table,) = conditions(found)
@@ -288,8 +310,9 @@ def test_differences_that_are_all_the_same_measure_nothing_and_are_not_equivalen
     row = row_of(found, "loss_at_equal_samples")
     assert (row.word, row.estimate, row.p, row.p_holm, row.t_p, row.equivalence) == ("undecided", *(None,) * 5)
     assert row.reason == f"all 8 differences are {gap:.5g}{'00' * bool(gap)}; nothing varied: nothing was measured"
-    assert "nothing is shown about the final loss at equal samples: all 8 differences are" in found.headlines[0].text
-    assert "equivalent" not in found.headlines[0].text
+    assert "othing is shown about" in found.headlines[0].text
+    assert f"final loss{' of asynchronous training' * bool(gap)}: {row.reason}." in found.headlines[0].text
+    assert "equivalent" not in everything(found)
     assert (found.tiles[1].word, found.tiles[1].interval) == ("not measured", None)
     assert "nothing varied: nothing was measured" in found.tiles[1].note
 
@@ -317,7 +340,7 @@ def test_a_margin_wider_than_half_of_the_improvement_makes_nothing_equivalent(tm
     assert row.reason.endswith(
         "the margin of ±0.0200 is 67 % of the reference's improvement, too wide to mean anything"
     )
-    assert "with a margin of ±0.02 (66.7 % of sync's improvement) that is too wide to mean" in found.headlines[0].text
+    assert "The margin of ±0.02 is 67 % of sync's improvement and is too wide to mean anything." in everything(found)
     assert found.tiles[1].note.endswith("margin ±0.02, 66.7 % of that improvement, too wide to mean anything")
     cell = next(row[5] for row in first_tests(found).rows if row[1].text == "evaluation loss at equal samples")
     assert (cell.text, cell.small) == ("±0.02", "67 % of the reference's improvement: too wide")
@@ -326,7 +349,8 @@ def test_a_margin_wider_than_half_of_the_improvement_makes_nothing_equivalent(tm
 def test_a_narrow_margin_is_said_as_a_share_of_the_improvement(tmp_path):
     found = study_of(tmp_path, *close(1.0))
     assert row_of(found, "loss_at_equal_samples").word == "equivalent"
-    assert "equivalent within ±0.02 (2 % of sync's improvement)" in found.headlines[0].text
+    assert "Its final loss is equivalent within ±0.02 nats." in found.headlines[0].text
+    assert "The margin of ±0.02 is 2 % of sync's improvement." in found.headlines[0].details
     assert found.tiles[1].note.endswith("margin ±0.02, 2 % of that improvement")
 
 
@@ -361,7 +385,8 @@ def test_a_family_that_is_too_large_for_its_seeds_is_said_to_find_nothing(tmp_pa
     item = trust_of(found, "smallest detectable difference")
     assert (item.value, item.level) == ("none of any size", "bad")
     told = "no difference of any size can be found with 6 pairs and 2 comparisons (no p_Holm is below 0.0625)"
-    assert f"the time to the target: {told}; so far reached the target" in found.headlines[0].text
+    assert " is undecided, and so few seeds cannot show it. " in found.headlines[0].text
+    assert f"{told[0].upper()}{told[1:]}." in found.headlines[0].details
 
 
 def test_columns_of_intervals_are_headed_by_the_registered_level(tmp_path):
@@ -549,8 +574,9 @@ def test_a_difference_is_told_with_a_word_and_positive_numbers(tmp_path):
     reference = [straight(6.0, 5.0, seconds=10.0)] * 8
     gains = [0.42, 0.43, 0.44, 0.45, 0.46, 0.47, 0.48, 0.49]
     found = study_of(tmp_path, [straight(6.0, 5.0 - gain, seconds=10.0) for gain in gains], reference)
-    told = "the final loss at equal samples: 0.455 nats lower than sync (95 % CI 0.433 to 0.477, n = 8, p_Holm 0.00781)"
-    assert told in found.headlines[0].text
+    assert found.headlines[0].text.endswith(" Its final loss is better: 0.46 nats lower.")
+    told = "Loss at equal samples: 0.455 nats lower than sync (95 % CI 0.433 to 0.477, n = 8, p_Holm 0.0078)."
+    assert told in found.headlines[0].details
 
 
 def test_an_interval_that_holds_0_says_which_end_is_on_which_side(tmp_path):
@@ -559,4 +585,83 @@ def test_an_interval_that_holds_0_says_which_end_is_on_which_side(tmp_path):
     found = study_of(tmp_path, [straight(6.0, 5.0 + gap, seconds=10.0) for gap in gaps], reference)
     row = row_of(found, "loss_at_equal_samples")
     assert row.word == "undecided"
-    assert "0.0125 nats higher than sync (95 % CI 0.200 lower to 0.200 higher, n = 8" in found.headlines[0].text
+    assert found.headlines[0].text.endswith(" Whether its final loss is better or worse is undecided.")
+    assert "0.01 nats higher than sync (95 % CI 0.20 lower to 0.20 higher, n = 8" in found.headlines[0].details[-1]
+
+
+# ---- the words of a headline -------------------------------------------------------------------------------------
+
+
+def test_a_headline_is_a_sentence_that_a_newspaper_could_print(tmp_path):
+    """From the smallest sound example: sooner in every seed, a final loss that nothing can be said about."""
+    gaps = [0.1, -0.1, 0.2, -0.2, 0.3, -0.1, 0.2, -0.3]
+    treatment = [straight(6.0, 4.0 + gap, seconds=6.0) for gap in gaps]
+    found = study_of(tmp_path, treatment, [straight(6.0, 4.0, seconds=10.0)] * 8)
+    assert found.headlines[0].text == (
+        "Asynchronous training reached the target 1.6\N{MULTIPLICATION SIGN} sooner than synchronous training (8 of 8 "
+        "seeds). Whether its final loss is better or worse is undecided."
+    )
+
+
+def test_a_headline_says_how_many_runs_diverged_and_the_small_type_what_they_count_as(tmp_path):
+    treatment = [straight(6.0, 4.0 + number / 100, seconds=6.0) for number in range(7)]
+    treatment += [[(0, 0.0, 6.0), (40, 2.0, None)]]
+    headline = study_of(tmp_path, treatment, [straight(6.0, 4.0, seconds=10.0)] * 8).headlines[0]
+    assert headline.text.endswith(" 1 of 8 runs of asynchronous training diverged.")
+    assert "A diverged run counts as the worst loss seen, 6.00." in headline.details
+
+
+def test_seconds_of_a_machine_with_too_few_cores_are_called_no_comparison_in_the_headline_itself(tmp_path):
+    arms = [SyntheticArm(name, 4, "measured", None) for name in ("sync", "async")]
+    curves = {arms[0].name: [straight(6.0, 4.0, seconds=10.0)] * 6}
+    curves[arms[1].name] = [straight(6.0, 4.0 + number / 100, seconds=5.0) for number in range(6)]
+    write_study(tmp_path, curves, arms, from_scratch=True)
+    for path in tmp_path.glob("test/*/*/summary.json"):
+        edit_json(path, oversubscription=2.0)
+    headline = results_of(tmp_path).headlines[0]
+    assert "The machine had more threads than cores, so its seconds are no speed comparison." in headline.text
+    assert "From scratch: not STILT." in headline.details
+
+
+def test_too_few_seeds_are_said_once_and_what_was_seen_so_far_is_in_small_type(tmp_path):
+    treatment = [straight(6.0, 4.0 + number / 10, seconds=6.0) for number in range(3)]
+    headline = study_of(tmp_path, treatment, [straight(6.0, 4.0, seconds=10.0)] * 3).headlines[0]
+    assert headline.text == (
+        "There are too few seeds for a verdict on asynchronous training against synchronous training: 3 of the 6 "
+        "pairs that a verdict needs."
+    )
+    assert [detail.startswith("So far, without a verdict") for detail in headline.details] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("speeds", "clock", "batch", "told"),
+    [
+        (STRAGGLER, "virtual", "", "one of 4 workers 3\N{MULTIPLICATION SIGN} slower, simulated"),
+        (None, "measured", ", batch 8", "4 workers, measured, batches of 8"),
+        ("power", "virtual", "", "4 workers, simulated, speeds power"),
+        ("of a later version", "virtual", "", "4 workers, simulated, speeds of a later version"),
+    ],
+)
+def test_conditions_are_named_in_words(tmp_path, speeds, clock, batch, told):
+    group = study_of(tmp_path, *never_there(2)).groups[0]
+    group = dataclasses.replace(group, speeds=speeds, clock=clock, batch_size=8, name=f"4 workers{batch}")
+    assert conditions_in_words(group) == told
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.floats(-1e3, 1e3).filter(lambda value: abs(value) > 1e-6),
+    st.floats(1e-6, 1e3),
+    st.floats(1e-6, 1e3),
+    st.sampled_from([0, 1]),
+)
+def test_a_rounded_number_stays_on_its_side_of_0_where_the_interval_does(estimate, below, above, further):
+    found = Interval(estimate, estimate - below, estimate + above, 0.95, 8)
+    form = supported(found, further=further)
+    if not found.low <= 0 <= found.high:
+        assert (float(form(estimate)) > 0) == (estimate > 0)
+        assert float(form(estimate)) != 0
+        if further:
+            assert 0 not in (float(form(found.low)), float(form(found.high)))
+    largest = max(abs(end) for end in (found.low, estimate, found.high))
+    assert abs(float(form(estimate)) - estimate) <= max(above + below, 0.01 * largest) / 2 + 1e-9
