@@ -66,14 +66,22 @@ class CurvePanel:
 
 
 def curve_panels(scope: Scope) -> tuple[CurvePanel, ...]:
-    """Loss versus seconds and versus samples, per group."""
+    """Loss versus seconds and versus samples, per group; control arms beside what they are compared with."""
     panels = []
+    elsewhere = {arm for controls in scope.controls.values() for arm in controls}
     for group in scope.groups:
-        shown = {arm: scope.shown[arm] for arm in group.arms}
-        finished = {arm: [run for run in scope.usable[arm] if not run.diverged] for arm in group.arms}
+        if elsewhere.issuperset(group.arms):
+            continue
+        controls = scope.controls[group.name]
+        arms = (*group.arms, *controls)
+        shown = {arm: scope.shown[arm] for arm in arms}
+        finished = {arm: [run for run in scope.usable[arm] if not run.diverged] for arm in arms}
+        notes = tuple(f"{arm} is the control arm, with batches of another size" for arm in controls)
         for axis, x_label in (("seconds", group.seconds_label), ("samples", "samples")):
-            panels.append(curve_panel(group.name, axis, x_label, group.loss_label, shown, finished, group.target))
-    return tuple(panel for panel in panels if panel is not None)
+            panel = curve_panel(group.name, axis, x_label, group.loss_label, shown, finished, group.target)
+            if panel is not None:
+                panels.append(dataclasses.replace(panel, notes=panel.notes + notes))
+    return tuple(panels)
 
 
 def curve_panel(

@@ -10,7 +10,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from analysis.findings.comparisons import Group, LeftOut
+from analysis.findings.comparisons import Group, LeftOut, is_control
 from analysis.study.types import Study, StudyRun
 
 
@@ -24,6 +24,8 @@ class Scope:
     usable: Mapping[str, tuple[StudyRun, ...]]
     """Those with a result, first replicates only."""
     left_out: tuple[LeftOut, ...]
+    controls: Mapping[str, tuple[str, ...]]
+    """Group -> control arms that ran under its conditions with other batches, on the same evaluation data."""
 
     def group_of(self, arm: str) -> Group | None:
         return next((group for group in self.groups if arm in group.arms), None)
@@ -31,10 +33,10 @@ class Scope:
 
 def scope_of(study: Study, groups: Sequence[Group]) -> Scope:
     """Choose the runs that may be shown together: in every group those on the data of its reference."""
-    shown, usable, left_out = {}, {}, []
+    shown, usable, left_out, data = {}, {}, [], {}
     for group in groups:
         runs = {arm: [run for run in study.of("test", arm) if run.run is not None] for arm in group.arms}
-        main = _main_evaluation_set(runs, group)
+        main = data[group.name] = _main_evaluation_set(runs, group)
         for arm, of_arm in runs.items():
             kept = []
             for run in of_arm:
@@ -49,7 +51,22 @@ def scope_of(study: Study, groups: Sequence[Group]) -> Scope:
                     kept.append(run)
             shown[arm] = tuple(kept)
             usable[arm] = tuple(run for run in kept if run.usable and run.replicate == 0)
-    return Scope(tuple(groups), shown, usable, tuple(left_out))
+    controls = {group.name: _controls(study, group, groups, data) for group in groups}
+    return Scope(tuple(groups), shown, usable, tuple(left_out), controls)
+
+
+def _controls(study: Study, group: Group, groups: Sequence[Group], data: Mapping[str, str | None]) -> tuple[str, ...]:
+    """The control arms that differ from the arms of `group` in their batches alone; none for their own group."""
+    if group.reference is None:
+        return ()
+    alike = [
+        other
+        for other in groups
+        if (other.num_workers, other.clock, other.speeds) == (group.num_workers, group.clock, group.speeds)
+        and data[other.name] == data[group.name]
+        and other is not group
+    ]
+    return tuple(name for other in alike for name in other.arms if is_control(study, study.arm(name)))
 
 
 def _main_evaluation_set(runs: Mapping[str, Sequence[StudyRun]], group: Group) -> str | None:

@@ -166,18 +166,18 @@ def headlines_of(
     names = _short_names(study, groups)
     found = []
     for row in primary:
-        own = {row.endpoint: row}
+        by_endpoint: dict[str, TestRow] = {row.endpoint: row}
         for other in tests:
-            if (other.treatment, other.reference) == (row.treatment, row.reference):
-                own.setdefault(other.endpoint, other)
+            if _arms(other) == _arms(row):
+                by_endpoint.setdefault(other.endpoint, other)
         controls = {one.reference.name for one in comparisons if one.control and one.treatment.name == row.treatment}
         beside = [other for other in tests if other.treatment == row.treatment and other.reference in controls]
         pairs = [one.pairs for one in comparisons if (one.treatment.name, one.reference.name) == _arms(row)]
-        told = [*_sentences(row, own, names), *_diverged(row, pairs[0] if pairs else (), names)]
+        told = [*_sentences(row, by_endpoint, names), *_diverged(row, pairs[0] if pairs else (), names)]
         if OVERSUBSCRIBED in row.notes:
             told.append("The machine had more threads than cores, so its seconds are no speed comparison.")
         text = " ".join(["Exploratory:"] * exploratory + told + unfinished)
-        details = _details(row, own, beside, names)
+        details = _details(row, by_endpoint, beside, names)
         found.append(
             Headline(text, row.treatment, row.reference, row.group, row.word, row.family == "exploratory", details)
         )
@@ -429,12 +429,6 @@ def _p_text(row: TestRow) -> str:
     return "" if row.p_holm is None else f", p_Holm {row.p_holm:.2g}"
 
 
-def _ends(interval: Interval) -> str:
-    if interval.low is None or interval.high is None:
-        return _no_ends(interval)
-    return f"{_level(interval)} {short(interval.low)} to {short(interval.high)}"
-
-
 def _ends_in_words(interval: Interval, below: str, above: str, form: Callable[[float], str] = short) -> str:
     """The ends without signs: as the word beside the estimate says, or each with its own where they differ.
 
@@ -494,19 +488,20 @@ def _speed_tile(row: TestRow | None) -> Tile:
     if times is None or times.ratio is None:
         return Tile("speed-up", "-", None, "", TIMES, row.word, row.reason)
     ratio = times.ratio
-    note = f"{row.comparison}: mean time to the target, reference / treatment"
+    note = "mean time to the target, reference / treatment"
     if min(times.treatment_within, times.reference_within) < row.n:
         note += f", every time up to {short(times.budget)} {row.unit} ({times.treatment_within} and "
         note += f"{times.reference_within} of {row.n} runs of treatment and reference reached it by then)"
     note += _p_text(row)
-    return Tile("speed-up", f"{ratio.estimate:.2f}{TIMES}", ratio, _interval_text(ratio), TIMES, row.word, note)
+    text = f"{supported(ratio, null=1.0)(ratio.estimate)}{TIMES}"
+    return Tile("speed-up", text, ratio, _interval_text(ratio, null=1.0), TIMES, row.word, note)
 
 
 def _gap_tile(row: TestRow | None) -> Tile:
     if row is None or row.estimate is None:
         why = "no pair has a loss at equal samples" if row is None else row.reason
         return Tile("final-loss gap", "-", None, "", "nats", "not measured", why)
-    note = f"{row.comparison}: loss at equal samples, treatment - reference"
+    note = "loss at equal samples, treatment - reference"
     if row.relative is not None:
         note += f"; {100 * row.relative:+.1f} % of the reference's improvement"
     if row.margin is not None:
@@ -514,7 +509,7 @@ def _gap_tile(row: TestRow | None) -> Tile:
         note += "" if row.margin_share is None else f", {100 * row.margin_share:.3g} % of that improvement"
         note += ", too wide to mean anything" * (row.equivalence is None)
     shown = row.deciding or row.estimate
-    text = f"{shown.estimate:+.3f}"
+    text = ("-" if shown.estimate < 0 else "+") + supported(shown)(abs(shown.estimate))
     return Tile("final-loss gap", text, shown, _interval_text(shown), "nats", row.word, note)
 
 
@@ -528,7 +523,7 @@ def _throughput_tile(comparison: Comparison, generator: numpy.random.Generator) 
         return Tile("throughput ratio", "-", None, "", TIMES, "not measured", "no pair has a throughput")
     if comparison.group.clock != MEASURED and len(logs) > 1 and max(logs) - min(logs) < 1e-9:
         # drawn from speeds without chance: a declared number, with nothing to test
-        note = f"{comparison.name}: samples per virtual second, the same in every seed; in no family"
+        note = "samples per virtual second, the same in every seed; in no family"
         text = f"{math.exp(logs[0]):.2f}{TIMES}"
         return Tile("throughput ratio", text, None, "", TIMES, "as declared", note)
     p = sign_flip(logs, generator)
@@ -541,12 +536,9 @@ def _throughput_tile(comparison: Comparison, generator: numpy.random.Generator) 
         found.n,
     )
     said = verdict(len(logs), found.estimate, p, found, None, lower_is_better=False)
-    note = (
-        f"{comparison.name}: samples per {'' if comparison.group.clock == MEASURED else 'virtual '}second; in no family"
-    )
-    return Tile(
-        "throughput ratio", f"{ratio.estimate:.2f}{TIMES}", ratio, _interval_text(ratio), TIMES, said.word, note
-    )
+    note = f"samples per {'' if comparison.group.clock == MEASURED else 'virtual '}second; in no family"
+    text = f"{supported(ratio, null=1.0)(ratio.estimate)}{TIMES}"
+    return Tile("throughput ratio", text, ratio, _interval_text(ratio, null=1.0), TIMES, said.word, note)
 
 
 def _delay_tile(comparison: Comparison, delays: Sequence[DelayHistogram]) -> Tile:
@@ -589,7 +581,8 @@ def _delay_p95(run: StudyRun) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def _interval_text(interval: Interval) -> str:
+def _interval_text(interval: Interval, null: float = 0.0) -> str:
     if interval.low is None or interval.high is None:
         return _no_ends(interval)
-    return f"{_ends(interval)}, n = {interval.n}"
+    form = supported(interval, null, further=1)
+    return f"{_level(interval)} {form(interval.low)} to {form(interval.high)}, n = {interval.n}"

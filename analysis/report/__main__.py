@@ -86,6 +86,7 @@ def _run(runs_dir: Path, out: Path | None, form: str, table: str | None, figures
     found = results(study, numpy.random.default_rng(seed))
     file = runs_dir / "report.html" if out is None else out
     if form == "html":
+        from analysis.findings.sentence import conditions
         from analysis.report.page import page, render
 
         text = render(page(found, file, runs_dir))
@@ -95,6 +96,8 @@ def _run(runs_dir: Path, out: Path | None, form: str, table: str | None, figures
         _write(file, text)
         for headline in found.headlines if form == "html" else ():
             print(headline.text)
+            words = [conditions(group) for group in found.groups if group.name == headline.group]
+            print(*(f"  {text}" for text in (*words, *headline.details)), sep="\n")
         print(file)
     else:
         print(text, end="", flush=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -14,10 +14,10 @@ import markupsafe
 
 from analysis.findings.comparisons import FROM_SCRATCH, LeftOut
 from analysis.findings.results import Results
-from analysis.findings.sentence import Tile
+from analysis.findings.sentence import Headline, Tile, conditions
 from analysis.findings.trust import TrustItem
 from analysis.report.figures.cast import Cast
-from analysis.report.figures.pictures import Look, Row, inline, key
+from analysis.report.figures.pictures import Look, Picture, Row, inline, key
 from analysis.report.gallery import gallery
 from analysis.report.tables import contents as report_contents
 from analysis.report.tables.contents import TONES
@@ -49,6 +49,16 @@ class PageRow:
     notes: tuple[str, ...]
     small: bool = False
     empty: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Statement:
+    """A headline as the page shows it."""
+
+    text: str
+    conditions: str
+    """In words; empty where a statement before it has named them."""
+    details: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,8 +106,12 @@ class Section:
     facts: tuple[tuple[str, str], ...] = ()
     commands: tuple[str, ...] = ()
     lists: tuple[Listing, ...] = ()
+    more: tuple[PageRow, ...] = ()
+    """The same pictures of the groups that no headline is about: folded."""
+    folded: bool = False
+    """Whether the whole section opens only when it is asked to."""
     empty: str = ""
-    """Why there is nothing, in one line."""
+    """Why there is nothing, in one line: such a section is left out."""
 
     @property
     def beside(self) -> bool:
@@ -114,8 +128,7 @@ class Page:
     clocks: tuple[str, ...]
     flags: tuple[str, ...]
     counts: str
-    sentence: str
-    more: tuple[str, ...]
+    statements: tuple[Statement, ...]
     warnings: tuple[str, ...]
     tiles: tuple[PageTile, ...]
     first: tuple[PageRow, ...]
@@ -139,6 +152,9 @@ _CLOCKS = {
         "Gradients were computed, their seconds were drawn from declared speeds. No machine took this long.",
     ),
 }
+
+
+NO_HEADLINE = Headline("There is nothing to compare here.", "", "", "", "too few seeds", True)
 
 
 _MARKS = {"good": ("ok", "✓"), "warning": ("warn", "!"), "bad": ("bad", "✗"), "unknown": ("none", "?")}
@@ -175,27 +191,35 @@ def page(results: Results, out: Path, study_folder: Path) -> Page:
         for table in report_contents.all_tables(results, lambda name: report_contents.relative_link(prefix, name))
     }
     arms = tuple(table for key, table in made.items() if key.startswith("arms-"))
-    head = results.headlines[0].text if results.headlines else "There is nothing to compare here."
-    more = [headline.text for headline in results.headlines[1:]]
     flags = [FROM_SCRATCH] * results.from_scratch + ["exploratory"] * results.exploratory
     warnings = [f"Exploratory: {results.exploratory_reason}"] if results.exploratory_reason else []
-    first = tuple(_page_row(row, drawn.cast) for row in drawn.first)
+    failed = [
+        f"{item.title} ({item.value})" if item.value else item.title for item in results.trust if item.level == "bad"
+    ]
+    warnings += [f"Checks that failed: {'; '.join(failed)}."] * bool(failed)
+    spoken_of = {headline.group for headline in results.headlines}
+    first = tuple(_page_row(row, drawn.cast, spoken_of) for row in drawn.first[:1])
+    other_curves = [_page_row(row, drawn.cast) for row in (*drawn.first[1:], *drawn.sections["curves"])]
     if not first:
         first = (
             PageRow("", "", (), (), (), empty=_reason(results.left_out, "curves", "No run has an evaluation to draw.")),
         )
 
     def section(key: str, title: str, *tables: str, lead: Sequence[str] = ()) -> Section:
-        rows = tuple(_page_row(row, drawn.cast) for row in drawn.sections[key])
+        parts = [_parted(row, drawn.cast, spoken_of) for row in drawn.sections[key]]
+        rows = [_page_row(kept, drawn.cast) for kept, _ in parts if kept.pictures]
+        more = [_page_row(rest, drawn.cast) for _, rest in parts if rest.pictures]
         found = tuple(made[name] for name in tables if name in made)
-        empty = "" if rows else _reason(results.left_out, key, _NOTHING[key])
-        return Section(key, title, rows, found, tuple(lead), empty=empty)
+        empty = "" if parts or found else _reason(results.left_out, key, _NOTHING[key])
+        return Section(key, title, tuple(rows), found, tuple(lead), more=tuple(more), empty=empty)
 
     first_tests = report_contents.first_tests(results)
     if not results.tests:
         reason = _reason(results.left_out, "tests", "There is no comparison.")
         first_tests = dataclasses.replace(first_tests, notes=(reason,))
-    sections = [section("curves", "Loss curves of the other groups")] if drawn.sections["curves"] else []
+    sections = [Section("curves", "Loss curves of the other groups", tuple(other_curves), folded=True)] * bool(
+        other_curves
+    )
     sections += [
         section("time-to-target", "Time to the target"),
         section("target-sensitivity", "Speed-up at other targets", "sensitivity"),
@@ -215,12 +239,14 @@ def page(results: Results, out: Path, study_folder: Path) -> Page:
             "every-run",
             "Every run",
             tables=tuple(made[key] for key in ("counts", "runs") if key in made),
+            folded=True,
             empty="" if results.runs else "There is no run.",
         ),
         Section(
             "environment-section",
             "Environment",
             tables=(made["environment"],) if "environment" in made else (),
+            folded=True,
             empty="" if "environment" in made else "No run says where it was made (environment.json).",
         ),
         Section(
@@ -230,16 +256,17 @@ def page(results: Results, out: Path, study_folder: Path) -> Page:
             commands=(results.command,),
             facts=_registration_facts(results),
         ),
-        _left_out_section(results),
     ]
+    absent = [f"{section.title}: {section.empty}" for section in sections if section.empty]
+    sections = [section for section in sections if not section.empty]
+    sections.append(_left_out_section(results, absent))
     return Page(
         title=f"{results.title}: report",
         study=results.title,
         clocks=report_contents.clocks_of(results),
         flags=tuple(flags),
         counts=_counted(results),
-        sentence=_kept_together(head),
-        more=tuple(map(_kept_together, more)),
+        statements=_statements(results),
         warnings=tuple(warnings),
         tiles=tuple(_tile(tile) for tile in results.tiles),
         first=first,
@@ -266,11 +293,31 @@ def render(page: Page) -> str:
     return environment.get_template("report.html.jinja").render(page=page) + "\n"
 
 
-def _page_row(row: Row, cast: Cast) -> PageRow:
+def _statements(results: Results) -> tuple[Statement, ...]:
+    """The headlines; conditions that they share are named with the first of them."""
+    words = {group.name: conditions(group) for group in results.groups}
+    made, named = [], ""
+    for headline in results.headlines or (NO_HEADLINE,):
+        told = words.get(headline.group, "")
+        details = tuple(map(_kept_together, headline.details))
+        made.append(Statement(_kept_together(headline.text), told if told != named else "", details))
+        named = told
+    return tuple(made)
 
+
+def _parted(row: Row, cast: Cast, groups: Collection[str]) -> tuple[Row, Row]:
+    """The pictures of a row that are of no other group than `groups`, and the rest; all where there would be none."""
+    rest = tuple(one for one in row.pictures if one.title in cast.groups and one.title not in groups)
+    kept = tuple(one for one in row.pictures if one not in rest)
+    return dataclasses.replace(row, pictures=kept), dataclasses.replace(row, pictures=rest)
+
+
+def _page_row(row: Row, cast: Cast, named: Collection[str] = ()) -> PageRow:
+    """A row of pictures, headed by its conditions in words unless its group is one of `named`."""
     label = row.label
-    if row.label in cast.groups and cast.from_scratch(cast.groups[row.label].arms):
-        label += f" · {FROM_SCRATCH}"
+    if row.label in cast.groups:
+        marks = [FROM_SCRATCH] * cast.from_scratch(cast.groups[row.label].arms)
+        label = " · ".join([conditions(cast.groups[row.label])] * (row.label not in named) + marks)
     return PageRow(
         label,
         row.clock,
@@ -278,7 +325,7 @@ def _page_row(row: Row, cast: Cast) -> PageRow:
         tuple(
             PagePicture(
                 picture.name,
-                picture.what if row.of_one else picture.title or picture.what,
+                picture.what if row.of_one else _title(picture, cast),
                 markupsafe.Markup(inline(picture, cast.looks)),
                 _kept_together(picture.caption),
             )
@@ -287,6 +334,12 @@ def _page_row(row: Row, cast: Cast) -> PageRow:
         row.notes,
         row.small,
     )
+
+
+def _title(picture: Picture, cast: Cast) -> str:
+    """Whose a picture is, else what it shows."""
+    group = cast.groups.get(picture.title)
+    return conditions(group) if group is not None else picture.title or picture.what
 
 
 def _kept_together(text: str) -> str:
@@ -347,8 +400,8 @@ def _registration_facts(results: Results) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _left_out_section(results: Results) -> Section:
-    lists = []
+def _left_out_section(results: Results, absent: Sequence[str]) -> Section:
+    lists = [Listing(f"Sections with nothing to show ({len(absent)})", tuple(absent))] * bool(absent)
     if results.left_out:
         lines = tuple(f"{item.name}: {item.reason}" for item in results.left_out)
         lists.append(Listing(f"In no number ({len(lines)})", lines))

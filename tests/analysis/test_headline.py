@@ -269,7 +269,7 @@ def test_the_speed_up_has_the_interval_of_the_test_that_its_word_is_from(tmp_pat
     found = study_of(tmp_path, *ends_early(2))
     tile = found.tiles[0]
     assert tile.interval is not None
-    assert (tile.interval.n, tile.word, tile.text) == (8, "better", "1.26\N{MULTIPLICATION SIGN}")
+    assert (tile.interval.n, tile.word, tile.text) == (8, "better", "1.3\N{MULTIPLICATION SIGN}")
     assert tile.interval.low > 1
     assert "every time up to 10.0 virtual s (6 and 0 of 8 runs of treatment and reference reached it by then)" in (
         tile.note

@@ -229,9 +229,13 @@ def test_six_tests_come_first_the_primary_family_before_the_rest_of_its_group_an
     assert len(whole.rows) == len(example.tests)
 
 
-def test_a_section_without_data_says_why_in_one_line_and_draws_no_empty_picture(empty_page, empty):
+def test_a_section_without_data_is_left_out_and_the_page_says_why_in_one_line_and_draws_no_empty_picture(
+    empty_page, empty
+):
     outline = Outline(empty_page)
     assert "figure" not in outline.tags
+    assert {"reproduce", "left-out", "every-run"} <= set(outline.ids)
+    assert not {"time-to-target", "throughput", "delays", "pareto", "learning-rate", "downstream"} & set(outline.ids)
     assert len(outline.ids) == len(set(outline.ids))
     for words in (
         "No run has an evaluation to draw.",
@@ -248,6 +252,40 @@ def test_a_section_without_data_says_why_in_one_line_and_draws_no_empty_picture(
     reasons = {item.name: item.reason for item in empty.left_out}
     for name in ("tests", "time to target", "learning rate", "downstream"):
         assert outline.text.count(reasons[name]) == 2, name
+
+
+def test_below_the_headline_its_conditions_stand_once_in_words_and_its_details_in_small_type(example):
+    first, second = (dataclasses.replace(one, details=(f"Detail {one.treatment}.",)) for one in example.headlines)
+    elsewhere = dataclasses.replace(second, group=example.groups[1].name)
+    for other, repeated in ((second, 1), (elsewhere, 2)):
+        found = page(dataclasses.replace(example, headlines=(first, other)), Path("r"), Path("."))
+        told = [statement.conditions for statement in found.statements]
+        assert told[0] == "one of 4 workers 3\N{MULTIPLICATION SIGN} slower, simulated"
+        assert len([words for words in told if words]) == repeated
+        assert [statement.details for statement in found.statements] == [first.details, other.details]
+    assert all(f"<li>{text}</li>" in render(found) for text in (*first.details, *elsewhere.details))
+
+
+def test_groups_that_no_headline_is_about_are_folded(example):
+    found = page(example, Path("r"), Path("."))
+    assert [row.label for row in found.first] == [""]  # its conditions stand above
+    sections = {section.key: section for section in found.sections}
+    assert {key for key, section in sections.items() if section.folded} == {
+        "curves",
+        "every-run",
+        "environment-section",
+    }
+    assert len(sections["curves"].rows) == len(example.groups) - 1
+    open_pictures = [picture.title for row in sections["time-to-target"].rows for picture in row.pictures]
+    folded = [picture.title for row in sections["time-to-target"].more for picture in row.pictures]
+    assert open_pictures == ["one of 4 workers 3\N{MULTIPLICATION SIGN} slower, simulated"]
+    assert len(folded) == len(example.groups) - 1
+
+
+def test_a_check_that_failed_is_named_at_the_top(example):
+    item = dataclasses.replace(example.trust[0], title="seeds", value="3 of 6", level="bad")
+    text = Outline(render(page(dataclasses.replace(example, trust=(item,)), Path("r"), Path(".")))).text
+    assert "Checks that failed: seeds (3 of 6)." in text.split("The tests")[0]
 
 
 def cells(table, title):

@@ -47,7 +47,11 @@ for (const frame of document.querySelectorAll('iframe')) {
         || own.top < box.top - 2 || own.bottom > box.bottom + 2;
     });
     const texts = cut.map(text => text.textContent);
-    return {width: box.width, height: box.height, drawn: drawn.width * drawn.height, cut: texts};
+    const scale = box.width / svg.viewBox.baseVal.width;
+    const sizes = [...svg.querySelectorAll('text, tspan')].filter(text => text.textContent.trim())
+      .map(text => parseFloat(view.getComputedStyle(text).fontSize) * scale);
+    const least = Math.min(...sizes);
+    return {width: box.width, height: box.height, drawn: drawn.width * drawn.height, cut: texts, least};
   });
   const light = colour => {
     const [r, g, b] = colour.match(/[\\d.]+/g).map(part => {
@@ -105,9 +109,10 @@ def measure(tmp_path, *pages, dark=False, widths=(1280, 400)):
 
     A page is as it is, in a frame; the script is outside it.
     """
+    opened = [text.replace("<details", "<details open") for text in pages]  # what is folded has to fit too
     frames = "".join(
         f'<iframe style="width: {width}px; height: 900px; border: 0" srcdoc="{html.escape(text, quote=True)}"></iframe>'
-        for text in pages
+        for text in opened
         for width in widths
     )
     wrapper = tmp_path / "wrapper.html"
@@ -126,7 +131,7 @@ def long_names(made):
     name = "a_name_without_any_place_to_break_it_" * 4
     runs = tuple(dataclasses.replace(run, remark=name) for run in made.runs)
     arms = tuple(dataclasses.replace(arm, label=f"{arm.label} {name}") for arm in made.arms)
-    headline = dataclasses.replace(made.headlines[0], text=name)
+    headline = dataclasses.replace(made.headlines[0], text=name, details=(name,))
     tests = tuple(dataclasses.replace(row, comparison=f"{name} vs sync", endpoint_label=name) for row in made.tests)
     trust = tuple(dataclasses.replace(item, value=name, detail=name) for item in made.trust)
     tiles = tuple(dataclasses.replace(tile, note=name, text="-1,234.56789") for tile in made.tiles)
@@ -154,6 +159,7 @@ def check(measured):
         assert all(picture["width"] > 200 and picture["height"] > 80 for picture in found["pictures"])
         assert all(picture["drawn"] > 10_000 for picture in found["pictures"])
         assert [picture["cut"] for picture in found["pictures"] if picture["cut"]] == []
+        assert all(picture["least"] >= 11 for picture in found["pictures"])  # pixels
         assert all(found["images"])
         assert found["faint"] == []
 

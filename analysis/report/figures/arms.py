@@ -114,7 +114,7 @@ def loss_curves(item: CurvePanel, entries: dict[str, Entry], name: str) -> Pictu
     if item.target is not None:
         axes.axhline(item.target, **DECLARED)
         _beside(axes, 1.0, item.target, f"target {item.target:.3f}")
-    finish(axes, item.x_label, item.y_label)
+    finish(axes, item.x_label, item.y_label.removeprefix("evaluation "))  # a phone has no room for more
     axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.xaxis.set_major_formatter(THOUSANDS)
     caption = ["Thin: one run. Thick: the mean of n runs, with its 95 % t band."]
@@ -460,7 +460,7 @@ def pareto(cast: Cast, item: ParetoPanel) -> Picture | None:
     if len(front) > 1:
         x, y = zip(*sorted(front), strict=True)
         axes.step(x, y, where="post", color=MUTED, linewidth=1.0, zorder=2)
-    finish(axes, item.x_label, item.y_label, grid="both")
+    finish(axes, item.x_label, item.y_label.removeprefix("evaluation "), grid="both")
     axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.xaxis.set_major_formatter(THOUSANDS)
     axes.margins(0.12)
@@ -525,7 +525,7 @@ def _at_risk(axes: Axes, item: ReachedPanel, entries: dict[str, Entry], last: fl
                 xytext=(x, offset),
                 xycoords="axes fraction",
                 textcoords="offset points",
-                fontsize=7,
+                fontsize=7.4,
                 color=colour,
                 annotation_clip=False,
             )
@@ -541,7 +541,7 @@ def _at_risk(axes: Axes, item: ReachedPanel, entries: dict[str, Entry], last: fl
                 xytext=(0, offset),
                 xycoords=blended_transform_factory(axes.transData, axes.transAxes),
                 textcoords="offset points",
-                fontsize=7,
+                fontsize=7.4,
                 color=MUTED,
                 ha="center",
                 annotation_clip=False,

@@ -29,7 +29,7 @@ def downstream_scores(cast: Cast, items: Sequence[DownstreamArm], what: str) -> 
     rows = [(item, score) for item, score in scores if score is not None]
     if not rows:
         return None
-    labels = [_wrapped(item.label, 27) for item, _ in rows]
+    labels = [_wrapped(item.label, 18) for item, _ in rows]
     lines = sum(label.count("\n") + 1 for label in labels)
     figure, axes = panel(height=max(1.4, 0.66 + 0.125 * lines + 0.13 * len(rows)), left=1.85)
     said = []

@@ -40,8 +40,8 @@ _SCAFFOLDING = {INK: "var(--ink)", MUTED: "var(--muted)", RULE: "var(--rule)", P
 
 _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
-LABEL_WIDTH = 40
-"""Characters of a y label in one line: as many as fit beside the axes of a panel."""
+LABEL_WIDTH = 34
+"""Characters of a y label in one line: as many as fit beside the axes of a panel on a phone."""
 
 WIDTH, HEIGHT = 4.9, 3.1
 """Inches of one panel. Two of them stand side by side on a desktop and below one another on a phone."""

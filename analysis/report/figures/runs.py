@@ -124,7 +124,7 @@ def learning_rates(cast: Cast, items: Sequence[TuningResult], group: str) -> Pic
         axes.plot(rate, 1.0, "x", color=colour, markersize=5, transform=at, clip_on=False, zorder=4)
     axes.set_xscale("log")
     loss_label = cast.groups[group].loss_label if group in cast.groups else "evaluation loss"
-    finish(axes, "learning rate (log scale)", loss_label)
+    finish(axes, "learning rate (log scale)", loss_label.removeprefix("evaluation "))
     axes.xaxis.set_major_locator(FixedLocator(_thinned(rates)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:g}"))
     axes.xaxis.set_minor_locator(FixedLocator(rates))
@@ -159,7 +159,10 @@ def expected_best(cast: Cast, items: Sequence[TuningResult], group: str) -> Pict
         (_, first), (most, last) = item.expected_best[0], item.expected_best[-1]
         said.append(f"{entry.text}: {first:.3f} with 1 trial, {last:.3f} with {most}")
     loss_label = cast.groups[group].loss_label if group in cast.groups else "evaluation loss"
-    finish(axes, "tuning trials (random choice of the grid)", f"expected best {loss_label}".replace("evaluation ", ""))
+    short_label = loss_label.removeprefix("evaluation ").replace(
+        " per masked token", ""
+    )  # a phone has no room for more
+    finish(axes, "tuning trials (random choice of the grid)", f"expected best {short_label}")
     axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
     return Picture(
         cast.name("expected-best", group),

@@ -216,12 +216,13 @@ def conditions(results: Results) -> list[Table]:
 
 def _common_seconds(results: Results) -> dict[str, float]:
     """Group -> the last second that all finished runs of it have a loss at: where the mean curves of its arms end."""
+    groups = {arm.name: arm.group for arm in results.arms}  # a control arm is drawn in the panel of another group
     ends: dict[str, list[float]] = {}
     for panel in results.curves:
-        if panel.axis == "seconds":
-            bands = [curve.band for curve in panel.curves if curve.band is not None and curve.band.x]
-            ends[panel.group] = [band.x[-1] for band in bands]
-    return {group: min(last) for group, last in ends.items() if last}
+        for curve in panel.curves if panel.axis == "seconds" else ():
+            if curve.band is not None and curve.band.x and curve.arm in groups:
+                ends.setdefault(groups[curve.arm], []).append(curve.band.x[-1])
+    return {group: min(last) for group, last in ends.items()}
 
 
 def _restricted(mean: Interval | None, budget: float | None, unit: str) -> Cell:
@@ -317,6 +318,7 @@ def first_tests(results: Results, most: int = 6) -> Table:
         Column("verdict", numeric=False),
     )
     first = {group.name for group in results.groups if group.primary}
+    named = next((headline.group for headline in results.headlines), "")  # in words, above the table
     ordered = sorted(results.tests, key=lambda row: (row.family != "primary", row.group not in first))[:most]
     rows = []
     for row in ordered:
@@ -329,7 +331,7 @@ def first_tests(results: Results, most: int = 6) -> Table:
             shown = Cell(shown.text, "; ".join(part for part in (shown.small, won) if part))
         rows.append(
             (
-                Cell(row.comparison, small),
+                Cell(row.comparison.removesuffix(f", {row.group}") if row.group == named else row.comparison, small),
                 Cell(row.endpoint_label),
                 shown,
                 Cell(p_value(row.p)),
