@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy
 
+from analysis.findings.arm_settings import ArmSettings, arm_settings
 from analysis.findings.comparisons import FROM_SCRATCH, Group, LeftOut, comparisons_of, groups_of
 from analysis.findings.curves import CurvePanel, curve_panels
 from analysis.findings.delays import DelayGap, DelayHistogram, activity_of, delay_gaps, histograms
@@ -114,6 +115,8 @@ class Results:
     """What went wrong while reading, one line each."""
     command: str
     """What to type to make this report again."""
+    settings: tuple[ArmSettings, ...] = ()
+    """Empty where the arms of no group differ in more than their algorithm."""
 
 
 def results(study: Study, generator: numpy.random.Generator) -> Results:
@@ -202,6 +205,7 @@ def results(study: Study, generator: numpy.random.Generator) -> Results:
         problems=tuple(dict.fromkeys(problems)),
         # as it was typed, but for an absolute path, which may hold the name of a user
         command=f"python -m analysis.report {shlex.quote(_typed(study.folder))} --out report.html",
+        settings=arm_settings(scope),
     )
 
 

@@ -19,6 +19,7 @@ from analysis.findings.times import ReachedCurve, ReachedPanel
 from analysis.report.figures.arms import time_to_target
 from analysis.report.figures.cast import Cast
 from analysis.report.tables.contents import comparisons, conditions, first_tests
+from analysis.report.tables.contents import settings as settings_table
 from analysis.statistics.intervals import Interval
 
 GROUP = f"4 workers, virtual clock, {STRAGGLER}"
@@ -181,6 +182,37 @@ def of_unequal_batches(folder: Path) -> Path:
     for path in folder.glob(f"test/{SYNC.name}/*/summary.json"):
         edit_json(path, num_updates=10)
     return folder
+
+
+def test_the_settings_that_differ_within_a_group_are_a_table_and_none_where_nothing_does(tmp_path):
+    """The arms of a group differ in their learning rate, the control arm in its batches; seeds are no setting."""
+    arms = [dataclasses.replace(arm, learning_rates=(rate,)) for arm, rate in ((SYNC, 0.001), (ASYNC, 0.0005))]
+    curves = {arm.name: [straight(6.0, 4.0, seconds=10.0)] * 6 for arm in (*arms, SMALL)}
+    control = {"control": SMALL.algorithm, "family": [ASYNC.name], "num_seeds": 6}
+    table = settings_table(results_of(write_study(tmp_path / "differ", curves, [*arms, SMALL], registration=control)))
+    assert [column.title for column in table.columns] == ["arm", "batch size", "learning rate"]
+    assert sorted([cell.text for cell in row[1:]] for row in table.rows) == [
+        ["16", "0.0005"],
+        ["16", "0.001"],
+        ["4", "0.0005"],
+    ]
+    alike = study_of(tmp_path / "alike", *never_there(6))
+    assert [row.arm for row in alike.settings] == [SYNC.name, ASYNC.name]  # in their samples
+    same = study_of(tmp_path / "same", never_there(6)[1], never_there(6)[1])
+    assert (same.settings, settings_table(same).rows) == ((), ())
+
+
+def test_the_control_arm_is_drawn_beside_what_it_is_compared_with_and_moves_no_number_of_it(tmp_path):
+    found = results_of(of_unequal_batches(tmp_path))
+    primary = next(group for group in found.groups if group.primary)
+    assert {panel.group for panel in found.curves} == {primary.name}
+    for panel in found.curves:
+        assert [curve.arm for curve in panel.curves] == [SYNC.name, ASYNC.name, SMALL.name]
+        assert f"{SMALL.name} is the control arm, with batches of another size" in panel.notes
+    (table,) = conditions(found)
+    place = [column.title for column in table.columns].index("loss, equal seconds (nats)")
+    ends = {row[0].text.split(",")[0]: row[place].small.split("at ")[-1] for row in table.rows}
+    assert ends == {"sync": "5.000 virtual s", "async": "5.000 virtual s", "sync_small": "40.00 virtual s"}
 
 
 def test_unequal_batches_are_said_wherever_they_bear_on_a_difference(tmp_path):

@@ -117,6 +117,7 @@ def all_tables(results: Results, link: Callable[[str], str]) -> list[Table]:
     """
     made = [
         *conditions(results),
+        settings(results),
         comparisons(results),
         sensitivity(results),
         scaling(results),
@@ -212,6 +213,33 @@ def conditions(results: Results) -> list[Table]:
             )
         )
     return tables
+
+
+def _setting(text: str) -> str:
+    """
+    >>> _setting("7.297834752999734"), _setting("ringmaster:threshold=8"), _setting("None")
+    ('7.29783', 'ringmaster:threshold=8', '-')
+    """
+    try:
+        return f"{float(text):.6g}"
+    except ValueError:
+        return MISSING if text == "None" else text
+
+
+def settings(results: Results) -> Table:
+    """What else may explain a difference: the settings that are not the same in all arms of a group."""
+    keys = [key for key, _ in results.settings[0].values] if results.settings else []
+    labels = {arm.name: arm.label for arm in results.arms}
+    rows = [(Cell(labels[row.arm]), *(Cell(_setting(value)) for _, value in row.values)) for row in results.settings]
+    return Table(
+        "settings",
+        "Settings that differ between arms",
+        (Column("arm", numeric=False), *(Column(key.replace("_", " ")) for key in keys)),
+        tuple(rows),
+        results.settings,
+        "As the runs were started. All other settings are the same in the arms of a group.",
+        narrow=True,
+    )
 
 
 def _common_seconds(results: Results) -> dict[str, float]:
