@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy
 
+from analysis.findings.delays import events_of
 from analysis.findings.scope import Scope
 from analysis.statistics.intervals import t_interval
 from analysis.study.curves import Column, curve_of
@@ -63,6 +64,48 @@ class CurvePanel:
     target: float | None
     curves: tuple[Curve, ...]
     notes: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class RateCurve:
+    """The learning rate of the gradients of one run, as they arrived."""
+
+    arm: str
+    run: str
+    samples: tuple[float, ...]
+    rate: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class RatePanel:
+    """The learning rate over the samples, one run of every arm of a group and of its control arm."""
+
+    group: str
+    curves: tuple[RateCurve, ...]
+
+
+def rate_panels(scope: Scope) -> tuple[RatePanel, ...]:
+    """One panel per group; groups without a run that recorded its learning rate have none.
+
+    The schedule is the same for all seeds, so that one run of an arm shows it.
+    """
+    elsewhere = {arm for controls in scope.controls.values() for arm in controls}
+    panels = []
+    for group in scope.groups:
+        arms = () if elsewhere.issuperset(group.arms) else (*group.arms, *scope.controls[group.name])
+        curves = [_rate_curve(arm, run) for arm in arms for run in scope.usable[arm][:1]]
+        drawn = tuple(curve for curve in curves if curve.rate)
+        panels += [RatePanel(group.name, drawn)] * bool(drawn)
+    return tuple(panels)
+
+
+def _rate_curve(arm: str, run: StudyRun) -> RateCurve:
+    points: dict[float, float] = {}
+    for record in () if run.run is None else events_of(run.run):
+        samples, rate = record.get("total_samples"), record.get("learning_rate")
+        if record.get("kind") == "arrival" and isinstance(samples, int | float) and isinstance(rate, int | float):
+            points[float(samples)] = float(rate)
+    return RateCurve(arm, run.name, tuple(points), tuple(points.values()))
 
 
 def curve_panels(scope: Scope) -> tuple[CurvePanel, ...]:

@@ -18,7 +18,7 @@ import numpy
 
 from analysis.findings.arm_settings import ArmSettings, arm_settings
 from analysis.findings.comparisons import FROM_SCRATCH, Group, LeftOut, comparisons_of, groups_of
-from analysis.findings.curves import CurvePanel, curve_panels
+from analysis.findings.curves import CurvePanel, RatePanel, curve_panels, rate_panels
 from analysis.findings.delays import DelayGap, DelayHistogram, activity_of, delay_gaps, histograms
 from analysis.findings.downstream import DownstreamArm, downstream_arms, downstream_questions, scores_of
 from analysis.findings.endpoints import questions_of
@@ -117,6 +117,8 @@ class Results:
     """What to type to make this report again."""
     settings: tuple[ArmSettings, ...] = ()
     """Empty where the arms of no group differ in more than their algorithm."""
+    rates: tuple[RatePanel, ...] = ()
+    """The learning rate over the samples, per group."""
 
 
 def results(study: Study, generator: numpy.random.Generator) -> Results:
@@ -206,6 +208,7 @@ def results(study: Study, generator: numpy.random.Generator) -> Results:
         # as it was typed, but for an absolute path, which may hold the name of a user
         command=f"python -m analysis.report {shlex.quote(_typed(study.folder))} --out report.html",
         settings=arm_settings(scope),
+        rates=rate_panels(scope),
     )
 
 

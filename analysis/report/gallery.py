@@ -100,14 +100,16 @@ def gallery(results: Results) -> Gallery:
     sections["pareto"] = rows((item.clock, report_figures.pareto(cast, item)) for item in results.pareto)
     sections["timeline"] = rows((item.clock, report_figures_runs.timeline(cast, item)) for item in results.timelines)
     tuned = [(name, [item for item in results.tuning if by_arm.get(item.arm) == name]) for name in group_names]
-    sections["learning-rate"] = rows(
+    rates = [(clock_of(item.group), report_figures.rate_curves(cast, item)) for item in results.rates]
+    tried = [
         (clock_of(name), picture)
         for name, trials in tuned
         for picture in (
             report_figures_runs.learning_rates(cast, trials, name),
             report_figures_runs.expected_best(cast, trials, name),
         )
-    )
+    ]
+    sections["learning-rate"] = rows([*rates, *tried])
     scored: list[Row] = []
     for data in dict.fromkeys(item.data for item in results.downstream):
         items = [item for item in results.downstream if item.data == data]

@@ -168,7 +168,7 @@ _NOTHING = {
     "delays": "No delays: no finished run has a gradient that was applied and recorded.",
     "pareto": "No front: no arm has a finished run with a loss and seconds.",
     "timeline": "No timeline: no run's events say how long computing and waiting took.",
-    "learning-rate": "No sensitivity to the learning rate: the folder holds no tuning trials.",
+    "learning-rate": "No learning rate: no run recorded one, and the folder holds no tuning trials.",
     "downstream": "No downstream scores: no run was fine-tuned on a labelled task.",
 }
 
@@ -227,7 +227,7 @@ def page(results: Results, out: Path, study_folder: Path) -> Page:
         section("delays", "Delays, and what they cost", "delays"),
         section("pareto", "Loss against seconds: the front", "pareto"),
         section("timeline", "Who did what when"),
-        section("learning-rate", "Sensitivity to the learning rate"),
+        section("learning-rate", "The learning rate"),
         section("downstream", "Downstream scores", "downstream", "classes", "hatecheck"),
         Section(
             "tables",
@@ -325,7 +325,7 @@ def _page_row(row: Row, cast: Cast, named: Collection[str] = ()) -> PageRow:
         tuple(
             PagePicture(
                 picture.name,
-                picture.what if row.of_one else _title(picture, cast),
+                picture.what if row.of_one else _title(picture, row, cast),
                 markupsafe.Markup(inline(picture, cast.looks)),
                 _kept_together(picture.caption),
             )
@@ -336,10 +336,13 @@ def _page_row(row: Row, cast: Cast, named: Collection[str] = ()) -> PageRow:
     )
 
 
-def _title(picture: Picture, cast: Cast) -> str:
-    """Whose a picture is, else what it shows."""
+def _title(picture: Picture, row: Row, cast: Cast) -> str:
+    """Whose a picture is, else what it shows; both where the row has several of one group."""
     group = cast.groups.get(picture.title)
-    return conditions(group) if group is not None else picture.title or picture.what
+    if group is None:
+        return picture.title or picture.what
+    several = sum(other.title == picture.title for other in row.pictures) > 1
+    return f"{picture.what}: {conditions(group)}" if several else conditions(group)
 
 
 def _kept_together(text: str) -> str:

@@ -16,7 +16,7 @@ from analysis.findings.results import Results
 from analysis.findings.sentence import conditions as conditions_in_words
 from analysis.findings.sentence import supported
 from analysis.findings.times import ReachedCurve, ReachedPanel
-from analysis.report.figures.arms import time_to_target
+from analysis.report.figures.arms import rate_curves, time_to_target
 from analysis.report.figures.cast import Cast
 from analysis.report.tables.contents import comparisons, conditions, first_tests
 from analysis.report.tables.contents import settings as settings_table
@@ -200,6 +200,21 @@ def test_the_settings_that_differ_within_a_group_are_a_table_and_none_where_noth
     assert [row.arm for row in alike.settings] == [SYNC.name, ASYNC.name]  # in their samples
     same = study_of(tmp_path / "same", never_there(6)[1], never_there(6)[1])
     assert (same.settings, settings_table(same).rows) == ((), ())
+
+
+def test_the_learning_rate_of_one_run_of_every_arm_is_drawn_over_its_samples(tmp_path):
+    arms = [dataclasses.replace(arm, learning_rates=(rate,)) for arm, rate in ((SYNC, 0.001), (ASYNC, 0.0005))]
+    curves = {arm.name: [straight(6.0, 4.0, seconds=10.0)] * 6 for arm in arms}
+    delays = {arm.name: [0, 1, 1, 2] for arm in arms}
+    (found,) = results_of(write_study(tmp_path, curves, arms, registration={"num_seeds": 6}, delays=delays)).rates
+    assert [(curve.arm, curve.samples, curve.rate) for curve in found.curves] == [
+        (SYNC.name, (40.0, 80.0, 120.0, 160.0), (0.001,) * 4),
+        (ASYNC.name, (40.0, 80.0, 120.0, 160.0), (0.0005,) * 4),
+    ]
+    made = results_of(tmp_path)
+    picture = rate_curves(Cast(made), made.rates[0])
+    assert [line.get_ydata().tolist() for line in picture.figure.axes[0].lines] == [[0.001] * 4, [0.0005] * 4]
+    assert "async: at most 0.0005, at the end 0.0005" in picture.caption
 
 
 def test_the_control_arm_is_drawn_beside_what_it_is_compared_with_and_moves_no_number_of_it(tmp_path):

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
 from matplotlib.transforms import blended_transform_factory
 
-from analysis.findings.curves import Curve, CurvePanel
+from analysis.findings.curves import Curve, CurvePanel, RatePanel
 from analysis.findings.delays import DelayGap, DelayHistogram
 from analysis.findings.fronts import ParetoPanel
 from analysis.findings.tables import ArmInfo
@@ -132,6 +132,32 @@ def loss_curves(item: CurvePanel, entries: dict[str, Entry], name: str) -> Pictu
         f"Line chart of {item.y_label} against {item.x_label}, {item.group}. " + "; ".join(said) + ".",
         " ".join(sentence(text) for text in caption),
         tuple(_with_size(entries[curve.arm], curve) for curve in item.curves),
+    )
+
+
+def rate_curves(cast: Cast, item: RatePanel) -> Picture:
+    """The learning rate over the samples that arrived: one run of every arm."""
+    figure, axes = panel(height=2.2)
+    entries = cast.entries([curve.arm for curve in item.curves], marker=False)
+    said = []
+    for curve in item.curves:
+        entry = entries[curve.arm]
+        few = _thinned(len(curve.samples))
+        x, y = numpy.array(curve.samples)[few], numpy.array(curve.rate)[few]
+        axes.plot(x, y, color=entry.look.colour, linestyle=entry.dash, linewidth=1.5, zorder=2)
+        said.append(f"{entry.text}: at most {max(curve.rate):g}, at the end {curve.rate[-1]:g}")
+    finish(axes, "samples", "learning rate")
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(6))
+    axes.xaxis.set_major_formatter(THOUSANDS)
+    return Picture(
+        cast.name("learning-rate-over-samples", item.group),
+        "Learning rate over the samples",
+        item.group,
+        figure,
+        f"Line chart of the learning rate against samples, {item.group}. " + "; ".join(said) + ".",
+        "Learning rate of the gradients as they arrived, in one run of every arm. " + "; ".join(said) + ".",
+        tuple(entries.values()),
     )
 
 
