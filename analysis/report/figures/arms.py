@@ -138,13 +138,23 @@ def loss_curves(item: CurvePanel, entries: dict[str, Entry], name: str) -> Pictu
 def rate_curves(cast: Cast, item: RatePanel) -> Picture:
     """The learning rate over the samples that arrived: one run of every arm."""
     figure, axes = panel(height=2.2)
-    entries = cast.entries([curve.arm for curve in item.curves], marker=False)
+    entries = cast.entries([curve.arm for curve in item.curves])
     said = []
     for curve in item.curves:
         entry = entries[curve.arm]
         few = _thinned(len(curve.samples))
         x, y = numpy.array(curve.samples)[few], numpy.array(curve.rate)[few]
-        axes.plot(x, y, color=entry.look.colour, linestyle=entry.dash, linewidth=1.5, zorder=2)
+        axes.plot(
+            x,
+            y,
+            color=entry.look.colour,
+            linestyle=entry.dash,
+            linewidth=1.5,
+            marker=entry.look.marker,
+            markersize=4,
+            markevery=_spread(len(x)),
+            zorder=2,
+        )
         said.append(f"{entry.text}: at most {max(curve.rate):g}, at the end {curve.rate[-1]:g}")
     finish(axes, "samples", "learning rate")
     axes.set_ylim(bottom=0)
