@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import math
 import os
 import signal
@@ -22,35 +22,24 @@ pytestmark = pytest.mark.slow
 FOLDER = Path(__file__).resolve().parents[1] / "experiments" / "published"
 
 
-def script(name: str) -> ModuleType:
-    """The script as a module."""
-    spec = importlib.util.spec_from_file_location(f"published_{name}", FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def ringmaster() -> ModuleType:
-    return script("ringmaster")
+    return importlib.import_module("ringmaster")
 
 
 @pytest.fixture(scope="module")
 def error_runtime() -> ModuleType:
-    return script("error_runtime")
+    return importlib.import_module("error_runtime")
 
 
 @pytest.fixture(scope="module")
 def backup_workers() -> ModuleType:
-    return script("backup_workers")
+    return importlib.import_module("backup_workers")
 
 
 @pytest.fixture(scope="module")
 def implicit_momentum() -> ModuleType:
-    return script("implicit_momentum")
+    return importlib.import_module("implicit_momentum")
 
 
 def written(folder: Path) -> set[str]:

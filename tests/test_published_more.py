@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +17,20 @@ from asyncsgd.simulation.simulate import simulate
 
 pytestmark = pytest.mark.slow
 
-FOLDER = Path(__file__).resolve().parents[1] / "experiments" / "published"
-
-
-def script(name: str) -> Any:
-    """A script as a module; in `sys.modules`, where its dataclasses look for it."""
-    spec = importlib.util.spec_from_file_location(f"published_{name}", FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
 
 @pytest.fixture(scope="module")
 def diloco() -> Any:
-    return script("async_diloco")
+    return importlib.import_module("async_diloco")
 
 
 @pytest.fixture(scope="module")
 def ringleader() -> Any:
-    return script("ringleader")
+    return importlib.import_module("ringleader")
 
 
 @pytest.fixture(scope="module")
 def phase() -> Any:
-    return script("phase_diagram")
+    return importlib.import_module("phase_diagram")
 
 
 def test_the_gradient_of_the_mlp_is_that_of_its_loss(diloco: Any) -> None:
@@ -156,5 +142,5 @@ def test_a_cell_that_misses_its_target_is_marked_and_not_dropped(phase: Any) -> 
 
 @pytest.mark.parametrize("name", ["async_diloco", "ringleader", "phase_diagram"])
 def test_a_wrong_flag_is_one_clear_message_and_code_two(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert script(name).main(["--seeds", "0"]) == 2
+    assert importlib.import_module(name).main(["--seeds", "0"]) == 2
     assert capsys.readouterr().err == "error: --seeds must be 1 or more, got 0\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
+import importlib
 import json
 from pathlib import Path
 from types import ModuleType
@@ -161,13 +161,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    path = Path(__file__).resolve().parents[2] / "experiments" / "dose_response.py"
-    spec = importlib.util.spec_from_file_location("dose_response_script", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("dose_response")
 
 
 @pytest.mark.slow
