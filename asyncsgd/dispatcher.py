@@ -35,7 +35,9 @@ class Launch(NamedTuple):
     version: int
     """The server's version at the start."""
     point: Tensor | None
-    """`(P,)`, where they start exactly, at `version`; None where the worker begins at whatever parameters it finds."""
+    """`(P,)`, the exact parameters of `version` at which they start. None: a worker begins at the parameters that it
+    then finds.
+    """
     learning_rate: float | None
     """The learning rate of local steps; None without them."""
 

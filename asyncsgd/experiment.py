@@ -1,4 +1,4 @@
-"""An experiment: a task, how it is trained and for how long, and what its run says of itself.
+"""An experiment: a task, how it is trained and for how long, and the summary of its run.
 
 Scripts and the Python API make one of these; `asyncsgd.training` runs it and knows no settings. What settings mean is
 said here too."""
@@ -128,7 +128,7 @@ def experiment_of(name: str, settings: Any) -> Experiment:
     """The experiment of settings that hold a task among their groups; see `asyncsgd.scripts.task`.
 
     Raises:
-        UsageError: for whatever can be seen to be wrong in the settings alone.
+        UsageError: if the settings alone show a mistake; the message says what to change.
     """
     job = settings.job
     return Experiment(

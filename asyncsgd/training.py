@@ -148,7 +148,7 @@ def carry_out(
         experiment: as many workers as `launch` says.
         folder: new; owned by this call. None: nothing is written.
         context: a fork server that starts workers, None where there are none.
-        stop: what has listened for Ctrl-C and SIGTERM so far; None: nothing has.
+        stop: the listener for Ctrl-C and SIGTERM, if there is one already.
         quiet: whether the user is told nothing.
         receivers: called with each record, in order.
 
@@ -174,7 +174,7 @@ def carry_out(
 
 
 def _write_last(folder: RunFolder | None, summary: Mapping[str, Any]) -> None:
-    """Write the summary and close the folder, whatever signals come."""
+    """Write the summary and close the folder; signals wait meanwhile."""
     if folder is None:
         return
     with held():

@@ -62,7 +62,7 @@ class Event:
     """Of the server at this arrival, before any factor of the rule."""
     train_seconds: float
     total_samples: int
-    """Samples that arrived so far, this event's included, used or not."""
+    """Samples that have arrived, used or not, this event's included."""
     num_local_steps: int = 1
     flight_seconds: float = 0.0
     """From dispatch to arrival on the training clock: what the rule was told, so that a replay can tell it the same."""

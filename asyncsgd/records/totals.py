@@ -49,7 +49,7 @@ class Delays:
 
 
 class Totals:
-    """What the records of a run add up to so far; call it with each, in order."""
+    """The totals of a run's records; call it with each record, in order."""
 
     def __init__(self) -> None:
         self.num_updates = 0

@@ -30,7 +30,9 @@ from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
 
 @dataclasses.dataclass
 class Block:
-    """m, D, where the direction is built, arrivals in the block so far, and local steps per second of each worker."""
+    """m, D, the tensor in which the direction is built, arrivals in the current block, and local steps per second of
+    each worker.
+    """
 
     momentum: Tensor
     total: Tensor

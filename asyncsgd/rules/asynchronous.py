@@ -1,4 +1,4 @@
-"""Asynchronous SGD: whatever arrives is applied at once.
+"""Asynchronous SGD: every gradient is applied when it arrives.
 
     x_{t+1} = x_t - eta * grad f(x_{t - tau}; batch),     tau = `delay`, the updates applied since the gradient's read
 

@@ -76,7 +76,7 @@ class View:
     """What a rule may know of the server: live and read-only.
 
     Attributes:
-        version: updates applied so far.
+        version: number of updates applied.
         learning_rate: the schedule's value with this arrival's samples counted.
         workers: the workers present, in order.
         in_flight: worker -> `InFlight`, oldest dispatch first, the arriving worker already removed.

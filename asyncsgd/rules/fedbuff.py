@@ -20,7 +20,7 @@ from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
 
 @dataclasses.dataclass
 class Buffer:
-    """The scaled sum so far."""
+    """The sum of the scaled pseudo-gradients since the last step."""
 
     total: Tensor
     uses: list[int]

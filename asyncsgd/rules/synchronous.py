@@ -22,7 +22,7 @@ from asyncsgd.rules.base import Arrival, Reply, Rule, View, WeightedMean
 
 @dataclasses.dataclass
 class Round:
-    """A round's sum so far, and the gradients that wait for a worker before them in order."""
+    """The sum of a round's gradients, and the gradients that wait until a worker with a lower number has arrived."""
 
     mean: WeightedMean
     uses: list[int]

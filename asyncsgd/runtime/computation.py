@@ -20,7 +20,7 @@ from asyncsgd.worker import Gradient, Worker, take_local_steps
 
 
 class Computation(Protocol):
-    """Whatever computes the gradients of all workers, under virtual time or in a replay."""
+    """Computes the gradients of all workers, under virtual time or in a replay."""
 
     @property
     def gradient(self) -> Tensor:

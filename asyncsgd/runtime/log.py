@@ -1,7 +1,7 @@
 """The event log as a replay reads it: every record with its line, every field of its type and in its range.
 
-`asyncsgd.records.events.read_events` gives whatever the lines hold. Here a line that cannot be a record is refused with
-its number, so that a replay has values to compare and never stumbles over them."""
+`asyncsgd.records.events.read_events` gives what the lines hold, unchecked. Here a line that cannot be a record is
+refused with its number, so that a replay has values to compare and never stumbles over them."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def finetuning(settings: FinetuneSettings) -> Experiment:
     """What the settings ask for; no text is read yet.
 
     Raises:
-        UsageError: for whatever can be seen to be wrong in the settings alone.
+        UsageError: if the settings alone show a mistake; the message says what to change.
     """
     tuning = settings.tuning
     optimization = Optimization(

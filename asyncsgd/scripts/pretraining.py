@@ -17,7 +17,7 @@ def pretraining(settings: Settings) -> Experiment:
     """What the settings ask for; nothing is read yet.
 
     Raises:
-        UsageError: for whatever can be seen to be wrong in the settings alone.
+        UsageError: if the settings alone show a mistake; the message says what to change.
     """
     task = task_of(settings)
     return Experiment(

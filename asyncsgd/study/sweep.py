@@ -52,7 +52,7 @@ class Job:
 
     @property
     def command(self) -> list[str]:
-        """What one types to make this run alone."""
+        """The command that makes this run alone."""
         if self.run.stage == "finetune":
             return ["python", "experiments/stilt_finetune.py", *flags_of_values(self.values)]
         return ["python", "experiments/stilt_mlm.py", *flags_of(make_settings(self.values))]

@@ -81,12 +81,12 @@ class Task(abc.ABC):
     """Samples of every training batch."""
 
     def check_names(self) -> None:
-        """Refuse what can be seen to be wrong before any data are read, as a file that is not there.
+        """Refuse mistakes that show before any data are read, e.g. a file that is not there.
 
-        Scripts call this before the run has a folder, so that a mistyped word leaves none behind.
+        Scripts call this before they make the run's folder, so a mistyped word leaves no folder behind.
 
         Raises:
-            UsageError: for whatever the user has to change.
+            UsageError: if the user must change something; the message says what.
         """
         return
 
@@ -98,7 +98,7 @@ class Task(abc.ABC):
             cache: a folder to keep prepared data in, from run to run.
 
         Raises:
-            UsageError: for whatever the user has to change.
+            UsageError: if the user must change something; the message says what.
         """
         return self
 

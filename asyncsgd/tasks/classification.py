@@ -127,7 +127,7 @@ class Classification(Task):
         """Read the origin and the texts, tokenize them, look at the model.
 
         Raises:
-            UsageError: for whatever the user has to change.
+            UsageError: if the user must change something; the message says what.
         """
         origin = read_origin(self.init_from)
         data = load_labelled(

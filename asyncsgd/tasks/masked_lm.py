@@ -125,7 +125,7 @@ class MaskedLM(Task):
         """Load the text, tokenize it, look at the model; everything slow is cached.
 
         Raises:
-            UsageError: for whatever the user has to change.
+            UsageError: if the user must change something; the message says what.
         """
         name = os.path.expanduser(self.model_name)  # a YAML file has no shell to do it
         corpus = load_corpus(self.data_name, eval_data=self.eval_data, text_column=self.text_column, cache_dir=cache)

@@ -120,7 +120,7 @@ class TokenClassification(Task):
         """Read and tokenize the sentences, and build the model once, to see that it can be built.
 
         Raises:
-            UsageError: for whatever the user has to change.
+            UsageError: if the user must change something; the message says what.
         """
         self.check_names()
         with _with_own_flags():

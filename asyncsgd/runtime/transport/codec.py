@@ -94,7 +94,7 @@ def encode_found(task: Any) -> bytes:
 
 
 def decode_found(task: T, payload: bytes) -> T:
-    """`task` with the fields behind `encode_found` of a task of its class, whatever else the bytes say.
+    """`task` with the fields that `encode_found` wrote for a task of its class, and with nothing else from the bytes.
 
     Raises:
         ProtocolError: if a field is missing, unknown or of another type.
