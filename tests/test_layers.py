@@ -16,6 +16,7 @@ PLANNING = ("study.config", "study.arms", "study.registration", "study.plan")
 
 MAY_IMPORT = {
     # part -> the parts of asyncsgd it may import, beside itself
+    "__main__": set(),
     "errors": set(),
     "torchrun": set(),
     "signals": set(),

@@ -561,7 +561,7 @@ def _at_risk(axes: Axes, item: ReachedPanel, entries: dict[str, Entry], last: fl
                 xytext=(x, offset),
                 xycoords="axes fraction",
                 textcoords="offset points",
-                fontsize=7.4,
+                fontsize=7.5,
                 color=colour,
                 annotation_clip=False,
             )
@@ -577,7 +577,7 @@ def _at_risk(axes: Axes, item: ReachedPanel, entries: dict[str, Entry], last: fl
                 xytext=(0, offset),
                 xycoords=blended_transform_factory(axes.transData, axes.transAxes),
                 textcoords="offset points",
-                fontsize=7.4,
+                fontsize=7.5,
                 color=MUTED,
                 ha="center",
                 annotation_clip=False,

@@ -53,7 +53,9 @@ def pictures(runs: Iterable[Run]) -> list[Picture]:
             panel = curve_panel(title, axis, x_label, loss_label(drawn), shown, finished)
             words = x_label.removeprefix("training ").replace(" ", "_")
             picture = None if panel is None else loss_curves(panel, entries, f"loss_vs_{words}{suffix}")
-            made += [] if picture is None else [picture]
+            if panel is not None and picture is not None:
+                picture.figure.axes[0].set_ylabel(panel.y_label)  # whole: this picture has no page around it
+                made.append(picture)
     return made
 
 
