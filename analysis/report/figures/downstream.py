@@ -49,7 +49,10 @@ def downstream_scores(cast: Cast, items: Sequence[DownstreamArm], what: str) -> 
     finish(axes, f"{what} (0 to 1)", "", grid="x")
     axes.set_yticks(range(len(rows)), [written(label) for label in labels])
     axes.tick_params(axis="y", length=0, labelcolor=INK)
-    axes.xaxis.set_major_locator(MaxNLocator(5))
+    low, high = axes.get_xlim()
+    axes.set_xticks(
+        [tick for tick in MaxNLocator(5).tick_values(low, high) if low <= tick <= low + 0.95 * (high - low)]
+    )
     sizes = sorted({score.n for _, score in rows})
     caption = f"Mean over pretraining seeds with its 95 % t interval, {in_all(sizes)}."
     if what == "macro-F1":
