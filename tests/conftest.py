@@ -9,6 +9,8 @@ import torch
 from hypothesis import settings
 from running import Train, trainer
 
+collect_ignore_glob = ["*conftest.py"]  # as modules with doctests two of one name would clash
+
 torch.set_num_threads(1)  # bits depend on the number of threads, and test processes share the machine
 
 # Without a deadline anywhere: how long an example takes says more about the machine's load than about the code.
