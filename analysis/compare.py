@@ -366,7 +366,7 @@ def _run(runs_dir: Path, out: Path | None, form: str) -> None:
     from analysis.study.run import load_runs
 
     loaded, _ = load_runs(runs_dir)
-    from analysis.report.figures.losses import (  # after the folder has been checked: it imports matplotlib
+    from analysis.report.figures.compare import (  # after the folder has been checked: it imports matplotlib
         save_figures,
         undrawn,
     )

@@ -22,8 +22,8 @@ import numpy
 from numpy.typing import ArrayLike, NDArray
 
 from analysis.commands import carried_out
+from analysis.findings.comparable_runs import scope_of
 from analysis.findings.comparisons import groups_of
-from analysis.findings.scope import scope_of
 from analysis.findings.workers import loss_or_worst
 from analysis.statistics.intervals import Interval, Refused, check_level, finite_table
 from analysis.statistics.paired import probability_of_improvement

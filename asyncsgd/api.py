@@ -28,7 +28,7 @@ from asyncsgd import modes
 from asyncsgd.errors import RunError, UsageError, nearest
 from asyncsgd.experiment import PRECISIONS, SHAPES, Course, Experiment, Setup, cache_folder, describe, resolve_device
 from asyncsgd.optimizers import SGD, AdamW, BuildOptimizer, OptimizerRecipe
-from asyncsgd.recorded import difference_at_end, read_of_run, summary_to_replay
+from asyncsgd.recorded_run import difference_at_end, read_of_run, summary_to_replay
 from asyncsgd.records.events import FAILED, Evaluation, Record, read_events
 from asyncsgd.records.run_folder import RunFolder, write_text
 from asyncsgd.replaying import PreparedReplay, experiment_of_run
@@ -37,9 +37,9 @@ from asyncsgd.rules.asynchronous import Asynchronous
 from asyncsgd.rules.base import Rule
 from asyncsgd.rules.synchronous import Synchronous
 from asyncsgd.runtime.base import Budget
-from asyncsgd.runtime.launch import Launch
 from asyncsgd.runtime.log import read_log
 from asyncsgd.runtime.processes import fork_server
+from asyncsgd.runtime.ranks import Launch
 from asyncsgd.schedules import Schedule, WarmupSchedule
 from asyncsgd.scripts.run_folder import has_trained, set_aside
 from asyncsgd.tasks.base import Task

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from asyncsgd.batches import OwnStreams, Source, count_batches
+from asyncsgd.packing import Plain, classes_in, pack, unpack
 from asyncsgd.records.events import Event, Membership, Range, Started
 from asyncsgd.rules.base import Start
 from asyncsgd.server import Outcome, Server, Starting
-from asyncsgd.state import Plain, classes_in, pack, unpack
-from asyncsgd.streams import OwnStreams, Source, count_batches
 from asyncsgd.worker import Gradient
 
 MANY = 32
@@ -215,7 +215,7 @@ class Dispatcher:
         return worker in self._waiting
 
     def state_dict(self) -> Plain:
-        """What is in flight and who waits, and the state of the batches; see `asyncsgd.state`."""
+        """What is in flight and who waits, and the state of the batches; see `asyncsgd.packing`."""
         return {
             "batches": pack(self._batches),
             "launches": pack(self._launches),

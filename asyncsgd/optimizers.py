@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asyncsgd.state import Plain
+from asyncsgd.packing import Plain
 
 BuildOptimizer = Callable[[Iterable[dict[str, Any]]], torch.optim.Optimizer]
 
@@ -116,7 +116,7 @@ class Optimizer:
                 vector = vector[size:]
 
     def state_dict(self) -> Plain:
-        """The torch optimizer's state; see `asyncsgd.state`."""
+        """The torch optimizer's state; see `asyncsgd.packing`."""
         return self._optimizer.state_dict()
 
     def load_state_dict(self, state: Plain) -> None:

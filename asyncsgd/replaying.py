@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from asyncsgd import modes
+from asyncsgd.batches import Batches, count_batches
 from asyncsgd.errors import UsageError
 from asyncsgd.experiment import Experiment, device_of_worker, experiment_of, facts_of
 from asyncsgd.flat import FlatModel, parameters_sha256
@@ -20,7 +21,6 @@ from asyncsgd.runtime.log import LoggedArrival, LogRecord
 from asyncsgd.runtime.replay import Difference, Replay
 from asyncsgd.scripts.task import task_flags
 from asyncsgd.server import Server
-from asyncsgd.streams import Batches, count_batches
 from asyncsgd.tasks import task_class
 from asyncsgd.tasks.base import Task
 

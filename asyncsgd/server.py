@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from asyncsgd.optimizers import Optimizer, PlainSGD, StepTakenByWorker
+from asyncsgd.packing import Plain, classes_in, pack, unpack
 from asyncsgd.records.events import APPLIED, DROPPED, HELD, RuleActed
 from asyncsgd.rules.base import Arrival, InFlight, Reply, Rule, Start, View
 from asyncsgd.schedules import Schedule
-from asyncsgd.state import Plain, classes_in, pack, unpack
 
 SAME = 1e-6
 """A direction that differs from the arriving gradient by less than this, relative to its norm, counts as that gradient:
@@ -264,7 +264,7 @@ class Server:
         return self._execute(reply, dispatch)
 
     def state_dict(self) -> Plain:
-        """All that decides what follows: parameters, counts, rule, optimizer and flights; see `asyncsgd.state`."""
+        """All that decides what follows: parameters, counts, rule, optimizer and flights; see `asyncsgd.packing`."""
         return {
             "rule": str(self.rule),
             "parameters": self.parameters,

@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from asyncsgd import modes
+from asyncsgd.batches import Batches
 from asyncsgd.errors import RunError, UsageError, reason
 from asyncsgd.evaluation import evaluating
 from asyncsgd.experiment import Course, Experiment, Setup, device_of_worker, facts_of
@@ -36,7 +37,6 @@ from asyncsgd.runtime.all_reduce import TIMEOUT
 from asyncsgd.runtime.base import POLL_SECONDS, Result
 from asyncsgd.runtime.computation import ModelGradients, whole_evaluation
 from asyncsgd.runtime.hogwild import Hogwild
-from asyncsgd.runtime.launch import Launch, Noticeboard
 from asyncsgd.runtime.parameter_server import Dead, ParameterServer
 from asyncsgd.runtime.private_folder import new_folder
 from asyncsgd.runtime.processes import Processes
@@ -50,16 +50,16 @@ from asyncsgd.runtime.rank_process import (
     is_lost_contact,
     serve_rank,
 )
-from asyncsgd.runtime.transport.base import ServerEnd
+from asyncsgd.runtime.ranks import Launch, Noticeboard
 from asyncsgd.runtime.transport.codec import Codec, ProtocolError, decode_found, encode_found
 from asyncsgd.runtime.transport.in_process import InProcess
+from asyncsgd.runtime.transport.messages import ServerEnd
 from asyncsgd.runtime.transport.process_group import ProcessGroupAddress, ProcessGroupServer
 from asyncsgd.runtime.transport.shared_memory import Segment, SharedMemoryAddress, SharedMemoryServer
 from asyncsgd.runtime.virtual import Virtual
 from asyncsgd.runtime.worker_process import Assignment, StepHere, serve_gradients, serve_hogwild, set_up_process
 from asyncsgd.server import Server
 from asyncsgd.signals import StopRequest, held
-from asyncsgd.streams import Batches
 from asyncsgd.tasks import is_built_in
 from asyncsgd.tasks.base import Task
 from asyncsgd.tasks.checking import check

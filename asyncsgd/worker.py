@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from asyncsgd.data.random import dropout_seed
 from asyncsgd.evaluation import evaluate_shard
 from asyncsgd.flat import FlatModel
-from asyncsgd.state import Plain
+from asyncsgd.packing import Plain
 from asyncsgd.tasks.base import Batch, Data, Sums, Task, to_device
 
 
@@ -182,7 +182,7 @@ class Worker:
         return evaluate_shard(self.task, self.flat.model, batches, shard, num_shards, self._device)
 
     def state_dict(self) -> Plain:
-        """The loss scale of float16, which later gradients depend on; see `asyncsgd.state`."""
+        """The loss scale of float16, which later gradients depend on; see `asyncsgd.packing`."""
         return {} if self._loss_scale is None else self._loss_scale.state_dict()
 
     def load_state_dict(self, state: Plain) -> None:
@@ -223,7 +223,7 @@ class LossScale:
         self._good = 0
 
     def state_dict(self) -> Plain:
-        """The scale and how many gradients have fitted it; see `asyncsgd.state`."""
+        """The scale and how many gradients have fitted it; see `asyncsgd.packing`."""
         return {"value": self.value, "good": self._good}
 
     def load_state_dict(self, state: Plain) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncsgd.errors import UsageError
-from asyncsgd.recorded import read_of_run
+from asyncsgd.recorded_run import read_of_run
 from asyncsgd.records.events import read_events
 from asyncsgd.settings.training import FLAGS, Settings, make_settings
 
@@ -83,7 +83,7 @@ def free_folder(measured: Path) -> Path:
 
 
 def simulate(settings: Settings, folder: Path) -> int:
-    from asyncsgd.runtime.launch import Launch
+    from asyncsgd.runtime.ranks import Launch
     from asyncsgd.scripts.pretraining import pretraining
     from asyncsgd.scripts.run_folder import open_run_folder
     from asyncsgd.training import lead

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.records.environment import available_cores
-from asyncsgd.runtime.launch import go_offline
 from asyncsgd.runtime.processes import fork_server
+from asyncsgd.runtime.ranks import go_offline
 from asyncsgd.study.config import read_config
 from asyncsgd.study.plan import BASE, Plan, make_plan
 from asyncsgd.study.runner import PRELOAD, Stopped, carry_out

@@ -27,7 +27,7 @@ from asyncsgd.errors import UsageError
 from asyncsgd.records.environment import available_cores
 from asyncsgd.records.events import DONE, SCHEMA, current_summary
 from asyncsgd.records.run_folder import write_json
-from asyncsgd.runtime.launch import Launch
+from asyncsgd.runtime.ranks import Launch
 from asyncsgd.scripts.base import run_script
 from asyncsgd.scripts.run_folder import open_run_folder, owned, set_aside
 from asyncsgd.settings.flags import Parser

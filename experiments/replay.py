@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncsgd.errors import UsageError
-from asyncsgd.recorded import difference_at_end, read_of_run, summary_to_replay
+from asyncsgd.recorded_run import difference_at_end, read_of_run, summary_to_replay
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from asyncsgd.errors import UsageError
 from asyncsgd.numbers import out_of_bounds, shortened, whole_number
 from asyncsgd.records.console import say
-from asyncsgd.runtime.launch import go_offline
+from asyncsgd.runtime.ranks import go_offline
 from asyncsgd.scripts.base import run_script
 from asyncsgd.scripts.run_folder import open_finetune_folder
 from asyncsgd.scripts.task import adapt, announce, follow_leader, start_fork_server, told_names

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from asyncsgd.runtime.launch import go_offline
+from asyncsgd.runtime.ranks import go_offline
 from asyncsgd.scripts.base import run_script
 from asyncsgd.scripts.run_folder import open_run_folder
 from asyncsgd.scripts.task import TaskScript

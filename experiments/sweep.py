@@ -18,8 +18,8 @@ from asyncsgd.errors import RunError, UsageError
 from asyncsgd.numbers import out_of_bounds, shortened, whole_number
 from asyncsgd.records.environment import available_cores
 from asyncsgd.records.events import FAILED
-from asyncsgd.runtime.launch import check_surroundings, go_offline
 from asyncsgd.runtime.processes import fork_server
+from asyncsgd.runtime.ranks import check_surroundings, go_offline
 from asyncsgd.settings.flags import Parser
 from asyncsgd.study.config import read_config
 from asyncsgd.study.plan import STAGES, Plan, make_plan

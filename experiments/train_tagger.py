@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from asyncsgd.runtime.launch import go_offline
+from asyncsgd.runtime.ranks import go_offline
 from asyncsgd.scripts.base import run_script
 from asyncsgd.scripts.task import task_script
 from asyncsgd.tasks.token_classification import TokenClassification

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForMaskedLM
 
 from asyncsgd.records.events import read_events
-from asyncsgd.runtime.launch import Launch
 from asyncsgd.runtime.processes import fork_server
+from asyncsgd.runtime.ranks import Launch
 from asyncsgd.scripts.pretraining import pretraining
 from asyncsgd.scripts.run_folder import open_run_folder
 from asyncsgd.settings.training import Settings, make_settings

@@ -21,8 +21,8 @@ from asyncsgd.optimizers import SGD, AdamW, OptimizerRecipe
 from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.rules import Asynchronous, Synchronous
 from asyncsgd.runtime.base import Budget
-from asyncsgd.runtime.launch import Launch
 from asyncsgd.runtime.processes import fork_server
+from asyncsgd.runtime.ranks import Launch
 from asyncsgd.schedules import WarmupSchedule, constant
 from asyncsgd.tasks.base import Task
 from asyncsgd.training import lead

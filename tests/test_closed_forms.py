@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from scipy import linalg, stats
 from torch import Tensor
 
-from asyncsgd.delay import polynomial, threshold
+from asyncsgd.batches import OwnStreams
+from asyncsgd.delay_factors import polynomial, threshold
 from asyncsgd.evaluation import Measured
 from asyncsgd.optimizers import PlainSGD
 from asyncsgd.records.events import Event, Membership, Record
@@ -53,7 +54,6 @@ from asyncsgd.runtime.virtual import Virtual
 from asyncsgd.server import Server
 from asyncsgd.simulation.problems import Array, Heterogeneous, Instance, Mode
 from asyncsgd.simulation.speeds import Constant, Exponential, Floats, Ints, Power, Sampler, ShiftedExponential
-from asyncsgd.streams import OwnStreams
 
 
 class Fixed(Sampler):

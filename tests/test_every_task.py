@@ -16,9 +16,9 @@ import transformers
 from asyncsgd.flat import FlatModel, parameters_sha256
 from asyncsgd.records.events import read_events
 from asyncsgd.replaying import PreparedReplay, experiment_of_run
-from asyncsgd.runtime.launch import Launch
 from asyncsgd.runtime.log import read_log
 from asyncsgd.runtime.processes import fork_server
+from asyncsgd.runtime.ranks import Launch
 from asyncsgd.runtime.transport.codec import decode_found, encode_found
 from asyncsgd.scripts.finetuning import finetuning
 from asyncsgd.scripts.pretraining import pretraining

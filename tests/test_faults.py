@@ -44,7 +44,7 @@ from asyncsgd.runtime.parameter_server import ParameterServer
 from asyncsgd.runtime.private_folder import private_folder
 from asyncsgd.runtime.processes import Processes, fork_server
 from asyncsgd.runtime.rank_process import Finished
-from asyncsgd.runtime.transport.base import Compute, Computed, Evaluate, Evaluated, Holding, Ready, Stop
+from asyncsgd.runtime.transport.messages import Compute, Computed, Evaluate, Evaluated, Holding, Ready, Stop
 from asyncsgd.runtime.transport.shared_memory import FROZEN, Segment, SharedMemoryAddress, SharedMemoryServer
 from asyncsgd.server import Server
 from asyncsgd.signals import StopRequest

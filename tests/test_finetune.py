@@ -29,8 +29,8 @@ from asyncsgd.data.random import dropout_seed
 from asyncsgd.errors import UsageError
 from asyncsgd.flat import Layout
 from asyncsgd.records.events import read_events
-from asyncsgd.runtime.launch import Launch
 from asyncsgd.runtime.processes import fork_server
+from asyncsgd.runtime.ranks import Launch
 from asyncsgd.scripts.finetuning import finetuning
 from asyncsgd.scripts.run_folder import open_finetune_folder
 from asyncsgd.settings.finetuning import FINETUNE_FLAGS, FinetuneSettings, Start, make_finetune_settings

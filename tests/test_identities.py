@@ -22,7 +22,7 @@ from asyncsgd.data.batching import EvaluationBatches, TrainingBatches
 from asyncsgd.data.random import dropout_seed
 from asyncsgd.data.tokenization import Tokens
 from asyncsgd.records.run_folder import RunFolder
-from asyncsgd.runtime.launch import Launch
+from asyncsgd.runtime.ranks import Launch
 from asyncsgd.scripts.pretraining import pretraining
 from asyncsgd.settings.training import Settings
 from asyncsgd.tasks.masked_lm import MaskedLM

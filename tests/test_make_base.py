@@ -14,7 +14,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from asyncsgd.errors import UsageError
 from asyncsgd.flat import FlatModel, parameters_sha256
-from asyncsgd.origin import read_origin
+from asyncsgd.init_from import read_origin
 from asyncsgd.settings.training import FLAGS
 from asyncsgd.signals import StopRequest
 

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from asyncsgd.batches import OwnStreams
 from asyncsgd.optimizers import SGD, AdamW, OptimizerRecipe, PlainSGD
 from asyncsgd.records.events import Event, Record
 from asyncsgd.rules import (
@@ -56,7 +57,6 @@ from asyncsgd.runtime.virtual import Virtual
 from asyncsgd.server import Server
 from asyncsgd.simulation.problems import Array, Instance, Quadratic
 from asyncsgd.simulation.speeds import Constant, Exponential, Sampler
-from asyncsgd.streams import OwnStreams
 
 LEARNING_RATE = 0.125
 PROBLEM = Quadratic(dimension=5, condition=8.0, noise=0.5)

@@ -12,7 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncsgd.batches import OwnStreams
 from asyncsgd.optimizers import SGD, AdamW, Optimizer, OptimizerRecipe, PlainSGD
+from asyncsgd.packing import classes_in, pack, unpack
 from asyncsgd.records.events import DONE, INTERRUPTED, Record
 from asyncsgd.rules import ALL, Asynchronous, DiLoCo, parse_rule
 from asyncsgd.rules.base import Rule
@@ -22,8 +24,6 @@ from asyncsgd.runtime.virtual import Virtual
 from asyncsgd.server import Server
 from asyncsgd.simulation.problems import Quadratic
 from asyncsgd.simulation.speeds import Exponential, Network
-from asyncsgd.state import classes_in, pack, unpack
-from asyncsgd.streams import OwnStreams
 
 WORKERS, SAMPLES = 4, 60
 WHOLE = Budget(samples=SAMPLES)

@@ -29,8 +29,8 @@ from asyncsgd.rules import Asynchronous
 from asyncsgd.runtime.base import Budget, Result
 from asyncsgd.runtime.parameter_server import ParameterServer
 from asyncsgd.runtime.private_folder import check_private, new_folder, private_folder
-from asyncsgd.runtime.transport.base import COMMANDS, MESSAGE_KINDS, Compute, Computed
 from asyncsgd.runtime.transport.codec import Codec, ProtocolError, decode_found, encode_found
+from asyncsgd.runtime.transport.messages import COMMANDS, MESSAGE_KINDS, Compute, Computed
 from asyncsgd.runtime.transport.process_group import ProcessGroupServer
 from asyncsgd.runtime.transport.shared_memory import SharedMemoryServer
 from asyncsgd.server import Server

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 from torch import distributed as dist
 
-from asyncsgd.runtime.launch import Launch
+from asyncsgd.runtime.ranks import Launch
 from asyncsgd.torchrun import accept_nproc, is_torchrun, spell_out
 
 REPOSITORY = Path(__file__).resolve().parents[1]

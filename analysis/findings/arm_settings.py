@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from analysis.findings.scope import Scope
+from analysis.findings.comparable_runs import Scope
 
 NAMED_BY_THE_ARM = {"mode", "rule", "seed"}
 """Settings that the name of an arm or of a run says already."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy
 
+from analysis.findings.comparable_runs import Scope
 from analysis.findings.delays import events_of
-from analysis.findings.scope import Scope
 from analysis.statistics.intervals import t_interval
 from analysis.study.curves import Column, curve_of
 from analysis.study.types import StudyRun

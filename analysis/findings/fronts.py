@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy
 
-from analysis.findings.scope import Scope
+from analysis.findings.comparable_runs import Scope
 from analysis.statistics.scaling import (
     hypervolume,
     pareto,

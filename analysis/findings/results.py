@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy
 
 from analysis.findings.arm_settings import ArmSettings, arm_settings
+from analysis.findings.comparable_runs import scope_of
 from analysis.findings.comparisons import FROM_SCRATCH, Group, LeftOut, comparisons_of, groups_of
 from analysis.findings.curves import CurvePanel, RatePanel, curve_panels, rate_panels
 from analysis.findings.delays import DelayGap, DelayHistogram, activity_of, delay_gaps, histograms
@@ -24,7 +25,6 @@ from analysis.findings.downstream import DownstreamArm, downstream_arms, downstr
 from analysis.findings.endpoints import questions_of
 from analysis.findings.fronts import ParetoPanel, pareto_panels
 from analysis.findings.judging import TestRow, judge, sort_rows
-from analysis.findings.scope import scope_of
 from analysis.findings.sentence import Headline, Tile, headlines_of, tiles_of
 from analysis.findings.tables import (
     ArmCounts,

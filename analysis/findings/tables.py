@@ -11,15 +11,15 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from analysis.findings.comparable_runs import Scope
 from analysis.findings.comparisons import LeftOut, samples_per_update
 from analysis.findings.delays import Activity, DelayHistogram
 from analysis.findings.judging import TestRow
-from analysis.findings.scope import Scope
 from analysis.findings.times import ReachedPanel
 from analysis.findings.workers import loss_or_worst
+from analysis.statistics.expected_best import expected_best
 from analysis.statistics.intervals import Interval, interval_over
 from analysis.statistics.noise import components
-from analysis.statistics.tuning import expected_best
 from analysis.study.curves import Column, end_of, worst_loss
 from analysis.study.run import Run
 from analysis.study.types import MEASURED, Arm, Study, StudyRun, Trial

@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
+from analysis.findings.comparable_runs import Scope
 from analysis.findings.comparisons import Group
 from analysis.findings.delays import events_of
-from analysis.findings.scope import Scope
 from analysis.study.run import Run
 from analysis.study.types import MEASURED, Study, StudyRun
 

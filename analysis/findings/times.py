@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy
 
+from analysis.findings.comparable_runs import Scope
 from analysis.findings.comparisons import Comparison, Group
-from analysis.findings.scope import Scope
 from analysis.statistics.intervals import Interval, t_interval
 from analysis.statistics.time_to_target import (
     kaplan_meier,

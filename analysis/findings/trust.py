@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
+from analysis.findings.comparable_runs import Scope
 from analysis.findings.comparisons import FROM_SCRATCH, UNEQUAL_BATCHES, Comparison, Group
 from analysis.findings.downstream import num_predicted_classes
 from analysis.findings.endpoints import seconds_unit
 from analysis.findings.judging import TestRow
-from analysis.findings.scope import Scope
 from analysis.findings.tables import HardwareRow, TuningResult, learning_rate_of
-from analysis.statistics.guard import MINIMUM_RUNS, Guard, convergence
+from analysis.statistics.convergence_guard import MINIMUM_RUNS, Guard, convergence
 from analysis.statistics.intervals import Refused, short
 from analysis.statistics.power import detectable_effect
 from analysis.statistics.verdict import MINIMUM_PAIRS, nothing_to_find, what_could_be_found

@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 import numpy
 
+from analysis.findings.comparable_runs import Scope
 from analysis.findings.curves import (
     floats,
 )
-from analysis.findings.scope import Scope
 from analysis.statistics.intervals import Interval, Refused, t_interval
 from analysis.statistics.scaling import (
     Fit,

@@ -11,7 +11,7 @@ from analysis.findings.results import Results
 from analysis.report.figures import arms as report_figures
 from analysis.report.figures import downstream as report_figures_downstream
 from analysis.report.figures import runs as report_figures_runs
-from analysis.report.figures.cast import Cast
+from analysis.report.figures.arm_names import Cast
 from analysis.report.figures.pictures import Picture, Row, save
 from analysis.report.tables.contents import clocks_of
 from asyncsgd.errors import UsageError

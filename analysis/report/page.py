@@ -16,7 +16,7 @@ from analysis.findings.comparisons import FROM_SCRATCH, LeftOut
 from analysis.findings.results import Results
 from analysis.findings.sentence import Headline, Tile, conditions
 from analysis.findings.trust import TrustItem
-from analysis.report.figures.cast import Cast
+from analysis.report.figures.arm_names import Cast
 from analysis.report.figures.pictures import Look, Picture, Row, inline, key
 from analysis.report.gallery import gallery
 from analysis.report.tables import contents as report_contents

@@ -5,7 +5,7 @@ Importing this package imports torch; `asyncsgd.settings.training` therefore kee
 
 from __future__ import annotations
 
-from asyncsgd.named import Kind, describe
+from asyncsgd.named_choices import Kind, describe
 from asyncsgd.rules.async_local_sgd import AsyncLocalSGD
 from asyncsgd.rules.asynchronous import Asynchronous
 from asyncsgd.rules.base import Rule

@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from asyncsgd.named import spell
+from asyncsgd.named_choices import spell
 
 if TYPE_CHECKING:  # rules are read and listed without importing torch
     from torch import Tensor

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-from asyncsgd.delay import threshold
+from asyncsgd.delay_factors import threshold
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
 
 

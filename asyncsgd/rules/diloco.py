@@ -18,8 +18,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
-from asyncsgd.rules.held import Held
-from asyncsgd.rules.nesterov import Nesterov
+from asyncsgd.rules.parts.held_gradients import Held
+from asyncsgd.rules.parts.nesterov import Nesterov
 
 
 @dataclasses.dataclass

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from asyncsgd.delay import polynomial
+from asyncsgd.delay_factors import polynomial
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
 
 

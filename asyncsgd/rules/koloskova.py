@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-from asyncsgd.delay import bounded
+from asyncsgd.delay_factors import bounded
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
 
 

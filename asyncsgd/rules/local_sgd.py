@@ -17,7 +17,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
-from asyncsgd.rules.held import Held
+from asyncsgd.rules.parts.held_gradients import Held
 
 
 @dataclasses.dataclass(frozen=True)

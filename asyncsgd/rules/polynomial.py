@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-from asyncsgd.delay import hinge, polynomial
+from asyncsgd.delay_factors import hinge, polynomial
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
-from asyncsgd.delay import inverse
+from asyncsgd.delay_factors import inverse
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
 
 

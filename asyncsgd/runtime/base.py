@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from asyncsgd.evaluation import measured
+from asyncsgd.packing import Plain
 from asyncsgd.records.events import DIVERGED, DONE, Evaluation, Record
 from asyncsgd.rules.base import Rule
-from asyncsgd.state import Plain
 from asyncsgd.tasks.base import Sums, Task, add_sums
 
 POLL_SECONDS = 0.5
@@ -89,7 +89,7 @@ class EvaluationPoints:
         return due
 
     def state_dict(self) -> Plain:
-        """The points left; see `asyncsgd.state`."""
+        """The points left; see `asyncsgd.packing`."""
         return {"left": list(self._points)}
 
     def load_state_dict(self, state: Plain) -> None:
@@ -119,7 +119,7 @@ class TrainingClock:
         self._since = time.perf_counter()
 
     def state_dict(self) -> Plain:
-        """The seconds so far; see `asyncsgd.state`."""
+        """The seconds so far; see `asyncsgd.packing`."""
         return {"seconds": self.seconds}
 
     def load_state_dict(self, state: Plain) -> None:

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asyncsgd.batches import indices_of
 from asyncsgd.errors import UsageError
 from asyncsgd.evaluation import Measured, measured
 from asyncsgd.optimizers import Optimizer, OptimizerRecipe, PlainSGD
+from asyncsgd.packing import Plain
 from asyncsgd.records.events import Range
 from asyncsgd.simulation.problems import Instance
-from asyncsgd.state import Plain
-from asyncsgd.streams import indices_of
 from asyncsgd.worker import Gradient, Worker, take_local_steps
 
 
@@ -44,7 +44,7 @@ class Computation(Protocol):
         """`worker` has left: its inner optimizer is gone."""
 
     def state_dict(self) -> Plain:
-        """Of the inner optimizers and of what else decides later gradients; see `asyncsgd.state`."""
+        """Of the inner optimizers and of what else decides later gradients; see `asyncsgd.packing`."""
 
     def load_state_dict(self, state: Plain) -> None:
         """Go on from `state`."""

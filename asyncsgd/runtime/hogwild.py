@@ -19,7 +19,7 @@ from typing import ClassVar
 from asyncsgd.records.events import Event
 from asyncsgd.runtime.base import POLL_SECONDS, Result
 from asyncsgd.runtime.parameter_server import ParameterServer
-from asyncsgd.runtime.transport.base import Computed, Holding, Lost, Proceed
+from asyncsgd.runtime.transport.messages import Computed, Holding, Lost, Proceed
 from asyncsgd.runtime.transport.shared_memory import FROZEN, SAMPLES, SharedMemoryServer
 from asyncsgd.server import Outcome
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar
 
+from asyncsgd.batches import Batches
 from asyncsgd.dispatcher import Dispatcher, Launched, Taken
 from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Event, Fault
 from asyncsgd.runtime.base import (
@@ -25,7 +26,7 @@ from asyncsgd.runtime.base import (
     evaluation_record,
     verdict_of_evaluation,
 )
-from asyncsgd.runtime.transport.base import (
+from asyncsgd.runtime.transport.messages import (
     Compute,
     Computed,
     Evaluate,
@@ -37,7 +38,6 @@ from asyncsgd.runtime.transport.base import (
     Stop,
 )
 from asyncsgd.server import Outcome, Server
-from asyncsgd.streams import Batches
 from asyncsgd.tasks.base import Sums, Task, decode_sums
 from asyncsgd.worker import Gradient
 

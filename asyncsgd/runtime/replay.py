@@ -22,12 +22,12 @@ from typing import Any
 
 from torch import Tensor
 
+from asyncsgd.batches import Source, count_batches
 from asyncsgd.dispatcher import Dispatcher
 from asyncsgd.records.events import Membership, Range
 from asyncsgd.runtime.computation import Computation
 from asyncsgd.runtime.log import LoggedArrival, LoggedReply, LogRecord
 from asyncsgd.server import Outcome, Server
-from asyncsgd.streams import Source, count_batches
 from asyncsgd.worker import Gradient
 
 

@@ -25,16 +25,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asyncsgd.batches import Source, count_batches
 from asyncsgd.dispatcher import MANY, Dispatcher, Launched, Taken
 from asyncsgd.evaluation import Measured
+from asyncsgd.packing import Plain, classes_in, pack, unpack
 from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Evaluation, Fault
 from asyncsgd.runtime.base import Budget, EvaluationPoints, Report, Result, diverged, verdict_of_evaluation
 from asyncsgd.runtime.computation import Computation
 from asyncsgd.server import Server
 from asyncsgd.simulation.churn import Change, Join, absent_at_first
 from asyncsgd.simulation.speeds import Network, Sampler
-from asyncsgd.state import Plain, classes_in, pack, unpack
-from asyncsgd.streams import Source, count_batches
 
 Measure = Callable[[Tensor], Measured]
 """From parameters to what an exact evaluation says of them."""
@@ -140,7 +140,7 @@ class Virtual:
         return result or Result(DONE)
 
     def state_dict(self) -> Plain:
-        """All that decides the rest of a run that was stopped; see `asyncsgd.state`.
+        """All that decides the rest of a run that was stopped; see `asyncsgd.packing`.
 
         Of the server, the computation and the batches too. A run that has loaded it goes on as if it had never stopped.
         """

@@ -13,9 +13,10 @@ from typing import Protocol
 
 import torch
 
+from asyncsgd.batches import indices_of
 from asyncsgd.flat import FlatModel
 from asyncsgd.optimizers import Optimizer, OptimizerRecipe
-from asyncsgd.runtime.transport.base import (
+from asyncsgd.runtime.transport.messages import (
     Compute,
     Computed,
     Evaluate,
@@ -29,7 +30,6 @@ from asyncsgd.runtime.transport.shared_memory import FROZEN, SAMPLES, SharedMemo
 from asyncsgd.schedules import Schedule
 from asyncsgd.signals import NUMBERS
 from asyncsgd.simulation.speeds import Sampler, Speeds
-from asyncsgd.streams import indices_of
 from asyncsgd.tasks.base import Task, encode_sums
 from asyncsgd.worker import Gradient, Worker
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from asyncsgd.errors import RunError, UsageError
-from asyncsgd.runtime.launch import check_surroundings
+from asyncsgd.runtime.ranks import check_surroundings
 from asyncsgd.signals import StopRequest
 
 

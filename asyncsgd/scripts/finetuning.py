@@ -13,7 +13,7 @@ from typing import Any
 from asyncsgd.errors import UsageError
 from asyncsgd.experiment import Course, Experiment, cache_folder, setup_of
 from asyncsgd.flat import FlatModel
-from asyncsgd.origin import Origin, read_origin
+from asyncsgd.init_from import Origin, read_origin
 from asyncsgd.runtime.base import Budget
 from asyncsgd.schedules import WarmupSchedule, linear
 from asyncsgd.settings.finetuning import FinetuneSettings, Tuning

@@ -17,8 +17,8 @@ from asyncsgd.errors import UsageError
 from asyncsgd.records.console import say
 from asyncsgd.records.environment import available_cores
 from asyncsgd.records.run_folder import RunFolder
-from asyncsgd.runtime.launch import Launch
 from asyncsgd.runtime.processes import fork_server
+from asyncsgd.runtime.ranks import Launch
 from asyncsgd.scripts.run_folder import open_folder
 from asyncsgd.settings.flags import Flags, group, setting
 from asyncsgd.settings.training import Common, Job, Output, common_contradictions

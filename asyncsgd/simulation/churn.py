@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from asyncsgd.errors import UsageError
-from asyncsgd.named import Kind
+from asyncsgd.named_choices import Kind
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,10 +32,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from asyncsgd import named
+from asyncsgd import named_choices
+from asyncsgd.batches import OwnStreams
 from asyncsgd.errors import UsageError, nearest
 from asyncsgd.evaluation import Measured
-from asyncsgd.named import Kind, spell
+from asyncsgd.named_choices import Kind, spell
 from asyncsgd.records.events import (
     APPLIED,
     DONE,
@@ -52,7 +53,6 @@ from asyncsgd.runtime.base import Budget, EvaluationPoints, Report, Result, dive
 from asyncsgd.schedules import Schedule
 from asyncsgd.simulation.problems import Array, Instance
 from asyncsgd.simulation.speeds import Sampler
-from asyncsgd.streams import OwnStreams
 
 # Laid out as in asyncsgd.data.random, purpose << 32 | stream, and none of the purposes there or in simulation.speeds.
 _PARTNERS = 13 << 32
@@ -165,7 +165,7 @@ def parse(text: str) -> Method | None:
 
 def describe() -> list[str]:
     """The lines of this module's methods in ``--rule help``."""
-    return named.describe(METHODS)
+    return named_choices.describe(METHODS)
 
 
 class Partners:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncsgd.errors import RunError, UsageError, nearest
-from asyncsgd.named import Kind, describe, spell
+from asyncsgd.named_choices import Kind, describe, spell
 
 Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]

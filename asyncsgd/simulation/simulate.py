@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from asyncsgd.batches import OwnStreams
 from asyncsgd.errors import UsageError
 from asyncsgd.numbers import out_of_bounds, shortened
 from asyncsgd.optimizers import OptimizerRecipe, PlainSGD
@@ -29,7 +30,6 @@ from asyncsgd.simulation.gossip import Method
 from asyncsgd.simulation.problems import Instance, parse_problem
 from asyncsgd.simulation.speeds import Network, Sampler, parse_network, parse_speeds
 from asyncsgd.simulation.streaming import StreamingDiLoCo
-from asyncsgd.streams import OwnStreams
 
 
 @dataclasses.dataclass(frozen=True)

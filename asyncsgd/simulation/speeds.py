@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncsgd.errors import UsageError, nearest
-from asyncsgd.named import Kind, describe, spell
+from asyncsgd.named_choices import Kind, describe, spell
 from asyncsgd.records.events import read_events
 
 Floats = npt.NDArray[np.float64]

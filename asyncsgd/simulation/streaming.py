@@ -35,7 +35,8 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from asyncsgd import named
+from asyncsgd import named_choices
+from asyncsgd.batches import OwnStreams
 from asyncsgd.errors import UsageError
 from asyncsgd.optimizers import OptimizerRecipe, PlainSGD
 from asyncsgd.records.events import DONE, Evaluation, Range, Started
@@ -44,7 +45,6 @@ from asyncsgd.schedules import Schedule
 from asyncsgd.simulation.gossip import KIND, Method, Recorder, as_schedule, check_num_workers
 from asyncsgd.simulation.problems import Array, Instance
 from asyncsgd.simulation.speeds import Sampler
-from asyncsgd.streams import OwnStreams
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +116,7 @@ def parse(text: str) -> StreamingDiLoCo | None:
 
 def describe() -> list[str]:
     """The lines of this module's methods in ``--rule help``."""
-    return named.describe(METHODS)
+    return named_choices.describe(METHODS)
 
 
 @dataclasses.dataclass(frozen=True)

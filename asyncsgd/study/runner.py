@@ -202,7 +202,7 @@ def _make_run(job: Job, context: ForkServerContext | None) -> int:
     try:
         if path.is_dir() and any(path.iterdir()):
             set_aside(path)  # killed, stopped or failed; it may be torn anywhere
-        from asyncsgd.runtime.launch import Launch
+        from asyncsgd.runtime.ranks import Launch
 
         if job.run.stage == "finetune":
             from asyncsgd.scripts.finetuning import finetuning

@@ -37,7 +37,7 @@ from asyncsgd.data.labelled import (
 )
 from asyncsgd.data.tokenization import Tokens, load_tokenizer, tokenize_beginnings
 from asyncsgd.errors import UsageError, nearest
-from asyncsgd.origin import hash_of, read_origin
+from asyncsgd.init_from import hash_of, read_origin
 from asyncsgd.tasks import scores
 from asyncsgd.tasks.base import Batches, Sums, Task, found
 
@@ -72,7 +72,7 @@ class Classification(Task):
     better: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {"macro_f1": "higher", "accuracy": "higher"}
 
     init_from: str = "tiny"
-    """As `asyncsgd.origin.read_origin` takes it."""
+    """As `asyncsgd.init_from.read_origin` takes it."""
     data_name: str = "pydocs"
     """As `asyncsgd.data.labelled.load_labelled` takes it, and the next five."""
     eval_split: Literal["test", "validation"] | None = None

@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
     from torch import Tensor, nn
 
     from asyncsgd.data.tagged import TaggedBatch, TaggedData, TaggedSentences, TaggedTokens
-    from asyncsgd.origin import Origin
+    from asyncsgd.init_from import Origin
 
 Split = Literal["test", "validation"]
 
@@ -102,7 +102,7 @@ class TokenClassification(Task):
         from asyncsgd import models
         from asyncsgd.data.tagged import check_tagged
         from asyncsgd.data.tokenization import TRAINED_HERE
-        from asyncsgd.origin import read_origin
+        from asyncsgd.init_from import read_origin
 
         if self.data_name is None:
             raise UsageError("--data is missing: name a folder with train.*, a file, or hub:NAME")
@@ -131,7 +131,7 @@ class TokenClassification(Task):
         from asyncsgd.data.corpora import Corpus
         from asyncsgd.data.tagged import TaggedTokens, load_tagged, tagged_folder
         from asyncsgd.data.tokenization import load_tokenizer
-        from asyncsgd.origin import hash_of, read_origin
+        from asyncsgd.init_from import hash_of, read_origin
 
         origin = read_origin(self.init_from)
         data = load_tagged(

@@ -36,7 +36,7 @@ from collections.abc import Callable
 import numpy
 from numpy.typing import NDArray
 
-from analysis.statistics.guard import Guard, convergence
+from analysis.statistics.convergence_guard import Guard, convergence
 from analysis.statistics.intervals import Interval
 from analysis.statistics.paired import paired_difference, shift_interval, sign_flip, tost_paired
 from analysis.statistics.power import detectable_effect, holm_divisors

@@ -26,8 +26,8 @@ import torch
 
 from asyncsgd.errors import UsageError
 from asyncsgd.records.run_folder import RunFolder
-from asyncsgd.runtime.launch import Launch
 from asyncsgd.runtime.processes import Processes, fork_server
+from asyncsgd.runtime.ranks import Launch
 from asyncsgd.runtime.worker_process import Assignment
 from asyncsgd.scripts.pretraining import pretraining
 from asyncsgd.settings.training import Settings, make_settings

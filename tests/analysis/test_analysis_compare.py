@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from synthetic import write_finetuning
 
 from analysis.compare import Statistic, compare, main, render, render_csv
-from analysis.report.figures.losses import pictures, save_figures
+from analysis.report.figures.compare import pictures, save_figures
 from analysis.study.run import load_runs
 from asyncsgd.records.events import DIVERGED, DONE, FAILED, Evaluation, Fault
 from asyncsgd.records.run_folder import RunFolder

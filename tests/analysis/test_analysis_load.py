@@ -283,7 +283,7 @@ def test_labels_name_what_tells_conditions_apart_and_nothing_else():
 
 def test_importing_the_analysis_imports_neither_torch_nor_transformers():
     code = (
-        "import sys, json, analysis.study.run, analysis.report.figures.losses, analysis.compare;"
+        "import sys, json, analysis.study.run, analysis.report.figures.compare, analysis.compare;"
         "print(json.dumps([name for name in ('torch', 'transformers', 'datasets') if name in sys.modules]))"
     )
     root = Path(__file__).resolve().parents[2]

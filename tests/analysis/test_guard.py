@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from analysis.statistics.guard import Guard, convergence
+from analysis.statistics.convergence_guard import Guard, convergence
 from analysis.statistics.intervals import Refused
 from analysis.statistics.paired import tost_independent, tost_paired
 

@@ -12,17 +12,17 @@ import pytest
 import torch
 from running import A_TASK
 
+from asyncsgd.batches import Batches
 from asyncsgd.optimizers import SGD, Optimizer
 from asyncsgd.records.events import APPLIED, DONE, Evaluation, Event, Fault, Membership, Record
 from asyncsgd.rules import Asynchronous, Synchronous
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
 from asyncsgd.runtime.base import Budget, EvaluationPoints
 from asyncsgd.runtime.parameter_server import ParameterServer
-from asyncsgd.runtime.transport.base import Compute, Computed, Evaluate, Evaluated, Ready, Stop, WorkerEnd
+from asyncsgd.runtime.transport.messages import Compute, Computed, Evaluate, Evaluated, Ready, Stop, WorkerEnd
 from asyncsgd.runtime.transport.process_group import ProcessGroupServer
 from asyncsgd.runtime.transport.shared_memory import SharedMemoryServer
 from asyncsgd.server import Server
-from asyncsgd.streams import Batches
 from asyncsgd.tasks.base import encode_sums
 
 TRANSPORTS = [SharedMemoryServer, ProcessGroupServer]

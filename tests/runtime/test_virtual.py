@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM
 
+from asyncsgd.batches import Batches
 from asyncsgd.data.batching import Batch, Frame, TrainingBatches
 from asyncsgd.data.masking import Masking, by_token
 from asyncsgd.data.tokenization import Tokens
@@ -63,7 +64,6 @@ from asyncsgd.server import Server
 from asyncsgd.simulation.problems import Array, Instance, Mode, Quadratic
 from asyncsgd.simulation.simulate import Simulation, simulate
 from asyncsgd.simulation.speeds import Constant, Exponential, Floats, Ints, Network, Sampler, Speeds
-from asyncsgd.streams import Batches
 from asyncsgd.tasks.masked_lm import MaskedLM
 from asyncsgd.worker import Worker
 

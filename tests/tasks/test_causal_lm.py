@@ -32,6 +32,7 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
+from asyncsgd.batches import Batches
 from asyncsgd.data.random import dropout_seed
 from asyncsgd.data.tokenization import Tokens
 from asyncsgd.errors import UsageError
@@ -48,7 +49,6 @@ from asyncsgd.runtime.replay import Replay
 from asyncsgd.runtime.virtual import Virtual
 from asyncsgd.server import Server
 from asyncsgd.simulation.speeds import Exponential
-from asyncsgd.streams import Batches
 from asyncsgd.tasks.base import Sums, add_sums
 from asyncsgd.tasks.causal_lm import IGNORED, CausalLM, Rows, pack
 from asyncsgd.worker import Worker

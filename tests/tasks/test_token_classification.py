@@ -20,6 +20,7 @@ from torch.nn import functional
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from asyncsgd import models
+from asyncsgd.batches import Batches
 from asyncsgd.data.random import dropout_seed
 from asyncsgd.data.tagged import TaggedBatch
 from asyncsgd.errors import UsageError
@@ -36,7 +37,6 @@ from asyncsgd.runtime.replay import Replay
 from asyncsgd.runtime.virtual import Virtual
 from asyncsgd.server import Server
 from asyncsgd.simulation.speeds import Constant, Exponential, Speeds
-from asyncsgd.streams import Batches
 from asyncsgd.tasks.base import add_sums
 from asyncsgd.tasks.token_classification import TokenClassification
 from asyncsgd.worker import Worker

@@ -21,7 +21,7 @@ from analysis.findings.fronts import ParetoPanel
 from analysis.findings.tables import ArmInfo
 from analysis.findings.times import ReachedPanel, Sensitivity
 from analysis.findings.workers import Scaling
-from analysis.report.figures.cast import UNKNOWN, Cast, cut, draw_intervals, in_all, limits_of
+from analysis.report.figures.arm_names import UNKNOWN, Cast, cut, draw_intervals, in_all, limits_of
 from analysis.report.figures.pictures import (
     DECLARED,
     INK,

@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from analysis.findings.downstream import DownstreamArm
-from analysis.report.figures.cast import Cast, cut, in_all
+from analysis.report.figures.arm_names import Cast, cut, in_all
 from analysis.report.figures.pictures import (
     DECLARED,
     INK,

@@ -12,7 +12,7 @@ from matplotlib.transforms import blended_transform_factory
 
 from analysis.findings.tables import TuningResult
 from analysis.findings.timelines import Timeline
-from analysis.report.figures.cast import Cast, draw_line, limits_of
+from analysis.report.figures.arm_names import Cast, draw_line, limits_of
 from analysis.report.figures.pictures import (
     INK,
     MUTED,

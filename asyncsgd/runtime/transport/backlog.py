@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 
-from asyncsgd.runtime.transport.base import Command, Compute, Stop
+from asyncsgd.runtime.transport.messages import Command, Compute, Stop
 
 
 class Backlog:

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from asyncsgd.runtime.transport.base import Command, Compute, Computed, Evaluate, Evaluated, Message, Ready
+from asyncsgd.runtime.transport.messages import Command, Compute, Computed, Evaluate, Evaluated, Message, Ready
 from asyncsgd.tasks.base import encode_sums
 from asyncsgd.worker import Worker
 

@@ -33,7 +33,8 @@ from torch import Tensor
 
 from asyncsgd.runtime.private_folder import new_folder
 from asyncsgd.runtime.transport.backlog import Backlog
-from asyncsgd.runtime.transport.base import (
+from asyncsgd.runtime.transport.codec import LONGEST, Codec, ProtocolError
+from asyncsgd.runtime.transport.messages import (
     COMMANDS,
     MESSAGE_KINDS,
     Command,
@@ -43,7 +44,6 @@ from asyncsgd.runtime.transport.base import (
     Message,
     Stop,
 )
-from asyncsgd.runtime.transport.codec import LONGEST, Codec, ProtocolError
 
 HOST = "127.0.0.1"
 TIMEOUT = datetime.timedelta(minutes=30)

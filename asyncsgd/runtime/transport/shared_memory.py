@@ -44,8 +44,8 @@ from torch import Tensor
 from asyncsgd.errors import UsageError, reason
 from asyncsgd.runtime.private_folder import new_folder, private_folder
 from asyncsgd.runtime.transport.backlog import Backlog
-from asyncsgd.runtime.transport.base import COMMANDS, MESSAGE_KINDS, Command, Lost, Message
 from asyncsgd.runtime.transport.codec import LONGEST, Codec, ProtocolError
+from asyncsgd.runtime.transport.messages import COMMANDS, MESSAGE_KINDS, Command, Lost, Message
 
 _MESSAGES = Codec(*MESSAGE_KINDS)
 _PAGE = 4096

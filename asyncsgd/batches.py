@@ -6,8 +6,8 @@ import heapq
 import math
 from typing import Protocol
 
+from asyncsgd.packing import Plain
 from asyncsgd.records.events import Range
-from asyncsgd.state import Plain
 
 
 class Source(Protocol):
@@ -66,7 +66,7 @@ class Batches:
                 heapq.heappush(self._returned, index)
 
     def state_dict(self) -> Plain:
-        """What has been handed out and returned; see `asyncsgd.state`."""
+        """What has been handed out and returned; see `asyncsgd.packing`."""
         return {"next": self._next, "returned": list(self._returned)}
 
     def load_state_dict(self, state: Plain) -> None:
@@ -108,7 +108,7 @@ class OwnStreams:
             self.left += end - first
 
     def state_dict(self) -> Plain:
-        """What has been handed out; see `asyncsgd.state`."""
+        """What has been handed out; see `asyncsgd.packing`."""
         return {"next": list(self._next), "left": self.left}
 
     def load_state_dict(self, state: Plain) -> None:

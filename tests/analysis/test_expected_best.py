@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.statistics.tuning import expected_best
+from analysis.statistics.expected_best import expected_best
 
 
 @given(st.lists(st.integers(-20, 20), min_size=1, max_size=5), st.integers(1, 4), st.booleans())

@@ -93,7 +93,7 @@ def classes_in(*modules: str) -> dict[str, type]:
     """The classes that modules define which are imported already, by ``module:name``; a name ending in a dot stands for
     all modules below it.
 
-    >>> sorted(classes_in("asyncsgd.state"))
+    >>> sorted(classes_in("asyncsgd.packing"))
     []
     """
     classes = {}

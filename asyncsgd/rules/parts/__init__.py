@@ -1,0 +1,1 @@
+"""Parts of several rules; no rule is here."""
