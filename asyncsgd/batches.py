@@ -6,6 +6,7 @@ import heapq
 import math
 from typing import Protocol
 
+from asyncsgd.errors import UsageError
 from asyncsgd.packing import Plain
 from asyncsgd.records.events import Range
 
@@ -67,10 +68,21 @@ class Batches:
 
     def state_dict(self) -> Plain:
         """What has been handed out and returned; see `asyncsgd.packing`."""
-        return {"next": self._next, "returned": list(self._returned)}
+        return {"next": self._next, "returned": list(self._returned), "limit": self._limit}
 
     def load_state_dict(self, state: Plain) -> None:
-        """Go on from `state`."""
+        """Go on from `state`.
+
+        Raises:
+            UsageError: if its budget was smaller and had cut the last round short. A longer run would have gone on
+                otherwise from there.
+        """
+        limit = state["limit"]
+        if limit is not None and limit != self._limit and state["next"] >= limit:
+            raise UsageError(
+                f"all {limit} batches of the budget were handed out when the checkpoint was taken, so a longer run "
+                f"would have gone on otherwise; begin a new run with the larger --samples"
+            )
         self._next, self._returned = state["next"], list(state["returned"])
 
 

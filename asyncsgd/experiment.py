@@ -6,6 +6,7 @@ said here too."""
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from asyncsgd import modes
+from asyncsgd.checkpoints import Policy
 from asyncsgd.errors import UsageError
 from asyncsgd.flat import FlatModel
 from asyncsgd.optimizers import SGD, AdamW, BuildOptimizer, OptimizerRecipe
@@ -99,6 +101,8 @@ class Experiment:
     describe: Callable[[Task, FlatModel], Sequence[str]] = lambda task, flat: ()
     """Given the prepared task and its model: lines about them, for the user."""
     saves_model: bool = True
+    checkpoints: Callable[[Task], Policy] = lambda task: Policy()
+    """Given the prepared task: when checkpoints are taken."""
 
     def summary(self) -> dict[str, Any]:
         """The summary's fields that are known before anything has run."""
@@ -139,6 +143,7 @@ def experiment_of(name: str, settings: Any) -> Experiment:
         cache=cache_folder(settings.output.cache_dir),
         identity={"speeds": job.speeds or ("constant:1" if job.clock == "virtual" else None)},
         describe=describe,
+        checkpoints=lambda task: policy_of(settings.output, task),
     )
 
 
@@ -191,6 +196,26 @@ def course_of(budget: settings.Budget, optimization: settings.Optimization) -> C
         optimization.learning_rate, optimization.warmup, budget.samples, SHAPES[optimization.schedule]
     )
     return Course(Budget(budget.samples, budget.seconds, budget.target_loss), budget.evaluations, schedule)
+
+
+def policy_of(output: settings.Output, task: Task) -> Policy:
+    """When checkpoints are taken of a run of `task`, which is prepared.
+
+    Raises:
+        UsageError: for epochs of a task that does not say how many samples it has.
+    """
+    every, text = None, output.checkpoint_every
+    if text is not None and text.endswith("epoch"):
+        length = task.facts().get("num_train_samples")
+        if length is None:
+            raise UsageError(
+                f"--checkpoint-every {text}: the task {task.name} does not say how long an epoch is; type a number of "
+                f"samples"
+            )
+        every = max(1, math.ceil(float(text.removesuffix("epoch")) * length))
+    elif text is not None:
+        every = int(text)
+    return Policy(every, output.checkpoint_seconds, output.keep)
 
 
 def rule_of(job: settings.Job) -> Rule:

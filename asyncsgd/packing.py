@@ -45,7 +45,7 @@ def pack(value: Any) -> Plain:
     if type(value) in _SEQUENCES.values():
         items = sorted(value) if kind in ("set", "frozenset") else value
         return [kind, [pack(item) for item in items]]
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return ["dict", [[pack(key), pack(item)] for key, item in value.items()]]
     if isinstance(value, np.ndarray):
         return ["ndarray", torch.from_numpy(value)]
@@ -76,7 +76,7 @@ def unpack(plain: Plain, classes: Mapping[str, type]) -> Any:
     if kind == "dict":
         return {unpack(key, classes): unpack(item, classes) for key, item in rest[0]}
     if kind == "ndarray":
-        return rest[0].numpy().copy()
+        return rest[0].cpu().numpy().copy()
     if kind == "array":
         return array.array(rest[0], rest[1].tolist())
     if kind not in ("named", "object") or rest[0] not in classes:

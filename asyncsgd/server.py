@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import array
 import bisect
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
@@ -288,7 +289,8 @@ class Server:
         """
         if state["rule"] != str(self.rule):
             raise ValueError(f"the state is of rule {state['rule']}, this server's is {self.rule}")
-        with torch.no_grad():
+        writing = contextlib.nullcontext() if self._writing is None else self._writing(state["version"] - 1)
+        with torch.no_grad(), writing:
             self.parameters.copy_(state["parameters"])
         self.version, self.num_samples = state["version"], state["num_samples"]
         self.num_samples_applied = state["num_samples_applied"]

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from asyncsgd import modes
 from asyncsgd.batches import Batches
+from asyncsgd.checkpoints import Checkpoints, Found, Policy, RunSaver, Written
 from asyncsgd.errors import RunError, UsageError, reason
 from asyncsgd.evaluation import evaluating
 from asyncsgd.experiment import Course, Experiment, Setup, device_of_worker, facts_of
@@ -31,7 +33,7 @@ from asyncsgd.models import save_whole
 from asyncsgd.optimizers import Optimizer, StepTakenByWorker
 from asyncsgd.records.console import Recorder, say, shown_metrics
 from asyncsgd.records.environment import describe_environment
-from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Record
+from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Checkpointed, Record, Resumed
 from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.runtime.all_reduce import TIMEOUT
 from asyncsgd.runtime.base import POLL_SECONDS, Result
@@ -90,6 +92,22 @@ class Run:
     stop_requested: StopRequest
     tell: Callable[[str], None]
     """Says a line to the user."""
+    policy: Policy
+    """When checkpoints are taken."""
+    checkpoints: Checkpoints | None
+    """None where nothing is written."""
+    saver: RunSaver | None
+    """Takes the states of a runtime in this process."""
+
+    @property
+    def resume(self) -> Found | None:
+        """The checkpoint that the run goes on from."""
+        return None if self.record.folder is None else self.record.folder.resume
+
+    def go_on(self, runtime: ParameterServer | Virtual) -> None:
+        """Give a new runtime the state that the run goes on from, if there is one."""
+        if self.resume is not None:
+            runtime.load_state_dict(self.resume.load(self.flat.parameters.device))
 
     @property
     def setup(self) -> Setup:
@@ -216,6 +234,8 @@ def _attempt(
         return run, Result(FAILED, f"{type(error).__name__}: {error}", has_parameters=False), error
     finally:
         if run is not None:
+            if run.saver is not None:
+                run.saver.finish()
             run.record.close()
 
 
@@ -251,6 +271,14 @@ def _open(
     tell: Callable[[str], None] = (lambda line: None) if quiet else say
     for line in [*experiment.describe(task, flat), *_describe(setup, course)]:
         tell(line)
+    policy = experiment.checkpoints(task)
+    record = Recorder(folder, course.budget.samples, quiet=quiet, receivers=receivers)
+    checkpoints = saver = None
+    if folder is not None:
+        checkpoints = Checkpoints(folder.path, policy, tell)
+        saver = RunSaver(folder, policy, checkpoints, record)
+        if folder.resume is not None:
+            _resume(folder.resume, folder.discarded, record, tell)
     return Run(
         experiment,
         task,
@@ -258,11 +286,25 @@ def _open(
         unused,
         flat,
         parameters_sha256(flat.layout, flat.parameters),
-        Recorder(folder, course.budget.samples, quiet=quiet, receivers=receivers),
+        record,
         context,
         stop,
         tell,
+        policy,
+        checkpoints,
+        saver,
     )
+
+
+def _resume(found: Found, discarded: int, record: Recorder, tell: Callable[[str], None]) -> None:
+    """Say where the run goes on, and add up its records from there."""
+    checkpoint = found.checkpoint
+    record.totals.load_state(checkpoint.totals)
+    for note in found.notes:
+        tell(f"note   {note}")
+    lost = f"; {discarded} arrivals after it are computed again" if discarded else ""
+    tell(f"resume at {checkpoint.total_samples} samples and {checkpoint.version} updates{lost}")
+    record(Resumed(checkpoint.name, checkpoint.version, checkpoint.total_samples, checkpoint.train_seconds, discarded))
 
 
 def _check(task: Task, setup: Setup, processes: bool) -> tuple[str, ...]:
@@ -307,7 +349,7 @@ def _train_virtual(run: Run, board: Noticeboard | None) -> Result:
     optimizer = setup.server_recipe.on(run.flat.parameters, run.flat.layout.num_decayed)
     server = Server(run.flat.parameters, setup.rule, optimizer, course.schedule)
     run.record.rule_acted = server.rule_acted
-    return Virtual(
+    virtual = Virtual(
         server,
         ModelGradients(worker, assignment.inner),
         runtime.speeds.on(runtime.num_workers, setup.seed),
@@ -320,8 +362,11 @@ def _train_virtual(run: Run, board: Noticeboard | None) -> Result:
         report=run.record,
         network=runtime.network,
         churn=runtime.churn,
+        saver=run.saver,
         stop_requested=run.stop_requested,
-    ).run()
+    )
+    run.go_on(virtual)
+    return virtual.run()
 
 
 def _train_async(run: Run, board: Noticeboard | None) -> Result:
@@ -401,7 +446,7 @@ def _serve(
     runtime = Hogwild if isinstance(optimizer, StepTakenByWorker) else ParameterServer
     server = Server(transport.parameters, run.setup.rule, optimizer, run.course.schedule, transport.writing)
     run.record.rule_acted = server.rule_acted
-    result = runtime(
+    serving = runtime(
         server,
         transport,
         run.task,
@@ -411,9 +456,12 @@ def _serve(
         evaluations=run.course.evaluations,
         layout=run.flat.layout.fingerprint,
         report=run.record,
+        saver=run.saver,
         dead=dead,
         stop_requested=run.stop_requested,
-    ).run()
+    )
+    run.go_on(serving)
+    result = serving.run()
     if transport.parameters.data_ptr() != run.flat.parameters.data_ptr():
         with torch.no_grad():
             run.flat.parameters.copy_(transport.parameters)
@@ -424,21 +472,24 @@ def _train_sync(run: Run, board: Noticeboard | None) -> Result:
     """DistributedDataParallel on ranks of our own, with this process as their parent; or on torchrun's, this one
     among them.
     """
-    training = _training(run.setup, run.course, find_unused=bool(run.unused))
+    resume = None if run.resume is None else (run.resume.folder.resolve(), run.resume.checkpoint.name)
+    training = _training(run.setup, run.course, bool(run.unused), resume)
     if board is None:
         return _watch_ranks(run, training)
-    board.put(encode_found(run.task))
+    board.put(encode_found(run.task) + b"\n" + _ADDRESSES.encode(_Resume(*map(str, resume or ("", "")))))
     _init_process_group(board, run.setup.device)
     try:
-        return training.run(run.assignment(0), run.flat, run.record, run.stop_requested)[0]
+        return training.run(run.assignment(0), run.flat, run.record, run.stop_requested, run.saver)[0]
     except RuntimeError as error:
         if is_lost_contact(error):  # this rank has the parameters of the last step that all have taken
             return Result(FAILED, f"a rank is gone: {str(error).splitlines()[0]}")
         raise
 
 
-def _training(setup: Setup, course: Course, find_unused: bool = False) -> Training:
-    return Training(setup.recipe, course.schedule, course.budget, course.evaluations, find_unused)
+def _training(
+    setup: Setup, course: Course, find_unused: bool = False, resume: tuple[Path, str] | None = None
+) -> Training:
+    return Training(setup.recipe, course.schedule, course.budget, course.evaluations, find_unused, resume)
 
 
 def _join_ranks(board: Noticeboard, assignment: Assignment, device: str, training: Training) -> int:
@@ -462,7 +513,8 @@ def _watch_ranks(run: Run, training: Training) -> Result:
     segment = Segment.create(run.flat.layout.size)
     try:
         segment.floats.copy_(run.flat.parameters)
-        meeting = Meeting(folder / "store", run.num_workers, segment.path, run.flat.layout.size)
+        own = None if run.record.folder is None else run.record.folder.path.resolve()
+        meeting = Meeting(folder / "store", run.num_workers, segment.path, run.flat.layout.size, own, run.policy)
         with Processes(run.context) as processes:
             records, far_end = run.context.Pipe()
             for rank in range(run.num_workers):
@@ -497,7 +549,15 @@ def follow_records(run: Run, records: Connection, processes: Processes, segment:
                 raise _rank_is_lost(processes, run.num_workers) from None
             if isinstance(record, Finished):
                 return record
+            if isinstance(record, Written):
+                assert run.checkpoints is not None
+                run.checkpoints.complete(record)
+                continue
             run.record(record)
+            if isinstance(record, Checkpointed):
+                assert run.checkpoints is not None
+                assert run.record.folder is not None
+                run.checkpoints.mark(record, run.record.folder.num_bytes(), run.record.totals.state())
             continue
         for sentinel in ready:
             assert isinstance(sentinel, int)
@@ -531,7 +591,16 @@ _TRAIN: dict[type[modes.Runtime], Callable[[Run, Noticeboard | None], Result]] =
 }
 
 
-_ADDRESSES = Codec(SharedMemoryAddress, ProcessGroupAddress)
+@dataclasses.dataclass(frozen=True)
+class _Resume:
+    """What the ranks of a synchronous run go on from; empty: nothing."""
+
+    folder: str
+    """Of the run; every rank can read it."""
+    checkpoint: str
+
+
+_ADDRESSES = Codec(SharedMemoryAddress, ProcessGroupAddress, _Resume)
 """What rank 0 tells the others, beside what its task has found out. Every rank knows from its own settings what to do
 with it. So a stranger who writes in rank 0's place can name no code.
 """
@@ -543,12 +612,14 @@ def follow(experiment: Experiment) -> int:
     try:
         notice, *addresses = board.get().split(b"\n")
         task = decode_found(experiment.task, notice)
-        (address,) = [_ADDRESSES.decode(line) for line in addresses] or [None]
+        (address,) = [_ADDRESSES.decode(line) for line in addresses]
     except (ProtocolError, ValueError) as error:
         raise RunError(f"the notice of rank 0 is not one: {error}; start the run again") from error
     course, assignment = experiment.course(task), setup.assignment(task, board.rank)
     if not setup.runtime.has_server:
-        return _join_ranks(board, assignment, setup.device, _training(setup, course))
+        assert isinstance(address, _Resume)
+        resume = (Path(address.folder), address.checkpoint) if address.folder else None
+        return _join_ranks(board, assignment, setup.device, _training(setup, course, resume=resume))
     if isinstance(setup.runtime, modes.Hogwild):
         serve_hogwild(assignment, address, board.rank, _step_here(setup, course))
     serve_gradients(assignment, address, board.rank)

@@ -130,7 +130,34 @@ class Fault:
     kind: str = "fault"
 
 
-Record = Event | Evaluation | Membership | Fault
+@dataclasses.dataclass(frozen=True)
+class Checkpointed:
+    """The state of this moment is being written; see `asyncsgd.checkpoints`."""
+
+    name: str
+    version: int
+    total_samples: int
+    train_seconds: float
+    copy_seconds: float
+    """How long training stood still for it."""
+    kind: str = "checkpoint"
+
+
+@dataclasses.dataclass(frozen=True)
+class Resumed:
+    """The run goes on from a checkpoint, in new processes."""
+
+    name: str
+    """Of the checkpoint."""
+    version: int
+    total_samples: int
+    train_seconds: float
+    discarded: int
+    """Arrivals after the checkpoint that the run before had recorded. They lie in ``events.discarded-N.jsonl``."""
+    kind: str = "resume"
+
+
+Record = Event | Evaluation | Membership | Fault | Checkpointed | Resumed
 
 
 @dataclasses.dataclass

@@ -49,6 +49,8 @@ class RunFolder:
         events: what `own` has returned for `path`; None calls it here.
         task: name of what is learned; None for a closed-form problem.
         better: by the name of each of its metrics, whether ``higher`` or ``lower`` is better; the primary one first.
+        resume: the checkpoint that the run goes on from, whose records are kept; see `asyncsgd.checkpoints.Found`. None
+            for a new run.
     """
 
     def __init__(
@@ -58,20 +60,45 @@ class RunFolder:
         *,
         task: str | None = None,
         better: Mapping[str, str] = MappingProxyType({}),
+        resume: Any = None,
     ) -> None:
         self.path = Path(path)
+        self.resume = resume
+        self.discarded = 0
+        """Arrivals that an earlier part of this run had recorded after the checkpoint it goes on from."""
         self._events = own(self.path) if events is None else events
-        self._events.truncate(0)
-        header = {"kind": "header", "schema": SCHEMA, "task": task, "better": dict(better)}
-        self._events.write(json.dumps(header) + "\n")
-        self._events.flush()
+        if resume is None:
+            self._events.truncate(0)
+            header = {"kind": "header", "schema": SCHEMA, "task": task, "better": dict(better)}
+            self._events.write(json.dumps(header) + "\n")
+            self._events.flush()
+        else:
+            self.discarded = self._discard_after(resume.checkpoint.events_bytes)
         self._lock = threading.Lock()
         self._failure: OSError | None = None
         self._closed = threading.Event()
         threading.Thread(target=self._flush_regularly, name="records", daemon=True).start()
 
+    def _discard_after(self, num_bytes: int) -> int:
+        """Move what the records hold after so many bytes to a file of its own; how many arrivals that were."""
+        with open(self.path / EVENTS, "rb") as file:
+            file.seek(num_bytes)
+            rest = file.read()
+        if rest:
+            number = 1
+            while (aside := self.path / f"events.discarded-{number}.jsonl").exists():
+                number += 1
+            aside.write_bytes(rest)
+        self._events.truncate(num_bytes)
+        with contextlib.suppress(FileNotFoundError):
+            (self.path / "summary.json").unlink()  # the run has not ended
+        return rest.count(b'"kind":"arrival"')
+
     def write_environment(self, environment: Mapping[str, Any]) -> None:
-        write_json(self.path / "environment.json", environment)
+        name, number = "environment.json", 1
+        while self.resume is not None and (self.path / name).exists():
+            name, number = f"environment.resumed-{number}.json", number + 1
+        write_json(self.path / name, environment)
 
     def append(self, record: Record) -> None:
         """Append one record as one line. Non-finite numbers become null, never a number that looks measured.
@@ -86,6 +113,14 @@ class RunFolder:
             self._events.write(line)
             if record.kind != "arrival":
                 self._events.flush()
+
+    def num_bytes(self) -> int:
+        """Write all records; the length of events.jsonl with them."""
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            self._events.flush()
+            return os.fstat(self._events.fileno()).st_size
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write all records, then the summary.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Mapping
 from typing import Any
 
 from asyncsgd.records.events import Evaluation, Event, Membership, Record
@@ -16,6 +17,14 @@ class Delays:
 
     def add(self, delay: int) -> None:
         self._counts[delay] += 1
+
+    def counts(self) -> dict[int, int]:
+        """How many gradients had which delay; a copy."""
+        return dict(self._counts)
+
+    def load_counts(self, counts: Mapping[int, int]) -> None:
+        """Go on from `counts`."""
+        self._counts = collections.Counter(counts)
 
     @property
     def number(self) -> int:
@@ -48,6 +57,9 @@ class Delays:
         }
 
 
+_NUMBERS = (*("num_updates", "num_samples", "num_samples_applied", "train_seconds", "eval_seconds", "first_eval_loss"),)
+
+
 class Totals:
     """The totals of a run's records; call it with each record, in order."""
 
@@ -78,6 +90,24 @@ class Totals:
                 self.first_eval_loss = record.loss
         elif isinstance(record, Membership):
             self._use(record.uses)
+
+    def state(self) -> dict[str, Any]:
+        """All of it as JSON, for a checkpoint."""
+        kept = {name: getattr(self, name) for name in _NUMBERS}
+        return kept | {
+            "last": None if self.last is None else vars(self.last) | {"metrics": dict(self.last.metrics)},
+            "delays": sorted(self.delays.counts().items()),
+            "samples_of": sorted(self._samples_of.items()),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state`, as it was or as JSON has brought it back."""
+        for name in _NUMBERS:
+            setattr(self, name, state[name])
+        last = state["last"]
+        self.last = None if last is None else Evaluation(**last | {"worker_losses": tuple(last["worker_losses"])})
+        self.delays.load_counts(dict(state["delays"]))
+        self._samples_of = dict(state["samples_of"])
 
     def _use(self, uses: tuple[tuple[int, int], ...]) -> None:
         for dispatch, delay in uses:

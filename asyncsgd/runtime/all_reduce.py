@@ -13,6 +13,7 @@ after `TIMEOUT`."""
 from __future__ import annotations
 
 import datetime
+import json
 import math
 import time
 import warnings
@@ -24,12 +25,15 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from asyncsgd.optimizers import Optimizer
+from asyncsgd.packing import Plain
 from asyncsgd.records.events import APPLIED, DONE, HELD, INTERRUPTED, Event, Fault, Membership
 from asyncsgd.runtime.base import (
     Budget,
     EvaluationPoints,
+    NeverSaves,
     Report,
     Result,
+    Saver,
     TrainingClock,
     diverged,
     evaluation_record,
@@ -43,7 +47,7 @@ from asyncsgd.worker import Gradient, Worker
 TIMEOUT = datetime.timedelta(seconds=60)
 """Longest wait in a collective; the slowest rank's gradient or evaluation shard must not lag further behind."""
 
-_GOES_ON, _TIME_IS_UP, _STOP_REQUESTED = 0, 1, 2
+_GOES_ON, _TIME_IS_UP, _STOP_REQUESTED, _SAVE = 0, 1, 2, 3
 
 
 class AllReduce:
@@ -56,6 +60,7 @@ class AllReduce:
         batch_size, budget, evaluations: as for `ParameterServer`.
         report: receives the records; called on rank 0 only.
         find_unused: whether DDP looks for parameters without a gradient at every step; rank 0 decides for all.
+        saver: takes states for checkpoints, and one when the run is asked to stop; asked on rank 0 only.
         straggling: makes this rank's gradients take longer, before they are exchanged. What a gradient would have taken
             is known from the step before, so the first is not stretched by a factor.
         stop_requested: looked at on rank 0, for all.
@@ -73,6 +78,7 @@ class AllReduce:
         find_unused: bool = False,
         report: Report,
         straggling: Straggling,
+        saver: Saver | None = None,
         stop_requested: Callable[[], bool] = lambda: False,
     ) -> None:
         self._worker = worker
@@ -81,11 +87,13 @@ class AllReduce:
         self._points = EvaluationPoints(budget, evaluations)
         self._rank, self._num_workers = dist.get_rank(), dist.get_world_size()
         self._report = report if self._rank == 0 else lambda record: None
+        self._saver = saver or NeverSaves()
         self._straggling = straggling
         self._own_seconds = 0.0
         self._stop_requested = stop_requested
         self._gloo = dist.new_group(backend="gloo", timeout=TIMEOUT)
         self._flat = worker.flat
+        self._worker_before = worker.state_dict()  # as it was before this step's gradient
         find_unused = bool(self._gather(torch.tensor([find_unused]))[0, 0])
         with warnings.catch_warnings():
             # torch 2.13 has another name for it that older versions do not know; buffers stay as each rank built them.
@@ -105,14 +113,18 @@ class AllReduce:
         return self._clock.seconds
 
     def run(self) -> Result:
-        """Train until the budget is spent; blocks. Every rank returns the same result."""
+        """Train until the budget is spent; blocks. Called once, on new objects or on ones that have all loaded one
+        state. Every rank returns the same result.
+        """
         samples = self._budget.samples
         num_batches = None if samples is None else math.ceil(samples / self._batch_size)
-        result = self._evaluate()
-        if samples == 0:
-            return result or Result(DONE)
-        for rank in range(self._num_workers):
-            self._report(Membership("join", rank, 0, 0, 0.0))
+        result = None
+        if self._evaluated_version < 0:
+            result = self._evaluate()
+            if samples == 0:
+                return result or Result(DONE)
+            for rank in range(self._num_workers):
+                self._report(Membership("join", rank, 0, 0, 0.0))
         self._clock.resume()
         while result is None:
             first = self.version * self._num_workers
@@ -127,9 +139,50 @@ class AllReduce:
             result = self._evaluate()
         return result or Result(DONE)
 
+    def state_dict(self) -> Plain:
+        """All that decides the rest of a run that was stopped, the same on every rank; called by all together."""
+        workers = self._gather_texts(json.dumps(self._worker_before))
+        return {
+            "parameters": self._flat.parameters,
+            "optimizer": self._optimizer.state_dict(),
+            "workers": workers,
+            "version": self.version,
+            "num_samples": self.num_samples,
+            "points": self._points.state_dict(),
+            "clock": self._clock.state_dict(),
+            "evaluated_version": self._evaluated_version,
+            "agreed_seconds": self._agreed_seconds,
+        }
+
+    def load_state_dict(self, state: Plain) -> None:
+        """Go on from `state` at the next `run`; called by all ranks together.
+
+        DDP orders its buckets anew after the first backward pass, and the order decides how sums are rounded. So a
+        gradient that nobody uses is computed first, where the run before had computed one.
+        """
+        if state["version"] > 0:
+            self._worker.gradient(0, lambda weight: 1.0)
+        with torch.no_grad():
+            self._flat.parameters.copy_(state["parameters"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._worker.load_state_dict(json.loads(state["workers"][self._rank]))
+        self.version, self.num_samples = state["version"], state["num_samples"]
+        self._points.load_state_dict(state["points"])
+        self._clock.load_state_dict(state["clock"])
+        self._evaluated_version, self._agreed_seconds = state["evaluated_version"], state["agreed_seconds"]
+        self._straggling.skip(self.version)
+
+    def _save(self) -> None:
+        state = self.state_dict()
+        if self._rank == 0:
+            self._saver.save(
+                state, version=self.version, num_samples=self.num_samples, train_seconds=self._clock.seconds
+            )
+
     def _step(self, first: int, busy: int) -> Result | None:
         """One update of all ranks from batches `first` on; ranks from `busy` on have none left and add nothing."""
         began = time.perf_counter()
+        self._worker_before = self._worker.state_dict()
         waited = stretched = 0.0
         weights = torch.zeros(self._num_workers, dtype=torch.float64)
         control = _GOES_ON
@@ -138,6 +191,8 @@ class AllReduce:
                 control = _STOP_REQUESTED
             elif self._budget.seconds is not None and self._clock.seconds >= self._budget.seconds:
                 control = _TIME_IS_UP
+            elif self._saver.due(self.num_samples):
+                control = _SAVE
 
         def weigh(weight: float) -> float:
             nonlocal weights, waited, control, stretched
@@ -154,8 +209,12 @@ class AllReduce:
 
         index = first + self._rank if self._rank < busy else first
         gradient = self._worker.gradient(index, weigh)
+        if control == _TIME_IS_UP:
+            return Result(DONE)
         if control != _GOES_ON:
-            return Result(DONE) if control == _TIME_IS_UP else Result(INTERRUPTED, "interrupted by the user")
+            self._save()  # of the version before this step
+        if control == _STOP_REQUESTED:
+            return Result(INTERRUPTED, "interrupted by the user")
         computed = time.perf_counter()
         self._own_seconds = computed - began - waited - stretched
         self.num_samples += busy * self._batch_size

@@ -7,6 +7,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from asyncsgd.evaluation import measured
 from asyncsgd.packing import Plain
@@ -19,6 +20,30 @@ POLL_SECONDS = 0.5
 
 Report = Callable[[Record], None]
 """Receives every record of a run, in order, in the process that owns the run folder."""
+
+
+class Saver(Protocol):
+    """Takes the state of a run for a checkpoint; see `asyncsgd.checkpoints`."""
+
+    def due(self, num_samples: int) -> bool:
+        """Whether a state is wanted now that so many samples have arrived."""
+
+    def save(self, state: Plain, *, version: int, num_samples: int, train_seconds: float) -> None:
+        """Copy `state` and keep the copy; returns before it is written."""
+
+
+class NeverSaves:
+    """A `Saver` of runs without a folder."""
+
+    def due(self, num_samples: int) -> bool:
+        return False
+
+    def save(self, state: Plain, *, version: int, num_samples: int, train_seconds: float) -> None:
+        return
+
+
+STOPPED = "the run was stopped, and goes on from a checkpoint"
+"""Why workers leave where a run of real workers is resumed: the gradients that they had in flight are lost."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +98,7 @@ class EvaluationPoints:
 
     def __init__(self, budget: Budget, count: int) -> None:
         self._by_samples = budget.samples is not None
+        self._taken = -math.inf  # all points up to here
         whole = budget.samples if budget.samples is not None else budget.seconds
         # The last point is the budget itself, since whole * count / count may differ from it in the last bit.
         self._points = [] if whole is None else [*(whole * k / count for k in range(1, count)), whole]
@@ -86,15 +112,16 @@ class EvaluationPoints:
         """The points up to `now`, in the budget's own unit; they count as taken."""
         due = list(itertools.takewhile(lambda point: point <= now, self._points))
         del self._points[: len(due)]
+        self._taken = max(self._taken, now)
         return due
 
     def state_dict(self) -> Plain:
-        """The points left; see `asyncsgd.packing`."""
-        return {"left": list(self._points)}
+        """The points taken; see `asyncsgd.packing`."""
+        return {"taken": self._taken}
 
     def load_state_dict(self, state: Plain) -> None:
-        """Go on with the points left in `state`."""
-        self._points = list(state["left"])
+        """Go on after the points taken in `state`. With a larger budget they lie elsewhere."""
+        self.due(state["taken"])
 
 
 class TrainingClock:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from typing import ClassVar
 
+from asyncsgd.packing import Plain
 from asyncsgd.records.events import Event
 from asyncsgd.runtime.base import POLL_SECONDS, Result
 from asyncsgd.runtime.parameter_server import ParameterServer
@@ -38,6 +39,7 @@ class Hogwild(ParameterServer):
 
     _steps_at_workers: ClassVar[bool] = True
     _transport: SharedMemoryServer
+    _stands_still = False
 
     def run(self) -> Result:
         """Train until the budget is spent and the last worker has stopped stepping; blocks."""
@@ -54,10 +56,33 @@ class Hogwild(ParameterServer):
         self._transport.segment.control[SAMPLES] = self._server.num_samples
         return applied
 
+    def state_dict(self) -> Plain:
+        """As of any `ParameterServer`, with the optimizer state that all workers share. Their own states are lost with
+        them.
+        """
+        return super().state_dict() | {"shared": self._transport.extra}
+
+    def load_state_dict(self, state: Plain) -> None:
+        super().load_state_dict(state)
+        self._transport.extra.copy_(state["shared"])
+        self._transport.segment.control[SAMPLES] = self._server.num_samples
+
+    def _save(self) -> None:
+        """Workers write while a vector is copied, so they stand still meanwhile."""
+        stood_still = self._stands_still
+        self._quiesce()
+        super()._save()
+        if not stood_still and self._clock.running:
+            self._resume()
+            self._flush()
+
     def _quiesce(self) -> None:
-        self._holding: list[int] = []
+        if self._stands_still:
+            return
+        if not self._transport.segment.control[FROZEN]:
+            self._holding: list[int] = []
         self._transport.segment.control[FROZEN] = 1
-        waiting_for = set(self._server.in_flight) - {worker for worker, _ in self._outbox}
+        waiting_for = set(self._server.in_flight) - {worker for worker, _ in self._outbox} - set(self._holding)
         while waiting_for:
             for worker, message in self._wait():
                 waiting_for.discard(worker)
@@ -68,10 +93,12 @@ class Hogwild(ParameterServer):
                     self._report(self._apply(worker, message)[1])
                 elif isinstance(message, Lost):
                     self._lose(worker, message.reason)
+        self._stands_still = True
 
     def _resume(self) -> None:
         if self._server.in_flight:
             self._evaluated_version = None  # from here on workers may step before this process hears of it
+        self._stands_still = False
         self._transport.segment.control[FROZEN] = 0
         for worker in self._holding:
             self._transport.send(worker, Proceed())

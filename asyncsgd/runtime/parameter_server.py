@@ -13,14 +13,18 @@ from typing import ClassVar
 
 from asyncsgd.batches import Batches
 from asyncsgd.dispatcher import Dispatcher, Launched, Taken
+from asyncsgd.packing import Plain
 from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Event, Fault
 from asyncsgd.runtime.base import (
     POLL_SECONDS,
+    STOPPED,
     Budget,
     EvaluationPoints,
     Interrupted,
+    NeverSaves,
     Report,
     Result,
+    Saver,
     TrainingClock,
     diverged,
     evaluation_record,
@@ -58,6 +62,7 @@ class ParameterServer:
         evaluations: how many evaluations after the first.
         layout: `Layout.fingerprint` that every worker must have.
         report: receives the records.
+        saver: takes states for checkpoints, and one when the run is asked to stop.
         dead: tells how a worker's process ended, for messages and for workers that die before they connect.
         stop_requested: looked at between messages; once it is true the run ends as INTERRUPTED.
 
@@ -81,6 +86,7 @@ class ParameterServer:
         evaluations: int,
         layout: str,
         report: Report,
+        saver: Saver | None = None,
         dead: Dead = lambda worker, seconds: None,
         stop_requested: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -91,6 +97,7 @@ class ParameterServer:
         self._points = EvaluationPoints(budget, evaluations)
         self._layout = layout
         self._report = report
+        self._saver = saver or NeverSaves()
         self._dead = dead
         self._stop_requested = stop_requested
         self._clock = TrainingClock()
@@ -111,6 +118,9 @@ class ParameterServer:
         self._lost_meanwhile: list[tuple[int, str]] = []  # in an evaluation, which must not change anything
         self._evaluated_version: int | None = None
         self._reasons: list[str] = []
+        self._has_begun = False  # whether workers have joined, here or in the run that is resumed
+        self._is_evaluating = False
+        self._evaluation_due = False  # the run was stopped amid one
 
     @property
     def train_seconds(self) -> float:
@@ -118,7 +128,8 @@ class ParameterServer:
         return self._clock.seconds
 
     def run(self) -> Result:
-        """Train until the budget is spent and stop the workers; blocks. Called once.
+        """Train until the budget is spent and stop the workers; blocks. Called once, on a new object or on one that
+        has loaded a state.
 
         Returns:
             DONE; DIVERGED when a loss is not finite; FAILED when no worker is left; INTERRUPTED when asked to stop.
@@ -126,6 +137,10 @@ class ParameterServer:
         try:
             return self._run()
         except Interrupted:
+            self._stop_requested = lambda: False  # what comes now has to be waited for
+            self._clock.pause()
+            if self._has_begun:
+                self._save()
             return Result(INTERRUPTED, "interrupted by the user")
         finally:
             for worker in range(self._num_workers):
@@ -133,18 +148,86 @@ class ParameterServer:
 
     def _run(self) -> Result:
         self._await_workers()
-        result = self._evaluate()
+        result = self._go_on() if self._has_begun else self._evaluate()
         if result is None and self._budget.samples != 0:
             self._clock.resume()
-            for worker in sorted(self._present):
-                self._join(worker)
+            if not self._has_begun:
+                self._join_all()
+            self._has_begun = True
             self._flush()
             while result is None:
                 result = self._advance()
+                if result is None and self._saver.due(self._server.num_samples):
+                    self._save()
         self._clock.pause()
         if (result is None or result.status == DONE) and self._evaluated_version != self._server.version:
             result = self._evaluate(last=True)
         return result or Result(DONE)
+
+    def state_dict(self) -> Plain:
+        """All that decides the rest of a run that was stopped; see `asyncsgd.packing`.
+
+        Workers that are processes have no part in it: see `_go_on`.
+        """
+        return {
+            "server": self._server.state_dict(),
+            "dispatcher": self._dispatcher.state_dict(),
+            "points": self._points.state_dict(),
+            "clock": self._clock.state_dict(),
+            "workers": self._transport.state_dict(),
+            "evaluated_version": self._evaluated_version,
+            "evaluation_due": self._is_evaluating,
+        }
+
+    def load_state_dict(self, state: Plain) -> None:
+        """Go on from `state` at the next `run`."""
+        self._server.load_state_dict(state["server"])
+        self._dispatcher.load_state_dict(state["dispatcher"])
+        self._points.load_state_dict(state["points"])
+        self._clock.load_state_dict(state["clock"])
+        if state["workers"] is not None:
+            self._transport.load_state_dict(state["workers"])
+        self._evaluated_version = state["evaluated_version"]
+        self._evaluation_due = state["evaluation_due"]
+        self._has_begun = True
+
+    def _save(self) -> None:
+        self._saver.save(
+            self.state_dict(),
+            version=self._server.version,
+            num_samples=self._server.num_samples,
+            train_seconds=self._clock.seconds,
+        )
+
+    def _go_on(self) -> Result | None:
+        """Bring the workers to where the state left them; the result, if an evaluation that was due ends the run.
+
+        Workers in this process compute what they had in flight. Processes are new: what was in flight is lost, its
+        batches are handed out again, and the rule sees everybody leave and join.
+        """
+        if self._transport.state_dict() is not None:
+            flights = sorted(self._server.in_flight.items(), key=lambda item: item[1].dispatch)
+            self._outbox = [(worker, self._command(worker, flight.dispatch)) for worker, flight in flights]
+            return self._evaluate_what_is_due()
+        busy = self._server.in_flight
+        for worker in sorted(self._server.workers, key=lambda worker: (worker in busy, worker)):
+            launched, record = self._dispatcher.leave(worker, STOPPED)
+            self._prepare(launched, record.abandoned)
+            self._outbox = [(other, command) for other, command in self._outbox if other != worker]
+            self._report(record)
+        result = self._evaluate_what_is_due()
+        self._join_all()
+        return result
+
+    def _evaluate_what_is_due(self) -> Result | None:
+        """Evaluate if the run was stopped amid an evaluation; the result, if that ends the run."""
+        if not self._evaluation_due:
+            return None
+        return self._evaluate(last=self._budget.spent_by(self._server.num_samples))
+
+    def _join_all(self) -> None:
+        for worker in sorted(self._present):
+            self._join(worker)
 
     def _advance(self) -> Result | None:
         """Handle what comes next; the result, once the run is over."""
@@ -231,16 +314,19 @@ class ParameterServer:
         self._outbox = [(worker, command) for worker, command in self._outbox if command.dispatch not in abandoned]
         for worker, dispatch in zip(launched.workers, launched.dispatches, strict=True):
             launch = self._dispatcher.launch_of(worker)
-            exact_version = None
             if launch.point is not None:
                 if abandoned:
                     # The slot that would hold the point may still be written by the gradient that was abandoned.
                     name = self._server.rule.name
                     raise RuntimeError(f"rule {name} abandons and starts at exact points, which real workers cannot do")
-                exact_version = launch.version
                 self._transport.gradient(worker).copy_(launch.point)
-            command = Compute(dispatch, self._dispatcher.batches_of(worker), launch.learning_rate, exact_version)
-            self._outbox.append((worker, command))
+            self._outbox.append((worker, self._command(worker, dispatch)))
+
+    def _command(self, worker: int, dispatch: int) -> Compute:
+        """What `worker` is told to compute."""
+        launch = self._dispatcher.launch_of(worker)
+        exact_version = None if launch.point is None else launch.version
+        return Compute(dispatch, self._dispatcher.batches_of(worker), launch.learning_rate, exact_version)
 
     def _flush(self) -> None:
         for worker, command in self._outbox:
@@ -296,6 +382,7 @@ class ParameterServer:
     def _evaluate(self, *, last: bool = False) -> Result | None:
         """Evaluate the current version exactly; the result, if that ends the run. After the last nothing goes on."""
         running = self._clock.running
+        self._is_evaluating = True
         self._quiesce()
         if running:
             self._clock.pause()
@@ -313,6 +400,7 @@ class ParameterServer:
             eval_seconds=time.perf_counter() - began,
         )
         self._evaluated_version = evaluation.version
+        self._is_evaluating = False
         self._report(evaluation)
         result = verdict_of_evaluation(evaluation, self._budget)
         if result is None and not last:

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -14,10 +15,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from asyncsgd.checkpoints import Policy, StateWriter, load_state
 from asyncsgd.flat import FlatModel
 from asyncsgd.optimizers import OptimizerRecipe
+from asyncsgd.packing import Plain
 from asyncsgd.runtime.all_reduce import TIMEOUT, AllReduce
-from asyncsgd.runtime.base import Budget, Report, Result
+from asyncsgd.runtime.base import Budget, Report, Result, Saver
 from asyncsgd.runtime.transport.shared_memory import Segment
 from asyncsgd.runtime.worker_process import Assignment, Straggling, set_up_process
 from asyncsgd.schedules import Schedule
@@ -39,6 +42,8 @@ class Training:
     evaluations: int
     find_unused: bool = False
     """Whether some parameters have no gradient; what rank 0 has here holds for all ranks."""
+    resume: tuple[Path, str] | None = None
+    """The run folder and the name of the checkpoint that the run goes on from. Every rank reads it."""
 
     def run(
         self,
@@ -46,6 +51,7 @@ class Training:
         flat: FlatModel,
         report: Report,
         stop_requested: Callable[[], bool] = lambda: False,
+        saver: Saver | None = None,
     ) -> tuple[Result, AllReduce]:
         """Train this rank's replica on the initialised process group; blocks, called by all ranks."""
         runtime = AllReduce(
@@ -58,9 +64,39 @@ class Training:
             find_unused=self.find_unused,
             report=report,
             straggling=Straggling.of(assignment, dist.get_rank()),
+            saver=saver,
             stop_requested=stop_requested,
         )
+        if self.resume is not None:
+            folder, name = self.resume
+            runtime.load_state_dict(load_state(folder, name, flat.parameters.device))
         return runtime.run(), runtime
+
+
+class SaverOfRank:
+    """Writes the states of rank 0 to the run folder and tells the parent, which owns it.
+
+    Args:
+        records: the pipe to the parent.
+        folder: of the run.
+        num_samples: that have arrived when it begins.
+    """
+
+    def __init__(self, records: Connection, folder: Path, policy: Policy, num_samples: int) -> None:
+        self._records, self._lock = records, threading.Lock()
+        self._writer = StateWriter(folder, policy, self.send, num_samples)
+        self.due = self._writer.due
+        self.finish = self._writer.finish
+
+    def send(self, message: object) -> None:
+        """Send the parent a message; the thread that writes a state does so too."""
+        with self._lock:
+            self._records.send(message)
+
+    def save(self, state: Plain, *, version: int, num_samples: int, train_seconds: float) -> None:
+        """See `Saver`."""
+        self.send(self._writer.take(state, version=version, num_samples=num_samples, train_seconds=train_seconds))
+        self._writer.start()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +109,10 @@ class Meeting:
     segment: Path
     """Shared: the initial parameters at first, rank 0's final ones at last."""
     size: int
+    folder: Path | None
+    """Of the run; None: nothing is written."""
+    policy: Policy
+    """Of its checkpoints."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,8 +160,15 @@ def serve_rank(
         flat = FlatModel(assignment.task.model(assignment.seed).to(assignment.device))
         with torch.no_grad():
             flat.parameters.copy_(segment.floats)
+        saver = None
         report: Report = (lambda record: None) if records is None else records.send
-        result, runtime = training.run(assignment, flat, report, lambda: bool(segment.control[STOP_REQUESTED]))
+        if records is not None and meeting.folder is not None:
+            begins = 0 if training.resume is None else int(training.resume[1])
+            saver = SaverOfRank(records, meeting.folder, meeting.policy, begins)
+            report = saver.send
+        result, runtime = training.run(assignment, flat, report, lambda: bool(segment.control[STOP_REQUESTED]), saver)
+        if saver is not None:
+            saver.finish()
         if records is not None:
             segment.floats.copy_(flat.parameters)
             records.send(Finished(result, runtime.version, runtime.num_samples, runtime.train_seconds))

@@ -30,7 +30,16 @@ from asyncsgd.dispatcher import MANY, Dispatcher, Launched, Taken
 from asyncsgd.evaluation import Measured
 from asyncsgd.packing import Plain, classes_in, pack, unpack
 from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Evaluation, Fault
-from asyncsgd.runtime.base import Budget, EvaluationPoints, Report, Result, diverged, verdict_of_evaluation
+from asyncsgd.runtime.base import (
+    Budget,
+    EvaluationPoints,
+    NeverSaves,
+    Report,
+    Result,
+    Saver,
+    diverged,
+    verdict_of_evaluation,
+)
 from asyncsgd.runtime.computation import Computation
 from asyncsgd.server import Server
 from asyncsgd.simulation.churn import Change, Join, absent_at_first
@@ -69,6 +78,7 @@ class Virtual:
         report: receives the records; None where nobody wants an Event per arrival, only evaluations in `evaluations`.
         network: links to the server; None: transfers take no time.
         churn: who leaves and joins when, in the order of time.
+        saver: takes states for checkpoints, and one when the run is asked to stop.
         stop_requested: looked at between events.
     """
 
@@ -87,6 +97,7 @@ class Virtual:
         report: Report | None = None,
         network: Network | None = None,
         churn: Sequence[Change] = (),
+        saver: Saver | None = None,
         stop_requested: Callable[[], bool] = lambda: False,
     ) -> None:
         self._server, self._computation, self._sampler = server, computation, sampler
@@ -105,6 +116,7 @@ class Virtual:
         )
         self._points = EvaluationPoints(budget, evaluations)
         self._report = report
+        self._saver = saver or NeverSaves()
         self._stop_requested = stop_requested
         self.evaluations: list[Evaluation] = []
         self.num_arrivals = 0
@@ -135,9 +147,21 @@ class Virtual:
                         self._join(worker)
                 while result is None:
                     result = self._advance()
+                    if result is None and self._saver.due(self._server.num_samples):
+                        self._save()
+            if result.status == INTERRUPTED:
+                self._save()
         if (result is None or result.status == DONE) and self.evaluations[-1].version != self._server.version:
             result = self._evaluate() or Result(DONE)
         return result or Result(DONE)
+
+    def _save(self) -> None:
+        self._saver.save(
+            self.state_dict(),
+            version=self._server.version,
+            num_samples=self._server.num_samples,
+            train_seconds=self.train_seconds,
+        )
 
     def state_dict(self) -> Plain:
         """All that decides the rest of a run that was stopped; see `asyncsgd.packing`.
@@ -174,7 +198,7 @@ class Virtual:
         self._heap, self._uploads = unpack(state["heap"], {}), unpack(state["uploads"], {})
         self._link_free, self._dead = state["link_free"], state["dead"]
         self._changes = self._changes[len(self._changes) - state["changes_left"] :]
-        self._draws = state["draws"].numpy().copy()
+        self._draws = state["draws"].cpu().numpy().copy()
         self._idle_since = list(state["idle_since"])
         self._pulled_at, self._computed_at = dict(state["pulled_at"]), dict(state["computed_at"])
 

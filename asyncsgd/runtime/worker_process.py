@@ -77,6 +77,10 @@ class Straggling:
             None if assignment.speeds is None else assignment.speeds.on(assignment.num_workers, assignment.seed), worker
         )
 
+    def skip(self, num_gradients: int) -> None:
+        """Go on after so many gradients."""
+        self._draw += num_gradients
+
     def wait_seconds(self, computed_seconds: float, num_gradients: int = 1) -> float:
         """How long to wait after `num_gradients` that have taken `computed_seconds` together."""
         if self._sampler is None:

@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 from asyncsgd.errors import UsageError
-from asyncsgd.experiment import Course, Experiment, cache_folder, setup_of
+from asyncsgd.experiment import Course, Experiment, cache_folder, policy_of, setup_of
 from asyncsgd.flat import FlatModel
 from asyncsgd.init_from import Origin, read_origin
 from asyncsgd.runtime.base import Budget
@@ -50,6 +50,7 @@ def finetuning(settings: FinetuneSettings) -> Experiment:
         },
         describe=lambda task, flat: _describe(settings, origin, task, flat),
         saves_model=settings.output.save_model,
+        checkpoints=lambda task: policy_of(settings.output, task),
     )
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from asyncsgd import models
-from asyncsgd.experiment import Experiment, cache_folder, course_of, setup_of
+from asyncsgd.experiment import Experiment, cache_folder, course_of, policy_of, setup_of
 from asyncsgd.flat import FlatModel
 from asyncsgd.settings.training import Settings
 from asyncsgd.tasks.base import Task
@@ -32,6 +32,7 @@ def pretraining(settings: Settings) -> Experiment:
             "speeds": settings.job.speeds or ("constant:1" if settings.job.clock == "virtual" else None),
         },
         describe=_describe,
+        checkpoints=lambda task: policy_of(settings.output, task),
     )
 
 

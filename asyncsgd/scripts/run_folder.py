@@ -26,6 +26,9 @@ class HasOutput(Protocol):
 
 S = TypeVar("S", bound=HasOutput)
 
+CHECKPOINTS = "checkpoints"
+"""See `asyncsgd.checkpoints`."""
+
 _TORN_SETTINGS = "settings.yaml.partial"
 """What `asyncsgd.records.run_folder.write_text` calls a file that is still being written."""
 
@@ -48,7 +51,10 @@ def open_finetune_folder(settings: FinetuneSettings, command: str) -> RunFolder:
 def open_folder(
     name: str, flags: Flags[S], settings: S, command: str, *, task: str | None, better: Mapping[str, str]
 ) -> RunFolder:
-    """Make a run's folder and write its settings.
+    """Make a run's folder and write its settings, or open that of a run that goes on.
+
+    With ``--resume`` the run in that folder goes on from its last checkpoint. So does one that ``--run-dir`` names, if
+    it has a checkpoint and is not DONE.
 
     Without ``--run-dir`` the folder is called `name`, and a repetition gets the next number behind it. With it, the
     folder must be new, or hold a run that has not trained, or hold a run with the same settings that is not DONE. An
@@ -59,10 +65,12 @@ def open_folder(
         task, better: for the header of the records; see `RunFolder`.
 
     Raises:
-        UsageError: if the folder holds another run, or cannot be written.
+        UsageError: if the folder holds another run, has no checkpoint to go on from, or cannot be written.
     """
     output = settings.output
     try:
+        if (resumes := _resumes(output)) is not None:
+            return _open_again(resumes, flags, settings, command)
         if output.run_dir is None:
             path = free_folder(Path(output.runs_dir), name)
             events = own(path)
@@ -80,6 +88,45 @@ def open_folder(
         where, flag = (output.runs_dir, "--runs-dir") if output.run_dir is None else (output.run_dir, "--run-dir")
         raise UsageError(f"{where} cannot be written ({error.strerror}); type {flag} FOLDER") from error
     return folder
+
+
+def _resumes(output: Output) -> Path | None:
+    """The folder of the run that goes on, if one does."""
+    if output.resume is not None:
+        return Path(output.resume)
+    if output.run_dir is None or output.overwrite:
+        return None
+    path = Path(output.run_dir)
+    return path if (path / CHECKPOINTS).is_dir() and _summary(path).get("status") != DONE else None
+
+
+def _open_again(path: Path, flags: Flags[S], settings: S, command: str) -> RunFolder:
+    """Open the folder of a run that goes on."""
+    from asyncsgd.checkpoints import find, forget_after  # imports torch, which is slow
+
+    with contextlib.ExitStack() as undo:
+        events = undo.enter_context(own(path))
+        old = flags.make(flags.load_yaml(path / "settings.yaml"))
+        before, now = flags.flatten(old), flags.flatten(settings)
+        different = flags.differing_keys(before, now)
+        if [key for key, was, wanted in different if not (key == "samples" and _is_more(was, wanted))]:
+            listed = ", ".join(f"{key} {was} -> {wanted}" for key, was, wanted in different)
+            raise UsageError(f"{path} cannot go on with other settings ({listed}); drop them, only --samples may grow")
+        if _summary(path).get("status") == DONE and not different:
+            raise UsageError(f"{path} is DONE; type a larger --samples to train on, or another folder for a new run")
+        size = (path / EVENTS).stat().st_size
+        found = find(path, lambda checkpoint: checkpoint.events_bytes <= size)
+        forget_after(found)
+        if different:
+            comment = f"{command}\nwhich went on after {before['samples']} samples"
+            write_text(path / "settings.yaml", flags.to_yaml(settings, comment=comment, places=False))
+        folder = RunFolder(path, events, resume=found)
+        undo.pop_all()
+    return folder
+
+
+def _is_more(was: object, wanted: object) -> bool:
+    return isinstance(was, int) and isinstance(wanted, int) and wanted > was
 
 
 def free_folder(parent: Path, name: str) -> Path:

@@ -428,6 +428,10 @@ class Flags(Generic[S]):
         typed = vars(namespace)
         config, print_config = typed.pop("config", None), typed.pop("print_config", False)
         given_extra = {name: typed.pop(name) for name in extra_flags if name in typed}
+        if config is None and "resume" in typed and "resume" in self.specs:
+            config = Path(typed["resume"]) / "settings.yaml"  # flags must agree with it, see `scripts.run_folder`
+            if not config.is_file():
+                raise UsageError(f"{typed['resume']} is not a run folder: it has no settings.yaml")
         values = {} if config is None else self.load_yaml(config)
         for name, text in typed.items():
             spec = self.specs[name]

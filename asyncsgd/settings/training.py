@@ -10,10 +10,12 @@ default < ``--config`` file < flag. A setting that would do nothing in the run i
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
+from asyncsgd.numbers import shortened
 from asyncsgd.settings.flags import Flags, flag_of, group, setting
 
 Mode = Literal["single", "sync", "async", "hogwild"]
@@ -196,6 +198,26 @@ class Output:
     runs_dir: str = setting("runs", "folder in which the run gets a folder of its own")
     run_dir: str | None = setting(None, "the run's folder itself", unset="named after the settings, in --runs-dir")
     overwrite: bool = setting(False, "run again where a run is already; the earlier one is kept as NAME.before-N")
+    resume: str | None = setting(
+        None,
+        "go on with the run in this folder, from its last checkpoint; --samples may grow",
+        unset="begin a new run",
+        example="runs/NAME",
+    )
+    checkpoint_every: str | None = setting(
+        None, "samples between two checkpoints, or e.g. 1epoch", unset="only at Ctrl-C and SIGTERM", example="5000"
+    )
+    checkpoint_seconds: float | None = setting(
+        None,
+        "seconds between two checkpoints",
+        unset="only at Ctrl-C and SIGTERM",
+        above=0,
+        at_most=MOST_SECONDS,
+        example=60,
+    )
+    keep: int = setting(
+        2, "checkpoints to keep; the best by evaluation loss stays beside them", at_least=1, at_most=MOST_EVALUATIONS
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -275,12 +297,24 @@ def contradictions_of_job(job: Job, optimizer: OptimizerName, momentum: float) -
         yield "--hogwild-state does nothing for --optimizer sgd without --momentum, which keeps no state; drop it"
 
 
+_EVERY = re.compile(r"[1-9][0-9]{0,11}|[0-9]{0,6}\.?[0-9]{1,6}epoch")
+"""A number of samples, or of epochs."""
+
+
 def contradictions_of_output(output: Output) -> Iterator[str]:
     """Yield what is wrong between settings of where a run is written."""
     if output.overwrite and output.run_dir is None:
         yield "--overwrite does nothing without --run-dir, since every run gets a new folder; name the folder"
     if output.run_dir is not None and output.runs_dir != Output().runs_dir:
         yield "--runs-dir does nothing when --run-dir names the run's folder; drop one of the two"
+    for name in ("run_dir", "overwrite"):
+        if output.resume is not None and getattr(output, name):
+            yield f"{flag_of(name)} does nothing with --resume, which goes on in the run's own folder; drop one"
+    if output.checkpoint_every is not None and not _EVERY.fullmatch(output.checkpoint_every):
+        yield (
+            f"--checkpoint-every must be a number of samples from 1 up, or epochs, got "
+            f"{shortened(output.checkpoint_every)}; type e.g. --checkpoint-every 5000, or --checkpoint-every 1epoch"
+        )
 
 
 def common_contradictions(settings: Common) -> Iterator[str]:

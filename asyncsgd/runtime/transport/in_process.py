@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
+from asyncsgd.packing import Plain
 from asyncsgd.runtime.transport.messages import Command, Compute, Computed, Evaluate, Evaluated, Message, Ready
 from asyncsgd.tasks.base import encode_sums
 from asyncsgd.worker import Worker
@@ -86,6 +87,12 @@ class InProcess:
             wait_seconds=0.0,
             loss_scales=gradient.loss_scales,
         )
+
+    def state_dict(self) -> Plain:
+        return self._worker.state_dict()
+
+    def load_state_dict(self, state: Plain) -> None:
+        self._worker.load_state_dict(state)
 
     def close(self) -> None:
         self._commands.clear()

@@ -42,6 +42,7 @@ import torch
 from torch import Tensor
 
 from asyncsgd.errors import UsageError, reason
+from asyncsgd.packing import Plain
 from asyncsgd.runtime.private_folder import new_folder, private_folder
 from asyncsgd.runtime.transport.backlog import Backlog
 from asyncsgd.runtime.transport.codec import LONGEST, Codec, ProtocolError
@@ -197,6 +198,11 @@ class SharedMemoryServer:
     def parameters(self) -> Tensor:
         return self.segment.floats[: self._size]
 
+    @property
+    def extra(self) -> Tensor:
+        """What was reserved behind the slots."""
+        return self.segment.floats[self._size * (1 + self._num_slots) : self._num_floats]
+
     def gradient(self, worker: int) -> Tensor:
         return self.segment.floats[self._size * (1 + worker) : self._size * (2 + worker)]
 
@@ -285,6 +291,12 @@ class SharedMemoryServer:
         for stranger in [stranger for stranger in self._strangers if time.monotonic() > stranger.deadline]:
             self._strangers.remove(stranger)
             stranger.socket.close()
+
+    def state_dict(self) -> None:
+        return None  # workers are processes
+
+    def load_state_dict(self, state: Plain) -> None:
+        raise ValueError(f"{type(self).__name__} has no state")
 
     def close(self) -> None:
         for connection in self._connections.values():

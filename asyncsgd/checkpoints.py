@@ -1,0 +1,358 @@
+"""Checkpoints: the state of a run on disk, from which it goes on as if it had never stopped.
+
+::
+
+    runs/<name>/checkpoints/
+      latest             name of the newest checkpoint that is whole
+      000000002400.pt    the state, for torch.load(weights_only=True)
+      000000002400.json  where in the run it was taken, and the size and hash of the state
+
+A state is plain values and tensors (see `asyncsgd.packing`), so reading one runs no code. Training stands still while
+the state is copied. A thread writes the copy. `latest` names a checkpoint only when all of it is durable.
+
+torch.save writes them and not torch.distributed.checkpoint: that one keeps its index as a pickle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asyncsgd import __version__
+from asyncsgd.errors import UsageError, reason
+from asyncsgd.packing import Plain
+from asyncsgd.records.console import Recorder
+from asyncsgd.records.events import Checkpointed
+from asyncsgd.records.run_folder import RunFolder, write_text
+
+SCHEMA = 1
+"""Of the state and of what is kept beside it. Another one is refused by name."""
+
+FOLDER = "checkpoints"
+LATEST = "latest"
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """When checkpoints are taken and how many are kept. One is taken at Ctrl-C and SIGTERM in any case."""
+
+    every: int | None = None
+    """Samples that have arrived between two of them."""
+    seconds: float | None = None
+    """Of wall time between two of them."""
+    keep: int = 2
+    """The newest ones. The one with the best evaluation loss is kept beside them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """A state that was written, or was not."""
+
+    name: str
+    num_bytes: int = 0
+    sha256: str = ""
+    error: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """What lies beside a state: where in the run it was taken."""
+
+    name: str
+    total_samples: int
+    version: int
+    train_seconds: float
+    eval_loss: float | None
+    """Of the last evaluation before it."""
+    num_bytes: int
+    sha256: str
+    """Of the file with the state."""
+    events_bytes: int
+    """Length of events.jsonl at this moment."""
+    totals: Mapping[str, Any]
+    """See `asyncsgd.records.totals.Totals.state`."""
+    schema: int = SCHEMA
+    asyncsgd: str = __version__
+    """The version that wrote it, for messages."""
+
+
+class StateWriter:
+    """Copies states and writes the copies in a thread, one at a time.
+
+    Args:
+        folder: of the run.
+        policy: when a state is due.
+        written: called in the thread with what was written.
+        num_samples: that have arrived when the run begins, or goes on.
+    """
+
+    def __init__(self, folder: Path, policy: Policy, written: Callable[[Written], None], num_samples: int = 0) -> None:
+        self._folder, self._policy, self._written = Path(folder) / FOLDER, policy, written
+        self._thread: threading.Thread | None = None
+        self._wait_for_next(num_samples)
+
+    def _wait_for_next(self, num_samples: int) -> None:
+        every = self._policy.every
+        self._next = None if every is None else (num_samples // every + 1) * every
+        self._last = time.monotonic()
+
+    def due(self, num_samples: int) -> bool:
+        """Whether a state is to be taken now. While one is still being written none is."""
+        by_samples = self._next is not None and num_samples >= self._next
+        seconds = self._policy.seconds
+        if not by_samples and (seconds is None or time.monotonic() - self._last < seconds):
+            return False
+        return self._thread is None or not self._thread.is_alive()
+
+    def take(self, state: Plain, *, version: int, num_samples: int, train_seconds: float) -> Checkpointed:
+        """Copy `state` and begin to write it; the record of it. `start` the thread after the record was reported."""
+        self.finish()
+        began = time.perf_counter()
+        copy = copied(state, {})
+        name = f"{num_samples:012d}"
+        self._wait_for_next(num_samples)
+        self._thread = threading.Thread(target=self._write, args=(name, copy), name="checkpoint", daemon=True)
+        return Checkpointed(name, version, num_samples, train_seconds, time.perf_counter() - began)
+
+    def start(self) -> None:
+        """Begin to write what `take` has copied."""
+        assert self._thread is not None
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Wait until nothing is being written any more."""
+        if self._thread is not None and self._thread.is_alive():
+            self._thread.join()
+
+    def _write(self, name: str, state: Plain) -> None:
+        path = self._folder / f"{name}.pt"
+        partial = path.with_suffix(".partial")
+        try:
+            self._folder.mkdir(exist_ok=True)
+            with open(partial, "wb") as file:
+                torch.save({"schema": SCHEMA, "state": state}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            done = Written(name, partial.stat().st_size, sha256_of(partial))
+            os.replace(partial, path)
+            _sync_folder(self._folder)
+        except (OSError, RuntimeError) as error:  # torch says in a RuntimeError that a disk is full
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            done = Written(name, error=reason(error) if isinstance(error, OSError) else str(error).splitlines()[0])
+        self._written(done)
+
+
+class Checkpoints:
+    """The checkpoints of a run, in the process that owns its folder.
+
+    Args:
+        folder: of the run.
+        policy: how many are kept.
+        tell: says a line to the user.
+    """
+
+    def __init__(self, folder: Path, policy: Policy, tell: Callable[[str], None]) -> None:
+        self._run, self._policy, self._tell = Path(folder), policy, tell
+        self._marks: dict[str, dict[str, Any]] = {}
+
+    def mark(self, record: Checkpointed, events_bytes: int, totals: Mapping[str, Any]) -> None:
+        """Note where in the records a state was taken; to be called as soon as its record is written."""
+        last = totals["last"]
+        self._marks[record.name] = {
+            "total_samples": record.total_samples,
+            "version": record.version,
+            "train_seconds": record.train_seconds,
+            "eval_loss": None if last is None else last["loss"],
+            "events_bytes": events_bytes,
+            "totals": totals,
+        }
+
+    def complete(self, written: Written) -> None:
+        """The state is on disk: name it as the latest, and remove those that are not kept."""
+        mark = self._marks.pop(written.name)
+        folder = self._run / FOLDER
+        error = written.error
+        if not error:
+            made = Checkpoint(name=written.name, num_bytes=written.num_bytes, sha256=written.sha256, **mark)
+            try:
+                write_text(folder / f"{made.name}.json", json.dumps(dataclasses.asdict(made), indent=2) + "\n")
+                write_text(folder / LATEST, made.name + "\n")
+                _sync_folder(folder)
+            except OSError as failed:
+                error = reason(failed)
+        if error:
+            before = _latest_name(folder)
+            left = "there is none before it" if before is None else f"the last good one is {before}"
+            self._tell(f"checkpoint {written.name} could not be written ({error}); the run goes on, and {left}")
+            return
+        self._remove_old(folder, made.name)
+
+    def _remove_old(self, folder: Path, newest: str) -> None:
+        found = [checkpoint for checkpoint in _all(folder) if checkpoint.name <= newest]
+        losses = [checkpoint for checkpoint in found if checkpoint.eval_loss is not None]
+        best = min(losses, key=lambda checkpoint: (checkpoint.eval_loss, checkpoint.name), default=None)
+        kept = {checkpoint.name for checkpoint in found[-self._policy.keep :]} | {newest}
+        for checkpoint in found:
+            if checkpoint.name not in kept and checkpoint != best:
+                for suffix in (".json", ".pt"):  # in this order, so that no description is left without its state
+                    with contextlib.suppress(OSError):
+                        (folder / (checkpoint.name + suffix)).unlink()
+
+
+class RunSaver:
+    """Takes the states of a run in the process that owns its folder.
+
+    Args:
+        folder: of the run.
+        policy: when states are taken.
+        checkpoints: of the same run.
+        record: gets the record of every state; its `totals` are kept beside the state.
+    """
+
+    def __init__(self, folder: RunFolder, policy: Policy, checkpoints: Checkpoints, record: Recorder) -> None:
+        self._folder, self._checkpoints, self._record = folder, checkpoints, record
+        begins = 0 if folder.resume is None else folder.resume.checkpoint.total_samples
+        self._writer = StateWriter(folder.path, policy, checkpoints.complete, begins)
+        self.due = self._writer.due
+        self.finish = self._writer.finish
+
+    def save(self, state: Plain, *, version: int, num_samples: int, train_seconds: float) -> None:
+        """See `asyncsgd.runtime.base.Saver`."""
+        taken = self._writer.take(state, version=version, num_samples=num_samples, train_seconds=train_seconds)
+        self._record(taken)
+        self._checkpoints.mark(taken, self._folder.num_bytes(), self._record.totals.state())
+        self._writer.start()
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """The checkpoint from which a run goes on."""
+
+    folder: Path
+    """Of the run."""
+    checkpoint: Checkpoint
+    notes: tuple[str, ...] = ()
+    """What the user is told of newer ones that are damaged."""
+
+    def load(self, device: str | torch.device = "cpu") -> Plain:
+        """The state, its tensors on `device`."""
+        return load_state(self.folder, self.checkpoint.name, device)
+
+
+def load_state(folder: Path, name: str, device: str | torch.device = "cpu") -> Plain:
+    """The state of checkpoint `name` of the run in `folder`, its tensors on `device`."""
+    return torch.load(folder / FOLDER / f"{name}.pt", map_location=device, weights_only=True)["state"]
+
+
+def find(folder: Path, fits: Callable[[Checkpoint], bool] = lambda checkpoint: True) -> Found:
+    """The newest checkpoint of a run that is whole.
+
+    Args:
+        folder: of the run.
+        fits: says which ones may be taken.
+
+    Raises:
+        UsageError: if there is none, or it is of another schema.
+    """
+    notes = []
+    latest = _latest_name(folder / FOLDER)
+    names = [path.stem for path in sorted((folder / FOLDER).glob("*.json"), reverse=True)]
+    for name in names:
+        if latest is not None and name > latest:
+            continue  # its writer was stopped before it was durable
+        checkpoint = _read(folder / FOLDER / f"{name}.json")
+        if checkpoint is not None and checkpoint.schema != SCHEMA:
+            raise UsageError(
+                f"checkpoint {name} in {folder} has schema {checkpoint.schema} (asyncsgd {checkpoint.asyncsgd}), this "
+                f"version ({__version__}) reads schema {SCHEMA}; go on with that version"
+            )
+        if checkpoint is None or not _is_whole(folder / FOLDER / f"{name}.pt", checkpoint):
+            notes.append(f"checkpoint {name} is damaged and not used")
+        elif fits(checkpoint):
+            return Found(folder, checkpoint, tuple(notes))
+    found = f"{'; '.join(notes)}; there is no other" if notes else "there is none"
+    raise UsageError(
+        f"{folder} has no checkpoint to go on from: {found}. Train with --checkpoint-every SAMPLES or "
+        f"--checkpoint-seconds S to have some"
+    )
+
+
+def forget_after(found: Found) -> None:
+    """Remove the checkpoints after the one from which a run goes on: what they hold is computed again."""
+    folder = found.folder / FOLDER
+    write_text(folder / LATEST, found.checkpoint.name + "\n")
+    for path in folder.iterdir():
+        if path.name != LATEST and path.name.partition(".")[0] > found.checkpoint.name:
+            path.unlink()
+
+
+def sha256_of(path: Path) -> str:
+    """The hash of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def copied(value: Plain, made: dict[int, Tensor]) -> Plain:
+    """A copy that shares nothing with `value`, its tensors on the CPU. A tensor that is there twice is copied once.
+
+    Args:
+        made: the copies so far, by the id of their original; empty at first.
+    """
+    if isinstance(value, Tensor):
+        if id(value) not in made:
+            made[id(value)] = value.detach().to("cpu", copy=True)
+        return made[id(value)]
+    if isinstance(value, dict):
+        return {key: copied(item, made) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)([copied(item, made) for item in value])
+    return value
+
+
+def _is_whole(path: Path, checkpoint: Checkpoint) -> bool:
+    try:
+        return path.stat().st_size == checkpoint.num_bytes and sha256_of(path) == checkpoint.sha256
+    except OSError:
+        return False
+
+
+def _all(folder: Path) -> list[Checkpoint]:
+    """Those that can be read, oldest first."""
+    return [found for path in sorted(folder.glob("*.json")) if (found := _read(path)) is not None]
+
+
+def _read(path: Path) -> Checkpoint | None:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        names = {field.name for field in dataclasses.fields(Checkpoint)}
+        return Checkpoint(**{key: value for key, value in content.items() if key in names})
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def _latest_name(folder: Path) -> str | None:
+    try:
+        return (folder / LATEST).read_text(encoding="utf-8").strip() or None
+    except (OSError, ValueError):
+        return None
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make renames in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
