@@ -25,11 +25,12 @@ import torch
 from torch import nn
 
 from asyncsgd import modes
+from asyncsgd.checkpoints import Policy
 from asyncsgd.errors import RunError, UsageError, nearest
 from asyncsgd.experiment import PRECISIONS, SHAPES, Course, Experiment, Setup, cache_folder, describe, resolve_device
 from asyncsgd.optimizers import SGD, AdamW, BuildOptimizer, OptimizerRecipe
 from asyncsgd.recorded_run import difference_at_end, read_of_run, summary_to_replay
-from asyncsgd.records.events import FAILED, Evaluation, Record, read_events
+from asyncsgd.records.events import EVENTS, FAILED, Evaluation, Record, read_events
 from asyncsgd.records.run_folder import RunFolder, write_text
 from asyncsgd.replaying import PreparedReplay, experiment_of_run
 from asyncsgd.rules import parse_rule
@@ -41,7 +42,7 @@ from asyncsgd.runtime.log import read_log
 from asyncsgd.runtime.processes import fork_server
 from asyncsgd.runtime.ranks import Launch
 from asyncsgd.schedules import Schedule, WarmupSchedule
-from asyncsgd.scripts.run_folder import has_trained, set_aside
+from asyncsgd.scripts.run_folder import has_trained, open_again, set_aside
 from asyncsgd.tasks.base import Task
 from asyncsgd.training import carry_out, follow
 
@@ -113,6 +114,10 @@ def train(
     device: Literal["auto", "cpu", "cuda"] = "auto",
     precision: Literal["fp32", "bf16", "fp16"] = "fp32",
     folder: str | Path | None = None,
+    resume: bool = False,
+    checkpoint_every: int | None = None,
+    checkpoint_seconds: float | None = None,
+    keep: int = 2,
     cache: str | Path | None = None,
     quiet: bool = False,
     report: Callable[[Record], None] | None = None,
@@ -129,13 +134,19 @@ def train(
             over all workers. Seconds are those of the runtime's clock. `samples` or `seconds` must be given.
         evaluations: how many, beside the one at the start; spread evenly over the budget.
         optimizer: `AdamW()` (the default), `SGD(momentum)`, or any function from parameter groups to a torch optimizer.
-        learning_rate: the peak.schedule: how the learning rate falls after the peak.warmup: samples over which it
-            rises to the peak.
+        learning_rate: the peak.
+        schedule: how the learning rate falls after the peak.
+        warmup: samples over which it rises to the peak.
         weight_decay: on matrices only, as the optimizer defines it.
         clip_norm: the largest norm of a direction; a longer one is scaled down to it. 0: no clipping.
         seed: decides the initial model, the order of the data and dropout.
         device: ``auto`` takes cuda where there is one.
         folder: a new folder for the run's records and model. None: nothing is written.
+        resume: whether a run that is in `folder` already goes on from its last checkpoint. All arguments must be those
+            of the run; only `samples` may grow. Where the folder holds no run yet, one is begun.
+        checkpoint_every, checkpoint_seconds: samples and seconds between two checkpoints. None: one is written only
+            when the run is interrupted.
+        keep: how many checkpoints are kept, beside the one with the best evaluation loss.
         cache: where the task keeps what it prepares. None: the user's cache folder.
         quiet: print nothing.
         report: called with every record, in order.
@@ -182,7 +193,10 @@ def train(
         device,
         precision,
     )
-    experiment = asked.experiment(cache)
+    if folder is None and (resume or checkpoint_every or checkpoint_seconds):
+        raise UsageError("checkpoints are kept in the run's folder, and there is none; give folder=...")
+    policy = Policy(checkpoint_every, checkpoint_seconds, keep)
+    experiment = dataclasses.replace(asked.experiment(cache), checkpoints=lambda task: policy)
     launch = _launch(runtime)
     if launch.rank is not None and not launch.leads:
         raise SystemExit(follow(experiment))
@@ -190,8 +204,11 @@ def train(
         context = None
         if not runtime.in_one_process and not (launch.rank is not None and not runtime.has_server):
             context = fork_server(None, *task.preload)
-        opened = None if folder is None else _open_folder(Path(folder), asked)
+        opened = None if folder is None else _open_folder(Path(folder), asked, resume)
         seen: list[Evaluation] = []
+        if opened is not None and opened.resume is not None:
+            records = read_events(opened.path / EVENTS)
+            seen += [_evaluation(record) for record in records if record["kind"] == "evaluate"]
 
         def note(record: Record) -> None:
             if isinstance(record, Evaluation):
@@ -437,9 +454,13 @@ def _saved_model(folder: Path, settings: Mapping[str, Any], task: Task | None) -
     return model
 
 
-def _open_folder(path: Path, asked: _Asked) -> RunFolder:
+def _open_folder(path: Path, asked: _Asked, resume: bool) -> RunFolder:
     import yaml
 
+    if resume and (path / "settings.yaml").is_file() and has_trained(path):
+        before, now = read_of_run(path, "settings.yaml"), asked.settings()
+        different = [(key, before.get(key), now[key]) for key in now if before.get(key) != now[key]]
+        return open_again(path, different, yaml.safe_dump(now, sort_keys=False))
     if (path / "settings.yaml").is_file() and not has_trained(path):
         set_aside(path)  # a run that was refused has left nothing worth keeping
     if path.exists() and any(path.iterdir()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TextIO, TypeVar
 
@@ -101,14 +101,26 @@ def _resumes(output: Output) -> Path | None:
 
 
 def _open_again(path: Path, flags: Flags[S], settings: S, command: str) -> RunFolder:
-    """Open the folder of a run that goes on."""
+    before = flags.flatten(flags.make(flags.load_yaml(path / "settings.yaml")))
+    different = flags.differing_keys(before, flags.flatten(settings))
+    comment = f"{command}\nwhich went on after {before.get('samples')} samples"
+    return open_again(path, different, flags.to_yaml(settings, comment=comment, places=False))
+
+
+def open_again(path: Path, different: Sequence[tuple[str, object, object]], settings_yaml: str) -> RunFolder:
+    """Open the folder of a run that goes on from its last checkpoint that is whole.
+
+    Args:
+        different: the settings that are not those of the run: name, value in the run, value now.
+        settings_yaml: all settings, written where the run has become longer.
+
+    Raises:
+        UsageError: if anything but a larger number of samples differs, if the run is DONE, or has no checkpoint.
+    """
     from asyncsgd.checkpoints import find, forget_after  # imports torch, which is slow
 
     with contextlib.ExitStack() as undo:
         events = undo.enter_context(own(path))
-        old = flags.make(flags.load_yaml(path / "settings.yaml"))
-        before, now = flags.flatten(old), flags.flatten(settings)
-        different = flags.differing_keys(before, now)
         if [key for key, was, wanted in different if not (key == "samples" and _is_more(was, wanted))]:
             listed = ", ".join(f"{key} {was} -> {wanted}" for key, was, wanted in different)
             raise UsageError(f"{path} cannot go on with other settings ({listed}); drop them, only --samples may grow")
@@ -118,8 +130,7 @@ def _open_again(path: Path, flags: Flags[S], settings: S, command: str) -> RunFo
         found = find(path, lambda checkpoint: checkpoint.events_bytes <= size)
         forget_after(found)
         if different:
-            comment = f"{command}\nwhich went on after {before['samples']} samples"
-            write_text(path / "settings.yaml", flags.to_yaml(settings, comment=comment, places=False))
+            write_text(path / "settings.yaml", settings_yaml)
         folder = RunFolder(path, events, resume=found)
         undo.pop_all()
     return folder

@@ -1,0 +1,307 @@
+"""A run that was stopped and goes on from a checkpoint is the run that was never stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import asyncsgd
+from asyncsgd import UsageError, checkpoints, modes
+from asyncsgd.checkpoints import find, load_state
+from asyncsgd.optimizers import SGD, AdamW
+from asyncsgd.records.events import INTERRUPTED, read_events
+from asyncsgd.rules import ALL
+from asyncsgd.rules.base import Rule
+from asyncsgd.simulation.speeds import Exponential
+from asyncsgd.tasks.base import Batch
+
+SAMPLES, BATCH = 240, 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Noisy(asyncsgd.Task):
+    """A small net with dropout on two noisy classes."""
+
+    name = "noisy"
+    batch_size: int = BATCH
+
+    def model(self, seed: int) -> nn.Module:
+        with asyncsgd.seeded(seed):
+            return nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 2))
+
+    def data(self, seed: int) -> asyncsgd.TensorData:
+        draw = torch.Generator().manual_seed(seed)
+        x = torch.randn(96, 3, generator=draw)
+        y = (x.sum(1) + torch.randn(96, generator=draw) > 0).long()
+        return asyncsgd.TensorData((x, y), (x, y), self.batch_size, seed)
+
+    def outputs(self, model: nn.Module, batch: Batch) -> Any:
+        return model(batch[0])
+
+    def loss(self, outputs: Any, batch: Batch) -> torch.Tensor:
+        return nn.functional.cross_entropy(outputs, batch[1])
+
+
+def train(folder: Path, stop_at: int | None = None, **arguments: Any) -> asyncsgd.TrainedRun:
+    """A run, asked to stop as soon as it has reported `stop_at` samples."""
+    asked = []
+
+    def stop(record: Any) -> None:
+        if stop_at is not None and not asked and getattr(record, "total_samples", 0) >= stop_at:
+            asked.append(True)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    chosen: dict[str, Any] = {"samples": SAMPLES, "evaluations": 5, "learning_rate": 0.02, "device": "cpu"}
+    return asyncsgd.train(Noisy(), folder=folder, quiet=True, report=stop, **(chosen | arguments))
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    """What happened, without seconds, and without checkpoints and where the run went on."""
+    return [
+        {key: value for key, value in record.items() if not key.endswith("seconds")}
+        for record in read_events(folder / "events.jsonl")
+        if record["kind"] not in ("checkpoint", "resume")
+    ]
+
+
+def sha256(folder: Path) -> str:
+    return str(json.loads((folder / "summary.json").read_text())["parameters_sha256"])
+
+
+def results(folder: Path) -> dict[str, Any]:
+    summary = json.loads((folder / "summary.json").read_text())
+    return {key: value for key, value in summary.items() if "seconds" not in key and "per_second" not in key}
+
+
+IN_ONE_PROCESS: dict[str, dict[str, Any]] = {
+    "single": {"optimizer": AdamW(), "schedule": "linear", "warmup": 20},
+    "accumulated": {"runtime": modes.InProcess(accumulate=3), "optimizer": SGD(momentum=0.9)},
+    "virtual": {"runtime": modes.Virtual(3, Exponential()), "optimizer": AdamW(), "clip_norm": 1.0},
+    "seconds": {"runtime": modes.Virtual(3, Exponential()), "samples": None, "seconds": 20.0},
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of an unbroken run, made once."""
+    root = tmp_path_factory.mktemp("whole")
+
+    def folder(name: str) -> Path:
+        if not (root / name).exists():
+            train(root / name, **IN_ONE_PROCESS[name])
+        return root / name
+
+    return folder
+
+
+@pytest.mark.parametrize("name", IN_ONE_PROCESS)
+@given(stops=st.lists(st.integers(1, SAMPLES - BATCH), min_size=1, max_size=3).map(sorted), every=st.integers(1, 90))
+@settings(deadline=None, max_examples=5, suppress_health_check=list(HealthCheck))
+def test_stopped_anywhere_and_resumed_is_never_stopped(
+    name: str, stops: list[int], every: int, whole: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    arguments = IN_ONE_PROCESS[name]
+    path = tmp_path_factory.mktemp("cut") / "run"
+    for stop in stops:
+        train(path, stop_at=stop, resume=True, checkpoint_every=every, **arguments)
+    run = train(path, resume=True, **arguments)
+    assert records(path) == records(whole(name))
+    assert results(path) == results(whole(name))
+    assert run.summary["status"] == "DONE"
+    assert [evaluation.loss for evaluation in run.evaluations] == [
+        record["loss"] for record in records(path) if record["kind"] == "evaluate"
+    ]
+
+
+@pytest.mark.parametrize("name", ["single", "virtual"])
+def test_a_run_that_was_killed_repeats_what_it_had_done_since_and_keeps_the_record_of_it(
+    name: str, whole: Callable[[str], Path], tmp_path: Path
+) -> None:
+    killed, path = tmp_path / "killed", tmp_path / "run"
+
+    def copy_the_folder(record: Any) -> None:  # as a kill at this moment leaves it
+        if record.kind == "arrival" and record.total_samples == 132:
+            shutil.copytree(killed, path)
+
+    asyncsgd.train(
+        Noisy(),
+        folder=killed,
+        quiet=True,
+        report=copy_the_folder,
+        checkpoint_every=50,
+        **({"samples": SAMPLES, "evaluations": 5, "learning_rate": 0.02, "device": "cpu"} | IN_ONE_PROCESS[name]),
+    )
+    (newest,) = [found for found in [find(path).checkpoint] if found.total_samples < 132]
+    train(path, resume=True, **IN_ONE_PROCESS[name])
+    assert records(path) == records(whole(name))
+    (seam,) = [record for record in read_events(path / "events.jsonl") if record["kind"] == "resume"]
+    assert seam["total_samples"] == newest.total_samples
+    discarded = (path / "events.discarded-1.jsonl").read_text() if seam["discarded"] else ""
+    assert discarded.count('"kind":"arrival"') == seam["discarded"]
+
+
+@pytest.mark.parametrize("rule", ALL, ids=str)
+def test_every_rule_goes_on_and_a_replay_crosses_the_seam(rule: Rule, tmp_path: Path) -> None:
+    arguments = {"runtime": modes.Virtual(3, Exponential()), "rule": rule, "optimizer": SGD()}
+    train(tmp_path / "run", stop_at=100, **arguments)
+    train(tmp_path / "run", resume=True, **arguments)
+    train(tmp_path / "whole", **arguments)
+    assert records(tmp_path / "run") == records(tmp_path / "whole")
+    assert asyncsgd.replay(tmp_path / "run", Noisy()).identical
+
+
+def test_two_checkpoints_of_a_training_run_differ_and_only_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
+    run = train(tmp_path / "run", checkpoint_every=20, keep=2, evaluations=12)
+    names = sorted(path.stem for path in (tmp_path / "run" / "checkpoints").glob("*.pt"))
+    assert names[-2:] == sorted(names)[-2:]
+    assert len(names) in (2, 3)
+    one, other = [load_state(tmp_path / "run", name)["server"]["parameters"] for name in names[-2:]]
+    assert not torch.equal(one, other)
+    found = find(tmp_path / "run").checkpoint
+    assert found.name == names[-1] == (tmp_path / "run" / "checkpoints" / "latest").read_text().strip()
+    assert run.summary["status"] == "DONE"
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Path:
+    run = train(tmp_path / "run", stop_at=150, checkpoint_every=40)
+    assert run.summary["status"] == INTERRUPTED
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("damage", ["cut", "bit", "gone", "described"])
+def test_a_damaged_checkpoint_is_said_and_the_one_before_it_is_used(
+    damage: str, stopped: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newest, before = sorted((stopped / "checkpoints").glob("*.pt"))[:-3:-1]
+    content = newest.read_bytes()
+    if damage == "cut":
+        newest.write_bytes(content[: len(content) // 2])
+    elif damage == "bit":
+        newest.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+    elif damage == "gone":
+        newest.unlink()
+    else:
+        newest.with_suffix(".json").write_text("{")
+    assert find(stopped).checkpoint.name == before.stem
+    asyncsgd.train(
+        Noisy(), folder=stopped, resume=True, samples=SAMPLES, evaluations=5, learning_rate=0.02, device="cpu"
+    )
+    said = capsys.readouterr().out
+    assert f"checkpoint {newest.stem} is damaged and not used" in said
+    train(stopped.parent / "whole")
+    assert sha256(stopped) == sha256(stopped.parent / "whole")
+
+
+def test_without_any_checkpoint_and_with_one_of_another_schema_the_user_is_told(stopped: Path) -> None:
+    for path in (stopped / "checkpoints").glob("*.json"):
+        path.write_text(path.read_text().replace('"schema": 1', '"schema": 99'))
+    with pytest.raises(UsageError, match=r"has schema 99 \(asyncsgd .*\), this version .* reads schema 1"):
+        train(stopped, resume=True)
+    shutil.rmtree(stopped / "checkpoints")
+    with pytest.raises(UsageError, match=r"no checkpoint to go on from: there is none\. Train with --checkpoint-every"):
+        train(stopped, resume=True)
+
+
+def test_settings_must_agree_and_only_samples_may_grow(stopped: Path) -> None:
+    with pytest.raises(UsageError, match=r"other settings \(seed 0 -> 7\)"):
+        train(stopped, resume=True, seed=7)
+    with pytest.raises(UsageError, match=r"samples 240 -> 200"):
+        train(stopped, resume=True, samples=200)
+    train(stopped, resume=True)
+    with pytest.raises(UsageError, match="is DONE; type a larger --samples"):
+        train(stopped, resume=True)
+    train(stopped, resume=True, samples=2 * SAMPLES)
+    train(stopped.parent / "long", samples=2 * SAMPLES)
+    assert sha256(stopped) == sha256(stopped.parent / "long")
+
+
+def test_a_round_that_the_budget_has_cut_short_cannot_become_longer(tmp_path: Path) -> None:
+    arguments = {"runtime": modes.Virtual(3, Exponential()), "rule": asyncsgd.Synchronous(), "optimizer": SGD()}
+    train(tmp_path / "run", samples=40, stop_at=36, **arguments)
+    with pytest.raises(UsageError, match="all 10 batches of the budget were handed out"):
+        train(tmp_path / "run", resume=True, samples=80, **arguments)
+
+
+def test_a_full_disk_in_the_middle_of_a_checkpoint_keeps_the_run_and_the_last_good_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved, calls = torch.save, []
+
+    def full(content: Any, file: Any) -> None:
+        calls.append(True)
+        if len(calls) > 2:
+            file.write(b"half of it")
+            raise OSError(28, "No space left on device")
+        saved(content, file)
+
+    monkeypatch.setattr(checkpoints.torch, "save", full)
+    run = asyncsgd.train(Noisy(), folder=tmp_path / "run", samples=SAMPLES, checkpoint_every=40, device="cpu")
+    assert run.summary["status"] == "DONE"
+    said = capsys.readouterr().out
+    assert "could not be written (No space left on device: free some space); the run goes on, and the last good" in said
+    assert not list((tmp_path / "run" / "checkpoints").glob("*.partial"))
+    assert f"the last good one is {find(tmp_path / 'run').checkpoint.name}" in said
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("transport", "rule"),
+    [
+        ("shared_memory", asyncsgd.Asynchronous()),
+        ("process_group", asyncsgd.Synchronous()),
+        ("shared_memory", asyncsgd.DiLoCo(num_local_steps=3)),
+        ("shared_memory", asyncsgd.FixedDelay(delay=2)),
+    ],
+    ids=str,
+)
+def test_processes_are_replaced_what_they_had_in_flight_is_lost_and_a_replay_crosses_the_seam(
+    transport: Any, rule: Rule, tmp_path: Path
+) -> None:
+    arguments = {"runtime": modes.Processes(2, via=transport), "rule": rule, "optimizer": AdamW()}
+    train(tmp_path / "run", stop_at=120, **arguments)
+    train(tmp_path / "run", resume=True, **arguments)
+    log = list(read_events(tmp_path / "run" / "events.jsonl"))
+    members = [record for record in log if record["kind"] in ("leave", "join")]
+    assert [record["kind"] for record in members] == ["join"] * 2 + ["leave"] * 2 + ["join"] * 2
+    lost = [dispatch for record in members[2:4] for dispatch in record["lost"]]
+    assert lost
+    assert not {record["dispatch"] for record in log if record["kind"] == "arrival"} & set(lost)
+    assert asyncsgd.replay(tmp_path / "run", Noisy()).identical
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_synchronous_ranks_go_on_as_if_they_had_never_stopped(ranks: int, tmp_path: Path) -> None:
+    arguments = {"runtime": modes.AllReduce(ranks), "optimizer": AdamW(), "samples": 480}
+    train(tmp_path / "run", stop_at=100, **arguments)
+    train(tmp_path / "run", resume=True, **arguments)
+    train(tmp_path / "whole", **arguments)
+    assert sha256(tmp_path / "run") == sha256(tmp_path / "whole")
+    assert records(tmp_path / "run") == records(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("share_state", [False, True])
+def test_hogwild_goes_on_from_a_frozen_vector_and_uses_its_budget_exactly(share_state: bool, tmp_path: Path) -> None:
+    runtime = modes.Hogwild(2, share_state=share_state)
+    train(tmp_path / "run", stop_at=100, runtime=runtime, optimizer=AdamW(), checkpoint_every=60)
+    frozen = find(tmp_path / "run")
+    run = train(tmp_path / "run", resume=True, runtime=runtime, optimizer=AdamW())
+    assert run.summary["num_samples"] == SAMPLES
+    assert 0 < frozen.checkpoint.total_samples < SAMPLES
