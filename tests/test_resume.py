@@ -174,6 +174,17 @@ def test_two_checkpoints_of_a_training_run_differ_and_only_the_newest_and_the_be
     assert run.summary["status"] == "DONE"
 
 
+def test_a_copied_state_shares_nothing_with_the_run_and_keeps_what_the_state_shares_within() -> None:
+    vector = torch.zeros(3)
+    state = {"server": vector, "flights": [[0, vector], [1, torch.ones(2)]]}
+    copy = checkpoints.copied(state, {})
+    vector += 1
+    state["flights"][1][1] += 1
+    assert torch.equal(copy["server"], torch.zeros(3))
+    assert torch.equal(copy["flights"][1][1], torch.ones(2))
+    assert copy["server"] is copy["flights"][0][1]
+
+
 @pytest.fixture
 def stopped(tmp_path: Path) -> Path:
     run = train(tmp_path / "run", stop_at=150, checkpoint_every=40)

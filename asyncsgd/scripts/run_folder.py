@@ -69,7 +69,7 @@ def open_folder(
     """
     output = settings.output
     try:
-        if (resumes := _resumes(output)) is not None:
+        if (resumes := _resumes(flags, settings)) is not None:
             return _open_again(resumes, flags, settings, command)
         if output.run_dir is None:
             path = free_folder(Path(output.runs_dir), name)
@@ -90,21 +90,30 @@ def open_folder(
     return folder
 
 
-def _resumes(output: Output) -> Path | None:
+def _resumes(flags: Flags[S], settings: S) -> Path | None:
     """The folder of the run that goes on, if one does."""
+    output = settings.output
     if output.resume is not None:
         return Path(output.resume)
     if output.run_dir is None or output.overwrite:
         return None
     path = Path(output.run_dir)
-    return path if (path / CHECKPOINTS).is_dir() and _summary(path).get("status") != DONE else None
+    begun = any((path / CHECKPOINTS).glob("*.json")) and (path / "settings.yaml").is_file()
+    if not begun or _summary(path).get("status") == DONE or _differences(path, flags, settings):
+        return None
+    return path
 
 
 def _open_again(path: Path, flags: Flags[S], settings: S, command: str) -> RunFolder:
-    before = flags.flatten(flags.make(flags.load_yaml(path / "settings.yaml")))
-    different = flags.differing_keys(before, flags.flatten(settings))
-    comment = f"{command}\nwhich went on after {before.get('samples')} samples"
-    return open_again(path, different, flags.to_yaml(settings, comment=comment, places=False))
+    comment = f"{command}\nwhich made an earlier run longer"
+    settings_yaml = flags.to_yaml(settings, comment=comment, places=False)
+    return open_again(path, _differences(path, flags, settings), settings_yaml)
+
+
+def _differences(path: Path, flags: Flags[S], settings: S) -> list[tuple[str, object, object]]:
+    """The settings that are not those of the run in `path`: name, value there, value here."""
+    old = flags.make(flags.load_yaml(path / "settings.yaml"))
+    return flags.differing_keys(flags.flatten(old), flags.flatten(settings))
 
 
 def open_again(path: Path, different: Sequence[tuple[str, object, object]], settings_yaml: str) -> RunFolder:
@@ -178,9 +187,7 @@ def _refuse_to_replace(path: Path, flags: Flags[S], settings: S) -> None:
     status = _summary(path).get("status")
     if status in (None, FAILED, INTERRUPTED) and not has_trained(path):
         return  # e.g. a mistyped command: it has left nothing worth keeping
-    old = flags.make(flags.load_yaml(path / "settings.yaml"))
-    different = flags.differing_keys(flags.flatten(old), flags.flatten(settings))
-    if different:
+    if different := _differences(path, flags, settings):
         listed = ", ".join(f"{key} {before} -> {now}" for key, before, now in different)
         raise UsageError(f"{path} holds a run with other settings ({listed}); type another --run-dir, or --overwrite")
     if status == DONE:
