@@ -486,7 +486,7 @@ def test_where_rules_settle_on_workers_that_disagree(rule, expected, tolerance):
         (Rennala(batch=4), lambda delay: 1.0),
         (KBatchAsync(batch=2), lambda delay: 1.0),
     ],
-    ids=str,
+    ids=lambda value: str(value) if isinstance(value, Rule) else "factor",
 )
 def test_a_rule_settles_at_the_optimum_weighted_with_what_it_takes_of_each_worker(rule, factor):
     found, done = settled(rule, 0.004)
