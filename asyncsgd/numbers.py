@@ -57,16 +57,16 @@ def number(text: str) -> float:
 
 
 def shortened(value: object) -> str:
-    """Return how `value` is written, cut where a message would not be readable.
+    """Return how `value` is written, without its middle where a message would not be readable: a path ends in its name.
 
-    >>> shortened("x" * 1000)
-    "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...'"
+    >>> shortened("x" * 1000 + "/posts.csv")
+    "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...xxxxxxxxxxxxxxxxxxxxxxxxxxx/posts.csv'"
     """
     try:
         text = repr(value)
     except ValueError:  # Python writes no whole number of more than 4300 digits
         return "a number of thousands of digits"
-    return text if len(text) <= 80 else f"{text[:39]}...{text[-1] if isinstance(value, str) else ''}"
+    return text if len(text) <= 80 else f"{text[:39]}...{text[-38:]}"
 
 
 def out_of_bounds(

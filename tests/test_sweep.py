@@ -557,7 +557,7 @@ def test_a_base_model_that_cannot_be_made_ends_the_sweep_with_where_to_look(
     small: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = copy.deepcopy(small)
-    config["base_model"]["data"] = str(tmp_path / "nowhere.txt")
+    config["base_model"]["data"] = str(tmp_path / ("deep" * 20) / "nowhere.txt")  # its name is told, however long
     out = tmp_path / "out"
     assert sweep(written(config, tmp_path), out) == 1
     err = capsys.readouterr().err
