@@ -298,7 +298,7 @@ def test_a_worker_that_stands_still_is_sent_only_the_last_of_1000_gradients_it_i
         if dispatch == 500:
             transport.send(0, Evaluate(0, 1))
     goes_on.set()
-    hear(lambda: obeyed[-1] == 1000)
+    hear(lambda: any(isinstance(message, Computed) and message.dispatch == 1000 for message in heard))
     # Shared memory: what the socket holds is with the worker already, and it takes the last of that.
     assert len(obeyed) <= {SharedMemoryServer: 3, ProcessGroupServer: 2}[make]
     assert sum(isinstance(message, Evaluated) for message in heard) == 1
@@ -310,7 +310,7 @@ def test_a_worker_that_stands_still_is_sent_only_the_last_of_1000_gradients_it_i
 @pytest.mark.parametrize("make", TRANSPORTS)
 def test_a_worker_that_stands_still_blocks_nobody_under_a_rule_that_abandons_its_gradients(make: Any) -> None:
     """It is sent another command every round, more than its socket holds, and what it missed it never computes."""
-    num_rounds = 1500
+    num_rounds = 600
     transport = make(2, 100)
     goes_on = threading.Event()
     obeyed: list[int] = []
@@ -328,6 +328,7 @@ def test_a_worker_that_stands_still_blocks_nobody_under_a_rule_that_abandons_its
     server, _, status = serve(transport, FirstOfRound(), 2, samples=2 * num_rounds)
     assert status == DONE
     assert server.version == num_rounds
+    assert server.workers == (0, 1)  # it was not waited for until it gave up
     # The first one, and at most one more: the last that its socket held, before the server can send what came later.
     assert sum(dispatch <= 2 * (num_rounds - 100) for dispatch in obeyed) <= 2
 
