@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncsgd.data import pydocs
 from asyncsgd.data.corpora import Corpus, load_corpus, read_texts, split_documents
 from asyncsgd.data.documents import Documents
 from asyncsgd.data.pydocs import _read_cached, _write_cached, clean_docstring, collect_docstrings
@@ -404,44 +405,42 @@ def test_a_cache_folder_that_cannot_be_made_is_a_usage_error(tmp_path):
         _write_cached(blocked / "pydocs.jsonl.gz", Documents(("a",), ("b",)))
 
 
-@pytest.fixture(scope="session")
-def pydocs_cache(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("pydocs")
-
-
-@pytest.fixture(scope="session")
-def pydocs(pydocs_cache) -> Corpus:
-    return load_corpus("pydocs", eval_data=None, text_column="text", cache_dir=pydocs_cache)
-
-
 @pytest.mark.slow
-def test_pydocs_is_megabytes_of_english_from_four_packages_without_repeats(pydocs):
-    texts = pydocs.train.texts + pydocs.eval.texts
-    assert pydocs.name == "pydocs"
+def test_pydocs_is_megabytes_of_english_from_four_packages_without_repeats(tmp_path):
+    corpus = load("pydocs", tmp_path, eval_fraction=0.05)
+    texts = corpus.train.texts + corpus.eval.texts
+    assert corpus.name == "pydocs"
     assert len(texts) > 10_000
     assert sum(map(len, texts)) > 6_000_000
     assert len({text.lower() for text in texts}) == len(texts)
-    assert set(pydocs.train.labels) == set(pydocs.eval.labels) == {"stdlib", "numpy", "scipy", "pandas"}
-    assert len(pydocs.train.labels) == len(pydocs.train.texts)
-    assert 0.04 < len(pydocs.eval.texts) / len(texts) < 0.06
+    assert set(corpus.train.labels) == set(corpus.eval.labels) == {"stdlib", "numpy", "scipy", "pandas"}
+    assert len(corpus.train.labels) == len(corpus.train.texts)
+    assert 0.04 < len(corpus.eval.texts) / len(texts) < 0.06
     assert not any(">>>" in text for text in texts[::50])
 
 
-@pytest.mark.slow
-def test_a_damaged_pydocs_cache_is_rebuilt_to_the_same_corpus(pydocs, pydocs_cache):
-    (path,) = pydocs_cache.iterdir()
+@pytest.fixture
+def small_pydocs(packages, monkeypatch):
+    """`pydocs` of two packages of a few lines, for reading the real ones takes half a minute."""
+    monkeypatch.setattr(pydocs, "_package_folders", lambda: packages)
+
+
+def test_a_damaged_pydocs_cache_is_rebuilt_to_the_same_corpus(small_pydocs, tmp_path):
+    cache = tmp_path / "cache"
+    corpus = load("pydocs", cache)
+    (path,) = cache.iterdir()
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    again = load_corpus("pydocs", eval_data=None, text_column="text", cache_dir=pydocs_cache)
-    assert again == pydocs
+    assert load("pydocs", cache) == corpus
     assert path.read_bytes() == whole
 
 
-def test_pydocs_with_its_own_evaluation_texts_is_not_split(pydocs, pydocs_cache, tmp_path):
-    held_out = lines(tmp_path / "held_out.txt", pydocs.train.texts[0], "x")
-    corpus = load_corpus("pydocs", eval_data=str(held_out), text_column="text", cache_dir=pydocs_cache)
-    assert set(corpus.train.texts) == {*pydocs.train.texts[1:], *pydocs.eval.texts}
-    assert corpus.fingerprint != pydocs.fingerprint
+def test_pydocs_with_its_own_evaluation_texts_is_not_split(small_pydocs, tmp_path):
+    split = load("pydocs", tmp_path / "cache")
+    held_out = lines(tmp_path / "held_out.txt", split.train.texts[0], "x")
+    corpus = load("pydocs", tmp_path / "cache", eval_data=str(held_out))
+    assert set(corpus.train.texts) == {*split.train.texts[1:], *split.eval.texts}
+    assert corpus.fingerprint != split.fingerprint
 
 
 def test_importing_corpora_imports_none_of_the_heavy_packages():
