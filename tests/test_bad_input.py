@@ -418,24 +418,29 @@ def test_a_mistyped_word_leaves_no_folder_behind(flags: str, said: str, refused:
 
 def test_a_mistyped_word_is_refused_without_the_imports_of_a_run(tmp_path: Path, text: Path) -> None:
     program = (
-        "import os, runpy, sys\n"
-        "try:\n"
-        "    runpy.run_path(sys.argv.pop(1), run_name='__main__')\n"
-        "except SystemExit as exit:\n"
-        "    heavy = {'transformers', 'datasets', 'tokenizers', 'pandas', 'pyarrow'} & set(sys.modules)\n"
-        "    print(exit.code, sorted(heavy), os.path.exists('run'))\n"
+        "import json, os, runpy, sys\n"
+        "for line in json.loads(sys.argv[1]):\n"
+        "    sys.argv = line\n"
+        "    try:\n"
+        "        runpy.run_path(line[0], run_name='__main__')\n"
+        "    except SystemExit as exit:\n"
+        "        heavy = {'transformers', 'datasets', 'tokenizers', 'pandas', 'pyarrow'} & set(sys.modules)\n"
+        "        print(exit.code, sorted(heavy), os.path.exists('run'))\n"
     )
     finetune = SCRIPT.with_name("stilt_finetune.py")
     tuning = ["--init-from", "tiny", "--run-dir", "run"]
-    for script, flags in (
-        (SCRIPT, [*small(text), "--run-dir", "run", "--model", "./nowhere"]),
-        (SCRIPT, [*small(text), "--run-dir", "run", "--mode", "async", "--rule", "asynchronus"]),
-        (finetune, [*tuning, "--data", "nowhere.csv"]),
-        (finetune, ["--init-from", "./nowhere", "--run-dir", "run"]),
-    ):
-        command = [sys.executable, "-c", program, str(script), *flags, "--cache-dir", str(tmp_path / "cache")]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-        assert done.stdout.splitlines()[-1] == "2 [] False", done.stderr
+    lines = [
+        [str(script), *flags, "--cache-dir", str(tmp_path / "cache")]
+        for script, flags in (
+            (SCRIPT, [*small(text), "--run-dir", "run", "--model", "./nowhere"]),
+            (SCRIPT, [*small(text), "--run-dir", "run", "--mode", "async", "--rule", "asynchronus"]),
+            (finetune, [*tuning, "--data", "nowhere.csv"]),
+            (finetune, ["--init-from", "./nowhere", "--run-dir", "run"]),
+        )
+    ]
+    command = [sys.executable, "-c", program, json.dumps(lines)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert [line for line in done.stdout.splitlines() if line.startswith("2")] == ["2 [] False"] * 4, done.stderr
 
 
 @pytest.mark.processes
