@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import random
@@ -22,6 +21,7 @@ import pytest
 import torch
 from marks import slow
 
+import stilt_mlm
 from asyncsgd.errors import UsageError
 from asyncsgd.runtime.private_folder import private_folder
 from asyncsgd.runtime.transport.shared_memory import Segment
@@ -57,12 +57,7 @@ def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tmp_path_factory: py
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("t")))
     monkeypatch.chdir(tmp_path)
-    spec = importlib.util.spec_from_file_location("stilt_mlm", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return stilt_mlm
 
 
 Refused = Callable[..., str]

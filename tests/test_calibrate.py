@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from typing import Any
@@ -10,16 +9,10 @@ from typing import Any
 import pytest
 from running import Train
 
+import calibrate
 from analysis.study.run import load_runs
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
-
-SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "calibrate.py"
-spec = importlib.util.spec_from_file_location("calibrate_script", SCRIPT)
-assert spec is not None
-assert spec.loader is not None
-calibrate = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(calibrate)
 
 
 def rows(folder: Path) -> dict[str, list[str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import io
 import json
 import shutil
@@ -18,19 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from running import Train
 
-EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
-
-
-def script(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(f"{name}_script", EXPERIMENTS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.main
-
-
-simulate, replay = script("simulate"), script("replay")
+from replay import main as replay
+from simulate import main as simulate
 
 RUNS = tempfile.TemporaryDirectory()
 """Removed when the tests' process ends; the runs are shared by all tests of this module."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
 import json
 import math
 import os
@@ -23,7 +22,6 @@ from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -31,6 +29,7 @@ import torch
 from marks import slow
 from running import A_TASK
 
+import stilt_mlm
 from asyncsgd.models import saved_parameters_sha256
 from asyncsgd.optimizers import SGD, Optimizer, StepTakenByWorker
 from asyncsgd.records.events import DONE, Evaluation, Event, Membership, Record, read_events
@@ -131,11 +130,6 @@ def train(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     temporary = tmp_path_factory.mktemp("t")  # short: the path of a socket has 107 characters
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    spec = importlib.util.spec_from_file_location("stilt_mlm", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    script: ModuleType = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
 
     def run(flags: str, fault: Callable[[list[int]], None] | None = None, num_workers: int = 0) -> Ended:
         folder = tmp_path / "run"
@@ -157,7 +151,7 @@ def train(
         if fault is not None:
             thread.start()
         began = time.monotonic()
-        code = script.run([*small, "--run-dir", str(folder), *flags.split()], StopRequest())
+        code = stilt_mlm.run([*small, "--run-dir", str(folder), *flags.split()], StopRequest())
         seconds = time.monotonic() - began
         if fault is not None:
             thread.join()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
@@ -13,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -23,6 +21,8 @@ from running import Train
 from torch.nn import functional
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForMaskedLM
 
+import replay
+import stilt_finetune
 from asyncsgd import models
 from asyncsgd.data.labelled import LabelledBatch
 from asyncsgd.data.random import dropout_seed
@@ -121,15 +121,6 @@ def tune(posts: Path, parent: Path, tmp_path: Path) -> Tune:
         return Tuned(path, lead(finetuning(settings), launch, folder, fork_server("tiny")))
 
     return run
-
-
-def script(name: str = "stilt_finetune") -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"{name}_script", SCRIPT.with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def plain_loop(settings: FinetuneSettings, parent: Path, weights: torch.Tensor | None = None) -> Any:
@@ -286,7 +277,7 @@ def test_four_workers_under_a_rule_are_replayed_from_the_command_line(
     run, cache = str(tmp_path / "run"), str(tmp_path / "cache")
     flags = f"--init-from {parent} --data {posts} --cache-dir {cache} --seq-len 24 --batch-size 4 --samples 80"
     how = f"--mode async --nproc 4 --rule ringmaster:threshold=4 --run-dir {run}"
-    assert script().run([*flags.split(), *how.split()], StopRequest()) == 0
+    assert stilt_finetune.run([*flags.split(), *how.split()], StopRequest()) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert [summary[key] for key in ("mode", "rule", "num_workers")] == [
         "async",
@@ -296,7 +287,7 @@ def test_four_workers_under_a_rule_are_replayed_from_the_command_line(
     assert summary["delay"]["max"] < 4  # what came later was dropped
     assert summary["num_updates"] == summary["num_samples_applied"] / BATCH
     capsys.readouterr()
-    assert script("replay").main([run, "--cache-dir", cache]) == 0
+    assert replay.main([run, "--cache-dir", cache]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "identical"
 
 
@@ -522,7 +513,7 @@ def test_a_mistyped_word_leaves_no_folder_behind(
     (tmp_path / "words.txt").write_text("one\ntwo\n")
     given = ["--init-from", "tiny"] if "--init-from" not in flags else []
     with pytest.raises(UsageError) as error:
-        script().run(
+        stilt_finetune.run(
             [*given, "--run-dir", "run", "--cache-dir", "cache", *flags.format(posts=posts).split()], StopRequest()
         )
     assert message in str(error.value)
@@ -628,7 +619,7 @@ def test_several_seeds_make_a_run_each_in_one_process(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     flags = f"--init-from {parent} --data {posts} --cache-dir {tmp_path / 'cache'} --seq-len 24 --samples 16"
-    code = script().run([*flags.split(), "--seeds", "0,3", "--runs-dir", str(tmp_path / "runs")], StopRequest())
+    code = stilt_finetune.run([*flags.split(), "--seeds", "0,3", "--runs-dir", str(tmp_path / "runs")], StopRequest())
     out = capsys.readouterr().out.splitlines()
     assert code == 0
     summaries = [json.loads(path.read_text()) for path in sorted((tmp_path / "runs").glob("*/summary.json"))]
@@ -656,7 +647,7 @@ def test_a_command_line_that_cannot_be_meant_is_refused(
 ) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with pytest.raises(UsageError) as error:
-        script().run(argv.split(), StopRequest())
+        stilt_finetune.run(argv.split(), StopRequest())
     assert str(error.value).startswith(message)
 
 
@@ -664,7 +655,7 @@ def test_several_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(UsageError, match="--mode single is one process, and the launcher started 2; type python"):
-        script().run(["--init-from", "tiny"], StopRequest())
+        stilt_finetune.run(["--init-from", "tiny"], StopRequest())
 
 
 def test_help_needs_no_torch() -> None:

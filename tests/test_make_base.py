@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
 from collections.abc import Callable
@@ -12,13 +11,12 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
+import make_base
 from asyncsgd.errors import UsageError
 from asyncsgd.flat import FlatModel, parameters_sha256
 from asyncsgd.init_from import read_origin
 from asyncsgd.settings.training import FLAGS
 from asyncsgd.signals import StopRequest
-
-SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "make_base.py"
 
 Make = Callable[..., tuple[int, str]]
 
@@ -36,17 +34,14 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Make:
     """Run the script in this process, quickly; returns its exit code and what it printed."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    spec = importlib.util.spec_from_file_location("make_base", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
 
     def run(*more: str) -> tuple[int, str]:
         quick = (
             f"--out {tmp_path / 'base'} --model tiny --data {text} --cache-dir {text.parent} --samples 32 --seq-len 24"
         )
-        code = script.run([*quick.split(), "--warmup", "0", "--threads", "1", "--device", "cpu", *more], StopRequest())
+        code = make_base.run(
+            [*quick.split(), "--warmup", "0", "--threads", "1", "--device", "cpu", *more], StopRequest()
+        )
         return code, capsys.readouterr().out
 
     return run

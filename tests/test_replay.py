@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import shutil
@@ -16,21 +15,9 @@ from running import Train
 from transformers import AutoModelForMaskedLM
 
 from asyncsgd.worker import LossScale
-
-ROOT = Path(__file__).resolve().parents[1]
+from replay import main as replay
 
 pytestmark = pytest.mark.processes
-
-
-@pytest.fixture(scope="module")
-def replay() -> Any:
-    """`main` of experiments/replay.py."""
-    spec = importlib.util.spec_from_file_location("replay_script", ROOT / "experiments" / "replay.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.main
 
 
 def cache_of(run: Any) -> str:
@@ -53,7 +40,7 @@ def cache_of(run: Any) -> str:
     ids=str,
 )
 def test_a_replayed_run_ends_at_the_same_parameters_bit_for_bit(
-    values: dict[str, Any], train: Train, replay: Any, capsys: pytest.CaptureFixture[str]
+    values: dict[str, Any], train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = train(**values)
     capsys.readouterr()
@@ -73,7 +60,7 @@ def fp16_run(train: Train, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_float16_run_is_replayed_with_the_loss_scales_that_its_workers_had(
-    fp16_run: Any, replay: Any, capsys: pytest.CaptureFixture[str]
+    fp16_run: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scales = [scale for event in fp16_run.records("arrival") for scale in event["loss_scales"]]
     assert len(scales) == 20
@@ -85,7 +72,7 @@ def test_a_float16_run_is_replayed_with_the_loss_scales_that_its_workers_had(
 
 
 @pytest.mark.slow
-def test_local_steps_in_float16_are_replayed_with_a_loss_scale_each(train: Train, replay: Any) -> None:
+def test_local_steps_in_float16_are_replayed_with_a_loss_scale_each(train: Train) -> None:
     run = train(mode="async", nproc=2, rule="async_local_sgd", precision="fp16", samples=64)
     events = run.records("arrival")
     assert all(len(event["loss_scales"]) == event["num_local_steps"] for event in events)
@@ -94,7 +81,7 @@ def test_local_steps_in_float16_are_replayed_with_a_loss_scale_each(train: Train
 
 
 def test_a_float16_log_without_loss_scales_is_refused(
-    fp16_run: Any, replay: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fp16_run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(fp16_run.path, tmp_path / "run")
     records = [json.loads(line) for line in (fp16_run.path / "events.jsonl").read_text().splitlines()]
@@ -110,7 +97,7 @@ def test_a_float16_log_without_loss_scales_is_refused(
 
 
 def test_a_changed_loss_is_found_at_the_version_it_was_read_at(
-    train: Train, replay: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = train(mode="async", nproc=3)
     shutil.copytree(run.path, tmp_path / "run")
@@ -125,7 +112,7 @@ def test_a_changed_loss_is_found_at_the_version_it_was_read_at(
 
 
 def test_two_arrivals_in_flight_together_swapped_are_found_out(
-    train: Train, replay: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # On the virtual clock three workers of one speed arrive in turn, and each had started before the other arrived.
     run = train(mode="async", nproc=3, clock="virtual")
@@ -147,7 +134,7 @@ def test_two_arrivals_in_flight_together_swapped_are_found_out(
     assert "all compared losses agree, the final parameters do not" in capsys.readouterr().out
 
 
-def test_a_replay_to_a_version_saves_the_model_of_that_version(train: Train, replay: Any, tmp_path: Path) -> None:
+def test_a_replay_to_a_version_saves_the_model_of_that_version(train: Train, tmp_path: Path) -> None:
     run = train(mode="async", nproc=2, evaluations=4)
     version = run.records("evaluate")[2]["version"]
     arguments = [str(run.path), "--cache-dir", cache_of(run), "--to", str(version), "--out", str(tmp_path / "model")]
@@ -159,7 +146,7 @@ def test_a_replay_to_a_version_saves_the_model_of_that_version(train: Train, rep
 
 @pytest.mark.parametrize(("mode", "reason"), [("hogwild", "without locks"), ("sync", "in no recorded order")])
 def test_runs_whose_reads_are_not_recorded_are_refused_with_the_reason(
-    mode: str, reason: str, train: Train, replay: Any, capsys: pytest.CaptureFixture[str]
+    mode: str, reason: str, train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = train(mode=mode, nproc=2)
     assert replay([str(run.path)]) == 2
@@ -167,6 +154,6 @@ def test_runs_whose_reads_are_not_recorded_are_refused_with_the_reason(
     assert reason in shown
 
 
-def test_a_folder_without_a_run_is_refused(replay: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert replay([str(tmp_path)]) == 2
     assert "holds no finished run" in capsys.readouterr().err

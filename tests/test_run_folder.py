@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import getpass
-import importlib.util
 import json
 import math
 import os
@@ -15,7 +14,6 @@ import socket
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -25,6 +23,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from marks import slow
 
+import stilt_mlm
 from analysis.compare import main as compare
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import Evaluation, Event, Fault, Membership, read_events
@@ -80,18 +79,13 @@ def train(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("t")))
     monkeypatch.chdir(tmp_path)
-    spec = importlib.util.spec_from_file_location("stilt_mlm", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    script: ModuleType = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
     text = f"--data {place / 'text.txt'} --cache-dir {place / 'cache'} --seq-len 32 --batch-size 4"
 
     def run(flags: str) -> Ended:
         vocabulary = "" if "--model " in flags or "--config " in flags else "--vocab-size 512"
         given = f"--cache-dir {place / 'cache'}" if "--config " in flags or "--data " in flags else text
         capsys.readouterr()
-        code = script.run(f"{given} {vocabulary} {flags}".split(), StopRequest())
+        code = stilt_mlm.run(f"{given} {vocabulary} {flags}".split(), StopRequest())
         out = capsys.readouterr().out
         path = next(line.split()[1] for line in out.splitlines() if line.startswith("run "))
         return Ended(tmp_path / path, code, out)

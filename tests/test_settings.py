@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.util
 import itertools
 import re
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,6 +18,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import stilt_finetune
+import stilt_mlm
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.finetuning import FINETUNE_FLAGS
 from asyncsgd.settings.flags import Flags, Parsed, flag_of
@@ -95,17 +97,11 @@ def test_help_needs_neither_torch_nor_yaml_and_ends_in_the_examples() -> None:
         assert f"\n{title}:\n" in done.stdout
 
 
-@pytest.mark.parametrize("script", ["stilt_mlm", "stilt_finetune"])
-def test_help_has_one_heading_for_its_examples_and_leaves_their_lines_as_they_are(script: str) -> None:
-    path = Path(__file__).resolve().parents[1] / "experiments" / f"{script}.py"
-    spec = importlib.util.spec_from_file_location(script, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    shown = FLAGS.build_parser(script, "", module.EXAMPLES).format_help()
+@pytest.mark.parametrize("script", [stilt_mlm, stilt_finetune], ids=lambda script: script.__name__)
+def test_help_has_one_heading_for_its_examples_and_leaves_their_lines_as_they_are(script: ModuleType) -> None:
+    shown = FLAGS.build_parser(script.__name__, "", script.EXAMPLES).format_help()
     assert shown.count("examples:") == 1
-    indented = textwrap.indent(textwrap.dedent(module.EXAMPLES), "  ")
+    indented = textwrap.indent(textwrap.dedent(script.EXAMPLES), "  ")
     assert shown.endswith("\nexamples:\n" + indented)
     for line, following in itertools.pairwise(indented.splitlines()):
         if line.endswith("\\"):  # a continued line stands further in than the one that it continues

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -18,20 +17,10 @@ from marks import slow
 from asyncsgd.records.events import read_events
 from asyncsgd.rules import ALL, describe_rules
 from asyncsgd.simulation.speeds import ALL as ALL_SPEEDS
+from replay import main as replay
+from simulate import main as simulate
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
-
-
-def script(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(f"{name}_script", EXPERIMENTS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.main
-
-
-simulate, replay = script("simulate"), script("replay")
 
 
 def only_run(folder: Path) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
-import importlib.util
 import json
 import os
 import random
@@ -18,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -27,6 +25,10 @@ from running import sentences
 from scipy import stats
 from test_faults import Command, needs_proc, num_evaluations, until
 
+import dose_response
+import stilt_finetune
+import stilt_mlm
+import sweep as sweep_script
 from analysis.study.read import load_study
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import read_events
@@ -36,18 +38,6 @@ from asyncsgd.study.sweep import Job, Sweep, alone, locked, share
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 SCRIPT = EXPERIMENTS / "sweep.py"
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"{name}_script", EXPERIMENTS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-sweep_script, stilt_mlm = script("sweep"), script("stilt_mlm")
 
 
 @pytest.fixture(autouse=True)
@@ -516,7 +506,7 @@ def test_the_printed_command_of_a_run_makes_the_same_run(
 
 
 def test_dose_response_shows_its_speeds_as_one_types_them() -> None:
-    shown = " ".join(script("dose_response").parser().format_help().split())
+    shown = " ".join(dose_response.parser().format_help().split())
     assert "declared speeds; repeat for more (default: constant:1, log_normal:0.5, exponential:1)" in shown
 
 
@@ -607,7 +597,7 @@ def test_fine_tuning_starts_from_every_model_of_the_test_and_from_the_base_model
     assert sweep(path, out, "--print-commands") == 0
     (command,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("python "))
     assert shlex.split(command)[:2] == ["python", "experiments/stilt_finetune.py"]
-    assert script("stilt_finetune").run(shlex.split(command)[2:], StopRequest()) == 0
+    assert stilt_finetune.run(shlex.split(command)[2:], StopRequest()) == 0
     again = summary_of(out, "finetune/async-w2-virtual/s7-f0")
     assert again["parameters_sha256"] == child["parameters_sha256"]
     assert again["class_weights"]

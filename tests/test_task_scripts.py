@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import random
 import signal
@@ -11,7 +11,6 @@ import sys
 import time
 from multiprocessing import forkserver
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -26,18 +25,9 @@ EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 SCRIPTS = {"clm": "causal_lm", "train_tagger": "token_classification"}
 
 
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, EXPERIMENTS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def run(name: str, line: str) -> int:
     """The exit code of a command line, in this process."""
-    return run_script(script(name).SCRIPT.run, line.split())
+    return run_script(importlib.import_module(name).SCRIPT.run, line.split())
 
 
 @pytest.fixture

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+import timeline
 from asyncsgd.records.events import Evaluation, Event
 from asyncsgd.records.run_folder import RunFolder
-
-ROOT = Path(__file__).resolve().parents[1]
-
-
-@pytest.fixture(scope="module")
-def timeline() -> Any:
-    """The script experiments/timeline.py as a module."""
-    spec = importlib.util.spec_from_file_location("timeline_script", ROOT / "experiments" / "timeline.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def arrival(worker: int, train_seconds: float, **seconds: float) -> Event:
@@ -59,7 +45,7 @@ def run(tmp_path: Path) -> Path:
     return folder.path
 
 
-def test_spans_lie_backwards_from_the_arrival_and_the_step_after_it(timeline: Any, run: Path) -> None:
+def test_spans_lie_backwards_from_the_arrival_and_the_step_after_it(run: Path) -> None:
     records = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()][1:]
     assert [span[:4] for span in timeline.spans_of(records)] == [
         ("server", "apply", 9.75, 0.25),
@@ -73,7 +59,7 @@ def test_spans_lie_backwards_from_the_arrival_and_the_step_after_it(timeline: An
     ]
 
 
-def test_the_trace_has_a_named_row_each_and_times_in_microseconds(timeline: Any, run: Path) -> None:
+def test_the_trace_has_a_named_row_each_and_times_in_microseconds(run: Path) -> None:
     assert timeline.main([str(run)]) == 0
     events = json.loads((run / "timeline.json").read_text())["traceEvents"]
     rows = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
@@ -92,12 +78,12 @@ def test_the_trace_has_a_named_row_each_and_times_in_microseconds(timeline: Any,
     ],
 )
 def test_a_window_outside_the_run_is_refused(
-    flags: list[str], said: str, timeline: Any, run: Path, capsys: pytest.CaptureFixture[str]
+    flags: list[str], said: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert timeline.main([str(run), *flags]) == 2
     assert capsys.readouterr().err == f"error: {said}\n"
 
 
-def test_a_folder_without_a_log_is_refused(timeline: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_log_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert timeline.main([str(tmp_path)]) == 2
     assert "holds no event log that can be read" in capsys.readouterr().err

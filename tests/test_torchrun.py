@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import importlib.metadata
-import importlib.util
 import json
 import os
 import pickle
@@ -18,12 +17,12 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from torch import distributed as dist
 
+import stilt_mlm
 from asyncsgd.runtime.ranks import Launch
 from asyncsgd.torchrun import accept_nproc, is_torchrun, spell_out
 
@@ -102,15 +101,6 @@ def marked(mark: str) -> list[int]:
 def the_only_run(folder: Path) -> tuple[Path, dict[str, Any]]:
     (run,) = (folder / "runs").iterdir()
     return run, json.loads((run / "summary.json").read_text())
-
-
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("stilt_mlm", REPOSITORY / "experiments" / "stilt_mlm.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize(
@@ -196,7 +186,7 @@ def test_another_number_than_torchruns_exits_with_2_and_rank_0_says_what_to_type
     for name, value in {"WORLD_SIZE": "2", "RANK": rank, "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "argv", ["stilt_mlm.py", "--mode", "sync", "--nproc", "4"])
-    assert script().main() == 2
+    assert stilt_mlm.main() == 2
     said = (
         "error: the launcher started 2 processes but --nproc is 4; drop --nproc, or type torchrun --nproc-per-node 4\n"
     )
@@ -222,7 +212,7 @@ def test_a_mode_that_cannot_use_torchruns_ranks_says_so(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "argv", ["stilt_mlm.py", "--mode", mode])
-    assert script().main() == 2
+    assert stilt_mlm.main() == 2
     assert said in capsys.readouterr().err
 
 
