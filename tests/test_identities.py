@@ -145,9 +145,9 @@ MODES = {
 @pytest.mark.parametrize(
     ("optimizer", "schedule", "modes"),
     [
-        ("sgd", "constant", ["single", "async"]),
         ("adamw", "linear", ["single", "async", "process_group", "sync", "hogwild"]),
         *slow(
+            ("sgd", "constant", ["single", "async"]),
             ("sgd", "linear", ["single", "async"]),
             ("momentum", "linear", ["single", "hogwild"]),
             ("adamw", "constant", ["single", "async"]),

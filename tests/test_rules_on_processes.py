@@ -102,7 +102,7 @@ def test_on_the_virtual_clock_real_gradients_replay_too_and_two_runs_are_the_sam
 
 @pytest.mark.parametrize(
     "rule",
-    ["asynchronous", "k_sync:quorum=1", *slow("synchronous", "ringmaster", "rennala:batch=1", "fixed_delay:delay=0")],
+    ["k_sync:quorum=1", *slow("asynchronous", "synchronous", "ringmaster", "rennala:batch=1", "fixed_delay:delay=0")],
 )
 @pytest.mark.parametrize("clock", ["measured", "virtual"])
 def test_one_worker_is_the_single_process_bit_for_bit_on_either_clock(train: Train, rule: str, clock: str) -> None:

@@ -256,11 +256,13 @@ def offline(monkeypatch):
     import datasets
     from huggingface_hub import constants
 
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
-    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-    monkeypatch.setattr(datasets.config, "HF_ENDPOINT", endpoint)
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    with socket.socket() as bound:  # bound and not listening: it refuses, and no other process gets the port
+        bound.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+        monkeypatch.setattr(datasets.config, "HF_ENDPOINT", endpoint)
+        monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+        yield
 
 
 def test_a_hub_data_set_that_is_not_cached_is_an_error_within_a_second_when_the_hub_is_unreachable(tmp_path, offline):
