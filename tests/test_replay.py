@@ -15,6 +15,7 @@ from running import Train
 from transformers import AutoModelForMaskedLM
 
 from asyncsgd.worker import LossScale
+from export import main as export
 from replay import main as replay
 
 pytestmark = pytest.mark.processes
@@ -157,3 +158,15 @@ def test_runs_whose_reads_are_not_recorded_are_refused_with_the_reason(
 def test_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert replay([str(tmp_path)]) == 2
     assert "holds no finished run" in capsys.readouterr().err
+
+
+def test_the_model_of_a_checkpoint_is_the_one_that_a_replay_to_its_version_saves(train: Train, tmp_path: Path) -> None:
+    run = train(mode="single", checkpoint_every="32")
+    (name, *_) = sorted(path.stem for path in (run.path / "checkpoints").glob("*.pt"))
+    version = json.loads((run.path / "checkpoints" / f"{name}.json").read_text())["version"]
+    exported, replayed = tmp_path / "exported", tmp_path / "replayed"
+    arguments = [str(run.path), "--cache-dir", cache_of(run), "--out"]
+    assert export([*arguments, str(exported), "--checkpoint", name]) == 0
+    assert replay([*arguments, str(replayed), "--to", str(version)]) == 0
+    assert (exported / "model.safetensors").read_bytes() == (replayed / "model.safetensors").read_bytes()
+    assert export([*arguments, str(exported)]) == 2  # it is there already
