@@ -8,11 +8,15 @@ from pathlib import Path
 
 from analysis.findings.comparisons import FROM_SCRATCH
 from analysis.findings.results import Results
-from analysis.report.figures import arms as report_figures
-from analysis.report.figures import downstream as report_figures_downstream
-from analysis.report.figures import runs as report_figures_runs
 from analysis.report.figures.arm_names import Cast
+from analysis.report.figures.delays import delay_gaps, delay_histogram
+from analysis.report.figures.downstream import confusion, downstream_scores, first_arms, hatecheck
+from analysis.report.figures.fronts import pareto
+from analysis.report.figures.loss_curves import loss_curves, rate_curves
 from analysis.report.figures.pictures import Picture, Row, save
+from analysis.report.figures.runs import expected_best, learning_rates, timeline
+from analysis.report.figures.scaling import throughput
+from analysis.report.figures.times import target_sensitivity, time_to_target
 from analysis.report.tables.contents import clocks_of
 from asyncsgd.errors import UsageError
 
@@ -57,9 +61,7 @@ def gallery(results: Results) -> Gallery:
 
     def curves(group: str) -> tuple[Row, ...]:
         pictures = [
-            report_figures.loss_curves(
-                item, cast.entries(curve.arm for curve in item.curves), cast.name("loss", item.axis, group)
-            )
+            loss_curves(item, cast.entries(curve.arm for curve in item.curves), cast.name("loss", item.axis, group))
             for item in results.curves
             if item.group == group
         ]
@@ -70,18 +72,16 @@ def gallery(results: Results) -> Gallery:
     sections: dict[str, tuple[Row, ...]] = {
         "curves": tuple(row for name in group_names if name not in shown for row in curves(name))
     }
-    sections["time-to-target"] = rows(
-        (clock_of(item.group), report_figures.time_to_target(cast, item)) for item in results.reached
-    )
+    sections["time-to-target"] = rows((clock_of(item.group), time_to_target(cast, item)) for item in results.reached)
     over_targets = [(name, [item for item in results.sensitivity if item.group == name]) for name in group_names]
     sections["target-sensitivity"] = rows(
-        (clock_of(name), report_figures.target_sensitivity(cast, compared)) for name, compared in over_targets
+        (clock_of(name), target_sensitivity(cast, compared)) for name, compared in over_targets
     )
     kinds = list(dict.fromkeys((item.clock, item.speeds, item.unit) for item in results.scaling))
     sections["throughput"] = rows(
         (
             clock,
-            report_figures.throughput(
+            throughput(
                 cast,
                 [item for item in results.scaling if (item.clock, item.speeds, item.unit) == (clock, speeds, unit)],
             ),
@@ -93,31 +93,31 @@ def gallery(results: Results) -> Gallery:
     histograms = [(name, [item for item in results.delays if by_arm.get(item.arm) == name]) for name in group_names]
     sections["delays"] = rows(
         [
-            *((clock_of(name), report_figures.delay_histogram(cast, counted, name)) for name, counted in histograms),
-            *((clock, report_figures.delay_gaps(cast, gap, margin)) for clock, gap in gaps),
+            *((clock_of(name), delay_histogram(cast, counted, name)) for name, counted in histograms),
+            *((clock, delay_gaps(cast, gap, margin)) for clock, gap in gaps),
         ]
     )
-    sections["pareto"] = rows((item.clock, report_figures.pareto(cast, item)) for item in results.pareto)
-    sections["timeline"] = rows((item.clock, report_figures_runs.timeline(cast, item)) for item in results.timelines)
+    sections["pareto"] = rows((item.clock, pareto(cast, item)) for item in results.pareto)
+    sections["timeline"] = rows((item.clock, timeline(cast, item)) for item in results.timelines)
     tuned = [(name, [item for item in results.tuning if by_arm.get(item.arm) == name]) for name in group_names]
-    rates = [(clock_of(item.group), report_figures.rate_curves(cast, item)) for item in results.rates]
+    rates = [(clock_of(item.group), rate_curves(cast, item)) for item in results.rates]
     tried = [
         (clock_of(name), picture)
         for name, trials in tuned
         for picture in (
-            report_figures_runs.learning_rates(cast, trials, name),
-            report_figures_runs.expected_best(cast, trials, name),
+            learning_rates(cast, trials, name),
+            expected_best(cast, trials, name),
         )
     ]
     sections["learning-rate"] = rows([*rates, *tried])
     scored: list[Row] = []
     for data in dict.fromkeys(item.data for item in results.downstream):
         items = [item for item in results.downstream if item.data == data]
-        some = report_figures_downstream.first_arms(cast, items, group_names)
+        some = first_arms(cast, items, group_names)
         for label, pictures in (
-            ("", [report_figures_downstream.downstream_scores(cast, items, what) for what in ("macro-F1", "accuracy")]),
-            ("", [report_figures_downstream.hatecheck(cast, some)]),
-            (f"Confusion matrices, {data}", [report_figures_downstream.confusion(cast, item) for item in some]),
+            ("", [downstream_scores(cast, items, what) for what in ("macro-F1", "accuracy")]),
+            ("", [hatecheck(cast, some)]),
+            (f"Confusion matrices, {data}", [confusion(cast, item) for item in some]),
         ):
             there = tuple(picture for picture in pictures if picture is not None)
             scored += [Row(there, label=label, small=bool(label))] * bool(there)

@@ -17,7 +17,8 @@ from analysis.findings.sentence import conditions as conditions_in_words
 from analysis.findings.sentence import supported
 from analysis.findings.times import ReachedCurve, ReachedPanel
 from analysis.report.figures.arm_names import Cast
-from analysis.report.figures.arms import rate_curves, time_to_target
+from analysis.report.figures.loss_curves import rate_curves
+from analysis.report.figures.times import time_to_target
 from analysis.report.tables.contents import comparisons, conditions, first_tests
 from analysis.report.tables.contents import settings as settings_table
 from analysis.statistics.intervals import Interval

@@ -13,6 +13,7 @@ from analysis.findings.tables import ArmInfo
 from analysis.report.figures.pictures import (
     DASHES,
     INK,
+    MUTED,
     Entry,
     Look,
     looks,
@@ -88,6 +89,11 @@ def draw_line(axes: Axes, points: Iterable[tuple[float, float]], entry: Entry, j
         markersize=5,
         zorder=3,
     )
+
+
+def workers_beside(axes: Axes, x: float, y: float, arm: ArmInfo | None) -> None:
+    workers = "" if arm is None or arm.num_workers is None else str(arm.num_workers)
+    axes.annotate(workers, (x, y), xytext=(6, 4), textcoords="offset points", fontsize=7.5, color=MUTED)
 
 
 def in_all(sizes: Sequence[int]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from analysis.findings.curves import curve_panel
-from analysis.report.figures.arms import loss_curves
+from analysis.report.figures.loss_curves import loss_curves
 from analysis.report.figures.pictures import DASHES, Entry, Picture, looks, save
 from analysis.study.run import Condition, Run, labels, loss_label
 from analysis.study.types import StudyRun
