@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from analysis.statistics.across_tasks import iqm, mean_improvement, performance_score
 from analysis.statistics.expected_best import expected_best
 from analysis.statistics.paired import (
     mcnemar,
@@ -30,7 +31,6 @@ from analysis.statistics.power import (
 )
 from analysis.statistics.scaling import slopes
 from analysis.statistics.time_to_target import kaplan_meier, log_rank, restricted_times
-from analysis.tasks import iqm, mean_improvement, performance_score
 
 INF = math.inf
 
