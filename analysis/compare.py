@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.commands import carried_out
 from analysis.report.tables.text import MISSING, aligned, as_csv, markdown
-from asyncsgd.errors import UsageError
 from asyncsgd.records.events import DIVERGED
 
 if TYPE_CHECKING:  # pandas and matplotlib take seconds to import, which --help and a typing error should not
@@ -382,12 +381,7 @@ def _run(runs_dir: Path, out: Path | None, form: str) -> None:
     else:
         print(render(comparison, form), flush=True)
     folder = runs_dir / "figures" if out is None else out
-    try:
-        paths = save_figures(runs, folder)
-    except OSError as error:
-        raise UsageError(
-            f"{folder}: the pictures cannot be saved there ({error.strerror}); choose --out DIR"
-        ) from error
+    paths = save_figures(runs, folder)
     missing = undrawn(runs)
     if missing:
         names = ", ".join(run.name for run in missing)

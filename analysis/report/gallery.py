@@ -13,12 +13,11 @@ from analysis.report.figures.delays import delay_gaps, delay_histogram
 from analysis.report.figures.downstream import confusion, downstream_scores, first_arms, hatecheck
 from analysis.report.figures.fronts import pareto
 from analysis.report.figures.loss_curves import loss_curves, rate_curves
-from analysis.report.figures.pictures import Picture, Row, save
+from analysis.report.figures.pictures import Picture, Row, save_all
 from analysis.report.figures.runs import expected_best, learning_rates, timeline
 from analysis.report.figures.scaling import throughput
 from analysis.report.figures.times import target_sensitivity, time_to_target
 from analysis.report.tables.contents import clocks_of
-from asyncsgd.errors import UsageError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -132,16 +131,10 @@ def save_gallery(results: Results, folder: Path) -> list[Path]:
         UsageError: if they cannot be written there.
     """
 
-    paths = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for row in gallery(results).rows:
-            for picture in row.pictures:
-                said = f"{row.clock} clock" in picture.title
-                notes = [f"{row.clock} clock"] * (bool(row.clock) and not said) + [FROM_SCRATCH] * results.from_scratch
-                paths += save(picture, folder, ", ".join(notes))
-    except OSError as error:
-        raise UsageError(
-            f"{folder}: the pictures cannot be written there ({error.strerror or error}); choose --figures DIR"
-        ) from error
-    return paths
+    noted = []
+    for row in gallery(results).rows:
+        for picture in row.pictures:
+            said = f"{row.clock} clock" in picture.title
+            notes = [f"{row.clock} clock"] * (bool(row.clock) and not said) + [FROM_SCRATCH] * results.from_scratch
+            noted.append((picture, ", ".join(notes)))
+    return save_all(noted, folder)

@@ -10,17 +10,19 @@ from pathlib import Path
 
 from analysis.findings.curves import curve_panel
 from analysis.report.figures.loss_curves import loss_curves
-from analysis.report.figures.pictures import DASHES, Entry, Picture, looks, save
+from analysis.report.figures.pictures import DASHES, Entry, Picture, looks, save_all
 from analysis.study.run import Condition, Run, labels, loss_label
 from analysis.study.types import StudyRun
 
 
 def save_figures(runs: Iterable[Run], folder: Path) -> list[Path]:
-    """Save `pictures` as PNG and SVG; the paths written, in order, and none if there is nothing to draw."""
-    made = pictures(runs)
-    if made:
-        folder.mkdir(parents=True, exist_ok=True)
-    return [path for picture in made for path in save(picture, folder, textwrap.fill(picture.caption, 80))]
+    """Save `pictures` as PNG and SVG; the paths written, in order, and none if there is nothing to draw.
+
+    Raises:
+        UsageError: if they cannot be written there.
+    """
+    made = [(picture, textwrap.fill(picture.caption, 80)) for picture in pictures(runs)]
+    return save_all(made, folder, "--out") if made else []
 
 
 def pictures(runs: Iterable[Run]) -> list[Picture]:

@@ -25,6 +25,8 @@ from matplotlib.markers import MarkerStyle
 from matplotlib.ticker import FuncFormatter
 from matplotlib.transforms import blended_transform_factory
 
+from asyncsgd.errors import UsageError
+
 INK = "#1b1f24"
 """Text and whatever is neither data nor scaffolding."""
 MUTED = "#66707b"
@@ -324,3 +326,17 @@ def save(picture: Picture, folder: Path, note: str = "") -> list[Path]:
     with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": picture.name}):
         figure.savefig(paths[1], metadata=_NO_METADATA, **common)
     return paths
+
+
+def save_all(pictures: Iterable[tuple[Picture, str]], folder: Path, flag: str = "--figures") -> list[Path]:
+    """`save` pictures with their notes into `folder`, which is made if it is not there; the paths in order.
+
+    Raises:
+        UsageError: if they cannot be written there; it names the `flag` that chooses another folder.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return [path for picture, note in pictures for path in save(picture, folder, note)]
+    except OSError as error:
+        reason = error.strerror or error
+        raise UsageError(f"{folder}: the pictures cannot be written there ({reason}); choose {flag} DIR") from error
