@@ -1,15 +1,27 @@
-"""Studies as tasks: what the algorithms of their registered primary conditions score."""
+"""Studies as tasks: what the algorithms of their registered primary conditions score, and what that shows together."""
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import numpy
+from numpy.typing import NDArray
 
 from analysis.findings.comparable_runs import scope_of
 from analysis.findings.comparisons import groups_of
 from analysis.findings.workers import loss_or_worst
+from analysis.statistics.across_tasks import (
+    MINIMUM_TASKS,
+    iqm,
+    mean_improvement,
+    performance_profile,
+    performance_score,
+    stratified_bootstrap,
+)
+from analysis.statistics.intervals import Interval, Refused
 from analysis.study.curves import curve_of, end_of, time_to, worst_loss
 from analysis.study.read import load_study
 from asyncsgd.errors import UsageError
@@ -70,5 +82,83 @@ def read_task(folder: Path) -> Task:
         group.clock,
         algorithms[group.reference],
         {algorithms[arm]: tuple((first - loss) / gained for loss in of_arm) for arm, of_arm in losses.items()},
+        times,
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AlgorithmScores:
+    """What the runs of one algorithm score over all tasks."""
+
+    algorithm: str
+    scores: NDArray[numpy.float64]
+    """Seeds x tasks (S x T)."""
+    middle: Interval | Refused
+    """Interquartile mean."""
+    better: Interval | Refused | None
+    """Probability that a run scores more than one of the reference; None for the reference."""
+    profile: tuple[tuple[float, Interval], ...]
+    """Score -> share of the runs that score more."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AcrossTasks:
+    """Several studies together; whatever holds for the algorithms that all of them have."""
+
+    tasks: tuple[str, ...]
+    clock: str
+    reference: str
+    num_seeds: int
+    """Of every task: the fewest that one has."""
+    some_have_more: bool
+    """Whether a task has more seeds, of which the first are taken."""
+    algorithms: tuple[AlgorithmScores, ...]
+    refused: str
+    """Why there is no interval; empty where there are."""
+    time_scores: Mapping[str, float]
+    """Algorithm -> AlgoPerf's score of its median times to the target; empty where not every study has a target."""
+
+
+def across(tasks: Sequence[Task], generator: numpy.random.Generator) -> AcrossTasks:
+    """S6 and S7: compare the algorithms over all tasks.
+
+    Raises:
+        UsageError: below 3 tasks, or where their clocks or references do not go together.
+    """
+    if len(tasks) < MINIMUM_TASKS:
+        raise UsageError(f"{len(tasks)} tasks; a statement over tasks needs {MINIMUM_TASKS} studies or more")
+    if len({task.clock for task in tasks}) > 1 or len({task.reference for task in tasks}) > 1:
+        got = ", ".join(f"{task.name} ({task.reference}, {task.clock} clock)" for task in tasks)
+        raise UsageError(f"studies of one clock and one reference go together, got {got}")
+    reference = tasks[0].reference
+    shared = [algorithm for algorithm in tasks[0].scores if all(algorithm in task.scores for task in tasks)]
+    counts = [len(task.scores[reference]) for task in tasks]
+    tables = {name: numpy.array([task.scores[name][: min(counts)] for task in tasks]).T for name in shared}
+    algorithms = tuple(
+        AlgorithmScores(
+            name,
+            table,
+            stratified_bootstrap([table], iqm, generator),
+            None
+            if name == reference
+            else stratified_bootstrap([table, tables[reference]], mean_improvement, generator),
+            performance_profile(table, generator),
+        )
+        for name, table in tables.items()
+    )
+    times: Mapping[str, float] = {}
+    if all(name in task.median_times for task in tasks for name in shared):
+        found = performance_score([[task.median_times[name] for name in shared] for task in tasks])
+        assert not isinstance(found, Refused)  # there are enough tasks
+        times = dict(zip(shared, found, strict=True))
+    refusals = [row.middle.reason for row in algorithms if isinstance(row.middle, Refused)]
+    return AcrossTasks(
+        tuple(task.name for task in tasks),
+        tasks[0].clock,
+        reference,
+        min(counts),
+        max(counts) > min(counts),
+        algorithms,
+        refusals[0] if refusals else "",
         times,
     )

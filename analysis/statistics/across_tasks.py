@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy
 from numpy.typing import ArrayLike, NDArray
@@ -53,6 +53,40 @@ def score_distribution(scores: ArrayLike, thresholds: ArrayLike) -> NDArray[nump
     return (values[:, None] > numpy.asarray(thresholds, dtype=numpy.float64)).mean(axis=0)
 
 
+def performance_profile(
+    scores: ArrayLike, generator: numpy.random.Generator, resamples: int = 2_000, level: float = 0.95
+) -> tuple[tuple[float, Interval], ...]:
+    """S6: `score_distribution` at every score that occurs, rising, each share with its percentile interval.
+
+    Seeds are resampled within each task, as in `stratified_bootstrap`. Between two of the scores the share and its
+    interval stay what they are at the lower one. The intervals hold threshold by threshold, not for the whole curve.
+
+    Args:
+        scores: of one method (S x T).
+        generator: draws the seeds.
+    Returns:
+        Pairs of threshold and share, `n` being the number of runs; without ends below 3 tasks or 15 runs.
+    Raises:
+        ValueError: for scores that are not finite.
+
+    >>> [(score, f"{share:.2f}") for score, share in performance_profile([[2, 1], [2, 4]], numpy.random.default_rng(0))]
+    [(1.0, '0.75'), (2.0, '0.25'), (4.0, '0.00')]
+    """
+    check_level(level, "level")
+    table = finite_table(scores, "scores", "seeds", "tasks")
+    thresholds = numpy.unique(table)
+    shares = score_distribution(table, thresholds).tolist()
+    lows: Sequence[float | None] = [None] * len(shares)
+    highs = lows
+    if _too_few(table) is None:
+        drawn = [
+            score_distribution(resampled, thresholds) for (resampled,) in _resampled(table[None], generator, resamples)
+        ]
+        lows, highs = numpy.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0).tolist()
+    intervals = [Interval(*ends, level, table.size) for ends in zip(shares, lows, highs, strict=True)]
+    return tuple(zip(thresholds.tolist(), intervals, strict=True))
+
+
 def mean_improvement(x: ArrayLike, y: ArrayLike) -> float:
     """S6: P(X > Y) of a run of each, averaged over tasks, ties one half; the numbers of runs may differ.
 
@@ -95,22 +129,35 @@ def stratified_bootstrap(
     if not tables:
         raise ValueError("give one table of scores per method")
     scores = numpy.stack([finite_table(table, "scores", "seeds", "tasks") for table in _same_shape(tables)])
-    _, num_seeds, num_tasks = scores.shape
-    if num_tasks < MINIMUM_TASKS or num_seeds * num_tasks < MINIMUM_RUNS:
-        return Refused(
-            f"{num_tasks} tasks and {num_seeds * num_tasks} runs; an interval over tasks needs {MINIMUM_TASKS} and "
-            f"{MINIMUM_RUNS}"
-        )
+    refused = _too_few(scores[0])
+    if refused is not None:
+        return refused
     estimate = float(statistic(*scores))
-    for task in range(num_tasks):
-        scores[:, :, task] = scores[:, numpy.lexsort(scores[::-1, :, task]), task]
-    columns = numpy.arange(num_tasks)
-    draws = [
-        float(statistic(*scores[:, chosen, columns]))
-        for chosen in generator.integers(0, num_seeds, size=(resamples, num_seeds, num_tasks))
-    ]
+    draws = [float(statistic(*resampled)) for resampled in _resampled(scores, generator, resamples)]
     low, high = numpy.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(estimate, float(low), float(high), level, num_seeds * num_tasks)
+    return Interval(estimate, float(low), float(high), level, scores[0].size)
+
+
+def _too_few(table: NDArray[numpy.float64]) -> Refused | None:
+    num_tasks, num_runs = table.shape[1], table.size
+    if num_tasks >= MINIMUM_TASKS and num_runs >= MINIMUM_RUNS:
+        return None
+    return Refused(
+        f"{num_tasks} tasks and {num_runs} runs; an interval over tasks needs {MINIMUM_TASKS} and {MINIMUM_RUNS}"
+    )
+
+
+def _resampled(
+    scores: NDArray[numpy.float64], generator: numpy.random.Generator, resamples: int
+) -> Iterator[NDArray[numpy.float64]]:
+    """Tables of several methods (M x S x T) with seeds drawn within each task, the same for all methods."""
+    _, num_seeds, num_tasks = scores.shape
+    ordered = scores.copy()
+    for task in range(num_tasks):
+        ordered[:, :, task] = scores[:, numpy.lexsort(scores[::-1, :, task]), task]
+    columns = numpy.arange(num_tasks)
+    for chosen in generator.integers(0, num_seeds, size=(resamples, num_seeds, num_tasks)):
+        yield ordered[:, chosen, columns]
 
 
 def _same_shape(tables: Sequence[ArrayLike]) -> list[NDArray[numpy.float64]]:

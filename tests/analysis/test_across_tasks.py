@@ -13,6 +13,7 @@ from scipy import stats
 from analysis.statistics.across_tasks import (
     iqm,
     mean_improvement,
+    performance_profile,
     performance_score,
     score_distribution,
     stratified_bootstrap,
@@ -40,6 +41,27 @@ def test_the_score_distribution_falls_from_one_to_zero() -> None:
     assert (shares[0], shares[-1]) == (1.0, 0.0)
     assert (np.diff(shares) <= 0).all()
     assert score_distribution([[0.5, 0.5]], [0.5]).tolist() == [0.0]  # above, not at
+
+
+def test_the_band_of_a_profile_is_that_of_a_binomial_count_where_tasks_are_alike() -> None:
+    above = np.array([[1.0], [1.0], [0.0], [0.0], [0.0]]).repeat(3, axis=1)
+    (zero, share), (one, none) = performance_profile(above, generator(), resamples=4_000)
+    low, high = stats.binom.ppf([0.025, 0.975], 15, 0.4) / 15
+    assert (zero, share.estimate, share.low, share.high) == (0.0, 0.4, low, high)
+    assert (one, none.estimate, none.low, none.high) == (1.0, 0.0, 0.0, 0.0)
+    assert (share.level, share.n) == (0.95, 15)
+
+
+def test_a_profile_resamples_no_task_and_does_not_see_the_order_of_the_seeds() -> None:
+    apart = np.tile([1.0, 0.0, 0.0], (5, 1))
+    assert [(share.low, share.high) for _, share in performance_profile(apart, generator())] == [(1 / 3, 1 / 3), (0, 0)]
+    scores = generator().normal(0, 1, (6, 3))
+    profile = performance_profile(scores, generator(), resamples=200)
+    assert performance_profile(scores[[3, 1, 5, 0, 2, 4]], generator(), resamples=200) == profile
+    thresholds = [threshold for threshold, _ in profile]
+    assert thresholds == sorted(scores.ravel())
+    assert [share.estimate for _, share in profile] == score_distribution(scores, thresholds).tolist()
+    assert all(share.low <= share.estimate <= share.high for _, share in profile)
 
 
 def test_mean_improvement_is_the_mean_of_the_tasks() -> None:
@@ -84,6 +106,9 @@ def test_few_tasks_or_runs_are_refused_with_the_reason() -> None:
     assert stratified_bootstrap([np.ones((20, 2))], iqm, generator()) == Refused(reason)
     few = stratified_bootstrap([np.ones((4, 3))], iqm, generator())
     assert few == Refused("3 tasks and 12 runs; an interval over tasks needs 3 and 15")
+    for table in (np.ones((20, 2)), np.ones((4, 3))):
+        ((_, share),) = performance_profile(table, generator())
+        assert (share.estimate, share.low, share.high) == (0.0, None, None)
     assert performance_score([[1.0, 2.0], [1.0, 2.0]]) == Refused("2 workloads; one number over workloads needs 3")
 
 
