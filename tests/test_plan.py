@@ -529,7 +529,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"analysis": {"reference": "sync", "primary": {"endpoint": "macro_f1"}}}, "macro_f1 is of fine-tuning runs; add"),
     ({"analysis": {"reference": "sync", "target_loss": "1e-4"}}, "YAML reads 1e-4 as text, write 1.0e-4"),
     ({"analysis": {"reference": "sync", "target_loss": float("nan")}}, "analysis.target_loss must be a number above 0"),
-    ({"analysis": {"reference": "sync", "alpha": 2}}, "analysis.alpha must be a number above 0 and at most 1, got 2"),
+    *(
+        (
+            {"analysis": {"reference": "sync", "alpha": alpha}},
+            f"analysis.alpha must be a number above 0 and below 0.5, got {alpha!r}; write alpha: 0.05",
+        )
+        for alpha in (0, 0.5, 1, True, "5e-2")
+    ),
     ({"analysis": {"reference": "sync", "margins": {"los": 1}}}, r"analysis.margins: unknown key 'los'; did you mean"),
     (
         {"analysis": {"reference": "sync", "primary": {"num_workers": 3}}},

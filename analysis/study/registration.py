@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from analysis.study.plan import count_or_none, number_or_none, planned_run
 from analysis.study.types import MEASURED, VIRTUAL, Arm, Pilots, Registration
-from asyncsgd.errors import nearest
+from asyncsgd.errors import UsageError, nearest
 from asyncsgd.settings.yaml_reader import read_yaml
-from asyncsgd.study.registration import ENDPOINTS
+from asyncsgd.study.registration import ENDPOINTS, alpha_in
 
 REGISTRATION_SCHEMA = 1
 
@@ -62,9 +62,10 @@ def read_registration(path: Path, problems: list[str]) -> tuple[Registration | N
         return refused("names no reference algorithm (reference: sync)")
     if not isinstance(primary, Mapping) or primary.get("endpoint") not in ENDPOINTS:
         return refused(f"names no primary endpoint (primary: {{endpoint: one of {', '.join(ENDPOINTS)}}})")
-    alpha = number_or_none(values.get("alpha", 0.05))
-    if alpha is None or not 0 < alpha < 1:
-        return refused(f"has no usable alpha, got {values.get('alpha')!r}; write alpha: 0.05")
+    try:
+        alpha = alpha_in(values, "its alpha")
+    except UsageError as error:
+        return refused(f"cannot be used: {error}")
     margins = _numbers(values.get("margins"), "margins", problems)
     targets = _numbers(values.get("targets"), "targets", problems)
     for key in sorted(margins):

@@ -37,6 +37,20 @@ class Analysis:
     """The arms that are compared with the reference there: the primary family, over which Holm adjusts."""
 
 
+def alpha_in(values: Mapping[str, Any], where: str) -> float:
+    """The level of the tests, 0.05 if `values` has none.
+
+    An equivalence test at alpha looks at an interval of level 1 - 2 alpha, so that alpha lies below 0.5.
+
+    Raises:
+        UsageError: for another value; the message calls it `where`.
+    """
+    alpha = values.get("alpha", 0.05)
+    if not isinstance(alpha, int | float) or not 0 < alpha < 0.5:
+        raise UsageError(f"{where} must be a number above 0 and below 0.5, got {alpha!r}; write alpha: 0.05")
+    return alpha
+
+
 def analysis_in(
     given: Any,
     arms: Sequence[Arm],
@@ -94,7 +108,7 @@ def analysis_in(
     check_keys(margins, ("loss", "macro_f1"), "analysis.margins")
     for key, margin in margins.items():
         number_in(margin, f"analysis.margins.{key}", 0.0, None)
-    alpha = number_in(values.get("alpha", 0.05), "analysis.alpha", 0.0, 1.0)
+    alpha = alpha_in(values, "analysis.alpha")
     share = number_in(values.get("target_share", 0.95), "analysis.target_share", 0.0, 1.0)
     loss = values.get("target_loss")
     if loss is not None and pilots:

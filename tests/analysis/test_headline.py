@@ -415,6 +415,7 @@ def test_a_margin_means_nothing_where_the_reference_did_not_improve(tmp_path):
     ("alpha", "value", "detail"),
     [
         (0.05, "1.18 SD of the differences", "with 8 pairs this test at 0.05 finds a difference of 1.18 SD"),
+        (0.499, "0.54 SD of the differences", "with 8 pairs this test at 0.499 finds a difference of 0.54 SD"),
         (0.01, "1.91 SD of the differences", "with 8 pairs this test at 0.01 finds a difference of 1.91 SD"),
         (0.005, "none of any size", "no difference of any size can be found with 8 pairs (no p_Holm is below 0.00781)"),
     ],

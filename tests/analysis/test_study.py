@@ -329,7 +329,13 @@ def test_without_a_registration_the_study_says_why_it_is_exploratory(tmp_path):
         ("schema: 9\nreference: sync", "has schema 9, this version reads up to 1"),
         ("primary: {endpoint: time_to_target}", "names no reference algorithm"),
         ("reference: sync\nprimary: {endpoint: speed}", "names no primary endpoint"),
-        ("reference: sync\nprimary: {endpoint: macro_f1}\nalpha: 2", "has no usable alpha, got 2"),
+        *(
+            (
+                f"reference: sync\nprimary: {{endpoint: macro_f1}}\nalpha: {alpha}",
+                f"cannot be used: its alpha must be a number above 0 and below 0.5, got {alpha!r}; write alpha: 0.05",
+            )
+            for alpha in (0, 0.5, 1, True, "5e-2")
+        ),
     ],
 )
 def test_a_damaged_registration_is_none_with_its_reason(tmp_path, content, told):
