@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.commands import carried_out
-from analysis.report.tables.text import MISSING, aligned, as_csv, markdown
+from analysis.report.tables.text import MISSING, aligned, as_csv, markdown, or_missing
 from asyncsgd.records.events import DIVERGED
 
 if TYPE_CHECKING:  # pandas and matplotlib take seconds to import, which --help and a typing error should not
@@ -289,8 +289,8 @@ def _cells(table: Table) -> list[list[str]]:
             [
                 f"{condition.mode or MISSING}{' (virtual)' * condition.virtual}",
                 condition.rule or MISSING,
-                _or_missing(condition.num_workers),
-                *[_or_missing(condition.batch_size)] * with_batch_size,
+                or_missing(condition.num_workers),
+                *[or_missing(condition.batch_size)] * with_batch_size,
                 counted(done, row.num_all, row.num_diverged),
                 loss,
                 *[_mean(row.metrics.get(name, Statistic.of([])), form, done) for name, form in forms.items()],
@@ -298,7 +298,7 @@ def _cells(table: Table) -> list[list[str]]:
                 _mean(row.samples_per_second, ".1f", done),
                 _mean(row.delay_mean, ".2f", done),
                 _mean(row.delay_p95, ".1f", done),
-                _or_missing(row.delay_max),
+                or_missing(row.delay_max),
             ]
         )
     return lines
@@ -326,10 +326,6 @@ def counted(num_done: int, num_all: int, num_diverged: int) -> str:
     ('3/3', '2/3 (diverged 1/3)')
     """
     return f"{num_done}/{num_all}" + (f" (diverged {num_diverged}/{num_all})" if num_diverged else "")
-
-
-def _or_missing(value: float | None) -> str:
-    return MISSING if value is None else format(value, "g")
 
 
 def drawn(lines: list[list[str]], form: str) -> list[str]:

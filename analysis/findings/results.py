@@ -120,6 +120,11 @@ class Results:
     rates: tuple[RatePanel, ...] = ()
     """The learning rate over the samples, per group."""
 
+    @property
+    def labels(self) -> dict[str, str]:
+        """Name of an arm -> how it is called."""
+        return {arm.name: arm.label for arm in self.arms}
+
 
 def results(study: Study, generator: numpy.random.Generator) -> Results:
     """Compute everything that a report of `study` shows.

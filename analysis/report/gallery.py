@@ -17,7 +17,7 @@ from analysis.report.figures.pictures import Picture, Row, save_all
 from analysis.report.figures.runs import expected_best, learning_rates, timeline
 from analysis.report.figures.scaling import throughput
 from analysis.report.figures.times import target_sensitivity, time_to_target
-from analysis.report.tables.contents import clocks_of
+from analysis.report.tables.arms import clocks_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -19,9 +19,11 @@ from analysis.findings.trust import TrustItem
 from analysis.report.figures.arm_names import Cast
 from analysis.report.figures.pictures import Look, Picture, Row, inline, key
 from analysis.report.gallery import gallery
-from analysis.report.tables import contents as report_contents
-from analysis.report.tables.contents import TONES
-from analysis.report.tables.table import Table
+from analysis.report.tables.arms import clocks_of
+from analysis.report.tables.comparisons import first_tests
+from analysis.report.tables.contents import all_tables
+from analysis.report.tables.runs import relative_link
+from analysis.report.tables.table import Table, badge
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,10 +188,7 @@ def page(results: Results, out: Path, study_folder: Path) -> Page:
 
     drawn = gallery(results)
     prefix = Path(os.path.relpath(study_folder, out.parent)).as_posix()
-    made = {
-        table.key: table
-        for table in report_contents.all_tables(results, lambda name: report_contents.relative_link(prefix, name))
-    }
+    made = {table.key: table for table in all_tables(results, lambda name: relative_link(prefix, name))}
     arms = tuple(table for key, table in made.items() if key.startswith("arms-"))
     flags = [FROM_SCRATCH] * results.from_scratch + ["exploratory"] * results.exploratory
     warnings = [f"Exploratory: {results.exploratory_reason}"] if results.exploratory_reason else []
@@ -213,10 +212,10 @@ def page(results: Results, out: Path, study_folder: Path) -> Page:
         empty = "" if parts or found else _reason(results.left_out, key, _NOTHING[key])
         return Section(key, title, tuple(rows), found, tuple(lead), more=tuple(more), empty=empty)
 
-    first_tests = report_contents.first_tests(results)
+    tests = first_tests(results)
     if not results.tests:
         reason = _reason(results.left_out, "tests", "There is no comparison.")
-        first_tests = dataclasses.replace(first_tests, notes=(reason,))
+        tests = dataclasses.replace(tests, notes=(reason,))
     sections = [Section("curves", "Loss curves of the other groups", tuple(other_curves), folded=True)] * bool(
         other_curves
     )
@@ -263,15 +262,15 @@ def page(results: Results, out: Path, study_folder: Path) -> Page:
     return Page(
         title=f"{results.title}: report",
         study=results.title,
-        clocks=report_contents.clocks_of(results),
+        clocks=clocks_of(results),
         flags=tuple(flags),
         counts=_counted(results),
         statements=_statements(results),
         warnings=tuple(warnings),
         tiles=tuple(_tile(tile) for tile in results.tiles),
         first=first,
-        tests=first_tests,
-        labels=tuple(_CLOCKS[clock] for clock in report_contents.clocks_of(results) if clock in _CLOCKS)
+        tests=tests,
+        labels=tuple(_CLOCKS[clock] for clock in clocks_of(results) if clock in _CLOCKS)
         or (Label("unknown", "No clock", "No run says how its seconds were taken."),),
         checks=tuple(_check(item) for item in results.trust),
         sections=tuple(sections),
@@ -358,7 +357,7 @@ def _tile(tile: Tile) -> PageTile:
         "" if tile.text == "-" or tile.unit in tile.text else tile.unit,
         _kept_together(tile.interval_text or ("no interval" if tile.text != "-" else "")),
         tile.word,
-        TONES.get(tile.word, "open"),
+        badge(tile.word).tone,
         tile.note,
     )
 

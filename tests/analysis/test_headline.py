@@ -19,8 +19,9 @@ from analysis.findings.times import ReachedCurve, ReachedPanel
 from analysis.report.figures.arm_names import Cast
 from analysis.report.figures.loss_curves import rate_curves
 from analysis.report.figures.times import time_to_target
-from analysis.report.tables.contents import comparisons, conditions, first_tests
-from analysis.report.tables.contents import settings as settings_table
+from analysis.report.tables.arms import conditions
+from analysis.report.tables.arms import settings as settings_table
+from analysis.report.tables.comparisons import comparisons, first_tests
 from analysis.statistics.intervals import Interval
 
 GROUP = f"4 workers, virtual clock, {STRAGGLER}"

@@ -26,7 +26,11 @@ from analysis.report.__main__ import main, parser
 from analysis.report.figures.pictures import looks
 from analysis.report.gallery import gallery, save_gallery
 from analysis.report.page import page, render
-from analysis.report.tables.contents import all_tables, comparisons, first_tests, fits, pareto, relative_link, schedule
+from analysis.report.tables.arms import pareto, schedule
+from analysis.report.tables.comparisons import comparisons, first_tests
+from analysis.report.tables.contents import all_tables
+from analysis.report.tables.runs import relative_link
+from analysis.report.tables.scaling import fits
 from analysis.report.tables.table import as_csv, latex, markdown
 from analysis.statistics.intervals import Interval
 from asyncsgd.errors import UsageError

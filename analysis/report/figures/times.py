@@ -24,7 +24,8 @@ from analysis.report.figures.pictures import (
     panel,
     written,
 )
-from analysis.report.tables.table import p_value, sentence, whose_targets
+from analysis.report.tables.number_formats import p_value
+from analysis.report.tables.table import sentence, whose_targets
 from analysis.statistics.intervals import Interval
 
 

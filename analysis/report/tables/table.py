@@ -5,15 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from analysis.findings.times import Sensitivity
 from analysis.report.tables import text
-from analysis.report.tables.text import MISSING
-from analysis.statistics.intervals import Interval
-
-TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,75 +51,72 @@ class Table:
         return len(self.columns) > 9
 
 
-def nats(value: float | None, places: int = 3) -> str:
+Headed = tuple[Column, Cell]
+"""A cell under its column's heading."""
+
+
+def words(title: str, cell: Cell | str) -> Headed:
+    """A cell of text."""
+    return Column(title, numeric=False), _cell(cell)
+
+
+def prose(title: str, cell: Cell | str) -> Headed:
+    """A cell of text that may take several lines."""
+    return Column(title, numeric=False, wide=True), _cell(cell)
+
+
+def value(title: str, cell: Cell | str) -> Headed:
+    """A cell of a number."""
+    return Column(title), _cell(cell)
+
+
+def _cell(cell: Cell | str) -> Cell:
+    return cell if isinstance(cell, Cell) else Cell(cell)
+
+
+def tabled(
+    key: str,
+    title: str,
+    rows: Iterable[Sequence[Headed]],
+    records: Iterable[Any],
+    *,
+    lead: str = "",
+    notes: tuple[str, ...] = (),
+    narrow: bool = False,
+    cards: bool = False,
+) -> Table:
+    """A table of `rows`, which all have the same headings; without rows it has no columns."""
+    made = [tuple(zip(*row, strict=True)) for row in rows]
+    headings = {columns for columns, _ in made}
+    assert len(headings) <= 1, f"table {key} has rows under different headings"
+    cells = tuple(cells for _, cells in made)
+    return Table(key, title, next(iter(headings), ()), cells, tuple(records), lead, notes, narrow, cards)
+
+
+TONES = {
+    "better": "good",
+    "worse": "bad",
+    "equivalent": "same",
+    "different but negligible": "same",
+    "non-inferior": "same",
+    "DONE": "",
+    "DIVERGED": "bad",
+    "FAILED": "bad",
+    "UNREADABLE": "bad",
+    "INTERRUPTED": "warn",
+    "UNFINISHED": "warn",
+    "MISSING": "warn",
+}
+"""Word -> tone of its badge; any other verdict is an open one."""
+
+
+def badge(text: str) -> Cell:
+    """A verdict or a status as a badge.
+
+    >>> badge("better").tone, badge("undecided").tone
+    ('good', 'open')
     """
-    >>> nats(5.12345), nats(-0.00001, 4), nats(None)
-    ('5.123', '0.0000', '-')
-    """
-    if value is None or not math.isfinite(value):
-        return MISSING if value is None else f"{value:g}"
-    return f"{round(value, places) + 0.0:.{places}f}"
-
-
-def p_value(value: float | None) -> str:
-    """
-    >>> p_value(0.0156), p_value(0.0004), p_value(1.0), p_value(None)
-    ('0.016', '<0.001', '1.000', '-')
-    """
-    if value is None or math.isnan(value):
-        return MISSING
-    return "<0.001" if value < 0.001 else f"{value:.3f}"
-
-
-def ratio(value: float | None) -> str:
-    """
-    >>> ratio(1.4159), ratio(31.41), ratio(None)
-    ('1.42×', '31.4×', '-')
-    """
-    if value is None or not math.isfinite(value):
-        return MISSING if value is None else f"{value:g}"
-    return f"{value:.2f}{TIMES}" if abs(value) < 10 else f"{value:.1f}{TIMES}"
-
-
-def number(value: float | None, largest: float | None = None) -> str:
-    """Four significant digits (of `largest`, where values are to have equally many places), and no exponent.
-
-    >>> number(12345.6), number(61.234), number(0.012345), number(0.0), number(None)
-    ('12,346', '61.23', '0.01235', '0', '-')
-    >>> number(-9.9, largest=-17.9)
-    '-9.90'
-    """
-    if value is None or not math.isfinite(value):
-        return MISSING if value is None else f"{value:g}"
-    scale = value if largest is None else largest
-    if scale == 0:
-        return "0"
-    places = max(0, 3 - math.floor(math.log10(abs(scale))))
-    return f"{value:,.{places}f}" if places <= 8 else f"{value:.3g}"
-
-
-def percent(value: float | None) -> str:
-    """
-    >>> percent(0.8333), percent(None)
-    ('83 %', '-')
-    """
-    return MISSING if value is None or not math.isfinite(value) else f"{100 * value:.0f} %"
-
-
-def between(interval: Interval | None, form: Callable[[float | None], str]) -> Cell:
-    """An estimate with the ends of its interval, and its n beside."""
-    if interval is None:
-        return Cell(MISSING)
-    if form is number:
-        ends = [
-            end for end in (interval.estimate, interval.low, interval.high) if end is not None and math.isfinite(end)
-        ]
-        largest = max(ends, key=abs, default=0.0)
-
-        def form(value: float | None) -> str:
-            return number(value, largest)
-
-    return Cell(interval.text(form), f"n = {interval.n}")
+    return Cell(text, tone=TONES.get(text, "open"))
 
 
 def markdown(tables: Iterable[Table]) -> str:
@@ -235,7 +228,7 @@ _LATEX = str.maketrans(
         "<": r"\textless{}",
         ">": r"\textgreater{}",
         "±": r"$\pm$",
-        TIMES: r"$\times$",
+        "\N{MULTIPLICATION SIGN}": r"$\times$",
         "²": r"$^2$",
         "…": r"\ldots{}",
         "\n": " ",

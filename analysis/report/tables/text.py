@@ -9,6 +9,14 @@ from collections.abc import Iterable, Sequence
 MISSING = "-"
 
 
+def or_missing(value: float | None, form: str = "g") -> str:
+    """
+    >>> or_missing(12.0), or_missing(1234, ","), or_missing(None)
+    ('12', '1,234', '-')
+    """
+    return MISSING if value is None else format(value, form)
+
+
 def aligned(lines: Sequence[Sequence[str]], numeric: Sequence[bool]) -> list[str]:
     """Columns two spaces apart, a rule under the first line; `numeric` columns stand to the right.
 

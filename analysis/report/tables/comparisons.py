@@ -1,0 +1,145 @@
+"""Tables with a row a comparison: its test, correction, margin and verdict, and its speed-up at other targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from analysis.findings.judging import TestRow
+from analysis.findings.results import Results
+from analysis.report.tables.number_formats import between, gap, level_of, nats, number, p_value, percent, ratio
+from analysis.report.tables.table import Cell, Table, badge, prose, sentence, tabled, value, whose_targets, words
+from analysis.report.tables.text import MISSING, or_missing
+
+
+def _won(row: TestRow) -> str:
+    """
+    Pairs that the treatment won; of times, those in which neither had got there by the end of the budget are neither.
+    """
+    return f"{row.wins} of {row.n}" + f", {row.ties} even" * (row.ties > 0)
+
+
+def _margin(row: TestRow) -> str:
+    """What the margin is beside all that the reference improved by."""
+    if row.margin_share is None:
+        return ""
+    refused = ": too wide" if row.equivalence is None and row.estimate is not None else ""
+    return f"{percent(row.margin_share)} of the reference's improvement{refused}"
+
+
+def difference(row: TestRow) -> Cell:
+    """The estimate of a test in the unit of its endpoint with the interval that its word rests on, n and the level."""
+    form: Callable[[float | None], str] = number
+    if row.endpoint in ("loss_at_equal_samples", "loss_at_equal_seconds", "macro_f1", "accuracy"):
+        form = gap
+    cell = between(row.deciding, form)
+    if row.deciding is None:
+        return cell
+    return Cell(f"{cell.text} {row.unit}".strip(), f"{cell.small}, {level_of([row.deciding])}")
+
+
+def comparisons(results: Results) -> Table:
+    """Table 2: every comparison with its test, correction, margin and verdict."""
+    share_won = f"share won [{level_of(row.share for row in results.tests)}]"
+    rows = []
+    for row in results.tests:
+        form = number if row.endpoint == "time_to_target" else nats
+        equivalence = MISSING
+        if row.margin is not None:
+            found = row.equivalence
+            tested = (None, None) if found is None else (found.p, found.p_non_inferior)
+            equivalence = "; ".join([f"±{row.margin:g}", *map(p_value, tested)])
+        won = _won(row) + ", convincing" * bool(row.convincing) if row.share is not None else ""
+        rows.append(
+            [
+                words("comparison", row.comparison),
+                words("endpoint", row.endpoint_label),
+                words("family", f"{row.family} ({row.family_size})"),
+                value("reference", form(row.reference_mean)),
+                value("treatment", form(row.treatment_mean)),
+                value("difference [CI]", difference(row)),
+                value("d_z", or_missing(row.effect, ".2f")),
+                value("ratio of mean times [CI]", between(None if row.times is None else row.times.ratio, ratio)),
+                value(share_won, Cell(between(row.share, percent).text, won)),
+                value("p", p_value(row.p)),
+                value("p, Holm", p_value(row.p_holm)),
+                value("p, t test", p_value(row.t_p)),
+                value("margin; p, equivalence; p, non-inferiority", Cell(equivalence, _margin(row))),
+                words("verdict", badge(row.word)),
+                prose("why, and what limits it", " ".join(sentence(text) for text in (row.reason, *row.notes) if text)),
+            ]
+        )
+    names = ", ".join(dict.fromkeys(row.test for row in results.tests)) or "exact sign-flip"
+    return tabled(
+        "tests",
+        "Table 2. Tests",
+        rows,
+        results.tests,
+        lead="Difference: treatment - reference over seeds; below 0 is better for losses and times. "
+        f"Test: {names}; its interval holds the differences that it does not reject at the level at which Holm's "
+        "method judges the row. Where the verdict rests on the margin, the interval is that of the equivalence test. "
+        "Holm's correction within a family, whose size is in brackets: one endpoint in one group, and all comparisons "
+        "with the baseline. Secondary: corrected, but not registered. Times are compared up to the second in their "
+        "row: a pair in which neither got there by then is even and counts one half. Their ratio is reference / "
+        "treatment, at the level of the difference. A share won is convincing above 75 % with its interval above one "
+        "half. Non-inferiority: the side of the equivalence test that says not worse by more than the margin.",
+        narrow=True,
+    )
+
+
+def first_tests(results: Results, most: int = 6) -> Table:
+    """The rows of Table 2 that the eye meets first: the primary family, then the rest of its group; fewer columns."""
+    first = {group.name for group in results.groups if group.primary}
+    named = next((headline.group for headline in results.headlines), "")  # in words, above the table
+    ordered = sorted(results.tests, key=lambda row: (row.family != "primary", row.group not in first))[:most]
+    rows = []
+    for row in ordered:
+        shown = difference(row) if row.estimate is not None else Cell(MISSING, row.reason)
+        if row.times is not None and row.estimate is not None:
+            won = f"won {_won(row)}"
+            if row.times.ratio is not None:
+                won = f"{between(row.times.ratio, ratio).text} in mean time, {won}"
+            shown = Cell(shown.text, "; ".join(part for part in (shown.small, won) if part))
+        comparison = row.comparison.removesuffix(f", {row.group}") if row.group == named else row.comparison
+        rows.append(
+            [
+                words("comparison", Cell(comparison, row.family)),
+                words("endpoint", row.endpoint_label),
+                value("difference [CI]", shown),
+                value("p", p_value(row.p)),
+                value("p, Holm", p_value(row.p_holm)),
+                value("margin", Cell(MISSING if row.margin is None else f"±{row.margin:g}", _margin(row))),
+                words("verdict", badge(row.word)),
+            ]
+        )
+    names = ", ".join(dict.fromkeys(row.test for row in ordered)) or "exact sign-flip"
+    notes = [f"Treatment - reference, paired by seed: below 0 is better for losses and times. p: {names}."]
+    if len(results.tests) > most:
+        notes.append(f"{len(results.tests) - most} more comparisons are in Table 2 below.")
+    return tabled("first-tests", "The tests", rows, ordered, notes=tuple(notes), narrow=True, cards=True)
+
+
+def sensitivity(results: Results) -> Table:
+    shares = sorted({point.share for item in results.sensitivity for point in item.points})
+    rows = []
+    for item in results.sensitivity:
+        points = {point.share: point for point in item.points}
+        row = [words("comparison", item.comparison)]
+        for share in shares:
+            point, cell = points.get(share), Cell(MISSING)
+            if point is not None:
+                cell = between(point.speed_up, ratio)
+                got = f"target {nats(point.target)}"
+                if min(point.reached_treatment, point.reached_reference) < point.n:
+                    got += f", reached {point.reached_treatment} : {point.reached_reference} of {point.n}"
+                cell = Cell(cell.text, "; ".join(part for part in (cell.small, got) if part))
+            row.append(value(f"at {percent(share)} [95 % CI]", cell))
+        rows.append(row)
+    return tabled(
+        "sensitivity",
+        "Speed-up at every target",
+        rows,
+        [(item, point) for item in results.sensitivity for point in item.points],
+        lead="Target: that share of the reference's improvement. Speed-up: geometric mean over the pairs that got "
+        "there." + whose_targets(results.sensitivity),
+        narrow=True,
+    )
