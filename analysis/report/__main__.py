@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from analysis.commands import carried_out
 from asyncsgd.errors import UsageError, nearest
 
 if TYPE_CHECKING:  # scipy, pandas and matplotlib take seconds to import, which --help and a typing error should not
@@ -56,19 +57,10 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the report; returns the exit code (2 for what the user has to change)."""
     flags = parser().parse_args(arguments)
-    try:
-        code = _run(flags.runs_dir, flags.out, flags.format, flags.table, flags.figures, flags.seed)
-        sys.stdout.flush()  # here, where a reader that has gone is no error
-        return code
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except BrokenPipeError:  # its reader has seen enough (| head)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    return carried_out(lambda: _run(flags.runs_dir, flags.out, flags.format, flags.table, flags.figures, flags.seed))
 
 
-def _run(runs_dir: Path, out: Path | None, form: str, table: str | None, figures: Path | None, seed: int) -> int:
+def _run(runs_dir: Path, out: Path | None, form: str, table: str | None, figures: Path | None, seed: int) -> None:
     if table is not None and form == "html":
         raise UsageError("--table goes with tables, not with the page; add --format md, latex or csv")
     if seed < 0:
@@ -106,7 +98,6 @@ def _run(runs_dir: Path, out: Path | None, form: str, table: str | None, figures
 
         paths = save_gallery(found, figures)
         print(f"{figures}: {len(paths) // 2} pictures, each as PNG and SVG", file=_aside(form, out))
-    return 0
 
 
 def _tables(found: Results, form: str, name: str | None) -> str:
@@ -158,6 +149,4 @@ def _write(path: Path, text: str) -> None:
 
 
 if __name__ == "__main__":
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
     sys.exit(main())
