@@ -202,16 +202,9 @@ def shift_interval(
     ours, theirs = _pairs(treatment, reference)
     differences = ours - theirs
     mean, _ = mean_and_sd(differences)
-    level, n = 1 - alpha / divisor, len(differences)
-    if divisor * smallest_p(n) >= alpha:
-        return Interval(mean, None, None, level, n)
-
-    def rejects(shift: float) -> bool:
-        return divisor * (p if shift == 0 else sign_flip(differences - shift, copy.deepcopy(generator))) < alpha
-
     span = float(numpy.ptp(differences)) + abs(mean)
-    far_low, far_high = float(differences.min()) - span, float(differences.max()) + span
-    return Interval(mean, _end(rejects, far_low, mean, 0.0), _end(rejects, far_high, mean, 0.0), level, n)
+    far = float(differences.min()) - span, float(differences.max()) + span
+    return _not_rejected(lambda shift: differences - shift, mean, 0.0, far, p, generator, alpha, divisor)
 
 
 def ratio_interval(
@@ -238,15 +231,36 @@ def ratio_interval(
     if not (ours > 0).all() or (theirs < 0).any():
         raise ValueError("a ratio needs treatment values above 0 and reference values of 0 or more")
     estimate = math.fsum(theirs) / math.fsum(ours)
-    level, n = 1 - alpha / divisor, len(ours)
+    far = -1.0, 2 * float((theirs / ours).max()) + 1  # below 0 and above the largest ratio all signs are the same
+    return _not_rejected(lambda ratio: theirs - ratio * ours, estimate, 1.0, far, p, generator, alpha, divisor)
+
+
+def _not_rejected(
+    differences: Callable[[float], NDArray[numpy.float64]],
+    estimate: float,
+    null: float,
+    far: tuple[float, float],
+    p: float,
+    generator: numpy.random.Generator,
+    alpha: float,
+    divisor: int,
+) -> Interval:
+    """`estimate` with the values at which `sign_flip` of the differences is not below alpha / `divisor`.
+
+    Args:
+        differences: of the pairs, at a value.
+        null: the value at which the test has given `p`.
+        far: values below and above all that are not rejected.
+    """
+    level, n = 1 - alpha / divisor, len(differences(null))
     if divisor * smallest_p(n) >= alpha:
         return Interval(estimate, None, None, level, n)
 
-    def rejects(ratio: float) -> bool:
-        return divisor * (p if ratio == 1 else sign_flip(theirs - ratio * ours, copy.deepcopy(generator))) < alpha
+    def rejects(value: float) -> bool:
+        return divisor * (p if value == null else sign_flip(differences(value), copy.deepcopy(generator))) < alpha
 
-    far_high = 2 * float((theirs / ours).max()) + 1  # below 0 and above the largest ratio all signs are the same
-    return Interval(estimate, _end(rejects, -1.0, estimate, 1.0), _end(rejects, far_high, estimate, 1.0), level, n)
+    low, high = (_end(rejects, rejected, estimate, null) for rejected in far)
+    return Interval(estimate, low, high, level, n)
 
 
 def _end(rejects: Callable[[float], bool], rejected: float, accepted: float, null: float) -> float:
