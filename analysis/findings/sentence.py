@@ -113,8 +113,8 @@ def supported(interval: Interval, null: float = 0.0, further: int = 0) -> Callab
     >>> supported(Interval(0.25, 0.00133, 0.992, 0.95, 8), further=1)(0.00133)
     '0.001'
     """
-    low, high = interval.low, interval.high
-    if low is None or high is None or not 0 < high - low < math.inf:
+    low, high = interval.ends
+    if not 0 < high - low < math.inf:
         return short
     size = max(abs(end) for end in (low, interval.estimate, high))
     most = 2 - math.floor(math.log10(size))
@@ -414,11 +414,7 @@ def _reached_text(reached: TestRow | None, reference: str) -> list[str]:
 
 def _logarithms(ratio: Interval) -> Interval:
     """Of a ratio above 0; a low end of 0 is minus infinity."""
-
-    def of(end: float | None) -> float | None:
-        return None if end is None else math.log(end) if end > 0 else -math.inf
-
-    return Interval(math.log(ratio.estimate), of(ratio.low), of(ratio.high), ratio.level, ratio.n)
+    return ratio.mapped(lambda value: math.log(value) if value > 0 else -math.inf)
 
 
 def _times(logarithm: float) -> str:
@@ -528,13 +524,7 @@ def _throughput_tile(comparison: Comparison, generator: numpy.random.Generator) 
         return Tile("throughput ratio", text, None, "", TIMES, "as declared", note)
     p = sign_flip(logs, generator)
     found = shift_interval(logs, [0.0] * len(logs), p, generator)
-    ratio = Interval(
-        math.exp(found.estimate),
-        None if found.low is None else math.exp(found.low),
-        None if found.high is None else math.exp(found.high),
-        found.level,
-        found.n,
-    )
+    ratio = found.mapped(math.exp)
     said = verdict(len(logs), found.estimate, p, found, None, lower_is_better=False)
     note = f"samples per {'' if comparison.group.clock == MEASURED else 'virtual '}second; in no family"
     text = f"{supported(ratio, null=1.0)(ratio.estimate)}{TIMES}"
