@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy
 from synthetic import SyntheticArm
 
+from analysis.findings.judging import Paired, Question
 from analysis.findings.results import Results, results
 from analysis.study.read import load_study
 
@@ -25,3 +26,12 @@ def row_of(found: Results, endpoint: str, treatment: str = ASYNC.name, reference
 def trust_of(found: Results, title: str):
     (item,) = [item for item in found.trust if item.title == title]
     return item
+
+
+def question(treatment, reference=None, **other) -> Question:
+    """About the difference of pairs, from a reference of 0 unless another is given; of times if there is a budget."""
+    content = {"comparison": "", "treatment": "t", "reference": "r", "group": "g", "label": "", "unit": "nats"}
+    content |= {"family": "f", "kind": "secondary", "lower_is_better": True, "margin": None, "alpha": 0.05, "notes": ()}
+    content["endpoint"] = "loss_at_equal_samples" if other.get("budget") is None else "time_to_target"
+    content["values"] = Paired(tuple(treatment), (0.0,) * len(treatment) if reference is None else tuple(reference))
+    return Question(**content | other)

@@ -8,10 +8,10 @@ import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reading import ASYNC, SYNC, results_of, row_of, trust_of
+from reading import ASYNC, SYNC, question, results_of, row_of, trust_of
 from synthetic import STRAGGLER, SyntheticArm, edit_json, planned, straight, write_finetuning, write_study
 
-from analysis.findings.judging import Paired, Question, RestrictedTimes, judge
+from analysis.findings.judging import RestrictedTimes, judge
 from analysis.findings.results import Results
 from analysis.findings.sentence import conditions as conditions_in_words
 from analysis.findings.sentence import supported
@@ -455,11 +455,7 @@ def test_columns_of_intervals_are_headed_by_the_registered_level(tmp_path):
 
 def test_an_interval_has_the_level_at_which_holms_method_judges_its_row():
     far, near, nothing = (-3.0, -2.5, -3.5, -2.0, -3.1, -2.9, -2.8, -3.2), (0.0, 0.1) * 4, (1.0, -1.1) * 4
-    questions = [
-        made_question(tuple(10.0 + value for value in values), alpha=0.05, margin=None, budget=None)
-        for values in (nothing, far, near)
-    ]
-    rows = judge(questions, numpy.random.default_rng(0))
+    rows = judge([question(values) for values in (nothing, far, near)], numpy.random.default_rng(0))
     assert [row.estimate.level for row in rows] == pytest.approx([1 - 0.05 / 2, 1 - 0.05 / 3, 1 - 0.05 / 2])
     assert [row.word for row in rows] == ["undecided", "better", "undecided"]
 
@@ -583,9 +579,10 @@ def test_the_caption_counts_the_others_only_where_there_are_some_and_calls_the_l
     st.sampled_from([None, 0.5, 2.0, 5.0]),
 )
 def test_no_row_has_an_interval_and_a_word_that_disagree(family, alpha, margin):
+    declared = {"alpha": alpha, "margin": margin}
     rows = judge(
         [
-            made_question(tuple(10.0 + value for value in differences), alpha=alpha, margin=margin, budget=budget)
+            question([10.0 + value for value in differences], [10.0] * len(differences), **declared, budget=budget)
             for differences in family
             for budget in (None, 12.0)
         ],
@@ -610,14 +607,6 @@ def test_no_row_has_an_interval_and_a_word_that_disagree(family, alpha, margin):
         if row.times is not None and row.times.ratio is not None and row.times.ratio.low is not None:
             holds_1 = row.times.ratio.low <= 1 <= row.times.ratio.high
             assert holds_1 == (row.p_holm >= alpha)
-
-
-def made_question(treatment, **other) -> Question:
-    content = {"comparison": "", "treatment": "t", "reference": "r", "group": "g", "label": "", "unit": "nats"}
-    content |= {"family": "f", "kind": "secondary", "lower_is_better": True, "notes": ()}
-    content["values"] = Paired(treatment, (10.0,) * len(treatment))
-    content["endpoint"] = "loss_at_equal_samples" if other["budget"] is None else "time_to_target"
-    return Question(**content | other)
 
 
 def test_a_difference_is_told_with_a_word_and_positive_numbers(tmp_path):

@@ -11,7 +11,7 @@ import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reading import ASYNC, SYNC, results_of, row_of, trust_of
+from reading import ASYNC, SYNC, question, results_of, row_of, trust_of
 from synthetic import (
     STRAGGLER,
     SyntheticArm,
@@ -25,7 +25,7 @@ from synthetic import (
 )
 
 from analysis.findings.comparisons import FROM_SCRATCH
-from analysis.findings.judging import Paired, Question, judge
+from analysis.findings.judging import judge
 from analysis.findings.results import Results
 from analysis.statistics.noise import components
 from analysis.study.read import load_study
@@ -267,30 +267,13 @@ def test_when_one_arm_diverges_in_every_seed_it_is_worse(tmp_path):
 # ---- families ----------------------------------------------------------------------------------------------
 
 
-def question(family: str, treatment, reference=None, **other) -> Question:
-    content = {
-        "comparison": family,
-        "treatment": "t",
-        "reference": "r",
-        "group": "g",
-        "endpoint": "loss_at_equal_samples",
-        "label": "",
-        "unit": "nats",
-        "family": family,
-        "kind": "secondary",
-        "values": Paired(tuple(treatment), (0.0,) * len(treatment) if reference is None else tuple(reference)),
-        "lower_is_better": True,
-        "margin": None,
-        "alpha": 0.05,
-        "notes": (),
-    }
-    return Question(**content | other)
-
-
 def test_holm_corrects_inside_a_family_and_a_question_without_pairs_still_counts():
     generator = numpy.random.default_rng(0)
     six, seven = [1.0, 2, 3, 4, 5, 6], [1.0, 2, 3, 4, 5, 6, 7]
-    rows = judge([question("a", six), question("b", seven), question("a", seven), question("b", [])], generator)
+    rows = judge(
+        [question(values, family=family) for family, values in (("a", six), ("b", seven), ("a", seven), ("b", []))],
+        generator,
+    )
     assert [row.p for row in rows] == [2 / 64, 2 / 128, 2 / 128, None]
     assert [row.p_holm for row in rows] == [2 / 64, 4 / 128, 4 / 128, None]
     assert [row.family_size for row in rows] == [2, 2, 2, 2]
@@ -298,7 +281,7 @@ def test_holm_corrects_inside_a_family_and_a_question_without_pairs_still_counts
     assert [row.least_p_holm for row in rows] == [2 / 64, 4 / 128, 2 / 64, None]
     same = [1.0, -1, 1, -1, 1, -1]
     hopeless = "no difference of any size can be found with 6 pairs and 2 comparisons (no p_Holm is below 0.0625)"
-    alike = judge([question("c", six), question("c", same, margin=2.0)], generator)
+    alike = judge([question(six), question(same, margin=2.0)], generator)
     assert (alike[0].reason, alike[0].notes) == (f"p_Holm = 0.0625; {hopeless}", ())
     assert (alike[1].word, alike[1].notes) == ("equivalent", (hopeless,))
 
@@ -309,18 +292,16 @@ def test_a_row_does_not_depend_on_the_order_of_the_seeds_and_turns_with_its_side
     generator = numpy.random.default_rng(0)
     shuffled = list(values)
     order.shuffle(shuffled)
-    there, again = judge([question("a", values, margin=0.5)], generator) + judge(
-        [question("a", shuffled, margin=0.5)], generator
-    )
+    there, again = judge([question(values, margin=0.5)], generator) + judge([question(shuffled, margin=0.5)], generator)
     assert there == again
-    (turned,) = judge([question("a", [0.0] * len(values), values, margin=0.5)], generator)
+    (turned,) = judge([question([0.0] * len(values), values, margin=0.5)], generator)
     assert turned.p == there.p
     if there.p is None:
         assert (there.estimate, turned.estimate) == (None, None)
         return
     assert turned.estimate.estimate == pytest.approx(-there.estimate.estimate, abs=1e-12)
     assert {there.word, turned.word} in ({"better", "worse"}, {there.word})
-    moved = question("a", [value + shift for value in values], [shift] * len(values))
+    moved = question([value + shift for value in values], [shift] * len(values))
     (same,) = judge([moved], generator)
     if same.p is not None:  # adding the shift may round tiny differences away
         assert same.estimate.estimate == pytest.approx(there.estimate.estimate, abs=1e-9)
