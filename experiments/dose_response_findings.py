@@ -30,10 +30,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from analysis.report.tables.text import as_csv
+from analysis.statistics.crossings import crossing, loss_at, target_grid
 from analysis.statistics.delay import CrossingPoint, crossing_point
 from analysis.statistics.intervals import Interval, t_interval
-from analysis.statistics.scaling import Slope, slopes
-from analysis.statistics.time_to_target import crossing, loss_at, target_grid
+from analysis.statistics.trend import Slope, slopes
 from analysis.study.run import Run, load_runs
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.yaml_reader import read_yaml

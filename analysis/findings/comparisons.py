@@ -11,7 +11,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-from analysis.statistics.time_to_target import target_grid
+from analysis.statistics.crossings import target_grid
 from analysis.study.curves import improvement_of
 from analysis.study.run import loss_label
 from analysis.study.types import MEASURED, Arm, Registration, Study, StudyRun
@@ -98,9 +98,6 @@ class Comparison:
     @property
     def runs(self) -> list[StudyRun]:
         return [run for pair in self.pairs for run in (pair.treatment, pair.reference)]
-
-
-# ---- groups ------------------------------------------------------------------------------------------------
 
 
 def reference_algorithm(study: Study) -> str | None:
@@ -226,9 +223,6 @@ def _target(study: Study, reference: str | None) -> tuple[float | None, str]:
     return grid[AFTER_THE_FACT_SHARE], (
         f"{100 * AFTER_THE_FACT_SHARE:g} % of the improvement of {reference}'s own runs, chosen after the fact"
     )
-
-
-# ---- pairs -------------------------------------------------------------------------------------------------
 
 
 def comparisons_of(study: Study, groups: Sequence[Group]) -> tuple[tuple[Comparison, ...], tuple[LeftOut, ...]]:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from analysis.findings.comparisons import OVERSUBSCRIBED, Comparison, Group
 from analysis.findings.judging import Endpoint, Family, Paired, Question
+from analysis.statistics.crossings import loss_at
 from analysis.statistics.intervals import short
-from analysis.statistics.time_to_target import loss_at
 from analysis.study.curves import budget_of, common_seconds, curve_of, end_of, missed, spacing_at, time_to, worst_loss
 from analysis.study.types import MEASURED, Registration, Study, StudyRun
 

@@ -11,11 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy
 
 from analysis.findings.comparable_runs import Scope
-from analysis.statistics.scaling import (
-    hypervolume,
-    pareto,
-    pareto_share,
-)
+from analysis.statistics.fronts import hypervolume, pareto, pareto_share
 from analysis.study.curves import curve_of, worst_loss
 from analysis.study.types import Arm, Study, StudyRun
 

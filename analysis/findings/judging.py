@@ -9,22 +9,20 @@ from typing import Literal
 
 import numpy
 
+from analysis.statistics.equivalence import tost_paired
 from analysis.statistics.intervals import Interval, short
 from analysis.statistics.paired import (
     EXACT_PAIRS,
     RANDOM_PATTERNS,
     PairedResult,
-    mcnemar,
-    mcnemar_interval,
     paired_difference,
     ratio_interval,
     shift_interval,
-    tost_paired,
-    win_share,
 )
 from analysis.statistics.power import holm, holm_divisors, least_p_holm, minimum_pairs
 from analysis.statistics.time_to_target import restricted, speed_up
 from analysis.statistics.verdict import MINIMUM_PAIRS, margin_too_wide, nothing_to_find, verdict
+from analysis.statistics.wins import mcnemar, mcnemar_interval, win_share
 
 Endpoint = Literal["time_to_target", "target_reached", "loss_at_equal_samples", "loss_at_equal_seconds", "macro_f1"]
 

@@ -11,15 +11,10 @@ import numpy
 
 from analysis.findings.comparable_runs import Scope
 from analysis.findings.comparisons import Comparison, Group
+from analysis.statistics.crossings import target_grid
 from analysis.statistics.intervals import Interval, t_interval
-from analysis.statistics.time_to_target import (
-    kaplan_meier,
-    log_rank,
-    restricted,
-    restricted_times,
-    speed_up,
-    target_grid,
-)
+from analysis.statistics.survival import kaplan_meier, log_rank
+from analysis.statistics.time_to_target import restricted, restricted_times, speed_up
 from analysis.study.curves import budget_of, end_of, improvement_of, time_to
 from analysis.study.types import Study, StudyRun
 

@@ -15,19 +15,10 @@ from analysis.findings.comparable_runs import Scope
 from analysis.findings.curves import (
     floats,
 )
+from analysis.statistics.crossings import loss_at
 from analysis.statistics.intervals import Interval, Refused, t_interval
-from analysis.statistics.scaling import (
-    Fit,
-    aicc_difference,
-    amdahl_interval,
-    fit_amdahl,
-    fit_usl,
-    slopes,
-    usl_interval,
-)
-from analysis.statistics.time_to_target import (
-    loss_at,
-)
+from analysis.statistics.scaling import Fit, aicc_difference, amdahl_interval, fit_amdahl, fit_usl, usl_interval
+from analysis.statistics.trend import slopes
 from analysis.study.curves import Column, curve_of, end_of, worst_loss
 from analysis.study.types import MEASURED, Arm, Study, StudyRun
 

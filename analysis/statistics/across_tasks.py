@@ -9,7 +9,7 @@ import numpy
 from numpy.typing import ArrayLike, NDArray
 
 from analysis.statistics.intervals import Interval, Refused, check_level, finite_table
-from analysis.statistics.paired import probability_of_improvement
+from analysis.statistics.wins import probability_of_improvement
 
 MINIMUM_TASKS = 3
 MINIMUM_RUNS = 15

@@ -7,8 +7,8 @@ from typing import Literal
 
 from numpy.typing import ArrayLike
 
+from analysis.statistics.equivalence import tost_independent, tost_paired
 from analysis.statistics.intervals import Interval, Refused, check_paired, finite_values, short
-from analysis.statistics.paired import tost_independent, tost_paired
 
 MINIMUM_RUNS = 3
 

@@ -1,4 +1,4 @@
-"""Differences between training modes over few paired seeds: exact tests, equivalence, and how often one is better.
+"""Differences between training modes over few paired seeds: the exact test, and the intervals that belong to it.
 
 Treatment and reference are paired by seed (the block that fixes initial weights, data order and masks); a difference
 is treatment - reference. `analysis.statistics.intervals` says what is accepted, and what becomes of diverged runs.
@@ -22,7 +22,6 @@ from analysis.statistics.intervals import (
     finite_values,
     mean_and_sd,
     t_interval,
-    without_nan,
 )
 from analysis.statistics.power import smallest_p
 
@@ -41,24 +40,17 @@ SAME_DIFFERENCE = 1e-12
 END_ACCURACY = 1e-9
 """Of the end of an interval, as a share of the stretch that it is looked for in."""
 
-CONVINCING_SHARE = 0.75
-"""Bouthillier et al. (2021): the share of wins below which an improvement is not called one."""
 
-
-def _pairs(treatment: ArrayLike, reference: ArrayLike) -> tuple[NDArray[numpy.float64], NDArray[numpy.float64]]:
+def paired_values(treatment: ArrayLike, reference: ArrayLike) -> tuple[NDArray[numpy.float64], NDArray[numpy.float64]]:
     ours, theirs = finite_values(treatment, "treatment"), finite_values(reference, "reference")
     check_paired(len(ours), len(theirs))
     return ours, theirs
 
 
-def _vary(differences: NDArray[numpy.float64], *sides: NDArray[numpy.float64]) -> bool:
+def vary(differences: NDArray[numpy.float64], *sides: NDArray[numpy.float64]) -> bool:
     """Whether the differences of `sides` differ from one another by more than rounding; one alone cannot."""
     largest = max(float(numpy.abs(side).max()) for side in sides)
     return float(numpy.ptp(differences)) > SAME_DIFFERENCE * largest
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# S1: a paired difference
 
 
 def sign_flip(differences: ArrayLike, generator: numpy.random.Generator) -> float:
@@ -148,12 +140,12 @@ def paired_difference(
     >>> str(result.difference), result.p, round(result.effect, 2)
     ('1.25 [0.454, 2.05]', 0.125, 2.5)
     """
-    ours, theirs = _pairs(treatment, reference)
+    ours, theirs = paired_values(treatment, reference)
     check_level(alpha)
     differences = ours - theirs
     n = len(differences)
     mean, sd = mean_and_sd(differences)
-    if n > 1 and not (sd > 0 and _vary(differences, ours, theirs)):  # squares of tiny differences are 0
+    if n > 1 and not (sd > 0 and vary(differences, ours, theirs)):  # squares of tiny differences are 0
         wide, narrow = (Interval(mean, None, None, level, n) for level in (1 - alpha, 1 - 2 * alpha))
         return PairedResult(n, wide, narrow, None, None, None, _correlation(ours, theirs))
     effect = t_p = None
@@ -199,7 +191,7 @@ def shift_interval(
     References:
         Hartigan, Using subsample values as typical values, JASA 1969: the ends are means of subsets of the differences.
     """
-    ours, theirs = _pairs(treatment, reference)
+    ours, theirs = paired_values(treatment, reference)
     differences = ours - theirs
     mean, _ = mean_and_sd(differences)
     span = float(numpy.ptp(differences)) + abs(mean)
@@ -227,7 +219,7 @@ def ratio_interval(
     >>> round(found.estimate, 2), round(found.low, 2), round(found.high, 2)
     (2.25, 2.0, 3.0)
     """
-    ours, theirs = _pairs(treatment, reference)
+    ours, theirs = paired_values(treatment, reference)
     if not (ours > 0).all() or (theirs < 0).any():
         raise ValueError("a ratio needs treatment values above 0 and reference values of 0 or more")
     estimate = math.fsum(theirs) / math.fsum(ours)
@@ -293,208 +285,3 @@ def _correlation(x: NDArray[numpy.float64], y: NDArray[numpy.float64]) -> float 
         return None
     covariance = math.fsum((x - x_mean) * (y - y_mean)) / (len(x) - 1)
     return max(-1.0, min(1.0, covariance / (x_sd * y_sd)))
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# S2: equivalence
-
-
-@dataclasses.dataclass(frozen=True)
-class Equivalence:
-    """S2: two one-sided t tests (TOST) against a margin, and the one side that is non-inferiority."""
-
-    p: float | None
-    """The larger of the two one-sided p values; None with fewer than two values, and where they do not vary."""
-    interval90: Interval
-    """The 1 - 2 alpha interval of the mean difference (90 %); it lies inside the margin exactly when p < alpha."""
-    margin: float
-    equivalent: bool
-    non_inferior: bool
-    """Whether the treatment was shown to be worse by less than the margin."""
-    p_non_inferior: float | None
-
-
-def tost_paired(
-    treatment: ArrayLike, reference: ArrayLike, margin: float, alpha: float = 0.05, *, lower_is_better: bool = True
-) -> Equivalence:
-    """S2: is the mean paired difference within ±`margin`?
-
-    Rejects "the difference is at least the margin" when both (d + margin) / se and (margin - d) / se exceed
-    t(1 - alpha; n - 1). A large p of a difference test is no evidence of equality; this is. The margin must have been
-    fixed before the data.
-
-    Args:
-        treatment, reference: one finite value per seed (S), paired.
-        margin: above 0, in the unit of the values.
-        lower_is_better: says which side is non-inferiority.
-    Raises:
-        ValueError: for a margin that is not above 0, unequal lengths, or values that are not finite.
-
-    >>> result = tost_paired([4, 7, 8, 6, 3, 2], [6, 8, 7, 10, 11, 9], margin=0.5)
-    >>> round(result.p, 6), result.equivalent
-    (0.954854, False)
-
-    References:
-        Schuirmann, J. Pharmacokinetics and Biopharmaceutics, 1987; the example is pingouin's.
-    """
-    ours, theirs = _pairs(treatment, reference)
-    differences = ours - theirs
-    mean, sd = mean_and_sd(differences)
-    if not _vary(differences, ours, theirs):
-        sd = 0.0
-    return _tost(mean, sd / math.sqrt(len(ours)), len(ours) - 1, len(ours), margin, alpha, lower_is_better)
-
-
-def tost_independent(
-    treatment: ArrayLike, reference: ArrayLike, margin: float, alpha: float = 0.05, *, lower_is_better: bool = True
-) -> Equivalence:
-    """As `tost_paired` for samples that are not paired, with the pooled variance; `interval90.n` counts both samples.
-
-    >>> round(tost_independent([4, 7, 8, 6, 3, 2], [6, 8, 7, 10, 11, 9], margin=1).p, 6)
-    0.965097
-    """
-    ours, theirs = finite_values(treatment, "treatment"), finite_values(reference, "reference")
-    (mean, sd), (reference_mean, reference_sd) = mean_and_sd(ours), mean_and_sd(theirs)
-    n, m = len(ours), len(theirs)
-    if min(n, m) < 2:
-        error = math.nan
-    else:
-        pooled = ((n - 1) * sd**2 + (m - 1) * reference_sd**2) / (n + m - 2)
-        error = math.sqrt(pooled * (1 / n + 1 / m))
-    return _tost(mean - reference_mean, error, n + m - 2, n + m, margin, alpha, lower_is_better)
-
-
-def _tost(
-    mean: float, error: float, freedom: int, n: int, margin: float, alpha: float, lower_is_better: bool
-) -> Equivalence:
-    if not 0 < margin < math.inf:
-        raise ValueError(f"the margin must be a number above 0 (declared in analysis.yaml), got {margin}")
-    check_level(alpha)
-    level = 1 - 2 * alpha
-    if freedom < 1 or not error > 0:  # without noise there is nothing that the distance to the margin is measured in
-        return Equivalence(None, Interval(mean, None, None, level, n), margin, False, False, None)
-    half = float(stats.t.isf(alpha, freedom)) * error
-    interval = Interval(mean, mean - half, mean + half, level, n)
-    p_above = float(stats.t.sf((margin - mean) / error, freedom))  # of "the difference is at least the margin"
-    p_below = float(stats.t.sf((margin + mean) / error, freedom))
-    p_non_inferior = p_above if lower_is_better else p_below
-    p = max(p_above, p_below)
-    return Equivalence(p, interval, margin, p < alpha, p_non_inferior < alpha, p_non_inferior)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# S5: how often
-
-
-@dataclasses.dataclass(frozen=True)
-class Share:
-    """S5: in how many pairs the treatment is better, and the share with its exact (Clopper-Pearson) interval."""
-
-    wins: int
-    ties: int
-    n: int
-    estimate: float
-    """(wins + ties / 2) / n."""
-    low: float
-    high: float
-    convincing: bool
-    """`low` above 1/2 and `estimate` above 3/4."""
-
-
-def win_share(
-    treatment: ArrayLike, reference: ArrayLike, *, lower_is_better: bool = True, level: float = 0.95
-) -> Share:
-    """S5: the share of seeds in which the treatment is better, ties one half.
-
-    Where ties make the count of wins end in one half, the lower end is computed from the count rounded down and the
-    upper from the count rounded up.
-
-    Args:
-        treatment, reference: one value per seed (S), paired. Times to a target that some runs ended without reaching
-            have to be cut to their common budget first: whether such a run would have been the later one is not known.
-            Infinite ones, of runs that can never get there, may be compared.
-    Raises:
-        ValueError: for unequal lengths, no values, or nan.
-
-    >>> win_share([1, 2, 3, 4, 5, 6], [2, 3, 4, 5, 6, 7])
-    Share(wins=6, ties=0, n=6, estimate=1.0, low=0.5407418735600996, high=1.0, convincing=True)
-
-    References:
-        Bouthillier et al., Accounting for Variance in Machine Learning Benchmarks, MLSys 2021, section 4 (the rule).
-    """
-    ours, theirs = without_nan(treatment, "treatment"), without_nan(reference, "reference")
-    check_paired(len(ours), len(theirs))
-    check_level(level, "level")
-    n, ties = len(ours), int((ours == theirs).sum())
-    wins = int(((ours < theirs) if lower_is_better else (ours > theirs)).sum())
-    halves = 2 * wins + ties
-    down, up, tail = halves // 2, (halves + 1) // 2, (1 - level) / 2
-    low = float(stats.beta.ppf(tail, down, n - down + 1)) if down > 0 else 0.0
-    high = float(stats.beta.isf(tail, up + 1, n - up)) if up < n else 1.0
-    estimate = halves / (2 * n)
-    return Share(wins, ties, n, estimate, low, high, low > 0.5 and estimate > CONVINCING_SHARE)
-
-
-def mcnemar(treatment: ArrayLike, reference: ArrayLike) -> float | None:
-    """McNemar's exact test of yes (1) and no (0): are pairs with a yes on one side alone as often of either?
-
-    Only the discordant pairs count, each as a fair coin. Up to 30 pairs it is `sign_flip` of the differences. It counts
-    pairs and measures no spread, so that pairs of which all differ the same way show something.
-
-    Returns:
-        p; None where no pair is discordant.
-
-    >>> mcnemar([0, 0, 0, 0, 0, 0, 1], [1, 1, 1, 1, 1, 1, 1])
-    0.03125
-
-    References:
-        McNemar, Note on the sampling error of the difference between correlated proportions, Psychometrika 1947.
-    """
-    wins, discordant, _ = _discordant(treatment, reference)
-    return float(stats.binomtest(wins, discordant).pvalue) if discordant else None
-
-
-def mcnemar_interval(treatment: ArrayLike, reference: ArrayLike, alpha: float = 0.05, divisor: int = 1) -> Interval:
-    """The difference of the shares of yes, with the exact interval of `mcnemar` at alpha / `divisor`.
-
-    With w the treatment's share of the d discordant of n pairs it is (2 w - 1) d / n; w has the interval of Clopper and
-    Pearson, d is taken as given. It leaves out 0 exactly where ``divisor * p < alpha``.
-
-    Returns:
-        An interval of level 1 - alpha / divisor; without ends where no pair is discordant.
-
-    >>> found = mcnemar_interval([0] * 8, [1] * 8)
-    >>> found.estimate, found.low, round(found.high or 0.0, 3)
-    (-1.0, -1.0, -0.261)
-    """
-    wins, discordant, n = _discordant(treatment, reference)
-    level = 1 - alpha / divisor
-    if not discordant:
-        return Interval(0.0, None, None, level, n)
-    share = stats.binomtest(wins, discordant).proportion_ci(level)
-    low, high = ((2 * float(end) - 1) * discordant / n for end in (share.low, share.high))
-    return Interval((2 * wins - discordant) / n, low, high, level, n)
-
-
-def _discordant(treatment: ArrayLike, reference: ArrayLike) -> tuple[int, int, int]:
-    """Pairs with a yes of the treatment alone, pairs with a yes on one side alone, and all pairs."""
-    ours, theirs = _pairs(treatment, reference)
-    if not numpy.isin([ours, theirs], (0.0, 1.0)).all():
-        raise ValueError("McNemar's test is of yes (1) and no (0)")
-    return int((ours > theirs).sum()), int((ours != theirs).sum()), len(ours)
-
-
-def probability_of_improvement(x: ArrayLike, y: ArrayLike) -> float:
-    """P(X > Y) for unpaired samples, U / (n m): the share of all pairs (x_i, y_j) with x_i > y_j, ties one half.
-
-    Which of the two is better is the caller's: for losses, P(treatment better) is ``f(reference, treatment)``.
-
-    >>> probability_of_improvement([1, 2, 3, 4], [2, 3, 5, 6])
-    0.25
-
-    References:
-        Agarwal et al., Deep Reinforcement Learning at the Edge of the Statistical Precipice, NeurIPS 2021.
-    """
-    one, other = without_nan(x, "x"), without_nan(y, "y")
-    halves = 2 * int((one[:, None] > other).sum()) + int((one[:, None] == other).sum())
-    return halves / (2 * len(one) * len(other))

@@ -1,4 +1,4 @@
-"""How loss and throughput change with the number of workers, and what loss costs in seconds.
+"""How throughput grows with the number of workers: Amdahl's law, and the universal scalability law.
 
 Tables are seeds x positions (S x K), every seed at every position. Intervals by resampling take whole seeds (all their
 runs together). Those of the laws are BCa, which with few seeds are still too narrow
@@ -15,79 +15,13 @@ import numpy
 from numpy.typing import ArrayLike, NDArray
 from scipy import optimize, stats
 
-from analysis.statistics.intervals import Interval, Refused, finite_table, finite_values, t_interval, without_nan
+from analysis.statistics.intervals import Interval, Refused, finite_table, finite_values
 
-MINIMUM_SEEDS = 6
-MINIMUM_POSITIONS = 4
 AMDAHL_WORKERS = 4
 """Distinct numbers of workers below which Amdahl's law is not fitted."""
 USL_WORKERS = 6
 NO_COHERENCY = 1e-6
 """A coherency term below this share of the others at the largest P is 0: the search only comes near its bound."""
-
-# ---------------------------------------------------------------------------------------------------------------------
-# S8: a trend over workers or delays
-
-
-@dataclasses.dataclass(frozen=True)
-class Slope:
-    """S8: the change of a value per unit of position, over seeds, and Page's test for an increase."""
-
-    mean: Interval
-    """Mean of the slopes of the seeds with its 95 % t interval."""
-    per_seed: tuple[float, ...]
-    page_statistic: float | None
-    """L; None with fewer than 3 positions or 2 seeds."""
-    page_p: float | None
-    """One-sided: of no trend against an increase with the position."""
-    too_few: str
-    """Why this supports no verdict; empty from 4 positions and 6 seeds on."""
-
-
-def slopes(positions: ArrayLike, table: ArrayLike) -> Slope:
-    """S8: the least-squares slope of every seed, their mean, and Page's trend test.
-
-    With the same positions in every seed the mean of the slopes is the fixed effect of the model with random intercepts
-    and slopes, and the t interval over seeds is its interval. Page's test asks whether values increase with position.
-
-    Args:
-        positions: K numbers, all different, e.g. log2 of the workers or the bound on the delay; in any order.
-        table: values (S x K), e.g. final losses.
-    Raises:
-        ValueError: for values that are not finite, a table of another width, or fewer than two positions.
-
-    >>> trend = slopes([0, 1, 2], [[1.0, 2.0, 3.0], [1.0, 3.0, 5.0]])
-    >>> trend.per_seed, trend.mean.estimate, trend.page_statistic
-    ((1.0, 2.0), 1.5, 28.0)
-
-    References:
-        E. B. Page, Ordered hypotheses for multiple treatments, JASA 1963.
-    """
-    x = finite_values(positions, "positions")
-    y = finite_table(table, "table", "seeds", "positions")
-    if y.shape[1] != len(x):
-        raise ValueError(f"the table has {y.shape[1]} columns for {len(x)} positions")
-    if len(x) < 2 or len(numpy.unique(x)) < len(x):
-        raise ValueError(f"a slope needs two or more different positions, got {x.tolist()}")
-    order = numpy.argsort(x)
-    x, y = x[order], y[:, order]
-    centred = x - math.fsum(x) / len(x)
-    weights = centred / math.fsum(centred**2)
-    per_seed = tuple(math.fsum(row * weights) for row in y)
-    statistic = p = None
-    if len(x) >= 3 and len(y) >= 2:
-        page = stats.page_trend_test(y)
-        statistic, p = float(page.statistic), float(page.pvalue)
-    too_few = ""
-    if len(x) < MINIMUM_POSITIONS or len(y) < MINIMUM_SEEDS:
-        too_few = (
-            f"{len(x)} positions and {len(y)} seeds; a verdict on a trend needs {MINIMUM_POSITIONS} and {MINIMUM_SEEDS}"
-        )
-    return Slope(t_interval(per_seed), per_seed, statistic, p, too_few)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# S10: throughput over workers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -305,91 +239,3 @@ def _parameter(fit: Fit, name: str) -> float:
     if name == "peak":
         return math.inf if fit.peak is None else fit.peak
     return float(getattr(fit, name))
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# S11: loss against seconds
-
-
-def pareto(seconds: ArrayLike, losses: ArrayLike) -> NDArray[numpy.bool_]:
-    """S11: which points no other point dominates; lower is better in both.
-
-    A point dominates another that is at least as large in both and larger in one, so equal points stay together on the
-    front. A point with an infinite coordinate (it never got there) is not on it.
-
-    Args:
-        seconds, losses: one of each per point (K).
-    Returns:
-        A new mask (K).
-
-    >>> pareto([1.0, 2.0, 3.0], [5.0, 4.0, 4.5]).tolist()
-    [True, True, False]
-    """
-    x, y = _points(seconds, losses)
-    return _on_front(x[None], y[None])[0]
-
-
-def _points(seconds: ArrayLike, losses: ArrayLike) -> tuple[NDArray[numpy.float64], NDArray[numpy.float64]]:
-    x, y = without_nan(seconds, "seconds"), without_nan(losses, "losses")
-    if len(x) != len(y):
-        raise ValueError(f"{len(x)} seconds and {len(y)} losses; give one of each per point")
-    return x, y
-
-
-def _on_front(x: NDArray[numpy.float64], y: NDArray[numpy.float64]) -> NDArray[numpy.bool_]:
-    """The front of each of R sets of K points (R x K)."""
-    x_other, y_other = x[:, :, None], y[:, :, None]
-    x_own, y_own = x[:, None, :], y[:, None, :]
-    dominated = (x_other <= x_own) & (y_other <= y_own) & ((x_other < x_own) | (y_other < y_own))
-    return ~dominated.any(axis=1) & numpy.isfinite(x) & numpy.isfinite(y)
-
-
-def hypervolume(seconds: ArrayLike, losses: ArrayLike, reference_point: tuple[float, float]) -> float:
-    """S11: the area (seconds x loss) that the points dominate, up to a declared reference point.
-
-    Points beyond the reference point in either coordinate add nothing. Larger is better; two studies can be compared
-    only at the same reference point.
-
-    Raises:
-        ValueError: for nan, or a reference point that is not finite.
-
-    >>> hypervolume([1.0, 2.0], [2.0, 1.0], reference_point=(3.0, 3.0))
-    3.0
-    """
-    x, y = _points(seconds, losses)
-    if not (math.isfinite(reference_point[0]) and math.isfinite(reference_point[1])):
-        raise ValueError(f"the reference point must be finite, got {reference_point}")
-    front = sorted({(float(a), float(b)) for a, b, on in zip(x, y, _on_front(x[None], y[None])[0], strict=True) if on})
-    area, height = 0.0, float(reference_point[1])
-    for position, loss in front:
-        if position < reference_point[0] and loss < height:
-            area += (reference_point[0] - position) * (height - loss)
-            height = loss
-    return area
-
-
-def pareto_share(
-    seconds: ArrayLike, losses: ArrayLike, generator: numpy.random.Generator, resamples: int = 2_000
-) -> NDArray[numpy.float64]:
-    """S11: in what share of resamples of the seeds the mean of each condition is on the Pareto front.
-
-    A resample takes the same seeds for every condition. The order of the seeds does not matter.
-
-    Args:
-        seconds, losses: one of each per seed and condition (S x K); inf is allowed, nan is not.
-        generator: draws the seeds.
-    Returns:
-        A share per condition (K).
-
-    >>> pareto_share([[1.0, 2.0], [1.1, 2.1]], [[5.0, 6.0], [5.1, 6.1]], numpy.random.default_rng(0)).tolist()
-    [1.0, 0.0]
-    """
-    x, y = numpy.asarray(seconds, dtype=numpy.float64), numpy.asarray(losses, dtype=numpy.float64)
-    if x.ndim != 2 or x.shape != y.shape or not x.size or numpy.isnan(x).any() or numpy.isnan(y).any():
-        raise ValueError(
-            f"seconds and losses must be tables of the same seeds x conditions without nan, got {x.shape}, {y.shape}"
-        )
-    order = numpy.lexsort(numpy.concatenate((x, y), axis=1).T[::-1])
-    x, y = x[order], y[order]
-    chosen = generator.integers(0, len(x), size=(resamples, len(x)))
-    return _on_front(x[chosen].mean(axis=1), y[chosen].mean(axis=1)).mean(axis=0)

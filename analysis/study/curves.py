@@ -9,8 +9,8 @@ from typing import Literal
 import numpy
 from numpy.typing import NDArray
 
+from analysis.statistics.crossings import crossing
 from analysis.statistics.intervals import short
-from analysis.statistics.time_to_target import crossing
 from analysis.study.run import Run
 from analysis.study.types import StudyRun
 

@@ -37,8 +37,9 @@ import numpy
 from numpy.typing import NDArray
 
 from analysis.statistics.convergence_guard import Guard, convergence
+from analysis.statistics.equivalence import tost_paired
 from analysis.statistics.intervals import Interval
-from analysis.statistics.paired import paired_difference, shift_interval, sign_flip, tost_paired
+from analysis.statistics.paired import paired_difference, shift_interval, sign_flip
 from analysis.statistics.power import detectable_effect, holm_divisors
 from analysis.statistics.scaling import amdahl_interval
 from analysis.statistics.time_to_target import restricted_times

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from analysis.statistics.convergence_guard import Guard, convergence
+from analysis.statistics.equivalence import tost_independent, tost_paired
 from analysis.statistics.intervals import Refused
-from analysis.statistics.paired import tost_independent, tost_paired
 
 
 def found(new, reference, tolerance: float, paired: bool = True) -> Guard:

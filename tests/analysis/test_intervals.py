@@ -13,19 +13,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from analysis.statistics.equivalence import tost_independent, tost_paired
 from analysis.statistics.intervals import Interval, finite_table, t_interval
-from analysis.statistics.paired import (
-    EXACT_PAIRS,
-    Share,
-    paired_difference,
-    probability_of_improvement,
-    ratio_interval,
-    shift_interval,
-    sign_flip,
-    tost_independent,
-    tost_paired,
-    win_share,
-)
+from analysis.statistics.paired import EXACT_PAIRS, paired_difference, ratio_interval, shift_interval, sign_flip
 from analysis.statistics.power import (
     detectable_effect,
     holm,
@@ -35,6 +25,7 @@ from analysis.statistics.power import (
     smallest_p,
 )
 from analysis.statistics.verdict import margin_too_wide, nothing_to_find, verdict
+from analysis.statistics.wins import Share, probability_of_improvement, win_share
 
 examples = settings(derandomize=True, deadline=None, max_examples=60)
 quick = settings(derandomize=True, deadline=None, max_examples=25)

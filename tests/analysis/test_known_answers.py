@@ -12,25 +12,19 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from analysis.statistics.across_tasks import iqm, mean_improvement, performance_score
+from analysis.statistics.equivalence import tost_independent, tost_paired
 from analysis.statistics.expected_best import expected_best
-from analysis.statistics.paired import (
-    mcnemar,
-    mcnemar_interval,
-    paired_difference,
-    probability_of_improvement,
-    sign_flip,
-    tost_independent,
-    tost_paired,
-    win_share,
-)
+from analysis.statistics.paired import paired_difference, sign_flip
 from analysis.statistics.power import (
     detectable_effect,
     holm,
     minimum_pairs,
     smallest_p,
 )
-from analysis.statistics.scaling import slopes
-from analysis.statistics.time_to_target import kaplan_meier, log_rank, restricted_times
+from analysis.statistics.survival import kaplan_meier, log_rank
+from analysis.statistics.time_to_target import restricted_times
+from analysis.statistics.trend import slopes
+from analysis.statistics.wins import mcnemar, mcnemar_interval, probability_of_improvement, win_share
 
 INF = math.inf
 

@@ -10,19 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
+from analysis.statistics.fronts import hypervolume, pareto, pareto_share
 from analysis.statistics.intervals import Interval, Refused, t_interval
-from analysis.statistics.scaling import (
-    Fit,
-    aicc_difference,
-    amdahl_interval,
-    fit_amdahl,
-    fit_usl,
-    hypervolume,
-    pareto,
-    pareto_share,
-    slopes,
-    usl_interval,
-)
+from analysis.statistics.scaling import Fit, aicc_difference, amdahl_interval, fit_amdahl, fit_usl, usl_interval
+from analysis.statistics.trend import slopes
 
 INF, NAN = math.inf, math.nan
 examples = settings(derandomize=True, deadline=None, max_examples=60)

@@ -14,18 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from analysis.statistics.crossings import Crossing, crossing, loss_at, target_grid
 from analysis.statistics.paired import paired_difference
-from analysis.statistics.time_to_target import (
-    Crossing,
-    crossing,
-    kaplan_meier,
-    log_rank,
-    loss_at,
-    restricted,
-    restricted_times,
-    speed_up,
-    target_grid,
-)
+from analysis.statistics.survival import kaplan_meier, log_rank
+from analysis.statistics.time_to_target import restricted, restricted_times, speed_up
 
 INF, NAN = math.inf, math.nan
 examples = settings(derandomize=True, deadline=None, max_examples=60)

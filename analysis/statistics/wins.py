@@ -1,0 +1,134 @@
+"""How often one side is better: shares of wins, McNemar's test of yes and no, the probability of improvement."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy
+from numpy.typing import ArrayLike
+from scipy import stats
+
+from analysis.statistics.intervals import (
+    Interval,
+    check_level,
+    check_paired,
+    without_nan,
+)
+from analysis.statistics.paired import paired_values
+
+CONVINCING_SHARE = 0.75
+"""Bouthillier et al. (2021): the share of wins below which an improvement is not called one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """S5: in how many pairs the treatment is better, and the share with its exact (Clopper-Pearson) interval."""
+
+    wins: int
+    ties: int
+    n: int
+    estimate: float
+    """(wins + ties / 2) / n."""
+    low: float
+    high: float
+    convincing: bool
+    """`low` above 1/2 and `estimate` above 3/4."""
+
+
+def win_share(
+    treatment: ArrayLike, reference: ArrayLike, *, lower_is_better: bool = True, level: float = 0.95
+) -> Share:
+    """S5: the share of seeds in which the treatment is better, ties one half.
+
+    Where ties make the count of wins end in one half, the lower end is computed from the count rounded down and the
+    upper from the count rounded up.
+
+    Args:
+        treatment, reference: one value per seed (S), paired. Times to a target that some runs ended without reaching
+            have to be cut to their common budget first: whether such a run would have been the later one is not known.
+            Infinite ones, of runs that can never get there, may be compared.
+    Raises:
+        ValueError: for unequal lengths, no values, or nan.
+
+    >>> win_share([1, 2, 3, 4, 5, 6], [2, 3, 4, 5, 6, 7])
+    Share(wins=6, ties=0, n=6, estimate=1.0, low=0.5407418735600996, high=1.0, convincing=True)
+
+    References:
+        Bouthillier et al., Accounting for Variance in Machine Learning Benchmarks, MLSys 2021, section 4 (the rule).
+    """
+    ours, theirs = without_nan(treatment, "treatment"), without_nan(reference, "reference")
+    check_paired(len(ours), len(theirs))
+    check_level(level, "level")
+    n, ties = len(ours), int((ours == theirs).sum())
+    wins = int(((ours < theirs) if lower_is_better else (ours > theirs)).sum())
+    halves = 2 * wins + ties
+    down, up, tail = halves // 2, (halves + 1) // 2, (1 - level) / 2
+    low = float(stats.beta.ppf(tail, down, n - down + 1)) if down > 0 else 0.0
+    high = float(stats.beta.isf(tail, up + 1, n - up)) if up < n else 1.0
+    estimate = halves / (2 * n)
+    return Share(wins, ties, n, estimate, low, high, low > 0.5 and estimate > CONVINCING_SHARE)
+
+
+def mcnemar(treatment: ArrayLike, reference: ArrayLike) -> float | None:
+    """McNemar's exact test of yes (1) and no (0): are pairs with a yes on one side alone as often of either?
+
+    Only the discordant pairs count, each as a fair coin. Up to 30 pairs it is `sign_flip` of the differences. It counts
+    pairs and measures no spread, so that pairs of which all differ the same way show something.
+
+    Returns:
+        p; None where no pair is discordant.
+
+    >>> mcnemar([0, 0, 0, 0, 0, 0, 1], [1, 1, 1, 1, 1, 1, 1])
+    0.03125
+
+    References:
+        McNemar, Note on the sampling error of the difference between correlated proportions, Psychometrika 1947.
+    """
+    wins, discordant, _ = _discordant(treatment, reference)
+    return float(stats.binomtest(wins, discordant).pvalue) if discordant else None
+
+
+def mcnemar_interval(treatment: ArrayLike, reference: ArrayLike, alpha: float = 0.05, divisor: int = 1) -> Interval:
+    """The difference of the shares of yes, with the exact interval of `mcnemar` at alpha / `divisor`.
+
+    With w the treatment's share of the d discordant of n pairs it is (2 w - 1) d / n; w has the interval of Clopper and
+    Pearson, d is taken as given. It leaves out 0 exactly where ``divisor * p < alpha``.
+
+    Returns:
+        An interval of level 1 - alpha / divisor; without ends where no pair is discordant.
+
+    >>> found = mcnemar_interval([0] * 8, [1] * 8)
+    >>> found.estimate, found.low, round(found.high or 0.0, 3)
+    (-1.0, -1.0, -0.261)
+    """
+    wins, discordant, n = _discordant(treatment, reference)
+    level = 1 - alpha / divisor
+    if not discordant:
+        return Interval(0.0, None, None, level, n)
+    share = stats.binomtest(wins, discordant).proportion_ci(level)
+    low, high = ((2 * float(end) - 1) * discordant / n for end in (share.low, share.high))
+    return Interval((2 * wins - discordant) / n, low, high, level, n)
+
+
+def _discordant(treatment: ArrayLike, reference: ArrayLike) -> tuple[int, int, int]:
+    """Pairs with a yes of the treatment alone, pairs with a yes on one side alone, and all pairs."""
+    ours, theirs = paired_values(treatment, reference)
+    if not numpy.isin([ours, theirs], (0.0, 1.0)).all():
+        raise ValueError("McNemar's test is of yes (1) and no (0)")
+    return int((ours > theirs).sum()), int((ours != theirs).sum()), len(ours)
+
+
+def probability_of_improvement(x: ArrayLike, y: ArrayLike) -> float:
+    """P(X > Y) for unpaired samples, U / (n m): the share of all pairs (x_i, y_j) with x_i > y_j, ties one half.
+
+    Which of the two is better is the caller's: for losses, P(treatment better) is ``f(reference, treatment)``.
+
+    >>> probability_of_improvement([1, 2, 3, 4], [2, 3, 5, 6])
+    0.25
+
+    References:
+        Agarwal et al., Deep Reinforcement Learning at the Edge of the Statistical Precipice, NeurIPS 2021.
+    """
+    one, other = without_nan(x, "x"), without_nan(y, "y")
+    halves = 2 * int((one[:, None] > other).sum()) + int((one[:, None] == other).sum())
+    return halves / (2 * len(one) * len(other))
