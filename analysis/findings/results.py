@@ -25,7 +25,7 @@ from analysis.findings.downstream import DownstreamArm, downstream_arms, downstr
 from analysis.findings.endpoints import questions_of
 from analysis.findings.fronts import ParetoPanel, pareto_panels
 from analysis.findings.judging import TestRow, judge, sort_rows
-from analysis.findings.sentence import Headline, Tile, headlines_of, tiles_of
+from analysis.findings.sentence import Headline, headlines_of
 from analysis.findings.tables import (
     ArmCounts,
     ArmInfo,
@@ -42,6 +42,7 @@ from analysis.findings.tables import (
     schedule_shares,
     tuning_results,
 )
+from analysis.findings.tiles import Tile, tiles_of
 from analysis.findings.timelines import Timeline, timelines
 from analysis.findings.times import ReachedPanel, Sensitivity, reached_panels, sensitivities
 from analysis.findings.trust import TrustItem, trust_of
@@ -219,9 +220,6 @@ def results(study: Study, generator: numpy.random.Generator) -> Results:
 
 def _typed(folder: Path) -> str:
     return folder.resolve().name if folder.is_absolute() else folder.as_posix()
-
-
-# ---- what the study is -------------------------------------------------------------------------------------
 
 
 def exploratory_because(study: Study, groups: Sequence[Group]) -> str:

@@ -1,4 +1,4 @@
-"""What the eye meets first: the verdict in words per primary comparison, and four numbers."""
+"""What the eye meets first: the verdict in words per primary comparison."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-
-import numpy
 
 from analysis.findings.comparisons import (
     FROM_SCRATCH,
@@ -19,12 +17,10 @@ from analysis.findings.comparisons import (
     Pair,
     reference_algorithm,
 )
-from analysis.findings.delays import DelayHistogram
 from analysis.findings.judging import RESTS_ON_MARGIN, RestrictedTimes, TestRow
-from analysis.statistics.intervals import Interval, short, t_interval
-from analysis.statistics.paired import shift_interval, sign_flip
-from analysis.statistics.verdict import nothing_to_find, verdict
-from analysis.study.types import MEASURED, Study, StudyRun, summary_of
+from analysis.statistics.intervals import Interval, short
+from analysis.statistics.verdict import nothing_to_find
+from analysis.study.types import MEASURED, Study
 from asyncsgd.study.plan import BASELINE
 
 
@@ -42,23 +38,6 @@ class Headline:
     exploratory: bool
     details: tuple[str, ...] = ()
     """Short sentences for small type: intervals, p values, margins, and what else limits the text."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Tile:
-    """A number for the eye. There are always four, for the first comparison of the headline."""
-
-    title: str
-    """speed-up | final-loss gap | throughput ratio | delay p95"""
-    text: str
-    """The value as written, e.g. ``1.42x``; ``-`` where there is none."""
-    interval: Interval | None
-    interval_text: str
-    """``95 % CI 1.21 to 1.66, n = 8``; empty where there is none."""
-    unit: str
-    word: str
-    """better, worse, equivalent, undecided, too few seeds, not measured ..."""
-    note: str
 
 
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -134,9 +113,6 @@ def _short_names(study: Study, groups: Sequence[Group]) -> dict[str, str]:
         twice = Counter(study.arm(name).algorithm for name in group.arms)
         names |= {name: name for name in group.arms if twice[study.arm(name).algorithm] > 1}
     return names
-
-
-# ---- the headline ------------------------------------------------------------------------------------------
 
 
 def headlines_of(
@@ -373,7 +349,7 @@ def _difference_text(row: TestRow, reference: str) -> str:
     assert found is not None
     unit = " nats" if row.unit == "nats" else ""
     form = supported(found, further=1)
-    ends = f"({_ends_in_words(found, 'lower', 'higher', form)}, n = {row.n}{_p_text(row)})"
+    ends = f"({_ends_in_words(found, 'lower', 'higher', form)}, n = {row.n}{p_text(row)})"
     if found.estimate == 0:
         return f"the same mean as {reference} {ends}"
     side = "higher" if found.estimate > 0 else "lower"
@@ -389,7 +365,7 @@ def _time_numbers(row: TestRow, times: RestrictedTimes, difference: Interval, na
         side = "later" if logs.estimate < 0 else "sooner"
         won = f"sooner in {row.wins} of {row.n} seeds"
         return [
-            f"time to the target: {_times(abs(logs.estimate))} {side} than {reference} ({ends}, {won}{_p_text(row)})"
+            f"time to the target: {_times(abs(logs.estimate))} {side} than {reference} ({ends}, {won}{p_text(row)})"
         ]
     budget = f"{float(short(times.budget)):g}"
     ended = "where the first run that missed it ended" if times.cut_short else "how long the longest run took"
@@ -399,7 +375,7 @@ def _time_numbers(row: TestRow, times: RestrictedTimes, difference: Interval, na
     ends = _ends_in_words(difference, "lower", "higher", form)
     return [
         f"mean time to the target, counted up to {budget} {row.unit}: {means}, {form(abs(difference.estimate))} {side} "
-        f"({ends}{_p_text(row)})",
+        f"({ends}{p_text(row)})",
         f"{budget} {row.unit} is {'the budget of every run' if times.common else ended}",
     ]
 
@@ -409,7 +385,7 @@ def _reached_text(reached: TestRow | None, reference: str) -> list[str]:
     if reached is None or reached.estimate is None or reached.estimate.estimate == 0:
         return []
     word = {"better": f", more than with {reference}", "worse": f", fewer than with {reference}"}.get(reached.word, "")
-    return [f"runs that reached it{word}: exact McNemar test{_p_text(reached)}"]
+    return [f"runs that reached it{word}: exact McNemar test{p_text(reached)}"]
 
 
 def _logarithms(ratio: Interval) -> Interval:
@@ -421,7 +397,7 @@ def _times(logarithm: float) -> str:
     return f"{math.exp(logarithm):.2f}{TIMES}"
 
 
-def _p_text(row: TestRow) -> str:
+def p_text(row: TestRow) -> str:
     return "" if row.p_holm is None else f", p_Holm {row.p_holm:.2g}"
 
 
@@ -435,144 +411,17 @@ def _ends_in_words(interval: Interval, below: str, above: str, form: Callable[[f
     """
     low, high = interval.low, interval.high
     if low is None or high is None:
-        return _no_ends(interval)
+        return no_ends(interval)
     if (low >= 0 and interval.estimate > 0) or (high <= 0 and interval.estimate < 0):
         small, large = sorted((abs(low), abs(high)))
-        return f"{_level(interval)} {form(small)} to {form(large)}"
+        return f"{level_text(interval)} {form(small)} to {form(large)}"
     ends = [form(abs(end)) + (f" {below if end < 0 else above}" if end else "") for end in (low, high)]
-    return f"{_level(interval)} {' to '.join(ends)}"
+    return f"{level_text(interval)} {' to '.join(ends)}"
 
 
-def _level(interval: Interval) -> str:
+def level_text(interval: Interval) -> str:
     return f"{100 * interval.level:.3g} % CI"
 
 
-def _no_ends(interval: Interval) -> str:
-    return f"no {_level(interval)} from {interval.n} pair{'s' * (interval.n != 1)}"
-
-
-# ---- the tiles ---------------------------------------------------------------------------------------------
-
-
-def tiles_of(
-    comparison: Comparison | None,
-    tests: Sequence[TestRow],
-    delays: Sequence[DelayHistogram],
-    generator: numpy.random.Generator,
-) -> tuple[Tile, ...]:
-    """The four numbers of one comparison."""
-    titles = ("speed-up", "final-loss gap", "throughput ratio", "delay p95")
-    if comparison is None:
-        return tuple(Tile(title, "-", None, "", "", "not measured", "there is no comparison") for title in titles)
-    rows = {
-        row.endpoint: row
-        for row in reversed(tests)
-        if (row.treatment, row.reference) == (comparison.treatment.name, comparison.reference.name)
-    }
-    return (
-        _speed_tile(rows.get("time_to_target")),
-        _gap_tile(rows.get("loss_at_equal_samples")),
-        _throughput_tile(comparison, generator),
-        _delay_tile(comparison, delays),
-    )
-
-
-def _speed_tile(row: TestRow | None) -> Tile:
-    if row is None:
-        return Tile("speed-up", "-", None, "", "", "not measured", "there is no target loss")
-    times = row.times
-    if times is None or times.ratio is None:
-        return Tile("speed-up", "-", None, "", TIMES, row.word, row.reason)
-    ratio = times.ratio
-    note = "mean time to the target, reference / treatment"
-    if min(times.treatment_within, times.reference_within) < row.n:
-        note += f", every time up to {short(times.budget)} {row.unit} ({times.treatment_within} and "
-        note += f"{times.reference_within} of {row.n} runs of treatment and reference reached it by then)"
-    note += _p_text(row)
-    text = f"{supported(ratio, null=1.0)(ratio.estimate)}{TIMES}"
-    return Tile("speed-up", text, ratio, _interval_text(ratio, null=1.0), TIMES, row.word, note)
-
-
-def _gap_tile(row: TestRow | None) -> Tile:
-    if row is None or row.estimate is None:
-        why = "no pair has a loss at equal samples" if row is None else row.reason
-        return Tile("final-loss gap", "-", None, "", "nats", "not measured", why)
-    note = "loss at equal samples, treatment - reference"
-    if row.relative is not None:
-        note += f"; {100 * row.relative:+.1f} % of the reference's improvement"
-    if row.margin is not None:
-        note += f"; margin ±{row.margin:g}"
-        note += "" if row.margin_share is None else f", {100 * row.margin_share:.3g} % of that improvement"
-        note += ", too wide to mean anything" * (row.equivalence is None)
-    shown = row.deciding or row.estimate
-    text = ("-" if shown.estimate < 0 else "+") + supported(shown)(abs(shown.estimate))
-    return Tile("final-loss gap", text, shown, _interval_text(shown), "nats", row.word, note)
-
-
-def _throughput_tile(comparison: Comparison, generator: numpy.random.Generator) -> Tile:
-    logs = []
-    for pair in comparison.pairs:
-        ours, theirs = (summary_of(run, "samples_per_second") for run in (pair.treatment, pair.reference))
-        if isinstance(ours, float | int) and isinstance(theirs, float | int) and ours > 0 and theirs > 0:
-            logs.append(math.log(ours / theirs))
-    if not logs:
-        return Tile("throughput ratio", "-", None, "", TIMES, "not measured", "no pair has a throughput")
-    if comparison.group.clock != MEASURED and len(logs) > 1 and max(logs) - min(logs) < 1e-9:
-        # drawn from speeds without chance: a declared number, with nothing to test
-        note = "samples per virtual second, the same in every seed; in no family"
-        text = f"{math.exp(logs[0]):.2f}{TIMES}"
-        return Tile("throughput ratio", text, None, "", TIMES, "as declared", note)
-    p = sign_flip(logs, generator)
-    found = shift_interval(logs, [0.0] * len(logs), p, generator)
-    ratio = found.mapped(math.exp)
-    said = verdict(len(logs), found.estimate, p, found, None, lower_is_better=False)
-    note = f"samples per {'' if comparison.group.clock == MEASURED else 'virtual '}second; in no family"
-    text = f"{supported(ratio, null=1.0)(ratio.estimate)}{TIMES}"
-    return Tile("throughput ratio", text, ratio, _interval_text(ratio, null=1.0), TIMES, said.word, note)
-
-
-def _delay_tile(comparison: Comparison, delays: Sequence[DelayHistogram]) -> Tile:
-    known = [value for pair in comparison.pairs if (value := _delay_p95(pair.treatment)) is not None]
-    their = [value for pair in comparison.pairs if (value := _delay_p95(pair.reference)) is not None]
-    pooled = {histogram.arm: histogram.p95 for histogram in delays}
-    found = _delay_interval(known, pooled.get(comparison.treatment.name))
-    if found is None:
-        return Tile("delay p95", "-", None, "", "updates", "not measured", "no run recorded a delay")
-    against = _delay_interval(their, pooled.get(comparison.reference.name))
-    p95 = found.estimate
-    if against is None:
-        word = "not compared"
-    else:
-        word = "same" if p95 == against.estimate else "higher" if p95 > against.estimate else "lower"
-    beside = "-" if against is None else short(against.estimate)
-    note = f"{comparison.treatment.algorithm}; {comparison.reference.algorithm}: {beside}"
-    note += "; mean over the runs" if known else "; of all runs together"
-    if found.low is None:
-        note += f"; the same in all {len(known)}" if len(known) > 1 else ""
-        return Tile("delay p95", short(p95), None, "", "updates", word, note)
-    return Tile("delay p95", short(p95), found, _interval_text(found), "updates", word, note)
-
-
-def _delay_interval(per_run: Sequence[float], pooled: float | None) -> Interval | None:
-    """The mean of the runs' percentiles with its t interval; without ends where they do not vary.
-
-    On a clock without chance every run has the same delays, and an interval without width would say that something had
-    been measured. Where no summary has a percentile, that of all gradients of all runs, which has no interval.
-    """
-    if not per_run:
-        return None if pooled is None else Interval(pooled, None, None, 0.95, 0)
-    found = t_interval(per_run)
-    return dataclasses.replace(found, low=None, high=None) if max(per_run) == min(per_run) else found
-
-
-def _delay_p95(run: StudyRun) -> float | None:
-    delay = summary_of(run, "delay")
-    value = delay.get("p95") if isinstance(delay, Mapping) else None
-    return float(value) if isinstance(value, int | float) else None
-
-
-def _interval_text(interval: Interval, null: float = 0.0) -> str:
-    if interval.low is None or interval.high is None:
-        return _no_ends(interval)
-    form = supported(interval, null, further=1)
-    return f"{_level(interval)} {form(interval.low)} to {form(interval.high)}, n = {interval.n}"
+def no_ends(interval: Interval) -> str:
+    return f"no {level_text(interval)} from {interval.n} pair{'s' * (interval.n != 1)}"

@@ -14,7 +14,8 @@ import markupsafe
 
 from analysis.findings.comparisons import FROM_SCRATCH, LeftOut
 from analysis.findings.results import Results
-from analysis.findings.sentence import Headline, Tile, conditions
+from analysis.findings.sentence import Headline, conditions
+from analysis.findings.tiles import Tile
 from analysis.findings.trust import TrustItem
 from analysis.report.figures.arm_names import Cast
 from analysis.report.figures.pictures import Look, Picture, Row, inline, key
