@@ -255,9 +255,6 @@ def _finetune_seeds(runs: Sequence[StudyRun]) -> list[int | None]:
     return sorted((run.finetune_seed for run in runs), key=str)
 
 
-# ---- one run -----------------------------------------------------------------------------------------------
-
-
 def _usable(run: StudyRun) -> bool:
     return run.diverged or (run.usable and run.run is not None and run.run.metrics.get("macro_f1") is not None)
 
@@ -288,9 +285,6 @@ def _main_data(runs: Sequence[StudyRun]) -> tuple[str | None, Any]:
 def _marked(runs: Sequence[Run]) -> bool | None:
     told = {run.summary.get("from_scratch") for run in runs}
     return True if True in told else False if False in told else None
-
-
-# ---- over seeds --------------------------------------------------------------------------------------------
 
 
 def _over_seeds(folders: Mapping[int, Sequence[Run]], value: Any) -> Interval | None:

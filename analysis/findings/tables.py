@@ -186,9 +186,6 @@ class RunRow:
     """Why it is not in the tests, and what went wrong in it."""
 
 
-# ---- tuning and noise --------------------------------------------------------------------------------------
-
-
 def tuning_results(study: Study) -> tuple[TuningResult, ...]:
     """Table 3: what was tried for every arm, what was chosen, and what fewer trials would have found."""
     found = []
@@ -298,9 +295,6 @@ def _schedule_share(arm: str, runs: Mapping[int, Sequence[StudyRun]], replicates
         share=result.schedule_share,
         p=result.p,
     )
-
-
-# ---- tables ------------------------------------------------------------------------------------------------
 
 
 def arm_rows(
@@ -544,9 +538,6 @@ def _run_row(study: Study, run: StudyRun, in_tests: bool, reasons: Sequence[str]
         in_tests=in_tests,
         remark="; ".join(dict.fromkeys(remarks)),
     )
-
-
-# ---- small things ------------------------------------------------------------------------------------------
 
 
 def _texts(settings: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

@@ -37,9 +37,6 @@ class TrustItem:
     """A sentence more; may be empty."""
 
 
-# ---- the trust box -----------------------------------------------------------------------------------------
-
-
 def trust_of(
     study: Study,
     groups: Sequence[Group],

@@ -78,10 +78,6 @@ def short(value: float) -> str:
     return f"{value:.{max(0, 2 - exponent)}f}"
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What is accepted
-
-
 def finite_values(values: ArrayLike, name: str = "values") -> NDArray[numpy.float64]:
     """Return `values` as a vector of float64 (a view where they are one), or say which of them cannot be used.
 
@@ -133,10 +129,6 @@ def check_paired(num_treatment: int, num_reference: int) -> None:
 def check_level(alpha: float, name: str = "alpha") -> None:
     if not 0 < alpha < 1:
         raise ValueError(f"{name} must lie between 0 and 1, got {alpha}")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Means
 
 
 def mean_and_sd(values: NDArray[numpy.float64]) -> tuple[float, float]:

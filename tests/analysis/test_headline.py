@@ -47,9 +47,6 @@ def ends_early(missing: int):
     return treatment, [straight(6.0, 4.0, seconds=40.0)] * 8
 
 
-# ---- times of runs that ended --------------------------------------------------------------------------------
-
-
 def test_times_are_told_up_to_the_end_of_the_first_run_that_missed_the_target(tmp_path):
     found = study_of(tmp_path, *ends_early(2))
     row = row_of(found, "time_to_target")
@@ -348,9 +345,6 @@ def test_runs_that_all_arrive_with_their_last_evaluation_are_compared(tmp_path):
     assert dataclasses.replace(row.times, ratio=None) == RestrictedTimes(10.0, False, 8, 8, 0, 0)
 
 
-# ---- nothing varied --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("gap", [0.0, 0.003])
 def test_differences_that_are_all_the_same_measure_nothing_and_are_not_equivalent(tmp_path, gap):
     reference = [straight(6.0, 5.0 + seed / 64, seconds=10.0 + seed) for seed in range(8)]
@@ -370,9 +364,6 @@ def test_table_1_says_up_to_which_second_and_at_which(tmp_path):
     (table,) = conditions(study_of(tmp_path, *ends_early(2)))
     assert [row[3].small for row in table.rows] == ["none before 10.00 virtual s", "n = 8; up to 10.00 virtual s"]
     assert {row[6].small for row in table.rows} == {"n = 8; at 10.00 virtual s"}
-
-
-# ---- margins ---------------------------------------------------------------------------------------------------
 
 
 def close(improvement: float):
@@ -407,9 +398,6 @@ def test_a_margin_means_nothing_where_the_reference_did_not_improve(tmp_path):
     row = row_of(study_of(tmp_path, *close(-0.5)), "loss_at_equal_samples")
     assert (row.word, row.equivalence, row.margin_share, row.relative) == ("undecided", None, None, None)
     assert row.reason.endswith("the reference did not improve, so a margin of ±0.0200 cannot be judged")
-
-
-# ---- levels ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -460,9 +448,6 @@ def test_an_interval_has_the_level_at_which_holms_method_judges_its_row():
     assert [row.word for row in rows] == ["undecided", "better", "undecided"]
 
 
-# ---- families, tuning --------------------------------------------------------------------------------------------
-
-
 def test_references_against_the_baseline_are_one_family_and_comparisons_in_a_group_another(tmp_path):
     other = [SyntheticArm("sync", 2), SyntheticArm("async", 2)]
     arms = [SYNC, ASYNC, *other]
@@ -503,9 +488,6 @@ def test_a_tuning_criterion_that_is_not_the_endpoint_is_told(tmp_path, endpoint,
     item = trust_of(found, "tuning")
     assert item.value == "equal budgets"
     assert ("chosen by the final loss at equal samples, not by the primary endpoint" in item.detail) is told
-
-
-# ---- the picture of times ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -563,9 +545,6 @@ def test_the_caption_counts_the_others_only_where_there_are_some_and_calls_the_l
     )
     assert "Reached by 0 of 6 a runs; by all runs of the others. " in drawn(none, every)[0].caption
     assert "Reached by every run. " in drawn(every)[0].caption
-
-
-# ---- intervals and words -----------------------------------------------------------------------------------------
 
 
 @settings(max_examples=150, deadline=None)
@@ -626,9 +605,6 @@ def test_an_interval_that_holds_0_says_which_end_is_on_which_side(tmp_path):
     assert row.word == "undecided"
     assert found.headlines[0].text.endswith(" Whether its final loss is better or worse is undecided.")
     assert "0.01 nats higher than sync (95 % CI 0.20 lower to 0.20 higher, n = 8" in found.headlines[0].details[-1]
-
-
-# ---- the words of a headline -------------------------------------------------------------------------------------
 
 
 def test_a_headline_is_a_sentence_that_a_newspaper_could_print(tmp_path):

@@ -141,9 +141,6 @@ def positions(text, *words):
     return found
 
 
-# ---- the page --------------------------------------------------------------------------------------------------------
-
-
 def test_the_page_has_its_parts_in_the_order_of_the_eye(example_page):
     order = positions(
         example_page,
@@ -401,9 +398,6 @@ def test_the_same_results_give_the_same_bytes(nasty, nasty_page):
     assert render(page(nasty, Path("report.html"), Path("."))) == nasty_page
 
 
-# ---- pictures --------------------------------------------------------------------------------------------------------
-
-
 def test_a_known_algorithm_has_its_colour_and_marker_in_every_report():
     several = ("sync", "async", "ringmaster", "m_sync", "zeta", "rennala", "single", "hogwild", "alpha")
     alone, among = looks(["ringmaster"]), looks(several)
@@ -522,9 +516,6 @@ def test_pictures_are_written_as_png_and_svg_show_something_and_a_dollar_sign_in
     assert [path.read_bytes() for path in again] == [(folder / path.name).read_bytes() for path in again]
 
 
-# ---- tables ----------------------------------------------------------------------------------------------------------
-
-
 def test_markdown_keeps_its_columns_whatever_the_names(example):
     nasty = dataclasses.replace(example.tests[0], comparison="a|b <b>\nc`d*", reason="x | y")
     tables = [comparisons(dataclasses.replace(example, tests=(nasty,)))]
@@ -604,9 +595,6 @@ def test_a_value_that_is_not_finite_survives_every_format(example):
     assert arms.rows[0][2].text == "inf"
     assert next(csv.DictReader(io.StringIO(as_csv(arms))))["median_seconds"] == "inf"
     assert "| inf |" in markdown([arms])
-
-
-# ---- the command -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -48,9 +48,6 @@ def fast(tmp_path_factory) -> Results:
     return results_of(write_study(folder, twice_as_fast(), [SYNC, ASYNC], registration={"num_seeds": 6}))
 
 
-# ---- the primary comparison --------------------------------------------------------------------------------
-
-
 def test_times_to_the_target_are_the_crossings_and_their_exact_test(fast):
     row = row_of(fast, "time_to_target")  # sync crosses 5.0 at 5, 6, ... 10 s, async at 2.5, 3, ... 5 s
     assert (row.family, row.family_size, row.n, row.word) == ("primary", 1, 6, "better")
@@ -183,9 +180,6 @@ def test_the_budget_is_the_shortest_run_that_ended_without_the_target(tmp_path):
     assert (row.speed_up.left_out, row.wins, row.ties, row.n) == (1, 6, 0, 6)
 
 
-# ---- failures as data --------------------------------------------------------------------------------------
-
-
 def diverging(seeds: int = 6, which: int = 5):
     curves = twice_as_fast(seeds)
     curves[ASYNC.name][which] = [(0, 0.0, 6.0), (40, 2.0, 7.0), (80, 4.0, None)]
@@ -264,9 +258,6 @@ def test_when_one_arm_diverges_in_every_seed_it_is_worse(tmp_path):
     assert {row.word for row in found.tests} == {"worse"}
 
 
-# ---- families ----------------------------------------------------------------------------------------------
-
-
 def test_holm_corrects_inside_a_family_and_a_question_without_pairs_still_counts():
     generator = numpy.random.default_rng(0)
     six, seven = [1.0, 2, 3, 4, 5, 6], [1.0, 2, 3, 4, 5, 6, 7]
@@ -316,9 +307,6 @@ def test_the_primary_family_is_first_and_every_other_one_is_per_endpoint_and_wor
         ("async-w4-virtual", "time_to_target", 2),
         ("ringmaster-w4-virtual", "time_to_target", 2),
     ]
-
-
-# ---- what is exploratory -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -402,9 +390,6 @@ def test_fewer_than_six_seeds_give_no_verdict(tmp_path):
     assert {row.word for row in found.tests} == {"too few seeds"}
     assert "too few seeds for a verdict" in found.headlines[0].text
     assert trust_of(found, "seeds").level == "bad"
-
-
-# ---- what may meet -----------------------------------------------------------------------------------------
 
 
 def test_measured_and_virtual_seconds_share_no_group_panel_or_comparison(example):
@@ -514,9 +499,6 @@ def test_an_arm_with_two_reference_arms_is_compared_with_the_one_that_has_its_se
         ("async64-w4-virtual", "sync64-w4-virtual"),
     ]
     assert [group.variant for group in found.groups] == [(("seq_len", "128"),), (("seq_len", "64"),)]
-
-
-# ---- descriptions ------------------------------------------------------------------------------------------
 
 
 def test_a_band_is_the_mean_with_its_t_interval_where_all_seeds_have_a_value(fast):
@@ -797,9 +779,6 @@ def test_equal_environments_are_one_row_and_mixed_commits_are_told(tmp_path):
     assert item.detail.startswith("1 runs with a modified working tree; runs of different commits are compared")
 
 
-# ---- the guard ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("samples", "value"), [(160, "passed"), (320, "failed")])
 def test_sync_is_checked_against_one_process_with_the_same_global_batch(tmp_path, samples, value):
     single = SyntheticArm("single", 1, "measured", None, batch_size=64)
@@ -909,9 +888,6 @@ def test_without_a_one_process_arm_the_guard_is_not_run(fast):
     assert trust_of(fast, "sync guard").value == "not run"
 
 
-# ---- downstream --------------------------------------------------------------------------------------------
-
-
 def write_scored(folder: Path, gains: dict[str, float], *, seeds: int = 6, repetitions: int = 2) -> None:
     """Fine-tuning runs whose macro-F1 is 0.5 + 0.01 seed + gain, ± 0.005 by repetition; a gain grows with the seed."""
     runs = []
@@ -1005,9 +981,6 @@ def test_hatecheck_is_shown_per_functionality(example):
         (name, 100, 8) for name in named
     ]
     assert late.hatecheck is not None
-
-
-# ---- the same input ----------------------------------------------------------------------------------------
 
 
 def test_the_order_of_the_directory_and_of_the_plans_runs_changes_nothing(

@@ -28,10 +28,6 @@ def usl(workers, gamma: float, alpha: float, beta: float):
     return gamma * workers / (1 + alpha * (workers - 1) + beta * workers * (workers - 1))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# S8
-
-
 def test_slopes_are_least_squares_of_every_seed() -> None:
     x, y = np.log2([1, 2, 4, 8, 16]), generator().normal(6, 0.1, (7, 5)) + 0.03 * np.arange(5)
     trend = slopes(x, y)
@@ -60,10 +56,6 @@ def test_few_positions_or_seeds_have_a_slope_and_support_no_verdict() -> None:
     two = slopes([0, 1], [[1.0, 3.0]])
     assert (two.per_seed, two.page_statistic, two.page_p) == ((2.0,), None, None)
     assert two.mean == Interval(2.0, None, None, 0.95, 1)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# S10
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.01), (0.04, 0.002), (0.5, 0.1)])
@@ -176,9 +168,6 @@ def test_a_peak_that_may_be_infinite_has_an_infinite_end() -> None:
     assert peak.high == INF
     assert peak.low > 5
 
-
-# ---------------------------------------------------------------------------------------------------------------------
-# S11
 
 points = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), min_size=1, max_size=9)
 

@@ -79,9 +79,6 @@ def test_without_a_plan_the_runs_say_what_they_are_and_nobody_contradicts_them(t
     assert (study.problems, study.set_aside) == ((), ())
 
 
-# ---- runs in the place of others ---------------------------------------------------------------------------
-
-
 TUNED = SyntheticArm("ringmaster", learning_rates=(0.001, 0.002), tuning_seeds=(0,), settings={"seq_len": 64})
 
 
@@ -261,9 +258,6 @@ def test_replicates_of_a_seed_may_have_equal_parameters(tmp_path):
     same_parameters(tmp_path, f"{SYNC.name}/s1", f"{SYNC.name}/s1-r1")
     study = load_study(tmp_path)
     assert (study.problems, study.set_aside) == ((), ())
-
-
-# ---- what was planned and registered -----------------------------------------------------------------------
 
 
 def test_a_planned_run_without_a_folder_is_missing_and_an_unplanned_one_is_set_aside(tmp_path):
@@ -448,9 +442,6 @@ def test_a_sweep_inside_a_folder_of_runs_is_a_study_of_its_own(tmp_path):
     assert study.problems == (
         f"quick: a sweep of its own with 4 runs, which are not in this study; give {tmp_path / 'quick'} itself",
     )
-
-
-# ---- without a plan ----------------------------------------------------------------------------------------
 
 
 def test_in_a_plain_folder_arms_are_conditions_and_the_settings_that_differ(tmp_path):

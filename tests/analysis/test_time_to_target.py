@@ -28,9 +28,6 @@ def generator() -> np.random.Generator:
     return np.random.default_rng(3)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Crossings
-
 CROSSINGS = [
     ([0, 10, 20], [6, 5, 4], 4.5, Crossing(15.0, 10.0)),
     ([0, 10, 20], [6, 5, 4], 5.0, Crossing(10.0, 10.0)),  # at the target is there
@@ -82,10 +79,6 @@ def test_the_loss_at_a_position_is_linear_and_not_known_beyond_or_beside_a_hole(
 def test_the_grid_of_targets() -> None:
     assert target_grid(10.0, 5.0) == {0.5: 7.5, 0.8: 6.0, 0.9: 5.5, 0.95: 5.25, 0.98: pytest.approx(5.1)}
     assert target_grid(10.0, 5.0, shares=[1.0]) == {1.0: 5.0}
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Restricted means and speed-ups
 
 
 @given(st.lists(st.tuples(times, times), min_size=1, max_size=9), st.randoms(use_true_random=False))
@@ -154,10 +147,6 @@ def test_eight_of_eight() -> None:
     result = speed_up(reference / 1.5, reference, generator())
     assert result.ratio.estimate == pytest.approx(1.5)
     assert (result.n, result.left_out, result.p) == (8, (), 2 / 256)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Runs that stopped early
 
 
 def random_sample(draws: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
