@@ -603,6 +603,122 @@ def test_fine_tuning_starts_from_every_model_of_the_test_and_from_the_base_model
     assert again["class_weights"]
 
 
+@pytest.fixture(scope="module")
+def stoppable(small: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """(config, folder) of a sweep of a virtual arm, a measured one and fine-tuning; tests copy it."""
+    folder = tmp_path_factory.mktemp("stoppable")
+    (folder / "posts").mkdir()
+    for side, number in (("train", 24), ("test", 8)):
+        rows = [f"{('bada gimo', 'sune kata')[row % 2]} {row},{row % 2}" for row in range(number)]
+        (folder / "posts" / f"{side}.csv").write_text("\n".join(["text,label", *rows]))
+    labelled = {"data": str(folder / "posts"), "cache_dir": str(folder / "cache"), "samples": 12, "seq_len": 16}
+    config = {key: small[key] for key in ("base_model", "base")} | {
+        "name": "stoppable",
+        "algorithms": {
+            "async": {"mode": "async", "conditions": small["conditions"]},
+            "single": {"mode": "single", "conditions": {}},
+        },
+        "seeds": [7],
+        "finetune": {**labelled, "batch_size": 4, "evaluations": 1, "baseline": False, "device": "cpu"},
+    }
+    path, out = written(config, folder), folder / "out"
+    assert sweep(path, out) == 0
+    return path, out
+
+
+VIRTUAL, MEASURED, TUNED = "test/async-w2-virtual/s7", "test/single-w1/s7", "finetune/async-w2-virtual/s7-f0"
+
+
+def stop_in_the_middle(out: Path, folder: str) -> None:
+    """Let a run look as a kill leaves it: without a summary, its newest checkpoint before its end."""
+    made = Sweep(plan_of(out), "", out)
+    (run,) = (run for run in made.plan.runs if run.folder == folder)
+    values = made.values(run)
+    assert values is not None
+    shutil.rmtree(out / folder)
+    command = Job(run, {**values, "checkpoint_every": "4", "keep": 9}).command
+    assert script(Path(command[1]).stem).run(command[2:], StopRequest()) == 0
+    (out / folder / "checkpoints" / "latest").write_text("000000000004\n")
+    (out / folder / "summary.json").unlink()
+    shutil.rmtree(out / folder / "model", ignore_errors=True)  # fine-tuning leaves none
+
+
+@pytest.fixture
+def stopped(stoppable: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
+    """A copy of `stoppable` in which a run of each kind was killed, and the model that one started from as well."""
+    config, out = stoppable
+    shutil.copytree(out, tmp_path / "out")
+    for folder in (TUNED, VIRTUAL, MEASURED):
+        stop_in_the_middle(tmp_path / "out", folder)
+    return config, tmp_path / "out"
+
+
+def resumes(out: Path, folder: str) -> list[int]:
+    """The samples at which a run went on."""
+    records = read_events(out / folder / "events.jsonl")
+    return [record["total_samples"] for record in records if record["kind"] == "resume"]
+
+
+def test_a_finished_run_keeps_no_checkpoints(stoppable: tuple[Path, Path]) -> None:
+    assert {status for status, _, _ in results_of_all(stoppable[1]).values()} == {"DONE"}
+    assert not list(stoppable[1].rglob("checkpoints"))
+
+
+def results_of_all(out: Path) -> dict[str, tuple[str, str, int]]:
+    """Status, parameters and samples of every run."""
+    summaries = {run.folder: summary_of(out, run.folder) for run in plan_of(out).runs}
+    return {
+        name: (summary["status"], summary["parameters_sha256"], summary["num_samples"])
+        for name, summary in summaries.items()
+    }
+
+
+def test_what_was_stopped_goes_on_bit_for_bit_unless_it_measures_time(
+    stoppable: tuple[Path, Path], stopped: tuple[Path, Path]
+) -> None:
+    config, out = stopped
+    assert sweep(config, out) == 0
+    assert results_of_all(out) == results_of_all(stoppable[1])  # one process is the same every time, also anew
+    assert [resumes(out, folder) for folder in (VIRTUAL, TUNED, MEASURED)] == [[4], [4], []]
+    assert [str(path.relative_to(out)) for path in out.rglob("*.before-*")] == [f"{MEASURED}.before-1"]
+    assert not (out / VIRTUAL / "checkpoints").exists()
+    assert not (out / TUNED / "checkpoints").exists()
+
+
+def test_a_run_whose_checkpoints_are_damaged_is_made_again_and_its_log_says_why(
+    stoppable: tuple[Path, Path], stopped: tuple[Path, Path]
+) -> None:
+    config, out = stopped
+    for folder in (VIRTUAL, TUNED):
+        for state in (out / folder / "checkpoints").glob("*.pt"):
+            state.write_bytes(state.read_bytes()[:-1])
+    assert sweep(config, out) == 0
+    assert results_of_all(out) == results_of_all(stoppable[1])
+    assert [resumes(out, folder) for folder in (VIRTUAL, TUNED)] == [[], []]
+    assert len(list(out.rglob("*.before-1"))) == 3
+    log = (out / "logs" / (VIRTUAL.replace("/", "-") + ".txt")).read_text()
+    assert "checkpoint 000000000004 is damaged" in log
+    assert "The run is made again from its start" in log
+
+
+def test_a_failed_run_is_made_again_from_its_start(stopped: tuple[Path, Path]) -> None:
+    config, out = stopped
+    (out / VIRTUAL / "summary.json").write_text('{"status": "FAILED"}')
+    shutil.rmtree(out / TUNED)
+    assert sweep(config, out, "--retry") == 0
+    assert resumes(out, VIRTUAL) == []
+    assert (out / f"{VIRTUAL}.before-1").is_dir()
+
+
+def test_a_config_decides_how_often_runs_are_kept(small: dict[str, Any], tmp_path: Path) -> None:
+    chosen = {**small, "base": {**small["base"], "checkpoint_seconds": 5, "checkpoint_every": "1epoch"}}
+    for config, policy in ((small, (60.0, None, 1)), (chosen, (5.0, "1epoch", 1))):
+        made = Sweep(make_plan(config), "", tmp_path)
+        values = [made.values(run, pretend=True) or {} for run in made.plan.of_stage("tuning")]
+        keys = ("checkpoint_seconds", "checkpoint_every", "keep")
+        assert {tuple(value.get(key) for key in keys) for value in values} == {policy}
+
+
 def test_a_shard_is_locked_against_itself_and_against_other_ways_to_cut(tmp_path: Path) -> None:
     with locked(tmp_path, "1-of-2"), locked(tmp_path, "2-of-2"):
         for shard in ("1-of-2", "1-of-1", "2-of-3"):

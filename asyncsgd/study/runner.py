@@ -6,10 +6,11 @@ import contextlib
 import io
 import os
 import shlex
+import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
@@ -17,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from asyncsgd.errors import RunError, UsageError
-from asyncsgd.records.events import DONE
+from asyncsgd.records.events import DONE, FAILED
+from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.runtime.processes import end_with_parent
-from asyncsgd.scripts.run_folder import open_finetune_folder, open_run_folder, set_aside
+from asyncsgd.scripts.run_folder import CHECKPOINTS, open_finetune_folder, open_run_folder, set_aside
 from asyncsgd.settings.finetuning import make_finetune_settings
 from asyncsgd.settings.training import make_settings
 from asyncsgd.study.plan import STAGES, PlannedRun, Stage
@@ -197,32 +199,53 @@ def _make_run_in_child(job: Job, log: Path) -> None:
 
 def _make_run(job: Job, context: ForkServerContext | None) -> int:
     """Make one run in this process; return its exit code. What goes wrong is in its log and its folder."""
-    path = Path(str(job.values["run_dir"]))
     command = " ".join(map(shlex.quote, job.command))
     try:
-        if path.is_dir() and any(path.iterdir()):
-            set_aside(path)  # killed, stopped or failed; it may be torn anywhere
         from asyncsgd.runtime.ranks import Launch
-
-        if job.run.stage == "finetune":
-            from asyncsgd.scripts.finetuning import finetuning
-            from asyncsgd.training import lead
-
-            tuned = make_finetune_settings(job.values)
-            launch = Launch(tuned.job.nproc, None, False)
-            return lead(finetuning(tuned), launch, open_finetune_folder(tuned, command), None)
+        from asyncsgd.scripts.finetuning import finetuning
         from asyncsgd.scripts.pretraining import pretraining
         from asyncsgd.training import lead
 
-        settings = make_settings(job.values)
-        experiment = pretraining(settings)
-        folder = open_run_folder("stilt_mlm", settings, command)
-        return lead(experiment, Launch(settings.job.nproc, None, False), folder, context)
+        if job.run.stage == "finetune":
+            tuned = make_finetune_settings(job.values)
+            experiment, num_workers = finetuning(tuned), tuned.job.nproc
+            folder = _folder_of(job, lambda: open_finetune_folder(tuned, command))
+        else:
+            settings = make_settings(job.values)
+            experiment, num_workers = pretraining(settings), settings.job.nproc
+            folder = _folder_of(job, lambda: open_run_folder("stilt_mlm", settings, command))
+        code = lead(experiment, Launch(num_workers, None, False), folder, context)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
+    if _status_in(folder.path) in FINISHED:
+        shutil.rmtree(folder.path / CHECKPOINTS, ignore_errors=True)  # nobody goes on from them
+    return code
+
+
+def _folder_of(job: Job, open_it: Callable[[], RunFolder]) -> RunFolder:
+    """Open the folder of a run. An earlier part of the run goes on from its last checkpoint where that gives the same
+    bits. Otherwise it is set aside, because it may be torn anywhere.
+
+    Args:
+        open_it: opens the folder, at its last checkpoint if it has any.
+    """
+    path = Path(str(job.values["run_dir"]))
+    # Where time is measured the clock was cut, and a run that failed may fail from there again.
+    if not job.measures and (path / CHECKPOINTS).is_dir() and _status_in(path) != FAILED:
+        try:
+            return open_it()
+        except UsageError as error:
+            print(f"{error}. The run is made again from its start", file=sys.stderr, flush=True)
+    if path.is_dir() and any(path.iterdir()):
+        set_aside(path)
+    return open_it()
+
+
+def _status_in(path: Path) -> str | None:
+    return (Sweep._read(path / "summary.json") or {}).get("status")
 
 
 def carry_out(sweep: Sweep, context: ForkServerContext, *, jobs: int, retry: bool, shard: tuple[int, int]) -> list[Job]:

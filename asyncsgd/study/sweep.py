@@ -18,6 +18,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from asyncsgd.errors import RunError, UsageError
@@ -36,6 +37,9 @@ FINISHED = (DONE, DIVERGED)
 """A run that diverged is a result: it would diverge again."""
 
 NOT_STARTED = "NOT STARTED"
+
+CHECKPOINTING: Mapping[str, Any] = MappingProxyType({"checkpoint_seconds": 60.0, "keep": 1})
+"""Settings of runs that go on where they were stopped, unless the config has others."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +166,8 @@ class Sweep:
             reference = self.plan.timed_by.get(run.arm)
             if run.stage == "test" and reference is not None and reference not in self.budgets:
                 return None
-            return self.plan.values(run, chosen, self.budgets) | self._model_of(run, pretend) | run_dir
+            values = self.plan.values(run, chosen, self.budgets) | self._model_of(run, pretend) | run_dir
+            return values if Job(run, values).measures else {**CHECKPOINTING, **values}
         assert self.plan.finetune is not None
         assert run.finetune_seed is not None
         finetune = {key: value for key, value in self.plan.finetune.items() if key not in ("repetitions", "baseline")}
@@ -173,7 +178,7 @@ class Sweep:
                 origin = str(self.out / run.parent)
             elif not pretend:
                 return None
-        return finetune | {"init_from": origin, "seed": run.finetune_seed} | run_dir
+        return {**CHECKPOINTING, **finetune, "init_from": origin, "seed": run.finetune_seed, **run_dir}
 
     def _model_of(self, run: PlannedRun, pretend: bool) -> dict[str, Any]:
         """The base model made by this sweep, as a setting; nothing where the config names one."""
