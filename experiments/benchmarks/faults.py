@@ -31,22 +31,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from campaign import EXPERIMENTS, PATIENCE, WORDS, living, read_lines, replay, words_of
 
 from asyncsgd.models import saved_parameters_sha256
 from asyncsgd.records.events import DONE, FAILED, INTERRUPTED
 
-EXPERIMENTS = Path(__file__).resolve().parents[1]
 SCRIPT = str(EXPERIMENTS / "stilt_mlm.py")
 FAULTS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGINT twice", "SIGSTOP")
 MODES = ("single", "sync", "async", "hogwild", "virtual")
 MOMENTS = ("any time", "first evaluation", "training", "later evaluation", "saving")
 PYTHON, TORCHRUN_ONE, TORCHRUN_RANKS = "python", "torchrun", "torchrun of 2 ranks"
-WORDS = ("alpha", "beta", "gamma", "worker", "server", "gradient", "update", "reads", "writes", "stale", "fresh")
 RULES = ("asynchronous", "synchronous", "ringmaster:threshold=2,stops=true")
 DEADLINE = 60.0
 """Seconds that a run may take to end after the fault; more on a machine so busy that four runs take longer."""
-PATIENCE = 300.0
-"""Seconds for what is no promise: to come to the moment, to replay."""
 ORPHAN_SECONDS = 30.0
 """How long processes may outlive the one that was started."""
 LATE = 0.7
@@ -244,13 +241,9 @@ class Run:
 
     def pids(self) -> list[int]:
         """Everything living that came from this run, in the order it was started."""
-        marked = [
-            int(name) for name in os.listdir("/proc") if name.isdigit() and self.mark in words_of(name, "environ")
-        ]
-        stats = {pid: words_of(pid, "stat") for pid in marked}
-        alive = [(int(stat[19]), pid) for pid, stat in stats.items() if stat and stat[0] != "Z"]
-        self.pids_seen.update(pid for _, pid in alive)
-        return [pid for _, pid in sorted(alive)]
+        pids = living(self.mark)
+        self.pids_seen.update(pids)
+        return pids
 
     def targets(self) -> list[int]:
         """Whom the trial's fault is for; empty while there is nobody of that kind."""
@@ -335,30 +328,8 @@ class Run:
         self.process.wait(10)
 
 
-def words_of(pid: int | str, what: str) -> list[str]:
-    """The entries of /proc/PID/environ or cmdline, or of stat from the state on; empty for a process that is gone."""
-    with contextlib.suppress(OSError):
-        text = Path(f"/proc/{pid}/{what}").read_bytes().decode(errors="replace")
-        return text.rpartition(")")[2].split() if what == "stat" else text.split("\0")
-    return []
-
-
 def is_of_fork_server(pid: int) -> bool:
     return any("multiprocessing.forkserver" in word for word in words_of(pid, "cmdline"))
-
-
-def read_lines(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
-    """The records of an events.jsonl, and which of its lines, counted from the end (-1), are damaged."""
-    records, damaged = [], []
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    for number, line in enumerate(lines, -len(lines)):
-        try:
-            if not line.endswith(b"\n"):
-                raise ValueError("torn")
-            records.append(dict(json.loads(line)))
-        except ValueError:
-            damaged.append(number)
-    return records, damaged
 
 
 def model_of(run: Run) -> str:
@@ -373,16 +344,6 @@ def model_of(run: Run) -> str:
     except Exception as error:  # whatever the libraries raise for a file that is not whole
         return f"{type(error).__name__}: {str(error).splitlines()[0]}"
     return "complete" if recorded in (None, saved) else "not the parameters of the summary"
-
-
-def replay(run: Run) -> tuple[bool, str]:
-    """Whether a replay ends at the same parameters, and the last thing it says."""
-    words = [EXPERIMENTS / "replay.py", run.path, "--cache-dir", run.lab.folder / "cache"]
-    try:
-        done = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, timeout=PATIENCE)
-    except subprocess.TimeoutExpired:
-        return False, f"not done after {PATIENCE:.0f} s"
-    return done.returncode == 0, [f"exit code {done.returncode}", *(done.stdout + done.stderr).splitlines()][-1]
 
 
 def try_once(trial: Trial, lab: Lab) -> tuple[dict[str, Any], list[str], Run]:
@@ -442,7 +403,7 @@ def try_once(trial: Trial, lab: Lab) -> tuple[dict[str, Any], list[str], Run]:
             promise(lost_seconds < 1.0 + longest, f"{lost_seconds:.1f} s of records lost")
     replayed = None
     if trial.mode in ("single", "async", "virtual") and summary.get("parameters_sha256"):
-        replayed, last_line = replay(run)
+        replayed, last_line = replay(run.path, lab.folder / "cache")
         promise(replayed, f"replay: {last_line}")
     came_out = {"hit": hit, "status": status, "exit_code": exit_code, "message": summary.get("message")}
     came_out |= {"num_arrivals": len(arrivals), "model": model, "torn": torn, "lost_seconds": lost_seconds}
