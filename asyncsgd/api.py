@@ -32,6 +32,8 @@ from asyncsgd.optimizers import SGD, AdamW, BuildOptimizer, OptimizerRecipe
 from asyncsgd.recorded_run import difference_at_end, read_of_run, summary_to_replay
 from asyncsgd.records.events import EVENTS, FAILED, Evaluation, Record, read_events
 from asyncsgd.records.run_folder import RunFolder, write_text
+from asyncsgd.records.trackers import names_in
+from asyncsgd.records.trackers.tracking import Tracking
 from asyncsgd.replaying import PreparedReplay, experiment_of_run
 from asyncsgd.rules import parse_rule
 from asyncsgd.rules.asynchronous import Asynchronous
@@ -121,6 +123,7 @@ def train(
     cache: str | Path | None = None,
     quiet: bool = False,
     report: Callable[[Record], None] | None = None,
+    track: str | None = None,
 ) -> TrainedRun:
     """Train a task; blocks until the budget is spent. Ctrl-C ends the run in good order, a second one at once.
 
@@ -150,6 +153,8 @@ def train(
         cache: where the task keeps what it prepares. None: the user's cache folder.
         quiet: print nothing.
         report: called with every record, in order.
+        track: where else to show the run, e.g. ``tensorboard`` or ``tensorboard,mlflow``; see docs/tracking.md. Needs a
+            folder.
 
     Raises:
         UsageError: if the arguments or the task must be changed; the message says how.
@@ -197,6 +202,9 @@ def train(
         raise UsageError("checkpoints are kept in the run's folder, and there is none; give folder=...")
     policy = Policy(checkpoint_every, checkpoint_seconds, keep)
     experiment = dataclasses.replace(asked.experiment(cache), checkpoints=lambda task: policy)
+    trackers = names_in(track)
+    if trackers and folder is None:
+        raise UsageError(f"track={track!r} needs a folder, whose settings it shows; give folder='runs/NAME'")
     launch = _launch(runtime)
     if launch.rank is not None and not launch.leads:
         raise SystemExit(follow(experiment))
@@ -216,7 +224,8 @@ def train(
             if report is not None:
                 report(record)
 
-        ended = carry_out(experiment, launch, opened, context, quiet=quiet, receivers=(note,))
+        tracking = None if opened is None else Tracking(trackers, opened.path)
+        ended = carry_out(experiment, launch, opened, context, quiet=quiet, receivers=(note,), tracking=tracking)
     if ended.unexpected is not None:
         raise ended.unexpected
     if ended.result.status == FAILED:

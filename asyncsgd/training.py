@@ -35,6 +35,7 @@ from asyncsgd.records.console import Recorder, say, shown_metrics
 from asyncsgd.records.environment import describe_environment
 from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Checkpointed, Record, Resumed
 from asyncsgd.records.run_folder import RunFolder
+from asyncsgd.records.trackers.tracking import Tracking
 from asyncsgd.runtime.all_reduce import TIMEOUT
 from asyncsgd.runtime.base import POLL_SECONDS, Result
 from asyncsgd.runtime.computation import ModelGradients, whole_evaluation
@@ -98,6 +99,7 @@ class Run:
     """None where nothing is written."""
     saver: RunSaver | None
     """Takes the states of a runtime in this process."""
+    tracking: Tracking
 
     @property
     def resume(self) -> Found | None:
@@ -128,9 +130,10 @@ def lead(
     folder: RunFolder,
     context: ForkServerContext | None,
     stop: StopRequest | None = None,
+    tracking: Tracking | None = None,
 ) -> int:
     """`carry_out` for a script: what goes wrong is said on stderr; return the exit code."""
-    ended = carry_out(experiment, launch, folder, context, stop)
+    ended = carry_out(experiment, launch, folder, context, stop, tracking=tracking)
     if ended.unexpected is not None:
         traceback.print_exception(ended.unexpected)
     if ended.result.message:
@@ -159,6 +162,7 @@ def carry_out(
     *,
     quiet: bool = False,
     receivers: Sequence[Callable[[Record], None]] = (),
+    tracking: Tracking | None = None,
 ) -> Ended:
     """Prepare, train, evaluate, save. The run folder says how it ended, in every case.
 
@@ -169,20 +173,23 @@ def carry_out(
         stop: the listener for Ctrl-C and SIGTERM, if there is one already.
         quiet: whether the user is told nothing.
         receivers: called with each record, in order.
+        tracking: not started; None: the run is shown in no tracker.
 
     Raises:
         UsageError: where the user has to change something; the folder then holds a FAILED summary.
     """
+    tracking = tracking or Tracking()
     with contextlib.ExitStack() as closing:
         if folder is not None:
             closing.callback(folder.close)
         listening = closing.enter_context(stop or StopRequest())
-        run, result, unexpected = _attempt(experiment, launch, folder, context, listening, quiet, receivers)
+        run, result, unexpected = _attempt(experiment, launch, folder, context, listening, quiet, receivers, tracking)
         try:
             if run is not None:
                 result, summary = _finish(run, result)
             else:
                 summary = experiment.summary() | {"status": result.status, "message": result.message}
+                summary |= tracking.finish(result.status)
                 _write_last(folder, summary)
         except OSError as error:
             where = None if folder is None else folder.path
@@ -208,13 +215,14 @@ def _attempt(
     stop: StopRequest,
     quiet: bool,
     receivers: Sequence[Callable[[Record], None]],
+    tracking: Tracking,
 ) -> tuple[Run | None, Result, Exception | None]:
     """Prepare and train. Return the run as far as it came, how it ended, and an unexpected exception."""
     run = None
     try:
         with stop.at_once():
             board = None if launch.rank is None else Noticeboard()
-            run = _open(experiment, launch, folder, context, stop, quiet, receivers)
+            run = _open(experiment, launch, folder, context, stop, quiet, receivers, tracking)
         return run, _TRAIN[type(experiment.setup.runtime)](run, board), None
     except UsageError as error:
         _write_last(folder, experiment.summary() | {"status": FAILED, "message": str(error)})
@@ -257,6 +265,7 @@ def _open(
     stop: StopRequest,
     quiet: bool,
     receivers: Sequence[Callable[[Record], None]],
+    tracking: Tracking,
 ) -> Run:
     setup = experiment.setup
     torch.set_num_threads(setup.runtime.threads)
@@ -271,8 +280,9 @@ def _open(
     tell: Callable[[str], None] = (lambda line: None) if quiet else say
     for line in [*experiment.describe(task, flat), *_describe(setup, course)]:
         tell(line)
+    tracking.start(tell)
     policy = experiment.checkpoints(task)
-    record = Recorder(folder, course.budget.samples, quiet=quiet, receivers=receivers)
+    record = Recorder(folder, course.budget.samples, quiet=quiet, receivers=(*receivers, tracking))
     checkpoints = saver = None
     if folder is not None:
         checkpoints = Checkpoints(folder.path, policy, tell)
@@ -293,6 +303,7 @@ def _open(
         policy,
         checkpoints,
         saver,
+        tracking,
     )
 
 
@@ -656,6 +667,7 @@ def _finish(run: Run, result: Result) -> tuple[Result, dict[str, Any]]:
             "parameters_sha256": sha256,
             **facts,
         }
+        | run.tracking.finish(result.status)
     )
     _write_last(folder, summary)
     if totals.last is not None:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 from asyncsgd.errors import UsageError
 from asyncsgd.numbers import out_of_bounds, shortened, whole_number
 from asyncsgd.records.console import say
+from asyncsgd.records.trackers import names_in
+from asyncsgd.records.trackers.tracking import Tracking
 from asyncsgd.runtime.ranks import go_offline
 from asyncsgd.scripts.base import run_script
 from asyncsgd.scripts.run_folder import open_finetune_folder
@@ -67,7 +69,8 @@ def run(argv: list[str], stop: StopRequest) -> int:
         settings = make_finetune_settings(FINETUNE_FLAGS.flatten(settings) | {"seed": seed})
         folder = open_finetune_folder(settings, command)
         print(f"run    {folder.path}", flush=True)
-        ended = lead(experiment(settings), launch, folder, context, stop)
+        tracking = Tracking(names_in(settings.output.track), folder.path)
+        ended = lead(experiment(settings), launch, folder, context, stop, tracking)
         say(f"next   python -m analysis.report {shlex.quote(str(folder.path.parent))} --out report.html")
         exit_code = exit_code or ended
         if ended == 130:

@@ -18,6 +18,7 @@ from asyncsgd.errors import RunError, UsageError
 from asyncsgd.numbers import out_of_bounds, shortened, whole_number
 from asyncsgd.records.environment import available_cores
 from asyncsgd.records.events import FAILED
+from asyncsgd.records.trackers import names_in
 from asyncsgd.runtime.processes import fork_server
 from asyncsgd.runtime.ranks import check_surroundings, go_offline
 from asyncsgd.settings.flags import Parser
@@ -54,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
         "always have the machine to themselves",
     )
     flags.add_argument("--retry", action="store_true", help="run again what FAILED")
+    flags.add_argument("--track", metavar="NAMES", help="also show every run in a tracker; docs/tracking.md")
     flags.add_argument("--shard", default="1/1", metavar="I/N", help="make only the I-th of N parts")
     flags.add_argument("--dry-run", action="store_true", help="say what would be run and how long it takes, and stop")
     flags.add_argument("--print-commands", action="store_true", help="print a command per run of this stage, and stop")
@@ -82,6 +84,7 @@ def main() -> int:
 
 
 def run(flags: argparse.Namespace) -> int:
+    names_in(flags.track)  # refuses
     config = read_config(flags.config)
     plan = make_plan(config)
     out = flags.out if flags.out is not None else Path("runs") / plan.name
@@ -89,7 +92,7 @@ def run(flags: argparse.Namespace) -> int:
     if wanted := out_of_bounds(jobs, at_least=1, at_most=1024):
         raise UsageError(f"--jobs must be {wanted}, got {shortened(jobs)}")
     shard = shard_of(flags.shard)
-    sweep = Sweep(plan, flags.config.read_text(encoding="utf-8"), out)
+    sweep = Sweep(plan, flags.config.read_text(encoding="utf-8"), out, flags.track)
     model, data = str(plan.base.get("model", "tiny")), str(plan.base.get("data", "pydocs"))
     made = plan.base_model or {}
     go_offline(

@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "packing": set(),
     "schedules": set(),
     "named_choices": {"errors", "numbers"},
-    "settings": {"errors", "numbers"},
+    "settings": {"errors", "numbers", "records.trackers"},
     "records": {"errors"},
     "simulation.problems": {"errors", "named_choices"},
     "simulation.speeds": {"errors", "named_choices", "records"},

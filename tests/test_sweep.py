@@ -637,7 +637,8 @@ def stop_in_the_middle(out: Path, folder: str) -> None:
     assert values is not None
     shutil.rmtree(out / folder)
     command = Job(run, {**values, "checkpoint_every": "4", "keep": 9}).command
-    assert script(Path(command[1]).stem).run(command[2:], StopRequest()) == 0
+    script = {"stilt_mlm": stilt_mlm, "stilt_finetune": stilt_finetune}[Path(command[1]).stem]
+    assert script.run(command[2:], StopRequest()) == 0
     (out / folder / "checkpoints" / "latest").write_text("000000000004\n")
     (out / folder / "summary.json").unlink()
     shutil.rmtree(out / folder / "model", ignore_errors=True)  # fine-tuning leaves none

@@ -17,6 +17,8 @@ from asyncsgd.errors import UsageError
 from asyncsgd.records.console import say
 from asyncsgd.records.environment import available_cores
 from asyncsgd.records.run_folder import RunFolder
+from asyncsgd.records.trackers import names_in
+from asyncsgd.records.trackers.tracking import Tracking
 from asyncsgd.runtime.processes import fork_server
 from asyncsgd.runtime.ranks import Launch
 from asyncsgd.scripts.run_folder import open_folder
@@ -85,7 +87,8 @@ class TaskScript(Generic[S]):
 
         from asyncsgd.training import lead
 
-        exit_code = lead(experiment, launch, folder, context, stop)
+        tracking = Tracking(names_in(settings.output.track), folder.path)
+        exit_code = lead(experiment, launch, folder, context, stop, tracking)
         say(f"next   python -m analysis.compare {shlex.quote(str(folder.path.parent))}")
         return exit_code
 

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Literal
 
 from asyncsgd.numbers import shortened
+from asyncsgd.records.trackers import ALL as TRACKERS
+from asyncsgd.records.trackers import names_in
 from asyncsgd.settings.flags import Flags, flag_of, group, setting
 
 Mode = Literal["single", "sync", "async", "hogwild"]
@@ -218,6 +220,9 @@ class Output:
     keep: int = setting(
         2, "checkpoints to keep; the best by evaluation loss stays beside them", at_least=1, at_most=MOST_EVALUATIONS
     )
+    track: str | None = setting(
+        None, f"where else to show the run: {', '.join(TRACKERS)}, or several, with commas", unset="nowhere else"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -315,6 +320,7 @@ def contradictions_of_output(output: Output) -> Iterator[str]:
             f"--checkpoint-every must be a number of samples from 1 up, or epochs, got "
             f"{shortened(output.checkpoint_every)}; type e.g. --checkpoint-every 5000, or --checkpoint-every 1epoch"
         )
+    names_in(output.track)  # refuses
 
 
 def common_contradictions(settings: Common) -> Iterator[str]:

@@ -32,8 +32,8 @@ CONFIG_KEYS = (
 CONDITION_KEYS = ("nproc", "clock", "speeds")
 """Settings that say under which condition an arm runs; an arm has them even where `base` sets them."""
 
-RESERVED = ("seed", "run_dir", "runs_dir", "overwrite")
-"""Settings that the sweep itself decides."""
+RESERVED = ("seed", "run_dir", "runs_dir", "overwrite", "track")
+"""Settings that the sweep itself decides, or its command line."""
 
 NOT_TUNED = (
     *("mode", *CONDITION_KEYS, "network", "churn", "samples", "seconds", "target_loss", "evaluations", "eval_samples"),
@@ -132,7 +132,10 @@ def settings_in(given: Any, where: str, reserved: Sequence[str] = RESERVED) -> d
         if name in settings:
             raise UsageError(f"{where}: {name} is there twice; keep one")
         if name in reserved:
-            raise UsageError(f"{where}: {name} is decided by the sweep; seeds go to the key seeds, the folder to --out")
+            raise UsageError(
+                f"{where}: {name} is decided by the sweep; seeds go to the key seeds, the folder to --out, "
+                "trackers to --track"
+            )
         settings[name] = value
     return settings
 

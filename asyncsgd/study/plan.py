@@ -202,7 +202,8 @@ def make_plan(config: Mapping[str, Any]) -> Plan:
     base = settings_in(config.get("base", {}), "base")
     base_model = None
     if config.get("base_model") is not None:
-        base_model = settings_in(config["base_model"], "base_model", ("mode", "run_dir", "runs_dir", "overwrite"))
+        reserved = ("mode", "run_dir", "runs_dir", "overwrite", "track")
+        base_model = settings_in(config["base_model"], "base_model", reserved)
         typed = typed_settings("base_model", {**base_model, "mode": "single"})
         base_model = {key: typed[key] for key in base_model}
         if "model" in base:
@@ -373,7 +374,7 @@ def _finetune_runs(
 def _finetune(given: Any, seeds: Sequence[int]) -> dict[str, Any] | None:
     if given is None:
         return None
-    hidden = ("seed", "seeds", "init_from", "run_dir", "runs_dir", "overwrite")
+    hidden = ("seed", "seeds", "init_from", "run_dir", "runs_dir", "overwrite", "track")
     values = {key.replace("-", "_"): value for key, value in mapping_in(given, "finetune").items()}
     values["repetitions"] = whole_in(values.get("repetitions", 1), "finetune.repetitions", 1)
     if values["repetitions"] > _FINETUNE_SEEDS:

@@ -20,6 +20,8 @@ from typing import Any
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.records.events import DONE, FAILED
 from asyncsgd.records.run_folder import RunFolder
+from asyncsgd.records.trackers import names_in
+from asyncsgd.records.trackers.tracking import Tracking
 from asyncsgd.runtime.processes import end_with_parent
 from asyncsgd.scripts.run_folder import CHECKPOINTS, open_finetune_folder, open_run_folder, set_aside
 from asyncsgd.settings.finetuning import make_finetune_settings
@@ -108,14 +110,14 @@ class Runner:
             raise Stopped
         began = time.monotonic()
         with _output_to(self._log_of(job)):
-            code = _make_run(job, self._context)
+            code = _make_run(job, self._sweep.plan.name, self._context)
         self._tell(job, time.monotonic() - began)
         if code == 130:
             self._stop = True
             raise Stopped
 
     def _start(self, job: Job) -> None:
-        process = self._context.Process(target=_make_run_in_child, args=(job, self._log_of(job)))
+        process = self._context.Process(target=_make_run_in_child, args=(job, self._sweep.plan.name, self._log_of(job)))
         process.start()
         self._running[process.sentinel] = (process, job, time.monotonic())
 
@@ -185,7 +187,7 @@ def _output_to(path: Path) -> Iterator[None]:
                 os.close(fd)
 
 
-def _make_run_in_child(job: Job, log: Path) -> None:
+def _make_run_in_child(job: Job, study: str, log: Path) -> None:
     """Entry point of a run in a process of its own."""
     end_with_parent()  # so no run of a killed sweep writes into folders that the next sweep uses
     # The run leaves the terminal's process group. The sweep passes Ctrl-C on as SIGTERM, and two signals would mean to
@@ -193,13 +195,22 @@ def _make_run_in_child(job: Job, log: Path) -> None:
     os.setpgid(0, 0)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # which the fork server never hears
     with _output_to(log):
-        code = _make_run(job, None)
+        code = _make_run(job, study, None)
     os._exit(code)
 
 
-def _make_run(job: Job, context: ForkServerContext | None) -> int:
+def _make_run(job: Job, study: str, context: ForkServerContext | None) -> int:
     """Make one run in this process; return its exit code. What goes wrong is in its log and its folder."""
+    path = Path(str(job.values["run_dir"]))
     command = " ".join(map(shlex.quote, job.command))
+    tracking = Tracking(
+        names_in(job.values["track"]),
+        path,
+        name=job.run.folder,
+        shared=path.parents[job.run.folder.count("/")],
+        group=study,
+        tags={"stage": job.run.stage, "arm": job.run.arm},
+    )
     try:
         from asyncsgd.runtime.ranks import Launch
         from asyncsgd.scripts.finetuning import finetuning
@@ -214,7 +225,7 @@ def _make_run(job: Job, context: ForkServerContext | None) -> int:
             settings = make_settings(job.values)
             experiment, num_workers = pretraining(settings), settings.job.nproc
             folder = _folder_of(job, lambda: open_run_folder("stilt_mlm", settings, command))
-        code = lead(experiment, Launch(num_workers, None, False), folder, context)
+        code = lead(experiment, Launch(num_workers, None, False), folder, context, None, tracking)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code

@@ -69,12 +69,14 @@ class Sweep:
         plan: of `asyncsgd.study.plan.make_plan`.
         config_text: the file that the plan was made from, kept beside it.
         out: the sweep's folder.
+        track: where else its runs are shown, as ``--track`` has it.
 
     `look` and `open` raise UsageError if `out` holds a sweep of another config, or cannot be written.
     """
 
-    def __init__(self, plan: Plan, config_text: str, out: Path) -> None:
+    def __init__(self, plan: Plan, config_text: str, out: Path, track: str | None = None) -> None:
         self.plan, self.out = plan, out
+        self._track = track
         self.chosen: dict[str, Mapping[str, Any]] = {}
         self._losses: dict[tuple[str, int], list[float | None]] = {}
         self._scores: dict[tuple[str, int], float | None] = {}
@@ -156,7 +158,7 @@ class Sweep:
 
     def values(self, run: PlannedRun, *, pretend: bool = False) -> dict[str, Any] | None:
         """The settings of a run by name; None while they are not known, or can never be had; see `to_do`."""
-        run_dir = {"run_dir": str(self.out / run.folder)}
+        output = {"run_dir": str(self.out / run.folder), "track": self._track}
         if run.stage != "finetune":
             chosen = dict(self.chosen)
             if run.stage in ("pilot", "test") and run.arm not in chosen and (trials := self.plan.arm(run.arm).trials):
@@ -166,7 +168,7 @@ class Sweep:
             reference = self.plan.timed_by.get(run.arm)
             if run.stage == "test" and reference is not None and reference not in self.budgets:
                 return None
-            values = self.plan.values(run, chosen, self.budgets) | self._model_of(run, pretend) | run_dir
+            values = self.plan.values(run, chosen, self.budgets) | self._model_of(run, pretend) | output
             return values if Job(run, values).measures else {**CHECKPOINTING, **values}
         assert self.plan.finetune is not None
         assert run.finetune_seed is not None
@@ -178,7 +180,7 @@ class Sweep:
                 origin = str(self.out / run.parent)
             elif not pretend:
                 return None
-        return {**CHECKPOINTING, **finetune, "init_from": origin, "seed": run.finetune_seed, **run_dir}
+        return {**CHECKPOINTING, **finetune, "init_from": origin, "seed": run.finetune_seed, **output}
 
     def _model_of(self, run: PlannedRun, pretend: bool) -> dict[str, Any]:
         """The base model made by this sweep, as a setting; nothing where the config names one."""

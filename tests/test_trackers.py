@@ -1,0 +1,552 @@
+"""Runs that are shown in trackers: what a tracker is told, and that none of them can harm a run.
+
+The tests of one tracker's package skip where it is not installed; ``experiments/benchmarks/trackers.py`` makes an
+environment for each and runs them there."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import math
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import yaml
+from running import sentences
+from torch import nn
+
+import asyncsgd
+from asyncsgd import TensorData, seeded
+from asyncsgd.errors import UsageError
+from asyncsgd.records.events import DONE, Evaluation, Event, Record
+from asyncsgd.records.trackers import ALL, names_in, tracking
+from asyncsgd.records.trackers.base import Identity, Point
+from asyncsgd.records.trackers.points import Points
+from asyncsgd.runtime.processes import fork_server
+from asyncsgd.settings.training import FLAGS, make_settings
+from asyncsgd.study.plan import make_plan
+from asyncsgd.study.runner import Runner
+from asyncsgd.study.sweep import Sweep
+
+TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
+
+
+@dataclasses.dataclass(frozen=True)
+class Line(asyncsgd.Task):
+    name = "line"
+    batch_size: int = 10
+
+    def model(self, seed: int) -> nn.Module:
+        with seeded(seed):
+            return nn.Linear(1, 1)
+
+    def data(self, seed: int) -> TensorData:
+        x = torch.linspace(-1.0, 1.0, 40).unsqueeze(1)
+        return TensorData((x, 3 * x), (x, 3 * x), self.batch_size, seed)
+
+    def outputs(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return model(batch[0])
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+        return (outputs - batch[1]).square().mean()
+
+
+def run(folder: Path, track: str | None, **more: Any) -> tuple[asyncsgd.TrainedRun, list[Point]]:
+    """A run of 3 virtual workers, and the points that its records make."""
+    points, made = Points(), []
+    report: Callable[[Record], None] = more.pop("report", lambda record: None)
+
+    def note(record: Record) -> None:
+        made.extend(points(record))
+        report(record)
+
+    arguments: dict[str, Any] = {"samples": 1000, "runtime": asyncsgd.Virtual(3), "quiet": True} | more
+    done = asyncsgd.train(Line(), folder=folder, track=track, report=note, **arguments)
+    return done, made + points.rest()
+
+
+def arrival(number: int, **more: Any) -> Event:
+    """The `number`-th, counted from 0, with a loss of that number."""
+    facts: dict[str, Any] = {
+        **{"dispatch": number, "worker": 0, "batches": (), "read_version": number, "version": number + 1},
+        **{"arrival_delay": 0, "outcome": "applied", "uses": ((number, number % 10),), "drops": (), "abandoned": ()},
+        **{"started": (), "loss": float(number), "weight": 1.0, "num_samples": 4, "learning_rate": 0.5},
+        **{"train_seconds": 0.5 * (number + 1), "total_samples": 4 * (number + 1)},
+    }
+    return Event(**facts | more)
+
+
+def evaluation(loss: float, number: int = 0) -> Evaluation:
+    return Evaluation(number, 4 * number, 0.5 * number, loss, 7.0, {"accuracy": 0.25}, 0.1)
+
+
+class Kept:
+    """A tracker that keeps what it is told; some raise or hang."""
+
+    made: ClassVar[list[Kept]] = []
+
+    def __init__(self, identity: Identity) -> None:
+        self.identity, self.points, self.status = identity, list[Point](), ""
+        Kept.made.append(self)
+
+    def send(self, points: Sequence[Point]) -> None:
+        self.points += points
+
+    def close(self, status: str) -> None:
+        self.status = status
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Callable[[type], str]:
+    """Makes a class a tracker that is called ``kept``."""
+    Kept.made.clear()
+
+    def register(kind: type) -> str:
+        monkeypatch.setitem(ALL, "kept", kind)  # type: ignore[arg-type]
+        return "kept"
+
+    return register
+
+
+# What a user may type
+
+
+def test_a_name_that_is_no_tracker_is_refused_with_the_nearest_one() -> None:
+    with pytest.raises(UsageError, match=r"--track must be one of tensorboard, .*did you mean 'tensorboard'"):
+        make_settings({"track": "tensorbord"})
+    with pytest.raises(UsageError, match="names wandb twice"):
+        make_settings({"track": "wandb,wandb"})
+    assert names_in("wandb, mlflow") == ("wandb", "mlflow")
+
+
+def test_where_a_run_is_shown_is_no_part_of_what_it_is() -> None:
+    plain, shown = make_settings({}), make_settings({"track": "wandb"})
+    assert FLAGS.settings_hash(plain) == FLAGS.settings_hash(shown)
+    assert FLAGS.differing_keys(FLAGS.flatten(plain), FLAGS.flatten(shown)) == []
+    assert "wandb" not in FLAGS.to_yaml(shown, places=False)
+
+
+@pytest.mark.parametrize("part", ["base", "base_model", "finetune"])
+def test_a_sweep_takes_trackers_from_its_command_line_and_not_from_its_config(part: str) -> None:
+    with pytest.raises(UsageError, match="track is decided by the sweep"):
+        make_plan({"algorithms": {"single": {"mode": "single"}}, part: {"track": "wandb"}})
+
+
+def test_a_run_that_writes_nothing_cannot_be_tracked() -> None:
+    with pytest.raises(UsageError, match="track='wandb' needs a folder"):
+        asyncsgd.train(Line(), samples=10, track="wandb")
+
+
+# What a tracker is told
+
+
+def test_ten_arrivals_make_a_point() -> None:
+    points = Points()
+    assert [points(arrival(number)) for number in range(9)] == [[]] * 9
+    (point,) = points(arrival(9))
+    assert (point.num_samples, point.train_seconds) == (40, 5.0)
+    assert point.values == {
+        **{"train/loss": 4.5, "train/learning_rate": 0.5, "train/samples_per_second": 8.0},
+        **{"delay/p50": 4, "delay/p95": 9, "delay/max": 9, "train_seconds": 5.0},
+    }
+
+
+def test_the_loss_of_a_point_is_weighted_by_loss_terms() -> None:
+    points = Points()
+    points(arrival(0, loss=1.0, weight=3.0))
+    points(arrival(1, loss=5.0, weight=1.0))
+    (point,) = points.rest()
+    assert point.values["train/loss"] == 2.0
+
+
+def test_an_evaluation_is_a_point_and_ends_the_one_before_it() -> None:
+    points = Points()
+    points(arrival(0))
+    before, point = points(evaluation(1.5, number=1))
+    assert before.values["train/loss"] == 0.0
+    assert point.num_samples == 4
+    assert point.values == {"eval/loss": 1.5, "eval/accuracy": 0.25, "train_seconds": 0.5}
+    assert points.rest() == []
+
+
+def test_a_value_that_is_not_finite_is_left_out() -> None:
+    (point,) = Points()(evaluation(math.nan))
+    assert point.values == {"eval/accuracy": 0.25, "train_seconds": 0.0}
+
+
+def test_a_long_run_has_few_points() -> None:
+    points = Points()
+    number = sum(len(points(arrival(number))) for number in range(50_000))
+    assert 200 < number < 200 * (1 + math.log(50_000 / 2000)) + 10
+
+
+def test_a_tracker_receives_every_point_in_order_and_how_the_run_ended(
+    tmp_path: Path, kept: Callable[[type], str]
+) -> None:
+    done, points = run(tmp_path / "a", kept(Kept), learning_rate=0.25)
+    (tracker,) = Kept.made
+    assert tracker.points == points
+    assert len(points) > 15
+    assert tracker.status == done.status == DONE
+    assert done.summary["tracking"] == {"kept": {"points": len(points), "dropped": 0, "failure": None}}
+    assert json.loads((tmp_path / "a" / "summary.json").read_text())["tracking"] == done.summary["tracking"]
+    assert tracker.identity.name == "a"
+    assert tracker.identity.folder == tmp_path / "a"
+    assert tracker.identity.settings["learning_rate"] == 0.25
+
+
+def test_a_tracked_run_has_the_bits_of_an_untracked_one(tmp_path: Path, kept: Callable[[type], str]) -> None:
+    tracked, _ = run(tmp_path / "tracked", kept(Kept))
+    plain, _ = run(tmp_path / "plain", None)
+    assert tracked.summary["parameters_sha256"] == plain.summary["parameters_sha256"]
+    assert "tracking" not in plain.summary
+
+
+def test_a_sweep_tells_trackers_the_study_the_stage_and_the_arm(tmp_path: Path, kept: Callable[[type], str]) -> None:
+    (tmp_path / "train.txt").write_text(sentences(200, seed=0))
+    (tmp_path / "eval.txt").write_text(sentences(20, seed=1))
+    text = {"data": str(tmp_path / "train.txt"), "eval_data": str(tmp_path / "eval.txt"), "vocab_size": 512}
+    small = {"cache_dir": str(tmp_path / "cache"), "seq_len": 16, "batch_size": 2, "samples": 4, "evaluations": 1}
+    plan = make_plan(
+        {"name": "seen", "base": text | small | {"warmup": 0}, "algorithms": {"single": {"mode": "single"}}}
+    )
+    made = Sweep(plan, "", tmp_path / "out", kept(Kept))
+    made.open()
+    (job,) = made.to_do("test")
+    Runner(made, fork_server("tiny"), 1).run([job])
+    (tracker,) = Kept.made
+    assert tracker.identity.name == "test/single-w1/s0"
+    assert tracker.identity.group == "seen"
+    assert tracker.identity.tags == {"stage": "test", "arm": "single-w1"}
+    assert tracker.identity.shared == tmp_path / "out"
+    assert tracker.points
+    assert job.command[job.command.index("--track") + 1] == "kept"
+
+
+# What a tracker cannot do
+
+
+class Breaks(Kept):
+    def send(self, points: Sequence[Point]) -> None:
+        raise ConnectionError("the server\nis gone")
+
+
+class Leaves(Kept):
+    def send(self, points: Sequence[Point]) -> None:
+        raise SystemExit(3)
+
+
+class DoesNotOpen(Kept):
+    def __init__(self, identity: Identity) -> None:
+        raise ValueError("no such project")
+
+
+@pytest.mark.parametrize(
+    ("kind", "failure"),
+    [
+        (Breaks, "ConnectionError: the server is gone"),
+        (Leaves, "SystemExit: 3"),
+        (DoesNotOpen, "ValueError: no such project"),
+    ],
+)
+def test_a_tracker_that_fails_is_said_once_and_the_run_is_done(
+    tmp_path: Path, kept: Callable[[type], str], capsys: pytest.CaptureFixture[str], kind: type, failure: str
+) -> None:
+    done, points = run(tmp_path / "a", kept(kind), quiet=False)
+    assert done.status == DONE
+    assert done.summary["tracking"] == {"kept": {"points": len(points), "dropped": len(points), "failure": failure}}
+    said = [line for line in capsys.readouterr().out.splitlines() if "kept" in line]
+    assert said == [
+        f"note   tracker kept: {failure}; the run goes on",
+        f"note   kept lacks {len(points)} of {len(points)} points",
+    ]
+
+
+def test_a_tracker_that_hangs_costs_a_run_the_time_it_may_wait_and_no_more(
+    tmp_path: Path, kept: Callable[[type], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_go = threading.Event()
+
+    class Hangs(Kept):
+        def send(self, points: Sequence[Point]) -> None:
+            let_go.wait()
+
+    monkeypatch.setattr(tracking, "FINISH_SECONDS", 0.3)
+    try:
+        done, points = run(tmp_path / "a", kept(Hangs))
+    finally:
+        let_go.set()
+    assert done.status == DONE
+    failure = "it was not ready 0.3 s after the run"
+    assert done.summary["tracking"]["kept"] == {"points": len(points), "dropped": len(points), "failure": failure}
+
+
+def test_a_tracker_that_does_not_open_holds_up_the_beginning_no_longer_than_it_may(
+    tmp_path: Path, kept: Callable[[type], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_go = threading.Event()
+
+    class Opens(Kept):
+        def __init__(self, identity: Identity) -> None:
+            let_go.wait()
+
+    monkeypatch.setattr(tracking, "OPEN_SECONDS", 0.2)
+    monkeypatch.setattr(tracking, "FINISH_SECONDS", 0.2)
+    began = time.monotonic()
+    try:
+        done, _ = run(tmp_path / "a", kept(Opens))
+    finally:
+        let_go.set()
+    assert done.status == DONE
+    assert time.monotonic() - began < 10
+
+
+def test_what_a_slow_tracker_cannot_hold_is_dropped_and_counted(
+    tmp_path: Path, kept: Callable[[type], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = threading.Event()
+
+    class Slow(Kept):
+        def send(self, points: Sequence[Point]) -> None:
+            trained.wait()
+            super().send(points)
+
+    def is_last(record: Record) -> None:
+        if isinstance(record, Evaluation) and record.total_samples == 1000:
+            trained.set()
+
+    monkeypatch.setattr(tracking, "MOST_WAITING", 3)
+    done, points = run(tmp_path / "a", kept(Slow), report=is_last)
+    (tracker,) = Kept.made
+    report = done.summary["tracking"]["kept"]
+    assert report == {"points": len(points), "dropped": len(points) - len(tracker.points), "failure": None}
+    assert report["dropped"] >= len(points) - 3 - 5  # 3 wait, and a few were taken before it became slow
+
+
+@pytest.mark.parametrize("name", TRACKERS)
+def test_a_package_that_is_missing_is_said_with_its_install_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    if importlib.util.find_spec(name) is not None:
+        pytest.skip(f"{name} is installed")
+    done, _ = run(tmp_path / "a", name, quiet=False)
+    assert done.status == DONE
+    line = f"note   tracker {name}: it is not installed; type python -m pip install -e '.[{name}]'; the run goes on"
+    assert line in capsys.readouterr().out.splitlines()
+
+
+def test_flags_extras_and_environments_know_the_same_trackers() -> None:
+    import configparser
+
+    root = Path(__file__).resolve().parents[1]
+    setup = configparser.ConfigParser()
+    setup.read(root / "setup.cfg")
+    assert tuple(ALL) == TRACKERS
+    for name in TRACKERS:
+        assert setup["options.extras_require"][name].strip().startswith(f"{name}>=")
+        assert (root / "experiments" / "constraints" / f"{name}.txt").is_file()
+
+
+# The four packages
+
+
+def needs(name: str) -> pytest.MarkDecorator:
+    missing = importlib.util.find_spec(name) is None
+    return pytest.mark.skipif(missing, reason=f"{name} is not installed; experiments/benchmarks/trackers.py tests it")
+
+
+def curves(points: Sequence[Point]) -> dict[str, list[tuple[int, float]]]:
+    """(samples, value) by the name of the value."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for point in points:
+        for name, value in point.values.items():
+            found.setdefault(name, []).append((point.num_samples, value))
+    return found
+
+
+def single(curve: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """In single precision, which TensorBoard keeps."""
+    return [(step, struct.unpack("f", struct.pack("f", value))[0]) for step, value in curve]
+
+
+@needs("tensorboard")
+def test_tensorboard_reads_every_point_and_the_settings_back(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams import plugin_data_pb2
+
+    done, points = run(tmp_path / "a", "tensorboard", learning_rate=0.25)
+    assert done.summary["tracking"]["tensorboard"]["failure"] is None
+    (file,) = (tmp_path / "a" / "tensorboard").iterdir()
+    assert socket.gethostname() not in file.name
+    read = EventAccumulator(str(file.parent))
+    read.Reload()
+    expected = curves(points)
+    assert set(read.Tags()["scalars"]) == set(expected)
+    for name, curve in expected.items():
+        assert [(event.step, event.value) for event in read.Scalars(name)] == single(curve)
+    times = [event.wall_time for event in read.Scalars("eval/loss")]
+    assert times[-1] - times[0] == pytest.approx(done.summary["train_seconds"], abs=1e-3)
+    (start,) = (
+        plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info
+        for tag, content in read.PluginTagToContent("hparams").items()
+        if tag.endswith("session_start_info")
+    )
+    assert start.hparams["learning_rate"].number_value == 0.25
+    assert start.hparams["clock"].string_value == "virtual"
+
+
+def wandb_records(path: Path) -> Iterator[Any]:
+    """The records of a .wandb file: LevelDB's log format behind seven bytes."""
+    from wandb.proto.wandb_internal_pb2 import Record as Written
+
+    data, at, content = path.read_bytes(), 7, b""
+    assert data[:4] == b":W&B"
+    while at + 7 <= len(data):
+        if (left := 32768 - at % 32768) < 7:
+            at += left
+            continue
+        _, size, kind = struct.unpack("<IHB", data[at : at + 7])
+        content += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # whole, or the last part
+            yield Written.FromString(content)
+            content = b""
+
+
+@needs("wandb")
+def test_wandb_keeps_every_point_offline_in_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("WANDB_"):
+            monkeypatch.delenv(name)
+    done, points = run(tmp_path / "a", "wandb", learning_rate=0.25)
+    assert done.summary["tracking"]["wandb"] == {"points": len(points), "dropped": 0, "failure": None}
+    (path,) = (tmp_path / "a" / "wandb").glob("offline-run-*/*.wandb")
+    records = list(wandb_records(path))
+    (begun,) = (record.run for record in records if record.WhichOneof("record_type") == "run")
+    config = {item.key: json.loads(item.value_json) for item in begun.config.update}
+    assert (begun.project, begun.display_name, config["learning_rate"]) == ("asyncsgd", "a", 0.25)
+    assert socket.gethostname().encode() not in path.read_bytes()
+    rows = []
+    for record in records:
+        if record.WhichOneof("record_type") == "history":
+            items = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+            rows.append({name: value for name, value in items.items() if not name.startswith("_")})
+    assert rows == [{"num_samples": point.num_samples, **point.values} for point in points]
+    (ended,) = (record.exit for record in records if record.WhichOneof("record_type") == "exit")
+    assert ended.exit_code == 0
+
+
+def mlflow_curves(uri: str, name: str) -> tuple[Any, dict[str, list[tuple[int, float]]]]:
+    """A run and its curves, as MLflow's client reads them."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(uri)
+    (experiment,) = client.search_experiments(filter_string="name = 'asyncsgd'")
+    (found,) = client.search_runs([experiment.experiment_id], f"attributes.run_name = '{name}'")
+    histories = {key: client.get_metric_history(found.info.run_id, key) for key in found.data.metrics}
+    return found, {key: [(metric.step, metric.value) for metric in history] for key, history in histories.items()}
+
+
+@needs("mlflow")
+@pytest.mark.slow
+def test_mlflow_reads_every_point_and_the_settings_back_from_its_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    done, points = run(tmp_path / "a", "mlflow", learning_rate=0.25)
+    assert done.summary["tracking"]["mlflow"] == {"points": len(points), "dropped": 0, "failure": None}
+    found, read = mlflow_curves(f"sqlite:///{tmp_path}/mlflow.db", "a")
+    # Two points of one moment and one value are one for MLflow: the last arrival before an evaluation, and it.
+    assert {key: set(curve) for key, curve in read.items()} == {
+        key: set(curve) for key, curve in curves(points).items()
+    }
+    assert found.info.status == "FINISHED"
+    assert found.data.params["learning_rate"] == "0.25"
+
+
+@contextlib.contextmanager
+def mlflow_server(folder: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A server of this test, in a process group of its own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    store = f"sqlite:///{folder}/server.db"
+    with open(folder / "server.txt", "wb") as log:
+        server = subprocess.Popen(
+            [*command, "--backend-store-uri", store], stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        uri, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 120
+        while True:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{uri}/health", timeout=5):
+                break
+            assert server.poll() is None, (folder / "server.txt").read_text()
+            assert time.monotonic() < deadline, "mlflow's server does not answer"
+            time.sleep(0.2)
+        yield uri, server
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, 9)
+        server.wait()
+
+
+@needs("mlflow")
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_run_is_done_and_whole_when_mlflows_server_is_killed_in_the_middle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with mlflow_server(tmp_path) as (uri, server):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        monkeypatch.setattr(tracking, "FINISH_SECONDS", 2.0)
+
+        def kill_in_the_middle(record: Record) -> None:
+            if isinstance(record, Evaluation) and record.total_samples == 500:
+                deadline = time.monotonic() + 30
+                while not mlflow_curves(uri, "a")[1]:  # it has received something
+                    assert time.monotonic() < deadline
+                    time.sleep(0.1)
+                os.killpg(server.pid, 9)
+
+        done, points = run(tmp_path / "a", "mlflow", report=kill_in_the_middle)
+    plain, _ = run(tmp_path / "plain", None)
+    assert done.status == DONE
+    report = done.summary["tracking"]["mlflow"]
+    assert 0 < report["dropped"] < report["points"] == len(points)
+    assert report["failure"]
+    assert done.summary["parameters_sha256"] == plain.summary["parameters_sha256"]
+    tracked, untracked = ((tmp_path / name / "events.jsonl").read_text() for name in ("a", "plain"))
+    assert len(tracked.splitlines()) == len(untracked.splitlines())
+    assert yaml.safe_load((tmp_path / "a" / "settings.yaml").read_text())
+    assert (tmp_path / "a" / "model").is_dir()
+
+
+@needs("trackio")
+def test_trackio_keeps_every_point_in_its_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sqlite3
+
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read when trackio is imported, once
+    assert "trackio" not in sys.modules
+    done, points = run(tmp_path / "a", "trackio", learning_rate=0.25)
+    assert done.summary["tracking"]["trackio"] == {"points": len(points), "dropped": 0, "failure": None}
+    with contextlib.closing(sqlite3.connect(tmp_path / "trackio" / "asyncsgd.db")) as database:
+        rows = database.execute("SELECT step, metrics FROM metrics WHERE run_name = 'a' ORDER BY id").fetchall()
+        ((config,),) = database.execute("SELECT config FROM configs").fetchall()
+    assert [(step, json.loads(values)) for step, values in rows] == [
+        (point.num_samples, dict(point.values)) for point in points
+    ]
+    assert json.loads(config)["learning_rate"] == 0.25
