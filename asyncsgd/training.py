@@ -31,7 +31,7 @@ from asyncsgd.experiment import Course, Experiment, Setup, device_of_worker, fac
 from asyncsgd.flat import FlatModel, parameters_sha256
 from asyncsgd.models import save_whole
 from asyncsgd.optimizers import Optimizer, StepTakenByWorker
-from asyncsgd.records.console import Recorder, say, shown_metrics
+from asyncsgd.records.console import Recorder, shown_metrics, teller
 from asyncsgd.records.environment import describe_environment
 from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Checkpointed, Record, Resumed
 from asyncsgd.records.run_folder import RunFolder
@@ -277,7 +277,7 @@ def _open(
     if folder is not None:
         environment = describe_environment(setup.runtime.threads, launch.num_workers)
         folder.write_environment(environment | {"device": setup.device})
-    tell: Callable[[str], None] = (lambda line: None) if quiet else say
+    tell: Callable[[str], None] = (lambda line: None) if quiet else teller(folder)
     for line in [*experiment.describe(task, flat), *_describe(setup, course)]:
         tell(line)
     tracking.start(tell)

@@ -81,7 +81,7 @@ def show_help(given: dict[str, Any]) -> bool:
 
 def simulate(settings: Any, runs_dir: Path, command: str, stop: StopRequest) -> int:
     """Run, write the folder, say what came out; the exit code."""
-    from asyncsgd.records.console import Recorder, say
+    from asyncsgd.records.console import Recorder, teller
     from asyncsgd.records.environment import describe_environment
     from asyncsgd.records.events import DONE, FAILED, INTERRUPTED
     from asyncsgd.records.run_folder import RunFolder
@@ -94,7 +94,8 @@ def simulate(settings: Any, runs_dir: Path, command: str, stop: StopRequest) -> 
         folder.write_environment(describe_environment(1, settings.workers) | {"oversubscription": None})
     except OSError as error:
         raise UsageError(f"{runs_dir} cannot be written ({error.strerror}); type --runs-dir FOLDER") from error
-    say(f"run    {folder.path}\nrule   {settings.method()}\nproblem {settings.problem}   speeds {settings.speeds}")
+    tell = teller(folder)
+    tell(f"run    {folder.path}\nrule   {settings.method()}\nproblem {settings.problem}   speeds {settings.speeds}")
     recorder = Recorder(folder, settings.samples)
     try:
         done = settings.run(recorder, stop)
@@ -139,8 +140,8 @@ def simulate(settings: Any, runs_dir: Path, command: str, stop: StopRequest) -> 
     if result.message:
         print(f"{result.status}: {result.message}", file=sys.stderr)
     if done.rule_acted is not None and (sentence := done.rule_acted.describe(method.name, settings.workers)):
-        say(sentence)
-    say(f"done   {folder.path}" if result.status == DONE else f"saved  {folder.path}")
+        tell(sentence)
+    tell(f"done   {folder.path}" if result.status == DONE else f"saved  {folder.path}")
     return {DONE: 0, INTERRUPTED: 130}.get(result.status, 1)
 
 

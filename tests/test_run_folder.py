@@ -99,7 +99,7 @@ def test_a_run_leaves_settings_environment_events_summary_and_a_model(mode: str,
     ended = train(f"--mode {mode} --samples 40 --evaluations 2 --eval-samples 8 --warmup 8 --seed 5")
     assert ended.exit_code == 0
     files = sorted(path.name for path in ended.path.iterdir())
-    assert files == ["environment.json", "events.jsonl", "model", "settings.yaml", "summary.json"]
+    assert files == ["console.log", "environment.json", "events.jsonl", "model", "settings.yaml", "summary.json"]
     name = mode.split()[0]
     num_workers = 1 if name == "single" else 2
     num_updates = 5 if name == "sync" else 10
@@ -168,6 +168,14 @@ def test_a_run_leaves_settings_environment_events_summary_and_a_model(mode: str,
     assert [word for word in about_here if word.strip("/") and word in environment] == []
     assert getpass.getuser() not in json.loads(environment).values()
     assert f'"{getpass.getuser()}"' not in environment
+
+
+def test_the_console_log_holds_the_lines_from_those_about_the_task_to_the_last_one_of_the_run(train: Train) -> None:
+    ended = train("--mode single --samples 40 --evaluations 2 --eval-samples 8")
+    shown = ended.out.splitlines()
+    first = next(number for number, line in enumerate(shown) if line.startswith("run ")) + 1
+    assert shown[-1].startswith("next ")
+    assert (ended.path / "console.log").read_text().splitlines() == shown[first:-1]
 
 
 def test_the_page_about_run_folders_names_every_key_that_a_run_leaves(train: Train) -> None:

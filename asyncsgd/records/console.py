@@ -1,7 +1,8 @@
-"""What a run shows while it goes on, and the one object through which its records go."""
+"""What a run shows while it goes on and keeps in ``console.log``, and the one object through which its records go."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
@@ -15,12 +16,32 @@ from asyncsgd.records.totals import Totals
 HEADINGS = f"{'samples':>10} {'updates':>9} {'train_s':>9} {'eval_loss':>10} {'samples/s':>10}   delay p50/p95/max"
 
 
+LOG = "console.log"
+
+
 def say(line: str, out: TextIO | None = None) -> None:
     """Print a line at once. A reader that has gone away (``| head``) does not end a run: what follows is not shown."""
     try:
         print(line, file=out, flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def keep(line: str, folder: RunFolder | None) -> None:
+    """Add a line to the folder's ``console.log``. What cannot be written is not: the records say the same."""
+    if folder is not None:
+        with contextlib.suppress(OSError), open(folder.path / LOG, "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
+def teller(folder: RunFolder | None) -> Callable[[str], None]:
+    """What says a line to the user and keeps it in the folder; None: it only says it."""
+
+    def tell(line: str) -> None:
+        say(line)
+        keep(line, folder)
+
+    return tell
 
 
 def shown_metrics(metrics: Mapping[str, float]) -> str:
@@ -48,10 +69,13 @@ class Console:
     Args:
         totals: of the same records.
         samples: the budget; None: there is no bar.
+        folder: keeps the lines too; None: they are only shown.
     """
 
-    def __init__(self, totals: Totals, samples: int | None, out: TextIO | None = None) -> None:
-        self._totals = totals
+    def __init__(
+        self, totals: Totals, samples: int | None, out: TextIO | None = None, folder: RunFolder | None = None
+    ) -> None:
+        self._totals, self._folder = totals, folder
         self._out = out or sys.stdout
         self._bar = None
         if sys.stderr.isatty() and samples:
@@ -90,6 +114,7 @@ class Console:
             self._bar.write(line, file=self._out)
         else:
             say(line, self._out)
+        keep(line, self._folder)
 
 
 class Recorder:
@@ -115,7 +140,7 @@ class Recorder:
         self.folder, self.totals = folder, Totals()
         self.rule_acted: RuleActed | None = None
         """Of the server, which counts in it; None where there is no server."""
-        self._console = None if quiet else Console(self.totals, samples, out)
+        self._console = None if quiet else Console(self.totals, samples, out, folder)
         console = [] if self._console is None else [self._console]
         written = [] if folder is None else [folder.append]
         self._sinks: list[Callable[[Record], None]] = [*written, self.totals, *console, *receivers]

@@ -7,6 +7,7 @@
       environment.json   versions, commit, cores, threads; no host name, user or path
       events.jsonl       a header line that names the task and its metrics, then one record per line
       summary.json       status and results; written once, atomically, at the end
+      console.log        the lines that the user was shown (written by asyncsgd.records.console)
       model/             safetensors and tokenizer, loads with AutoModelForMaskedLM.from_pretrained
 
 Analysis reads these files and nothing else.
