@@ -161,6 +161,7 @@ def test_analysis_never_imports_torch(path: Path) -> None:
         "asyncsgd.records.events",
         "asyncsgd.errors",
         "asyncsgd.settings.yaml_reader",
+        "asyncsgd.records.locks",  # whether a run is alive
         "asyncsgd.records.totals",  # quantiles of delays, as in a run's summary
         *("asyncsgd.study.arms", "asyncsgd.study.plan", "asyncsgd.study.registration"),  # names in a sweep's folder
     }

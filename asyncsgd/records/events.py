@@ -195,24 +195,49 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
 
 def read_numbered_events(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """`read_events` with the number of each record's line, from 1."""
-    torn: str | None = None
+    lines = Lines(path.name)
     with open(path, encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(file, 1):
-            if torn is not None:
-                raise ValueError(f"{path.name}: line {number - 1} is damaged: {torn[:60]!r}")
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):  # not JSON; a number or a nesting that Python refuses to read
-                record = None
-            if not isinstance(record, dict):
-                torn = line
-                continue
-            if record.get("kind") == "header":
-                schema = record.get("schema")
-                if not isinstance(schema, int) or schema > SCHEMA:
-                    raise ValueError(f"{path.name} has schema {schema}, this version reads up to {SCHEMA}")
-                continue
-            yield number, _current_record(record)
+        for line in file:
+            record = lines.record(line)
+            if record is not None:
+                yield lines.number, record
+
+
+class Lines:
+    """Understands the lines of an events.jsonl, in order; `read_events` reads with it, and who follows a live run.
+
+    Args:
+        name: of the file, for messages.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.number = 0
+        """Of the last line that was given to `record`, from 1."""
+        self._name = name
+        self._torn: str | None = None
+
+    def record(self, line: str) -> dict[str, Any] | None:
+        """The record in the next line; None for the header, and for a line that is no record.
+
+        Raises:
+            ValueError: if the line before this one is no record, or the schema is newer than this reader.
+        """
+        if self._torn is not None:
+            raise ValueError(f"{self._name}: line {self.number} is damaged: {self._torn[:60]!r}")
+        self.number += 1
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):  # not JSON; a number or a nesting that Python refuses to read
+            record = None
+        if not isinstance(record, dict):
+            self._torn = line
+            return None
+        if record.get("kind") == "header":
+            schema = record.get("schema")
+            if not isinstance(schema, int) or schema > SCHEMA:
+                raise ValueError(f"{self._name} has schema {schema}, this version reads up to {SCHEMA}")
+            return None
+        return _current_record(record)
 
 
 def read_header(path: Path) -> dict[str, Any]:

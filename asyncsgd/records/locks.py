@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+from pathlib import Path
 from typing import TextIO
 
 
@@ -22,6 +23,22 @@ def lock(file: TextIO) -> bool:
     except OSError:
         pass  # no locks here, e.g. on some network file systems
     return True
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process has locked the file at `path`.
+
+    For a moment the file is locked by this call, and who locks it in that moment is told that it is taken. So ask
+    seldom, and only of a file that has not changed for a while.
+    """
+    with open(path, encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass  # no locks here
+        return False
 
 
 def wait_for_lock(file: TextIO) -> None:

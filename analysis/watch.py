@@ -1,0 +1,327 @@
+"""``python -m analysis.watch RUN_DIR [--once]``: a live view of a run in the terminal.
+
+It reads the run folder and nothing else, so it changes nothing and works wherever the folder can be read. It ends when
+the run ends, however it ends, and with Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import json
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from analysis.commands import carried_out
+from asyncsgd.errors import UsageError
+from asyncsgd.records.events import EVENTS, Lines, current_summary
+from asyncsgd.records.locks import is_locked
+from asyncsgd.records.totals import Delays
+from asyncsgd.settings.yaml_reader import read_yaml
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+REFRESH_SECONDS = 0.5
+QUIET_SECONDS = 5.0
+"""A run that has written this long ago may be dead. A live one writes twice a second, but not while it prepares data or
+evaluates."""
+
+RECENT_ARRIVALS = 200
+EVALUATIONS_SHOWN = 5
+WORKERS_SHOWN = 16
+SPARKS = "▁▂▃▄▅▆▇█"
+SPARKLINE_WIDTH = 48
+
+RUNNING, DEAD = "running", "ended without a summary"
+
+
+@dataclasses.dataclass
+class Worker:
+    """What the records say of one worker."""
+
+    num_arrivals: int = 0
+    num_samples: int = 0
+    wait_seconds: float = 0.0
+    busy_seconds: float = 0.0
+    state: str = ""
+
+    @property
+    def wait_share(self) -> float | None:
+        """Of its seconds, those that it was idle; None where its records have no seconds."""
+        total = self.wait_seconds + self.busy_seconds
+        return self.wait_seconds / total if total > 0 else None
+
+
+class Watched:
+    """A run folder, read as it grows.
+
+    Args:
+        path: the run's folder.
+
+    Raises:
+        UsageError: if there is no run.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._events = path / EVENTS
+        if not self._events.is_file():
+            raise UsageError(f"{path} holds no {EVENTS}; name a run's folder, e.g. runs/NAME")
+        self._restart()
+
+    def _restart(self) -> None:
+        self.settings = _settings(self.path)
+        self._lines, self._offset, self._rest = Lines(EVENTS), 0, b""
+        self._inode = self._events.stat().st_ino
+        self.num_samples = self.num_updates = 0
+        self.train_seconds = 0.0
+        self.delays = Delays()
+        self.evaluations: list[Mapping[str, Any]] = []
+        self.workers: dict[int, Worker] = {}
+        self.faults: list[str] = []
+        self._recent: collections.deque[tuple[float, int]] = collections.deque([(0.0, 0)], RECENT_ARRIVALS)
+        self.summary: Mapping[str, Any] | None = None
+        self.status = RUNNING
+
+    def read(self) -> None:
+        """Read what is new.
+
+        Raises:
+            UsageError: if the log is damaged.
+        """
+        try:
+            found = self._events.stat()
+            if found.st_ino != self._inode or found.st_size < self._offset:  # another run, or the same one again
+                self._restart()
+            summary = self._summary()  # before the records, so that a run that has ended is read to its end
+            self._read_records()
+        except FileNotFoundError as error:
+            raise UsageError(f"{self.path} is gone or was renamed while it was watched") from error
+        except (ValueError, OSError) as error:
+            raise UsageError(f"{self.path}: {error}") from error
+        if summary is None and time.time() - found.st_mtime > QUIET_SECONDS and not is_locked(self._events):
+            summary = self._summary()
+            self.status = RUNNING if summary is not None else DEAD
+        else:
+            self.status = RUNNING
+        if summary is not None:
+            self.summary, self.status = summary, str(summary.get("status"))
+
+    def _read_records(self) -> None:
+        with open(self._events, "rb") as file:
+            file.seek(self._offset)
+            *lines, self._rest = (self._rest + file.read()).split(b"\n")
+            self._offset = file.tell()
+        for line in lines:
+            record = self._lines.record(line.decode("utf-8", errors="replace"))
+            if record is None:
+                continue
+            try:
+                self._take(record)
+            except (KeyError, TypeError, AttributeError, ValueError) as error:
+                raise ValueError(f"{EVENTS}: line {self._lines.number} is damaged: {error!r}") from error
+
+    def _summary(self) -> dict[str, Any] | None:
+        try:
+            return current_summary(json.loads((self.path / "summary.json").read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+
+    def _take(self, record: Mapping[str, Any]) -> None:
+        kind = record.get("kind")
+        for _, delay in record.get("uses", ()):
+            self.delays.add(int(delay))
+        if kind == "arrival":
+            self.num_samples, self.num_updates = int(record["total_samples"]), int(record["version"])
+            self.train_seconds = float(record["train_seconds"])
+            self._recent.append((self.train_seconds, self.num_samples))
+            worker = self._worker(record)
+            worker.num_arrivals += 1
+            worker.num_samples += record["num_samples"]
+            worker.wait_seconds += record.get("wait_seconds", 0.0)
+            worker.busy_seconds += sum(record.get(f"{part}_seconds", 0.0) for part in ("pull", "compute", "push"))
+        elif kind == "evaluate":
+            self.num_samples = max(self.num_samples, record["total_samples"])
+            self.train_seconds = max(self.train_seconds, record["train_seconds"])
+            self.num_updates = max(self.num_updates, record["version"])
+            for value in (record["loss"], *(record.get("metrics") or {}).values()):
+                _ = value is None or math.isfinite(value)  # refuses what is no number
+            self.evaluations.append(record)
+        elif kind == "join":
+            self._worker(record).state = ""
+        elif kind == "leave":
+            reason = record.get("reason")
+            self._worker(record).state = f"lost: {reason}" if reason else "left"
+        elif kind == "fault":
+            self.faults.append(str(record["message"]))
+
+    def _worker(self, record: Mapping[str, Any]) -> Worker:
+        return self.workers.setdefault(int(record["worker"]), Worker())
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Over the last arrivals, on the training clock."""
+        (first_seconds, first_samples), (last_seconds, last_samples) = self._recent[0], self._recent[-1]
+        seconds = last_seconds - first_seconds
+        return (last_samples - first_samples) / seconds if seconds > 0 else None
+
+    @property
+    def budget_share(self) -> float | None:
+        """How much of the budget is spent; None where the settings do not name it, as with epochs."""
+        spent = [
+            done / self.settings[name]
+            for name, done in (
+                ("samples", self.num_samples),
+                ("seconds", self.train_seconds),
+                ("budget_seconds", self.train_seconds),
+            )
+            if isinstance(self.settings.get(name), int | float) and self.settings[name] > 0
+        ]
+        return min(1.0, max(spent)) if spent else None
+
+    @property
+    def is_over(self) -> bool:
+        return self.status != RUNNING
+
+
+def _settings(path: Path) -> Mapping[str, Any]:
+    """The settings, without groups; empty where they are not written yet, or cannot be read."""
+    try:
+        settings = read_yaml((path / "settings.yaml").read_text(encoding="utf-8"), "settings.yaml")
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(settings, dict):
+        return {}
+    simulated = settings.get("simulate")
+    return simulated if isinstance(simulated, dict) else settings
+
+
+def sparkline(values: Sequence[float | None], width: int = SPARKLINE_WIDTH) -> str:
+    """Values as a line of blocks; the lowest is the lowest block. What is not finite is left out.
+
+    >>> sparkline([4.0, 3.0, None, 2.0, 0.0])
+    '█▆▅▁'
+    >>> len(sparkline(range(1000)))
+    48
+    """
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    if len(finite) > width:
+        finite = [finite[round(place * (len(finite) - 1) / (width - 1))] for place in range(width)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(SPARKS[round((value - low) * scale)] for value in finite)
+
+
+def frame(run: Watched) -> Group:
+    """The picture of a run as it is known now."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    settings, seconds = run.settings, "virtual s" if run.settings.get("clock") == "virtual" else "s"
+    what = [settings.get("mode"), settings.get("rule"), settings.get("problem")]
+    workers = settings.get("nproc", settings.get("workers"))
+    described = ", ".join(str(part) for part in (*what, workers and f"{workers} workers") if part)
+    share = "" if run.budget_share is None else f"   {100 * run.budget_share:.0f} % of the budget"
+    facts = [
+        ("run", f"{run.path}   {described}"),
+        ("status", _status(run)),
+        ("samples", f"{run.num_samples}{share}   {run.num_updates} updates   {run.train_seconds:.1f} {seconds}"),
+        ("speed", "-" if run.samples_per_second is None else f"{run.samples_per_second:.0f} samples/s"),
+        ("delay", _delay(run.delays)),
+        ("loss", sparkline([evaluation["loss"] for evaluation in run.evaluations]) or "-"),
+    ]
+    grid = Table.grid(padding=(0, 2))
+    for name, value in facts:
+        grid.add_row(Text(name, style="bold"), Text(value))
+    parts: list[Any] = [grid]
+    if run.evaluations:
+        parts.append(_evaluations(run, seconds))
+    if run.workers:
+        parts.append(_workers(run))
+    parts += [Text(f"fault: {fault}", style="red") for fault in run.faults[-EVALUATIONS_SHOWN:]]
+    return Group(*parts)
+
+
+def _status(run: Watched) -> str:
+    message = (run.summary or {}).get("message")
+    if run.status == RUNNING and not run.evaluations:
+        return f"{RUNNING}: it prepares"
+    return f"{run.status}: {message}" if message else run.status
+
+
+def _delay(delays: Delays) -> str:
+    if not delays.number:
+        return "-"
+    return f"p50 {delays.quantile(0.5)}   p95 {delays.quantile(0.95)}   max {delays.quantile(1.0)} updates"
+
+
+def _evaluations(run: Watched, seconds: str) -> Any:
+    from rich.table import Table
+
+    metrics = list(run.evaluations[-1].get("metrics") or {})
+    table = Table(box=None, title=f"the last {EVALUATIONS_SHOWN} evaluations", title_justify="left")
+    for heading in ("samples", seconds, "loss", *metrics):
+        table.add_column(heading, justify="right")
+    for record in run.evaluations[-EVALUATIONS_SHOWN:]:
+        values = [record["loss"], *(record.get("metrics", {}).get(name) for name in metrics)]
+        shown = ["-" if value is None else f"{value:.4g}" for value in values]
+        table.add_row(str(record["total_samples"]), f"{record['train_seconds']:.1f}", *shown)
+    return table
+
+
+def _workers(run: Watched) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, title="workers", title_justify="left")
+    for heading in ("worker", "gradients", "samples", "waits"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    numbers = sorted(run.workers)
+    # Those that were lost come first where not all can be shown.
+    shown = sorted(numbers, key=lambda number: not run.workers[number].state)[:WORKERS_SHOWN]
+    for number in sorted(shown):
+        worker = run.workers[number]
+        share = "-" if worker.wait_share is None else f"{100 * worker.wait_share:.0f} %"
+        table.add_row(str(number), str(worker.num_arrivals), str(worker.num_samples), share, Text(worker.state))
+    if len(numbers) > len(shown):
+        table.caption = f"and {len(numbers) - len(shown)} more"
+    return table
+
+
+def watch(path: Path, once: bool) -> None:
+    """Draw the run until it ends; with `once` as it is now."""
+    from rich.console import Console
+    from rich.live import Live
+
+    console, run = Console(), Watched(path)
+    run.read()
+    if once or run.is_over:
+        console.print(frame(run))
+        return
+    with Live(frame(run), console=console, auto_refresh=False) as live:
+        while not run.is_over:
+            time.sleep(REFRESH_SECONDS)
+            run.read()
+            live.update(frame(run), refresh=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m analysis.watch", description=__doc__.splitlines()[2])
+    parser.add_argument("run", type=Path, metavar="RUN_DIR", help="folder of a run, live or ended")
+    parser.add_argument("--once", action="store_true", help="print one picture and stop, e.g. for a pipe")
+    given = parser.parse_args(argv)
+    try:
+        return carried_out(lambda: watch(given.run, given.once))
+    except KeyboardInterrupt:
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,301 @@
+"""The live view of a run: what it shows, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.watch import DEAD, QUIET_SECONDS, RUNNING, Watched, main
+from asyncsgd.errors import UsageError
+from asyncsgd.records.events import DONE, Evaluation, Event, Fault, Membership, Record
+from asyncsgd.records.locks import is_locked
+from asyncsgd.records.run_folder import RunFolder
+
+
+def arrival(number: int, worker: int = 0, **more: Any) -> Event:
+    """The `number`-th, counted from 0: 4 samples and half a second later than the one before."""
+    facts: dict[str, Any] = {
+        **{"dispatch": number, "worker": worker, "batches": (), "read_version": number, "version": number + 1},
+        **{"arrival_delay": 0, "outcome": "applied", "uses": ((number, number),), "drops": (), "abandoned": ()},
+        **{"started": (), "loss": 1.0, "weight": 1.0, "num_samples": 4, "learning_rate": 0.5},
+        **{"train_seconds": 0.5 * (number + 1), "total_samples": 4 * (number + 1)},
+    }
+    return Event(**facts | more)
+
+
+def evaluation(number: int, loss: float) -> Evaluation:
+    return Evaluation(number, 4 * number, 0.5 * number, loss, 7.0, {"accuracy": 0.25}, 0.1)
+
+
+RECORDS: tuple[Record, ...] = (
+    evaluation(0, 4.0),
+    Membership("join", 0, 0, 0, 0.0),
+    Membership("join", 1, 0, 0, 0.0),
+    *(arrival(number, worker=number % 2, compute_seconds=3.0, wait_seconds=float(number % 2)) for number in range(10)),
+    evaluation(10, 2.0),
+    Membership("leave", 1, 10, 40, 5.0, "killed by signal 9"),
+    Fault("the loss is not finite", 0, 10, 5.0),
+)
+
+
+def begin(path: Path, settings: str = "mode: async\nnproc: 2\nrule: ringmaster\nsamples: 80\n") -> RunFolder:
+    """A live run of this process with these records."""
+    folder = RunFolder(path, task="line", better={"accuracy": "higher"})
+    (path / "settings.yaml").write_text(settings)
+    for record in RECORDS:
+        folder.append(record)
+    folder._events.flush()
+    return folder
+
+
+def finished(path: Path, **summary: Any) -> Path:
+    folder = begin(path)
+    folder.write_summary({"status": DONE, "message": "", **summary})
+    folder.close()
+    return path
+
+
+def age(path: Path) -> None:
+    """Let the log look as if nothing had been written for a while."""
+    past = time.time() - 2 * QUIET_SECONDS
+    os.utime(path / "events.jsonl", (past, past))
+
+
+def read(path: Path) -> Watched:
+    run = Watched(path)
+    run.read()
+    return run
+
+
+def shown(path: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The lines of one picture, without the space between columns."""
+    assert main([str(path), "--once"]) == 0
+    return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_one_picture_has_status_budget_speed_delays_losses_and_workers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    lines = shown(finished(tmp_path / "a"), capsys)
+    assert lines[0].endswith("async, ringmaster, 2 workers")
+    assert lines[1:6] == [
+        "status DONE",
+        "samples 40 50 % of the budget 10 updates 5.0 s",
+        "speed 8 samples/s",
+        "delay p50 4 p95 9 max 9 updates",
+        "loss █▁",
+    ]
+    assert [line for line in lines[6:] if line[0].isdigit() and not line.startswith("0 0.0")] == [
+        "40 5.0 2 0.25",
+        "0 5 20 0 %",
+        "1 5 20 25 % lost: killed by signal 9",
+    ]
+    assert lines[-1] == "fault: the loss is not finite"
+
+
+@pytest.mark.parametrize(
+    ("settings", "share"),
+    [
+        ("samples: 80\nseconds: 50.0\n", 0.5),
+        ("samples: 800\nseconds: 20.0\n", 0.25),
+        ("samples: 8\n", 1.0),
+        ("simulate: {samples: null, budget_seconds: 10}\n", 0.5),
+        ("epochs: 2.0\nsamples: null\n", None),
+    ],
+)
+def test_the_share_of_the_budget_is_that_of_the_limit_which_ends_the_run(
+    tmp_path: Path, settings: str, share: float | None
+) -> None:
+    begin(tmp_path / "a", settings).close()
+    assert read(tmp_path / "a").budget_share == share
+
+
+def test_the_speed_is_that_of_the_last_arrivals(tmp_path: Path) -> None:
+    folder = begin(tmp_path / "a")
+    for number in range(10, 510):  # ten times as fast as before
+        folder.append(arrival(number, train_seconds=5.0 + 0.05 * (number - 9)))
+    folder.close()
+    assert read(tmp_path / "a").samples_per_second == pytest.approx(80.0)
+
+
+def test_of_many_workers_those_that_were_lost_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = begin(tmp_path / "a")
+    for worker in range(2, 40):
+        folder.append(Membership("join", worker, 0, 0, 0.0))
+    folder.append(Membership("leave", 39, 10, 40, 5.0, "gone"))
+    folder.close()
+    lines = shown(tmp_path / "a", capsys)
+    assert any(line.startswith("39 ") and "lost: gone" in line for line in lines)
+    assert "and 24 more" in lines
+
+
+def test_a_log_that_grows_is_read_once_wherever_it_is_cut(tmp_path_factory: pytest.TempPathFactory) -> None:
+    whole = finished(tmp_path_factory.mktemp("whole") / "a")
+    content = (whole / "events.jsonl").read_bytes()
+    wanted = read(whole)
+
+    @given(st.lists(st.integers(0, len(content)), max_size=6))
+    def check(cuts: list[int]) -> None:
+        path = tmp_path_factory.mktemp("cut")
+        (path / "settings.yaml").write_bytes((whole / "settings.yaml").read_bytes())
+        (path / "events.jsonl").touch()
+        run = Watched(path)
+        for begun, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(content)], strict=True):
+            with open(path / "events.jsonl", "ab") as file:
+                file.write(content[begun:end])
+            run.read()
+        assert run.workers == wanted.workers
+        assert run.evaluations == wanted.evaluations
+        assert run.delays.summary() == wanted.delays.summary()
+        assert (run.num_samples, run.faults) == (wanted.num_samples, wanted.faults)
+
+    check()
+
+
+def test_a_run_that_takes_the_folder_of_another_is_shown_from_its_beginning(tmp_path: Path) -> None:
+    finished(tmp_path / "a")
+    run = read(tmp_path / "a")
+    (tmp_path / "a").rename(tmp_path / "a.before-1")
+    with_one = RunFolder(tmp_path / "a")
+    with_one.append(evaluation(0, 3.0))
+    with_one._events.flush()
+    run.read()
+    with_one.close()
+    assert (run.status, run.num_samples, len(run.evaluations)) == (RUNNING, 0, 1)
+
+
+def test_a_run_is_running_while_its_owner_has_the_lock_however_long_it_is_silent(tmp_path: Path) -> None:
+    folder = begin(tmp_path / "a")
+    age(tmp_path / "a")
+    assert is_locked(tmp_path / "a" / "events.jsonl")
+    assert read(tmp_path / "a").status == RUNNING
+    folder.close()
+    age(tmp_path / "a")
+    assert not is_locked(tmp_path / "a" / "events.jsonl")
+    assert read(tmp_path / "a").status == DEAD
+
+
+LIVE = """
+import sys, time
+from pathlib import Path
+from asyncsgd.records.run_folder import RunFolder
+folder = RunFolder(Path(sys.argv[1]))
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.processes
+def test_a_run_that_was_killed_has_ended_without_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    owner = subprocess.Popen([sys.executable, "-c", LIVE, str(tmp_path / "a")], stdout=subprocess.PIPE)
+    assert owner.stdout is not None
+    try:
+        assert owner.stdout.readline() == b"ready\n"
+        age(tmp_path / "a")
+        assert "status running: it prepares" in shown(tmp_path / "a", capsys)
+    finally:
+        owner.kill()
+        owner.communicate()
+    assert main([str(tmp_path / "a")]) == 0  # without --once: it ends by itself
+    assert "ended without a summary" in capsys.readouterr().out
+
+
+def test_it_ends_when_the_run_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = begin(tmp_path / "a")
+
+    def end() -> None:
+        time.sleep(0.3)
+        folder.append(arrival(10))
+        folder.write_summary({"status": DONE, "message": ""})
+        folder.close()
+
+    ending = threading.Thread(target=end)
+    ending.start()
+    assert main([str(tmp_path / "a")]) == 0
+    ending.join()
+    out = capsys.readouterr().out
+    assert "DONE" in out
+    assert "44   55 % of the budget" in out  # with what was written last
+
+
+@pytest.mark.processes
+def test_ctrl_c_ends_it_with_exit_code_0(tmp_path: Path) -> None:
+    folder = begin(tmp_path / "a")
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "FORCE_COLOR": "1", "TTY_COMPATIBLE": "1"}
+    watching = subprocess.Popen(
+        [sys.executable, "-m", "analysis.watch", str(tmp_path / "a")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        cwd=Path(__file__).resolve().parents[2],
+    )
+    try:
+        assert watching.stdout is not None
+        assert watching.stdout.read(1)  # it draws
+        watching.send_signal(signal.SIGINT)
+        _, err = watching.communicate(timeout=30)
+    finally:
+        watching.kill()
+        folder.close()
+    assert (watching.returncode, err) == (0, b"")
+
+
+def test_a_failure_is_shown_with_its_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = finished(tmp_path / "a", status="FAILED", message="all workers are lost")
+    assert "status FAILED: all workers are lost" in shown(path, capsys)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("not json", "events.jsonl: line 2 is damaged: 'not json'"),
+        ('{"kind": "evaluate", "version": 0, "loss": "high"}', "line 2 is damaged: KeyError('total_samples')"),
+        (
+            '{"kind": "evaluate", "version": 0, "total_samples": 0, "train_seconds": 0, "loss": "high"}',
+            "line 2 is damaged: TypeError",
+        ),
+    ],
+)
+def test_a_damaged_log_is_said_with_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, message: str
+) -> None:
+    finished(tmp_path / "a")
+    header, *rest = (tmp_path / "a" / "events.jsonl").read_text().splitlines()
+    (tmp_path / "a" / "events.jsonl").write_text("\n".join([header, line, *rest]) + "\n")
+    assert main([str(tmp_path / "a"), "--once"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
+    path = finished(tmp_path / "a")
+    with open(path / "events.jsonl", "a") as file:
+        file.write('{"kind": "arrival", "vers')
+    assert read(path).num_samples == 40
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path)]) == 2
+    assert "holds no events.jsonl; name a run's folder" in capsys.readouterr().err
+    with pytest.raises(UsageError):
+        Watched(tmp_path / "nowhere")
+
+
+def test_a_run_without_settings_and_with_a_torn_summary_is_told_apart(tmp_path: Path) -> None:
+    path = finished(tmp_path / "a")
+    (path / "settings.yaml").unlink()
+    assert read(path).budget_share is None
+    (path / "summary.json").write_text(json.dumps({"status": DONE})[:5])
+    with pytest.raises(UsageError, match=r"/a: "):
+        read(path)
