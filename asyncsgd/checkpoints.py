@@ -82,6 +82,8 @@ class Checkpoint:
     """Length of events.jsonl at this moment."""
     totals: Mapping[str, Any]
     """See `asyncsgd.records.totals.Totals.state`."""
+    began_from: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Hashes of what the run began from; see `Checkpoints`."""
     schema: int = SCHEMA
     asyncsgd: str = __version__
     """The version that wrote it, for messages."""
@@ -161,10 +163,14 @@ class Checkpoints:
         folder: of the run.
         policy: how many are kept.
         tell: says a line to the user.
+        began_from: hashes of the data and the initial parameters, by what they are of, so that no run goes on from
+            others.
     """
 
-    def __init__(self, folder: Path, policy: Policy, tell: Callable[[str], None]) -> None:
-        self._run, self._policy, self._tell = Path(folder), policy, tell
+    def __init__(
+        self, folder: Path, policy: Policy, tell: Callable[[str], None], began_from: Mapping[str, Any]
+    ) -> None:
+        self._run, self._policy, self._tell, self._began_from = Path(folder), policy, tell, began_from
         self._marks: dict[str, dict[str, Any]] = {}
 
     def mark(self, record: Checkpointed, events_bytes: int, totals: Mapping[str, Any]) -> None:
@@ -177,6 +183,7 @@ class Checkpoints:
             "eval_loss": None if last is None else last["loss"],
             "events_bytes": events_bytes,
             "totals": totals,
+            "began_from": self._began_from,
         }
 
     def complete(self, written: Written) -> None:

@@ -284,10 +284,13 @@ def _open(
     policy = experiment.checkpoints(task)
     record = Recorder(folder, course.budget.samples, quiet=quiet, receivers=(*receivers, tracking))
     checkpoints = saver = None
+    init_sha256 = parameters_sha256(flat.layout, flat.parameters)
     if folder is not None:
-        checkpoints = Checkpoints(folder.path, policy, tell)
+        began_from = {"data": task.facts().get("data_fingerprint"), "initial parameters": init_sha256}
+        checkpoints = Checkpoints(folder.path, policy, tell, began_from)
         saver = RunSaver(folder, policy, checkpoints, record)
         if folder.resume is not None:
+            _check_began_from(folder.resume, began_from)
             _resume(folder.resume, folder.discarded, record, tell)
     return Run(
         experiment,
@@ -295,7 +298,7 @@ def _open(
         course,
         unused,
         flat,
-        parameters_sha256(flat.layout, flat.parameters),
+        init_sha256,
         record,
         context,
         stop,
@@ -305,6 +308,20 @@ def _open(
         saver,
         tracking,
     )
+
+
+def _check_began_from(found: Found, now: Mapping[str, Any]) -> None:
+    """The settings name a model and data by where they lie, and others may lie there now.
+
+    Raises:
+        UsageError: if the run did not begin from those of `now`.
+    """
+    for what, sha256 in found.checkpoint.began_from.items():
+        if sha256 != now.get(what):
+            raise UsageError(
+                f"{found.folder} began with other {what} than there are now ({str(sha256)[:12]} -> "
+                f"{str(now.get(what))[:12]}); put the old ones back, or begin a new run"
+            )
 
 
 def _resume(found: Found, discarded: int, record: Recorder, tell: Callable[[str], None]) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 import yaml
 from running import sentences
+from safetensors.torch import load_file, save_file
 from scipy import stats
 from test_faults import Command, needs_proc, num_evaluations, until
 
@@ -709,6 +710,32 @@ def test_a_failed_run_is_made_again_from_its_start(stopped: tuple[Path, Path]) -
     assert sweep(config, out, "--retry") == 0
     assert resumes(out, VIRTUAL) == []
     assert (out / f"{VIRTUAL}.before-1").is_dir()
+
+
+def test_a_run_does_not_go_on_from_another_base_model(stopped: tuple[Path, Path]) -> None:
+    config, out = stopped
+    path = out / "base" / "model" / "model.safetensors"
+    weights = load_file(path)
+    name = next(iter(weights))
+    save_file({**weights, name: weights[name] + 1}, path, metadata={"format": "pt"})
+    assert sweep(config, out) == 1
+    summary = summary_of(out, VIRTUAL)
+    assert summary["status"] == "FAILED"
+    assert "began with other initial parameters than there are now" in summary["message"]
+    assert "put the old ones back, or begin a new run" in summary["message"]
+
+
+def test_a_run_does_not_go_on_with_another_text(small: dict[str, Any], tmp_path: Path) -> None:
+    text = tmp_path / "train.txt"
+    text.write_text(sentences(200, seed=0))
+    settings = {**small["base"], "mode": "single", "vocab_size": 512, "data": text}
+    settings |= {"checkpoint_every": 4, "run_dir": tmp_path / "run"}
+    flags = [word for key, value in settings.items() for word in ("--" + key.replace("_", "-"), str(value))]
+    assert stilt_mlm.run(flags, StopRequest()) == 0
+    (tmp_path / "run" / "summary.json").unlink()
+    text.write_text(sentences(200, seed=2))
+    with pytest.raises(UsageError, match="began with other data than there are now"):
+        stilt_mlm.run(flags, StopRequest())
 
 
 def test_a_config_decides_how_often_runs_are_kept(small: dict[str, Any], tmp_path: Path) -> None:
