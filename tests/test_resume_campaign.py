@@ -34,9 +34,9 @@ def test_forty_trials_have_every_case_and_all_else_that_is_drawn() -> None:
     assert {trial.rule for trial in trials if trial.case == "async"} == set(resume.RULES)
     assert {trial.rule for trial in trials if trial.case != "async"} == {""}
     assert {trial.by_command for trial in trials if trial.case != "sweep"} == {True, False}
-    assert {trains for trial in trials for trains, _ in trial.kills} == {True, False}
+    assert {kill.trains for trial in trials for kill in trial.kills} == {True, False}
     assert {len(trial.kills) for trial in trials} >= {1, 2, 3}
-    assert all(0 <= share < 1 for trial in trials for _, share in trial.kills)
+    assert all(0 <= each < 1 for trial in trials for kill in trial.kills for each in (kill.share, kill.later))
 
 
 def test_every_batch_arrives_once_and_the_budget_is_spent_exactly() -> None:
@@ -89,7 +89,7 @@ def test_the_table_counts_what_was_done_and_what_was_kept() -> None:
 @needs_proc
 @pytest.mark.processes
 def test_a_killed_run_goes_on_as_promised(tmp_path: Path) -> None:
-    trial = resume.Trial(0, "single", "", ((True, 0.6),), by_command=False)
+    trial = resume.Trial(0, "single", "", (resume.Kill(True, 0.6, 0.5),), by_command=False)
     result = resume.try_once(trial, resume.Lab(tmp_path, [trial.case]))
     assert result["wrong"] == []
-    assert (result["kills"], result["resumes"] + result["anew"]) == (1, 1)
+    assert (result["kills"], result["resumes"], result["anew"]) == (1, 1, 0)

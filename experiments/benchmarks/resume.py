@@ -33,7 +33,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +47,28 @@ SHARED = EXPERIMENTS.parents[1] / "shared" / "data" / "hate_mlm" / "small"
 """The text, where there is one; otherwise one is written."""
 NUM_SAMPLES = 240
 """Of every run but those of a sweep; a whole number of rounds for any number of workers here."""
+EVERY = 24
+"""Samples between two checkpoints."""
 AGAIN = 0.35
 """How likely the run that goes on is killed as well."""
 MOST_KILLS = 4
 NO_CHECKPOINT = ("has no checkpoint to go on from", "is not a run folder")
 """What a run says that was killed before its first checkpoint, or before it had a folder."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Kill:
+    """When a command is killed."""
+
+    trains: bool
+    """When its checkpoints have come to `share` of what was left to do; otherwise at any time, imports included."""
+    share: float
+    """Of the samples, or of the seconds, in [0, 1)."""
+    later: float
+    """Where between two checkpoints, in [0, 1)."""
+
+    def __str__(self) -> str:
+        return f"{'training' if self.trains else 'any time'} {self.share:.2f}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,17 +79,13 @@ class Trial:
     case: str
     rule: str
     """Of the case ``async``; the others have one each."""
-    kills: tuple[tuple[bool, float], ...]
-    """For each kill whether it comes while the run trains (otherwise at any time, imports included), and when within
-    that time, in [0, 1).
-    """
+    kills: tuple[Kill, ...]
     by_command: bool
     """Whether the first command is typed again, rather than ``--resume``."""
 
     def __str__(self) -> str:
         how = "the same command" if self.by_command else "--resume"
-        kills = ", ".join(f"{'training' if trains else 'any time'} {share:.2f}" for trains, share in self.kills)
-        return f"{self.case} {self.rule}".strip() + f", {how}, killed at {kills}"
+        return f"{self.case} {self.rule}".strip() + f", {how}, killed at {', '.join(map(str, self.kills))}"
 
 
 def plan(num_trials: int, seed: int) -> list[Trial]:
@@ -83,11 +96,15 @@ def plan(num_trials: int, seed: int) -> list[Trial]:
 
 
 def draw_trial(draw: random.Random, number: int, case: str) -> Trial:
-    kills = [(draw.random() < 0.8, draw.random())]
+    kills = [draw_kill(draw)]
     while len(kills) < MOST_KILLS and draw.random() < AGAIN:
-        kills.append((draw.random() < 0.8, draw.random()))
+        kills.append(draw_kill(draw))
     rule = draw.choice(RULES) if case == "async" else ""
     return Trial(number, case, rule, tuple(kills), by_command=draw.random() < 0.5 or case == "sweep")
+
+
+def draw_kill(draw: random.Random) -> Kill:
+    return Kill(draw.random() < 0.8, draw.random(), draw.random())
 
 
 class Lab:
@@ -107,10 +124,10 @@ class Lab:
             table = ["text,label", *(f"{line},{'even' if number % 2 else 'odd'}" for number, line in enumerate(lines))]
             (self.posts / f"{'train' if side == 'train' else 'test'}.csv").write_text("\n".join(table) + "\n")
         text = {"data": str(texts["train"]), "eval_data": str(texts["validation"]), "cache_dir": str(self.cache)}
-        small = {"seq_len": 16, "batch_size": 2, "evaluations": 4, "checkpoint_every": "24"}
+        small = {"seq_len": 16, "batch_size": 2, "evaluations": 4, "checkpoint_every": str(EVERY)}
         self.pretrain = {**text, **small, "vocab_size": 512, "eval_samples": 16, "samples": NUM_SAMPLES}
         labelled = {"data": str(self.posts), "cache_dir": str(self.cache), "seq_len": 16, "batch_size": 4}
-        self.finetune = {**labelled, "samples": NUM_SAMPLES, "evaluations": 4, "checkpoint_every": "24"}
+        self.finetune = {**labelled, "samples": NUM_SAMPLES, "evaluations": 4, "checkpoint_every": str(EVERY)}
         self.config = folder / "sweep.json"  # JSON is YAML
         self.config.write_text(json.dumps(self._sweep()))
         self.unbroken: dict[str, Life] = {}
@@ -143,6 +160,8 @@ class Life:
         (folder / "t").mkdir(parents=True)
         self.seconds = self.train_seconds = 0.0
         """Of the last command: from its start to its end, and from when it had prepared its data."""
+        self.num_samples = 0
+        """Of all runs; once it is done."""
 
     def command(self, *, anew: bool) -> list[str]:
         """What begins the run, or, with `anew`, begins it once more where a part of it lies."""
@@ -170,11 +189,11 @@ class Life:
     def _script(self) -> str:
         return str(EXPERIMENTS / f"stilt_{'finetune' if self.trial.case == 'finetune' else 'mlm'}.py")
 
-    def begin(self, words: Sequence[str], kill: tuple[bool, float] | None) -> int | None:
+    def begin(self, words: Sequence[str], kill: Kill | None) -> int | None:
         """Start a command and wait for its end, or kill it and all it has started.
 
         Args:
-            kill: see `Trial.kills`.
+            kill: when; None: never.
 
         Returns:
             The exit code; None if it was killed.
@@ -200,16 +219,23 @@ class Life:
         def passed(since: float, seconds: float) -> Callable[[], bool]:
             return lambda: time.monotonic() >= since + seconds
 
+        def comes_to(kill: Kill, whole: Life) -> Iterator[Callable[[], bool]]:
+            if not kill.trains:
+                yield passed(began, kill.share * whole.seconds)
+                return
+            yield lambda: self._num_prepared() > prepared
+            behind = self.samples_behind()
+            goal = behind + kill.share * (whole.num_samples - behind)
+            yield lambda: self.samples_behind() >= goal - EVERY
+            yield passed(time.monotonic(), kill.later * whole.train_seconds * EVERY / whole.num_samples)
+
         try:
-            if kill is None or kill[0]:
+            if kill is None:
                 ended, since = ends_before(lambda: self._num_prepared() > prepared), time.monotonic()
+                ended = ended or ends_before(lambda: False)
+                self.num_samples = self.samples_behind()
             else:
-                ended, since = False, began
-            if kill is not None and not ended:
-                whole = self.lab.unbroken[self.trial.case]
-                ended = ends_before(passed(since, kill[1] * (whole.train_seconds if kill[0] else whole.seconds)))
-            elif not ended:
-                ended = ends_before(lambda: False)
+                ended, since = any(map(ends_before, comes_to(kill, self.lab.unbroken[self.trial.case]))), began
             self.seconds, self.train_seconds = time.monotonic() - began, time.monotonic() - since
             return process.returncode if ended else None
         finally:
@@ -219,6 +245,10 @@ class Life:
                         os.kill(pid, signal.SIGKILL)
                 time.sleep(0.01)
             process.wait(10)
+
+    def samples_behind(self) -> int:
+        """Samples of all runs that no kill can lose any more."""
+        return sum(map(samples_behind, self.runs().values()))
 
     def _num_prepared(self) -> int:
         """How many times a run has said where it runs, the last thing before it trains."""
@@ -236,7 +266,7 @@ class Life:
         """The folders of its runs by name: its own, or all of its sweep, without those that were set aside."""
         if self.trial.case != "sweep":
             return {"": self.path}
-        plan = json.loads((self.path / "plan.json").read_text())
+        plan = read_json(self.path / "plan.json") or {"runs": []}
         return {run["folder"]: self.path / run["folder"] for run in plan["runs"]}
 
 
@@ -244,11 +274,26 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def summary_of(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """What is in the file; nothing where it is absent or torn."""
     try:
-        return json.loads((path / "summary.json").read_text())
+        return json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
+
+
+def summary_of(path: Path) -> dict[str, Any]:
+    return read_json(path / "summary.json")
+
+
+def samples_behind(path: Path) -> int:
+    """Samples before the last checkpoint of the run at `path`, all of them once it is done."""
+    if (summary := summary_of(path)).get("status") == DONE:
+        return int(summary["num_samples"])
+    try:
+        return int((path / "checkpoints" / "latest").read_text())
+    except (OSError, ValueError):
+        return 0
 
 
 def comparable(records: Iterable[Mapping[str, Any]], *, virtual: bool) -> list[dict[str, Any]]:
