@@ -84,6 +84,8 @@ class Checkpoint:
     """See `asyncsgd.records.totals.Totals.state`."""
     began_from: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Hashes of what the run began from; see `Checkpoints`."""
+    policy: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """When the run took checkpoints. One that goes on keeps to it, unless told otherwise."""
     schema: int = SCHEMA
     asyncsgd: str = __version__
     """The version that wrote it, for messages."""
@@ -184,6 +186,7 @@ class Checkpoints:
             "events_bytes": events_bytes,
             "totals": totals,
             "began_from": self._began_from,
+            "policy": dataclasses.asdict(self._policy),
         }
 
     def complete(self, written: Written) -> None:

@@ -282,6 +282,8 @@ def _open(
         tell(line)
     tracking.start(tell)
     policy = experiment.checkpoints(task)
+    if folder is not None and folder.resume is not None and policy == Policy():
+        policy = Policy(**folder.resume.checkpoint.policy)
     record = Recorder(folder, course.budget.samples, quiet=quiet, receivers=(*receivers, tracking))
     checkpoints = saver = None
     init_sha256 = parameters_sha256(flat.layout, flat.parameters)

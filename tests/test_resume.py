@@ -192,6 +192,12 @@ def stopped(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+def test_a_run_that_goes_on_takes_checkpoints_as_before_unless_told_otherwise(stopped: Path) -> None:
+    train(stopped, resume=True)
+    assert find(stopped).checkpoint.total_samples == 200  # at 240 it ends
+    assert find(stopped).checkpoint.policy == {"every": 40, "seconds": None, "keep": 2}
+
+
 @pytest.mark.parametrize("damage", ["cut", "bit", "gone", "described"])
 def test_a_damaged_checkpoint_is_said_and_the_one_before_it_is_used(
     damage: str, stopped: Path, capsys: pytest.CaptureFixture[str]
