@@ -168,12 +168,12 @@ def test_a_run_that_takes_the_folder_of_another_is_shown_from_its_beginning(tmp_
     finished(tmp_path / "a")
     run = read(tmp_path / "a")
     (tmp_path / "a").rename(tmp_path / "a.before-1")
-    with_one = RunFolder(tmp_path / "a")
-    with_one.append(evaluation(0, 3.0))
-    with_one._events.flush()
+    longer = RunFolder(tmp_path / "a")
+    for _ in range(100):
+        longer.append(evaluation(0, 3.0))
     run.read()
-    with_one.close()
-    assert (run.status, run.num_samples, len(run.evaluations)) == (RUNNING, 0, 1)
+    longer.close()
+    assert (run.status, run.num_samples, len(run.evaluations)) == (RUNNING, 0, 100)
 
 
 def test_a_run_is_running_while_its_owner_has_the_lock_however_long_it_is_silent(tmp_path: Path) -> None:

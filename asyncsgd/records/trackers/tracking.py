@@ -27,7 +27,7 @@ FINISH_SECONDS = 10.0
 MOST_WAITING = 1000
 """Points that may wait for a slow tracker; what comes then is dropped."""
 
-SEND_SECONDS = 1.0
+SEND_SECONDS = 2.0
 """A tracker is given what has come in this time at once, since each time costs the run some of its machine."""
 
 LONGEST_REASON = 200
