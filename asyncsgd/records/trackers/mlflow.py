@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 from asyncsgd.records.events import DONE, INTERRUPTED
+from asyncsgd.records.locks import wait_for_lock
 from asyncsgd.records.trackers.base import PROJECT, Identity, Point
 
 MOST_METRICS = 1000
@@ -27,11 +28,13 @@ class MLflow:
 
         self._metric = Metric
         uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{identity.shared / 'mlflow.db'}"
-        self._client = MlflowClient(uri)
         self._began = time.time()
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-        experiment = self._client.get_experiment_by_name(name)
-        experiment_id = self._client.create_experiment(name) if experiment is None else experiment.experiment_id
+        with open(identity.shared / ".lock-mlflow", "a", encoding="utf-8") as file:
+            wait_for_lock(file)  # two runs that begin together would both make the database, and one would fail
+            self._client = MlflowClient(uri)
+            experiment = self._client.get_experiment_by_name(name)
+            experiment_id = self._client.create_experiment(name) if experiment is None else experiment.experiment_id
         group = {} if identity.group is None else {"study": identity.group}
         run = self._client.create_run(experiment_id, run_name=identity.name, tags={**group, **identity.tags})
         self._run_id = run.info.run_id
