@@ -142,7 +142,8 @@ def test_perplexity_falls_with_two_workers_and_the_model_loads(flags: str, folde
         for line in (path / "events.jsonl").read_text().splitlines()
         if json.loads(line)["kind"] == "evaluate"
     ]
-    assert perplexities == sorted(perplexities, reverse=True)
+    # With two workers the order of arrivals is the machine's, and of two late evaluations either may be the lower.
+    assert max(perplexities[1:]) < perplexities[0] / 2
     assert perplexities[-1] < 0.7 * perplexities[0]
     assert summary["metrics"]["perplexity"] == perplexities[-1]
     model = AutoModelForCausalLM.from_pretrained(path / "model")
