@@ -10,7 +10,9 @@ import collections
 import dataclasses
 import json
 import math
+import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -295,8 +297,8 @@ def _workers(run: Watched) -> Any:
     return table
 
 
-def watch(path: Path, once: bool) -> None:
-    """Draw the run until it ends; with `once` as it is now."""
+def watch(path: Path, once: bool, stop: threading.Event) -> None:
+    """Draw the run until it ends, or `stop` is set; with `once` as it is now."""
     from rich.console import Console
     from rich.live import Live
 
@@ -306,8 +308,7 @@ def watch(path: Path, once: bool) -> None:
         console.print(frame(run))
         return
     with Live(frame(run), console=console, auto_refresh=False) as live:
-        while not run.is_over:
-            time.sleep(REFRESH_SECONDS)
+        while not run.is_over and not stop.wait(REFRESH_SECONDS):
             run.read()
             live.update(frame(run), refresh=True)
 
@@ -317,10 +318,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path, metavar="RUN_DIR", help="folder of a run, live or ended")
     parser.add_argument("--once", action="store_true", help="print one picture and stop, e.g. for a pipe")
     given = parser.parse_args(argv)
+    # An exception would be lost where the signal comes amid an import from C.
+    stop = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda number, interrupted: stop.set())
     try:
-        return carried_out(lambda: watch(given.run, given.once))
-    except KeyboardInterrupt:
-        return 0
+        return carried_out(lambda: watch(given.run, given.once, stop))
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 if __name__ == "__main__":
