@@ -216,7 +216,7 @@ def test_a_run_without_any_worker_left_has_failed_and_says_how_each_ended(
 
 @needs_proc
 @pytest.mark.processes
-@pytest.mark.parametrize("rule", ["fixed_delay:delay=2", *slow("ringmaster:threshold=2,stops=true", "diloco")])
+@pytest.mark.parametrize("rule", slow("fixed_delay:delay=2", "ringmaster:threshold=2,stops=true", "diloco"))
 def test_a_run_with_a_killed_worker_replays_bit_for_bit(rule: str, train: Train, small: list[str]) -> None:
     ended = train(f"--mode async --nproc 3 --rule {rule} --samples 1600 --evaluations 40", kill(1), num_workers=3)
     (left,) = records_of(ended.run, "leave")
@@ -348,7 +348,7 @@ def start(small: list[str], tmp_path: Path) -> Iterator[Callable[[str], Command]
 
 @needs_proc
 @pytest.mark.processes
-@pytest.mark.parametrize("mode", ["async --nproc 2", *slow("single", "sync --nproc 2", "hogwild --nproc 2")])
+@pytest.mark.parametrize("mode", slow("async --nproc 2", "single", "sync --nproc 2", "hogwild --nproc 2"))
 def test_ctrl_c_saves_the_model_and_leaves_nothing_behind(
     mode: str, start: Callable[[str], Command], tmp_path: Path
 ) -> None:

@@ -69,7 +69,7 @@ def test_so_does_one_over_process_groups(train: Train, rule: str) -> None:
     assert_replays(train(mode="async", nproc=2, rule=rule, transport="process_group"))
 
 
-@pytest.mark.parametrize("mode", ["sync", *slow("async", "hogwild")])
+@pytest.mark.parametrize("mode", slow("sync", "async", "hogwild"))
 def test_an_injected_straggler_is_as_slow_as_declared(train: Train, mode: str) -> None:
     run = train(mode=mode, nproc=2, speeds="two_groups:share=0.5,factor=8,seconds=0.05")
     assert (run.summary["rule_acted"] is None) == (mode == "sync")  # where there is no server
