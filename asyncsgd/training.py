@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import shutil
 import sys
 import traceback
@@ -15,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -522,13 +523,16 @@ def _training(
     return Training(setup.recipe, course.schedule, course.budget, course.evaluations, find_unused, resume)
 
 
-def _join_ranks(board: Noticeboard, assignment: Assignment, device: str, training: Training) -> int:
-    """A rank of torchrun's other than 0."""
+def _join_ranks(board: Noticeboard, assignment: Assignment, device: str, training: Training) -> NoReturn:
+    """A rank of torchrun's other than 0; ends the process."""
     set_up_process(assignment.threads)
     _init_process_group(board, device)
     flat = FlatModel(assignment.task.model(assignment.seed).to(assignment.device))
     result, _ = training.run(assignment, flat, lambda record: None)
-    return EXIT_CODES.get(result.status, 1)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A teardown may find threads of the group still at work, and end with SIGABRT after all was well.
+    os._exit(EXIT_CODES.get(result.status, 1))
 
 
 def _init_process_group(board: Noticeboard, device: str) -> None:
@@ -649,11 +653,11 @@ def follow(experiment: Experiment) -> int:
     if not setup.runtime.has_server:
         assert isinstance(address, _Resume)
         resume = (Path(address.folder), address.checkpoint) if address.folder else None
-        return _join_ranks(board, assignment, setup.device, _training(setup, course, resume=resume))
+        _join_ranks(board, assignment, setup.device, _training(setup, course, resume=resume))
     if isinstance(setup.runtime, modes.Hogwild):
         serve_hogwild(assignment, address, board.rank, _step_here(setup, course))
     serve_gradients(assignment, address, board.rank)
-    return 0  # not reached: both end the process
+    return 0  # not reached: each ends the process
 
 
 def _finish(run: Run, result: Result) -> tuple[Result, dict[str, Any]]:
