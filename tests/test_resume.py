@@ -144,7 +144,8 @@ def test_a_run_that_was_killed_repeats_what_it_had_done_since_and_keeps_the_reco
         checkpoint_every=50,
         **({"samples": SAMPLES, "evaluations": 5, "learning_rate": 0.02, "device": "cpu"} | IN_ONE_PROCESS[name]),
     )
-    (newest,) = [found for found in [find(path).checkpoint] if found.total_samples < 132]
+    newest = find(path).checkpoint
+    assert newest.total_samples < 132
     train(path, resume=True, **IN_ONE_PROCESS[name])
     assert records(path) == records(whole(name))
     (seam,) = [record for record in read_events(path / "events.jsonl") if record["kind"] == "resume"]
@@ -166,7 +167,6 @@ def test_every_rule_goes_on_and_a_replay_crosses_the_seam(rule: Rule, tmp_path: 
 def test_two_checkpoints_of_a_training_run_differ_and_only_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     run = train(tmp_path / "run", checkpoint_every=20, keep=2, evaluations=12)
     names = sorted(path.stem for path in (tmp_path / "run" / "checkpoints").glob("*.pt"))
-    assert names[-2:] == sorted(names)[-2:]
     assert len(names) in (2, 3)
     one, other = [load_state(tmp_path / "run", name)["server"]["parameters"] for name in names[-2:]]
     assert not torch.equal(one, other)
