@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import dataclasses
 import json
 import math
+import os
 import signal
 import sys
 import threading
@@ -23,6 +25,7 @@ from asyncsgd.errors import UsageError
 from asyncsgd.records.events import EVENTS, Lines, current_summary
 from asyncsgd.records.locks import is_locked
 from asyncsgd.records.totals import Delays
+from asyncsgd.records.usage import USAGE
 from asyncsgd.settings.yaml_reader import read_yaml
 
 if TYPE_CHECKING:
@@ -36,6 +39,8 @@ evaluates."""
 RECENT_ARRIVALS = 200
 EVALUATIONS_SHOWN = 5
 WORKERS_SHOWN = 16
+LONGEST_LOOK = 1 << 16
+"""Bytes of a line of the file about the machine."""
 SPARKS = "▁▂▃▄▅▆▇█"
 SPARKLINE_WIDTH = 48
 
@@ -86,6 +91,8 @@ class Watched:
         self.evaluations: list[Mapping[str, Any]] = []
         self.workers: dict[int, Worker] = {}
         self.faults: list[str] = []
+        self.usage: Mapping[str, Any] = {}
+        """The last look at the machine; empty where nobody looks."""
         self._recent: collections.deque[tuple[float, int]] = collections.deque([(0.0, 0)], RECENT_ARRIVALS)
         self.summary: Mapping[str, Any] | None = None
         self.status = RUNNING
@@ -102,6 +109,7 @@ class Watched:
                 self._restart()
             summary = self._summary()  # before the records, so that a run that has ended is read to its end
             self._read_records()
+            self._read_usage()
         except FileNotFoundError as error:
             raise UsageError(f"{self.path} is gone or was renamed while it was watched") from error
         except (ValueError, OSError) as error:
@@ -127,6 +135,14 @@ class Watched:
                 self._take(record)
             except (KeyError, TypeError, AttributeError, ValueError) as error:
                 raise ValueError(f"{EVENTS}: line {self._lines.number} is damaged: {error!r}") from error
+
+    def _read_usage(self) -> None:
+        """The last whole line of the file; what is torn or of another kind is left out."""
+        with contextlib.suppress(OSError, ValueError), open(self.path / USAGE, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_LOOK))
+            look = json.loads(file.read().split(b"\n")[-2])
+            if isinstance(look, dict) and isinstance(look.get("processes"), dict):
+                self.usage = look
 
     def _summary(self) -> dict[str, Any] | None:
         try:
@@ -246,6 +262,8 @@ def frame(run: Watched) -> Group:
         parts.append(_evaluations(run, seconds))
     if run.workers:
         parts.append(_workers(run))
+    if run.usage:
+        parts.append(_machine(run.usage))
     parts += [Text(f"fault: {fault}", style="red") for fault in run.faults[-EVALUATIONS_SHOWN:]]
     return Group(*parts)
 
@@ -294,6 +312,20 @@ def _workers(run: Watched) -> Any:
         table.add_row(str(number), str(worker.num_arrivals), str(worker.num_samples), share, Text(worker.state))
     if len(numbers) > len(shown):
         table.caption = f"and {len(numbers) - len(shown)} more"
+    return table
+
+
+def _machine(look: Mapping[str, Any]) -> Any:
+    """Busy cores and memory of every process, and of every GPU."""
+    from rich.table import Table
+
+    table = Table(box=None, title=f"machine, {look.get('machine', 0.0):.1f} cores busy", title_justify="left")
+    for heading in ("", "busy", "memory"):
+        table.add_column(heading, justify="left" if heading == "" else "right")
+    for name, (cores, resident) in list(look["processes"].items())[:WORKERS_SHOWN]:
+        table.add_row(name, f"{cores:.2f} cores", f"{resident / 2**30:.2f} GiB")
+    for number, gpu in enumerate(look.get("gpus", ())):
+        table.add_row(f"GPU {number}", f"{100 * gpu['utilisation']:.0f} %", f"{gpu['bytes'] / 2**30:.2f} GiB")
     return table
 
 

@@ -103,6 +103,8 @@ class Experiment:
     saves_model: bool = True
     checkpoints: Callable[[Task], Policy] = lambda task: Policy()
     """Given the prepared task: when checkpoints are taken."""
+    profile: int | None = None
+    """How many gradients of worker 0 are traced."""
 
     def summary(self) -> dict[str, Any]:
         """The summary's fields that are known before anything has run."""
@@ -144,6 +146,7 @@ def experiment_of(name: str, settings: Any) -> Experiment:
         identity={"speeds": job.speeds or ("constant:1" if job.clock == "virtual" else None)},
         describe=describe,
         checkpoints=lambda task: policy_of(settings.output, task),
+        profile=settings.output.profile,
     )
 
 

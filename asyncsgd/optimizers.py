@@ -63,6 +63,8 @@ class Optimizer:
         self._num_decayed = num_decayed
         self._clip_norm = clip_norm
         self._clipped: Tensor | None = None
+        self.norm: float | None = None
+        """Of the last direction, before it was clipped; None where nothing is clipped."""
         groups = [
             {"params": [part], "weight_decay": decay, "lr": 0.0}
             for part, decay in zip(self._slices, (weight_decay, 0.0), strict=True)
@@ -89,7 +91,8 @@ class Optimizer:
         decayed.grad = undecayed.grad = None  # the direction is borrowed for this call only
 
     def _clip(self, direction: Tensor) -> Tensor:
-        factor = self._clip_norm / (float(torch.linalg.vector_norm(direction)) + 1e-6)
+        self.norm = float(torch.linalg.vector_norm(direction))
+        factor = self._clip_norm / (self.norm + 1e-6)
         if factor >= 1.0:
             return direction
         if self._clipped is None:
@@ -151,6 +154,7 @@ class PlainSGD:
     """
 
     plain = True
+    norm = None
 
     def __init__(self, parameters: Tensor) -> None:
         self._parameters = parameters
@@ -171,6 +175,7 @@ class StepTakenByWorker:
     """Takes the place of an `Optimizer` under Hogwild, where workers have already stepped: the server only counts."""
 
     plain = False
+    norm = None
 
     def step(self, direction: Tensor, learning_rate: float) -> None:
         return

@@ -122,6 +122,11 @@ class Server:
         """Of the server: the schedule's value for the samples that have arrived, or 1 in rules with `local_steps`."""
         return 1.0 if self.rule.local_steps else self._schedule(self.num_samples)
 
+    @property
+    def gradient_norm(self) -> float | None:
+        """Of the last step's direction; see `asyncsgd.optimizers.Optimizer.norm`."""
+        return self._optimizer.norm
+
     def inner_learning_rate(self, num_samples: int) -> float | None:
         """Of a worker that starts now on `num_samples` samples, in rules with `local_steps`; None in others.
 

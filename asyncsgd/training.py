@@ -32,15 +32,18 @@ from asyncsgd.experiment import Course, Experiment, Setup, device_of_worker, fac
 from asyncsgd.flat import FlatModel, parameters_sha256
 from asyncsgd.models import save_whole
 from asyncsgd.optimizers import Optimizer, StepTakenByWorker
+from asyncsgd.profiling import TRACE, Profile
 from asyncsgd.records.console import Recorder, shown_metrics, teller
-from asyncsgd.records.environment import describe_environment
+from asyncsgd.records.environment import available_cores, describe_environment
 from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Checkpointed, Record, Resumed
 from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.records.trackers.tracking import Tracking
+from asyncsgd.records.usage import Usage
 from asyncsgd.runtime.all_reduce import TIMEOUT
 from asyncsgd.runtime.base import POLL_SECONDS, Result
 from asyncsgd.runtime.computation import ModelGradients, whole_evaluation
 from asyncsgd.runtime.hogwild import Hogwild
+from asyncsgd.runtime.memory import peak_bytes
 from asyncsgd.runtime.parameter_server import Dead, ParameterServer
 from asyncsgd.runtime.private_folder import new_folder
 from asyncsgd.runtime.processes import Processes
@@ -67,6 +70,7 @@ from asyncsgd.signals import StopRequest, held
 from asyncsgd.tasks import is_built_in
 from asyncsgd.tasks.base import Task
 from asyncsgd.tasks.checking import check
+from asyncsgd.throughput import throughput
 
 EXIT_CODES = {DONE: 0, INTERRUPTED: 130}
 """Every other status exits with 1."""
@@ -101,6 +105,7 @@ class Run:
     saver: RunSaver | None
     """Takes the states of a runtime in this process."""
     tracking: Tracking
+    usage: Usage
 
     @property
     def resume(self) -> Found | None:
@@ -122,7 +127,14 @@ class Run:
 
     def assignment(self, worker: int | None = None) -> Assignment:
         """What a process computes; see `Setup.assignment`."""
-        return self.setup.assignment(self.task, worker)
+        assignment = self.setup.assignment(self.task, worker)
+        return assignment if worker else dataclasses.replace(assignment, profile=self.profile)
+
+    @property
+    def profile(self) -> Profile | None:
+        """Of worker 0, if it is traced."""
+        folder, number = self.record.folder, self.experiment.profile
+        return None if folder is None or number is None else Profile(number, folder.path.absolute() / TRACE)
 
 
 def lead(
@@ -285,7 +297,9 @@ def _open(
     policy = experiment.checkpoints(task)
     if folder is not None and folder.resume is not None and policy == Policy():
         policy = Policy(**folder.resume.checkpoint.policy)
-    record = Recorder(folder, course.budget.samples, quiet=quiet, receivers=(*receivers, tracking))
+    usage = Usage(None if folder is None else folder.path)
+    usage.start()
+    record = Recorder(folder, course.budget.samples, quiet=quiet, receivers=(*receivers, tracking, usage))
     checkpoints = saver = None
     init_sha256 = parameters_sha256(flat.layout, flat.parameters)
     if folder is not None:
@@ -310,6 +324,7 @@ def _open(
         checkpoints,
         saver,
         tracking,
+        usage,
     )
 
 
@@ -450,6 +465,7 @@ def _serve_workers(
         with Processes(run.context) as processes:
             for worker in started_here:
                 processes.start(worker, target, run.assignment(worker), address, worker, *arguments)
+                run.usage.follow(f"worker {worker}", processes.pid(worker))
             optimizer = optimizer_on(_vector(run, transport))
             result = _serve(run, transport, run.num_workers, optimizer, processes.how_it_ended)
             if result.status == INTERRUPTED:
@@ -554,6 +570,7 @@ def _watch_ranks(run: Run, training: Training) -> Result:
             for rank in range(run.num_workers):
                 assignment = run.assignment(rank)
                 processes.start(rank, serve_rank, assignment, training, meeting, rank, far_end if rank == 0 else None)
+                run.usage.follow(f"worker {rank}", processes.pid(rank))
             far_end.close()
             finished = follow_records(run, records, processes, segment)
             records.send("read")
@@ -690,6 +707,7 @@ def _finish(run: Run, result: Result) -> tuple[Result, dict[str, Any]]:
             "parameters_sha256": sha256,
             **facts,
         }
+        | _cost(run, result, totals.as_summary())
         | run.tracking.finish(result.status)
     )
     _write_last(folder, summary)
@@ -706,5 +724,31 @@ def _finish(run: Run, result: Result) -> tuple[Result, dict[str, Any]]:
         )
     if acted is not None and (sentence := acted.describe(run.setup.rule.name, run.num_workers)):
         run.tell(sentence)
+    if run.profile is not None:
+        run.tell(run.profile.describe())
     run.tell(f"{result.status.lower():6} {'' if folder is None else folder.path}".rstrip())
     return result, summary
+
+
+def _cost(run: Run, result: Result, totals: Mapping[str, Any]) -> dict[str, Any]:
+    """What the summary says of memory, of the machine's use and of rates; None where it is not known."""
+    runtime, setup = run.setup.runtime, run.setup
+    resident, cuda = peak_bytes(run.flat.parameters.device)
+    cost: dict[str, Any] = {
+        "memory": {"leader": [resident, cuda], "workers": sorted(run.record.totals.peak_bytes.items())},
+        "usage": run.usage.finish(),
+        "throughput": None,
+    }
+    if result.status == DONE and runtime.clock == "measured":
+        device = device_of_worker(setup.device, 0)
+        devices = available_cores() // runtime.threads if device == "cpu" else torch.cuda.device_count()
+        cost["throughput"] = throughput(
+            run.task,
+            run.flat.model,
+            totals,
+            seed=setup.seed,
+            device=device,
+            num_devices=max(1, min(run.num_workers, devices)),
+            precision=setup.precision,
+        )
+    return cost

@@ -40,6 +40,8 @@ MAY_IMPORT = {
     "tasks": {"data", "errors", "flat", "models", "init_from", "settings"},
     "evaluation": {"records", "tasks.base"},
     "worker": {"data", "evaluation", "flat", "packing", "tasks.base"},
+    "profiling": {"worker"},
+    "throughput": {"evaluation", "tasks.base"},
     "batches": {"errors", "records", "packing"},
     "checkpoints": {"errors", "packing", "records"},
     "dispatcher": {"records", "rules.base", "server", "packing", "batches", "worker"},
@@ -56,7 +58,7 @@ MAY_IMPORT = {
             "optimizers",
             "records",
         ),
-        *("rules.base", "schedules", "server", "signals", "packing", "batches", "tasks.base", "worker"),
+        *("profiling", "rules.base", "schedules", "server", "signals", "packing", "batches", "tasks.base", "worker"),
         *("simulation.churn", "simulation.problems", "simulation.speeds"),
     },
     "simulation": {
@@ -163,6 +165,7 @@ def test_analysis_never_imports_torch(path: Path) -> None:
         "asyncsgd.settings.yaml_reader",
         "asyncsgd.records.locks",  # whether a run is alive
         "asyncsgd.records.totals",  # quantiles of delays, as in a run's summary
+        "asyncsgd.records.usage",  # what the last look at the machine is called
         *("asyncsgd.study.arms", "asyncsgd.study.plan", "asyncsgd.study.registration"),  # names in a sweep's folder
     }
 

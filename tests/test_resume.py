@@ -69,11 +69,11 @@ def train(folder: Path, stop_at: int | None = None, **arguments: Any) -> asyncsg
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    """What happened, without seconds, and without checkpoints and where the run went on."""
+    """What happened, without seconds and memory, and without checkpoints and where the run went on."""
     return [
         {key: value for key, value in record.items() if not key.endswith("seconds")}
         for record in read_events(folder / "events.jsonl")
-        if record["kind"] not in ("checkpoint", "resume")
+        if record["kind"] not in ("checkpoint", "memory", "resume")
     ]
 
 

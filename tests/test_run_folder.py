@@ -98,7 +98,7 @@ def train(
 def test_a_run_leaves_settings_environment_events_summary_and_a_model(mode: str, train: Train) -> None:
     ended = train(f"--mode {mode} --samples 40 --evaluations 2 --eval-samples 8 --warmup 8 --seed 5")
     assert ended.exit_code == 0
-    files = sorted(path.name for path in ended.path.iterdir())
+    files = sorted(path.name for path in ended.path.iterdir() if path.name != "usage.jsonl")  # after a second
     assert files == ["console.log", "environment.json", "events.jsonl", "model", "settings.yaml", "summary.json"]
     name = mode.split()[0]
     num_workers = 1 if name == "single" else 2
@@ -276,7 +276,8 @@ def test_no_samples_is_one_evaluation_and_no_training(mode: str, train: Train) -
     told = [summary[key] for key in ("status", "num_samples", "num_updates", "train_seconds", "samples_per_second")]
     assert told == ["DONE", 0, 0, 0.0, None]
     assert set(summary["delay"].values()) == {None}
-    (evaluation,) = list(read_events(ended.path / "events.jsonl"))
+    evaluation, memory = read_events(ended.path / "events.jsonl")
+    assert (evaluation["kind"], memory["kind"]) == ("evaluate", "memory")
     assert evaluation["loss"] == summary["final_eval_loss"]
 
 

@@ -191,7 +191,11 @@ def train(transport: Any, meet: Callable[[int], object]) -> tuple[Result, int]:
 
 @needs_proc
 @pytest.mark.parametrize("make", [SharedMemoryServer, ProcessGroupServer])
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=15,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.data_too_large],
+)
 @given(
     visits=st.lists(
         st.tuples(st.integers(0, 24), st.binary(max_size=80) | st.binary(min_size=5000, max_size=5000), st.booleans()),

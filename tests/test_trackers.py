@@ -31,7 +31,7 @@ from torch import nn
 import asyncsgd
 from asyncsgd import TensorData, seeded
 from asyncsgd.errors import UsageError
-from asyncsgd.records.events import DONE, Evaluation, Event, Record
+from asyncsgd.records.events import DONE, Evaluation, Event, MemoryUsed, Record
 from asyncsgd.records.trackers import ALL, names_in, tracking
 from asyncsgd.records.trackers.base import Identity, Point
 from asyncsgd.records.trackers.points import Points
@@ -180,6 +180,19 @@ def test_an_evaluation_is_a_point_and_ends_the_one_before_it() -> None:
     assert point.num_samples == 4
     assert point.values == {"eval/loss": 1.5, "eval/accuracy": 0.25, "train_seconds": 0.5}
     assert points.rest() == []
+
+
+def test_a_point_has_the_mean_norm_of_the_steps_that_have_one() -> None:
+    points = Points()
+    for number, norm in enumerate((1.0, None, 4.0)):
+        points(arrival(number, gradient_norm=norm))
+    assert points.rest()[0].values["train/gradient_norm"] == 2.5
+
+
+def test_the_memory_of_the_workers_is_a_point_in_gib() -> None:
+    (point,) = Points()(MemoryUsed(((0, 2**30, 0), (1, 2**31, 2**29)), 3, 12, 1.5))
+    expected = {"memory/worker0_gib": 1.0, "memory/worker1_gib": 2.0, "memory/worker1_gpu_gib": 0.5}
+    assert (point.num_samples, point.values) == (12, expected | {"train_seconds": 1.5})
 
 
 def test_a_value_that_is_not_finite_is_left_out() -> None:

@@ -75,6 +75,10 @@ class Event:
     loss_scales: tuple[float, ...] = ()
     """In float16 the scale of the loss in each local step; empty otherwise, and in logs that are older than this field.
     """
+    gradient_norm: float | None = None
+    """Euclidean norm of the direction of this event's last step, before it was clipped. None where no step was taken,
+    where nothing is clipped (``--clip-norm 0``) and where workers take the steps.
+    """
     kind: str = "arrival"
 
 
@@ -157,7 +161,19 @@ class Resumed:
     kind: str = "resume"
 
 
-Record = Event | Evaluation | Membership | Fault | Checkpointed | Resumed
+@dataclasses.dataclass(frozen=True)
+class MemoryUsed:
+    """The most memory that each worker's process has needed up to an evaluation."""
+
+    workers: tuple[tuple[int, int, int], ...]
+    """(worker, bytes of its resident set, bytes that torch had on its GPU; 0 on a CPU)"""
+    version: int
+    total_samples: int
+    train_seconds: float
+    kind: str = "memory"
+
+
+Record = Event | Evaluation | Membership | Fault | Checkpointed | Resumed | MemoryUsed
 
 
 @dataclasses.dataclass

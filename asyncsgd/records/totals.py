@@ -6,7 +6,7 @@ import collections
 from collections.abc import Mapping
 from typing import Any
 
-from asyncsgd.records.events import Evaluation, Event, Membership, Record
+from asyncsgd.records.events import Checkpointed, Evaluation, Event, Membership, MemoryUsed, Record
 
 
 class Delays:
@@ -57,6 +57,11 @@ class Delays:
         }
 
 
+PARTS = ("compute", "wait", "communicate", "apply", "evaluate", "checkpoint")
+"""What time goes to. The first three are added up over workers, so N workers have N seconds of them in a second; the
+server's `apply`, and `evaluate` and `checkpoint`, in which nobody trains, are seconds of the run. In synchronous runs
+the exchange of gradients is a part of `compute`, in whose backward pass it happens."""
+
 _NUMBERS = (*("num_updates", "num_samples", "num_samples_applied", "train_seconds", "eval_seconds", "first_eval_loss"),)
 
 
@@ -72,6 +77,10 @@ class Totals:
         self.first_eval_loss: float | None = None
         self.last: Evaluation | None = None
         self.delays = Delays()
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+        """What the time went to; see `PARTS`."""
+        self.peak_bytes: dict[int, tuple[int, int]] = {}
+        """Of each worker's process: its resident set, and torch's memory on its GPU."""
         self._samples_of: dict[int, int] = {}
 
     def __call__(self, record: Record) -> None:
@@ -79,17 +88,29 @@ class Totals:
             self.num_samples, self.num_updates = record.total_samples, record.version
             self.train_seconds = record.train_seconds
             self._samples_of[record.dispatch] = record.num_samples
+            seconds = self.seconds
+            seconds["compute"] += record.compute_seconds
+            seconds["wait"] += record.wait_seconds
+            seconds["communicate"] += record.pull_seconds + record.push_seconds
+            seconds["apply"] += record.apply_seconds
             self._use(record.uses)
             for dispatch in record.drops:
                 self._samples_of.pop(dispatch, None)
         elif isinstance(record, Evaluation):
             self.eval_seconds += record.eval_seconds
+            self.seconds["evaluate"] += record.eval_seconds
             self.train_seconds = max(self.train_seconds, record.train_seconds)
             self.last = record
             if self.first_eval_loss is None:
                 self.first_eval_loss = record.loss
         elif isinstance(record, Membership):
             self._use(record.uses)
+        elif isinstance(record, Checkpointed):
+            self.seconds["checkpoint"] += record.copy_seconds
+        elif isinstance(record, MemoryUsed):
+            for worker, resident, cuda in record.workers:
+                before = self.peak_bytes.get(worker, (0, 0))  # larger where a worker has another process since
+                self.peak_bytes[worker] = (max(resident, before[0]), max(cuda, before[1]))
 
     def state(self) -> dict[str, Any]:
         """All of it as JSON, for a checkpoint."""
@@ -98,6 +119,8 @@ class Totals:
             "last": None if self.last is None else vars(self.last) | {"metrics": dict(self.last.metrics)},
             "delays": sorted(self.delays.counts().items()),
             "samples_of": sorted(self._samples_of.items()),
+            "seconds": dict(self.seconds),
+            "peak_bytes": sorted(self.peak_bytes.items()),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -108,6 +131,8 @@ class Totals:
         self.last = None if last is None else Evaluation(**last | {"worker_losses": tuple(last["worker_losses"])})
         self.delays.load_counts(dict(state["delays"]))
         self._samples_of = dict(state["samples_of"])
+        self.seconds = dict.fromkeys(PARTS, 0.0) | dict(state.get("seconds", {}))  # a checkpoint may be older
+        self.peak_bytes = {worker: (peak[0], peak[1]) for worker, peak in state.get("peak_bytes", ())}
 
     def _use(self, uses: tuple[tuple[int, int], ...]) -> None:
         for dispatch, delay in uses:
@@ -130,4 +155,5 @@ class Totals:
             "samples_per_second": self.num_samples / self.train_seconds if self.train_seconds > 0 else None,
             "num_samples_applied": self.num_samples_applied,
             "delay": self.delays.summary(),
+            "seconds": dict(self.seconds),
         }

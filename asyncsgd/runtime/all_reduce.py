@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from asyncsgd.optimizers import Optimizer
 from asyncsgd.packing import Plain
-from asyncsgd.records.events import APPLIED, DONE, HELD, INTERRUPTED, Event, Fault, Membership
+from asyncsgd.records.events import APPLIED, DONE, HELD, INTERRUPTED, Event, Fault, Membership, MemoryUsed
 from asyncsgd.runtime.base import (
     Budget,
     EvaluationPoints,
@@ -39,6 +39,7 @@ from asyncsgd.runtime.base import (
     evaluation_record,
     verdict_of_evaluation,
 )
+from asyncsgd.runtime.memory import peak_bytes
 from asyncsgd.runtime.worker_process import Straggling
 from asyncsgd.schedules import Schedule
 from asyncsgd.tasks.base import decode_sums, encode_sums
@@ -261,6 +262,7 @@ class AllReduce:
                     compute_seconds=compute,
                     wait_seconds=wait,
                     apply_seconds=apply,
+                    gradient_norm=self._optimizer.norm if last else None,
                 )
             )
         for rank in range(busy):
@@ -276,6 +278,7 @@ class AllReduce:
         self._clock.pause()
         began = time.perf_counter()
         shard_sums = encode_sums(self._worker.evaluate(self._rank, self._num_workers))
+        peaks = self._gather(torch.tensor(peak_bytes(self._flat.parameters.device)))
         evaluation = evaluation_record(
             self._worker.task,
             [decode_sums(text) for text in self._gather_texts(shard_sums)],
@@ -287,6 +290,14 @@ class AllReduce:
         self._evaluated_version = self.version
         self._flat.check()
         self._report(evaluation)
+        self._report(
+            MemoryUsed(
+                tuple((rank, int(resident), int(cuda)) for rank, (resident, cuda) in enumerate(peaks.tolist())),
+                self.version,
+                self.num_samples,
+                evaluation.train_seconds,
+            )
+        )
         if running:
             self._clock.resume()
         return verdict_of_evaluation(evaluation, self._budget)

@@ -14,7 +14,7 @@ from typing import ClassVar
 from asyncsgd.batches import Batches
 from asyncsgd.dispatcher import Dispatcher, Launched, Taken
 from asyncsgd.packing import Plain
-from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Event, Fault
+from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Event, Fault, MemoryUsed
 from asyncsgd.runtime.base import (
     POLL_SECONDS,
     STOPPED,
@@ -117,6 +117,7 @@ class ParameterServer:
         ] = []  # (training seconds of release, worker, message), ascending
         self._lost_meanwhile: list[tuple[int, str]] = []  # in an evaluation, which must not change anything
         self._evaluated_version: int | None = None
+        self._peak_bytes: dict[int, tuple[int, int]] = {}
         self._reasons: list[str] = []
         self._has_begun = False  # whether workers have joined, here or in the run that is resumed
         self._is_evaluating = False
@@ -402,6 +403,14 @@ class ParameterServer:
         self._evaluated_version = evaluation.version
         self._is_evaluating = False
         self._report(evaluation)
+        self._report(
+            MemoryUsed(
+                tuple((worker, *peak) for worker, peak in sorted(self._peak_bytes.items())),
+                evaluation.version,
+                evaluation.total_samples,
+                evaluation.train_seconds,
+            )
+        )
         result = verdict_of_evaluation(evaluation, self._budget)
         if result is None and not last:
             self._lose_those_lost_meanwhile()
@@ -442,6 +451,8 @@ class ParameterServer:
                 message = _checked(sent)
                 if isinstance(message, Evaluated):
                     del missing[message.shard]
+                    if len(message.peak_bytes) == 2:
+                        self._peak_bytes[worker] = (message.peak_bytes[0], message.peak_bytes[1])
                     sums[message.shard] = decode_sums(message.sums)
                 elif isinstance(message, Computed):
                     self._held_back.append((self._clock.seconds + (time.perf_counter() - began), worker, message))

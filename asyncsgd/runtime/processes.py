@@ -151,6 +151,10 @@ class Processes:
             process.start()
         self._processes[number] = process
 
+    def pid(self, number: int) -> int | None:
+        """The operating system's number of process `number`."""
+        return self._processes[number].pid
+
     @property
     def sentinels(self) -> dict[int, int]:
         """number -> what becomes ready when the process ends, for `multiprocessing.connection.wait`."""

@@ -16,6 +16,8 @@ import torch
 from asyncsgd.batches import indices_of
 from asyncsgd.flat import FlatModel
 from asyncsgd.optimizers import Optimizer, OptimizerRecipe
+from asyncsgd.profiling import Profile, ProfiledWorker
+from asyncsgd.runtime.memory import peak_bytes
 from asyncsgd.runtime.transport.messages import (
     Compute,
     Computed,
@@ -54,10 +56,15 @@ class Assignment:
     num_workers: int
     speeds: Speeds | None
     """How long gradients are made to take; None: as long as they do."""
+    profile: Profile | None = None
 
     def worker(self, flat: FlatModel) -> Worker:
         """Put a worker together around a model that is bound to `flat`."""
-        return Worker(flat, self.task, self.task.data(self.seed), seed=self.seed, precision=self.precision)
+        kind = Worker if self.profile is None else ProfiledWorker
+        worker = kind(flat, self.task, self.task.data(self.seed), seed=self.seed, precision=self.precision)
+        if isinstance(worker, ProfiledWorker) and self.profile is not None:
+            worker.profile = self.profile
+        return worker
 
 
 class Straggling:
@@ -248,4 +255,5 @@ def _computed(
 
 
 def _evaluate(command: Evaluate, worker: Worker) -> Evaluated:
-    return Evaluated(command.shard, encode_sums(worker.evaluate(command.shard, command.num_shards)))
+    sums = encode_sums(worker.evaluate(command.shard, command.num_shards))
+    return Evaluated(command.shard, sums, peak_bytes(worker.flat.parameters.device))

@@ -51,6 +51,7 @@ def finetuning(settings: FinetuneSettings) -> Experiment:
         describe=lambda task, flat: _describe(settings, origin, task, flat),
         saves_model=settings.output.save_model,
         checkpoints=lambda task: policy_of(settings.output, task),
+        profile=settings.output.profile,
     )
 
 

@@ -33,6 +33,7 @@ def pretraining(settings: Settings) -> Experiment:
         },
         describe=_describe,
         checkpoints=lambda task: policy_of(settings.output, task),
+        profile=settings.output.profile,
     )
 
 

@@ -220,6 +220,14 @@ class Output:
     keep: int = setting(
         2, "checkpoints to keep; the best by evaluation loss stays beside them", at_least=1, at_most=MOST_EVALUATIONS
     )
+    profile: int | None = setting(
+        None,
+        "trace so many gradients of worker 0 with torch.profiler",
+        unset="no trace",
+        at_least=1,
+        at_most=1000,
+        example=20,
+    )
     track: str | None = setting(
         None, f"where else to show the run: {', '.join(TRACKERS)}, or several, with commas", unset="nowhere else"
     )

@@ -177,6 +177,10 @@ class Task(abc.ABC):
         rows = set(row_counts(batch))
         return float(rows.pop() if len(rows) == 1 else self.batch_size)
 
+    def count_tokens(self, batch: Batch) -> int | None:
+        """Tokens in the batch that are no padding, for the rate at which they are trained on; None: it has none."""
+        return None
+
     def split(self, batch: Batch, parts: int) -> Sequence[Batch]:
         """The batch cut into `parts` batches. Their losses, weighted by their loss terms, give the loss of the whole.
 

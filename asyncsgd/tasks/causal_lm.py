@@ -243,6 +243,10 @@ class CausalLM(Task):
         """Predicted tokens."""
         return float((batch.labels != IGNORED).sum())
 
+    def count_tokens(self, batch: Batch) -> int:
+        """Those that are predicted."""
+        return int(self.weight(batch))
+
     def sums(self, outputs: Tensor, batch: Batch) -> Sums:
         """The loss too, summed in float64 over float32 losses of tokens."""
         import torch

@@ -224,6 +224,9 @@ class Classification(Task):
         """Texts."""
         return float(len(batch.labels))
 
+    def count_tokens(self, batch: LabelledBatch) -> int:
+        return int(batch.attention_mask.sum())
+
     def sums(self, outputs: Tensor, batch: LabelledBatch) -> Sums:
         """The loss without class weights, and int64 `(C, C)`, rows: true class, columns: predicted."""
         logits = outputs.float()

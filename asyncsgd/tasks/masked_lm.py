@@ -216,6 +216,9 @@ class MaskedLM(Task):
         """Masked tokens."""
         return float(batch.num_masked)
 
+    def count_tokens(self, batch: Batch) -> int:
+        return int(batch.attention_mask.sum())
+
     def sums(self, outputs: Tensor, batch: Batch) -> Sums:
         """The loss too, summed in float64 over float32 losses of tokens."""
         logits = outputs.float()

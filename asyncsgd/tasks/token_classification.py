@@ -243,6 +243,9 @@ class TokenClassification(Task):
         """Labelled words."""
         return float((batch.pieces >= 0).sum())
 
+    def count_tokens(self, batch: TaggedBatch) -> int:
+        return int(batch.attention_mask.sum())
+
     def sums(self, outputs: Tensor, batch: TaggedBatch) -> Sums:
         """The loss, summed in float64 over float32 losses of words; words, and spans by type.
 

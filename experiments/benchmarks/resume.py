@@ -304,7 +304,7 @@ def comparable(records: Iterable[Mapping[str, Any]], *, virtual: bool) -> list[d
     return [
         {key: value for key, value in record.items() if not (key in measured if virtual else key.endswith("_seconds"))}
         for record in records
-        if record["kind"] not in ("checkpoint", "resume")
+        if record["kind"] not in ("checkpoint", "memory", "resume")
     ]
 
 

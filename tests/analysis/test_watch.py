@@ -38,6 +38,8 @@ def evaluation(number: int, loss: float) -> Evaluation:
     return Evaluation(number, 4 * number, 0.5 * number, loss, 7.0, {"accuracy": 0.25}, 0.1)
 
 
+LOOK = {"machine": 1.5, "processes": {"leader": [0.25, 2**30]}, "gpus": [{"utilisation": 0.5, "bytes": 2**31}]}
+
 RECORDS: tuple[Record, ...] = (
     evaluation(0, 4.0),
     Membership("join", 0, 0, 0, 0.0),
@@ -299,3 +301,14 @@ def test_a_run_without_settings_and_with_a_torn_summary_is_told_apart(tmp_path: 
     (path / "summary.json").write_text(json.dumps({"status": DONE})[:5])
     with pytest.raises(UsageError, match=r"/a: "):
         read(path)
+
+
+def test_the_last_look_at_the_machine_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    begin(tmp_path).close()
+    lines = [json.dumps(LOOK | {"machine": 0.5}), json.dumps(LOOK), '{"machine": 9']
+    (tmp_path / "usage.jsonl").write_text("\n".join(lines))
+    assert main([str(tmp_path), "--once"]) == 0
+    shown = capsys.readouterr().out
+    assert "1.5 cores busy" in shown
+    assert "0.25 cores  1.00 GiB" in shown
+    assert "50 %  2.00 GiB" in shown

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from asyncsgd.packing import Plain
+from asyncsgd.runtime.memory import peak_bytes
 from asyncsgd.runtime.transport.messages import Command, Compute, Computed, Evaluate, Evaluated, Message, Ready
 from asyncsgd.tasks.base import encode_sums
 from asyncsgd.worker import Worker
@@ -61,12 +62,9 @@ class InProcess:
         if isinstance(command, Compute):
             return [(worker, self._compute(command))]
         if isinstance(command, Evaluate):
-            return [
-                (
-                    worker,
-                    Evaluated(command.shard, encode_sums(self._worker.evaluate(command.shard, command.num_shards))),
-                )
-            ]
+            sums = encode_sums(self._worker.evaluate(command.shard, command.num_shards))
+            own = peak_bytes(self.parameters.device) if worker == 0 else ()  # the others are this process too
+            return [(worker, Evaluated(command.shard, sums, own))]
         return []
 
     def _compute(self, command: Compute) -> Computed:

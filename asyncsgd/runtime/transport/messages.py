@@ -84,6 +84,8 @@ class Evaluated:
     shard: int
     sums: str
     """See `asyncsgd.tasks.base.encode_sums`."""
+    peak_bytes: tuple[int, ...] = ()
+    """See `asyncsgd.runtime.memory.peak_bytes`."""
 
 
 @dataclasses.dataclass(frozen=True)

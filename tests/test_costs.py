@@ -1,0 +1,246 @@
+"""What a run says of its cost: gradient norms, memory, what time went to, rates, the machine's use, and a trace."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from running import Train
+from torch import nn
+from transformers import BertConfig, BertForMaskedLM
+
+import asyncsgd
+from asyncsgd.flat import FlatModel
+from asyncsgd.optimizers import SGD, Optimizer
+from asyncsgd.records.events import Checkpointed, Evaluation, Event, MemoryUsed
+from asyncsgd.records.totals import PARTS, Totals
+from asyncsgd.records.usage import USAGE, Usage
+from asyncsgd.throughput import flops_per_sample, peak_flops, throughput
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear(asyncsgd.Task):
+    """Least squares with a matrix of 6 x 5, on batches of 4."""
+
+    name = "linear"
+    batch_size: int = 4
+
+    def model(self, seed: int) -> nn.Module:
+        with asyncsgd.seeded(seed):
+            return nn.Linear(5, 6, bias=False)
+
+    def data(self, seed: int) -> Linear:
+        return self
+
+    def batch(self, stream: int, index: int) -> torch.Tensor:
+        return torch.randn(4, 5, generator=torch.Generator().manual_seed(1000 * stream + index))
+
+    @property
+    def evaluation(self) -> dict[str, list[torch.Tensor]]:
+        return {"main": [self.batch(1, index) for index in range(2)]}
+
+    def outputs(self, model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return model(batch)
+
+    def loss(self, outputs: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        return outputs.square().sum(1).mean()
+
+
+class LookingAtValues(nn.Module):
+    """Its work depends on what it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 6, bias=False)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return self.linear(batch) if float(batch.sum()) > 0 else self.linear(-batch)
+
+
+def batches(number: int = 3) -> list[torch.Tensor]:
+    return [Linear().batch(0, index) for index in range(number)]
+
+
+def arrivals(run: asyncsgd.TrainedRun) -> list[dict[str, Any]]:
+    assert run.folder is not None
+    return [json.loads(line) for line in (run.folder / "events.jsonl").read_text().splitlines() if '"arrival"' in line]
+
+
+def test_the_gradient_norm_is_that_of_the_direction_before_it_is_clipped(tmp_path: Path) -> None:
+    task = Linear()
+    run = asyncsgd.train(
+        task,
+        samples=12,
+        folder=tmp_path / "run",
+        optimizer=asyncsgd.SGD(),
+        learning_rate=0.1,
+        clip_norm=0.5,
+        quiet=True,
+    )
+    plain = task.model(0)
+    for index, event in enumerate(arrivals(run)):
+        plain.zero_grad()
+        task.loss(plain(task.batch(0, index)), task.batch(0, index)).backward()
+        norm = float(plain.weight.grad.norm())
+        assert norm > 0.5
+        assert event["gradient_norm"] == pytest.approx(norm, rel=1e-5)
+        with torch.no_grad():
+            plain.weight -= event["learning_rate"] * plain.weight.grad * 0.5 / (norm + 1e-6)
+
+
+def test_there_is_no_gradient_norm_where_nothing_is_clipped(tmp_path: Path) -> None:
+    run = asyncsgd.train(Linear(), samples=8, folder=tmp_path / "run", clip_norm=0.0, quiet=True)
+    assert {event["gradient_norm"] for event in arrivals(run)} == {None}
+
+
+def test_an_optimizer_knows_the_norm_of_the_direction_it_was_given() -> None:
+    flat = FlatModel(nn.Linear(3, 1, bias=False))
+    optimizer = Optimizer(flat.parameters, 3, SGD(), clip_norm=1.0)
+    direction = torch.zeros_like(flat.parameters)
+    direction[:2] = torch.tensor([3.0, 4.0])
+    optimizer.step(direction, 0.0)
+    assert optimizer.norm == 5.0
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "values", [{"mode": "single"}, {"mode": "sync", "nproc": 2}, {"mode": "async", "nproc": 2}], ids=str
+)
+def test_every_worker_says_how_much_memory_it_has_needed(train: Train, values: dict[str, Any]) -> None:
+    trained = train(**values)
+    records, summary = trained.records("memory"), trained.summary
+    assert [record["version"] for record in records] == [e["version"] for e in trained.records("evaluate")]
+    num_workers = values.get("nproc", 1)
+    needed = 8 * summary["num_parameters"]  # float32 parameters and gradients
+    for record in records:
+        assert [worker for worker, _, _ in record["workers"]] == list(range(num_workers))
+        assert all(needed < resident < 2**40 and cuda == 0 for _, resident, cuda in record["workers"])
+    peaks = [[worker, [resident, cuda]] for worker, resident, cuda in records[-1]["workers"]]
+    assert summary["memory"]["workers"] == peaks
+    assert summary["memory"]["leader"][0] > needed
+
+
+def test_time_is_what_the_records_add_up_to() -> None:
+    totals = Totals()
+    facts = {**dict.fromkeys(("batches", "uses", "drops", "abandoned", "started"), ()), "outcome": "held"}
+    numbers = dict.fromkeys(("worker", "read_version", "version", "arrival_delay", "num_samples", "total_samples"), 0)
+    parts = {
+        "pull_seconds": 1.0,
+        "compute_seconds": 2.0,
+        "push_seconds": 4.0,
+        "wait_seconds": 8.0,
+        "apply_seconds": 16.0,
+    }
+    for dispatch in range(2):
+        event = Event(
+            **facts, **numbers, **parts, dispatch=dispatch, loss=0.0, weight=1.0, learning_rate=0.0, train_seconds=0.0
+        )
+        totals(event)
+    totals(Evaluation(0, 0, 0.0, 1.0, 1.0, {}, eval_seconds=32.0))
+    totals(Checkpointed("1", 0, 0, 0.0, copy_seconds=64.0))
+    totals(MemoryUsed(((0, 5, 0), (1, 7, 3)), 0, 0, 0.0))
+    totals(MemoryUsed(((1, 6, 4),), 0, 0, 0.0))
+    expected = {"compute": 4.0, "wait": 16.0, "communicate": 10.0, "apply": 32.0, "evaluate": 32.0, "checkpoint": 64.0}
+    assert totals.seconds == expected
+    assert tuple(expected) == PARTS
+    assert totals.peak_bytes == {0: (5, 0), 1: (7, 4)}
+    again = Totals()
+    again.load_state(json.loads(json.dumps(totals.state())))
+    assert (again.seconds, again.peak_bytes) == (totals.seconds, totals.peak_bytes)
+
+
+def test_operations_of_a_linear_layer_are_three_times_two_per_weight() -> None:
+    assert flops_per_sample(Linear(), Linear().model(0), batches()) == 3 * 2 * 5 * 6
+
+
+def test_a_model_whose_work_depends_on_values_is_not_counted() -> None:
+    assert flops_per_sample(Linear(), LookingAtValues(), batches()) is None
+
+
+def test_a_count_changes_no_parameter_and_no_mode() -> None:
+    model = Linear().model(0).train()
+    before = model.weight.clone()
+    flops_per_sample(Linear(), model, batches())
+    assert torch.equal(model.weight, before)
+    assert model.training
+    assert model.weight.grad is None
+
+
+def test_operations_of_bert_are_those_of_the_published_shapes() -> None:
+    """Of a layer: 4 H^2 + 2 H I weights, and 2 L H products of attention per token; then the head's H^2 + H V."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Masked(Linear):
+        batch_size: int = 2
+
+        def outputs(self, model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+            return model(input_ids=batch).logits
+
+    sizes = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
+    hidden, inner, layers, vocabulary, length = 48, 96, 3, 100, 16
+    model = BertForMaskedLM(BertConfig(vocab_size=vocabulary, **sizes))
+    tokens = torch.ones(2, length, dtype=torch.int64)
+    weights = layers * (4 * hidden**2 + 2 * hidden * inner + 2 * length * hidden) + hidden**2 + hidden * vocabulary
+    assert flops_per_sample(Masked(), model, [tokens]) == 3 * 2 * weights * length
+
+
+def test_utilisation_is_operations_over_what_the_devices_can_do() -> None:
+    found = throughput(
+        Linear(),
+        Linear().model(0),
+        {"samples_per_second": 50.0, "train_seconds": 2.0},
+        seed=0,
+        device="cpu",
+        num_devices=2,
+        precision=torch.float32,
+    )
+    peak = peak_flops("cpu", torch.float32)
+    assert found["tokens_per_second"] is None
+    assert found["model_flops_utilisation"] == pytest.approx(180 * 50 / (2 * peak))
+
+
+def test_a_run_of_less_than_a_second_has_no_rates(train: Train) -> None:
+    summary = train(mode="single", samples=8, eval_samples=8).summary
+    assert summary["train_seconds"] < 1
+    assert set(summary["throughput"].values()) == {None}
+
+
+def test_the_machine_is_looked_at_while_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("psutil", reason="needs the extra usage: python -m pip install psutil")
+    monkeypatch.setattr("asyncsgd.records.usage.SECONDS", 0.02)
+    usage = Usage(tmp_path)
+    usage.start()
+    while len(usage._rows) < 3:
+        sum(range(100_000))
+    found = usage.finish()
+    assert found is not None
+    lines = [json.loads(line) for line in (tmp_path / USAGE).read_text().splitlines()]
+    assert len(lines) == found["looks"] >= 3
+    assert lines[-1]["processes"]["leader"][1] > 2**20
+    assert 0.1 < found["cores"]["leader"] < 64
+    assert [line["seconds"] for line in lines] == sorted(line["seconds"] for line in lines)
+
+
+def test_a_run_without_a_folder_is_not_looked_at() -> None:
+    usage = Usage(None)
+    usage.start()
+    assert usage.finish() is None
+
+
+def test_a_trace_has_the_gradients_that_were_asked_for_and_changes_no_bit(train: Train) -> None:
+    traced, plain = train(mode="single", profile=4), train(mode="single")
+    with gzip.open(traced.path / "profile" / "worker0.json.gz") as file:
+        names = [str(event.get("name")) for event in json.load(file)["traceEvents"]]
+    assert {name for name in names if name.startswith("gradient of")} == {f"gradient of batch {k}" for k in range(3, 7)}
+    assert traced.summary["parameters_sha256"] == plain.summary["parameters_sha256"]
+    assert "perfetto" in (traced.path / "console.log").read_text()
+
+
+def test_a_run_too_short_for_its_trace_says_so(train: Train) -> None:
+    traced = train(mode="single", profile=1000)
+    assert "fewer than 1003 gradients" in (traced.path / "console.log").read_text()
