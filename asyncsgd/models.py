@@ -27,8 +27,10 @@ from asyncsgd.signals import held
 SHAPES: dict[str, dict[str, int]] = {
     "tiny": {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512},
     "small": {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024},
+    "tiny-distilbert": {"dim": 128, "n_layers": 2, "n_heads": 2, "hidden_dim": 512},
 }
-"""BERT shapes built here, with random weights: 1.5 and 5.5 million parameters at a vocabulary of 8192."""
+"""BERT and DistilBERT shapes built here, with random weights: 1.5, 5.5 and 1.5 million parameters at a vocabulary of
+8192."""
 
 
 _DROPOUT = (
@@ -66,7 +68,7 @@ def build_model(model: str, tokenizer: Any, *, seq_len: int, dropout: float, see
     A checkpoint may lack the head of a masked-language model: its parameters are then new.
 
     Args:
-        model: ``tiny`` or ``small`` (random weights, a function of `seed`), a local folder or a Hub id.
+        model: of `SHAPES` (random weights, a function of `seed`), a local folder or a Hub id.
         tokenizer: gives the vocabulary size and the padding id of a model built here.
         seq_len: longest sequence, special tokens included.
         dropout: of hidden states and attention, in [0, 1).
@@ -77,18 +79,18 @@ def build_model(model: str, tokenizer: Any, *, seq_len: int, dropout: float, see
     """
     if model not in SHAPES:
         return load_model(model, len(tokenizer), MASKED_LM, seq_len=seq_len, dropout=dropout, seed=seed)
-    from transformers import BertConfig, BertForMaskedLM
+    import transformers
 
-    config = BertConfig(
+    family, *dropouts = ("DistilBert", *_DROPOUT[2:4]) if "dim" in SHAPES[model] else ("Bert", *_DROPOUT[:2])
+    config = getattr(transformers, f"{family}Config")(
         vocab_size=padded_size(len(tokenizer)),
         pad_token_id=tokenizer.pad_token_id,
         max_position_embeddings=max(512, seq_len),
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
+        **dict.fromkeys(dropouts, dropout),
         **SHAPES[model],
     )
     with seeded(seed):
-        built: Any = BertForMaskedLM(config)
+        built: Any = getattr(transformers, f"{family}ForMaskedLM")(config)
     return Built(built.float().train(), tuple(name for name, _ in built.named_parameters()))
 
 

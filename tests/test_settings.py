@@ -307,7 +307,7 @@ WITHOUT_EFFECT = [
     ({"seconds": 9, "schedule": "cosine"}, "--schedule cosine needs a number of samples to stretch over"),
     ({"samples": 0, "seconds": 9}, "--seconds does nothing with --samples 0"),
     ({"samples": 0, "target_loss": 9}, "--target-loss does nothing with --samples 0"),
-    ({"model": "bert-base-uncased", "vocab_size": 99}, "--vocab-size is for --model tiny and small"),
+    ({"model": "bert-base-uncased", "vocab_size": 99}, "--vocab-size is for --model tiny, small and tiny-distilbert"),
     ({"text_column": "tweet"}, "--text-column does nothing for --data pydocs"),
     ({"run_dir": "a", "runs_dir": "b"}, "--runs-dir does nothing when --run-dir names the run's folder"),
 ]

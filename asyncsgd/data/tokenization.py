@@ -36,7 +36,7 @@ TOKENIZER_FORMAT = 1
 TOKENS_FORMAT = 1
 
 # The models that bring no tokenizer of their own: theirs is trained on the corpus.
-TRAINED_HERE = ("tiny", "small")
+TRAINED_HERE = ("tiny", "small", "tiny-distilbert")
 
 # A shorter sample would hardly have context around a masked token.
 MIN_SAMPLE_IDS = 4

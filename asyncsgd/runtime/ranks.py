@@ -85,7 +85,9 @@ def go_offline(model: str, data: str) -> None:
     """No network call where the user named neither a Hub model nor a Hub data set; to be called before transformers
     is imported.
     """
-    if (model in ("tiny", "small") or os.path.isdir(os.path.expanduser(model))) and "hub:" not in data:
+    if (
+        model in ("tiny", "small", "tiny-distilbert") or os.path.isdir(os.path.expanduser(model))
+    ) and "hub:" not in data:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 

@@ -167,9 +167,7 @@ class Data:
     )
     eval_mask_prob: float = setting(0.15, "as --mask-prob, in evaluations", above=0, below=1, added_later=True)
     eval_samples: int = setting(500, "sequences in one evaluation; 0: all", at_least=0, at_most=MOST_SAMPLES)
-    vocab_size: int = setting(
-        8192, "of the tokenizer trained for the models tiny and small", at_least=1, at_most=1_000_000
-    )
+    vocab_size: int = setting(8192, "of the tokenizer trained for a model that is new", at_least=1, at_most=1_000_000)
     # A path of one machine: its default is found at run time and is never written into settings.yaml.
     cache_dir: str | None = setting(None, "folder for prepared data", unset="the user's cache folder")
 
@@ -178,7 +176,7 @@ class Data:
 class Model:
     """Which model is trained."""
 
-    model: str = setting("tiny", "tiny or small (new, no network), a folder or a name on the Hub")
+    model: str = setting("tiny", "tiny, small or tiny-distilbert (new, no network), a folder or a name on the Hub")
     dropout: float = setting(0.0, "of all dropout layers", at_least=0, below=1)
 
 
@@ -358,8 +356,12 @@ def common_contradictions(settings: Common) -> Iterator[str]:
 def _contradictions(settings: Settings) -> Iterator[str]:
     yield from common_contradictions(settings)
     defaults = Data()
-    if settings.data.vocab_size != defaults.vocab_size and settings.model.model not in ("tiny", "small"):
-        yield f"--vocab-size is for --model tiny and small; {settings.model.model!r} has its own tokenizer; drop it"
+    built_here = ("tiny", "small", "tiny-distilbert")
+    if settings.data.vocab_size != defaults.vocab_size and settings.model.model not in built_here:
+        yield (
+            f"--vocab-size is for --model tiny, small and tiny-distilbert; {settings.model.model!r} has its own "
+            f"tokenizer; drop it"
+        )
     built_in = settings.data.data == "pydocs" and settings.data.eval_data in (None, "pydocs")
     if built_in and settings.data.text_column != defaults.text_column:
         yield "--text-column does nothing for --data pydocs, which has no columns; drop it, or name other data"

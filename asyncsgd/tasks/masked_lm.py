@@ -91,7 +91,7 @@ class MaskedLM(Task):
     eval_mask: Literal["token", "word"] = "token"
     eval_mask_prob: float = 0.15
     vocab_size: int = 8192
-    """Of the tokenizer trained for the models tiny and small."""
+    """Of the tokenizer trained for a model that is new."""
     dropout: float = 0.0
     eval_samples: int = 500
     """Sequences in one evaluation; 0: all."""
