@@ -5,20 +5,26 @@ said here too."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from asyncsgd import modes
 from asyncsgd.checkpoints import Policy
 from asyncsgd.errors import UsageError
 from asyncsgd.flat import FlatModel
+from asyncsgd.models import save_whole
 from asyncsgd.optimizers import SGD, AdamW, BuildOptimizer, OptimizerRecipe
+from asyncsgd.recorded_run import read_of_run
+from asyncsgd.records.model_card import model_card
 from asyncsgd.rules import Asynchronous, Synchronous, parse_rule
 from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.base import Budget
@@ -156,6 +162,72 @@ def facts_of(task: Task, seed: int) -> dict[str, Any]:
     if "data_fingerprint" not in facts:
         facts["data_fingerprint"] = fingerprint(task.data(seed))
     return facts
+
+
+def save_model(
+    experiment: Experiment, task: Task, model: nn.Module, folder: Path, summary: Mapping[str, Any], run: Path | None
+) -> None:
+    """Write a model of a run and its card, README.md; `folder` is there when both are complete.
+
+    Args:
+        task: prepared.
+        summary: what is known of the run, as summary.json has it; see `model_card`.
+        run: the folder of the run, whose files the card is made from too. None, or a file missing: it says less.
+    """
+    setup, recipe = experiment.setup, experiment.setup.recipe
+    optimizer = repr(recipe.build) if dataclasses.is_dataclass(recipe.build) else str(recipe)
+    steps = {
+        "optimizer": f"{optimizer}, weight decay {recipe.weight_decay:g}, clip norm {recipe.clip_norm:g}",
+        "schedule": str(experiment.course(task).schedule),
+        "precision": next(name for name, dtype in PRECISIONS.items() if dtype is setup.precision),
+    }
+    environment, command, base_model = {}, None, summary.get("base_model")
+    with contextlib.suppress(OSError, UsageError):
+        if run is not None:
+            environment = read_of_run(run, "environment.json")
+            first = (run / "settings.yaml").read_text(encoding="utf-8").partition("\n")[0]
+            command = first.removeprefix("# ") if first.startswith("# python ") else None
+    card = model_card(
+        summary,
+        steps=steps,
+        environment=environment,
+        command=command,
+        loading=_loading(task, setup.seed),
+        auto_class=task.auto_class,
+        hub_model=base_model if isinstance(base_model, str) and not Path(base_model).expanduser().exists() else None,
+    )
+
+    def save(new: Path) -> None:
+        task.save(model, new)
+        if not (new / "README.md").exists():
+            (new / "README.md").write_text(card, encoding="utf-8", errors="replace")
+
+    save_whole(save, folder)
+
+
+def _loading(task: Task, seed: int) -> str:
+    """Code that loads the model of `task` in the folder where it is saved."""
+    if task.auto_class is not None:
+        return (
+            f"from transformers import {task.auto_class}, AutoTokenizer\n\n"
+            f'model = {task.auto_class}.from_pretrained(".")\ntokenizer = AutoTokenizer.from_pretrained(".")'
+        )
+    kind, module = type(task), type(task).__module__
+    if module == "__main__":
+        module = Path(getattr(sys.modules["__main__"], "__file__", None) or "the_script").stem
+    fields = dataclasses.fields(task)  # type: ignore[arg-type]
+    values = [
+        f"{field.name}={value!r}"
+        for field in fields
+        if not field.metadata.get("found") and repr(value := getattr(task, field.name)) != repr(field.default)
+    ]
+    prepared = f'.prepare({seed}, Path("cache"))' if any(field.metadata.get("found") for field in fields) else ""
+    return (
+        ("from pathlib import Path\n\n" if prepared else "")
+        + f"from safetensors.torch import load_model\n\nfrom {module} import {kind.__qualname__}\n\n"
+        f"model = {kind.__qualname__}({', '.join(values)}){prepared}.model({seed})\n"
+        'load_model(model, "model.safetensors")'
+    )
 
 
 def describe(task: Task, flat: FlatModel) -> list[str]:

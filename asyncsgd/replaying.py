@@ -12,9 +12,8 @@ import torch
 from asyncsgd import modes
 from asyncsgd.batches import Batches, count_batches
 from asyncsgd.errors import UsageError
-from asyncsgd.experiment import Experiment, device_of_worker, experiment_of, facts_of
+from asyncsgd.experiment import Experiment, device_of_worker, experiment_of, facts_of, save_model
 from asyncsgd.flat import FlatModel, parameters_sha256
-from asyncsgd.models import save_whole
 from asyncsgd.records.events import read_header
 from asyncsgd.runtime.computation import ModelGradients
 from asyncsgd.runtime.log import LoggedArrival, LogRecord
@@ -73,7 +72,7 @@ class PreparedReplay:
     """
 
     def __init__(self, experiment: Experiment, records: Sequence[LogRecord], check_every: int = 1) -> None:
-        setup = experiment.setup
+        self._experiment, setup = experiment, experiment.setup
         _check_loss_scales(setup.precision == torch.float16, records)
         torch.set_num_threads(setup.runtime.threads)
         self.task = experiment.task.prepare(setup.seed, experiment.cache)
@@ -131,7 +130,9 @@ class PreparedReplay:
 
     def save(self, folder: Path) -> None:
         """Write the model at the version that the replay has reached."""
-        save_whole(lambda new: self.task.save(self._flat.model, new), folder)
+        counts = {"num_samples": self.num_samples, "num_updates": self.version}
+        known = self._experiment.summary() | self._facts | counts | {"parameters_sha256": self.parameters_sha256}
+        save_model(self._experiment, self.task, self._flat.model, folder, known, None)
 
 
 def _check_loss_scales(half: bool, records: Sequence[LogRecord]) -> None:

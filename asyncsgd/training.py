@@ -28,9 +28,8 @@ from asyncsgd.batches import Batches
 from asyncsgd.checkpoints import Checkpoints, Found, Policy, RunSaver, Written
 from asyncsgd.errors import RunError, UsageError, reason
 from asyncsgd.evaluation import evaluating
-from asyncsgd.experiment import Course, Experiment, Setup, device_of_worker, facts_of
+from asyncsgd.experiment import Course, Experiment, Setup, device_of_worker, facts_of, save_model
 from asyncsgd.flat import FlatModel, parameters_sha256
-from asyncsgd.models import save_whole
 from asyncsgd.optimizers import Optimizer, StepTakenByWorker
 from asyncsgd.profiling import TRACE, Profile
 from asyncsgd.records.console import Recorder, shown_metrics, teller
@@ -689,7 +688,8 @@ def _finish(run: Run, result: Result) -> tuple[Result, dict[str, Any]]:
                 with evaluating(run.flat.model):
                     facts |= run.task.final(run.flat.model)
             if run.experiment.saves_model and folder is not None:
-                save_whole(lambda new: run.task.save(run.flat.model, new), folder.path / "model")
+                summary = _summary(run, result, sha256, facts)
+                save_model(run.experiment, run.task, run.flat.model, folder.path / "model", summary, folder.path)
         else:
             totals.last = None  # the loss of another version than the run's last one
     except KeyboardInterrupt:
@@ -697,16 +697,7 @@ def _finish(run: Run, result: Result) -> tuple[Result, dict[str, Any]]:
     except (OSError, SafetensorError) as error:
         result = Result(FAILED, f"the model could not be saved ({error}); free some space and run again")
     summary = (
-        {"status": result.status, "message": result.message}
-        | run.experiment.summary()
-        | totals.as_summary()
-        | {
-            "rule_acted": None if acted is None else dataclasses.asdict(acted),
-            "num_parameters": run.flat.layout.num_parameters,
-            "init_sha256": run.init_sha256,
-            "parameters_sha256": sha256,
-            **facts,
-        }
+        _summary(run, result, sha256, facts)
         | _cost(run, result, totals.as_summary())
         | run.tracking.finish(result.status)
     )
@@ -728,6 +719,22 @@ def _finish(run: Run, result: Result) -> tuple[Result, dict[str, Any]]:
         run.tell(run.profile.describe())
     run.tell(f"{result.status.lower():6} {'' if folder is None else folder.path}".rstrip())
     return result, summary
+
+
+def _summary(run: Run, result: Result, sha256: str | None, facts: Mapping[str, Any]) -> dict[str, Any]:
+    acted = run.record.rule_acted
+    return (
+        {"status": result.status, "message": result.message}
+        | run.experiment.summary()
+        | run.record.totals.as_summary()
+        | {
+            "rule_acted": None if acted is None else dataclasses.asdict(acted),
+            "num_parameters": run.flat.layout.num_parameters,
+            "init_sha256": run.init_sha256,
+            "parameters_sha256": sha256,
+            **facts,
+        }
+    )
 
 
 def _cost(run: Run, result: Result, totals: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,8 +44,9 @@ def export(arguments: argparse.Namespace) -> None:
     import torch
 
     from asyncsgd.checkpoints import find, load_state
-    from asyncsgd.flat import FlatModel
-    from asyncsgd.models import save_whole
+    from asyncsgd.experiment import facts_of, save_model
+    from asyncsgd.flat import FlatModel, parameters_sha256
+    from asyncsgd.records.totals import Totals
     from asyncsgd.replaying import experiment_of_run
 
     checkpoint = find(folder, lambda checkpoint: name in (None, checkpoint.name)).checkpoint
@@ -55,7 +56,14 @@ def export(arguments: argparse.Namespace) -> None:
     state = load_state(folder, checkpoint.name)
     with torch.no_grad():
         flat.parameters.copy_(state.get("server", state)["parameters"])
-    save_whole(lambda new: task.save(flat.model, new), arguments.out)
+    totals = Totals()
+    totals.load_state(checkpoint.totals)
+    summary = experiment.summary() | totals.as_summary() | facts_of(task, experiment.setup.seed)
+    summary |= {
+        "num_parameters": flat.layout.num_parameters,
+        "parameters_sha256": parameters_sha256(flat.layout, flat.parameters),
+    }
+    save_model(experiment, task, flat.model, arguments.out, summary, folder)
     print(
         f"saved  the model after {checkpoint.total_samples} samples and {checkpoint.version} updates in {arguments.out}"
     )

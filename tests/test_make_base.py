@@ -54,6 +54,7 @@ def test_the_folder_loads_and_base_json_has_the_hash_of_what_is_loaded(make: Mak
     flat = FlatModel(AutoModelForMaskedLM.from_pretrained(tmp_path / "base"))
     assert base["parameters_sha256"] == parameters_sha256(flat.layout, flat.parameters)
     assert len(AutoTokenizer.from_pretrained(tmp_path / "base")) > 5
+    assert "The command was `python experiments/make_base.py --out " in (tmp_path / "base" / "README.md").read_text()
     summary = json.loads((tmp_path / "base" / "run" / "summary.json").read_text())
     assert (summary["status"], summary["experiment"], summary["from_scratch"]) == ("DONE", "stilt_mlm", True)
     same = ("parameters_sha256", "data_fingerprint", "final_eval_loss", "first_eval_loss", "num_samples")

@@ -148,6 +148,7 @@ _SUMMARY_KEYS = frozenset(
         "eval_masking",
         "num_parameters",
         "new_parameters",
+        "base_model",
         "parameters_sha256",
         "task",
         "model",

@@ -10,11 +10,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from asyncsgd import __version__
+
 
 def describe_environment(threads: int, num_workers: int) -> dict[str, Any]:
     """Versions, commit, cores and threads of this run; no host name, user name or path."""
-    packages = ("torch", "transformers", "tokenizers", "datasets", "numpy", "scipy", "asyncsgd")
-    versions = {}
+    packages = ("torch", "transformers", "tokenizers", "datasets", "numpy", "scipy")
+    versions = {"asyncsgd": __version__}
     for package in packages:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)

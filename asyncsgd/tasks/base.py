@@ -77,6 +77,8 @@ class Task(abc.ABC):
     """Its metrics; the first is the primary one."""
     preload: ClassVar[tuple[str, ...]] = ()
     """Modules that its workers import; naming them lets workers start sooner."""
+    auto_class: ClassVar[str | None] = None
+    """Of transformers, which loads what `save` writes, e.g. ``AutoModelForMaskedLM``; None where none does."""
     batch_size: int
     """Samples of every training batch."""
 
@@ -104,7 +106,8 @@ class Task(abc.ABC):
 
     def facts(self) -> Mapping[str, Any]:
         """What is known of a prepared task, as JSON, for the summary of its runs: ``data``, ``data_fingerprint``,
-        ``num_train_samples``, ``num_eval_samples``, ``from_scratch``, ``notes`` where it has them.
+        ``num_train_samples``, ``num_eval_samples``, ``from_scratch``, ``notes``, and ``base_model`` (what training
+        begins from as the user named it, None for random weights), where it has them.
         """
         return {}
 

@@ -75,6 +75,7 @@ class CausalLM(Task):
     name: ClassVar[str] = "causal_lm"
     better: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {"perplexity": "lower", "accuracy": "higher"}
     preload: ClassVar[tuple[str, ...]] = ("transformers.models.gpt2.modeling_gpt2",)
+    auto_class: ClassVar[str | None] = "AutoModelForCausalLM"
 
     model_name: str = setting(
         "tiny-gpt", "tiny-gpt or small-gpt (new, no network), a folder or a name on the Hub", name="model"
@@ -195,6 +196,7 @@ class CausalLM(Task):
         return {
             "data": self.corpus_name,
             "data_fingerprint": self.corpus_fingerprint,
+            "base_model": None if self.model_folder is None else self.model_name,
             "num_train_samples": self.num_train_rows,
             "num_eval_samples": self.num_eval_rows,
             "from_scratch": self.model_folder is None,

@@ -70,6 +70,7 @@ class Classification(Task):
 
     name: ClassVar[str] = "classification"
     better: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {"macro_f1": "higher", "accuracy": "higher"}
+    auto_class: ClassVar[str | None] = "AutoModelForSequenceClassification"
 
     init_from: str = "tiny"
     """As `asyncsgd.init_from.read_origin` takes it."""
@@ -181,6 +182,7 @@ class Classification(Task):
         return {
             "data": self.corpus,
             "data_fingerprint": self.fingerprint,
+            "base_model": None if self.weights is None else self.init_from,
             "data_notes": list(self.notes or ()),
             "split": self.scored_on,
             "labels": list(self.labels or ()),

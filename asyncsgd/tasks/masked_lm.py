@@ -77,6 +77,7 @@ class MaskedLM(Task):
 
     name: ClassVar[str] = "masked_lm"
     better: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {"accuracy": "higher", "perplexity": "lower"}
+    auto_class: ClassVar[str | None] = "AutoModelForMaskedLM"
 
     model_name: str = "tiny"
     """As `asyncsgd.models.build_model` takes it."""
@@ -157,6 +158,7 @@ class MaskedLM(Task):
         return {
             "data": self.corpus,
             "data_fingerprint": self.fingerprint,
+            "base_model": None if self.weights is None else self.model_name,
             "num_train_samples": self.num_train_samples,
             "num_eval_samples": self.num_eval_samples,
             "new_parameters": len(self.new_parameters or ()),

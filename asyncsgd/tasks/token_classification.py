@@ -53,6 +53,7 @@ class TokenClassification(Task):
         "accuracy": "higher",
     }
     preload: ClassVar[tuple[str, ...]] = ("asyncsgd.data.tagged", "asyncsgd.models")
+    auto_class: ClassVar[str | None] = "AutoModelForTokenClassification"
 
     init_from: str = setting(
         "tiny", "run folder of stilt_mlm.py, saved model, name on the Hub, or tiny or small (random weights)"
@@ -175,9 +176,12 @@ class TokenClassification(Task):
     def facts(self) -> Mapping[str, Any]:
         if self.folder is None:
             return {}
+        from asyncsgd.data.tokenization import TRAINED_HERE
+
         return {
             "data": self.corpus,
             "data_fingerprint": self.data_fingerprint,
+            "base_model": None if self.init_from in TRAINED_HERE else self.init_from,
             "split": self.chosen_split,
             "labels": list(self.labels),
             "num_train_samples": self.num_train_samples,

@@ -1,0 +1,201 @@
+"""The card beside every saved model: its front matter is read by the Hub's library, and its code loads the model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from running import Train, Trained
+from torch import nn
+
+import asyncsgd
+from asyncsgd.flat import FlatModel, parameters_sha256
+from asyncsgd.init_from import read_origin
+from asyncsgd.records.model_card import model_card
+from asyncsgd.runtime.ranks import Launch
+from asyncsgd.scripts.finetuning import finetuning
+from asyncsgd.scripts.run_folder import open_finetune_folder
+from asyncsgd.scripts.task import task_script
+from asyncsgd.settings.finetuning import FINETUNE_FLAGS
+from asyncsgd.tasks.causal_lm import CausalLM
+from asyncsgd.training import lead
+from export import main as export
+
+TOGETHER = Launch(1, None, False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tied(asyncsgd.Task):
+    """Two layers that share their matrix."""
+
+    name: ClassVar[str] = "tied"
+    batch_size: int = 4
+    width: int = 3
+
+    def model(self, seed: int) -> nn.Module:
+        with asyncsgd.seeded(seed):
+            model = nn.Sequential(nn.Linear(self.width, self.width), nn.Linear(self.width, self.width))
+        model[1].weight = model[0].weight  # type: ignore[assignment]
+        return model
+
+    def data(self, seed: int) -> asyncsgd.TensorData:
+        x = torch.linspace(-1.0, 1.0, 8 * self.width).reshape(8, self.width)
+        return asyncsgd.TensorData((x,), (x,), self.batch_size, seed)
+
+    def outputs(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return model(batch[0])
+
+    def loss(self, outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+        return (outputs - batch[0]).square().mean()
+
+
+def card_of(folder: Path) -> str:
+    return (folder / "README.md").read_text(encoding="utf-8")
+
+
+def loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the card's code leaves behind, run in the model's folder."""
+    (code,) = re.findall(r"```python\n(.*?)```", card_of(folder), re.DOTALL)
+    monkeypatch.chdir(folder)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    return names
+
+
+def sha256_of(model: nn.Module) -> str:
+    flat = FlatModel(model)
+    return parameters_sha256(flat.layout, flat.parameters)
+
+
+@pytest.fixture(scope="module")
+def pretrained(train: Train) -> Trained:
+    return train(mode="single", samples=16, checkpoint_every="8")
+
+
+def test_a_masked_language_model_loads_by_its_card_and_says_what_its_summary_says(
+    pretrained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summary, folder = pretrained.summary, pretrained.path / "model"
+    text = card_of(folder)
+    data = ModelCard(text).data.to_dict()
+    assert data == {
+        "library_name": "transformers",
+        "pipeline_tag": "fill-mask",
+        "tags": ["asyncsgd", "masked_lm", "single"],
+    }
+    names = loaded(folder, monkeypatch)
+    assert type(names["model"]).__name__ == "BertForMaskedLM"
+    assert names["tokenizer"].mask_token == "[MASK]"
+    assert sha256_of(names["model"]) == summary["parameters_sha256"]
+    for sentence in (
+        "The task is `masked_lm`, in the experiment `stilt_mlm`.",
+        f"with the fingerprint `{summary['data_fingerprint']}`",
+        "Training began from random weights.",
+        "The mode is `single`, 1 worker, rule `synchronous`.",
+        "A batch has 4 samples.",
+        "The optimizer is `AdamW(betas=(0.9, 0.999)), weight decay 0.01, clip norm 0`.",
+        "The schedule is `learning rate 0.0005 (linear after 0 samples of warmup)`.",
+        "The precision is `fp32`.",
+        "The seed is 0.",
+        "It has seen 16 samples in 4 updates.",
+        "The run ended as planned (DONE).",
+        f"The last evaluation had the loss {summary['final_eval_loss']:.6g}, accuracy ",
+        "Delays, in updates: mean 0, p50 0, p95 0, max 0.",
+        f"Its {summary['num_parameters']} parameters have the sha256 `{summary['parameters_sha256']}`.",
+        f"It was trained with asyncsgd {asyncsgd.__version__}, torch {torch.__version__.partition('+')[0]}",
+    ):
+        assert sentence in text
+    assert read_origin(str(pretrained.path)).parameters_sha256 == summary["parameters_sha256"]
+
+
+def test_the_model_of_a_checkpoint_says_after_how_many_samples_it_was_taken(
+    pretrained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, out = str(pretrained.path.parent / "cache"), tmp_path / "out"
+    name = sorted(path.stem for path in (pretrained.path / "checkpoints").glob("*.json"))[0]
+    assert export([str(pretrained.path), "--checkpoint", name, "--cache-dir", cache, "--out", str(out)]) == 0
+    text = card_of(out)
+    assert "It has seen 8 samples in 2 updates." in text
+    assert "The run may have gone on after this." in text
+    assert f"have the sha256 `{sha256_of(loaded(out, monkeypatch)['model'])}`." in text
+
+
+def test_a_fine_tuned_model_names_the_model_it_began_from(
+    pretrained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for side in ("train", "test"):
+        rows = [f"{word} {side} {number},{label}" for number in range(4) for word, label in (("ba", "A"), ("fo", "B"))]
+        (tmp_path / f"{side}.csv").write_text("\n".join(["text,label", *rows]))
+    values = {
+        "data": str(tmp_path),
+        "init_from": str(pretrained.path),
+        "cache_dir": str(tmp_path / "cache"),
+        "run_dir": str(tmp_path / "run"),
+        **{"save_model": True, "seq_len": 16, "batch_size": 4, "samples": 8, "device": "cpu"},
+    }
+    settings = FINETUNE_FLAGS.make(values)
+    folder = open_finetune_folder(settings, "python experiments/stilt_finetune.py --init-from x")
+    assert lead(finetuning(settings), TOGETHER, folder, None) == 0
+    text = card_of(tmp_path / "run" / "model")
+    data = ModelCard(text).data.to_dict()
+    assert data["pipeline_tag"] == "text-classification"
+    assert "base_model" not in data  # a folder is no name on the Hub
+    assert f"Training began from `{pretrained.path}`." in text
+    assert f"That was the model of the run `{pretrained.path.name}` (mode single)." in text
+    assert "macro_f1 " in text
+    assert "The command was `python experiments/stilt_finetune.py --init-from x`." in text
+    assert loaded(tmp_path / "run" / "model", monkeypatch)["model"].config.id2label == {0: "A", 1: "B"}
+
+
+def test_a_causal_language_model_has_the_class_that_continues_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "text.txt").write_text("\n".join(f"ba di fo {number}" for number in range(60)))
+    script = task_script(CausalLM, "clm", description="", examples="")
+    small = {"vocab_size": 300, "seq_len": 16, "batch_size": 2, "samples": 4, "warmup": 0, "device": "cpu"}
+    places = {"cache_dir": str(tmp_path / "cache"), "run_dir": str(tmp_path / "run")}
+    settings = script.flags.make({"mode": "single", "data": str(tmp_path / "text.txt"), **small, **places})
+    assert lead(script.experiment(settings), TOGETHER, script.folder(settings, "tests"), None) == 0
+    data = ModelCard(card_of(tmp_path / "run" / "model")).data
+    assert (data.library_name, data.pipeline_tag) == ("transformers", "text-generation")
+    names = loaded(tmp_path / "run" / "model", monkeypatch)
+    assert type(names["model"]).__name__ == "GPT2LMHeadModel"
+    assert "The command was" not in card_of(tmp_path / "run" / "model")  # "tests" is none
+
+
+def test_an_own_model_is_built_by_its_task_and_gets_its_values_from_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = asyncsgd.train(Tied(width=5), samples=8, folder=tmp_path / "run", quiet=True, device="cpu")
+    text = card_of(tmp_path / "run" / "model")
+    data = ModelCard(text).data.to_dict()
+    assert data == {"tags": ["asyncsgd", "tied", "single"]}
+    assert f"model = {Tied.__qualname__}(width=5).model(0)" in text
+    assert "Training began from" not in text  # the task does not say
+    model = loaded(tmp_path / "run" / "model", monkeypatch)["model"]
+    assert sha256_of(model) == json.loads((tmp_path / "run" / "summary.json").read_text())["parameters_sha256"]
+    assert torch.equal(model[0].weight, run.model()[0].weight)  # type: ignore[index]
+
+
+def test_a_card_says_only_what_is_known_and_stays_one_line_a_sentence() -> None:
+    text = model_card(
+        {"status": "INTERRUPTED", "message": "by the\nuser", "data": "`odd`\nname", "base_model": "org/name"},
+        steps={},
+        environment={},
+        command=None,
+        loading="pass",
+        auto_class="AutoModelForMaskedLM",
+        hub_model="org/name",
+    )
+    assert ModelCard(text).data.base_model == "org/name"
+    assert [line for line in text.splitlines() if line.startswith("- ") and line != "- asyncsgd"] == [
+        "- The data are `'odd' name`.",
+        "- Training began from `org/name`.",
+        "- The run stopped early (INTERRUPTED): by the user.",
+    ]
