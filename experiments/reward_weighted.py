@@ -1,0 +1,136 @@
+"""A causal language model that learns more from texts with a higher reward: a loss of one's own, in any mode.
+
+    python experiments/reward_weighted.py --mode async --nproc 2
+    python experiments/reward_weighted.py --mode sync --nproc 2 --model runs/clm-async-w4-.../model --data answers.txt
+
+Over the texts i of a batch, with rewards r_i >= 0 and T_i predicted tokens each,
+
+    loss = -sum_i r_i log p(text_i) / sum_i r_i T_i
+
+So a text of reward 2 counts as two texts, and one of reward 0 is not learned. The numerator is the weighted
+log-likelihood of reward-weighted regression (Peters and Schaal, Reinforcement Learning by Reward-Weighted Regression
+for Operational Space Control, ICML 2007). There the actions are drawn from the policy itself. Here the texts are given.
+The denominator makes it a mean per token: with equal rewards it is the loss of `CausalLM`.
+
+Change `reward`: e.g. ask a model, or look up what people said of a text. ``--help`` lists the settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from asyncsgd.errors import UsageError
+from asyncsgd.runtime.ranks import go_offline
+from asyncsgd.scripts.base import run_script
+from asyncsgd.scripts.task import task_script
+from asyncsgd.tasks.base import Sums
+from asyncsgd.tasks.causal_lm import IGNORED, Batch, CausalLM, DocumentRows, EvaluationRows, Rows
+
+
+def reward(text: str) -> float:
+    """How good a text is, 0 or more; a function of the text alone, so that every worker gives the same rewards."""
+    return 1.0 if "return" in text else 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardedBatch(Batch):
+    """One text a row, with its reward."""
+
+    rewards: Tensor
+    """float32 `(B,)`"""
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardWeighted(CausalLM):
+    """Causal language modelling in which every text counts as much as its reward. The fields are those of `CausalLM`.
+
+    A text that is longer than a row is cut, and every piece has a reward of its own.
+    """
+
+    name: ClassVar[str] = "reward_weighted"
+    better: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {"perplexity": "lower"}
+
+    def prepare(self, seed: int, cache: Path) -> Self:
+        alone = dataclasses.replace(super().prepare(seed, cache), packed=False)  # a row of several has no one reward
+        return dataclasses.replace(
+            alone, num_train_rows=len(Rows(alone, "train")), num_eval_rows=len(EvaluationRows(alone).rows)
+        )
+
+    def facts(self) -> Mapping[str, Any]:
+        return {**super().facts(), "notes": ["a row has one text, or one piece of it, and its reward"]}
+
+    def data(self, seed: int) -> Rewarded:
+        return Rewarded(self, seed)
+
+    def loss(self, outputs: Tensor, batch: RewardedBatch) -> Tensor:  # type: ignore[override]
+        # A part of a batch may have no text with a reward; its loss is 0, and so is its weight.
+        return _weighted_sum(outputs, batch) / _token_rewards(batch).sum().clamp(min=torch.finfo(torch.float32).tiny)
+
+    def weight(self, batch: RewardedBatch) -> float:  # type: ignore[override]
+        """What `loss` divides by. Workers' gradients are averaged with it, so it is not the number of tokens."""
+        return float(_token_rewards(batch).sum())
+
+    def sums(self, outputs: Tensor, batch: RewardedBatch) -> Sums:  # type: ignore[override]
+        return {"loss": _weighted_sum(outputs, batch).double()}
+
+    def metrics(self, sums: Sums) -> dict[str, float]:
+        """Of tokens that count as much as the rewards of their texts."""
+        return {"perplexity": super().metrics({**sums, "correct": 0})["perplexity"]}
+
+
+def _weighted_sum(logits: Tensor, batch: RewardedBatch) -> Tensor:
+    losses = functional.cross_entropy(
+        logits.float().flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED, reduction="none"
+    )
+    return (losses.view_as(batch.labels) * batch.rewards[:, None]).sum()
+
+
+def _token_rewards(batch: RewardedBatch) -> Tensor:
+    """Float32 `(B, L)`, the reward of every predicted token's text, and 0 where nothing is predicted."""
+    return batch.rewards[:, None] * (batch.labels != IGNORED)
+
+
+class Rewarded(DocumentRows):
+    """The batches of a `CausalLM` with the rewards of their texts."""
+
+    def __init__(self, task: RewardWeighted, seed: int) -> None:
+        from transformers import AutoTokenizer
+
+        super().__init__(task, seed)
+        self._tokenizer = AutoTokenizer.from_pretrained(task.tokenizer_folder, trust_remote_code=False)
+        rows = self.evaluation["main"]
+        self.evaluation = {"main": [self._rewarded(rows[index]) for index in range(len(rows))]}
+
+    def batch(self, stream: int, index: int) -> RewardedBatch:
+        batch = self._rewarded(super().batch(stream, index))
+        if batch.rewards.min() < 0 or _token_rewards(batch).sum() == 0:
+            raise UsageError("a batch has a negative reward, or none above 0; change reward(), or raise --batch-size")
+        return batch
+
+    def _rewarded(self, batch: Batch) -> RewardedBatch:
+        texts = self._tokenizer.batch_decode(batch.input_ids, skip_special_tokens=True)
+        return RewardedBatch(**vars(batch), rewards=torch.tensor([reward(text) for text in texts]))
+
+
+def before(settings: Any) -> None:
+    go_offline(settings.task.model_name, settings.task.data_name)
+
+
+SCRIPT = task_script(
+    RewardWeighted,
+    "reward_weighted",
+    description="A causal language model that learns more from texts with a higher reward.",
+    examples="  python experiments/reward_weighted.py --mode async --nproc 2",
+    model="model_name",
+    before=before,
+)
+
+if __name__ == "__main__":
+    sys.exit(run_script(SCRIPT.run, ends_with_process=True))
