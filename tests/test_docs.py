@@ -1,18 +1,106 @@
-"""The pages of the documentation."""
+"""The pages of the documentation, and that the commands and the code of two of them run."""
 
 from __future__ import annotations
 
+import importlib
+import json
 import re
+import shlex
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from asyncsgd.signals import StopRequest
+
 ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
 
 
 def test_the_index_lists_every_page_and_every_place_that_it_names_is_there() -> None:
-    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    linked = {(ROOT / "docs" / link).resolve() for link in re.findall(r"\]\(([^)]+)\)", index)}
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    linked = {(DOCS / link).resolve() for link in re.findall(r"\]\(([^)]+)\)", index)}
     assert all(page.exists() for page in linked)
-    assert {page for page in (ROOT / "docs").glob("*.md") if page.name != "index.md"} <= linked
+    assert {page for page in DOCS.glob("*.md") if page.name != "index.md"} <= linked
     places = re.findall(r"`((?:asyncsgd|analysis)/[^`]+)`", index)
     assert places
     assert all((ROOT / place).exists() for place in places)
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The fenced blocks of a page in one language; commands have none."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return [block for kind, block in re.findall(r"```(\w*)\n(.*?)```", text, re.DOTALL) if kind == language]
+
+
+def commands(page: str) -> list[str]:
+    """The commands of a page that are said to run, without their comments."""
+    lines = [line for block in blocks(page, "") for line in block.splitlines()]
+    return [line.partition("#")[0].strip() for line in lines if "# not tried here" not in line]
+
+
+Do = Callable[[str], None]
+
+
+@pytest.fixture
+def do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Do:
+    """Do what a command says, in this process and with few samples, in a folder that has the data it names."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+    lines = [f"ba di {'return' * (number % 2)} fo {number}" for number in range(120)]
+    Path("text.txt").write_text("\n".join(lines))
+    Path("posts.csv").write_text("\n".join(["body", *lines]))
+    for folder, suffix in (("texts", "jsonl"), ("labelled", "csv"), ("tagged", "jsonl")):
+        Path(folder).mkdir()
+        for side in ("train", "test"):
+            rows = {
+                "texts": [json.dumps({"body": f"{side} {line}"}) for line in lines],
+                "labelled": ["text,label", *(f"{side} {line},{'AB'[n % 2]}" for n, line in enumerate(lines))],
+                "tagged": [json.dumps({"tokens": [side, line], "ner_tags": ["O", "B-A"]}) for line in lines],
+            }
+            Path(folder, f"{side}.{suffix}").write_text("\n".join(rows[folder]))
+    data = {"stilt_finetune": "labelled", "train_tagger": "tagged"}
+
+    def run(command: str) -> None:
+        python, script, *arguments = shlex.split(command.replace(" 5000", " 16").replace(" FOLDER", " tagged"))
+        name = Path(script).stem
+        assert (python, script) == ("python", f"experiments/{name}.py")
+        module = importlib.import_module(name)
+        if name == "export":
+            assert module.main([*arguments, "--cache-dir", "cache"]) == 0
+            return
+        arguments += ["--samples", "48", "--evaluations", "1", "--cache-dir", "cache", "--device", "cpu"]
+        if "--data" not in arguments:
+            arguments += ["--data", data.get(name, "text.txt")]
+        if "texts" in arguments:
+            arguments += ["--text-column", "body"]
+        if "--clock" not in arguments and "--mode" not in arguments:
+            arguments += ["--mode", "single"]
+        script_run = module.SCRIPT.run if hasattr(module, "SCRIPT") else module.run
+        assert script_run(arguments, StopRequest()) == 0, command
+
+    return run
+
+
+@pytest.mark.slow
+def test_every_way_of_using_a_model_works_with_a_run_s_model_and_with_an_exported_one(
+    do: Do, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = "using_the_model.md"
+    for command in commands(page):
+        do(command)
+    codes = blocks(page, "python")
+    assert len(codes) == 4
+    for code in codes:
+        (run,) = re.findall(r"runs/(\w+)/model", code)
+        if not Path("exported", run).exists():
+            do(f"python experiments/export.py runs/{run} --out exported/{run}")
+        for version in (code, code.replace(f"runs/{run}/model", f"exported/{run}")):
+            capsys.readouterr()
+            exec(version, {})
+            assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("command", commands("adapting.md"))
+def test_what_the_page_about_other_trainings_says_can_be_typed(command: str, do: Do) -> None:
+    do(command)
