@@ -108,7 +108,7 @@ def test_a_masked_language_model_loads_by_its_card_and_says_what_its_summary_say
         f"The last evaluation had the loss {summary['final_eval_loss']:.6g}, accuracy ",
         "Delays, in updates: mean 0, p50 0, p95 0, max 0.",
         f"Its {summary['num_parameters']} parameters have the sha256 `{summary['parameters_sha256']}`.",
-        f"It was trained with asyncsgd {asyncsgd.__version__}, torch {torch.__version__.partition('+')[0]}",
+        f"The run began with asyncsgd {asyncsgd.__version__}, torch {torch.__version__.partition('+')[0]}",
     ):
         assert sentence in text
     assert read_origin(str(pretrained.path)).parameters_sha256 == summary["parameters_sha256"]

@@ -102,7 +102,7 @@ def _sentences(
     versions = environment.get("versions") or {}
     of = [f"{name} {versions[name]}" for name in ("asyncsgd", "torch", "transformers") if name in versions]
     if of:
-        yield f"It was trained with {', '.join(of)}."
+        yield f"The run began with {', '.join(of)}."
     if command is not None:
         yield f"The command was {_code(command)}."
 

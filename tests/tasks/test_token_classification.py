@@ -239,6 +239,7 @@ def test_the_facts_count_the_words_that_are_cut_off(task: TokenClassification) -
     assert facts | {"notes": []} == {
         "data": "names",
         "data_fingerprint": task.data_fingerprint,
+        "base_model": None,
         "split": "test",
         "labels": ["B-LOC", "B-PER", "I-LOC", "I-PER", "O"],
         "num_train_samples": task.num_train_samples,
