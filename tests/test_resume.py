@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,8 +25,10 @@ from asyncsgd import UsageError, checkpoints, modes
 from asyncsgd.checkpoints import find, load_state
 from asyncsgd.optimizers import SGD, AdamW
 from asyncsgd.records.events import INTERRUPTED, read_events
+from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.rules import ALL
 from asyncsgd.rules.base import Rule
+from asyncsgd.scripts.run_folder import open_again
 from asyncsgd.simulation.speeds import Exponential
 from asyncsgd.tasks.base import Batch
 
@@ -55,11 +59,14 @@ class Noisy(asyncsgd.Task):
         return nn.functional.cross_entropy(outputs, batch[1])
 
 
-def train(folder: Path, stop_at: int | None = None, **arguments: Any) -> asyncsgd.TrainedRun:
-    """A run, asked to stop as soon as it has reported `stop_at` samples."""
+def train(
+    folder: Path, stop_at: int | None = None, also: Callable[[Any], None] = lambda record: None, **arguments: Any
+) -> asyncsgd.TrainedRun:
+    """A run, asked to stop as soon as it has reported `stop_at` samples; `also` gets each record."""
     asked = []
 
     def stop(record: Any) -> None:
+        also(record)
         if stop_at is not None and not asked and getattr(record, "total_samples", 0) >= stop_at:
             asked.append(True)
             os.kill(os.getpid(), signal.SIGTERM)
@@ -126,32 +133,118 @@ def test_stopped_anywhere_and_resumed_is_never_stopped(
     ]
 
 
+def killed_at(num_samples: int, folder: Path, **arguments: Any) -> Path:
+    """A run that a kill has ended when so many samples had arrived, and its newest evaluation was of fewer."""
+    whole = folder.with_name(f"{folder.name}-whole")
+    if folder.exists():
+        folder.rename(whole)
+
+    def copy_the_folder(record: Any) -> None:  # as a kill at this moment leaves it
+        if record.kind == "arrival" and record.total_samples == num_samples:
+            shutil.copytree(whole, folder)
+
+    train(whole, also=copy_the_folder, **arguments)
+    shutil.rmtree(whole)
+    return folder
+
+
 @pytest.mark.parametrize("name", ["single", "virtual"])
 def test_a_run_that_was_killed_repeats_what_it_had_done_since_and_keeps_the_record_of_it(
     name: str, whole: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    killed, path = tmp_path / "killed", tmp_path / "run"
-
-    def copy_the_folder(record: Any) -> None:  # as a kill at this moment leaves it
-        if record.kind == "arrival" and record.total_samples == 132:
-            shutil.copytree(killed, path)
-
-    asyncsgd.train(
-        Noisy(),
-        folder=killed,
-        quiet=True,
-        report=copy_the_folder,
-        checkpoint_every=50,
-        **({"samples": SAMPLES, "evaluations": 5, "learning_rate": 0.02, "device": "cpu"} | IN_ONE_PROCESS[name]),
-    )
+    path = killed_at(148, tmp_path / "run", checkpoint_every=50, **IN_ONE_PROCESS[name])
+    open_again(path, [], "").close()  # and killed again before it has said that it goes on
+    killed_at(148, path, resume=True, checkpoint_every=1000, **IN_ONE_PROCESS[name])
     newest = find(path).checkpoint
-    assert newest.total_samples < 132
+    assert newest.total_samples < 144  # the last evaluation, with which all arrivals before it were written
     train(path, resume=True, **IN_ONE_PROCESS[name])
     assert records(path) == records(whole(name))
     (seam,) = [record for record in read_events(path / "events.jsonl") if record["kind"] == "resume"]
     assert seam["total_samples"] == newest.total_samples
-    discarded = (path / "events.discarded-1.jsonl").read_text() if seam["discarded"] else ""
-    assert discarded.count('"kind":"arrival"') == seam["discarded"]
+    one, other = [list(read_events(path / f"events.discarded-{number}.jsonl")) for number in (1, 2)]
+    assert other[0]["kind"] == "resume"
+    assert other[0]["discarded"] == len([record for record in one if record["kind"] == "arrival"]) > 0
+    assert seam["discarded"] == len([record for record in other if record["kind"] == "arrival"]) > 0
+
+
+def files_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def states_left_by_kills(folder: Path, command: Callable[[Path], RunFolder]) -> list[Path]:
+    """What lies on disk where a command that opens `folder` is killed before any of its lines, with every half-written
+    copy; and where the command after it is killed, and so on.
+    """
+    states, at_work = [folder], folder.with_name("at_work")
+    known = {frozenset((path.relative_to(folder), path.read_bytes()) for path in files_in(folder))}
+    last: list[Any] = []
+
+    def look() -> None:
+        facts = [(path, (found := path.stat()).st_ino, found.st_size) for path in files_in(at_work)]
+        if facts == last:
+            return
+        last[:] = facts
+        content = {path.relative_to(at_work): path.read_bytes() for path in files_in(at_work)}
+        note(content)
+        for path, each in content.items():
+            if path.suffix[1:].isdigit() and len(content[Path("events.jsonl")]) > int(path.suffix[1:]):
+                note(content | {path: each[: len(each) // 2]})
+
+    def note(content: dict[Path, bytes]) -> None:
+        if (state := frozenset(content.items())) not in known:
+            known.add(state)
+            assert len(known) < 100, "a command that is killed again and again leaves ever more"
+            states.append(folder.with_name(f"state-{len(states)}"))
+            for path, each in content.items():
+                (states[-1] / path).parent.mkdir(parents=True, exist_ok=True)
+                (states[-1] / path).write_bytes(each)
+
+    def at_line(frame: Any, event: str, _: Any) -> Any:
+        code = frame.f_code
+        if Path(code.co_filename).stem not in ("run_folder", "checkpoints") or code.co_flags & inspect.CO_GENERATOR:
+            return None  # a generator only reads here
+        look()
+        return at_line
+
+    for origin in states:  # which grows meanwhile
+        shutil.copytree(origin, at_work)
+        sys.settrace(at_line)
+        try:
+            opened = command(at_work)
+        finally:
+            sys.settrace(None)
+        opened.close()
+        look()
+        shutil.rmtree(at_work)
+    return states
+
+
+@pytest.mark.parametrize("becomes_longer", [False, True])
+def test_a_kill_at_any_line_while_a_run_is_opened_keeps_every_record_once(becomes_longer: bool, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    if becomes_longer:
+        train(path, checkpoint_every=50)
+    else:
+        killed_at(148, path, checkpoint_every=50)
+    lines = sorted((path / "events.jsonl").read_bytes().splitlines(keepends=True))
+    before = (path / "settings.yaml").read_text()
+    longer = before + "# it has become longer\n"
+
+    def command(state: Path) -> RunFolder:
+        needs_more = becomes_longer and (state / "settings.yaml").read_text() == before
+        return open_again(state, [("samples", SAMPLES, 2 * SAMPLES)] if needs_more else [], longer)
+
+    states = states_left_by_kills(path, command)
+    assert len(states) > 6
+    for state in states:
+        opened = command(state)
+        opened.close()
+        files = list(state.glob("events.discarded-*.jsonl"))
+        assert opened.resume.checkpoint.events_bytes == (state / "events.jsonl").stat().st_size
+        parts = [each.read_bytes() for each in [state / "events.jsonl", *files]]
+        assert sorted(b"".join(parts).splitlines(keepends=True)) == lines
+        assert opened.discarded == sum(part.count(b'"kind":"arrival"') for part in parts[1:]) > 0
+        assert not list(state.glob("events.copy.*"))
 
 
 @pytest.mark.parametrize("rule", [*ALL[:2], *slow(*ALL[2:])], ids=str)

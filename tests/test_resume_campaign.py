@@ -52,19 +52,13 @@ def test_every_batch_arrives_once_and_the_budget_is_spent_exactly() -> None:
 
 def test_what_is_discarded_is_counted_by_the_run_that_goes_on() -> None:
     lost, more = [arrival(3, 8), arrival(4, 10)], [went_on(2), arrival(3, 8)]
-    assert resume.wrongly_discarded([went_on(2)], [lost], 1) == []
-    assert resume.wrongly_discarded([went_on(0)], [], 1) == []
-    assert resume.wrongly_discarded([went_on(1)], [lost, more], 2) == []  # the first record was discarded with more
-    assert resume.wrongly_discarded([went_on(1)], [lost], 1) == [
-        "resume records count [1] discarded arrivals, the files hold [2]",
-        "[2] discarded arrivals are counted nowhere",
-    ]
-    assert resume.wrongly_discarded([went_on(2)], [], 1) == [
-        "resume records count [2] discarded arrivals, the files hold []"
-    ]
-    # Killed again before it could say that it went on: only where there was a second kill.
-    assert resume.wrongly_discarded([went_on(0)], [lost], 2) == []
-    assert resume.wrongly_discarded([went_on(0)], [lost], 1) == ["[2] discarded arrivals are counted nowhere"]
+    assert resume.wrongly_discarded([went_on(2)], [lost]) == []
+    assert resume.wrongly_discarded([went_on(0)], []) == []
+    assert resume.wrongly_discarded([went_on(1)], [lost, more]) == []  # the first record was discarded with more
+    assert resume.wrongly_discarded([went_on(3)], [lost, more[1:]]) == []  # killed before it could say that it went on
+    wrong = "resume records count {} discarded arrivals, the files hold {}"
+    assert resume.wrongly_discarded([went_on(1)], [lost]) == [wrong.format(1, 2)]
+    assert resume.wrongly_discarded([went_on(2)], []) == [wrong.format(2, 0)]
 
 
 def test_records_are_compared_but_for_checkpoints_and_measured_seconds() -> None:

@@ -157,7 +157,8 @@ class Resumed:
     total_samples: int
     train_seconds: float
     discarded: int
-    """Arrivals after the checkpoint that the run before had recorded. They lie in ``events.discarded-N.jsonl``."""
+    """Arrivals that were recorded after the checkpoint and are computed again. They lie in files
+    ``events.discarded-N.jsonl``, and no other such record counts them."""
     kind: str = "resume"
 
 

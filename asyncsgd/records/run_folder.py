@@ -20,7 +20,7 @@ import json
 import math
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TextIO
@@ -37,6 +37,10 @@ FLUSH_SECONDS = 0.5
 """How long a record may wait to be written. A killed run may lose a second, and a busy machine may need the other half
 of it.
 """
+
+_DISCARDED = "events.discarded-{}.jsonl"
+_COPY = "events.copy.{}"
+"""What will be discarded, with the length that events.jsonl is cut to."""
 
 
 class RunFolder:
@@ -66,7 +70,7 @@ class RunFolder:
         self.path = Path(path)
         self.resume = resume
         self.discarded = 0
-        """Arrivals that an earlier part of this run had recorded after the checkpoint it goes on from."""
+        """Arrivals that earlier parts of this run had recorded, which are computed again and counted nowhere yet."""
         self._events = own(self.path) if events is None else events
         if resume is None:
             self._events.truncate(0)
@@ -81,19 +85,42 @@ class RunFolder:
         threading.Thread(target=self._flush_regularly, name="records", daemon=True).start()
 
     def _discard_after(self, num_bytes: int) -> int:
-        """Move what the records hold after so many bytes to a file of its own; how many arrivals that were."""
+        """Move what the records hold after so many bytes to a file of its own.
+
+        A kill at any moment leaves every record once: in the records, or in one file of discarded ones. The copy has
+        its final name only when the records are cut.
+
+        Returns:
+            The arrivals in such files that no record `Resumed` counts. A run that was killed before it wrote one has
+            left some.
+        """
+        for copy in self.path.glob(_COPY.format("*")):  # of a run that was killed meanwhile
+            if (self.path / EVENTS).stat().st_size > int(copy.suffix[1:]):
+                copy.unlink()  # the records are not cut
+            else:
+                self._name_discarded(copy)
         with open(self.path / EVENTS, "rb") as file:
             file.seek(num_bytes)
             rest = file.read()
         if rest:
-            number = 1
-            while (aside := self.path / f"events.discarded-{number}.jsonl").exists():
-                number += 1
-            aside.write_bytes(rest)
-        self._events.truncate(num_bytes)
-        with contextlib.suppress(FileNotFoundError):
-            (self.path / "summary.json").unlink()  # the run has not ended
-        return rest.count(b'"kind":"arrival"')
+            copy = self.path / _COPY.format(num_bytes)
+            with open(copy, "wb") as file:
+                file.write(rest)
+                file.flush()
+                os.fsync(file.fileno())
+            self._events.truncate(num_bytes)
+            self._name_discarded(copy)
+        discarded = list(self.path.glob(_DISCARDED.format("*")))
+        in_files = sum(1 for path in discarded for _ in _lines_of("arrival", path))
+        resumes = (line for path in [self.path / EVENTS, *discarded] for line in _lines_of("resume", path))
+        # Somebody may have removed files that were counted.
+        return max(0, in_files - sum(json.loads(line)["discarded"] for line in resumes))
+
+    def _name_discarded(self, copy: Path) -> None:
+        number = 1
+        while (path := self.path / _DISCARDED.format(number)).exists():
+            number += 1
+        copy.rename(path)
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         name, number = "environment.json", 1
@@ -187,6 +214,13 @@ def write_text(path: Path, content: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)
+
+
+def _lines_of(kind: str, path: Path) -> Iterator[bytes]:
+    """The whole lines of a file of records that are of one kind."""
+    ending = f'"kind":"{kind}"}}\n'.encode()
+    with open(path, "rb") as file:
+        yield from (line for line in file if line.endswith(ending))
 
 
 def _finite(value: Any) -> Any:

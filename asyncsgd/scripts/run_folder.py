@@ -138,6 +138,7 @@ def open_again(path: Path, different: Sequence[tuple[str, object, object]], sett
         size = (path / EVENTS).stat().st_size
         found = find(path, lambda checkpoint: checkpoint.events_bytes <= size)
         forget_after(found)
+        (path / "summary.json").unlink(missing_ok=True)  # first, or a kill leaves a run of these settings that is DONE
         if different:
             write_text(path / "settings.yaml", settings_yaml)
         folder = RunFolder(path, events, resume=found)
