@@ -666,6 +666,18 @@ def test_a_finished_run_keeps_no_checkpoints(stoppable: tuple[Path, Path]) -> No
     assert not list(stoppable[1].rglob("checkpoints"))
 
 
+def test_checkpoints_that_a_kill_has_left_of_a_finished_run_go_when_the_sweep_goes_on(
+    stoppable: tuple[Path, Path], tmp_path: Path
+) -> None:
+    config, out = stoppable
+    shutil.copytree(out, tmp_path / "out")
+    for run in (VIRTUAL, TUNED):
+        (tmp_path / "out" / run / "checkpoints").mkdir()
+        (tmp_path / "out" / run / "checkpoints" / "latest").write_text("000000000004\n")
+    assert sweep(config, tmp_path / "out") == 0
+    assert not list((tmp_path / "out").rglob("checkpoints"))
+
+
 def results_of_all(out: Path) -> dict[str, tuple[str, str, int]]:
     """Status, parameters and samples of every run."""
     summaries = {run.folder: summary_of(out, run.folder) for run in plan_of(out).runs}
