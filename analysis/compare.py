@@ -170,6 +170,8 @@ def _row(condition: Condition, runs: list[Run]) -> Row:
 
 def _warnings(groups: dict[str, list[Run]]) -> Iterable[str]:
     """What makes the numbers of one table less comparable than they look; `groups` holds the DONE runs by label."""
+    from analysis.study.run import timing_notes
+
     for field in ("num_samples", "from_scratch", "threads", "clock", "eval_weight"):
         mixed = False
         for name, group in groups.items():
@@ -189,9 +191,9 @@ def _warnings(groups: dict[str, list[Run]]) -> Iterable[str]:
         for seed, count in sorted(Counter(run.summary["seed"] for run in group).items(), key=lambda item: str(item[0])):
             if count > 1 and seed is not None:
                 yield f"WARNING: {name}: {count} runs have seed {seed}; its ± is not over different seeds only"
-    slow = [name for name, group in groups.items() if any(run.oversubscribed for run in group)]
-    if slow:
-        yield f"NOTE: timings from an oversubscribed machine: not a speed comparison ({'; '.join(slow)})"
+    notes = {name: timing_notes(group) for name, group in groups.items()}
+    for note in dict.fromkeys(note for of_group in notes.values() for note in of_group):
+        yield f"NOTE: {note} ({'; '.join(name for name in notes if note in notes[name])})"
 
 
 def _distinct(runs: Iterable[Run], field: str) -> list[str]:

@@ -56,7 +56,7 @@ class NotesRow:
     worker_losses: tuple[float, float] | None
     """Lowest and highest over workers and runs; None where no run recorded any."""
     seconds: Statistic
-    oversubscribed: bool
+    timing_notes: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +81,8 @@ def lab_notes(study: Study) -> Notes:
 
 
 def _row(arm: Arm, runs: Sequence[StudyRun]) -> NotesRow | None:
+    from analysis.study.run import timing_notes
+
     first = [run for run in runs if run.replicate == 0]
     done = [run.run for run in first if run.run is not None and run.run.done and not run.diverged]
     recorded = [loss for run in done for loss in _worker_losses(run)]
@@ -102,7 +104,7 @@ def _row(arm: Arm, runs: Sequence[StudyRun]) -> NotesRow | None:
         exact_loss=Statistic.of(run.summary.get("final_eval_loss") for run in done),
         worker_losses=(min(recorded), max(recorded)) if recorded else None,
         seconds=Statistic.of(run.summary.get("train_seconds") for run in done),
-        oversubscribed=any(run.oversubscribed for run in done),
+        timing_notes=tuple(timing_notes(done)),
     )
 
 
@@ -127,9 +129,9 @@ def _warnings(study: Study, rows: Sequence[NotesRow]) -> list[str]:
     lines = []
     if len({row.clock for row in rows}) > 1:
         lines.append("WARNING: measured and virtual seconds are both here; they must not be compared")
-    slow = [f"{row.mode}, {row.num_workers} workers" for row in rows if row.oversubscribed]
-    if slow:
-        lines.append(f"NOTE: timings from an oversubscribed machine: not a speed comparison ({'; '.join(slow)})")
+    for note in dict.fromkeys(note for row in rows for note in row.timing_notes):
+        names = [f"{row.mode}, {row.num_workers} workers" for row in rows if note in row.timing_notes]
+        lines.append(f"NOTE: {note} ({'; '.join(names)})")
     runs = [run.run for run in study.of("test") if run.run is not None]
     if any(run.summary.get("from_scratch") is True for run in runs):
         lines.append("NOTE: from scratch: not STILT")

@@ -68,6 +68,7 @@ UNEQUAL_BATCHES = "unequal batches"
 SAME_BATCH = 0.01
 """Samples per update that differ by at most this share are equal: a last update of a run may have had fewer."""
 OVERSUBSCRIBED = "oversubscribed: more threads than cores, its seconds are no speed comparison"
+RESUMED = "resumed: its seconds were measured in parts and are no speed comparison"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -368,6 +369,8 @@ def _comparison(
     notes += _batch_note(treatment, reference, *sizes)
     if any(run.run is not None and run.run.oversubscribed for run in counted):
         notes.append(OVERSUBSCRIBED)
+    if any(run.run is not None and run.run.timed_in_parts for run in counted):
+        notes.append(RESUMED)
     marks = {run.run.summary.get("from_scratch") for run in counted if run.run is not None}
     if True in marks:
         notes.append(FROM_SCRATCH)

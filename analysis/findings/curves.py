@@ -12,6 +12,7 @@ from analysis.findings.comparable_runs import Scope
 from analysis.findings.delays import events_of
 from analysis.statistics.intervals import t_interval
 from analysis.study.curves import Column, curve_of
+from analysis.study.run import timing_notes
 from analysis.study.types import StudyRun
 
 GRID_POINTS = 200
@@ -148,9 +149,7 @@ def curve_panel(
     if not curves:
         return None
     runs = [run for of_arm in shown.values() for run in of_arm]
-    notes = []
-    if axis == "seconds" and any(run.run is not None and run.run.oversubscribed for run in runs):
-        notes.append("timings from an oversubscribed machine: not a speed comparison")
+    notes = timing_notes(run.run for run in runs if run.run is not None) if axis == "seconds" else []
     ended = sum(run.diverged for run in runs)
     notes += [f"the curves of runs that diverged ({ended}) end where they did"] * (ended > 0)
     return CurvePanel(group, axis, x_label, y_label, target, tuple(curves), tuple(notes))

@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from analysis.findings.comparisons import OVERSUBSCRIBED, Comparison, Group
+from analysis.findings.comparisons import OVERSUBSCRIBED, RESUMED, Comparison, Group
 from analysis.findings.judging import Endpoint, Family, Paired, Question
 from analysis.statistics.crossings import loss_at
 from analysis.statistics.intervals import short
@@ -220,7 +220,8 @@ def questions_of(study: Study, comparisons: Sequence[Comparison], *, exploratory
             else:
                 unit = "nats"
                 if endpoint == "loss_at_equal_samples":
-                    notes = [note for note in notes if note != OVERSUBSCRIBED]  # there are no seconds in it
+                    # There are no seconds in it.
+                    notes = [note for note in notes if note not in (OVERSUBSCRIBED, RESUMED)]
                     label, values = "evaluation loss at equal samples", losses_at_equal_samples(comparison)
                 else:
                     label, values = "evaluation loss at equal seconds", losses_at_equal_seconds(comparison)

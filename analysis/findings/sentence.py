@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from analysis.findings.comparisons import (
     FROM_SCRATCH,
     OVERSUBSCRIBED,
+    RESUMED,
     UNEQUAL_BATCHES,
     Comparison,
     Group,
@@ -152,6 +153,8 @@ def headlines_of(
         told = [*_sentences(row, by_endpoint, names), *_diverged(row, pairs[0] if pairs else (), names)]
         if OVERSUBSCRIBED in row.notes:
             told.append("The machine had more threads than cores, so its seconds are no speed comparison.")
+        if RESUMED in row.notes:
+            told.append("Some runs were stopped and resumed, so their seconds are no speed comparison.")
         text = " ".join(["Exploratory:"] * exploratory + told + unfinished)
         details = _details(row, by_endpoint, beside, names)
         found.append(

@@ -16,6 +16,7 @@ from analysis.statistics.intervals import Interval, t_interval
 from analysis.statistics.survival import kaplan_meier, log_rank
 from analysis.statistics.time_to_target import restricted, restricted_times, speed_up
 from analysis.study.curves import budget_of, end_of, improvement_of, time_to
+from analysis.study.run import timing_notes
 from analysis.study.types import Study, StudyRun
 
 TARGET_SHARES = (0.5, 0.8, 0.9, 0.95, 0.98)
@@ -100,9 +101,6 @@ def reached_panels(scope: Scope, generator: numpy.random.Generator) -> tuple[Rea
                 curves.append(_reached_curve(arm, scope.usable[arm], group.target, budget))
                 gaps += [time_to(run, group.target)[1] for run in scope.usable[arm]]
         spacings = [gap for gap in gaps if gap]
-        notes = []
-        if any(run.run is not None and run.run.oversubscribed for run in runs):
-            notes.append("timings from an oversubscribed machine: not a speed comparison")
         panels.append(
             ReachedPanel(
                 group=group.name,
@@ -113,7 +111,7 @@ def reached_panels(scope: Scope, generator: numpy.random.Generator) -> tuple[Rea
                 spacing=statistics.median(spacings) if spacings else None,
                 curves=tuple(curves),
                 log_rank_p=tuple(_log_ranks(scope, group, generator)),
-                notes=tuple(notes),
+                notes=tuple(timing_notes(run.run for run in runs if run.run is not None)),
             )
         )
     return tuple(panels)

@@ -51,6 +51,9 @@ _MEASURED = ("threads", "oversubscription", "eval_weight")
 """What a simulation need not have: it has no threads, and a closed-form problem has no loss terms."""
 _DELAYS = ("mean", "p50", "p95", "max")
 
+OVERSUBSCRIBED = "timings from an oversubscribed machine: not a speed comparison"
+RESUMED = "timings of a run that was stopped and resumed: not a speed comparison"
+
 PREDICTION = re.compile(r"predicted-\d+")
 """Name of a folder inside a run's in which ``experiments/calibrate.py`` has predicted that run."""
 
@@ -121,6 +124,8 @@ class Run:
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     better: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """The metrics that the header of its records names; see `asyncsgd.records.events.read_better`."""
+    num_resumes: int = 0
+    """How often it went on from a checkpoint."""
 
     @property
     def status(self) -> str:
@@ -191,6 +196,18 @@ class Run:
     def oversubscribed(self) -> bool:
         """Whether the run is known to have had more threads than cores."""
         return (self.summary.get("oversubscription") or 0.0) > 1.0
+
+    @property
+    def timed_in_parts(self) -> bool:
+        """Whether its seconds were measured, and by the clocks of several processes one after another."""
+        return self.num_resumes > 0 and not self.virtual
+
+
+def timing_notes(runs: Iterable[Run]) -> list[str]:
+    """Why the seconds of some of these runs are no speed comparison."""
+    runs = list(runs)
+    notes = [OVERSUBSCRIBED] * any(run.oversubscribed for run in runs)
+    return notes + [RESUMED] * any(run.timed_in_parts for run in runs)
 
 
 def load_runs(folder: Path | str) -> tuple[list[Run], list[str]]:
@@ -265,9 +282,13 @@ def _load_run(path: Path, name: str) -> Run:
     problems: list[str] = []
     better = read_better(path / EVENTS) if (path / EVENTS).is_file() else {}
     summary = _read_summary(path / "summary.json", better, problems)
-    evaluations = _read_evaluations(path / EVENTS, better, problems)
+    evaluations, num_resumes = _read_records(path / EVENTS, better, problems)
     settings = _read_settings(path / "settings.yaml", problems)
-    return Run(path, name, summary, evaluations, tuple(problems), settings, better)
+    run = Run(path, name, summary, evaluations, tuple(problems), settings, better, num_resumes)
+    if run.timed_in_parts:
+        problem = f"resumed: its seconds were measured in {num_resumes + 1} parts"
+        run = dataclasses.replace(run, problems=(*problems, problem))
+    return run
 
 
 def loss_label(runs: Sequence[Run]) -> str:
@@ -383,12 +404,14 @@ def _checked_metrics(
     return {name: value if _is_number(value) else None for name, value in metrics.items()}
 
 
-def _read_evaluations(path: Path, better: Mapping[str, str], problems: list[str]) -> pandas.DataFrame:
+def _read_records(path: Path, better: Mapping[str, str], problems: list[str]) -> tuple[pandas.DataFrame, int]:
+    """The evaluations, and how often the run went on."""
     rows: list[dict[str, Any]] = []
+    num_resumes = 0
     faults: list[str] = []
     if not path.is_file():
         problems.append("no events.jsonl: it has no curve in the figures")
-        return _frame(rows, better)
+        return _frame(rows, better), 0
     records = read_events(path)
     while True:
         try:
@@ -404,6 +427,8 @@ def _read_evaluations(path: Path, better: Mapping[str, str], problems: list[str]
         kind = record.get("kind")
         if kind == "evaluate":
             rows.append(_evaluation(record, problems))
+        elif kind == "resume":
+            num_resumes += 1
         elif kind == "fault":
             faults.append(f"fault at version {record.get('version')}: {record.get('message')}")
         elif kind == "leave" and record.get("reason"):
@@ -414,7 +439,7 @@ def _read_evaluations(path: Path, better: Mapping[str, str], problems: list[str]
         problems.append(faults[0] if len(faults) == 1 else f"{len(faults)} faults, the last: {faults[-1]}")
     if not rows:
         problems.append("events.jsonl has no evaluation: it has no curve in the figures")
-    return _frame(rows, better)
+    return _frame(rows, better), num_resumes
 
 
 def _evaluation(record: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from synthetic import write_finetuning
 from analysis.compare import Statistic, compare, main, render, render_csv
 from analysis.report.figures.compare import pictures, save_figures
 from analysis.study.run import load_runs
-from asyncsgd.records.events import DIVERGED, DONE, FAILED, Evaluation, Fault
+from asyncsgd.records.events import DIVERGED, DONE, FAILED, Evaluation, Fault, Resumed
 from asyncsgd.records.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,6 +39,7 @@ def write_run(
     num_samples=160,
     oversubscription=1.0,
     fault="",
+    num_resumes=0,
     finished=True,
     settings="",
     **recorded,
@@ -53,6 +54,8 @@ def write_run(
         )
     if fault:
         folder.append(Fault(fault, 1, 20, train_seconds))
+    for _ in range(num_resumes):
+        folder.append(Resumed("000000000080", 10, 80, train_seconds, 0))
     if finished:
         folder.write_summary(
             {
@@ -312,6 +315,18 @@ def test_only_the_seconds_picture_marks_oversubscribed_runs(tmp_path):
     assert compare(runs).tables[0].warnings == (
         "NOTE: timings from an oversubscribed machine: not a speed comparison (async, 4 workers)",
     )
+
+
+def test_seconds_that_were_measured_in_parts_are_marked_and_no_speed_comparison(tmp_path):
+    write_run(tmp_path / "a", num_resumes=2)
+    write_run(tmp_path / "s", mode="sync", rule="synchronous")
+    write_run(tmp_path / "v", clock="virtual", num_resumes=1)  # goes on bit for bit, its seconds too
+    runs, _ = load_runs(tmp_path)
+    note = "timings of a run that was stopped and resumed: not a speed comparison"
+    assert f"NOTE: {note} (async, 4 workers)" in compare(runs).tables[0].warnings
+    assert compare(runs).problems == ("a: resumed: its seconds were measured in 3 parts",)
+    captions = {picture.name: picture.caption for picture in pictures(runs)}
+    assert [name for name, caption in captions.items() if note in caption] == ["loss_vs_seconds"]
 
 
 def test_a_mean_curve_covers_only_what_every_run_covers(tmp_path):

@@ -638,6 +638,21 @@ def test_seconds_of_a_machine_with_too_few_cores_are_called_no_comparison_in_the
     assert "From scratch: not STILT." in headline.details
 
 
+def test_seconds_of_a_resumed_run_are_called_no_comparison_where_there_are_seconds(tmp_path):
+    arms = [SyntheticArm(name, 4, "measured", None) for name in ("sync", "async")]
+    curves = {arms[0].name: [straight(6.0, 4.0, seconds=10.0)] * 6}
+    curves[arms[1].name] = [straight(6.0, 4.0 + number / 100, seconds=5.0) for number in range(6)]
+    write_study(tmp_path, curves, arms)
+    with open(next(tmp_path.glob("test/async*/*/events.jsonl")), "a") as file:
+        file.write('{"name":"1","version":1,"total_samples":1,"train_seconds":1.0,"discarded":0,"kind":"resume"}\n')
+    found = results_of(tmp_path)
+    assert {row.endpoint for row in found.tests if any(note.startswith("resumed") for note in row.notes)} == {
+        "time_to_target",
+        "loss_at_equal_seconds",
+    }
+    assert "Some runs were stopped and resumed, so their seconds are no speed comparison." in found.headlines[0].text
+
+
 def test_too_few_seeds_are_said_once_and_what_was_seen_so_far_is_in_small_type(tmp_path):
     treatment = [straight(6.0, 4.0 + number / 10, seconds=6.0) for number in range(3)]
     headline = study_of(tmp_path, treatment, [straight(6.0, 4.0, seconds=10.0)] * 3).headlines[0]
