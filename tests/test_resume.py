@@ -8,7 +8,9 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -365,6 +367,72 @@ def test_a_full_disk_in_the_middle_of_a_checkpoint_keeps_the_run_and_the_last_go
     assert "could not be written (No space left on device: free some space); the run goes on, and the last good" in said
     assert not list((tmp_path / "run" / "checkpoints").glob("*.partial"))
     assert f"the last good one is {find(tmp_path / 'run').checkpoint.name}" in said
+
+
+LARGE = """
+import dataclasses, sys
+import torch
+from torch import nn
+import asyncsgd
+from asyncsgd.scripts.base import run_script
+from asyncsgd.scripts.task import task_script
+
+
+@dataclasses.dataclass(frozen=True)
+class Large(asyncsgd.Task):
+    name = "large"
+    batch_size: int = 4
+
+    def model(self, seed):
+        with asyncsgd.seeded(seed):
+            return nn.Sequential(nn.Embedding(1_000_000, 8), nn.Flatten(), nn.Dropout(0.1), nn.Linear(8, 2))
+
+    def data(self, seed):
+        draw = torch.Generator().manual_seed(seed)
+        x = torch.randint(1_000_000, (32, 1), generator=draw)
+        return asyncsgd.TensorData((x, x[:, 0] % 2), (x, x[:, 0] % 2), self.batch_size, seed)
+
+    def outputs(self, model, batch):
+        return model(batch[0])
+
+    def loss(self, outputs, batch):
+        return nn.functional.cross_entropy(outputs, batch[1])
+
+
+if __name__ == "__main__":
+    script = task_script(Large, "large", description="Its checkpoints take long to write.", examples="")
+    sys.exit(run_script(script.run, ends_with_process=True))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_run_that_is_asked_to_stop_while_a_checkpoint_is_written_keeps_a_whole_one(tmp_path: Path) -> None:
+    script = tmp_path / "large.py"
+    script.write_text(LARGE)
+
+    def begin(folder: Path) -> subprocess.Popen[bytes]:
+        flags = f"--mode single --samples 80 --evaluations 1 --checkpoint-every 16 --run-dir {folder}"
+        return subprocess.Popen([sys.executable, str(script), *flags.split()], stdout=subprocess.DEVNULL)
+
+    assert begin(tmp_path / "whole").wait(120) == 0
+    run = begin(tmp_path / "run")
+    deadline = time.monotonic() + 120
+    while not (written := list((tmp_path / "run" / "checkpoints").glob("*.partial"))):
+        assert run.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    run.send_signal(signal.SIGTERM)
+    assert written[0].exists()  # so it came while that was written
+    assert run.wait(60) == 130
+    assert not list((tmp_path / "run" / "checkpoints").glob("*.partial"))
+    found = find(tmp_path / "run")
+    assert found.notes == ()
+    assert found.checkpoint.name == (tmp_path / "run" / "checkpoints" / "latest").read_text().strip()
+    assert int(written[0].stem) <= found.checkpoint.total_samples < 80
+    assert begin(tmp_path / "run").wait(120) == 0
+    assert records(tmp_path / "run") == records(tmp_path / "whole")
+    assert sha256(tmp_path / "run") == sha256(tmp_path / "whole")
 
 
 @pytest.mark.slow
