@@ -1,0 +1,182 @@
+"""What a tracker costs a run, also where its server is killed in the middle.
+
+    python experiments/benchmarks/tracker_cost.py mlflow --rounds 5
+
+Each round trains the task of `own_model.py` in one process three times: in no tracker, in the tracker without a server
+(W&B offline, MLflow's database), and, of wandb and mlflow, with a server that is killed when half of the samples have
+arrived. W&B's server is a small one of this file that answers what the client asks. Every run is a process of its own.
+Prints the ratio to the run without a tracker, round by round and then the median, of training seconds and of CPU
+seconds of the run's process. (Target: at most 1.02.) Exits with 1 where a run is not DONE or its records are not those
+of the run without a tracker."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.server
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import asyncsgd
+from asyncsgd.records.trackers import ALL
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from own_model import Shapes
+
+PLAIN, WITHOUT_SERVER, KILLED = "no tracker", "no server", "server killed"
+WITH_SERVER = ("mlflow", "wandb")
+
+
+class FakeWandB(http.server.BaseHTTPRequestHandler):
+    """Answers as W&B's service does, as far as a run needs it."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self._answer({})
+
+    def do_POST(self) -> None:
+        asked = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        project = {"id": "1", "name": "asyncsgd", "entity": {"id": "2", "name": "somebody"}}
+        bucket: dict[str, Any] = {"id": "3", "name": "run", "displayName": "run", "config": "{}", "historyLineCount": 0}
+        bucket |= {"project": project}
+        if b"upsertBucket" in asked:
+            self._answer({"data": {"upsertBucket": {"bucket": bucket, "inserted": True}}})
+        elif b"query" in asked[:20]:
+            self._answer({"errors": [{"message": "this server knows one mutation only"}]})
+        else:  # a part of the history
+            self._answer({})
+
+    def _answer(self, content: dict[str, Any]) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def train(folder: Path, tracker: str | None, samples: int, server: int | None) -> None:
+    """Make one run and print what it cost; kill the process group `server` in the middle."""
+    clocks: list[float] = []
+    to_kill = [] if server is None else [server]
+
+    def note(record: Any) -> None:
+        if record.kind == "arrival":
+            clocks.append(time.process_time())
+            if to_kill and record.total_samples >= samples // 2:
+                os.killpg(to_kill.pop(), signal.SIGKILL)
+
+    run = asyncsgd.train(Shapes(), folder=folder, samples=samples, track=tracker, report=note, quiet=True, device="cpu")
+    facts = {key: run.summary.get(key) for key in ("status", "train_seconds", "parameters_sha256", "tracking")}
+    print(json.dumps(facts | {"cpu_seconds": clocks[-1] - clocks[0], "arrivals": len(clocks)}))
+
+
+@contextlib.contextmanager
+def serving(name: str, folder: Path) -> Iterator[tuple[dict[str, str], int]]:
+    """A server of the tracker: what the environment of its client says, and its process group."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    address = f"http://127.0.0.1:{port}"
+    if name == "mlflow":
+        words = ["-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+        words += ["--backend-store-uri", f"sqlite:///{folder}/server.db"]
+        environment = {"MLFLOW_TRACKING_URI": address}
+    else:
+        words = [__file__, name, "--serve", str(port)]
+        environment = {"WANDB_BASE_URL": address, "WANDB_MODE": "online", "WANDB_API_KEY": "0" * 40}
+    with open(folder / "server.txt", "wb") as log:
+        server = subprocess.Popen([sys.executable, *words], stdout=log, stderr=log, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 120
+        while True:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=5):
+                break
+            if server.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit((folder / "server.txt").read_text())
+            time.sleep(0.2)
+        yield environment, server.pid
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def measured(name: str, case: str, folder: Path, samples: int) -> dict[str, Any]:
+    """Make one run in a process of its own: what `train` prints, and the number of arrivals in its records."""
+    folder.mkdir()
+    words = [__file__, name, "--samples", str(samples), "--train", str(folder / "run")]
+    words += ["--plain"] if case == PLAIN else []
+    with contextlib.ExitStack() as closing:
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB_", "MLFLOW_"))}
+        environment["TRACKIO_DIR"] = str(folder / "trackio")
+        if case == KILLED:
+            more, server = closing.enter_context(serving(name, folder))
+            environment |= more
+            words += ["--server", str(server)]
+        done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    facts = json.loads(done.stdout.splitlines()[-1])
+    facts["recorded"] = (folder / "run" / "events.jsonl").read_text().count('"kind":"arrival"')
+    return facts
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=str(__doc__), formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("name", choices=list(ALL))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--samples", type=int, default=48_000)
+    for flag, of in (("--train", Path), ("--server", int), ("--serve", int)):
+        parser.add_argument(flag, type=of, help=argparse.SUPPRESS)  # for the processes that this one starts
+    parser.add_argument("--plain", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.serve is not None:
+        http.server.ThreadingHTTPServer(("127.0.0.1", given.serve), FakeWandB).serve_forever()
+    if given.train is not None:
+        train(given.train, None if given.plain else given.name, given.samples, given.server)
+        return 0
+    cases = (PLAIN, WITHOUT_SERVER, *[KILLED] * (given.name in WITH_SERVER))
+    ratios: dict[tuple[str, str], list[float]] = {}
+    wrong = 0
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
+        for number in range(given.rounds):
+            rows = {
+                case: measured(given.name, case, Path(temporary) / f"{number}-{case.replace(' ', '-')}", given.samples)
+                for case in cases
+            }
+            plain = rows[PLAIN]
+            for case, row in rows.items():
+                same = ("status", "parameters_sha256", "arrivals", "recorded")
+                wrong += any(row[key] != plain[key] for key in same) or row["status"] != "DONE"
+                print(
+                    f"round {number}: {case:13} {row['train_seconds']:6.2f} s, CPU {row['cpu_seconds']:6.2f} s  "
+                    f"{(row['tracking'] or {}).get(given.name, '')}",
+                    flush=True,
+                )
+                for key in ("train_seconds", "cpu_seconds"):
+                    ratios.setdefault((case, key), []).append(row[key] / plain[key])
+    for (case, key), each in ratios.items():
+        if case != PLAIN:
+            low, median, high = min(each), statistics.median(each), max(each)
+            print(f"{given.name}, {case}, {key}: median {median:.3f} [{low:.3f}, {high:.3f}] n={len(each)} target 1.02")
+    print(f"{wrong} runs lost something")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
