@@ -115,6 +115,7 @@ def train(
     seed: int = 0,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     precision: Literal["fp32", "bf16", "fp16"] = "fp32",
+    micro_batches: int = 1,
     folder: str | Path | None = None,
     resume: bool = False,
     checkpoint_every: int | None = None,
@@ -144,6 +145,8 @@ def train(
         clip_norm: the largest norm of a direction; a longer one is scaled down to it. 0: no clipping.
         seed: decides the initial model, the order of the data and dropout.
         device: ``auto`` takes cuda where there is one.
+        micro_batches: parts of a batch that are computed one after the other, so that a batch need not fit in memory
+            as a whole. The task's `split` cuts it.
         folder: a new folder for the run's records and model. None: nothing is written.
         resume: whether a run that is in `folder` already goes on from its last checkpoint. All arguments must be those
             of the run; only `samples` may grow. Where the folder holds no run yet, one is begun.
@@ -197,6 +200,7 @@ def train(
         seed,
         device,
         precision,
+        micro_batches,
     )
     if folder is None and (resume or checkpoint_every or checkpoint_seconds):
         raise UsageError("checkpoints are kept in the run's folder, and there is none; give folder=...")
@@ -260,7 +264,7 @@ def replay(
         UsageError: if the run cannot be replayed; the message gives the reason.
     """
     folder = Path(folder)
-    settings, summary = read_of_run(folder, "settings.yaml"), summary_to_replay(folder)
+    settings, summary = _settings_of(folder), summary_to_replay(folder)
     if "task_class" in settings:
         experiment = _Asked.of(settings, task, rule, optimizer).experiment(cache)
     else:
@@ -310,6 +314,7 @@ class _Asked:
     seed: int
     device: str
     precision: str
+    micro_batches: int
 
     def __post_init__(self) -> None:
         build = self.recipe.build
@@ -325,16 +330,22 @@ class _Asked:
                 )
         if self.schedule != "constant" and self.samples is None:
             raise UsageError(f"schedule={self.schedule!r} needs a number of samples to stretch over; give samples")
-        for name in ("samples", "evaluations"):
+        for name, least in (("samples", 0), ("evaluations", 1), ("micro_batches", 1)):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < (name == "evaluations")):
-                raise UsageError(f"{name} must be a whole number, {int(name == 'evaluations')} or more, got {value!r}")
+            if value is not None and (not isinstance(value, int) or value < least):
+                raise UsageError(f"{name} must be a whole number, {least} or more, got {value!r}")
 
     def experiment(self, cache: str | Path | None) -> Experiment:
         schedule: Schedule = WarmupSchedule(self.learning_rate, self.warmup, self.samples, SHAPES[self.schedule])
         course = Course(Budget(self.samples, self.seconds, self.target_loss), self.evaluations, schedule)
         setup = Setup(
-            self.runtime, self.rule, self.recipe, self.seed, resolve_device(self.device), PRECISIONS[self.precision]
+            self.runtime,
+            self.rule,
+            self.recipe,
+            self.seed,
+            resolve_device(self.device),
+            PRECISIONS[self.precision],
+            self.micro_batches,
         )
         _ = setup.server_recipe  # refuses
         return Experiment(
@@ -378,7 +389,7 @@ class _Asked:
                 name: getattr(self, name)
                 for name in (
                     *("samples", "seconds", "target_loss", "evaluations"),
-                    *("learning_rate", "schedule", "warmup", "seed", "device", "precision"),
+                    *("learning_rate", "schedule", "warmup", "seed", "device", "precision", "micro_batches"),
                 )
             },
         }
@@ -410,8 +421,14 @@ class _Asked:
             recipe=OptimizerRecipe(optimizer, settings["weight_decay"], settings["clip_norm"]),
             device=settings["device"],
             precision=settings["precision"],
+            micro_batches=settings["micro_batches"],
             **{name: settings[name] for name in names},
         )
+
+
+def _settings_of(folder: Path) -> dict[str, Any]:
+    """The settings of a run; what runs did not have at first is as it was then."""
+    return {"micro_batches": 1} | read_of_run(folder, "settings.yaml")
 
 
 def _rule_of(rule: Rule | None, runtime: modes.Runtime) -> Rule:
@@ -467,7 +484,7 @@ def _open_folder(path: Path, asked: _Asked, resume: bool) -> RunFolder:
     import yaml
 
     if resume and (path / "settings.yaml").is_file() and has_trained(path):
-        before, now = read_of_run(path, "settings.yaml"), asked.settings()
+        before, now = _settings_of(path), asked.settings()
         different = [(key, before.get(key), now[key]) for key in now if before.get(key) != now[key]]
         return open_again(path, different, yaml.safe_dump(now, sort_keys=False))
     if (path / "settings.yaml").is_file() and not has_trained(path):

@@ -49,6 +49,7 @@ class Setup:
     device: str = "cpu"
     """``cpu`` or ``cuda``."""
     precision: torch.dtype = torch.float32
+    micro_batches: int = 1
 
     @property
     def server_recipe(self) -> OptimizerRecipe:
@@ -74,6 +75,7 @@ class Setup:
             threads=self.runtime.threads,
             device=self.device if worker is None else device_of_worker(self.device, worker),
             precision=self.precision,
+            micro_batches=self.micro_batches,
             inner=self.recipe,
             num_workers=self.runtime.num_workers,
             speeds=self.runtime.speeds,
@@ -111,6 +113,14 @@ class Experiment:
     """Given the prepared task: when checkpoints are taken."""
     profile: int | None = None
     """How many gradients of worker 0 are traced."""
+
+    def __post_init__(self) -> None:
+        if self.setup.micro_batches > self.task.batch_size:
+            raise UsageError(
+                f"--micro-batches {self.setup.micro_batches} cuts a batch into more parts than its "
+                f"{self.task.batch_size} samples; type --micro-batches {self.task.batch_size} or less, or a larger "
+                f"--batch-size"
+            )
 
     def summary(self) -> dict[str, Any]:
         """The summary's fields that are known before anything has run."""
@@ -260,6 +270,7 @@ def setup_of(job: settings.Job, machine: settings.Machine, optimization: setting
         job.seed,
         device_of(machine, job),
         PRECISIONS[machine.precision],
+        machine.micro_batches,
     )
     _ = setup.server_recipe  # refuses
     return setup

@@ -259,7 +259,10 @@ def _attempt(
             run.record.close()
 
 
-OUT_OF_MEMORY = "there is not enough memory; type a smaller --batch-size or --seq-len, or ulimit -v unlimited"
+OUT_OF_MEMORY = (
+    "there is not enough memory; type a larger --micro-batches, a smaller --batch-size or --seq-len, or ulimit -v "
+    "unlimited"
+)
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -283,6 +286,8 @@ def _open(
     torch.set_num_threads(setup.runtime.threads)
     task = experiment.task.prepare(setup.seed, experiment.cache)
     course = experiment.course(task)
+    if setup.micro_batches > 1:
+        task.split(task.data(setup.seed).batch(0, 0), setup.micro_batches)  # refused here, and not in every worker
     unused = () if is_built_in(task) else _check(task, setup, processes=context is not None)
     on_device = setup.runtime.in_one_process or (launch.rank is not None and not setup.runtime.has_server)
     flat = FlatModel(task.model(setup.seed).to(device_of_worker(setup.device, 0) if on_device else "cpu"))

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from asyncsgd.data.random import dropout_seed
 from asyncsgd.evaluation import evaluate_shard
@@ -83,8 +84,26 @@ class Loss(nn.Module):
         return self.task.loss(self.task.outputs(self.model, batch), batch)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """A part of a batch that is computed at once, on the worker's device."""
+
+    number: int
+    batch: Batch
+    share: float
+    """Of the batch's loss terms."""
+
+
 class Worker:
     """Computes gradients of a task on the batches of one stream.
+
+    With K = `micro_batches` above 1 a batch is cut into K parts, which are computed one after the other. With w_k, the
+    loss terms of part k, the gradient and the loss are those of the whole batch, up to rounding and dropout:
+
+        g = sum_k (w_k / w) grad f(x; part k),    w = sum_k w_k
+
+    Only the activations of one part are in memory at a time. Every part has dropout of its own. A model that
+    normalises over the samples of a batch (BatchNorm) sees the parts, not the batch.
 
     Args:
         flat: the model; its gradient vector receives the result.
@@ -92,6 +111,7 @@ class Worker:
         data: the task's, with the same seed.
         seed, stream: with a batch's index they seed its dropout, so a batch has one dropout whoever computes it.
         precision: float32, or the type of the forward pass under autocast (bfloat16, float16).
+        micro_batches: K, parts of a batch.
     """
 
     def __init__(
@@ -103,6 +123,7 @@ class Worker:
         seed: int,
         stream: int = 0,
         precision: torch.dtype = torch.float32,
+        micro_batches: int = 1,
     ) -> None:
         self.flat = flat
         self.task, self.data = task, data
@@ -110,8 +131,8 @@ class Worker:
         """From a batch to its loss; may be wrapped (DistributedDataParallel)."""
         self._seed, self._stream = seed, stream
         self._device = flat.parameters.device
-        self._precision = precision
-        self._prepared: tuple[int, Batch, float] | None = None
+        self._precision, self._micro_batches = precision, micro_batches
+        self._prepared: tuple[int, list[_Part], float] | None = None
         self._start: Tensor | None = None
         self._loss_scale = LossScale() if precision == torch.float16 else None
 
@@ -126,24 +147,37 @@ class Worker:
             loss_scale: of a gradient in float16 that is computed again; None: this worker's own, which depends on what
                 it has computed before.
         """
-        batch, weight = self._take(index)
+        parts, weight = self._take(index)
         factor = 1.0 if weigh is None else weigh(weight)
         while True:
             self.flat.release_gradients()
-            # The one allowed use of torch's default generator: dropout draws from nothing else.
-            torch.manual_seed(dropout_seed(self._seed, self._stream, index))
-            with self._autocast():
-                loss = self.loss(batch)
             used = self._scale_of_next(loss_scale)
-            scale = factor if used is None else factor * used
-            (loss if scale == 1.0 else loss * scale).backward()
+            loss = self._backward(index, parts, factor if used is None else factor * used)
             self.flat.gather_gradients()
             if used is not None:
                 self.flat.gradients.div_(used)
             if loss_scale is None and self._loss_scale is not None and not self._loss_scale.accept(self.flat):
                 continue
             loss_scales = () if used is None else (used,)
-            return Gradient(float(loss.detach()), weight, self.task.batch_size, loss_scales)
+            return Gradient(loss, weight, self.task.batch_size, loss_scales)
+
+    def _backward(self, index: int, parts: Sequence[_Part], factor: float) -> float:
+        """Add up `factor` times the parts' gradients, weighted by their shares; the mean loss over all loss terms."""
+        losses = []
+        for part in parts:
+            # The one allowed use of torch's default generator: dropout draws from nothing else.
+            torch.manual_seed(dropout_seed(self._seed, self._stream, index, part.number))
+            with contextlib.nullcontext() if part is parts[-1] else self._alone():
+                with self._autocast():
+                    loss = self.loss(part.batch)
+                scale = factor * part.share
+                (loss if scale == 1.0 else loss * scale).backward()
+            losses.append(loss.detach())
+        return sum(part.share * float(loss) for part, loss in zip(parts, losses, strict=True))
+
+    def _alone(self) -> AbstractContextManager[object]:
+        """Without the exchange with other ranks, which the last part's backward pass makes for all parts at once."""
+        return self.loss.no_sync() if isinstance(self.loss, DistributedDataParallel) else contextlib.nullcontext()
 
     def _scale_of_next(self, loss_scale: float | None) -> float | None:
         return self._loss_scale.value if loss_scale is None and self._loss_scale is not None else loss_scale
@@ -193,15 +227,27 @@ class Worker:
     def prepare(self, index: int) -> None:
         """Make batch `index` ahead of time, as a guess. A wrong guess costs only its computation."""
         batch = self.data.batch(self._stream, index)
-        self._prepared = (index, to_device(batch, self._device), self.task.weight(batch))
+        if self._micro_batches == 1:
+            parts, weight = [_Part(0, to_device(batch, self._device), 1.0)], self.task.weight(batch)
+        else:
+            split = self.task.split(batch, self._micro_batches)
+            weights = [self.task.weight(part) for part in split]
+            weight = sum(weights)
+            # The mean over no loss term at all may not be a number.
+            parts = [
+                _Part(number, to_device(part, self._device), weights[number] / weight)
+                for number, part in enumerate(split)
+                if weights[number] > 0
+            ]
+        self._prepared = (index, parts, weight)
 
-    def _take(self, index: int) -> tuple[Batch, float]:
-        """Batch `index` on the device, and its loss terms."""
+    def _take(self, index: int) -> tuple[list[_Part], float]:
+        """The parts of batch `index` on the device, and its loss terms."""
         if self._prepared is None or self._prepared[0] != index:
             self.prepare(index)
         assert self._prepared is not None
-        (_, batch, weight), self._prepared = self._prepared, None
-        return batch, weight
+        (_, parts, weight), self._prepared = self._prepared, None
+        return parts, weight
 
     def _autocast(self) -> AbstractContextManager[object]:
         if self._precision == torch.float32:

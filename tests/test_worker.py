@@ -1,14 +1,24 @@
-"""A worker's loss scale, and what half precision changes of a run."""
+"""A worker's loss scale, what half precision changes of a run, and gradients in parts."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
+import torch
+import torch.distributed as dist
 from marks import slow
 from running import Train
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from asyncsgd.data.batching import Batch
+from asyncsgd.data.random import dropout_seed
+from asyncsgd.errors import UsageError
 from asyncsgd.flat import FlatModel
-from asyncsgd.worker import LossScale
+from asyncsgd.scripts.pretraining import pretraining
+from asyncsgd.settings.training import Settings, make_settings
+from asyncsgd.worker import Gradient, LossScale, Worker
 
 
 def flat_with(gradient: float) -> FlatModel:
@@ -53,3 +63,107 @@ def test_half_precision_ends_near_single_precision_and_not_at_it(
     difference = (half.parameters() - full.parameters()).norm() / full.parameters().norm()
     assert 0 < float(difference) < 0.02
     assert half.summary["final_eval_loss"] == pytest.approx(full.summary["final_eval_loss"], abs=0.02)
+
+
+INDEX = 5
+
+
+def gradient_of(settings: Settings, micro_batches: int) -> tuple[Gradient, Tensor]:
+    """Of the run's batch `INDEX`, in so many parts."""
+    experiment = pretraining(settings)
+    task = experiment.task.prepare(0, experiment.cache)
+    worker = Worker(FlatModel(task.model(0)), task, task.data(0), seed=0, micro_batches=micro_batches)
+    return worker.gradient(INDEX), worker.flat.gradients
+
+
+@pytest.mark.parametrize("micro_batches", [2, 3, 4])
+def test_the_gradient_in_parts_is_that_of_the_whole_batch(micro_batches: int, train: Train) -> None:
+    settings = train(mode="single").settings
+    experiment = pretraining(settings)
+    task = experiment.task.prepare(0, experiment.cache)
+    parts = task.split(task.data(0).batch(0, INDEX), micro_batches)
+    assert len({task.weight(part) for part in parts}) > 1  # otherwise a mean of means would do
+    (whole, expected), (in_parts, gradient) = gradient_of(settings, 1), gradient_of(settings, micro_batches)
+    assert float((gradient - expected).norm() / expected.norm()) < 1e-6
+    assert in_parts.loss == pytest.approx(whole.loss, rel=1e-6)
+    assert (in_parts.weight, in_parts.num_samples) == (whole.weight, whole.num_samples)
+
+
+def test_every_part_has_dropout_of_its_own_and_the_whole_batch_that_of_its_first_part() -> None:
+    seeds = [[dropout_seed(0, 0, index, part) for part in range(5)] for index in range(5)]
+    assert len({seed for of_batch in seeds for seed in of_batch}) == 25
+    assert [of_batch[0] for of_batch in seeds] == [dropout_seed(0, 0, index) for index in range(5)]
+
+
+def test_an_overflow_in_any_part_computes_all_parts_again_at_one_scale(train: Train) -> None:
+    settings = train(mode="single").settings
+    experiment = pretraining(settings)
+    task = experiment.task.prepare(0, experiment.cache)
+    # As a factor that overflows in the second part at every scale above 2^12 does.
+    worker = Worker(FlatModel(task.model(0)), task, task.data(0), seed=0, micro_batches=2, precision=torch.float16)
+    scales = []
+    loss_of = worker.loss.forward
+
+    def overflows(batch: Batch) -> Tensor:
+        loss = loss_of(batch)
+        scales.append(scale := worker.state_dict()["value"])
+        return loss * math.inf if len(scales) % 2 == 0 and scale > 2.0**12 else loss
+
+    worker.loss.forward = overflows  # type: ignore[method-assign]
+    gradient = worker.gradient(3)
+    assert scales == [scale for power in (16, 15, 14, 13, 12) for scale in [2.0**power] * 2]
+    assert gradient.loss_scales == (2.0**12,)
+    again = worker.gradient(3)
+    assert again.loss == gradient.loss
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"mode": "single"},
+        {"mode": "async", "nproc": 3, "clock": "virtual"},
+        *slow(
+            {"mode": "single", "accumulate": 2},
+            {"mode": "sync", "nproc": 2},
+            {"mode": "async", "nproc": 1},
+            {"mode": "async", "nproc": 2, "rule": "local_sgd:num_local_steps=2", "clock": "virtual"},
+        ),
+    ],
+    ids=str,
+)
+def test_a_run_in_parts_ends_where_the_run_in_whole_batches_does(values: dict[str, object], train: Train) -> None:
+    values |= {"optimizer": "sgd", "learning_rate": 0.1}
+    whole, parts = train(**values), train(**values, micro_batches=3)
+    assert parts.summary["parameters_sha256"] != whole.summary["parameters_sha256"]
+    assert torch.allclose(parts.parameters(), whole.parameters(), atol=1e-5)
+    assert parts.summary["final_eval_loss"] == pytest.approx(whole.summary["final_eval_loss"], rel=1e-5)
+
+
+def test_ranks_exchange_the_gradients_of_all_parts_at_once(train: Train) -> None:
+    settings = train(mode="single").settings
+    experiment = pretraining(settings)
+    task = experiment.task.prepare(0, experiment.cache)
+    worker = Worker(FlatModel(task.model(0)), task, task.data(0), seed=0, micro_batches=4)
+    exchanged = []
+
+    def count(state, bucket):  # torch reads annotations here, and takes no text for them
+        exchanged.append(bucket.is_last())
+        done: torch.futures.Future[Tensor] = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        worker.loss = DistributedDataParallel(worker.loss)
+        worker.loss.register_comm_hook(None, count)
+        gradient = worker.gradient(INDEX)
+    finally:
+        dist.destroy_process_group()
+    assert exchanged.count(True) == 1
+    assert gradient.loss == gradient_of(settings, 4)[0].loss
+    assert torch.equal(worker.flat.gradients, gradient_of(settings, 4)[1])
+
+
+def test_more_parts_than_samples_are_refused_before_there_is_a_run() -> None:
+    with pytest.raises(UsageError, match="--micro-batches 5 cuts a batch into more parts than its 4 samples; type"):
+        pretraining(make_settings({"batch_size": 4, "micro_batches": 5}))

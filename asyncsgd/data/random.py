@@ -30,6 +30,12 @@ def generator(seed: int, purpose: Purpose, stream: int = 0, position: int = 0) -
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
-def dropout_seed(seed: int, stream: int, index: int) -> int:
-    """Return the seed of torch's default generator for batch `index` of `stream`, in [0, 2^63)."""
-    return int(generator(seed, Purpose.DROPOUT, stream, index).integers(2**63))
+def dropout_seed(seed: int, stream: int, index: int, part: int = 0) -> int:
+    """Return the seed of torch's default generator for a part of batch `index` of `stream`, in [0, 2^63).
+
+    A whole batch is its part 0.
+
+    >>> dropout_seed(0, 0, 7) == dropout_seed(0, 0, 7, 0) != dropout_seed(0, 0, 7, 1)
+    True
+    """
+    return int(generator(seed, Purpose.DROPOUT, stream, index).integers(2**63, size=part + 1)[part])

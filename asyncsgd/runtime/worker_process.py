@@ -51,6 +51,8 @@ class Assignment:
     threads: int
     device: str
     precision: torch.dtype
+    micro_batches: int
+    """Parts of a batch; see `Worker`."""
     inner: OptimizerRecipe
     """The optimizer of local steps, in rules that have them."""
     num_workers: int
@@ -61,7 +63,14 @@ class Assignment:
     def worker(self, flat: FlatModel) -> Worker:
         """Put a worker together around a model that is bound to `flat`."""
         kind = Worker if self.profile is None else ProfiledWorker
-        worker = kind(flat, self.task, self.task.data(self.seed), seed=self.seed, precision=self.precision)
+        worker = kind(
+            flat,
+            self.task,
+            self.task.data(self.seed),
+            seed=self.seed,
+            precision=self.precision,
+            micro_batches=self.micro_batches,
+        )
         if isinstance(worker, ProfiledWorker) and self.profile is not None:
             worker.profile = self.profile
         return worker

@@ -189,6 +189,14 @@ class Machine:
     threads: int = setting(
         1, "CPU threads per worker, the same for every number of workers", at_least=1, at_most=MOST_THREADS
     )
+    micro_batches: int = setting(
+        1,
+        "parts of a batch, computed one after the other: less memory for the same gradient",
+        at_least=1,
+        at_most=MOST_BATCH,
+        example=4,
+        added_later=True,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

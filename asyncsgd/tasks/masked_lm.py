@@ -29,7 +29,7 @@ from asyncsgd.data.batching import Batch, EvaluationBatches, Frame, TrainingBatc
 from asyncsgd.data.corpora import check_sources, load_corpus
 from asyncsgd.data.masking import Masking, by_token, by_word
 from asyncsgd.data.tokenization import Tokens, load_tokenizer, tokenized_folder
-from asyncsgd.tasks.base import Batches, Sums, Task, found
+from asyncsgd.tasks.base import Batches, Sums, Task, found, split_rows
 from asyncsgd.tasks.scores import perplexity
 
 _CHOOSE = {"token": by_token, "word": by_word}
@@ -220,6 +220,17 @@ class MaskedLM(Task):
 
     def count_tokens(self, batch: Batch) -> int:
         return int(batch.attention_mask.sum())
+
+    def split(self, batch: Batch, parts: int) -> list[Batch]:
+        """Parts of whole samples, with the masked positions of their own."""
+        rows = torch.arange(batch.num_samples)
+        length = batch.input_ids.shape[1]
+        split = []
+        for input_ids, attention_mask, of_part in split_rows((batch.input_ids, batch.attention_mask, rows), parts):
+            begin, end = int(of_part[0]) * length, (int(of_part[-1]) + 1) * length
+            here = (batch.masked_positions >= begin) & (batch.masked_positions < end)
+            split.append(Batch(input_ids, attention_mask, batch.masked_positions[here] - begin, batch.labels[here]))
+        return split
 
     def sums(self, outputs: Tensor, batch: Batch) -> Sums:
         """The loss too, summed in float64 over float32 losses of tokens."""
