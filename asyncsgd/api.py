@@ -56,6 +56,10 @@ _NOT_ON_A_VECTOR = {
 _OPTIMIZERS: Mapping[str, Callable[..., BuildOptimizer]] = {"sgd": SGD, "adamw": AdamW}
 
 
+_ADDED_LATER: dict[str, Any] = {"micro_batches": 1, "evaluate_every": None}
+"""Arguments of `train` that it did not have at first, as they were for earlier runs."""
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainedRun:
     """A run that has ended."""
@@ -106,6 +110,7 @@ def train(
     seconds: float | None = None,
     target_loss: float | None = None,
     evaluations: int = 8,
+    evaluate_every: int | None = None,
     optimizer: BuildOptimizer | None = None,
     learning_rate: float = 1e-3,
     schedule: Literal["constant", "linear", "cosine"] = "constant",
@@ -137,6 +142,7 @@ def train(
         samples, seconds, target_loss: the budget. The first limit that is reached ends the run. Samples are counted
             over all workers. Seconds are those of the runtime's clock. `samples` or `seconds` must be given.
         evaluations: how many, beside the one at the start; spread evenly over the budget.
+        evaluate_every: samples between two evaluations, in place of `evaluations`; the last one is at the end.
         optimizer: `AdamW()` (the default), `SGD(momentum)`, or any function from parameter groups to a torch optimizer.
         learning_rate: the peak.
         schedule: how the learning rate falls after the peak.
@@ -194,6 +200,7 @@ def train(
         seconds,
         target_loss,
         evaluations,
+        evaluate_every,
         learning_rate,
         schedule,
         warmup,
@@ -308,6 +315,7 @@ class _Asked:
     seconds: float | None
     target_loss: float | None
     evaluations: int
+    evaluate_every: int | None
     learning_rate: float
     schedule: str
     warmup: int
@@ -330,14 +338,17 @@ class _Asked:
                 )
         if self.schedule != "constant" and self.samples is None:
             raise UsageError(f"schedule={self.schedule!r} needs a number of samples to stretch over; give samples")
-        for name, least in (("samples", 0), ("evaluations", 1), ("micro_batches", 1)):
+        for name, least in (("samples", 0), ("evaluations", 1), ("evaluate_every", 1), ("micro_batches", 1)):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < least):
                 raise UsageError(f"{name} must be a whole number, {least} or more, got {value!r}")
+        if self.evaluate_every is not None and self.evaluations != 8:
+            raise UsageError("evaluations and evaluate_every both say when to evaluate; drop one of the two")
 
     def experiment(self, cache: str | Path | None) -> Experiment:
         schedule: Schedule = WarmupSchedule(self.learning_rate, self.warmup, self.samples, SHAPES[self.schedule])
-        course = Course(Budget(self.samples, self.seconds, self.target_loss), self.evaluations, schedule)
+        budget = Budget(self.samples, self.seconds, self.target_loss, self.evaluate_every)
+        course = Course(budget, self.evaluations, schedule)
         setup = Setup(
             self.runtime,
             self.rule,
@@ -388,7 +399,7 @@ class _Asked:
             **{
                 name: getattr(self, name)
                 for name in (
-                    *("samples", "seconds", "target_loss", "evaluations"),
+                    *("samples", "seconds", "target_loss", "evaluations", "evaluate_every"),
                     *("learning_rate", "schedule", "warmup", "seed", "device", "precision", "micro_batches"),
                 )
             },
@@ -421,14 +432,14 @@ class _Asked:
             recipe=OptimizerRecipe(optimizer, settings["weight_decay"], settings["clip_norm"]),
             device=settings["device"],
             precision=settings["precision"],
-            micro_batches=settings["micro_batches"],
+            **{name: settings[name] for name in _ADDED_LATER},
             **{name: settings[name] for name in names},
         )
 
 
 def _settings_of(folder: Path) -> dict[str, Any]:
     """The settings of a run; what runs did not have at first is as it was then."""
-    return {"micro_batches": 1} | read_of_run(folder, "settings.yaml")
+    return _ADDED_LATER | read_of_run(folder, "settings.yaml")
 
 
 def _rule_of(rule: Rule | None, runtime: modes.Runtime) -> Rule:

@@ -157,7 +157,7 @@ def experiment_of(name: str, settings: Any) -> Experiment:
         name=name,
         task=settings.task,
         setup=setup_of(job, settings.machine, settings.optimization),
-        course=lambda task: course_of(settings.budget, settings.optimization),
+        course=lambda task: course_of(settings.budget, settings.optimization, task),
         cache=cache_folder(settings.output.cache_dir),
         identity={"speeds": job.speeds or ("constant:1" if job.clock == "virtual" else None)},
         describe=describe,
@@ -276,12 +276,21 @@ def setup_of(job: settings.Job, machine: settings.Machine, optimization: setting
     return setup
 
 
-def course_of(budget: settings.Budget, optimization: settings.Optimization) -> Course:
-    """The budget and the learning rate as a function of the samples that arrived."""
+def course_of(budget: settings.Budget, optimization: settings.Optimization, task: Task) -> Course:
+    """The budget and the learning rate as a function of the samples that arrived.
+
+    Args:
+        task: prepared.
+
+    Raises:
+        UsageError: for epochs of a task that does not say how many samples it has.
+    """
+    every = samples_between("--evaluate-every", budget.evaluate_every, task)
     schedule = WarmupSchedule(
         optimization.learning_rate, optimization.warmup, budget.samples, SHAPES[optimization.schedule]
     )
-    return Course(Budget(budget.samples, budget.seconds, budget.target_loss), budget.evaluations, schedule)
+    limits = Budget(budget.samples, budget.seconds, budget.target_loss, every)
+    return Course(limits, budget.evaluations, schedule)
 
 
 def policy_of(output: settings.Output, task: Task) -> Policy:
@@ -290,18 +299,34 @@ def policy_of(output: settings.Output, task: Task) -> Policy:
     Raises:
         UsageError: for epochs of a task that does not say how many samples it has.
     """
-    every, text = None, output.checkpoint_every
-    if text is not None and text.endswith("epoch"):
-        length = task.facts().get("num_train_samples")
-        if length is None:
-            raise UsageError(
-                f"--checkpoint-every {text}: the task {task.name} does not say how long an epoch is; type a number of "
-                f"samples"
-            )
-        every = max(1, math.ceil(float(text.removesuffix("epoch")) * length))
-    elif text is not None:
-        every = int(text)
+    every = samples_between("--checkpoint-every", output.checkpoint_every, task)
     return Policy(every, output.checkpoint_seconds, output.keep)
+
+
+def samples_between(flag: str, text: str | None, task: Task) -> int | None:
+    """The samples that `text` means, a number of them or of epochs such as ``1epoch``; `task` is prepared.
+
+    Raises:
+        UsageError: for epochs of a task that does not say how many samples it has.
+    """
+    if text is None or not text.endswith("epoch"):
+        return None if text is None else int(text)
+    return max(1, samples_of_epochs(float(text.removesuffix("epoch")), task, f"{flag} {text}"))
+
+
+def samples_of_epochs(epochs: float, task: Task, asked: str) -> int:
+    """The samples of `epochs` passes over the training samples of `task`, rounded up; `asked` is what the user typed.
+
+    Raises:
+        UsageError: for a task that does not say how many samples it has.
+    """
+    length = task.facts().get("num_train_samples")
+    if length is None:
+        raise UsageError(
+            f"{asked}: the task {task.name} does not say how long an epoch is; type a number of samples, or give its "
+            f"facts() num_train_samples"
+        )
+    return math.ceil(epochs * length)
 
 
 def rule_of(job: settings.Job) -> Rule:

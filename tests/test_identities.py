@@ -335,6 +335,18 @@ def test_evaluations_come_at_the_first_update_at_or_after_even_parts_of_the_budg
     assert [e["total_samples"] for e in run.records("evaluate")] == [0, 12, 24, 36, 48, 60, 72, 80]
 
 
+@pytest.mark.parametrize("mode", ["single", "virtual", *slow("async", "sync", "hogwild")])
+def test_evaluations_come_at_every_so_many_samples_and_at_the_end_and_change_no_bit(train, mode):
+    more = {"mode": "async", "nproc": 2, "clock": "virtual"} if mode == "virtual" else MODES[mode]
+    one, run = (
+        train(**more, dropout=0.1, **when) for when in ({"evaluations": 1}, {"evaluate_every": "28", "evaluations": 8})
+    )
+    assert [e["total_samples"] for e in run.records("evaluate")] == [0, 28, 56, 80] or mode == "hogwild"
+    assert len(run.records("evaluate")) == 4
+    assert run.summary["parameters_sha256"] == one.summary["parameters_sha256"]
+    assert run.summary["final_eval_loss"] == one.summary["final_eval_loss"]
+
+
 COUNTED = [
     *({**more, **ASYNCHRONOUS_VALUES} for more in ASYNCHRONOUS),
     *slow(*({**more, **ASYNCHRONOUS_VALUES} for more in MORE_ASYNCHRONOUS)),

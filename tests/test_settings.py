@@ -142,6 +142,15 @@ def test_yaml_numbers_that_pyyaml_takes_for_text_are_numbers(tmp_path: Path) -> 
     assert [type(value) for value in loaded.values()] == [float, int, float, type(None)]
 
 
+@pytest.mark.parametrize("text", ["5000", "'5000'", "0.5epoch"])
+def test_a_file_says_how_often_with_or_without_quotes(text: str, tmp_path: Path) -> None:
+    config = write(tmp_path, f"checkpoint_every: {text}\nevaluate_every: {text}\n")
+    settings = parse("--config", config).settings
+    assert settings.output.checkpoint_every == settings.budget.evaluate_every == text.strip("'")
+    with pytest.raises(UsageError, match=r"--checkpoint-every must be .* got '5000.5'; type e.g."):
+        parse("--config", write(tmp_path, "checkpoint_every: 5000.5"))
+
+
 def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
     assert parse("--config", write(tmp_path, "# nothing\n")) == Parsed(Settings(), frozenset())
 
@@ -307,6 +316,11 @@ WITHOUT_EFFECT = [
     ({"seconds": 9, "schedule": "cosine"}, "--schedule cosine needs a number of samples to stretch over"),
     ({"samples": 0, "seconds": 9}, "--seconds does nothing with --samples 0"),
     ({"samples": 0, "target_loss": 9}, "--target-loss does nothing with --samples 0"),
+    ({"samples": 0, "evaluate_every": "8"}, "--evaluate-every does nothing with --samples 0"),
+    ({"evaluations": 9, "evaluate_every": "1epoch"}, "--evaluations 9 and --evaluate-every 1epoch both say when to"),
+    ({"evaluate_every": "0.0epoch"}, "--evaluate-every must be a number of samples from 1 up, or epochs, got '0.0ep"),
+    ({"checkpoint_every": "0epoch"}, "--checkpoint-every must be a number of samples from 1 up, or epochs, got '0epo"),
+    ({"checkpoint_every": "0"}, "--checkpoint-every must be a number of samples from 1 up, or epochs, got '0'"),
     ({"model": "bert-base-uncased", "vocab_size": 99}, "--vocab-size is for --model tiny, small and tiny-distilbert"),
     ({"text_column": "tweet"}, "--text-column does nothing for --data pydocs"),
     ({"run_dir": "a", "runs_dir": "b"}, "--runs-dir does nothing when --run-dir names the run's folder"),
@@ -502,6 +516,8 @@ def test_settings_that_came_later_leave_the_names_of_runs_as_they_were() -> None
     assert FLAGS.settings_hash(make_settings({"mask": "word", "mask_prob": 0.3, "seed": 2})) == "e816ca"
     assert FLAGS.settings_hash(make_settings({"eval_mask": "token", "eval_mask_prob": 0.15})) == "3685ef"
     assert FLAGS.settings_hash(make_settings({"eval_mask": "word"})) != "3685ef"
+    for values in ({"micro_batches": 2}, {"evaluate_every": "5"}):
+        assert FLAGS.settings_hash(make_settings(values)) != "3685ef"
 
 
 def test_a_run_from_before_eval_mask_was_evaluated_with_the_masks_it_trained_with(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from asyncsgd.evaluation import measured
@@ -60,6 +60,8 @@ class Budget:
     """Of the training clock."""
     target_loss: float | None = None
     """Of an evaluation."""
+    evaluate_every: int | None = None
+    """Samples between two evaluations; None: they are spread evenly. See `EvaluationPoints`."""
 
     def spent_by(self, num_samples: int) -> bool:
         """Whether `num_samples` that arrived are all the samples it has."""
@@ -89,29 +91,41 @@ class EvaluationPoints:
     """The points at which a run evaluates: `count` of them, evenly over the budget, the last at its end.
 
     They are the same in every mode. The first update at or after a point passes it. Without a budget in samples the
-    points lie in training seconds.
+    points lie in training seconds. With ``budget.evaluate_every`` the points are its multiples in samples, and the end.
 
     >>> points = EvaluationPoints(Budget(samples=100), count=4)
+    >>> [points.passed(samples, 0.0) for samples in (10, 30, 49, 80)]
+    [False, True, False, True]
+    >>> points = EvaluationPoints(Budget(seconds=60.0, evaluate_every=30), count=4)
     >>> [points.passed(samples, 0.0) for samples in (10, 30, 49, 80)]
     [False, True, False, True]
     """
 
     def __init__(self, budget: Budget, count: int) -> None:
-        self._by_samples = budget.samples is not None
-        self._taken = -math.inf  # all points up to here
-        whole = budget.samples if budget.samples is not None else budget.seconds
+        every, self._taken = budget.evaluate_every, -math.inf  # all points up to here are taken
+        self.by_samples = budget.samples is not None or every is not None
+        """Whether they lie in samples, and not in seconds."""
+        whole = budget.samples if self.by_samples else budget.seconds
+        inner: Iterable[float]
+        if every is not None:
+            inner = itertools.count(every, every) if whole is None else range(every, int(whole), every)
+        else:
+            inner = [] if whole is None else [whole * k / count for k in range(1, count)]
         # The last point is the budget itself, since whole * count / count may differ from it in the last bit.
-        self._points = [] if whole is None else [*(whole * k / count for k in range(1, count)), whole]
+        self._points = itertools.chain(inner, [] if whole is None else [whole])
+        self._next = next(self._points, math.inf)
 
     def passed(self, num_samples: int, train_seconds: float) -> bool:
         """Say whether one or more points were passed since the last call; they count as taken."""
-        now = num_samples if self._by_samples else train_seconds
+        now = num_samples if self.by_samples else train_seconds
         return bool(self.due(now))
 
     def due(self, now: float) -> list[float]:
-        """The points up to `now`, in the budget's own unit; they count as taken."""
-        due = list(itertools.takewhile(lambda point: point <= now, self._points))
-        del self._points[: len(due)]
+        """The points up to `now`, in samples or in seconds; they count as taken."""
+        due = []
+        while self._next <= now and self._next < math.inf:
+            due.append(self._next)
+            self._next = next(self._points, math.inf)
         self._taken = max(self._taken, now)
         return due
 

@@ -222,7 +222,7 @@ class Virtual:
         over = limit is not None and seconds > limit
         if seconds == math.inf and not over:
             return Result(FAILED, "every worker in flight takes for ever; give --budget-seconds, or other --speeds")
-        if self._budget.samples is None:
+        if not self._points.by_samples:
             # At a point of time all that arrived up to then has been applied.
             result = self._evaluate_up_to(limit if over and limit is not None else math.nextafter(seconds, -math.inf))
             if result is not None:
@@ -246,7 +246,7 @@ class Virtual:
         self._follow(launched, record.abandoned)
         if self._report is not None:
             self._report(record)
-        if self._budget.samples is not None and record.uses:
+        if self._points.by_samples and record.uses:
             return self._evaluate() if self._points.passed(self._server.num_samples, self.train_seconds) else None
         return None
 
@@ -301,7 +301,7 @@ class Virtual:
             if self._report is not None:
                 self._report(Fault(what, worker, server.version, now))
             return diverged(what)
-        if self._budget.samples is not None and (arrived.outcome.stepped or self._budget.spent_by(server.num_samples)):
+        if self._points.by_samples and (arrived.outcome.stepped or self._budget.spent_by(server.num_samples)):
             return self._evaluate() if self._points.passed(server.num_samples, now) else None
         return None
 

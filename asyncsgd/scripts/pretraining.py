@@ -24,7 +24,7 @@ def pretraining(settings: Settings) -> Experiment:
         name="stilt_mlm",
         task=task,
         setup=setup_of(settings.job, settings.machine, settings.optimization),
-        course=lambda task: course_of(settings.budget, settings.optimization),
+        course=lambda task: course_of(settings.budget, settings.optimization, task),
         cache=cache_folder(settings.data.cache_dir),
         identity={
             "from_scratch": _from_scratch(task),

@@ -42,12 +42,14 @@ def setting(
     aliases: tuple[str, ...] = (),
     added_later: bool = False,
     name: str | None = None,
+    or_number: bool = False,
 ) -> Any:
     """Declare a field of a group: its default, its help line, its bounds, and a value that error messages can propose.
 
     A default of None means that the setting may be left open; `unset` says in ``--help`` what happens then. With
     `added_later` the default does not count in `Flags.settings_hash`: runs from before the setting keep their names.
-    `name` is what the user calls it, where the field cannot bear that name.
+    `name` is what the user calls it, where the field cannot bear that name. With `or_number` a number in a file needs
+    no quotes, though the field is text.
     """
     metadata = {
         "help": help,
@@ -60,6 +62,7 @@ def setting(
         "aliases": aliases,
         "added_later": added_later,
         "name": name,
+        "or_number": or_number,
     }
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -106,6 +109,8 @@ def _convert(value: object, spec: Spec, shown: str) -> object:
     """Return `value`, from a file, a flag or Python, as the type of the setting; `shown` is its name in the error."""
     if value is None and spec.default is None:
         return None
+    if spec.metadata["or_number"] and isinstance(value, int | float) and not isinstance(value, bool):
+        value = str(value)
     if spec.kind in (bool, str):
         if isinstance(value, spec.kind) and value != "":
             return value

@@ -98,7 +98,7 @@ class Budget:
     """When training ends and how often the model is evaluated; the first limit that is reached ends the run.
 
     `samples` is None when only `seconds` limits the run. Evaluations are spread evenly over `samples`, or over
-    `seconds` when `samples` is None.
+    `seconds` when `samples` is None. With `evaluate_every` they come after every so many samples, and at the end.
     """
 
     samples: int | None = setting(
@@ -122,6 +122,14 @@ class Budget:
     )
     evaluations: int = setting(
         8, "evaluations after the first, evenly over the budget", at_least=1, at_most=MOST_EVALUATIONS
+    )
+    evaluate_every: str | None = setting(
+        None,
+        "samples between two evaluations, or e.g. 1epoch",
+        unset="as --evaluations says",
+        example="5000",
+        or_number=True,
+        added_later=True,
     )
 
 
@@ -213,7 +221,11 @@ class Output:
         example="runs/NAME",
     )
     checkpoint_every: str | None = setting(
-        None, "samples between two checkpoints, or e.g. 1epoch", unset="only at Ctrl-C and SIGTERM", example="5000"
+        None,
+        "samples between two checkpoints, or e.g. 1epoch",
+        unset="only at Ctrl-C and SIGTERM",
+        example="5000",
+        or_number=True,
     )
     checkpoint_seconds: float | None = setting(
         None,
@@ -316,8 +328,27 @@ def contradictions_of_job(job: Job, optimizer: OptimizerName, momentum: float) -
         yield "--hogwild-state does nothing for --optimizer sgd without --momentum, which keeps no state; drop it"
 
 
-_EVERY = re.compile(r"[1-9][0-9]{0,11}|[0-9]{0,6}\.?[0-9]{1,6}epoch")
-"""A number of samples, or of epochs."""
+_EVERY = re.compile(r"[1-9][0-9]{0,11}|(?=[0.]*[1-9])[0-9]{0,6}\.?[0-9]{1,6}epoch")
+"""A number of samples, or of epochs, more than 0."""
+
+
+def contradictions_of_every(name: str, every: str | None) -> Iterator[str]:
+    """Yield what is wrong with the setting `name`, samples or epochs between two of something."""
+    if every is not None and not _EVERY.fullmatch(every):
+        flag = flag_of(name)
+        yield (
+            f"{flag} must be a number of samples from 1 up, or epochs, got {shortened(every)}; type e.g. {flag} 5000, "
+            f"or {flag} 1epoch"
+        )
+
+
+def contradictions_of_evaluations(evaluations: int, default: int, every: str | None) -> Iterator[str]:
+    """Yield what is wrong between settings of when a run is evaluated."""
+    yield from contradictions_of_every("evaluate_every", every)
+    if every is not None and evaluations != default:
+        yield (
+            f"--evaluations {evaluations} and --evaluate-every {every} both say when to evaluate; drop one of the two"
+        )
 
 
 def contradictions_of_output(output: Output) -> Iterator[str]:
@@ -329,11 +360,7 @@ def contradictions_of_output(output: Output) -> Iterator[str]:
     for name in ("run_dir", "overwrite"):
         if output.resume is not None and getattr(output, name):
             yield f"{flag_of(name)} does nothing with --resume, which goes on in the run's own folder; drop one"
-    if output.checkpoint_every is not None and not _EVERY.fullmatch(output.checkpoint_every):
-        yield (
-            f"--checkpoint-every must be a number of samples from 1 up, or epochs, got "
-            f"{shortened(output.checkpoint_every)}; type e.g. --checkpoint-every 5000, or --checkpoint-every 1epoch"
-        )
+    yield from contradictions_of_every("checkpoint_every", output.checkpoint_every)
     names_in(output.track)  # refuses
 
 
@@ -355,9 +382,10 @@ def common_contradictions(settings: Common) -> Iterator[str]:
             f"{DEFAULT_SAMPLES}, or type --schedule constant"
         )
     if budget.samples == 0:
-        for name in ("seconds", "target_loss"):
+        for name in ("seconds", "target_loss", "evaluate_every"):
             if getattr(budget, name) is not None:
                 yield f"{flag_of(name)} does nothing with --samples 0, which trains nothing; drop one of the two"
+    yield from contradictions_of_evaluations(budget.evaluations, Budget().evaluations, budget.evaluate_every)
     yield from contradictions_of_output(settings.output)
 
 

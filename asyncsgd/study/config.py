@@ -36,7 +36,8 @@ RESERVED = ("seed", "run_dir", "runs_dir", "overwrite", "track")
 """Settings that the sweep itself decides, or its command line."""
 
 NOT_TUNED = (
-    *("mode", *CONDITION_KEYS, "network", "churn", "samples", "seconds", "target_loss", "evaluations", "eval_samples"),
+    *("mode", *CONDITION_KEYS, "network", "churn", "samples", "seconds", "target_loss"),
+    *("evaluations", "evaluate_every", "eval_samples"),
     *("data", "eval_data", "text_column", "mask", "mask_prob"),
     *("eval_mask", "eval_mask_prob", "vocab_size", "model"),
 )

@@ -18,7 +18,7 @@ from asyncsgd.simulation.speeds import Constant, parse_speeds
 from asyncsgd.study.sweep import Job
 
 if TYPE_CHECKING:
-    from asyncsgd.experiment import Experiment
+    from asyncsgd.experiment import Course, Experiment
     from asyncsgd.tasks.base import Task
 
 GRADIENTS = 5
@@ -32,7 +32,7 @@ class Estimator:
     """Times the gradient of every kind of run once; good to about a factor of two on a machine that does other work."""
 
     def __init__(self) -> None:
-        self._timed: dict[str, tuple[float, float]] = {}
+        self._timed: dict[str, tuple[Task, float, float]] = {}
         self._finetuning: dict[str, float] = {}
 
     def seconds(self, jobs: Sequence[Job], side_by_side: int) -> float:
@@ -42,16 +42,18 @@ class Estimator:
 
     def of(self, job: Job) -> float:
         """Seconds of one run by itself."""
+        from asyncsgd.experiment import course_of
+
         if job.run.stage == "finetune":
             return self._of_finetune(job.values)
         settings = make_settings(job.values)
-        gradient, evaluation = self._time(settings)
-        budget = settings.budget
+        task, gradient, evaluation = self._time(settings)
         training = self.training_seconds(settings)
         if kind_of(settings.job.mode, settings.job.clock) is Virtual:
             # one process computes all gradients, one after another
             training *= _gradients_per_second(settings) * gradient
-        return START_SECONDS + training + (budget.evaluations + 1) * evaluation
+        course = course_of(settings.budget, settings.optimization, task)
+        return START_SECONDS + training + _num_evaluations(course) * evaluation
 
     def training_seconds(self, settings: Settings) -> float:
         """Seconds of training on the run's own clock, measured or virtual."""
@@ -62,7 +64,7 @@ class Estimator:
         if kind_of(settings.job.mode, settings.job.clock) is Virtual:
             rate = _gradients_per_second(settings)
             return min(number / rate, MOST_SECONDS) if rate > 0 else MOST_SECONDS
-        gradient, _ = self._time(settings)
+        _, gradient, _ = self._time(settings)
         return number * gradient / min(settings.job.nproc, available_cores()) * _stretch(settings)
 
     def _of_finetune(self, values: Mapping[str, Any]) -> float:
@@ -77,22 +79,27 @@ class Estimator:
         if key not in self._finetuning:
             experiment = finetuning(settings)
             task, gradient, evaluation = _measure(experiment)
-            samples = experiment.course(task).budget.samples
-            assert samples is not None
-            self._finetuning[key] = (
-                samples / task.batch_size * gradient + (settings.tuning.evaluations + 1) * evaluation
-            )
+            course = experiment.course(task)
+            assert course.budget.samples is not None
+            num_gradients = course.budget.samples / task.batch_size
+            self._finetuning[key] = num_gradients * gradient + _num_evaluations(course) * evaluation
         return START_SECONDS + self._finetuning[key]
 
-    def _time(self, settings: Settings) -> tuple[float, float]:
-        """Seconds of one gradient and of one evaluation."""
+    def _time(self, settings: Settings) -> tuple[Task, float, float]:
+        """See `_measure`."""
         keys = (settings.data, settings.model, settings.machine)
         key = json.dumps([str(part) for part in keys])
         if key not in self._timed:
             from asyncsgd.scripts.pretraining import pretraining
 
-            self._timed[key] = _measure(pretraining(settings))[1:]
+            self._timed[key] = _measure(pretraining(settings))
         return self._timed[key]
+
+
+def _num_evaluations(course: Course) -> int:
+    """The first one too; where only seconds limit the run, as many as there are without ``--evaluate-every``."""
+    every, samples = course.budget.evaluate_every, course.budget.samples
+    return 1 + (course.evaluations if every is None or samples is None else -(-samples // every))
 
 
 def _measure(experiment: Experiment) -> tuple[Task, float, float]:

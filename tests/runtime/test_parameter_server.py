@@ -367,3 +367,13 @@ def test_evaluation_points_lie_evenly_over_samples_or_over_seconds() -> None:
     assert [points.passed(n, 0.0) for n in (24, 25, 26, 99, 100)] == [False, True, False, True, True]
     timed = EvaluationPoints(Budget(seconds=10.0), count=2)
     assert [timed.passed(0, seconds) for seconds in (4.9, 5.1, 9.0, 10.0)] == [False, True, False, True]
+
+
+def test_evaluation_points_lie_at_multiples_of_evaluate_every_and_at_the_end() -> None:
+    points = EvaluationPoints(Budget(samples=100, evaluate_every=40), count=8)
+    assert [points.passed(n, 1e9) for n in (39, 40, 79, 99, 100, 120)] == [False, True, False, True, True, False]
+    timed = EvaluationPoints(Budget(seconds=10.0, evaluate_every=40), count=8)
+    assert [timed.passed(n, 1e9) for n in (39, 130, 159, 160)] == [False, True, False, True]
+    later = EvaluationPoints(Budget(seconds=99.0, evaluate_every=40), count=8)
+    later.load_state_dict(timed.state_dict())
+    assert [later.passed(n, 0.0) for n in (160, 199, 200)] == [False, False, True]
