@@ -56,7 +56,7 @@ _NOT_ON_A_VECTOR = {
 _OPTIMIZERS: Mapping[str, Callable[..., BuildOptimizer]] = {"sgd": SGD, "adamw": AdamW}
 
 
-_ADDED_LATER: dict[str, Any] = {"micro_batches": 1, "evaluate_every": None}
+_ADDED_LATER: dict[str, Any] = {"micro_batches": 1, "evaluate_every": None, "patience": None}
 """Arguments of `train` that it did not have at first, as they were for earlier runs."""
 
 
@@ -111,6 +111,7 @@ def train(
     target_loss: float | None = None,
     evaluations: int = 8,
     evaluate_every: int | None = None,
+    patience: int | None = None,
     optimizer: BuildOptimizer | None = None,
     learning_rate: float = 1e-3,
     schedule: Literal["constant", "linear", "cosine"] = "constant",
@@ -143,6 +144,8 @@ def train(
             over all workers. Seconds are those of the runtime's clock. `samples` or `seconds` must be given.
         evaluations: how many, beside the one at the start; spread evenly over the budget.
         evaluate_every: samples between two evaluations, in place of `evaluations`; the last one is at the end.
+        patience: stop after so many evaluations in a row without a new lowest loss. The model is then the last one and
+            not the best one, which is among the checkpoints if there are any.
         optimizer: `AdamW()` (the default), `SGD(momentum)`, or any function from parameter groups to a torch optimizer.
         learning_rate: the peak.
         schedule: how the learning rate falls after the peak.
@@ -201,6 +204,7 @@ def train(
         target_loss,
         evaluations,
         evaluate_every,
+        patience,
         learning_rate,
         schedule,
         warmup,
@@ -316,6 +320,7 @@ class _Asked:
     target_loss: float | None
     evaluations: int
     evaluate_every: int | None
+    patience: int | None
     learning_rate: float
     schedule: str
     warmup: int
@@ -338,16 +343,21 @@ class _Asked:
                 )
         if self.schedule != "constant" and self.samples is None:
             raise UsageError(f"schedule={self.schedule!r} needs a number of samples to stretch over; give samples")
-        for name, least in (("samples", 0), ("evaluations", 1), ("evaluate_every", 1), ("micro_batches", 1)):
+        whole = ("evaluations", "evaluate_every", "patience", "micro_batches")
+        for name, least in (("samples", 0), *((name, 1) for name in whole)):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < least):
                 raise UsageError(f"{name} must be a whole number, {least} or more, got {value!r}")
         if self.evaluate_every is not None and self.evaluations != 8:
             raise UsageError("evaluations and evaluate_every both say when to evaluate; drop one of the two")
+        if self.patience is not None and self.evaluate_every is None and self.patience >= self.evaluations:
+            raise UsageError(
+                f"patience={self.patience} ends no run of {self.evaluations} evaluations; give more of them"
+            )
 
     def experiment(self, cache: str | Path | None) -> Experiment:
         schedule: Schedule = WarmupSchedule(self.learning_rate, self.warmup, self.samples, SHAPES[self.schedule])
-        budget = Budget(self.samples, self.seconds, self.target_loss, self.evaluate_every)
+        budget = Budget(self.samples, self.seconds, self.target_loss, self.evaluate_every, self.patience)
         course = Course(budget, self.evaluations, schedule)
         setup = Setup(
             self.runtime,
@@ -399,7 +409,7 @@ class _Asked:
             **{
                 name: getattr(self, name)
                 for name in (
-                    *("samples", "seconds", "target_loss", "evaluations", "evaluate_every"),
+                    *("samples", "seconds", "target_loss", "evaluations", "evaluate_every", "patience"),
                     *("learning_rate", "schedule", "warmup", "seed", "device", "precision", "micro_batches"),
                 )
             },

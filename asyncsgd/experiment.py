@@ -289,7 +289,7 @@ def course_of(budget: settings.Budget, optimization: settings.Optimization, task
     schedule = WarmupSchedule(
         optimization.learning_rate, optimization.warmup, budget.samples, SHAPES[optimization.schedule]
     )
-    limits = Budget(budget.samples, budget.seconds, budget.target_loss, every)
+    limits = Budget(budget.samples, budget.seconds, budget.target_loss, every, budget.patience)
     return Course(limits, budget.evaluations, schedule)
 
 

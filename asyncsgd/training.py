@@ -148,7 +148,7 @@ def lead(
     ended = carry_out(experiment, launch, folder, context, stop, tracking=tracking)
     if ended.unexpected is not None:
         traceback.print_exception(ended.unexpected)
-    if ended.result.message:
+    if ended.result.message and ended.result.status != DONE:
         print(f"{ended.result.status}: {ended.result.message}", file=sys.stderr, flush=True)
     return EXIT_CODES.get(ended.result.status, 1)
 
@@ -707,6 +707,8 @@ def _finish(run: Run, result: Result) -> tuple[Result, dict[str, Any]]:
         | run.tracking.finish(result.status)
     )
     _write_last(folder, summary)
+    if result.status == DONE and result.message:
+        run.tell(result.message)
     if totals.last is not None:
         rate = (
             f"{totals.num_samples / totals.train_seconds:.0f} samples/s" if totals.train_seconds > 0 else "no training"
@@ -729,7 +731,7 @@ def _finish(run: Run, result: Result) -> tuple[Result, dict[str, Any]]:
 def _summary(run: Run, result: Result, sha256: str | None, facts: Mapping[str, Any]) -> dict[str, Any]:
     acted = run.record.rule_acted
     return (
-        {"status": result.status, "message": result.message}
+        {"status": result.status, "message": result.message, "stopped_early": result.stopped_early}
         | run.experiment.summary()
         | run.record.totals.as_summary()
         | {

@@ -347,6 +347,34 @@ def test_evaluations_come_at_every_so_many_samples_and_at_the_end_and_change_no_
     assert run.summary["final_eval_loss"] == one.summary["final_eval_loss"]
 
 
+@pytest.mark.parametrize("mode", ["single", "virtual", *slow("async", "sync", "hogwild", "process_group")])
+def test_patience_ends_a_run_at_the_first_evaluation_after_so_many_without_a_new_lowest_loss(train, mode, capfd):
+    more = {
+        "virtual": {"mode": "async", "nproc": 2, "clock": "virtual"},
+        "process_group": {"mode": "async", "nproc": 2, "transport": "process_group"},
+    }.get(mode) or MODES[mode]
+    more |= {"optimizer": "adamw", "learning_rate": 0.05, "schedule": "constant", "evaluate_every": "8"}
+    more |= {"evaluations": 8, "samples": 120}
+    capfd.readouterr()
+    run = train(**more, patience=3)
+    losses = [e["loss"] for e in run.records("evaluate")]
+    best = losses.index(min(losses))
+    assert len(losses) - 1 == best + 3
+    assert all(k - losses.index(min(losses[: k + 1])) < 3 for k in range(len(losses) - 1))
+    summary = run.summary
+    assert (summary["status"], summary["num_updates"]) == ("DONE", run.records("evaluate")[-1]["version"])
+    assert summary["final_eval_loss"] == losses[-1]
+    assert summary["stopped_early"]["best_samples"] == run.records("evaluate")[best]["total_samples"]
+    said = "stopped early: 3 evaluations without a loss below"
+    assert summary["message"].startswith(said)
+    assert said in capfd.readouterr().out
+    if mode in ("single", "virtual", "sync"):
+        patient = train(**more)
+        assert [e["loss"] for e in patient.records("evaluate")][: len(losses)] == losses
+        assert len(patient.records("evaluate")) == 16
+        assert patient.summary["stopped_early"] is None
+
+
 COUNTED = [
     *({**more, **ASYNCHRONOUS_VALUES} for more in ASYNCHRONOUS),
     *slow(*({**more, **ASYNCHRONOUS_VALUES} for more in MORE_ASYNCHRONOUS)),

@@ -549,6 +549,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         },
         "analysis: the reference sync has no arm with {num_workers: 4, clock: measured}",
     ),
+    ({"base": {"patience": 3}}, "base: patience has no place in a study: a run that ends by itself is not compared"),
+    ({"finetune": {"patience": 3}}, "finetune: patience has no place in a study: a run that ends by itself"),
 ]
 
 

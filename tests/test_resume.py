@@ -259,6 +259,30 @@ def test_every_rule_goes_on_and_a_replay_crosses_the_seam(rule: Rule, tmp_path: 
     assert asyncsgd.replay(tmp_path / "run", Noisy()).identical
 
 
+@pytest.mark.parametrize("runtime", [None, modes.Virtual(3, Exponential())], ids=["single", "virtual"])
+def test_a_run_that_stops_early_does_so_where_it_would_have_and_is_replayed(
+    runtime: modes.Runtime | None, tmp_path: Path
+) -> None:
+    arguments = {"runtime": runtime, "learning_rate": 0.1, "evaluations": 8, "evaluate_every": 12, "patience": 2}
+    whole = train(tmp_path / "whole", **arguments)
+    losses = [evaluation.loss for evaluation in whole.evaluations]
+    assert whole.summary["num_samples"] < SAMPLES
+    assert whole.summary["stopped_early"] == {
+        "evaluations_without_improvement": 2,
+        "best_loss": min(losses),
+        "best_samples": 12 * losses.index(min(losses)),
+    }
+    assert losses.index(min(losses)) == len(losses) - 3
+    # Amid the evaluations without a new lowest loss, and before them.
+    for stop in (whole.summary["num_samples"] - 6, 16):
+        path = tmp_path / f"run{stop}"
+        assert train(path, stop_at=stop, **arguments).status == INTERRUPTED
+        train(path, resume=True, **arguments)
+        assert records(path) == records(tmp_path / "whole")
+        assert results(path) == results(tmp_path / "whole")
+        assert asyncsgd.replay(path, Noisy()).identical
+
+
 def test_two_checkpoints_of_a_training_run_differ_and_only_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     run = train(tmp_path / "run", checkpoint_every=20, keep=2, evaluations=12)
     names = sorted(path.stem for path in (tmp_path / "run" / "checkpoints").glob("*.pt"))

@@ -268,6 +268,8 @@ OUT_OF_BOUNDS = [
     ({"vocab_size": 0}, "--vocab-size must be 1 or more, got 0"),
     ({"dropout": 1}, "--dropout must be 0 or more and less than 1, got 1.0"),
     ({"dropout": -0.1}, "--dropout must be 0 or more and less than 1, got -0.1"),
+    ({"patience": 0}, "--patience must be 1 or more, got 0; type e.g. --patience 3"),
+    ({"micro_batches": 0}, "--micro-batches must be 1 or more, got 0; type e.g. --micro-batches 4"),
     ({"threads": 0}, "--threads must be 1 or more, got 0"),
 ]
 
@@ -317,6 +319,11 @@ WITHOUT_EFFECT = [
     ({"samples": 0, "seconds": 9}, "--seconds does nothing with --samples 0"),
     ({"samples": 0, "target_loss": 9}, "--target-loss does nothing with --samples 0"),
     ({"samples": 0, "evaluate_every": "8"}, "--evaluate-every does nothing with --samples 0"),
+    ({"samples": 0, "patience": 2}, "--patience does nothing with --samples 0"),
+    (
+        {"patience": 8},
+        "--patience 8 ends no run of --evaluations 8, the last of which is at the end; type --evaluations",
+    ),
     ({"evaluations": 9, "evaluate_every": "1epoch"}, "--evaluations 9 and --evaluate-every 1epoch both say when to"),
     ({"evaluate_every": "0.0epoch"}, "--evaluate-every must be a number of samples from 1 up, or epochs, got '0.0ep"),
     ({"checkpoint_every": "0epoch"}, "--checkpoint-every must be a number of samples from 1 up, or epochs, got '0epo"),
@@ -516,7 +523,7 @@ def test_settings_that_came_later_leave_the_names_of_runs_as_they_were() -> None
     assert FLAGS.settings_hash(make_settings({"mask": "word", "mask_prob": 0.3, "seed": 2})) == "e816ca"
     assert FLAGS.settings_hash(make_settings({"eval_mask": "token", "eval_mask_prob": 0.15})) == "3685ef"
     assert FLAGS.settings_hash(make_settings({"eval_mask": "word"})) != "3685ef"
-    for values in ({"micro_batches": 2}, {"evaluate_every": "5"}):
+    for values in ({"micro_batches": 2}, {"evaluate_every": "5"}, {"patience": 2}):
         assert FLAGS.settings_hash(make_settings(values)) != "3685ef"
 
 

@@ -30,6 +30,7 @@ from asyncsgd.records.events import APPLIED, DONE, HELD, INTERRUPTED, Event, Fau
 from asyncsgd.runtime.base import (
     Budget,
     EvaluationPoints,
+    Judge,
     NeverSaves,
     Report,
     Result,
@@ -37,7 +38,6 @@ from asyncsgd.runtime.base import (
     TrainingClock,
     diverged,
     evaluation_record,
-    verdict_of_evaluation,
 )
 from asyncsgd.runtime.memory import peak_bytes
 from asyncsgd.runtime.worker_process import Straggling
@@ -85,7 +85,7 @@ class AllReduce:
         self._worker = worker
         self._optimizer, self._schedule = optimizer, schedule
         self._batch_size, self._budget = batch_size, budget
-        self._points = EvaluationPoints(budget, evaluations)
+        self._points, self._judge = EvaluationPoints(budget, evaluations), Judge(budget)
         self._rank, self._num_workers = dist.get_rank(), dist.get_world_size()
         self._report = report if self._rank == 0 else lambda record: None
         self._saver = saver or NeverSaves()
@@ -137,7 +137,7 @@ class AllReduce:
                 result = self._evaluate()
         self._clock.pause()
         if (result is None or result.status == DONE) and self._evaluated_version != self.version:
-            result = self._evaluate()
+            result = self._evaluate(last=True)
         return result or Result(DONE)
 
     def state_dict(self) -> Plain:
@@ -150,6 +150,7 @@ class AllReduce:
             "version": self.version,
             "num_samples": self.num_samples,
             "points": self._points.state_dict(),
+            "judge": self._judge.state_dict(),
             "clock": self._clock.state_dict(),
             "evaluated_version": self._evaluated_version,
             "agreed_seconds": self._agreed_seconds,
@@ -169,6 +170,7 @@ class AllReduce:
         self._worker.load_state_dict(json.loads(state["workers"][self._rank]))
         self.version, self.num_samples = state["version"], state["num_samples"]
         self._points.load_state_dict(state["points"])
+        self._judge.load_state_dict(state.get("judge"))
         self._clock.load_state_dict(state["clock"])
         self._evaluated_version, self._agreed_seconds = state["evaluated_version"], state["agreed_seconds"]
         self._straggling.skip(self.version)
@@ -272,7 +274,7 @@ class AllReduce:
                 return diverged(what)
         return None
 
-    def _evaluate(self) -> Result | None:
+    def _evaluate(self, *, last: bool = False) -> Result | None:
         """Evaluate the current version, a shard per rank, with the training clock stopped; all ranks get one number."""
         running = self._clock.running
         self._clock.pause()
@@ -300,7 +302,7 @@ class AllReduce:
         )
         if running:
             self._clock.resume()
-        return verdict_of_evaluation(evaluation, self._budget)
+        return self._judge.of(evaluation, last=last)
 
     def _gather(self, row: Tensor) -> Tensor:
         """Every rank's row, `(N, len(row))`, on every rank."""

@@ -6,8 +6,8 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from asyncsgd.evaluation import measured
 from asyncsgd.packing import Plain
@@ -62,6 +62,8 @@ class Budget:
     """Of an evaluation."""
     evaluate_every: int | None = None
     """Samples between two evaluations; None: they are spread evenly. See `EvaluationPoints`."""
+    patience: int | None = None
+    """Evaluations in a row without a new lowest loss. See `Judge`."""
 
     def spent_by(self, num_samples: int) -> bool:
         """Whether `num_samples` that arrived are all the samples it has."""
@@ -78,13 +80,17 @@ class Interrupted(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """How a run ended. `status` is one of `asyncsgd.records.events`'s; `message` is empty when it is DONE."""
+    """How a run ended. `status` is one of `asyncsgd.records.events`'s; `message` is empty when it is DONE, unless it
+    stopped early.
+    """
 
     status: str
     message: str = ""
     has_parameters: bool = True
     """Whether the leader knows the parameters of the last version. It does not if the process that had them was lost.
     """
+    stopped_early: Mapping[str, Any] | None = None
+    """For the summary, where evaluations found no new lowest loss for so long that the run ended."""
 
 
 class EvaluationPoints:
@@ -186,10 +192,59 @@ def diverged(what: str) -> Result:
     return Result(DIVERGED, f"{what}; try a smaller --learning-rate, a longer --warmup or --clip-norm 1")
 
 
-def verdict_of_evaluation(evaluation: Evaluation, budget: Budget) -> Result | None:
-    """What an evaluation means for the run: DIVERGED, target reached, or None to go on."""
-    if not math.isfinite(evaluation.loss):
-        return diverged(f"the evaluation loss at version {evaluation.version} is not finite")
-    if budget.target_loss is not None and evaluation.loss <= budget.target_loss:
-        return Result(DONE)
-    return None
+class Judge:
+    """What evaluations mean for a run: DIVERGED, the target is reached, nothing new for too long, or it goes on.
+
+    With ``budget.patience`` the run ends after so many evaluations in a row without a new lowest loss. The evaluation
+    at the end of the budget ends no run early.
+
+    >>> judge = Judge(Budget(patience=2))
+    >>> losses = [2.0, 1.0, 1.5, 0.5, 0.5, 0.5]
+    >>> looked_at = [Evaluation(k, 10 * k, 0.0, loss, None, {}, 0.0) for k, loss in enumerate(losses)]
+    >>> [judge.of(evaluation) is not None for evaluation in looked_at]
+    [False, False, False, False, False, True]
+    """
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._best_loss, self._best_samples, self._since = math.inf, 0, 0
+
+    def of(self, evaluation: Evaluation, *, last: bool = False) -> Result | None:
+        """How the run ends with this evaluation; None: it goes on. Called with every evaluation once, in order.
+
+        Args:
+            last: whether it ends in any case.
+        """
+        budget, loss = self._budget, evaluation.loss
+        if not math.isfinite(loss):
+            return diverged(f"the evaluation loss at version {evaluation.version} is not finite")
+        if loss < self._best_loss:
+            self._best_loss, self._best_samples, self._since = loss, evaluation.total_samples, 0
+        else:
+            self._since += 1
+        if budget.target_loss is not None and loss <= budget.target_loss:
+            return Result(DONE)
+        if last or budget.spent_by(evaluation.total_samples):
+            return None
+        if budget.patience is None or self._since < budget.patience:
+            return None
+        message = (
+            f"stopped early: {self._since} evaluation{'s' * (self._since > 1)} without a loss below "
+            f"{self._best_loss:.4f}, that at {self._best_samples} samples"
+        )
+        stopped = {
+            "evaluations_without_improvement": self._since,
+            "best_loss": self._best_loss,
+            "best_samples": self._best_samples,
+        }
+        return Result(DONE, message, stopped_early=stopped)
+
+    def state_dict(self) -> Plain:
+        """The lowest loss and the evaluations since; see `asyncsgd.packing`."""
+        return {"best_loss": self._best_loss, "best_samples": self._best_samples, "since": self._since}
+
+    def load_state_dict(self, state: Plain) -> None:
+        """Go on from `state`; a checkpoint from before there was patience has none."""
+        if state is not None:
+            self._best_loss, self._best_samples = state["best_loss"], state["best_samples"]
+            self._since = state["since"]

@@ -21,6 +21,7 @@ from asyncsgd.runtime.base import (
     Budget,
     EvaluationPoints,
     Interrupted,
+    Judge,
     NeverSaves,
     Report,
     Result,
@@ -28,7 +29,6 @@ from asyncsgd.runtime.base import (
     TrainingClock,
     diverged,
     evaluation_record,
-    verdict_of_evaluation,
 )
 from asyncsgd.runtime.transport.messages import (
     Compute,
@@ -94,7 +94,7 @@ class ParameterServer:
         self._transport, self._task = transport, task
         self._num_workers = num_workers
         self._budget = budget
-        self._points = EvaluationPoints(budget, evaluations)
+        self._points, self._judge = EvaluationPoints(budget, evaluations), Judge(budget)
         self._layout = layout
         self._report = report
         self._saver = saver or NeverSaves()
@@ -174,6 +174,7 @@ class ParameterServer:
             "server": self._server.state_dict(),
             "dispatcher": self._dispatcher.state_dict(),
             "points": self._points.state_dict(),
+            "judge": self._judge.state_dict(),
             "clock": self._clock.state_dict(),
             "workers": self._transport.state_dict(),
             "evaluated_version": self._evaluated_version,
@@ -185,6 +186,7 @@ class ParameterServer:
         self._server.load_state_dict(state["server"])
         self._dispatcher.load_state_dict(state["dispatcher"])
         self._points.load_state_dict(state["points"])
+        self._judge.load_state_dict(state.get("judge"))
         self._clock.load_state_dict(state["clock"])
         if state["workers"] is not None:
             self._transport.load_state_dict(state["workers"])
@@ -411,7 +413,7 @@ class ParameterServer:
                 evaluation.train_seconds,
             )
         )
-        result = verdict_of_evaluation(evaluation, self._budget)
+        result = self._judge.of(evaluation, last=last)
         if result is None and not last:
             self._lose_those_lost_meanwhile()
             self._resume()

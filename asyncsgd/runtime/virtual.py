@@ -33,12 +33,12 @@ from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Evaluation, Fault
 from asyncsgd.runtime.base import (
     Budget,
     EvaluationPoints,
+    Judge,
     NeverSaves,
     Report,
     Result,
     Saver,
     diverged,
-    verdict_of_evaluation,
 )
 from asyncsgd.runtime.computation import Computation
 from asyncsgd.server import Server
@@ -114,7 +114,7 @@ class Virtual:
             spent=budget.spent_by,
             exact=True,
         )
-        self._points = EvaluationPoints(budget, evaluations)
+        self._points, self._judge = EvaluationPoints(budget, evaluations), Judge(budget)
         self._report = report
         self._saver = saver or NeverSaves()
         self._stop_requested = stop_requested
@@ -152,7 +152,7 @@ class Virtual:
             if result.status == INTERRUPTED:
                 self._save()
         if (result is None or result.status == DONE) and self.evaluations[-1].version != self._server.version:
-            result = self._evaluate() or Result(DONE)
+            result = self._evaluate(last=True) or Result(DONE)
         return result or Result(DONE)
 
     def _save(self) -> None:
@@ -173,6 +173,7 @@ class Virtual:
             "dispatcher": self._dispatcher.state_dict(),
             "computation": self._computation.state_dict(),
             "points": self._points.state_dict(),
+            "judge": self._judge.state_dict(),
             "evaluations": pack(self.evaluations),
             "train_seconds": self.train_seconds,
             "num_arrivals": self.num_arrivals,
@@ -193,6 +194,7 @@ class Virtual:
         self._dispatcher.load_state_dict(state["dispatcher"])
         self._computation.load_state_dict(state["computation"])
         self._points.load_state_dict(state["points"])
+        self._judge.load_state_dict(state.get("judge"))
         self.evaluations = unpack(state["evaluations"], classes_in("asyncsgd.records.events"))
         self.train_seconds, self.num_arrivals = state["train_seconds"], state["num_arrivals"]
         self._heap, self._uploads = unpack(state["heap"], {}), unpack(state["uploads"], {})
@@ -367,12 +369,12 @@ class Virtual:
         """Evaluate at every point of time up to `seconds`: the parameters have not changed since the last event."""
         for point in self._points.due(seconds):
             self.train_seconds = point
-            result = self._evaluate()
+            result = self._evaluate(last=point == self._budget.seconds)
             if result is not None:
                 return result
         return None
 
-    def _evaluate(self) -> Result | None:
+    def _evaluate(self, *, last: bool = False) -> Result | None:
         server = self._server
         evaluation = self._measure(server.parameters).record(
             version=server.version, num_samples=server.num_samples, train_seconds=self.train_seconds
@@ -380,4 +382,4 @@ class Virtual:
         self.evaluations.append(evaluation)
         if self._report is not None:
             self._report(evaluation)
-        return verdict_of_evaluation(evaluation, self._budget)
+        return self._judge.of(evaluation, last=last)

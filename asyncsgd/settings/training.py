@@ -131,6 +131,15 @@ class Budget:
         or_number=True,
         added_later=True,
     )
+    patience: int | None = setting(
+        None,
+        "stop after so many evaluations in a row without a new lowest evaluation loss",
+        unset="never",
+        at_least=1,
+        at_most=MOST_EVALUATIONS,
+        example=3,
+        added_later=True,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -342,12 +351,18 @@ def contradictions_of_every(name: str, every: str | None) -> Iterator[str]:
         )
 
 
-def contradictions_of_evaluations(evaluations: int, default: int, every: str | None) -> Iterator[str]:
-    """Yield what is wrong between settings of when a run is evaluated."""
+def contradictions_of_evaluations(budget: Budget, default: int) -> Iterator[str]:
+    """Yield what is wrong between settings of when a run is evaluated; `default` is that of ``--evaluations``."""
+    evaluations, every, patience = budget.evaluations, budget.evaluate_every, budget.patience
     yield from contradictions_of_every("evaluate_every", every)
     if every is not None and evaluations != default:
         yield (
             f"--evaluations {evaluations} and --evaluate-every {every} both say when to evaluate; drop one of the two"
+        )
+    if patience is not None and every is None and patience >= evaluations:
+        yield (
+            f"--patience {patience} ends no run of --evaluations {evaluations}, the last of which is at the end; type "
+            f"--evaluations {4 * patience}, or --evaluate-every 1epoch"
         )
 
 
@@ -382,10 +397,10 @@ def common_contradictions(settings: Common) -> Iterator[str]:
             f"{DEFAULT_SAMPLES}, or type --schedule constant"
         )
     if budget.samples == 0:
-        for name in ("seconds", "target_loss", "evaluate_every"):
+        for name in ("seconds", "target_loss", "evaluate_every", "patience"):
             if getattr(budget, name) is not None:
                 yield f"{flag_of(name)} does nothing with --samples 0, which trains nothing; drop one of the two"
-    yield from contradictions_of_evaluations(budget.evaluations, Budget().evaluations, budget.evaluate_every)
+    yield from contradictions_of_evaluations(budget, Budget().evaluations)
     yield from contradictions_of_output(settings.output)
 
 

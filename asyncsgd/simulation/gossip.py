@@ -49,7 +49,7 @@ from asyncsgd.records.events import (
     Range,
     Started,
 )
-from asyncsgd.runtime.base import Budget, EvaluationPoints, Report, Result, diverged, verdict_of_evaluation
+from asyncsgd.runtime.base import Budget, EvaluationPoints, Judge, Report, Result, diverged
 from asyncsgd.schedules import Schedule
 from asyncsgd.simulation.problems import Array, Instance
 from asyncsgd.simulation.speeds import Sampler
@@ -247,7 +247,7 @@ class Recorder:
             raise UsageError(f"evaluations must be 1 or more, got {evaluations}")
         self._instance, self._look = instance, look
         self._budget, self._report, self._stop_requested = budget, report, stop_requested
-        self._points = EvaluationPoints(budget, evaluations)
+        self._points, self._judge = EvaluationPoints(budget, evaluations), Judge(budget)
         self._changed = False
         self.train_seconds = 0.0
         """The virtual clock."""
@@ -270,7 +270,7 @@ class Recorder:
         self.consensus.append(float(np.square(models - mean).sum()) / len(models))
         if self._report is not None:
             self._report(evaluation)
-        return verdict_of_evaluation(evaluation, self._budget)
+        return self._judge.of(evaluation)
 
     def evaluate_if_due(self) -> Result | None:
         """Evaluate where the samples that arrived have passed a point; points of time are `reach`'s."""

@@ -43,6 +43,12 @@ NOT_TUNED = (
 )
 """Settings that change what is compared, or what it may cost, rather than how well an algorithm does under it."""
 
+
+REFUSED: Mapping[str, str] = {
+    "patience": "a run that ends by itself is not compared with others at equal samples",
+}
+"""Settings that no study has, and why."""
+
 SEED_LIMIT = 2**32
 
 
@@ -137,6 +143,8 @@ def settings_in(given: Any, where: str, reserved: Sequence[str] = RESERVED) -> d
                 f"{where}: {name} is decided by the sweep; seeds go to the key seeds, the folder to --out, "
                 "trackers to --track"
             )
+        if name in REFUSED:
+            raise UsageError(f"{where}: {name} has no place in a study: {REFUSED[name]}; take it out")
         settings[name] = value
     return settings
 

@@ -48,6 +48,7 @@ from asyncsgd.settings.finetuning import FINETUNE_FLAGS, make_finetune_settings
 from asyncsgd.study.arms import Arm, Tuning, arms_of, references_of, resolve, tuning_in, typed_settings
 from asyncsgd.study.config import (
     CONFIG_KEYS,
+    REFUSED,
     SEED_LIMIT,
     check_keys,
     check_plain,
@@ -387,6 +388,8 @@ def _finetune(given: Any, seeds: Sequence[int]) -> dict[str, Any] | None:
     for key in hidden:
         if key in values:
             raise UsageError(f"finetune: {key} is decided by the sweep; for several seeds a run write repetitions: 3")
+    if "patience" in values:
+        raise UsageError(f"finetune: patience has no place in a study: {REFUSED['patience']}; take it out")
     settings_keys = [key for key in values if key not in ("repetitions", "baseline")]
     try:
         settings = make_finetune_settings({"init_from": "tiny", **{key: values[key] for key in settings_keys}})

@@ -17,7 +17,7 @@ from asyncsgd.optimizers import SGD, Optimizer
 from asyncsgd.records.events import APPLIED, DONE, Evaluation, Event, Fault, Membership, Record
 from asyncsgd.rules import Asynchronous, Synchronous
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
-from asyncsgd.runtime.base import Budget, EvaluationPoints
+from asyncsgd.runtime.base import Budget, EvaluationPoints, Judge
 from asyncsgd.runtime.parameter_server import ParameterServer
 from asyncsgd.runtime.transport.messages import Compute, Computed, Evaluate, Evaluated, Ready, Stop, WorkerEnd
 from asyncsgd.runtime.transport.process_group import ProcessGroupServer
@@ -377,3 +377,13 @@ def test_evaluation_points_lie_at_multiples_of_evaluate_every_and_at_the_end() -
     later = EvaluationPoints(Budget(seconds=99.0, evaluate_every=40), count=8)
     later.load_state_dict(timed.state_dict())
     assert [later.passed(n, 0.0) for n in (160, 199, 200)] == [False, False, True]
+
+
+def test_no_run_stops_early_at_the_end_of_its_budget() -> None:
+    def looked_at(total_samples: int, loss: float) -> Evaluation:
+        return Evaluation(0, total_samples, 0.0, loss, None, {}, 0.0)
+
+    for samples, last, ends in ((50, False, False), (51, True, False), (51, False, True)):
+        judge = Judge(Budget(samples=samples, patience=1))
+        assert judge.of(looked_at(0, 1.0)) is None
+        assert (judge.of(looked_at(50, 1.0), last=last) is not None) == ends
