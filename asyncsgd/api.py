@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import importlib
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +28,17 @@ from torch import nn
 from asyncsgd import modes
 from asyncsgd.checkpoints import Policy
 from asyncsgd.errors import RunError, UsageError, nearest
-from asyncsgd.experiment import PRECISIONS, SHAPES, Course, Experiment, Setup, cache_folder, describe, resolve_device
+from asyncsgd.experiment import (
+    PRECISIONS,
+    SHAPES,
+    Course,
+    Experiment,
+    Setup,
+    cache_folder,
+    describe,
+    resolve_device,
+    samples_in,
+)
 from asyncsgd.optimizers import SGD, AdamW, BuildOptimizer, OptimizerRecipe
 from asyncsgd.recorded_run import difference_at_end, read_of_run, summary_to_replay
 from asyncsgd.records.events import EVENTS, FAILED, Evaluation, Record, read_events
@@ -43,7 +54,7 @@ from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.log import read_log
 from asyncsgd.runtime.processes import fork_server
 from asyncsgd.runtime.ranks import Launch
-from asyncsgd.schedules import Schedule, WarmupSchedule
+from asyncsgd.schedules import WarmupSchedule
 from asyncsgd.scripts.run_folder import has_trained, open_again, set_aside
 from asyncsgd.tasks.base import Task
 from asyncsgd.training import carry_out, follow
@@ -56,7 +67,7 @@ _NOT_ON_A_VECTOR = {
 _OPTIMIZERS: Mapping[str, Callable[..., BuildOptimizer]] = {"sgd": SGD, "adamw": AdamW}
 
 
-_ADDED_LATER: dict[str, Any] = {"micro_batches": 1, "evaluate_every": None, "patience": None}
+_ADDED_LATER: dict[str, Any] = {"epochs": None, "micro_batches": 1, "evaluate_every": None, "patience": None}
 """Arguments of `train` that it did not have at first, as they were for earlier runs."""
 
 
@@ -107,6 +118,7 @@ def train(
     rule: Rule | None = None,
     runtime: modes.Runtime | None = None,
     samples: int | None = None,
+    epochs: float | None = None,
     seconds: float | None = None,
     target_loss: float | None = None,
     evaluations: int = 8,
@@ -141,7 +153,9 @@ def train(
             implies.
         runtime: `InProcess()` (the default), `AllReduce(n)`, `Processes(n)`, `Hogwild(n)` or `Virtual(n)`.
         samples, seconds, target_loss: the budget. The first limit that is reached ends the run. Samples are counted
-            over all workers. Seconds are those of the runtime's clock. `samples` or `seconds` must be given.
+            over all workers. Seconds are those of the runtime's clock. `samples`, `epochs` or `seconds` must be given.
+        epochs: passes over the training samples, in place of `samples`; rounded up to whole batches. The task's `facts`
+            say how many samples there are.
         evaluations: how many, beside the one at the start; spread evenly over the budget.
         evaluate_every: samples between two evaluations, in place of `evaluations`; the last one is at the end.
         patience: stop after so many evaluations in a row without a new lowest loss. The model is then the last one and
@@ -158,7 +172,7 @@ def train(
             as a whole. The task's `split` cuts it.
         folder: a new folder for the run's records and model. None: nothing is written.
         resume: whether a run that is in `folder` already goes on from its last checkpoint. All arguments must be those
-            of the run; only `samples` may grow. Where the folder holds no run yet, one is begun.
+            of the run; only `samples` or `epochs` may grow. Where the folder holds no run yet, one is begun.
         checkpoint_every, checkpoint_seconds: samples and seconds between two checkpoints. None: one is written only
             when the run is interrupted.
         keep: how many checkpoints are kept, beside the one with the best evaluation loss.
@@ -200,6 +214,7 @@ def train(
         _rule_of(rule, runtime),
         recipe,
         samples,
+        epochs,
         seconds,
         target_loss,
         evaluations,
@@ -316,6 +331,7 @@ class _Asked:
     rule: Rule
     recipe: OptimizerRecipe
     samples: int | None
+    epochs: float | None
     seconds: float | None
     target_loss: float | None
     evaluations: int
@@ -333,15 +349,19 @@ class _Asked:
         build = self.recipe.build
         if (name := getattr(build, "__name__", type(build).__name__)) in _NOT_ON_A_VECTOR:
             raise UsageError(f"optimizer {name} cannot step a flat vector: {_NOT_ON_A_VECTOR[name]}; give another one")
-        if self.samples is None and self.seconds is None:
+        if self.samples is None and self.epochs is None and self.seconds is None:
             raise UsageError("a run needs an end; give samples=10_000 or seconds=60")
+        if self.samples is not None and self.epochs is not None:
+            raise UsageError("samples and epochs both say how long; drop one of the two")
+        if self.epochs is not None and not 0 < self.epochs < math.inf:
+            raise UsageError(f"epochs must be more than 0, got {self.epochs!r}")
         for name, choices in (("schedule", SHAPES), ("precision", PRECISIONS), ("device", ("auto", "cpu", "cuda"))):
             value = getattr(self, name)
             if value not in choices:
                 raise UsageError(
                     f"{name} must be one of {', '.join(choices)}, got {value!r}{nearest(str(value), choices)}"
                 )
-        if self.schedule != "constant" and self.samples is None:
+        if self.schedule != "constant" and self.samples is None and self.epochs is None:
             raise UsageError(f"schedule={self.schedule!r} needs a number of samples to stretch over; give samples")
         whole = ("evaluations", "evaluate_every", "patience", "micro_batches")
         for name, least in (("samples", 0), *((name, 1) for name in whole)):
@@ -356,9 +376,12 @@ class _Asked:
             )
 
     def experiment(self, cache: str | Path | None) -> Experiment:
-        schedule: Schedule = WarmupSchedule(self.learning_rate, self.warmup, self.samples, SHAPES[self.schedule])
-        budget = Budget(self.samples, self.seconds, self.target_loss, self.evaluate_every, self.patience)
-        course = Course(budget, self.evaluations, schedule)
+        def course(task: Task) -> Course:
+            samples = samples_in(self.samples, self.epochs, task)
+            schedule = WarmupSchedule(self.learning_rate, self.warmup, samples, SHAPES[self.schedule])
+            budget = Budget(samples, self.seconds, self.target_loss, self.evaluate_every, self.patience)
+            return Course(budget, self.evaluations, schedule)
+
         setup = Setup(
             self.runtime,
             self.rule,
@@ -373,7 +396,7 @@ class _Asked:
             name="train",
             task=self.task,
             setup=setup,
-            course=lambda task: course,
+            course=course,
             cache=cache_folder(None if cache is None else str(cache)),
             describe=describe,
         )
@@ -409,7 +432,7 @@ class _Asked:
             **{
                 name: getattr(self, name)
                 for name in (
-                    *("samples", "seconds", "target_loss", "evaluations", "evaluate_every", "patience"),
+                    *("samples", "epochs", "seconds", "target_loss", "evaluations", "evaluate_every", "patience"),
                     *("learning_rate", "schedule", "warmup", "seed", "device", "precision", "micro_batches"),
                 )
             },

@@ -286,10 +286,9 @@ def course_of(budget: settings.Budget, optimization: settings.Optimization, task
         UsageError: for epochs of a task that does not say how many samples it has.
     """
     every = samples_between("--evaluate-every", budget.evaluate_every, task)
-    schedule = WarmupSchedule(
-        optimization.learning_rate, optimization.warmup, budget.samples, SHAPES[optimization.schedule]
-    )
-    limits = Budget(budget.samples, budget.seconds, budget.target_loss, every, budget.patience)
+    samples = samples_in(budget.samples, budget.epochs, task)
+    schedule = WarmupSchedule(optimization.learning_rate, optimization.warmup, samples, SHAPES[optimization.schedule])
+    limits = Budget(samples, budget.seconds, budget.target_loss, every, budget.patience)
     return Course(limits, budget.evaluations, schedule)
 
 
@@ -312,6 +311,18 @@ def samples_between(flag: str, text: str | None, task: Task) -> int | None:
     if text is None or not text.endswith("epoch"):
         return None if text is None else int(text)
     return max(1, samples_of_epochs(float(text.removesuffix("epoch")), task, f"{flag} {text}"))
+
+
+def samples_in(samples: int | None, epochs: float | None, task: Task) -> int | None:
+    """`samples`, or those of `epochs` rounded up to whole batches; `task` is prepared.
+
+    Raises:
+        UsageError: for epochs of a task that does not say how many samples it has.
+    """
+    if epochs is None:
+        return samples
+    wanted = samples_of_epochs(epochs, task, f"--epochs {epochs:g}")
+    return math.ceil(wanted / task.batch_size) * task.batch_size
 
 
 def samples_of_epochs(epochs: float, task: Task, asked: str) -> int:

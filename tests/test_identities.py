@@ -347,6 +347,20 @@ def test_evaluations_come_at_every_so_many_samples_and_at_the_end_and_change_no_
     assert run.summary["final_eval_loss"] == one.summary["final_eval_loss"]
 
 
+def test_epochs_are_that_many_samples_rounded_up_to_whole_batches(train):
+    more = {"mode": "single", "schedule": "linear", "evaluations": 2}
+    run = train(**more, epochs=0.255, samples=None)
+    length = run.summary["num_train_samples"]
+    samples = BATCH_SIZE * math.ceil(0.255 * length / BATCH_SIZE)
+    assert (0.255 * length) % BATCH_SIZE > 0
+    in_samples = train(**more, samples=samples)
+    assert run.summary["num_samples"] == samples
+    assert run.summary["parameters_sha256"] == in_samples.summary["parameters_sha256"]
+    rates = [[event["learning_rate"] for event in one.records("arrival")] for one in (run, in_samples)]
+    assert rates[0] == rates[1]
+    assert rates[0][-1] < rates[0][0]
+
+
 @pytest.mark.parametrize("mode", ["single", "virtual", *slow("async", "sync", "hogwild", "process_group")])
 def test_patience_ends_a_run_at_the_first_evaluation_after_so_many_without_a_new_lowest_loss(train, mode, capfd):
     more = {

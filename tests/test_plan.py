@@ -549,6 +549,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         },
         "analysis: the reference sync has no arm with {num_workers: 4, clock: measured}",
     ),
+    ({"base": {"epochs": 3}}, "base: epochs has no place in a study: its budgets are in samples or in seconds, known"),
     ({"base": {"patience": 3}}, "base: patience has no place in a study: a run that ends by itself is not compared"),
     ({"finetune": {"patience": 3}}, "finetune: patience has no place in a study: a run that ends by itself"),
 ]

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -350,6 +350,31 @@ def test_without_any_checkpoint_and_with_one_of_another_schema_the_user_is_told(
     shutil.rmtree(stopped / "checkpoints")
     with pytest.raises(UsageError, match=r"no checkpoint to go on from: there is none\. Train with --checkpoint-every"):
         train(stopped, resume=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Counted(Noisy):
+    """It says how many samples it has."""
+
+    def facts(self) -> Mapping[str, Any]:
+        return {"num_train_samples": 96}
+
+
+def test_epochs_may_grow_as_samples_may(tmp_path: Path) -> None:
+    chosen: dict[str, Any] = {"quiet": True, "device": "cpu", "checkpoint_every": 40}
+    asyncsgd.train(Counted(), folder=tmp_path / "run", epochs=1, **chosen)
+    longer = asyncsgd.train(Counted(), folder=tmp_path / "run", epochs=1.5, resume=True, **chosen)
+    asyncsgd.train(Counted(), folder=tmp_path / "whole", samples=144, **chosen)
+    assert longer.summary["num_samples"] == 144
+    assert sha256(tmp_path / "run") == sha256(tmp_path / "whole")
+    with pytest.raises(
+        UsageError, match=r"other settings \(epochs 1.5 -> 1\); drop them, only --samples or --epochs may"
+    ):
+        asyncsgd.train(Counted(), folder=tmp_path / "run", epochs=1, resume=True, **chosen)
+    with pytest.raises(
+        UsageError, match="--epochs 1: the task noisy does not say how long an epoch is; type a number of"
+    ):
+        asyncsgd.train(Noisy(), epochs=1, quiet=True)
 
 
 def test_settings_must_agree_and_only_samples_may_grow(stopped: Path) -> None:

@@ -232,6 +232,8 @@ def test_make_settings_rejects_a_name_it_does_not_know() -> None:
         ({"seconds": 60, "samples": 320}, {"samples": 320, "schedule": "linear"}),
         ({"seconds": 60, "samples": 320, "schedule": "cosine"}, {"schedule": "cosine"}),
         ({"samples": 0}, {"samples": 0, "schedule": "linear"}),
+        ({"epochs": 2}, {"samples": None, "epochs": 2.0, "schedule": "linear"}),
+        ({"epochs": 0.5, "seconds": 60}, {"samples": None, "schedule": "linear"}),
     ],
 )
 def test_open_settings_are_resolved_from_the_others(values: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -268,6 +270,7 @@ OUT_OF_BOUNDS = [
     ({"vocab_size": 0}, "--vocab-size must be 1 or more, got 0"),
     ({"dropout": 1}, "--dropout must be 0 or more and less than 1, got 1.0"),
     ({"dropout": -0.1}, "--dropout must be 0 or more and less than 1, got -0.1"),
+    ({"epochs": 0}, "--epochs must be more than 0, got 0.0; type e.g. --epochs 2"),
     ({"patience": 0}, "--patience must be 1 or more, got 0; type e.g. --patience 3"),
     ({"micro_batches": 0}, "--micro-batches must be 1 or more, got 0; type e.g. --micro-batches 4"),
     ({"threads": 0}, "--threads must be 1 or more, got 0"),
@@ -319,6 +322,7 @@ WITHOUT_EFFECT = [
     ({"samples": 0, "seconds": 9}, "--seconds does nothing with --samples 0"),
     ({"samples": 0, "target_loss": 9}, "--target-loss does nothing with --samples 0"),
     ({"samples": 0, "evaluate_every": "8"}, "--evaluate-every does nothing with --samples 0"),
+    ({"samples": 80, "epochs": 2}, "--epochs 2 and --samples 80 both say how long; drop one of the two"),
     ({"samples": 0, "patience": 2}, "--patience does nothing with --samples 0"),
     (
         {"patience": 8},
@@ -523,7 +527,7 @@ def test_settings_that_came_later_leave_the_names_of_runs_as_they_were() -> None
     assert FLAGS.settings_hash(make_settings({"mask": "word", "mask_prob": 0.3, "seed": 2})) == "e816ca"
     assert FLAGS.settings_hash(make_settings({"eval_mask": "token", "eval_mask_prob": 0.15})) == "3685ef"
     assert FLAGS.settings_hash(make_settings({"eval_mask": "word"})) != "3685ef"
-    for values in ({"micro_batches": 2}, {"evaluate_every": "5"}, {"patience": 2}):
+    for values in ({"micro_batches": 2}, {"evaluate_every": "5"}, {"patience": 2}, {"epochs": 2}):
         assert FLAGS.settings_hash(make_settings(values)) != "3685ef"
 
 

@@ -109,7 +109,7 @@ def _planned_samples(run: StudyRun) -> float:
     """The samples that alone end a run; 0 where something else may, or nothing says how many there are."""
     settings = {} if run.run is None else run.run.settings
     samples = settings.get("samples")
-    alone = settings.get("seconds") is None and settings.get("target_loss") is None
+    alone = all(settings.get(name) is None for name in ("seconds", "target_loss", "patience"))
     return float(samples) if alone and isinstance(samples, int | float) else 0.0
 
 

@@ -130,9 +130,11 @@ def open_again(path: Path, different: Sequence[tuple[str, object, object]], sett
 
     with contextlib.ExitStack() as undo:
         events = undo.enter_context(own(path))
-        if [key for key, was, wanted in different if not (key == "samples" and _is_more(was, wanted))]:
+        if [key for key, was, wanted in different if not (key in ("samples", "epochs") and _is_more(was, wanted))]:
             listed = ", ".join(f"{key} {was} -> {wanted}" for key, was, wanted in different)
-            raise UsageError(f"{path} cannot go on with other settings ({listed}); drop them, only --samples may grow")
+            raise UsageError(
+                f"{path} cannot go on with other settings ({listed}); drop them, only --samples or --epochs may grow"
+            )
         if _summary(path).get("status") == DONE and not different:
             raise UsageError(f"{path} is DONE; type a larger --samples to train on, or another folder for a new run")
         size = (path / EVENTS).stat().st_size
@@ -147,7 +149,7 @@ def open_again(path: Path, different: Sequence[tuple[str, object, object]], sett
 
 
 def _is_more(was: object, wanted: object) -> bool:
-    return isinstance(was, int) and isinstance(wanted, int) and wanted > was
+    return isinstance(was, int | float) and isinstance(wanted, int | float) and wanted > was
 
 
 def free_folder(parent: Path, name: str) -> Path:

@@ -24,6 +24,7 @@ from asyncsgd.settings.training import (
     Output,
     Precision,
     contradictions_of_job,
+    contradictions_of_length,
     contradictions_of_output,
 )
 
@@ -167,11 +168,7 @@ def _contradictions(settings: FinetuneSettings) -> Iterator[str]:
             "--init-from is missing: name the run, the model or the shape to fine-tune, e.g. --init-from runs/NAME "
             "or --init-from tiny"
         )
-    if tuning.epochs is not None and tuning.samples is not None:
-        yield (
-            f"--epochs {tuning.epochs:g} and --samples {tuning.samples} both say how long; drop one of the two"
-            f" (--epochs none takes a file's value back)"
-        )
+    yield from contradictions_of_length(tuning.samples, tuning.epochs)
     if data.data == "pydocs":
         for name in ("text_column", "label_column"):
             if getattr(data, name) != defaults[name]:

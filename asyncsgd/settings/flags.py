@@ -225,6 +225,15 @@ class Flags(Generic[S]):
         """The settings that say where a run is kept, not what it is."""
         return frozenset(spec.name for spec in self.specs.values() if spec.group == "output") | self._more_places
 
+    @functools.cached_property
+    def later(self) -> Mapping[str, object]:
+        """The defaults of the settings that did not exist at first: what runs without them had."""
+        return {
+            spec.name: spec.default
+            for spec in self.specs.values()
+            if spec.metadata["added_later"] or spec.name in self._added_later
+        }
+
     def known(self, key: object, where: str) -> Spec:
         """The setting of that name, dashes allowed.
 
@@ -346,9 +355,9 @@ class Flags(Generic[S]):
             for spec, value in zip(self.specs.values(), self.flatten(settings).values(), strict=True)
             if spec.name not in self.places
         }
-        for spec in self.specs.values():
-            if (spec.metadata["added_later"] or spec.name in self._added_later) and values[spec.name] == spec.default:
-                del values[spec.name]
+        for name, default in self.later.items():
+            if values[name] == default:
+                del values[name]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:6]
 
     def build_parser(

@@ -33,6 +33,7 @@ Precision = Literal["fp32", "bf16", "fp16"]
 DEFAULT_SAMPLES = 9600
 # Far beyond any useful value here. A larger number is a typing error, and would end in an error of some library.
 MOST_SAMPLES = 10**12
+MOST_EPOCHS = 100_000
 MOST_SECONDS = 1e9
 MOST_EVALUATIONS = 100_000
 MOST_BATCH = 65_536
@@ -97,8 +98,9 @@ class Job:
 class Budget:
     """When training ends and how often the model is evaluated; the first limit that is reached ends the run.
 
-    `samples` is None when only `seconds` limits the run. Evaluations are spread evenly over `samples`, or over
-    `seconds` when `samples` is None. With `evaluate_every` they come after every so many samples, and at the end.
+    `samples` is None where `epochs` says how long, or only `seconds` limits the run. Evaluations are spread evenly over
+    the samples, or over `seconds` where they are the only limit. With `evaluate_every` they come after every so many
+    samples, and at the end.
     """
 
     samples: int | None = setting(
@@ -108,6 +110,15 @@ class Budget:
         at_least=0,
         at_most=MOST_SAMPLES,
         example=DEFAULT_SAMPLES,
+    )
+    epochs: float | None = setting(
+        None,
+        "passes over the training samples, in place of --samples; rounded up to whole batches",
+        unset="as --samples says",
+        above=0,
+        at_most=MOST_EPOCHS,
+        example=2,
+        added_later=True,
     )
     seconds: float | None = setting(
         None,
@@ -225,7 +236,7 @@ class Output:
     overwrite: bool = setting(False, "run again where a run is already; the earlier one is kept as NAME.before-N")
     resume: str | None = setting(
         None,
-        "go on with the run in this folder, from its last checkpoint; --samples may grow",
+        "go on with the run in this folder, from its last checkpoint; --samples or --epochs may grow",
         unset="begin a new run",
         example="runs/NAME",
     )
@@ -264,8 +275,9 @@ class Output:
 class Common:
     """The settings that every training has, whatever its task; defaults that depend on others are filled in.
 
-    `learning_rate` follows the optimizer. `samples` is 9600 unless `seconds` limits the run. `schedule` is linear if
-    there is a number of samples to stretch it over, and otherwise constant. Bounds are checked by `validate`, not here.
+    `learning_rate` follows the optimizer. `samples` is 9600 unless `epochs` or `seconds` limit the run. `schedule` is
+    linear if there is a number of samples to stretch it over, and otherwise constant. Bounds are checked by `validate`,
+    not here.
     """
 
     job: Job = group(Job, "what to run")
@@ -276,10 +288,10 @@ class Common:
 
     def __post_init__(self) -> None:
         budget, optimization = self.budget, self.optimization
-        if budget.samples is None and budget.seconds is None:
+        if budget.samples is None and budget.epochs is None and budget.seconds is None:
             budget = dataclasses.replace(budget, samples=DEFAULT_SAMPLES)
         if optimization.schedule is None:
-            schedule: Schedule = "constant" if budget.samples is None else "linear"
+            schedule: Schedule = "constant" if budget.samples is None and budget.epochs is None else "linear"
             optimization = dataclasses.replace(optimization, schedule=schedule)
         if optimization.learning_rate is None and optimization.optimizer in DEFAULT_LEARNING_RATE:
             learning_rate = DEFAULT_LEARNING_RATE[optimization.optimizer]
@@ -351,6 +363,15 @@ def contradictions_of_every(name: str, every: str | None) -> Iterator[str]:
         )
 
 
+def contradictions_of_length(samples: int | None, epochs: float | None) -> Iterator[str]:
+    """Yield what is wrong between settings of how long a run is."""
+    if epochs is not None and samples is not None:
+        yield (
+            f"--epochs {epochs:g} and --samples {samples} both say how long; drop one of the two (--samples none takes "
+            f"a file's value back)"
+        )
+
+
 def contradictions_of_evaluations(budget: Budget, default: int) -> Iterator[str]:
     """Yield what is wrong between settings of when a run is evaluated; `default` is that of ``--evaluations``."""
     evaluations, every, patience = budget.evaluations, budget.evaluate_every, budget.patience
@@ -391,7 +412,8 @@ def common_contradictions(settings: Common) -> Iterator[str]:
                 f"{flag_of(name)} is for --optimizer {owner}, got --optimizer {optimizer}; drop {flag_of(name)}, "
                 f"or type --optimizer {owner}"
             )
-    if budget.samples is None and optimization.schedule != "constant":
+    yield from contradictions_of_length(budget.samples, budget.epochs)
+    if budget.samples is None and budget.epochs is None and optimization.schedule != "constant":
         yield (
             f"--schedule {optimization.schedule} needs a number of samples to stretch over; add --samples "
             f"{DEFAULT_SAMPLES}, or type --schedule constant"

@@ -45,6 +45,7 @@ NOT_TUNED = (
 
 
 REFUSED: Mapping[str, str] = {
+    "epochs": "its budgets are in samples or in seconds, known before any data are read",
     "patience": "a run that ends by itself is not compared with others at equal samples",
 }
 """Settings that no study has, and why."""
