@@ -12,20 +12,18 @@ from typing import Any
 from analysis.study.plan import first_part
 from analysis.study.run import UNFINISHED, UNREADABLE, Condition, Run, labels
 from analysis.study.types import MEASURED, VIRTUAL, Arm, Aside, StudyRun
-from asyncsgd.settings.finetuning import FINETUNE_FLAGS
-from asyncsgd.settings.training import FLAGS
-from asyncsgd.study.plan import BASE, BASELINE
+from asyncsgd.study.plan import ADDED_LATER, BASE, BASELINE
 
 LAYOUT = re.compile(r"(?:^|/)(tuning|pilot|test|finetune)/([^/]+)/([^/]+)$")
 _LEAF = re.compile(r"(?:t(?P<trial>\d+)-)?s(?P<seed>\d+)(?:-r(?P<replicate>\d+))?(?:-f(?P<repetition>\d+))?$")
 
 _NOT_OF_AN_ARM = frozenset(
-    "seed samples epochs seconds budget_seconds target_loss patience evaluations evaluate_every eval_samples threads "
-    "device".split()
+    (
+        *("seed", "samples", "epochs", "seconds", "budget_seconds", "target_loss", "patience"),
+        *("evaluations", "evaluate_every", "eval_samples", "threads", "device"),
+    )
 )
 """Settings that may differ between runs of one arm: the seed, the budget and the machine."""
-_LATER = {**FINETUNE_FLAGS.later, **FLAGS.later}
-"""What a run without them had for settings."""
 _OF_THE_CONDITION = frozenset(("mode", "rule", "nproc", "workers", "batch_size", "clock"))
 """Settings that `Condition` already holds."""
 
@@ -152,7 +150,7 @@ def _varying(runs: Sequence[Run]) -> dict[Condition, list[str]]:
 def _setting(run: Run, key: str) -> Any:
     if key == "speeds" and run.summary.get("speeds") is not None:
         return run.summary["speeds"]
-    return run.settings.get(key, _LATER.get(key))
+    return run.settings.get(key, ADDED_LATER.get(key))
 
 
 def _arm_names(
