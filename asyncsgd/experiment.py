@@ -256,7 +256,7 @@ def describe(task: Task, flat: FlatModel) -> list[str]:
     ]
 
 
-def setup_of(job: settings.Job, machine: settings.Machine, optimization: settings.Optimization) -> Setup:
+def setup_of(job: settings.Job, machine: settings.Machine, optimization: settings.Steps) -> Setup:
     """Read the rule, the speeds, the network and the churn, which settings hold as text, and find the device.
 
     Raises:
@@ -285,11 +285,17 @@ def course_of(budget: settings.Budget, optimization: settings.Optimization, task
     Raises:
         UsageError: for epochs of a task that does not say how many samples it has.
     """
-    every = samples_between("--evaluate-every", budget.evaluate_every, task)
     samples = samples_in(budget.samples, budget.epochs, task)
-    schedule = WarmupSchedule(optimization.learning_rate, optimization.warmup, samples, SHAPES[optimization.schedule])
-    limits = Budget(samples, budget.seconds, budget.target_loss, every, budget.patience)
-    return Course(limits, budget.evaluations, schedule)
+    course = course_over(samples, budget, optimization, optimization.warmup, task)
+    limits = dataclasses.replace(course.budget, seconds=budget.seconds, target_loss=budget.target_loss)
+    return dataclasses.replace(course, budget=limits)
+
+
+def course_over(samples: int | None, length: settings.Length, steps: settings.Steps, warmup: int, task: Task) -> Course:
+    """The course of a run of `samples`, the first `warmup` of which are the warmup; `task` is prepared."""
+    every = samples_between("--evaluate-every", length.evaluate_every, task)
+    schedule = WarmupSchedule(steps.learning_rate, warmup, samples, SHAPES[steps.schedule])
+    return Course(Budget(samples, evaluate_every=every, patience=length.patience), length.evaluations, schedule)
 
 
 def policy_of(output: settings.Output, task: Task) -> Policy:
@@ -348,7 +354,7 @@ def rule_of(job: settings.Job) -> Rule:
     return Asynchronous() if kind.has_server else Synchronous()
 
 
-def recipe_of(optimization: settings.Optimization) -> OptimizerRecipe:
+def recipe_of(optimization: settings.Steps) -> OptimizerRecipe:
     """The optimizer that the settings name."""
     builders: dict[str, BuildOptimizer] = {
         "sgd": SGD(optimization.momentum),

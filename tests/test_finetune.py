@@ -218,6 +218,43 @@ def test_the_number_of_evaluations_changes_no_bit(tune: Tune) -> None:
     assert tune(evaluations=1).summary["parameters_sha256"] == tune(evaluations=5).summary["parameters_sha256"]
 
 
+@pytest.mark.parametrize(
+    ("schedule", "factors"),
+    [("constant", [1.0] * 5), ("linear", [0.91, 0.73, 0.55, 0.37, 0.1]), ("cosine", [0.978, 0.81, 0.55, 0.29, 0.1])],
+)
+def test_the_learning_rate_takes_the_form_asked_for(tune: Tune, schedule: str, factors: list[float]) -> None:
+    tuned = tune(schedule=schedule, warmup=0, learning_rate=0.01, optimizer="sgd", momentum=0.5)
+    arrivals = [record for record in read_events(tuned.path / "events.jsonl") if record["kind"] == "arrival"]
+    rates = [arrivals[number]["learning_rate"] / 0.01 for number in (0, 2, 4, 6, 9)]
+    assert rates == pytest.approx(factors, abs=0.02)
+    plain = tune(schedule=schedule, warmup=0, learning_rate=0.01, optimizer="sgd")
+    assert plain.summary["parameters_sha256"] != tuned.summary["parameters_sha256"]
+
+
+def test_the_betas_are_those_of_adamw(tune: Tune) -> None:
+    default, written, other = (tune(**betas).summary for betas in ({}, {"beta1": 0.9, "beta2": 0.999}, {"beta2": 0.9}))
+    assert default["parameters_sha256"] == written["parameters_sha256"] != other["parameters_sha256"]
+
+
+def test_batches_in_parts_evaluations_every_so_many_samples_and_patience_are_those_of_pretraining(tune: Tune) -> None:
+    whole, parts = tune(dropout=0), tune(dropout=0, micro_batches=2)
+    assert whole.summary["parameters_sha256"] != parts.summary["parameters_sha256"]
+    assert parts.summary["final_eval_loss"] == pytest.approx(whole.summary["final_eval_loss"], rel=1e-4)
+    stopped = tune(learning_rate=0.5, evaluations=4, evaluate_every="8", patience=2, samples=400)
+    losses = [evaluation["loss"] for evaluation in stopped.evaluations()]
+    assert len(losses) == losses.index(min(losses)) + 3
+    assert [evaluation["total_samples"] for evaluation in stopped.evaluations()] == [8 * n for n in range(len(losses))]
+    assert stopped.summary["stopped_early"]["best_loss"] == min(losses)
+
+
+def test_settings_that_came_later_leave_the_names_of_runs_as_they_were() -> None:
+    hashes = [
+        FINETUNE_FLAGS.settings_hash(make_finetune_settings({"init_from": "tiny", **values}))
+        for values in ({}, {"schedule": "linear", "momentum": 0, "beta1": 0.9, "micro_batches": 1}, {"beta2": 0.9})
+    ]
+    assert hashes[0] == hashes[1] == "616f59" != hashes[2]
+
+
 def test_class_weights_change_what_is_learned(tune: Tune) -> None:
     plain, weighted = tune().summary, tune(class_weights=True).summary
     assert plain["parameters_sha256"] != weighted["parameters_sha256"]
@@ -597,6 +634,23 @@ def test_a_label_that_nobody_has_cannot_count_as_hateful(tune: Tune, tmp_path: P
         ({"init_from": "tiny", "warmup": 1}, "--warmup must be 0 or more and less than 1, got 1.0"),
         ({"init_from": "tiny", "epochs": 0}, "--epochs must be more than 0, got 0.0"),
         ({"init_from": "tiny", "overwrite": True}, "--overwrite does nothing without --run-dir"),
+        ({"init_from": "tiny", "momentum": 0.9}, "--momentum is for --optimizer sgd, got --optimizer adamw"),
+        (
+            {"init_from": "tiny", "optimizer": "sgd", "beta1": 0.5},
+            "--beta1 is for --optimizer adamw, got --optimizer sgd",
+        ),
+        (
+            {"init_from": "tiny", "evaluations": 5, "evaluate_every": "8"},
+            "--evaluations 5 and --evaluate-every 8 both say when to evaluate",
+        ),
+        (
+            {"init_from": "tiny", "patience": 4},
+            "--patience 4 ends no run of --evaluations 4, the last of which is at the end",
+        ),
+        (
+            {"init_from": "tiny", "evaluate_every": "0epoch"},
+            "--evaluate-every must be a number of samples from 1 up, or epochs, got",
+        ),
         ({"init_form": "tiny"}, "unknown key 'init_form'; did you mean 'init_from'?"),
     ],
 )

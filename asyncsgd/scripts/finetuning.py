@@ -1,7 +1,8 @@
 """From the settings of ``experiments/stilt_finetune.py`` to its experiment: the second stage of STILT.
 
-Linear warmup and linear decay, mean cross-entropy, no early stopping. Nothing is chosen by looking at the texts that
-are scored, so scoring them during training costs only time."""
+Linear warmup and linear decay, mean cross-entropy, no early stopping, unless the user asks for another schedule or for
+patience. Without ``--patience`` nothing is chosen by looking at the texts that are scored, so scoring them during
+training costs only time."""
 
 from __future__ import annotations
 
@@ -11,13 +12,10 @@ import math
 from typing import Any
 
 from asyncsgd.errors import UsageError
-from asyncsgd.experiment import Course, Experiment, cache_folder, policy_of, setup_of
+from asyncsgd.experiment import Course, Experiment, cache_folder, course_over, policy_of, samples_in, setup_of
 from asyncsgd.flat import FlatModel
 from asyncsgd.init_from import Origin, read_origin
-from asyncsgd.runtime.base import Budget
-from asyncsgd.schedules import WarmupSchedule, linear
 from asyncsgd.settings.finetuning import FinetuneSettings, Tuning
-from asyncsgd.settings.training import Machine, Optimization
 from asyncsgd.tasks.base import Task
 from asyncsgd.tasks.classification import Classification
 
@@ -29,16 +27,13 @@ def finetuning(settings: FinetuneSettings) -> Experiment:
         UsageError: if the settings alone show a mistake; the message says what to change.
     """
     tuning = settings.tuning
-    optimization = Optimization(
-        optimizer=tuning.optimizer, weight_decay=tuning.weight_decay, clip_norm=tuning.clip_norm
-    )
     origin: Origin | None = None
     with contextlib.suppress(UsageError, OSError):  # said when the task is prepared
         origin = read_origin(settings.start.init_from)
     return Experiment(
         name="stilt_finetune",
         task=task_of(settings),
-        setup=setup_of(settings.job, Machine(**dataclasses.asdict(settings.machine)), optimization),
+        setup=setup_of(settings.job, settings.machine, tuning),
         course=lambda task: course_of(tuning, task),
         cache=cache_folder(settings.data.cache_dir),
         identity={
@@ -73,21 +68,16 @@ def task_of(settings: FinetuneSettings) -> Classification:
 
 
 def course_of(tuning: Tuning, task: Task) -> Course:
-    """Whole batches of the budget in samples or epochs; the learning rate falls to a tenth at its end."""
-    assert isinstance(task, Classification)
-    samples = num_batches(tuning, task.num_train_samples or 0) * tuning.batch_size
-    schedule = WarmupSchedule(tuning.learning_rate, round(tuning.warmup * samples), samples, linear)
-    return Course(Budget(samples=samples), tuning.evaluations, schedule)
+    """Whole batches of the budget in samples or epochs, and a share of them for the warmup.
 
-
-def num_batches(tuning: Tuning, num_train: int) -> int:
-    """How many batches a run has: its samples, or its epochs, rounded up to whole batches.
-
-    >>> num_batches(Tuning(epochs=2.0, batch_size=16), 100), num_batches(Tuning(samples=33, batch_size=16), 100)
-    (13, 3)
+    >>> task = Classification(batch_size=16, num_train_samples=100)
+    >>> [course_of(Tuning(**length), task).budget.samples for length in ({"epochs": 2.0}, {"samples": 33})]
+    [208, 48]
     """
-    samples = tuning.samples if tuning.samples is not None else math.ceil((tuning.epochs or 0.0) * num_train)
-    return math.ceil(samples / tuning.batch_size)
+    wanted = samples_in(tuning.samples, tuning.epochs, task)
+    assert wanted is not None
+    samples = math.ceil(wanted / task.batch_size) * task.batch_size
+    return course_over(samples, tuning, tuning, round(tuning.warmup * samples), task)
 
 
 def _describe(settings: FinetuneSettings, origin: Origin | None, task: Task, flat: FlatModel) -> list[str]:

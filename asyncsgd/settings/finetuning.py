@@ -13,19 +13,21 @@ from typing import Literal
 from asyncsgd.settings.flags import Flags, group, setting
 from asyncsgd.settings.training import (
     MOST_BATCH,
+    MOST_EPOCHS,
     MOST_EVALUATIONS,
     MOST_SAMPLES,
-    MOST_THREADS,
     MOST_TOKENS,
-    Device,
     Job,
+    Length,
+    Machine,
     Mode,
-    OptimizerName,
     Output,
-    Precision,
+    Schedule,
+    Steps,
     contradictions_of_job,
     contradictions_of_length,
     contradictions_of_output,
+    contradictions_of_steps,
 )
 
 Task = Literal["classification"]
@@ -73,8 +75,8 @@ class LabelledText:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tuning:
-    """How long, and with which steps of AdamW. `epochs` is None where `samples` says how long.
+class Tuning(Steps, Length):
+    """How long, and with which steps. `epochs` is None where `samples` says how long.
 
     The learning rate suits the small models made here. It was tried with two epochs over 4,000 texts of hate_davidson
     from a pretrained `tiny`, two seeds each. The mean macro-F1 was 0.566 at 2e-4, 0.604 at 5e-4, 0.568 at 1e-3 and
@@ -86,7 +88,7 @@ class Tuning:
         "passes over the training texts",
         unset=f"{DEFAULT_EPOCHS:g}, or as --samples says",
         above=0,
-        at_most=100_000,
+        at_most=MOST_EPOCHS,
         example=2,
     )
     samples: int | None = setting(
@@ -98,11 +100,9 @@ class Tuning:
         example=2000,
     )
     batch_size: int = setting(16, "texts in one gradient", at_least=1, at_most=MOST_BATCH)
-    optimizer: OptimizerName = setting("adamw", "update rule at the server", added_later=True)
     learning_rate: float = setting(5e-4, "peak learning rate", above=0)
+    schedule: Schedule = setting("linear", "learning rate after the warmup")
     warmup: float = setting(0.1, "share of the samples until the learning rate reaches its peak", at_least=0, below=1)
-    weight_decay: float = setting(0.01, "decoupled", at_least=0)
-    clip_norm: float = setting(1.0, "gradients longer than this are shortened to it; 0: never", at_least=0)
     dropout: float = setting(0.1, "of all dropout layers", at_least=0, below=1)
     class_weights: bool = setting(False, "weigh each class by its inverse frequency in the training loss")
     evaluations: int = setting(
@@ -120,15 +120,6 @@ class Functional:
     hatecheck_positive: str | None = setting(
         None, "labels that count as hateful, LABEL[,LABEL]", unset="hate", example="hate"
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class Machine:
-    """What the run computes with."""
-
-    device: Device = setting("auto", "auto takes cuda where there is one")
-    precision: Precision = setting("fp32", "number format of the forward and backward pass", added_later=True)
-    threads: int = setting(1, "CPU threads; part of the bits of the result", at_least=1, at_most=MOST_THREADS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +159,7 @@ def _contradictions(settings: FinetuneSettings) -> Iterator[str]:
             "--init-from is missing: name the run, the model or the shape to fine-tune, e.g. --init-from runs/NAME "
             "or --init-from tiny"
         )
-    yield from contradictions_of_length(tuning.samples, tuning.epochs)
+    yield from contradictions_of_length(tuning, Tuning().evaluations)
     if data.data == "pydocs":
         for name in ("text_column", "label_column"):
             if getattr(data, name) != defaults[name]:
@@ -176,11 +167,19 @@ def _contradictions(settings: FinetuneSettings) -> Iterator[str]:
                 yield f"{flag} does nothing for --data pydocs, which has no columns; drop it, or name other data"
     if settings.functional.hatecheck_positive is not None and settings.functional.hatecheck is None:
         yield "--hatecheck-positive does nothing without --hatecheck; add --hatecheck FOLDER, or drop it"
-    yield from contradictions_of_job(settings.job, tuning.optimizer, momentum=0.0)
+    yield from contradictions_of_job(settings.job, tuning.optimizer, tuning.momentum)
+    yield from contradictions_of_steps(tuning)
     yield from contradictions_of_output(output)
 
 
-_LATER = frozenset(field.name for field in dataclasses.fields(Job)) - {"seed"}
+_LATER = frozenset(field.name for field in dataclasses.fields(Job)) - {"seed"} | {
+    "optimizer",
+    "schedule",
+    "momentum",
+    "beta1",
+    "beta2",
+    "precision",
+}
 
 FINETUNE_FLAGS = Flags(
     FinetuneSettings, _contradictions, places=("cache_dir",), example=("init_from", "runs/NAME"), added_later=_LATER

@@ -95,13 +95,8 @@ class Job:
 
 
 @dataclasses.dataclass(frozen=True)
-class Budget:
-    """When training ends and how often the model is evaluated; the first limit that is reached ends the run.
-
-    `samples` is None where `epochs` says how long, or only `seconds` limits the run. Evaluations are spread evenly over
-    the samples, or over `seconds` where they are the only limit. With `evaluate_every` they come after every so many
-    samples, and at the end.
-    """
+class Length:
+    """How long a run is in samples or epochs, how often the model is evaluated, and whether that may end the run."""
 
     samples: int | None = setting(
         None,
@@ -119,17 +114,6 @@ class Budget:
         at_most=MOST_EPOCHS,
         example=2,
         added_later=True,
-    )
-    seconds: float | None = setting(
-        None,
-        "seconds of training, evaluations not counted",
-        unset="no limit",
-        above=0,
-        at_most=MOST_SECONDS,
-        example=60,
-    )
-    target_loss: float | None = setting(
-        None, "stop when the evaluation loss is this low", unset="no target", above=0, example=5.0
     )
     evaluations: int = setting(
         8, "evaluations after the first, evenly over the budget", at_least=1, at_most=MOST_EVALUATIONS
@@ -154,11 +138,33 @@ class Budget:
 
 
 @dataclasses.dataclass(frozen=True)
-class Optimization:
-    """The optimizer and its learning rate over the run.
+class Budget(Length):
+    """When training ends and how often the model is evaluated; the first limit that is reached ends the run.
+
+    `samples` is None where `epochs` says how long, or only `seconds` limits the run. Evaluations are spread evenly over
+    the samples, or over `seconds` where they are the only limit. With `evaluate_every` they come after every so many
+    samples, and at the end.
+    """
+
+    seconds: float | None = setting(
+        None,
+        "seconds of training, evaluations not counted",
+        unset="no limit",
+        above=0,
+        at_most=MOST_SECONDS,
+        example=60,
+    )
+    target_loss: float | None = setting(
+        None, "stop when the evaluation loss is this low", unset="no target", above=0, example=5.0
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """The optimizer, and the form of its learning rate over the run.
 
     `learning_rate` and `schedule` are declared with the types that they have inside a `Settings`, which fills them in.
-    They are None only in an `Optimization` that was built without them and is not yet part of a `Settings`.
+    They are None only where they were built without them and are not yet part of a `Settings`.
     """
 
     optimizer: OptimizerName = setting("adamw", "update rule at the server")
@@ -168,12 +174,18 @@ class Optimization:
     schedule: Schedule = setting(
         None, "learning rate after the warmup", unset="linear, or constant when --samples sets no limit"
     )
-    warmup: int = setting(640, "samples until the learning rate reaches its peak", at_least=0, at_most=MOST_SAMPLES)
     weight_decay: float = setting(0.01, "decoupled for adamw, L2 for sgd", at_least=0)
     momentum: float = setting(0.0, "sgd only", at_least=0, below=1)
     beta1: float = setting(0.9, "adamw only", at_least=0, below=1)
     beta2: float = setting(0.999, "adamw only", at_least=0, below=1)
     clip_norm: float = setting(1.0, "gradients longer than this are shortened to it; 0: never", at_least=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimization(Steps):
+    """The optimizer and its learning rate over the run."""
+
+    warmup: int = setting(640, "samples until the learning rate reaches its peak", at_least=0, at_most=MOST_SAMPLES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -363,20 +375,17 @@ def contradictions_of_every(name: str, every: str | None) -> Iterator[str]:
         )
 
 
-def contradictions_of_length(samples: int | None, epochs: float | None) -> Iterator[str]:
-    """Yield what is wrong between settings of how long a run is."""
+def contradictions_of_length(length: Length, default_evaluations: int) -> Iterator[str]:
+    """Yield what is wrong between settings of how long a run is and when it is evaluated."""
+    samples, epochs, patience = length.samples, length.epochs, length.patience
+    evaluations, every = length.evaluations, length.evaluate_every
     if epochs is not None and samples is not None:
         yield (
             f"--epochs {epochs:g} and --samples {samples} both say how long; drop one of the two (--samples none takes "
             f"a file's value back)"
         )
-
-
-def contradictions_of_evaluations(budget: Budget, default: int) -> Iterator[str]:
-    """Yield what is wrong between settings of when a run is evaluated; `default` is that of ``--evaluations``."""
-    evaluations, every, patience = budget.evaluations, budget.evaluate_every, budget.patience
     yield from contradictions_of_every("evaluate_every", every)
-    if every is not None and evaluations != default:
+    if every is not None and evaluations != default_evaluations:
         yield (
             f"--evaluations {evaluations} and --evaluate-every {every} both say when to evaluate; drop one of the two"
         )
@@ -385,6 +394,18 @@ def contradictions_of_evaluations(budget: Budget, default: int) -> Iterator[str]
             f"--patience {patience} ends no run of --evaluations {evaluations}, the last of which is at the end; type "
             f"--evaluations {4 * patience}, or --evaluate-every 1epoch"
         )
+
+
+def contradictions_of_steps(steps: Steps) -> Iterator[str]:
+    """Yield what is wrong between settings of the optimizer."""
+    defaults = Steps()
+    for name, owner in (("momentum", "sgd"), ("beta1", "adamw"), ("beta2", "adamw")):
+        if steps.optimizer != owner and getattr(steps, name) != getattr(defaults, name):
+            flag = flag_of(name)
+            yield (
+                f"{flag} is for --optimizer {owner}, got --optimizer {steps.optimizer}; drop {flag}, or type "
+                f"--optimizer {owner}"
+            )
 
 
 def contradictions_of_output(output: Output) -> Iterator[str]:
@@ -403,16 +424,9 @@ def contradictions_of_output(output: Output) -> Iterator[str]:
 def common_contradictions(settings: Common) -> Iterator[str]:
     """Yield what is wrong between the settings that every training has."""
     budget, optimization = settings.budget, settings.optimization
-    optimizer = optimization.optimizer
-    yield from contradictions_of_job(settings.job, optimizer, optimization.momentum)
-    defaults = Optimization()
-    for name, owner in (("momentum", "sgd"), ("beta1", "adamw"), ("beta2", "adamw")):
-        if optimizer != owner and getattr(optimization, name) != getattr(defaults, name):
-            yield (
-                f"{flag_of(name)} is for --optimizer {owner}, got --optimizer {optimizer}; drop {flag_of(name)}, "
-                f"or type --optimizer {owner}"
-            )
-    yield from contradictions_of_length(budget.samples, budget.epochs)
+    yield from contradictions_of_job(settings.job, optimization.optimizer, optimization.momentum)
+    yield from contradictions_of_steps(optimization)
+    yield from contradictions_of_length(budget, Budget().evaluations)
     if budget.samples is None and budget.epochs is None and optimization.schedule != "constant":
         yield (
             f"--schedule {optimization.schedule} needs a number of samples to stretch over; add --samples "
@@ -422,7 +436,6 @@ def common_contradictions(settings: Common) -> Iterator[str]:
         for name in ("seconds", "target_loss", "evaluate_every", "patience"):
             if getattr(budget, name) is not None:
                 yield f"{flag_of(name)} does nothing with --samples 0, which trains nothing; drop one of the two"
-    yield from contradictions_of_evaluations(budget, Budget().evaluations)
     yield from contradictions_of_output(settings.output)
 
 
