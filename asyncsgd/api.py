@@ -368,6 +368,11 @@ class _Asked:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < least):
                 raise UsageError(f"{name} must be a whole number, {least} or more, got {value!r}")
+        if self.micro_batches > self.task.batch_size:
+            raise UsageError(
+                f"micro_batches={self.micro_batches} cuts a batch into more parts than its {self.task.batch_size} "
+                f"samples; give {self.task.batch_size} or less"
+            )
         if self.evaluate_every is not None and self.evaluations != 8:
             raise UsageError("evaluations and evaluate_every both say when to evaluate; drop one of the two")
         if self.patience is not None and self.evaluate_every is None and self.patience >= self.evaluations:

@@ -114,14 +114,6 @@ class Experiment:
     profile: int | None = None
     """How many gradients of worker 0 are traced."""
 
-    def __post_init__(self) -> None:
-        if self.setup.micro_batches > self.task.batch_size:
-            raise UsageError(
-                f"--micro-batches {self.setup.micro_batches} cuts a batch into more parts than its "
-                f"{self.task.batch_size} samples; type --micro-batches {self.task.batch_size} or less, or a larger "
-                f"--batch-size"
-            )
-
     def summary(self) -> dict[str, Any]:
         """The summary's fields that are known before anything has run."""
         runtime = self.setup.runtime

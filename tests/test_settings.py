@@ -290,7 +290,10 @@ NOT_A_CHOICE = [
 WITHOUT_EFFECT = [
     ({"mode": "single", "nproc": 2}, "--mode single has one worker, got --nproc 2"),
     ({"accumulate": 2}, "--accumulate is for --mode single, got --mode async"),
-    ({"mode": "sync", "accumulate": 2}, "--accumulate is for --mode single, got --mode sync"),
+    (
+        {"mode": "sync", "accumulate": 2, "batch_size": 8, "micro_batches": 3},
+        "--accumulate is for --mode single, got --mode sync; type --batch-size 16 --micro-batches 6, which makes as",
+    ),
     (
         {"mode": "sync", "rule": "ringmaster"},
         "--rule is for --mode async, got --mode sync; drop --rule, or type --mode",

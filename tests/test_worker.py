@@ -12,12 +12,17 @@ from running import Train
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+import asyncsgd
 from asyncsgd.data.batching import Batch
 from asyncsgd.data.random import dropout_seed
 from asyncsgd.errors import UsageError
 from asyncsgd.flat import FlatModel
 from asyncsgd.scripts.pretraining import pretraining
+from asyncsgd.scripts.task import task_flags
+from asyncsgd.settings.finetuning import make_finetune_settings
 from asyncsgd.settings.training import Settings, make_settings
+from asyncsgd.tasks import task_class
+from asyncsgd.tasks.masked_lm import MaskedLM
 from asyncsgd.worker import Gradient, LossScale, Worker
 
 
@@ -165,5 +170,10 @@ def test_ranks_exchange_the_gradients_of_all_parts_at_once(train: Train) -> None
 
 
 def test_more_parts_than_samples_are_refused_before_there_is_a_run() -> None:
-    with pytest.raises(UsageError, match="--micro-batches 5 cuts a batch into more parts than its 4 samples; type"):
-        pretraining(make_settings({"batch_size": 4, "micro_batches": 5}))
+    values = {"batch_size": 4, "micro_batches": 5}
+    of_tags = task_flags(task_class("token_classification")).make
+    for make in (make_settings, of_tags, lambda values: make_finetune_settings({"init_from": "tiny", **values})):
+        with pytest.raises(UsageError, match="--micro-batches 5 cuts a batch into more parts than its 4 samples; type"):
+            make(values)
+    with pytest.raises(UsageError, match="micro_batches=5 cuts a batch into more parts than its 4 samples; give 4 or"):
+        asyncsgd.train(MaskedLM(batch_size=4), samples=8, micro_batches=5)

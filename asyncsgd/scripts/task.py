@@ -208,7 +208,9 @@ def task_flags(kind: type[Task]) -> Flags[Any]:
         ("output", TaskOutput, group(TaskOutput, "output")),
     ]
     made = dataclasses.make_dataclass(f"{kind.__name__}Settings", fields, bases=(Common,), frozen=True)
-    flags: Flags[Any] = Flags(made, common_contradictions, example=("mode", "async"))
+    flags: Flags[Any] = Flags(
+        made, lambda settings: common_contradictions(settings, settings.task.batch_size), example=("mode", "async")
+    )
     _ = flags.specs  # refuses
     return flags
 

@@ -24,6 +24,7 @@ from asyncsgd.settings.training import (
     Output,
     Schedule,
     Steps,
+    contradictions_of_batches,
     contradictions_of_job,
     contradictions_of_length,
     contradictions_of_output,
@@ -168,6 +169,7 @@ def _contradictions(settings: FinetuneSettings) -> Iterator[str]:
     if settings.functional.hatecheck_positive is not None and settings.functional.hatecheck is None:
         yield "--hatecheck-positive does nothing without --hatecheck; add --hatecheck FOLDER, or drop it"
     yield from contradictions_of_job(settings.job, tuning.optimizer, tuning.momentum)
+    yield from contradictions_of_batches(settings.job, settings.machine, tuning.batch_size)
     yield from contradictions_of_steps(tuning)
     yield from contradictions_of_output(output)
 

@@ -337,11 +337,6 @@ def contradictions_of_job(job: Job, optimizer: OptimizerName, momentum: float) -
             f"--nproc {job.nproc} would be as many processes; type --nproc {MOST_PROCESSES} or less, or --mode async "
             f"--clock virtual"
         )
-    if job.accumulate > 1 and mode != "single":
-        yield (
-            f"--accumulate is for --mode single, got --mode {mode}; drop --accumulate, or type --mode single "
-            f"--accumulate {job.accumulate}"
-        )
     defaults = {field.name: field.default for field in dataclasses.fields(Job)}
     for name, owner in (("rule", "async"), ("transport", "async"), ("hogwild_state", "hogwild")):
         if mode != owner and getattr(job, name) != defaults[name]:
@@ -372,6 +367,22 @@ def contradictions_of_every(name: str, every: str | None) -> Iterator[str]:
         yield (
             f"{flag} must be a number of samples from 1 up, or epochs, got {shortened(every)}; type e.g. {flag} 5000, "
             f"or {flag} 1epoch"
+        )
+
+
+def contradictions_of_batches(job: Job, machine: Machine, batch_size: int) -> Iterator[str]:
+    """Yield what is wrong between settings of what makes one gradient and one update."""
+    parts = machine.micro_batches
+    if job.accumulate > 1 and job.mode != "single":
+        yield (
+            f"--accumulate is for --mode single, got --mode {job.mode}; type "
+            f"--batch-size {job.accumulate * batch_size} --micro-batches {job.accumulate * parts}, which makes as large "
+            f"updates in as little memory"
+        )
+    if parts > batch_size:
+        yield (
+            f"--micro-batches {parts} cuts a batch into more parts than its {batch_size} samples; type "
+            f"--micro-batches {batch_size} or less, or a larger --batch-size"
         )
 
 
@@ -421,10 +432,11 @@ def contradictions_of_output(output: Output) -> Iterator[str]:
     names_in(output.track)  # refuses
 
 
-def common_contradictions(settings: Common) -> Iterator[str]:
-    """Yield what is wrong between the settings that every training has."""
+def common_contradictions(settings: Common, batch_size: int) -> Iterator[str]:
+    """Yield what is wrong between the settings that every training has, in batches of `batch_size`."""
     budget, optimization = settings.budget, settings.optimization
     yield from contradictions_of_job(settings.job, optimization.optimizer, optimization.momentum)
+    yield from contradictions_of_batches(settings.job, settings.machine, batch_size)
     yield from contradictions_of_steps(optimization)
     yield from contradictions_of_length(budget, Budget().evaluations)
     if budget.samples is None and budget.epochs is None and optimization.schedule != "constant":
@@ -440,7 +452,7 @@ def common_contradictions(settings: Common) -> Iterator[str]:
 
 
 def _contradictions(settings: Settings) -> Iterator[str]:
-    yield from common_contradictions(settings)
+    yield from common_contradictions(settings, settings.data.batch_size)
     defaults = Data()
     built_here = ("tiny", "small", "tiny-distilbert")
     if settings.data.vocab_size != defaults.vocab_size and settings.model.model not in built_here:
