@@ -376,8 +376,8 @@ def contradictions_of_batches(job: Job, machine: Machine, batch_size: int) -> It
     if job.accumulate > 1 and job.mode != "single":
         yield (
             f"--accumulate is for --mode single, got --mode {job.mode}; type "
-            f"--batch-size {job.accumulate * batch_size} --micro-batches {job.accumulate * parts}, which makes as large "
-            f"updates in as little memory"
+            f"--batch-size {job.accumulate * batch_size} --micro-batches {job.accumulate * parts}, which makes as "
+            f"large updates in as little memory"
         )
     if parts > batch_size:
         yield (
