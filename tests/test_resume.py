@@ -513,14 +513,21 @@ def test_processes_are_replaced_what_they_had_in_flight_is_lost_and_a_replay_cro
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_synchronous_ranks_go_on_as_if_they_had_never_stopped(ranks: int, tmp_path: Path) -> None:
-    arguments = {"runtime": modes.AllReduce(ranks), "optimizer": AdamW(), "samples": 480}
+@pytest.mark.parametrize(
+    ("ranks", "more"),
+    [(2, {}), (3, {}), (2, {"micro_batches": 2, "learning_rate": 0.3, "evaluations": 40, "patience": 6})],
+    ids=["2", "3", "in parts until nothing improves"],
+)
+def test_synchronous_ranks_go_on_as_if_they_had_never_stopped(ranks: int, more: dict[str, Any], tmp_path: Path) -> None:
+    arguments = {"runtime": modes.AllReduce(ranks), "optimizer": AdamW(), "samples": 480, **more}
     train(tmp_path / "run", stop_at=100, **arguments)
     train(tmp_path / "run", resume=True, **arguments)
     train(tmp_path / "whole", **arguments)
     assert sha256(tmp_path / "run") == sha256(tmp_path / "whole")
     assert records(tmp_path / "run") == records(tmp_path / "whole")
+    stopped = [json.loads((tmp_path / name / "summary.json").read_text())["stopped_early"] for name in ("run", "whole")]
+    assert stopped[0] == stopped[1]
+    assert (stopped[0] is None) == (more == {})
 
 
 @pytest.mark.slow

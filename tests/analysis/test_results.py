@@ -150,7 +150,7 @@ def test_losses_are_compared_at_no_less_than_95_percent_of_the_planned_samples(t
     assert (f"no verdict on its final loss: {told}" in found.headlines[0].text) == refused
 
 
-@pytest.mark.parametrize("limit", [{"seconds": 60.0}, {"target_loss": 4.0}])
+@pytest.mark.parametrize("limit", [{"seconds": 60.0}, {"target_loss": 4.0}, {"patience": 3}])
 def test_a_run_that_something_else_may_end_has_no_planned_samples(tmp_path, limit):
     curves = twice_as_fast()
     curves[ASYNC.name][3] = straight(6.0, 4.0, seconds=8.0, samples=80)
