@@ -1,5 +1,6 @@
 """A sweep's folder, a plain folder and a damaged one become the same kind of study, with every run in its place."""
 
+import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -77,6 +78,14 @@ def test_without_a_plan_the_runs_say_what_they_are_and_nobody_contradicts_them(t
     study = load_study(folder)
     assert [(arm.name, arm.clock) for arm in study.arms] == [(arm.name, "virtual") for arm in (ASYNC, SYNC)]
     assert (study.problems, study.set_aside) == ((), ())
+
+
+@pytest.mark.parametrize(("value", "num_arms"), [(1, 1), (2, 2)])
+def test_a_run_from_before_a_setting_is_of_one_arm_with_runs_that_have_its_default(tmp_path, value, num_arms):
+    for seed, settings in enumerate(({}, {"micro_batches": value})):
+        arm = dataclasses.replace(SYNC, settings=settings)
+        write_run(tmp_path / f"run{seed}", arm, straight(6.0, 4.0, seconds=4.0), seed=seed)
+    assert len(load_study(tmp_path).arms) == num_arms
 
 
 TUNED = SyntheticArm("ringmaster", learning_rates=(0.001, 0.002), tuning_seeds=(0,), settings={"seq_len": 64})
