@@ -115,8 +115,9 @@ MODES: dict[str, dict[str, object]] = {
     "sync": {"mode": "sync", "nproc": 2},
     "hogwild": {"mode": "hogwild", "nproc": 2},
     "virtual": {"mode": "async", "nproc": 3, "clock": "virtual", "speeds": "exponential:1"},
+    "in_parts": {"mode": "single", "micro_batches": 3},
 }
-REPLAYED = ("single", "async", "process_group", "virtual")
+REPLAYED = ("single", "async", "process_group", "virtual", "in_parts")
 
 Finished = tuple[Path, int]
 
