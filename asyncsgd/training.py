@@ -42,7 +42,7 @@ from asyncsgd.runtime.all_reduce import TIMEOUT
 from asyncsgd.runtime.base import POLL_SECONDS, Result
 from asyncsgd.runtime.computation import ModelGradients, whole_evaluation
 from asyncsgd.runtime.hogwild import Hogwild
-from asyncsgd.runtime.memory import peak_bytes
+from asyncsgd.runtime.memory import forget_peaks, peak_bytes
 from asyncsgd.runtime.parameter_server import Dead, ParameterServer
 from asyncsgd.runtime.private_folder import new_folder
 from asyncsgd.runtime.processes import Processes
@@ -301,6 +301,7 @@ def _open(
     policy = experiment.checkpoints(task)
     if folder is not None and folder.resume is not None and policy == Policy():
         policy = Policy(**folder.resume.checkpoint.policy)
+    forget_peaks(flat.parameters.device)
     usage = Usage(None if folder is None else folder.path)
     usage.start()
     record = Recorder(folder, course.budget.samples, quiet=quiet, receivers=(*receivers, tracking, usage))

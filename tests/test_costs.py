@@ -20,6 +20,7 @@ from asyncsgd.optimizers import SGD, Optimizer
 from asyncsgd.records.events import Checkpointed, Evaluation, Event, MemoryUsed
 from asyncsgd.records.totals import PARTS, Totals
 from asyncsgd.records.usage import USAGE, Usage
+from asyncsgd.runtime.memory import forget_peaks, peak_bytes
 from asyncsgd.throughput import flops_per_sample, peak_flops, throughput
 
 
@@ -123,6 +124,16 @@ def test_every_worker_says_how_much_memory_it_has_needed(train: Train, values: d
     peaks = [[worker, [resident, cuda]] for worker, resident, cuda in records[-1]["workers"]]
     assert summary["memory"]["workers"] == peaks
     assert summary["memory"]["leader"][0] > needed
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs /proc, which Linux has")
+def test_a_peak_is_of_the_run_and_not_of_the_process() -> None:
+    device = torch.device("cpu")
+    large = torch.ones(50_000_000)
+    before = peak_bytes(device)[0]
+    del large
+    forget_peaks(device)
+    assert peak_bytes(device)[0] < before - 100_000_000
 
 
 def test_time_is_what_the_records_add_up_to() -> None:

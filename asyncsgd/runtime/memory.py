@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import sys
 from pathlib import Path
@@ -16,6 +17,16 @@ def peak_bytes(device: torch.device) -> tuple[int, int]:
     `resource.getrusage` may give that of the program that started this one.
     """
     return _resident(), torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+
+
+def forget_peaks(device: torch.device) -> None:
+    """Measure `peak_bytes` from here on: a process may make several runs. Where the system cannot, it goes on from the
+    peak before.
+    """
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 def _resident() -> int:

@@ -109,7 +109,7 @@ class Runner:
         if self._stop:
             raise Stopped
         began = time.monotonic()
-        with _output_to(self._log_of(job)):
+        with output_to(self._log_of(job)):
             code = _make_run(job, self._sweep.plan.name, self._context)
         self._tell(job, time.monotonic() - began)
         if code == 130:
@@ -167,7 +167,7 @@ class Runner:
 
 
 @contextlib.contextmanager
-def _output_to(path: Path) -> Iterator[None]:
+def output_to(path: Path) -> Iterator[None]:
     """Send what this process prints, and its worker processes' messages, to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
@@ -194,7 +194,7 @@ def _make_run_in_child(job: Job, study: str, log: Path) -> None:
     # leave at once.
     os.setpgid(0, 0)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # which the fork server never hears
-    with _output_to(log):
+    with output_to(log):
         code = _make_run(job, study, None)
     os._exit(code)
 

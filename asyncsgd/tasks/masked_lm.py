@@ -29,6 +29,7 @@ from asyncsgd.data.batching import Batch, EvaluationBatches, Frame, TrainingBatc
 from asyncsgd.data.corpora import check_sources, load_corpus
 from asyncsgd.data.masking import Masking, by_token, by_word
 from asyncsgd.data.tokenization import Tokens, load_tokenizer, tokenized_folder
+from asyncsgd.settings.flags import setting
 from asyncsgd.tasks.base import Batches, Sums, Task, found, split_rows
 from asyncsgd.tasks.scores import perplexity
 
@@ -79,9 +80,9 @@ class MaskedLM(Task):
     better: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {"accuracy": "higher", "perplexity": "lower"}
     auto_class: ClassVar[str | None] = "AutoModelForMaskedLM"
 
-    model_name: str = "tiny"
+    model_name: str = setting("tiny", "as --model of stilt_mlm.py", name="model")
     """As `asyncsgd.models.build_model` takes it."""
-    data_name: str = "pydocs"
+    data_name: str = setting("pydocs", "as --data of stilt_mlm.py", name="data")
     """As `asyncsgd.data.corpora.load_corpus` takes it, and the next two."""
     eval_data: str | None = None
     text_column: str = "text"

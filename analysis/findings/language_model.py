@@ -1,0 +1,234 @@
+"""What the runs of ``experiments/language_model.py`` show: arms against a reference, seconds to a loss on a grid."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from analysis.statistics.crossings import crossing
+from analysis.statistics.intervals import Interval, t_interval
+from analysis.statistics.paired import paired_difference, sign_flip
+from analysis.statistics.power import holm, least_p_holm
+from analysis.statistics.verdict import Verdict, verdict
+from analysis.study.curves import curve_of
+from analysis.study.run import Run, load_runs
+from asyncsgd.errors import UsageError
+from asyncsgd.settings.yaml_reader import read_yaml
+
+CONFIG = "config.yaml"
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """One arm of a comparison, of one model, against the reference on the same seeds."""
+
+    comparison: str
+    model: str
+    name: str
+    reference: str
+    margin: float
+    loss: Interval
+    """At the end, after equal samples; mean and t interval over seeds."""
+    samples_per_second: Interval
+    tokens_per_second: float | None
+    utilisation: float | None
+    """Model FLOPs utilisation."""
+    resident_bytes: float | None
+    """The sum of the peaks of its processes, mean over seeds."""
+    gpu_bytes: float | None
+    difference: Interval | None = None
+    """Of the loss, arm - reference; None for the reference, as the next ones."""
+    interval90: Interval | None = None
+    """The same mean with the interval that equivalence looks at."""
+    p: float | None = None
+    """Exact sign-flip p of the difference."""
+    p_holm: float | None = None
+    """Adjusted for all arms of the comparison."""
+    verdict: Verdict | None = None
+    speed: Interval | None = None
+    """Geometric mean of the ratios of samples a second, arm / reference."""
+    speed_p: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One point of the grid of a model."""
+
+    model: str
+    learning_rate: float
+    batch_size: int
+    seq_len: int
+    threshold: float
+    seconds: Interval | None
+    """To the threshold, over the seeds that reached it; None where none did."""
+    reached: int
+    n: int
+    loss: Interval
+    samples_per_second: Interval
+
+
+@dataclasses.dataclass(frozen=True)
+class Findings:
+    """All of it; `curves` has the runs of every arm, by comparison and model."""
+
+    name: str
+    arms: tuple[Arm, ...]
+    grid: tuple[Point, ...]
+    curves: Mapping[tuple[str, str], Mapping[str, Sequence[Run]]]
+    left_out: tuple[str, ...]
+    num_seeds: int
+
+
+def read(folder: Path) -> Findings:
+    """Read the folder of all runs and compute what they show.
+
+    Raises:
+        UsageError: if it is no folder of ``experiments/language_model.py``, or holds no finished run.
+    """
+    try:
+        config = read_yaml((folder / CONFIG).read_text(encoding="utf-8"), CONFIG)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{folder} is no folder of experiments/language_model.py ({error}); make one: python "
+            f"experiments/language_model.py experiments/configs/language_model-quick.yaml"
+        ) from error
+    runs, problems = load_runs(folder)
+    left_out = [f"{run.name}: {run.status}" for run in runs if not run.done] + problems
+    found: dict[str, dict[int, Run]] = {}
+    for run in runs:
+        arm, _, seed = run.name.rpartition("/s")
+        if run.done and seed.isdigit():
+            found.setdefault(arm, {})[int(seed)] = run
+    if not found:
+        raise UsageError(f"{folder} holds no finished run; run experiments/language_model.py first")
+    models = list(config["models"])
+    arms: list[Arm] = []
+    curves = {}
+    for name, comparison in (config.get("comparisons") or {}).items():
+        of_models = [_compared(name, comparison, model, found) for model in models]
+        arms += _judged([arm for arms_of_model in of_models for arm in arms_of_model])
+        for model in models:
+            given = {arm: list(found.get(f"{name}/{model}/{arm}", {}).values()) for arm in comparison["arms"]}
+            curves[name, model] = {arm: of_arm for arm, of_arm in given.items() if of_arm}
+    grid = config.get("grid")
+    points = () if not grid else tuple(point for model in models for point in _grid(model, grid, found))
+    return Findings(
+        str(config["name"]), tuple(arms), points, curves, tuple(left_out), max(len(seeds) for seeds in found.values())
+    )
+
+
+def _compared(name: str, given: Mapping[str, Any], model: str, found: Mapping[str, Mapping[int, Run]]) -> list[Arm]:
+    """The arms of one model, not yet judged."""
+    reference = found.get(f"{name}/{model}/{given['reference']}", {})
+    arms = []
+    for arm in given["arms"]:
+        runs = found.get(f"{name}/{model}/{arm}", {})
+        if not runs:
+            continue
+        described = Arm(
+            comparison=name,
+            model=model,
+            name=arm,
+            reference=given["reference"],
+            margin=float(given["margin"]),
+            loss=t_interval(list(_losses(runs.values()))),
+            samples_per_second=t_interval([run.summary["samples_per_second"] for run in runs.values()]),
+            tokens_per_second=_mean(_cost(run, "throughput", "tokens_per_second") for run in runs.values()),
+            utilisation=_mean(_cost(run, "throughput", "model_flops_utilisation") for run in runs.values()),
+            resident_bytes=_mean(_peak(run, 0) for run in runs.values()),
+            gpu_bytes=_mean(_peak(run, 1) for run in runs.values()),
+        )
+        seeds = sorted(set(runs) & set(reference))
+        if arm != given["reference"] and seeds:
+            pairs = [(runs[seed], reference[seed]) for seed in seeds]
+            described = _paired(described, pairs)
+        arms.append(described)
+    return arms
+
+
+def _paired(arm: Arm, pairs: Sequence[tuple[Run, Run]]) -> Arm:
+    generator = numpy.random.default_rng(0)
+    ours, theirs = (list(_losses(side)) for side in zip(*pairs, strict=True))
+    compared = paired_difference(ours, theirs, generator)
+    logs = [math.log(a.summary["samples_per_second"] / b.summary["samples_per_second"]) for a, b in pairs]
+    return dataclasses.replace(
+        arm,
+        difference=compared.difference,
+        interval90=compared.interval90,
+        p=compared.p,
+        speed=t_interval(logs).mapped(math.exp),
+        speed_p=sign_flip(logs, generator),
+        verdict=Verdict("undecided", "") if compared.p is None else None,  # nothing varied
+    )
+
+
+def _judged(arms: Sequence[Arm]) -> list[Arm]:
+    """The arms with p adjusted for all comparisons of one kind, and a word each."""
+    tested = [arm for arm in arms if arm.p is not None]
+    adjusted = holm([arm.p for arm in tested if arm.p is not None])
+    least = least_p_holm([arm.difference.n for arm in tested if arm.difference is not None])
+    judged = {}
+    for arm, p_holm, smallest in zip(tested, adjusted, least, strict=True):
+        assert arm.difference is not None
+        assert arm.interval90 is not None
+        word = verdict(
+            arm.difference.n,
+            arm.difference.estimate,
+            p_holm,
+            arm.interval90,
+            arm.margin,
+            num_comparisons=len(tested),
+            least=smallest,
+        )
+        judged[id(arm)] = dataclasses.replace(arm, p_holm=p_holm, verdict=word)
+    return [judged.get(id(arm), arm) for arm in arms]
+
+
+def _grid(model: str, given: Mapping[str, Any], found: Mapping[str, Mapping[int, Run]]) -> Iterable[Point]:
+    threshold = float(given["threshold"][model])
+    for rate, batch, length in itertools.product(given["learning_rate"], given["batch_size"], given["seq_len"]):
+        runs = found.get(f"grid/{model}/lr{float(rate):g}-b{batch}-l{length}", {}).values()
+        if not runs:
+            continue
+        times = [crossing(*curve_of(run, "train_seconds"), threshold).at for run in runs]
+        reached = [seconds for seconds in times if math.isfinite(seconds)]
+        yield Point(
+            model,
+            float(rate),
+            int(batch),
+            int(length),
+            threshold,
+            t_interval(reached) if reached else None,
+            len(reached),
+            len(times),
+            t_interval(list(_losses(runs))),
+            t_interval([run.summary["samples_per_second"] for run in runs]),
+        )
+
+
+def _losses(runs: Iterable[Run]) -> Iterable[float]:
+    return (float(run.summary["final_eval_loss"]) for run in runs)
+
+
+def _cost(run: Run, group: str, key: str) -> float | None:
+    return (run.summary.get(group) or {}).get(key)
+
+
+def _peak(run: Run, which: int) -> float | None:
+    """The sum of the peaks of a run's processes; where there is one process, its own."""
+    memory = run.summary.get("memory")
+    if not memory:
+        return None
+    workers = [peak[which] for _, peak in memory["workers"]]
+    return float(memory["leader"][which] + (sum(workers) if run.summary.get("mode") != "single" else 0))
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None

@@ -1,0 +1,197 @@
+"""A language model's three comparisons: one process against several, learning rate x batch x length, number formats.
+
+    python experiments/language_model.py experiments/configs/language_model-quick.yaml
+    python -m analysis.language_model runs/language_model-quick --out report.html
+
+Runs are made one at a time, since their seconds are compared. What is DONE is skipped, so the same command goes on
+where it was stopped. The config's own comments say what it may hold."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import itertools
+import json
+import random
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from asyncsgd.errors import UsageError
+from asyncsgd.records.events import DONE
+from asyncsgd.records.run_folder import write_text
+from asyncsgd.scripts.base import run_script
+from asyncsgd.scripts.task import TaskScript, task_script
+from asyncsgd.settings.flags import Parser, flag_of
+from asyncsgd.study.config import check_keys, list_in, mapping_in, number_in, read_config, seeds_in, text_in
+from asyncsgd.study.runner import output_to
+from asyncsgd.tasks import task_class
+
+TASKS = ("causal_lm", "masked_lm")
+KEYS = ("name", "base", "models", "seeds", "comparisons", "grid")
+GRID_KEYS = ("base", "seeds", "learning_rate", "batch_size", "seq_len", "threshold")
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One run: its folder below that of all runs, its task and its flags."""
+
+    folder: str
+    task: str
+    flags: tuple[str, ...]
+
+    @property
+    def script(self) -> TaskScript[Any]:
+        return script_of(self.task)
+
+
+@functools.cache
+def script_of(task: str) -> TaskScript[Any]:
+    """What trains a task; its flags are those of every training and the task's fields."""
+    return task_script(task_class(task), "language_model", description="", examples="", model="model_name")
+
+
+def jobs_of(config: Mapping[str, Any]) -> list[Job]:
+    """Every run in the order in which they are made: seed by seed, the arms of a seed in a random order.
+
+    Raises:
+        UsageError: for a key or value that is wrong, also of a run's own settings.
+    """
+    check_keys(config, KEYS, "the config")
+    models = mapping_in(config.get("models"), "models")
+    base = dict(mapping_in(config.get("base"), "base"))
+    jobs = []
+    for seed in seeds_in(config.get("seeds", [0]), "seeds"):
+        block = [
+            _job(f"{comparison}/{model}/{arm}/s{seed}", models[model], base | dict(settings) | {"seed": seed})
+            for comparison, found in mapping_in(config.get("comparisons"), "comparisons").items()
+            for model in models
+            for arm, settings in _arms(comparison, found).items()
+        ]
+        random.Random(f"language_model {seed}").shuffle(block)
+        jobs += block
+    for folder, model, settings in _grid(mapping_in(config.get("grid"), "grid"), models):
+        jobs.append(_job(folder, models[model], base | settings))
+    if not jobs:
+        raise UsageError("the config names no models, or neither comparisons nor a grid; see experiments/configs/")
+    return jobs
+
+
+def _arms(name: str, given: Any) -> Mapping[str, Any]:
+    where = f"comparisons.{name}"
+    found = mapping_in(given, where)
+    check_keys(found, ("reference", "margin", "arms"), where)
+    arms = mapping_in(found.get("arms"), f"{where}.arms")
+    if text_in(found.get("reference"), f"{where}.reference") not in arms or len(arms) < 2:
+        raise UsageError(f"{where}.arms must name the reference {found.get('reference')!r} and one more at least")
+    number_in(found.get("margin"), f"{where}.margin", 0, None)
+    return arms
+
+
+def _grid(given: Mapping[str, Any], models: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    if not given:
+        return
+    check_keys(given, GRID_KEYS, "grid")
+    thresholds = mapping_in(given.get("threshold"), "grid.threshold")
+    if set(thresholds) != set(models):
+        raise UsageError(f"grid.threshold must give a loss for each model: {', '.join(models)}")
+    values = [list_in(given.get(key), f"grid.{key}") for key in ("learning_rate", "batch_size", "seq_len")]
+    for seed in seeds_in(given.get("seeds", [0]), "grid.seeds"):
+        block = [(model, *point) for model in models for point in itertools.product(*values)]
+        random.Random(f"grid {seed}").shuffle(block)
+        for model, rate, batch, length in block:
+            point = {"learning_rate": rate, "batch_size": batch, "seq_len": length, "seed": seed}
+            settings = {**mapping_in(given.get("base"), "grid.base"), **point}
+            yield f"grid/{model}/lr{float(rate):g}-b{batch}-l{length}/s{seed}", model, settings
+
+
+def _job(folder: str, model: Any, settings: Mapping[str, Any]) -> Job:
+    described = dict(mapping_in(model, "models"))
+    task = described.pop("task", None)
+    if task not in TASKS:
+        raise UsageError(f"models: task must be one of {', '.join(TASKS)}, got {task!r}")
+    flags = tuple(
+        part
+        for key, value in ({"mode": "single"} | described | dict(settings)).items()
+        for part in (flag_of(key), str(value))
+    )
+    return Job(folder, task, flags)
+
+
+def check(job: Job) -> None:
+    """Read the flags of a run as its script will.
+
+    Raises:
+        UsageError: if they are not valid.
+    """
+    try:
+        job.script.flags.parse(job.flags, prog=job.script.name, description="", examples="")
+    except UsageError as error:
+        raise UsageError(f"{job.folder}: {error}") from error
+
+
+def is_done(path: Path) -> bool:
+    try:
+        return json.loads((path / "summary.json").read_text(encoding="utf-8")).get("status") == DONE
+    except (OSError, ValueError):
+        return False
+
+
+def make(job: Job, out: Path) -> int:
+    """Make one run; its exit code. What it prints is kept in the folder of logs."""
+    path = out / job.folder
+    if path.is_dir():
+        shutil.rmtree(path)  # not DONE, and its clock was cut
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with output_to(out / "logs" / (job.folder.replace("/", "-") + ".txt")):
+        return run_script(job.script.run, [*job.flags, "--run-dir", str(path)])
+
+
+def carry_out(arguments: argparse.Namespace) -> int:
+    config = read_config(arguments.config)
+    jobs = jobs_of(config)
+    for job in jobs:
+        check(job)
+    out = arguments.out or Path("runs") / text_in(config.get("name"), "name")
+    kept, text = out / "config.yaml", arguments.config.read_text(encoding="utf-8")
+    if kept.is_file() and kept.read_text(encoding="utf-8") != text:
+        raise UsageError(f"{out} holds runs of another config; name another folder with --out, or delete it")
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(kept, text)
+    for number, job in enumerate(jobs, start=1):
+        if is_done(out / job.folder):
+            continue
+        began = time.monotonic()
+        code = make(job, out)
+        print(f"[{number:3}/{len(jobs)}] {job.folder:44} {time.monotonic() - began:6.1f} s", flush=True)
+        if code != 0:
+            log = out / "logs" / (job.folder.replace("/", "-") + ".txt")
+            print(f"{job.folder} ended with exit code {code}; see {log}. The same command goes on", file=sys.stderr)
+            return code
+    print(f"next   python -m analysis.language_model {out} --out report.html")
+    return 0
+
+
+def main() -> int:
+    parser = Parser(prog="language_model.py", description=str(__doc__).splitlines()[0], allow_abbrev=False)
+    parser.add_argument("config", type=Path, metavar="CONFIG.yaml", help="experiments/configs/language_model.yaml")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of all runs (default: runs/NAME)")
+    try:
+        return carry_out(parser.parse_args())
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        print(f"error: {error}; the same command goes on once that is mended", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+"""The three comparisons of a language model: what is planned, what is refused, and what the report says."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.findings.language_model import read
+from analysis.language_model import main as report
+from analysis.language_model import sentences
+from asyncsgd.errors import UsageError
+from asyncsgd.settings.yaml_reader import read_yaml
+from asyncsgd.study.config import read_config
+from language_model import check, is_done, jobs_of, main
+
+CONFIGS = Path(__file__).resolve().parents[1] / "experiments" / "configs"
+SEEDS = range(8)
+
+
+def config() -> dict[str, Any]:
+    return copy.deepcopy(read_config(CONFIGS / "language_model-quick.yaml"))
+
+
+@pytest.mark.parametrize("name", ["language_model", "language_model-quick"])
+def test_every_run_of_the_configs_has_valid_settings_and_a_folder_of_its_own(name: str) -> None:
+    jobs = jobs_of(read_config(CONFIGS / f"{name}.yaml"))
+    for job in jobs:
+        check(job)
+    assert len({job.folder for job in jobs}) == len(jobs)
+
+
+def test_arms_of_a_seed_come_in_a_random_order_that_is_always_the_same() -> None:
+    first, second = jobs_of(config()), jobs_of(config())
+    assert first == second
+    assert [job.folder for job in first] != sorted(job.folder for job in first)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c.update(extra=1), "unknown key 'extra'"),
+        (lambda c: c["comparisons"]["workers"].update(reference="none"), "must name the reference 'none'"),
+        (lambda c: c["comparisons"]["workers"].update(margin=0), "comparisons.workers.margin must be a number above 0"),
+        (lambda c: c["models"]["gpt2"].update(task="chess"), "task must be one of causal_lm, masked_lm, got 'chess'"),
+        (lambda c: c["grid"]["threshold"].pop("gpt2"), "must give a loss for each model: gpt2, distilbert"),
+        (lambda c: c["grid"].update(batch_size=4), "grid.batch_size must be a list"),
+        (lambda c: (c.pop("comparisons"), c.pop("grid")), "names no models, or neither comparisons nor a grid"),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused(change: Any, message: str) -> None:
+    changed = config()
+    change(changed)
+    with pytest.raises(UsageError, match=message):
+        jobs_of(changed)
+
+
+def test_a_wrong_setting_of_a_run_names_the_run() -> None:
+    changed = config()
+    changed["base"]["batch_size"] = 0
+    with pytest.raises(UsageError, match=r"^workers/.*--batch-size must be|^precision/.*--batch-size must be"):
+        check(jobs_of(changed)[0])
+
+
+def made(folder: Path, name: str, loss: float, rate: float, seed: int) -> None:
+    """A run folder with a curve that falls from 9 to `loss` in samples / `rate` seconds."""
+    path = folder / name / f"s{seed}"
+    path.mkdir(parents=True)
+    summary = {
+        **{"schema": 2, "status": "DONE", "mode": "single", "final_eval_loss": loss, "samples_per_second": rate},
+        **{"num_samples": 100, "train_seconds": 100 / rate, "seed": seed},
+        "memory": {"leader": [2**30, 0], "workers": [[0, [2**30, 0]]]},
+        "throughput": {"tokens_per_second": 64 * rate, "model_flops_utilisation": 0.25},
+    }
+    (path / "summary.json").write_text(json.dumps(summary))
+    records: list[dict[str, Any]] = [{"kind": "header", "schema": 2, "task": "masked_lm", "better": {}}]
+    for share in (0.0, 0.5, 1.0):
+        facts = {"version": int(100 * share), "total_samples": int(100 * share), "train_seconds": 100 * share / rate}
+        value = {"loss": 9 + share * (loss - 9), "weight": 1.0, "metrics": {}, "eval_seconds": 0.0}
+        records.append({"kind": "evaluate", **facts, **value})
+    (path / "events.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Sync is twice as fast and as good; async loses half a nat; bf16 is as fp32. The grid has one point of each."""
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    planned = config()
+    planned["grid"] |= {"learning_rate": [1e-3, 2e-3], "batch_size": [4], "seq_len": [32]}
+    planned["grid"]["threshold"] = {"gpt2": 7.0, "distilbert": 1.0}
+    (runs / "config.yaml").write_text(json.dumps(planned))
+    for seed in SEEDS:
+        noise = 0.01 * math.sin(seed)
+        for model in ("gpt2", "distilbert"):
+            made(runs, f"workers/{model}/single", 6.0 + noise, 100.0 + seed, seed)
+            made(runs, f"workers/{model}/sync", 6.0 - noise, 200.0 + 2 * seed, seed)
+            made(runs, f"workers/{model}/async", 6.5 + 2 * noise, 300.0, seed)
+            made(runs, f"precision/{model}/fp32", 6.0 + noise, 100.0, seed)
+            made(runs, f"precision/{model}/bf16", 6.0 - noise, 100.0 + seed, seed)
+            made(runs, f"grid/{model}/lr0.001-b4-l32", 5.0, 100.0, seed)
+    return runs
+
+
+def test_arms_are_judged_against_their_reference_on_the_same_seeds(folder: Path) -> None:
+    found = read(folder)
+    arms = {(arm.comparison, arm.model, arm.name): arm for arm in found.arms}
+    sync, worse = arms["workers", "gpt2", "sync"], arms["workers", "gpt2", "async"]
+    assert sync.speed is not None
+    assert sync.speed.estimate == pytest.approx(2.0)
+    assert sync.verdict is not None
+    assert sync.verdict.word == "equivalent"
+    assert worse.verdict is not None
+    assert worse.verdict.word == "worse"
+    assert worse.difference is not None
+    assert worse.difference.estimate == pytest.approx(0.5, abs=0.02)
+    assert worse.p_holm == pytest.approx(4 * 2 / 2**8)
+    assert arms["workers", "gpt2", "single"].verdict is None
+    assert sync.resident_bytes == 2**30
+    assert (sync.utilisation, sync.tokens_per_second) == (0.25, pytest.approx(64 * 207))
+
+
+def test_seconds_to_a_loss_are_interpolated_and_of_the_runs_that_reached_it(folder: Path) -> None:
+    reached, missed = (next(point for point in read(folder).grid if point.model == m) for m in ("gpt2", "distilbert"))
+    assert reached.seconds is not None
+    assert reached.seconds.estimate == pytest.approx(0.5)  # half of the way from 9 to 5
+    assert (reached.reached, reached.n) == (8, 8)
+    assert (missed.seconds, missed.reached) == (None, 0)
+
+
+def test_the_page_says_each_comparison_in_a_sentence(folder: Path, tmp_path: Path) -> None:
+    assert report([str(folder), "--out", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text()
+    told = sentences(read(folder))
+    assert len(told) == 6
+    assert all(sentence in page for sentence in told)
+    assert "gpt2, sync: 2.00 times the samples a second of single" in told[0]
+    assert "the loss is equivalent within ±0.1 nats" in told[0]
+    assert "too few" not in page
+
+
+def test_two_seeds_bear_no_verdict(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in folder.glob("*/*/*/s[2-7]"):
+        (path / "summary.json").unlink()
+        (path / "events.jsonl").unlink()
+    assert report([str(folder), "--out", str(tmp_path / "page.html")]) == 0
+    assert "no verdict on the loss" in capsys.readouterr().out
+    assert "2 seeds bear no verdict" in (tmp_path / "page.html").read_text()
+
+
+def test_a_folder_of_something_else_is_refused_with_what_to_type(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report([str(tmp_path)]) == 2
+    assert "python experiments/language_model.py" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_plan_is_run_goes_on_and_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    planned = config()
+    planned["base"] |= {"samples": 16, "evaluations": 1, "eval_samples": 8, "warmup": 0, "vocab_size": 512}
+    planned["seeds"] = planned["grid"]["seeds"] = [0]
+    planned["grid"]["base"] = {}
+    for key in ("learning_rate", "batch_size", "seq_len"):
+        planned["grid"][key] = planned["grid"][key][:1]
+    planned["comparisons"].pop("precision")
+    Path("config.yaml").write_text(json.dumps(planned))
+    assert read_yaml(Path("config.yaml").read_text(), "config.yaml") == planned
+    monkeypatch.setattr("sys.argv", ["language_model.py", "config.yaml", "--out", "runs"])
+    assert main() == 0
+    jobs = jobs_of(planned)
+    assert all(is_done(Path("runs") / job.folder) for job in jobs)
+    ages = {job.folder: (Path("runs") / job.folder / "summary.json").stat().st_mtime_ns for job in jobs}
+    (Path("runs") / jobs[0].folder / "summary.json").unlink()
+    assert main() == 0
+    changed = [folder for folder in ages if (Path("runs") / folder / "summary.json").stat().st_mtime_ns != ages[folder]]
+    assert changed == [jobs[0].folder]
+    assert report(["runs", "--out", "page.html"]) == 0
