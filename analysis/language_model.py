@@ -15,13 +15,12 @@ from typing import Any
 
 from analysis.commands import carried_out
 from analysis.findings.language_model import Arm, Findings, Point, read
-from analysis.report.tables.number_formats import between, nats, number, p_value, percent, ratio
+from analysis.report.tables.costs import ABOUT_COSTS, cost_cells
+from analysis.report.tables.number_formats import between, nats, number, p_value, ratio
 from analysis.report.tables.table import Cell, Headed, Table, badge, markdown, tabled, value, words
 from analysis.statistics.verdict import MINIMUM_PAIRS
 from analysis.study.curves import curve_of
 from asyncsgd.errors import UsageError
-
-GIB = 2.0**30
 
 
 def arms_table(name: str, arms: Sequence[Arm]) -> Table:
@@ -52,28 +51,16 @@ def arms_table(name: str, arms: Sequence[Arm]) -> Table:
 
 def costs_table(name: str, arms: Sequence[Arm]) -> Table:
     """What the arms of a comparison cost."""
-
-    def row(arm: Arm) -> list[Headed]:
-        return [
+    rows = [
+        [
             words("model", arm.model),
             words("arm", arm.name),
             value("samples/s", between(arm.samples_per_second, number)),
-            value("tokens/s", number(arm.tokens_per_second)),
-            value("MFU", percent(arm.utilisation)),
-            value("memory, GiB", number(None if arm.resident_bytes is None else arm.resident_bytes / GIB)),
-            value("GPU, GiB", number(arm.gpu_bytes / GIB) if arm.gpu_bytes else "-"),
+            *cost_cells(arm.cost),
         ]
-
-    return tabled(
-        f"costs-{name}",
-        f"{name}: rates and memory",
-        [row(arm) for arm in arms],
-        arms,
-        notes=(
-            "Memory: the sum of the peaks of a run's processes, shared pages counted in each. MFU: operations of the "
-            "model over what a matrix product reached on as many devices.",
-        ),
-    )
+        for arm in arms
+    ]
+    return tabled(f"costs-{name}", f"{name}: rates and memory", rows, arms, notes=(ABOUT_COSTS,))
 
 
 def grid_table(points: Sequence[Point]) -> Table:

@@ -360,7 +360,7 @@ def a_file(folder: Path) -> None:
         (without_tokenizer, "holds no tokenizer that can be read"),
         (without_config, "no config.json there; --model takes a folder written by save_pretrained"),
         (with_a_torn_config, "mine"),
-        (removed, "there is no folder './mine'; --model takes tiny, small, a folder or a Hub id"),
+        (removed, "there is no folder './mine'; --model takes tiny, small, tiny-distilbert, a folder or a Hub id"),
         (a_file, "mine"),
     ],
 )

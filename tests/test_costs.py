@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 import torch
 from running import Train
@@ -15,6 +16,8 @@ from torch import nn
 from transformers import BertConfig, BertForMaskedLM
 
 import asyncsgd
+from analysis.findings.costs import cost_of
+from analysis.study.run import Run
 from asyncsgd.flat import FlatModel
 from asyncsgd.optimizers import SGD, Optimizer
 from asyncsgd.records.events import Checkpointed, Evaluation, Event, MemoryUsed
@@ -255,3 +258,28 @@ def test_a_trace_has_the_gradients_that_were_asked_for_and_changes_no_bit(train:
 def test_a_run_too_short_for_its_trace_says_so(train: Train) -> None:
     traced = train(mode="single", profile=1000)
     assert "fewer than 1003 gradients" in (traced.path / "console.log").read_text()
+
+
+def recorded(**summary: Any) -> Run:
+    return Run(Path("run"), "run", {"status": "DONE", **summary}, pandas.DataFrame(), ())
+
+
+def test_shares_of_the_time_are_of_all_workers_and_memory_is_of_all_processes() -> None:
+    memory = {"leader": [100, 0], "workers": [[0, [10, 3]], [1, [20, 4]]]}
+    seconds = {"compute": 12.0, "wait": 6.0, "communicate": 2.0, "apply": 1.0, "evaluate": 5.0, "checkpoint": 0.5}
+    usage = {"cores": {"leader": 0.5, "worker 0": 1.0}}
+    said = {"num_workers": 2, "train_seconds": 10.0, "seconds": seconds, "memory": memory, "usage": usage}
+    cost = cost_of([recorded(mode="async", **said)])
+    assert (cost.compute, cost.wait, cost.communicate, cost.apply) == (0.6, 0.3, 0.1, 0.1)
+    assert (cost.evaluate, cost.checkpoint, cost.cores) == (5.0, 0.5, 1.5)
+    assert (cost.resident_bytes, cost.gpu_bytes) == (130, 7)
+
+
+def test_one_process_is_leader_and_worker_at_once() -> None:
+    memory = {"leader": [100, 7], "workers": [[0, [100, 7]]]}
+    assert cost_of([recorded(mode="single", memory=memory)]).resident_bytes == 100
+
+
+def test_an_older_run_says_nothing_of_its_cost() -> None:
+    cost = cost_of([recorded(mode="async", num_workers=2, train_seconds=10.0)])
+    assert {value for name, value in vars(cost).items() if name != "n"} == {None}

@@ -120,8 +120,8 @@ def test_arms_are_judged_against_their_reference_on_the_same_seeds(folder: Path)
     assert worse.difference.estimate == pytest.approx(0.5, abs=0.02)
     assert worse.p_holm == pytest.approx(4 * 2 / 2**8)
     assert arms["workers", "gpt2", "single"].verdict is None
-    assert sync.resident_bytes == 2**30
-    assert (sync.utilisation, sync.tokens_per_second) == (0.25, pytest.approx(64 * 207))
+    assert sync.cost.resident_bytes == 2**30
+    assert (sync.cost.utilisation, sync.cost.tokens_per_second) == (0.25, pytest.approx(64 * 207))
 
 
 def test_seconds_to_a_loss_are_interpolated_and_of_the_runs_that_reached_it(folder: Path) -> None:

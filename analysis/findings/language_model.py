@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy
 
+from analysis.findings.costs import Cost, cost_of
 from analysis.statistics.crossings import crossing
 from analysis.statistics.intervals import Interval, t_interval
 from analysis.statistics.paired import paired_difference, sign_flip
@@ -36,12 +37,7 @@ class Arm:
     loss: Interval
     """At the end, after equal samples; mean and t interval over seeds."""
     samples_per_second: Interval
-    tokens_per_second: float | None
-    utilisation: float | None
-    """Model FLOPs utilisation."""
-    resident_bytes: float | None
-    """The sum of the peaks of its processes, mean over seeds."""
-    gpu_bytes: float | None
+    cost: Cost
     difference: Interval | None = None
     """Of the loss, arm - reference; None for the reference, as the next ones."""
     interval90: Interval | None = None
@@ -139,10 +135,7 @@ def _compared(name: str, given: Mapping[str, Any], model: str, found: Mapping[st
             margin=float(given["margin"]),
             loss=t_interval(list(_losses(runs.values()))),
             samples_per_second=t_interval([run.summary["samples_per_second"] for run in runs.values()]),
-            tokens_per_second=_mean(_cost(run, "throughput", "tokens_per_second") for run in runs.values()),
-            utilisation=_mean(_cost(run, "throughput", "model_flops_utilisation") for run in runs.values()),
-            resident_bytes=_mean(_peak(run, 0) for run in runs.values()),
-            gpu_bytes=_mean(_peak(run, 1) for run in runs.values()),
+            cost=cost_of(list(runs.values())),
         )
         seeds = sorted(set(runs) & set(reference))
         if arm != given["reference"] and seeds:
@@ -214,21 +207,3 @@ def _grid(model: str, given: Mapping[str, Any], found: Mapping[str, Mapping[int,
 
 def _losses(runs: Iterable[Run]) -> Iterable[float]:
     return (float(run.summary["final_eval_loss"]) for run in runs)
-
-
-def _cost(run: Run, group: str, key: str) -> float | None:
-    return (run.summary.get(group) or {}).get(key)
-
-
-def _peak(run: Run, which: int) -> float | None:
-    """The sum of the peaks of a run's processes; where there is one process, its own."""
-    memory = run.summary.get("memory")
-    if not memory:
-        return None
-    workers = [peak[which] for _, peak in memory["workers"]]
-    return float(memory["leader"][which] + (sum(workers) if run.summary.get("mode") != "single" else 0))
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known else None

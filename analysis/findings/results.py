@@ -19,6 +19,7 @@ import numpy
 from analysis.findings.arm_settings import ArmSettings, arm_settings
 from analysis.findings.comparable_runs import scope_of
 from analysis.findings.comparisons import FROM_SCRATCH, Group, LeftOut, comparisons_of, groups_of
+from analysis.findings.costs import ArmCost, arm_costs
 from analysis.findings.curves import CurvePanel, RatePanel, curve_panels, rate_panels
 from analysis.findings.delays import DelayGap, DelayHistogram, activity_of, delay_gaps, histograms
 from analysis.findings.downstream import DownstreamArm, downstream_arms, downstream_questions, scores_of
@@ -120,6 +121,8 @@ class Results:
     """Empty where the arms of no group differ in more than their algorithm."""
     rates: tuple[RatePanel, ...] = ()
     """The learning rate over the samples, per group."""
+    costs: tuple[ArmCost, ...] = ()
+    """Of the arms whose runs say anything of it."""
 
     @property
     def labels(self) -> dict[str, str]:
@@ -215,6 +218,7 @@ def results(study: Study, generator: numpy.random.Generator) -> Results:
         command=f"python -m analysis.report {shlex.quote(_typed(study.folder))} --out report.html",
         settings=arm_settings(scope),
         rates=rate_panels(scope),
+        costs=arm_costs(scope),
     )
 
 

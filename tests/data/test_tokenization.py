@@ -344,7 +344,9 @@ def test_an_unreachable_hub_is_an_error_within_seconds_and_a_missing_folder_is_n
     with pytest.raises(UsageError, match=r"of tinny; did you mean 'tiny'\? is not in the local cache"):
         load("tinny", tmp_path)
     for path in ("./none", "/none/model", "models/mine/bert"):
-        with pytest.raises(UsageError, match=rf"no folder '{path}'; --model takes tiny, small, a folder or a Hub id"):
+        with pytest.raises(
+            UsageError, match=rf"no folder '{path}'; --model takes tiny, small, tiny-distilbert, a folder or a Hub id"
+        ):
             load(path, tmp_path)
     assert time.monotonic() - start < 3
 

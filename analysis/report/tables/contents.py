@@ -7,6 +7,7 @@ from collections.abc import Callable
 from analysis.findings.results import Results
 from analysis.report.tables.arms import conditions, delays, pareto, schedule, settings
 from analysis.report.tables.comparisons import comparisons, sensitivity
+from analysis.report.tables.costs import costs
 from analysis.report.tables.downstream import classes, downstream, hatecheck
 from analysis.report.tables.runs import counts, environment, left_out, runs, tuning
 from analysis.report.tables.scaling import fits, scaling, trends
@@ -28,6 +29,7 @@ def all_tables(results: Results, link: Callable[[str], str]) -> list[Table]:
         scaling(results),
         fits(results),
         trends(results),
+        costs(results),
         delays(results),
         pareto(results),
         schedule(results),

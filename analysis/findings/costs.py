@@ -1,0 +1,102 @@
+"""What runs say of their cost: where time went, memory, rates, the machine's use. Older runs say nothing of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+
+from analysis.findings.comparable_runs import Scope
+from analysis.study.run import Run
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """Means over runs; None where no run says it."""
+
+    n: int
+    """Runs."""
+    compute: float | None
+    """Share of the workers' time, as the next two."""
+    wait: float | None
+    communicate: float | None
+    apply: float | None
+    """Share of the training clock in which the server stepped."""
+    evaluate: float | None
+    """Seconds in which all were evaluating, as the next."""
+    checkpoint: float | None
+    resident_bytes: float | None
+    """The sum of the peaks of a run's processes; shared pages count in each."""
+    gpu_bytes: float | None
+    tokens_per_second: float | None
+    utilisation: float | None
+    """Model FLOPs utilisation."""
+    cores: float | None
+    """Busy cores of all processes of the run."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ArmCost:
+    arm: str
+    clock: str
+    cost: Cost
+
+
+def cost_of(runs: Sequence[Run]) -> Cost:
+    """The cost of runs of one kind."""
+    return Cost(
+        len(runs),
+        compute=_mean(_share(run, "compute", per_worker=True) for run in runs),
+        wait=_mean(_share(run, "wait", per_worker=True) for run in runs),
+        communicate=_mean(_share(run, "communicate", per_worker=True) for run in runs),
+        apply=_mean(_share(run, "apply", per_worker=False) for run in runs),
+        evaluate=_mean(_said(run, "seconds", "evaluate") for run in runs),
+        checkpoint=_mean(_said(run, "seconds", "checkpoint") for run in runs),
+        resident_bytes=_mean(_peak(run, 0) for run in runs),
+        gpu_bytes=_mean(_peak(run, 1) for run in runs),
+        tokens_per_second=_mean(_said(run, "throughput", "tokens_per_second") for run in runs),
+        utilisation=_mean(_said(run, "throughput", "model_flops_utilisation") for run in runs),
+        cores=_mean(_cores(run) for run in runs),
+    )
+
+
+def arm_costs(scope: Scope) -> tuple[ArmCost, ...]:
+    """Of every arm whose runs say anything of their cost."""
+    found = []
+    for arm, of_arm in scope.usable.items():
+        runs = [run.run for run in of_arm if run.run is not None and run.run.summary.get("memory")]
+        if runs:
+            found.append(ArmCost(arm, str(runs[0].summary.get("clock") or "measured"), cost_of(runs)))
+    return tuple(found)
+
+
+def _said(run: Run, group: str, key: str) -> float | None:
+    found = run.summary.get(group)
+    value = found.get(key) if isinstance(found, dict) else None
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _share(run: Run, part: str, *, per_worker: bool) -> float | None:
+    seconds, whole = _said(run, "seconds", part), run.summary.get("train_seconds")
+    if seconds is None or not whole:
+        return None
+    return seconds / (whole * ((run.summary.get("num_workers") or 1) if per_worker else 1))
+
+
+def _peak(run: Run, which: int) -> float | None:
+    memory = run.summary.get("memory")
+    if not isinstance(memory, dict):
+        return None
+    # One process is leader and worker at once.
+    workers = [] if run.summary.get("mode") == "single" else [peak[which] for _, peak in memory.get("workers", ())]
+    return float(memory["leader"][which] + sum(workers))
+
+
+def _cores(run: Run) -> float | None:
+    usage = run.summary.get("usage")
+    return None if not isinstance(usage, dict) else math.fsum(usage["cores"].values())
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
