@@ -154,22 +154,21 @@ class EvaluationBatches:
 def _assemble(
     tokens: Tokens, samples: np.ndarray, frame: Frame, masking: Masking, draws: list[np.random.Generator]
 ) -> Batch:
-    starts, ends = tokens.starts[samples], tokens.starts[samples + 1]
     begin = len(frame.prefix)
-    length = begin + int((ends - starts).max()) + len(frame.suffix)
+    length = begin + int((tokens.starts[samples + 1] - tokens.starts[samples]).max()) + len(frame.suffix)
     input_ids = np.full((len(samples), length), frame.pad_id, dtype=np.int64)
     attention_mask = np.zeros_like(input_ids)
     positions, labels = [], []
-    for row, (start, end, draw) in enumerate(zip(starts, ends, draws, strict=True)):
-        ids = tokens.ids[start:end]
-        masked, chosen = masking(ids, tokens.word_starts[start:end], draw)
-        stop = begin + len(ids)
+    for row, (number, draw) in enumerate(zip(samples, draws, strict=True)):
+        sample = tokens.sample(number)
+        masked, chosen = masking(sample, draw)
+        stop = begin + len(masked)
         input_ids[row, :begin] = frame.prefix
         input_ids[row, begin:stop] = masked
         input_ids[row, stop : stop + len(frame.suffix)] = frame.suffix
         attention_mask[row, : stop + len(frame.suffix)] = 1
         positions.append(row * length + begin + chosen)
-        labels.append(ids[chosen])
+        labels.append(sample.ids[chosen])
     return Batch(
         torch.from_numpy(input_ids),
         torch.from_numpy(attention_mask),

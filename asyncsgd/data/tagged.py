@@ -354,13 +354,9 @@ def _with_pieces(tokens: TaggedTokens) -> TaggedTokens:
     """The sentences that have at least one word with a piece."""
     total = np.concatenate([[0], np.cumsum(tokens.pieces >= 0)])
     keep = np.diff(total[tokens.starts]) > 0
-    of_ids, of_words = np.repeat(keep, tokens.tokens.lengths), np.repeat(keep, np.diff(tokens.starts))
-
-    def bounds(lengths: np.ndarray) -> np.ndarray:
-        return np.concatenate([[0], np.cumsum(lengths[keep])])
-
-    kept = Tokens(tokens.tokens.ids[of_ids], bounds(tokens.tokens.lengths), tokens.tokens.word_starts[of_ids])
-    return TaggedTokens(kept, bounds(np.diff(tokens.starts)), tokens.tags[of_words], tokens.pieces[of_words])
+    of_words = np.repeat(keep, np.diff(tokens.starts))
+    starts = np.concatenate([[0], np.cumsum(np.diff(tokens.starts)[keep])])
+    return TaggedTokens(tokens.tokens.select(keep), starts, tokens.tags[of_words], tokens.pieces[of_words])
 
 
 def _is_tokenized(folder: Path) -> bool:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from asyncsgd.data.corpora import Corpus, hub_is_reachable
+from asyncsgd.data.masking import Sample
 from asyncsgd.errors import UsageError, nearest, reason
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ _LARGEST_ALPHABET = 1000
 _LONGEST_WORD = 1000
 _RUN_WITHOUT_SPACE = re.compile(rf"\S{{{_LONGEST_WORD},}}")
 _TEXTS_PER_CHUNK = 2048
+_CANDIDATES = "candidates.npy"
 
 
 TrainTokenizer = Callable[[Iterable[str], int], "PreTrainedTokenizerBase"]
@@ -63,6 +65,7 @@ class Tokens:
         ids: int32 (T,), the token ids.
         starts: int64 (S + 1,), ascending from 0 to T; sample s is ``ids[starts[s]:starts[s + 1]]``.
         word_starts: bool (T,), True where a token begins a word (punctuation counts as a word) or a sample.
+        candidates: bool (T,), True where a finder found something; None where nobody has looked.
 
     >>> tokens = Tokens(np.arange(9, dtype=np.int32), np.array([0, 4, 9]), np.ones(9, dtype=bool))
     >>> tokens.num_samples, tokens.lengths.tolist()
@@ -72,12 +75,15 @@ class Tokens:
     ids: np.ndarray
     starts: np.ndarray
     word_starts: np.ndarray
+    candidates: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if len(self.starts) == 0 or self.starts[0] != 0 or self.starts[-1] != len(self.ids):
             raise ValueError(f"starts must run from 0 to the number of ids, {len(self.ids)}")
         if len(self.word_starts) != len(self.ids):
             raise ValueError(f"{len(self.word_starts)} word_starts for {len(self.ids)} ids")
+        if self.candidates is not None and len(self.candidates) != len(self.ids):
+            raise ValueError(f"{len(self.candidates)} candidates for {len(self.ids)} ids")
 
     @property
     def num_samples(self) -> int:
@@ -89,12 +95,30 @@ class Tokens:
         """int64 (S,), the number of ids of each sample; a new array at each call."""
         return np.diff(self.starts)
 
+    def sample(self, number: int) -> Sample:
+        """Sample `number` in [0, S), as views."""
+        tokens = slice(self.starts[number], self.starts[number + 1])
+        candidates = None if self.candidates is None else self.candidates[tokens]
+        return Sample(self.ids[tokens], self.word_starts[tokens], candidates)
+
+    def select(self, keep: np.ndarray) -> Tokens:
+        """The samples where bool `keep` (S,) is set, in arrays of their own."""
+        tokens = np.repeat(keep, self.lengths)
+        return Tokens(
+            self.ids[tokens],
+            np.concatenate([[0], np.cumsum(self.lengths[keep])]),
+            self.word_starts[tokens],
+            None if self.candidates is None else self.candidates[tokens],
+        )
+
     def save(self, folder: Path) -> None:
         """Write one .npy file per array into `folder`, which is made when needed; existing files are overwritten."""
         folder.mkdir(parents=True, exist_ok=True)
         np.save(folder / "ids.npy", self.ids)
         np.save(folder / "starts.npy", self.starts)
         np.save(folder / "word_starts.npy", self.word_starts)
+        if self.candidates is not None:
+            np.save(folder / _CANDIDATES, self.candidates)
 
     @classmethod
     def load(cls, folder: Path) -> Tokens:
@@ -107,7 +131,8 @@ class Tokens:
         ids, starts, word_starts = (
             np.load(folder / name, mmap_mode="r") for name in ("ids.npy", "starts.npy", "word_starts.npy")
         )
-        return cls(ids, starts, word_starts)
+        has_candidates = (folder / _CANDIDATES).exists()
+        return cls(ids, starts, word_starts, np.load(folder / _CANDIDATES, mmap_mode="r") if has_candidates else None)
 
 
 def train_wordpiece(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerBase:

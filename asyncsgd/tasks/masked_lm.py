@@ -27,13 +27,11 @@ from torch.nn import functional
 from asyncsgd import models
 from asyncsgd.data.batching import Batch, EvaluationBatches, Frame, TrainingBatches
 from asyncsgd.data.corpora import check_sources, load_corpus
-from asyncsgd.data.masking import Masking, by_token, by_word
+from asyncsgd.data.masking import STRATEGIES, Masking
 from asyncsgd.data.tokenization import Tokens, load_tokenizer, tokenized_folder
 from asyncsgd.settings.flags import setting
 from asyncsgd.tasks.base import Batches, Sums, Task, found, split_rows
 from asyncsgd.tasks.scores import perplexity
-
-_CHOOSE = {"token": by_token, "word": by_word}
 
 
 class MaskedPositions:
@@ -192,11 +190,13 @@ class MaskedLM(Task):
     def eval_masking(self) -> Masking:
         return self._masking(self.eval_mask, self.eval_mask_prob)
 
-    def _masking(self, choose: str, share: float) -> Masking:
+    def _masking(self, name: str, share: float) -> Masking:
         assert self.mask_id is not None
         assert self.vocabulary_size is not None
         assert self.special_ids is not None
-        return Masking(_CHOOSE[choose], share, self.mask_id, self.vocabulary_size, self.special_ids)
+        kind = STRATEGIES[name]
+        strategy = kind(**{field.name: getattr(self, field.name) for field in dataclasses.fields(kind)})
+        return Masking(strategy, share, self.mask_id, self.vocabulary_size, self.special_ids)
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
         """The logits `(M, V)` at the masked positions."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import math
 
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncsgd.data.batching import RUN, Batch, EvaluationBatches, Frame, Order, TrainingBatches
-from asyncsgd.data.masking import Masking, by_token, by_word
+from asyncsgd.data.masking import ByToken, ByWord, Masking, Sample, Strategy
 from asyncsgd.data.random import Purpose, dropout_seed, generator
 from asyncsgd.data.tokenization import Tokens
 from asyncsgd.tasks.masked_lm import MaskedLM
@@ -24,8 +25,8 @@ VOCABULARY = 105  # 100 ordinary ids
 FRAME = Frame((CLS,), (SEP,), PAD)
 
 
-def masking(choose=by_token, probability: float = 0.15) -> Masking:
-    return Masking(choose, probability, MASK, VOCABULARY, SPECIAL)
+def masking(strategy: Strategy | None = None, probability: float = 0.15) -> Masking:
+    return Masking(strategy or ByToken(), probability, MASK, VOCABULARY, SPECIAL)
 
 
 def corpus(num_samples: int, seed: int = 0, longest: int = 30) -> Tokens:
@@ -208,13 +209,13 @@ def within_five_sigma(count: int, number: int, probability: float) -> bool:
     return abs(count - number * probability) <= 5 * math.sqrt(number * probability * (1 - probability))
 
 
-@pytest.mark.parametrize("choose", [by_token, by_word])
-def test_15_percent_are_chosen_of_which_80_percent_are_masked_10_random_and_10_kept(choose):
+@pytest.mark.parametrize("strategy", [ByToken(), ByWord()])
+def test_15_percent_are_chosen_of_which_80_percent_are_masked_10_random_and_10_kept(strategy):
     number = 200_000
     ids = np.random.default_rng(1).integers(len(SPECIAL), VOCABULARY, number)
     word_starts = np.ones(number, dtype=bool)
     before = ids.copy()
-    masked, positions = masking(choose)(ids, word_starts, np.random.default_rng(2))
+    masked, positions = masking(strategy)(Sample(ids, word_starts), np.random.default_rng(2))
     assert (ids == before).all()
     assert within_five_sigma(len(positions), number, 0.15)
     new, old = masked[positions], ids[positions]
@@ -232,8 +233,9 @@ def test_by_word_chooses_all_tokens_of_a_word_or_none_and_at_least_one_word(leng
     draw = np.random.default_rng(seed)
     word_starts = draw.random(length) < 0.5
     before = word_starts.copy()
-    draws = draw.random(length)
-    chosen = by_word(draws, word_starts, probability)
+    sample = Sample(np.arange(length), word_starts)
+    draws = np.random.default_rng(seed).random(length)
+    chosen = ByWord().choose(sample, probability, np.random.default_rng(seed))
     assert (word_starts == before).all()
     assert chosen.any()
     words = np.split(np.arange(length), np.flatnonzero(word_starts[1:]) + 1)
@@ -243,7 +245,29 @@ def test_by_word_chooses_all_tokens_of_a_word_or_none_and_at_least_one_word(leng
 
 
 def test_where_no_token_is_drawn_the_one_with_the_smallest_draw_is_masked():
-    assert by_token(np.array([0.9, 0.3, 0.5]), np.ones(3, dtype=bool), 0.15).tolist() == [False, True, False]
+    sample = Sample(np.arange(20), np.ones(20, dtype=bool))
+    for strategy in (ByToken(), ByWord()):
+        chosen = strategy.choose(sample, 1e-9, np.random.default_rng(0))
+        assert np.flatnonzero(chosen).tolist() == [np.random.default_rng(0).random(20).argmin()]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sha256"), [(ByToken(), "287d337576463501"), (ByWord(), "bba2709eba44fb40")], ids=["token", "word"]
+)
+def test_masks_have_the_bits_that_they_have_always_had(strategy, sha256):
+    digest = hashlib.sha256()
+    for probability in (0.01, 0.15, 0.6):
+        for seed, stream in ((0, 0), (3, 1)):
+            batches = training(CORPUS, seed=seed, stream=stream, strategy=strategy, probability=probability)
+            for index in (0, 1, 40, 1000):
+                batch = batches.batch(index)
+                for tensor in (batch.input_ids, batch.masked_positions, batch.labels):
+                    digest.update(tensor.numpy().tobytes())
+        evaluation = EvaluationBatches(CORPUS, FRAME, masking(strategy, probability), 50)
+        for index in range(len(evaluation)):
+            for tensor in (evaluation[index].input_ids, evaluation[index].masked_positions):
+                digest.update(tensor.numpy().tobytes())
+    assert digest.hexdigest()[:16] == sha256
 
 
 def masked_samples(batches: EvaluationBatches) -> dict[tuple[int, ...], tuple[int, ...]]:

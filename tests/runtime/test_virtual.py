@@ -22,7 +22,7 @@ from transformers import BertConfig, BertForMaskedLM
 
 from asyncsgd.batches import Batches
 from asyncsgd.data.batching import Batch, Frame, TrainingBatches
-from asyncsgd.data.masking import Masking, by_token
+from asyncsgd.data.masking import ByToken, Masking
 from asyncsgd.data.tokenization import Tokens
 from asyncsgd.evaluation import Measured
 from asyncsgd.flat import FlatModel
@@ -680,7 +680,7 @@ def tiny_worker(precision: torch.dtype = torch.float32) -> Worker:
     draw = np.random.default_rng(0)
     starts = np.concatenate([[0], np.cumsum(draw.integers(4, 10, 40))])
     tokens = Tokens(draw.integers(5, 48, starts[-1]).astype(np.int32), starts, np.ones(starts[-1], dtype=bool))
-    frame, masking = Frame((0,), (1,), 2), Masking(by_token, 0.3, 3, 48, (0, 1, 2, 3, 4))
+    frame, masking = Frame((0,), (1,), 2), Masking(ByToken(), 0.3, 3, 48, (0, 1, 2, 3, 4))
     batches = TrainingBatches(tokens, frame, masking, 4, seed=0)
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from asyncsgd.data.batching import Batch
-from asyncsgd.data.masking import Masking, by_token
+from asyncsgd.data.masking import ByToken, Masking
 from asyncsgd.evaluation import evaluate_shard
 from asyncsgd.tasks.base import Sums
 from asyncsgd.tasks.masked_lm import MaskedLM, MaskedPositions
@@ -45,7 +45,7 @@ def distilbert(dropout: float) -> nn.Module:
     return DistilBertForMaskedLM(DistilBertConfig(vocab_size=VOCABULARY, pad_token_id=PAD, **shape, **more))
 
 
-MASKING = Masking(by_token, 0.15, 4, VOCABULARY, (0, 1, 2, 3, 4))
+MASKING = Masking(ByToken(), 0.15, 4, VOCABULARY, (0, 1, 2, 3, 4))
 TASK = MaskedLM(batch_size=len(LENGTHS))
 
 
