@@ -215,6 +215,13 @@ def test_a_command_line_that_cannot_be_meant_says_what_to_type(argv: list[str], 
     assert error.value.exit_code == 2
 
 
+def test_a_flag_may_have_underscores_and_a_value_keeps_its_own() -> None:
+    parsed = parse("--eval_data", "my_text", "--mask_prob=0.2", "--run-dir=a_b").settings
+    assert (parsed.data.eval_data, parsed.data.mask_prob, parsed.output.run_dir) == ("my_text", 0.2, "a_b")
+    with pytest.raises(UsageError, match="unknown flag --mask_porb"):
+        parse("--mask_porb", "0.2")
+
+
 def test_make_settings_rejects_a_name_it_does_not_know() -> None:
     with pytest.raises(UsageError, match="unknown key 'learnin_rate'; did you mean 'learning_rate'"):
         make_settings({"learnin_rate": 1})

@@ -14,6 +14,7 @@ import functools
 import hashlib
 import json
 import math
+import sys
 import textwrap
 import types
 import typing
@@ -140,7 +141,21 @@ def _check_value(spec: Spec, value: Any) -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with usage errors raised instead of printed, so that only one of several ranks needs to print them."""
+    """argparse with usage errors raised instead of printed, so that only one of several ranks needs to print them.
+
+    A flag may be typed with underscores: ``--eval_data`` is ``--eval-data``.
+    """
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        given = sys.argv[1:] if args is None else args
+        return super().parse_known_args([self._with_dashes(argument) for argument in given], namespace)
+
+    def _with_dashes(self, argument: str) -> str:
+        name, equals, value = argument.partition("=")
+        dashed = flag_of(name.removeprefix("--"))
+        return (
+            f"{dashed}{equals}{value}" if name.startswith("--") and dashed in self._option_string_actions else argument
+        )
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; --help lists every flag")
