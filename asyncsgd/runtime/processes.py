@@ -51,6 +51,17 @@ def fork_server(model: str | None, *modules: str) -> ForkServerContext:
     It never runs a tensor operation, so it has one thread and its children may use OpenMP. To be called early and
     once. It imports the model's own module: a plain import of transformers gains nothing, since that loads models
     at first use."""
+    kind = None if model is None else _kind_of_model(model)
+    return fork_server_of(
+        "asyncsgd.runtime.rank_process",
+        "asyncsgd.runtime.worker_process",
+        *([] if kind is None else [f"transformers.models.{kind}.modeling_{kind}"]),
+        *modules,
+    )
+
+
+def fork_server_of(*modules: str) -> ForkServerContext:
+    """Start a fork server that imports `modules` and nothing else; see `fork_server`."""
     from multiprocessing import forkserver, resource_tracker
 
     if len(tempfile.gettempdir()) > LONGEST_TEMPORARY_FOLDER:
@@ -59,16 +70,8 @@ def fork_server(model: str | None, *modules: str) -> ForkServerContext:
             f"processes talk through; type export TMPDIR=/tmp"
         )
     give_multiprocessing_a_home()
-    kind = None if model is None else _kind_of_model(model)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        [
-            "asyncsgd.runtime.rank_process",
-            "asyncsgd.runtime.worker_process",
-            *([] if kind is None else [f"transformers.models.{kind}.modeling_{kind}"]),
-            *modules,
-        ]
-    )
+    context.set_forkserver_preload(list(modules))
     # Inherited by all that it starts: Ctrl-C, and the SIGTERM that a batch system sends to every process of a job, are
     # for the leader, which stops the others in good order.
     with clean_environment():

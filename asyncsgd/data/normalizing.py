@@ -1,0 +1,303 @@
+"""One spelling for each character of a corpus, line by line.
+
+A line goes through these steps, in this order:
+
+1. A word that is hyphenated at the end of a line is joined with its rest: the next line is appended. The line must end
+   in a letter and ``-``, U+2010 or a soft hyphen, and the next one must begin with a small letter, and not with *and*,
+   *or* or *to* (``short- and long-term``). A true hyphen at the end of a line is lost (``solid-`` / ``state``), since
+   only a dictionary could tell.
+2. Control and formatting characters (Unicode Cc and Cf) go. Tabs and other separators become spaces first. The
+   zero-width joiner and non-joiner stay, since scripts need them.
+3. Characters get their compatibility decomposition, and the result is composed: NFKC, but for these exceptions.
+
+   - Superscripts and subscripts stay: NFKC makes 102 of 10² and H2O of H₂O. So does TM, which is a superscript.
+   - Vulgar fractions stay: NFKC makes 11⁄2 of 1½.
+   - Accents that stand alone stay (´ ¨ ˚ and others): NFKC makes a space and a combining accent of them.
+   - A square unit keeps its exponent: ㎡ becomes m² and not m2.
+
+   Everything else is NFKC: the ohm, angstrom and micro signs become letters, ligatures become letters, and mathematical
+   italics, Roman numerals and full-width letters become plain.
+4. Hyphens, minus signs and en dashes become ``-``. A longer dash, which stands between words, becomes ``-`` with spaces
+   around it.
+5. Quotation marks become ``'`` and ``"``. Primes stay, since they are units.
+6. Perhaps all becomes lower case. This makes Co (cobalt) and CO one word, so it is for models without capitals.
+7. Each run of white space becomes one space; none is left at the ends.
+
+The result does not change if it goes through the steps again. An empty line stays, since it separates documents. A
+line with nothing but white space is one. A line of which nothing else is left goes, since it would separate documents
+that were not apart.
+
+References:
+    Unicode Standard Annex #15: Unicode Normalization Forms.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gzip
+import io
+import itertools
+import json
+import os
+import re
+import sys
+import unicodedata
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from asyncsgd.data.corpora import needs
+from asyncsgd.errors import UsageError, reason
+
+BLOCK_CHARACTERS = 1_000_000
+LONGEST_LINE = 50_000_000
+"""Characters. A longer line is a file of another kind."""
+
+INPUT_KINDS = (".txt", ".txt.gz", ".parquet")
+OUTPUT_KINDS = (".txt", ".txt.gz")
+
+Map = Callable[[Callable[[list[str]], "Normalized"], Iterable[list[str]]], Iterator["Normalized"]]
+"""As `map`, in any number of processes."""
+
+_KEPT_FORMS = ("<super>", "<sub>", "<fraction>")
+_JOINERS = "\u200c\u200d"
+_SHORT_DASHES = "\u2010\u2011\u2012\u2013\u2212\ufe58\ufe63\uff0d"
+_LONG_DASHES = "\u2014\u2015"
+_SINGLE_QUOTES = "\u2018\u2019\u201a\u201b\u2039\u203a"
+_DOUBLE_QUOTES = "\u201c\u201d\u201e\u201f\u00ab\u00bb"
+_HYPHENATED = re.compile(r"(.*[^\W\d_])[-\u2010\u00ad]\s*", re.DOTALL)
+_REST_OF_WORD = re.compile(r"\s*(?!(?:and|or|to)\b)[^\W\d_]")
+
+
+@dataclass(frozen=True)
+class Normalized:
+    """Some lines, and what was changed in them, by kind."""
+
+    lines: list[str]
+    changes: Counter[str]
+
+
+def normalize(lines: list[str], *, lower: bool) -> Normalized:
+    """Normalize lines that follow one another; see the module.
+
+    >>> normalize(["The electro-", "lyte was 10\\u00a0µm thick, 5–7 % H₂O"], lower=False).lines
+    ['The electrolyte was 10 μm thick, 5-7 % H₂O']
+    """
+    changes: Counter[str] = Counter(lines_read=len(lines))
+    normalized = []
+    for line in _joined(lines, changes):
+        changed = _normalized(line, lower, changes)
+        changes["lines_changed"] += changed != line
+        if changed or not line.strip():
+            normalized.append(changed)
+        else:
+            changes["lines_left_out"] += 1
+    changes["lines_written"] = len(normalized)
+    return Normalized(normalized, +changes)
+
+
+def _joined(lines: list[str], changes: Counter[str]) -> Iterator[str]:
+    kept: str | None = None
+    for line in lines:
+        if kept is None:
+            kept = line
+            continue
+        hyphenated = _HYPHENATED.fullmatch(kept)
+        rest = _REST_OF_WORD.match(line)
+        if hyphenated and rest and rest[0][-1].islower():
+            kept = hyphenated[1] + line.lstrip()
+            changes["hyphenations_joined"] += 1
+        else:
+            yield kept
+            kept = line
+    if kept is not None:
+        yield kept
+
+
+def _normalized(line: str, lower: bool, changes: Counter[str]) -> str:
+    line = _count(changes, "controls_removed", *_controls().subn("", _SEPARATORS.sub(" ", line)))
+    if not line.isascii():
+        line = _count(changes, "characters_decomposed", *_decomposable().subn(lambda found: _expanded(found[0]), line))
+        line = _count(changes, "dashes", *_SHORT.subn("-", line))
+        line = _count(changes, "dashes", *_LONG.subn(" - ", line))
+        line = _count(changes, "quotes", *_SINGLE.subn("'", line))
+        line = _count(changes, "quotes", *_DOUBLE.subn('"', line))
+    if lower and (lowered := line.lower()) != line:
+        changes["lines_lowered"] += 1
+        line = lowered
+    if not unicodedata.is_normalized("NFC", line):
+        changes["lines_composed"] += 1
+        line = unicodedata.normalize("NFC", line)
+    return _count(changes, "spaces", *_SPACES.subn(" ", line)).strip()
+
+
+def _count(changes: Counter[str], kind: str, text: str, number: int) -> str:
+    changes[kind] += number
+    return text
+
+
+_SEPARATORS = re.compile(r"[\t\n\v\f\r\x1c-\x1f\x85\u2028\u2029]")
+_SPACES = re.compile(r"\s{2,}|[^\S ]")
+_SHORT, _LONG = re.compile(f"[{_SHORT_DASHES}]"), re.compile(f"[{_LONG_DASHES}]")
+_SINGLE, _DOUBLE = re.compile(f"[{_SINGLE_QUOTES}]"), re.compile(f"[{_DOUBLE_QUOTES}]")
+
+
+@functools.cache
+def _controls() -> re.Pattern[str]:
+    return _one_of(c for c in _characters() if unicodedata.category(c) in ("Cc", "Cf") and c not in _JOINERS)
+
+
+@functools.cache
+def _decomposable() -> re.Pattern[str]:
+    return _one_of(c for c in _characters() if unicodedata.decomposition(c) and _expanded(c) != c)
+
+
+def _characters() -> Iterator[str]:
+    return map(chr, range(sys.maxunicode + 1))
+
+
+def _one_of(characters: Iterable[str]) -> re.Pattern[str]:
+    """A pattern of one character. Written in ranges, since `re` looks at each in turn."""
+    ranges: list[list[int]] = []
+    for number in map(ord, characters):
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return re.compile("[" + "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in ranges) + "]")
+
+
+@functools.cache
+def _expanded(character: str) -> str:
+    """What stands for a character: its compatibility decomposition, with the exceptions of the module."""
+    form, *parts = unicodedata.decomposition(character).split() or [""]
+    if not form.startswith("<"):
+        # A canonical decomposition is composed again later, so it matters only if a part of it is changed.
+        whole = "".join(chr(int(part, 16)) for part in [form, *parts] if part)
+        expanded = "".join(map(_expanded, whole))
+        return expanded if expanded != whole else character
+    whole = "".join(chr(int(part, 16)) for part in parts)
+    if form in _KEPT_FORMS or (whole[0] == " " and len(whole) > 1):
+        return character
+    return "".join(map(_expanded, whole))
+
+
+def normalize_file(source: Path, target: Path, *, lower: bool, text_column: str, mapped: Map) -> dict[str, int]:
+    """Normalize a file, block by block, so that memory does not grow with the file.
+
+    Args:
+        source: UTF-8 text with a document or a sentence a line, plain or in gzip, or a .parquet file, whose texts
+            become a line each.
+        target: .txt or .txt.gz; replaced when all is written. ``target``.report.json gets what is returned.
+        text_column: of a .parquet file.
+        mapped: applies a function to many blocks, in order. Blocks do not depend on it, so nor does the result.
+
+    Returns:
+        What was changed: numbers by kind, sorted by name.
+
+    Raises:
+        UsageError: if the source cannot be read or is no text, or the target cannot be written.
+    """
+    if not target.name.endswith(OUTPUT_KINDS):
+        raise UsageError(f"{target} must end in {' or '.join(OUTPUT_KINDS)}, since it holds text")
+    if target.exists() and source.samefile(target):
+        raise UsageError(f"{target} is the input itself; name another file to write")
+    changes: Counter[str] = Counter()
+    partial = target.with_name(target.name + ".partial")
+    work = functools.partial(normalize, lower=lower)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open(partial, "wb") as raw, _compressed(raw, target) as out:
+            for block in mapped(work, _blocks(_lines(source, text_column))):
+                changes += block.changes
+                out.write("".join(line + "\n" for line in block.lines).encode())
+        os.replace(partial, target)
+        report = dict(sorted(changes.items()))
+        target.with_name(target.name + ".report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{target} cannot be written: {reason(error)}") from error
+    finally:
+        with contextlib.suppress(OSError):  # it has its own name now, or was never there
+            partial.unlink()
+    return report
+
+
+def _compressed(raw: BinaryIO, target: Path) -> BinaryIO | gzip.GzipFile:
+    # Without a name and a time in it, so that equal texts are equal files.
+    return gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if target.name.endswith(".gz") else raw
+
+
+def _blocks(lines: Iterator[str]) -> Iterator[list[str]]:
+    """Lines in blocks of about `BLOCK_CHARACTERS`; a word hyphenated at the end of a line stays in one block."""
+    block: list[str] = []
+    size = 0
+    for line in lines:
+        if size >= BLOCK_CHARACTERS and not _HYPHENATED.fullmatch(block[-1]):
+            yield block
+            block, size = [], 0
+        block.append(line)
+        size += len(line) + 1
+    if block:
+        yield block
+
+
+def _lines(source: Path, text_column: str) -> Iterator[str]:
+    """The lines of a file, without their ends.
+
+    Raises:
+        UsageError: if it cannot be read or is no text.
+    """
+    try:
+        if source.name.endswith(".parquet"):
+            yield from _texts(source, text_column)
+        elif source.name.endswith(INPUT_KINDS):
+            with open(source, "rb") as raw:
+                stream: BinaryIO | gzip.GzipFile = gzip.GzipFile(fileobj=raw) if source.name.endswith(".gz") else raw
+                yield from _decoded(source, io.TextIOWrapper(stream, encoding="utf-8-sig", newline="\n"))
+        else:
+            raise UsageError(f"{source} is of another kind; known are {', '.join(INPUT_KINDS)}")
+    except (EOFError, zlib.error) as error:
+        raise UsageError(f"{source} is damaged ({error}); copy it again, check with: gzip -t {source}") from error
+    except OSError as error:
+        raise UsageError(f"{source} cannot be read: {error.strerror or error}") from error
+
+
+def _decoded(source: Path, text: io.TextIOWrapper) -> Iterator[str]:
+    for number in itertools.count(1):
+        try:
+            line = text.readline(LONGEST_LINE)
+        except UnicodeDecodeError as error:
+            raise UsageError(
+                f"{source} is not UTF-8 (at or after line {number}); convert it, for example: iconv -f ISO-8859-1 -t "
+                f"UTF-8 {source} > converted.txt"
+            ) from error
+        if not line:
+            return
+        if len(line) == LONGEST_LINE:
+            raise UsageError(f"{source}: line {number} has {LONGEST_LINE} characters or more; cut it into lines")
+        yield line.removesuffix("\n").removesuffix("\r")
+
+
+def _texts(source: Path, text_column: str) -> Iterator[str]:
+    with needs("pyarrow", source.name):
+        import pyarrow
+        from pyarrow import parquet
+    try:
+        file = parquet.ParquetFile(source)
+        if text_column not in file.schema_arrow.names:
+            raise UsageError(
+                f"{source} has no column {text_column!r}; choose one with --text-column NAME: "
+                f"{', '.join(file.schema_arrow.names)}"
+            )
+        for batch in file.iter_batches(batch_size=1000, columns=[text_column]):
+            for text in batch.column(0).to_pylist():
+                if not isinstance(text, str):
+                    raise UsageError(f"{source} column {text_column!r} holds a {type(text).__name__}, not text")
+                if text.strip():  # an empty line would separate documents
+                    yield " ".join(text.split("\n"))
+    except pyarrow.ArrowException as error:
+        raise UsageError(f"{source} is no .parquet file, or damaged ({error}); copy it again") from error

@@ -1,0 +1,183 @@
+"""Normalization: NFKC with its exceptions, a line for a line, the same bytes from any number of processes."""
+
+# ruff: noqa: RUF001 - the dashes and quotes of other scripts are the subject
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+import unicodedata
+from pathlib import Path
+
+import pyarrow
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+import normalize_corpus
+from asyncsgd.data import normalizing
+from asyncsgd.data.normalizing import normalize, normalize_file
+from asyncsgd.errors import UsageError
+from asyncsgd.signals import StopRequest
+
+
+def one(line: str, *, lower: bool = False) -> str:
+    (changed,) = normalize([line], lower=lower).lines
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("10² Ω H₂O 10⁻³ ™", "10² Ω H₂O 10⁻³ ™"),
+        ("a 1½ mm ㎡ ㎛ film", "a 1½ mm m² μm film"),
+        ("25 ˚C, Poincar´e", "25 ˚C, Poincar´e"),
+        ("5 µm, 3 Å, 2 Ω, ﬁlm, Ⅳ, ＡＢ, 𝛼", "5 μm, 3 Å, 2 Ω, film, IV, AB, α"),
+        ("e\u0301", "é"),
+        ("5–7 at −20, x‐ray, non‑ideal", "5-7 at -20, x-ray, non-ideal"),
+        ("the film—a thin one", "the film - a thin one"),
+        ("“so called” ‘thin’ «film»", '"so called" \'thin\' "film"'),
+        ("12′ 3″", "12′ 3′′"),
+        ("so\u00adlid\u200b oxide\x07\ufeff", "solid oxide"),
+        ("a\tb\u00a0 \u2028c ", "a b c"),
+        ("नि\u200dक", "नि\u200dक"),
+    ],
+)
+def test_a_character_has_one_spelling_and_formulae_and_units_keep_theirs(line: str, expected: str) -> None:
+    assert one(line) == expected
+
+
+def test_lower_case_is_asked_for() -> None:
+    assert one("Co and CO", lower=True) == "co and co"
+
+
+def test_all_characters_are_those_of_nfkc_but_for_the_exceptions() -> None:
+    characters = [c for c in map(chr, range(sys.maxunicode + 1)) if unicodedata.decomposition(c)]
+    ours = {c: unicodedata.normalize("NFC", normalizing._expanded(c)) for c in characters}
+    differ = {c for c in characters if ours[c] != unicodedata.normalize("NFKC", c)}
+    kept = {c for c in characters if unicodedata.decomposition(c).startswith(("<super>", "<sub>", "<fraction>"))}
+    with_exponent = {c for c in characters if unicodedata.decomposition(c).endswith((" 00B2", " 00B3"))}
+    alone = {c for c in characters if unicodedata.normalize("NFKD", c)[0] == " "} & differ
+    assert differ == kept | with_exponent | alone
+    assert (len(kept), len(with_exponent), len(alone)) == (271, 12, 50)
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (["an electro-", "lyte film"], ["an electrolyte film"]),
+        (["an electro\u00ad ", "  lyte"], ["an electrolyte"]),
+        (["a-", "b-", "c"], ["abc"]),
+        (["the solid-", "State"], ["the solid-", "State"]),
+        (["short-", "and long-term"], ["short-", "and long-term"]),
+        (["5-", "fold"], ["5-", "fold"]),
+        (["a dash -", "film"], ["a dash -", "film"]),
+    ],
+)
+def test_a_word_hyphenated_at_the_end_of_a_line_is_joined(lines: list[str], expected: list[str]) -> None:
+    assert normalize(lines, lower=False).lines == expected
+
+
+def test_a_line_stays_a_line_and_no_line_becomes_empty() -> None:
+    changed = normalize(["one", "", " \t", "\u200b", "two\u2028three"], lower=False)
+    assert changed.lines == ["one", "", "", "two three"]
+    assert changed.changes["lines_left_out"] == 1
+    assert (changed.changes["lines_read"], changed.changes["lines_written"]) == (5, 4)
+
+
+@given(
+    lines=st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"])), max_size=8),
+    lower=st.booleans(),
+)
+@settings(deadline=None, max_examples=200)
+def test_what_is_normalized_stays_as_it_is(lines: list[str], lower: bool) -> None:
+    once = normalize(lines, lower=lower).lines
+    assert [one(line, lower=lower) for line in once] == once
+
+
+def test_blocks_change_nothing_and_the_report_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [f"sen\u00adtence {number} – H₂O" + (" electro-" if number % 3 else "") for number in range(500)]
+    lines[1::2] = ["lyte and " + line for line in lines[1::2]]
+    source, whole, blocks = tmp_path / "in.txt", tmp_path / "whole.txt", tmp_path / "new" / "blocks.txt.gz"
+    source.write_text("\n".join(lines))
+    report = normalize_file(source, whole, lower=False, text_column="text", mapped=map)
+    monkeypatch.setattr(normalizing, "BLOCK_CHARACTERS", 100)
+    assert normalize_file(source, blocks, lower=False, text_column="text", mapped=map) == report
+    assert gzip.decompress(blocks.read_bytes()) == whole.read_bytes()
+    assert json.loads((tmp_path / "whole.txt.report.json").read_text()) == report
+    assert report["controls_removed"] == report["dashes"] == report["lines_read"] == 500
+    assert report["lines_written"] == 500 - report["hyphenations_joined"] == len(whole.read_text().splitlines())
+
+
+def test_a_table_and_a_zipped_text_give_the_lines_of_a_plain_one(tmp_path: Path) -> None:
+    texts = ["a – b", "two\nlines", "c"]
+    (tmp_path / "in.txt").write_text("a – b\r\ntwo lines\r\nc", newline="")
+    (tmp_path / "in.txt.gz").write_bytes(gzip.compress("\ufeffa – b\ntwo lines\nc\n".encode()))
+    parquet.write_table(pyarrow.table({"text": [*texts, " "]}), tmp_path / "in.parquet")
+    written = set()
+    for name in ("in.txt", "in.txt.gz", "in.parquet"):
+        normalize_file(tmp_path / name, tmp_path / "out.txt", lower=False, text_column="text", mapped=map)
+        written.add((tmp_path / "out.txt").read_text())
+    assert written == {"a - b\ntwo lines\nc\n"}
+
+
+def files(tmp_path: Path) -> None:
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
+    (tmp_path / "torn.txt.gz").write_bytes(gzip.compress(b"text\n" * 1000)[:30])
+    (tmp_path / "torn.parquet").write_bytes(b"PAR1")
+    (tmp_path / "in.csv").write_text("text\n")
+    (tmp_path / "in.txt").write_text("text\n")
+    parquet.write_table(pyarrow.table({"words": ["a"], "text": [1]}), tmp_path / "in.parquet")
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        ("latin.txt", "out.txt", "is not UTF-8"),
+        ("torn.txt.gz", "out.txt", "is damaged"),
+        ("torn.parquet", "out.txt", "is no .parquet file, or damaged"),
+        ("in.csv", "out.txt", "is of another kind; known are .txt"),
+        ("in.parquet", "out.txt", "column 'text' holds a int, not text"),
+        ("in.txt", "out.csv", "must end in .txt"),
+        ("in.txt", "in.txt", "is the input itself"),
+        ("in.txt", "in.txt/out.txt", "cannot be written"),
+    ],
+)
+def test_files_that_cannot_be_meant_leave_nothing_behind(
+    tmp_path: Path, source: str, target: str, message: str
+) -> None:
+    files(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(UsageError, match=message):
+        normalize_file(tmp_path / source, tmp_path / target, lower=False, text_column="text", mapped=map)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_the_script_takes_the_underscored_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files(tmp_path)
+    for file in ("train", "val"):
+        (tmp_path / f"{file}.txt").write_text(f"{file} – text\n")
+    argv = [f"--{kind}_file={tmp_path}/{kind}.txt" for kind in ("train", "val")]
+    argv += [f"--op_{kind}_file={tmp_path}/out_{kind}.txt" for kind in ("train", "val")]
+    with StopRequest() as stop:
+        assert normalize_corpus.run([*argv, "--processes", "1"], stop) == 0
+        with pytest.raises(UsageError, match="--val-file and --op-val-file go together"):
+            normalize_corpus.run(argv[:3], stop)
+        with pytest.raises(UsageError, match="--processes must be 1 or more"):
+            normalize_corpus.run([*argv, "--processes", "0"], stop)
+    assert (tmp_path / "out_val.txt").read_text() == "val - text\n"
+    assert "1  dashes" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_two_processes_write_the_bytes_of_one(tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("".join(f"sentence {number} – H₂O electro-\nlyte\n" for number in range(100_000)))
+    written = []
+    for processes in ("1", "2"):
+        argv = ["--train-file", f"{tmp_path}/in.txt", "--op-train-file", f"{tmp_path}/out.txt"]
+        with StopRequest() as stop:
+            assert normalize_corpus.run([*argv, "--processes", processes], stop) == 0
+        written.append((tmp_path / "out.txt").read_bytes() + (tmp_path / "out.txt.report.json").read_bytes())
+    assert written[0] == written[1]
