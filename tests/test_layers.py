@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "flat": {"errors"},
     "optimizers": {"packing"},
     "server": {"optimizers", "rules.base", "records", "schedules", "packing"},
-    "data": {"errors", "numbers"},
+    "data": {"errors", "named_choices", "numbers"},
     "models": {"data", "errors", "flat", "signals"},
     "init_from": {"data", "errors", "flat", "records", "settings.yaml_reader"},
     "tasks": {"data", "errors", "flat", "models", "init_from", "settings"},

@@ -289,7 +289,9 @@ def tokenize_words(
         chunk = list(documents.texts[begin : begin + _SENTENCES_PER_CHUNK])
         for text, encoding in zip(chunk, backend.encode_batch(chunk, add_special_tokens=False), strict=True):
             kept = np.asarray(encoding.ids[:capacity], dtype=np.int32)
-            first = _first_pieces(text.split(" "), encoding)
+            lengths = np.array([len(word) for word in text.split(" ")])
+            ends = np.cumsum(lengths + 1) - 1
+            first = first_pieces(ends - lengths, ends, encoding)
             first[first >= len(kept)] = -1
             starts = np.zeros(len(kept), dtype=bool)
             starts[first[first >= 0]] = True
@@ -306,17 +308,19 @@ def tokenize_words(
     )
 
 
-def _first_pieces(words: list[str], encoding: Encoding) -> np.ndarray:
-    """The place of each word's first piece, int32; -1 for a word without any."""
-    lengths = np.array([len(word) for word in words])
-    starts = np.cumsum(lengths + 1) - lengths - 1
+def first_pieces(starts: np.ndarray, ends: np.ndarray, encoding: Encoding) -> np.ndarray:
+    """The place of each word's first piece, int32 `(W,)`; -1 for a word without any.
+
+    Args:
+        starts, ends: int64 `(W,)`, ascending, where each word begins and where it has ended, in characters.
+    """
     spans = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
     # A piece's offsets may begin with the space before its word, and may be empty.
     places = np.flatnonzero(spans[:, 1] > spans[:, 0])
     last = spans[places, 1] - 1
     of = np.searchsorted(starts, last, side="right") - 1
-    inside = last < starts[of] + lengths[of]
-    first = np.full(len(words), -1, dtype=np.int32)
+    inside = (of >= 0) & (last < ends[of])
+    first = np.full(len(starts), -1, dtype=np.int32)
     # Backwards: of several pieces of a word the first one is written last.
     first[of[inside][::-1]] = places[inside][::-1]
     return first
