@@ -86,7 +86,85 @@ def _below(draws: np.ndarray, probability: float) -> np.ndarray:
     return chosen
 
 
-STRATEGIES: Mapping[str, type[Strategy]] = {"token": ByToken, "word": ByWord}
+@dataclasses.dataclass(frozen=True)
+class ByCandidate(Strategy):
+    """Whole words, those with a candidate first, and exactly as many tokens as `ByToken` chooses with the same draws.
+
+    Words are taken in random order as long as they fit what is left of the budget. If none fits, the beginning of one
+    is taken, so that the number of tokens is exact. If a sample has fewer candidates than wanted, or none, other words
+    fill the budget.
+
+    Args:
+        candidate_share: of the tokens, those that come from words with a candidate, in [0, 1]; on average, since a
+            number of tokens is whole. The rest comes from all words that are left.
+    """
+
+    candidate_share: float = 1.0
+
+    def choose(self, sample: Sample, probability: float, generator: np.random.Generator) -> np.ndarray:
+        words = _Words(sample)
+        budget = int(_below(generator.random(len(sample.ids)), probability).sum())
+        wanted = budget * self.candidate_share
+        words.take(words.candidates, int(wanted + generator.random()) if wanted < budget else budget, generator)
+        words.take(words.whole, budget - int(words.chosen.sum()), generator)
+        words.take(words.all, budget - int(words.chosen.sum()), generator)  # nothing but the rest of a cut word is left
+        return words.chosen
+
+
+@dataclasses.dataclass(frozen=True)
+class OnlyCandidates(Strategy):
+    """As `ByCandidate`, but no other word is chosen, so there may be fewer tokens; for samples with a candidate."""
+
+    def choose(self, sample: Sample, probability: float, generator: np.random.Generator) -> np.ndarray:
+        words = _Words(sample)
+        words.take(words.candidates, int(_below(generator.random(len(sample.ids)), probability).sum()), generator)
+        return words.chosen
+
+
+class _Words:
+    """The words of a sample, and the tokens chosen of them."""
+
+    def __init__(self, sample: Sample) -> None:
+        words = sample.words
+        self._first = np.flatnonzero(np.diff(words, prepend=-1))
+        self._next = self._first.copy()
+        """Each word's first token that is not chosen."""
+        self._left = np.diff(self._next, append=len(words))
+        """Its tokens that are not."""
+        self.all = np.arange(len(self._next))
+        self.candidates = np.empty(0, dtype=np.int64)
+        """The words with a candidate."""
+        if sample.candidates is not None:
+            self.candidates = np.unique(words[sample.candidates])
+        self.chosen = np.zeros(len(words), dtype=bool)
+
+    @property
+    def whole(self) -> np.ndarray:
+        """The words of which nothing is chosen."""
+        return self.all[~self.chosen[self._first]]
+
+    def take(self, words: np.ndarray, limit: int, generator: np.random.Generator) -> None:
+        """Choose `limit` tokens of some words, or all they have."""
+        rest = generator.permutation(words) if limit else words
+        while limit and len(rest):
+            ends = np.cumsum(self._left[rest])
+            number = int(np.searchsorted(ends, limit, side="right"))
+            if not number:
+                # The next word does not fit. Another one may; if none does, the beginning of this one is taken.
+                fitting = np.flatnonzero(self._left[rest] <= limit)
+                at = int(fitting[0]) if len(fitting) else 0
+                rest = np.concatenate([rest[at : at + 1], rest[:at], rest[at + 1 :]])
+                number = 1
+            for word in rest[:number]:
+                tokens = min(limit, int(self._left[word]))
+                self.chosen[self._next[word] : self._next[word] + tokens] = True
+                self._next[word] += tokens
+                self._left[word] -= tokens
+                limit -= tokens
+            rest = rest[number:]
+
+
+STRATEGIES: Mapping[str, type[Strategy]] = {"token": ByToken, "word": ByWord, "candidates": ByCandidate}
 """By the name that the user types."""
 
 

@@ -482,9 +482,14 @@ def _cut(encodings: Sequence[Encoding], capacity: int, end_id: int | None) -> tu
     word_starts = np.ones(num_ids, dtype=bool)
     word_starts[1:] = (words[1:] != words[:-1]) | (words[1:] == -1)
     word_starts[starts] = True
-    kept = lengths >= MIN_SAMPLE_IDS
-    kept_ids = np.repeat(kept, lengths)
-    return ids[kept_ids], lengths[kept], word_starts[kept_ids]
+    kept = kept_ids(document_lengths, capacity)
+    return ids[kept], lengths[lengths >= MIN_SAMPLE_IDS], word_starts[kept]
+
+
+def kept_ids(document_lengths: np.ndarray, capacity: int) -> np.ndarray:
+    """Which of the ids of documents of these lengths are in a sample of `tokenize`, bool."""
+    _, lengths = _sample_bounds(document_lengths, capacity)
+    return np.repeat(lengths >= MIN_SAMPLE_IDS, lengths)
 
 
 def _sample_bounds(document_lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:

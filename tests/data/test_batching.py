@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncsgd.data.batching import RUN, Batch, EvaluationBatches, Frame, Order, TrainingBatches
-from asyncsgd.data.masking import ByToken, ByWord, Masking, Sample, Strategy
+from asyncsgd.data.masking import ByCandidate, ByToken, ByWord, Masking, OnlyCandidates, Sample, Strategy
 from asyncsgd.data.random import Purpose, dropout_seed, generator
 from asyncsgd.data.tokenization import Tokens
 from asyncsgd.tasks.masked_lm import MaskedLM
@@ -268,6 +268,71 @@ def test_masks_have_the_bits_that_they_have_always_had(strategy, sha256):
             for tensor in (evaluation[index].input_ids, evaluation[index].masked_positions):
                 digest.update(tensor.numpy().tobytes())
     assert digest.hexdigest()[:16] == sha256
+
+
+@st.composite
+def samples_with_candidates(draw) -> Sample:
+    length = draw(st.integers(1, 60))
+    numbers = np.random.default_rng(draw(st.integers(0, 10**6)))
+    word_starts, candidates = (
+        numbers.random(length) < 0.5,
+        numbers.random(length) < draw(st.sampled_from([0, 0.1, 0.6, 1])),
+    )
+    return Sample(np.arange(length), word_starts, candidates)
+
+
+def words_of(sample: Sample) -> list[np.ndarray]:
+    return np.split(np.arange(len(sample.ids)), np.flatnonzero(sample.word_starts[1:]) + 1)
+
+
+@given(
+    sample=samples_with_candidates(),
+    seed=st.integers(0, 10**6),
+    probability=st.floats(0.01, 0.99),
+    share=st.sampled_from([0.0, 0.3, 0.5, 1.0]),
+)
+@settings(deadline=None, max_examples=300)
+def test_candidate_masking_chooses_as_many_tokens_as_uniform_masking_in_whole_words(sample, seed, probability, share):
+    def chosen_by(strategy: Strategy) -> np.ndarray:
+        return strategy.choose(sample, probability, np.random.default_rng(seed))
+
+    budget = int(chosen_by(ByToken()).sum())
+    chosen = chosen_by(ByCandidate(share))
+    assert chosen.sum() == budget
+    cut = [word for word in words_of(sample) if chosen[word].any() and not chosen[word].all()]
+    assert len(cut) <= 2
+    assert all(chosen[word[0]] for word in cut)
+    marked = np.zeros(len(chosen), dtype=bool)
+    for word in words_of(sample):
+        marked[word] = sample.candidates[word].any()
+    if share == 1:
+        assert (chosen & marked).sum() == min(budget, marked.sum())
+        assert len(cut) <= 1 or budget > marked.sum()
+    if marked.any():
+        only = chosen_by(OnlyCandidates())
+        assert only.sum() == min(budget, marked.sum())
+        assert not (only & ~marked).any()
+
+
+@pytest.mark.parametrize(("share", "from_candidates"), [(0.0, 0.25), (0.5, 0.625), (1.0, 1.0)])
+def test_the_share_is_that_of_the_tokens_and_the_rest_is_uniform(share, from_candidates):
+    # A quarter of the words have candidates; what is not wanted from them comes from all words alike.
+    candidates = np.arange(200) % 8 < 2
+    sample = Sample(np.arange(200), np.arange(200) % 2 == 0, candidates)
+    draw = np.random.default_rng(0)
+    chosen = np.array([ByCandidate(share).choose(sample, 0.02, draw) for _ in range(3000)])
+    assert (chosen & candidates).sum() / chosen.sum() == pytest.approx(from_candidates, abs=0.02)
+    counts = chosen[:, candidates].sum(axis=0)[::2]
+    assert abs(counts - counts.mean()).max() < 5 * math.sqrt(counts.mean())  # no word is preferred
+
+
+def test_without_candidates_all_words_are_alike():
+    sample = Sample(np.arange(60), np.arange(60) % 3 == 0, np.zeros(60, dtype=bool))
+    draw = np.random.default_rng(0)
+    chosen = np.array([ByCandidate(1.0).choose(sample, 0.15, draw) for _ in range(2000)])
+    assert within_five_sigma(int(chosen.sum()), chosen.size, 0.15)
+    counts = chosen[:, ::3].sum(axis=0)
+    assert abs(counts - counts.mean()).max() < 5 * math.sqrt(counts.mean())
 
 
 def masked_samples(batches: EvaluationBatches) -> dict[tuple[int, ...], tuple[int, ...]]:

@@ -1,0 +1,149 @@
+"""Find the words that are worth masking, once, so that training does not have to.
+
+    python experiments/mask_candidates.py --data FOLDER --finder ner:runs/TAGGER --out candidates
+    python experiments/stilt_mlm.py --data FOLDER --mask candidates --candidates candidates
+
+Finders run over chunks of texts in several processes on CPUs, and in one process per GPU on CUDA. An interrupted
+command goes on where it was when it is typed again. Any number of processes writes the same files. --data, --eval-data,
+--text-column, --model and --vocab-size must be those of the training, since they decide on texts and word pieces;
+``--finder help`` explains the finders."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from asyncsgd.errors import UsageError
+from asyncsgd.numbers import out_of_bounds, whole_number
+from asyncsgd.records.environment import available_cores
+from asyncsgd.records.locks import lock
+from asyncsgd.runtime.pool import Pool
+from asyncsgd.runtime.ranks import go_offline
+from asyncsgd.scripts.base import run_script
+from asyncsgd.settings.flags import Parser
+from asyncsgd.settings.training import MOST_PROCESSES, Data, Model
+from asyncsgd.signals import StopRequest
+
+
+def run(argv: list[str], stop: StopRequest) -> int:
+    if "help" in argv or "--finder=help" in argv:
+        from asyncsgd.data.finders import describe_finders
+
+        print(describe_finders())
+        return 0
+    given = parser().parse_args(argv)
+    for name, most in (("processes", MOST_PROCESSES), ("chunk_texts", 10**6)):
+        value = getattr(given, name)
+        if value is not None and (wanted := out_of_bounds(value, at_least=1, at_most=most)):
+            raise UsageError(f"--{name.replace('_', '-')} must be {wanted}, got {value}")
+    from asyncsgd.data.finders import parse_finder
+
+    finder = parse_finder(given.finder)
+    go_offline(given.model, f"{given.data} {given.eval_data} {given.finder}")
+    with stop.at_once():
+        manifest = find(given, finder)
+    statistics = manifest["statistics"]
+    for side in ("train", "eval"):
+        numbers = statistics[side]
+        print(
+            f"{side:6} {numbers['candidate_share']:.1%} of {numbers['pieces']:,} word pieces are candidates; "
+            f"{numbers['texts_without_candidates']:,} of {numbers['texts']:,} texts have none"
+        )
+    print("terms  " + ", ".join(f"{term} {count}" for term, count in statistics["top_terms"][:10]))
+    print(f"done   {given.out}\nnext   python -m analysis.candidates {given.out}")
+    return 0
+
+
+def find(given: argparse.Namespace, finder: Any) -> dict[str, Any]:
+    """Read the texts, and fill the folder."""
+    from tqdm import tqdm
+
+    from asyncsgd.data.candidates import begin, find_candidates
+    from asyncsgd.data.corpora import load_corpus
+    from asyncsgd.data.tokenization import load_tokenizer, plain_backend
+    from asyncsgd.experiment import cache_folder
+
+    cache, out = cache_folder(given.cache_dir), Path(given.out)
+    corpus = load_corpus(given.data, eval_data=given.eval_data, text_column=given.text_column, cache_dir=cache)
+    tokenizer = load_tokenizer(given.model, corpus, vocab_size=given.vocab_size, cache_dir=cache)
+    ready = finder.prepare(corpus.train.texts, cache)
+    devices = devices_of(given) if finder.has_model else []
+    processes = len(devices) or given.processes or available_cores()
+    where = f" on {', '.join(sorted(set(devices)))}" if devices else ""
+    print(
+        f"find   {given.finder} in {len(corpus.train.texts):,} training and {len(corpus.eval.texts):,} evaluation "
+        f"texts, {processes} process{'es' if processes > 1 else ''}{where}",
+        flush=True,
+    )
+    with ExitStack() as closing:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            file = closing.enter_context(open(out / ".lock", "w"))
+        except OSError as error:
+            raise UsageError(f"{out} cannot be written ({error.strerror}); type another --out") from error
+        if not lock(file):
+            raise UsageError(f"another command is filling {out}; wait for it, or type another --out")
+        start = functools.partial(begin, ready, plain_backend(tokenizer).to_str(), devices)
+        pool = closing.enter_context(Pool(processes, start, ["asyncsgd.data.candidates", *finder.modules]))
+        bar = closing.enter_context(tqdm(unit=" texts", unit_scale=True, dynamic_ncols=True, smoothing=0.05))
+
+        def told(done: int, total: int) -> None:
+            if bar.total is None:
+                bar.reset(total)
+                bar.initial = done  # what was there is no measure of speed
+            bar.n = done
+            bar.refresh()
+
+        return find_candidates(
+            corpus,
+            tokenizer,
+            ready,
+            out,
+            pool.map,
+            finder=given.finder,
+            model=given.model,
+            chunk_texts=given.chunk_texts,
+            told=told,
+        )
+
+
+def devices_of(given: argparse.Namespace) -> list[str]:
+    """The device of each process of a finder with a model."""
+    import torch
+
+    from asyncsgd.experiment import resolve_device
+
+    if resolve_device(given.device) == "cpu":
+        return ["cpu"] * (given.processes or available_cores())
+    if given.processes is not None:
+        raise UsageError("--processes is for CPUs; on CUDA there is one process per GPU; drop it, or type --device cpu")
+    return [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+
+
+def parser() -> argparse.ArgumentParser:
+    data, model = Data(), Model()
+    made = Parser(description=str(__doc__), formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    made.add_argument("--data", default=data.data, metavar="TEXT", help=f"as in stilt_mlm.py (default: {data.data})")
+    made.add_argument("--eval-data", metavar="TEXT", help="as in stilt_mlm.py (default: held out from --data)")
+    made.add_argument("--text-column", default=data.text_column, metavar="NAME", help="column that holds the text")
+    made.add_argument(
+        "--model", default=model.model, metavar="NAME", help=f"whose word pieces are marked (default: {model.model})"
+    )
+    made.add_argument(
+        "--vocab-size", type=whole_number, default=data.vocab_size, metavar="N", help="as in stilt_mlm.py"
+    )
+    made.add_argument("--finder", required=True, metavar="NAME:VALUE", help="ner:MODEL, terms:FILE, keyness:REFERENCE")
+    made.add_argument("--out", required=True, metavar="DIR", help="folder of the candidates")
+    made.add_argument("--processes", type=whole_number, metavar="N", help="(default: the cores, or one per GPU)")
+    made.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="of finders with a model")
+    made.add_argument("--chunk-texts", type=whole_number, default=1000, metavar="N", help="texts of a file")
+    made.add_argument("--cache-dir", metavar="DIR", help="folder for prepared data")
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(run_script(run, ends_with_process=True))

@@ -1,0 +1,284 @@
+"""Candidates: mapped to word pieces, kept in chunks that survive kills and damage, refused where they do not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from running import sentences
+
+import mask_candidates
+from asyncsgd.data import candidates
+from asyncsgd.data.candidates import (
+    EXAMPLES,
+    MANIFEST,
+    begin,
+    candidate_pieces,
+    find_candidates,
+    found_in,
+    make_chunk,
+    tokens_with_candidates,
+    with_candidates,
+)
+from asyncsgd.data.corpora import Corpus
+from asyncsgd.data.documents import Documents
+from asyncsgd.data.finders.base import Find, Span
+from asyncsgd.data.finders.terms import Lexicon
+from asyncsgd.data.tokenization import Tokens, plain_backend, tokenized_folder, train_byte_bpe, train_wordpiece
+from asyncsgd.errors import UsageError
+from asyncsgd.signals import StopRequest
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXTS = [line for line in sentences(120, seed=3).split("\n") if line]
+TERMS = tuple(sorted({word for text in TEXTS for word in text.rstrip(".").split() if word[0] in "bd"}))
+LEXICON = Lexicon(TERMS)
+CORPUS = Corpus("test", Documents(tuple(TEXTS[:100]), None), Documents(tuple(TEXTS[100:]), None), "")
+TOKENIZER = train_wordpiece(TEXTS, 256)
+
+
+def fill(folder: Path, find: Find = LEXICON, corpus: Corpus = CORPUS, tokenizer=TOKENIZER, chunk_texts: int = 16):
+    begin(find, plain_backend(tokenizer).to_str(), [], 0)
+    return find_candidates(
+        corpus, tokenizer, find, folder, map, finder="terms:x", model="tiny", chunk_texts=chunk_texts
+    )
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
+
+
+@given(
+    text=st.text("ab éß,-\U0001d6fc", max_size=30),
+    bounds=st.lists(st.integers(0, 30), max_size=8, unique=True),
+    kind=st.sampled_from([train_wordpiece(["ab ba é ß , -"] * 9, 64), train_byte_bpe(["ab ba"], 260)]),
+)
+@settings(deadline=None)
+def test_a_piece_is_a_candidate_if_one_of_its_characters_is_in_a_span(text, bounds, kind) -> None:
+    places = sorted(place for place in bounds if place <= len(text))
+    spans = list(zip(places[::2], places[1::2], strict=False))
+    encoding = plain_backend(kind).encode(text, add_special_tokens=False)
+    inside = {place for start, end in spans for place in range(start, end)}
+    wanted = [bool(inside & set(range(start, end))) for start, end in encoding.offsets]
+    assert candidate_pieces(encoding, spans).tolist() == wanted
+
+
+def marked(tmp_path: Path, *, seq_len: int = 16, drop: bool = False, corpus=CORPUS, tokenizer=TOKENIZER) -> Path:
+    """The tokens of a run with the candidates of ``tmp_path/found``."""
+    tokens = tokenized_folder(corpus, tokenizer, seq_len=seq_len, cache_dir=tmp_path)
+    return tokens_with_candidates(
+        tokens, str(tmp_path / "found"), corpus, tokenizer, seq_len=seq_len, cache_dir=tmp_path, drop=drop
+    )
+
+
+def test_tokens_have_the_candidates_of_their_texts_however_they_are_cut(tmp_path: Path) -> None:
+    fill(tmp_path / "found")
+    backend = plain_backend(TOKENIZER)
+    for seq_len in (8, 16, 128):
+        folder = marked(tmp_path, seq_len=seq_len)
+        for side, documents in (("train", CORPUS.train), ("eval", CORPUS.eval)):
+            tokens = Tokens.load(folder / side)
+            plain = Tokens.load(tokenized_folder(CORPUS, TOKENIZER, seq_len=seq_len, cache_dir=tmp_path) / side)
+            assert (tokens.ids == plain.ids).all()
+            wanted = []
+            for text in documents.texts:
+                encoding = backend.encode(text, add_special_tokens=False)
+                words = {word.start() for word in candidates_of(text)}
+                flags = [any(start in range(*span) for start in words) for span in word_spans(encoding)]
+                cut = [flags[first : first + seq_len - 2] for first in range(0, len(flags), seq_len - 2)]
+                wanted += [flag for sample in cut if len(sample) >= 4 for flag in sample]
+            assert tokens.candidates.tolist() == wanted
+        whole = Tokens.load(folder / "train")
+        dropped = Tokens.load(marked(tmp_path, seq_len=seq_len, drop=True) / "train")
+        assert dropped.num_samples == with_candidates(whole).sum()
+        assert with_candidates(dropped).all()
+
+
+def candidates_of(text: str):
+    import re
+
+    return [word for word in re.finditer(r"\w+", text) if word[0] in TERMS]
+
+
+def word_spans(encoding) -> list[tuple[int, int]]:
+    return [encoding.word_to_chars(word) for word in encoding.word_ids]
+
+
+def test_statistics_and_examples_say_what_was_found(tmp_path: Path) -> None:
+    manifest = fill(tmp_path / "found")
+    found = found_in(CORPUS.train.texts, Lexicon(TERMS), plain_backend(TOKENIZER))
+    train = manifest["statistics"]["train"]
+    flags = [np.diff(np.reshape(runs, (-1, 2))).sum() for runs in found.pieces]
+    assert (train["texts"], train["pieces"]) == (100, int(found.num_pieces.sum()))
+    assert train["candidate_pieces"] == sum(flags)
+    assert train["texts_without_candidates"] == sum(number == 0 for number in flags)
+    top = dict(manifest["statistics"]["top_terms"])
+    term = max(top, key=lambda term: top[term])
+    assert top[term] == sum(word[0] == term for text in CORPUS.train.texts for word in candidates_of(text))
+    for example in json.loads((tmp_path / "found" / EXAMPLES).read_text())["examples"]:
+        words = {example["text"][start:end] for start, end in example["candidates"]}
+        assert words
+        assert words <= set(TERMS)
+        assert example["masked"]
+
+
+def test_an_interrupted_or_damaged_folder_is_made_whole_with_the_same_bytes(tmp_path: Path, monkeypatch) -> None:
+    fill(tmp_path / "whole")
+    whole = contents(tmp_path / "whole")
+    assert len(whole) == 8 + 3
+    folder = tmp_path / "other"
+    made: list[str] = []
+
+    def counted(chunk) -> None:
+        made.append(chunk.path.name)
+        if len(made) == 3:
+            chunk.path.with_name("chunk-00002.parquet.partial").write_bytes(b"half")
+            raise KeyboardInterrupt
+        make_chunk(chunk)
+
+    monkeypatch.setattr(candidates, "make_chunk", counted)
+    with pytest.raises(KeyboardInterrupt):
+        fill(folder)
+    assert not json.loads((folder / MANIFEST).read_text())["complete"]
+    damage = folder / "chunk-00000.parquet"
+    changed = bytearray(damage.read_bytes())
+    changed[60] ^= 1
+    damage.write_bytes(changed)
+    fill(folder)
+    assert contents(folder) == whole
+    assert made[3:] == [f"chunk-{number:05d}.parquet" for number in (0, 2, 3, 4, 5, 6, 7)]
+    # A chunk of other texts, in the place of one.
+    (folder / "chunk-00001.parquet").write_bytes(whole["chunk-00003.parquet"])
+    (folder / "chunk-00005.parquet").unlink()
+    del made[:]
+    fill(folder)
+    assert contents(folder) == whole
+    assert made == ["chunk-00001.parquet", "chunk-00005.parquet"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Wrong(Find):
+    """Gives the same spans in every text."""
+
+    wrong: tuple[Span, ...]
+    key = "wrong"
+
+    def spans(self, texts: Sequence[str], device: str) -> list[list[Span]]:
+        return [list(self.wrong) for _ in texts]
+
+
+@pytest.mark.parametrize("spans", [((0, 1000),), ((-1, 2),), ((3, 3),), ((2, 4), (3, 5))])
+def test_spans_past_the_end_or_out_of_order_are_refused(spans) -> None:
+    with pytest.raises(UsageError, match="the finder gave the span"):
+        found_in(["a short text"], Wrong(spans), plain_backend(TOKENIZER))
+
+
+def test_a_folder_of_something_else_is_not_written_into(tmp_path: Path) -> None:
+    fill(tmp_path / "found")
+    others = {
+        "another finder": {"find": Lexicon(TERMS[1:])},
+        "another tokenizer": {"tokenizer": train_wordpiece(TEXTS, 200)},
+        "other training texts": {"corpus": dataclasses.replace(CORPUS, train=Documents(tuple(TEXTS[:99]), None))},
+        "other evaluation texts": {"corpus": dataclasses.replace(CORPUS, eval=Documents(tuple(TEXTS[101:]), None))},
+        "another --chunk-texts": {"chunk_texts": 17},
+    }
+    before = contents(tmp_path / "found")
+    for what, other in others.items():
+        with pytest.raises(UsageError, match=rf"holds candidates of {what} .* type another --out"):
+            fill(tmp_path / "found", **other)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").touch()
+    with pytest.raises(UsageError, match="holds other files; type another --out"):
+        fill(tmp_path / "full")
+    assert contents(tmp_path / "found") == before
+
+
+def test_training_refuses_candidates_that_are_not_its_own_and_says_why(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is no folder of candidates"):
+        marked(tmp_path)
+    folder = tmp_path / "found"
+    fill(folder)
+    with pytest.raises(UsageError, match="was made with another tokenizer"):
+        marked(tmp_path, tokenizer=train_wordpiece(TEXTS, 200))
+    for side, what in (("train", "training"), ("eval", "evaluation")):
+        other = dataclasses.replace(CORPUS, **{side: Documents((*getattr(CORPUS, side).texts, "new"), None)})
+        with pytest.raises(UsageError, match=f"was made from other {what} texts: .* of test, and this run has"):
+            marked(tmp_path, corpus=other)
+    whole = (folder / "chunk-00002.parquet").read_bytes()
+    for damage, message in (
+        (b"", "cannot be read"),
+        (whole[:-20], "cannot be read"),
+        ((folder / "chunk-00003.parquet").read_bytes(), "is of another text, tokenizer or finder"),
+    ):
+        (folder / "chunk-00002.parquet").write_bytes(damage)
+        with pytest.raises(UsageError, match=rf"chunk-00002\.parquet {message}.*which makes that file again"):
+            marked(tmp_path)
+    fill(folder)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(json.dumps(manifest | {"complete": False}))
+    with pytest.raises(UsageError, match="is not complete"):
+        marked(tmp_path)
+    (folder / MANIFEST).write_text("{")
+    with pytest.raises(UsageError, match="cannot be read"):
+        marked(tmp_path)
+
+
+def test_a_finder_that_finds_nothing_in_training_is_refused_there(tmp_path: Path) -> None:
+    manifest = fill(tmp_path / "found", Wrong(()))
+    assert manifest["statistics"]["train"]["candidate_share"] == 0
+    with pytest.raises(UsageError, match="has no candidate in any training sequence"):
+        marked(tmp_path)
+
+
+def command(tmp_path: Path, out: str, *more: str) -> list[str]:
+    (tmp_path / "terms.txt").write_text("\n".join(TERMS))
+    (tmp_path / "text.txt").write_text("\n".join(TEXTS))
+    argv = ["--data", f"{tmp_path}/text.txt", "--vocab-size", "256", "--cache-dir", f"{tmp_path}/cache"]
+    return [*argv, "--finder", f"terms:{tmp_path}/terms.txt", "--out", f"{tmp_path}/{out}", "--chunk-texts", "8", *more]
+
+
+def run(argv: list[str]) -> int:
+    with StopRequest() as stop:
+        return mask_candidates.run(argv, stop)
+
+
+def test_the_script_fills_a_folder_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command(tmp_path, "found", "--processes", "1")) == 0
+    told = capsys.readouterr().out
+    assert "texts have none" in told
+    assert "next   python -m analysis.candidates" in told
+    before = contents(tmp_path / "found")
+    next((tmp_path / "found").glob("chunk-*")).unlink()
+    assert run(command(tmp_path, "found", "--processes", "1")) == 0
+    assert contents(tmp_path / "found") == before
+    assert run(["--finder", "help"]) == 0
+    assert "keyness" in capsys.readouterr().out
+    with pytest.raises(UsageError, match="--processes must be 1 or more"):
+        run(command(tmp_path, "found", "--processes", "0"))
+
+
+@pytest.mark.slow
+def test_a_killed_command_resumes_and_two_processes_write_the_bytes_of_one(tmp_path: Path) -> None:
+    assert run(command(tmp_path, "one", "--processes", "1")) == 0
+    whole = contents(tmp_path / "one")
+    assert run(command(tmp_path, "two", "--processes", "2")) == 0
+    assert contents(tmp_path / "two") == whole
+    argv = [sys.executable, ROOT / "experiments" / "mask_candidates.py", *command(tmp_path, "killed")]
+    child = subprocess.Popen([*argv, "--processes", "2"], env={**os.environ, "PYTHONPATH": str(ROOT)})
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "killed").glob("chunk-*")) and child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.001)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    assert run(command(tmp_path, "killed", "--processes", "2")) == 0
+    assert contents(tmp_path / "killed") == whole
