@@ -49,14 +49,44 @@ class Measured:
         )
 
 
+MAIN = "main"
+"""The evaluation set whose loss is that of the run."""
+
+_SET = "set:"
+
+
 def measured(task: Task, sums: Sums) -> Measured:
-    """What the sums over the whole evaluation set come to; the only division."""
-    return Measured(
-        loss=sums["loss"] / sums["weight"],
-        weight=float(sums["weight"]),
-        metrics={name: float(value) for name, value in task.metrics(sums).items()},
-        details=task.details(sums),
-    )
+    """What the sums over the whole evaluation sets come to; the only division.
+
+    The sets beside the main one are in the details, as ``evaluations``, by name.
+    """
+    main = {name: value for name, value in sums.items() if not name.startswith(_SET)}
+    others: dict[str, Sums] = {}
+    for name in sums.keys() - main.keys():
+        _, of, what = name.split(":", 2)
+        others.setdefault(of, {})[what] = sums[name]
+    details = task.details(main)
+    if others:
+        details |= {"evaluations": {name: _numbers(task, others[name]) for name in sorted(others)}}
+    loss, weight, metrics = _numbers(task, main).values()
+    return Measured(loss, weight, metrics, details)
+
+
+def _numbers(task: Task, sums: Sums) -> dict[str, Any]:
+    metrics = {name: float(value) for name, value in task.metrics(sums).items()}
+    return {"loss": sums["loss"] / sums["weight"], "weight": float(sums["weight"]), "metrics": metrics}
+
+
+def evaluate_sets(
+    task: Task, model: nn.Module, sets: Mapping[str, Batches], shard: int, num_shards: int, device: torch.device
+) -> Sums:
+    """The sums of `evaluate_shard` over the main set, and those over each other set under names of its own."""
+    sums = evaluate_shard(task, model, sets[MAIN], shard, num_shards, device)
+    for name, batches in sets.items():
+        if name != MAIN:
+            others = evaluate_shard(task, model, batches, shard, num_shards, device)
+            sums |= {f"{_SET}{name}:{what}": value for what, value in others.items()}
+    return sums
 
 
 def evaluate_shard(

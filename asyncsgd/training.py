@@ -308,7 +308,10 @@ def _open(
     checkpoints = saver = None
     init_sha256 = parameters_sha256(flat.layout, flat.parameters)
     if folder is not None:
-        began_from = {"data": task.facts().get("data_fingerprint"), "initial parameters": init_sha256}
+        facts = task.facts()
+        began_from = {"data": facts.get("data_fingerprint"), "initial parameters": init_sha256}
+        if "candidates_sha256" in facts:
+            began_from["candidates"] = facts["candidates_sha256"]
         checkpoints = Checkpoints(folder.path, policy, tell, began_from)
         saver = RunSaver(folder, policy, checkpoints, record)
         if folder.resume is not None:
@@ -716,6 +719,8 @@ def _finish(run: Run, result: Result) -> tuple[Result, dict[str, Any]]:
         )
         metrics = shown_metrics(totals.last.metrics)
         run.tell("   ".join(filter(None, (f"final  eval loss {totals.last.loss:.4f}", metrics, rate))))
+        for name, numbers in totals.last.details.get("evaluations", {}).items():
+            run.tell(f"       {name} loss {numbers['loss']:.4f}   {shown_metrics(numbers['metrics'])}".rstrip())
     delay = delays.summary()
     if delays.number:
         run.tell(

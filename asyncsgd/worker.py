@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from asyncsgd.data.random import dropout_seed
-from asyncsgd.evaluation import evaluate_shard
+from asyncsgd.evaluation import evaluate_sets
 from asyncsgd.flat import FlatModel
 from asyncsgd.packing import Plain
 from asyncsgd.tasks.base import Batch, Data, Sums, Task, to_device
@@ -211,9 +211,8 @@ class Worker:
         )
 
     def evaluate(self, shard: int, num_shards: int) -> Sums:
-        """The sums of a shard of the evaluation set at the current parameters; see `evaluate_shard`."""
-        batches = self.data.evaluation["main"]
-        return evaluate_shard(self.task, self.flat.model, batches, shard, num_shards, self._device)
+        """The sums of a shard of every evaluation set at the current parameters; see `evaluate_sets`."""
+        return evaluate_sets(self.task, self.flat.model, self.data.evaluation, shard, num_shards, self._device)
 
     def state_dict(self) -> Plain:
         """The loss scale of float16, which later gradients depend on; see `asyncsgd.packing`."""

@@ -222,6 +222,20 @@ def test_a_flag_may_have_underscores_and_a_value_keeps_its_own() -> None:
         parse("--mask_porb", "0.2")
 
 
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({}, "--tech needs a folder that mask_candidates.py has filled; add --candidates DIR"),
+        ({"candidates": "c", "mask": "word"}, "--tech is a masking of its own, got --mask word"),
+        ({"candidates": "c", "candidate_share": 0.5}, "--candidate-share is for --mask candidates, got --tech"),
+    ],
+)
+def test_tech_is_a_masking_of_its_own(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make_settings({"tech": True, **more})
+    assert make_settings({"tech": True, "candidates": "c"}).data.tech
+
+
 def test_make_settings_rejects_a_name_it_does_not_know() -> None:
     with pytest.raises(UsageError, match="unknown key 'learnin_rate'; did you mean 'learning_rate'"):
         make_settings({"learnin_rate": 1})
@@ -289,7 +303,8 @@ NOT_A_CHOICE = [
     ({"mode": "hogwild", "hogwild_state": "x"}, "--hogwild-state must be one of worker, shared, got 'x'"),
     ({"optimizer": "adam"}, "--optimizer must be one of sgd, adamw, got 'adam'; did you mean 'adamw'?"),
     ({"schedule": "step"}, "--schedule must be one of constant, linear, cosine, got 'step'"),
-    ({"mask": "span"}, "--mask must be one of token, word, got 'span'"),
+    ({"mask": "span"}, "--mask must be one of token, word, candidates, got 'span'"),
+    ({"eval_mask": "candidates"}, "--eval-mask must be one of token, word, got 'candidates'"),
     ({"device": "gpu"}, "--device must be one of auto, cpu, cuda, got 'gpu'"),
     ({"precision": "fp8"}, "--precision must be one of fp32, bf16, fp16, got 'fp8'"),
 ]
@@ -344,6 +359,9 @@ WITHOUT_EFFECT = [
     ({"checkpoint_every": "0"}, "--checkpoint-every must be a number of samples from 1 up, or epochs, got '0'"),
     ({"model": "bert-base-uncased", "vocab_size": 99}, "--vocab-size is for --model tiny, small and tiny-distilbert"),
     ({"text_column": "tweet"}, "--text-column does nothing for --data pydocs"),
+    ({"mask": "candidates"}, "--mask candidates needs a folder that mask_candidates.py has filled; add --candidates"),
+    ({"mask": "word", "candidates": "c", "candidate_share": 0.5}, "--candidate-share is for --mask candidates, got"),
+    ({"candidate_share": 1.5}, "--candidate-share must be 0 or more and at most 1"),
     ({"run_dir": "a", "runs_dir": "b"}, "--runs-dir does nothing when --run-dir names the run's folder"),
 ]
 
@@ -539,6 +557,7 @@ def test_settings_that_came_later_leave_the_names_of_runs_as_they_were() -> None
     assert FLAGS.settings_hash(make_settings({"eval_mask": "word"})) != "3685ef"
     for values in ({"micro_batches": 2}, {"evaluate_every": "5"}, {"patience": 2}, {"epochs": 2}):
         assert FLAGS.settings_hash(make_settings(values)) != "3685ef"
+    assert FLAGS.settings_hash(make_settings({"candidates": "c"})) != "3685ef"
 
 
 def test_a_run_from_before_eval_mask_was_evaluated_with_the_masks_it_trained_with(tmp_path: Path) -> None:

@@ -519,6 +519,12 @@ def tokens_with_candidates(
     return made
 
 
+def hash_of_candidates(candidates: str) -> str:
+    """16 hexadecimal digits that change whenever a file of a complete folder of candidates does."""
+    manifest = read_manifest(Path(candidates).expanduser())
+    return hashed([chunk["sha256"] for chunk in manifest["chunks"]])[:16]
+
+
 def with_candidates(tokens: Tokens) -> np.ndarray:
     """Which samples have a candidate, bool (S,)."""
     assert tokens.candidates is not None

@@ -60,6 +60,9 @@ def _describe(task: Task, flat: FlatModel) -> list[str]:
     lines = [
         f"{model}   data  {task.corpus} ({task.num_train_samples} training, {task.num_eval_samples} evaluation samples)"
     ]
+    if task.num_without_candidates:
+        kept = "are left out" if task.tech else "are masked as if there were no candidates"
+        lines.append(f"note   {task.num_without_candidates} training sequences without a candidate {kept}")
     if (new := task.new_parameters) and not _from_scratch(task):
         number = f"{len(new)} of {len(flat.layout.names)} tensors are"
         lines.append(f"note   {number} not in the checkpoint, so they are drawn from the seed: {', '.join(new)}")

@@ -25,7 +25,8 @@ Transport = Literal["auto", "shared_memory", "process_group"]
 HogwildState = Literal["worker", "shared"]
 OptimizerName = Literal["sgd", "adamw"]
 Schedule = Literal["constant", "linear", "cosine"]
-Mask = Literal["token", "word"]
+Mask = Literal["token", "word", "candidates"]
+EvalMask = Literal["token", "word"]
 Clock = Literal["measured", "virtual"]
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -200,12 +201,31 @@ class Data:
     text_column: str = setting("text", "column of the data that holds the text")
     seq_len: int = setting(128, "tokens per sequence", at_least=8, at_most=MOST_TOKENS)
     batch_size: int = setting(16, "sequences in one gradient, per worker", at_least=1, at_most=MOST_BATCH)
-    mask: Mask = setting("token", "mask single tokens or whole words")
+    mask: Mask = setting("token", "mask single tokens, whole words, or words with --candidates first")
     mask_prob: float = setting(0.15, "share of the tokens to predict", above=0, below=1)
-    eval_mask: Mask = setting(
+    eval_mask: EvalMask = setting(
         "token", "as --mask, in evaluations; runs with different ones are not compared", added_later=True
     )
     eval_mask_prob: float = setting(0.15, "as --mask-prob, in evaluations", above=0, below=1, added_later=True)
+    candidates: str | None = setting(
+        None,
+        "folder of mask_candidates.py; evaluations are then made on candidates only, too",
+        unset="none",
+        example="candidates",
+        added_later=True,
+    )
+    candidate_share: float = setting(
+        1.0,
+        "share of the masked tokens that comes from candidates; --mask candidates only",
+        at_least=0,
+        at_most=1,
+        added_later=True,
+    )
+    tech: bool = setting(
+        False,
+        "as --mask candidates, but sequences without a candidate are left out of training",
+        added_later=True,
+    )
     eval_samples: int = setting(500, "sequences in one evaluation; 0: all", at_least=0, at_most=MOST_SAMPLES)
     vocab_size: int = setting(8192, "of the tokenizer trained for a model that is new", at_least=1, at_most=1_000_000)
     # A path of one machine: its default is found at run time and is never written into settings.yaml.
@@ -460,9 +480,22 @@ def _contradictions(settings: Settings) -> Iterator[str]:
             f"--vocab-size is for --model tiny, small and tiny-distilbert; {settings.model.model!r} has its own "
             f"tokenizer; drop it"
         )
+    yield from _contradictions_of_masks(settings.data)
     built_in = settings.data.data == "pydocs" and settings.data.eval_data in (None, "pydocs")
     if built_in and settings.data.text_column != defaults.text_column:
         yield "--text-column does nothing for --data pydocs, which has no columns; drop it, or name other data"
+
+
+def _contradictions_of_masks(data: Data) -> Iterator[str]:
+    by_candidate = data.mask == "candidates" or data.tech
+    if by_candidate and data.candidates is None:
+        flag = "--tech" if data.tech else "--mask candidates"
+        yield f"{flag} needs a folder that mask_candidates.py has filled; add --candidates DIR"
+    if data.tech and data.mask == "word":
+        yield "--tech is a masking of its own, got --mask word; drop one of the two"
+    if data.candidate_share != Data().candidate_share and (data.tech or not by_candidate):
+        masking = "--tech, whose share is 1" if data.tech else f"--mask {data.mask}"
+        yield f"--candidate-share is for --mask candidates, got {masking}; drop one of the two"
 
 
 FLAGS = Flags(Settings, _contradictions, places=("cache_dir",), example=("mode", "async"))

@@ -26,8 +26,9 @@ from torch.nn import functional
 
 from asyncsgd import models
 from asyncsgd.data.batching import Batch, EvaluationBatches, Frame, TrainingBatches
+from asyncsgd.data.candidates import hash_of_candidates, read_manifest, tokens_with_candidates, with_candidates
 from asyncsgd.data.corpora import check_sources, load_corpus
-from asyncsgd.data.masking import STRATEGIES, Masking
+from asyncsgd.data.masking import STRATEGIES, Masking, OnlyCandidates, Strategy
 from asyncsgd.data.tokenization import Tokens, load_tokenizer, tokenized_folder
 from asyncsgd.settings.flags import setting
 from asyncsgd.tasks.base import Batches, Sums, Task, found, split_rows
@@ -71,7 +72,8 @@ class MaskedPositions:
 class MaskedLM(Task):
     """Masked language modelling on a text, with any `AutoModelForMaskedLM`.
 
-    Evaluations have masks of their own, so runs that train with different masks take the same test.
+    Evaluations have masks of their own, so runs that train with different masks take the same test. With `candidates`
+    there is a second test, in which only candidates are masked.
     """
 
     name: ClassVar[str] = "masked_lm"
@@ -86,10 +88,16 @@ class MaskedLM(Task):
     text_column: str = "text"
     seq_len: int = 128
     batch_size: int = 16
-    mask: Literal["token", "word"] = "token"
+    mask: Literal["token", "word", "candidates"] = "token"
     mask_prob: float = 0.15
     eval_mask: Literal["token", "word"] = "token"
     eval_mask_prob: float = 0.15
+    candidates: str | None = None
+    """Folder that `asyncsgd.data.candidates.find_candidates` filled."""
+    candidate_share: float = 1.0
+    """See `asyncsgd.data.masking.ByCandidate`."""
+    tech: bool = False
+    """Mask as ``candidates`` does, and leave out training sequences without one."""
     vocab_size: int = 8192
     """Of the tokenizer trained for a model that is new."""
     dropout: float = 0.0
@@ -112,6 +120,10 @@ class MaskedLM(Task):
     special_ids: tuple[int, ...] | None = found()
     corpus: str | None = found()
     fingerprint: str | None = found()
+    candidates_sha256: str | None = found()
+    """Of what was found, by text."""
+    num_without_candidates: int | None = found()
+    """Training sequences; with `tech` they are left out."""
     num_train_samples: int | None = found()
     num_eval_samples: int | None = found()
     new_parameters: tuple[str, ...] | None = found()
@@ -120,6 +132,8 @@ class MaskedLM(Task):
     def check_names(self) -> None:
         check_sources(self.data_name, self.eval_data)
         models.check_model(os.path.expanduser(self.model_name), self.seq_len)
+        if self.candidates is not None:
+            read_manifest(Path(self.candidates).expanduser())
 
     def prepare(self, seed: int, cache: Path) -> Self:
         """Load the text, tokenize it, look at the model; everything slow is cached.
@@ -131,6 +145,17 @@ class MaskedLM(Task):
         corpus = load_corpus(self.data_name, eval_data=self.eval_data, text_column=self.text_column, cache_dir=cache)
         tokenizer = load_tokenizer(name, corpus, vocab_size=self.vocab_size, cache_dir=cache)
         folder = tokenized_folder(corpus, tokenizer, seq_len=self.seq_len, cache_dir=cache)
+        candidates: dict[str, Any] = {}
+        if self.candidates is not None:
+            plain = Tokens.load(folder / "train").num_samples
+            folder = tokens_with_candidates(
+                folder, self.candidates, corpus, tokenizer, seq_len=self.seq_len, cache_dir=cache, drop=self.tech
+            )
+            has_some = with_candidates(Tokens.load(folder / "train"))
+            candidates = {
+                "candidates_sha256": hash_of_candidates(self.candidates),
+                "num_without_candidates": plain - int(has_some.sum()),
+            }
         initial = models.build_model(name, tokenizer, seq_len=self.seq_len, dropout=self.dropout, seed=seed)
         frame = models.frame_of(tokenizer)
         num_eval = Tokens.load(folder / "eval").num_samples
@@ -151,10 +176,13 @@ class MaskedLM(Task):
             num_train_samples=Tokens.load(folder / "train").num_samples,
             num_eval_samples=min(self.eval_samples or num_eval, num_eval),
             new_parameters=initial.new_parameters,
+            **candidates,
         )
 
     def facts(self) -> Mapping[str, Any]:
+        candidates = {name: getattr(self, name) for name in ("candidates_sha256", "num_without_candidates")}
         return {
+            **(candidates if self.candidates is not None else {}),
             "data": self.corpus,
             "data_fingerprint": self.fingerprint,
             "base_model": None if self.weights is None else self.model_name,
@@ -184,18 +212,25 @@ class MaskedLM(Task):
     @property
     def masking(self) -> Masking:
         """Of the training batches."""
-        return self._masking(self.mask, self.mask_prob)
+        return self._masking(self._strategy("candidates" if self.tech else self.mask), self.mask_prob)
 
     @property
     def eval_masking(self) -> Masking:
-        return self._masking(self.eval_mask, self.eval_mask_prob)
+        return self._masking(self._strategy(self.eval_mask), self.eval_mask_prob)
 
-    def _masking(self, name: str, share: float) -> Masking:
+    @property
+    def candidate_masking(self) -> Masking:
+        """Of the second evaluation, with `candidates`."""
+        return self._masking(OnlyCandidates(), self.eval_mask_prob)
+
+    def _strategy(self, name: str) -> Strategy:
+        kind = STRATEGIES[name]
+        return kind(**{field.name: getattr(self, field.name) for field in dataclasses.fields(kind)})
+
+    def _masking(self, strategy: Strategy, share: float) -> Masking:
         assert self.mask_id is not None
         assert self.vocabulary_size is not None
         assert self.special_ids is not None
-        kind = STRATEGIES[name]
-        strategy = kind(**{field.name: getattr(self, field.name) for field in dataclasses.fields(kind)})
         return Masking(strategy, share, self.mask_id, self.vocabulary_size, self.special_ids)
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -255,11 +290,14 @@ class MaskedTokens:
         self._task, self._seed = task, seed
         self._tokens = Tokens.load(Path(str(task.tokens)) / "train")
         self._streams: dict[int, TrainingBatches] = {}
-        self.evaluation: Mapping[str, Batches] = {
-            "main": EvaluationBatches(
-                Tokens.load(Path(str(task.tokens)) / "eval"), task.frame, task.eval_masking, task.eval_samples
-            )
+        tokens = Tokens.load(Path(str(task.tokens)) / "eval")
+        self.evaluation: dict[str, Batches] = {
+            "main": EvaluationBatches(tokens, task.frame, task.eval_masking, task.eval_samples)
         }
+        if tokens.candidates is not None and (chosen := with_candidates(tokens)).any():
+            self.evaluation["candidates"] = EvaluationBatches(
+                tokens.select(chosen), task.frame, task.candidate_masking, task.eval_samples
+            )
 
     def batch(self, stream: int, index: int) -> Batch:
         if stream not in self._streams:

@@ -1,0 +1,178 @@
+"""Training with candidates: the budget and the test of a run without, in every mode, and a second test beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from marks import slow
+from running import Train, trainer
+
+import mask_candidates
+from asyncsgd.api import replay
+from asyncsgd.checkpoints import find
+from asyncsgd.data.masking import ByCandidate, ByToken, OnlyCandidates
+from asyncsgd.data.tokenization import Tokens
+from asyncsgd.errors import UsageError
+from asyncsgd.evaluation import evaluate_sets, measured
+from asyncsgd.scripts.pretraining import task_of
+from asyncsgd.settings.training import make_settings
+from asyncsgd.signals import StopRequest
+from asyncsgd.tasks.base import add_sums
+from asyncsgd.tasks.masked_lm import MaskedLM, MaskedTokens
+from asyncsgd.training import _check_began_from
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("domain")
+
+
+@pytest.fixture(scope="module")
+def train(root: Path) -> Train:
+    """Runs on a small text whose words with b or d are candidates; of some sentences, none is."""
+    run = trainer(root)
+    text = (root / "train.txt").read_text()
+    words = {word for word in text.replace(".", " ").split() if word[0] in "bd"}
+    (root / "terms.txt").write_text("\n".join(sorted(words)[::2]))
+    argv = ["--data", f"{root}/train.txt", "--eval-data", f"{root}/eval.txt", "--vocab-size", "512"]
+    argv += ["--finder", f"terms:{root}/terms.txt", "--out", f"{root}/found", "--cache-dir", f"{root}/cache"]
+    with StopRequest() as stop:
+        assert mask_candidates.run([*argv, "--processes", "1"], stop) == 0
+    return lambda **values: run(**({"candidates": str(root / "found")} | values))
+
+
+def prepared(train: Train, root: Path, **values: object) -> MaskedLM:
+    settings = make_settings(
+        {
+            "data": f"{root}/train.txt",
+            "eval_data": f"{root}/eval.txt",
+            "vocab_size": 512,
+            "seq_len": 32,
+            "batch_size": 4,
+            "candidates": f"{root}/found",
+            "cache_dir": f"{root}/cache",
+            **values,
+        }
+    )
+    return task_of(settings).prepare(0, root / "cache")
+
+
+def test_batches_have_the_samples_and_the_number_of_masked_tokens_of_uniform_masking(train: Train, root: Path) -> None:
+    uniform, ours, half = (
+        prepared(train, root, **more)
+        for more in ({"mask": "token"}, {"mask": "candidates"}, {"mask": "candidates", "candidate_share": 0.5})
+    )
+    assert [task.masking.strategy for task in (uniform, ours, half)] == [ByToken(), ByCandidate(1.0), ByCandidate(0.5)]
+    found = []
+    for task in (uniform, ours, half):
+        batches = [task.data(3).batch(1, index) for index in range(40)]
+        again = task.data(3)
+        assert all(torch.equal(again.batch(1, index).input_ids, batches[index].input_ids) for index in (39, 0, 7))
+        found.append(batches)
+    flags = Tokens.load(Path(str(ours.tokens)) / "train")
+    wanted = {tuple(sample.ids.tolist()): sample.candidates for sample in map(flags.sample, range(flags.num_samples))}
+    shares = []
+    for batches in found:
+        chosen = candidates = 0
+        for batch in batches:
+            ids = batch.input_ids.clone()
+            ids.view(-1)[batch.masked_positions] = batch.labels
+            masked = torch.zeros(ids.numel(), dtype=torch.bool)
+            masked[batch.masked_positions] = True
+            for row, length, of in zip(ids, batch.attention_mask.sum(1), masked.view(ids.shape), strict=True):
+                marked = wanted[tuple(row[1 : length - 1].tolist())]
+                candidates += int((of[1 : length - 1].numpy() & marked).sum())
+                chosen += int(of.sum())
+        shares.append((chosen, candidates / chosen))
+    assert len({chosen for chosen, _ in shares}) == 1
+    assert [batch.num_masked for batch in found[0]] == [batch.num_masked for batch in found[1]]
+    assert shares[0][1] + 0.1 < shares[2][1] < shares[1][1] - 0.1
+
+
+def test_the_first_test_is_that_of_runs_without_candidates_and_the_second_masks_candidates_only(
+    train: Train, root: Path
+) -> None:
+    with_candidates = train(mode="single", samples=0)
+    without = train(mode="single", samples=0, candidates=None)
+    (ours,), (plain,) = (run.records("evaluate") for run in (with_candidates, without))
+    assert plain["details"] == {}
+    assert (ours["loss"], ours["weight"], ours["metrics"]) == (plain["loss"], plain["weight"], plain["metrics"])
+    second = ours["details"]["evaluations"]["candidates"]
+    assert second["loss"] != ours["loss"]
+    assert set(second["metrics"]) == set(ours["metrics"])
+    assert with_candidates.summary["details"] == ours["details"]
+    assert with_candidates.summary["data_fingerprint"] == without.summary["data_fingerprint"]
+    assert "candidates_sha256" not in without.summary
+    task = prepared(train, root)
+    assert isinstance(task.candidate_masking.strategy, OnlyCandidates)
+    batches = MaskedTokens(task, 0).evaluation["candidates"]
+    assert second["weight"] == sum(batches[index].num_masked for index in range(len(batches)))
+
+
+def test_shards_of_all_sets_add_up(train: Train, root: Path) -> None:
+    task = prepared(train, root)
+    model, sets = task.model(0), task.data(0).evaluation
+    device = torch.device("cpu")
+    whole = measured(task, evaluate_sets(task, model, sets, 0, 1, device))
+    # More shards than batches: some are empty.
+    parts = measured(task, add_sums(evaluate_sets(task, model, sets, n, 9, device) for n in range(9)))
+    one, other = (result.details["evaluations"]["candidates"] for result in (whole, parts))
+    assert (one["weight"], one["metrics"]["accuracy"]) == (other["weight"], other["metrics"]["accuracy"])
+    assert other["loss"] == pytest.approx(one["loss"], rel=1e-12)
+    assert parts.loss == pytest.approx(whole.loss, rel=1e-12)
+
+
+def test_tech_leaves_out_sequences_without_a_candidate_and_counts_them(train: Train, root: Path) -> None:
+    every, tech = prepared(train, root), prepared(train, root, tech=True)
+    assert tech.masking.strategy == ByCandidate(1.0)
+    assert every.num_train_samples is not None
+    assert tech.num_train_samples is not None
+    assert 0 < tech.num_without_candidates == every.num_train_samples - tech.num_train_samples
+    tokens = Tokens.load(Path(str(tech.tokens)) / "train")
+    assert all(np.any(tokens.sample(number).candidates) for number in range(tokens.num_samples))
+    run = train(mode="single", tech=True)
+    assert run.summary["num_without_candidates"] == tech.num_without_candidates
+    assert "are left out" in (run.path / "console.log").read_text()
+    assert "candidates loss" in (run.path / "console.log").read_text()
+
+
+def test_a_resumed_run_needs_the_candidates_that_it_began_with(train: Train, root: Path) -> None:
+    run = train(mode="single", mask="candidates", checkpoint_every="20")
+    checkpoint = find(run.path, lambda _: True)
+    assert checkpoint.checkpoint.began_from["candidates"] == run.summary["candidates_sha256"]
+    now = {**checkpoint.checkpoint.began_from, "candidates": "f00d"}
+    with pytest.raises(UsageError, match=r"began with other candidates than there are now \(.* -> f00d\)"):
+        _check_began_from(checkpoint, now)
+
+
+def test_a_folder_that_is_missing_is_refused_before_there_is_a_run(root: Path) -> None:
+    settings = make_settings({"candidates": str(root / "nothing"), "mask": "candidates"})
+    with pytest.raises(UsageError, match="is no folder of candidates"):
+        task_of(settings).check_names()
+
+
+MODES = {
+    "single": {"mode": "single"},
+    "async": {"mode": "async", "nproc": 2},
+    "process_group": {"mode": "async", "nproc": 2, "transport": "process_group"},
+    "sync": {"mode": "sync", "nproc": 2},
+    "hogwild": {"mode": "hogwild", "nproc": 2},
+    "virtual": {"mode": "async", "nproc": 3, "clock": "virtual", "rule": "ringmaster", "speeds": "exponential:1"},
+}
+
+
+@pytest.mark.parametrize("mode", ["virtual", *slow("async", "process_group", "sync", "hogwild")])
+def test_every_mode_takes_both_tests(train: Train, root: Path, mode: str) -> None:
+    run = train(**MODES[mode], mask="candidates", candidate_share=0.7)
+    task = prepared(train, root)
+    last = run.records("evaluate")[-1]
+    expected = measured(task, evaluate_sets(task, run.model(), task.data(0).evaluation, 0, 1, torch.device("cpu")))
+    second, of_model = (each["evaluations"]["candidates"] for each in (last["details"], expected.details))
+    assert second["weight"] == of_model["weight"]
+    assert second["loss"] == pytest.approx(of_model["loss"], rel=1e-5)
+    assert last["loss"] == pytest.approx(expected.loss, rel=1e-5)
+    if mode == "virtual":
+        assert replay(run.path, cache=root / "cache").identical
