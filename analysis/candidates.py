@@ -1,0 +1,131 @@
+"""``python -m analysis.candidates DIR``: what a finder found in a corpus, and what masking would make of it.
+
+It reads the folder that ``experiments/mask_candidates.py`` filled: some texts with their candidates and with the words
+that one drawing masks, the share of candidates, and the commonest ones."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from analysis.commands import carried_out
+from asyncsgd.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+MANIFEST, EXAMPLES = "manifest.json", "examples.json"
+EXAMPLES_SHOWN, TERMS_SHOWN = 10, 20
+
+CANDIDATE_STYLE, MASKED_STYLE = "bold cyan", "bold black on yellow"
+
+
+def read(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The manifest and the examples of a folder.
+
+    Raises:
+        UsageError: if it is no complete folder of candidates.
+    """
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if not manifest["complete"]:
+            raise UsageError(f"{folder} is not complete; run mask_candidates.py again, which goes on where it ended")
+        examples = json.loads((folder / EXAMPLES).read_text(encoding="utf-8"))["examples"]
+        _ = marked_text(examples[0]) if examples else None
+        _ = [manifest["statistics"][side]["candidate_share"] for side in ("train", "eval")]
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"{folder} is no folder of candidates: it has no {Path(str(error.filename)).name}; name one that "
+            f"experiments/mask_candidates.py has filled"
+        ) from error
+    except UsageError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{folder} cannot be read ({error!r}); run mask_candidates.py again") from error
+    return manifest, examples
+
+
+def marked_text(example: Mapping[str, Any]) -> str:
+    """A text with its candidates between angle brackets, and what is masked in square ones.
+
+    >>> marked_text({"text": "a solid oxide fuel cell", "candidates": [[2, 13]], "masked": [[8, 13], [19, 23]]})
+    'a <solid [oxide]> fuel [cell]'
+    """
+    text = example["text"]
+    opening: dict[int, str] = {}
+    closing: dict[int, str] = {}
+    for spans, left, right in ((example["candidates"], "<", ">"), (example["masked"], "[", "]")):
+        for start, end in spans:
+            opening[start] = opening.get(start, "") + left
+            closing[end] = right + closing.get(end, "")
+    places = range(len(text) + 1)
+    return "".join(closing.get(n, "") + opening.get(n, "") + text[n : n + 1] for n in places)
+
+
+def coloured(example: Mapping[str, Any]) -> Text:
+    """The same, in colours."""
+    from rich.text import Text
+
+    text = Text(example["text"])
+    for spans, style in ((example["candidates"], CANDIDATE_STYLE), (example["masked"], MASKED_STYLE)):
+        for start, end in spans:
+            text.stylize(style, start, end)
+    return text
+
+
+def show(folder: Path, number: int) -> None:
+    """Print `number` examples and the statistics."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    manifest, examples = read(folder)
+    console = Console()
+    coloured_output = console.color_system is not None and console.is_terminal
+    console.print(
+        f"{manifest['finder']} in {manifest['data']}, pieces of {manifest['model']}", markup=False, highlight=False
+    )
+    if coloured_output:
+        console.print(f"[{CANDIDATE_STYLE}]candidate[/]  [{MASKED_STYLE}]masked in this drawing[/]\n")
+    else:
+        console.print("<candidate>  [masked in this drawing]\n", markup=False)
+    shown = [examples[n * len(examples) // number] for n in range(min(number, len(examples)))]
+    for example in shown:
+        line = coloured(example) if coloured_output else marked_text(example)
+        console.print(line, markup=False, highlight=False, soft_wrap=not coloured_output)
+        console.print()
+    statistics = manifest["statistics"]
+    for side, name in (("train", "training"), ("eval", "evaluation")):
+        numbers = statistics[side]
+        console.print(
+            f"{name}: {numbers['candidate_share']:.1%} of {numbers['pieces']:,} word pieces are candidates; "
+            f"{numbers['texts_without_candidates']:,} of {numbers['texts']:,} texts have none",
+            highlight=False,
+            soft_wrap=True,
+        )
+    table = Table("term", "times in training", title=f"commonest of {statistics['distinct_terms']:,} candidates")
+    for term, count in statistics["top_terms"][:TERMS_SHOWN]:
+        table.add_row(escape(term), f"{count:,}")
+    console.print(table)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    flags = argparse.ArgumentParser(
+        prog="python -m analysis.candidates", description="What a finder found, and what masking makes of it."
+    )
+    flags.add_argument("folder", type=Path, metavar="DIR", help="a folder that mask_candidates.py has filled")
+    flags.add_argument(
+        "--number", type=int, default=EXAMPLES_SHOWN, metavar="N", help=f"texts (default: {EXAMPLES_SHOWN})"
+    )
+    given = flags.parse_args(argv)
+    if given.number < 1:
+        flags.error(f"--number must be 1 or more, got {given.number}")
+    return carried_out(lambda: show(given.folder, given.number))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

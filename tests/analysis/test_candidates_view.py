@@ -1,0 +1,54 @@
+"""``python -m analysis.candidates``: what a reader sees of a folder of candidates."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.candidates import coloured, main
+
+SIDE = {"texts": 3, "texts_without_candidates": 1, "pieces": 40, "candidate_pieces": 10, "candidate_share": 0.25}
+STATISTICS = {"train": SIDE, "eval": SIDE, "distinct_terms": 2, "top_terms": [["oxide", 7], ["cell [bold]", 2]]}
+
+
+def folder_with(path: Path, *, complete: bool = True, **changed: Any) -> Path:
+    path.mkdir(exist_ok=True)
+    manifest = {"complete": complete, "finder": "terms:x", "data": "d", "model": "tiny", "statistics": STATISTICS}
+    (path / "manifest.json").write_text(json.dumps(manifest | changed))
+    examples = [{"text": f"text {n} [x] oxide", "candidates": [[11, 16]], "masked": [[0, 4]]} for n in range(5)]
+    (path / "examples.json").write_text(json.dumps({"examples": examples}))
+    return path
+
+
+def test_texts_are_shown_with_their_candidates_and_masks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(folder_with(tmp_path)), "--number", "2"]) == 0
+    told = capsys.readouterr().out
+    assert "[text] 0 [x] <oxide>" in told
+    assert "[text] 2 [x] <oxide>" in told
+    assert "[text] 1" not in told
+    assert "training: 25.0% of 40 word pieces are candidates; 1 of 3 texts have none" in told
+    assert "cell [bold]" in told
+    text = coloured({"text": "an oxide", "candidates": [[3, 8]], "masked": [[3, 5]]})
+    assert [(span.start, span.end) for span in text.spans] == [(3, 8), (3, 5)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"complete": False}, "is not complete; run mask_candidates.py again"),
+        ({"statistics": {}}, "cannot be read"),
+        ({}, "is no folder of candidates: it has no examples.json"),
+    ],
+)
+def test_other_folders_are_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: dict[str, Any], message: str
+) -> None:
+    folder_with(tmp_path, **changed)
+    if not changed:
+        (tmp_path / "examples.json").unlink()
+    assert main([str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err
+    assert main([str(tmp_path / "nothing")]) == 2
