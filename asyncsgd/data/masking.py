@@ -32,16 +32,15 @@ class Sample:
     word_starts: np.ndarray
     candidates: np.ndarray | None = None
 
-    @property
-    def words(self) -> np.ndarray:
-        """int64 `(L,)`, the number of each token's word, from 0.
+    def words(self) -> tuple[np.ndarray, np.ndarray]:
+        """The number of each token's word, int64 `(L,)`, from 0, and the place of each word's first token.
 
-        >>> Sample(np.array([7, 8, 9]), np.array([True, False, True])).words.tolist()
-        [0, 0, 1]
+        >>> [part.tolist() for part in Sample(np.array([7, 8, 9]), np.array([True, False, True])).words()]
+        [[0, 0, 1], [0, 2]]
         """
         starts = self.word_starts.copy()
         starts[0] = True
-        return np.cumsum(starts) - 1
+        return np.cumsum(starts) - 1, np.flatnonzero(starts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +72,7 @@ class ByWord(Strategy):
     """Whole words: the draw of a word's first token decides for all its tokens."""
 
     def choose(self, sample: Sample, probability: float, generator: np.random.Generator) -> np.ndarray:
-        words = sample.words
-        first = np.flatnonzero(np.diff(words, prepend=-1))
+        words, first = sample.words()
         return _below(generator.random(len(words))[first], probability)[words]
 
 
@@ -125,18 +123,23 @@ class _Words:
     """The words of a sample, and the tokens chosen of them."""
 
     def __init__(self, sample: Sample) -> None:
-        words = sample.words
-        self._first = np.flatnonzero(np.diff(words, prepend=-1))
+        self._words, self._first = sample.words()
         self._next = self._first.copy()
         """Each word's first token that is not chosen."""
-        self._left = np.diff(self._next, append=len(words))
+        self._left = np.append(self._first[1:], len(self._words)) - self._first
         """Its tokens that are not."""
-        self.all = np.arange(len(self._next))
-        self.candidates = np.empty(0, dtype=np.int64)
+        self.all = np.arange(len(self._first))
+        self.candidates = self.all[:0]
         """The words with a candidate."""
         if sample.candidates is not None:
-            self.candidates = np.unique(words[sample.candidates])
-        self.chosen = np.zeros(len(words), dtype=bool)
+            self.candidates = self._with(self._words[sample.candidates]).nonzero()[0]
+        self.chosen = np.zeros(len(self._words), dtype=bool)
+
+    def _with(self, words: np.ndarray) -> np.ndarray:
+        """Whether each word is one of `words`."""
+        flags = np.zeros(len(self._first), dtype=bool)
+        flags[words] = True
+        return flags
 
     @property
     def whole(self) -> np.ndarray:
@@ -149,19 +152,19 @@ class _Words:
         while limit and len(rest):
             ends = np.cumsum(self._left[rest])
             number = int(np.searchsorted(ends, limit, side="right"))
-            if not number:
-                # The next word does not fit. Another one may; if none does, the beginning of this one is taken.
-                fitting = np.flatnonzero(self._left[rest] <= limit)
-                at = int(fitting[0]) if len(fitting) else 0
-                rest = np.concatenate([rest[at : at + 1], rest[:at], rest[at + 1 :]])
-                number = 1
-            for word in rest[:number]:
-                tokens = min(limit, int(self._left[word]))
-                self.chosen[self._next[word] : self._next[word] + tokens] = True
-                self._next[word] += tokens
-                self._left[word] -= tokens
-                limit -= tokens
-            rest = rest[number:]
+            if number:
+                self.chosen |= self._with(rest[:number])[self._words]
+                self._left[rest[:number]] = 0
+                limit -= int(ends[number - 1])
+                rest = rest[number:]
+            elif len(fitting := np.flatnonzero(self._left[rest] <= limit)):
+                rest = np.concatenate([rest[fitting[:1]], np.delete(rest, fitting[0])])
+            else:  # no word fits: the beginning of one
+                first = int(self._next[rest[0]])
+                self.chosen[first : first + limit] = True
+                self._next[rest[0]] += limit
+                self._left[rest[0]] -= limit
+                limit = 0
 
 
 STRATEGIES: Mapping[str, type[Strategy]] = {"token": ByToken, "word": ByWord, "candidates": ByCandidate}

@@ -1,0 +1,252 @@
+"""What it costs to find the words to mask: in every batch, once before training, or not at all.
+
+    python experiments/benchmarks/masking.py --finder runs/TAGGER
+
+A training step is a batch, a forward and a backward pass, and fused AdamW. Sequences are texts of ``--data`` cut to 128
+tokens; a fifth of the tokens are candidates, so the lookup has work to do. The rows:
+
+    uniform             --mask token
+    looked up           --mask candidates, found before
+    finder per batch    uniform, and the finder on the batch's texts: a BERT-base with random weights, and --finder
+    finder per text     the same, but each text is tokenized anew and goes through the finder alone, as a pipeline of
+                        texts does it
+    finder alone        a forward pass of BERT-base on the batch, without training
+
+Steps of all rows take turns, since machines drift. Ratios are taken turn by turn. Then it finds candidates with one and
+with two processes, which have loaded their models before the clock starts, and says after how many epochs finding them
+once has paid. A target stands beside each number that has one."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from asyncsgd.data.batching import Batch, Order, TrainingBatches
+from asyncsgd.data.candidates import Chunk, begin, found_in, make_chunk
+from asyncsgd.data.finders.base import Find
+from asyncsgd.data.finders.ner import Ner
+from asyncsgd.data.masking import STRATEGIES, Masking
+from asyncsgd.data.tokenization import Tokens, plain_backend
+from asyncsgd.errors import UsageError
+from asyncsgd.experiment import cache_folder
+from asyncsgd.records.environment import available_cores
+from asyncsgd.runtime.pool import Pool
+from asyncsgd.tasks.masked_lm import MaskedLM
+
+CANDIDATE_SHARE = 0.2
+SEQ_LEN = 128
+TARGETS = {"tiny": 8.0, "small": 3.5}
+LOOKUP_TARGET = 1.03
+PROCESSES_TARGET = 1.8
+BATCH_ROUNDS = 100
+
+Step = Callable[[int], None]
+
+
+class Training:
+    """A model that is trained, one step after another, on batches of full length.
+
+    Args:
+        name: tiny or small.
+    """
+
+    def __init__(self, name: str, data: str, batch_size: int, cache: Path) -> None:
+        from transformers import AutoTokenizer
+
+        self.task = MaskedLM(model_name=name, data_name=data, seq_len=SEQ_LEN, batch_size=batch_size).prepare(0, cache)
+        self.tokenizer = AutoTokenizer.from_pretrained(str(self.task.tokenizer))
+        tokens = Tokens.load(Path(str(self.task.tokens)) / "train")
+        full = tokens.select(tokens.lengths == tokens.lengths.max())
+        candidates = np.random.default_rng(0).random(len(full.ids)) < CANDIDATE_SHARE
+        self.tokens = Tokens(full.ids, full.starts, full.word_starts, candidates)
+        self._order = Order(self.tokens.lengths, batch_size, 0, 0)
+        self._batches = {mask: self._batches_of(mask) for mask in ("token", "candidates")}
+        self._model = self.task.model(0)
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4, fused=True)
+
+    def _batches_of(self, mask: str) -> TrainingBatches:
+        plain = self.task.masking
+        masking = Masking(STRATEGIES[mask](), 0.15, plain.mask_id, plain.vocabulary_size, plain.special_ids)
+        return TrainingBatches(self.tokens, self.task.frame, masking, self.task.batch_size, seed=0)
+
+    def texts(self, index: int) -> list[str]:
+        """Of the samples of a batch."""
+        samples = [self.tokens.sample(number) for number in self._order.samples(index)]
+        return [self.tokenizer.decode(sample.ids) for sample in samples]
+
+    def step(self, mask: str, index: int) -> None:
+        batch = self._batches[mask].batch(index)
+        self._optimizer.zero_grad()
+        self.task.loss(self.task.outputs(self._model, batch), batch).backward()
+        self._optimizer.step()
+
+    def batch(self, index: int) -> Batch:
+        return self._batches["token"].batch(index)
+
+    @property
+    def batches(self) -> dict[str, Step]:
+        """Batches without a model, by row."""
+        names = {"uniform": "token", "looked up": "candidates"}
+        return {row: lambda index, of=self._batches[mask]: of.batch(index) for row, mask in names.items()}  # type: ignore[misc]
+
+
+def rows_of(training: Training, base: Find, finder: Find | None) -> dict[str, Step]:
+    """What is measured, by name. Texts are made before the clock starts."""
+    backend = plain_backend(training.tokenizer)
+    texts = functools.cache(training.texts)
+    from asyncsgd.data.finders.ner import _load
+
+    bert = _load(base.folder, "cpu").model  # type: ignore[attr-defined]
+
+    def per_batch(find: Find, index: int) -> None:
+        found_in(texts(index), find, backend)
+        training.step("token", index)
+
+    def per_text(index: int) -> None:
+        for text in texts(index):
+            training.tokenizer(text, truncation=True, max_length=SEQ_LEN)
+            found_in([text], base, backend)
+        training.step("token", index)
+
+    def alone(index: int) -> None:
+        batch = training.batch(index)
+        with torch.inference_mode():
+            bert(input_ids=batch.input_ids, attention_mask=batch.attention_mask)
+
+    rows: dict[str, Step] = {
+        "uniform": functools.partial(training.step, "token"),
+        "looked up": functools.partial(training.step, "candidates"),
+        "BERT-base per batch": functools.partial(per_batch, base),
+        "BERT-base per text": per_text,
+        "BERT-base alone": alone,
+    }
+    if finder is not None:
+        rows["--finder per batch"] = functools.partial(per_batch, finder)
+    return rows
+
+
+def measure(rows: dict[str, Step], texts: Callable[[int], Any], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each step, by row; the first round warms up."""
+    seconds: dict[str, list[float]] = {name: [] for name in rows}
+    for index in range(rounds + 1):
+        texts(index)
+        for name, step in rows.items():
+            began = time.perf_counter()
+            step(index)
+            if index:
+                seconds[name].append(time.perf_counter() - began)
+    return seconds
+
+
+def ratio(above: Sequence[float], below: Sequence[float]) -> str:
+    """The median of the ratios, and their range."""
+    ratios = [a / b for a, b in zip(above, below, strict=True)]
+    return f"{statistics.median(ratios):.3f} [{min(ratios):.2f}, {max(ratios):.2f}]"
+
+
+def told_target(target: str | None) -> str:
+    return "" if target is None else f"   target {target}"
+
+
+def save_base(tokenizer: Any, folder: Path) -> Path:
+    """A tagger of BERT-base's size with random weights."""
+    from transformers import BertConfig, BertForTokenClassification
+
+    config = BertConfig(vocab_size=30_522, id2label={0: "O", 1: "B-X", 2: "I-X"}, label2id={"O": 0, "B-X": 1, "I-X": 2})
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        BertForTokenClassification(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def seconds_to_find(find: Find, tokenizer: Any, texts: list[str], processes: int, chunk: int, folder: Path) -> float:
+    """Seconds to find in all texts, from after each process has loaded its model."""
+    start = functools.partial(begin, find, plain_backend(tokenizer).to_str(), ["cpu"] * processes)
+
+    def chunks(of: list[str], name: str) -> list[Chunk]:
+        parts = [of[first : first + chunk] for first in range(0, len(of), chunk)]
+        return [Chunk(folder / f"{name}-{number}.parquet", "", part) for number, part in enumerate(parts)]
+
+    with Pool(processes, start, ["asyncsgd.data.candidates", *Ner.modules]) as pool:
+        # Long enough that each process has to take a part of it.
+        list(pool.map(make_chunk, chunks(texts[: 2 * processes * chunk], "warm")))
+        began = time.perf_counter()
+        list(pool.map(make_chunk, chunks(texts, "chunk")))
+        return time.perf_counter() - began
+
+
+def main() -> int:
+    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    flags.add_argument("--data", default="pydocs", metavar="TEXT", help="as in stilt_mlm.py (default: pydocs)")
+    flags.add_argument("--finder", metavar="FOLDER", help="a trained tagger to measure too")
+    flags.add_argument("--models", default="tiny,small", metavar="NAMES", help="what is trained (default: tiny,small)")
+    flags.add_argument("--rounds", type=int, default=5, metavar="N", help="steps of each row (default: 5)")
+    flags.add_argument("--batch-size", type=int, default=8, metavar="N", help="(default: 8)")
+    flags.add_argument(
+        "--find-texts", type=int, default=64, metavar="N", help="texts of the preprocessing (default: 64)"
+    )
+    flags.add_argument("--threads", type=int, default=available_cores(), metavar="N", help="of a training step")
+    given = flags.parse_args()
+    torch.set_num_threads(given.threads)
+    cache = cache_folder(None)
+    print(f"{available_cores()} cores, {given.threads} threads, batches of {given.batch_size} x {SEQ_LEN}", flush=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        base: Find | None = None
+        finder = None if given.finder is None else Ner(given.finder).prepare([], cache)
+        for name in given.models.split(","):
+            training = Training(name, given.data, given.batch_size, cache)
+            if base is None:
+                base = Ner(str(save_base(training.tokenizer, Path(temporary) / "base"))).prepare([], cache)
+            seconds = measure(rows_of(training, base, finder), training.texts, given.rounds)
+            print(f"\n{name}: milliseconds of a step, median of {given.rounds}; ratio to the lookup")
+            targets = {"looked up": f"{LOOKUP_TARGET} of uniform", "BERT-base per batch": str(TARGETS[name])}
+            for row, of in seconds.items():
+                beside = ratio(of, seconds["uniform" if row == "looked up" else "looked up"])
+                print(f"  {row:22} {1000 * statistics.median(of):8.1f}   {beside:24}{told_target(targets.get(row))}")
+            batches = measure(training.batches, training.texts, BATCH_ROUNDS)
+            beside = ratio(batches["looked up"], batches["uniform"])
+            uniform, looked_up = (1000 * statistics.median(batches[row]) for row in ("uniform", "looked up"))
+            print(
+                f"  making a batch alone: uniform {uniform:.2f}, looked up {looked_up:.2f}; ratio {beside}", flush=True
+            )
+        found: dict[str, list[float]] = {}
+        texts = [text for index in range(-(-given.find_texts // given.batch_size)) for text in training.texts(index)]
+        for what, find, number in (("BERT-base", base, 1), ("--finder", finder, 20)):
+            if find is None:
+                continue
+            many = (texts * number)[: given.find_texts * number]
+            chunk = max(1, len(many) // 8)
+            for processes in (1, 2):
+                time_taken = seconds_to_find(find, training.tokenizer, many, processes, chunk, Path(temporary))
+                found.setdefault(what, []).append(time_taken / len(many))
+        print("\nfinding once: milliseconds a text")
+        for what, (one, two) in found.items():
+            times = f"1 process {1000 * one:8.1f}   2 processes {1000 * two:8.1f}   {one / two:.2f} times as fast"
+            print(f"  {what:22} {times}{told_target(str(PROCESSES_TARGET))}")
+        row = "BERT-base per batch"
+        saved = [(a - b) / given.batch_size for a, b in zip(seconds[row], seconds["looked up"], strict=True)]
+        one, two = found["BERT-base"]
+        print(
+            f"  break-even with BERT-base, {name}: after {one / statistics.median(saved):.2f} epochs with 1 process, "
+            f"{two / statistics.median(saved):.2f} with 2"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
