@@ -314,6 +314,16 @@ def test_candidate_masking_chooses_as_many_tokens_as_uniform_masking_in_whole_wo
         assert not (only & ~marked).any()
 
 
+def test_the_rest_of_a_cut_word_is_taken_where_nothing_else_is_left():
+    for length, seed in itertools.product((2, 3, 9), range(50)):
+        sample = Sample(np.arange(length), np.arange(length) % 3 == 0, np.ones(length, dtype=bool))
+        budgets = {
+            int(strategy.choose(sample, 0.9, np.random.default_rng(seed)).sum())
+            for strategy in (ByToken(), ByCandidate(0.3), ByCandidate(0.5))
+        }
+        assert len(budgets) == 1
+
+
 @pytest.mark.parametrize(("share", "from_candidates"), [(0.0, 0.25), (0.5, 0.625), (1.0, 1.0)])
 def test_the_share_is_that_of_the_tokens_and_the_rest_is_uniform(share, from_candidates):
     # A quarter of the words have candidates; what is not wanted from them comes from all words alike.

@@ -23,6 +23,7 @@ from asyncsgd.data import candidates
 from asyncsgd.data.candidates import (
     EXAMPLES,
     MANIFEST,
+    Chunk,
     begin,
     candidate_pieces,
     find_candidates,
@@ -30,6 +31,7 @@ from asyncsgd.data.candidates import (
     make_chunk,
     tokens_with_candidates,
     with_candidates,
+    write_chunk,
 )
 from asyncsgd.data.corpora import Corpus
 from asyncsgd.data.documents import Documents
@@ -160,10 +162,13 @@ def test_an_interrupted_or_damaged_folder_is_made_whole_with_the_same_bytes(tmp_
     # A chunk of other texts, in the place of one.
     (folder / "chunk-00001.parquet").write_bytes(whole["chunk-00003.parquet"])
     (folder / "chunk-00005.parquet").unlink()
-    del made[:]
+    # A chunk that can be read, with its key, but is not what was written.
+    path, texts = folder / "chunk-00006.parquet", TEXTS[6 * 16 : 7 * 16]
+    key = json.loads(whole[MANIFEST])["chunks"][6]["key"]
+    write_chunk(Chunk(path, key, texts), found_in(texts, Wrong(()), plain_backend(TOKENIZER)))
     fill(folder)
     assert contents(folder) == whole
-    assert made == ["chunk-00001.parquet", "chunk-00005.parquet"]
+    assert made[10:] == [f"chunk-0000{number}.parquet" for number in (1, 5, 6)]
 
 
 @dataclasses.dataclass(frozen=True)
