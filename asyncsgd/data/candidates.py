@@ -226,10 +226,10 @@ def read_chunk(path: Path, key: str) -> Found:
     if (table.schema.metadata or {}).get(b"key", b"").decode() != key:
         raise Damaged(f"{path.name} is of another text, tokenizer or finder")
     try:
-        found = Found(*(table.column(name) for name in ("num_pieces", "spans", "pieces")))
+        num_pieces, spans, pieces = (table.column(name) for name in ("num_pieces", "spans", "pieces"))
     except KeyError as error:
         raise Damaged(f"{path.name} has no column {error}") from error
-    found = Found(found.num_pieces.to_numpy(), found.spans.to_pylist(), found.pieces.to_pylist())  # type: ignore[attr-defined]
+    found = Found(num_pieces.to_numpy(), spans.to_pylist(), pieces.to_pylist())
     for number, runs in zip(found.num_pieces, found.pieces, strict=True):
         if len(runs) % 2 or runs != sorted(runs) or (runs and not 0 <= runs[0] < runs[-1] <= number):
             raise Damaged(f"{path.name} has pieces {runs} of a text of {number} pieces")

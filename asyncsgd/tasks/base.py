@@ -53,7 +53,10 @@ class Data(Protocol):
 
     @property
     def evaluation(self) -> Mapping[str, Batches]:
-        """The evaluation sets by name, ``main`` first: batches that are the same for every seed and in every mode."""
+        """The evaluation sets by name, ``main`` first: batches that are the same for every seed and in every mode.
+
+        The loss and metrics of a run are those of ``main``; the others' go into the details of each evaluation.
+        """
 
 
 def found() -> Any:

@@ -213,7 +213,8 @@ def main() -> int:
             targets = {"looked up": f"{LOOKUP_TARGET} of uniform", "BERT-base per batch": str(TARGETS[name])}
             for row, of in seconds.items():
                 beside = ratio(of, seconds["uniform" if row == "looked up" else "looked up"])
-                print(f"  {row:22} {1000 * statistics.median(of):8.1f}   {beside:24}{told_target(targets.get(row))}")
+                line = f"  {row:22} {1000 * statistics.median(of):8.1f}   {beside:24}{told_target(targets.get(row))}"
+                print(line.rstrip())
             batches = measure(training.batches, training.texts, BATCH_ROUNDS)
             beside = ratio(batches["looked up"], batches["uniform"])
             uniform, looked_up = (1000 * statistics.median(batches[row]) for row in ("uniform", "looked up"))

@@ -24,11 +24,13 @@ from asyncsgd.data.candidates import (
     EXAMPLES,
     MANIFEST,
     Chunk,
+    Damaged,
     begin,
     candidate_pieces,
     find_candidates,
     found_in,
     make_chunk,
+    read_chunk,
     tokens_with_candidates,
     with_candidates,
     write_chunk,
@@ -287,3 +289,12 @@ def test_a_killed_command_resumes_and_two_processes_write_the_bytes_of_one(tmp_p
     child.wait()
     assert run(command(tmp_path, "killed", "--processes", "2")) == 0
     assert contents(tmp_path / "killed") == whole
+
+
+def test_pieces_past_the_end_of_a_text_are_damage(tmp_path: Path) -> None:
+    chunk = Chunk(tmp_path / "chunk.parquet", "key", ["a text"])
+    found = found_in(chunk.texts, Wrong(((0, 1),)), plain_backend(TOKENIZER))
+    for pieces in ([0, 100], [-1, 1], [1, 0], [1]):
+        write_chunk(chunk, dataclasses.replace(found, pieces=[pieces]))
+        with pytest.raises(Damaged, match=r"has pieces .* of a text of"):
+            read_chunk(chunk.path, "key")
