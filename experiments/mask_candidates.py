@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -30,7 +31,7 @@ from asyncsgd.signals import StopRequest
 
 
 def run(argv: list[str], stop: StopRequest) -> int:
-    if "help" in argv or "--finder=help" in argv:
+    if "--finder=help" in argv or ("--finder", "help") in itertools.pairwise(argv):
         from asyncsgd.data.finders import describe_finders
 
         print(describe_finders())
@@ -43,7 +44,8 @@ def run(argv: list[str], stop: StopRequest) -> int:
     from asyncsgd.data.finders import parse_finder
 
     finder = parse_finder(given.finder)
-    go_offline(given.model, f"{given.data} {given.eval_data} {given.finder}")
+    if not finder.asks_hub:
+        go_offline(given.model, f"{given.data} {given.eval_data}")
     with stop.at_once():
         manifest = find(given, finder)
     statistics = manifest["statistics"]

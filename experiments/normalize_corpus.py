@@ -32,6 +32,8 @@ def run(argv: list[str], stop: StopRequest) -> int:
         raise UsageError(f"--processes must be {wanted}, got {given.processes}; type e.g. --processes 2")
     if (given.val_file is None) != (given.op_val_file is None):
         raise UsageError("--val-file and --op-val-file go together; type both or none")
+    if given.op_train_file == given.op_val_file:
+        raise UsageError(f"--op-train-file and --op-val-file are both {given.op_train_file}; name two files")
     files = [("--train-file", given.train_file, given.op_train_file), ("--val-file", given.val_file, given.op_val_file)]
     sources = [
         (existing_path(source, flag, pydocs=False, kinds=INPUT_KINDS), Path(target))

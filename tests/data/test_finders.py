@@ -191,6 +191,11 @@ def test_finders_that_cannot_be_meant_say_what_to_type(tmp_path, monkeypatch, fi
         found(finder, [], tmp_path)
 
 
+def test_only_what_may_need_the_hub_asks_it(tmp_path: Path) -> None:
+    names = ["ner:dslim/bert-base-NER", "keyness:hub:imdb", f"ner:{tmp_path}", "keyness", "terms:x"]
+    assert [parse_finder(name).asks_hub for name in names] == [True, True, False, False, False]
+
+
 def test_every_finder_is_explained() -> None:
     text = describe_finders()
     assert all(f"  {name} " in text for name in ALL)

@@ -165,6 +165,8 @@ def test_the_script_takes_the_underscored_flags(tmp_path: Path, capsys: pytest.C
         assert normalize_corpus.run([*argv, "--processes", "1"], stop) == 0
         with pytest.raises(UsageError, match="--val-file and --op-val-file go together"):
             normalize_corpus.run(argv[:3], stop)
+        with pytest.raises(UsageError, match=r"--op-train-file and --op-val-file are both .*; name two files"):
+            normalize_corpus.run([*argv[:3], argv[2].replace("train", "val", 1)], stop)
         with pytest.raises(UsageError, match="--processes must be 1 or more"):
             normalize_corpus.run([*argv, "--processes", "0"], stop)
     assert (tmp_path / "out_val.txt").read_text() == "val - text\n"

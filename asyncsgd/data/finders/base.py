@@ -28,6 +28,11 @@ class Finder(abc.ABC):
     has_model: ClassVar[bool] = False
     """Whether it computes with torch, so that it may have a GPU."""
 
+    @property
+    def asks_hub(self) -> bool:
+        """Whether it may need the Hugging Face Hub."""
+        return False
+
     @abc.abstractmethod
     def prepare(self, texts: Sequence[str], cache: Path) -> Find:
         """Read what the finder needs.

@@ -53,6 +53,10 @@ class Keyness(Finder):
         if not (self.threshold >= 0 and self.ratio > 0 and self.min_count >= 1):
             raise ValueError("threshold must be 0 or more, ratio more than 0 and min_count 1 or more")
 
+    @property
+    def asks_hub(self) -> bool:
+        return "hub:" in self.reference
+
     def prepare(self, texts: Sequence[str], cache: Path) -> Lexicon:
         reference = load_corpus(self.reference, eval_data=None, text_column="text", cache_dir=cache)
         corpus, other = _count(texts), _count([*reference.train.texts, *reference.eval.texts])

@@ -54,6 +54,10 @@ class Ner(Finder):
     types: str = ""
     """Only these types, with plus signs between them; empty: all."""
 
+    @property
+    def asks_hub(self) -> bool:
+        return not Path(self.model).expanduser().is_dir()
+
     def prepare(self, texts: Sequence[str], cache: Path) -> Tagger:
         folder = _folder(self.model)
         digest = hashlib.sha256()
