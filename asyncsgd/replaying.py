@@ -11,13 +11,15 @@ import torch
 
 from asyncsgd import modes
 from asyncsgd.batches import Batches, count_batches
+from asyncsgd.checkpoints import Found, find
 from asyncsgd.errors import UsageError
 from asyncsgd.experiment import Experiment, device_of_worker, experiment_of, facts_of, save_model
 from asyncsgd.flat import FlatModel, parameters_sha256
-from asyncsgd.records.events import read_header
+from asyncsgd.packing import Plain
+from asyncsgd.records.events import EVENTS, read_header
 from asyncsgd.runtime.computation import ModelGradients
 from asyncsgd.runtime.log import LoggedArrival, LogRecord
-from asyncsgd.runtime.replay import Difference, Replay
+from asyncsgd.runtime.replay import Difference, Replay, follows
 from asyncsgd.scripts.task import task_flags
 from asyncsgd.server import Server
 from asyncsgd.tasks import task_class
@@ -59,6 +61,27 @@ def _task_of_run(folder: Path) -> str:
     return "classification" if summary.get("experiment") == "stilt_finetune" else "masked_lm"
 
 
+def nearest_checkpoint(
+    folder: Path, version: int, records: Sequence[LogRecord]
+) -> tuple[Found, Plain, list[LogRecord]] | None:
+    """The last checkpoint up to `version` from which the log can be replayed, its state, and the records after it; None
+    where there is none.
+    """
+    tried: set[str] = set()
+    while True:
+        try:
+            found = find(folder, lambda checkpoint: checkpoint.version <= version and checkpoint.name not in tried)
+        except UsageError:
+            return None
+        with open(folder / EVENTS, "rb") as log:
+            lines = log.read(found.checkpoint.events_bytes).count(b"\n")
+        after = [record for record in records if record.line > lines]
+        state = found.load()
+        if follows(state, after):
+            return found, state, after
+        tried.add(found.checkpoint.name)
+
+
 class PreparedReplay:
     """A server and a worker as the run had them, ready to take its log.
 
@@ -66,12 +89,19 @@ class PreparedReplay:
         experiment: as the run was asked for; its thread count is used.
         records: its event log; see `asyncsgd.runtime.log.read_log`.
         check_every: see `Replay`.
+        state: of the checkpoint that `records` come after; see `nearest_checkpoint`. None: they are the whole log.
 
     Raises:
         UsageError: if the log of a run in float16 does not say at which scales its gradients were computed.
     """
 
-    def __init__(self, experiment: Experiment, records: Sequence[LogRecord], check_every: int = 1) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        records: Sequence[LogRecord],
+        check_every: int = 1,
+        state: Plain | None = None,
+    ) -> None:
         self._experiment, setup = experiment, experiment.setup
         _check_loss_scales(setup.precision == torch.float16, records)
         torch.set_num_threads(setup.runtime.threads)
@@ -91,6 +121,8 @@ class PreparedReplay:
             num_workers=runtime.accumulate if isinstance(runtime, modes.InProcess) else runtime.num_workers,
             check_every=check_every,
         )
+        if state is not None:
+            self._replay.go_on_from(state)
 
     def run(self, until: int | None = None) -> Difference | None:
         """See `Replay.run`."""

@@ -4,7 +4,7 @@
 
 Exit code 0 when the parameters are identical, 1 when they are not (naming the update at which the runs part), 2 for
 a run that cannot be replayed. ``--to VERSION`` stops there and saves that version's model, for finding where a loss
-went wrong."""
+went wrong. It begins at the last checkpoint before that version, where there is one that a replay can begin at."""
 
 from __future__ import annotations
 
@@ -42,12 +42,16 @@ def replay(arguments: argparse.Namespace) -> int:
     if simulated is not None:
         return replay_simulation(arguments, simulated, summary)
 
-    from asyncsgd.replaying import PreparedReplay, experiment_of_run
+    from asyncsgd.replaying import PreparedReplay, experiment_of_run, nearest_checkpoint
     from asyncsgd.runtime.log import read_log
 
     experiment = experiment_of_run(arguments.run_dir, arguments.cache_dir)
     records = read_log(arguments.run_dir / "events.jsonl")
-    prepared = PreparedReplay(experiment, records, arguments.check_every)
+    state = None
+    if arguments.to is not None and (nearest := nearest_checkpoint(arguments.run_dir, arguments.to, records)):
+        found, state, records = nearest
+        print(f"from       checkpoint {found.checkpoint.name}, version {found.checkpoint.version}")
+    prepared = PreparedReplay(experiment, records, arguments.check_every, state)
     prepared.check_data(summary)
     difference = prepared.run(arguments.to)
     if not agrees(difference, prepared.version, prepared.num_checked):

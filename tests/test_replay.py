@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import shutil
@@ -14,6 +15,12 @@ from marks import slow
 from running import Train
 from transformers import AutoModelForMaskedLM
 
+from asyncsgd.runtime.processes import fork_server
+from asyncsgd.runtime.ranks import Launch
+from asyncsgd.scripts.pretraining import pretraining
+from asyncsgd.scripts.run_folder import open_run_folder
+from asyncsgd.settings.training import FLAGS, make_settings
+from asyncsgd.training import lead
 from asyncsgd.worker import LossScale
 from export import main as export
 from replay import main as replay
@@ -165,8 +172,67 @@ def test_the_model_of_a_checkpoint_is_the_one_that_a_replay_to_its_version_saves
     (name, *_) = sorted(path.stem for path in (run.path / "checkpoints").glob("*.pt"))
     version = json.loads((run.path / "checkpoints" / f"{name}.json").read_text())["version"]
     exported, replayed = tmp_path / "exported", tmp_path / "replayed"
+    without = shutil.copytree(run.path, tmp_path / "without", ignore=shutil.ignore_patterns("checkpoints"))
     arguments = [str(run.path), "--cache-dir", cache_of(run), "--out"]
     assert export([*arguments, str(exported), "--checkpoint", name]) == 0
-    assert replay([*arguments, str(replayed), "--to", str(version)]) == 0
+    assert replay([str(without), *arguments[1:], str(replayed), "--to", str(version)]) == 0
     assert (exported / "model.safetensors").read_bytes() == (replayed / "model.safetensors").read_bytes()
     assert export([*arguments, str(exported)]) == 2  # it is there already
+
+
+def model_at(run: Path, version: int, cache: str, out: Path) -> bytes:
+    assert replay([str(run), "--to", str(version), "--out", str(out), "--cache-dir", cache]) == 0
+    return (out / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"mode": "single", "accumulate": 2, "dropout": 0.1, "checkpoint_every": "24"},
+        {"clock": "virtual", "nproc": 3, "speeds": "exponential:1", "checkpoint_every": "24", "clip_norm": 1.0},
+        {"clock": "virtual", "nproc": 3, "rule": "local_sgd:num_local_steps=2", "checkpoint_every": "24"},
+        {"clock": "virtual", "nproc": 3, "rule": "easgd", "optimizer": "sgd", "weight_decay": 0, "checkpoint_every": "24"},
+    ],
+    ids=str,
+)
+def test_a_replay_to_a_version_begins_at_the_nearest_checkpoint_and_gives_the_same_bits(
+    values: dict[str, Any], train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(**({"keep": 9} | values))
+    without = shutil.copytree(run.path, tmp_path / "without", ignore=shutil.ignore_patterns("checkpoints"))
+    for version in (run.summary["num_updates"] - 1, run.summary["num_updates"] // 2):
+        capsys.readouterr()
+        near = model_at(run.path, version, cache_of(run), tmp_path / f"near-{version}")
+        shown = capsys.readouterr().out
+        assert shown.startswith("from       checkpoint ")
+        assert 0 < int(shown.splitlines()[0].rpartition(" ")[2]) <= version
+        assert near == model_at(without, version, cache_of(run), tmp_path / f"far-{version}")
+        assert capsys.readouterr().out.startswith("updates ")
+
+
+def test_a_replay_of_real_workers_begins_at_its_beginning_where_no_checkpoint_has_what_they_read(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(mode="async", nproc=3, checkpoint_every="24", keep=9)
+    capsys.readouterr()
+    model_at(run.path, 15, cache_of(run), tmp_path / "model")
+    assert capsys.readouterr().out.startswith("updates ")
+
+
+def test_a_replay_of_real_workers_begins_where_the_run_went_on(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = train(mode="async", nproc=2, samples=40, schedule="constant", checkpoint_every="24")
+    path = shutil.copytree(first.path, tmp_path / "run")
+    (path / "summary.json").unlink()
+    longer = make_settings(FLAGS.load_yaml(path / "settings.yaml") | {"samples": 80, "resume": str(path)})
+    longer = dataclasses.replace(longer, data=dataclasses.replace(longer.data, cache_dir=cache_of(first)))
+    folder = open_run_folder("tests", longer, "tests")
+    assert lead(pretraining(longer), Launch(2, None, False), folder, fork_server("tiny")) == 0
+    capsys.readouterr()
+    model_at(path, 18, cache_of(first), tmp_path / "near")
+    assert capsys.readouterr().out.startswith("from       checkpoint 000000000024, version 6\n")
+    shutil.rmtree(path / "checkpoints")
+    model_at(path, 18, cache_of(first), tmp_path / "far")
+    near, far = (tmp_path / name / "model.safetensors" for name in ("near", "far"))
+    assert near.read_bytes() == far.read_bytes()

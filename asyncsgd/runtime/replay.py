@@ -24,6 +24,7 @@ from torch import Tensor
 
 from asyncsgd.batches import Source, count_batches
 from asyncsgd.dispatcher import Dispatcher
+from asyncsgd.packing import Plain, classes_in, unpack
 from asyncsgd.records.events import Membership, Range
 from asyncsgd.runtime.computation import Computation
 from asyncsgd.runtime.log import LoggedArrival, LoggedReply, LogRecord
@@ -38,6 +39,21 @@ class Difference:
     version: int
     """They differ from this version on, or from an earlier one."""
     message: str
+
+
+def follows(state: Plain, records: Sequence[LogRecord]) -> bool:
+    """Whether the state of a checkpoint holds all points that the gradients in `records`, which come after it, were
+    computed at.
+
+    In one process and on the virtual clock it does. Workers that are processes read the parameters by themselves, so
+    what they had in flight was computed at versions that no checkpoint has, unless it was lost: the run went on from
+    there.
+    """
+    launches = unpack(state["dispatcher"]["launches"], classes_in("asyncsgd.dispatcher"))
+    flights = {dispatch: launches[worker] for worker, dispatch, *_ in state["server"]["in_flight"]}
+    known = {dispatch for dispatch, launch in flights.items() if launch is not None and launch.point is not None}
+    arrivals = [record for record in records if isinstance(record, LoggedArrival)]
+    return all(r.read_version >= state["server"]["version"] or r.dispatch in known for r in arrivals)
 
 
 class Replay:
@@ -71,6 +87,15 @@ class Replay:
         self._readers = collections.Counter(r.read_version for r in records if isinstance(r, LoggedArrival))
         self._kept: dict[int, Tensor] = {}
         self.num_checked = 0
+
+    def go_on_from(self, state: Plain) -> None:
+        """Begin at a checkpoint, where `follows` allows it; the records are those after it."""
+        source = state["dispatcher"]["source"] | {"limit": None}  # the log says where the run ended
+        self._server.load_state_dict(state["server"])
+        self._dispatcher.load_state_dict(state["dispatcher"] | {"source": source})
+        self._rates = {w: self._dispatcher.launch_of(w).learning_rate for w in self._server.in_flight}
+        if "computation" in state:
+            self._computation.load_state_dict(state["computation"])
 
     def run(self, until: int | None = None) -> Difference | None:
         """Replay the log, or its part up to version `until`. Return the first difference from the log, or None.
