@@ -191,7 +191,14 @@ def model_at(run: Path, version: int, cache: str, out: Path) -> bytes:
         {"mode": "single", "accumulate": 2, "dropout": 0.1, "checkpoint_every": "24"},
         {"clock": "virtual", "nproc": 3, "speeds": "exponential:1", "checkpoint_every": "24", "clip_norm": 1.0},
         {"clock": "virtual", "nproc": 3, "rule": "local_sgd:num_local_steps=2", "checkpoint_every": "24"},
-        {"clock": "virtual", "nproc": 3, "rule": "easgd", "optimizer": "sgd", "weight_decay": 0, "checkpoint_every": "24"},
+        {
+            "clock": "virtual",
+            "nproc": 3,
+            "rule": "easgd",
+            "optimizer": "sgd",
+            "weight_decay": 0,
+            "checkpoint_every": "24",
+        },
     ],
     ids=str,
 )
