@@ -108,7 +108,7 @@ def sentences(found: Findings) -> list[str]:
         if arm.difference is None or arm.speed is None:
             continue
         speed = f"{arm.speed.estimate:.2f} times the samples a second of {arm.reference}"
-        if arm.speed.low is not None:
+        if arm.speed.low is not None and arm.speed.n > 2:  # of two seeds it would say nothing, at length
             speed += f" (95 % CI {arm.speed.low:.2f} to {arm.speed.high:.2f})"
         word = arm.verdict.word if arm.verdict is not None else "undecided"
         shown = {
