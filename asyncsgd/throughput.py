@@ -31,11 +31,6 @@ SIDE = {"cpu": 1024, "cuda": 8192}
 REPETITIONS = 5
 
 
-def _batches(task: Task, seed: int) -> list[Batch]:
-    data = task.data(seed)
-    return [data.batch(0, index) for index in range(BATCHES)]
-
-
 def flops_per_sample(task: Task, model: nn.Module, batches: Sequence[Batch]) -> float | None:
     """The operations of a forward and a backward pass on one training sample; None where they cannot be counted.
 
@@ -99,8 +94,12 @@ def throughput(
     rate = totals["samples_per_second"]
     if rate is None or totals["train_seconds"] < SHORTEST_SECONDS:
         return found
-    batches = _batches(task, seed)
-    tokens = [task.count_tokens(batch) for batch in batches]
+    try:
+        data = task.data(seed)
+        batches = [data.batch(0, index) for index in range(BATCHES)]
+        tokens = [task.count_tokens(batch) for batch in batches]
+    except Exception:  # a user's own data may have fewer batches, and the run has ended well
+        return found
     if None not in tokens:
         found["tokens_per_second"] = rate * sum(filter(None, tokens)) / (len(batches) * task.batch_size)
     operations = flops_per_sample(task, model, batches)

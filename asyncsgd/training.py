@@ -705,11 +705,10 @@ def _finish(run: Run, result: Result) -> tuple[Result, dict[str, Any]]:
         sha256, result = None, TWICE
     except (OSError, SafetensorError) as error:
         result = Result(FAILED, f"the model could not be saved ({error}); free some space and run again")
-    summary = (
-        _summary(run, result, sha256, facts)
-        | _cost(run, result, totals.as_summary())
-        | run.tracking.finish(result.status)
-    )
+    cost: dict[str, Any] = {}
+    with contextlib.suppress(KeyboardInterrupt):  # the run has ended; only what it cost is not known then
+        cost = _cost(run, result, totals.as_summary())
+    summary = _summary(run, result, sha256, facts) | cost | run.tracking.finish(result.status)
     _write_last(folder, summary)
     if result.status == DONE and result.message:
         run.tell(result.message)

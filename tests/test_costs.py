@@ -218,6 +218,38 @@ def test_utilisation_is_operations_over_what_the_devices_can_do() -> None:
     assert found["model_flops_utilisation"] == pytest.approx(180 * 50 / (2 * peak))
 
 
+class FewBatches(Linear):
+    def batch(self, stream: int, index: int) -> torch.Tensor:
+        return [super().batch(stream, index)][index if stream == 0 else 0]
+
+
+def test_data_that_end_soon_have_no_rates_and_do_not_fail_the_run() -> None:
+    found = throughput(
+        FewBatches(),
+        Linear().model(0),
+        {"samples_per_second": 50.0, "train_seconds": 2.0},
+        seed=0,
+        device="cpu",
+        num_devices=1,
+        precision=torch.float32,
+    )
+    assert set(found.values()) == {None}
+
+
+def test_a_stop_while_the_rates_are_counted_leaves_a_run_that_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: Any, **named: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("asyncsgd.training.throughput", interrupted)
+    asyncsgd.train(Linear(), samples=8, folder=tmp_path / "run", quiet=True)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "DONE"
+    assert "throughput" not in summary
+    assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
+
+
 def test_a_run_of_less_than_a_second_has_no_rates(train: Train) -> None:
     summary = train(mode="single", samples=8, eval_samples=8).summary
     assert summary["train_seconds"] < 1

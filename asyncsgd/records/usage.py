@@ -37,6 +37,8 @@ class Usage:
         self._train_seconds = 0.0
         self._processes: dict[str, Any] = {}
         self._rows: list[dict[str, Any]] = []
+        self._psutil: Any = None
+        """None where nothing is looked at."""
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -59,7 +61,7 @@ class Usage:
 
     def follow(self, name: str, pid: int | None) -> None:
         """Look at the process `pid` too, until it has ended."""
-        if pid is None or not hasattr(self, "_psutil"):
+        if pid is None or self._psutil is None:
             return
         with contextlib.suppress(self._psutil.Error):
             process = self._psutil.Process(pid)
