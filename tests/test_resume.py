@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 import json
 import os
 import shutil
@@ -62,20 +63,41 @@ class Noisy(asyncsgd.Task):
         return nn.functional.cross_entropy(outputs, batch[1])
 
 
+BATCHES = itertools.count()
+
+
+@dataclasses.dataclass(frozen=True)
+class Held(Noisy):
+    """Noisy whose process trains on 30 batches and then holds still until the file `asked` is there."""
+
+    asked: str = ""
+
+    def outputs(self, model: nn.Module, batch: Batch) -> Any:
+        while model.training and next(BATCHES) >= 30 and not Path(self.asked).exists():
+            time.sleep(0.001)
+        return super().outputs(model, batch)
+
+
 def train(
-    folder: Path, stop_at: int | None = None, also: Callable[[Any], None] = lambda record: None, **arguments: Any
+    folder: Path,
+    stop_at: int | None = None,
+    also: Callable[[Any], None] = lambda record: None,
+    task: Noisy = Noisy(),
+    **arguments: Any,
 ) -> asyncsgd.TrainedRun:
     """A run, asked to stop as soon as it has reported `stop_at` samples; `also` gets each record."""
     asked = []
 
     def stop(record: Any) -> None:
         also(record)
+        if asked and isinstance(task, Held):  # a record after the request, so that was handed on to the ranks
+            Path(task.asked).touch()
         if stop_at is not None and not asked and getattr(record, "total_samples", 0) >= stop_at:
             asked.append(True)
             os.kill(os.getpid(), signal.SIGTERM)
 
     chosen: dict[str, Any] = {"samples": SAMPLES, "evaluations": 5, "learning_rate": 0.02, "device": "cpu"}
-    return asyncsgd.train(Noisy(), folder=folder, quiet=True, report=stop, **(chosen | arguments))
+    return asyncsgd.train(task, folder=folder, quiet=True, report=stop, **(chosen | arguments))
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
@@ -520,11 +542,12 @@ def test_processes_are_replaced_what_they_had_in_flight_is_lost_and_a_replay_cro
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("ranks", "more"),
-    [(2, {}), (3, {}), (2, {"micro_batches": 2, "learning_rate": 0.3, "evaluations": 40, "patience": 6})],
+    [(2, {}), (3, {}), (2, {"micro_batches": 2, "learning_rate": 0.3, "evaluations": 40, "patience": 10})],
     ids=["2", "3", "in parts until nothing improves"],
 )
 def test_synchronous_ranks_go_on_as_if_they_had_never_stopped(ranks: int, more: dict[str, Any], tmp_path: Path) -> None:
-    arguments = {"runtime": modes.AllReduce(ranks), "optimizer": AdamW(), "samples": 480, **more}
+    task = Held(asked=str(tmp_path / "asked"))
+    arguments = {"task": task, "runtime": modes.AllReduce(ranks), "optimizer": AdamW(), "samples": 480, **more}
     train(tmp_path / "run", stop_at=100, **arguments)
     train(tmp_path / "run", resume=True, **arguments)
     train(tmp_path / "whole", **arguments)
