@@ -20,8 +20,8 @@ from asyncsgd.records.events import EVENTS, read_header
 from asyncsgd.runtime.computation import ModelGradients
 from asyncsgd.runtime.log import LoggedArrival, LogRecord
 from asyncsgd.runtime.replay import Difference, Replay, follows
-from asyncsgd.scripts.task import task_flags
 from asyncsgd.server import Server
+from asyncsgd.settings.task import task_flags
 from asyncsgd.tasks import task_class
 from asyncsgd.tasks.base import Task
 

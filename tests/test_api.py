@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import asyncsgd
 from asyncsgd import TensorData, UsageError
-from asyncsgd.scripts.task import task_flags
+from asyncsgd.settings.task import task_flags
 
 BATCH = 8
 

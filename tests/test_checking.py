@@ -21,8 +21,8 @@ from torch.nn import functional
 
 import asyncsgd
 from asyncsgd.errors import UsageError
-from asyncsgd.scripts.task import task_flags
 from asyncsgd.settings.flags import setting
+from asyncsgd.settings.task import task_flags
 from asyncsgd.tasks.base import Batch, Task
 from asyncsgd.tasks.checking import Checked, check, check_main, refuse_in_worker
 from asyncsgd.tasks.tensors import TensorData

@@ -19,6 +19,7 @@ from running import sentences
 from transformers import AutoModelForCausalLM
 
 from asyncsgd.scripts.base import run_script
+from asyncsgd.scripts.tagging import TAGGER
 from asyncsgd.tasks import task_class
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
@@ -27,7 +28,8 @@ SCRIPTS = {"clm": "causal_lm", "train_tagger": "token_classification"}
 
 def run(name: str, line: str) -> int:
     """The exit code of a command line, in this process."""
-    return run_script(importlib.import_module(name).SCRIPT.run, line.split())
+    script = TAGGER if name == TAGGER.name else importlib.import_module(name).SCRIPT
+    return run_script(script.run, line.split())
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from asyncsgd.data.random import dropout_seed
 from asyncsgd.errors import UsageError
 from asyncsgd.flat import FlatModel
 from asyncsgd.scripts.pretraining import pretraining
-from asyncsgd.scripts.task import task_flags
 from asyncsgd.settings.finetuning import make_finetune_settings
+from asyncsgd.settings.task import task_flags
 from asyncsgd.settings.training import Settings, make_settings
 from asyncsgd.tasks import task_class
 from asyncsgd.tasks.masked_lm import MaskedLM

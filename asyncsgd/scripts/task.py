@@ -22,8 +22,9 @@ from asyncsgd.records.trackers.tracking import Tracking
 from asyncsgd.runtime.processes import fork_server
 from asyncsgd.runtime.ranks import Launch
 from asyncsgd.scripts.run_folder import open_folder
-from asyncsgd.settings.flags import Flags, group, setting
-from asyncsgd.settings.training import Common, Job, Output, common_contradictions
+from asyncsgd.settings.flags import Flags
+from asyncsgd.settings.task import task_flags
+from asyncsgd.settings.training import Job, Output
 from asyncsgd.signals import StopRequest
 
 if TYPE_CHECKING:
@@ -188,31 +189,6 @@ def _values_of(argv: list[str], flag: str) -> list[str]:
     return [argv[i + 1] for i in range(len(argv) - 1) if argv[i] == flag] + [
         a[len(flag) + 1 :] for a in argv if a.startswith(flag + "=")
     ]
-
-
-@dataclasses.dataclass(frozen=True)
-class TaskOutput(Output):
-    """Where the run is written and prepared data are kept; nothing here changes a result."""
-
-    cache_dir: str | None = setting(None, "folder for prepared data", unset="the user's cache folder")
-
-
-def task_flags(kind: type[Task]) -> Flags[Any]:
-    """Flags of every training and of the fields of a task, which is a frozen dataclass.
-
-    Raises:
-        UsageError: if a field has the name of a setting that every training has.
-    """
-    fields: list[Any] = [
-        ("task", kind, group(kind, f"task: {kind.name}")),
-        ("output", TaskOutput, group(TaskOutput, "output")),
-    ]
-    made = dataclasses.make_dataclass(f"{kind.__name__}Settings", fields, bases=(Common,), frozen=True)
-    flags: Flags[Any] = Flags(
-        made, lambda settings: common_contradictions(settings, settings.task.batch_size), example=("mode", "async")
-    )
-    _ = flags.specs  # refuses
-    return flags
 
 
 def task_script(
