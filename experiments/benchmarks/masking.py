@@ -12,9 +12,9 @@ tokens; a fifth of the tokens are candidates, so the lookup has work to do. The 
                         texts does it
     finder alone        a forward pass of BERT-base on the batch, without training
 
-Steps of all rows take turns, since machines drift. Ratios are taken turn by turn. Then it finds candidates with one and
-with two processes, which have loaded their models before the clock starts, and says after how many epochs finding them
-once has paid. A target stands beside each number that has one."""
+Steps of all rows take turns, since machines drift. Ratios are taken turn by turn. Then one process and two processes
+find candidates, in turns too, after all of them have loaded their models. The last line says after how many epochs
+finding them once has paid. A target stands beside each number that has one."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,31 @@ def rows_of(training: Training, base: Find, finder: Find | None) -> dict[str, St
     return rows
 
 
+def profile_of(training: Training, base: Find) -> list[str]:
+    """Where a step with the finder in its batch spends its time: its two parts, then the costliest operators."""
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    backend = plain_backend(training.tokenizer)
+    for index in range(2):  # the first one warms up
+        texts = training.texts(index)
+        with profile(activities=[ProfilerActivity.CPU]) as profiled:
+            with record_function("finder"):
+                found_in(texts, base, backend)
+            with record_function("training step"):
+                training.step("token", index)
+    events = profiled.key_averages()
+    parts = {event.key: event.cpu_time_total for event in events if event.key in ("finder", "training step")}
+    whole = sum(parts.values())
+    operators = sorted(
+        (event for event in events if event.key not in parts), key=lambda event: -event.self_cpu_time_total
+    )
+    lines = [f"{name:40} {time / 1000:9.1f} ms {time / whole:6.1%}" for name, time in parts.items()]
+    for event in operators[:5]:
+        time = event.self_cpu_time_total
+        lines.append(f"  {event.key:38} {time / 1000:9.1f} ms {time / whole:6.1%}   {event.count} calls")
+    return lines
+
+
 def measure(rows: dict[str, Step], texts: Callable[[int], Any], rounds: int) -> dict[str, list[float]]:
     """Seconds of each step, by row; the first round warms up."""
     seconds: dict[str, list[float]] = {name: [] for name in rows}
@@ -170,20 +196,29 @@ def save_base(tokenizer: Any, folder: Path) -> Path:
     return folder
 
 
-def seconds_to_find(find: Find, tokenizer: Any, texts: list[str], processes: int, chunk: int, folder: Path) -> float:
-    """Seconds to find in all texts, from after each process has loaded its model."""
-    start = functools.partial(begin, find, plain_backend(tokenizer).to_str(), ["cpu"] * processes)
+def seconds_to_find(
+    find: Find, tokenizer: Any, texts: list[str], chunk: int, rounds: int, folder: Path
+) -> dict[int, list[float]]:
+    """Seconds to find in all texts with one and with two processes, in turns, after all have loaded their models."""
 
     def chunks(of: list[str], name: str) -> list[Chunk]:
         parts = [of[first : first + chunk] for first in range(0, len(of), chunk)]
         return [Chunk(folder / f"{name}-{number}.parquet", "", part) for number, part in enumerate(parts)]
 
-    with Pool(processes, start, ["asyncsgd.data.candidates", *Ner.modules]) as pool:
-        # Long enough that each process has to take a part of it.
-        list(pool.map(make_chunk, chunks(texts[: 2 * processes * chunk], "warm")))
-        began = time.perf_counter()
-        list(pool.map(make_chunk, chunks(texts, "chunk")))
-        return time.perf_counter() - began
+    seconds: dict[int, list[float]] = {1: [], 2: []}
+    with ExitStack() as closing:
+        pools = {}
+        for processes in seconds:
+            start = functools.partial(begin, find, plain_backend(tokenizer).to_str(), ["cpu"] * processes)
+            pool = closing.enter_context(Pool(processes, start, ["asyncsgd.data.candidates", *Ner.modules]))
+            list(pool.map(make_chunk, chunks(texts[: 2 * processes * chunk], "warm")))  # each has to take a part of it
+            pools[processes] = pool
+        for _ in range(rounds):
+            for processes, pool in pools.items():
+                began = time.perf_counter()
+                list(pool.map(make_chunk, chunks(texts, "chunk")))
+                seconds[processes].append(time.perf_counter() - began)
+    return seconds
 
 
 def main() -> int:
@@ -195,6 +230,9 @@ def main() -> int:
     flags.add_argument("--batch-size", type=int, default=8, metavar="N", help="(default: 8)")
     flags.add_argument(
         "--find-texts", type=int, default=64, metavar="N", help="texts of the preprocessing (default: 64)"
+    )
+    flags.add_argument(
+        "--profile", action="store_true", help="say where a step with the finder spends its time, and stop"
     )
     flags.add_argument("--threads", type=int, default=available_cores(), metavar="N", help="of a training step")
     given = flags.parse_args()
@@ -208,6 +246,9 @@ def main() -> int:
             training = Training(name, given.data, given.batch_size, cache)
             if base is None:
                 base = Ner(str(save_base(training.tokenizer, Path(temporary) / "base"))).prepare([], cache)
+            if given.profile:
+                print(f"\n{name}, BERT-base in every batch", *profile_of(training, base), sep="\n")
+                continue
             seconds = measure(rows_of(training, base, finder), training.texts, given.rounds)
             print(f"\n{name}: milliseconds of a step, median of {given.rounds}; ratio to the lookup")
             targets = {"looked up": f"{LOOKUP_TARGET} of uniform", "BERT-base per batch": str(TARGETS[name])}
@@ -221,23 +262,26 @@ def main() -> int:
             print(
                 f"  making a batch alone: uniform {uniform:.2f}, looked up {looked_up:.2f}; ratio {beside}", flush=True
             )
-        found: dict[str, list[float]] = {}
+        if given.profile:
+            return 0
+        found: dict[str, dict[int, list[float]]] = {}
         texts = [text for index in range(-(-given.find_texts // given.batch_size)) for text in training.texts(index)]
         for what, find, number in (("BERT-base", base, 1), ("--finder", finder, 20)):
             if find is None:
                 continue
             many = (texts * number)[: given.find_texts * number]
             chunk = max(1, len(many) // 8)
-            for processes in (1, 2):
-                time_taken = seconds_to_find(find, training.tokenizer, many, processes, chunk, Path(temporary))
-                found.setdefault(what, []).append(time_taken / len(many))
-        print("\nfinding once: milliseconds a text")
-        for what, (one, two) in found.items():
-            times = f"1 process {1000 * one:8.1f}   2 processes {1000 * two:8.1f}   {one / two:.2f} times as fast"
-            print(f"  {what:22} {times}{told_target(str(PROCESSES_TARGET))}")
+            taken = seconds_to_find(find, training.tokenizer, many, chunk, given.rounds, Path(temporary))
+            found[what] = {processes: [one / len(many) for one in of] for processes, of in taken.items()}
+        print(f"\nfinding once: milliseconds a text, median of {given.rounds}")
+        once = {}
+        for what, of_number in found.items():
+            one, two = once[what] = [statistics.median(of) for of in of_number.values()]
+            times = f"1 process {1000 * one:8.1f}   2 processes {1000 * two:8.1f}   {ratio(of_number[1], of_number[2])}"
+            print(f"  {what:22} {times} times as fast{told_target(str(PROCESSES_TARGET))}")
         row = "BERT-base per batch"
         saved = [(a - b) / given.batch_size for a, b in zip(seconds[row], seconds["looked up"], strict=True)]
-        one, two = found["BERT-base"]
+        one, two = once["BERT-base"]
         print(
             f"  break-even with BERT-base, {name}: after {one / statistics.median(saved):.2f} epochs with 1 process, "
             f"{two / statistics.median(saved):.2f} with 2"
