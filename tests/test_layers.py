@@ -11,7 +11,7 @@ import asyncsgd
 
 ROOT = Path(__file__).resolve().parents[1]
 
-PLANNING = ("study.config", "study.arms", "study.registration", "study.plan")
+PLANNING = ("study.config", "study.arms", "study.finetuning", "study.registration", "study.plan")
 """What plans a study runs nothing."""
 
 MAY_IMPORT = {
@@ -68,6 +68,7 @@ MAY_IMPORT = {
     "modes": {"errors", "records", "settings", "simulation.churn", "simulation.speeds"},
     "recorded_run": {"errors", "modes", "settings.yaml_reader"},
     **{part: {"errors", "settings", *PLANNING} for part in PLANNING},
+    "study.finetuning": {"errors", "settings", "tasks"},
 }
 COMPOSE = {"__init__", "api", "experiment", "training", "replaying", "scripts", "study"}
 
@@ -167,6 +168,7 @@ def test_analysis_never_imports_torch(path: Path) -> None:
         "asyncsgd.records.totals",  # quantiles of delays, as in a run's summary
         "asyncsgd.records.usage",  # what the last look at the machine is called
         *("asyncsgd.study.arms", "asyncsgd.study.plan", "asyncsgd.study.registration"),  # names in a sweep's folder
+        "asyncsgd.study.finetuning",  # what models are judged by
     }
 
 

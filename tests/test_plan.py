@@ -489,6 +489,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"finetune": {"sampels": 8}}, r"finetune: unknown key 'sampels'; did you mean 'samples'\?"),
     ({"finetune": {"samples": 8, "epochs": 1}}, "finetune: --epochs 1 and --samples 8 both say how long"),
     ({"finetune": {"init-from": "x"}}, "finetune: init_from is decided by the sweep; .* repetitions: 3"),
+    (
+        {"finetune": {"task": "tagging"}},
+        "finetune: task must be one of classification, token_classification, got 'tagging'",
+    ),
+    (
+        {**FULL, "analysis": {"reference": "sync", "primary": {"endpoint": "span_f1", "clock": "measured"}}},
+        "analysis.primary.endpoint span_f1 is not what this fine-tuning is scored by; write endpoint: macro_f1",
+    ),
     ({"finetune": {}, "seeds": [4294967]}, "seeds must be less than 4294967 where fine-tuning"),
     (
         {"analysis": {"reference": "snyc"}},
@@ -584,7 +592,8 @@ def test_fine_tuning_in_processes_is_refused_in_a_sweep(mode: str) -> None:
 
 @pytest.mark.parametrize("values", [{}, {"mode": "single"}, {"mode": "async", "clock": "virtual", "nproc": 2}], ids=str)
 def test_fine_tuning_in_one_process_is_planned(values: dict[str, Any]) -> None:
-    check(make_plan(config_of(finetune={"data": "pydocs", **values})))
+    for task in ("classification", "token_classification"):
+        check(make_plan(config_of(finetune={"task": task, "data": "pydocs", **values})))
 
 
 ALIASES = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9))

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import shlex
 import shutil
 import signal
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import yaml
 from running import sentences
@@ -30,9 +32,11 @@ import dose_response
 import stilt_finetune
 import stilt_mlm
 import sweep as sweep_script
+from analysis.findings.results import results as findings_of
 from analysis.study.read import load_study
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import read_events
+from asyncsgd.scripts.tagging import TAGGER
 from asyncsgd.signals import StopRequest
 from asyncsgd.study.plan import Plan, make_plan, sha256_of
 from asyncsgd.study.sweep import Job, Sweep, alone, locked, share
@@ -602,6 +606,44 @@ def test_fine_tuning_starts_from_every_model_of_the_test_and_from_the_base_model
     again = summary_of(out, "finetune/async-w2-virtual/s7-f0")
     assert again["parameters_sha256"] == child["parameters_sha256"]
     assert again["class_weights"]
+
+
+def test_a_sweep_judges_its_models_by_the_spans_that_their_taggers_find(
+    small: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draw = random.Random(0)
+    (tmp_path / "tagged").mkdir()
+    for side, number in (("train", 24), ("test", 8)):
+        words = [[draw.choice(("bada", "gimo", "sune")) for _ in range(5)] for _ in range(number)]
+        rows = [{"tokens": own, "ner_tags": ["B-X" if word == "sune" else "O" for word in own]} for own in words]
+        (tmp_path / "tagged" / f"{side}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tagged = {"task": "token_classification", "data": str(tmp_path / "tagged"), "cache_dir": str(tmp_path / "cache")}
+    config = {
+        **{key: small[key] for key in ("name", "base_model", "base")},
+        "algorithms": {"token": {"mode": "single"}, "words": {"mode": "single", "mask": "word"}},
+        "conditions": {},
+        "seeds": [7],
+        "finetune": {**tagged, "samples": 16, "batch_size": 4, "evaluations": 1, "device": "cpu"},
+        "analysis": {"reference": "token", "primary": {"endpoint": "span_f1"}, "margins": {"span_f1": 0.01}},
+    }
+    path, out = written(config, tmp_path), tmp_path / "out"
+    assert sweep(path, out, "--dry-run") == 0
+    assert "finetune     3 runs to make: about " in capsys.readouterr().out
+    assert sweep(path, out) == 0
+    assert re.search(r"finetune/words-w1/s7-f0 +DONE +span F1 0\.", capsys.readouterr().out)
+    child = summary_of(out, "finetune/words-w1/s7-f0")
+    parent = summary_of(out, "test/words-w1/s7")
+    assert child["parent"]["parameters_sha256"] == child["init_sha256"] == parent["parameters_sha256"]
+    tests = findings_of(load_study(out), numpy.random.default_rng(0)).tests
+    (row,) = [row for row in tests if (row.treatment, row.endpoint) == ("words-w1", "span_f1")]
+    assert (row.reference, row.endpoint, row.n, row.word) == ("token-w1", "span_f1", 1, "too few seeds")
+
+    shutil.rmtree(out / "finetune" / "words-w1" / "s7-f0")
+    assert sweep(path, out, "--print-commands") == 0
+    (command,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("python "))
+    assert shlex.split(command)[:2] == ["python", "experiments/train_tagger.py"]
+    assert TAGGER.run(shlex.split(command)[2:], StopRequest()) == 0
+    assert summary_of(out, "finetune/words-w1/s7-f0")["parameters_sha256"] == child["parameters_sha256"]
 
 
 @pytest.fixture(scope="module")

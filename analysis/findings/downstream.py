@@ -1,4 +1,6 @@
-"""Scores after fine-tuning: per arm with intervals over pretraining seeds, and paired tests of macro-F1.
+"""Scores after fine-tuning: per arm with intervals over pretraining seeds, and paired tests of the task's score.
+
+The score is the macro-F1 of a classifier and the span F1 of a tagger.
 
 The unit is the pretraining seed: the fine-tuning runs of one pretraining run are repetitions and are averaged first.
 The baseline is the base model without intermediate training, fine-tuned in the same way with the same seeds.
@@ -10,7 +12,7 @@ import dataclasses
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from analysis.findings.comparisons import FROM_SCRATCH, Group, LeftOut, is_control
@@ -19,11 +21,14 @@ from analysis.findings.judging import Family, Paired, Question
 from analysis.statistics.intervals import Interval, interval_over
 from analysis.study.run import Run
 from analysis.study.types import Arm, Study, StudyRun
+from asyncsgd.study.finetuning import SCORES
 from asyncsgd.study.plan import BASELINE
 
 
 @dataclasses.dataclass(frozen=True)
 class ClassScore:
+    """The F1 of a class, or of a type of spans."""
+
     label: str
     f1: Interval
 
@@ -48,10 +53,12 @@ class DownstreamArm:
     from_scratch: bool | None
     data: str
     num_finetuning_runs: int
-    macro_f1: Interval
+    metric: str
+    """What `score` is, of `SCORES`."""
+    score: Interval
     accuracy: Interval | None
     per_seed: tuple[tuple[int, float], ...]
-    """(pretraining seed, mean macro-F1 of its fine-tuning runs)."""
+    """(pretraining seed, mean score of its fine-tuning runs)."""
     classes: tuple[ClassScore, ...]
     labels: tuple[str, ...]
     confusion: tuple[tuple[int, ...], ...]
@@ -68,13 +75,15 @@ class Scores:
     """arm -> pretraining seed -> its fine-tuning runs, all of them with a result."""
     lost: Mapping[str, Mapping[int, str]]
     """arm -> pretraining seed -> why it is left out."""
+    metric: str
+    """What the scores are, of `SCORES`."""
     worst: float
-    """The lowest macro-F1 of all; what a diverged run counts as."""
+    """The lowest score of all; what a diverged run counts as."""
     left_out: tuple[LeftOut, ...]
 
     def of_seed(self, arm: str, seed: int) -> float:
-        """The mean macro-F1 over the fine-tuning runs of one pretraining seed."""
-        return statistics.fmean(self.worst if _diverged(run) else _macro_f1(run) for run in self.runs[arm][seed])
+        """The mean score over the fine-tuning runs of one pretraining seed."""
+        return statistics.fmean(self.worst if _diverged(run) else _score(run) for run in self.runs[arm][seed])
 
 
 def scores_of(study: Study) -> Scores:
@@ -93,7 +102,7 @@ def scores_of(study: Study) -> Scores:
         if run.run is None and parent is not None and parent.diverged:
             by_seed[run.arm][run.seed].append(run)  # nothing could be fine-tuned: that is its result
         elif not _usable(run):
-            reason = run.unusable_because or "it has no macro_f1"
+            reason = run.unusable_because or f"it has no {' or '.join(SCORES)}"
             left_out.append(LeftOut(run.name, reason))
             lost[run.arm][run.seed] = f"no result came of {run.name}"
         elif run.run is not None and not _diverged(run) and _data_of(run.run) != main:
@@ -107,13 +116,12 @@ def scores_of(study: Study) -> Scores:
         arm: {seed: tuple(own) for seed, own in sorted(of_arm.items()) if seed not in lost[arm]}
         for arm, of_arm in by_seed.items()
     }
-    values = [
-        _macro_f1(run) for of_arm in runs.values() for own in of_arm.values() for run in own if not _diverged(run)
-    ]
-    worst = min(values, default=math.nan)
-    if not values:
+    scored = [run for of_arm in runs.values() for own in of_arm.values() for run in own if not _diverged(run)]
+    worst = min(map(_score, scored), default=math.nan)
+    if not scored:
         runs = {}
-    return Scores(runs, lost, worst, tuple(left_out))
+    metrics = [metric for run in scored if (metric := metric_of(run)) is not None]
+    return Scores(runs, lost, metrics[0] if metrics else next(iter(SCORES)), worst, tuple(left_out))
 
 
 def downstream_arms(
@@ -132,9 +140,9 @@ def _downstream_arm(study: Study, scores: Scores, name: str, label: str, problem
     }
     everything = [run for runs in folders.values() for run in runs]
     per_seed = tuple((seed, scores.of_seed(name, seed)) for seed in by_seed)
-    macro = interval_over(value for _, value in per_seed)
-    assert macro is not None
-    classes = sorted({key for run in everything for key in _mapping(run.details.get("per_class_f1"))})
+    score = interval_over(value for _, value in per_seed)
+    assert score is not None
+    classes = sorted({key for run in everything for key in _f1_of_classes(run)})
     class_order, confusion = _confusion(name, everything, problems)
     classes.sort(key=lambda one: class_order.index(one) if one in class_order else len(class_order))
     return DownstreamArm(
@@ -144,7 +152,8 @@ def _downstream_arm(study: Study, scores: Scores, name: str, label: str, problem
         from_scratch=_marked(everything),
         data=next((str(run.summary["data"]) for run in everything if run.summary.get("data")), "unknown data"),
         num_finetuning_runs=sum(map(len, by_seed.values())),
-        macro_f1=macro,
+        metric=scores.metric,
+        score=score,
         accuracy=_over_seeds(folders, lambda run: run.metrics.get("accuracy")),
         per_seed=per_seed,
         classes=tuple(_class_scores(folders, classes)),
@@ -158,7 +167,7 @@ def _downstream_arm(study: Study, scores: Scores, name: str, label: str, problem
 def downstream_questions(
     study: Study, groups: Sequence[Group], scores: Scores, *, exploratory: bool
 ) -> tuple[tuple[Question, ...], tuple[LeftOut, ...]]:
-    """macro-F1 of every arm against the reference of its group, and of the reference against the baseline.
+    """The score of every arm against the reference of its group, and of the reference against the baseline.
 
     Not of every arm against the baseline: that would ask one question many times, of the same baseline runs, and with
     few seeds the adjustment for so many would hide any answer.
@@ -172,7 +181,7 @@ def downstream_questions(
             continue
         for arm in group.arms[1:]:
             if arm in scores.runs:
-                kind = family_of(study.registration, "macro_f1", group, arm, exploratory=exploratory)
+                kind = family_of(study.registration, scores.metric, group, arm, exploratory=exploratory)
                 questions.append(_question(study, scores, arm, group.reference, group.name, kind, sorted(lost)))
     if BASELINE in scores.runs:
         kind = "exploratory" if exploratory or study.registration is None else "secondary"
@@ -219,22 +228,32 @@ def _question(
         treatment=treatment,
         reference=reference,
         group=group,
-        endpoint="macro_f1",
-        label="macro-F1 after fine-tuning",
-        unit="macro-F1",
+        endpoint=scores.metric,  # type: ignore[arg-type]  # of SCORES, which Endpoint has
+        label=f"{SCORES[scores.metric]} after fine-tuning",
+        unit=SCORES[scores.metric],
         # every arm meets the same runs of the baseline: what intermediate training gives is asked once, not per group
-        family=kind if kind == "primary" else f"{kind} macro_f1 {reference if algorithm == BASELINE else group}",
+        family=kind if kind == "primary" else f"{kind} {scores.metric} {reference if algorithm == BASELINE else group}",
         kind=kind,
         values=Paired(
             tuple(scores.of_seed(treatment, seed) for seed in seeds),
             tuple(scores.of_seed(reference, seed) for seed in seeds),
+            nothing_because=_nothing_learned({treatment: ours, reference: theirs}, seeds),
         ),
         lower_is_better=False,
-        margin=None if registration is None else registration.margins.get("macro_f1"),
+        margin=None if registration is None else registration.margins.get(scores.metric),
         alpha=DEFAULT_ALPHA if registration is None else registration.alpha,
         notes=tuple(notes),
         improvement=_improvement(scores, reference, seeds),
     )
+
+
+def _nothing_learned(arms: Mapping[str, Mapping[int, Sequence[StudyRun]]], seeds: Sequence[int]) -> str:
+    """Why the scores of arms, each with its runs by seed, decide nothing; empty where all of them have learned."""
+    names = [arm for arm, runs in arms.items() if not_learned(run for seed in seeds for run in runs[seed])]
+    if not names:
+        return ""
+    verb = "is" if len(names) == 1 else "are"
+    return f"{' and '.join(names)} {verb} no better than a tagger that gives every word the commonest tag"
 
 
 def _improvement(scores: Scores, reference: str, seeds: Sequence[int]) -> float | None:
@@ -256,7 +275,7 @@ def _finetune_seeds(runs: Sequence[StudyRun]) -> list[int | None]:
 
 
 def _usable(run: StudyRun) -> bool:
-    return run.diverged or (run.usable and run.run is not None and run.run.metrics.get("macro_f1") is not None)
+    return run.diverged or (run.usable and metric_of(run) is not None)
 
 
 def _diverged(run: StudyRun) -> bool:
@@ -264,11 +283,34 @@ def _diverged(run: StudyRun) -> bool:
     return run.run is None or run.diverged
 
 
-def _macro_f1(run: StudyRun) -> float:
+def metric_of(run: StudyRun) -> str | None:
+    """What a fine-tuned model is judged by; None where nothing says how good it is."""
+    if run.run is None:
+        return None
+    return next((name for name in SCORES if run.run.metrics.get(name) is not None), None)
+
+
+def _score(run: StudyRun) -> float:
+    metric = metric_of(run)
     assert run.run is not None
-    value = run.run.metrics["macro_f1"]
+    assert metric is not None
+    value = run.run.metrics[metric]
     assert value is not None
     return value
+
+
+def not_learned(runs: Iterable[StudyRun]) -> bool:
+    """Whether taggers are no better, in the mean of their span F1 or of their accuracy, than one that gives every word
+    the commonest tag; False where nothing says what that one would reach.
+    """
+    told = [run.run for run in runs if run.run is not None and not run.diverged]
+    told = [run for run in told if _mapping(run.details.get("majority"))]
+    for metric in ("span_f1", "accuracy"):
+        pairs = [(run.metrics.get(metric), _mapping(run.details["majority"]).get(metric)) for run in told]
+        known = [(own, least) for own, least in pairs if own is not None and isinstance(least, int | float)]
+        if known and math.fsum(own - least for own, least in known) <= 0:
+            return True
+    return False
 
 
 def _data_of(run: Run) -> tuple[str | None, Any]:
@@ -301,10 +343,16 @@ def _over_seeds(folders: Mapping[int, Sequence[Run]], value: Any) -> Interval | 
 def _class_scores(folders: Mapping[int, Sequence[Run]], classes: Sequence[str]) -> list[ClassScore]:
     found = []
     for label in classes:
-        interval = _over_seeds(folders, lambda run, label=label: _mapping(run.details.get("per_class_f1")).get(label))
+        interval = _over_seeds(folders, lambda run, label=label: _f1_of_classes(run).get(label))
         if interval is not None:
             found.append(ClassScore(label, interval))
     return found
+
+
+def _f1_of_classes(run: Run) -> Mapping[str, Any]:
+    """Of a classifier's classes, or a tagger's types of spans."""
+    of_types = _mapping(run.details.get("per_type"))
+    return _mapping(run.details.get("per_class_f1")) or {kind: _mapping(of_types[kind]).get("f1") for kind in of_types}
 
 
 def _checks(folders: Mapping[int, Sequence[Run]]) -> list[CheckScore]:
@@ -335,6 +383,8 @@ def _confusion(
             problems.append(f"{arm}: its fine-tuning runs have different labels; there is no confusion matrix")
         return (), ()
     (labels,) = told
+    if not any("confusion" in run.details for run in runs):  # of taggers
+        return labels, ()
     size = len(labels)
     total = [[0] * size for _ in range(size)]
     for run in runs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy
 
@@ -24,7 +24,9 @@ from analysis.statistics.time_to_target import restricted, speed_up
 from analysis.statistics.verdict import MINIMUM_PAIRS, margin_too_wide, nothing_to_find, verdict
 from analysis.statistics.wins import mcnemar, mcnemar_interval, win_share
 
-Endpoint = Literal["time_to_target", "target_reached", "loss_at_equal_samples", "loss_at_equal_seconds", "macro_f1"]
+Endpoint = Literal[
+    "time_to_target", "target_reached", "loss_at_equal_samples", "loss_at_equal_seconds", "macro_f1", "span_f1"
+]
 
 
 Family = Literal["primary", "secondary", "exploratory"]
@@ -244,7 +246,7 @@ def _tested(question: Question, generator: numpy.random.Generator) -> PairedResu
     found = paired_difference(ours, theirs, generator, question.alpha)
     if question.endpoint == "target_reached":
         found = dataclasses.replace(found, p=mcnemar(ours, theirs))
-    return found
+    return dataclasses.replace(found, p=None, t_p=None) if values.nothing_because else found
 
 
 def _compared(question: Question) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -408,5 +410,5 @@ def _speed_up(question: Question, generator: numpy.random.Generator) -> SpeedUpR
 def sort_rows(rows: Iterable[TestRow]) -> tuple[TestRow, ...]:
     """The primary family first, then endpoint by endpoint."""
     families = ("primary", "secondary", "exploratory")
-    endpoints = ("time_to_target", "target_reached", "loss_at_equal_samples", "loss_at_equal_seconds", "macro_f1")
+    endpoints = get_args(Endpoint)
     return tuple(sorted(rows, key=lambda row: (families.index(row.family), endpoints.index(row.endpoint))))

@@ -22,6 +22,7 @@ from analysis.findings.judging import RESTS_ON_MARGIN, RestrictedTimes, TestRow
 from analysis.statistics.intervals import Interval, short
 from analysis.statistics.verdict import nothing_to_find
 from analysis.study.types import MEASURED, Study
+from asyncsgd.study.finetuning import SCORES
 from asyncsgd.study.plan import BASELINE
 
 
@@ -46,7 +47,7 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 _LOSS_WORDS = {
     "loss_at_equal_samples": "final loss",
     "loss_at_equal_seconds": "loss at equal seconds",
-    "macro_f1": "macro-F1 after fine-tuning",
+    **{metric: f"{words} after fine-tuning" for metric, words in SCORES.items()},
 }
 
 _COMPARED_AT = "compared at "

@@ -23,6 +23,7 @@ from analysis.statistics.noise import components
 from analysis.study.curves import Column, end_of, worst_loss
 from analysis.study.run import Run
 from analysis.study.types import MEASURED, Arm, Study, StudyRun, Trial
+from asyncsgd.study.finetuning import SCORES
 from asyncsgd.study.plan import BASE, BASELINE
 
 
@@ -174,7 +175,8 @@ class RunRow:
     status: str
     """DONE, DIVERGED, FAILED, INTERRUPTED, UNFINISHED, UNREADABLE, MISSING."""
     loss: float | None
-    macro_f1: float | None
+    score: float | None
+    """Of `SCORES`, where it is a fine-tuning run."""
     train_seconds: float | None
     num_samples: int | None
     learning_rate: float | None
@@ -528,7 +530,7 @@ def _run_row(study: Study, run: StudyRun, in_tests: bool, reasons: Sequence[str]
         parent=run.parent or "",
         status=run.status if run.stage else "SET ASIDE",
         loss=summary.get("final_eval_loss"),
-        macro_f1=None if run.run is None else run.run.metrics.get("macro_f1"),
+        score=next((run.run.metrics[name] for name in SCORES if name in run.run.metrics), None) if run.run else None,
         train_seconds=summary.get("train_seconds"),
         num_samples=summary.get("num_samples"),
         learning_rate=None if run.run is None else run.run.learning_rate,

@@ -10,7 +10,7 @@ from typing import Literal
 
 from analysis.findings.comparable_runs import Scope
 from analysis.findings.comparisons import FROM_SCRATCH, UNEQUAL_BATCHES, Comparison, Group
-from analysis.findings.downstream import num_predicted_classes
+from analysis.findings.downstream import metric_of, not_learned, num_predicted_classes
 from analysis.findings.endpoints import seconds_unit
 from analysis.findings.judging import TestRow
 from analysis.findings.tables import HardwareRow, TuningResult, learning_rate_of
@@ -367,9 +367,19 @@ def _registration_item(study: Study, exploratory: str) -> TrustItem:
 
 
 def _constant_item(study: Study) -> TrustItem:
-    """Fine-tuned classifiers that give every text one label: their score says how often that label occurs."""
+    """Fine-tuned classifiers that give every text one label, whose score says how often that label occurs; or taggers
+    that are no better than one that does.
+    """
     title = "classifiers that tell classes apart"
     runs = [run for run in study.of("finetune") if run.usable and not run.diverged]
+    if any(metric_of(run) == "span_f1" for run in runs):
+        title = "taggers that beat the commonest tag"
+        names = list(dict.fromkeys(run.arm for run in runs))
+        ignorant = [name for name in names if not_learned(run for run in runs if run.arm == name)]
+        if not ignorant:
+            return TrustItem(title, "all", "good", "")
+        detail = f"{', '.join(ignorant)}: no better in span F1 or accuracy, so there is no verdict on their scores"
+        return TrustItem(title, f"not {len(ignorant)} of {len(names)} arms", "bad", detail)
     if not runs:
         return TrustItem(title, "does not apply", "good", "nothing was fine-tuned")
     predicted = {run.name: num_predicted_classes(run) for run in runs}

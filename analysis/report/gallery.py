@@ -18,6 +18,7 @@ from analysis.report.figures.runs import expected_best, learning_rates, timeline
 from analysis.report.figures.scaling import throughput
 from analysis.report.figures.times import target_sensitivity, time_to_target
 from analysis.report.tables.arms import clocks_of
+from asyncsgd.study.finetuning import SCORES
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -114,7 +115,7 @@ def gallery(results: Results) -> Gallery:
         items = [item for item in results.downstream if item.data == data]
         some = first_arms(cast, items, group_names)
         for label, pictures in (
-            ("", [downstream_scores(cast, items, what) for what in ("macro-F1", "accuracy")]),
+            ("", [downstream_scores(cast, items, what) for what in (SCORES[items[0].metric], "accuracy")]),
             ("", [hatecheck(cast, some)]),
             (f"Confusion matrices, {data}", [confusion(cast, item) for item in some]),
         ):

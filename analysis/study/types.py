@@ -42,7 +42,7 @@ class Registration:
     clock: str | None
     alpha: float
     margins: Mapping[str, float]
-    """Equivalence margins of ``loss`` (nats) and ``macro_f1``; a missing one: no equivalence test."""
+    """Equivalence margins of ``loss`` (nats) and of scores; a missing one: no equivalence test."""
     num_seeds: int | None
     targets: Mapping[str, float]
     """Target loss per reference arm."""

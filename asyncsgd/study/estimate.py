@@ -12,9 +12,10 @@ from asyncsgd.errors import UsageError
 from asyncsgd.modes import AllReduce, Virtual, kind_of
 from asyncsgd.records.environment import available_cores
 from asyncsgd.rules import parse_rule
-from asyncsgd.settings.finetuning import FINETUNE_FLAGS, make_finetune_settings
+from asyncsgd.scripts.downstream import experiment_of
 from asyncsgd.settings.training import MOST_SECONDS, Settings, make_settings
 from asyncsgd.simulation.speeds import Constant, parse_speeds
+from asyncsgd.study.finetuning import finetuning_in
 from asyncsgd.study.sweep import Job
 
 if TYPE_CHECKING:
@@ -69,15 +70,13 @@ class Estimator:
 
     def _of_finetune(self, values: Mapping[str, Any]) -> float:
         """Runs that differ in where they start, or their seed, are timed once."""
-        from asyncsgd.scripts.finetuning import finetuning
-
-        settings = make_finetune_settings(values)
-        without_effect = ("init_from", "seed", *FINETUNE_FLAGS.places)
-        key = json.dumps(
-            {name: value for name, value in FINETUNE_FLAGS.flatten(settings).items() if name not in without_effect}
-        )
+        kind = finetuning_in(values)
+        settings = kind.settings(values)
+        without_effect = ("init_from", "seed", *kind.flags.places)
+        flat = kind.flags.flatten(settings)
+        key = json.dumps({name: value for name, value in flat.items() if name not in without_effect})
         if key not in self._finetuning:
-            experiment = finetuning(settings)
+            experiment = experiment_of(kind.script, settings)
             task, gradient, evaluation = _measure(experiment)
             course = experiment.course(task)
             assert course.budget.samples is not None

@@ -14,7 +14,8 @@ like this (``experiments/configs/`` has more):
     seeds: [100, 101, 102, 103, 104, 105]
     tuning: {grid: {learning_rate: [5.0e-4, 1.0e-3]}, seeds: [0]}
     pilots: [10, 11, 12, 13, 14]                    # seeds of runs of the tuned reference that fix target and seconds
-    finetune: {data: pydocs, repetitions: 1}        # any setting of experiments/stilt_finetune.py
+    finetune: {data: pydocs, repetitions: 1}        # any setting of experiments/stilt_finetune.py; or, with
+                                                    # task: token_classification, of experiments/train_tagger.py
     analysis: {reference: sync, primary: {endpoint: time_to_target, num_workers: 4, clock: virtual}}
 
 Three more keys, each with its default:
@@ -44,7 +45,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from asyncsgd.errors import UsageError
-from asyncsgd.settings.finetuning import FINETUNE_FLAGS, make_finetune_settings
+from asyncsgd.settings.finetuning import FINETUNE_FLAGS
 from asyncsgd.settings.training import FLAGS
 from asyncsgd.study.arms import Arm, Tuning, arms_of, references_of, resolve, tuning_in, typed_settings
 from asyncsgd.study.config import (
@@ -59,6 +60,7 @@ from asyncsgd.study.config import (
     text_in,
     whole_in,
 )
+from asyncsgd.study.finetuning import finetuning_in
 from asyncsgd.study.registration import Analysis, analysis_in
 
 Stage = Literal["base", "tuning", "pilot", "test", "finetune"]
@@ -396,8 +398,9 @@ def _finetune(given: Any, seeds: Sequence[int]) -> dict[str, Any] | None:
         raise UsageError(f"finetune: patience has no place in a study: {REFUSED['patience']}; take it out")
     settings_keys = [key for key in values if key not in ("repetitions", "baseline")]
     try:
-        settings = make_finetune_settings({"init_from": "tiny", **{key: values[key] for key in settings_keys}})
+        kind = finetuning_in(values)
+        settings = kind.settings({"init_from": "tiny", **{key: values[key] for key in settings_keys}})
     except UsageError as error:
         raise UsageError(f"finetune: {error}") from error
-    typed = FINETUNE_FLAGS.flatten(settings)
-    return values | {key: typed[key] for key in settings_keys}
+    typed = kind.flags.flatten(settings)
+    return values | {key: typed[key] for key in settings_keys if key in typed}

@@ -13,8 +13,9 @@ from asyncsgd.study.config import (
     mapping_in,
     number_in,
 )
+from asyncsgd.study.finetuning import SCORES, finetuning_in
 
-ENDPOINTS = ("loss_at_equal_samples", "loss_at_equal_seconds", "time_to_target", "macro_f1")
+ENDPOINTS = ("loss_at_equal_samples", "loss_at_equal_seconds", "time_to_target", *SCORES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,8 +87,12 @@ def analysis_in(
             f"analysis.primary.endpoint must be one of {', '.join(ENDPOINTS)}, got {endpoint!r}"
             f"{nearest(str(endpoint), ENDPOINTS)}"
         )
-    if endpoint == "macro_f1" and finetune is None:
-        raise UsageError("analysis.primary.endpoint macro_f1 is of fine-tuning runs; add finetune: {data: ...}")
+    if endpoint in SCORES:
+        named = f"analysis.primary.endpoint {endpoint}"
+        if finetune is None:
+            raise UsageError(f"{named} is of fine-tuning runs; add finetune: {{data: ...}}")
+        if endpoint != (score := finetuning_in(finetune).score):
+            raise UsageError(f"{named} is not what this fine-tuning is scored by; write endpoint: {score}")
     conditions = {place_of(arm) for arm in arms}
     workers, clock = primary.get("num_workers"), primary.get("clock")
     matching = {
@@ -105,7 +110,7 @@ def analysis_in(
             f"nothing can be compared there; name another one, or take it out of exclude"
         )
     margins = mapping_in(values.get("margins", {}), "analysis.margins")
-    check_keys(margins, ("loss", "macro_f1"), "analysis.margins")
+    check_keys(margins, ("loss", *SCORES), "analysis.margins")
     for key, margin in margins.items():
         number_in(margin, f"analysis.margins.{key}", 0.0, None)
     alpha = alpha_in(values, "analysis.alpha")

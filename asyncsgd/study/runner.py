@@ -23,9 +23,10 @@ from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.records.trackers import names_in
 from asyncsgd.records.trackers.tracking import Tracking
 from asyncsgd.runtime.processes import end_with_parent
-from asyncsgd.scripts.run_folder import CHECKPOINTS, open_finetune_folder, open_run_folder, set_aside
-from asyncsgd.settings.finetuning import make_finetune_settings
+from asyncsgd.scripts.downstream import experiment_of, open_folder_of
+from asyncsgd.scripts.run_folder import CHECKPOINTS, open_run_folder, set_aside
 from asyncsgd.settings.training import make_settings
+from asyncsgd.study.finetuning import SCORES, finetuning_in
 from asyncsgd.study.plan import STAGES, PlannedRun, Stage
 from asyncsgd.study.sweep import FINISHED, NOT_STARTED, Job, Sweep, share
 
@@ -146,9 +147,10 @@ class Runner:
         status = self._sweep.status(job.run)
         summary = Sweep._read(self._sweep.out / job.run.folder / "summary.json") or {}
         result = ""
-        macro_f1 = (summary.get("metrics") or {}).get("macro_f1")
-        if isinstance(macro_f1, float):
-            result = f"macro-F1 {macro_f1:.4f}"
+        metrics = summary.get("metrics") or {}
+        score = next((name for name in SCORES if isinstance(metrics.get(name), float)), None)
+        if score is not None:
+            result = f"{SCORES[score]} {metrics[score]:.4f}"
         elif isinstance(summary.get("final_eval_loss"), float):
             result = f"loss {summary['final_eval_loss']:.4f}"
         width = len(str(self._of))
@@ -213,14 +215,14 @@ def _make_run(job: Job, study: str, context: ForkServerContext | None) -> int:
     )
     try:
         from asyncsgd.runtime.ranks import Launch
-        from asyncsgd.scripts.finetuning import finetuning
         from asyncsgd.scripts.pretraining import pretraining
         from asyncsgd.training import lead
 
         if job.run.stage == "finetune":
-            tuned = make_finetune_settings(job.values)
-            experiment, num_workers = finetuning(tuned), tuned.job.nproc
-            folder = _folder_of(job, lambda: open_finetune_folder(tuned, command))
+            kind = finetuning_in(job.values)
+            tuned = kind.settings(job.values)
+            experiment, num_workers = experiment_of(kind.script, tuned), tuned.job.nproc
+            folder = _folder_of(job, lambda: open_folder_of(kind.script, tuned, command))
         else:
             settings = make_settings(job.values)
             experiment, num_workers = pretraining(settings), settings.job.nproc

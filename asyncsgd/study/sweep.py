@@ -25,12 +25,12 @@ from asyncsgd.errors import RunError, UsageError
 from asyncsgd.records.events import DIVERGED, DONE, FAILED, read_events
 from asyncsgd.records.locks import lock, wait_for_lock
 from asyncsgd.records.run_folder import write_json, write_text
-from asyncsgd.settings.finetuning import make_finetune_settings
 from asyncsgd.settings.training import FLAGS, Settings, load_run_settings, make_settings
 from asyncsgd.settings.yaml_reader import read_yaml
 from asyncsgd.study.arms import Arm, resolve
 from asyncsgd.study.commands import flags_of, flags_of_values
 from asyncsgd.study.config import read_config
+from asyncsgd.study.finetuning import finetuning_in
 from asyncsgd.study.plan import BASE, TIMED, Plan, PlannedRun, Stage, sha256_of
 
 FINISHED = (DONE, DIVERGED)
@@ -58,7 +58,8 @@ class Job:
     def command(self) -> list[str]:
         """The command that makes this run alone."""
         if self.run.stage == "finetune":
-            return ["python", "experiments/stilt_finetune.py", *flags_of_values(self.values)]
+            kind = finetuning_in(self.values)
+            return ["python", f"experiments/{kind.script}.py", *flags_of_values(kind.own(self.values))]
         return ["python", "experiments/stilt_mlm.py", *flags_of(make_settings(self.values))]
 
 
@@ -477,7 +478,7 @@ def check(plan: Plan) -> None:
                 raise UsageError(f"arm {arm.name}: {error}") from error
     if plan.finetune is not None:
         finetune = {key: value for key, value in plan.finetune.items() if key not in ("repetitions", "baseline")}
-        job = make_finetune_settings({"init_from": "tiny", **finetune}).job
+        job = finetuning_in(finetune).settings({"init_from": "tiny", **finetune}).job
         if not kind_of(job.mode, job.clock).in_one_process:
             raise UsageError(
                 f"finetune: mode: {job.mode} needs processes of its own, and a sweep fine-tunes several models side by "

@@ -253,19 +253,26 @@ def write_finetuning(
     labels: Sequence[str] = ("hate", "other"),
     hatecheck: Mapping[str, Any] | None = None,
     data_fingerprint: str = "feed",
+    majority: Mapping[str, Any] | None = None,
     summary: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write one fine-tuning run folder."""
-    folder = RunFolder(path, task="classification", better=BETTER)
-    metrics = {"macro_f1": macro_f1, "accuracy": accuracy}
-    details = {"per_class_f1": dict.fromkeys(labels, macro_f1), "confusion": [list(row) for row in confusion]}
+    """Write one fine-tuning run folder; that of a tagger, whose span F1 is `macro_f1`, where `majority` is given."""
+    tagger = majority is not None
+    better = {"span_f1": "higher", "accuracy": "higher"} if tagger else BETTER
+    folder = RunFolder(path, task="token_classification" if tagger else "classification", better=better)
+    metrics = dict(zip(better, (macro_f1, accuracy), strict=True))
+    details: dict[str, Any]
+    if tagger:
+        details = {"per_type": {"MAT": {"f1": macro_f1}, "DEV": {"f1": None}}, "majority": majority}
+    else:
+        details = {"per_class_f1": dict.fromkeys(labels, macro_f1), "confusion": [list(row) for row in confusion]}
     num_texts = sum(map(sum, confusion))
     for samples, loss in ((0, 0.69), (100, 0.4)):
         record = Evaluation(samples // 10, samples, samples / 100, loss, num_texts, metrics, 0.01, details=details)
         folder.append(record)
     content = {
-        "experiment": "stilt_finetune",
-        "task": "classification",
+        "experiment": "train_tagger" if tagger else "stilt_finetune",
+        "task": "token_classification" if tagger else "classification",
         "status": status,
         "message": "",
         "seed": seed,

@@ -297,7 +297,7 @@ def test_fine_tuning_on_other_data_or_without_a_score_is_left_out_and_told(folde
     edit_json(folder / f"finetune/{SYNC.name}/s103-f0/summary.json", details={"confusion": [[1]]})
     found = results_of(folder)
     assert reasons(found)[f"finetune/{ASYNC.name}/s101-f0"].startswith("fine-tuned or scored on other data")
-    assert reasons(found)[f"finetune/{ASYNC.name}/s102-f0"] == "it has no macro_f1"
+    assert reasons(found)[f"finetune/{ASYNC.name}/s102-f0"] == "it has no macro_f1 or span_f1"
     assert (
         f"finetune/{SYNC.name}/s103-f0: its confusion matrix is damaged; there is none of {SYNC.name}" in found.problems
     )

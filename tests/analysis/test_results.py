@@ -6,6 +6,7 @@ import math
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -888,7 +889,7 @@ def test_without_a_one_process_arm_the_guard_is_not_run(fast):
     assert trust_of(fast, "sync guard").value == "not run"
 
 
-def write_scored(folder: Path, gains: dict[str, float], *, seeds: int = 6, repetitions: int = 2) -> None:
+def write_scored(folder: Path, gains: dict[str, float], *, seeds: int = 6, repetitions: int = 2, **more: Any) -> None:
     """Fine-tuning runs whose macro-F1 is 0.5 + 0.01 seed + gain, ± 0.005 by repetition; a gain grows with the seed."""
     runs = []
     for number in range(seeds):
@@ -900,7 +901,7 @@ def write_scored(folder: Path, gains: dict[str, float], *, seeds: int = 6, repet
                 parent = None if arm == "baseline" else f"test/{arm}/s{seed}"
                 runs.append(planned(path, "finetune", arm, seed, parent=parent, finetune_seed=1000 * seed + repetition))
                 score = 0.5 + 0.01 * number + gain * growth + (0.005 if repetition else -0.005)
-                write_finetuning(folder / path, seed=1000 * seed + repetition, macro_f1=score, parent=None)
+                write_finetuning(folder / path, seed=1000 * seed + repetition, macro_f1=score, parent=None, **more)
     plan = json.loads((folder / "plan.json").read_text())
     (folder / "plan.json").write_text(json.dumps(plan | {"runs": plan["runs"] + runs}))
 
@@ -917,12 +918,37 @@ def scored(tmp_path_factory) -> Results:
 def test_downstream_scores_are_means_over_fine_tuning_seeds_and_intervals_over_pretraining_seeds(scored):
     base, sync, late = scored.downstream
     assert [arm.arm for arm in (base, sync, late)] == ["baseline", SYNC.name, ASYNC.name]
-    assert (base.baseline, base.num_finetuning_runs, base.macro_f1.n) == (True, 14, 7)
-    assert base.macro_f1.estimate == pytest.approx(0.53)
+    assert (base.baseline, base.num_finetuning_runs, base.score.n) == (True, 14, 7)
+    assert base.score.estimate == pytest.approx(0.53)
     expected = [0.5 + 0.01 * number + 0.055 * (1 + (number - 3) / 100) for number in range(7)]
     assert [score for _, score in late.per_seed] == pytest.approx(expected)
     assert late.confusion == ((560, 140), (140, 560))
     assert [(score.label, score.f1.n) for score in late.classes] == [("hate", 7), ("other", 7)]
+
+
+@pytest.mark.parametrize(("majority", "word"), [(0.0, "better"), (0.545, "undecided")])
+def test_span_f1_is_tested_where_all_taggers_beat_the_commonest_tag(majority, word, tmp_path):
+    registration = {"primary": {"endpoint": "span_f1", "num_workers": 4, "clock": "virtual"}, "margins": {}}
+    folder = write_study(tmp_path, twice_as_fast(7), [SYNC, ASYNC], registration={"num_seeds": 7, **registration})
+    gains = {"baseline": -0.2, SYNC.name: 0.0, ASYNC.name: 0.05}
+    write_scored(folder, gains, seeds=7, majority={"tag": "O", "span_f1": majority, "accuracy": 0.7})
+    found = results_of(folder)
+    row = row_of(found, "span_f1")
+    assert (row.n, row.unit, row.family, row.word) == (7, "span F1", "primary", word)
+    assert [arm.metric for arm in found.downstream] == ["span_f1"] * 3
+    assert [(score.label, score.f1.n) for score in found.downstream[0].classes] == [("MAT", 7)]
+    trusted = trust_of(found, "taggers that beat the commonest tag")
+    (headline,) = found.headlines
+    if majority:
+        assert (row.p, row.estimate) == (None, None)
+        told = f"{SYNC.name} is no better than a tagger that gives every word the commonest tag"
+        assert row.reason == told
+        assert told in headline.text
+        assert (trusted.value, trusted.level) == ("not 2 of 3 arms", "bad")
+    else:
+        assert row.p == 2 / 128
+        assert headline.text.startswith("The span F1 after fine-tuning of asynchronous training is better than")
+        assert trusted.level == "good"
 
 
 def test_macro_f1_is_tested_against_the_reference_and_against_the_baseline(scored):

@@ -1,4 +1,4 @@
-"""Pictures of the scores after fine-tuning: macro-F1 and accuracy, HateCheck, confusion matrices."""
+"""Pictures of the scores after fine-tuning: F1 and accuracy, HateCheck, confusion matrices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from analysis.report.figures.pictures import (
 
 def downstream_scores(cast: Cast, items: Sequence[DownstreamArm], what: str) -> Picture | None:
     """Figure 10: a score after fine-tuning, one line per arm: seeds as dots, the mean with its t interval."""
-    scores = [(item, item.macro_f1 if what == "macro-F1" else item.accuracy) for item in items]
+    scores = [(item, item.accuracy if what == "accuracy" else item.score) for item in items]
     rows = [(item, score) for item, score in scores if score is not None]
     if not rows:
         return None
@@ -35,7 +35,7 @@ def downstream_scores(cast: Cast, items: Sequence[DownstreamArm], what: str) -> 
     said = []
     for place, (item, score) in enumerate(rows):
         look = _downstream_look(cast, item)
-        if what == "macro-F1":
+        if what != "accuracy":
             values = [value for _, value in item.per_seed]
             axes.plot(values, [place + 0.22] * len(values), ".", color=look.colour, markersize=3.5, alpha=0.55)
         axes.plot(score.ends, [place, place], color=look.colour, linewidth=1.8, solid_capstyle="butt")
@@ -55,7 +55,7 @@ def downstream_scores(cast: Cast, items: Sequence[DownstreamArm], what: str) -> 
     )
     sizes = sorted({score.n for _, score in rows})
     caption = f"Mean over pretraining seeds with its 95 % t interval, {in_all(sizes)}."
-    if what == "macro-F1":
+    if what != "accuracy":
         caption += " Dots: one pretraining seed, the mean of its fine-tuning runs."
     if any(item.baseline for item, _ in rows):
         caption += " Dashed: without intermediate training."

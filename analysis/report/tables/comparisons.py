@@ -9,6 +9,7 @@ from analysis.findings.results import Results
 from analysis.report.tables.number_formats import between, gap, level_of, nats, number, p_value, percent, ratio
 from analysis.report.tables.table import Cell, Table, badge, prose, sentence, tabled, value, whose_targets, words
 from analysis.report.tables.text import MISSING, or_missing
+from asyncsgd.study.finetuning import SCORES
 
 
 def _won(row: TestRow) -> str:
@@ -29,7 +30,7 @@ def _margin(row: TestRow) -> str:
 def difference(row: TestRow) -> Cell:
     """The estimate of a test in the unit of its endpoint with the interval that its word rests on, n and the level."""
     form: Callable[[float | None], str] = number
-    if row.endpoint in ("loss_at_equal_samples", "loss_at_equal_seconds", "macro_f1", "accuracy"):
+    if row.endpoint in ("loss_at_equal_samples", "loss_at_equal_seconds", *SCORES, "accuracy"):
         form = gap
     cell = between(row.deciding, form)
     if row.deciding is None:

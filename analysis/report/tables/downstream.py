@@ -6,6 +6,7 @@ from analysis.findings.results import Results
 from analysis.report.tables.number_formats import between, nats
 from analysis.report.tables.table import Cell, Table, tabled, value, words
 from analysis.report.tables.text import or_missing
+from asyncsgd.study.finetuning import SCORES
 
 
 def downstream(results: Results) -> Table:
@@ -16,7 +17,7 @@ def downstream(results: Results) -> Table:
                 Cell(item.label, "no intermediate training" * (item.baseline and "intermediate" not in item.label)),
             ),
             words("data", item.data),
-            value("macro-F1 [95 % CI]", between(item.macro_f1, nats)),
+            value(f"{SCORES[item.metric]} [95 % CI]", between(item.score, nats)),
             value("accuracy [95 % CI]", between(item.accuracy, nats)),
             value("HateCheck accuracy [95 % CI]", between(item.hatecheck, nats)),
             value("fine-tuning runs", str(item.num_finetuning_runs)),

@@ -95,7 +95,7 @@ def runs(results: Results, link: Callable[[str], str]) -> Table:
                 value("seed", seed),
                 words("status", badge(run.status)),
                 value("final loss (nats)", nats(run.loss)),
-                value("macro-F1", nats(run.macro_f1)),
+                value("score", nats(run.score)),
                 value("seconds", number(run.train_seconds)),
                 words("clock", run.clock),
                 value("samples", or_missing(run.num_samples, ",")),
