@@ -305,6 +305,8 @@ def test_shares_of_the_time_are_of_all_workers_and_memory_is_of_all_processes() 
     assert (cost.compute, cost.wait, cost.communicate, cost.apply) == (0.6, 0.3, 0.1, 0.1)
     assert (cost.evaluate, cost.checkpoint, cost.cores) == (5.0, 0.5, 1.5)
     assert (cost.resident_bytes, cost.gpu_bytes) == (130, 7)
+    evaluated = cost_of([recorded(mode="async", **said | {"train_seconds": 8.0})])  # workers go on meanwhile
+    assert (evaluated.compute, evaluated.wait, evaluated.communicate, evaluated.apply) == (0.6, 0.3, 0.1, 0.125)
 
 
 def test_one_process_is_leader_and_worker_at_once() -> None:

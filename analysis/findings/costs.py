@@ -17,7 +17,7 @@ class Cost:
     n: int
     """Runs."""
     compute: float | None
-    """Share of the workers' time, as the next two."""
+    """Share of the workers' time, as the next two. It goes on where the training clock stands still."""
     wait: float | None
     communicate: float | None
     apply: float | None
@@ -46,10 +46,10 @@ def cost_of(runs: Sequence[Run]) -> Cost:
     """The cost of runs of one kind."""
     return Cost(
         len(runs),
-        compute=_mean(_share(run, "compute", per_worker=True) for run in runs),
-        wait=_mean(_share(run, "wait", per_worker=True) for run in runs),
-        communicate=_mean(_share(run, "communicate", per_worker=True) for run in runs),
-        apply=_mean(_share(run, "apply", per_worker=False) for run in runs),
+        compute=_mean(_share_of_workers(run, "compute") for run in runs),
+        wait=_mean(_share_of_workers(run, "wait") for run in runs),
+        communicate=_mean(_share_of_workers(run, "communicate") for run in runs),
+        apply=_mean(_share(_said(run, "seconds", "apply"), _train_seconds(run)) for run in runs),
         evaluate=_mean(_said(run, "seconds", "evaluate") for run in runs),
         checkpoint=_mean(_said(run, "seconds", "checkpoint") for run in runs),
         resident_bytes=_mean(_peak(run, 0) for run in runs),
@@ -76,11 +76,17 @@ def _said(run: Run, group: str, key: str) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def _share(run: Run, part: str, *, per_worker: bool) -> float | None:
-    seconds, whole = _said(run, "seconds", part), run.summary.get("train_seconds")
-    if seconds is None or not whole:
-        return None
-    return seconds / (whole * ((run.summary.get("num_workers") or 1) if per_worker else 1))
+def _share_of_workers(run: Run, part: str) -> float | None:
+    told = sum(_said(run, "seconds", own) or 0.0 for own in ("compute", "wait", "communicate"))
+    return _share(_said(run, "seconds", part), max(told, _train_seconds(run) * (run.summary.get("num_workers") or 1)))
+
+
+def _train_seconds(run: Run) -> float:
+    return float(run.summary.get("train_seconds") or 0.0)
+
+
+def _share(seconds: float | None, whole: float) -> float | None:
+    return None if seconds is None or not whole else seconds / whole
 
 
 def _peak(run: Run, which: int) -> float | None:
