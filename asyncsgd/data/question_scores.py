@@ -1,0 +1,168 @@
+"""Answers of a question answerer and their scores, as SQuAD 2.0 defines them. numpy and the standard library only.
+
+Written from the published definitions, not from the official script. An answer and the annotators' answers are compared
+in lower case, without punctuation, without the articles a, an and the, and with single spaces.
+
+    exact match = 1 if they are equal, else 0
+    F1          = 2 c / (p + t),    p and t words of the two, c of them in common; 1 if both have none
+
+Each is the largest over the annotators' answers. A question without an answer has the empty text as its only one.
+
+A question q also has a difference d_q = (score of no answer) - (score of the best answer). The answer is given where
+d_q <= threshold; the others are said to have none. So a threshold has a score, and a sweep over all d_q finds the best.
+
+References:
+    Rajpurkar, Zhang, Lopyrev, Liang: SQuAD: 100,000+ Questions for Machine Comprehension of Text. EMNLP 2016.
+    Rajpurkar, Jia, Liang: Know What You Don't Know: Unanswerable Questions for SQuAD. ACL 2018.
+    Devlin, Chang, Lee, Toutanova: BERT. NAACL 2019, section 4.3. (spans and the score of no answer)
+
+Shapes: Q questions; n pieces of a window's part of the context.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+
+
+def normalized(text: str) -> str:
+    """What is compared of an answer.
+
+    >>> normalized("  The U.S. -- an   answer")
+    'us answer'
+    """
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def exact_match(text: str, answers: Sequence[str]) -> int:
+    """1 if `text` is one of the annotators' `answers`, else 0; without any it has to be empty.
+
+    >>> exact_match("the Cat!", ["dog", "cat"]), exact_match("cat", []), exact_match("", [])
+    (1, 0, 1)
+    """
+    return int(normalized(text) in map(normalized, _or_none(answers)))
+
+
+def f1(text: str, answers: Sequence[str]) -> float:
+    """The words that `text` shares with one of `answers`, the most over them all; see the module.
+
+    >>> f1("a big black cat", ["the black cat", "dog"]), f1("cat", []), f1("", [])
+    (0.8, 0.0, 1.0)
+    """
+    return max(_f1(normalized(text).split(), normalized(answer).split()) for answer in _or_none(answers))
+
+
+def _or_none(answers: Sequence[str]) -> Sequence[str]:
+    """The answers of which something is left to compare; the empty text where there are none."""
+    return [answer for answer in answers if normalized(answer)] or [""]
+
+
+def _f1(words: Sequence[str], others: Sequence[str]) -> float:
+    if not words or not others:
+        return float(words == others)
+    return 2 * (Counter(words) & Counter(others)).total() / (len(words) + len(others))
+
+
+class Span(NamedTuple):
+    """A part of a context, and how it was scored."""
+
+    score: float
+    """The larger, the better."""
+    first: int
+    """Its first piece, counted from the beginning of the context."""
+    last: int
+    """Its last piece."""
+
+
+def best_spans(windows: Sequence[tuple[int, np.ndarray]], *, number: int, longest: int) -> list[Span]:
+    """The spans with the largest scores over all windows of a context, best first; each once.
+
+        score(i, j) = start_i + end_j,    i <= j < i + longest
+
+    All spans of a window are compared, not only those of its best starts and ends. A span in several windows has its
+    largest score. Of equal ones the first window's goes first, then the first in the context.
+
+    Args:
+        windows: of each window its first piece, and floats `(2, n)`: the logits of start and end at its pieces.
+        number: of spans, at most.
+        longest: the pieces of a span, at most.
+
+    >>> start, end = [0.0, 3.0, 0.0], [0.0, 0.0, 2.0]
+    >>> best_spans([(4, np.array([start, end]))], number=2, longest=2)
+    [Span(score=5.0, first=5, last=6), Span(score=3.0, first=5, last=5)]
+    """
+    scores, firsts, lengths = [], [], []
+    for begin, (start, end) in windows:
+        if not len(start):
+            continue
+        ends = np.concatenate([end, np.full(longest - 1, -np.inf, dtype=end.dtype)])
+        of_window = start[:, None] + np.lib.stride_tricks.sliding_window_view(ends, longest)
+        first, length = np.nonzero(of_window > -np.inf)
+        scores.append(of_window[first, length])
+        firsts.append(begin + first)
+        lengths.append(length)
+    if not sum(map(len, scores)):
+        return []
+    score, first, length = map(np.concatenate, (scores, firsts, lengths))
+    # A span is in at most all windows, so these hold `number` different ones.
+    count = min(number * len(windows), len(score))
+    least = np.partition(score, -count)[-count]
+    best = np.flatnonzero(score >= least)
+    spans: dict[tuple[int, int], Span] = {}
+    for index in best[np.argsort(-score[best], kind="stable")]:
+        key = int(first[index]), int(first[index] + length[index])
+        spans.setdefault(key, Span(float(score[index]), *key))
+    return list(spans.values())[:number]
+
+
+def at_threshold(differences: np.ndarray, answered: np.ndarray, abstained: np.ndarray, threshold: float) -> np.ndarray:
+    """The score of each question if the answer is given where its difference is at most `threshold`.
+
+    Args:
+        differences: float64 `(Q,)`, see the module.
+        answered, abstained: `(Q,)`, the score if the answer is given, and if none is.
+
+    Returns:
+        `(Q,)`, new.
+
+    >>> at_threshold(np.array([-1.0, 2.0]), np.array([1.0, 0.0]), np.array([0.0, 1.0]), 0.0).tolist()
+    [1.0, 1.0]
+    """
+    return np.where(differences <= threshold, answered, abstained)
+
+
+def best_threshold(differences: np.ndarray, answered: np.ndarray, abstained: np.ndarray) -> tuple[float, float]:
+    """The largest mean score of all thresholds, and the smallest threshold that has it.
+
+    Thresholds between two neighbouring differences have one score, so the differences are tried, and one number below
+    them all, with which no answer is given. Questions with one difference go to one side. The arguments are those of
+    `at_threshold`.
+
+    Returns:
+        The mean score, and the threshold.
+
+    Raises:
+        ValueError: if there are no questions.
+
+    >>> differences = np.array([-3.0, -2.0, 4.0, 9.0])
+    >>> best_threshold(differences, np.array([1.0, 0.0, 1.0, 0.0]), np.array([0.0, 1.0, 0.0, 1.0]))
+    (0.75, -3.0)
+    """
+    if not len(differences):
+        raise ValueError("no threshold is the best of no questions")
+    order = np.argsort(differences, kind="stable")
+    ordered = differences[order]
+    gains = np.cumsum((answered - abstained)[order])
+    last = np.append(ordered[1:] != ordered[:-1], True)  # of those with one difference
+    gains, thresholds = np.append(0.0, gains[last]), np.append(math.nextafter(ordered[0], -math.inf), ordered[last])
+    threshold = float(thresholds[np.argmax(gains)])
+    return float(at_threshold(differences, answered, abstained, threshold).mean()), threshold
