@@ -1,0 +1,257 @@
+"""Questions: their scores, the windows of their texts, and what is read and refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerBase
+
+from asyncsgd.data.question_scores import at_threshold, best_spans, best_threshold, exact_match, f1, normalized
+from asyncsgd.data.question_windows import make_windows, pair_frame_of
+from asyncsgd.data.questions import Question, load_questions
+from asyncsgd.data.tokenization import train_wordpiece
+from asyncsgd.errors import UsageError
+
+Row = dict[str, Any]
+WORDS = [first + second for first in "bdfgkl" for second in "aeiou"]
+QUESTION, SEQ_LEN = "what comes behind ba", 24
+
+
+def row(**changes: Any) -> Row:
+    answers = {"text": ["Bern"], "answer_start": [8]}
+    return {"id": "1", "context": "Li left Bern .", "question": "What ?", "answers": answers} | changes
+
+
+def write(folder: Path, **sides: list[Row]) -> None:
+    for side, of in sides.items():
+        (folder / f"{side}.jsonl").write_text("\n".join(map(json.dumps, of)))
+
+
+@pytest.mark.parametrize(
+    ("text", "answers", "exact", "overlap"),
+    [
+        ("Denver Broncos", ["Denver Broncos", "The Denver Broncos"], 1, 1.0),
+        ("the denver  broncos!", ["Denver Broncos"], 1, 1.0),
+        ("Broncos", ["Denver Broncos"], 0, 2 / 3),
+        ("the big Denver Broncos team", ["Denver Broncos", "team"], 0, 4 / 6),
+        ("Carolina", ["Denver"], 0, 0.0),
+        ("go go go", ["go go"], 0, 4 / 5),  # a word counts as often as both have it
+        ("U.S.A.", ["usa"], 1, 1.0),
+        ("a theatre", ["theatre"], 1, 1.0),  # articles are words, not letters
+        ("", [], 1, 1.0),
+        ("Denver", [], 0, 0.0),
+        ("", ["Denver"], 0, 0.0),
+        ("the", ["a", "an"], 1, 1.0),  # nothing is left of either
+        ("Denver", ["the", "Denver"], 1, 1.0),
+    ],
+)
+def test_scores_are_those_of_the_published_definition(
+    text: str, answers: list[str], exact: int, overlap: float
+) -> None:
+    assert exact_match(text, answers) == exact
+    assert f1(text, answers) == pytest.approx(overlap, abs=1e-15)
+
+
+def test_an_answer_is_compared_without_case_punctuation_articles_and_spaces() -> None:
+    assert normalized("\tThe  Answer, an 'A-to-Z' of a theme\n") == "answer atoz of theme"
+
+
+scored = st.tuples(st.sampled_from([-2.0, -0.5, 0.0, 1.5, 3.0]), st.sampled_from([0.0, 0.4, 1.0]), st.booleans())
+
+
+@given(st.lists(scored, min_size=1, max_size=12))
+def test_the_best_threshold_is_that_of_trying_them_all(questions: list[tuple[float, float, bool]]) -> None:
+    differences, answered, answerable = (np.array(column) for column in zip(*questions, strict=True))
+    abstained = 1.0 - answerable
+    means = {
+        threshold: at_threshold(differences, answered, abstained, threshold).mean()
+        for threshold in (-5.0, -2.0, -1.0, -0.5, 0.0, 1.0, 1.5, 3.0, 9.0)
+    }
+    score, threshold = best_threshold(differences, answered, abstained)
+    assert score == pytest.approx(max(means.values()))
+    assert at_threshold(differences, answered, abstained, threshold).mean() == score
+    # The smallest one: with less, there are fewer answers and a lower score, or there were none before.
+    assert threshold in differences or threshold == np.nextafter(differences.min(), -np.inf)
+    below = at_threshold(differences, answered, abstained, np.nextafter(threshold, -np.inf)).mean()
+    assert below < score or threshold < differences.min()
+
+
+def test_no_answer_at_all_may_be_the_best_and_the_threshold_need_not_be_zero() -> None:
+    differences, unanswerable = np.array([-4.0, -1.0]), np.ones(2)
+    score, threshold = best_threshold(differences, np.zeros(2), unanswerable)
+    assert (score, at_threshold(differences, np.zeros(2), unanswerable, threshold).tolist()) == (1.0, [1.0, 1.0])
+    assert best_threshold(np.array([2.0, 5.0]), np.array([1.0, 0.0]), np.array([0.0, 1.0])) == (1.0, 2.0)
+    with pytest.raises(ValueError, match="no questions"):
+        best_threshold(np.empty(0), np.empty(0), np.empty(0))
+
+
+logit = st.sampled_from([-3.0, -1.0, 0.0, 0.5, 2.0, 4.0])
+
+
+@given(st.lists(st.tuples(logit, logit), min_size=1, max_size=9), st.integers(1, 4), st.integers(1, 5), st.data())
+def test_the_best_spans_are_those_of_trying_them_all(
+    pieces: list[tuple[float, float]], longest: int, number: int, data: st.DataObject
+) -> None:
+    # Two windows that overlap, with logits of their own.
+    cut = data.draw(st.integers(0, len(pieces)))
+    windows = [(0, np.array(pieces).T), (cut, np.array([piece[::-1] for piece in pieces[cut:]]).reshape(-1, 2).T)]
+    best: dict[tuple[int, int], float] = {}
+    for begin, (start, end) in windows:
+        for i in range(len(start)):
+            for j in range(i, min(i + longest, len(end))):
+                key = begin + i, begin + j
+                best[key] = max(best.get(key, -np.inf), start[i] + end[j])
+    spans = best_spans(windows, number=number, longest=longest)
+    assert [span.score for span in spans] == sorted(best.values(), reverse=True)[:number]
+    assert all(best[span.first, span.last] == span.score for span in spans)
+    assert len({(span.first, span.last) for span in spans}) == len(spans)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return train_wordpiece([" ".join(WORDS), f"{QUESTION} . , -", "lona kibo dufe"], 400)
+
+
+some_words = st.lists(st.sampled_from([*WORDS, "lona", "kibodufe", "x,", "-", "\t.", "Éa"]), min_size=1, max_size=50)
+
+
+@given(some_words, st.data())
+def test_windows_hold_every_piece_and_the_answer_reads_as_it_was_written(
+    tokenizer: PreTrainedTokenizerBase, words: list[str], data: st.DataObject
+) -> None:
+    context = " ".join(words)
+    first = data.draw(st.integers(0, len(words) - 1))
+    answer = " ".join(words[first : first + data.draw(st.integers(1, 6))])
+    start = len(" ".join([*words[:first], ""]))
+    answer, start = answer.strip(), start + len(answer) - len(answer.lstrip())
+    questions = [Question("1", QUESTION, context, (answer,), start), Question("2", "what", context, (), None)]
+    stride = data.draw(st.integers(1, 9))
+    windows = make_windows(questions, tokenizer, seq_len=SEQ_LEN, stride=stride)
+    assert windows.contexts.num_samples == 1
+    for number in (0, 1):
+        table = windows.table[windows.table["question"] == number]
+        pieces = [piece for window in table for piece in range(window["first"], window["end"])]
+        assert set(pieces) == set(range(len(windows.offsets)))
+        covered = {place for piece in set(pieces) for place in range(*windows.offsets[piece])}
+        assert covered >= {place for place, character in enumerate(context) if not character.isspace()}
+        assert table["first"].tolist() == [stride * index for index in range(len(table))]
+        assert windows.lengths(table).max() + pair_frame_of(tokenizer).num_special <= SEQ_LEN
+    assert (windows.table["start"][windows.table["question"] == 1] == -1).all()
+    held = windows.table[windows.table["start"] >= 0]
+    for window in held:
+        assert window["first"] <= window["start"] <= window["last"] < window["end"]
+        assert context[windows.offsets[window["start"], 0] : windows.offsets[window["last"], 1]] == answer
+
+
+@pytest.mark.parametrize(
+    ("question", "stride", "message"),
+    [
+        (
+            " ".join(["what"] * 30),
+            7,
+            "question 1 has 30 word pieces, which leaves no room for its context; type --seq-",
+        ),
+        (
+            "what",
+            20,
+            "--stride 20 is not smaller than the window: beside the question 1 of 1 word pieces --seq-len 24 h",
+        ),
+    ],
+)
+def test_windows_without_room_or_without_overlap_are_refused(
+    tokenizer: PreTrainedTokenizerBase, question: str, stride: int, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        make_windows([Question("1", question, " ".join(WORDS), (), None)], tokenizer, seq_len=SEQ_LEN, stride=stride)
+
+
+def test_every_kind_of_file_gives_the_same_questions(tmp_path: Path) -> None:
+    dev = row(id="2", context="It is here .", answers={"text": [], "answer_start": []})
+    pandas = pytest.importorskip("pandas")
+    for side, of in (("train", row()), ("dev", dev)):
+        texts, starts = of["answers"].values()
+        pairs = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
+        paragraph = {"context": of["context"], "qas": [{"id": of["id"], "question": of["question"], "answers": pairs}]}
+        nested = json.dumps({"version": "v2.0", "data": [{"title": "T", "paragraphs": [paragraph]}]})
+        write(tmp_path, **{side: [of]})
+        (tmp_path / f"{side}.json").write_text(nested)
+        (tmp_path / f"{side}.json.gz").write_bytes(gzip.compress(nested.encode()))
+        pandas.DataFrame([of]).to_parquet(tmp_path / f"{side}.parquet")
+    train = Question("1", "What ?", "Li left Bern .", ("Bern",), 8)
+    scored = Question("2", "What ?", "It is here .", (), None)
+    fingerprints = set()
+    for kind in (".jsonl", ".json", ".json.gz", ".parquet"):
+        data = load_questions(str(tmp_path / f"train{kind}"), eval_data=str(tmp_path / f"dev{kind}"))
+        assert (data.name, data.train, data.eval, data.notes) == (f"train{kind}", (train,), (scored,), ())
+        fingerprints.add(data.fingerprint)
+    assert len(fingerprints) == 1
+    folder = load_questions(str(tmp_path))
+    assert (folder.train, folder.eval) == ((train,), (scored,))
+    assert folder.notes == (
+        "3 validation questions whose id was there before are left out",
+        "3 train questions whose id was there before are left out",
+    )
+    joined = load_questions(f"{tmp_path / 'train.json'}+{tmp_path / 'dev.json'}", eval_data=str(tmp_path / "dev.json"))
+    assert (joined.name, joined.train) == ("train.json+dev.json", (train,))
+    assert joined.notes == ("1 training questions about contexts of the evaluation are left out",)
+
+
+def test_an_answer_is_taken_where_it_stands_and_left_out_where_it_does_not(tmp_path: Path) -> None:
+    twice = {"context": "Bern is big and Bern is old", "answers": {"text": ["Bern"], "answer_start": [11]}}
+    nowhere = {"answers": {"text": ["Basel"], "answer_start": [8]}}
+    write(tmp_path, train=[row(), row(id="2", **twice), row(id="3", **nowhere)], dev=[row(id="4", context="x")])
+    data = load_questions(str(tmp_path))
+    assert [question.start for question in data.train] == [8, 16]
+    assert data.notes == (
+        "1 training answers do not stand at their answer_start; the nearest place is taken",
+        "1 training questions whose answer stands nowhere in the context are left out",
+    )
+    assert [question.id for question in load_questions(str(tmp_path), train_samples=1).train] == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"question": " "}, "line 1: the question is empty or no text; fill it in or leave the row out"),
+        ({"context": None}, "line 1: the context is empty or no text"),
+        ({"id": 7}, "line 1: the id is empty or no text"),
+        ({"answers": "Bern"}, "line 1: answers must be lists of as many texts and whole numbers, like"),
+        ({"answers": {"text": ["Bern"], "answer_start": []}}, "answers must be lists of as many"),
+        ({"answers": {"text": ["Bern"], "answer_start": ["8"]}}, "answers must be lists of as many"),
+        ({"answers": {"text": ["Basel"], "answer_start": [8]}}, "has no question to learn from; name other files"),
+        ({"context": "x"}, "has no question to learn from"),
+    ],
+)
+def test_rows_that_cannot_be_meant_are_refused(tmp_path: Path, changed: Row, message: str) -> None:
+    write(tmp_path, train=[row(**changed)], dev=[row(id="2", context="x")])
+    with pytest.raises(UsageError, match=message):
+        load_questions(str(tmp_path))
+
+
+def test_files_that_cannot_be_meant_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, train=[{"id": "1", "text": "x"}], dev=[row()])
+    for name, content in (("a.json", "{"), ("b.json", '{"data": [{}]}'), ("c.json.gz", "x"), ("d.txt", "x")):
+        (tmp_path / name).write_text(content)
+    for name, message in (
+        ("train.jsonl", "has no questions to score on; name a file of them with --eval-data"),
+        ("a.json", "is damaged or not in SQuAD's form .*it must look like"),
+        ("b.json", "is damaged or not in SQuAD's form .KeyError: 'paragraphs'.; it must look like"),
+        ("c.json.gz", "is damaged or not in SQuAD's form .BadGzipFile"),
+        ("d.txt", "d.txt: files of this kind hold no questions; known are .parquet, .jsonl, .json, .json.gz"),
+        ("", "line 1: has no column 'context'; its columns are id, text.*choose one with --data NAME"),
+    ):
+        eval_data = str(tmp_path / "dev.jsonl") if name[:1] in tuple("abc") else None
+        with pytest.raises(UsageError, match=message):
+            load_questions(str(tmp_path / name), eval_data=eval_data)
+    (tmp_path / "train.jsonl").unlink()
+    with pytest.raises(
+        UsageError, match=r"has no file train\* \(.parquet, .jsonl, .json, .json.gz\); name a file with"
+    ):
+        load_questions(str(tmp_path))
