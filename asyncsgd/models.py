@@ -184,6 +184,13 @@ def build_tagger(masked_lm: Any, labels: Sequence[str], *, dropout: float, seed:
     return _with_head(masked_lm, AutoModelForTokenClassification, None, labels, dropout=dropout, seed=seed)
 
 
+def build_answerer(masked_lm: Any, *, dropout: float, seed: int) -> Built:
+    """Return a model that says of each token how well an answer begins and ends there, as `build_classifier` does."""
+    from transformers import AutoModelForQuestionAnswering
+
+    return _with_head(masked_lm, AutoModelForQuestionAnswering, None, ("start", "end"), dropout=dropout, seed=seed)
+
+
 def _with_head(
     masked_lm: Any, auto_model: Any, problem_type: str | None, labels: Sequence[str], *, dropout: float, seed: int
 ) -> Built:
@@ -203,7 +210,7 @@ def _with_head(
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: number for number, label in enumerate(labels)}
     config.problem_type = problem_type
-    for name in ("classifier_dropout", "seq_classif_dropout"):
+    for name in ("classifier_dropout", "seq_classif_dropout", "qa_dropout"):
         if hasattr(config, name):
             setattr(config, name, dropout)
     with seeded(seed):

@@ -73,6 +73,22 @@ def tagged(root: Path) -> dict[str, object]:
     return {"data": str(root), "vocab_size": 64, "warmup": 0}
 
 
+def asked(root: Path) -> dict[str, object]:
+    """Texts in which the word behind the first A is asked for; those without an A have no answer."""
+    draw = random.Random(0)
+    for side, number in (("train", 40), ("dev", 12)):
+        rows = []
+        for index in range(number):
+            words = draw.choices(WORDS["B"] + WORDS["O"], k=draw.randint(4, 30))
+            answers: dict[str, list[object]] = {"text": [], "answer_start": []}
+            if index % 3:
+                words[1:3] = ["bada", "sune"]
+                answers = {"text": ["sune"], "answer_start": [len(" ".join(words[:2])) + 1]}
+            rows.append({"id": f"{side}{index}", "context": " ".join(words), "question": "bada", "answers": answers})
+        (root / f"{side}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return {"data": str(root), "vocab_size": 64, "stride": 8, "warmup": 0}
+
+
 @dataclasses.dataclass(frozen=True)
 class Subject:
     """How runs of a task are made and what loads the models that they leave."""
@@ -107,6 +123,11 @@ SUBJECTS = {
         tagged,
         "AutoModelForTokenClassification",
     ),
+    "question_answering": of_script(
+        task_script(task_class("question_answering"), "answer_questions", description="", examples=""),
+        asked,
+        "AutoModelForQuestionAnswering",
+    ),
 }
 MODES: dict[str, dict[str, object]] = {
     "single": {"mode": "single"},
@@ -125,7 +146,8 @@ Finished = tuple[Path, int]
 @pytest.fixture(scope="module")
 def finish(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Mapping[str, object]], Finished]:
     """Run a task in a mode; each task's data are made and prepared once."""
-    context = fork_server("tiny", *task_class("causal_lm").preload, *task_class("token_classification").preload)
+    names = ("causal_lm", "token_classification", "question_answering")
+    context = fork_server("tiny", *(module for name in names for module in task_class(name).preload))
     roots: dict[str, Path] = {}
 
     def run(task: str, mode: Mapping[str, object]) -> Finished:

@@ -23,7 +23,7 @@ from asyncsgd.scripts.tagging import TAGGER
 from asyncsgd.tasks import task_class
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
-SCRIPTS = {"clm": "causal_lm", "train_tagger": "token_classification"}
+SCRIPTS = {"clm": "causal_lm", "train_tagger": "token_classification", "answer_questions": "question_answering"}
 
 
 def run(name: str, line: str) -> int:
@@ -95,6 +95,9 @@ def test_help_needs_no_torch(name: str) -> None:
         ("train_tagger", "--data table.jsonl --tags-column tokens", "--tokens-column and --tags-column are both"),
         ("train_tagger", "--data table.jsonl --init-from ./nowhere", "--init-from ./nowhere: there is no such folder"),
         ("train_tagger", "--data table.jsonl --init-from bert --vocab-size 99", "--vocab-size 99 does nothing for"),
+        ("answer_questions", "", "--data is missing: name a folder with train*, a file, or hub:NAME"),
+        ("answer_questions", "--data text.txt", "text.txt: files of this kind hold no questions; known are .parquet"),
+        ("answer_questions", "--data table.jsonl --stride 999", "--stride 999 is not smaller than the window: --seq"),
     ],
 )
 def test_a_mistyped_word_is_one_line_and_leaves_no_folder_behind(

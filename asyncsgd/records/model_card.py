@@ -13,6 +13,7 @@ PIPELINES = {
     "AutoModelForCausalLM": "text-generation",
     "AutoModelForSequenceClassification": "text-classification",
     "AutoModelForTokenClassification": "token-classification",
+    "AutoModelForQuestionAnswering": "question-answering",
 }
 """What the Hub calls the use of a model, by the class of transformers that loads it."""
 

@@ -17,6 +17,7 @@ TASKS = {
     "classification": ("classification", "Classification"),
     "causal_lm": ("causal_lm", "CausalLM"),
     "token_classification": ("token_classification", "TokenClassification"),
+    "question_answering": ("question_answering", "QuestionAnswering"),
 }
 
 

@@ -1,0 +1,357 @@
+"""Extractive question answering: the answer is a span of a text, or the text does not hold it, as in SQuAD 2.0.
+
+    loss = -(1/2B) sum_b ( log softmax(start_b)[first_b] + log softmax(end_b)[last_b] ),    b over the B windows
+
+The two softmaxes run over what may be an answer: the window's pieces of the text, and the first token,
+which is the target of a window that does not hold the whole answer. (BERT's own softmax runs over all tokens.)
+
+A question is scored over all its windows. Its answer is the span with the largest start + end logit in any of them; see
+`asyncsgd.data.question_scores`. The score of no answer is the smallest start + end logit that a first token has. The
+answer is given if its score is at least that one, which is the threshold 0. Scores are shares: 0.5 is 50 percent.
+
+Shapes: B windows, L tokens, Q questions of the evaluation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+import numpy as np
+
+from asyncsgd.data import question_scores as scores
+from asyncsgd.errors import UsageError
+from asyncsgd.settings.flags import setting
+from asyncsgd.settings.training import MOST_BATCH, MOST_SAMPLES, MOST_TOKENS
+from asyncsgd.tasks.base import Sums, Task, found, to_device
+from asyncsgd.tasks.token_classification import VOCABULARY, _with_own_flags
+
+if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
+    from torch import Tensor, nn
+
+    from asyncsgd.data.question_windows import Asked, WindowBatch, WindowedQuestions, Windows
+    from asyncsgd.data.questions import QuestionData
+
+MOST_QUESTIONS = 20_000
+"""Questions to score on, at most: the sums have a row for each, and have to fit one message between processes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class QuestionAnswering(Task):
+    """Finding the answer to a question in a text; see the module."""
+
+    name: ClassVar[str] = "question_answering"
+    better: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {"exact_match": "higher", "f1": "higher"}
+    preload: ClassVar[tuple[str, ...]] = ("asyncsgd.data.question_windows", "asyncsgd.models")
+    auto_class: ClassVar[str | None] = "AutoModelForQuestionAnswering"
+
+    init_from: str = setting(
+        "tiny", "run folder of stilt_mlm.py, saved model, name on the Hub, or tiny or small (random weights)"
+    )
+    data_name: str | None = setting(
+        None,
+        "a folder with train*, a file (.parquet, .jsonl, .json, .json.gz), hub:NAME, or several joined by +",
+        unset="none: it has to be named",
+        example="../shared/data/squad_v2/train_part.parquet",
+        name="data",
+    )
+    eval_data: str | None = setting(
+        None,
+        "what to score on, named in the same ways",
+        unset="dev* or validation* of --data",
+        example="../shared/data/squad_v2/dev_a.parquet",
+    )
+    train_samples: int = setting(0, "training questions to use; 0: all", at_least=0, at_most=MOST_SAMPLES)
+    eval_samples: int = setting(0, "questions to score on; 0: all", at_least=0, at_most=MOST_QUESTIONS)
+    seq_len: int = setting(384, "tokens of a window and its question", at_least=8, at_most=MOST_TOKENS)
+    stride: int = setting(
+        128, "word pieces from the beginning of a window to that of the next", at_least=1, at_most=MOST_TOKENS
+    )
+    max_answer_length: int = setting(30, "word pieces of an answer, at most", at_least=1, at_most=MOST_TOKENS)
+    predictions: str | None = setting(
+        None, "folder for predictions.json and two more at the end", unset="none are written", example="predictions"
+    )
+    batch_size: int = setting(16, "windows in one gradient", at_least=1, at_most=MOST_BATCH)
+    dropout: float = setting(0.1, "of all dropout layers", at_least=0, below=1)
+    vocab_size: int = setting(
+        VOCABULARY, "entries of the tokenizer that tiny and small get", at_least=64, at_most=MOST_TOKENS
+    )
+
+    model_source: str | None = found()
+    """What `asyncsgd.models.build_model` takes, without a network."""
+    folder: str | None = found()
+    """Of the windows and the tokenizer."""
+    corpus: str | None = found()
+    data_fingerprint: str | None = found()
+    num_train_samples: int | None = found()
+    """Windows."""
+    num_train_questions: int | None = found()
+    num_eval_samples: int | None = found()
+    """Windows."""
+    num_eval_questions: int | None = found()
+    from_scratch: bool | None = found()
+    parent: str | None = found()
+    """As JSON."""
+    init_sha256: str | None = found()
+    notes: tuple[str, ...] = found()
+
+    def check_names(self) -> None:
+        from asyncsgd import models
+        from asyncsgd.data.questions import check_questions
+        from asyncsgd.data.tokenization import TRAINED_HERE
+        from asyncsgd.init_from import read_origin
+
+        if self.data_name is None:
+            raise UsageError("--data is missing: name a folder with train*, a file, or hub:NAME")
+        if self.stride >= self.seq_len:
+            raise UsageError(
+                f"--stride {self.stride} is not smaller than the window: --seq-len is {self.seq_len}; type e.g. "
+                f"--stride {self.seq_len // 3}"
+            )
+        if self.predictions is not None and Path(self.predictions).is_file():
+            raise UsageError(f"--predictions {self.predictions} is a file; name a folder")
+        with _with_own_flags():
+            check_questions(self.data_name, self.eval_data)
+            origin = read_origin(self.init_from)
+            if self.vocab_size != VOCABULARY and origin.model not in TRAINED_HERE:
+                raise UsageError(
+                    f"--vocab-size {self.vocab_size} does nothing for {self.init_from}, which brings its own "
+                    f"tokenizer; drop it"
+                )
+            models.check_model(origin.model, self.seq_len)
+
+    def prepare(self, seed: int, cache: Path) -> Self:
+        """Read and tokenize the questions, and build the model once, to see that it can be built.
+
+        Raises:
+            UsageError: if the user must change something; the message says what.
+        """
+        self.check_names()
+        with _with_own_flags():
+            return self._prepare(seed, cache)
+
+    def _prepare(self, seed: int, cache: Path) -> Self:
+        from asyncsgd import models
+        from asyncsgd.data.corpora import Corpus
+        from asyncsgd.data.documents import Documents
+        from asyncsgd.data.question_windows import Windows, questions_folder
+        from asyncsgd.data.questions import load_questions
+        from asyncsgd.data.tokenization import TRAINED_HERE, load_tokenizer
+        from asyncsgd.init_from import hash_of, read_origin
+
+        origin = read_origin(self.init_from)
+        data = load_questions(
+            str(self.data_name),
+            eval_data=self.eval_data,
+            train_samples=self.train_samples,
+            eval_samples=self.eval_samples,
+        )
+        if len(data.eval) > MOST_QUESTIONS:
+            raise UsageError(
+                f"{len(data.eval)} questions to score on are too many for one message between processes; type "
+                f"--eval-samples {MOST_QUESTIONS}"
+            )
+        texts = [text for question in data.train for text in (question.context, question.question)]
+        corpus = Corpus(data.name, Documents(tuple(dict.fromkeys(texts)), None), Documents((), None), data.fingerprint)
+        tokenizer = load_tokenizer(origin.model, corpus, vocab_size=self.vocab_size, cache_dir=cache)
+        folder = questions_folder(data, tokenizer, seq_len=self.seq_len, stride=self.stride, cache_dir=cache)
+        train, evaluation = (Windows.load(folder / side) for side in ("train", "eval"))
+        masked_lm = models.build_model(
+            origin.model, tokenizer, seq_len=self.seq_len, dropout=self.dropout, seed=seed
+        ).model
+        init_sha256 = hash_of(masked_lm, origin)
+        models.build_answerer(masked_lm, dropout=self.dropout, seed=seed)
+        return dataclasses.replace(
+            self,
+            model_source=origin.model if origin.model in TRAINED_HERE else models.local_folder(origin.model),
+            folder=str(folder.absolute()),
+            corpus=data.name,
+            data_fingerprint=data.fingerprint,
+            num_train_samples=len(train.table),
+            num_train_questions=len(data.train),
+            num_eval_samples=len(evaluation.table),
+            num_eval_questions=len(data.eval),
+            from_scratch=origin.from_scratch,
+            parent=None if origin.parent is None else json.dumps(origin.parent),
+            init_sha256=init_sha256,
+            notes=(*data.notes, *_lost_answers(data, train)),
+        )
+
+    def facts(self) -> Mapping[str, Any]:
+        if self.folder is None:
+            return {}
+        from asyncsgd.data.tokenization import TRAINED_HERE
+
+        return {
+            "data": self.corpus,
+            "data_fingerprint": self.data_fingerprint,
+            "base_model": None if self.init_from in TRAINED_HERE else self.init_from,
+            "num_train_samples": self.num_train_samples,
+            "num_train_questions": self.num_train_questions,
+            "num_eval_samples": self.num_eval_samples,
+            "num_eval_questions": self.num_eval_questions,
+            "from_scratch": self.from_scratch,
+            "parent": None if self.parent is None else json.loads(self.parent),
+            "init_sha256": self.init_sha256,
+            "notes": list(self.notes),
+        }
+
+    def model(self, seed: int) -> nn.Module:
+        """The masked-language model's encoder, and a head drawn from the seed."""
+        from asyncsgd import models
+
+        source = self._found("model_source")
+        masked_lm = models.build_model(
+            source, self._tokenizer(), seq_len=self.seq_len, dropout=self.dropout, seed=seed
+        ).model
+        return models.build_answerer(masked_lm, dropout=self.dropout, seed=seed).model
+
+    def data(self, seed: int) -> WindowedQuestions:
+        from asyncsgd.data.question_windows import WindowedQuestions
+
+        return WindowedQuestions(Path(self._found("folder")), self.batch_size, seed)
+
+    def save(self, model: nn.Module, folder: Path) -> None:
+        """Write model and tokenizer; `AutoModelForQuestionAnswering.from_pretrained(folder)` reads them."""
+        from asyncsgd import models
+
+        models.save_pretrained(model, str(Path(self._found("folder")) / "tokenizer"), folder)
+
+    def _tokenizer(self) -> Any:
+        from transformers import AutoTokenizer
+
+        folder = Path(self._found("folder")) / "tokenizer"
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+    def _found(self, name: str) -> Any:
+        value = getattr(self, name)
+        if value is None:
+            raise ValueError(f"{name} is not known yet; call prepare(seed, cache) and go on with what it returns")
+        return value
+
+    def outputs(self, model: nn.Module, batch: WindowBatch) -> Tensor:
+        """The logits of start and end, `(B, 2, L)`; minus infinity where no answer may begin or end."""
+        import torch
+
+        config: Any = model.config
+        types = {"token_type_ids": batch.token_type_ids} if getattr(config, "type_vocab_size", 0) > 1 else {}
+        said = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, **types)
+        logits = torch.stack([said.start_logits, said.end_logits], dim=1)
+        return logits.masked_fill(~batch.allowed[:, None], -torch.inf)
+
+    def loss(self, outputs: Tensor, batch: WindowBatch) -> Tensor:
+        from torch.nn import functional
+
+        return functional.cross_entropy(outputs.flatten(0, 1), batch.targets.flatten())
+
+    def weight(self, batch: WindowBatch) -> float:
+        """Windows."""
+        return float(len(batch.input_ids))
+
+    def count_tokens(self, batch: WindowBatch) -> int:
+        return int(batch.attention_mask.sum())
+
+    def sums(self, outputs: Tensor, batch: WindowBatch) -> Sums:
+        """The loss, and of each question, in arrays `(Q,)` that have 0 for the questions of other batches:
+
+        ``difference``, float64, is the score of no answer less that of the best answer; ``exact``, int64, and ``f1``,
+        float64, score the best answer; ``answerable``, int64, is 1 for a question that has an answer.
+        """
+        import torch
+        from torch.nn import functional
+
+        losses = functional.cross_entropy(outputs.float().flatten(0, 1), batch.targets.flatten(), reduction="none")
+        number = self._found("num_eval_questions")
+        sums: Sums = {name: np.zeros(number) for name in ("difference", "f1")}
+        sums |= {name: np.zeros(number, dtype=np.int64) for name in ("exact", "answerable")}
+        for asked, no_answer, spans in self._decoded(outputs, batch, 1):
+            # A context of which the tokenizer makes nothing has no span.
+            best, text = (spans[0].score, asked.text(spans[0].first, spans[0].last)) if spans else (-np.inf, "")
+            sums["difference"][asked.number] = no_answer - best
+            sums["exact"][asked.number] = scores.exact_match(text, asked.answers)
+            sums["f1"][asked.number] = scores.f1(text, asked.answers)
+            sums["answerable"][asked.number] = bool(asked.answers)
+        return {"loss": losses.sum(dtype=torch.float64) / 2, **sums}
+
+    def _decoded(
+        self, outputs: Tensor, batch: WindowBatch, number: int
+    ) -> Iterator[tuple[Asked, float, list[scores.Span]]]:
+        """Of each question the score of no answer, and its best spans."""
+        logits = outputs.float().cpu().numpy()
+        for asked in batch.asked:
+            windows = [(first, logits[row, :, begin : begin + end - first]) for row, begin, first, end in asked.windows]
+            no_answer = min(float(logits[row, 0, 0] + logits[row, 1, 0]) for row, *_ in asked.windows)
+            yield asked, no_answer, scores.best_spans(windows, number=number, longest=self.max_answer_length)
+
+    def metrics(self, sums: Sums) -> dict[str, float]:
+        """Means over all questions, at the threshold 0."""
+        return {name: float(of_questions.mean()) for name, of_questions in _at_zero(sums).items()}
+
+    def details(self, sums: Sums) -> dict[str, Any]:
+        """The scores of questions with and without an answer, None where there are none; and the best mean scores of
+        any threshold, each with the smallest threshold that has it.
+        """
+        details: dict[str, Any] = {}
+        for name, answerable in (("has_answer", 1), ("no_answer", 0)):
+            of = sums["answerable"] == answerable
+            means = {score: float(each[of].mean()) if of.any() else None for score, each in _at_zero(sums).items()}
+            details[name] = {**means, "num_questions": int(of.sum())}
+        for name, column in _COLUMN_OF.items():
+            score, threshold = scores.best_threshold(sums["difference"], sums[column], 1 - sums["answerable"])
+            details[f"best_{name}"] = {"score": score, "threshold": threshold}
+        return details
+
+    def final(self, model: nn.Module) -> Mapping[str, Any]:
+        """The predictions, where they are asked for."""
+        if self.predictions is not None:
+            self.write_predictions(model, Path(self.predictions))
+        return {"predictions": self.predictions}
+
+    def write_predictions(self, model: nn.Module, folder: Path, number: int = 20) -> None:
+        """Answer all questions of the evaluation and write three files, each an object with a key for each question:
+
+        ``predictions.json``, its answer, or an empty text where it has none at the threshold 0, as SQuAD's scorer reads
+        it; ``null_odds.json``, its difference (see `asyncsgd.data.question_scores`), as that scorer reads with
+        ``--na-prob-file``; ``nbest.json``, its best answers with their scores.
+
+        Args:
+            model: of this task, in evaluation mode, on any device.
+            folder: made when needed; files in it are overwritten.
+            number: answers of each question in ``nbest.json``, at most.
+        """
+        device = next(model.parameters()).device
+        predictions: dict[str, str] = {}
+        null_odds: dict[str, float] = {}
+        nbest: dict[str, list[dict[str, Any]]] = {}
+        batches = self.data(0).evaluation["main"]
+        for index in range(len(batches)):
+            batch = to_device(batches[index], device)
+            for asked, no_answer, spans in self._decoded(self.outputs(model, batch), batch, number):
+                best = [{"text": asked.text(span.first, span.last), "score": span.score} for span in spans]
+                null_odds[asked.id] = no_answer - (spans[0].score if spans else -np.inf)
+                predictions[asked.id] = str(best[0]["text"]) if null_odds[asked.id] <= 0 else ""
+                nbest[asked.id] = best
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in (("predictions", predictions), ("null_odds", null_odds), ("nbest", nbest)):
+            (folder / f"{name}.json").write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+
+
+_COLUMN_OF = {"exact_match": "exact", "f1": "f1"}
+
+
+def _at_zero(sums: Sums) -> dict[str, np.ndarray]:
+    """The scores of each question at the threshold 0, by name."""
+    return {
+        name: scores.at_threshold(sums["difference"], sums[column], 1 - sums["answerable"], 0.0)
+        for name, column in _COLUMN_OF.items()
+    }
+
+
+def _lost_answers(data: QuestionData, train: Windows) -> list[str]:
+    """What is said of training answers that no window holds."""
+    held = np.unique(train.table["question"][train.table["start"] >= 0])
+    lost = sum(bool(question.answers) for question in data.train) - len(held)
+    return [f"{lost} training answers lie in no window as a whole and are learned as no answer"] if lost else []

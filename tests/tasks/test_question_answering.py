@@ -1,0 +1,272 @@
+"""Question answering on small made texts: the loss, the scores, and that planted answers are found."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+
+import asyncsgd
+from asyncsgd.data.question_scores import exact_match
+from asyncsgd.data.question_windows import WindowBatch
+from asyncsgd.data.random import dropout_seed
+from asyncsgd.errors import UsageError
+from asyncsgd.evaluation import evaluate_shard
+from asyncsgd.tasks.base import add_sums, decode_sums, encode_sums
+from asyncsgd.tasks.question_answering import QuestionAnswering
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
+SEED, SEQ_LEN, STRIDE, BATCH_SIZE = 3, 24, 7, 4
+CPU = torch.device("cpu")
+WORDS = [first + second for first in "bdfgkl" for second in ("a", "e", "i", "o", "u")]
+MARKER, QUESTION = "key", "what comes behind key"
+
+Row = dict[str, Any]
+
+
+def rows(number: int, seed: int, longest: int = 40, unanswerable: float = 0.3) -> list[Row]:
+    """Texts of some words; the answer is the word behind the marker, and a text without the marker has none."""
+    draw, made = random.Random(seed), []
+    for index in range(number):
+        words = draw.choices(WORDS, k=draw.randint(6, longest))
+        answers: dict[str, list[Any]] = {"text": [], "answer_start": []}
+        if draw.random() >= unanswerable:
+            place = draw.randrange(len(words) - 1)
+            words[place] = MARKER
+            start = len(" ".join(words[: place + 1])) + 1
+            answers = {"text": [words[place + 1]], "answer_start": [start]}
+        made.append({"id": f"{seed}-{index}", "context": " ".join(words), "question": QUESTION, "answers": answers})
+    return made
+
+
+def write(folder: Path, **sides: list[Row]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for side, of in sides.items():
+        (folder / f"{side}.jsonl").write_text("\n".join(map(json.dumps, of)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., QuestionAnswering]:
+    root = tmp_path_factory.mktemp("answering")
+    write(root / "planted", train=rows(60, 0), dev=rows(37, 1))
+    small = {"vocab_size": 128, "seq_len": SEQ_LEN, "stride": STRIDE, "batch_size": BATCH_SIZE}
+
+    def prepare(**values: Any) -> QuestionAnswering:
+        values = {"data_name": str(root / "planted"), **small} | values
+        return QuestionAnswering(**values).prepare(SEED, root / "cache")
+
+    return prepare
+
+
+@pytest.fixture(scope="module")
+def task(prepared: Callable[..., QuestionAnswering]) -> QuestionAnswering:
+    return prepared()
+
+
+def evaluation_mode(task: QuestionAnswering) -> nn.Module:
+    """The model with weights larger than usual, so that it does not say the same of every token."""
+    model = task.model(SEED).eval()
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=draw), alpha=0.05)
+    return model
+
+
+def tensors(batch: WindowBatch) -> list[Tensor]:
+    return [value for value in vars(batch).values() if isinstance(value, Tensor)]
+
+
+def plain_loss(model: nn.Module, batch: WindowBatch) -> Tensor:
+    """The sum over windows, one by one and without padding."""
+    total = torch.zeros(())
+    for ids, mask, types, allowed, targets in zip(*tensors(batch), strict=True):
+        rest = mask == 1
+        said = model(input_ids=ids[rest][None], token_type_ids=types[rest][None])
+        for logits, target in zip((said.start_logits[0], said.end_logits[0]), targets, strict=True):
+            inside = logits[allowed[rest]]
+            total = total - (logits[target] - inside.logsumexp(0)) / 2
+    return total
+
+
+def test_loss_and_gradient_are_those_of_single_windows_in_the_whole_and_in_parts(task: QuestionAnswering) -> None:
+    model, batch = evaluation_mode(task), task.data(SEED).batch(0, 2)
+    loss = task.loss(task.outputs(model, batch), batch)
+    total = plain_loss(model, batch) / task.weight(batch)
+    assert task.weight(batch) == BATCH_SIZE
+    torch.testing.assert_close(loss, total)
+    parts = task.split(batch, 3)
+    joined = sum(task.loss(task.outputs(model, part), part) * task.weight(part) for part in parts) / BATCH_SIZE
+    parameters = list(model.parameters())
+    for other in (total, joined):
+        for one, two in zip(*(torch.autograd.grad(each, parameters) for each in (loss, other)), strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
+        loss = task.loss(task.outputs(model, batch), batch)
+
+
+def test_a_row_is_what_the_tokenizer_makes_of_question_and_window(task: QuestionAnswering) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(Path(task.folder or "") / "tokenizer")
+    batches = task.data(SEED).evaluation["main"]
+    texts = {each["id"]: each for each in rows(37, 1)}
+    for batch in (batches[index] for index in range(len(batches))):
+        for asked in batch.asked:
+            given = texts[asked.id]
+            for row_, begin, first, end in asked.windows:
+                text = asked.text(first, end - 1)
+                encoded = tokenizer(given["question"], text)
+                length = len(encoded["input_ids"])
+                assert batch.input_ids[row_, :length].tolist() == encoded["input_ids"]
+                assert batch.token_type_ids[row_, :length].tolist() == encoded["token_type_ids"]
+                assert int(batch.attention_mask[row_].sum()) == length
+                start, last = batch.targets[row_].tolist()
+                if start:
+                    assert [asked.text(start - begin + first, last - begin + first)] == given["answers"]["text"]
+                elif given["answers"]["text"]:
+                    assert MARKER not in text or text.endswith(MARKER)
+
+
+def test_a_batch_and_a_model_are_the_same_whoever_makes_them(
+    task: QuestionAnswering, prepared: Callable[..., QuestionAnswering]
+) -> None:
+    other = pickle.loads(pickle.dumps(task))
+    assert prepared() == task
+    for stream, index in ((0, 0), (0, 40), (1, 0), (0, 1)):
+        first, again = task.data(SEED).batch(stream, index), other.data(SEED).batch(stream, index)
+        assert all(torch.equal(one, two) for one, two in zip(tensors(first), tensors(again), strict=True))
+    both = task.model(SEED), other.model(SEED)
+    assert all(torch.equal(one, two) for one, two in zip(*(model.parameters() for model in both), strict=True))
+    assert not torch.equal(both[0].qa_outputs.weight, task.model(SEED + 1).qa_outputs.weight)
+
+
+@torch.no_grad()
+def test_sums_are_the_same_bits_for_any_number_of_shards(task: QuestionAnswering) -> None:
+    model, batches = evaluation_mode(task), task.data(SEED).evaluation["main"]
+    asked = [asked.number for index in range(len(batches)) for asked in batches[index].asked]
+    assert sorted(asked) == list(range(37))
+    assert len(batches) > 2
+    whole = evaluate_shard(task, model, batches, 0, 1, CPU)
+    assert whole["loss"] == pytest.approx(
+        sum(float(plain_loss(model, batches[i])) for i in range(len(batches))), rel=1e-5
+    )
+    for num_shards in (2, 3):
+        shards = [evaluate_shard(task, model, batches, shard, num_shards, CPU) for shard in range(num_shards)]
+        total = add_sums(decode_sums(encode_sums(shard)) for shard in shards)
+        assert total["loss"] == pytest.approx(whole["loss"], rel=1e-12)
+        for name in ("weight", "difference", "exact", "f1", "answerable"):
+            assert np.array_equal(total[name], whole[name]), name
+        assert (task.metrics(total), task.details(total)) == (task.metrics(whole), task.details(whole))
+
+
+def test_metrics_count_answers_that_are_given_and_details_part_the_questions(task: QuestionAnswering) -> None:
+    sums = {
+        "difference": np.array([-1.0, 1.0, -2.0, 0.0]),  # answered, not, answered, answered
+        "exact": np.array([1, 1, 0, 0]),
+        "f1": np.array([1.0, 1.0, 0.0, 0.5]),
+        "answerable": np.array([1, 1, 0, 1]),
+    }
+    assert task.metrics(sums) == {"exact_match": 1 / 4, "f1": 1.5 / 4}
+    details = task.details(sums)
+    assert details["has_answer"] == {"exact_match": 1 / 3, "f1": 0.5, "num_questions": 3}
+    assert details["no_answer"] == {"exact_match": 0.0, "f1": 0.0, "num_questions": 1}
+    assert details["best_exact_match"] == {"score": 0.5, "threshold": 1.0}
+    assert details["best_f1"] == {"score": 2.5 / 4, "threshold": 1.0}
+    none = task.details({**sums, "answerable": np.ones(4, dtype=np.int64)})
+    assert none["no_answer"] == {"exact_match": None, "f1": None, "num_questions": 0}
+
+
+def test_a_run_is_the_plain_loop_bit_for_bit(task: QuestionAnswering, tmp_path: Path) -> None:
+    steps = {"optimizer": torch.optim.SGD, "learning_rate": 0.1, "seed": SEED, "evaluations": 1, "quiet": True}
+    run = asyncsgd.train(task, samples=8 * BATCH_SIZE, cache=tmp_path, device="cpu", **steps)
+    model, data = task.model(SEED), task.data(SEED)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for index in range(8):
+        batch = data.batch(0, index)
+        optimizer.zero_grad()
+        torch.manual_seed(dropout_seed(SEED, 0, index))
+        task.loss(task.outputs(model, batch), batch).backward()
+        optimizer.step()
+    assert all(torch.equal(one, two) for one, two in zip(run.model().parameters(), model.parameters(), strict=True))
+
+
+def test_planted_answers_are_found_and_the_files_say_so(
+    prepared: Callable[..., QuestionAnswering], tmp_path: Path
+) -> None:
+    write(tmp_path / "data", train=rows(2000, 5, longest=12), dev=rows(100, 6, longest=12))
+    task = prepared(data_name=str(tmp_path / "data"), dropout=0.0, batch_size=32)
+    model, data = task.model(SEED), task.data(SEED)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    for index in range(150):
+        batch = data.batch(0, index)
+        optimizer.zero_grad()
+        task.loss(task.outputs(model, batch), batch).backward()
+        optimizer.step()
+    sums = evaluate_shard(task, model, data.evaluation["main"], 0, 1, CPU)
+    metrics, details = task.metrics(sums), task.details(sums)
+    assert metrics["exact_match"] > 0.9
+    assert details["has_answer"]["exact_match"] > 0.9
+    assert details["no_answer"]["exact_match"] > 0.9
+    with torch.no_grad():
+        task.write_predictions(model.eval(), tmp_path / "said")
+    said, odds, nbest = (
+        json.loads((tmp_path / "said" / f"{name}.json").read_text()) for name in ("predictions", "null_odds", "nbest")
+    )
+    dev = {each["id"]: each["answers"]["text"] for each in rows(100, 6, longest=12)}
+    assert said.keys() == odds.keys() == nbest.keys() == dev.keys()
+    assert np.mean([exact_match(said[key], dev[key]) for key in dev]) == metrics["exact_match"]
+    assert all((odds[key] <= 0) == bool(said[key]) and said[key] in ("", nbest[key][0]["text"]) for key in dev)
+    task.save(model, tmp_path / "model")
+    loaded = AutoModelForQuestionAnswering.from_pretrained(tmp_path / "model")
+    assert all(torch.equal(one, two) for one, two in zip(loaded.parameters(), model.parameters(), strict=True))
+
+
+def test_published_data_are_read_and_scored(tmp_path: Path) -> None:
+    folder = SHARED / "squad_v2" / "small"
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is not there")
+    small = {"vocab_size": 512, "seq_len": 128, "stride": 48, "train_samples": 60, "eval_samples": 20}
+    task = QuestionAnswering(data_name=str(folder), **small).prepare(SEED, tmp_path)
+    facts = task.facts()
+    assert (facts["num_train_questions"], facts["num_eval_questions"]) == (60, 20)
+    assert facts["num_eval_samples"] > 20
+    sums = evaluate_shard(task, task.model(SEED), task.data(SEED).evaluation["main"], 0, 1, CPU)
+    details = task.details(sums)
+    numbers = [details[name]["num_questions"] for name in ("has_answer", "no_answer")]
+    assert sum(numbers) == 20
+    # Saying nothing is one of the thresholds.
+    assert details["best_f1"]["score"] >= details["best_exact_match"]["score"] >= numbers[1] / 20
+
+
+def test_the_module_imports_no_torch() -> None:
+    code = "import asyncsgd.tasks.question_answering, sys; print({'torch', 'transformers'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"data_name": None}, r"--data is missing: name a folder with train\*"),
+        ({"data_name": "./nowhere"}, "there is no file or folder './nowhere'; --data takes hub:NAME"),
+        ({"eval_data": "./nowhere"}, "there is no file or folder './nowhere'; --eval-data takes a folder"),
+        ({"stride": SEQ_LEN}, "--stride 24 is not smaller than the window: --seq-len is 24; type e.g. --stride 8"),
+        ({"init_from": "somebody/model"}, "--vocab-size 128 does nothing for somebody/model"),
+        ({"predictions": __file__}, "--predictions .* is a file; name a folder"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(
+    prepared: Callable[..., Any], values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        prepared(**values)
