@@ -149,7 +149,8 @@ def _questions(parts: Sequence[str], side: str, flag: str, notes: list[str]) -> 
         question = _question(where, row, contexts)
         questions.setdefault(question.id, question)
     if len(questions) < len(rows):
-        notes.append(f"{len(rows) - len(questions)} {side} questions whose id was there before are left out")
+        kind = "training" if side == "train" else "evaluation"
+        notes.append(f"{len(rows) - len(questions)} {kind} questions whose id was there before are left out")
     return list(questions.values())
 
 

@@ -140,8 +140,8 @@ def test_windows_hold_every_piece_and_the_answer_reads_as_it_was_written(
         table = windows.table[windows.table["question"] == number]
         pieces = [piece for window in table for piece in range(window["first"], window["end"])]
         assert set(pieces) == set(range(len(windows.offsets)))
-        covered = {place for piece in set(pieces) for place in range(*windows.offsets[piece])}
-        assert covered >= {place for place, character in enumerate(context) if not character.isspace()}
+        covered = {index for piece in set(pieces) for index in range(*windows.offsets[piece])}
+        assert covered >= {index for index, character in enumerate(context) if not character.isspace()}
         assert table["first"].tolist() == [stride * index for index in range(len(table))]
         assert windows.lengths(table).max() + pair_frame_of(tokenizer).num_special <= SEQ_LEN
     assert (windows.table["start"][windows.table["question"] == 1] == -1).all()
@@ -156,16 +156,8 @@ def test_windows_hold_every_piece_and_the_answer_reads_as_it_was_written(
 @pytest.mark.parametrize(
     ("question", "stride", "message"),
     [
-        (
-            " ".join(["what"] * 30),
-            7,
-            "question 1 has 30 word pieces, which leaves no room for its context; type --seq-",
-        ),
-        (
-            "what",
-            20,
-            "--stride 20 is not smaller than the window: beside the question 1 of 1 word pieces --seq-len 24 h",
-        ),
+        ("what " * 30, 7, "question 1 has 30 word pieces, which leaves no room for its context; type --seq-len 41"),
+        ("what", 20, "--stride 20 is not smaller than the window: beside the question 1 of 1 word pieces"),
     ],
 )
 def test_windows_without_room_or_without_overlap_are_refused(
@@ -198,8 +190,8 @@ def test_every_kind_of_file_gives_the_same_questions(tmp_path: Path) -> None:
     folder = load_questions(str(tmp_path))
     assert (folder.train, folder.eval) == ((train,), (scored,))
     assert folder.notes == (
-        "3 validation questions whose id was there before are left out",
-        "3 train questions whose id was there before are left out",
+        "3 evaluation questions whose id was there before are left out",
+        "3 training questions whose id was there before are left out",
     )
     joined = load_questions(f"{tmp_path / 'train.json'}+{tmp_path / 'dev.json'}", eval_data=str(tmp_path / "dev.json"))
     assert (joined.name, joined.train) == ("train.json+dev.json", (train,))
@@ -254,7 +246,5 @@ def test_files_that_cannot_be_meant_are_refused(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=message):
             load_questions(str(tmp_path / name), eval_data=eval_data)
     (tmp_path / "train.jsonl").unlink()
-    with pytest.raises(
-        UsageError, match=r"has no file train\* \(.parquet, .jsonl, .json, .json.gz\); name a file with"
-    ):
+    with pytest.raises(UsageError, match=r"has no file train\* \(.parquet, .jsonl, .json, .json.gz\); name a file"):
         load_questions(str(tmp_path))
