@@ -26,21 +26,22 @@ from asyncsgd.data import question_scores as scores
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
 from asyncsgd.settings.training import MOST_BATCH, MOST_SAMPLES, MOST_TOKENS
-from asyncsgd.tasks.base import Sums, Task, found, to_device
-from asyncsgd.tasks.token_classification import VOCABULARY, _with_own_flags
+from asyncsgd.tasks.base import Sums, found, to_device
+from asyncsgd.tasks.encoder import VOCABULARY, EncoderTask, with_own_flags
 
 if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
     from torch import Tensor, nn
 
     from asyncsgd.data.question_windows import Asked, WindowBatch, WindowedQuestions, Windows
     from asyncsgd.data.questions import QuestionData
+    from asyncsgd.models import Built
 
 MOST_QUESTIONS = 20_000
 """Questions to score on, at most: the sums have a row for each, and have to fit one message between processes."""
 
 
 @dataclasses.dataclass(frozen=True)
-class QuestionAnswering(Task):
+class QuestionAnswering(EncoderTask):
     """Finding the answer to a question in a text; see the module."""
 
     name: ClassVar[str] = "question_answering"
@@ -99,10 +100,7 @@ class QuestionAnswering(Task):
     notes: tuple[str, ...] = found()
 
     def check_names(self) -> None:
-        from asyncsgd import models
         from asyncsgd.data.questions import check_questions
-        from asyncsgd.data.tokenization import TRAINED_HERE
-        from asyncsgd.init_from import read_origin
 
         if self.data_name is None:
             raise UsageError("--data is missing: name a folder with train*, a file, or hub:NAME")
@@ -113,15 +111,9 @@ class QuestionAnswering(Task):
             )
         if self.predictions is not None and Path(self.predictions).is_file():
             raise UsageError(f"--predictions {self.predictions} is a file; name a folder")
-        with _with_own_flags():
+        with with_own_flags():
             check_questions(self.data_name, self.eval_data)
-            origin = read_origin(self.init_from)
-            if self.vocab_size != VOCABULARY and origin.model not in TRAINED_HERE:
-                raise UsageError(
-                    f"--vocab-size {self.vocab_size} does nothing for {self.init_from}, which brings its own "
-                    f"tokenizer; drop it"
-                )
-            models.check_model(origin.model, self.seq_len)
+            self.check_encoder()
 
     def prepare(self, seed: int, cache: Path) -> Self:
         """Read and tokenize the questions, and build the model once, to see that it can be built.
@@ -130,19 +122,17 @@ class QuestionAnswering(Task):
             UsageError: if the user must change something; the message says what.
         """
         self.check_names()
-        with _with_own_flags():
+        with with_own_flags():
             return self._prepare(seed, cache)
 
     def _prepare(self, seed: int, cache: Path) -> Self:
-        from asyncsgd import models
         from asyncsgd.data.corpora import Corpus
         from asyncsgd.data.documents import Documents
         from asyncsgd.data.question_windows import Windows, questions_folder
         from asyncsgd.data.questions import load_questions
-        from asyncsgd.data.tokenization import TRAINED_HERE, load_tokenizer
-        from asyncsgd.init_from import hash_of, read_origin
+        from asyncsgd.data.tokenization import load_tokenizer
+        from asyncsgd.init_from import read_origin
 
-        origin = read_origin(self.init_from)
         data = load_questions(
             str(self.data_name),
             eval_data=self.eval_data,
@@ -156,17 +146,12 @@ class QuestionAnswering(Task):
             )
         texts = [text for question in data.train for text in (question.context, question.question)]
         corpus = Corpus(data.name, Documents(tuple(dict.fromkeys(texts)), None), Documents((), None), data.fingerprint)
-        tokenizer = load_tokenizer(origin.model, corpus, vocab_size=self.vocab_size, cache_dir=cache)
+        model = read_origin(self.init_from).model
+        tokenizer = load_tokenizer(model, corpus, vocab_size=self.vocab_size, cache_dir=cache)
         folder = questions_folder(data, tokenizer, seq_len=self.seq_len, stride=self.stride, cache_dir=cache)
         train, evaluation = (Windows.load(folder / side) for side in ("train", "eval"))
-        masked_lm = models.build_model(
-            origin.model, tokenizer, seq_len=self.seq_len, dropout=self.dropout, seed=seed
-        ).model
-        init_sha256 = hash_of(masked_lm, origin)
-        models.build_answerer(masked_lm, dropout=self.dropout, seed=seed)
         return dataclasses.replace(
             self,
-            model_source=origin.model if origin.model in TRAINED_HERE else models.local_folder(origin.model),
             folder=str(folder.absolute()),
             corpus=data.name,
             data_fingerprint=data.fingerprint,
@@ -174,63 +159,30 @@ class QuestionAnswering(Task):
             num_train_questions=len(data.train),
             num_eval_samples=len(evaluation.table),
             num_eval_questions=len(data.eval),
-            from_scratch=origin.from_scratch,
-            parent=None if origin.parent is None else json.dumps(origin.parent),
-            init_sha256=init_sha256,
             notes=(*data.notes, *_lost_answers(data, train)),
+            **self.found_of_encoder(tokenizer, seed),
         )
 
     def facts(self) -> Mapping[str, Any]:
         if self.folder is None:
             return {}
-        from asyncsgd.data.tokenization import TRAINED_HERE
-
         return {
-            "data": self.corpus,
-            "data_fingerprint": self.data_fingerprint,
-            "base_model": None if self.init_from in TRAINED_HERE else self.init_from,
+            **self.facts_of_encoder(),
             "num_train_samples": self.num_train_samples,
             "num_train_questions": self.num_train_questions,
             "num_eval_samples": self.num_eval_samples,
             "num_eval_questions": self.num_eval_questions,
-            "from_scratch": self.from_scratch,
-            "parent": None if self.parent is None else json.loads(self.parent),
-            "init_sha256": self.init_sha256,
-            "notes": list(self.notes),
         }
 
-    def model(self, seed: int) -> nn.Module:
-        """The masked-language model's encoder, and a head drawn from the seed."""
+    def head(self, masked_lm: nn.Module, seed: int) -> Built:
         from asyncsgd import models
 
-        source = self._found("model_source")
-        masked_lm = models.build_model(
-            source, self._tokenizer(), seq_len=self.seq_len, dropout=self.dropout, seed=seed
-        ).model
-        return models.build_answerer(masked_lm, dropout=self.dropout, seed=seed).model
+        return models.build_answerer(masked_lm, dropout=self.dropout, seed=seed)
 
     def data(self, seed: int) -> WindowedQuestions:
         from asyncsgd.data.question_windows import WindowedQuestions
 
-        return WindowedQuestions(Path(self._found("folder")), self.batch_size, seed)
-
-    def save(self, model: nn.Module, folder: Path) -> None:
-        """Write model and tokenizer; `AutoModelForQuestionAnswering.from_pretrained(folder)` reads them."""
-        from asyncsgd import models
-
-        models.save_pretrained(model, str(Path(self._found("folder")) / "tokenizer"), folder)
-
-    def _tokenizer(self) -> Any:
-        from transformers import AutoTokenizer
-
-        folder = Path(self._found("folder")) / "tokenizer"
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-
-    def _found(self, name: str) -> Any:
-        value = getattr(self, name)
-        if value is None:
-            raise ValueError(f"{name} is not known yet; call prepare(seed, cache) and go on with what it returns")
-        return value
+        return WindowedQuestions(Path(self.known("folder")), self.batch_size, seed)
 
     def outputs(self, model: nn.Module, batch: WindowBatch) -> Tensor:
         """The logits of start and end, `(B, 2, L)`; minus infinity where no answer may begin or end."""
@@ -264,7 +216,7 @@ class QuestionAnswering(Task):
         from torch.nn import functional
 
         losses = functional.cross_entropy(outputs.float().flatten(0, 1), batch.targets.flatten(), reduction="none")
-        number = self._found("num_eval_questions")
+        number = self.known("num_eval_questions")
         sums: Sums = {name: np.zeros(number) for name in ("difference", "f1")}
         sums |= {name: np.zeros(number, dtype=np.int64) for name in ("exact", "answerable")}
         for asked, no_answer, spans in self._decoded(outputs, batch, 1):

@@ -12,10 +12,8 @@ Shapes: B sentences, L tokens, W words of the longest sentence, C tags, T types 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -25,24 +23,20 @@ from asyncsgd.data import spans
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
 from asyncsgd.settings.training import MOST_BATCH, MOST_SAMPLES, MOST_TOKENS
-from asyncsgd.tasks.base import Sums, Task, found
+from asyncsgd.tasks.base import Sums, found
+from asyncsgd.tasks.encoder import VOCABULARY, EncoderTask, with_own_flags
 
 if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
     from torch import Tensor, nn
 
     from asyncsgd.data.tagged import TaggedBatch, TaggedData, TaggedSentences, TaggedTokens
-    from asyncsgd.init_from import Origin
+    from asyncsgd.models import Built
 
 Split = Literal["test", "validation"]
 
-VOCABULARY = 8192
-
-_OTHER_FLAGS = {"--model": "--init-from", "--data pydocs or --data": "--data"}
-"""What other tasks call these settings, in the messages of the functions that are shared with them."""
-
 
 @dataclasses.dataclass(frozen=True)
-class TokenClassification(Task):
+class TokenClassification(EncoderTask):
     """Tagging the words of sentences; see the module."""
 
     name: ClassVar[str] = "token_classification"
@@ -100,22 +94,13 @@ class TokenClassification(Task):
     notes: tuple[str, ...] = found()
 
     def check_names(self) -> None:
-        from asyncsgd import models
         from asyncsgd.data.tagged import check_tagged
-        from asyncsgd.data.tokenization import TRAINED_HERE
-        from asyncsgd.init_from import read_origin
 
         if self.data_name is None:
             raise UsageError("--data is missing: name a folder with train.*, a file, or hub:NAME")
-        with _with_own_flags():
+        with with_own_flags():
             check_tagged(self.data_name, self.tokens_column, self.tags_column)
-            origin = read_origin(self.init_from)
-            if self.vocab_size != VOCABULARY and origin.model not in TRAINED_HERE:
-                raise UsageError(
-                    f"--vocab-size {self.vocab_size} does nothing for {self.init_from}, which brings its own "
-                    f"tokenizer; drop it"
-                )
-            models.check_model(origin.model, self.seq_len)
+            self.check_encoder()
 
     def prepare(self, seed: int, cache: Path) -> Self:
         """Read and tokenize the sentences, and build the model once, to see that it can be built.
@@ -124,7 +109,7 @@ class TokenClassification(Task):
             UsageError: if the user must change something; the message says what.
         """
         self.check_names()
-        with _with_own_flags():
+        with with_own_flags():
             return self._prepare(seed, cache)
 
     def _prepare(self, seed: int, cache: Path) -> Self:
@@ -132,9 +117,8 @@ class TokenClassification(Task):
         from asyncsgd.data.corpora import Corpus
         from asyncsgd.data.tagged import TaggedTokens, load_tagged, tagged_folder
         from asyncsgd.data.tokenization import load_tokenizer
-        from asyncsgd.init_from import hash_of, read_origin
+        from asyncsgd.init_from import read_origin
 
-        origin = read_origin(self.init_from)
         data = load_tagged(
             str(self.data_name),
             tokens_column=self.tokens_column,
@@ -144,20 +128,15 @@ class TokenClassification(Task):
             eval_samples=self.eval_samples,
         )
         corpus = Corpus(data.name, data.train, data.eval, data.fingerprint)
-        tokenizer = load_tokenizer(origin.model, corpus, vocab_size=self.vocab_size, cache_dir=cache)
+        model = read_origin(self.init_from).model
+        tokenizer = load_tokenizer(model, corpus, vocab_size=self.vocab_size, cache_dir=cache)
         folder = tagged_folder(data, tokenizer, seq_len=self.seq_len, cache_dir=cache)
         train, evaluation = (TaggedTokens.load(folder / side) for side in ("train", "eval"))
-        masked_lm = models.build_model(
-            origin.model, tokenizer, seq_len=self.seq_len, dropout=self.dropout, seed=seed
-        ).model
-        init_sha256 = hash_of(masked_lm, origin)
-        models.build_tagger(masked_lm, data.labels, dropout=self.dropout, seed=seed)
         frame = models.frame_of(tokenizer)
+        tagger = dataclasses.replace(self, labels=data.labels)
         return dataclasses.replace(
-            self,
-            model_source=_local(origin),
+            tagger,
             folder=str(folder.absolute()),
-            labels=data.labels,
             prefix=frame.prefix,
             suffix=frame.suffix,
             pad_id=frame.pad_id,
@@ -166,68 +145,35 @@ class TokenClassification(Task):
             chosen_split=data.split,
             num_train_samples=train.tokens.num_samples,
             num_eval_samples=evaluation.tokens.num_samples,
-            from_scratch=origin.from_scratch,
-            parent=None if origin.parent is None else json.dumps(origin.parent),
-            init_sha256=init_sha256,
             notes=(*data.notes, *_losses_noted(data, train, evaluation, self.seq_len)),
+            **tagger.found_of_encoder(tokenizer, seed),
             **_majority(data.labels, train, evaluation),
         )
 
     def facts(self) -> Mapping[str, Any]:
         if self.folder is None:
             return {}
-        from asyncsgd.data.tokenization import TRAINED_HERE
-
         return {
-            "data": self.corpus,
-            "data_fingerprint": self.data_fingerprint,
-            "base_model": None if self.init_from in TRAINED_HERE else self.init_from,
+            **self.facts_of_encoder(),
             "split": self.chosen_split,
             "labels": list(self.labels),
             "num_train_samples": self.num_train_samples,
             "num_eval_samples": self.num_eval_samples,
-            "from_scratch": self.from_scratch,
-            "parent": None if self.parent is None else json.loads(self.parent),
-            "init_sha256": self.init_sha256,
-            "notes": list(self.notes),
         }
 
-    def model(self, seed: int) -> nn.Module:
-        """The masked-language model's encoder, and a head drawn from the seed."""
+    def head(self, masked_lm: nn.Module, seed: int) -> Built:
         from asyncsgd import models
 
-        source = self._found("model_source")
-        masked_lm = models.build_model(
-            source, self._tokenizer(), seq_len=self.seq_len, dropout=self.dropout, seed=seed
-        ).model
-        return models.build_tagger(masked_lm, self.labels, dropout=self.dropout, seed=seed).model
+        return models.build_tagger(masked_lm, self.labels, dropout=self.dropout, seed=seed)
 
     def data(self, seed: int) -> TaggedSentences:
         from asyncsgd.data.batching import Frame
         from asyncsgd.data.tagged import TaggedSentences, TaggedTokens
 
-        folder = Path(self._found("folder"))
+        folder = Path(self.known("folder"))
         train, evaluation = (TaggedTokens.load(folder / side) for side in ("train", "eval"))
-        frame = Frame(self.prefix, self.suffix, self._found("pad_id"))
+        frame = Frame(self.prefix, self.suffix, self.known("pad_id"))
         return TaggedSentences(train, evaluation, frame, self.batch_size, seed)
-
-    def save(self, model: nn.Module, folder: Path) -> None:
-        """Write model and tokenizer; `AutoModelForTokenClassification.from_pretrained(folder)` reads them."""
-        from asyncsgd import models
-
-        models.save_pretrained(model, str(Path(self._found("folder")) / "tokenizer"), folder)
-
-    def _tokenizer(self) -> Any:
-        from transformers import AutoTokenizer
-
-        folder = Path(self._found("folder")) / "tokenizer"
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-
-    def _found(self, name: str) -> Any:
-        value = getattr(self, name)
-        if value is None:
-            raise ValueError(f"{name} is not known yet; call prepare(seed, cache) and go on with what it returns")
-        return value
 
     def outputs(self, model: nn.Module, batch: TaggedBatch) -> Tensor:
         """The logits `(B, W, C)` at each word's first piece; those of a word without one mean nothing."""
@@ -293,18 +239,6 @@ class TokenClassification(Task):
         return {"per_type": per_type, "majority": majority}
 
 
-@contextlib.contextmanager
-def _with_own_flags() -> Iterator[None]:
-    """Within it, messages name the flags of this task."""
-    try:
-        yield
-    except UsageError as error:
-        message = str(error)
-        for theirs, ours in _OTHER_FLAGS.items():
-            message = message.replace(theirs, ours)
-        raise UsageError(message) from error
-
-
 IGNORED = -100
 """The label without a loss, as torch has it."""
 
@@ -352,17 +286,3 @@ def _losses_noted(data: TaggedData, train: TaggedTokens, evaluation: TaggedToken
     if left_out := len(data.train.texts) - train.tokens.num_samples:
         notes.append(f"{left_out} training sentences of which the tokenizer makes nothing are left out")
     return notes
-
-
-def _local(origin: Origin) -> str:
-    """The model's name, or the folder that holds what was loaded from the Hub, so that workers ask nobody."""
-    from asyncsgd.data.tokenization import TRAINED_HERE
-
-    if origin.model in TRAINED_HERE:
-        return origin.model
-    if Path(origin.model).is_dir():
-        return str(Path(origin.model).absolute())
-    from transformers.utils import cached_file
-
-    config = cached_file(origin.model, "config.json", local_files_only=True)
-    return origin.model if config is None else str(Path(config).parent)
