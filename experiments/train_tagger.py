@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 
 from asyncsgd.scripts.base import run_script
-from asyncsgd.scripts.tagging import TAGGER
+from asyncsgd.scripts.tagging import TAGGER as SCRIPT
 
 if __name__ == "__main__":
-    sys.exit(run_script(TAGGER.run, ends_with_process=True))
+    sys.exit(run_script(SCRIPT.run, ends_with_process=True))

@@ -19,7 +19,6 @@ from running import sentences
 from transformers import AutoModelForCausalLM
 
 from asyncsgd.scripts.base import run_script
-from asyncsgd.scripts.tagging import TAGGER
 from asyncsgd.tasks import task_class
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
@@ -28,8 +27,7 @@ SCRIPTS = {"clm": "causal_lm", "train_tagger": "token_classification", "answer_q
 
 def run(name: str, line: str) -> int:
     """The exit code of a command line, in this process."""
-    script = TAGGER if name == TAGGER.name else importlib.import_module(name).SCRIPT
-    return run_script(script.run, line.split())
+    return run_script(importlib.import_module(name).SCRIPT.run, line.split())
 
 
 @pytest.fixture
