@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 import numpy
 
-from analysis.statistics.equivalence import tost_paired
+from analysis.statistics.equivalence import Equivalence, tost_paired
 from analysis.statistics.intervals import Interval, short
 from analysis.statistics.paired import (
     EXACT_PAIRS,
@@ -75,18 +75,6 @@ class RestrictedTimes:
 
 
 @dataclasses.dataclass(frozen=True)
-class EquivalenceResult:
-    """S2: two one-sided paired t tests against the margin declared in analysis.yaml."""
-
-    margin: float
-    interval90: Interval
-    p: float | None
-    equivalent: bool
-    non_inferior: bool
-    p_non_inferior: float | None
-
-
-@dataclasses.dataclass(frozen=True)
 class TestRow:
     """One line of the table of tests."""
 
@@ -134,7 +122,7 @@ class TestRow:
     margin: float | None
     margin_share: float | None
     """`margin` over the reference's improvement; None without one of them, or where it did not improve."""
-    equivalence: EquivalenceResult | None
+    equivalence: Equivalence | None
     """None without a margin, and where `intervals.margin_too_wide` refuses it."""
     speed_up: SpeedUpResult | None
     """For `time_to_target` only."""
@@ -304,9 +292,8 @@ def _row(
             share = Interval(counted.estimate, counted.low, counted.high, level, n)
             wins, ties, convincing = counted.wins, counted.ties, counted.convincing
             if margin is not None:
-                found = tost_paired(ours, theirs, margin, question.alpha, lower_is_better=question.lower_is_better)
-                equivalence = EquivalenceResult(
-                    found.margin, found.interval90, found.p, found.equivalent, found.non_inferior, found.p_non_inferior
+                equivalence = tost_paired(
+                    ours, theirs, margin, question.alpha, lower_is_better=question.lower_is_better
                 )
         if question.endpoint == "time_to_target":
             speed = _speed_up(question, generator)
