@@ -634,7 +634,9 @@ def test_a_sweep_judges_its_models_by_the_spans_that_their_taggers_find(
     child = summary_of(out, "finetune/words-w1/s7-f0")
     parent = summary_of(out, "test/words-w1/s7")
     assert child["parent"]["parameters_sha256"] == child["init_sha256"] == parent["parameters_sha256"]
-    tests = findings_of(load_study(out), numpy.random.default_rng(0)).tests
+    study = load_study(out)
+    assert study.problems == ()
+    tests = findings_of(study, numpy.random.default_rng(0)).tests
     (row,) = [row for row in tests if (row.treatment, row.endpoint) == ("words-w1", "span_f1")]
     assert (row.reference, row.endpoint, row.n, row.word) == ("token-w1", "span_f1", 1, "too few seeds")
 

@@ -161,6 +161,18 @@ _SUMMARY_KEYS = frozenset(
         "hatecheck",
         "init_sha256",
         "data_notes",
+        "notes",
+        "candidates_sha256",
+        "num_without_candidates",
+        "num_train_questions",
+        "num_eval_questions",
+        "predictions",
+        "stopped_early",
+        "tracking",
+        "seconds",
+        "memory",
+        "usage",
+        "throughput",
     )
 )
 
