@@ -7,7 +7,7 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from asyncsgd.errors import UsageError
 from asyncsgd.tasks.base import Task
@@ -47,6 +47,20 @@ class EncoderTask(Task):
     @abc.abstractmethod
     def head(self, masked_lm: nn.Module, seed: int) -> Built:
         """The encoder of a masked-language model, and a head drawn from the seed."""
+
+    @abc.abstractmethod
+    def read(self, seed: int, cache: Path) -> Self:
+        """Read and tokenize the data, and build the model once, to see that it can be built; see `prepare`."""
+
+    def prepare(self, seed: int, cache: Path) -> Self:
+        """Look at the names, then `read`.
+
+        Raises:
+            UsageError: if the user must change something; the message says what.
+        """
+        self.check_names()
+        with with_own_flags():
+            return self.read(seed, cache)
 
     def check_encoder(self) -> None:
         """Look at what `init_from` names.

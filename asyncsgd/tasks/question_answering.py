@@ -115,17 +115,7 @@ class QuestionAnswering(EncoderTask):
             check_questions(self.data_name, self.eval_data)
             self.check_encoder()
 
-    def prepare(self, seed: int, cache: Path) -> Self:
-        """Read and tokenize the questions, and build the model once, to see that it can be built.
-
-        Raises:
-            UsageError: if the user must change something; the message says what.
-        """
-        self.check_names()
-        with with_own_flags():
-            return self._prepare(seed, cache)
-
-    def _prepare(self, seed: int, cache: Path) -> Self:
+    def read(self, seed: int, cache: Path) -> Self:
         from asyncsgd.data.corpora import Corpus
         from asyncsgd.data.documents import Documents
         from asyncsgd.data.question_windows import Windows, questions_folder

@@ -102,17 +102,7 @@ class TokenClassification(EncoderTask):
             check_tagged(self.data_name, self.tokens_column, self.tags_column)
             self.check_encoder()
 
-    def prepare(self, seed: int, cache: Path) -> Self:
-        """Read and tokenize the sentences, and build the model once, to see that it can be built.
-
-        Raises:
-            UsageError: if the user must change something; the message says what.
-        """
-        self.check_names()
-        with with_own_flags():
-            return self._prepare(seed, cache)
-
-    def _prepare(self, seed: int, cache: Path) -> Self:
+    def read(self, seed: int, cache: Path) -> Self:
         from asyncsgd import models
         from asyncsgd.data.corpora import Corpus
         from asyncsgd.data.tagged import TaggedTokens, load_tagged, tagged_folder
