@@ -123,6 +123,13 @@ class QuestionAnswering(EncoderTask):
         from asyncsgd.data.tokenization import load_tokenizer
         from asyncsgd.init_from import read_origin
 
+        if self.predictions is not None:
+            try:  # before the training, which would be for nothing
+                Path(self.predictions).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UsageError(
+                    f"--predictions {self.predictions} cannot be made ({error.strerror}); name another folder"
+                ) from error
         data = load_questions(
             str(self.data_name),
             eval_data=self.eval_data,

@@ -259,6 +259,10 @@ def test_the_sums_of_the_most_questions_fit_a_message() -> None:
         ({"eval_data": "./nowhere"}, "there is no file or folder './nowhere'; --eval-data takes a folder"),
         ({"init_from": "somebody/model"}, "--vocab-size 128 does nothing for somebody/model"),
         ({"predictions": __file__}, "--predictions .* is a file; name a folder"),
+        (
+            {"predictions": f"{__file__}/inside"},
+            "--predictions .* cannot be made .*; name another",
+        ),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(
