@@ -38,7 +38,7 @@ from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Checkpointed, Rec
 from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.records.trackers.tracking import Tracking
 from asyncsgd.records.usage import Usage
-from asyncsgd.runtime.all_reduce import TIMEOUT
+from asyncsgd.runtime.all_ranks import TIMEOUT
 from asyncsgd.runtime.base import POLL_SECONDS, Result
 from asyncsgd.runtime.computation import ModelGradients, whole_evaluation
 from asyncsgd.runtime.hogwild import Hogwild

@@ -1,32 +1,26 @@
-"""Synchronous data parallelism with torch's DistributedDataParallel: every rank steps its own replica.
+"""Synchronous training of ranks in lockstep: every replica of the model steps along the mean of all gradients.
 
-    x_{t+1} = x_t - eta * sum_r w_r grad f(x_t; batch_{t N + r}) / sum_r w_r,    w_r = loss terms of rank r's batch
+    x_{t+1} = x_t - eta * sum_r w_r grad f(x_t; batch_{t N + r}) / sum_r w_r,    w_r = loss terms of replica r's batch
 
-Rank r takes batch t N + r at step t. DDP averages gradients over ranks, so each rank's loss is scaled by N w_r /
-sum w before its backward pass; without that the result would be a mean of means. The replicas take identical steps
-and stay identical.
+Replica r takes batch t N + r at step t. A replica is one rank (`data_parallel`) or a row of them (`pipeline`); it
+exchanges gradients with the others and takes its part of the step. This file says when.
 
-Gradients go through gloo on CPU and NCCL on CUDA; counts, losses and evaluation sums always through gloo. All ranks
-call the same collectives in the same order; a dead rank fails the others' next collective at once, a silent one
-after `TIMEOUT`."""
+Counts, losses and evaluation sums always go through gloo. All ranks call the same collectives in the same order; a dead
+rank fails the others' next collective at once, a silent one after `TIMEOUT`."""
 
 from __future__ import annotations
 
-import datetime
-import json
 import math
 import time
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
-from asyncsgd.optimizers import Optimizer
 from asyncsgd.packing import Plain
 from asyncsgd.records.events import APPLIED, DONE, HELD, INTERRUPTED, Event, Fault, Membership, MemoryUsed
+from asyncsgd.runtime.all_ranks import AllRanks
 from asyncsgd.runtime.base import (
     Budget,
     EvaluationPoints,
@@ -42,25 +36,61 @@ from asyncsgd.runtime.base import (
 from asyncsgd.runtime.memory import peak_bytes
 from asyncsgd.runtime.worker_process import Straggling
 from asyncsgd.schedules import Schedule
-from asyncsgd.tasks.base import decode_sums, encode_sums
-from asyncsgd.worker import Gradient, Worker
-
-TIMEOUT = datetime.timedelta(seconds=60)
-"""Longest wait in a collective; the slowest rank's gradient or evaluation shard must not lag further behind."""
+from asyncsgd.tasks.base import Sums, Task, decode_sums, encode_sums
+from asyncsgd.worker import Gradient
 
 _GOES_ON, _TIME_IS_UP, _STOP_REQUESTED, _SAVE = 0, 1, 2, 3
+
+
+class Replica(Protocol):
+    """A model that is trained, as one of its ranks sees it. All ranks of a run call its methods together."""
+
+    task: Task
+    device: torch.device
+    number: int
+    """Which of the replicas this rank belongs to, from 0."""
+    speakers: Sequence[int]
+    """The rank of each replica that knows its losses and the sums of its evaluations."""
+
+    def gradient(self, index: int, weigh: Callable[[float], float]) -> Gradient:
+        """Compute the gradient of batch `index` and exchange it: every replica then has the sum of all.
+
+        Args:
+            weigh: given the batch's loss terms, returns its share of those of all replicas.
+        """
+
+    def step(self, learning_rate: float) -> None:
+        """Step along the gradient."""
+
+    @property
+    def norm(self) -> float | None:
+        """See `asyncsgd.optimizers.Optimizer.norm`."""
+
+    def evaluate(self) -> Sums:
+        """The sums of this replica's shard of the evaluation sets; where this rank is no speaker, sums over nothing."""
+
+    def parameters(self) -> Tensor:
+        """All parameters of the model, `(P,)`."""
+
+    def check(self) -> None:
+        """Assert that every parameter lies where it should."""
+
+    def state_dict(self) -> Plain:
+        """Its part of a checkpoint, the same on every rank; of the parameters before the last gradient."""
+
+    def load_state_dict(self, state: Plain) -> None:
+        """Go on from the state of a whole run; see `AllReduce.load_state_dict`."""
 
 
 class AllReduce:
     """One rank of a synchronous run. All ranks construct it and call `run` together, on an initialised process group.
 
     Args:
-        worker: computes this rank's gradients, through DDP from here on, and evaluates a shard.
-        optimizer: on the worker's flat parameters; the same on every rank.
-        schedule: learning rate as a function of the samples that arrived at all ranks.
+        replica: this rank's.
+        ranks: of the run.
+        schedule: learning rate as a function of the samples that arrived at all replicas.
         batch_size, budget, evaluations: as for `ParameterServer`.
         report: receives the records; called on rank 0 only.
-        find_unused: whether DDP looks for parameters without a gradient at every step; rank 0 decides for all.
         saver: takes states for checkpoints, and one when the run is asked to stop; asked on rank 0 only.
         straggling: makes this rank's gradients take longer, before they are exchanged. What a gradient would have taken
             is known from the step before, so the first is not stretched by a factor.
@@ -69,41 +99,28 @@ class AllReduce:
 
     def __init__(
         self,
-        worker: Worker,
-        optimizer: Optimizer,
+        replica: Replica,
+        ranks: AllRanks,
         schedule: Schedule,
         *,
         batch_size: int,
         budget: Budget,
         evaluations: int,
-        find_unused: bool = False,
         report: Report,
         straggling: Straggling,
         saver: Saver | None = None,
         stop_requested: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._worker = worker
-        self._optimizer, self._schedule = optimizer, schedule
+        self._replica, self._ranks, self._schedule = replica, ranks, schedule
         self._batch_size, self._budget = batch_size, budget
         self._points, self._judge = EvaluationPoints(budget, evaluations), Judge(budget)
-        self._rank, self._num_workers = dist.get_rank(), dist.get_world_size()
+        self._rank, self._speakers = ranks.rank, list(replica.speakers)
+        self._num_workers = len(self._speakers)
         self._report = report if self._rank == 0 else lambda record: None
         self._saver = saver or NeverSaves()
         self._straggling = straggling
         self._own_seconds = 0.0
         self._stop_requested = stop_requested
-        self._gloo = dist.new_group(backend="gloo", timeout=TIMEOUT)
-        self._flat = worker.flat
-        self._worker_before = worker.state_dict()  # as it was before this step's gradient
-        find_unused = bool(self._gather(torch.tensor([find_unused]))[0, 0])
-        with warnings.catch_warnings():
-            # torch 2.13 has another name for it that older versions do not know; buffers stay as each rank built them.
-            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
-            # Copies rank 0's parameters to all ranks, in place.
-            worker.loss = DistributedDataParallel(
-                worker.loss, broadcast_buffers=False, find_unused_parameters=find_unused
-            )
-        self._flat.check()
         self._clock = TrainingClock()
         self.version = 0
         self.num_samples = 0
@@ -124,8 +141,8 @@ class AllReduce:
             result = self._evaluate()
             if samples == 0:
                 return result or Result(DONE)
-            for rank in range(self._num_workers):
-                self._report(Membership("join", rank, 0, 0, 0.0))
+            for number in range(self._num_workers):
+                self._report(Membership("join", number, 0, 0, 0.0))
         self._clock.resume()
         while result is None:
             first = self.version * self._num_workers
@@ -142,11 +159,8 @@ class AllReduce:
 
     def state_dict(self) -> Plain:
         """All that decides the rest of a run that was stopped, the same on every rank; called by all together."""
-        workers = self._gather_texts(json.dumps(self._worker_before))
         return {
-            "parameters": self._flat.parameters,
-            "optimizer": self._optimizer.state_dict(),
-            "workers": workers,
+            **self._replica.state_dict(),
             "version": self.version,
             "num_samples": self.num_samples,
             "points": self._points.state_dict(),
@@ -157,17 +171,8 @@ class AllReduce:
         }
 
     def load_state_dict(self, state: Plain) -> None:
-        """Go on from `state` at the next `run`; called by all ranks together.
-
-        DDP orders its buckets anew after the first backward pass, and the order decides how sums are rounded. So a
-        gradient that nobody uses is computed first, where the run before had computed one.
-        """
-        if state["version"] > 0:
-            self._worker.gradient(0, lambda weight: 1.0)
-        with torch.no_grad():
-            self._flat.parameters.copy_(state["parameters"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._worker.load_state_dict(json.loads(state["workers"][self._rank]))
+        """Go on from `state` at the next `run`; called by all ranks together."""
+        self._replica.load_state_dict(state)
         self.version, self.num_samples = state["version"], state["num_samples"]
         self._points.load_state_dict(state["points"])
         self._judge.load_state_dict(state.get("judge"))
@@ -183,9 +188,8 @@ class AllReduce:
             )
 
     def _step(self, first: int, busy: int) -> Result | None:
-        """One update of all ranks from batches `first` on; ranks from `busy` on have none left and add nothing."""
+        """One update from batches `first` on; replicas from `busy` on have none left and add nothing."""
         began = time.perf_counter()
-        self._worker_before = self._worker.state_dict()
         waited = stretched = 0.0
         weights = torch.zeros(self._num_workers, dtype=torch.float64)
         control = _GOES_ON
@@ -202,16 +206,14 @@ class AllReduce:
             stretched = self._straggling.wait_seconds(self._own_seconds)
             time.sleep(stretched)  # before the exchange, in which the others wait for this rank
             asked = time.perf_counter()
-            row = torch.tensor(
-                [weight if self._rank < busy else 0.0, control, self._clock.seconds], dtype=torch.float64
-            )
-            table = self._gather(row)
+            number = self._replica.number
+            row = torch.tensor([weight if number < busy else 0.0, control, self._clock.seconds], dtype=torch.float64)
+            table = self._ranks.gather(row)
             waited = time.perf_counter() - asked
-            weights, control, self._agreed_seconds = table[:, 0], int(table[0, 1]), float(table[0, 2])
-            return self._num_workers * float(row[0] / weights.sum())
+            weights, control, self._agreed_seconds = table[self._speakers, 0], int(table[0, 1]), float(table[0, 2])
+            return float(row[0] / weights.sum())
 
-        index = first + self._rank if self._rank < busy else first
-        gradient = self._worker.gradient(index, weigh)
+        gradient = self._replica.gradient(first + (self._replica.number if self._replica.number < busy else 0), weigh)
         if control == _TIME_IS_UP:
             return Result(DONE)
         if control != _GOES_ON:
@@ -221,7 +223,7 @@ class AllReduce:
         computed = time.perf_counter()
         self._own_seconds = computed - began - waited - stretched
         self.num_samples += busy * self._batch_size
-        self._optimizer.step(self._flat.gradients, self._schedule(self.num_samples))
+        self._replica.step(self._schedule(self.num_samples))
         self.version += 1
         applied = time.perf_counter()
         seconds = (computed - began - waited, waited, applied - computed)
@@ -235,8 +237,8 @@ class AllReduce:
         gradient: Gradient,
         seconds: tuple[float, ...],
     ) -> Result | None:
-        """Report one Event per rank, the last one taking the step, as the rule `Synchronous` would; look for NaN."""
-        table = self._gather(torch.tensor([gradient.loss, *seconds], dtype=torch.float64))
+        """Report one Event per replica, the last one taking the step, as the rule `Synchronous` would; look for NaN."""
+        table = self._ranks.gather(torch.tensor([gradient.loss, *seconds], dtype=torch.float64))[self._speakers]
         version = self.version - 1
         for rank in range(busy):
             last = rank == busy - 1
@@ -264,7 +266,7 @@ class AllReduce:
                     compute_seconds=compute,
                     wait_seconds=wait,
                     apply_seconds=apply,
-                    gradient_norm=self._optimizer.norm if last else None,
+                    gradient_norm=self._replica.norm if last else None,
                 )
             )
         for rank in range(busy):
@@ -275,22 +277,22 @@ class AllReduce:
         return None
 
     def _evaluate(self, *, last: bool = False) -> Result | None:
-        """Evaluate the current version, a shard per rank, with the training clock stopped; all ranks get one number."""
+        """Evaluate the current version, a shard per replica, with the clock stopped; all ranks get one number."""
         running = self._clock.running
         self._clock.pause()
         began = time.perf_counter()
-        shard_sums = encode_sums(self._worker.evaluate(self._rank, self._num_workers))
-        peaks = self._gather(torch.tensor(peak_bytes(self._flat.parameters.device)))
+        texts = self._ranks.gather_texts(encode_sums(self._replica.evaluate()))
+        peaks = self._ranks.gather(torch.tensor(peak_bytes(self._replica.device)))
         evaluation = evaluation_record(
-            self._worker.task,
-            [decode_sums(text) for text in self._gather_texts(shard_sums)],
+            self._replica.task,
+            [decode_sums(texts[rank]) for rank in self._speakers],
             version=self.version,
             num_samples=self.num_samples,
             train_seconds=self._clock.seconds,
             eval_seconds=time.perf_counter() - began,
         )
         self._evaluated_version = self.version
-        self._flat.check()
+        self._replica.check()
         self._report(evaluation)
         self._report(
             MemoryUsed(
@@ -303,21 +305,6 @@ class AllReduce:
         if running:
             self._clock.resume()
         return self._judge.of(evaluation, last=last)
-
-    def _gather(self, row: Tensor) -> Tensor:
-        """Every rank's row, `(N, len(row))`, on every rank."""
-        rows = [torch.empty_like(row) for _ in range(self._num_workers)]
-        dist.all_gather(rows, row, group=self._gloo)
-        return torch.stack(rows)
-
-    def _gather_texts(self, text: str) -> list[str]:
-        """Every rank's text on every rank: as bytes, since nothing that comes over a network is unpickled."""
-        encoded = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-        lengths = self._gather(torch.tensor([len(encoded)], dtype=torch.int64))[:, 0].tolist()
-        row = torch.zeros(max(lengths), dtype=torch.uint8)
-        row[: len(encoded)] = encoded
-        rows = self._gather(row)
-        return [bytes(rows[rank, :length].tolist()).decode() for rank, length in enumerate(lengths)]
 
     _agreed_seconds = 0.0
     """Rank 0's training clock at the last step, so that all ranks pass evaluation points together."""

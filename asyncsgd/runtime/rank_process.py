@@ -19,8 +19,10 @@ from asyncsgd.checkpoints import Policy, StateWriter, load_state
 from asyncsgd.flat import FlatModel
 from asyncsgd.optimizers import OptimizerRecipe
 from asyncsgd.packing import Plain
-from asyncsgd.runtime.all_reduce import TIMEOUT, AllReduce
+from asyncsgd.runtime.all_ranks import TIMEOUT, AllRanks
+from asyncsgd.runtime.all_reduce import AllReduce
 from asyncsgd.runtime.base import Budget, Report, Result, Saver
+from asyncsgd.runtime.data_parallel import DataParallel
 from asyncsgd.runtime.transport.shared_memory import Segment
 from asyncsgd.runtime.worker_process import Assignment, Straggling, set_up_process
 from asyncsgd.schedules import Schedule
@@ -54,16 +56,18 @@ class Training:
         saver: Saver | None = None,
     ) -> tuple[Result, AllReduce]:
         """Train this rank's replica on the initialised process group; blocks, called by all ranks."""
+        ranks = AllRanks()
+        optimizer = self.recipe.on(flat.parameters, flat.layout.num_decayed)
+        replica = DataParallel(assignment.worker(flat), optimizer, ranks, find_unused=self.find_unused)
         runtime = AllReduce(
-            assignment.worker(flat),
-            self.recipe.on(flat.parameters, flat.layout.num_decayed),
+            replica,
+            ranks,
             self.schedule,
             batch_size=assignment.task.batch_size,
             budget=self.budget,
             evaluations=self.evaluations,
-            find_unused=self.find_unused,
             report=report,
-            straggling=Straggling.of(assignment, dist.get_rank()),
+            straggling=Straggling.of(assignment, replica.number),
             saver=saver,
             stop_requested=stop_requested,
         )

@@ -1,0 +1,85 @@
+"""A rank of a synchronous run that holds a whole model: torch's DistributedDataParallel exchanges the gradients.
+
+DDP averages gradients over ranks, so each rank's loss is scaled by N times its share of all loss terms before its
+backward pass; without that the result would be a mean of means. The replicas take identical steps and stay identical.
+Gradients go through gloo on CPU and NCCL on CUDA."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from asyncsgd.optimizers import Optimizer
+from asyncsgd.packing import Plain
+from asyncsgd.runtime.all_ranks import AllRanks
+from asyncsgd.tasks.base import Sums
+from asyncsgd.worker import Gradient, Worker
+
+
+class DataParallel:
+    """A replica of one rank; see `asyncsgd.runtime.all_reduce.Replica`. All ranks construct it together.
+
+    Args:
+        worker: computes this rank's gradients, through DDP from here on, and evaluates a shard.
+        optimizer: on the worker's flat parameters; the same on every rank.
+        find_unused: whether DDP looks for parameters without a gradient at every step; rank 0 decides for all.
+    """
+
+    def __init__(self, worker: Worker, optimizer: Optimizer, ranks: AllRanks, *, find_unused: bool = False) -> None:
+        self.task, self.device = worker.task, worker.flat.parameters.device
+        self.number = ranks.rank
+        self.speakers: Sequence[int] = range(ranks.number)
+        self._worker, self._optimizer, self._ranks, self._flat = worker, optimizer, ranks, worker.flat
+        self._worker_before = worker.state_dict()  # as it was before the last gradient
+        find_unused = bool(ranks.gather(torch.tensor([find_unused]))[0, 0])
+        with warnings.catch_warnings():
+            # torch 2.13 has another name for it that older versions do not know; buffers stay as each rank built them.
+            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+            # Copies rank 0's parameters to all ranks, in place.
+            worker.loss = DistributedDataParallel(
+                worker.loss, broadcast_buffers=False, find_unused_parameters=find_unused
+            )
+        self._flat.check()
+
+    def gradient(self, index: int, weigh: Callable[[float], float]) -> Gradient:
+        self._worker_before = self._worker.state_dict()
+        return self._worker.gradient(index, lambda weight: self._ranks.number * weigh(weight))
+
+    def step(self, learning_rate: float) -> None:
+        self._optimizer.step(self._flat.gradients, learning_rate)
+
+    @property
+    def norm(self) -> float | None:
+        return self._optimizer.norm
+
+    def evaluate(self) -> Sums:
+        return self._worker.evaluate(self._ranks.rank, self._ranks.number)
+
+    def parameters(self) -> Tensor:
+        return self._flat.parameters
+
+    def check(self) -> None:
+        self._flat.check()
+
+    def state_dict(self) -> Plain:
+        return {
+            "parameters": self._flat.parameters,
+            "optimizer": self._optimizer.state_dict(),
+            "workers": self._ranks.gather_texts(json.dumps(self._worker_before)),
+        }
+
+    def load_state_dict(self, state: Plain) -> None:
+        """DDP orders its buckets anew after the first backward pass, and the order decides how sums are rounded. So a
+        gradient that nobody uses is computed first, where the run before had computed one.
+        """
+        if state["version"] > 0:
+            self._worker.gradient(0, lambda weight: 1.0)
+        with torch.no_grad():
+            self._flat.parameters.copy_(state["parameters"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._worker.load_state_dict(json.loads(state["workers"][self._ranks.rank]))
