@@ -32,6 +32,7 @@ _HOME = {
     # on what
     "InProcess": "modes",
     "AllReduce": "modes",
+    "Pipeline": "modes",
     "Processes": "modes",
     "Hogwild": "modes",
     "Virtual": "modes",

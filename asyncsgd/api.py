@@ -36,6 +36,7 @@ from asyncsgd.experiment import (
     Setup,
     cache_folder,
     describe,
+    implied_rule,
     resolve_device,
     samples_in,
 )
@@ -49,7 +50,6 @@ from asyncsgd.replaying import PreparedReplay, experiment_of_run
 from asyncsgd.rules import parse_rule
 from asyncsgd.rules.asynchronous import Asynchronous
 from asyncsgd.rules.base import Rule
-from asyncsgd.rules.synchronous import Synchronous
 from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.log import read_log
 from asyncsgd.runtime.processes import fork_server
@@ -151,7 +151,8 @@ def train(
             file.
         rule: what the server does with an arriving gradient. None is `Asynchronous`, or the rule that the runtime
             implies.
-        runtime: `InProcess()` (the default), `AllReduce(n)`, `Processes(n)`, `Hogwild(n)` or `Virtual(n)`.
+        runtime: `InProcess()` (the default), `AllReduce(n)`, `Pipeline(n, stages)`, `Processes(n)`,
+            `Hogwild(n)` or `Virtual(n)`.
         samples, seconds, target_loss: the budget. The first limit that is reached ends the run. Samples are counted
             over all workers. Seconds are those of the runtime's clock. `samples`, `epochs` or `seconds` must be given.
         epochs: passes over the training samples, in place of `samples`; rounded up to whole batches. The task's `facts`
@@ -241,7 +242,7 @@ def train(
     with _ready_for_processes(task, runtime, launch), _threads_as_before():
         context = None
         if not runtime.in_one_process and not (launch.rank is not None and not runtime.has_server):
-            context = fork_server(None, *task.preload)
+            context = fork_server(None, *runtime.preload, *task.preload)
         opened = None if folder is None else _open_folder(Path(folder), asked, resume)
         seen: list[Evaluation] = []
         if opened is not None and opened.resume is not None:
@@ -373,6 +374,11 @@ class _Asked:
                 f"micro_batches={self.micro_batches} cuts a batch into more parts than its {self.task.batch_size} "
                 f"samples; give {self.task.batch_size} or less"
             )
+        if isinstance(self.runtime, modes.Pipeline) and self.task.batch_size % self.micro_batches:
+            raise UsageError(
+                f"micro_batches={self.micro_batches} does not divide batches of {self.task.batch_size} samples, and "
+                f"the micro-batches of a pipeline have one size; give another number"
+            )
         if self.evaluate_every is not None and self.evaluations != 8:
             raise UsageError("evaluations and evaluate_every both say when to evaluate; drop one of the two")
         if self.patience is not None and self.evaluate_every is None and self.patience >= self.evaluations:
@@ -483,7 +489,7 @@ def _settings_of(folder: Path) -> dict[str, Any]:
 def _rule_of(rule: Rule | None, runtime: modes.Runtime) -> Rule:
     if runtime.follows_rule:
         return rule or Asynchronous()
-    default = Asynchronous() if runtime.has_server else Synchronous()
+    default = implied_rule(runtime)
     if rule is not None and rule != default:
         name = type(runtime).__name__
         raise UsageError(f"{name} is {default.name} by definition, and rule={rule} would do nothing; drop it")

@@ -6,7 +6,8 @@ numbers. Losses are summed over loss terms and divided once, so no mean of means
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 from asyncsgd.records.events import Evaluation
-from asyncsgd.tasks.base import Batches, Sums, Task, add_sums, plain_sums, to_device
+from asyncsgd.tasks.base import Batch, Batches, Sums, Task, add_sums, plain_sums, to_device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,34 +79,53 @@ def _numbers(task: Task, sums: Sums) -> dict[str, Any]:
 
 
 def evaluate_sets(
-    task: Task, model: nn.Module, sets: Mapping[str, Batches], shard: int, num_shards: int, device: torch.device
+    task: Task,
+    model: nn.Module,
+    sets: Mapping[str, Batches],
+    shard: int,
+    num_shards: int,
+    device: torch.device,
+    outputs: Callable[[Batch], Any] | None = None,
 ) -> Sums:
     """The sums of `evaluate_shard` over the main set, and those over each other set under names of its own."""
-    sums = evaluate_shard(task, model, sets[MAIN], shard, num_shards, device)
+    sums = evaluate_shard(task, model, sets[MAIN], shard, num_shards, device, outputs)
     for name, batches in sets.items():
         if name != MAIN:
-            others = evaluate_shard(task, model, batches, shard, num_shards, device)
+            others = evaluate_shard(task, model, batches, shard, num_shards, device, outputs)
             sums |= {f"{_SET}{name}:{what}": value for what, value in others.items()}
     return sums
 
 
 def evaluate_shard(
-    task: Task, model: nn.Module, batches: Batches, shard: int, num_shards: int, device: torch.device
+    task: Task,
+    model: nn.Module,
+    batches: Batches,
+    shard: int,
+    num_shards: int,
+    device: torch.device,
+    outputs: Callable[[Batch], Any] | None = None,
 ) -> Sums:
     """Return the sums over batches `shard`, `shard` + `num_shards`, ...; no collective, so nobody waits for anybody.
 
     Without dropout and gradients. A shard without batches has only ``loss`` and ``weight``, 0.
+
+    Args:
+        outputs: the forward pass of `model` on a batch; None: the task's. Batches for which it gives None add nothing,
+            because another process knows what they come to.
     """
+    forward = outputs or functools.partial(task.outputs, model)
 
     def of_batches() -> Iterator[Sums]:
         for index in range(shard, len(batches), num_shards):
             batch = batches[index]
             weight = task.weight(batch)
             moved = to_device(batch, device)
-            outputs = task.outputs(model, moved)
-            sums = task.sums(outputs, moved)
+            said = forward(moved)
+            if said is None:
+                continue
+            sums = task.sums(said, moved)
             if "loss" not in sums:
-                sums["loss"] = task.loss(outputs, moved).double() * weight
+                sums["loss"] = task.loss(said, moved).double() * weight
             sums["weight"] = weight
             yield sums
 

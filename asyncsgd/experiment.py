@@ -25,7 +25,7 @@ from asyncsgd.models import save_whole
 from asyncsgd.optimizers import SGD, AdamW, BuildOptimizer, OptimizerRecipe
 from asyncsgd.recorded_run import read_of_run
 from asyncsgd.records.model_card import model_card
-from asyncsgd.rules import Asynchronous, Synchronous, parse_rule
+from asyncsgd.rules import Asynchronous, FixedDelay, Synchronous, parse_rule
 from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.worker_process import Assignment
@@ -50,6 +50,15 @@ class Setup:
     """``cpu`` or ``cuda``."""
     precision: torch.dtype = torch.float32
     micro_batches: int = 1
+
+    def __post_init__(self) -> None:
+        if isinstance(self.runtime, modes.Pipeline):
+            self.runtime.check(
+                micro_batches=self.micro_batches,
+                clip_norm=self.recipe.clip_norm,
+                half_precision=self.precision == torch.float16,
+                num_gpus=torch.cuda.device_count() if self.device == "cuda" else None,
+            )
 
     @property
     def server_recipe(self) -> OptimizerRecipe:
@@ -79,6 +88,7 @@ class Setup:
             inner=self.recipe,
             num_workers=self.runtime.num_workers,
             speeds=self.runtime.speeds,
+            all_gpus=isinstance(self.runtime, modes.InProcess) and self.runtime.all_gpus,
         )
 
 
@@ -340,10 +350,16 @@ def samples_of_epochs(epochs: float, task: Task, asked: str) -> int:
 
 def rule_of(job: settings.Job) -> Rule:
     """The rule that the server follows; synchronous modes are that rule by definition, Hogwild applies what comes."""
-    kind = modes.kind_of(job.mode, job.clock)
-    if kind.follows_rule:
+    if modes.kind_of(job.mode, job.clock).follows_rule:
         return parse_rule(job.rule)
-    return Asynchronous() if kind.has_server else Synchronous()
+    return implied_rule(modes.runtime_of(job, threads=1))
+
+
+def implied_rule(runtime: modes.Runtime) -> Rule:
+    """The rule that a runtime is by definition, where the user may not choose one."""
+    if isinstance(runtime, modes.Pipeline) and runtime.schedule == "2bw":
+        return FixedDelay(1)
+    return Asynchronous() if runtime.has_server else Synchronous()
 
 
 def recipe_of(optimization: settings.Steps) -> OptimizerRecipe:

@@ -36,6 +36,8 @@ class Runtime:
     several_hosts: ClassVar[bool] = False
     not_replayed: ClassVar[str] = ""
     """Why a run of it cannot be replayed; empty where it can."""
+    preload: ClassVar[tuple[str, ...]] = ()
+    """Modules that its processes import, beside those that all do."""
 
     num_workers: int
     threads: int
@@ -67,6 +69,10 @@ class InProcess(Runtime):
 
     accumulate: int = 1
     threads: int = 1
+    all_gpus: bool = False
+    """Whether a batch is computed on all GPUs of this process, as `torch.nn.DataParallel` does; on a CPU it does
+    nothing.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +88,66 @@ class AllReduce(Runtime):
     num_workers: int
     threads: int = 1
     speeds: Speeds | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline(Runtime):
+    """The model cut into `stages`, each on a process of its own; `num_workers` processes hold ``num_workers / stages``
+    replicas of it, which exchange their gradients.
+
+    A batch is cut into micro-batches (`micro_batches` of `asyncsgd.train`, at least as many as stages). ``1f1b`` and
+    ``gpipe`` are synchronous; ``2bw`` never stops between updates, and each of its gradients is one update old; see
+    `asyncsgd.runtime.pipeline`, `asyncsgd.runtime.two_buffered`.
+    """
+
+    mode: ClassVar[str] = "pipeline"
+    speeds: ClassVar[Speeds | None] = None  # type: ignore[misc]
+    preload: ClassVar[tuple[str, ...]] = ("asyncsgd.runtime.two_buffered",)
+    not_replayed: ClassVar[str] = "its stages computed with each other's hidden states; run its settings again"
+
+    num_workers: int
+    stages: int
+    schedule: settings.PipelineSchedule = "1f1b"
+    threads: int = 1
+
+    def check(self, *, micro_batches: int, clip_norm: float, half_precision: bool, num_gpus: int | None) -> None:
+        """Refuse what does not go together.
+
+        Args:
+            half_precision: whether the passes are in float16.
+            num_gpus: None on the CPU.
+
+        Raises:
+            UsageError: with what to type.
+        """
+        if self.stages < 2 or self.num_workers % self.stages:
+            raise UsageError(
+                f"--nproc {self.num_workers} processes cannot hold --stages {self.stages} each of the same number of "
+                f"replicas; type --stages 2 or more, and an --nproc that it divides"
+            )
+        if micro_batches < self.stages:
+            raise UsageError(
+                f"--micro-batches {micro_batches} is fewer than the {self.stages} stages, so some would never have "
+                f"anything to compute; type --micro-batches {4 * self.stages}"
+            )
+        if half_precision:
+            raise UsageError("a pipeline has no loss scale for --precision fp16; type --precision bf16, or --mode sync")
+        if num_gpus is not None and num_gpus < self.num_workers:
+            raise UsageError(
+                f"every stage needs a GPU of its own: {self.num_workers} processes, {num_gpus} GPUs; type --nproc "
+                f"{num_gpus}, or --device cpu"
+            )
+        if self.schedule != "2bw":
+            return
+        if self.num_workers != self.stages:
+            raise UsageError(
+                f"--pipeline-schedule 2bw has one replica; type --nproc {self.stages}, or --pipeline-schedule 1f1b"
+            )
+        if clip_norm > 0:
+            raise UsageError(
+                "--pipeline-schedule 2bw cannot clip: the norm over all stages would make each wait for the others; "
+                "type --clip-norm 0"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,9 +223,11 @@ def runtime_of(job: settings.Job, threads: int) -> Runtime:
         churn = () if job.churn is None else tuple(parse_churn(job.churn, job.nproc))
         return Virtual(job.nproc, speeds, network, churn, threads)
     if job.mode == "single":
-        return InProcess(job.accumulate, threads)
+        return InProcess(job.accumulate, threads, job.data_parallel)
     if job.mode == "sync":
         return AllReduce(job.nproc, threads, speeds)
+    if job.mode == "pipeline":
+        return Pipeline(job.nproc, job.stages or job.nproc, job.pipeline_schedule, threads)
     if job.mode == "hogwild":
         check_transport("hogwild", "auto", platform.machine())
         return Hogwild(job.nproc, job.hogwild_state == "shared", threads, speeds)
@@ -176,7 +244,7 @@ def kind_of(mode: str, clock: str) -> type[Runtime]:
     return next(kind for kind in KINDS if (kind.mode, kind.clock) == (mode, clock))
 
 
-KINDS: tuple[type[Runtime], ...] = (InProcess, AllReduce, Processes, Hogwild, Virtual)
+KINDS: tuple[type[Runtime], ...] = (InProcess, AllReduce, Pipeline, Processes, Hogwild, Virtual)
 
 
 def _speeds_of(job: settings.Job) -> Speeds | None:

@@ -78,10 +78,14 @@ class Optimizer:
         )
         """Whether a step is x <- x - eta d and nothing else."""
 
-    def step(self, direction: Tensor, learning_rate: float) -> None:
-        """Take one step along `direction`, `(P,)`, which is read and not changed."""
+    def step(self, direction: Tensor, learning_rate: float, norm: float | None = None) -> None:
+        """Take one step along `direction`, `(P,)`, which is read and not changed.
+
+        Args:
+            norm: that it is clipped by, where it is a part of a longer direction; None: its own.
+        """
         if self._clip_norm > 0:
-            direction = self._clip(direction)
+            direction = self._clip(direction, norm)
         decayed, undecayed = self._slices
         decayed.grad = direction[: self._num_decayed]
         undecayed.grad = direction[self._num_decayed :]
@@ -90,8 +94,8 @@ class Optimizer:
         self._optimizer.step()
         decayed.grad = undecayed.grad = None  # the direction is borrowed for this call only
 
-    def _clip(self, direction: Tensor) -> Tensor:
-        self.norm = float(torch.linalg.vector_norm(direction))
+    def _clip(self, direction: Tensor, norm: float | None) -> Tensor:
+        self.norm = float(torch.linalg.vector_norm(direction)) if norm is None else norm
         factor = self._clip_norm / (self.norm + 1e-6)
         if factor >= 1.0:
             return direction
@@ -125,6 +129,11 @@ class Optimizer:
     def load_state_dict(self, state: Plain) -> None:
         """Go on from `state`, of an optimizer that was built in the same way on a vector of the same size."""
         self._optimizer.load_state_dict(state)
+
+    def move(self, parameters: Tensor) -> None:
+        """Step another vector of the same size from now on, with the same state; borrowed."""
+        for own, part in zip(self._slices, parameters.split([len(own) for own in self._slices]), strict=True):
+            own.data = part
 
     def create_state(self) -> None:
         """Make the optimizer create its state, which torch does in the first step: one at learning rate 0."""

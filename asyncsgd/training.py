@@ -51,10 +51,12 @@ from asyncsgd.runtime.rank_process import (
     STOP_REQUESTED,
     Finished,
     Meeting,
+    Stages,
     Training,
     backend_of,
     is_lost_contact,
     serve_rank,
+    whole_model,
 )
 from asyncsgd.runtime.ranks import Launch, Noticeboard
 from asyncsgd.runtime.transport.codec import Codec, ProtocolError, decode_found, encode_found
@@ -66,6 +68,7 @@ from asyncsgd.runtime.virtual import Virtual
 from asyncsgd.runtime.worker_process import Assignment, StepHere, serve_gradients, serve_hogwild, set_up_process
 from asyncsgd.server import Server
 from asyncsgd.signals import StopRequest, held
+from asyncsgd.stages import anatomy
 from asyncsgd.tasks import is_built_in
 from asyncsgd.tasks.base import Task
 from asyncsgd.tasks.checking import check
@@ -289,13 +292,15 @@ def _open(
     if setup.micro_batches > 1:
         task.split(task.data(setup.seed).batch(0, 0), setup.micro_batches)  # refused here, and not in every worker
     unused = () if is_built_in(task) else _check(task, setup, processes=context is not None)
-    on_device = setup.runtime.in_one_process or (launch.rank is not None and not setup.runtime.has_server)
+    on_device = setup.runtime.in_one_process or (
+        launch.rank is not None and not setup.runtime.has_server and not isinstance(setup.runtime, modes.Pipeline)
+    )
     flat = FlatModel(task.model(setup.seed).to(device_of_worker(setup.device, 0) if on_device else "cpu"))
     if folder is not None:
         environment = describe_environment(setup.runtime.threads, launch.num_workers)
         folder.write_environment(environment | {"device": setup.device})
     tell: Callable[[str], None] = (lambda line: None) if quiet else teller(folder)
-    for line in [*experiment.describe(task, flat), *_describe(setup, course)]:
+    for line in [*experiment.describe(task, flat), *_describe(setup, course), *_stages(task, setup, flat)]:
         tell(line)
     tracking.start(tell)
     policy = experiment.checkpoints(task)
@@ -375,8 +380,15 @@ def _describe(setup: Setup, course: Course) -> list[str]:
     how = setup.rule.summary
     if isinstance(runtime, modes.InProcess):
         how = f"one process, {runtime.accumulate} batch{'es' if runtime.accumulate > 1 else ''} per update"
+        if runtime.all_gpus:
+            number = torch.cuda.device_count() if setup.device == "cuda" else 0
+            shared = f"a share of each on each of {number} GPUs"
+            how += f", {shared if number > 1 else 'the bare model, since there are no GPUs to share it'}"
     elif isinstance(runtime, modes.AllReduce):
         how = "all ranks step along the weighted mean of their gradients (DistributedDataParallel)"
+    elif isinstance(runtime, modes.Pipeline):
+        replicas = runtime.num_workers // runtime.stages
+        how = f"{replicas} x {runtime.stages} stages, schedule {runtime.schedule}, {setup.micro_batches} micro-batches"
     elif isinstance(runtime, modes.Hogwild):
         states = "one optimizer state shared by all" if runtime.share_state else "an optimizer state each"
         how = f"workers step the shared vector themselves, without locks, {states}"
@@ -385,6 +397,18 @@ def _describe(setup: Setup, course: Course) -> list[str]:
         f"rule   {setup.rule}: {how}",
         f"step   {setup.recipe}, {course.schedule}, the same for any number of workers{clip}",
     ]
+
+
+def _stages(task: Task, setup: Setup, flat: FlatModel) -> list[str]:
+    """How the model of a pipeline is cut.
+
+    Raises:
+        UsageError: if it cannot be.
+    """
+    if not isinstance(setup.runtime, modes.Pipeline):
+        return []
+    batch = task.split(task.data(setup.seed).batch(0, 0), setup.micro_batches)[0]
+    return [f"cut    {anatomy(task, flat.model, batch).describe(setup.runtime.stages)}"]
 
 
 def _train_single(run: Run, board: Noticeboard | None) -> Result:
@@ -524,8 +548,8 @@ def _serve(
 
 
 def _train_sync(run: Run, board: Noticeboard | None) -> Result:
-    """DistributedDataParallel on ranks of our own, with this process as their parent; or on torchrun's, this one
-    among them.
+    """DistributedDataParallel or a pipeline, on ranks of our own with this process as their parent; or on torchrun's,
+    this one among them.
     """
     resume = None if run.resume is None else (run.resume.folder.resolve(), run.resume.checkpoint.name)
     training = _training(run.setup, run.course, bool(run.unused), resume)
@@ -534,7 +558,12 @@ def _train_sync(run: Run, board: Noticeboard | None) -> Result:
     board.put(encode_found(run.task) + b"\n" + _ADDRESSES.encode(_Resume(*map(str, resume or ("", "")))))
     _init_process_group(board, run.setup.device)
     try:
-        return training.run(run.assignment(0), run.flat, run.record, run.stop_requested, run.saver)[0]
+        result, runtime = training.run(run.assignment(0), lambda: run.flat, run.record, run.stop_requested, run.saver)
+        parameters = runtime.parameters()
+        if parameters is not run.flat.parameters:
+            with torch.no_grad():
+                run.flat.parameters.copy_(parameters)
+        return result
     except RuntimeError as error:
         if is_lost_contact(error):  # this rank has the parameters of the last step that all have taken
             return Result(FAILED, f"a rank is gone: {str(error).splitlines()[0]}")
@@ -544,15 +573,17 @@ def _train_sync(run: Run, board: Noticeboard | None) -> Result:
 def _training(
     setup: Setup, course: Course, find_unused: bool = False, resume: tuple[Path, str] | None = None
 ) -> Training:
-    return Training(setup.recipe, course.schedule, course.budget, course.evaluations, find_unused, resume)
+    runtime = setup.runtime
+    stages = Stages(runtime.stages, runtime.schedule) if isinstance(runtime, modes.Pipeline) else None
+    return Training(setup.recipe, course.schedule, course.budget, course.evaluations, find_unused, resume, stages)
 
 
 def _join_ranks(board: Noticeboard, assignment: Assignment, device: str, training: Training) -> NoReturn:
     """A rank of torchrun's other than 0; ends the process."""
     set_up_process(assignment.threads)
     _init_process_group(board, device)
-    flat = FlatModel(assignment.task.model(assignment.seed).to(assignment.device))
-    result, _ = training.run(assignment, flat, lambda record: None)
+    result, runtime = training.run(assignment, lambda: whole_model(assignment, training.stages), lambda record: None)
+    runtime.parameters()  # the others wait for this rank's part
     sys.stdout.flush()
     sys.stderr.flush()
     # A teardown may find threads of the group still at work, and end with SIGABRT after all was well.
@@ -644,6 +675,7 @@ def _first_lost(processes: Processes, num_workers: int) -> tuple[int, str]:
 _TRAIN: dict[type[modes.Runtime], Callable[[Run, Noticeboard | None], Result]] = {
     modes.InProcess: _train_single,
     modes.AllReduce: _train_sync,
+    modes.Pipeline: _train_sync,
     modes.Processes: _train_async,
     modes.Hogwild: _train_hogwild,
     modes.Virtual: _train_virtual,

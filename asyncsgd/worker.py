@@ -10,13 +10,13 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel, parallel_apply, replicate
 
 from asyncsgd.data.random import dropout_seed
 from asyncsgd.evaluation import evaluate_sets
 from asyncsgd.flat import FlatModel
 from asyncsgd.packing import Plain
-from asyncsgd.tasks.base import Batch, Data, Sums, Task, to_device
+from asyncsgd.tasks.base import Batch, Data, Sums, Task, row_counts, to_device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +84,34 @@ class Loss(nn.Module):
         return self.task.loss(self.task.outputs(self.model, batch), batch)
 
 
+class OnAllGPUs(nn.Module):
+    """A `Loss` computed on all GPUs of this process: a share of the batch on each, by `torch.nn.DataParallel`'s parts.
+
+    Parameters are copied to every GPU for every batch, and gradients added up on the first. With losses L_k of w_k loss
+    terms on each it gives sum_k (w_k / w) L_k. Without several GPUs it is the `Loss` itself.
+    """
+
+    def __init__(self, loss: Loss) -> None:
+        super().__init__()
+        self.loss = loss
+        self._devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+
+    def forward(self, batch: Batch) -> Tensor:
+        first = next(self.loss.parameters()).device
+        rows = min(row_counts(batch), default=1)
+        devices = self._devices[: max(rows, 1)] if first.type == "cuda" else []
+        if len(devices) < 2:
+            return self.loss(batch)
+        task = self.loss.task
+        split = task.split(batch, len(devices))
+        weights = [task.weight(part) for part in split]
+        parts = [(to_device(part, device),) for part, device in zip(split, devices, strict=True)]
+        losses = parallel_apply(replicate(self.loss, devices), parts, devices=devices)
+        shares = [weight / sum(weights) for weight in weights]
+        # The mean over no loss term at all may not be a number.
+        return torch.stack([share * loss.to(first) for loss, share in zip(losses, shares, strict=True) if share]).sum()
+
+
 @dataclasses.dataclass(frozen=True)
 class _Part:
     """A part of a batch that is computed at once, on the worker's device."""
@@ -112,6 +140,7 @@ class Worker:
         seed, stream: with a batch's index they seed its dropout, so a batch has one dropout whoever computes it.
         precision: float32, or the type of the forward pass under autocast (bfloat16, float16).
         micro_batches: K, parts of a batch.
+        all_gpus: whether a batch is computed on all GPUs of this process; see `OnAllGPUs`.
     """
 
     def __init__(
@@ -124,10 +153,11 @@ class Worker:
         stream: int = 0,
         precision: torch.dtype = torch.float32,
         micro_batches: int = 1,
+        all_gpus: bool = False,
     ) -> None:
         self.flat = flat
         self.task, self.data = task, data
-        self.loss: nn.Module = Loss(task, flat.model)
+        self.loss: nn.Module = OnAllGPUs(Loss(task, flat.model)) if all_gpus else Loss(task, flat.model)
         """From a batch to its loss; may be wrapped (DistributedDataParallel)."""
         self._seed, self._stream = seed, stream
         self._device = flat.parameters.device

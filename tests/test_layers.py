@@ -42,6 +42,7 @@ MAY_IMPORT = {
     "worker": {"data", "evaluation", "flat", "packing", "tasks.base"},
     "profiling": {"worker"},
     "throughput": {"evaluation", "tasks.base"},
+    "stages": {"errors", "evaluation", "tasks.base"},
     "batches": {"errors", "records", "packing"},
     "checkpoints": {"errors", "packing", "records"},
     "dispatcher": {"records", "rules.base", "server", "packing", "batches", "worker"},
@@ -59,7 +60,7 @@ MAY_IMPORT = {
             "records",
         ),
         *("profiling", "rules.base", "schedules", "server", "signals", "packing", "batches", "tasks.base", "worker"),
-        *("simulation.churn", "simulation.problems", "simulation.speeds"),
+        *("simulation.churn", "simulation.problems", "simulation.speeds", "stages"),
     },
     "simulation": {
         *("errors", "evaluation", "named_choices", "numbers", "optimizers", "records", "rules", "runtime", "schedules"),

@@ -33,12 +33,13 @@ EVALUATION_COLUMNS = {
 
 Int64 with a capital: the plain one has no missing value, a gap would be a number."""
 
-MODES = ("single", "sync", "async", "hogwild")
+MODES = ("single", "sync", "pipeline", "async", "hogwild")
 """The known modes, in the order of tables and legends."""
 
 PLAIN_RULES = {
     "single": ("single", "synchronous", "asynchronous"),
     "sync": ("synchronous",),
+    "pipeline": ("synchronous",),
     "async": ("asynchronous",),
     "hogwild": ("hogwild", "asynchronous"),
 }
@@ -100,9 +101,9 @@ class Condition:
         """
         if self.mode is None:
             return "unknown"
-        if self.mode in ("single", "hogwild"):
-            return self.mode
         rule = (self.rule or "").partition(":")[0].casefold()
+        if self.mode in ("single", "hogwild") or (self.mode == "pipeline" and rule == "synchronous"):
+            return self.mode
         if self.mode == "sync" or rule == "synchronous":
             return "sync"
         return "async" if rule in ("", "asynchronous") else rule

@@ -174,7 +174,20 @@ class MemoryUsed:
     kind: str = "memory"
 
 
-Record = Event | Evaluation | Membership | Fault | Checkpointed | Resumed | MemoryUsed
+@dataclasses.dataclass(frozen=True)
+class StagesUsed:
+    """What the stages of a pipeline have done since the evaluation before."""
+
+    stages: tuple[tuple[int, int, float, float, float, float], ...]
+    """(replica, stage, seconds in which it computed, seconds from its first pass of each batch to its last, seconds of
+    exchanging gradients with other replicas and stages, bytes sent), by rank"""
+    version: int
+    total_samples: int
+    train_seconds: float
+    kind: str = "stages"
+
+
+Record = Event | Evaluation | Membership | Fault | Checkpointed | Resumed | MemoryUsed | StagesUsed
 
 
 @dataclasses.dataclass

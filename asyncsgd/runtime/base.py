@@ -121,6 +121,11 @@ class EvaluationPoints:
         self._points = itertools.chain(inner, [] if whole is None else [whole])
         self._next = next(self._points, math.inf)
 
+    @property
+    def next(self) -> float:
+        """The first that is not taken, in samples or in seconds; infinite where there is none."""
+        return self._next
+
     def passed(self, num_samples: int, train_seconds: float) -> bool:
         """Say whether one or more points were passed since the last call; they count as taken."""
         now = num_samples if self.by_samples else train_seconds

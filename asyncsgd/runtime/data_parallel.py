@@ -22,7 +22,7 @@ from asyncsgd.worker import Gradient, Worker
 
 
 class DataParallel:
-    """A replica of one rank; see `asyncsgd.runtime.all_reduce.Replica`. All ranks construct it together.
+    """A replica of one rank; see `asyncsgd.runtime.all_reduce.SynchronousReplica`. All ranks construct it together.
 
     Args:
         worker: computes this rank's gradients, through DDP from here on, and evaluates a shard.
@@ -65,6 +65,9 @@ class DataParallel:
 
     def check(self) -> None:
         self._flat.check()
+
+    def used(self) -> tuple[()]:
+        return ()
 
     def state_dict(self) -> Plain:
         return {

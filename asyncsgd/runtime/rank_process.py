@@ -14,15 +14,17 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from asyncsgd.checkpoints import Policy, StateWriter, load_state
-from asyncsgd.flat import FlatModel
+from asyncsgd.flat import FlatModel, Layout
 from asyncsgd.optimizers import OptimizerRecipe
 from asyncsgd.packing import Plain
 from asyncsgd.runtime.all_ranks import TIMEOUT, AllRanks
 from asyncsgd.runtime.all_reduce import AllReduce
-from asyncsgd.runtime.base import Budget, Report, Result, Saver
+from asyncsgd.runtime.base import Budget, NeverSaves, Report, Result, Saver
 from asyncsgd.runtime.data_parallel import DataParallel
+from asyncsgd.runtime.lockstep import Conditions, Lockstep
 from asyncsgd.runtime.transport.shared_memory import Segment
 from asyncsgd.runtime.worker_process import Assignment, Straggling, set_up_process
 from asyncsgd.schedules import Schedule
@@ -32,6 +34,70 @@ LOST_CONTACT = 3
 
 STOP_REQUESTED = 3
 """The control word by which the parent asks rank 0 to stop."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stages:
+    """How a model is cut, and in which order its stages compute; can be pickled."""
+
+    number: int
+    schedule: str
+    """``2bw``, or of `asyncsgd.runtime.pipeline_engine.SCHEDULES`."""
+
+    def runtime(
+        self,
+        assignment: Assignment,
+        whole: Callable[[], FlatModel],
+        ranks: AllRanks,
+        recipe: OptimizerRecipe,
+        schedule: Schedule,
+        conditions: Conditions,
+    ) -> Lockstep:
+        """This rank's part of a pipeline, on the initialised process group; called by all ranks."""
+        # The rest of torch.distributed.pipelining is slow to import, and most runs have no pipeline.
+        from asyncsgd.runtime.pipeline import HeldStage, Pipeline, first_part, put
+        from asyncsgd.runtime.pipeline_engine import Grid, TorchEngine
+        from asyncsgd.runtime.two_buffered import TwoBuffered, TwoVersions
+        from asyncsgd.stages import anatomy
+
+        task, seed, device = assignment.task, assignment.seed, torch.device(assignment.device)
+        data, grid = task.data(seed), Grid(ranks, self.number)
+
+        def held() -> tuple[HeldStage, Layout]:
+            flat, model = whole(), task.model(seed)
+            parts = anatomy(task, model, first_part(task, data, assignment.micro_batches))
+            stage = HeldStage(task, model, parts, grid, assignment.precision, device)
+            put(flat.layout, flat.parameters, stage)
+            return stage, flat.layout
+
+        first, layout = held()
+        if self.schedule == "2bw":
+            row = TwoVersions(
+                (first, held()[0]),
+                grid,
+                task,
+                data,
+                recipe,
+                ranks,
+                layout=layout,
+                seed=seed,
+                micro_batches=assignment.micro_batches,
+            )
+            return TwoBuffered(row, ranks, schedule, conditions)
+        engine = TorchEngine(grid, device, self.schedule)
+        replica = Pipeline(
+            first,
+            grid,
+            engine,
+            task,
+            data,
+            recipe,
+            ranks,
+            layout=layout,
+            seed=seed,
+            micro_batches=assignment.micro_batches,
+        )
+        return AllReduce(replica, ranks, schedule, conditions, Straggling(None, 0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,34 +112,37 @@ class Training:
     """Whether some parameters have no gradient; what rank 0 has here holds for all ranks."""
     resume: tuple[Path, str] | None = None
     """The run folder and the name of the checkpoint that the run goes on from. Every rank reads it."""
+    stages: Stages | None = None
+    """How the model is cut; None: every rank has all of it."""
 
     def run(
         self,
         assignment: Assignment,
-        flat: FlatModel,
+        whole: Callable[[], FlatModel],
         report: Report,
         stop_requested: Callable[[], bool] = lambda: False,
         saver: Saver | None = None,
-    ) -> tuple[Result, AllReduce]:
-        """Train this rank's replica on the initialised process group; blocks, called by all ranks."""
-        ranks = AllRanks()
-        optimizer = self.recipe.on(flat.parameters, flat.layout.num_decayed)
-        replica = DataParallel(assignment.worker(flat), optimizer, ranks, find_unused=self.find_unused)
-        runtime = AllReduce(
-            replica,
-            ranks,
-            self.schedule,
-            batch_size=assignment.task.batch_size,
-            budget=self.budget,
-            evaluations=self.evaluations,
-            report=report,
-            straggling=Straggling.of(assignment, replica.number),
-            saver=saver,
-            stop_requested=stop_requested,
+    ) -> tuple[Result, Lockstep]:
+        """Train this rank's replica on the initialised process group; blocks, called by all ranks.
+
+        Args:
+            whole: gives the whole model at the parameters to begin with. Where it is cut, this rank only reads it.
+        """
+        conditions = Conditions(
+            assignment.task.batch_size, self.budget, self.evaluations, report, saver or NeverSaves(), stop_requested
         )
+        ranks = AllRanks()
+        if self.stages is None:
+            flat = whole()
+            optimizer = self.recipe.on(flat.parameters, flat.layout.num_decayed)
+            replica = DataParallel(assignment.worker(flat), optimizer, ranks, find_unused=self.find_unused)
+            straggling = Straggling.of(assignment, replica.number)
+            runtime: Lockstep = AllReduce(replica, ranks, self.schedule, conditions, straggling)
+        else:
+            runtime = self.stages.runtime(assignment, whole, ranks, self.recipe, self.schedule, conditions)
         if self.resume is not None:
             folder, name = self.resume
-            runtime.load_state_dict(load_state(folder, name, flat.parameters.device))
+            runtime.load_state_dict(load_state(folder, name, torch.device(assignment.device)))
         return runtime.run(), runtime
 
 
@@ -129,6 +198,19 @@ class Finished:
     train_seconds: float
 
 
+def whole_model(assignment: Assignment, stages: Stages | None, parameters: Tensor | None = None) -> FlatModel:
+    """The whole model, on the rank's device unless it is to be cut.
+
+    Args:
+        parameters: to begin with, `(P,)`; None: the model's own.
+    """
+    flat = FlatModel(assignment.task.model(assignment.seed).to(assignment.device if stages is None else "cpu"))
+    if parameters is not None:
+        with torch.no_grad():
+            flat.parameters.copy_(parameters)
+    return flat
+
+
 def backend_of(device: str, num_workers: int) -> str:
     """NCCL where every rank has a GPU of its own (it refuses two on one), gloo elsewhere."""
     return "nccl" if device.startswith("cuda") and torch.cuda.device_count() >= num_workers else "gloo"
@@ -161,20 +243,22 @@ def serve_rank(
             timeout=TIMEOUT,
         )
         segment.unlink()  # the group exists, so every rank has the segment open, and nothing can leave its name behind
-        flat = FlatModel(assignment.task.model(assignment.seed).to(assignment.device))
-        with torch.no_grad():
-            flat.parameters.copy_(segment.floats)
+
+        def whole() -> FlatModel:
+            return whole_model(assignment, training.stages, segment.floats)
+
         saver = None
         report: Report = (lambda record: None) if records is None else records.send
         if records is not None and meeting.folder is not None:
             begins = 0 if training.resume is None else int(training.resume[1])
             saver = SaverOfRank(records, meeting.folder, meeting.policy, begins)
             report = saver.send
-        result, runtime = training.run(assignment, flat, report, lambda: bool(segment.control[STOP_REQUESTED]), saver)
+        result, runtime = training.run(assignment, whole, report, lambda: bool(segment.control[STOP_REQUESTED]), saver)
         if saver is not None:
             saver.finish()
+        parameters = runtime.parameters()
         if records is not None:
-            segment.floats.copy_(flat.parameters)
+            segment.floats.copy_(parameters)
             records.send(Finished(result, runtime.version, runtime.num_samples, runtime.train_seconds))
             records.recv()  # the parent has read everything
     except (EOFError, BrokenPipeError):

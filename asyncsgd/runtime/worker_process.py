@@ -59,6 +59,8 @@ class Assignment:
     speeds: Speeds | None
     """How long gradients are made to take; None: as long as they do."""
     profile: Profile | None = None
+    all_gpus: bool = False
+    """See `asyncsgd.worker.OnAllGPUs`."""
 
     def worker(self, flat: FlatModel) -> Worker:
         """Put a worker together around a model that is bound to `flat`."""
@@ -70,6 +72,7 @@ class Assignment:
             seed=self.seed,
             precision=self.precision,
             micro_batches=self.micro_batches,
+            all_gpus=self.all_gpus,
         )
         if isinstance(worker, ProfiledWorker) and self.profile is not None:
             worker.profile = self.profile

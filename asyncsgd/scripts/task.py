@@ -182,7 +182,7 @@ def start_fork_server(
     kind = kind_of(settings.job.mode, settings.job.clock)
     if kind.in_one_process or (launch.rank is not None and not kind.has_server):
         return None
-    return fork_server(model, *modules)
+    return fork_server(model, *kind.preload, *modules)
 
 
 def _values_of(argv: list[str], flag: str) -> list[str]:

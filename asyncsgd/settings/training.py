@@ -20,7 +20,8 @@ from asyncsgd.records.trackers import ALL as TRACKERS
 from asyncsgd.records.trackers import names_in
 from asyncsgd.settings.flags import Flags, flag_of, group, setting
 
-Mode = Literal["single", "sync", "async", "hogwild"]
+Mode = Literal["single", "sync", "async", "hogwild", "pipeline"]
+PipelineSchedule = Literal["1f1b", "gpipe", "2bw", "deepspeed"]
 Transport = Literal["auto", "shared_memory", "process_group"]
 HogwildState = Literal["worker", "shared"]
 OptimizerName = Literal["sgd", "adamw"]
@@ -53,10 +54,14 @@ class Job:
     'async'
     """
 
-    mode: Mode = setting("async", "single: one worker; sync: all-reduce; async: parameter server; hogwild: no lock")
+    mode: Mode = setting(
+        "async",
+        "single: one worker; sync: all-reduce; async: parameter server; hogwild: no lock; "
+        "pipeline: a model cut into stages",
+    )
     nproc: int = setting(
         1,
-        "gradient workers, in every mode",
+        "gradient workers, in every mode; in mode pipeline processes, a stage on each",
         at_least=1,
         at_most=100_000,
         example=4,
@@ -85,6 +90,25 @@ class Job:
         "who leaves and joins when, as leave:worker=N,seconds=S;join:...; --clock virtual only",
         unset="all workers stay from beginning to end",
         example="leave:worker=1,seconds=2.0;join:worker=1,seconds=4.0",
+        added_later=True,
+    )
+    stages: int | None = setting(
+        None,
+        "parts that the model is cut into; mode pipeline only",
+        unset="one for each process",
+        at_least=2,
+        at_most=MOST_PROCESSES,
+        example=2,
+        added_later=True,
+    )
+    pipeline_schedule: PipelineSchedule = setting(
+        "1f1b",
+        "1f1b, gpipe, deepspeed: synchronous; 2bw: asynchronous, gradients one update old; mode pipeline only",
+        added_later=True,
+    )
+    data_parallel: bool = setting(
+        False,
+        "compute a batch on all GPUs of one process, as torch.nn.DataParallel does; mode single only",
         added_later=True,
     )
     accumulate: int = setting(1, "batches per update; mode single only", at_least=1, at_most=MOST_BATCH)
@@ -358,7 +382,14 @@ def contradictions_of_job(job: Job, optimizer: OptimizerName, momentum: float) -
             f"--clock virtual"
         )
     defaults = {field.name: field.default for field in dataclasses.fields(Job)}
-    for name, owner in (("rule", "async"), ("transport", "async"), ("hogwild_state", "hogwild")):
+    for name, owner in (
+        ("rule", "async"),
+        ("transport", "async"),
+        ("hogwild_state", "hogwild"),
+        ("stages", "pipeline"),
+        ("pipeline_schedule", "pipeline"),
+        ("data_parallel", "single"),
+    ):
         if mode != owner and getattr(job, name) != defaults[name]:
             flag = flag_of(name)
             yield f"{flag} is for --mode {owner}, got --mode {mode}; drop {flag}, or type --mode {owner}"
@@ -370,8 +401,10 @@ def contradictions_of_job(job: Job, optimizer: OptimizerName, momentum: float) -
         yield "--network is for --clock virtual; real workers have the network they have; drop it"
     if job.churn is not None and job.clock != "virtual":
         yield "--churn is for --clock virtual; drop it, or type --clock virtual"
-    if job.speeds is not None and mode == "single":
-        yield "--speeds is for several workers, got --mode single; drop it, or type --mode async"
+    if job.speeds is not None and mode in ("single", "pipeline"):
+        yield f"--speeds is for several workers, got --mode {mode}; drop it, or type --mode async"
+    if mode == "pipeline" and job.nproc < 2:
+        yield f"--mode pipeline needs a process for each stage, got --nproc {job.nproc}; type --nproc 2"
     if optimizer == "sgd" and momentum == 0 and job.hogwild_state != defaults["hogwild_state"]:
         yield "--hogwild-state does nothing for --optimizer sgd without --momentum, which keeps no state; drop it"
 
@@ -403,6 +436,11 @@ def contradictions_of_batches(job: Job, machine: Machine, batch_size: int) -> It
         yield (
             f"--micro-batches {parts} cuts a batch into more parts than its {batch_size} samples; type "
             f"--micro-batches {batch_size} or less, or a larger --batch-size"
+        )
+    if job.mode == "pipeline" and batch_size % parts:
+        yield (
+            f"--micro-batches {parts} does not divide --batch-size {batch_size}, and the micro-batches of a pipeline "
+            f"have one size; type --batch-size {-(-batch_size // parts) * parts}"
         )
 
 

@@ -1,0 +1,317 @@
+"""A replica of the model that lies on a row of ranks, a stage on each: pipeline parallelism.
+
+A batch is cut into m micro-batches, which follow one another through the p stages. Stages compute at the same time, on
+different micro-batches:
+
+    stage 0   F0 F1 F2 F3 -- -- B0 -- B1 ...
+    stage 1   -- F0 F1 ...
+
+A stage waits for the share (p - 1) / (m + p - 1) of the time, the bubble, if all passes cost the same (Huang et al.
+2019, "GPipe", section 2.3). The gradient is that of the whole batch, up to rounding: a micro-batch counts with its
+share of the loss terms.
+
+Every stage holds its own parameters and its own part of the optimizer's state. A parameter that several stages hold
+has the sum of their gradients on each of them. Gradients are clipped by the norm over all stages."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from asyncsgd.data.random import dropout_seed
+from asyncsgd.errors import RunError
+from asyncsgd.evaluation import evaluate_sets
+from asyncsgd.flat import FlatModel, Layout
+from asyncsgd.optimizers import OptimizerRecipe
+from asyncsgd.packing import Plain
+from asyncsgd.runtime.all_ranks import AllRanks
+from asyncsgd.runtime.pipeline_engine import Engine, Grid, MicroBatches, Part, mean_loss
+from asyncsgd.stages import Anatomy, Stage
+from asyncsgd.tasks.base import Batch, Data, Sums, Task, to_device
+from asyncsgd.worker import Gradient
+
+
+class HeldStage:
+    """A stage with its parameters and gradients as flat vectors.
+
+    Args:
+        model: the whole model, on the CPU; owned from here on.
+        precision, device: of the passes.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        model: torch.nn.Module,
+        parts: Anatomy,
+        grid: Grid,
+        precision: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        stage = Stage(task, model, parts, num_stages=grid.num_stages, number=grid.stage).to(device)
+        self.module = MicroBatches(stage, precision)
+        self.flat = FlatModel(stage)
+        names = stage.names_in_model()
+        self.names = tuple(names[name] for name in self.flat.layout.names)
+        """Of its parameters in the whole model, in the order of the flat vector."""
+
+    def views(self, vector: Tensor) -> dict[str, Tensor]:
+        """Name in the whole model -> view of `vector`, which has the stage's layout."""
+        return dict(zip(self.names, self.flat.layout.views(vector).values(), strict=True))
+
+
+def put(layout: Layout, whole: Tensor, held: HeldStage) -> None:
+    """Copy a stage's part of a vector of the whole model, `(P,)` in `layout`, into the stage."""
+    views = layout.views(whole)
+    with torch.no_grad():
+        for name, view in held.views(held.flat.parameters).items():
+            view.copy_(views[name])
+
+
+def first_part(task: Task, data: Data, micro_batches: int) -> Batch:
+    """The first micro-batch of a training, on the CPU."""
+    batch = data.batch(0, 0)
+    return task.split(batch, micro_batches)[0] if micro_batches > 1 else batch
+
+
+class Shared:
+    """The parameters that several stages hold: the sum of their gradients, and what counts once in a norm.
+
+    All ranks construct it together.
+    """
+
+    def __init__(self, grid: Grid, held: HeldStage, ranks: AllRanks) -> None:
+        shapes = {name: list(view.shape) for name, view in held.views(held.flat.parameters).items()}
+        by_stage = [json.loads(text) for text in ranks.gather_texts(json.dumps(shapes))][: grid.num_stages]
+        holders: dict[str, list[int]] = {}
+        for stage, names in enumerate(by_stage):
+            for name in names:
+                holders.setdefault(name, []).append(stage)
+        self._sizes = {
+            name: math.prod(by_stage[stages[0]][name]) for name, stages in sorted(holders.items()) if len(stages) > 1
+        }
+        self._group = grid.of_stages(sorted({stage for name in self._sizes for stage in holders[name]}))
+        self.again = tuple(name for name in held.names if holders[name][0] != grid.stage)
+        """What an earlier stage holds too."""
+        self.sent = 0
+
+    def add_up(self, gradients: dict[str, Tensor]) -> Callable[[], None]:
+        """Begin to add up the gradients of shared parameters over their stages.
+
+        Args:
+            gradients: this stage's, by their names in the whole model. Borrowed until the end.
+
+        Returns:
+            A function that waits and puts the sums into `gradients`.
+        """
+        if self._group is None:
+            return lambda: None
+        device = next(iter(gradients.values())).device
+        row = torch.cat(
+            [
+                gradients[name].flatten() if name in gradients else torch.zeros(size, device=device)
+                for name, size in self._sizes.items()
+            ]
+        )
+        work = dist.all_reduce(row, group=self._group, async_op=True)
+        assert work is not None
+        self.sent += row.nbytes
+
+        def finish() -> None:
+            work.wait()
+            for name, summed in zip(self._sizes, row.split(list(self._sizes.values())), strict=True):
+                if name in gradients:
+                    gradients[name].copy_(summed.view_as(gradients[name]))
+
+        return finish
+
+
+class RowOfStages:
+    """A replica as the rank of one of its stages sees it. All ranks construct it together.
+
+    Args:
+        held: this rank's stage.
+        engine: moves micro-batches through it.
+        data: the task's, with the same seed. Every stage reads every batch of its replica.
+        layout: of the whole model.
+        micro_batches: m, parts of a batch.
+    """
+
+    def __init__(
+        self,
+        held: HeldStage,
+        grid: Grid,
+        engine: Engine,
+        task: Task,
+        data: Data,
+        recipe: OptimizerRecipe,
+        ranks: AllRanks,
+        *,
+        layout: Layout,
+        seed: int,
+        micro_batches: int,
+    ) -> None:
+        self.task, self.device = task, held.flat.parameters.device
+        self.number, self.speakers = grid.replica, grid.speakers
+        self._held, self._grid, self._engine, self._data, self._ranks = held, grid, engine, data, ranks
+        self._optimizer = recipe.on(held.flat.parameters, held.flat.layout.num_decayed)
+        self._recipe, self._layout, self._seed, self._micro_batches = recipe, layout, seed, micro_batches
+        self._shared = Shared(grid, held, ranks)
+        self._schedule_seconds = self._exchange_seconds = 0.0
+        self._exchanged = 0
+
+    def split(self, index: int) -> tuple[Sequence[Batch], list[float]]:
+        """The micro-batches of batch `index`, on the CPU, and their loss terms."""
+        batch = self._data.batch(0, index)
+        split = self.task.split(batch, self._micro_batches) if self._micro_batches > 1 else [batch]
+        return split, [self.task.weight(part) for part in split]
+
+    def parts_of(self, split: Sequence[Batch], weights: Sequence[float], index: int, factor: float) -> list[Part]:
+        """The micro-batches on the device; `factor` is the batch's share of all replicas' loss terms."""
+        whole, stages, stage = sum(weights), self._grid.num_stages, self._grid.stage
+        return [
+            Part(
+                to_device(part, self.device),
+                weight / whole,
+                factor * weight / whole,
+                dropout_seed(self._seed, 0, index, number * stages + stage),
+            )
+            for number, (part, weight) in enumerate(zip(split, weights, strict=True))
+        ]
+
+    def shape_of(self, held: HeldStage, split: Sequence[Batch]) -> torch.Size:
+        """The shape of the hidden states of every micro-batch.
+
+        Raises:
+            RunError: if the first and the last differ.
+        """
+        first, last = (held.module.stage.shape(to_device(part, self.device)) for part in (split[0], split[-1]))
+        if first != last:
+            raise RunError(
+                f"micro-batches have hidden states of {tuple(first)} and {tuple(last)}, and a pipeline needs one "
+                f"shape; type a --batch-size that --micro-batches divides"
+            )
+        return first
+
+    def evaluate_at(self, held: HeldStage) -> Sums:
+        """This replica's shard of the evaluation sets. Batches go through the stages one after the other."""
+        grid, stage = self._grid, held.module.stage
+
+        def outputs(batch: Batch) -> object:
+            hidden = None
+            if not stage.is_first:
+                hidden = torch.empty(stage.shape(batch), device=self.device)
+                dist.recv(hidden, grid.rank_of(grid.stage - 1), group=grid.row)
+            said = stage(batch, hidden)
+            if stage.is_last:
+                return said
+            dist.send(said.contiguous(), grid.rank_of(grid.stage + 1), group=grid.row)
+            return None
+
+        sets = self._data.evaluation
+        return evaluate_sets(self.task, stage, sets, grid.replica, grid.num_replicas, self.device, outputs)
+
+    def whole(self, vector: Tensor) -> Tensor:
+        """The vectors of all stages, each in its own layout, as one of the whole model; on the CPU of every rank."""
+        whole = torch.zeros(self._layout.size)
+        views = self._layout.views(whole)
+        names = [json.loads(text) for text in self._ranks.gather_texts(json.dumps(self._held.names))]
+        for stage in range(self._grid.num_stages):
+            row = torch.cat([view.flatten() for view in self._held.views(vector).values()])
+            of_stage = names[self._grid.rank_of(stage)]
+            sizes = [views[name].numel() for name in of_stage]
+            if stage != self._grid.stage:
+                row = torch.empty(sum(sizes), device=self.device)
+            dist.broadcast(row, self._grid.rank_of(stage), group=self._grid.row)
+            for name, part in zip(of_stage, row.cpu().split(sizes), strict=True):
+                views[name].copy_(part.view_as(views[name]))
+        return whole
+
+    def used(self) -> tuple[tuple[int, int, float, float, float, float], ...]:
+        """What each rank has done since the call before; see `asyncsgd.records.events.StagesUsed`."""
+        engine, shared = self._engine, self._shared
+        row = [
+            *(engine.watch.seconds(), self._schedule_seconds, self._exchange_seconds),
+            float(engine.sent + shared.sent + self._exchanged),
+        ]
+        engine.sent = shared.sent = self._exchanged = 0
+        self._schedule_seconds = self._exchange_seconds = 0.0
+        stages = self._grid.num_stages
+        table = self._ranks.gather(torch.tensor(row, dtype=torch.float64)).tolist()
+        return tuple((*divmod(rank, stages), a, b, c, d) for rank, (a, b, c, d) in enumerate(table))
+
+    def gather_states(self, state: Plain) -> list[Tensor]:
+        """The states of the stages of the first replica, which are those of all, as bytes of `torch.save`."""
+        file = io.BytesIO()
+        if self._grid.replica == 0:
+            torch.save(state, file)
+        saved = self._ranks.gather_bytes(file.getvalue())[: self._grid.num_stages]
+        return [torch.frombuffer(bytearray(content), dtype=torch.uint8) for content in saved]
+
+    def own_state(self, states: list[Tensor]) -> Plain:
+        """This stage's of what `gather_states` gave."""
+        content = states[self._grid.stage].cpu().numpy().tobytes()
+        return torch.load(io.BytesIO(content), map_location=self.device, weights_only=True)
+
+
+class Pipeline(RowOfStages):
+    """A synchronous pipeline; see `asyncsgd.runtime.all_reduce.SynchronousReplica`."""
+
+    norm: float | None = None
+
+    def gradient(self, index: int, weigh: Callable[[float], float]) -> Gradient:
+        held, grid = self._held, self._grid
+        split, weights = self.split(index)
+        share = weigh(sum(weights))
+        held.module.parts = self.parts_of(split, weights, index, share)
+        began = time.perf_counter()
+        held.flat.release_gradients()
+        self._engine.run(held.module, self.shape_of(held, split), len(split))
+        held.flat.gather_gradients()
+        computed = time.perf_counter()
+        if grid.num_replicas > 1:
+            dist.all_reduce(held.flat.gradients, group=grid.column)
+            # What a ring sends: each number twice, less a share.
+            self._exchanged += 2 * held.flat.gradients.nbytes * (grid.num_replicas - 1) // grid.num_replicas
+        self._shared.add_up(held.views(held.flat.gradients))()
+        self._schedule_seconds += computed - began
+        self._exchange_seconds += time.perf_counter() - computed
+        return Gradient(mean_loss(held.module.parts), sum(weights), self.task.batch_size)
+
+    def step(self, learning_rate: float) -> None:
+        if self._recipe.clip_norm > 0:
+            self.norm = self._norm()
+        self._optimizer.step(self._held.flat.gradients, learning_rate, norm=self.norm)
+
+    def _norm(self) -> float:
+        """Of the gradient of all stages."""
+        gradients = self._held.flat.gradients
+        views = self._held.views(gradients)
+        square = torch.linalg.vector_norm(gradients) ** 2
+        for name in self._shared.again:
+            square -= torch.linalg.vector_norm(views[name]) ** 2
+        dist.all_reduce(square, group=self._grid.row)
+        return math.sqrt(max(float(square), 0.0))
+
+    def evaluate(self) -> Sums:
+        return self.evaluate_at(self._held)
+
+    def parameters(self) -> Tensor:
+        return self.whole(self._held.flat.parameters)
+
+    def check(self) -> None:
+        self._held.flat.check()
+
+    def state_dict(self) -> Plain:
+        return {"parameters": self.parameters(), "optimizers": self.gather_states(self._optimizer.state_dict())}
+
+    def load_state_dict(self, state: Plain) -> None:
+        put(self._layout, state["parameters"], self._held)
+        self._optimizer.load_state_dict(self.own_state(state["optimizers"]))

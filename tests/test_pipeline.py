@@ -1,0 +1,338 @@
+"""Pipelines: stages have the gradients of the whole model, and an asynchronous one is the rule fixed_delay."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from marks import slow
+from torch import Tensor, nn
+from torch.nn import functional
+
+import asyncsgd
+from asyncsgd import modes
+from asyncsgd.errors import UsageError
+from asyncsgd.optimizers import SGD, AdamW
+from asyncsgd.records.events import EVENTS, read_events
+from asyncsgd.rules import FixedDelay
+from asyncsgd.stages import Anatomy, Stage, anatomy
+from asyncsgd.tasks.base import Batch, Task
+from asyncsgd.tasks.tensors import TensorData
+
+VOCABULARY, WIDTH = 24, 16
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.line = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.dropout = nn.Dropout(0.0)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + self.dropout(torch.tanh(self.line(self.norm(hidden))))
+
+
+class Tower(nn.Module):
+    """A row of blocks between an embedding and an output that is tied to it."""
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(num_blocks))
+        self.norm = nn.LayerNorm(WIDTH)
+        self.output = nn.Linear(WIDTH, VOCABULARY)
+        self.output.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.embedding(tokens)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.output(self.norm(hidden))
+
+
+@dataclasses.dataclass(frozen=True)
+class NextToken(Task):
+    """Foretell each token of a row that counts upwards by its first token's size."""
+
+    name: ClassVar[str] = "next_token"
+    better: ClassVar[Mapping[str, Any]] = {}
+    batch_size: int = 8
+    num_blocks: int = 4
+
+    def model(self, seed: int) -> nn.Module:
+        with asyncsgd.seeded(seed):
+            return Tower(self.num_blocks)
+
+    def data(self, seed: int) -> TensorData:
+        first, step = torch.arange(96).unsqueeze(1), torch.arange(7)
+        rows = (first + step * (1 + first % 5)) % VOCABULARY
+        return TensorData(rows[:80], rows[80:], self.batch_size, seed)
+
+    def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
+        return model(batch[:, :-1])
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return functional.cross_entropy(outputs.flatten(0, 1), batch[:, 1:].flatten())
+
+
+def parameters(run: asyncsgd.TrainedRun) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in run.model().parameters()])
+
+
+def relative(some: Tensor, others: Tensor) -> float:
+    return float(torch.linalg.vector_norm(some - others) / torch.linalg.vector_norm(others))
+
+
+def reference(
+    task: Task, num_steps: int, num_replicas: int, optimizer: Any, clip_norm: float
+) -> tuple[Tensor, list[float]]:
+    """Plain steps along the mean gradient of `num_replicas` batches; the parameters and the losses."""
+    model, data = task.model(0), task.data(0)
+    optimizer = optimizer([{"params": list(model.parameters()), "lr": 0.05}])
+    losses = []
+    for step in range(num_steps):
+        optimizer.zero_grad()
+        for replica in range(num_replicas):
+            batch = data.batch(0, step * num_replicas + replica)
+            loss = task.loss(task.outputs(model, batch), batch)
+            (loss / num_replicas).backward()
+            losses.append(float(loss.detach()))
+        if clip_norm:
+            nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+        optimizer.step()
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]), losses
+
+
+@pytest.mark.parametrize(
+    ("processes", "stages", "schedule"),
+    [(2, 2, "1f1b"), *slow((2, 2, "gpipe"), (4, 4, "1f1b"), (4, 4, "gpipe"), (4, 2, "1f1b"), (3, 3, "gpipe"))],
+)
+def test_a_synchronous_pipeline_is_one_process(tmp_path: Path, processes: int, stages: int, schedule: Any) -> None:
+    task, replicas = NextToken(), processes // stages
+    run = asyncsgd.train(
+        task,
+        runtime=modes.Pipeline(processes, stages, schedule),
+        samples=5 * replicas * task.batch_size,
+        micro_batches=4,
+        learning_rate=0.05,
+        weight_decay=0.01,
+        optimizer=AdamW(),
+        clip_norm=0.5,
+        evaluations=1,
+        folder=tmp_path / "run",
+        quiet=True,
+    )
+    decayed = torch.optim.AdamW
+    expected, losses = reference(task, 5, replicas, lambda groups: decayed(_by_decay(groups), fused=True), 0.5)
+    assert relative(parameters(run), expected) < 1e-5
+    records = list(read_events(tmp_path / "run" / EVENTS))
+    assert [record["loss"] for record in records if record["kind"] == "arrival"] == pytest.approx(losses, rel=1e-5)
+    assert run.evaluations[-1].loss == pytest.approx(_evaluated(task, run.model()), rel=1e-5)
+    (used,) = [record["stages"] for record in records if record["kind"] == "stages"][1:]
+    assert [row[:2] for row in used] == [list(divmod(rank, stages)) for rank in range(processes)]
+    for replica, stage, computed, passed, exchanged, sent in used:
+        assert 0 < computed < passed
+        assert exchanged >= 0
+        hidden = 5 * task.batch_size * 6 * WIDTH * 4
+        passes = hidden * ((stage < stages - 1) + (stage > 0))
+        tied = 5 * VOCABULARY * WIDTH * 4 * (stage in (0, stages - 1))
+        assert sent - passes - tied >= 0
+        assert sent == passes + tied or replicas > 1, (replica, stage)
+
+
+def _by_decay(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    (group,) = groups
+    matrices = [parameter for parameter in group["params"] if parameter.ndim > 1]
+    others = [parameter for parameter in group["params"] if parameter.ndim <= 1]
+    return [
+        {"params": matrices, "lr": group["lr"], "weight_decay": 0.01},
+        {"params": others, "lr": group["lr"], "weight_decay": 0.0},
+    ]
+
+
+def _evaluated(task: Task, model: nn.Module) -> float:
+    batches = task.data(0).evaluation["main"]
+    with torch.no_grad():
+        losses = [(float(task.loss(task.outputs(model, b), b)), len(b)) for b in map(batches.__getitem__, range(2))]
+    return sum(loss * rows for loss, rows in losses) / sum(rows for _, rows in losses)
+
+
+@pytest.mark.parametrize(
+    ("stages", "momentum", "blocks"), [(2, 0.5, 4), *slow((4, 0.5, 4), (3, 0.0, 7))], ids=lambda value: str(value)
+)
+def test_an_asynchronous_pipeline_is_the_rule_fixed_delay(
+    tmp_path: Path, stages: int, momentum: float, blocks: int
+) -> None:
+    task = NextToken(num_blocks=blocks)
+    arguments: dict[str, Any] = {
+        "samples": 160,
+        "learning_rate": 0.05,
+        "schedule": "linear",
+        "optimizer": SGD(momentum),
+        "evaluations": 3,
+        "micro_batches": 4,
+        "quiet": True,
+    }
+    expected = asyncsgd.train(
+        task, rule=FixedDelay(1), runtime=modes.Virtual(1), folder=tmp_path / "expected", **arguments
+    )
+    pipeline = modes.Pipeline(stages, stages, "2bw")
+    run = asyncsgd.train(task, runtime=pipeline, folder=tmp_path / "run", **arguments)
+    assert relative(parameters(run), parameters(expected)) < 1e-6
+    assert [e.loss for e in run.evaluations] == pytest.approx([e.loss for e in expected.evaluations], rel=1e-6)
+    same = ("version", "total_samples", "uses", "read_version", "learning_rate", "batches")
+    told = [
+        [[record[key] for key in same] for record in read_events(folder / EVENTS) if record["kind"] == "arrival"]
+        for folder in (tmp_path / "run", tmp_path / "expected")
+    ]
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("schedule", ["2bw", *slow("1f1b")])
+def test_a_pipeline_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path, schedule: Any) -> None:
+    arguments: dict[str, Any] = {
+        "runtime": modes.Pipeline(2, 2, schedule),
+        "micro_batches": 2,
+        "learning_rate": 0.01,
+        "evaluate_every": 40,
+        "checkpoint_every": 32,
+        "quiet": True,
+    }
+    whole = asyncsgd.train(NextToken(), samples=120, folder=tmp_path / "whole", **arguments)
+    asyncsgd.train(NextToken(), samples=64, folder=tmp_path / "run", **arguments)
+    run = asyncsgd.train(NextToken(), samples=120, folder=tmp_path / "run", resume=True, **arguments)
+    assert torch.equal(parameters(run), parameters(whole))
+
+
+@pytest.mark.parametrize(
+    ("runtime", "more", "said"),
+    [
+        (modes.Pipeline(3, 2), {}, "--nproc 3 processes cannot hold --stages 2"),
+        (modes.Pipeline(4, 4), {"micro_batches": 2}, "fewer than the 4 stages"),
+        (modes.Pipeline(5, 5), {"micro_batches": 8}, "which cannot be cut into 5 stages"),
+        (modes.Pipeline(2, 2), {"micro_batches": 3}, "does not divide"),
+        (modes.Pipeline(2, 2), {"precision": "fp16"}, "no loss scale"),
+        (modes.Pipeline(2, 2, "2bw"), {"clip_norm": 1.0}, "cannot clip"),
+        (modes.Pipeline(4, 2, "2bw"), {}, "has one replica"),
+    ],
+)
+def test_what_a_pipeline_cannot_do_is_refused(runtime: modes.Pipeline, more: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        asyncsgd.train(NextToken(), runtime=runtime, samples=80, **{"micro_batches": 4, "quiet": True, **more})
+
+
+class Shared(Tower):
+    """Runs one block again and again, as ALBERT does."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.embedding(tokens)
+        for _ in self.blocks:
+            hidden = self.blocks[0](hidden)
+        return self.output(self.norm(hidden))
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (Shared(3), "one after the other, each once"),
+        (nn.Sequential(nn.Embedding(9, 9)), "no list of two or more blocks"),
+    ],
+    ids=["shared", "no blocks"],
+)
+def test_a_model_that_cannot_be_cut_is_refused(model: nn.Module, said: str) -> None:
+    batch = NextToken().data(0).batch(0, 0)
+    with pytest.raises(UsageError, match=said):
+        anatomy(NextToken(), model, batch)
+
+
+def language_model(architecture: str) -> nn.Module:
+    """A small one with four blocks and an output that is tied to its embedding."""
+    import transformers
+
+    off = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout")
+    gpt2 = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
+    shape = {
+        "Bert": {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 64},
+        "DistilBert": {"dim": 32, "n_layers": 4, "n_heads": 2, "hidden_dim": 64},
+        "GPT2": {"n_embd": 32, "n_layer": 4, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0},
+    }[architecture]
+    names = gpt2 if architecture == "GPT2" else off[2:] if architecture == "DistilBert" else off[:2]
+    config = getattr(transformers, f"{architecture}Config")(vocab_size=VOCABULARY, **shape, **dict.fromkeys(names, 0.0))
+    kind = "GPT2LMHeadModel" if architecture == "GPT2" else f"{architecture}ForMaskedLM"
+    with asyncsgd.seeded(0):
+        return getattr(transformers, kind)(config).train()
+
+
+@dataclasses.dataclass(frozen=True)
+class Padded(NextToken):
+    """With rows of different lengths."""
+
+    def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
+        mask = torch.ones_like(batch[:, :-1])
+        mask[: len(mask) // 2, 4:] = 0
+        return model(input_ids=batch[:, :-1], attention_mask=mask).logits
+
+
+@pytest.mark.parametrize("num_stages", [2, 3, 4])
+@pytest.mark.parametrize("architecture", ["Bert", "DistilBert", "GPT2"])
+def test_the_stages_of_a_language_model_have_the_gradients_of_the_whole(architecture: str, num_stages: int) -> None:
+    task = Padded()
+    batch, whole = task.data(0).batch(0, 0), language_model(architecture)
+    loss = task.loss(task.outputs(whole, batch), batch)
+    loss.backward()
+    parts = anatomy(task, whole, batch)
+    stages = [
+        Stage(task, language_model(architecture), parts, num_stages=num_stages, number=number)
+        for number in range(num_stages)
+    ]
+    received: list[Tensor] = []
+    sent: list[Tensor] = []
+    for stage in stages:
+        assert stage.shape(batch) == (8, 6, 32)
+        hidden = None if stage.is_first else sent[-1].detach().requires_grad_()
+        received += [] if hidden is None else [hidden]
+        sent.append(stage(batch, hidden))
+    last = task.loss(sent.pop(), batch)
+    last.backward()
+    for one, other in zip(reversed(sent), reversed(received), strict=True):
+        one.backward(other.grad)
+    assert float(last.detach()) == pytest.approx(float(loss.detach()), rel=1e-6)
+    total: dict[str, Tensor] = {}
+    for stage in stages:
+        names = stage.names_in_model()
+        for name, parameter in stage.named_parameters():
+            assert parameter.grad is not None
+            total[names[name]] = total.get(names[name], torch.zeros(())) + parameter.grad
+    expected = {name: parameter.grad for name, parameter in whole.named_parameters()}
+    assert total.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(total[name], gradient, rtol=1e-5, atol=1e-7)
+
+
+@given(st.lists(st.integers(0, 9), min_size=4, max_size=9), st.integers(2, 4))
+def test_no_cut_has_a_cheaper_costliest_stage(costs: list[int], num_stages: int) -> None:
+    parts = Anatomy("blocks", (), tuple(costs), WIDTH)
+    if parts.num_blocks < num_stages:
+        with pytest.raises(UsageError, match="which cannot be cut"):
+            parts.cut(num_stages)
+        return
+
+    def costliest(ends: tuple[int, ...]) -> int:
+        bounds = [0, *ends, parts.num_blocks]
+        stages = [sum(costs[1 + a : 1 + b]) for a, b in itertools.pairwise(bounds)]
+        stages[0] += costs[0]
+        stages[-1] += costs[-1]
+        return max(stages)
+
+    cut = parts.cut(num_stages)
+    assert [number for blocks in cut for number in blocks] == list(range(parts.num_blocks))
+    assert all(len(blocks) for blocks in cut)
+    best = min(map(costliest, itertools.combinations(range(1, parts.num_blocks), num_stages - 1)))
+    assert costliest(tuple(blocks.stop for blocks in cut[:-1])) == best
