@@ -1,10 +1,8 @@
-"""A language model's three comparisons: one process against several, learning rate x batch x length, number formats.
-
-    python experiments/language_model.py experiments/configs/language_model-quick.yaml
-    python -m analysis.language_model runs/language_model-quick --out report.html
+"""Comparisons of trainings: arms against a reference on the same seeds, and a grid, made from a config.
 
 Runs are made one at a time, since their seconds are compared. What is DONE is skipped, so the same command goes on
-where it was stopped. The config's own comments say what it may hold."""
+where it was stopped. The configs of ``experiments/language_model.py`` and ``experiments/parallelism.py`` say in their
+comments what one may hold."""
 
 from __future__ import annotations
 
@@ -17,21 +15,22 @@ import random
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from asyncsgd.errors import UsageError
+from asyncsgd.errors import RunError, UsageError
 from asyncsgd.records.events import DONE
 from asyncsgd.records.run_folder import write_text
 from asyncsgd.scripts.base import run_script
 from asyncsgd.scripts.task import TaskScript, task_script
-from asyncsgd.settings.flags import Parser, flag_of
+from asyncsgd.settings.flags import flag_of
 from asyncsgd.study.config import check_keys, list_in, mapping_in, number_in, read_config, seeds_in, text_in
 from asyncsgd.study.runner import output_to
 from asyncsgd.tasks import task_class
 
-TASKS = ("causal_lm", "masked_lm")
+TASKS = {"causal_lm": "model_name", "masked_lm": "model_name", "question_answering": "init_from"}
+"""By task, the field that names its model."""
 KEYS = ("name", "base", "models", "seeds", "comparisons", "grid")
 GRID_KEYS = ("base", "seeds", "learning_rate", "batch_size", "seq_len", "threshold")
 
@@ -52,7 +51,7 @@ class Job:
 @functools.cache
 def script_of(task: str) -> TaskScript[Any]:
     """What trains a task; its flags are those of every training and the task's fields."""
-    return task_script(task_class(task), "language_model", description="", examples="", model="model_name")
+    return task_script(task_class(task), "comparisons", description="", examples="", model=TASKS[task])
 
 
 def jobs_of(config: Mapping[str, Any]) -> list[Job]:
@@ -151,13 +150,22 @@ def make(job: Job, out: Path) -> int:
         return run_script(job.script.run, [*job.flags, "--run-dir", str(path)])
 
 
-def carry_out(arguments: argparse.Namespace) -> int:
-    config = read_config(arguments.config)
+def make_all(config_file: Path, out: Path | None, lacks: Callable[[Job], str] = lambda job: "") -> Path:
+    """Make every run of a config that is not DONE; return the folder of all runs.
+
+    Args:
+        lacks: says why a run cannot be made here; it is left out then. Empty: it can.
+
+    Raises:
+        UsageError: for a config that is wrong, or a folder that holds runs of another one.
+        RunError: for a run that ended badly.
+    """
+    config = read_config(config_file)
     jobs = jobs_of(config)
     for job in jobs:
         check(job)
-    out = arguments.out or Path("runs") / text_in(config.get("name"), "name")
-    kept, text = out / "config.yaml", arguments.config.read_text(encoding="utf-8")
+    out = out or Path("runs") / text_in(config.get("name"), "name")
+    kept, text = out / "config.yaml", config_file.read_text(encoding="utf-8")
     if kept.is_file() and kept.read_text(encoding="utf-8") != text:
         raise UsageError(f"{out} holds runs of another config; name another folder with --out, or delete it")
     out.mkdir(parents=True, exist_ok=True)
@@ -165,24 +173,25 @@ def carry_out(arguments: argparse.Namespace) -> int:
     for number, job in enumerate(jobs, start=1):
         if is_done(out / job.folder):
             continue
+        if reason := lacks(job):
+            print(f"[{number:3}/{len(jobs)}] {job.folder:44} left out: {reason}", flush=True)
+            continue
         began = time.monotonic()
         code = make(job, out)
         print(f"[{number:3}/{len(jobs)}] {job.folder:44} {time.monotonic() - began:6.1f} s", flush=True)
+        if code == 130:
+            raise KeyboardInterrupt
         if code != 0:
             log = out / "logs" / (job.folder.replace("/", "-") + ".txt")
-            print(f"{job.folder} ended with exit code {code}; see {log}. The same command goes on", file=sys.stderr)
-            return code
-    print(f"next   python -m analysis.language_model {out} --out report.html")
-    return 0
+            raise RunError(f"{job.folder} ended with exit code {code}; see {log}. The same command goes on")
+    return out
 
 
-def main() -> int:
-    parser = Parser(prog="language_model.py", description=str(__doc__).splitlines()[0], allow_abbrev=False)
-    parser.add_argument("config", type=Path, metavar="CONFIG.yaml", help="experiments/configs/language_model.yaml")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of all runs (default: runs/NAME)")
+def run_comparisons(parser: argparse.ArgumentParser, carry_out: Callable[[argparse.Namespace], None]) -> int:
+    """A script's main: parse, carry out, say what went wrong; return the exit code."""
     try:
-        return carry_out(parser.parse_args())
-    except UsageError as error:
+        carry_out(parser.parse_args())
+    except (UsageError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except OSError as error:
@@ -191,7 +200,4 @@ def main() -> int:
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from here", file=sys.stderr)
         return 130
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return 0
