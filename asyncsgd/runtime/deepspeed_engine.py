@@ -1,0 +1,219 @@
+"""DeepSpeed's pipeline engine computes the gradient of a model that is cut into stages. Needs the extra ``deepspeed``.
+
+Its schedule is 1F1B. Only its gradient is used; the runtime takes the step. Found in DeepSpeed 0.19.8:
+
+- It divides the gradient by the number of micro-batches. So the loss is multiplied by that number first.
+- It clips gradients to norm 1 unless its configuration says otherwise.
+- It sets every ``.grad`` to None after its step. So the views are bound again.
+- It tells the next stage the shapes of the first micro-batch only, unless a pipeline has dynamic shapes, as here.
+- On CPUs it loads a C++ helper that no pipeline uses. The first load compiles it, which takes a minute or two.
+
+All its messages are tensors of numbers; nothing is unpickled. It uses the process group that is there, which knows no
+password: all stages belong on one host. On GPUs every stage needs one of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from asyncsgd.errors import UsageError
+from asyncsgd.records.locks import wait_for_lock
+
+_FIXED = {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0.0, "zero_optimization": {"stage": 0}}
+"""What DeepSpeed must be told so that it computes the gradient and leaves it where it is. It counts a micro-batch as
+one sample."""
+_FREE = ("log_level", "steps_per_print", "wall_clock_breakdown")
+"""What else a configuration may hold: what DeepSpeed prints, on standard error."""
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Read a file like ``experiments/configs/ds_config.json``.
+
+    Raises:
+        UsageError: it cannot be read, or would change the gradient or the step, which are not DeepSpeed's to decide.
+    """
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read as a configuration of DeepSpeed: {error}") from error
+    if not isinstance(config, dict):
+        raise UsageError(f"{path} must hold a JSON object, not {config!r}")
+    for name, value in _FIXED.items():
+        if config.get(name) != value:
+            raise UsageError(f"{path}: {name} is {config.get(name)!r}; this library needs {json.dumps(value)} there")
+    for name in config.keys() - _FIXED.keys() - set(_FREE):
+        raise UsageError(
+            f"{path}: {name} has no effect here, since this library takes the step itself; remove it. "
+            f"Allowed are {', '.join((*_FIXED, *_FREE))}"
+        )
+    return config
+
+
+def load_helper(folder: Path, device: torch.device) -> None:
+    """Load DeepSpeed's C++ helper into this process; compile it first where `folder` does not have it. Blocks.
+
+    To be called once before the ranks start, which then find it compiled. Processes that call it together take turns.
+
+    Args:
+        folder: for the compiled helper; created. Every version of DeepSpeed, torch and Python has its own place there.
+        device: nothing is done where it is not a CPU.
+
+    Raises:
+        UsageError: DeepSpeed is not installed, or the compiler failed.
+    """
+    deepspeed = _deepspeed(device)
+    if device.type != "cpu":
+        return
+    import ninja  # DeepSpeed needs it too, and torch looks for its program on the PATH
+
+    builder = deepspeed.accelerator.get_accelerator().create_op_builder("ShareMemCommBuilder")
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    folder = folder / f"deepspeed-{deepspeed.__version__}-torch-{torch.__version__}-python-{python}"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = os.pathsep.join((ninja.BIN_DIR, os.environ.get("PATH", os.defpath)))
+    with open(folder / "turns", "w", encoding="utf-8") as turns:
+        wait_for_lock(turns)
+        # A build that was killed leaves torch's own lock behind, and torch waits for ever until it is gone.
+        (folder / builder.NAME / "lock").unlink(missing_ok=True)
+        with _environment(TORCH_EXTENSIONS_DIR=str(folder), PATH=path), contextlib.redirect_stdout(io.StringIO()):
+            try:
+                builder.load()
+            except RuntimeError as error:
+                raise UsageError(
+                    f"the helper of DeepSpeed was not compiled: {str(error).splitlines()[0]}; it needs a C++ compiler, "
+                    f"on Debian: apt install g++"
+                ) from error
+
+
+class DeepSpeedEngine:
+    """One rank's stage in DeepSpeed's pipeline. All ranks construct it together, on an initialised process group whose
+    ranks are the stages in order.
+
+    Args:
+        stage: module whose ``forward(index, hidden)`` returns what the next stage gets as `hidden`, and on the last
+            stage the loss, a scalar. `index`, int64 `(1,)`, says which micro-batch; `hidden` is None on the first. The
+            step's loss is the sum over its micro-batches. It lies on `device` already.
+        device: of the stage.
+        config: as `read_config` returns it.
+        extensions: the folder that `load_helper` was given.
+
+    Raises:
+        UsageError: DeepSpeed is not installed.
+    """
+
+    def __init__(self, stage: nn.Module, *, device: torch.device, config: Mapping[str, Any], extensions: Path) -> None:
+        deepspeed = _deepspeed(device)
+        load_helper(extensions, device)
+        rank, num_stages = dist.get_rank(), dist.get_world_size()
+        self._losses: list[Tensor] = []
+        self._stage = stage
+        layers: list[nn.Module] = [nn.Identity() for _ in range(num_stages)]  # the others' are counted, and no more
+        layers[rank] = _Layer(stage, first=rank == 0, last=rank == num_stages - 1)
+        # DeepSpeed takes the index of a GPU from LOCAL_RANK, which other launchers than its own do not set.
+        local = str(device.index or 0) if device.type == "cuda" else str(rank)
+        with _environment(LOCAL_RANK=local), contextlib.redirect_stdout(io.StringIO()):
+            deepspeed.init_distributed()
+            pipeline = deepspeed.pipe.PipelineModule(
+                layers, num_stages=num_stages, partition_method="uniform", loss_fn=self._scaled, dynamic_shape=True
+            )
+            self._engine, *_ = deepspeed.initialize(model=pipeline, optimizer=_NoSteps(), config=dict(config))
+        # Else it would copy all gradients in order to average them over one replica.
+        self._engine.pipeline_enable_backward_allreduce = False
+
+    def gradient(self, micro_batches: Sequence[Any]) -> list[float]:
+        """Add the gradient of the summed losses of `micro_batches` to every ``.grad``, in place; all ranks together.
+
+        Returns:
+            The loss of every micro-batch on the last stage, an empty list elsewhere.
+
+        Raises:
+            ValueError: a parameter's ``.grad`` is None.
+        """
+        views = [(parameter, parameter.grad) for parameter in self._stage.parameters() if parameter.requires_grad]
+        if any(view is None for _, view in views):
+            raise ValueError("every parameter of the stage must have a .grad to which its gradient is added")
+        self._losses.clear()
+        self._engine.set_train_batch_size(len(micro_batches))
+        with contextlib.redirect_stdout(sys.stderr):
+            self._engine.train_batch(iter([(torch.tensor([index]), ()) for index in range(len(micro_batches))]))
+        for parameter, view in views:
+            parameter.grad = view
+        return torch.stack(self._losses).tolist() if self._losses else []
+
+    def _scaled(self, loss: Tensor, labels: tuple[()]) -> Tensor:
+        """The loss as DeepSpeed must get it, since it divides by the number of micro-batches."""
+        self._losses.append(loss.detach())
+        return loss * self._engine.gradient_accumulation_steps()
+
+
+class _Layer(nn.Module):
+    """A stage in the form that DeepSpeed calls: the index of the micro-batch travels with the hidden states."""
+
+    def __init__(self, stage: nn.Module, *, first: bool, last: bool) -> None:
+        super().__init__()
+        self.stage = stage
+        self._first, self._last = first, last
+
+    def forward(self, received: Any) -> Any:
+        # The hidden states come first: DeepSpeed receives the first tensor and its gradient in the same buffer.
+        hidden, index = (None, received) if self._first else received
+        result = self.stage(index, hidden)
+        return result if self._last else (result.contiguous(), index)
+
+
+class _NoSteps(torch.optim.Optimizer):
+    """DeepSpeed computes no gradient without an optimizer."""
+
+    def __init__(self) -> None:
+        super().__init__([nn.Parameter(torch.zeros(1))], {})  # torch wants a parameter, and nobody uses this one
+
+    def step(self, closure: Any = None) -> Any:
+        return None
+
+
+def _deepspeed(device: torch.device) -> ModuleType:
+    """DeepSpeed itself, set to `device` and silent on standard output, where others may expect something to parse.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    # It decides for the GPU at its import, also where this run is to use the CPU.
+    with _environment(DS_ACCELERATOR=device.type), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            import deepspeed
+        except ImportError as error:
+            raise UsageError(
+                f"the pipeline of DeepSpeed needs the package deepspeed, which cannot be imported ({error}); type "
+                f"python -m pip install -c constraints.txt -e '.[deepspeed]'"
+            ) from error
+    for handler in logging.getLogger("DeepSpeed").handlers:
+        if isinstance(handler, logging.StreamHandler):
+            handler.setStream(sys.stderr)
+    return deepspeed
+
+
+@contextlib.contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    """Within it, these environment variables have these values."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
