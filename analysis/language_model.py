@@ -9,7 +9,7 @@ import argparse
 import itertools
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +122,16 @@ def sentences(found: Findings) -> list[str]:
     return told
 
 
-def page(found: Findings, command: str) -> Any:
-    """The page of a study's report with these findings in it."""
+def page(
+    found: Findings, command: str, more: Callable[[Any], Sequence[Any]] = lambda cast: (), by: str = "language_model"
+) -> Any:
+    """The page of a study's report with these findings in it.
+
+    Args:
+        command: that makes the page again.
+        more: further sections, from the looks of the arms.
+        by: the command's module.
+    """
     from markupsafe import Markup
 
     from analysis.report import page as pages
@@ -167,6 +175,7 @@ def page(found: Findings, command: str) -> Any:
         )
         for name in comparisons
     ]
+    sections += more(cast)
     sections += [pages.Section("grid", "Learning rate, batch size, length", rows("grid"), (made[-1],))] * bool(
         found.grid
     )
@@ -196,7 +205,7 @@ def page(found: Findings, command: str) -> Any:
         checks=(),
         sections=tuple(sections),
         looks=tuple(sorted(cast.values(), key=lambda look: look.slot)),
-        footer="Made by python -m analysis.language_model. One file, no scripts, nothing is loaded.",
+        footer=f"Made by python -m analysis.{by}. One file, no scripts, nothing is loaded.",
     )
 
 

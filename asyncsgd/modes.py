@@ -6,6 +6,7 @@ name."""
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import platform
 from collections.abc import Sequence
 from typing import ClassVar, Literal
@@ -109,6 +110,8 @@ class Pipeline(Runtime):
     stages: int
     schedule: settings.PipelineSchedule = "1f1b"
     threads: int = 1
+    deepspeed_config: str | None = None
+    """A file as ``experiments/configs/ds_config.json``, for the schedule ``deepspeed``; None: what that one holds."""
 
     def check(self, *, micro_batches: int, clip_norm: float, half_precision: bool, num_gpus: int | None) -> None:
         """Refuse what does not go together.
@@ -137,13 +140,17 @@ class Pipeline(Runtime):
                 f"every stage needs a GPU of its own: {self.num_workers} processes, {num_gpus} GPUs; type --nproc "
                 f"{num_gpus}, or --device cpu"
             )
-        if self.schedule != "2bw":
-            return
-        if self.num_workers != self.stages:
+        if self.schedule == "deepspeed" and importlib.util.find_spec("deepspeed") is None:
             raise UsageError(
-                f"--pipeline-schedule 2bw has one replica; type --nproc {self.stages}, or --pipeline-schedule 1f1b"
+                "--pipeline-schedule deepspeed needs the package deepspeed; type python -m pip install -c "
+                "constraints.txt -e '.[deepspeed]', or --pipeline-schedule 1f1b, which is the same order"
             )
-        if clip_norm > 0:
+        if self.schedule in ("2bw", "deepspeed") and self.num_workers != self.stages:
+            raise UsageError(
+                f"--pipeline-schedule {self.schedule} has one replica here; type --nproc {self.stages}, or "
+                f"--pipeline-schedule 1f1b"
+            )
+        if self.schedule == "2bw" and clip_norm > 0:
             raise UsageError(
                 "--pipeline-schedule 2bw cannot clip: the norm over all stages would make each wait for the others; "
                 "type --clip-norm 0"
@@ -227,7 +234,8 @@ def runtime_of(job: settings.Job, threads: int) -> Runtime:
     if job.mode == "sync":
         return AllReduce(job.nproc, threads, speeds)
     if job.mode == "pipeline":
-        return Pipeline(job.nproc, job.stages or job.nproc, job.pipeline_schedule, threads)
+        stages = job.stages or job.nproc
+        return Pipeline(job.nproc, stages, job.pipeline_schedule, threads, job.deepspeed_config)
     if job.mode == "hogwild":
         check_transport("hogwild", "auto", platform.machine())
         return Hogwild(job.nproc, job.hogwild_state == "shared", threads, speeds)

@@ -552,7 +552,7 @@ def _train_sync(run: Run, board: Noticeboard | None) -> Result:
     this one among them.
     """
     resume = None if run.resume is None else (run.resume.folder.resolve(), run.resume.checkpoint.name)
-    training = _training(run.setup, run.course, bool(run.unused), resume)
+    training = _training(run.setup, run.course, run.experiment.cache, bool(run.unused), resume)
     if board is None:
         return _watch_ranks(run, training)
     board.put(encode_found(run.task) + b"\n" + _ADDRESSES.encode(_Resume(*map(str, resume or ("", "")))))
@@ -571,10 +571,13 @@ def _train_sync(run: Run, board: Noticeboard | None) -> Result:
 
 
 def _training(
-    setup: Setup, course: Course, find_unused: bool = False, resume: tuple[Path, str] | None = None
+    setup: Setup, course: Course, cache: Path, find_unused: bool = False, resume: tuple[Path, str] | None = None
 ) -> Training:
     runtime = setup.runtime
-    stages = Stages(runtime.stages, runtime.schedule) if isinstance(runtime, modes.Pipeline) else None
+    stages = None
+    if isinstance(runtime, modes.Pipeline):
+        config = None if runtime.deepspeed_config is None else Path(runtime.deepspeed_config).absolute()
+        stages = Stages(runtime.stages, runtime.schedule, cache / "extensions", config)
     return Training(setup.recipe, course.schedule, course.budget, course.evaluations, find_unused, resume, stages)
 
 
@@ -710,7 +713,7 @@ def follow(experiment: Experiment) -> int:
     if not setup.runtime.has_server:
         assert isinstance(address, _Resume)
         resume = (Path(address.folder), address.checkpoint) if address.folder else None
-        _join_ranks(board, assignment, setup.device, _training(setup, course, resume=resume))
+        _join_ranks(board, assignment, setup.device, _training(setup, course, experiment.cache, resume=resume))
     if isinstance(setup.runtime, modes.Hogwild):
         serve_hogwild(assignment, address, board.rank, _step_here(setup, course))
     serve_gradients(assignment, address, board.rank)

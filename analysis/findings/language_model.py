@@ -1,4 +1,6 @@
-"""What the runs of ``experiments/language_model.py`` show: arms against a reference, seconds to a loss on a grid."""
+"""What the runs of comparisons show: arms against a reference, seconds to a loss on a grid.
+
+They are those of ``experiments/language_model.py`` and ``experiments/parallelism.py``."""
 
 from __future__ import annotations
 
@@ -91,7 +93,7 @@ def read(folder: Path) -> Findings:
         config = read_yaml((folder / CONFIG).read_text(encoding="utf-8"), CONFIG)
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"{folder} is no folder of experiments/language_model.py ({error}); make one: python "
+            f"{folder} is no folder of experiments/language_model.py or parallelism.py ({error}); make one: python "
             f"experiments/language_model.py experiments/configs/language_model-quick.yaml"
         ) from error
     runs, problems = load_runs(folder)
@@ -102,7 +104,7 @@ def read(folder: Path) -> Findings:
         if run.done and seed.isdigit():
             found.setdefault(arm, {})[int(seed)] = run
     if not found:
-        raise UsageError(f"{folder} holds no finished run; run experiments/language_model.py first")
+        raise UsageError(f"{folder} holds no finished run; run the experiment again")
     models = list(config["models"])
     arms: list[Arm] = []
     curves = {}

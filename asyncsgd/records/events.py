@@ -178,9 +178,9 @@ class MemoryUsed:
 class StagesUsed:
     """What the stages of a pipeline have done since the evaluation before."""
 
-    stages: tuple[tuple[int, int, float, float, float, float], ...]
-    """(replica, stage, seconds in which it computed, seconds from its first pass of each batch to its last, seconds of
-    exchanging gradients with other replicas and stages, bytes sent), by rank"""
+    stages: tuple[tuple[int, int, float | None, float, float, float], ...]
+    """(replica, stage, seconds in which it computed, or None where nobody says, seconds from its first pass of each
+    batch to its last, seconds of exchanging gradients with other replicas and stages, bytes sent), by rank"""
     version: int
     total_samples: int
     train_seconds: float

@@ -19,7 +19,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,7 +31,11 @@ from torch import Tensor, nn
 from asyncsgd.errors import UsageError
 from asyncsgd.records.locks import wait_for_lock
 
-_FIXED = {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0.0, "zero_optimization": {"stage": 0}}
+FIXED: dict[str, Any] = {
+    "train_micro_batch_size_per_gpu": 1,
+    "gradient_clipping": 0.0,
+    "zero_optimization": {"stage": 0},
+}
 """What DeepSpeed must be told so that it computes the gradient and leaves it where it is. It counts a micro-batch as
 one sample."""
 _FREE = ("log_level", "steps_per_print", "wall_clock_breakdown")
@@ -50,13 +54,13 @@ def read_config(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} cannot be read as a configuration of DeepSpeed: {error}") from error
     if not isinstance(config, dict):
         raise UsageError(f"{path} must hold a JSON object, not {config!r}")
-    for name, value in _FIXED.items():
+    for name, value in FIXED.items():
         if config.get(name) != value:
             raise UsageError(f"{path}: {name} is {config.get(name)!r}; this library needs {json.dumps(value)} there")
-    for name in config.keys() - _FIXED.keys() - set(_FREE):
+    for name in config.keys() - FIXED.keys() - set(_FREE):
         raise UsageError(
             f"{path}: {name} has no effect here, since this library takes the step itself; remove it. "
-            f"Allowed are {', '.join((*_FIXED, *_FREE))}"
+            f"Allowed are {', '.join((*FIXED, *_FREE))}"
         )
     return config
 
@@ -102,9 +106,9 @@ class DeepSpeedEngine:
     ranks are the stages in order.
 
     Args:
-        stage: module whose ``forward(index, hidden)`` returns what the next stage gets as `hidden`, and on the last
-            stage the loss, a scalar. `index`, int64 `(1,)`, says which micro-batch; `hidden` is None on the first. The
-            step's loss is the sum over its micro-batches. It lies on `device` already.
+        stage: module whose ``forward(hidden, index=index)`` returns what the next stage gets as `hidden`, and on the
+            last stage the loss, `(1,)`. `index`, int64 `(1,)`, says which micro-batch; `hidden` is None on the first.
+            The step's loss is the sum over its micro-batches. It lies on `device` already.
         device: of the stage.
         config: as `read_config` returns it.
         extensions: the folder that `load_helper` was given.
@@ -117,8 +121,7 @@ class DeepSpeedEngine:
         deepspeed = _deepspeed(device)
         load_helper(extensions, device)
         rank, num_stages = dist.get_rank(), dist.get_world_size()
-        self._losses: list[Tensor] = []
-        self._stage = stage
+        self._stage, self._rank, self.sent = stage, rank, 0
         layers: list[nn.Module] = [nn.Identity() for _ in range(num_stages)]  # the others' are counted, and no more
         layers[rank] = _Layer(stage, first=rank == 0, last=rank == num_stages - 1)
         # DeepSpeed takes the index of a GPU from LOCAL_RANK, which other launchers than its own do not set.
@@ -132,11 +135,13 @@ class DeepSpeedEngine:
         # Else it would copy all gradients in order to average them over one replica.
         self._engine.pipeline_enable_backward_allreduce = False
 
-    def gradient(self, micro_batches: Sequence[Any]) -> list[float]:
-        """Add the gradient of the summed losses of `micro_batches` to every ``.grad``, in place; all ranks together.
+    in_place = True
+    """Every parameter has a ``.grad`` that its gradient is added to."""
+    watch = None
+    """DeepSpeed does not say how long it computes."""
 
-        Returns:
-            The loss of every micro-batch on the last stage, an empty list elsewhere.
+    def run(self, module: nn.Module, shape: torch.Size, number: int) -> None:
+        """See `asyncsgd.runtime.pipeline_engine.Engine`; `module` is the stage.
 
         Raises:
             ValueError: a parameter's ``.grad`` is None.
@@ -144,18 +149,17 @@ class DeepSpeedEngine:
         views = [(parameter, parameter.grad) for parameter in self._stage.parameters() if parameter.requires_grad]
         if any(view is None for _, view in views):
             raise ValueError("every parameter of the stage must have a .grad to which its gradient is added")
-        self._losses.clear()
-        self._engine.set_train_batch_size(len(micro_batches))
+        self._engine.set_train_batch_size(number)
         with contextlib.redirect_stdout(sys.stderr):
-            self._engine.train_batch(iter([(torch.tensor([index]), ()) for index in range(len(micro_batches))]))
+            self._engine.train_batch(iter([(torch.tensor([index]), ()) for index in range(number)]))
         for parameter, view in views:
             parameter.grad = view
-        return torch.stack(self._losses).tolist() if self._losses else []
+        hidden = 4 * shape.numel() * number  # float32; the shapes that it sends too are not counted
+        self.sent += hidden * (self._rank < dist.get_world_size() - 1) + hidden * (self._rank > 0)
 
     def _scaled(self, loss: Tensor, labels: tuple[()]) -> Tensor:
         """The loss as DeepSpeed must get it, since it divides by the number of micro-batches."""
-        self._losses.append(loss.detach())
-        return loss * self._engine.gradient_accumulation_steps()
+        return loss.sum() * self._engine.gradient_accumulation_steps()
 
 
 class _Layer(nn.Module):
@@ -169,7 +173,7 @@ class _Layer(nn.Module):
     def forward(self, received: Any) -> Any:
         # The hidden states come first: DeepSpeed receives the first tensor and its gradient in the same buffer.
         hidden, index = (None, received) if self._first else received
-        result = self.stage(index, hidden)
+        result = self.stage(hidden, index=index)
         return result if self._last else (result.contiguous(), index)
 
 

@@ -55,7 +55,7 @@ class Replica(Protocol):
     def check(self) -> None:
         """Assert that every parameter lies where it should."""
 
-    def used(self) -> tuple[tuple[int, int, float, float, float, float], ...]:
+    def used(self) -> tuple[tuple[int, int, float | None, float, float, float], ...]:
         """See `StagesUsed`; empty where the model is not cut."""
 
     def state_dict(self) -> Plain:

@@ -97,7 +97,8 @@ class Shared:
         self._sizes = {
             name: math.prod(by_stage[stages[0]][name]) for name, stages in sorted(holders.items()) if len(stages) > 1
         }
-        self._group = grid.of_stages(sorted({stage for name in self._sizes for stage in holders[name]}))
+        several = sorted({stage for name in self._sizes for stage in holders[name]})
+        self._group = grid.of_stages(several) if several else None
         self.again = tuple(name for name in held.names if holders[name][0] != grid.stage)
         """What an earlier stage holds too."""
         self.sent = 0
@@ -234,18 +235,22 @@ class RowOfStages:
                 views[name].copy_(part.view_as(views[name]))
         return whole
 
-    def used(self) -> tuple[tuple[int, int, float, float, float, float], ...]:
+    def used(self) -> tuple[tuple[int, int, float | None, float, float, float], ...]:
         """What each rank has done since the call before; see `asyncsgd.records.events.StagesUsed`."""
         engine, shared = self._engine, self._shared
         row = [
-            *(engine.watch.seconds(), self._schedule_seconds, self._exchange_seconds),
+            math.nan if engine.watch is None else engine.watch.seconds(),
+            *(self._schedule_seconds, self._exchange_seconds),
             float(engine.sent + shared.sent + self._exchanged),
         ]
         engine.sent = shared.sent = self._exchanged = 0
         self._schedule_seconds = self._exchange_seconds = 0.0
         stages = self._grid.num_stages
         table = self._ranks.gather(torch.tensor(row, dtype=torch.float64)).tolist()
-        return tuple((*divmod(rank, stages), a, b, c, d) for rank, (a, b, c, d) in enumerate(table))
+        return tuple(
+            (*divmod(rank, stages), None if math.isnan(computed) else computed, passed, exchanged, sent)
+            for rank, (computed, passed, exchanged, sent) in enumerate(table)
+        )
 
     def gather_states(self, state: Plain) -> list[Tensor]:
         """The states of the stages of the first replica, which are those of all, as bytes of `torch.save`."""
@@ -273,6 +278,8 @@ class Pipeline(RowOfStages):
         held.module.parts = self.parts_of(split, weights, index, share)
         began = time.perf_counter()
         held.flat.release_gradients()
+        if self._engine.in_place:
+            held.flat.gather_gradients()  # zeros
         self._engine.run(held.module, self.shape_of(held, split), len(split))
         held.flat.gather_gradients()
         computed = time.perf_counter()

@@ -153,8 +153,14 @@ class Engine(Protocol):
 
     sent: int
     """Bytes that this rank has sent to other stages."""
-    watch: Stopwatch
-    """Of what this rank has computed."""
+
+    @property
+    def watch(self) -> Stopwatch | None:
+        """Of what this rank has computed; None where the engine does not say."""
+
+    @property
+    def in_place(self) -> bool:
+        """Whether every ``.grad`` has to be there and is added to. Otherwise it may be None."""
 
     def run(self, module: nn.Module, shape: torch.Size, number: int) -> None:
         """Compute all passes of a step of `number` micro-batches, each with hidden states of `shape`."""
@@ -203,11 +209,13 @@ class TorchEngine:
         finished: see `MeasuredStage`.
     """
 
+    in_place = False
+
     def __init__(
         self, grid: Grid, device: torch.device, kind: str, finished: Callable[[int], None] | None = None
     ) -> None:
         self.sent = 0
-        self.watch = Stopwatch(device)
+        self.watch: Stopwatch | None = Stopwatch(device)
         self._grid, self._device, self._kind, self._finished = grid, device, SCHEDULES[kind], finished
         self._built: tuple[torch.Size, int] | None = None
 
@@ -217,6 +225,7 @@ class TorchEngine:
         if self._built != (shape, number):
             # A stage has buffers for all that it receives. With shapes given, nobody sends them as pickles.
             hidden = torch.empty(shape, device="meta", requires_grad=True)
+            assert self.watch is not None
             stage = MeasuredStage(
                 module,
                 grid.stage,

@@ -42,7 +42,11 @@ class Stages:
 
     number: int
     schedule: str
-    """``2bw``, or of `asyncsgd.runtime.pipeline_engine.SCHEDULES`."""
+    """``2bw``, ``deepspeed``, or of `asyncsgd.runtime.pipeline_engine.SCHEDULES`."""
+    extensions: Path
+    """Where DeepSpeed's helper is compiled."""
+    config: Path | None = None
+    """Of DeepSpeed."""
 
     def runtime(
         self,
@@ -56,7 +60,7 @@ class Stages:
         """This rank's part of a pipeline, on the initialised process group; called by all ranks."""
         # The rest of torch.distributed.pipelining is slow to import, and most runs have no pipeline.
         from asyncsgd.runtime.pipeline import HeldStage, Pipeline, first_part, put
-        from asyncsgd.runtime.pipeline_engine import Grid, TorchEngine
+        from asyncsgd.runtime.pipeline_engine import Engine, Grid, TorchEngine
         from asyncsgd.runtime.two_buffered import TwoBuffered, TwoVersions
         from asyncsgd.stages import anatomy
 
@@ -84,7 +88,14 @@ class Stages:
                 micro_batches=assignment.micro_batches,
             )
             return TwoBuffered(row, ranks, schedule, conditions)
-        engine = TorchEngine(grid, device, self.schedule)
+        engine: Engine
+        if self.schedule == "deepspeed":
+            from asyncsgd.runtime.deepspeed_engine import FIXED, DeepSpeedEngine, read_config
+
+            config = FIXED if self.config is None else read_config(self.config)
+            engine = DeepSpeedEngine(first.module, device=device, config=config, extensions=self.extensions)
+        else:
+            engine = TorchEngine(grid, device, self.schedule)
         replica = Pipeline(
             first,
             grid,

@@ -106,6 +106,13 @@ class Job:
         "1f1b, gpipe, deepspeed: synchronous; 2bw: asynchronous, gradients one update old; mode pipeline only",
         added_later=True,
     )
+    deepspeed_config: str | None = setting(
+        None,
+        "configuration of DeepSpeed; --pipeline-schedule deepspeed only",
+        unset="as experiments/configs/ds_config.json",
+        example="experiments/configs/ds_config.json",
+        added_later=True,
+    )
     data_parallel: bool = setting(
         False,
         "compute a batch on all GPUs of one process, as torch.nn.DataParallel does; mode single only",
@@ -393,6 +400,8 @@ def contradictions_of_job(job: Job, optimizer: OptimizerName, momentum: float) -
         if mode != owner and getattr(job, name) != defaults[name]:
             flag = flag_of(name)
             yield f"{flag} is for --mode {owner}, got --mode {mode}; drop {flag}, or type --mode {owner}"
+    if job.deepspeed_config is not None and job.pipeline_schedule != "deepspeed":
+        yield "--deepspeed-config is for --pipeline-schedule deepspeed; drop it, or type --pipeline-schedule deepspeed"
     if job.clock == "virtual" and mode != "async":
         yield f"--clock virtual is for --mode async, got --mode {mode}; type --mode async (--rule synchronous for sync)"
     if job.clock == "virtual" and job.transport != defaults["transport"]:

@@ -39,13 +39,18 @@ class Stage(nn.Module):
         super().__init__()
         torch.manual_seed(position)
         self.micro_batches: Sequence[tuple[Tensor, Tensor]] = ()
+        self.losses: list[float] = []
         self._first, self._last = position == 0, position == num_stages - 1
         self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
 
-    def forward(self, index: Tensor, hidden: Tensor | None = None) -> Tensor:
+    def forward(self, hidden: Tensor | None = None, *, index: Tensor) -> Tensor:
         inputs, targets = self.micro_batches[int(index)]
         result = self.down(torch.tanh(self.up(inputs if hidden is None else hidden)))
-        return (result - targets).square().sum() if self._last else result
+        if not self._last:
+            return result
+        loss = (result - targets).square().sum()
+        self.losses.append(float(loss.detach()))
+        return loss.reshape(1)
 
 
 def micro_batches(step: int, number: int) -> list[tuple[Tensor, Tensor]]:
@@ -73,9 +78,10 @@ def serve(rank: int, num_stages: int, folder: Path, extensions: Path) -> None:
     for step, number in enumerate(STEPS):
         stage.micro_batches = micro_batches(step, number)
         flat.gradients.zero_()
-        losses = engine.gradient(stage.micro_batches)
+        stage.losses = []
+        engine.run(stage, torch.Size([1, 8]), number)
         flat.check()
-        steps.append((losses, flat.gradients.clone()))
+        steps.append((stage.losses, flat.gradients.clone()))
         with torch.no_grad():
             flat.parameters -= 1e-3 * flat.gradients
     torch.save(steps, folder / f"rank{rank}.pt")
@@ -97,7 +103,7 @@ def in_one_process(num_stages: int) -> list[list[tuple[list[float], Tensor]]]:
         for index in range(number):
             hidden = None
             for stage in stages:
-                hidden = stage(torch.tensor([index]), hidden)
+                hidden = stage(hidden, index=torch.tensor([index]))
             assert hidden is not None
             hidden.backward()
             losses.append(hidden.item())

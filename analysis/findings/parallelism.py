@@ -1,0 +1,185 @@
+"""What the runs of ``experiments/parallelism.py`` show beside their losses and rates: pipelines, scores, efficiency."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from analysis.statistics.crossings import crossing
+from analysis.statistics.intervals import Interval, t_interval
+from analysis.study.curves import curve_of
+from analysis.study.run import Run
+from asyncsgd.records.events import EVENTS, read_events
+
+BUBBLES = "bubbles.json"
+USAGE = "usage.jsonl"
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """One way to spread a training over processes; means over seeds. None: nobody says, or there is none."""
+
+    model: str
+    name: str
+    processes: int
+    oversubscribed: bool
+    """Whether there were more busy threads than cores, so that its seconds are no speed."""
+    seconds: Interval
+    """Of training, to equal samples."""
+    bubble: float | None
+    """Share of the pipeline's time in which a stage waits: 1 - (mean seconds computed) / (seconds of the first stage).
+    """
+    formula: float | None
+    """(p - 1) / (m + p - 1), and with two buffers of a group of batches."""
+    exchange: float | None
+    """Share of the training clock in which gradients were exchanged or travelled; None where it is a part of the
+    backward pass.
+    """
+    bytes_per_sample: float | None
+    """Sent by all processes. Of a pipeline it was counted; otherwise it follows from the number of parameters: 2 (N -
+    1) / N of the gradient by each of N ranks, or the parameters and the gradient for each gradient of a server."""
+    samples_to_target: float | None
+    """Against the reference: samples until the highest loss at which a run of the reference ended. Geometric mean of
+    the ratios over the seeds whose run came there."""
+    reached: int
+    """Seeds whose run came there."""
+    metrics: Mapping[str, Interval]
+    """At the end, by name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Bubble:
+    """A bubble that was measured for itself."""
+
+    stages: int
+    schedule: str
+    micro_batches: int
+    sleeps: bool
+    """Whether the stages slept for a declared time, and needed no core."""
+    measured: float
+    formula: float
+
+
+def ways(arms: Mapping[str, Sequence[Run]], reference: str, model: str) -> list[Way]:
+    """The ways of one model, in the order of `arms`.
+
+    Args:
+        arms: by name, finished runs.
+        reference: the name of the one that samples are compared with.
+    """
+    theirs = {run.summary["seed"]: run for run in arms.get(reference, ())}
+    target = max((float(run.summary["final_eval_loss"]) for run in theirs.values()), default=math.nan)
+    return [_way(name, runs, model, theirs, target) for name, runs in arms.items() if runs]
+
+
+def _way(name: str, runs: Sequence[Run], model: str, theirs: Mapping[int, Run], target: float) -> Way:
+    summary = runs[0].summary
+    ratios = []
+    for run in runs:
+        own = crossing(*curve_of(run, "total_samples"), target).at
+        other = theirs.get(run.summary["seed"])
+        if other is not None and math.isfinite(own):
+            ratios.append(math.log(own / crossing(*curve_of(other, "total_samples"), target).at))
+    names = [key for key, value in (summary.get("metrics") or {}).items() if isinstance(value, float)]
+    used = [_stages_of(run) for run in runs]
+    bubbles = [1.0 - computed / passed for computed, passed, *_ in filter(None, used) if computed is not None]
+    return Way(
+        model,
+        name,
+        processes=int(summary["num_workers"]),
+        oversubscribed=(summary.get("oversubscription") or 0.0) > 1.0,
+        seconds=t_interval([float(run.summary["train_seconds"]) for run in runs]),
+        bubble=_mean(bubbles),
+        formula=_formula(runs[0]),
+        exchange=_mean([share for run in runs if (share := _exchange(run)) is not None]),
+        bytes_per_sample=_mean([count for run in runs if (count := _bytes(run)) is not None]),
+        samples_to_target=math.exp(sum(ratios) / len(ratios)) if ratios else None,
+        reached=len(ratios),
+        metrics={key: t_interval([float(run.summary["metrics"][key]) for run in runs]) for key in names},
+    )
+
+
+def _stages_of(run: Run) -> tuple[float | None, float, float, float] | None:
+    """Of a pipeline: mean seconds that a stage computed, seconds of the first stages, mean seconds of exchanges, bytes
+    sent by all. None for other runs.
+    """
+    rows = [row for record in _records(run, "stages") for row in record["stages"]]
+    if not rows:
+        return None
+    processes = len({(row[0], row[1]) for row in rows})
+    first = [row for row in rows if row[1] == 0]
+    replicas = len({row[0] for row in first})
+    computed = None if any(row[2] is None for row in rows) else sum(row[2] for row in rows) / processes
+    passed = sum(row[3] for row in first) / replicas
+    return computed, passed, sum(row[4] for row in rows) / processes, sum(row[5] for row in rows)
+
+
+def _records(run: Run, kind: str) -> list[dict[str, Any]]:
+    return [record for record in read_events(run.path / EVENTS) if record["kind"] == kind]
+
+
+def _formula(run: Run) -> float | None:
+    settings = run.settings
+    if settings.get("mode") != "pipeline":
+        return None
+    stages, parts = settings.get("stages") or settings["nproc"], settings["micro_batches"]
+    if settings["pipeline_schedule"] == "2bw":
+        return None
+    return (stages - 1) / (parts + stages - 1)
+
+
+def _exchange(run: Run) -> float | None:
+    seconds, clock = run.summary.get("seconds") or {}, run.summary["train_seconds"]
+    used = _stages_of(run)
+    if used is not None:
+        return used[2] / clock
+    if run.summary["mode"] != "async":
+        return 0.0 if run.summary["num_workers"] == 1 else None
+    whole = sum(seconds.get(part, 0.0) for part in ("compute", "wait", "communicate"))
+    return seconds["communicate"] / whole if whole else None
+
+
+def _bytes(run: Run) -> float | None:
+    used = _stages_of(run)
+    samples, workers = run.summary["num_samples"], run.summary["num_workers"]
+    if used is not None:
+        return used[3] / samples
+    whole = 4.0 * run.summary["num_parameters"]
+    if run.summary["mode"] == "sync":
+        return 2.0 * (workers - 1) * whole / (workers * run.summary["batch_size"])
+    return 2.0 * whole / run.summary["batch_size"] if run.summary["mode"] == "async" else 0.0
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def read_bubbles(folder: Path) -> list[Bubble]:
+    """The bubbles that were measured for themselves; none where the file is not there."""
+    try:
+        rows = json.loads((folder / BUBBLES).read_text(encoding="utf-8"))["bubbles"]
+    except OSError:
+        return []
+    return [Bubble(**row) for row in rows]
+
+
+def utilisation(run: Run) -> list[tuple[float, float, float]]:
+    """(seconds, busy cores of the run's processes, GiB of their resident sets), in order; empty without psutil."""
+    try:
+        lines = (run.path / USAGE).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    looks = [json.loads(line) for line in lines]
+    return [
+        (
+            look["seconds"],
+            sum(cores for cores, _ in look["processes"].values()),
+            sum(resident for _, resident in look["processes"].values()) / 2**30,
+        )
+        for look in looks
+        if "processes" in look
+    ]

@@ -1,0 +1,273 @@
+"""``python -m analysis.parallelism RUNS_DIR``: the report of ``experiments/parallelism.py``.
+
+One page: losses and rates of all ways against one process, what pipelines wait for and what is sent, scores, the
+machine's use over time, and bubbles beside their formula. It is laid out as the report of a study is."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from analysis.commands import carried_out
+from analysis.findings.language_model import Findings, read
+from analysis.findings.parallelism import Bubble, Way, read_bubbles, utilisation, ways
+from analysis.language_model import page, sentences, tables_of
+from analysis.report.tables.number_formats import between, number, percent, ratio
+from analysis.report.tables.table import Table, markdown, tabled, value, words
+from asyncsgd.errors import UsageError
+
+OVERSUBSCRIBED = "more busy threads than cores: its seconds are no speed"
+
+
+def ways_of(found: Findings) -> list[Way]:
+    """Every way of every model."""
+    return [
+        way
+        for (_, model), arms in found.curves.items()
+        for way in ways(arms, next(arm.reference for arm in found.arms), model)
+    ]
+
+
+def ways_table(found: Sequence[Way]) -> Table:
+    def row(way: Way) -> list[Any]:
+        marked = f"{way.name} *" if way.oversubscribed else way.name
+        return [
+            words("model", way.model),
+            words("way", marked),
+            value("processes", str(way.processes)),
+            value("seconds", between(way.seconds, number)),
+            value("bubble", percent(way.bubble)),
+            value("(p-1)/(m+p-1)", percent(way.formula)),
+            value("exchanging", percent(way.exchange)),
+            value("kB sent a sample", number(None if way.bytes_per_sample is None else way.bytes_per_sample / 1e3)),
+            value("samples to the loss of one process", ratio(way.samples_to_target)),
+            value("came there", str(way.reached)),
+        ]
+
+    notes = (
+        "Bubble: 1 - (mean seconds that a stage computed) / (seconds of the first stage). Beside the formula's wait it "
+        "has transfers, unequal stages, and other processes on the same cores. Exchanging: share of the training "
+        "clock; DistributedDataParallel exchanges within the backward pass, which nobody times. Bytes of pipelines are "
+        "counted, the others follow from the number of parameters.",
+        *([f"*: {OVERSUBSCRIBED}."] * any(way.oversubscribed for way in found)),
+    )
+    return tabled("ways", "What stages wait for and what is sent", [row(way) for way in found], found, notes=notes)
+
+
+def scores_table(found: Sequence[Way]) -> Table | None:
+    """None where the task has no metrics."""
+    names = list(dict.fromkeys(name for way in found for name in way.metrics))
+    if not names:
+        return None
+    rows = [
+        [words("model", way.model), words("way", way.name)]
+        + [value(name, between(way.metrics.get(name), number)) for name in names]
+        for way in found
+    ]
+    return tabled("scores", "Scores after equal samples", rows, found)
+
+
+def bubbles_table(found: Sequence[Bubble]) -> Table:
+    rows = [
+        [
+            value("stages", str(bubble.stages)),
+            words("schedule", bubble.schedule),
+            words("stage", "sleeps" if bubble.sleeps else "computes"),
+            value("micro-batches", str(bubble.micro_batches)),
+            value("measured", f"{bubble.measured:.3f}"),
+            value("(p-1)/(m+p-1)", f"{bubble.formula:.3f}"),
+        ]
+        for bubble in sorted(found, key=lambda b: (b.stages, b.schedule, b.sleeps, b.micro_batches))
+    ]
+    lead = "Equal stages. Those that sleep take a declared time and no core, so four of them need no four cores."
+    return tabled("bubbles", "Bubbles beside the formula", rows, found, lead=lead)
+
+
+def more_sections(found: Findings, found_ways: Sequence[Way], bubbles: Sequence[Bubble], cast: Any) -> list[Any]:
+    """The sections of the page that other comparisons do not have."""
+    from analysis.report import page as pages
+
+    scores = scores_table(found_ways)
+    sections = [
+        pages.Section(
+            "ways",
+            "What stages wait for and what is sent",
+            _row(throughput_bars(found), cast),
+            (ways_table(found_ways), *((scores,) if scores is not None else ())),
+        )
+    ]
+    if drawn := usage_pictures(found, cast):
+        lead = ("Busy cores (line) and GiB of resident memory (dashes) of all processes of the first seed's run.",)
+        sections.append(pages.Section("usage", "The machine over time", _row(drawn, cast, small=True), lead=lead))
+    if bubbles:
+        sections.append(
+            pages.Section("bubbles", "Bubbles", _row([bubble_picture(bubbles, cast)], cast), (bubbles_table(bubbles),))
+        )
+    return sections
+
+
+def _row(drawn: Sequence[Any], cast: Any, small: bool = False) -> tuple[Any, ...]:
+    from markupsafe import Markup
+
+    from analysis.report import page as pages
+    from analysis.report.figures.pictures import inline
+
+    of_page = tuple(pages.PagePicture(one.name, one.title, Markup(inline(one, cast)), one.caption) for one in drawn)
+    return (pages.PageRow("", "measured", (), of_page, (), small=small),) if of_page else ()
+
+
+def throughput_bars(found: Findings) -> list[Any]:
+    """Samples a second of every arm, a picture for each model."""
+    from analysis.report.figures.pictures import INK, MUTED, Picture, finish, panel, slug
+
+    drawn = []
+    for model in dict.fromkeys(arm.model for arm in found.arms):
+        arms = [arm for arm in found.arms if arm.model == model]
+        figure, axes = panel(height=0.9 + 0.28 * len(arms), left=1.45)
+        places = list(range(len(arms)))[::-1]
+        rates = [arm.samples_per_second for arm in arms]
+        axes.barh(places, [rate.estimate for rate in rates], color=MUTED, height=0.62)
+        for place, rate in zip(places, rates, strict=True):
+            if rate.low is not None and rate.high is not None and rate.n > 2:
+                axes.plot([rate.low, rate.high], [place, place], color=INK, linewidth=1.4)
+        axes.set_yticks(places, [arm.name for arm in arms])
+        axes.set_xlim(left=0)
+        finish(axes, "samples a second", "", grid="x")
+        description = "; ".join(f"{arm.name} {arm.samples_per_second.estimate:.1f}" for arm in arms)
+        drawn.append(
+            Picture(
+                f"throughput-{slug(model)}",
+                "Samples a second",
+                model,
+                figure,
+                f"Samples a second of {model}: {description}.",
+                "Means over seeds; a line is a 95 % interval, where there are three seeds or more.",
+            )
+        )
+    return drawn
+
+
+def usage_pictures(found: Findings, cast: Any) -> list[Any]:
+    """Busy cores and memory over the seconds of one run of every arm; none where nothing looked at the machine."""
+    from analysis.report.figures.pictures import INK, Picture, finish, panel, slug
+
+    looks = [
+        (model, name, rows)
+        for (_, model), arms in found.curves.items()
+        for name, runs in arms.items()
+        if len(rows := utilisation(runs[0])) > 1
+    ]
+    if not looks:
+        return []
+    highest = max(max(cores, memory) for *_, rows in looks for _, cores, memory in rows)
+    drawn = []
+    for model, name, rows in looks:
+        seconds, cores, memory = zip(*rows, strict=True)
+        figure, axes = panel(width=2.9, height=1.9)
+        axes.plot(seconds, cores, color=cast[name].colour, linewidth=1.4)
+        axes.plot(seconds, memory, color=INK, linewidth=1.0, linestyle=(0, (4, 2)))
+        axes.set_ylim(0, 1.05 * highest)
+        finish(axes, "seconds", "cores, GiB")
+        drawn.append(
+            Picture(
+                f"usage-{slug(model)}-{slug(name)}",
+                "The machine over time",
+                f"{model}, {name}",
+                figure,
+                f"Busy cores and memory of {model}, {name}: at most {max(cores):.1f} cores and {max(memory):.1f} GiB.",
+            )
+        )
+    return drawn
+
+
+def bubble_picture(found: Sequence[Bubble], cast: Any) -> Any:
+    """Measured points, and the formula as a line."""
+    from analysis.report.figures.pictures import INK, MUTED, Picture, finish, panel
+
+    figure, axes = panel()
+    for stages, marker in ((2, "o"), (4, "s")):
+        mine = [bubble for bubble in found if bubble.stages == stages]
+        if not mine:
+            continue
+        line = sorted({(bubble.micro_batches, bubble.formula) for bubble in mine})
+        axes.plot(*zip(*line, strict=True), color=MUTED, linewidth=1.1)
+        axes.annotate(f"{stages} stages", line[0], textcoords="offset points", xytext=(6, 4), fontsize=8.5, color=INK)
+        for sleeps in (True, False):
+            points = [(bubble.micro_batches, bubble.measured) for bubble in mine if bubble.sleeps == sleeps]
+            if points:
+                face = INK if sleeps else "none"
+                axes.plot(*zip(*points, strict=True), linestyle="", marker=marker, markersize=5, color=INK, mfc=face)
+    axes.set_xscale("log", base=2)
+    counts = sorted({bubble.micro_batches for bubble in found})
+    axes.set_xticks(counts, [str(count) for count in counts])
+    axes.set_ylim(bottom=0)
+    finish(axes, "micro-batches", "bubble, share of the time")
+    return Picture(
+        "bubbles",
+        "Bubbles beside the formula",
+        "",
+        figure,
+        "Measured bubble shares against the number of micro-batches, beside (p-1)/(m+p-1).",
+        "Line: (p-1)/(m+p-1). Full marks: stages that sleep. Open marks: stages that compute. 1F1B and GPipe.",
+    )
+
+
+def as_json(found: Findings, found_ways: Sequence[Way], bubbles: Sequence[Bubble]) -> str:
+    """All numbers of the tables."""
+    whole = {
+        "name": found.name,
+        "num_seeds": found.num_seeds,
+        "arms": [dataclasses.asdict(arm) for arm in found.arms],
+        "ways": [dataclasses.asdict(way) for way in found_ways],
+        "bubbles": [dataclasses.asdict(bubble) for bubble in bubbles],
+        "left_out": found.left_out,
+    }
+    return json.dumps(whole, indent=1)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m analysis.parallelism", description=__doc__.splitlines()[0])
+    parser.add_argument("runs", type=Path, metavar="RUNS_DIR", help="folder of experiments/parallelism.py")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the page there; without it tables are printed")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there")
+    flags = parser.parse_args(arguments)
+
+    def write(path: Path, text: str, flag: str) -> None:
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"{flag} {path} cannot be written ({error.strerror}); name another file") from error
+        print(f"{flag[2:]:6} {path}")
+
+    def command() -> None:
+        found, bubbles = read(flags.runs), read_bubbles(flags.runs)
+        found_ways = ways_of(found)
+        print("\n".join(sentences(found)))
+        if flags.json is not None:
+            write(flags.json, as_json(found, found_ways, bubbles), "--json")
+        if flags.out is None:
+            scores = scores_table(found_ways)
+            more = [
+                ways_table(found_ways),
+                *([scores] if scores else []),
+                *([bubbles_table(bubbles)] if bubbles else []),
+            ]
+            print(markdown([*tables_of(found), *more]))
+            return
+        from analysis.report.page import render
+
+        again = f"python -m analysis.parallelism {shlex.quote(str(flags.runs))} --out {shlex.quote(str(flags.out))}"
+        made = page(found, again, lambda cast: more_sections(found, found_ways, bubbles, cast), "parallelism")
+        write(flags.out, render(made), "--out")
+
+    return carried_out(command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
