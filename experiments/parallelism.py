@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import importlib.util
 import json
+import random
 import sys
 import time
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ from asyncsgd import modes
 from asyncsgd.errors import UsageError
 from asyncsgd.records.environment import available_cores
 from asyncsgd.records.events import EVENTS, read_events
-from asyncsgd.records.run_folder import write_json
+from asyncsgd.records.run_folder import write_json, write_text
 from asyncsgd.settings.flags import Parser
 from asyncsgd.study.comparisons import Job, make_all, run_comparisons
 from asyncsgd.tasks.base import Batch, Task
@@ -155,6 +156,26 @@ def measure_bubbles(out: Path, micro_batches: tuple[int, ...]) -> None:
                 write_json(file, {"bubbles": done})
 
 
+def write_planted(folder: Path) -> None:
+    """Write questions whose answer is the word behind a marker, or that have none: a way that cannot learn them is
+    broken.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    words = [first + second for first in "bdfgkl" for second in "aeiou"]
+    for side, number, seed in (("train", 2000, 5), ("dev", 300, 6)):
+        draw, rows = random.Random(f"planted {seed}"), []
+        for index in range(number):
+            text = draw.choices(words, k=draw.randint(6, 12))
+            answers: dict[str, list[Any]] = {"text": [], "answer_start": []}
+            if draw.random() < 0.7:
+                marked = draw.randrange(len(text) - 1)
+                text[marked] = "key"
+                answers = {"text": [text[marked + 1]], "answer_start": [len(" ".join(text[: marked + 1])) + 1]}
+            row = {"id": f"{side}-{index}", "context": " ".join(text), "question": "what comes behind key"}
+            rows.append(json.dumps(row | {"answers": answers}))
+        write_text(folder / f"{side}.jsonl", "\n".join(rows) + "\n")
+
+
 def lacks(job: Job) -> str:
     """Why a run cannot be made here."""
     if "deepspeed" in job.flags and importlib.util.find_spec("deepspeed") is None:
@@ -163,6 +184,10 @@ def lacks(job: Job) -> str:
 
 
 def carry_out(arguments: argparse.Namespace) -> None:
+    if arguments.planted is not None:
+        write_planted(arguments.planted)
+        print("next   python experiments/parallelism.py experiments/configs/parallelism-planted.yaml")
+        return
     if arguments.quick == (arguments.config is not None):
         raise UsageError("name a config, e.g. experiments/configs/parallelism.yaml, or type --quick")
     config = CONFIGS / "parallelism-quick.yaml" if arguments.quick else arguments.config
@@ -179,6 +204,7 @@ def main() -> int:
         "config", type=Path, nargs="?", metavar="CONFIG.yaml", help="experiments/configs/parallelism.yaml"
     )
     parser.add_argument("--quick", action="store_true", help="experiments/configs/parallelism-quick.yaml, minutes")
+    parser.add_argument("--planted", type=Path, metavar="DIR", help="write data with planted answers there, and end")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of all runs (default: runs/NAME)")
     return run_comparisons(parser, carry_out)
 
