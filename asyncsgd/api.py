@@ -58,6 +58,7 @@ from asyncsgd.schedules import WarmupSchedule
 from asyncsgd.scripts.run_folder import has_trained, open_again, set_aside
 from asyncsgd.tasks.base import Task
 from asyncsgd.training import carry_out, follow
+from asyncsgd.worker import NO_SAVINGS, Savings
 
 _NOT_ON_A_VECTOR = {
     "LBFGS": "it computes losses again within a step",
@@ -67,8 +68,9 @@ _NOT_ON_A_VECTOR = {
 _OPTIMIZERS: Mapping[str, Callable[..., BuildOptimizer]] = {"sgd": SGD, "adamw": AdamW}
 
 
+_SAVINGS = dataclasses.asdict(NO_SAVINGS)
 _ADDED_LATER: dict[str, Any] = {"epochs": None, "micro_batches": 1, "evaluate_every": None, "patience": None}
-"""Arguments of `train` that it did not have at first, as they were for earlier runs."""
+"""Arguments of `train` that it did not have at first, as they were for earlier runs; so are the `_SAVINGS`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,6 +136,7 @@ def train(
     device: Literal["auto", "cpu", "cuda"] = "auto",
     precision: Literal["fp32", "bf16", "fp16"] = "fp32",
     micro_batches: int = 1,
+    gradient_checkpointing: bool = False,
     folder: str | Path | None = None,
     resume: bool = False,
     checkpoint_every: int | None = None,
@@ -171,6 +174,8 @@ def train(
         device: ``auto`` takes cuda where there is one.
         micro_batches: parts of a batch that are computed one after the other, so that a batch need not fit in memory
             as a whole. The task's `split` cuts it.
+        gradient_checkpointing: compute activations again in the backward pass, for less memory. The model needs a
+            method `gradient_checkpointing_enable`, as those of transformers have.
         folder: a new folder for the run's records and model. None: nothing is written.
         resume: whether a run that is in `folder` already goes on from its last checkpoint. All arguments must be those
             of the run; only `samples` or `epochs` may grow. Where the folder holds no run yet, one is begun.
@@ -228,6 +233,7 @@ def train(
         device,
         precision,
         micro_batches,
+        Savings(gradient_checkpointing),
     )
     if folder is None and (resume or checkpoint_every or checkpoint_seconds):
         raise UsageError("checkpoints are kept in the run's folder, and there is none; give folder=...")
@@ -345,6 +351,7 @@ class _Asked:
     device: str
     precision: str
     micro_batches: int
+    savings: Savings
 
     def __post_init__(self) -> None:
         build = self.recipe.build
@@ -401,6 +408,7 @@ class _Asked:
             resolve_device(self.device),
             PRECISIONS[self.precision],
             self.micro_batches,
+            self.savings,
         )
         _ = setup.server_recipe  # refuses
         return Experiment(
@@ -447,6 +455,7 @@ class _Asked:
                     *("learning_rate", "schedule", "warmup", "seed", "device", "precision", "micro_batches"),
                 )
             },
+            **dataclasses.asdict(self.savings),
         }
 
     @classmethod
@@ -476,6 +485,7 @@ class _Asked:
             recipe=OptimizerRecipe(optimizer, settings["weight_decay"], settings["clip_norm"]),
             device=settings["device"],
             precision=settings["precision"],
+            savings=Savings(**{name: settings[name] for name in _SAVINGS}),
             **{name: settings[name] for name in _ADDED_LATER},
             **{name: settings[name] for name in names},
         )
@@ -483,7 +493,7 @@ class _Asked:
 
 def _settings_of(folder: Path) -> dict[str, Any]:
     """The settings of a run; what runs did not have at first is as it was then."""
-    return _ADDED_LATER | read_of_run(folder, "settings.yaml")
+    return _ADDED_LATER | _SAVINGS | read_of_run(folder, "settings.yaml")
 
 
 def _rule_of(rule: Rule | None, runtime: modes.Runtime) -> Rule:

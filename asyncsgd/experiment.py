@@ -32,6 +32,7 @@ from asyncsgd.runtime.worker_process import Assignment
 from asyncsgd.schedules import Schedule, WarmupSchedule, constant, cosine, linear
 from asyncsgd.settings import training as settings
 from asyncsgd.tasks.base import Task, fingerprint
+from asyncsgd.worker import NO_SAVINGS, Savings
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SHAPES = {"constant": constant, "linear": linear, "cosine": cosine}
@@ -50,6 +51,7 @@ class Setup:
     """``cpu`` or ``cuda``."""
     precision: torch.dtype = torch.float32
     micro_batches: int = 1
+    savings: Savings = NO_SAVINGS
 
     def __post_init__(self) -> None:
         if isinstance(self.runtime, modes.Pipeline):
@@ -85,6 +87,7 @@ class Setup:
             device=self.device if worker is None else device_of_worker(self.device, worker),
             precision=self.precision,
             micro_batches=self.micro_batches,
+            savings=self.savings,
             inner=self.recipe,
             num_workers=self.runtime.num_workers,
             speeds=self.runtime.speeds,
@@ -273,9 +276,15 @@ def setup_of(job: settings.Job, machine: settings.Machine, optimization: setting
         device_of(machine, job),
         PRECISIONS[machine.precision],
         machine.micro_batches,
+        savings_of(machine),
     )
     _ = setup.server_recipe  # refuses
     return setup
+
+
+def savings_of(machine: settings.Machine) -> Savings:
+    """The settings of the same names."""
+    return Savings(**{field.name: getattr(machine, field.name) for field in dataclasses.fields(Savings)})
 
 
 def course_of(budget: settings.Budget, optimization: settings.Optimization, task: Task) -> Course:

@@ -73,6 +73,7 @@ from asyncsgd.tasks import is_built_in
 from asyncsgd.tasks.base import Task
 from asyncsgd.tasks.checking import check
 from asyncsgd.throughput import throughput
+from asyncsgd.worker import checkpoint_activations
 
 EXIT_CODES = {DONE: 0, INTERRUPTED: 130}
 """Every other status exits with 1."""
@@ -296,6 +297,8 @@ def _open(
         launch.rank is not None and not setup.runtime.has_server and not isinstance(setup.runtime, modes.Pipeline)
     )
     flat = FlatModel(task.model(setup.seed).to(device_of_worker(setup.device, 0) if on_device else "cpu"))
+    if setup.savings.gradient_checkpointing:
+        checkpoint_activations(flat.model)  # refused here, and not in every worker
     if folder is not None:
         environment = describe_environment(setup.runtime.threads, launch.num_workers)
         folder.write_environment(environment | {"device": setup.device})

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel, parallel_apply, replicate
 
 from asyncsgd.data.random import dropout_seed
+from asyncsgd.errors import UsageError
 from asyncsgd.evaluation import evaluate_sets
 from asyncsgd.flat import FlatModel
 from asyncsgd.packing import Plain
@@ -113,6 +114,36 @@ class OnAllGPUs(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True)
+class Savings:
+    """Ways to a gradient in less time or less memory. None of them changes which gradient it is."""
+
+    gradient_checkpointing: bool = False
+    """Activations are computed again in the backward pass, with the dropout that they had."""
+
+
+NO_SAVINGS = Savings()
+
+
+def checkpoint_activations(model: nn.Module) -> None:
+    """Let `model` keep the inputs of its layers alone, and compute the rest again in the backward pass.
+
+    Raises:
+        UsageError: if it cannot; the message gives the reason.
+    """
+    # transformers 5.23 gave the method a new name, and version 6 is to know no other.
+    names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
+    enable = next((getattr(model, name) for name in names if hasattr(model, name)), None)
+    kind = type(model).__name__
+    fix = "drop --gradient-checkpointing, and type --micro-batches for less memory"
+    if enable is None:
+        raise UsageError(f"a {kind} has no method gradient_checkpointing_enable, as transformers models have; {fix}")
+    try:
+        enable({"use_reentrant": False})
+    except ValueError as error:
+        raise UsageError(f"{kind}: {error}; {fix}") from error
+
+
+@dataclasses.dataclass(frozen=True)
 class _Part:
     """A part of a batch that is computed at once, on the worker's device."""
 
@@ -141,6 +172,7 @@ class Worker:
         precision: float32, or the type of the forward pass under autocast (bfloat16, float16).
         micro_batches: K, parts of a batch.
         all_gpus: whether a batch is computed on all GPUs of this process; see `OnAllGPUs`.
+        savings: see `Savings`.
     """
 
     def __init__(
@@ -154,8 +186,11 @@ class Worker:
         precision: torch.dtype = torch.float32,
         micro_batches: int = 1,
         all_gpus: bool = False,
+        savings: Savings = NO_SAVINGS,
     ) -> None:
         self.flat = flat
+        if savings.gradient_checkpointing:
+            checkpoint_activations(flat.model)
         self.task, self.data = task, data
         self.loss: nn.Module = OnAllGPUs(Loss(task, flat.model)) if all_gpus else Loss(task, flat.model)
         """From a batch to its loss; may be wrapped (DistributedDataParallel)."""

@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "init_from": {"data", "errors", "flat", "records", "settings.yaml_reader"},
     "tasks": {"data", "errors", "flat", "models", "init_from", "settings"},
     "evaluation": {"records", "tasks.base"},
-    "worker": {"data", "evaluation", "flat", "packing", "tasks.base"},
+    "worker": {"data", "errors", "evaluation", "flat", "packing", "tasks.base"},
     "profiling": {"worker"},
     "throughput": {"evaluation", "tasks.base"},
     "stages": {"errors", "evaluation", "tasks.base"},

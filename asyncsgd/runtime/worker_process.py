@@ -33,7 +33,7 @@ from asyncsgd.schedules import Schedule
 from asyncsgd.signals import NUMBERS
 from asyncsgd.simulation.speeds import Sampler, Speeds
 from asyncsgd.tasks.base import Task, encode_sums
-from asyncsgd.worker import Gradient, Worker
+from asyncsgd.worker import Gradient, Savings, Worker
 
 
 class Address(Protocol):
@@ -53,6 +53,7 @@ class Assignment:
     precision: torch.dtype
     micro_batches: int
     """Parts of a batch; see `Worker`."""
+    savings: Savings
     inner: OptimizerRecipe
     """The optimizer of local steps, in rules that have them."""
     num_workers: int
@@ -73,6 +74,7 @@ class Assignment:
             precision=self.precision,
             micro_batches=self.micro_batches,
             all_gpus=self.all_gpus,
+            savings=self.savings,
         )
         if isinstance(worker, ProfiledWorker) and self.profile is not None:
             worker.profile = self.profile

@@ -288,6 +288,9 @@ class Machine:
         example=4,
         added_later=True,
     )
+    gradient_checkpointing: bool = setting(
+        False, "compute activations again in the backward pass: less memory, more time", added_later=True
+    )
 
 
 @dataclasses.dataclass(frozen=True)
