@@ -137,6 +137,7 @@ def train(
     precision: Literal["fp32", "bf16", "fp16"] = "fp32",
     micro_batches: int = 1,
     gradient_checkpointing: bool = False,
+    auto_batch: bool = False,
     folder: str | Path | None = None,
     resume: bool = False,
     checkpoint_every: int | None = None,
@@ -176,6 +177,8 @@ def train(
             as a whole. The task's `split` cuts it.
         gradient_checkpointing: compute activations again in the backward pass, for less memory. The model needs a
             method `gradient_checkpointing_enable`, as those of transformers have.
+        auto_batch: when memory is out, compute the batch again in twice as many parts, and go on so. The summary's
+            `micro_batches` is the number at the end.
         folder: a new folder for the run's records and model. None: nothing is written.
         resume: whether a run that is in `folder` already goes on from its last checkpoint. All arguments must be those
             of the run; only `samples` or `epochs` may grow. Where the folder holds no run yet, one is begun.
@@ -233,7 +236,7 @@ def train(
         device,
         precision,
         micro_batches,
-        Savings(gradient_checkpointing),
+        Savings(gradient_checkpointing, auto_batch),
     )
     if folder is None and (resume or checkpoint_every or checkpoint_seconds):
         raise UsageError("checkpoints are kept in the run's folder, and there is none; give folder=...")

@@ -295,6 +295,7 @@ class Dispatcher:
             wait_seconds=taken.wait,
             apply_seconds=taken.apply,
             loss_scales=gradient.loss_scales,
+            micro_batches=gradient.micro_batches,
             gradient_norm=server.gradient_norm if outcome.stepped else None,
         )
 

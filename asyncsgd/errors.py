@@ -22,6 +22,23 @@ class RunError(RuntimeError):
     exit_code = 1
 
 
+OUT_OF_MEMORY = (
+    "there is not enough memory; type --auto-batch, a larger --micro-batches, a smaller --batch-size or --seq-len, or "
+    "ulimit -v unlimited"
+)
+NOT_ONE_SAMPLE = (
+    "there is not enough memory for one sample of a batch; type --gradient-checkpointing, a smaller --seq-len or "
+    "model, or ulimit -v unlimited"
+)
+
+
+class NotOneSample(RunError):
+    """Not even one sample of a batch fits in memory."""
+
+    def __init__(self) -> None:
+        super().__init__(NOT_ONE_SAMPLE)
+
+
 _ADVICE = {
     errno.EMFILE: "type ulimit -n 4096",
     errno.EFBIG: "type ulimit -f unlimited",

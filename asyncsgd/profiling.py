@@ -43,13 +43,17 @@ class ProfiledWorker(Worker):
     _profiler: torch.profiler.profile | None = None
 
     def gradient(
-        self, index: int, weigh: Callable[[float], float] | None = None, loss_scale: float | None = None
+        self,
+        index: int,
+        weigh: Callable[[float], float] | None = None,
+        loss_scale: float | None = None,
+        micro_batches: int | None = None,
     ) -> Gradient:
         if self._computed == WARM_UP:
             self._profiler = torch.profiler.profile(record_shapes=True)
             self._profiler.start()
         with torch.profiler.record_function(f"gradient of batch {index}"):
-            gradient = super().gradient(index, weigh, loss_scale)
+            gradient = super().gradient(index, weigh, loss_scale, micro_batches)
         self._computed += 1
         if self._profiler is not None and self._computed == WARM_UP + self.profile.num_gradients:
             self._write(self._profiler)

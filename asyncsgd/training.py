@@ -26,7 +26,7 @@ from torch import Tensor
 from asyncsgd import modes
 from asyncsgd.batches import Batches
 from asyncsgd.checkpoints import Checkpoints, Found, Policy, RunSaver, Written
-from asyncsgd.errors import RunError, UsageError, reason
+from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError, reason
 from asyncsgd.evaluation import evaluating
 from asyncsgd.experiment import Course, Experiment, Setup, device_of_worker, facts_of, save_model
 from asyncsgd.flat import FlatModel, parameters_sha256
@@ -73,7 +73,7 @@ from asyncsgd.tasks import is_built_in
 from asyncsgd.tasks.base import Task
 from asyncsgd.tasks.checking import check
 from asyncsgd.throughput import throughput
-from asyncsgd.worker import checkpoint_activations
+from asyncsgd.worker import checkpoint_activations, is_out_of_memory
 
 EXIT_CODES = {DONE: 0, INTERRUPTED: 130}
 """Every other status exits with 1."""
@@ -263,19 +263,6 @@ def _attempt(
             run.record.close()
 
 
-OUT_OF_MEMORY = (
-    "there is not enough memory; type a larger --micro-batches, a smaller --batch-size or --seq-len, or ulimit -v "
-    "unlimited"
-)
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether Python or torch was refused memory; torch says so in a RuntimeError."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-    )
-
-
 def _open(
     experiment: Experiment,
     launch: Launch,
@@ -312,7 +299,13 @@ def _open(
     forget_peaks(flat.parameters.device)
     usage = Usage(None if folder is None else folder.path)
     usage.start()
-    record = Recorder(folder, course.budget.samples, quiet=quiet, receivers=(*receivers, tracking, usage))
+    record = Recorder(
+        folder,
+        course.budget.samples,
+        quiet=quiet,
+        receivers=(*receivers, tracking, usage),
+        micro_batches=setup.micro_batches,
+    )
     checkpoints = saver = None
     init_sha256 = parameters_sha256(flat.layout, flat.parameters)
     if folder is not None:
@@ -370,9 +363,16 @@ def _resume(found: Found, discarded: int, record: Recorder, tell: Callable[[str]
 
 
 def _check(task: Task, setup: Setup, processes: bool) -> tuple[str, ...]:
-    """Look for mistakes of a user's own task; its unused parameters."""
+    """Look for mistakes of a user's own task; its unused parameters. Whole batches are looked at, so with
+    ``--auto-batch`` a task that does not fit is not looked at any further.
+    """
     device = device_of_worker(setup.device, 0)
-    checked = check(task, seed=setup.seed, device=device, processes=processes)
+    try:
+        checked = check(task, seed=setup.seed, device=device, processes=processes)
+    except (MemoryError, RuntimeError) as error:
+        if not (setup.savings.auto_batch and is_out_of_memory(error)):
+            raise
+        return ()
     if device != "cpu":
         torch.cuda.empty_cache()  # give back the memory that the check took, for the workers
     return checked.unused
@@ -778,6 +778,7 @@ def _summary(run: Run, result: Result, sha256: str | None, facts: Mapping[str, A
         | run.experiment.summary()
         | run.record.totals.as_summary()
         | {
+            "micro_batches": run.record.totals.micro_batches,
             "rule_acted": None if acted is None else dataclasses.asdict(acted),
             "num_parameters": run.flat.layout.num_parameters,
             "init_sha256": run.init_sha256,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
+import gc
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel, parallel_apply, replicate
 
 from asyncsgd.data.random import dropout_seed
-from asyncsgd.errors import UsageError
+from asyncsgd.errors import NotOneSample, UsageError
 from asyncsgd.evaluation import evaluate_sets
 from asyncsgd.flat import FlatModel
 from asyncsgd.packing import Plain
@@ -33,6 +35,8 @@ class Gradient:
     """In float16 the scale of the loss in each local step. A replay needs it beside the parameters and the batch. Empty
     otherwise.
     """
+    micro_batches: tuple[int, ...] = ()
+    """With `Savings.auto_batch` the parts in each local step, which decide the rounding. Empty otherwise."""
 
 
 class InnerOptimizer(Protocol):
@@ -62,6 +66,7 @@ def take_local_steps(
     loss = weight = 0.0
     num_samples = 0
     loss_scales: tuple[float, ...] = ()
+    micro_batches: tuple[int, ...] = ()
     for index in indices:
         gradient = gradient_of(index)
         optimizer.step(gradients, learning_rate)
@@ -69,9 +74,10 @@ def take_local_steps(
         weight += gradient.weight
         num_samples += gradient.num_samples
         loss_scales += gradient.loss_scales
+        micro_batches += gradient.micro_batches
     with torch.no_grad():
         torch.sub(start, parameters, out=gradients)
-    return Gradient(loss / weight, weight, num_samples, loss_scales)
+    return Gradient(loss / weight, weight, num_samples, loss_scales, micro_batches)
 
 
 class Loss(nn.Module):
@@ -119,9 +125,18 @@ class Savings:
 
     gradient_checkpointing: bool = False
     """Activations are computed again in the backward pass, with the dropout that they had."""
+    auto_batch: bool = False
+    """Where memory is out, the batch is computed again in twice as many parts, and so are all that follow."""
 
 
 NO_SAVINGS = Savings()
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether Python or torch was refused memory; torch says so in a RuntimeError."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(sign in str(error) for sign in ("DefaultCPUAllocator", "bad_alloc"))
+    )
 
 
 def checkpoint_activations(model: nn.Module) -> None:
@@ -196,13 +211,17 @@ class Worker:
         """From a batch to its loss; may be wrapped (DistributedDataParallel)."""
         self._seed, self._stream = seed, stream
         self._device = flat.parameters.device
-        self._precision, self._micro_batches = precision, micro_batches
+        self._precision, self._micro_batches, self.savings = precision, micro_batches, savings
         self._prepared: tuple[int, list[_Part], float] | None = None
         self._start: Tensor | None = None
         self._loss_scale = LossScale() if precision == torch.float16 else None
 
     def gradient(
-        self, index: int, weigh: Callable[[float], float] | None = None, loss_scale: float | None = None
+        self,
+        index: int,
+        weigh: Callable[[float], float] | None = None,
+        loss_scale: float | None = None,
+        micro_batches: int | None = None,
     ) -> Gradient:
         """Compute the gradient of batch `index` at the current parameters into ``flat.gradients``, `(P,)`.
 
@@ -211,20 +230,56 @@ class Worker:
                 that adds gradients inside the backward pass needs it.
             loss_scale: of a gradient in float16 that is computed again; None: this worker's own, which depends on what
                 it has computed before.
+            micro_batches: parts from here on, where a gradient is computed again; None: as many as before.
+
+        Raises:
+            NotOneSample: with `Savings.auto_batch`, if a part of one sample does not fit in memory.
         """
+        if micro_batches is not None:
+            self._cut_into(micro_batches)
         parts, weight = self._take(index)
         factor = 1.0 if weigh is None else weigh(weight)
         while True:
             self.flat.release_gradients()
             used = self._scale_of_next(loss_scale)
-            loss = self._backward(index, parts, factor if used is None else factor * used)
+            loss = self._backward_if_it_fits(index, parts, factor if used is None else factor * used)
+            if loss is None:
+                parts.clear()  # gives its memory back
+                self._cut_further()
+                parts, _ = self._take(index)
+                continue
             self.flat.gather_gradients()
             if used is not None:
                 self.flat.gradients.div_(used)
             if loss_scale is None and self._loss_scale is not None and not self._loss_scale.accept(self.flat):
                 continue
             loss_scales = () if used is None else (used,)
-            return Gradient(loss, weight, self.task.batch_size, loss_scales)
+            used_parts = (self._micro_batches,) if self.savings.auto_batch else ()
+            return Gradient(loss, weight, self.task.batch_size, loss_scales, used_parts)
+
+    def _backward_if_it_fits(self, index: int, parts: Sequence[_Part], factor: float) -> float | None:
+        """As `_backward`; None where memory is out and there is an answer to that."""
+        try:
+            return self._backward(index, parts, factor)
+        except (MemoryError, RuntimeError) as error:
+            if not (self.savings.auto_batch and is_out_of_memory(error)):
+                raise
+        return None  # not within the except clause, where the error keeps all tensors of the pass alive
+
+    def _cut_further(self) -> None:
+        if self._micro_batches >= self.task.batch_size:
+            raise NotOneSample
+        self._cut_into(min(2 * self._micro_batches, self.task.batch_size))
+        self.flat.release_gradients()
+        gc.collect()
+        with contextlib.suppress(AttributeError, OSError):
+            ctypes.CDLL(None).malloc_trim(0)  # glibc keeps what was freed in pieces that are no use for smaller parts
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _cut_into(self, micro_batches: int) -> None:
+        if micro_batches != self._micro_batches:
+            self._micro_batches, self._prepared = micro_batches, None
 
     def _backward(self, index: int, parts: Sequence[_Part], factor: float) -> float:
         """Add up `factor` times the parts' gradients, weighted by their shares; the mean loss over all loss terms."""
@@ -253,6 +308,7 @@ class Worker:
         optimizer: InnerOptimizer,
         learning_rate: float,
         loss_scales: Sequence[float] = (),
+        micro_batches: Sequence[int] = (),
     ) -> Gradient:
         """Take one local step per batch from the current parameters; ``flat.gradients`` becomes start minus end.
 
@@ -260,16 +316,16 @@ class Worker:
 
         Args:
             optimizer: steps ``flat.parameters``; its state is this worker's own and stays from call to call.
-            loss_scales: one per batch where they are computed again; see `gradient`.
+            loss_scales, micro_batches: one per batch where they are computed again; see `gradient`.
         """
         if self._start is None:
             self._start = torch.empty_like(self.flat.parameters)
         with torch.no_grad():
             self._start.copy_(self.flat.parameters)
-        flat, scales = self.flat, iter(loss_scales)
+        flat, scales, numbers = self.flat, iter(loss_scales), iter(micro_batches)
 
         def gradient_of(index: int) -> Gradient:
-            return self.gradient(index, loss_scale=next(scales, None))
+            return self.gradient(index, loss_scale=next(scales, None), micro_batches=next(numbers, None))
 
         return take_local_steps(
             indices, gradient_of, flat.parameters, flat.gradients, self._start, optimizer, learning_rate
@@ -280,13 +336,16 @@ class Worker:
         return evaluate_sets(self.task, self.flat.model, self.data.evaluation, shard, num_shards, self._device)
 
     def state_dict(self) -> Plain:
-        """The loss scale of float16, which later gradients depend on; see `asyncsgd.packing`."""
-        return {} if self._loss_scale is None else self._loss_scale.state_dict()
+        """What later gradients depend on: float16's loss scale, and the parts of a batch; see `asyncsgd.packing`."""
+        state = {} if self._loss_scale is None else self._loss_scale.state_dict()
+        return state | ({"micro_batches": self._micro_batches} if self.savings.auto_batch else {})
 
     def load_state_dict(self, state: Plain) -> None:
         """Go on from `state`, of a worker of the same precision."""
         if self._loss_scale is not None:
             self._loss_scale.load_state_dict(state)
+        if self.savings.auto_batch:
+            self._cut_into(state["micro_batches"])
 
     def prepare(self, index: int) -> None:
         """Make batch `index` ahead of time, as a guess. A wrong guess costs only its computation."""

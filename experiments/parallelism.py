@@ -3,8 +3,8 @@
     python experiments/parallelism.py --quick
     python -m analysis.parallelism runs/parallelism-quick --out report.html
 
-Every row of the table is an arm of a config; experiments/configs/parallelism.yaml has SQuAD 2.0. Before them the bubble
-of a pipeline is measured, for several numbers of micro-batches. Runs are made one at a time, since their seconds are
+Every row of the table is an arm of a config; experiments/configs/parallelism.yaml has SQuAD 2.0. With --quick or
+--bubbles the bubble of a pipeline is measured before them, for several numbers of micro-batches. Runs are made one at a time, since their seconds are
 compared. What is DONE is skipped, so the same command goes on where it was stopped. See docs/parallelism.md."""
 
 from __future__ import annotations
@@ -193,7 +193,8 @@ def carry_out(arguments: argparse.Namespace) -> None:
     config = CONFIGS / "parallelism-quick.yaml" if arguments.quick else arguments.config
     out = arguments.out or Path("runs") / config.stem
     out.mkdir(parents=True, exist_ok=True)
-    measure_bubbles(out, MICRO_BATCHES)
+    if arguments.quick or arguments.bubbles:
+        measure_bubbles(out, MICRO_BATCHES)
     make_all(config, out, lacks)
     print(f"next   python -m analysis.parallelism {out} --out report.html")
 
@@ -204,6 +205,7 @@ def main() -> int:
         "config", type=Path, nargs="?", metavar="CONFIG.yaml", help="experiments/configs/parallelism.yaml"
     )
     parser.add_argument("--quick", action="store_true", help="experiments/configs/parallelism-quick.yaml, minutes")
+    parser.add_argument("--bubbles", action="store_true", help="measure the bubbles of pipelines too; --quick does")
     parser.add_argument("--planted", type=Path, metavar="DIR", help="write data with planted answers there, and end")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of all runs (default: runs/NAME)")
     return run_comparisons(parser, carry_out)

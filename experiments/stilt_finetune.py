@@ -17,10 +17,11 @@ from asyncsgd.numbers import out_of_bounds, shortened, whole_number
 from asyncsgd.records.console import say
 from asyncsgd.records.trackers import names_in
 from asyncsgd.records.trackers.tracking import Tracking
+from asyncsgd.runtime.processes import fork_server
 from asyncsgd.runtime.ranks import go_offline
 from asyncsgd.scripts.base import run_script
 from asyncsgd.scripts.run_folder import open_finetune_folder
-from asyncsgd.scripts.task import adapt, announce, follow_leader, start_fork_server, told_names
+from asyncsgd.scripts.task import adapt, announce, follow_leader, start_fork_server, told_batch_size, told_names
 from asyncsgd.settings.finetuning import FINETUNE_FLAGS, FinetuneSettings, make_finetune_settings
 from asyncsgd.signals import StopRequest
 
@@ -59,8 +60,10 @@ def run(argv: list[str], stop: StopRequest) -> int:
     context = start_fork_server(settings, launch, settings.start.init_from)
     go_offline(settings.start.init_from, settings.data.data)
     command = "python experiments/stilt_finetune.py " + " ".join(argv)
-    experiment(settings)
+    made = experiment(settings)
     stop.check()
+    if settings.output.find_batch_size:
+        return told_batch_size(made, context or fork_server(settings.start.init_from))
 
     from asyncsgd.training import lead
 

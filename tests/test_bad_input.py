@@ -26,7 +26,7 @@ from asyncsgd.errors import UsageError
 from asyncsgd.runtime.private_folder import private_folder
 from asyncsgd.runtime.transport.shared_memory import Segment
 from asyncsgd.signals import StopRequest
-from asyncsgd.training import is_out_of_memory
+from asyncsgd.worker import is_out_of_memory
 
 SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "stilt_mlm.py"
 WORDS = ("alpha", "beta", "gamma", "worker", "server", "gradient", "update", "reads", "writes", "stale", "fresh")

@@ -71,7 +71,7 @@ MAY_IMPORT = {
     **{part: {"errors", "settings", *PLANNING} for part in PLANNING},
     "study.finetuning": {"errors", "settings", "tasks"},
 }
-COMPOSE = {"__init__", "api", "experiment", "training", "replaying", "scripts", "study"}
+COMPOSE = {"__init__", "api", "experiment", "fitting", "training", "replaying", "scripts", "study"}
 
 
 def imports_of(path: Path) -> set[str]:

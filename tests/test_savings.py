@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +18,15 @@ from running import Train
 from torch import Tensor
 
 import asyncsgd
-from asyncsgd.errors import UsageError
+from asyncsgd.errors import NOT_ONE_SAMPLE, UsageError
+from asyncsgd.experiment import Course, Experiment, Setup
+from asyncsgd.fitting import find_batch_size
 from asyncsgd.flat import FlatModel
+from asyncsgd.optimizers import SGD, OptimizerRecipe
+from asyncsgd.rules.synchronous import Synchronous
+from asyncsgd.runtime.base import Budget
+from asyncsgd.runtime.processes import fork_server
+from asyncsgd.schedules import constant
 from asyncsgd.scripts.pretraining import pretraining
 from asyncsgd.settings.training import Settings
 from asyncsgd.tasks.base import Task
@@ -93,3 +107,125 @@ def test_a_run_with_checkpointed_activations_ends_at_the_same_bits(values: dict[
     values = values | {"dropout": 0.1}
     kept, again = train(**values), train(**values, gradient_checkpointing=True)
     assert again.summary["parameters_sha256"] == kept.summary["parameters_sha256"]
+
+
+class Keeping(torch.autograd.Function):
+    """The sum of its input and 0, for whose gradient it keeps 128 MiB per sample; nobody writes into them."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor) -> Tensor:
+        ctx.save_for_backward(torch.empty(len(inputs), 2**25))
+        return inputs.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        assert len(ctx.saved_tensors) == 1
+        return gradient
+
+
+@dataclasses.dataclass(frozen=True)
+class Wide(asyncsgd.Task):
+    """A line that keeps 128 MiB of activations per sample, in processes with little memory.
+
+    Every process calls `model` first, and may have `megabytes` more from there on; 0: as much as there is.
+    """
+
+    name = "wide"
+    batch_size: int = 8
+    megabytes: int = 0
+
+    def model(self, seed: int) -> torch.nn.Module:
+        if self.megabytes:
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            limit = pages * resource.getpagesize() + self.megabytes * 2**20
+            resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+        with asyncsgd.seeded(seed):
+            return torch.nn.Linear(1, 1)
+
+    def data(self, seed: int) -> asyncsgd.TensorData:
+        x = torch.linspace(-1.0, 1.0, 64).unsqueeze(1)
+        return asyncsgd.TensorData((x, 3 * x), (x, 3 * x), self.batch_size, seed)
+
+    def outputs(self, model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+        outputs = model(batch[0])
+        return Keeping.apply(outputs) if model.training else outputs  # type: ignore[no-untyped-call]
+
+    def loss(self, outputs: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return (outputs - batch[1]).square().mean()
+
+
+def train_wide(kind: str, num_workers: int, megabytes: int, auto_batch: bool, folder: str) -> dict[str, Any]:
+    """The losses of a run in this process, and its parts."""
+    runtime = {
+        "single": asyncsgd.InProcess(),
+        "sync": asyncsgd.AllReduce(num_workers),
+        "async": asyncsgd.Processes(num_workers),
+        "hogwild": asyncsgd.Hogwild(num_workers),
+        "virtual": asyncsgd.Virtual(num_workers),
+    }[kind]
+    run = asyncsgd.train(
+        Wide(megabytes=megabytes),
+        runtime=runtime,
+        samples=64,
+        evaluations=4,
+        learning_rate=0.1,
+        device="cpu",
+        auto_batch=auto_batch,
+        folder=folder,
+    )
+    return {"losses": [evaluation.loss for evaluation in run.evaluations], "parts": run.summary["micro_batches"]}
+
+
+def wide(kind: str, num_workers: int, megabytes: int, folder: Path, auto_batch: bool = True) -> Any:
+    """`train_wide` in a process of its own, and what it said; text where it has failed."""
+    call = f"test_savings.train_wide({kind!r}, {num_workers}, {megabytes}, {auto_batch}, {str(folder)!r})"
+    # Another thread's arena would take 64 MiB of the addresses.
+    environment = os.environ | {"MALLOC_ARENA_MAX": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    code = f"import json, test_savings; print('RESULT', json.dumps({call}))"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    if "RESULT" not in done.stdout:
+        return done.stdout + done.stderr
+    return json.loads(done.stdout.partition("RESULT")[2]) | {"said": done.stdout}
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("kind", "num_workers"), [("single", 1), ("sync", 2), ("async", 1), ("hogwild", 1), ("virtual", 3)]
+)
+def test_a_run_short_of_memory_has_the_loss_curve_of_one_that_is_not(
+    kind: str, num_workers: int, tmp_path: Path
+) -> None:
+    full = wide(kind, num_workers, 0, tmp_path / "full", auto_batch=False)
+    short = wide(kind, num_workers, 600, tmp_path / "short")
+    assert short["losses"] == pytest.approx(full["losses"], rel=1e-5)
+    assert full["parts"] == 1 < short["parts"]
+    lines = [line for line in short["said"].splitlines() if line.startswith("memory ")]
+    assert lines[-1].split()[-1] == str(short["parts"])
+    if kind in ("single", "async", "virtual"):
+        assert asyncsgd.replay(tmp_path / "short", Wide()).identical
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize(("kind", "num_workers"), [("single", 1), ("sync", 2), ("async", 2)])
+def test_a_run_with_no_memory_for_one_sample_says_so_once(kind: str, num_workers: int, tmp_path: Path) -> None:
+    said = wide(kind, num_workers, 100, tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "FAILED"
+    assert NOT_ONE_SAMPLE in said.splitlines()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_the_largest_batch_that_fits_is_found_by_trying() -> None:
+    tries: list[str] = []
+    setup = Setup(asyncsgd.InProcess(), Synchronous(), OptimizerRecipe(SGD()))
+    experiment = Experiment("tests", Wide(megabytes=600), setup, lambda task: Course(Budget(8), 1, constant), Path())
+    found = find_batch_size(experiment, fork_server(None), tries.append)
+    assert found in (3, 4)
+    assert tries[:2] == ["try    1 sample: fit", "try    2 samples: fit"]
+    assert tries[-2:] == [
+        f"fits   {found} samples at once; {found + 1} do not",
+        f"type   --batch-size {found} --micro-batches 1, or --batch-size 8 --micro-batches {-(-8 // found)} for the "
+        f"batch that was asked for",
+    ]

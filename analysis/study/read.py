@@ -173,6 +173,7 @@ _SUMMARY_KEYS = frozenset(
         "memory",
         "usage",
         "throughput",
+        "micro_batches",
     )
 )
 

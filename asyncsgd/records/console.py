@@ -76,6 +76,7 @@ class Console:
         self, totals: Totals, samples: int | None, out: TextIO | None = None, folder: RunFolder | None = None
     ) -> None:
         self._totals, self._folder = totals, folder
+        self._micro_batches = totals.micro_batches
         self._out = out or sys.stdout
         self._bar = None
         if sys.stderr.isatty() and samples:
@@ -88,6 +89,12 @@ class Console:
         if isinstance(record, Event):
             if self._bar is not None:
                 self._bar.update(record.num_samples)
+            if self._totals.micro_batches > self._micro_batches:
+                self._micro_batches = self._totals.micro_batches
+                self._say(
+                    f"memory a batch did not fit into worker {record.worker}; it is computed in "
+                    f"{self._micro_batches} parts from here on, as with --micro-batches {self._micro_batches}"
+                )
         elif isinstance(record, Evaluation):
             self._evaluated(record)
         elif isinstance(record, Membership) and record.reason:
@@ -126,6 +133,7 @@ class Recorder:
         samples: the budget, for the console.
         quiet: whether the user is told nothing.
         receivers: called with each record after the others.
+        micro_batches: the parts of a batch that the run begins with.
     """
 
     def __init__(
@@ -136,8 +144,10 @@ class Recorder:
         quiet: bool = False,
         receivers: Sequence[Callable[[Record], None]] = (),
         out: TextIO | None = None,
+        micro_batches: int = 1,
     ) -> None:
         self.folder, self.totals = folder, Totals()
+        self.totals.micro_batches = micro_batches
         self.rule_acted: RuleActed | None = None
         """Of the server, which counts in it; None where there is no server."""
         self._console = None if quiet else Console(self.totals, samples, out, folder)

@@ -75,6 +75,8 @@ class Event:
     loss_scales: tuple[float, ...] = ()
     """In float16 the scale of the loss in each local step; empty otherwise, and in logs that are older than this field.
     """
+    micro_batches: tuple[int, ...] = ()
+    """With ``--auto-batch`` the parts that the batch was computed in, in each local step; empty otherwise."""
     gradient_norm: float | None = None
     """Euclidean norm of the direction of this event's last step, before it was clipped. None where no step was taken,
     where nothing is clipped (``--clip-norm 0``) and where workers take the steps.

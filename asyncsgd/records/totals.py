@@ -81,6 +81,8 @@ class Totals:
         """What the time went to; see `PARTS`."""
         self.peak_bytes: dict[int, tuple[int, int]] = {}
         """Of each worker's process: its resident set, and torch's memory on its GPU."""
+        self.micro_batches = 1
+        """The most parts that a batch was computed in."""
         self._samples_of: dict[int, int] = {}
 
     def __call__(self, record: Record) -> None:
@@ -88,6 +90,7 @@ class Totals:
             self.num_samples, self.num_updates = record.total_samples, record.version
             self.train_seconds = record.train_seconds
             self._samples_of[record.dispatch] = record.num_samples
+            self.micro_batches = max(self.micro_batches, *record.micro_batches, 1)
             seconds = self.seconds
             seconds["compute"] += record.compute_seconds
             seconds["wait"] += record.wait_seconds
@@ -121,6 +124,7 @@ class Totals:
             "samples_of": sorted(self._samples_of.items()),
             "seconds": dict(self.seconds),
             "peak_bytes": sorted(self.peak_bytes.items()),
+            "micro_batches": self.micro_batches,
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -133,6 +137,7 @@ class Totals:
         self._samples_of = dict(state["samples_of"])
         self.seconds = dict.fromkeys(PARTS, 0.0) | dict(state.get("seconds", {}))  # a checkpoint may be older
         self.peak_bytes = {worker: (peak[0], peak[1]) for worker, peak in state.get("peak_bytes", ())}
+        self.micro_batches = max(self.micro_batches, state.get("micro_batches", 1))
 
     def _use(self, uses: tuple[tuple[int, int], ...]) -> None:
         for dispatch, delay in uses:

@@ -114,11 +114,13 @@ class AllReduce(Lockstep):
         seconds: tuple[float, ...],
     ) -> Result | None:
         """Report one Event per replica, the last one taking the step, as the rule `Synchronous` would; look for NaN."""
-        table = self._ranks.gather(torch.tensor([gradient.loss, *seconds], dtype=torch.float64))[self._speakers]
+        parts = gradient.micro_batches[0] if gradient.micro_batches else 0
+        row = torch.tensor([gradient.loss, *seconds, parts], dtype=torch.float64)
+        table = self._ranks.gather(row)[self._speakers]
         version = self.version - 1
         for rank in range(busy):
             last = rank == busy - 1
-            compute, wait, apply = table[rank, 1:].tolist()
+            compute, wait, apply, of_rank = table[rank, 1:].tolist()
             arrived = self.num_samples - (busy - 1 - rank) * self._batch_size
             self._report(
                 Event(
@@ -142,6 +144,7 @@ class AllReduce(Lockstep):
                     compute_seconds=compute,
                     wait_seconds=wait,
                     apply_seconds=apply,
+                    micro_batches=(int(of_rank),) if of_rank else (),
                     gradient_norm=self._synchronous.norm if last else None,
                 )
             )

@@ -54,6 +54,7 @@ class LoggedArrival(LoggedReply):
     num_samples: int | None
     flight_seconds: float
     loss_scales: tuple[float, ...]
+    micro_batches: tuple[int, ...]
 
 
 def read_log(path: Path) -> list[LogRecord]:
@@ -114,6 +115,7 @@ def _typed(line: int, fields: Mapping[str, Any]) -> LogRecord | None:
         num_samples=may("num_samples", _count),
         flight_seconds=need("flight_seconds", _seconds),
         loss_scales=may("loss_scales", _list_of(_scale)) or (),
+        micro_batches=may("micro_batches", _list_of(_parts)) or (),
     )
 
 
@@ -153,6 +155,12 @@ def _scale(value: Any) -> float:
     if scale <= 0:
         raise _Unfit("a list of loss scales above 0")
     return scale
+
+
+def _parts(value: Any) -> int:
+    if _count(value) == 0:
+        raise _Unfit("a list of whole numbers from 1 up")
+    return int(value)
 
 
 def _rate(value: Any) -> float | None:

@@ -302,7 +302,7 @@ class ParameterServer:
             message.dispatch,
             message.read_version,
             self._transport.gradient(worker),
-            Gradient(message.loss, message.weight, message.num_samples, message.loss_scales),
+            Gradient(message.loss, message.weight, message.num_samples, message.loss_scales, message.micro_batches),
             arrived_at - self._dispatcher.launch_of(worker).seconds,
         )
         now = self._clock.seconds

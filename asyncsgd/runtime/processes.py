@@ -19,6 +19,7 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from asyncsgd import errors
 from asyncsgd.errors import UsageError
 from asyncsgd.runtime.private_folder import give_multiprocessing_a_home
 from asyncsgd.signals import held
@@ -130,6 +131,10 @@ def _run(target: Callable[..., None], arguments: tuple[object, ...]) -> None:
     target(*arguments)
 
 
+OUT_OF_MEMORY, NOT_ONE_SAMPLE_FITS = 4, 5
+"""Exit codes of processes that ran out of memory, for which the leader has a sentence."""
+REASONS = {OUT_OF_MEMORY: errors.OUT_OF_MEMORY, NOT_ONE_SAMPLE_FITS: errors.NOT_ONE_SAMPLE}
+
 _FORK_SERVER_GONE = 255
 """The exit code that is seen when the fork server has ended, since only the fork server knows the true one."""
 
@@ -178,7 +183,7 @@ class Processes:
             return None
         if code < 0:
             return f"its process was killed by {signal.Signals(-code).name}"
-        return f"its process ended with exit code {code}"
+        return REASONS.get(code) or f"its process ended with exit code {code}"
 
     def __enter__(self) -> Processes:
         return self

@@ -7,7 +7,6 @@ import datetime
 import os
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,7 +25,7 @@ from asyncsgd.runtime.base import Budget, NeverSaves, Report, Result, Saver
 from asyncsgd.runtime.data_parallel import DataParallel
 from asyncsgd.runtime.lockstep import Conditions, Lockstep
 from asyncsgd.runtime.transport.shared_memory import Segment
-from asyncsgd.runtime.worker_process import Assignment, Straggling, set_up_process
+from asyncsgd.runtime.worker_process import Assignment, Straggling, fail, set_up_process
 from asyncsgd.schedules import Schedule
 
 LOST_CONTACT = 3
@@ -277,6 +276,5 @@ def serve_rank(
     except Exception as error:
         if is_lost_contact(error):
             os._exit(LOST_CONTACT)  # the parent names the rank that is gone
-        print(f"rank {rank} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
-        os._exit(1)
+        fail(f"rank {rank}", error)
     os._exit(0)  # skips the teardown of a group whose other members may be gone

@@ -176,7 +176,9 @@ class Replay:
                 f"it has read version {version}"
             )
         self._readers[version] -= 1
-        gradient = self._computation.compute(worker, batches, start, self._rates[worker], record.loss_scales)
+        gradient = self._computation.compute(
+            worker, batches, start, self._rates[worker], record.loss_scales, record.micro_batches
+        )
         difference = self._compare_gradient(record, gradient)
         if difference is not None:
             return difference

@@ -9,15 +9,18 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import Protocol
+from multiprocessing import parent_process
+from typing import NoReturn, Protocol
 
 import torch
 
 from asyncsgd.batches import indices_of
+from asyncsgd.errors import NotOneSample
 from asyncsgd.flat import FlatModel
 from asyncsgd.optimizers import Optimizer, OptimizerRecipe
 from asyncsgd.profiling import Profile, ProfiledWorker
 from asyncsgd.runtime.memory import peak_bytes
+from asyncsgd.runtime.processes import NOT_ONE_SAMPLE_FITS, OUT_OF_MEMORY, REASONS
 from asyncsgd.runtime.transport.messages import (
     Compute,
     Computed,
@@ -33,7 +36,7 @@ from asyncsgd.schedules import Schedule
 from asyncsgd.signals import NUMBERS
 from asyncsgd.simulation.speeds import Sampler, Speeds
 from asyncsgd.tasks.base import Task, encode_sums
-from asyncsgd.worker import Gradient, Savings, Worker
+from asyncsgd.worker import Gradient, Savings, Worker, is_out_of_memory
 
 
 class Address(Protocol):
@@ -145,11 +148,24 @@ def _run(worker: int, obey: Callable[[], None]) -> None:
         obey()
     except EOFError:
         os._exit(1)  # the server is gone and has said why; there is nobody to report to
-    except Exception:
-        print(f"worker {worker} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
-        os._exit(1)
+    except Exception as error:
+        fail(f"worker {worker}", error)
     sys.stdout.flush()
     os._exit(0)  # skips the teardown of threads that torch may still have waiting
+
+
+def fail(who: str, error: Exception) -> NoReturn:
+    """End this process because of `error`. A leader that has started it knows by the exit code that memory was out."""
+    code = 1
+    if isinstance(error, NotOneSample):
+        code = NOT_ONE_SAMPLE_FITS
+    elif is_out_of_memory(error):
+        code = OUT_OF_MEMORY
+    if code == 1:
+        print(f"{who} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+    elif parent_process() is None:
+        print(f"{who}: {REASONS[code]}", file=sys.stderr, flush=True)
+    os._exit(code)
 
 
 def _obey(assignment: Assignment, end: WorkerEnd, straggling: Straggling) -> None:
@@ -265,6 +281,7 @@ def _computed(
         num_local_steps,
         *seconds,
         gradient.loss_scales,
+        gradient.micro_batches,
     )
 
 

@@ -83,6 +83,8 @@ class TaskScript(Generic[S]):
         self.before(settings)
         experiment = self.experiment(settings)
         stop.check()
+        if settings.output.find_batch_size:
+            return told_batch_size(experiment, context or fork_server(self.model(settings), *self.modules))
         folder = self.folder(settings, f"python experiments/{prog} " + " ".join(argv))
         print(f"run    {folder.path}", flush=True)
 
@@ -130,6 +132,8 @@ def adapt(settings: S, nproc_given: bool) -> tuple[S, Launch]:
             "--clock virtual is one process, and the launcher started several; type python, or torchrun without "
             "--nproc-per-node, and --nproc for the number of virtual workers"
         )
+    if settings.output.find_batch_size and launch.rank is not None:
+        raise UsageError("--find-batch-size starts the processes that it needs; type python, not torchrun")
     if launch.several_hosts and not kind.several_hosts:
         raise UsageError(
             f"--mode {settings.job.mode} runs on one host, and torchrun started ranks on several; type --mode sync"
@@ -183,6 +187,14 @@ def start_fork_server(
     if kind.in_one_process or (launch.rank is not None and not kind.has_server):
         return None
     return fork_server(model, *kind.preload, *modules)
+
+
+def told_batch_size(experiment: Experiment, context: ForkServerContext) -> int:
+    """Print what ``--find-batch-size`` asks for; return the exit code."""
+    from asyncsgd.fitting import find_batch_size
+
+    find_batch_size(experiment, context, say)
+    return 0
 
 
 def _values_of(argv: list[str], flag: str) -> list[str]:

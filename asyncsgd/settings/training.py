@@ -291,6 +291,9 @@ class Machine:
     gradient_checkpointing: bool = setting(
         False, "compute activations again in the backward pass: less memory, more time", added_later=True
     )
+    auto_batch: bool = setting(
+        False, "when memory is out, compute the batch again in twice as many parts", added_later=True
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -323,6 +326,9 @@ class Output:
     )
     keep: int = setting(
         2, "checkpoints to keep; the best by evaluation loss stays beside them", at_least=1, at_most=MOST_EVALUATIONS
+    )
+    find_batch_size: bool = setting(
+        False, "train nothing; find the largest batch that fits in memory, and say what to type"
     )
     profile: int | None = setting(
         None,
@@ -498,6 +504,9 @@ def contradictions_of_output(output: Output) -> Iterator[str]:
     for name in ("run_dir", "overwrite"):
         if output.resume is not None and getattr(output, name):
             yield f"{flag_of(name)} does nothing with --resume, which goes on in the run's own folder; drop one"
+    for name in ("resume", "run_dir", "overwrite", "profile", "track", "checkpoint_every", "checkpoint_seconds"):
+        if output.find_batch_size and getattr(output, name):
+            yield f"{flag_of(name)} does nothing with --find-batch-size, which trains nothing; drop one of the two"
     yield from contradictions_of_every("checkpoint_every", output.checkpoint_every)
     names_in(output.track)  # refuses
 

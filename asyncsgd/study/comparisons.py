@@ -116,7 +116,7 @@ def _job(folder: str, model: Any, settings: Mapping[str, Any]) -> Job:
     flags = tuple(
         part
         for key, value in ({"mode": "single"} | described | dict(settings)).items()
-        for part in (flag_of(key), str(value))
+        for part in ((flag_of(key),) if value is True else (flag_of(key), str(value)))
     )
     return Job(folder, task, flags)
 

@@ -84,6 +84,7 @@ class InProcess:
             push_seconds=0.0,
             wait_seconds=0.0,
             loss_scales=gradient.loss_scales,
+            micro_batches=gradient.micro_batches,
         )
 
     def state_dict(self) -> Plain:

@@ -74,7 +74,8 @@ class Computed:
     push_seconds: float
     wait_seconds: float
     loss_scales: tuple[float, ...] = ()
-    """See `asyncsgd.worker.Gradient`."""
+    """See `asyncsgd.worker.Gradient`, also for the next."""
+    micro_batches: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

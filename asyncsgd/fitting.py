@@ -1,0 +1,118 @@
+"""The largest batch that fits in memory, found by trying: ``--find-batch-size``."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerContext
+
+import torch
+
+from asyncsgd.errors import NotOneSample, RunError, UsageError
+from asyncsgd.experiment import Experiment
+from asyncsgd.flat import FlatModel
+from asyncsgd.optimizers import OptimizerRecipe
+from asyncsgd.runtime.memory import leave_memory_for
+from asyncsgd.runtime.processes import OUT_OF_MEMORY, Processes
+from asyncsgd.runtime.worker_process import Assignment, fail, set_up_process
+from asyncsgd.settings.training import MOST_BATCH
+from asyncsgd.tasks.base import Batch, Task, map_tensors
+
+LOOKED_AT = 1000
+"""Batches among which the largest is looked for."""
+STEPS = 16
+"""The result is exact to this part of it: a smaller step would take more tries, which are slow where batches are large.
+"""
+KILLED = -9
+
+
+def find_batch_size(experiment: Experiment, context: ForkServerContext, tell: Callable[[str], None]) -> int:
+    """The most samples whose gradient and optimizer step fit in the memory of a worker; nothing is trained or written.
+
+    Sizes are doubled until one does not fit, and then bisected. Each is tried with the batch that has the most numbers,
+    in a process of its own, so that a kill does not take this one along. Workers on one CPU share its memory in equal
+    parts, and so do workers on one GPU.
+
+    Args:
+        context: of `asyncsgd.runtime.processes.fork_server`.
+        tell: says a line to the user.
+
+    Raises:
+        NotOneSample: if not even one sample fits.
+        UsageError: for ``--auto-batch``, which would let every size fit.
+    """
+    setup = experiment.setup
+    if setup.savings.auto_batch:
+        raise UsageError("--auto-batch makes every batch fit, so --find-batch-size would find nothing; drop one")
+    task = experiment.task.prepare(setup.seed, experiment.cache)
+    most = min(MOST_BATCH, task.facts().get("num_train_samples") or MOST_BATCH)
+    largest = _LargestBatch(setup.seed)
+
+    def fits(size: int) -> bool:
+        of_size = dataclasses.replace(task, batch_size=size)  # type: ignore[type-var]
+        assignment = dataclasses.replace(setup.assignment(of_size, 0), micro_batches=1)
+        with Processes(context) as processes:
+            processes.start(0, _try, assignment, setup.recipe, largest.index(of_size))
+            wait([processes.sentinels[0]])
+            code = processes.exit_code(0)
+        if code not in (0, OUT_OF_MEMORY, KILLED):
+            raise RunError(f"a batch of {size} samples could not be tried: {processes.how_it_ended(0, 1.0)}")
+        tell(f"try    {size} sample{'s' * (size > 1)}: {'too many' if code else 'fit'}")
+        return code == 0
+
+    good, bad = 0, 1
+    while bad <= most and fits(bad):
+        good, bad = bad, most + 1 if bad == most else min(2 * bad, most)
+    if good == 0:
+        raise NotOneSample
+    while bad <= most and bad - good > max(1, good // STEPS):
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if fits(middle) else (good, middle)
+    limit = f"{bad} do not" if bad <= most else "more are not to be had"
+    tell(f"fits   {good} sample{'s' * (good > 1)} at once; {limit}")
+    asked, tuned = task.batch_size, ""
+    if asked > good:
+        tuned = f", or --batch-size {asked} --micro-batches {math.ceil(asked / good)} for the batch that was asked for"
+    tell(f"type   --batch-size {good} --micro-batches 1{tuned}")
+    return good
+
+
+class _LargestBatch:
+    """Finds the batch of a task that has the most numbers in it, which is one of the longest sequences."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed, self._numbers_per_sample = seed, 0.0
+
+    def index(self, task: Task) -> int:
+        """Of the first epoch's batches, or of the first `LOOKED_AT`."""
+        samples = task.facts().get("num_train_samples")
+        number = LOOKED_AT if samples is None else min(LOOKED_AT, max(1, samples // task.batch_size))
+        data, largest, at = task.data(self._seed), 0, 0
+        for index in range(number):
+            if (numbers := _num_numbers(data.batch(0, index))) > largest:
+                largest, at = numbers, index
+            if largest >= 0.95 * self._numbers_per_sample * task.batch_size > 0:
+                break  # as long as any that was seen among smaller batches
+        self._numbers_per_sample = max(self._numbers_per_sample, largest / task.batch_size)
+        return at
+
+
+def _num_numbers(batch: Batch) -> int:
+    counts: list[int] = []
+    map_tensors(lambda tensor: counts.append(tensor.numel()), batch)
+    return sum(counts)
+
+
+def _try(assignment: Assignment, recipe: OptimizerRecipe, index: int) -> None:
+    """Entry point of a process: one gradient of batch `index` and one step."""
+    try:
+        set_up_process(assignment.threads)
+        device = torch.device(assignment.device)
+        leave_memory_for(assignment.num_workers - 1, device)
+        flat = FlatModel(assignment.task.model(assignment.seed).to(device))
+        assignment.worker(flat).gradient(index)
+        recipe.on(flat.parameters, flat.layout.num_decayed).step(flat.gradients, 0.0)
+    except Exception as error:
+        fail("a try", error)
