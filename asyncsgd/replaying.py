@@ -27,7 +27,8 @@ from asyncsgd.tasks.base import Task
 
 
 def experiment_of_run(folder: Path, cache_dir: str | None = None, kind: type[Task] | None = None) -> Experiment:
-    """Return the experiment that a run's script makes of its settings, without speeds: the log has the times.
+    """Return the experiment that a run's script makes of its settings, without speeds, since the log has the times, and
+    without a thread that guesses batches, since it has their order.
 
     Args:
         folder: of the run.
@@ -38,7 +39,7 @@ def experiment_of_run(folder: Path, cache_dir: str | None = None, kind: type[Tas
         UsageError: if the settings cannot be read, or the run's task is none of the library's own.
     """
     name, file = _task_of_run(folder), folder / "settings.yaml"
-    changes = {"speeds": None, "cache_dir": cache_dir}
+    changes = {"speeds": None, "cache_dir": cache_dir, "prefetch": 0}
     if name == "masked_lm":
         from asyncsgd.scripts.pretraining import pretraining
         from asyncsgd.settings.training import FLAGS

@@ -19,7 +19,8 @@ from asyncsgd.errors import NotOneSample, UsageError
 from asyncsgd.evaluation import evaluate_sets
 from asyncsgd.flat import FlatModel
 from asyncsgd.packing import Plain
-from asyncsgd.tasks.base import Batch, Data, Sums, Task, row_counts, to_device
+from asyncsgd.prefetching import Prefetching
+from asyncsgd.tasks.base import Batch, Data, Sums, Task, map_tensors, row_counts, to_device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +126,8 @@ class Savings:
 
     gradient_checkpointing: bool = False
     """Activations are computed again in the backward pass, with the dropout that they had."""
+    prefetch: int = 0
+    """Batches that a thread makes ahead; see `asyncsgd.prefetching`."""
     auto_batch: bool = False
     """Where memory is out, the batch is computed again in twice as many parts, and so are all that follow."""
 
@@ -213,6 +216,7 @@ class Worker:
         self._device = flat.parameters.device
         self._precision, self._micro_batches, self.savings = precision, micro_batches, savings
         self._prepared: tuple[int, list[_Part], float] | None = None
+        self._prefetching = Prefetching(self._make, savings.prefetch) if savings.prefetch else None
         self._start: Tensor | None = None
         self._loss_scale = LossScale() if precision == torch.float16 else None
 
@@ -280,6 +284,8 @@ class Worker:
     def _cut_into(self, micro_batches: int) -> None:
         if micro_batches != self._micro_batches:
             self._micro_batches, self._prepared = micro_batches, None
+            if self._prefetching is not None:
+                self._prefetching.forget()
 
     def _backward(self, index: int, parts: Sequence[_Part], factor: float) -> float:
         """Add up `factor` times the parts' gradients, weighted by their shares; the mean loss over all loss terms."""
@@ -349,23 +355,42 @@ class Worker:
 
     def prepare(self, index: int) -> None:
         """Make batch `index` ahead of time, as a guess. A wrong guess costs only its computation."""
+        if self._prefetching is None:
+            self._prepared = (index, *self._make(index))
+
+    def _make(self, index: int) -> tuple[list[_Part], float]:
+        """The parts of batch `index` on the device, and its loss terms; called by another thread with `prefetch`."""
         batch = self.data.batch(self._stream, index)
-        if self._micro_batches == 1:
-            parts, weight = [_Part(0, to_device(batch, self._device), 1.0)], self.task.weight(batch)
-        else:
-            split = self.task.split(batch, self._micro_batches)
-            weights = [self.task.weight(part) for part in split]
-            weight = sum(weights)
-            # The mean over no loss term at all may not be a number.
-            parts = [
-                _Part(number, to_device(part, self._device), weights[number] / weight)
-                for number, part in enumerate(split)
-                if weights[number] > 0
-            ]
-        self._prepared = (index, parts, weight)
+        number_of_parts = self._micro_batches
+        if number_of_parts == 1:
+            return [_Part(0, self._moved(batch), 1.0)], self.task.weight(batch)
+        split = self.task.split(batch, number_of_parts)
+        weights = [self.task.weight(part) for part in split]
+        weight = sum(weights)
+        # The mean over no loss term at all may not be a number.
+        parts = [
+            _Part(number, self._moved(part), weights[number] / weight)
+            for number, part in enumerate(split)
+            if weights[number] > 0
+        ]
+        return parts, weight
+
+    def _moved(self, batch: Batch) -> Batch:
+        """On the device. A thread that makes batches ahead does not wait for a copy to a GPU."""
+        if self._prefetching is None or self._device.type == "cpu":
+            return to_device(batch, self._device)
+        with torch.cuda.device(self._device):  # of this thread, or pinning would take memory of the first GPU
+
+            def move(tensor: Tensor) -> Tensor:
+                pinned = tensor.pin_memory() if tensor.device.type == "cpu" else tensor
+                return pinned.to(self._device, non_blocking=True)
+
+            return map_tensors(move, batch)
 
     def _take(self, index: int) -> tuple[list[_Part], float]:
         """The parts of batch `index` on the device, and its loss terms."""
+        if self._prefetching is not None:
+            return self._prefetching.take(index)
         if self._prepared is None or self._prepared[0] != index:
             self.prepare(index)
         assert self._prepared is not None

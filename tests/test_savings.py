@@ -23,12 +23,13 @@ from asyncsgd.experiment import Course, Experiment, Setup
 from asyncsgd.fitting import find_batch_size
 from asyncsgd.flat import FlatModel
 from asyncsgd.optimizers import SGD, OptimizerRecipe
+from asyncsgd.prefetching import Prefetching
 from asyncsgd.rules.synchronous import Synchronous
 from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.processes import fork_server
 from asyncsgd.schedules import constant
 from asyncsgd.scripts.pretraining import pretraining
-from asyncsgd.settings.training import Settings
+from asyncsgd.settings.training import Settings, make_settings
 from asyncsgd.tasks.base import Task
 from asyncsgd.worker import Savings, Worker
 
@@ -107,6 +108,43 @@ def test_a_run_with_checkpointed_activations_ends_at_the_same_bits(values: dict[
     values = values | {"dropout": 0.1}
     kept, again = train(**values), train(**values, gradient_checkpointing=True)
     assert again.summary["parameters_sha256"] == kept.summary["parameters_sha256"]
+
+
+def test_a_thread_makes_the_guessed_batches_in_their_order_and_throws_wrong_ones_away() -> None:
+    made: list[int] = []
+    prefetching = Prefetching(lambda index: (made.append(index), index)[1], ahead=2)
+    taken = [prefetching.take(index) for index in (0, 1, 2, 5, 8, 3)]
+    prefetching._thread.shutdown()
+    assert taken == [0, 1, 2, 5, 8, 3]
+    once = [index for index in dict.fromkeys(made) if index in (0, 1, 2, 5, 8)]
+    assert once == [0, 1, 2, 5, 8]  # each before it was asked for, or then
+    assert set(made) <= {0, 1, 2, 3, 4, 5, 8, 11, 14}
+    assert made[-3:] == [3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"mode": "single", "accumulate": 2},
+        *slow(
+            {"mode": "sync", "nproc": 2},
+            {"mode": "async", "nproc": 1, "rule": "local_sgd:num_local_steps=2"},
+            {"mode": "hogwild", "nproc": 1},
+        ),
+    ],
+    ids=str,
+)
+def test_a_run_whose_batches_are_made_ahead_ends_at_the_same_bits(values: dict[str, object], train: Train) -> None:
+    values = values | {"dropout": 0.1, "micro_batches": 2}
+    without, ahead = train(**values), train(**values, prefetch=3)
+    assert ahead.summary["parameters_sha256"] == without.summary["parameters_sha256"]
+
+
+def test_the_virtual_clock_has_no_next_batch_to_guess() -> None:
+    with pytest.raises(UsageError, match="--prefetch 2 guesses a worker's next batch, and on the virtual clock"):
+        make_settings({"clock": "virtual", "prefetch": 2})
+    with pytest.raises(UsageError, match="prefetch=2 guesses a worker's next batch, and on the virtual clock"):
+        asyncsgd.train(Plain(), runtime=asyncsgd.Virtual(2), samples=8, prefetch=2)
 
 
 class Keeping(torch.autograd.Function):

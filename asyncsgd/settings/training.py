@@ -291,6 +291,9 @@ class Machine:
     gradient_checkpointing: bool = setting(
         False, "compute activations again in the backward pass: less memory, more time", added_later=True
     )
+    prefetch: int = setting(
+        0, "batches that a thread makes ahead of each worker", at_least=0, at_most=1000, example=4, added_later=True
+    )
     auto_batch: bool = setting(
         False, "when memory is out, compute the batch again in twice as many parts", added_later=True
     )
@@ -441,6 +444,12 @@ def contradictions_of_every(name: str, every: str | None) -> Iterator[str]:
         )
 
 
+PREFETCH_ON_VIRTUAL_CLOCK = (
+    "guesses a worker's next batch, and on the virtual clock one process computes the batches of all workers in the "
+    "order in which drawn times let them arrive"
+)
+
+
 def contradictions_of_batches(job: Job, machine: Machine, batch_size: int) -> Iterator[str]:
     """Yield what is wrong between settings of what makes one gradient and one update."""
     parts = machine.micro_batches
@@ -450,6 +459,8 @@ def contradictions_of_batches(job: Job, machine: Machine, batch_size: int) -> It
             f"--batch-size {job.accumulate * batch_size} --micro-batches {job.accumulate * parts}, which makes as "
             f"large updates in as little memory"
         )
+    if machine.prefetch and job.clock == "virtual":
+        yield f"--prefetch {machine.prefetch} {PREFETCH_ON_VIRTUAL_CLOCK}; drop --prefetch"
     if parts > batch_size:
         yield (
             f"--micro-batches {parts} cuts a batch into more parts than its {batch_size} samples; type "

@@ -1,0 +1,51 @@
+"""Batches that a thread makes ahead of the worker that asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Prefetching(Generic[T]):
+    """Makes things by their index in one thread, `ahead` of them before they are asked for.
+
+    Which are next is a guess: indices go on in the steps in which they came last. A wrong guess is thrown away. It has
+    cost its making, and changes nothing.
+
+    A thread is used, and not the processes of torch's DataLoader. Those need to know the order of the batches
+    beforehand, and here the server decides it. Each would hold the data once more and send every batch through a pipe.
+    Making a batch and computing a gradient both release Python's lock for most of their time. There is one thread
+    only, so what it calls needs no lock.
+
+    Args:
+        make: a pure function of the index.
+
+    >>> squares = Prefetching(lambda index: index**2, ahead=2)
+    >>> squares.take(3), squares.take(4), squares.take(9)
+    (9, 16, 81)
+    """
+
+    def __init__(self, make: Callable[[int], T], ahead: int) -> None:
+        self._make, self._ahead = make, ahead
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
+        self._futures: dict[int, Future[T]] = {}
+        self._last: int | None = None
+
+    def take(self, index: int) -> T:
+        """Thing `index`; waits until it is made. What making it raises comes through."""
+        step = 1 if self._last is None or index <= self._last else index - self._last
+        self._last = index
+        wanted = [index + step * number for number in range(self._ahead + 1)]
+        self.forget(keep=wanted)
+        for guess in wanted:
+            if guess not in self._futures:
+                self._futures[guess] = self._thread.submit(self._make, guess)
+        return self._futures.pop(index).result()
+
+    def forget(self, keep: list[int] | None = None) -> None:
+        """Throw away what was made ahead, but for `keep`."""
+        for guess in self._futures.keys() - set(keep or ()):
+            self._futures.pop(guess).cancel()
