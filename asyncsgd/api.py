@@ -138,6 +138,7 @@ def train(
     precision: Literal["fp32", "bf16", "fp16"] = "fp32",
     micro_batches: int = 1,
     gradient_checkpointing: bool = False,
+    compile: bool = False,
     prefetch: int = 0,
     auto_batch: bool = False,
     folder: str | Path | None = None,
@@ -179,6 +180,7 @@ def train(
             as a whole. The task's `split` cuts it.
         gradient_checkpointing: compute activations again in the backward pass, for less memory. The model needs a
             method `gradient_checkpointing_enable`, as those of transformers have.
+        compile: `torch.compile` the loss. Gradients are faster, after a first one that may take a minute.
         prefetch: batches that a thread makes ahead of each worker. Results are the same to the bit. Not for `Virtual`.
         auto_batch: when memory is out, compute the batch again in twice as many parts, and go on so. The summary's
             `micro_batches` is the number at the end.
@@ -239,7 +241,7 @@ def train(
         device,
         precision,
         micro_batches,
-        Savings(gradient_checkpointing, prefetch, auto_batch),
+        Savings(gradient_checkpointing, compile, prefetch, auto_batch),
     )
     if folder is None and (resume or checkpoint_every or checkpoint_seconds):
         raise UsageError("checkpoints are kept in the run's folder, and there is none; give folder=...")

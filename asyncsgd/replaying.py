@@ -104,6 +104,11 @@ class PreparedReplay:
         state: Plain | None = None,
     ) -> None:
         self._experiment, setup = experiment, experiment.setup
+        if setup.savings.compile:
+            raise UsageError(
+                "a run with --compile cannot be replayed: which code computes a batch depends on the shapes that its "
+                "process met before, so a replay may round differently; run its settings again"
+            )
         _check_loss_scales(setup.precision == torch.float16, records)
         torch.set_num_threads(setup.runtime.threads)
         self.task = experiment.task.prepare(setup.seed, experiment.cache)

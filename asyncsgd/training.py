@@ -73,7 +73,7 @@ from asyncsgd.tasks import is_built_in
 from asyncsgd.tasks.base import Task
 from asyncsgd.tasks.checking import check
 from asyncsgd.throughput import throughput
-from asyncsgd.worker import checkpoint_activations, is_out_of_memory
+from asyncsgd.worker import check_compiler, checkpoint_activations, is_out_of_memory
 
 EXIT_CODES = {DONE: 0, INTERRUPTED: 130}
 """Every other status exits with 1."""
@@ -131,7 +131,9 @@ class Run:
     def assignment(self, worker: int | None = None) -> Assignment:
         """What a process computes; see `Setup.assignment`."""
         assignment = self.setup.assignment(self.task, worker)
-        return assignment if worker else dataclasses.replace(assignment, profile=self.profile)
+        return (
+            assignment if worker else dataclasses.replace(assignment, profile=self.profile, tells=not self.record.quiet)
+        )
 
     @property
     def profile(self) -> Profile | None:
@@ -286,6 +288,8 @@ def _open(
     flat = FlatModel(task.model(setup.seed).to(device_of_worker(setup.device, 0) if on_device else "cpu"))
     if setup.savings.gradient_checkpointing:
         checkpoint_activations(flat.model)  # refused here, and not in every worker
+    if setup.savings.compile:
+        check_compiler(setup.device)
     if folder is not None:
         environment = describe_environment(setup.runtime.threads, launch.num_workers)
         folder.write_environment(environment | {"device": setup.device})

@@ -6,6 +6,9 @@ import contextlib
 import ctypes
 import dataclasses
 import gc
+import os
+import shutil
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -126,6 +129,8 @@ class Savings:
 
     gradient_checkpointing: bool = False
     """Activations are computed again in the backward pass, with the dropout that they had."""
+    compile: bool = False
+    """The loss is compiled by `torch.compile`, in a first gradient that nobody uses."""
     prefetch: int = 0
     """Batches that a thread makes ahead; see `asyncsgd.prefetching`."""
     auto_batch: bool = False
@@ -159,6 +164,16 @@ def checkpoint_activations(model: nn.Module) -> None:
         enable({"use_reentrant": False})
     except ValueError as error:
         raise UsageError(f"{kind}: {error}; {fix}") from error
+
+
+def check_compiler(device: str) -> None:
+    """Refuse `Savings.compile` where it would fail in every worker.
+
+    Raises:
+        UsageError: on a CPU without a C++ compiler.
+    """
+    if device == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++"))):
+        raise UsageError("--compile writes C++ for a CPU, and there is no compiler here; install g++, or drop it")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,6 +222,7 @@ class Worker:
         savings: Savings = NO_SAVINGS,
     ) -> None:
         self.flat = flat
+        self.savings = savings
         if savings.gradient_checkpointing:
             checkpoint_activations(flat.model)
         self.task, self.data = task, data
@@ -214,11 +230,26 @@ class Worker:
         """From a batch to its loss; may be wrapped (DistributedDataParallel)."""
         self._seed, self._stream = seed, stream
         self._device = flat.parameters.device
-        self._precision, self._micro_batches, self.savings = precision, micro_batches, savings
+        self._precision, self._micro_batches = precision, micro_batches
         self._prepared: tuple[int, list[_Part], float] | None = None
         self._prefetching = Prefetching(self._make, savings.prefetch) if savings.prefetch else None
         self._start: Tensor | None = None
         self._loss_scale = LossScale() if precision == torch.float16 else None
+        self.compile_seconds = self._compile() if savings.compile else 0.0
+
+    def _compile(self) -> float:
+        """Compile the loss and compute a first gradient with it; the seconds that took.
+
+        Every process compiles so, before any clock runs and before ranks wait for one another.
+        """
+        began = time.perf_counter()
+        shapes = {str(_shapes(self.data.batch(self._stream, index))) for index in range(LOOKED_AT)}
+        # Where shapes differ, a compiler that took the first for the only one would begin again at the second.
+        self.loss.compile(dynamic=len(shapes) > 1 or None)
+        before = self.state_dict()
+        self.gradient(0)
+        self.load_state_dict(before)
+        return time.perf_counter() - began
 
     def gradient(
         self,
@@ -401,6 +432,16 @@ class Worker:
         if self._precision == torch.float32:
             return contextlib.nullcontext()
         return torch.autocast(self._device.type, dtype=self._precision)
+
+
+LOOKED_AT = 9
+"""Batches whose shapes are compared before the loss is compiled. Texts of about one length come in runs of 8."""
+
+
+def _shapes(batch: Batch) -> list[tuple[int, ...]]:
+    shapes: list[tuple[int, ...]] = []
+    map_tensors(lambda tensor: shapes.append(tuple(tensor.shape)), batch)
+    return shapes
 
 
 class LossScale:

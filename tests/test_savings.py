@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,14 +25,15 @@ from asyncsgd.fitting import find_batch_size
 from asyncsgd.flat import FlatModel
 from asyncsgd.optimizers import SGD, OptimizerRecipe
 from asyncsgd.prefetching import Prefetching
+from asyncsgd.replaying import PreparedReplay
 from asyncsgd.rules.synchronous import Synchronous
 from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.processes import fork_server
 from asyncsgd.schedules import constant
 from asyncsgd.scripts.pretraining import pretraining
-from asyncsgd.settings.training import Settings, make_settings
+from asyncsgd.settings.training import FLAGS, Settings, make_settings
 from asyncsgd.tasks.base import Task
-from asyncsgd.worker import Savings, Worker
+from asyncsgd.worker import Savings, Worker, check_compiler
 
 INDEX = 5
 
@@ -145,6 +147,27 @@ def test_the_virtual_clock_has_no_next_batch_to_guess() -> None:
         make_settings({"clock": "virtual", "prefetch": 2})
     with pytest.raises(UsageError, match="prefetch=2 guesses a worker's next batch, and on the virtual clock"):
         asyncsgd.train(Plain(), runtime=asyncsgd.Virtual(2), samples=8, prefetch=2)
+
+
+@pytest.mark.slow
+def test_a_compiled_loss_has_the_gradient_of_the_plain_one(train: Train) -> None:
+    task = prepared(train(mode="single", samples=0).settings)
+    plain, compiled = worker_of(task, Savings()), worker_of(task, Savings(compile=True))
+    assert compiled.compile_seconds > 0 == plain.compile_seconds
+    for index in (0, 9):  # of other lengths
+        assert compiled.gradient(index).loss == pytest.approx(plain.gradient(index).loss, rel=1e-5)
+        difference = (compiled.flat.gradients - plain.flat.gradients).norm()
+        assert float(difference / plain.flat.gradients.norm()) < 1e-5
+
+
+def test_a_compiled_run_is_not_replayed_and_needs_a_compiler(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = FLAGS.flatten(train(mode="single", samples=0).settings)
+    with pytest.raises(UsageError, match="a run with --compile cannot be replayed: which code computes a batch"):
+        PreparedReplay(pretraining(make_settings(values | {"compile": True})), [])
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(UsageError, match=r"there is no compiler here; install g\+\+, or drop it"):
+        check_compiler("cpu")
+    check_compiler("cuda")
 
 
 class Keeping(torch.autograd.Function):

@@ -146,7 +146,7 @@ class Recorder:
         out: TextIO | None = None,
         micro_batches: int = 1,
     ) -> None:
-        self.folder, self.totals = folder, Totals()
+        self.folder, self.totals, self.quiet = folder, Totals(), quiet
         self.totals.micro_batches = micro_batches
         self.rule_acted: RuleActed | None = None
         """Of the server, which counts in it; None where there is no server."""

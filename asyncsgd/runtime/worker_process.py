@@ -65,6 +65,8 @@ class Assignment:
     profile: Profile | None = None
     all_gpus: bool = False
     """See `asyncsgd.worker.OnAllGPUs`."""
+    tells: bool = False
+    """Whether this process tells the user what compiling took."""
 
     def worker(self, flat: FlatModel) -> Worker:
         """Put a worker together around a model that is bound to `flat`."""
@@ -81,6 +83,8 @@ class Assignment:
         )
         if isinstance(worker, ProfiledWorker) and self.profile is not None:
             worker.profile = self.profile
+        if self.tells and worker.compile_seconds:
+            print(f"compile the first gradient took {worker.compile_seconds:.0f} s, once", flush=True)
         return worker
 
 

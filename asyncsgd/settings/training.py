@@ -291,6 +291,9 @@ class Machine:
     gradient_checkpointing: bool = setting(
         False, "compute activations again in the backward pass: less memory, more time", added_later=True
     )
+    compile: bool = setting(
+        False, "torch.compile the loss: faster gradients after a first one that takes a minute", added_later=True
+    )
     prefetch: int = setting(
         0, "batches that a thread makes ahead of each worker", at_least=0, at_most=1000, example=4, added_later=True
     )
