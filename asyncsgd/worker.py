@@ -244,6 +244,8 @@ class Worker:
         """
         began = time.perf_counter()
         shapes = {str(_shapes(self.data.batch(self._stream, index))) for index in range(LOOKED_AT)}
+        # Ranks would split what is compiled later at their buckets, which torch cannot with checkpointed activations.
+        torch._dynamo.config.optimize_ddp = False
         # Where shapes differ, a compiler that took the first for the only one would begin again at the second.
         self.loss.compile(dynamic=len(shapes) > 1 or None)
         before = self.state_dict()

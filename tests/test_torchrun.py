@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import importlib.metadata
+import importlib.util
 import json
 import os
 import pickle
@@ -246,8 +247,16 @@ def test_the_documented_command_trains_with_four_workers(command: Command, small
     [
         (f"{TORCHRUN} --nproc-per-node 2", "async", 12),
         (f"{sys.executable} -m torch.distributed.run --nproc=2", "sync", 6),
+        # The name of its flag does not mean that it looks for GPUs: it calls torchrun, whose ranks choose a device.
+        pytest.param(
+            f"{sys.executable} -m accelerate.commands.launch --multi_gpu --num_processes 2",
+            *("sync", 6),
+            marks=pytest.mark.skipif(
+                importlib.util.find_spec("accelerate") is None, reason="accelerate is not installed"
+            ),
+        ),
     ],
-    ids=["console script, async", "module, sync"],
+    ids=["console script, async", "module, sync", "accelerate, sync"],
 )
 def test_ranks_made_by_torchrun_train_together(
     start: str, mode: str, num_updates: int, command: Command, small: list[str], tmp_path: Path
