@@ -70,7 +70,7 @@ def find_batch_size(experiment: Experiment, context: ForkServerContext, tell: Ca
     while bad <= most and bad - good > max(1, good // STEPS):
         middle = (good + bad) // 2
         good, bad = (middle, bad) if fits(middle) else (good, middle)
-    limit = f"{bad} do not" if bad <= most else "more are not to be had"
+    limit = f"{bad} do not" if bad <= most else "the data have no more"
     tell(f"fits   {good} sample{'s' * (good > 1)} at once; {limit}")
     asked, tuned = task.batch_size, ""
     if asked > good:

@@ -290,3 +290,10 @@ def test_the_largest_batch_that_fits_is_found_by_trying() -> None:
         f"type   --batch-size {found} --micro-batches 1, or --batch-size 8 --micro-batches {-(-8 // found)} for the "
         f"batch that was asked for",
     ]
+
+
+@pytest.mark.parametrize("values", [{"run_dir": "runs/a"}, {"profile": 5}, {"track": "tensorboard"}], ids=str)
+def test_what_a_search_for_a_batch_size_would_not_do_is_refused(values: dict[str, object]) -> None:
+    flag = "--" + next(iter(values)).replace("_", "-")
+    with pytest.raises(UsageError, match=f"{flag} does nothing with --find-batch-size, which trains nothing; drop"):
+        make_settings({"find_batch_size": True, **values})
