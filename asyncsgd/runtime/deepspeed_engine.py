@@ -18,6 +18,7 @@ import io
 import json
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -57,7 +58,7 @@ def read_config(path: Path) -> dict[str, Any]:
     for name, value in FIXED.items():
         if config.get(name) != value:
             raise UsageError(f"{path}: {name} is {config.get(name)!r}; this library needs {json.dumps(value)} there")
-    for name in config.keys() - FIXED.keys() - set(_FREE):
+    for name in sorted(config.keys() - FIXED.keys() - set(_FREE)):
         raise UsageError(
             f"{path}: {name} has no effect here, since this library takes the step itself; remove it. "
             f"Allowed are {', '.join((*FIXED, *_FREE))}"
@@ -75,7 +76,8 @@ def load_helper(folder: Path, device: torch.device) -> None:
         device: nothing is done where it is not a CPU.
 
     Raises:
-        UsageError: DeepSpeed is not installed, or the compiler failed.
+        UsageError: DeepSpeed is not installed, or there is no compiler.
+        RuntimeError: the compiler failed, with what it said.
     """
     deepspeed = _deepspeed(device)
     if device.type != "cpu":
@@ -95,9 +97,12 @@ def load_helper(folder: Path, device: torch.device) -> None:
             try:
                 builder.load()
             except RuntimeError as error:
+                compiler = os.environ.get("CXX", "c++")
+                if shutil.which(compiler) is not None:
+                    raise
                 raise UsageError(
-                    f"the helper of DeepSpeed was not compiled: {str(error).splitlines()[0]}; it needs a C++ compiler, "
-                    f"on Debian: apt install g++"
+                    f"the helper of DeepSpeed must be compiled, and there is no C++ compiler ({compiler}); on Debian, "
+                    f"type apt install g++"
                 ) from error
 
 

@@ -122,6 +122,19 @@ def extensions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def load_in_a_new_process(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A process loads the helper once."""
+    load = f"load_helper(pathlib.Path({str(folder)!r}), torch.device('cpu'))"
+    imports = "import pathlib, torch; from asyncsgd.runtime.deepspeed_engine import load_helper"
+    return subprocess.run(
+        [sys.executable, "-c", f"{imports}; {load}"],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
 @with_deepspeed
 @pytest.mark.slow
 @pytest.mark.parametrize("num_stages", [2, 3])
@@ -151,10 +164,16 @@ def test_a_build_that_was_killed_holds_nobody_up(extensions: Path) -> None:
     (helper,) = extensions.glob("*/*/deepspeed_shm_comm.so")
     abandoned = helper.with_name("lock")
     abandoned.touch()
-    load = f"load_helper(pathlib.Path({str(extensions)!r}), torch.device('cpu'))"
-    imports = "import pathlib, torch; from asyncsgd.runtime.deepspeed_engine import load_helper"
-    subprocess.run([sys.executable, "-c", f"{imports}; {load}"], check=True, timeout=120)
+    loaded = load_in_a_new_process(extensions)
+    assert loaded.returncode == 0, loaded.stderr
     assert not abandoned.exists()
+
+
+@with_deepspeed
+@pytest.mark.slow
+def test_a_missing_compiler_is_said(tmp_path: Path) -> None:
+    loaded = load_in_a_new_process(tmp_path, CXX="/nowhere/c++")
+    assert "UsageError: the helper of DeepSpeed must be compiled, and there is no C++ compiler" in loaded.stderr
 
 
 @pytest.mark.parametrize(
