@@ -31,6 +31,7 @@ from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.worker_process import Assignment
 from asyncsgd.schedules import Schedule, WarmupSchedule, constant, cosine, linear
 from asyncsgd.settings import training as settings
+from asyncsgd.settings.flags import flag_of
 from asyncsgd.tasks.base import Task, fingerprint
 from asyncsgd.worker import NO_SAVINGS, Savings
 
@@ -55,6 +56,12 @@ class Setup:
 
     def __post_init__(self) -> None:
         if isinstance(self.runtime, modes.Pipeline):
+            for field in dataclasses.fields(self.savings):
+                if getattr(self.savings, field.name):
+                    raise UsageError(
+                        f"{flag_of(field.name)} is for models that are not cut into stages; drop it, or type "
+                        f"--mode sync"
+                    )
             self.runtime.check(
                 micro_batches=self.micro_batches,
                 clip_norm=self.recipe.clip_norm,

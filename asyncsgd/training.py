@@ -559,14 +559,22 @@ def _train_sync(run: Run, board: Noticeboard | None) -> Result:
     this one among them.
     """
     resume = None if run.resume is None else (run.resume.folder.resolve(), run.resume.checkpoint.name)
+    runtime = run.setup.runtime
+    if isinstance(runtime, modes.Pipeline) and runtime.schedule == "deepspeed":
+        from asyncsgd.runtime.deepspeed_engine import load_helper, read_config
+
+        # Here and not in every rank: what is wrong is said once, and compiling takes a minute or two.
+        if runtime.deepspeed_config is not None:
+            read_config(Path(runtime.deepspeed_config))
+        load_helper(run.experiment.cache / "extensions", torch.device(run.setup.device))
     training = _training(run.setup, run.course, run.experiment.cache, bool(run.unused), resume)
     if board is None:
         return _watch_ranks(run, training)
     board.put(encode_found(run.task) + b"\n" + _ADDRESSES.encode(_Resume(*map(str, resume or ("", "")))))
     _init_process_group(board, run.setup.device)
     try:
-        result, runtime = training.run(run.assignment(0), lambda: run.flat, run.record, run.stop_requested, run.saver)
-        parameters = runtime.parameters()
+        result, rank = training.run(run.assignment(0), lambda: run.flat, run.record, run.stop_requested, run.saver)
+        parameters = rank.parameters()
         if parameters is not run.flat.parameters:
             with torch.no_grad():
                 run.flat.parameters.copy_(parameters)

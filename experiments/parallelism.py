@@ -4,8 +4,9 @@
     python -m analysis.parallelism runs/parallelism-quick --out report.html
 
 Every row of the table is an arm of a config; experiments/configs/parallelism.yaml has SQuAD 2.0. With --quick or
---bubbles the bubble of a pipeline is measured before them, for several numbers of micro-batches. Runs are made one at a time, since their seconds are
-compared. What is DONE is skipped, so the same command goes on where it was stopped. See docs/parallelism.md."""
+--bubbles the bubble of a pipeline is measured first, for several numbers of micro-batches. Runs are made one at a time,
+since their seconds are compared. What is DONE is skipped, so the same command goes on where it was stopped. See
+docs/parallelism.md."""
 
 from __future__ import annotations
 
@@ -179,7 +180,7 @@ def write_planted(folder: Path) -> None:
 def lacks(job: Job) -> str:
     """Why a run cannot be made here."""
     if "deepspeed" in job.flags and importlib.util.find_spec("deepspeed") is None:
-        return "DeepSpeed is not installed; type pip install --no-build-isolation 'asyncsgd[deepspeed]'"
+        return "DeepSpeed is not installed; type python -m pip install -c constraints.txt -e '.[deepspeed]'"
     return ""
 
 
