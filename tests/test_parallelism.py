@@ -1,0 +1,114 @@
+"""The comparison of ways to spread a training: its configs, its bubbles, and what its report says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from analysis.findings.parallelism import read_bubbles
+from analysis.parallelism import main as report
+from asyncsgd.data.questions import load_questions
+from asyncsgd.study.comparisons import check, jobs_of
+from asyncsgd.study.config import read_config
+from parallelism import EqualStages, bubble, lacks, main, write_planted
+
+CONFIGS = Path(__file__).resolve().parents[1] / "experiments" / "configs"
+
+
+@pytest.mark.parametrize("name", ["parallelism", "parallelism-quick", "parallelism-planted"])
+def test_every_run_of_the_configs_has_valid_settings_and_a_folder_of_its_own(name: str) -> None:
+    jobs = jobs_of(read_config(CONFIGS / f"{name}.yaml"))
+    for job in jobs:
+        check(job)
+    assert len({job.folder for job in jobs}) == len(jobs)
+
+
+def test_planted_answers_are_behind_the_marker(tmp_path: Path) -> None:
+    write_planted(tmp_path / "planted")
+    data = load_questions(str(tmp_path / "planted"), eval_data=None, train_samples=0, eval_samples=0)
+    assert (len(data.train), len(data.eval)) == (2000, 300)
+    for question in data.eval:
+        said = [answer.text for answer in question.answers]
+        words = question.context.split()
+        assert said == ([words[words.index("key") + 1]] if "key" in words else [])
+
+
+@pytest.mark.slow
+def test_the_bubble_of_stages_that_sleep_is_that_of_the_formula(tmp_path: Path) -> None:
+    """At least it: a wait can be longer on a busy machine, never shorter."""
+    task = EqualStages(batch_size=8, num_blocks=2)
+    assert bubble(task, "1f1b", 4, tmp_path / "run") > 1 / (4 + 1) - 0.02
+
+
+CONFIG = """
+name: few
+base: {data: pydocs, vocab_size: 512, seq_len: 32, batch_size: 8, samples: 80, evaluations: 2, eval_samples: 40,
+       warmup: 0, learning_rate: 1.0e-3, schedule: constant, clip_norm: 0}
+models:
+  tiny: {task: masked_lm, model: tiny}
+seeds: [0]
+comparisons:
+  parallel:
+    reference: single
+    margin: 0.1
+    arms:
+      single: {mode: single, data_parallel: true}
+      pipeline 2: {mode: pipeline, nproc: 2, micro_batches: 4}
+      async 2: {mode: async, nproc: 2}
+      DeepSpeed 2: {mode: pipeline, nproc: 2, micro_batches: 4, pipeline_schedule: deepspeed}
+"""
+
+
+@pytest.mark.slow
+def test_a_report_of_few_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "few.yaml").write_text(CONFIG)
+    monkeypatch.setattr("sys.argv", ["parallelism.py", str(tmp_path / "few.yaml"), "--out", str(tmp_path / "runs")])
+    assert main() == 0
+    said = capsys.readouterr().out
+    left_out = [job for job in jobs_of(read_config(tmp_path / "few.yaml")) if lacks(job)]
+    assert all(job.folder in said for job in left_out)
+    rows = [
+        {
+            "stages": 2,
+            "schedule": "1f1b",
+            "micro_batches": m,
+            "sleeps": True,
+            "measured": 1.1 / m,
+            "formula": 1 / (m + 1),
+        }
+        for m in (4, 8)
+    ]
+    (tmp_path / "runs" / "bubbles.json").write_text(json.dumps({"bubbles": rows}))
+    assert [one.measured for one in read_bubbles(tmp_path / "runs")] == [1.1 / 4, 1.1 / 8]
+    out = tmp_path / "report.html"
+    assert report([str(tmp_path / "runs"), "--out", str(out), "--json", str(tmp_path / "report.json")]) == 0
+    numbers: dict[str, Any] = json.loads((tmp_path / "report.json").read_text())
+    ways = {way["name"]: way for way in numbers["ways"]}
+    assert set(ways) == {"single", "pipeline 2", "async 2", "DeepSpeed 2"} - ({"DeepSpeed 2"} if left_out else set())
+    assert ways["pipeline 2"]["formula"] == pytest.approx(1 / 5)
+    assert 0 < ways["pipeline 2"]["bubble"] < 1
+    assert ways["single"]["bytes_per_sample"] == 0
+    assert ways["single"]["samples_to_target"] == 1
+    # A batch of 8 makes 4 micro-batches; both stages send hidden states once, and the tied embedding.
+    events = [json.loads(line) for line in next((tmp_path / "runs").glob("*/*/pipeline 2/s0/events.jsonl")).open()]
+    sent = sum(row[5] for event in events if event["kind"] == "stages" for row in event["stages"])
+    assert ways["pipeline 2"]["bytes_per_sample"] == pytest.approx(sent / 80)
+    page = out.read_text()
+    assert "kB sent a sample" in page
+    assert "Bubbles" in page
+    assert report([str(tmp_path / "runs")]) == 0
+    assert "(p-1)/(m+p-1)" in capsys.readouterr().out
+
+
+def test_a_data_parallel_batch_without_gpus_is_the_bare_loss() -> None:
+    from asyncsgd.worker import Loss, OnAllGPUs
+
+    task = EqualStages(batch_size=4)
+    model, batch = task.model(0), task.data(0).batch(0, 0)
+    assert torch.equal(OnAllGPUs(Loss(task, model))(batch), Loss(task, model)(batch))
