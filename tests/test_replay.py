@@ -225,7 +225,7 @@ def arrival(dispatch: int, read_version: int) -> LoggedArrival:
     reply = {"worker": 0, "uses": None, "drops": None, "abandoned": None, "started": ()}
     counts = {"outcome": None, "loss": None, "weight": None, "num_samples": None, "flight_seconds": 0.0}
     state = {"line": 9, "kind": "arrival", "version": 6, "total_samples": None, "batches": (), "loss_scales": ()}
-    return LoggedArrival(**state, **reply, **counts, dispatch=dispatch, read_version=read_version)
+    return LoggedArrival(**state, **reply, **counts, dispatch=dispatch, read_version=read_version, micro_batches=())
 
 
 def test_a_log_follows_from_a_checkpoint_that_has_every_point_its_gradients_were_computed_at() -> None:
