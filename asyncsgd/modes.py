@@ -123,6 +123,8 @@ class Pipeline(Runtime):
         Raises:
             UsageError: with what to type.
         """
+        if self.num_workers < 2:
+            raise UsageError("--mode pipeline needs a process for each stage, got --nproc 1; type --nproc 2")
         if self.stages < 2 or self.num_workers % self.stages:
             raise UsageError(
                 f"--nproc {self.num_workers} processes cannot hold --stages {self.stages} each of the same number of "

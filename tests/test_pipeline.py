@@ -229,6 +229,7 @@ def test_a_pipeline_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Pat
 @pytest.mark.parametrize(
     ("runtime", "more", "said"),
     [
+        (modes.Pipeline(1, 1), {}, "needs a process for each stage"),
         (modes.Pipeline(3, 2), {}, "--nproc 3 processes cannot hold --stages 2"),
         (modes.Pipeline(4, 4), {"micro_batches": 2}, "fewer than the 4 stages"),
         (modes.Pipeline(5, 5), {"micro_batches": 8}, "which cannot be cut into 5 stages"),

@@ -427,8 +427,6 @@ def contradictions_of_job(job: Job, optimizer: OptimizerName, momentum: float) -
         yield "--churn is for --clock virtual; drop it, or type --clock virtual"
     if job.speeds is not None and mode in ("single", "pipeline"):
         yield f"--speeds is for several workers, got --mode {mode}; drop it, or type --mode async"
-    if mode == "pipeline" and job.nproc < 2:
-        yield f"--mode pipeline needs a process for each stage, got --nproc {job.nproc}; type --nproc 2"
     if optimizer == "sgd" and momentum == 0 and job.hogwild_state != defaults["hogwild_state"]:
         yield "--hogwild-state does nothing for --optimizer sgd without --momentum, which keeps no state; drop it"
 
