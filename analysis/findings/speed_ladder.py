@@ -1,0 +1,239 @@
+"""What the measurements of ``experiments/speed_ladder.py`` show: which rungs pay, and what they come to together."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy
+
+from analysis.statistics.intervals import Interval, interval_over
+from analysis.statistics.paired import PairedResult, paired_difference
+from analysis.statistics.speed_up import SpeedUp, product, speed_up
+from analysis.statistics.verdict import MINIMUM_PAIRS, Verdict, margin_too_wide, verdict
+from asyncsgd.errors import UsageError
+
+LADDER = "ladder.json"
+SCHEMA = 1
+
+Word = Literal["kept", "does not pay", "not measured"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """One measured training. Rates, cores and GPU are those after the warm-up; None where they are not known."""
+
+    samples_per_second: float
+    warmup_seconds: float
+    """Until the rate was measured; a compiler works in it."""
+    loss: float
+    """On the evaluation set, at the end."""
+    score: float
+    memory_bytes: int
+    """The sum of the peaks of all processes."""
+    gpu_bytes: int
+    busy_cores: float | None
+    busy_gpu: float | None
+    """Share of the looks at which something ran on it, in [0, 1]."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rung:
+    """One setting, measured in turns with the trainings of all rungs that were kept before it."""
+
+    name: str
+    box: str
+    """The line of the checklist that it belongs to."""
+    flags: str
+    """What is typed for it."""
+    word: Word
+    in_stack: bool
+    """Whether it was kept; the first rung is the library itself, which stays though it may not pay."""
+    reason: str
+    """Why it was not measured; empty where it was."""
+    speed: SpeedUp | None
+    """Against the rung before."""
+    cumulative: float
+    """The product of the medians up to here, of the rungs in the stack."""
+    training: Training | None
+    """With it: medians over the turns."""
+    loss_change: Interval | None
+    """Of the evaluation loss after equal samples, with it - before it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """Samples a second of several workers, each on a device of its own: predicted on the virtual clock."""
+
+    num_workers: int
+    synchronous: float
+    asynchronous: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Ladder:
+    """One task: its rungs, and the whole stack beside the naive loop."""
+
+    task: str
+    data: str
+    model: str
+    epoch: int
+    """Samples of the whole data set."""
+    climb_samples: int
+    proof_samples: int
+    score: str
+    lower_is_better: bool
+    margin: float
+    """Declared before the runs, in the unit of the score."""
+    rungs: tuple[Rung, ...]
+    naive: tuple[Training, ...]
+    """One for each seed."""
+    final: tuple[Training, ...]
+    """All rungs that were kept, on the same seeds."""
+    total: SpeedUp
+    paired: PairedResult
+    """Of the score, final - naive."""
+    verdict: Verdict
+    expected: tuple[Expected, ...]
+    one_worker: float | None
+    """Samples a second that one worker reached, whose times the prediction is made from."""
+    operations: Mapping[str, float]
+    """Of a forward and a backward pass on one sample, counted: by model and length."""
+    longest: int
+    """Tokens of the longest training text, special tokens included, cut at the limit."""
+
+    @property
+    def predicted(self) -> float:
+        """The product of the rungs in the stack."""
+        return product(self.factors)
+
+    @property
+    def factors(self) -> tuple[SpeedUp, ...]:
+        """Of the rungs in the stack."""
+        return tuple(rung.speed for rung in self.rungs if rung.speed is not None and rung.in_stack)
+
+    def epoch_seconds(self, trainings: Sequence[Training]) -> float:
+        """The median seconds of an epoch at the measured rates."""
+        return statistics.median(self.epoch / training.samples_per_second for training in trainings)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ladders:
+    """All that was measured."""
+
+    quick: bool
+    machine: Mapping[str, Any]
+    ladders: tuple[Ladder, ...]
+
+    @property
+    def num_seeds(self) -> int:
+        return min(len(ladder.naive) for ladder in self.ladders)
+
+
+def read(folder: Path) -> Ladders:
+    """Read the folder of a ladder and compute what it shows.
+
+    Raises:
+        UsageError: if it is no folder of ``experiments/speed_ladder.py``, or one that was not finished.
+    """
+    try:
+        found = json.loads((folder / LADDER).read_text(encoding="utf-8"))
+        if found["schema"] != SCHEMA:
+            raise ValueError(f"schema {found['schema']}, this version reads {SCHEMA}")
+        return Ladders(found["quick"], found["machine"], tuple(ladder_of(each) for each in found["ladders"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{folder} holds no finished ladder ({type(error).__name__}: {error}); make one: "
+            f"python experiments/speed_ladder.py --quick --out {folder}"
+        ) from error
+
+
+def pays(rung: Mapping[str, Any]) -> bool:
+    """Whether a rung of ladder.json is kept: every rate is above 0, and the interval of their ratios lies above 1."""
+    return _speed(rung["before"], rung["after"]).pays
+
+
+def ladder_of(found: Mapping[str, Any]) -> Ladder:
+    """What the measurements of one task show.
+
+    Args:
+        found: one of the ladders in ladder.json.
+    """
+    naive, final = (_trainings(found["proof"][side]) for side in ("naive", "final"))
+    scores, references = ([training.score for training in side] for side in (final, naive))
+    paired = paired_difference(scores, references, numpy.random.default_rng(0))
+    return Ladder(
+        **{key: found[key] for key in ("task", "data", "model", "epoch", "climb_samples", "proof_samples", "score")},
+        lower_is_better=found["lower_is_better"],
+        margin=found["margin"],
+        rungs=tuple(_rungs(found["rungs"])),
+        naive=naive,
+        final=final,
+        total=_speed(naive, final),
+        paired=paired,
+        verdict=_judged(paired, references, found),
+        expected=tuple(Expected(**each) for each in found["expected"]),
+        one_worker=found["one_worker"],
+        operations=found["operations"],
+        longest=found["longest"],
+    )
+
+
+def _rungs(found: Iterable[Mapping[str, Any]]) -> Iterable[Rung]:
+    kept: list[SpeedUp] = []
+    for number, rung in enumerate(found):
+        names = rung["name"], rung["box"], rung["flags"]
+        if rung["reason"]:
+            yield Rung(*names, "not measured", False, rung["reason"], None, product(kept), None, None)
+            continue
+        before, after = _trainings(rung["before"]), _trainings(rung["after"])
+        speed = _speed(before, after)
+        in_stack = speed.pays or number == 0
+        kept += [speed] * in_stack
+        changes = [ours.loss - theirs.loss for ours, theirs in zip(after, before, strict=True)]
+        word: Word = "kept" if speed.pays else "does not pay"
+        yield Rung(*names, word, in_stack, "", speed, product(kept), typical(after), interval_over(changes))
+
+
+def typical(trainings: Sequence[Training]) -> Training:
+    """The median of every field over trainings of one kind."""
+    columns = {field.name: [getattr(training, field.name) for training in trainings] for field in FIELDS}
+    known = {name: [value for value in values if value is not None] for name, values in columns.items()}
+    medians: dict[str, Any] = {name: statistics.median(values) if values else None for name, values in known.items()}
+    return Training(**medians)
+
+
+FIELDS = dataclasses.fields(Training)
+
+
+def _trainings(found: Sequence[Any]) -> tuple[Training, ...]:
+    return tuple(each if isinstance(each, Training) else Training(**each) for each in found)
+
+
+def _speed(before: Sequence[Any], after: Sequence[Any]) -> SpeedUp:
+    slow, fast = ([each.samples_per_second for each in _trainings(side)] for side in (before, after))
+    return speed_up(slow, fast)
+
+
+def _judged(paired: PairedResult, references: Sequence[float], found: Mapping[str, Any]) -> Verdict:
+    """The word on the score; a margin that is half of what the naive loop gained in all bears none."""
+    if paired.p is None:
+        word: Literal["too few seeds", "undecided"] = "too few seeds" if paired.n < MINIMUM_PAIRS else "undecided"
+        return Verdict(word, "the differences of the scores do not vary from seed to seed")
+    improvement = statistics.fmean(references) - found["score_at_start"]
+    if found["lower_is_better"]:
+        improvement = -improvement
+    wide = margin_too_wide(found["margin"], improvement)
+    judged = verdict(
+        paired.n,
+        paired.difference.estimate,
+        paired.p,
+        paired.interval90,
+        None if wide else found["margin"],
+        lower_is_better=found["lower_is_better"],
+    )
+    return dataclasses.replace(judged, reason=f"{judged.reason}; {wide}") if wide else judged

@@ -1,0 +1,225 @@
+"""The speed ladder in words and tables: the guide's block, checklist and prediction, the table for a publication."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+from analysis.findings.speed_ladder import Ladder, Ladders, Rung, Training, typical
+from analysis.report.tables.number_formats import between, nats, number, percent, ratio
+from analysis.report.tables.table import Cell, Headed, Table, tabled, value, words
+from analysis.statistics.speed_up import SpeedUp
+
+GIB = 2.0**30
+PREDICTED = "Prediction, not a measurement"
+
+
+def block(ladder: Ladder) -> str:
+    """The guide's own block."""
+    sides = (("Original", ladder.naive), ("Optimised", ladder.final))
+    lines = [f"TRAINING SPEED COMPARISON: {ladder.task}, {ladder.data}", "=" * 60]
+    for name, trainings in sides:
+        rate = typical(trainings).samples_per_second
+        lines.append(f"{name + ':':12}{number(ladder.epoch_seconds(trainings)):>9} s/epoch {number(rate):>9} samples/s")
+    return "\n".join([*lines, f"{'Speed-up:':12}{gain(ladder.total)}", f"{'Score:':12}{score(ladder)}"])
+
+
+def gain(speed: SpeedUp) -> str:
+    """A median with its interval and how many turns it is of."""
+    ends = f", 95 % interval {speed.interval:.2f}" if speed.interval.low is not None else ""
+    return f"{ratio(speed.median)} (median of {speed.n}{ends})"
+
+
+def score(ladder: Ladder) -> str:
+    """Both scores, and what they show: no claim where there are too few seeds."""
+    before, after = (statistics.fmean(each.score for each in side) for side in (ladder.naive, ladder.final))
+    shown = f"{ladder.score} {nats(before)} -> {nats(after)}"
+    word = ladder.verdict.word
+    if word == "too few seeds":
+        return f"{shown}; no claim, {ladder.paired.n} seeds are too few"
+    if word in ("equivalent", "different but negligible"):
+        return f"{shown}; {word} within ±{ladder.margin:g} ({ladder.paired.n} seeds)"
+    return f"{shown}; {word}: {ladder.verdict.reason}"
+
+
+def checklist(ladder: Ladder) -> list[str]:
+    """The guide's checklist: a box is ticked by a measured gain and by nothing else."""
+    boxes: dict[str, list[Rung]] = {}
+    for rung in ladder.rungs:
+        boxes.setdefault(rung.box, []).append(rung)
+    return [
+        f"[{'x' if any(rung.word == 'kept' for rung in rungs) else ' '}] {box}: {', '.join(map(_in_short, rungs))}"
+        for box, rungs in boxes.items()
+    ]
+
+
+def _in_short(rung: Rung) -> str:
+    if rung.speed is None:
+        return f"{rung.name} not measured ({rung.reason})"
+    return f"{rung.name} {ratio(rung.speed.median)}" + " does not pay here" * (rung.word != "kept")
+
+
+def prediction(ladder: Ladder) -> str:
+    """The guide's prediction beside what came of it."""
+    product = " x ".join(f"{factor.median:.2f}" for factor in ladder.factors)
+    share = ladder.total.median / ladder.predicted
+    return (
+        f"Theoretical speed-up: {product} = {ratio(ladder.predicted)}. Measured: {ratio(ladder.total.median)}, "
+        f"{percent(share)} of it."
+    )
+
+
+def gains(ladder: Ladder) -> list[str]:
+    """What the time that was gained buys; what was counted and not measured is marked."""
+    times, operations = ladder.total.median, ladder.operations
+    lines = [
+        f"More data: {ratio(times)} the texts in the same time, {number(times * ladder.epoch)} and not "
+        f"{number(ladder.epoch)} in one epoch of the naive loop.",
+        f"More epochs: {number(times)} in the time of one.",
+    ]
+    names = ("tiny at 256 tokens", "tiny at 512 tokens", "small at 256 tokens")
+    if all(name in operations for name in names):
+        plain, longer, larger = (operations[name] for name in names)
+        more = longer / plain
+        if ladder.longest < 256:
+            lines.append(
+                f"Sequence length 512: the longest text has {ladder.longest} tokens, and batches are padded to their "
+                f"longest text, so the limit costs nothing. The naive loop would compute {ratio(more)} as much "
+                f"(counted operations, not measured)."
+            )
+        else:
+            lines.append(
+                f"Sequence length 512: texts that fill it need {ratio(more)} the operations, which leaves "
+                f"{ratio(times / more)} (counted operations, not measured)."
+            )
+        lines.append(
+            f"A larger model: small needs {ratio(larger / plain)} the operations of tiny, so an epoch of it takes "
+            f"{number(larger / plain / times)} of what tiny took in the naive loop (counted operations, not measured)."
+        )
+    return lines
+
+
+def rungs_table(ladder: Ladder) -> Table:
+    """A row for each rung, from the naive loop upwards."""
+
+    def row(rung: Rung) -> list[Headed]:
+        measured = rung.training
+        return [
+            words("rung", rung.name),
+            words("flags", rung.flags),
+            value("times the rung before", "-" if rung.speed is None else _turns(rung.speed)),
+            value("95 % interval", "-" if rung.speed is None else f"{rung.speed.interval:.2f}".partition(" ")[2]),
+            value("cumulative, product", ratio(rung.cumulative)),
+            *_cells(measured, ladder),
+            value("loss - before", "-" if rung.loss_change is None else between(rung.loss_change, nats)),
+            words("in a word", _badge(rung)),
+        ]
+
+    lead = (
+        f"Each rung in turns with the rungs kept before it, {ladder.climb_samples} samples a training; the first one "
+        f"against the naive loop. Ratios are medians over turns, with their range. Loss: evaluation loss after equal "
+        f"samples."
+    )
+    return tabled(
+        f"rungs-{ladder.task}", f"{ladder.task}: the rungs", [row(rung) for rung in ladder.rungs], (), lead=lead
+    )
+
+
+def _badge(rung: Rung) -> Cell:
+    return Cell(rung.word, rung.reason, tone={"kept": "good", "does not pay": "bad"}.get(rung.word, "open"))
+
+
+def _turns(speed: SpeedUp) -> Cell:
+    return Cell(ratio(speed.median), f"{speed.lowest:.2f} to {speed.highest:.2f}, n = {speed.n}")
+
+
+def _cells(training: Training | None, ladder: Ladder) -> list[Headed]:
+    show: Callable[[float | None], str] = number
+    rate = None if training is None else training.samples_per_second
+    return [
+        value("samples/s", show(rate)),
+        value("s/epoch", show(None if rate is None else ladder.epoch / rate)),
+        value("busy cores", show(None if training is None else training.busy_cores)),
+        value("GPU busy", percent(None if training is None else training.busy_gpu)),
+        value("memory, GiB", show(None if training is None else training.memory_bytes / GIB)),
+        value("GPU, GiB", show(training.gpu_bytes / GIB) if training is not None and training.gpu_bytes else "-"),
+        value("warm-up, s", show(None if training is None else training.warmup_seconds)),
+        value("loss", nats(None if training is None else training.loss)),
+    ]
+
+
+def publication_table(ladders: Ladders) -> Table:
+    """Before and after, for a publication: the naive loop and the final stack, medians over the seeds."""
+    rows = []
+    for ladder in ladders.ladders:
+        before, after = typical(ladder.naive), typical(ladder.final)
+        cores = ladders.machine["cores"]
+        measures: list[tuple[str, str, str, str]] = [
+            (
+                "time of an epoch, s",
+                number(ladder.epoch_seconds(ladder.naive)),
+                number(ladder.epoch_seconds(ladder.final)),
+                ratio(ladder.total.median),
+            ),
+            (
+                "samples/s",
+                number(before.samples_per_second),
+                number(after.samples_per_second),
+                ratio(ladder.total.median),
+            ),
+            (f"busy cores of {cores}", number(before.busy_cores), number(after.busy_cores), ""),
+            ("memory, GiB", number(before.memory_bytes / GIB), number(after.memory_bytes / GIB), ""),
+            (ladder.score, nats(_mean(ladder.naive)), nats(_mean(ladder.final)), ladder.verdict.word),
+        ]
+        if before.gpu_bytes:
+            measures.append(("GPU busy", percent(before.busy_gpu), percent(after.busy_gpu), ""))
+            measures.append(("GPU memory, GiB", number(before.gpu_bytes / GIB), number(after.gpu_bytes / GIB), ""))
+        rows += [
+            [
+                words("task", ladder.task),
+                words("measure", name),
+                value("before", first),
+                value("after", last),
+                value("before against after", change),
+            ]
+            for name, first, last, change in measures
+        ]
+    lead = (
+        "The naive loop and the stack of all rungs that pay, on the same seeds; medians over seeds, scores are means."
+    )
+    return tabled("publication", "Before and after", rows, (), lead=lead)
+
+
+def _mean(trainings: Sequence[Training]) -> float:
+    return statistics.fmean(training.score for training in trainings)
+
+
+def expected_table(ladders: Ladders) -> Table:
+    """What more devices would bring, from the virtual clock."""
+    rows = []
+    for ladder in ladders.ladders:
+        for each in ladder.expected:
+            rates = (("synchronous", each.synchronous), ("asynchronous", each.asynchronous))
+            rows.append(
+                [
+                    words("task", ladder.task),
+                    value("workers, a device each", str(each.num_workers)),
+                    *(
+                        cell
+                        for name, rate in rates
+                        for cell in (
+                            value(f"{name}, samples/s", number(rate)),
+                            value(f"{name}, s/epoch", number(ladder.epoch / rate)),
+                        )
+                    ),
+                    value(
+                        "measured, samples/s", number(ladder.one_worker) if each.num_workers == 1 else "not measured"
+                    ),
+                ]
+            )
+    lead = (
+        f"{PREDICTED}: one worker's measured times, given to 1, 2, 4 and 8 workers with a device like this one each, "
+        f"on the virtual clock. Nothing is charged for a link or a server that they share. Each worker has the batch "
+        f"of one, so more workers take larger or later steps: the score is not predicted."
+    )
+    return tabled("expected", "1, 2, 4 and 8 devices", rows, (), lead=lead)

@@ -1,0 +1,156 @@
+"""``python -m analysis.speed_ladder OUT``: the report of ``experiments/speed_ladder.py``, printed and as two files.
+
+``ladder.md`` has what is printed, and ``report.html`` is a page laid out as the report of a study is."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from analysis.commands import carried_out
+from analysis.findings.speed_ladder import Ladder, Ladders, read
+from analysis.report.tables.speed_ladder import (
+    PREDICTED,
+    block,
+    checklist,
+    expected_table,
+    gain,
+    gains,
+    prediction,
+    publication_table,
+    rungs_table,
+    score,
+)
+from analysis.report.tables.table import Table, markdown
+from analysis.statistics.verdict import MINIMUM_PAIRS
+from asyncsgd.errors import UsageError
+
+
+def sentence(ladder: Ladder) -> str:
+    """What the whole stack comes to."""
+    return f"{ladder.task} on {ladder.data}: {gain(ladder.total)} the naive loop; {score(ladder)}."
+
+
+def warnings(found: Ladders) -> list[str]:
+    """What these measurements do not show."""
+    few = found.num_seeds < MINIMUM_PAIRS
+    return [f"{found.num_seeds} seeds bear no verdict on the score; {MINIMUM_PAIRS} can."] * few + [
+        "A quick ladder: short trainings on few texts, so its ratios are rough."
+    ] * found.quick
+
+
+def machine_of(found: Ladders) -> str:
+    machine = found.machine
+    return (
+        f"{machine['cores']} cores, {machine['cpu']}, device {machine['device']}, torch {machine['versions']['torch']}"
+    )
+
+
+def tables_of(found: Ladders) -> list[Table]:
+    """The rungs of every task, before and after, and what is expected of more devices."""
+    return [*map(rungs_table, found.ladders), publication_table(found), expected_table(found)]
+
+
+def text(found: Ladders) -> str:
+    """All of it as Markdown."""
+    parts = [
+        "# The speed ladder",
+        f"{machine_of(found)}.",
+        *warnings(found),
+    ]
+    *rungs, publication, expected = tables_of(found)
+    for ladder, table in zip(found.ladders, rungs, strict=True):
+        boxes = [f"- {line}" for line in checklist(ladder)]
+        parts += [markdown([table]).rstrip(), f"```\n{block(ladder)}\n```", "\n".join(boxes), prediction(ladder)]
+        parts.append("\n".join(f"- {line}" for line in gains(ladder)))
+    return "\n\n".join([*parts, markdown([publication, expected])])
+
+
+def page(found: Ladders, command: str) -> Any:
+    """The page of a study's report with these findings in it."""
+    from markupsafe import Markup
+
+    from analysis.report import page as pages
+    from analysis.report.figures.pictures import inline, key, looks
+    from analysis.report.figures.speed_ladder import KEPT, LEFT_OUT, rungs_picture
+
+    cast = looks([KEPT, LEFT_OUT])
+    *rungs, publication, expected = tables_of(found)
+
+    def row(ladder: Ladder) -> tuple[Any, ...]:
+        picture = rungs_picture(ladder, cast)
+        legend = tuple(pages.Legend(Markup(key(entry)), entry.text) for entry in picture.legend)
+        shown = pages.PagePicture(picture.name, picture.title, Markup(inline(picture, cast)), picture.caption)
+        return (pages.PageRow("", "measured", legend, (shown,), ()),)
+
+    sections = [
+        pages.Section(
+            ladder.task,
+            f"{ladder.task} on {ladder.data}",
+            () if number == 0 else row(ladder),
+            (table,),
+            lead=(prediction(ladder),),
+            commands=(block(ladder),),
+            lists=(
+                pages.Listing("Checklist: ticked by a measured gain", tuple(checklist(ladder))),
+                pages.Listing("What the gain buys", tuple(gains(ladder))),
+            ),
+        )
+        for number, (ladder, table) in enumerate(zip(found.ladders, rungs, strict=True))
+    ]
+    sections.append(pages.Section("expected", PREDICTED, tables=(expected,)))
+    sections.append(pages.Section("reproduce", "How to make this again", commands=(command,)))
+    told = [sentence(ladder) for ladder in found.ladders]
+    measured = "Rates were measured in turns on the machine named below, after a warm-up; evaluations are not counted."
+    return pages.Page(
+        title="The speed ladder",
+        study="the speed ladder",
+        clocks=("measured",),
+        flags=("quick",) * found.quick,
+        counts=f"{found.num_seeds} seeds",
+        statements=tuple(pages.Statement(line, "", ()) for line in told),
+        warnings=tuple(warnings(found)),
+        tiles=(),
+        first=row(found.ladders[0]),
+        tests=publication,
+        labels=(pages.Label("measured", "Measured clock", measured),),
+        checks=(),
+        sections=tuple(sections),
+        looks=tuple(sorted(cast.values(), key=lambda look: look.slot)),
+        footer=f"{machine_of(found)}. Made by python -m analysis.speed_ladder. One file, nothing is loaded.",
+    )
+
+
+def report(folder: Path) -> None:
+    """Print the report of the ladder in `folder`, and write ladder.md and report.html there.
+
+    Raises:
+        UsageError: if it holds no finished ladder, or nothing can be written there.
+    """
+    from analysis.report.page import render
+
+    found = read(folder)
+    told = text(found)
+    again = f"python -m analysis.speed_ladder {shlex.quote(str(folder))}"
+    try:
+        (folder / "ladder.md").write_text(told, encoding="utf-8")
+        (folder / "report.html").write_text(render(page(found, again)), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written ({error.strerror}); copy it elsewhere") from error
+    print(told)
+    print(f"page   {folder / 'report.html'}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m analysis.speed_ladder", description=str(__doc__).splitlines()[0])
+    parser.add_argument("folder", type=Path, metavar="OUT", help="folder of experiments/speed_ladder.py")
+    flags = parser.parse_args(arguments)
+    return carried_out(lambda: report(flags.folder))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

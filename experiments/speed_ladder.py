@@ -1,0 +1,366 @@
+"""The optimisation guide as a measurement: from the naive loop to the fastest training, one setting at a time.
+
+    python experiments/speed_ladder.py --quick     # both tasks in under 4 minutes, no verdict on the score
+    python experiments/speed_ladder.py             # 5 turns a rung, 8 seeds: about 20 minutes on 2 quiet cores
+
+Two tasks: classify texts, and predict masked words. The naive loop is `naive_loop`, below: plain PyTorch, which knows
+nothing of this library. Every rung is a setting of the library's own training.
+
+The climb: each rung is measured in turns with the trainings of the rungs kept so far, on the same batches. A rung whose
+ratio is not above 1 with its whole 95 % interval does not pay here. It is reported, and left out of the stack.
+The proof: the naive loop and the final stack, on the same seeds. It says how many times as fast the stack is, and
+whether the score is equivalent.
+
+Rates are those after a warm-up, evaluations not counted. `--out` holds ladder.json (the measurements), ladder.md and
+report.html. `python -m analysis.speed_ladder OUT` makes the last two again."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from asyncsgd.errors import RunError, UsageError
+from asyncsgd.experiment import cache_folder, resolve_device
+from asyncsgd.records.environment import available_cores, describe_environment
+from asyncsgd.records.run_folder import write_text
+from asyncsgd.runtime.processes import fork_server
+from speed_ladder_trainings import BATCH_SIZE, SCORE, SEQ_LEN, Meter, Stack, Subject
+
+MARGINS = {"classification": 0.03, "masked_lm": 0.05}
+"""Declared before the runs: a macro-F1, and nats of evaluation loss."""
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def naive_loop(
+    texts: Sequence[str],
+    labels: Sequence[int] | None,
+    tokenizer: Any,
+    model: nn.Module,
+    *,
+    learning_rate: float,
+    samples: int,
+    seed: int,
+    device: str,
+    arrived: Callable[[int, float], None],
+) -> None:
+    """The guide's loop as it stands in a tutorial, in place on `model`.
+
+    Args:
+        labels: the class of each text; None: masked words are predicted.
+        arrived: called after every step with the samples and seconds so far.
+    """
+    encoded = tokenizer(list(texts), padding="max_length", truncation=True, max_length=SEQ_LEN, return_tensors="pt")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
+    torch.manual_seed(seed)
+    model.train()
+    done, total_loss, began = 0, 0.0, time.perf_counter()
+    while done < samples:
+        for rows in torch.randperm(len(texts)).split(BATCH_SIZE):
+            input_ids, attention_mask = encoded["input_ids"][rows], encoded["attention_mask"][rows]
+            if labels is None:
+                input_ids, targets = masked(input_ids, tokenizer)
+            else:
+                targets = torch.tensor(labels)[rows]
+            outputs = model(
+                input_ids=input_ids.to(device), attention_mask=attention_mask.to(device), labels=targets.to(device)
+            )
+            optimizer.zero_grad()
+            outputs.loss.backward()
+            optimizer.step()
+            total_loss += outputs.loss.item()
+            done += len(rows)
+            arrived(done, time.perf_counter() - began)
+            if done >= samples:
+                break
+
+
+def masked(input_ids: torch.Tensor, tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """15 % of the words chosen: 80 % of them masked, 10 % replaced, 10 % kept; -100 where nothing is predicted."""
+    special = torch.isin(input_ids, torch.tensor(tokenizer.all_special_ids))
+    chosen = (torch.rand(input_ids.shape) < 0.15) & ~special
+    labels = torch.where(chosen, input_ids, -100)
+    draw = torch.rand(input_ids.shape)
+    changed = torch.where(chosen & (draw < 0.8), tokenizer.mask_token_id, input_ids)
+    other = torch.randint(len(tokenizer), input_ids.shape)
+    return torch.where(chosen & (draw >= 0.9), other, changed), labels
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """How much is measured."""
+
+    turns: int
+    climb_samples: int
+    """Texts that a training of the climb goes through once. A multiple of the samples in a run of batches of one
+    length, so that stacks with different batches train on the same lengths."""
+    warmup: int
+    """Samples before the rate is measured."""
+    seeds: int
+    proof_samples: Mapping[str, int]
+    eval_samples: int
+    compiles: bool
+    """Whether torch.compile is measured, which takes about a minute for the first batch."""
+
+
+FULL = Size(5, 256, 64, 8, {"classification": 3072, "masked_lm": 768}, 1000, compiles=True)
+QUICK = Size(3, 128, 16, 2, {"classification": 128, "masked_lm": 96}, 64, compiles=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One rung: what it changes in the stack, what is typed for it, and its line in the checklist."""
+
+    name: str
+    box: str
+    flags: str
+    change: Mapping[str, Any]
+
+
+ALWAYS = "always on"
+FIRST = Step("bucketed batches, padded to their longest text", "Tokenised once, dynamic padding", ALWAYS, {})
+
+
+def steps_of(task: str, device: str, larger: int) -> list[Step]:
+    """The rungs after the first one: those in one process come before those of several."""
+    number = "2" if device == "cpu" else str(torch.cuda.device_count())
+    formats = ("bf16",) if device == "cpu" else ("bf16", "fp16")
+    steps = [Step("fused AdamW", "Fused optimizer", ALWAYS, {"fused": True})]
+    if task == "masked_lm":
+        box = "Vocabulary decoded at masked positions only"
+        steps.append(Step("decoding at masked positions", box, ALWAYS, {"masked_positions": True}))
+    return [
+        *steps,
+        Step(f"batches of {larger}", "Larger batch", f"--batch-size {larger}", {"batch_size": larger}),
+        *(Step(name, "Mixed precision", f"--precision {name}", {"precision": name}) for name in formats),
+        Step("batches made ahead", "Loaders, pinned memory", "--prefetch 2", {"prefetch": 2}),
+        Step("2 micro-batches", "Gradient accumulation", "--micro-batches 2", {"micro_batches": 2}),
+        Step(
+            "activations computed again",
+            "Gradient checkpointing",
+            "--gradient-checkpointing",
+            {"gradient_checkpointing": True},
+        ),
+        Step("synchronous workers", "More workers", f"--mode sync --nproc {number}", {"workers": "sync"}),
+        Step("asynchronous workers", "More workers", f"--mode async --nproc {number}", {"workers": "async"}),
+        Step("compiled loss", "torch.compile", "--compile", {"compile": True}),
+    ]
+
+
+def reason_not_to(step: Step, device: str, size: Size, left_out: Sequence[str]) -> str:
+    """Why a rung is not measured here; empty where it is."""
+    if step.box in left_out:
+        return "left out by --leave-out"
+    if "compile" in step.change and not size.compiles:
+        return "the first batch compiles for a minute, too long for --quick"
+    if "workers" in step.change and (torch.cuda.device_count() if device == "cuda" else available_cores()) < 2:
+        return f"two workers need two {'GPUs' if device == 'cuda' else 'cores'}"
+    return ""
+
+
+def in_turns(name: str, turns: int, sides: Sequence[Callable[[int], Any]]) -> list[list[Any]]:
+    """What each side gives for each turn; within a turn the sides come in a random order, since machines drift."""
+    found: list[list[Any]] = [[None] * turns for _ in sides]
+    for turn in range(turns):
+        order = list(range(len(sides)))
+        random.Random(f"{name} {turn}").shuffle(order)
+        for side in order:
+            found[side][turn] = sides[side](turn)
+    return found
+
+
+Naive = Callable[[int], dict[str, Any]]
+"""Trains with the naive loop in a turn."""
+Train = Callable[[Stack, int], dict[str, Any]]
+"""Trains with a stack in a turn."""
+
+
+def climb(
+    naive: Naive, train: Train, steps: Sequence[Step], turns: int, skip: Callable[[Step], str]
+) -> tuple[Stack, list[dict[str, Any]]]:
+    """Measure one rung after the other.
+
+    Args:
+        skip: why a rung is not measured; empty where it is.
+
+    Returns:
+        The stack of those that pay, and all rungs as in ladder.json.
+    """
+    from analysis.findings.speed_ladder import pays
+
+    stack, rungs = Stack(), []
+    for step in (FIRST, *steps):
+        rung = {"name": step.name, "box": step.box, "flags": step.flags, "reason": "" if step is FIRST else skip(step)}
+        sides: list[list[Any]] = [[], []]
+        if not rung["reason"]:
+            changed = dataclasses.replace(stack, **step.change)
+            before = naive if step is FIRST else functools.partial(train, stack)
+            sides = in_turns(step.name, turns, (before, functools.partial(train, changed)))
+        rungs.append(rung | {"before": sides[0], "after": sides[1]})
+        if rung["reason"]:
+            _say(f"{step.name}: not measured, {rung['reason']}")
+            continue
+        kept = pays(rungs[-1])
+        stack = changed if kept or step is FIRST else stack
+        _say(f"{step.name}: {_median_ratio(*sides):.2f}x, {'kept' if kept else 'does not pay'}")
+    return stack, rungs
+
+
+def _median_ratio(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> float:
+    rate = "samples_per_second"
+    return statistics.median(fast[rate] / slow[rate] for slow, fast in zip(before, after, strict=True))
+
+
+def prove(subject: Subject, stack: Stack, size: Size) -> dict[str, Any]:
+    """The naive loop and the final stack on the same seeds."""
+    samples, at_start = size.proof_samples[subject.name] - size.warmup, []
+
+    def naive(seed: int) -> dict[str, Any]:
+        return subject.naive(naive_loop, Meter(size.warmup, samples, subject.device), seed)
+
+    def final(seed: int) -> dict[str, Any]:
+        found, run = subject.train(stack, Meter(size.warmup, samples, subject.device), seed)
+        at_start.append(subject.score_at_start(run))
+        return found
+
+    sides = in_turns("proof", size.seeds, (naive, final))
+    return {"proof": {"naive": sides[0], "final": sides[1]}, "score_at_start": at_start[0]}
+
+
+def measure(name: str, size: Size, flags: argparse.Namespace, device: str) -> dict[str, Any]:
+    """All of one task, as in ladder.json."""
+    cache, texts = cache_folder(flags.cache_dir), flags.out / "texts" / name
+    data = getattr(flags, f"{name}_data") or _default_data(name)
+
+    def subject(samples: int) -> Subject:
+        return Subject(name, data, samples, size.eval_samples, texts / str(samples), cache, device)
+
+    climbed, proved = subject(size.climb_samples), subject(size.proof_samples[name])
+    larger = flags.batch_size or (2 * BATCH_SIZE if device == "cpu" else 8 * BATCH_SIZE)
+    _say(f"{name} on {Path(data).name}")
+    stack, rungs = climb(
+        lambda turn: climbed.naive(naive_loop, Meter(size.warmup, size.climb_samples, device), turn),
+        lambda stack, turn: climbed.train(stack, Meter(size.warmup, size.climb_samples, device), turn)[0],
+        steps_of(name, device, larger),
+        size.turns,
+        lambda step: reason_not_to(step, device, size, flags.leave_out),
+    )
+    _say(f"the naive loop and the final stack, {size.seeds} seeds")
+    found = prove(proved, stack, size)
+    expected, one_worker = proved.expected(stack, size.climb_samples)
+    return {
+        "task": name,
+        "data": Path(data).name,
+        "model": "tiny",
+        "epoch": proved.epoch,
+        "climb_samples": size.climb_samples,
+        "proof_samples": size.proof_samples[name],
+        "score": SCORE[name],
+        "lower_is_better": SCORE[name] == "loss",
+        "margin": MARGINS[name] if flags.margin is None else flags.margin,
+        "rungs": rungs,
+        **found,
+        "expected": expected,
+        "one_worker": one_worker,
+        "operations": proved.operations(),
+        "longest": proved.longest,
+    }
+
+
+def _default_data(name: str) -> str:
+    folder = SHARED / {"classification": "hate_davidson", "masked_lm": "hate_mlm"}[name]
+    return str(folder) if folder.is_dir() else "pydocs"
+
+
+def _say(text: str) -> None:
+    print(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)
+
+
+def parser() -> argparse.ArgumentParser:
+    flags = argparse.ArgumentParser(
+        prog="speed_ladder.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    flags.add_argument("--quick", action="store_true", help="small and short: under 4 minutes, no verdict on the score")
+    flags.add_argument("--out", type=Path, default=Path("runs/speed_ladder"), help="folder (default %(default)s)")
+    flags.add_argument("--tasks", default=",".join(SCORE), help="one or both (default %(default)s)")
+    shared = "../shared/data/{}, or pydocs where that is not there"
+    flags.add_argument("--classification-data", metavar="DATA", help=f"(default: {shared.format('hate_davidson')})")
+    flags.add_argument("--masked-lm-data", metavar="DATA", help=f"(default: {shared.format('hate_mlm')})")
+    flags.add_argument("--batch-size", type=int, metavar="B", help="of the larger batch (default: 32, on a GPU 128)")
+    flags.add_argument("--margin", type=float, metavar="M", help=f"of equivalence, in place of {MARGINS}")
+    flags.add_argument("--seeds", type=int, metavar="N", help="of the proof (default: 8, with --quick 2)")
+    flags.add_argument("--turns", type=int, metavar="N", help="of each rung (default: 5, with --quick 3)")
+    flags.add_argument(
+        "--leave-out", action="append", default=[], metavar="BOX", help="a line of the checklist not to measure; repeat"
+    )
+    flags.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    flags.add_argument("--cache-dir", metavar="DIR", help="of prepared data (default: the user's cache folder)")
+    return flags
+
+
+def size_of(flags: argparse.Namespace) -> Size:
+    """How much the flags ask for.
+
+    Raises:
+        UsageError: for a number or a name that cannot be.
+    """
+    for flag, least in (("seeds", 1), ("turns", 2), ("batch_size", 1)):
+        value = getattr(flags, flag)
+        if value is not None and value < least:
+            raise UsageError(f"--{flag.replace('_', '-')} must be at least {least}, got {value}")
+    if flags.margin is not None and not 0 < flags.margin < float("inf"):
+        raise UsageError(f"--margin must be a number above 0, got {flags.margin}")
+    if unknown := set(flags.tasks.split(",")) - set(SCORE):
+        raise UsageError(f"--tasks takes {', '.join(SCORE)}; got {', '.join(sorted(unknown))}")
+    boxes = {step.box for name in SCORE for step in steps_of(name, "cuda", 2)}
+    if unknown := set(flags.leave_out) - boxes:
+        raise UsageError(f"--leave-out takes {'; '.join(sorted(boxes))}; got {'; '.join(sorted(unknown))}")
+    size = QUICK if flags.quick else FULL
+    return dataclasses.replace(size, seeds=flags.seeds or size.seeds, turns=flags.turns or size.turns)
+
+
+def carry_out(flags: argparse.Namespace) -> None:
+    from analysis.findings.speed_ladder import LADDER, SCHEMA
+    from analysis.speed_ladder import report
+
+    size, device = size_of(flags), resolve_device(flags.device)
+    fork_server("tiny")  # starts to import what workers need
+    flags.out.mkdir(parents=True, exist_ok=True)
+    ladders = [measure(name, size, flags, device) for name in flags.tasks.split(",")]
+    machine = describe_environment(available_cores(), 1) | {
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "devices": torch.cuda.device_count() if device == "cuda" else available_cores(),
+    }
+    found = {"schema": SCHEMA, "quick": flags.quick, "machine": machine, "ladders": ladders}
+    write_text(flags.out / LADDER, json.dumps(found, indent=1))
+    report(flags.out)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    try:
+        carry_out(parser().parse_args(argv))
+    except (UsageError, RunError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted; nothing is kept, since machines drift", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,193 @@
+"""The arithmetic of the speed ladder, on rates that were made up: which rungs are kept, and what is said of them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.findings.sentence import TIMES
+from analysis.findings.speed_ladder import Ladder, ladder_of, read
+from analysis.report.tables.speed_ladder import block, checklist, gains, prediction, score
+from analysis.speed_ladder import main as report
+from analysis.statistics.speed_up import product, speed_up
+
+TURNS = range(5)
+SEEDS = range(8)
+
+
+def training(rate: float, loss: float = 1.0, score: float = 0.6) -> dict[str, Any]:
+    return {
+        **{"samples_per_second": rate, "warmup_seconds": 0.5, "loss": loss, "score": score},
+        **{"memory_bytes": 2**30, "gpu_bytes": 0, "busy_cores": 1.5, "busy_gpu": None},
+    }
+
+
+def rung(name: str, box: str, times: float, spread: float = 0.01, loss: float = 0.0) -> dict[str, Any]:
+    """A rung `times` as fast, up to a factor that rises and falls with the turns."""
+    noise = [math.exp(spread * (-1) ** turn) for turn in TURNS]
+    before = [training(10.0 + turn) for turn in TURNS]
+    after = [training(each["samples_per_second"] * times * noise[k], 1.0 + loss) for k, each in enumerate(before)]
+    return {"name": name, "box": box, "flags": f"--{name}", "reason": "", "before": before, "after": after}
+
+
+def ladder(**changes: Any) -> dict[str, Any]:
+    """Three rungs that pay, 4 x 2 x 1.5; one that costs, one that is noise, one that was not measured."""
+    skipped = {"name": "compile", "box": "torch.compile", "flags": "--compile", "reason": "too long", "before": []}
+    noise = [0.002 * (-1) ** seed for seed in SEEDS]
+    found = {
+        **{"task": "classification", "data": "posts", "model": "tiny", "epoch": 20_000, "climb_samples": 512},
+        **{"proof_samples": 4096, "score": "macro_f1", "lower_is_better": False, "margin": 0.03},
+        "score_at_start": 0.2,
+        "rungs": [
+            rung("padding", "Dynamic padding", 4.0),
+            rung("slow", "Gradient checkpointing", 0.7),
+            rung("sync", "More workers", 0.9),
+            rung("async", "More workers", 2.0, loss=0.25),
+            rung("noise", "Prefetch", 1.05, spread=0.3),
+            skipped | {"after": []},
+            rung("fused", "Fused optimizer", 1.5),
+        ],
+        "proof": {
+            "naive": [training(10.0, score=0.6 + noise[seed]) for seed in SEEDS],
+            "final": [training(90.0 + seed, score=0.601 - noise[seed]) for seed in SEEDS],
+        },
+        "expected": [{"num_workers": n, "synchronous": 90.0 * n, "asynchronous": 95.0 * n} for n in (1, 2, 4, 8)],
+        "one_worker": 91.0,
+        "operations": {"tiny at 256 tokens": 1e9, "tiny at 512 tokens": 2.5e9, "small at 256 tokens": 4e9},
+        "longest": 80,
+    }
+    return found | changes
+
+
+def test_ratios_are_taken_turn_by_turn_and_pay_only_with_their_whole_interval() -> None:
+    found = speed_up([1.0, 10.0, 100.0], [2.0, 20.0, 200.0])
+    assert (found.median, found.lowest, found.highest, found.n) == (2.0, 2.0, 2.0, 3)
+    assert found.pays
+    assert speed_up([1.0, 1.0, 1.0], [1.1, 1.2, 1.15]).pays
+    assert not speed_up([1.0, 1.0, 1.0], [0.9, 1.5, 1.4]).pays
+    assert not speed_up([1.0], [2.0]).pays
+    assert product([found, found]) == 4.0
+
+
+@pytest.mark.parametrize(("before", "after"), [([1.0], [1.0, 2.0]), ([0.0], [1.0]), ([], []), ([1.0], [math.inf])])
+def test_rates_that_are_no_pairs_or_no_rates_are_refused(before: list[float], after: list[float]) -> None:
+    with pytest.raises(ValueError, match=r"pairs|above 0|list of numbers|is inf"):
+        speed_up(before, after)
+
+
+def test_a_rung_that_does_not_pay_is_left_out_of_the_product() -> None:
+    found = ladder_of(ladder())
+    words = {rung.name: rung.word for rung in found.rungs}
+    assert words == {
+        **{"padding": "kept", "slow": "does not pay", "sync": "does not pay", "async": "kept"},
+        **{"noise": "does not pay", "compile": "not measured", "fused": "kept"},
+    }
+    medians = [4.0, 2.0, 1.5]
+    assert [rung.cumulative for rung in found.rungs] == pytest.approx(
+        [4.0, 4.0, 4.0, 8.0, 8.0, 8.0, 12.0], rel=0.04
+    )  # each median is one of two values beside its factor
+    assert found.predicted == pytest.approx(math.prod(medians) * math.exp(0.03))
+    change = found.rungs[3].loss_change
+    assert change is not None
+    assert change.estimate == pytest.approx(0.25)
+
+
+def test_the_first_rung_stays_though_it_does_not_pay_and_its_box_is_not_ticked() -> None:
+    found = ladder_of(ladder(rungs=[rung("padding", "Dynamic padding", 0.9), rung("fused", "Fused optimizer", 1.5)]))
+    assert [(each.word, each.in_stack) for each in found.rungs] == [("does not pay", True), ("kept", True)]
+    assert found.predicted == pytest.approx(0.9 * 1.5, rel=0.03)
+    assert [line[:3] for line in checklist(found)] == ["[ ]", "[x]"]
+
+
+def test_the_block_has_the_guide_s_three_lines_and_the_score() -> None:
+    assert block(ladder_of(ladder())).splitlines() == [
+        "TRAINING SPEED COMPARISON: classification, posts",
+        "=" * 60,
+        "Original:       2,000 s/epoch     10.00 samples/s",
+        "Optimised:      213.9 s/epoch     93.50 samples/s",
+        f"Speed-up:   9.35{TIMES} (median of 8, 95 % interval 9.35 [9.14, 9.55])",
+        "Score:      macro_f1 0.600 -> 0.601; equivalent within ±0.03 (8 seeds)",
+    ]
+
+
+def test_a_box_is_ticked_by_a_measured_gain_and_by_nothing_else() -> None:
+    ticked = {line.partition("] ")[2].partition(":")[0]: line[1] == "x" for line in checklist(ladder_of(ladder()))}
+    assert ticked == {
+        **{"Dynamic padding": True, "Gradient checkpointing": False, "More workers": True, "Prefetch": False},
+        **{"torch.compile": False, "Fused optimizer": True},
+    }
+    lines = "\n".join(checklist(ladder_of(ladder())))
+    assert f"[ ] Gradient checkpointing: slow 0.71{TIMES} does not pay here" in lines
+    assert "[ ] torch.compile: compile not measured (too long)" in lines
+
+
+def test_the_product_of_the_rungs_stands_beside_what_was_measured() -> None:
+    found = prediction(ladder_of(ladder()))
+    assert found.startswith(f"Theoretical speed-up: 4.04 x 2.02 x 1.52 = 12.4{TIMES}. Measured: 9.35{TIMES}")
+    assert f"{100 * 9.35 / ladder_of(ladder()).predicted:.0f} % of it" in found
+
+
+def test_what_the_gain_buys_follows_from_the_measured_ratio_and_counted_operations() -> None:
+    data, epochs, length, model = gains(ladder_of(ladder()))
+    assert f"9.35{TIMES} the texts" in data
+    assert "187,000" in data
+    assert epochs == "More epochs: 9.350 in the time of one."
+    assert "the limit costs nothing" in length
+    assert f"2.50{TIMES}" in length
+    assert f"4.00{TIMES}" in model
+    assert "0.4278 of" in model
+    assert f"leaves 3.74{TIMES}" in gains(ladder_of(ladder(longest=256)))[2]
+
+
+def scores(shift: float, spread: float = 0.002, number: int = 8) -> Ladder:
+    noise = [spread * (-1) ** seed for seed in range(number)]
+    naive = [training(10.0, score=0.6 + each) for each in noise]
+    final = [training(90.0, score=0.6 + shift - each) for each in noise]
+    return ladder_of(ladder(proof={"naive": naive, "final": final}))
+
+
+def test_the_score_is_called_equivalent_only_where_the_interval_lies_inside_the_margin() -> None:
+    assert scores(0.001).verdict.word == "equivalent"
+    assert scores(-0.1).verdict.word == "worse"
+    assert scores(0.0, spread=0.1).verdict.word == "undecided"
+    assert "no claim, 2 seeds are too few" in score(scores(0.001, number=2))
+    assert "no claim, 2 seeds are too few" in score(scores(0.0, spread=0.0, number=2))
+    assert scores(0.0, spread=0.0).verdict.word == "undecided"
+    wide = ladder_of(ladder(margin=0.3))
+    assert wide.verdict.word != "equivalent"
+    assert "too wide" in wide.verdict.reason
+
+
+def test_the_page_and_the_markdown_say_it_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = copy.deepcopy(ladder()) | {"task": "masked_lm", "score": "loss", "lower_is_better": True}
+    machine = {"cores": 2, "cpu": "A", "device": "cpu", "versions": {"torch": "2.13.0"}}
+    found = {"schema": 1, "quick": False, "machine": machine, "ladders": [ladder(), other]}
+    (tmp_path / "ladder.json").write_text(json.dumps(found))
+    assert report([str(tmp_path)]) == 0
+    printed, markdown, page = (
+        text
+        for text in (
+            capsys.readouterr().out,
+            (tmp_path / "ladder.md").read_text(),
+            (tmp_path / "report.html").read_text(),
+        )
+    )
+    assert markdown in printed
+    for text in (markdown, page):
+        assert "TRAINING SPEED COMPARISON: masked_lm" in text
+        assert "Prediction, not a measurement" in text
+        assert "does not pay here" in text
+        assert "Before and after" in text
+    assert read(tmp_path).num_seeds == 8
+
+
+def test_a_folder_without_a_ladder_is_refused_with_what_to_type(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report([str(tmp_path)]) == 2
+    assert "python experiments/speed_ladder.py --quick" in capsys.readouterr().err

@@ -1,0 +1,235 @@
+"""experiments/speed_ladder.py: what is measured and kept, and that the notebook walks it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from running import sentences
+
+import speed_ladder
+from analysis.findings.speed_ladder import read
+from asyncsgd.errors import UsageError
+from asyncsgd.evaluation import Measured
+from asyncsgd.records.events import Event
+from asyncsgd.tasks.masked_lm import MaskedLM
+from speed_ladder import FULL, QUICK, Step, climb, in_turns, masked, parser, reason_not_to, size_of, steps_of
+from speed_ladder_trainings import DecodedEverywhere, Meter, Stack
+
+NOTEBOOK = Path(__file__).resolve().parents[1] / "docs" / "speed_ladder.ipynb"
+
+
+def rate(samples_per_second: float) -> dict[str, Any]:
+    return {
+        **{"samples_per_second": samples_per_second, "warmup_seconds": 0.1, "loss": 1.0, "score": 1.0},
+        **{"memory_bytes": 1, "gpu_bytes": 0, "busy_cores": None, "busy_gpu": None},
+    }
+
+
+def test_the_sides_of_a_turn_come_in_an_order_that_is_drawn_once() -> None:
+    calls: list[str] = []
+    sides = [lambda turn, name=name: calls.append(f"{name}{turn}") or f"{name}{turn}" for name in "ab"]
+    assert in_turns("x", 3, sides) == [["a0", "a1", "a2"], ["b0", "b1", "b2"]]
+    first = list(calls)
+    calls.clear()
+    in_turns("x", 3, sides)
+    assert calls == first
+    assert sorted(calls) == ["a0", "a1", "a2", "b0", "b1", "b2"]
+    orders = {tuple(in_order(f"x{number}")) for number in range(8)}
+    assert orders == {("a", "b"), ("b", "a")}
+
+
+def in_order(name: str) -> list[str]:
+    calls: list[str] = []
+    in_turns(name, 1, [lambda turn: calls.append("a"), lambda turn: calls.append("b")])
+    return calls
+
+
+def test_a_rung_that_does_not_pay_is_not_in_the_stack_of_the_next_one() -> None:
+    """bf16 is slower, the batch is faster, micro-batches are not measured; each is tried on what was kept."""
+    seen: list[Stack] = []
+
+    def train(stack: Stack, turn: int) -> dict[str, Any]:
+        seen.append(stack)
+        noise = 1 + 0.01 * turn
+        return rate(100 * noise * (0.5 if stack.precision == "bf16" else 1.0) * stack.batch_size / 16)
+
+    steps = [
+        Step("bf16", "A", "", {"precision": "bf16"}),
+        Step("parts", "B", "", {"micro_batches": 2}),
+        Step("batch", "C", "", {"batch_size": 32}),
+    ]
+    stack, rungs = climb(
+        lambda turn: rate(10.0 + turn), train, steps, 3, lambda step: "not here" if step.box == "B" else ""
+    )
+    assert stack == Stack(batch_size=32)
+    assert [rung["reason"] for rung in rungs] == ["", "", "not here", ""]
+    assert set(seen) == {Stack(), Stack(precision="bf16"), Stack(batch_size=32)}
+    assert [len(rung["before"]) for rung in rungs] == [3, 3, 0, 3]
+
+
+def test_every_rung_names_settings_of_the_stack_and_a_flag() -> None:
+    names = {field.name for field in dataclasses.fields(Stack)}
+    for task in ("classification", "masked_lm"):
+        steps = steps_of(task, "cpu", 32)
+        assert all(set(step.change) <= names and step.flags for step in steps)
+        assert any("masked_positions" in step.change for step in steps) == (task == "masked_lm")
+        for step in steps:
+            dataclasses.replace(Stack(), **step.change)
+
+
+def test_a_rung_is_left_out_on_request() -> None:
+    step = steps_of("classification", "cpu", 32)[0]
+    assert reason_not_to(step, "cpu", QUICK, [step.box]) == "left out by --leave-out"
+    assert reason_not_to(step, "cpu", QUICK, []) == ""
+    last = steps_of("classification", "cpu", 32)[-1]
+    assert "too long for --quick" in reason_not_to(last, "cpu", QUICK, [])
+    assert reason_not_to(last, "cpu", FULL, []) == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--turns", "1"], "--turns must be at least 2"),
+        (["--seeds", "0"], "--seeds must be at least 1"),
+        (["--margin", "0"], "--margin must be a number above 0"),
+        (["--tasks", "chess"], "--tasks takes classification, masked_lm; got chess"),
+        (["--leave-out", "Sleep"], "--leave-out takes .*Mixed precision.*; got Sleep"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(words: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        size_of(parser().parse_args(words))
+
+
+def test_a_larger_batch_takes_steps_that_are_longer_by_the_square_root() -> None:
+    assert Stack().learning_rate(1e-3) == 1e-3
+    assert Stack(batch_size=64).learning_rate(1e-3) == pytest.approx(2e-3)
+
+
+def test_rates_are_those_after_the_warm_up() -> None:
+    meter = Meter(16, 32, "cpu")
+    for samples, seconds in ((8, 5.0), (16, 10.0), (32, 11.0), (48, 14.0), (64, 100.0)):
+        meter.arrived(samples, seconds)
+    found = meter.found(Measured(2.0), 0.5, (7, 0))
+    assert found["samples_per_second"] == 32 / 4.0
+    assert (found["warmup_seconds"], found["loss"], found["score"], found["memory_bytes"]) == (10.0, 2.0, 0.5, 7)
+
+
+def test_an_event_counts_with_the_server_s_part() -> None:
+    meter = Meter(0, 16, "cpu")
+    event = Event(
+        *(0, 0, ((0, 0, 1),), 0, 1, 0, "applied", (), (), (), ()),
+        **{"loss": 1.0, "weight": 1.0, "num_samples": 16, "learning_rate": 0.1, "train_seconds": 1.0},
+        **{"total_samples": 16, "flight_seconds": 0.5, "apply_seconds": 0.25},
+    )
+    meter(event)
+    assert meter.turnarounds == [0.75]
+
+
+def test_the_naive_loop_predicts_15_of_100_words_and_no_special_ones() -> None:
+    class Words:
+        all_special_ids, mask_token_id = (0, 1, 4), 4
+
+        def __len__(self) -> int:
+            return 100
+
+    input_ids = torch.randint(5, 100, (64, 200), generator=torch.Generator().manual_seed(0))
+    input_ids[:, 100:] = 0
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        changed, labels = masked(input_ids, Words())
+    chosen = labels != -100
+    assert not chosen[:, 100:].any()
+    assert chosen[:, :100].float().mean().item() == pytest.approx(0.15, abs=0.01)
+    assert torch.equal(labels[chosen], input_ids[chosen])
+    assert torch.equal(changed[~chosen], input_ids[~chosen])
+    assert (changed[chosen] == 4).float().mean().item() == pytest.approx(0.8, abs=0.02)
+    assert (changed[chosen] == input_ids[chosen]).float().mean().item() == pytest.approx(0.1, abs=0.02)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    (tmp_path / "text.txt").write_text(sentences(120, seed=0))
+    return str(tmp_path / "text.txt")
+
+
+def test_decoding_everywhere_gives_the_same_gradient(text: str, tmp_path: Path) -> None:
+    few = MaskedLM(data_name=text, vocab_size=256, seq_len=32, batch_size=4).prepare(0, tmp_path / "cache")
+    fields = {field.name: getattr(few, field.name) for field in dataclasses.fields(few)}
+    gradients = []
+    for task in (few, DecodedEverywhere(**fields)):
+        model = task.model(0)
+        task.loss(task.outputs(model, batch := task.data(0).batch(0, 0)), batch).backward()
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+        assert len(task.outputs(model.eval(), batch)) == len(batch.labels)
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_small_ladder_of_both_tasks_is_measured_and_reported(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+    small = dataclasses.replace(QUICK, turns=2, climb_samples=32, warmup=16, eval_samples=16)
+    monkeypatch.setattr(
+        "speed_ladder.QUICK", dataclasses.replace(small, proof_samples=dict.fromkeys(QUICK.proof_samples, 64))
+    )
+    rows = [f"{line},{'AB'[number % 2]}" for number, line in enumerate(sentences(120, seed=1).splitlines())]
+    Path("labelled").mkdir()
+    for side, part in (("train", rows[:90]), ("test", rows[90:])):
+        Path("labelled", f"{side}.csv").write_text("\n".join(["text,label", *part]))
+    words = ["--quick", "--out", "out", "--device", "cpu", "--cache-dir", "cache", "--seeds", "2"]
+    words += ["--classification-data", "labelled", "--masked-lm-data", text, "--leave-out", "Mixed precision"]
+    assert speed_ladder.main(words) == 0
+    printed = capsys.readouterr().out
+    found = read(Path("out"))
+    assert [ladder.task for ladder in found.ladders] == ["classification", "masked_lm"]
+    for ladder in found.ladders:
+        names = {step.name for step in steps_of(ladder.task, "cpu", 32)}
+        assert names < {rung.name for rung in ladder.rungs}
+        left_out = [rung for rung in ladder.rungs if rung.box == "Mixed precision"]
+        assert [rung.reason for rung in left_out] == ["left out by --leave-out"]
+        assert all(rung.word != "not measured" or rung.reason for rung in ladder.rungs)
+        assert len(ladder.naive) == len(ladder.final) == 2
+        assert [each.num_workers for each in ladder.expected] == [1, 2, 4, 8]
+        assert 0.5 < ladder.expected[0].asynchronous / ladder.one_worker < 2.0
+        assert ladder.verdict.word == "too few seeds"
+    for part in (
+        "TRAINING SPEED COMPARISON",
+        "Theoretical speed-up",
+        "no claim, 2 seeds are too few",
+        "Before and after",
+    ):
+        assert part in printed
+    assert json.loads(Path("out/ladder.json").read_text())["quick"]
+    assert "Prediction, not a measurement" in Path("out/report.html").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
+    nbclient = pytest.importorskip("nbclient", reason="needs pip install -e '.[notebook]'")
+    pytest.importorskip("ipykernel", reason="needs pip install -e '.[notebook]'")
+    import nbformat
+
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    nbclient.NotebookClient(notebook, timeout=1200, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    printed = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ()))
+    assert "TRAINING SPEED COMPARISON" in printed
+    assert (tmp_path / "runs" / "speed_ladder" / "report.html").exists()
+
+
+def test_the_notebook_is_kept_without_outputs() -> None:
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert code
+    assert all(not cell["outputs"] and cell["execution_count"] is None for cell in code)
+    for cell in code:
+        compile("".join(cell["source"]), NOTEBOOK.name, "exec")
