@@ -8,7 +8,10 @@ from pathlib import Path
 
 from asyncsgd.errors import nearest
 
-COMMANDS = ("compare", "report", "tasks", "language_model", "candidates", "lab_notes", "watch")
+COMMANDS = (
+    *("compare", "report", "tasks", "language_model", "parallelism", "speed_ladder"),
+    *("candidates", "lab_notes", "watch"),
+)
 
 
 def summary(command: str) -> str:

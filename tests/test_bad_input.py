@@ -102,7 +102,10 @@ def small(text: Path) -> list[str]:
         ("--nproc 1025", "--nproc 1025 would be as many processes; type --nproc 1024 or less, or --mode async --clock"),
         ("--threads 1000000", "--threads must be 1 or more and at most 1024, got 1000000; type e.g. --threads 1"),
         ("--nproc two", "--nproc must be a whole number, got 'two'"),
-        ("--mode asynch", "--mode must be one of single, sync, async, hogwild, got 'asynch'; did you mean 'async'?"),
+        (
+            "--mode asynch",
+            "--mode must be one of single, sync, async, hogwild, pipeline, got 'asynch'; did you",
+        ),
         ("--mode sync --rule ringmaster", "--rule is for --mode async, got --mode sync"),
         ("--nproc", "argument --nproc/--nproc-per-node/--nprocs/--workers: expected one argument"),
         ("--config none.yaml", "--config none.yaml cannot be read: No such file or directory"),

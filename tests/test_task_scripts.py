@@ -74,7 +74,11 @@ def test_help_needs_no_torch(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "line", "said"),
     [
-        ("clm", "--mode asinc", "--mode must be one of single, sync, async, hogwild, got 'asinc'; did you mean"),
+        (
+            "clm",
+            "--mode asinc",
+            "--mode must be one of single, sync, async, hogwild, pipeline, got 'asinc'; did you",
+        ),
         ("clm", "--data nowhere", "there is no file or folder 'nowhere'; --data takes pydocs, hub:NAME, a folder"),
         ("clm", "--eval-data nowhere", "there is no file or folder 'nowhere'; --eval-data takes a folder"),
         ("clm", "--model ./nowhere", "there is no folder './nowhere'; --model takes tiny-gpt, small-gpt, a folder"),
