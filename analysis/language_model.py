@@ -159,8 +159,10 @@ def page(
     made = tables_of(found)
     told = sentences(found)
     few = found.num_seeds < MINIMUM_PAIRS
-    warning = f"{found.num_seeds} seeds are too few for a verdict on a loss; {MINIMUM_PAIRS} can bear one."
-    headline = f"{found.num_seeds} seeds bear no verdict; this is what they measured." if few else " ".join(told[:2])
+    one = found.num_seeds == 1
+    seeds, are, bear = ("1 seed", "is", "bears") if one else (f"{found.num_seeds} seeds", "are", "bear")
+    warning = f"{seeds} {are} too few for a verdict on a loss; {MINIMUM_PAIRS} can bear one."
+    headline = f"{seeds} {bear} no verdict; this is what was measured." if few else " ".join(told[:2])
     comparisons = list(dict.fromkeys(arm.comparison for arm in found.arms))
 
     def table_of(key: str) -> Table:
@@ -189,7 +191,7 @@ def page(
         study=found.name,
         clocks=("measured",),
         flags=(),
-        counts=f"{found.num_seeds} seeds",
+        counts=seeds,
         statements=(pages.Statement(headline, "", tuple(told if few else told[2:])),),
         warnings=(warning,) * few,
         tiles=(),
