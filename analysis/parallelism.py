@@ -22,6 +22,8 @@ from analysis.report.tables.number_formats import between, number, percent, rati
 from analysis.report.tables.table import Table, markdown, tabled, value, words
 from asyncsgd.errors import UsageError
 
+POINTS = 0.03
+"""Of F1 above a model that never answers, from which on something was learned."""
 OVERSUBSCRIBED = "more busy threads than cores: its seconds are no speed"
 
 
@@ -70,7 +72,26 @@ def scores_table(found: Sequence[Way]) -> Table | None:
         + [value(name, between(way.metrics.get(name), number)) for name in names]
         for way in found
     ]
-    return tabled("scores", "Scores after equal samples", rows, found)
+    return tabled("scores", "Scores after equal samples", rows, found, notes=about_silence(found))
+
+
+def about_silence(found: Sequence[Way]) -> tuple[str, ...]:
+    """What a model that never answers would score, and which models are above it; empty for other tasks."""
+    said = []
+    for model in dict.fromkeys(way.model for way in found):
+        mine = [way for way in found if way.model == model and way.silent is not None and "f1" in way.metrics]
+        if not mine:
+            continue
+        above = [way.name for way in mine if way.metrics["f1"].estimate >= (way.silent or 0.0) + POINTS]
+        told = f"{model}: a model that never answers has F1 {mine[0].silent:.3f}; "
+        if above:
+            said.append(f"{told}{100 * POINTS:.0f} points or more above it: {', '.join(above)}.")
+        else:
+            said.append(
+                f"{told}no way is {100 * POINTS:.0f} points above it. After {mine[0].samples:,} samples none has "
+                f"learned where answers begin; give more samples."
+            )
+    return tuple(said)
 
 
 def bubbles_table(found: Sequence[Bubble]) -> Table:

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from analysis.findings.parallelism import read_bubbles
+from analysis.findings.parallelism import Way, read_bubbles
+from analysis.parallelism import about_silence
 from analysis.parallelism import main as report
+from analysis.statistics.intervals import Interval
 from asyncsgd.data.questions import load_questions
 from asyncsgd.study.comparisons import check, jobs_of
 from asyncsgd.study.config import read_config
@@ -34,6 +36,19 @@ def test_planted_answers_are_behind_the_marker(tmp_path: Path) -> None:
     for question in data.eval:
         words = question.context.split()
         assert question.answers == ((words[words.index("key") + 1],) if "key" in words else ())
+
+
+def test_what_silence_scores_is_said_beside_the_scores() -> None:
+    def way(name: str, f1: float) -> Way:
+        one = Interval(1.0, None, None, 0.95, 1)
+        scores = {"f1": Interval(f1, None, None, 0.95, 1)}
+        return Way("bert", name, 1, False, one, None, None, None, None, 1.0, 1, scores, silent=0.5, samples=320)
+
+    assert about_silence([way("single", 0.52), way("async", 0.53)]) == (
+        "bert: a model that never answers has F1 0.500; 3 points or more above it: async.",
+    )
+    (said,) = about_silence([way("single", 0.52)])
+    assert said.endswith("After 320 samples none has learned where answers begin; give more samples.")
 
 
 @pytest.mark.slow

@@ -49,6 +49,10 @@ class Way:
     """Seeds whose run came there."""
     metrics: Mapping[str, Interval]
     """At the end, by name."""
+    silent: float | None
+    """The F1 of a model that never answers, in question answering: the share of questions without an answer."""
+    samples: int
+    """That it was trained on."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +104,16 @@ def _way(name: str, runs: Sequence[Run], model: str, theirs: Mapping[int, Run], 
         samples_to_target=math.exp(sum(ratios) / len(ratios)) if ratios else None,
         reached=len(ratios),
         metrics={key: t_interval([float(run.summary["metrics"][key]) for run in runs]) for key in names},
+        silent=_silent(summary),
+        samples=int(summary["num_samples"]),
     )
+
+
+def _silent(summary: Mapping[str, Any]) -> float | None:
+    details = summary.get("details") or {}
+    numbers = [(details.get(side) or {}).get("num_questions") for side in ("no_answer", "has_answer")]
+    known = [number for number in numbers if isinstance(number, int)]
+    return known[0] / max(1, sum(known)) if len(known) == 2 else None
 
 
 def _stages_of(run: Run) -> tuple[float | None, float, float, float] | None:
