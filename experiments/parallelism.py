@@ -144,7 +144,7 @@ def measure_bubbles(out: Path, micro_batches: tuple[int, ...]) -> None:
                 said = {"stages": num_stages, "schedule": schedule, "micro_batches": m, "sleeps": sleeps}
                 if any(said.items() <= before.items() for before in done):
                     continue
-                task = EqualStages(batch_size=2 * m if sleeps else 16 * m, num_blocks=num_stages, sleeps=sleeps)
+                task = EqualStages(batch_size=2 * m if sleeps else 64 * m, num_blocks=num_stages, sleeps=sleeps)
                 folder = out / "bubbles" / f"{num_stages}-{schedule}-{m}-{'sleeps' if sleeps else 'computes'}"
                 share, formula = bubble(task, schedule, m, folder), (num_stages - 1) / (m + num_stages - 1)
                 kind = "sleeping" if sleeps else "computing"
