@@ -114,7 +114,7 @@ class Size:
     """Whether torch.compile is measured, which takes about a minute for the first batch."""
 
 
-FULL = Size(5, 256, 64, 8, {"classification": 3072, "masked_lm": 768}, 1000, compiles=True)
+FULL = Size(5, 256, 64, 8, {"classification": 6144, "masked_lm": 768}, 1000, compiles=True)
 QUICK = Size(3, 128, 16, 2, {"classification": 128, "masked_lm": 96}, 64, compiles=False)
 
 
