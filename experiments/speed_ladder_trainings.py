@@ -274,7 +274,7 @@ class Subject:
         Returns:
             As `analysis.findings.speed_ladder.Expected`, and the samples a second of the one worker.
         """
-        meter = Meter(0, samples, self.device)
+        meter = Meter(0, max(samples, 2 * stack.batch_size), self.device)  # a rate is between two arrivals
         _, run = self.train(dataclasses.replace(stack, workers="one"), meter, 0)
         speeds, found = speeds_of(meter.turnarounds), []
         for number in EXPECTED_WORKERS:
