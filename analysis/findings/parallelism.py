@@ -17,6 +17,8 @@ from asyncsgd.records.events import EVENTS, read_events
 
 BUBBLES = "bubbles.json"
 USAGE = "usage.jsonl"
+ROUNDING = 1e-4
+"""Nats by which a loss may miss another one: a pipeline has that of one process up to rounding."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +78,7 @@ def ways(arms: Mapping[str, Sequence[Run]], reference: str, model: str) -> list[
         reference: the name of the one that samples are compared with.
     """
     theirs = {run.summary["seed"]: run for run in arms.get(reference, ())}
-    target = max((float(run.summary["final_eval_loss"]) for run in theirs.values()), default=math.nan)
+    target = max((float(run.summary["final_eval_loss"]) for run in theirs.values()), default=math.nan) + ROUNDING
     return [_way(name, runs, model, theirs, target) for name, runs in arms.items() if runs]
 
 
