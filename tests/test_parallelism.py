@@ -21,7 +21,7 @@ from parallelism import EqualStages, bubble, lacks, main, write_planted
 CONFIGS = Path(__file__).resolve().parents[1] / "experiments" / "configs"
 
 
-@pytest.mark.parametrize("name", ["parallelism", "parallelism-quick", "parallelism-planted"])
+@pytest.mark.parametrize("name", ["parallelism", "parallelism-quick", "parallelism-planted", "parallelism-bert-base"])
 def test_every_run_of_the_configs_has_valid_settings_and_a_folder_of_its_own(name: str) -> None:
     jobs = jobs_of(read_config(CONFIGS / f"{name}.yaml"))
     for job in jobs:
