@@ -88,15 +88,15 @@ class Shared:
     """
 
     def __init__(self, grid: Grid, held: HeldStage, ranks: AllRanks) -> None:
-        shapes = {name: list(view.shape) for name, view in held.views(held.flat.parameters).items()}
-        by_stage = [json.loads(text) for text in ranks.gather_texts(json.dumps(shapes))][: grid.num_stages]
+        sizes = {name: view.numel() for name, view in held.views(held.flat.parameters).items()}
+        by_stage = [json.loads(text) for text in ranks.gather_texts(json.dumps(sizes))][: grid.num_stages]
+        self.names = tuple(map(tuple, by_stage))
+        """Of the parameters of each stage, in the order of its flat vector."""
         holders: dict[str, list[int]] = {}
         for stage, names in enumerate(by_stage):
             for name in names:
                 holders.setdefault(name, []).append(stage)
-        self._sizes = {
-            name: math.prod(by_stage[stages[0]][name]) for name, stages in sorted(holders.items()) if len(stages) > 1
-        }
+        self._sizes = {name: by_stage[stages[0]][name] for name, stages in sorted(holders.items()) if len(stages) > 1}
         several = sorted({stage for name in self._sizes for stage in holders[name]})
         self._group = grid.of_stages(several) if several else None
         self.again = tuple(name for name in held.names if holders[name][0] != grid.stage)
@@ -223,15 +223,14 @@ class RowOfStages:
         """The vectors of all stages, each in its own layout, as one of the whole model; on the CPU of every rank."""
         whole = torch.zeros(self._layout.size)
         views = self._layout.views(whole)
-        names = [json.loads(text) for text in self._ranks.gather_texts(json.dumps(self._held.names))]
-        for stage in range(self._grid.num_stages):
-            row = torch.cat([view.flatten() for view in self._held.views(vector).values()])
-            of_stage = names[self._grid.rank_of(stage)]
-            sizes = [views[name].numel() for name in of_stage]
-            if stage != self._grid.stage:
+        for stage, names in enumerate(self._shared.names):
+            sizes = [views[name].numel() for name in names]
+            if stage == self._grid.stage:
+                row = torch.cat([view.flatten() for view in self._held.views(vector).values()])
+            else:
                 row = torch.empty(sum(sizes), device=self.device)
             dist.broadcast(row, self._grid.rank_of(stage), group=self._grid.row)
-            for name, part in zip(of_stage, row.cpu().split(sizes), strict=True):
+            for name, part in zip(names, row.cpu().split(sizes), strict=True):
                 views[name].copy_(part.view_as(views[name]))
         return whole
 
