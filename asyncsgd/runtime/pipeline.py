@@ -28,13 +28,14 @@ from torch import Tensor
 from asyncsgd.data.random import dropout_seed
 from asyncsgd.errors import RunError
 from asyncsgd.evaluation import evaluate_sets
-from asyncsgd.flat import FlatModel, Layout
+from asyncsgd.flat import FlatModel
 from asyncsgd.optimizers import OptimizerRecipe
 from asyncsgd.packing import Plain
 from asyncsgd.runtime.all_ranks import AllRanks
 from asyncsgd.runtime.pipeline_engine import Engine, Grid, MicroBatches, Part, mean_loss
-from asyncsgd.stages import Anatomy, Stage
-from asyncsgd.tasks.base import Batch, Data, Sums, Task, to_device
+from asyncsgd.runtime.worker_process import Assignment
+from asyncsgd.stages import Stage, anatomy
+from asyncsgd.tasks.base import Batch, Data, Sums, to_device
 from asyncsgd.worker import Gradient
 
 
@@ -42,43 +43,33 @@ class HeldStage:
     """A stage with its parameters and gradients as flat vectors.
 
     Args:
-        model: the whole model, on the CPU; owned from here on.
-        precision, device: of the passes.
+        whole: the whole model at the parameters to begin with, on the CPU. Read only.
+        data: the task's.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        model: torch.nn.Module,
-        parts: Anatomy,
-        grid: Grid,
-        precision: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        stage = Stage(task, model, parts, num_stages=grid.num_stages, number=grid.stage).to(device)
-        self.module = MicroBatches(stage, precision)
+    def __init__(self, assignment: Assignment, grid: Grid, data: Data, whole: FlatModel) -> None:
+        task, model = assignment.task, assignment.task.model(assignment.seed)
+        parts = anatomy(task, model, task.split(data.batch(0, 0), assignment.micro_batches)[0])
+        stage = Stage(task, model, parts, num_stages=grid.num_stages, number=grid.stage).to(assignment.device)
+        self.module = MicroBatches(stage, assignment.precision)
         self.flat = FlatModel(stage)
+        self.layout = whole.layout
+        """Of the whole model."""
         names = stage.names_in_model()
         self.names = tuple(names[name] for name in self.flat.layout.names)
         """Of its parameters in the whole model, in the order of the flat vector."""
+        self.put(whole.parameters)
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """Name in the whole model -> view of `vector`, which has the stage's layout."""
         return dict(zip(self.names, self.flat.layout.views(vector).values(), strict=True))
 
-
-def put(layout: Layout, whole: Tensor, held: HeldStage) -> None:
-    """Copy a stage's part of a vector of the whole model, `(P,)` in `layout`, into the stage."""
-    views = layout.views(whole)
-    with torch.no_grad():
-        for name, view in held.views(held.flat.parameters).items():
-            view.copy_(views[name])
-
-
-def first_part(task: Task, data: Data, micro_batches: int) -> Batch:
-    """The first micro-batch of a training, on the CPU."""
-    batch = data.batch(0, 0)
-    return task.split(batch, micro_batches)[0] if micro_batches > 1 else batch
+    def put(self, whole: Tensor) -> None:
+        """Copy the stage's part of the whole model's parameters, `(P,)`, into the stage."""
+        views = self.layout.views(whole)
+        with torch.no_grad():
+            for name, view in self.views(self.flat.parameters).items():
+                view.copy_(views[name])
 
 
 class Shared:
@@ -141,8 +132,6 @@ class RowOfStages:
         held: this rank's stage.
         engine: moves micro-batches through it.
         data: the task's, with the same seed. Every stage reads every batch of its replica.
-        layout: of the whole model.
-        micro_batches: m, parts of a batch.
     """
 
     def __init__(
@@ -150,28 +139,23 @@ class RowOfStages:
         held: HeldStage,
         grid: Grid,
         engine: Engine,
-        task: Task,
+        assignment: Assignment,
         data: Data,
         recipe: OptimizerRecipe,
         ranks: AllRanks,
-        *,
-        layout: Layout,
-        seed: int,
-        micro_batches: int,
     ) -> None:
-        self.task, self.device = task, held.flat.parameters.device
+        self.task, self.device = assignment.task, held.flat.parameters.device
         self.number, self.speakers = grid.replica, grid.speakers
         self._held, self._grid, self._engine, self._data, self._ranks = held, grid, engine, data, ranks
         self._optimizer = recipe.on(held.flat.parameters, held.flat.layout.num_decayed)
-        self._recipe, self._layout, self._seed, self._micro_batches = recipe, layout, seed, micro_batches
+        self._recipe, self._seed, self._micro_batches = recipe, assignment.seed, assignment.micro_batches
         self._shared = Shared(grid, held, ranks)
         self._schedule_seconds = self._exchange_seconds = 0.0
         self._exchanged = 0
 
     def split(self, index: int) -> tuple[Sequence[Batch], list[float]]:
         """The micro-batches of batch `index`, on the CPU, and their loss terms."""
-        batch = self._data.batch(0, index)
-        split = self.task.split(batch, self._micro_batches) if self._micro_batches > 1 else [batch]
+        split = self.task.split(self._data.batch(0, index), self._micro_batches)
         return split, [self.task.weight(part) for part in split]
 
     def parts_of(self, split: Sequence[Batch], weights: Sequence[float], index: int, factor: float) -> list[Part]:
@@ -221,9 +205,11 @@ class RowOfStages:
 
     def whole(self, vector: Tensor) -> Tensor:
         """The vectors of all stages, each in its own layout, as one of the whole model; on the CPU of every rank."""
-        whole = torch.zeros(self._layout.size)
-        views = self._layout.views(whole)
+        whole = torch.zeros(self._held.layout.size)
+        views = self._held.layout.views(whole)
         for stage, names in enumerate(self._shared.names):
+            if not names:
+                continue  # all of the stage is frozen
             sizes = [views[name].numel() for name in names]
             if stage == self._grid.stage:
                 row = torch.cat([view.flatten() for view in self._held.views(vector).values()])
@@ -319,5 +305,5 @@ class Pipeline(RowOfStages):
         return {"parameters": self.parameters(), "optimizers": self.gather_states(self._optimizer.state_dict())}
 
     def load_state_dict(self, state: Plain) -> None:
-        put(self._layout, state["parameters"], self._held)
+        self._held.put(state["parameters"])
         self._optimizer.load_state_dict(self.own_state(state["optimizers"]))

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from asyncsgd.checkpoints import Policy, StateWriter, load_state
-from asyncsgd.flat import FlatModel, Layout
+from asyncsgd.flat import FlatModel
 from asyncsgd.optimizers import OptimizerRecipe
 from asyncsgd.packing import Plain
 from asyncsgd.runtime.all_ranks import TIMEOUT, AllRanks
@@ -58,34 +58,16 @@ class Stages:
     ) -> Lockstep:
         """This rank's part of a pipeline, on the initialised process group; called by all ranks."""
         # The rest of torch.distributed.pipelining is slow to import, and most runs have no pipeline.
-        from asyncsgd.runtime.pipeline import HeldStage, Pipeline, first_part, put
+        from asyncsgd.runtime.pipeline import HeldStage, Pipeline
         from asyncsgd.runtime.pipeline_engine import Engine, Grid, TorchEngine
         from asyncsgd.runtime.two_buffered import TwoBuffered, TwoVersions
-        from asyncsgd.stages import anatomy
 
-        task, seed, device = assignment.task, assignment.seed, torch.device(assignment.device)
-        data, grid = task.data(seed), Grid(ranks, self.number)
-
-        def held() -> tuple[HeldStage, Layout]:
-            flat, model = whole(), task.model(seed)
-            parts = anatomy(task, model, first_part(task, data, assignment.micro_batches))
-            stage = HeldStage(task, model, parts, grid, assignment.precision, device)
-            put(flat.layout, flat.parameters, stage)
-            return stage, flat.layout
-
-        first, layout = held()
+        device, grid = torch.device(assignment.device), Grid(ranks, self.number)
+        data, model = assignment.task.data(assignment.seed), whole()
+        first = HeldStage(assignment, grid, data, model)
         if self.schedule == "2bw":
-            row = TwoVersions(
-                (first, held()[0]),
-                grid,
-                task,
-                data,
-                recipe,
-                ranks,
-                layout=layout,
-                seed=seed,
-                micro_batches=assignment.micro_batches,
-            )
+            second = HeldStage(assignment, grid, data, model)
+            row = TwoVersions((first, second), grid, assignment, data, recipe, ranks)
             return TwoBuffered(row, ranks, schedule, conditions)
         engine: Engine
         if self.schedule == "deepspeed":
@@ -95,18 +77,7 @@ class Stages:
             engine = DeepSpeedEngine(first.module, device=device, config=config, extensions=self.extensions)
         else:
             engine = TorchEngine(grid, device, self.schedule)
-        replica = Pipeline(
-            first,
-            grid,
-            engine,
-            task,
-            data,
-            recipe,
-            ranks,
-            layout=layout,
-            seed=seed,
-            micro_batches=assignment.micro_batches,
-        )
+        replica = Pipeline(first, grid, engine, assignment, data, recipe, ranks)
         return AllReduce(replica, ranks, schedule, conditions, Straggling(None, 0))
 
 

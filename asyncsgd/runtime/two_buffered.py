@@ -23,17 +23,17 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from asyncsgd.flat import Layout
 from asyncsgd.optimizers import OptimizerRecipe
 from asyncsgd.packing import Plain
 from asyncsgd.records.events import APPLIED, DONE, INTERRUPTED, Event, Fault
 from asyncsgd.runtime.all_ranks import AllRanks
 from asyncsgd.runtime.base import Result, diverged
 from asyncsgd.runtime.lockstep import GOES_ON, STOP_REQUESTED, TIME_IS_UP, Conditions, Lockstep
-from asyncsgd.runtime.pipeline import HeldStage, RowOfStages, put
+from asyncsgd.runtime.pipeline import HeldStage, RowOfStages
 from asyncsgd.runtime.pipeline_engine import Grid, Part, TorchEngine, mean_loss
+from asyncsgd.runtime.worker_process import Assignment
 from asyncsgd.schedules import Schedule
-from asyncsgd.tasks.base import Data, Sums, Task
+from asyncsgd.tasks.base import Data, Sums
 
 LONGEST_GROUP = 8
 """Batches. The bubble of a group is (p - 1) / (8 m + p - 1), and hidden states of all of them have buffers."""
@@ -63,19 +63,13 @@ class TwoVersions(RowOfStages):
         self,
         copies: tuple[HeldStage, HeldStage],
         grid: Grid,
-        task: Task,
+        assignment: Assignment,
         data: Data,
         recipe: OptimizerRecipe,
         ranks: AllRanks,
-        *,
-        layout: Layout,
-        seed: int,
-        micro_batches: int,
     ) -> None:
         engine = TorchEngine(grid, copies[0].flat.parameters.device, "1f1b", self._went_back)
-        super().__init__(
-            copies[0], grid, engine, task, data, recipe, ranks, layout=layout, seed=seed, micro_batches=micro_batches
-        )
+        super().__init__(copies[0], grid, engine, assignment, data, recipe, ranks)
         self._copies = copies
         self._group: tuple[Coming, ...] = ()
         self._taken = 0
@@ -166,8 +160,8 @@ class TwoVersions(RowOfStages):
 
     def load_state_dict(self, state: Plain) -> None:
         self._taken = state["version"]
-        put(self._layout, state["parameters"], self._newest)
-        put(self._layout, state["before"], self._older)
+        self._newest.put(state["parameters"])
+        self._older.put(state["before"])
         self._optimizer.load_state_dict(self.own_state(state["optimizers"]))
 
 
