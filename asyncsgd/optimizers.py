@@ -68,7 +68,7 @@ class Optimizer:
         groups = [
             {"params": [part], "weight_decay": decay, "lr": 0.0}
             for part, decay in zip(self._slices, (weight_decay, 0.0), strict=True)
-            if len(part)
+            if len(part) or not len(parameters)  # an optimizer must have something, even of no length
         ]
         self._optimizer = build(groups)
         self.plain = (

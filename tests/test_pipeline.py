@@ -68,10 +68,16 @@ class NextToken(Task):
     batch_size: int = 8
     num_blocks: int = 4
     tied: bool = True
+    num_frozen: int = 0
+    """Of the blocks. Where there are any, the embedding is frozen too."""
 
     def model(self, seed: int) -> nn.Module:
         with asyncsgd.seeded(seed):
-            return Tower(self.num_blocks, self.tied)
+            tower = Tower(self.num_blocks, self.tied)
+        if self.num_frozen:
+            tower.embedding.requires_grad_(False)
+            tower.blocks[: self.num_frozen].requires_grad_(False)
+        return tower
 
     def data(self, seed: int) -> TensorData:
         first, step = torch.arange(96).unsqueeze(1), torch.arange(7)
@@ -160,6 +166,16 @@ def test_a_synchronous_pipeline_is_one_process(
         passes = hidden * ((stage < stages - 1) + (stage > 0))
         embedding = 5 * VOCABULARY * WIDTH * 4 * (tied and stage in (0, stages - 1))
         assert sent == passes + embedding or (replicas > 1 and sent > passes + embedding), (replica, stage)
+
+
+@pytest.mark.parametrize(("schedule", "num_frozen"), [("1f1b", 1), ("1f1b", 3), *slow(("2bw", 3))])
+def test_a_pipeline_leaves_frozen_blocks_as_they_are(schedule: Any, num_frozen: int) -> None:
+    task = NextToken(tied=False, num_frozen=num_frozen)
+    arguments: dict[str, Any] = {"samples": 40, "micro_batches": 2, "clip_norm": 0.0, "optimizer": SGD(), "quiet": True}
+    run = asyncsgd.train(task, runtime=modes.Pipeline(2, 2, schedule), learning_rate=0.05, **arguments)
+    rule: dict[str, Any] = {"rule": FixedDelay(1), "runtime": modes.Virtual(1)} if schedule == "2bw" else {}
+    expected = asyncsgd.train(task, learning_rate=0.05, **rule, **arguments)
+    assert relative(parameters(run), parameters(expected)) < 1e-6
 
 
 def _by_decay(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:

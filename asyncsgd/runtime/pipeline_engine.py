@@ -133,7 +133,8 @@ class MicroBatches(nn.Module):
         with self._autocast():
             said = self.stage(part.batch, hidden)
             if not self.stage.is_last:
-                return said
+                # Where all before is frozen, nothing needs a gradient, and torch's stage would fail.
+                return said if said.requires_grad else said.requires_grad_()
             if part.share:
                 loss = self.stage.task.loss(said, part.batch)
             else:  # the mean over no loss term at all may not be a number
