@@ -140,11 +140,13 @@ class Savings:
 NO_SAVINGS = Savings()
 
 
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether Python or torch was refused memory; torch says so in a RuntimeError."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and any(sign in str(error) for sign in ("DefaultCPUAllocator", "bad_alloc"))
-    )
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether Python or torch was refused memory; torch says so in a RuntimeError, which may be wrapped in another."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    if isinstance(error, RuntimeError) and any(sign in str(error) for sign in ("DefaultCPUAllocator", "bad_alloc")):
+        return True
+    return error.__cause__ is not None and is_out_of_memory(error.__cause__)
 
 
 def checkpoint_activations(model: nn.Module) -> None:

@@ -631,4 +631,7 @@ def test_what_torch_says_when_it_is_refused_memory_is_told_from_other_errors() -
         torch.empty(2**50)
     assert is_out_of_memory(refused_memory.value)
     assert is_out_of_memory(MemoryError())
+    wrapped = RuntimeError("a stage failed")  # as torch's pipelines say it
+    wrapped.__cause__ = refused_memory.value
+    assert is_out_of_memory(wrapped)
     assert not is_out_of_memory(RuntimeError("shapes do not fit"))
