@@ -248,9 +248,10 @@ class Worker:
         shapes = {str(_shapes(self.data.batch(self._stream, index))) for index in range(LOOKED_AT)}
         # Ranks would split what is compiled later at their buckets, which torch cannot with checkpointed activations.
         torch._dynamo.config.optimize_ddp = False
+        before = self.state_dict()
+        self.gradient(0)  # a task may set up things in its first pass, such as hooks, and code from before it is slow
         # Where shapes differ, a compiler that took the first for the only one would begin again at the second.
         self.loss.compile(dynamic=len(shapes) > 1 or None)
-        before = self.state_dict()
         self.gradient(0)
         self.load_state_dict(before)
         return time.perf_counter() - began

@@ -52,10 +52,9 @@ class MaskedPositions:
     @classmethod
     def of(cls, model: Any) -> MaskedPositions:
         """The one of this model, put there by the first call."""
-        masked_positions = model.__dict__.get("_masked_positions")
-        if masked_positions is None:
-            masked_positions = model.__dict__["_masked_positions"] = cls(model)
-        return masked_positions
+        if not hasattr(model, "_masked_positions"):
+            model._masked_positions = cls(model)
+        return model._masked_positions
 
     def _keep_masked(self, module: nn.Module, inputs: Any, output: Any) -> Any:
         if self.positions is None:
