@@ -1,7 +1,7 @@
 """Which samples a batch has, and the batch itself: pure functions of (seed, stream, index).
 
-Runs of `RUN` consecutive batches hold samples of about one length, so that padding is small and synchronous
-workers, which take consecutive indices, wait for hardware and not for data.
+Unless samples are drawn at random, runs of `RUN` consecutive batches hold samples of about one length, so that padding
+is small and synchronous workers, which take consecutive indices, wait for hardware and not for data.
 
 Shapes: B sequences, L tokens per sequence (padded, special tokens included), M masked tokens of the batch.
 """
@@ -9,6 +9,7 @@ Shapes: B sequences, L tokens per sequence (padded, special tokens included), M 
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 import torch
@@ -53,7 +54,8 @@ class Frame:
 
 
 class Order:
-    """The samples of each batch of an endless stream: epoch after epoch of shuffled runs of similar length.
+    """The samples of each batch of an endless stream: epoch after epoch of samples at random, or of runs of similar
+    length.
 
     An epoch is as many whole runs of `RUN` batches as the samples fill. If there are too few samples for a run, it is
     whole batches; if there are too few for a batch, samples are repeated. The samples left over differ from epoch to
@@ -63,14 +65,15 @@ class Order:
         lengths: tokens of each sample, `(S,)`.
         batch_size: B.
         seed, stream: name the order.
+        by_length: whether the samples of a batch are of about one length.
     """
 
-    def __init__(self, lengths: np.ndarray, batch_size: int, seed: int, stream: int) -> None:
+    def __init__(self, lengths: np.ndarray, batch_size: int, seed: int, stream: int, by_length: bool = True) -> None:
         if len(lengths) == 0:
             raise ValueError("a stream needs at least one sample")
         self._lengths = np.asarray(lengths)
         self._batch_size = batch_size
-        self._seed, self._stream = seed, stream
+        self._seed, self._stream, self._by_length = seed, stream, by_length
         batches = len(lengths) // batch_size
         self.batches_per_epoch = max(1, batches // RUN * RUN or batches)
         self._epoch = -1
@@ -89,12 +92,24 @@ class Order:
         order = draw.permutation(len(self._lengths))
         wanted = self.batches_per_epoch * self._batch_size
         order = np.resize(order, wanted)  # leaves out the rest; repeats samples where a batch is larger than the corpus
-        order = order[np.argsort(self._lengths[order], kind="stable")]
+        if self._by_length:
+            order = order[np.argsort(self._lengths[order], kind="stable")]
         run = min(RUN, self.batches_per_epoch) * self._batch_size
         runs = order[: wanted // run * run].reshape(-1, run)
         runs = draw.permuted(runs[draw.permutation(len(runs))], axis=1)
         # Fewer batches than a run, or a multiple of it: nothing is ever left behind the last run.
         return runs.reshape(self.batches_per_epoch, self._batch_size)
+
+
+class Orders:
+    """The samples of each batch of any stream; see `Order`."""
+
+    def __init__(self, lengths: np.ndarray, batch_size: int, seed: int, by_length: bool) -> None:
+        self._of = functools.cache(lambda stream: Order(lengths, batch_size, seed, stream, by_length))
+
+    def samples(self, stream: int, index: int) -> np.ndarray:
+        """Those of batch `index`, int64 `(B,)`, a view valid until the stream's next epoch is asked for."""
+        return self._of(stream).samples(index)
 
 
 class TrainingBatches:
@@ -105,11 +120,18 @@ class TrainingBatches:
     """
 
     def __init__(
-        self, tokens: Tokens, frame: Frame, masking: Masking, batch_size: int, seed: int, stream: int = 0
+        self,
+        tokens: Tokens,
+        frame: Frame,
+        masking: Masking,
+        batch_size: int,
+        seed: int,
+        stream: int = 0,
+        by_length: bool = True,
     ) -> None:
         self._tokens, self._frame, self._masking = tokens, frame, masking
         self._batch_size, self._seed, self._stream = batch_size, seed, stream
-        self._order = Order(tokens.lengths, batch_size, seed, stream)
+        self._order = Order(tokens.lengths, batch_size, seed, stream, by_length)
 
     @property
     def batch_size(self) -> int:

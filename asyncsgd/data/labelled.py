@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncsgd.data.batching import Frame, Order
+from asyncsgd.data.batching import Frame, Orders
 from asyncsgd.data.corpora import (
     EVAL_NAMES,
     TEST_NAMES,
@@ -480,23 +480,30 @@ def labelled_folder(data: LabelledData, tokenizer: Any, *, seq_len: int, cache_d
 
 
 class LabelledBatches:
-    """The training batches of a stream; which samples batch `index` has is a function of (seed, stream, index).
+    """The training batches of any stream.
 
     Args:
         tokens: one sample per text.
         classes: int64, of each sample.
         frame: what the tokenizer puts around a sample.
+        by_length: see `asyncsgd.data.batching.Order`.
     """
 
     def __init__(
-        self, tokens: Tokens, classes: np.ndarray, frame: Frame, batch_size: int, seed: int, stream: int = 0
+        self,
+        tokens: Tokens,
+        classes: np.ndarray,
+        frame: Frame,
+        batch_size: int,
+        seed: int,
+        by_length: bool = True,
     ) -> None:
         self._tokens, self._classes, self._frame = tokens, classes, frame
-        self._order = Order(tokens.lengths, batch_size, seed, stream)
+        self._orders = Orders(tokens.lengths, batch_size, seed, by_length)
 
-    def batch(self, index: int) -> LabelledBatch:
-        """Make batch `index`."""
-        return _assemble(self._tokens, self._classes, self._order.samples(index), self._frame)
+    def batch(self, stream: int, index: int) -> LabelledBatch:
+        """Make batch `index` of a stream."""
+        return _assemble(self._tokens, self._classes, self._orders.samples(stream, index), self._frame)
 
 
 class LabelledEvaluation:

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncsgd.data.batching import Order
+from asyncsgd.data.batching import Orders
 from asyncsgd.data.questions import Question, QuestionData
 from asyncsgd.data.tokenization import Tokens, cache_key, plain_backend, publish
 from asyncsgd.errors import UsageError
@@ -263,22 +263,18 @@ class WindowedQuestions:
     Args:
         folder: that of `questions_folder`.
         batch_size: B of training.
-        seed: of the order in training; the evaluation has none.
+        seed, by_length: of the order in training; the evaluation has none.
     """
 
-    def __init__(self, folder: Path, batch_size: int, seed: int) -> None:
+    def __init__(self, folder: Path, batch_size: int, seed: int, by_length: bool) -> None:
         texts = json.loads((folder / "texts.json").read_text(encoding="utf-8"))
         self._train, self._frame = Windows.load(folder / "train"), PairFrame(**texts["frame"])
-        self._batch_size, self._seed = batch_size, seed
-        self._orders: dict[int, Order] = {}
+        self._orders = Orders(self._train.lengths(self._train.table), batch_size, seed, by_length)
         self.evaluation = {"main": QuestionEvaluation(Windows.load(folder / "eval"), texts, self._frame)}
 
     def batch(self, stream: int, index: int) -> WindowBatch:
         """Make batch `index` of a stream."""
-        if stream not in self._orders:
-            lengths = self._train.lengths(self._train.table)
-            self._orders[stream] = Order(lengths, self._batch_size, self._seed, stream)
-        return _assemble(self._train, self._orders[stream].samples(index), self._frame)
+        return _assemble(self._train, self._orders.samples(stream, index), self._frame)
 
 
 class QuestionEvaluation:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncsgd.data.batching import Frame, Order
+from asyncsgd.data.batching import Frame, Orders
 from asyncsgd.data.corpora import existing_path, hub_name, without
 from asyncsgd.data.documents import Documents, without_surrogates
 from asyncsgd.data.labelled import (
@@ -392,19 +392,25 @@ class TaggedSentences:
         train, evaluation: each read once, in batches of sentences of similar length.
         frame: what the tokenizer puts around a sentence.
         batch_size: B of training.
-        seed: of the order in training; the evaluation has none.
+        seed, by_length: of the order in training; the evaluation has none.
     """
 
-    def __init__(self, train: TaggedTokens, evaluation: TaggedTokens, frame: Frame, batch_size: int, seed: int) -> None:
-        self._train, self._frame, self._batch_size, self._seed = train, frame, batch_size, seed
-        self._orders: dict[int, Order] = {}
+    def __init__(
+        self,
+        train: TaggedTokens,
+        evaluation: TaggedTokens,
+        frame: Frame,
+        batch_size: int,
+        seed: int,
+        by_length: bool,
+    ) -> None:
+        self._train, self._frame = train, frame
+        self._orders = Orders(train.tokens.lengths, batch_size, seed, by_length)
         self.evaluation = {"main": TaggedEvaluation(evaluation, frame)}
 
     def batch(self, stream: int, index: int) -> TaggedBatch:
         """Make batch `index` of a stream."""
-        if stream not in self._orders:
-            self._orders[stream] = Order(self._train.tokens.lengths, self._batch_size, self._seed, stream)
-        return _assemble(self._train, self._orders[stream].samples(index), self._frame)
+        return _assemble(self._train, self._orders.samples(stream, index), self._frame)
 
 
 class TaggedEvaluation:

@@ -17,11 +17,13 @@ from asyncsgd.settings.training import (
     MOST_EVALUATIONS,
     MOST_SAMPLES,
     MOST_TOKENS,
+    SAMPLING,
     Job,
     Length,
     Machine,
     Mode,
     Output,
+    Sampling,
     Schedule,
     Steps,
     contradictions_of_batches,
@@ -72,6 +74,7 @@ class LabelledText:
     train_samples: int = setting(0, "training texts to use; 0: all", at_least=0, at_most=MOST_SAMPLES)
     eval_samples: int = setting(0, "texts to score on; 0: all", at_least=0, at_most=MOST_SAMPLES)
     seq_len: int = setting(128, "tokens per text; what is longer is cut", at_least=8, at_most=MOST_TOKENS)
+    sampling: Sampling = setting("group_by_length", SAMPLING, added_later=True)
     cache_dir: str | None = setting(None, "folder for prepared data", unset="the user's cache folder")
 
 

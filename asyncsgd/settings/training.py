@@ -28,6 +28,7 @@ OptimizerName = Literal["sgd", "adamw"]
 Schedule = Literal["constant", "linear", "cosine"]
 Mask = Literal["token", "word", "candidates"]
 EvalMask = Literal["token", "word"]
+Sampling = Literal["group_by_length", "random"]
 Clock = Literal["measured", "virtual"]
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -44,6 +45,9 @@ MOST_THREADS = 1024
 MOST_PROCESSES = 1024
 
 DEFAULT_LEARNING_RATE: Mapping[str, float] = {"adamw": 5e-4, "sgd": 0.1}
+
+SAMPLING = "group_by_length: samples of a batch are of about one length, which is fast; random: of any length"
+"""Help of a setting that tasks have."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,6 +236,7 @@ class Data:
     text_column: str = setting("text", "column of the data that holds the text")
     seq_len: int = setting(128, "tokens per sequence", at_least=8, at_most=MOST_TOKENS)
     batch_size: int = setting(16, "sequences in one gradient, per worker", at_least=1, at_most=MOST_BATCH)
+    sampling: Sampling = setting("group_by_length", SAMPLING, added_later=True)
     mask: Mask = setting("token", "mask single tokens, whole words, or words with --candidates first")
     mask_prob: float = setting(0.15, "share of the tokens to predict", above=0, below=1)
     eval_mask: EvalMask = setting(

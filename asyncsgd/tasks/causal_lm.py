@@ -13,6 +13,7 @@ part in it. `CausalLM.prepare` measures that, and gives such a model one documen
 
 Shapes: B rows, L tokens a row, M predicted tokens, V vocabulary.
 """
+# ruff: noqa: RUF009 - the calls in the dataclass's defaults are `setting`, which returns dataclasses.field
 
 from __future__ import annotations
 
@@ -37,12 +38,12 @@ from asyncsgd.data.tokenization import (
 )
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
+from asyncsgd.settings.training import SAMPLING, Sampling
 from asyncsgd.tasks.base import Batches, Sums, Task, found
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from asyncsgd.data.batching import Order
     from asyncsgd.models import Built, Family
 
 SHAPES: dict[str, dict[str, int]] = {
@@ -87,6 +88,7 @@ class CausalLM(Task):
     text_column: str = setting("text", "column of the data that holds the text")
     seq_len: int = setting(128, "tokens per row", at_least=8, at_most=65_536)
     batch_size: int = setting(16, "rows in one gradient, per worker", at_least=1, at_most=65_536)
+    sampling: Sampling = setting("group_by_length", SAMPLING, added_later=True)
     vocab_size: int = setting(
         8192, "of the tokenizer trained for the models tiny-gpt and small-gpt", at_least=257, at_most=1_000_000
     )
@@ -271,17 +273,14 @@ class DocumentRows:
     """The batches of a `CausalLM` in one process."""
 
     def __init__(self, task: CausalLM, seed: int) -> None:
-        self._seed, self._batch_size = seed, task.batch_size
+        from asyncsgd.data.batching import Orders
+
         self._rows = Rows(task, "train")
-        self._orders: dict[int, Order] = {}
+        self._orders = Orders(self._rows.lengths, task.batch_size, seed, task.sampling == "group_by_length")
         self.evaluation: Mapping[str, Batches] = {"main": EvaluationRows(task)}
 
     def batch(self, stream: int, index: int) -> Batch:
-        if stream not in self._orders:
-            from asyncsgd.data.batching import Order
-
-            self._orders[stream] = Order(self._rows.lengths, self._batch_size, self._seed, stream)
-        return self._rows.batch(self._orders[stream].samples(index))
+        return self._rows.batch(self._orders.samples(stream, index))
 
 
 class EvaluationRows:

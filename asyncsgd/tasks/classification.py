@@ -38,6 +38,7 @@ from asyncsgd.data.labelled import (
 from asyncsgd.data.tokenization import Tokens, load_tokenizer, tokenize_beginnings
 from asyncsgd.errors import UsageError, nearest
 from asyncsgd.init_from import hash_of, read_origin
+from asyncsgd.settings.training import Sampling
 from asyncsgd.tasks import scores
 from asyncsgd.tasks.base import Batches, Sums, Task, found
 
@@ -83,6 +84,8 @@ class Classification(Task):
     eval_samples: int = 0
     seq_len: int = 128
     batch_size: int = 16
+    sampling: Sampling = "group_by_length"
+    """See `asyncsgd.data.batching.Order`."""
     dropout: float = 0.1
     class_weights: bool = False
     hatecheck: str | None = None
@@ -290,13 +293,12 @@ class LabelledTokens:
     def __init__(self, task: Classification, seed: int) -> None:
         folder = Path(str(task.tokens))
         train, classes = Tokens.load(folder / "train"), np.load(folder / "train_classes.npy")
-        self._make = lambda stream: LabelledBatches(train, classes, task.frame, task.batch_size, seed, stream)
-        self._streams: dict[int, LabelledBatches] = {}
+        self._train = LabelledBatches(
+            train, classes, task.frame, task.batch_size, seed, task.sampling == "group_by_length"
+        )
         self.evaluation: Mapping[str, Batches] = {
             "main": LabelledEvaluation(Tokens.load(folder / "eval"), np.load(folder / "eval_classes.npy"), task.frame)
         }
 
     def batch(self, stream: int, index: int) -> LabelledBatch:
-        if stream not in self._streams:
-            self._streams[stream] = self._make(stream)
-        return self._streams[stream].batch(index)
+        return self._train.batch(stream, index)

@@ -31,6 +31,7 @@ from asyncsgd.data.corpora import check_sources, load_corpus
 from asyncsgd.data.masking import STRATEGIES, Masking, OnlyCandidates, Strategy
 from asyncsgd.data.tokenization import Tokens, load_tokenizer, tokenized_folder
 from asyncsgd.settings.flags import setting
+from asyncsgd.settings.training import Sampling
 from asyncsgd.tasks.base import Batches, Sums, Task, found, split_rows
 from asyncsgd.tasks.scores import perplexity
 
@@ -87,6 +88,8 @@ class MaskedLM(Task):
     text_column: str = "text"
     seq_len: int = 128
     batch_size: int = 16
+    sampling: Sampling = "group_by_length"
+    """See `asyncsgd.data.batching.Order`."""
     mask: Literal["token", "word", "candidates"] = "token"
     mask_prob: float = 0.15
     eval_mask: Literal["token", "word"] = "token"
@@ -302,6 +305,12 @@ class MaskedTokens:
         if stream not in self._streams:
             task = self._task
             self._streams[stream] = TrainingBatches(
-                self._tokens, task.frame, task.masking, task.batch_size, self._seed, stream
+                self._tokens,
+                task.frame,
+                task.masking,
+                task.batch_size,
+                self._seed,
+                stream,
+                task.sampling == "group_by_length",
             )
         return self._streams[stream].batch(index)

@@ -11,6 +11,7 @@ answer is given if its score is at least that one, which is the threshold 0. Sco
 
 Shapes: B windows, L tokens, Q questions of the evaluation.
 """
+# ruff: noqa: RUF009 - the calls in the dataclass's defaults are `setting`, which returns dataclasses.field
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ import numpy as np
 from asyncsgd.data import question_scores as scores
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
-from asyncsgd.settings.training import MOST_BATCH, MOST_SAMPLES, MOST_TOKENS
+from asyncsgd.settings.training import MOST_BATCH, MOST_SAMPLES, MOST_TOKENS, SAMPLING, Sampling
 from asyncsgd.tasks.base import Sums, found, to_device
 from asyncsgd.tasks.encoder import VOCABULARY, EncoderTask, with_own_flags
 
@@ -76,6 +77,7 @@ class QuestionAnswering(EncoderTask):
         None, "folder for predictions.json and two more at the end", unset="none are written", example="predictions"
     )
     batch_size: int = setting(16, "windows in one gradient", at_least=1, at_most=MOST_BATCH)
+    sampling: Sampling = setting("group_by_length", SAMPLING, added_later=True)
     dropout: float = setting(0.1, "of all dropout layers", at_least=0, below=1)
     vocab_size: int = setting(
         VOCABULARY, "entries of the tokenizer that tiny and small get", at_least=64, at_most=MOST_TOKENS
@@ -179,7 +181,7 @@ class QuestionAnswering(EncoderTask):
     def data(self, seed: int) -> WindowedQuestions:
         from asyncsgd.data.question_windows import WindowedQuestions
 
-        return WindowedQuestions(Path(self.known("folder")), self.batch_size, seed)
+        return WindowedQuestions(Path(self.known("folder")), self.batch_size, seed, self.sampling == "group_by_length")
 
     def outputs(self, model: nn.Module, batch: WindowBatch) -> Tensor:
         """The logits of start and end, `(B, 2, L)`; minus infinity where no answer may begin or end."""

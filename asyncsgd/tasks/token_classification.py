@@ -22,7 +22,7 @@ import numpy as np
 from asyncsgd.data import spans
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
-from asyncsgd.settings.training import MOST_BATCH, MOST_SAMPLES, MOST_TOKENS
+from asyncsgd.settings.training import MOST_BATCH, MOST_SAMPLES, MOST_TOKENS, SAMPLING, Sampling
 from asyncsgd.tasks.base import Sums, found
 from asyncsgd.tasks.encoder import VOCABULARY, EncoderTask, with_own_flags
 
@@ -66,6 +66,7 @@ class TokenClassification(EncoderTask):
     eval_samples: int = setting(0, "sentences to score on; 0: all", at_least=0, at_most=MOST_SAMPLES)
     seq_len: int = setting(128, "tokens per sentence; what is longer is cut", at_least=8, at_most=MOST_TOKENS)
     batch_size: int = setting(16, "sentences in one gradient", at_least=1, at_most=MOST_BATCH)
+    sampling: Sampling = setting("group_by_length", SAMPLING, added_later=True)
     dropout: float = setting(0.1, "of all dropout layers", at_least=0, below=1)
     vocab_size: int = setting(
         VOCABULARY, "entries of the tokenizer that tiny and small get", at_least=64, at_most=MOST_TOKENS
@@ -163,7 +164,7 @@ class TokenClassification(EncoderTask):
         folder = Path(self.known("folder"))
         train, evaluation = (TaggedTokens.load(folder / side) for side in ("train", "eval"))
         frame = Frame(self.prefix, self.suffix, self.known("pad_id"))
-        return TaggedSentences(train, evaluation, frame, self.batch_size, seed)
+        return TaggedSentences(train, evaluation, frame, self.batch_size, seed, self.sampling == "group_by_length")
 
     def outputs(self, model: nn.Module, batch: TaggedBatch) -> Tensor:
         """The logits `(B, W, C)` at each word's first piece; those of a word without one mean nothing."""

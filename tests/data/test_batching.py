@@ -107,10 +107,18 @@ def test_neighbouring_positions_share_no_random_numbers():
 corpora_of_lengths = st.lists(st.integers(1, 40), min_size=1, max_size=300)
 
 
-@given(lengths=corpora_of_lengths, batch_size=st.integers(1, 6), epoch=st.integers(0, 3), seed=st.integers(0, 9))
+@given(
+    lengths=corpora_of_lengths,
+    batch_size=st.integers(1, 6),
+    epoch=st.integers(0, 3),
+    seed=st.integers(0, 9),
+    by_length=st.booleans(),
+)
 @settings(deadline=None, max_examples=60)
-def test_an_epoch_repeats_no_sample_and_is_whole_runs_where_there_are_enough_samples(lengths, batch_size, epoch, seed):
-    order = Order(np.array(lengths), batch_size, seed, 0)
+def test_an_epoch_repeats_no_sample_and_is_whole_runs_where_there_are_enough_samples(
+    lengths, batch_size, epoch, seed, by_length
+):
+    order = Order(np.array(lengths), batch_size, seed, 0, by_length)
     num_batches, whole = order.batches_per_epoch, len(lengths) // batch_size
     assert num_batches == (whole - whole % RUN if whole >= RUN else max(1, whole))
     drawn = np.concatenate([order.samples(epoch * num_batches + k) for k in range(num_batches)])
@@ -135,6 +143,18 @@ def test_the_lengths_of_two_runs_of_an_epoch_do_not_interleave(num_samples, batc
         spans.append((drawn.min(), drawn.max()))
     spans.sort()
     assert all(shorter[1] <= longer[0] for shorter, longer in itertools.pairwise(spans))
+
+
+def test_an_order_at_random_does_not_look_at_lengths():
+    lengths = np.arange(640)
+    mixed, blind = (Order(each, 8, 0, 0, by_length=False) for each in (lengths, lengths[::-1]))
+    means = []
+    for index in range(mixed.batches_per_epoch):
+        assert np.array_equal(mixed.samples(index), blind.samples(index))
+        means.append(lengths[mixed.samples(index)].mean())
+    # 8 of 640 at random: their means lie about 319.5 with SD 65; in runs of one length they would have SD 185.
+    assert np.std(means) < 100
+    assert np.std([lengths[Order(lengths, 8, 0, 0).samples(index)].mean() for index in range(80)]) > 150
 
 
 def test_within_a_run_neither_batches_nor_rows_are_sorted_by_length():

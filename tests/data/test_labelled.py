@@ -284,15 +284,15 @@ def tokens_of(lengths: Sequence[int]) -> tuple[Tokens, np.ndarray]:
 def test_a_batch_is_a_function_of_the_seed_and_its_index_alone() -> None:
     tokens, classes = tokens_of([3, 8, 1, 5, 4, 4, 9, 2, 7, 6])
     forward, backward = (LabelledBatches(tokens, classes, FRAME, 3, seed=1) for _ in range(2))
-    some = [forward.batch(index) for index in range(7)]
-    again = [backward.batch(index) for index in reversed(range(7))][::-1]
+    some = [forward.batch(0, index) for index in range(7)]
+    again = [backward.batch(0, index) for index in reversed(range(7))][::-1]
     for one, other in zip(some, again, strict=True):
         assert torch.equal(one.input_ids, other.input_ids)
         assert torch.equal(one.labels, other.labels)
     for one in some:
         assert one.labels.tolist() == (one.input_ids[:, 1] - 10).tolist()
     other = LabelledBatches(tokens, classes, FRAME, 3, seed=2)
-    assert any(not torch.equal(other.batch(index).input_ids, some[index].input_ids) for index in range(7))
+    assert any(not torch.equal(other.batch(0, index).input_ids, some[index].input_ids) for index in range(7))
 
 
 def test_every_text_of_an_evaluation_is_there_once_with_its_own_label_and_mask() -> None:

@@ -1,0 +1,58 @@
+"""Every task with texts of its own lengths: batches of similar lengths by default, and of any length on request."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncsgd.tasks.base import Task
+from asyncsgd.tasks.causal_lm import CausalLM
+from asyncsgd.tasks.classification import Classification
+from asyncsgd.tasks.masked_lm import MaskedLM
+from asyncsgd.tasks.question_answering import QuestionAnswering
+from asyncsgd.tasks.token_classification import TokenClassification
+
+WORDS = ["ant", "bee", "cat", "dog", "elk", "fox", "gnu", "hen", "ibis", "jay"]
+EVERY_TASK = {
+    MaskedLM: {"vocab_size": 128},
+    CausalLM: {"vocab_size": 300},
+    Classification: {},
+    TokenClassification: {"vocab_size": 64},
+    QuestionAnswering: {"vocab_size": 128, "stride": 8},
+}
+
+
+def write(folder: Path, number: int, name: str) -> None:
+    """Texts of 4 to 60 words, in the forms that the tasks read."""
+    draw, lines = random.Random(name), []
+    for index in range(number):
+        words = draw.choices(WORDS, k=draw.randint(4, 60))
+        text = " ".join(words)
+        answers = {"text": [words[0]], "answer_start": [0]}
+        lines.append(
+            {"text": text, "label": "AB"[index % 2], "tokens": words, "ner_tags": ["B-X", *["O"] * (len(words) - 1)]}
+            | {"id": f"{name}{index}", "context": text, "question": "which ant", "answers": answers}
+        )
+    (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.mark.parametrize("kind", EVERY_TASK)
+def test_the_samples_of_a_batch_are_of_similar_or_of_any_lengths(kind: type[Task], tmp_path: Path) -> None:
+    write(tmp_path, 320, "train")
+    write(tmp_path, 20, "dev" if kind is QuestionAnswering else "test")
+    values: dict[str, Any] = {"seq_len": 64, "batch_size": 4, **EVERY_TASK[kind]}
+    values["data_name"] = str(tmp_path)
+    if kind in (MaskedLM, CausalLM):
+        values |= {"data_name": str(tmp_path / "train.jsonl"), "eval_data": str(tmp_path / "test.jsonl")}
+    padding = []
+    for sampling in ("group_by_length", "random"):
+        task: Any = kind(**values, sampling=sampling).prepare(0, tmp_path / "cache")
+        batches = [task.data(0).batch(0, index) for index in range(16)]
+        padding.append(1 - sum(map(task.count_tokens, batches)) / sum(batch.input_ids.numel() for batch in batches))
+    similar, mixed = padding
+    # CausalLM packs texts into rows that are nearly full.
+    assert similar != mixed if kind is CausalLM else similar < 0.6 * mixed, padding
