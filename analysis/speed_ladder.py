@@ -24,15 +24,16 @@ from analysis.report.tables.speed_ladder import (
     publication_table,
     rungs_table,
     score,
+    stacks_table,
 )
-from analysis.report.tables.table import Table, markdown
+from analysis.report.tables.table import markdown
 from analysis.statistics.verdict import MINIMUM_PAIRS
 from asyncsgd.errors import UsageError
 
 
 def sentence(ladder: Ladder) -> str:
     """What the whole stack comes to."""
-    return f"{ladder.task} on {ladder.data}: {gain(ladder.total)} the naive loop; {score(ladder)}."
+    return f"{ladder.task} on {ladder.data}: {gain(ladder.final.total)} the naive loop; {score(ladder, ladder.final)}."
 
 
 def warnings(found: Ladders) -> list[str]:
@@ -50,11 +51,6 @@ def machine_of(found: Ladders) -> str:
     )
 
 
-def tables_of(found: Ladders) -> list[Table]:
-    """The rungs of every task, before and after, and what is expected of more devices."""
-    return [*map(rungs_table, found.ladders), publication_table(found), expected_table(found)]
-
-
 def text(found: Ladders) -> str:
     """All of it as Markdown."""
     parts = [
@@ -62,12 +58,12 @@ def text(found: Ladders) -> str:
         f"{machine_of(found)}.",
         *warnings(found),
     ]
-    *rungs, publication, expected = tables_of(found)
-    for ladder, table in zip(found.ladders, rungs, strict=True):
+    for ladder in found.ladders:
         boxes = [f"- {line}" for line in checklist(ladder)]
-        parts += [markdown([table]).rstrip(), f"```\n{block(ladder)}\n```", "\n".join(boxes), prediction(ladder)]
+        tables = markdown([rungs_table(ladder), stacks_table(ladder)]).rstrip()
+        parts += [tables, f"```\n{block(ladder)}\n```", "\n".join(boxes), prediction(ladder)]
         parts.append("\n".join(f"- {line}" for line in gains(ladder)))
-    return "\n\n".join([*parts, markdown([publication, expected])])
+    return "\n\n".join([*parts, markdown([publication_table(found), expected_table(found)])])
 
 
 def page(found: Ladders, command: str) -> Any:
@@ -76,10 +72,9 @@ def page(found: Ladders, command: str) -> Any:
 
     from analysis.report import page as pages
     from analysis.report.figures.pictures import inline, key, looks
-    from analysis.report.figures.speed_ladder import KEPT, LEFT_OUT, rungs_picture
+    from analysis.report.figures.speed_ladder import FOR_THE_SCORE, KEPT, LEFT_OUT, rungs_picture
 
-    cast = looks([KEPT, LEFT_OUT])
-    *rungs, publication, expected = tables_of(found)
+    cast = looks([KEPT, LEFT_OUT, FOR_THE_SCORE])
 
     def row(ladder: Ladder) -> tuple[Any, ...]:
         picture = rungs_picture(ladder, cast)
@@ -92,7 +87,7 @@ def page(found: Ladders, command: str) -> Any:
             ladder.task,
             f"{ladder.task} on {ladder.data}",
             () if number == 0 else row(ladder),
-            (table,),
+            (rungs_table(ladder), stacks_table(ladder)),
             lead=(prediction(ladder),),
             commands=(block(ladder),),
             lists=(
@@ -100,9 +95,9 @@ def page(found: Ladders, command: str) -> Any:
                 pages.Listing("What the gain buys", tuple(gains(ladder))),
             ),
         )
-        for number, (ladder, table) in enumerate(zip(found.ladders, rungs, strict=True))
+        for number, ladder in enumerate(found.ladders)
     ]
-    sections.append(pages.Section("expected", PREDICTED, tables=(expected,)))
+    sections.append(pages.Section("expected", PREDICTED, tables=(expected_table(found),)))
     sections.append(pages.Section("reproduce", "How to make this again", commands=(command,)))
     told = [sentence(ladder) for ladder in found.ladders]
     measured = "Rates were measured in turns on the machine named below, after a warm-up; evaluations are not counted."
@@ -116,7 +111,7 @@ def page(found: Ladders, command: str) -> Any:
         warnings=tuple(warnings(found)),
         tiles=(),
         first=row(found.ladders[0]),
-        tests=publication,
+        tests=publication_table(found),
         labels=(pages.Label("measured", "Measured clock", measured),),
         checks=(),
         sections=tuple(sections),

@@ -8,8 +8,9 @@ nothing of this library. Every rung is a setting of the library's own training.
 
 The climb: each rung is measured in turns with the trainings of the rungs kept so far, on the same batches. A rung whose
 ratio is not above 1 with its whole 95 % interval does not pay here. It is reported, and left out of the stack.
-The proof: the naive loop and the final stack, on the same seeds. It says how many times as fast the stack is, and
-whether the score is equivalent.
+The proof: the naive loop and stacks of the rungs that pay, on the same seeds. The first stack has the rungs that leave
+every update as it was. Each further one has one rung more. It says how many times as fast a stack is, and whether its
+score is equivalent. The final stack is the last one before the first whose score is not.
 
 Rates are those after a warm-up, evaluations not counted. `--out` holds ladder.json (the measurements), ladder.md and
 report.html. `python -m analysis.speed_ladder OUT` makes the last two again."""
@@ -24,7 +25,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,23 +127,29 @@ class Step:
     box: str
     flags: str
     change: Mapping[str, Any]
+    same_updates: bool = True
+    """Whether updates stay as they were, up to rounding and what is drawn."""
 
 
 ALWAYS = "always on"
-FIRST = Step("bucketed batches, padded to their longest text", "Tokenised once, dynamic padding", ALWAYS, {})
+FIRST = Step("batches padded to their longest text", "Tokenised once, dynamic padding", ALWAYS, {})
 
 
 def steps_of(task: str, device: str, larger: int) -> list[Step]:
     """The rungs after the first one: those in one process come before those of several."""
     number = "2" if device == "cpu" else str(torch.cuda.device_count())
     formats = ("bf16",) if device == "cpu" else ("bf16", "fp16")
-    steps = [Step("fused AdamW", "Fused optimizer", ALWAYS, {"fused": True})]
+    by_length = "group_by_length"
+    steps = [
+        Step("batches of similar lengths", "Length buckets", f"--sampling {by_length}", {"sampling": by_length}, False),
+        Step("fused AdamW", "Fused optimizer", ALWAYS, {"fused": True}),
+    ]
     if task == "masked_lm":
         box = "Vocabulary decoded at masked positions only"
         steps.append(Step("decoding at masked positions", box, ALWAYS, {"masked_positions": True}))
     return [
         *steps,
-        Step(f"batches of {larger}", "Larger batch", f"--batch-size {larger}", {"batch_size": larger}),
+        Step(f"batches of {larger}", "Larger batch", f"--batch-size {larger}", {"batch_size": larger}, False),
         *(Step(name, "Mixed precision", f"--precision {name}", {"precision": name}) for name in formats),
         Step("batches made ahead", "Loaders, pinned memory", "--prefetch 2", {"prefetch": 2}),
         Step("2 micro-batches", "Gradient accumulation", "--micro-batches 2", {"micro_batches": 2}),
@@ -153,7 +160,7 @@ def steps_of(task: str, device: str, larger: int) -> list[Step]:
             {"gradient_checkpointing": True},
         ),
         Step("synchronous workers", "More workers", f"--mode sync --nproc {number}", {"workers": "sync"}),
-        Step("asynchronous workers", "More workers", f"--mode async --nproc {number}", {"workers": "async"}),
+        Step("asynchronous workers", "More workers", f"--mode async --nproc {number}", {"workers": "async"}, False),
         Step("compiled loss", "torch.compile", "--compile", {"compile": True}),
     ]
 
@@ -188,33 +195,49 @@ Train = Callable[[Stack, int], dict[str, Any]]
 
 def climb(
     naive: Naive, train: Train, steps: Sequence[Step], turns: int, skip: Callable[[Step], str]
-) -> tuple[Stack, list[dict[str, Any]]]:
+) -> tuple[list[Step], list[dict[str, Any]]]:
     """Measure one rung after the other.
 
     Args:
         skip: why a rung is not measured; empty where it is.
 
     Returns:
-        The stack of those that pay, and all rungs as in ladder.json.
+        The first rung and those that pay, and all rungs as in ladder.json.
     """
     from analysis.findings.speed_ladder import pays
 
-    stack, rungs = Stack(), []
+    kept: list[Step] = []
+    rungs = []
     for step in (FIRST, *steps):
         rung = {"name": step.name, "box": step.box, "flags": step.flags, "reason": "" if step is FIRST else skip(step)}
         sides: list[list[Any]] = [[], []]
         if not rung["reason"]:
-            changed = dataclasses.replace(stack, **step.change)
-            before = naive if step is FIRST else functools.partial(train, stack)
-            sides = in_turns(step.name, turns, (before, functools.partial(train, changed)))
+            before = naive if step is FIRST else functools.partial(train, stack_of(kept))
+            sides = in_turns(step.name, turns, (before, functools.partial(train, stack_of([*kept, step]))))
         rungs.append(rung | {"before": sides[0], "after": sides[1]})
         if rung["reason"]:
             _say(f"{step.name}: not measured, {rung['reason']}")
             continue
-        kept = pays(rungs[-1])
-        stack = changed if kept or step is FIRST else stack
-        _say(f"{step.name}: {_median_ratio(*sides):.2f}x, {'kept' if kept else 'does not pay'}")
-    return stack, rungs
+        gains = pays(rungs[-1])
+        if gains or step is FIRST:
+            kept.append(step)
+        _say(f"{step.name}: {_median_ratio(*sides):.2f}x, {'kept' if gains else 'does not pay'}")
+    return kept, rungs
+
+
+def stack_of(steps: Iterable[Step]) -> Stack:
+    """All of these rungs."""
+    return functools.reduce(lambda stack, step: dataclasses.replace(stack, **step.change), steps, Stack())
+
+
+def tried(kept: Sequence[Step]) -> list[list[Step]]:
+    """The stacks of the proof, each as its rungs: first those that leave updates as they were, then one more at a time.
+
+    The order is that of the climb. It is decided before any score is known, as a test of one after the other needs it.
+    """
+    same = [step for step in kept if step.same_updates]
+    others = [step for step in kept if not step.same_updates]
+    return [[*same, *others[:number]] for number in range(len(others) + 1)]
 
 
 def _median_ratio(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> float:
@@ -222,24 +245,30 @@ def _median_ratio(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[s
     return statistics.median(fast[rate] / slow[rate] for slow, fast in zip(before, after, strict=True))
 
 
-def prove(subject: Subject, stack: Stack, size: Size) -> dict[str, Any]:
-    """The naive loop and the final stack on the same seeds."""
+def prove(subject: Subject, stacks: Sequence[Sequence[Step]], size: Size) -> dict[str, Any]:
+    """The naive loop and each of `stacks` on the same seeds."""
     samples, at_start = size.proof_samples[subject.name] - size.warmup, []
 
     def naive(seed: int) -> dict[str, Any]:
         return subject.naive(naive_loop, Meter(size.warmup, samples, subject.device), seed)
 
-    def final(seed: int) -> dict[str, Any]:
-        found, run = subject.train(stack, Meter(size.warmup, samples, subject.device), seed)
+    def train(steps: Sequence[Step], seed: int) -> dict[str, Any]:
+        found, run = subject.train(stack_of(steps), Meter(size.warmup, samples, subject.device), seed)
         at_start.append(subject.score_at_start(run))
         return found
 
-    sides = in_turns("proof", size.seeds, (naive, final))
-    return {"proof": {"naive": sides[0], "final": sides[1]}, "score_at_start": at_start[0]}
+    first, *others = in_turns("proof", size.seeds, (naive, *(functools.partial(train, steps) for steps in stacks)))
+    trained = [
+        {"rungs": [step.name for step in steps], "trainings": trainings}
+        for steps, trainings in zip(stacks, others, strict=True)
+    ]
+    return {"naive": first, "stacks": trained, "score_at_start": at_start[0]}
 
 
 def measure(name: str, size: Size, flags: argparse.Namespace, device: str) -> dict[str, Any]:
     """All of one task, as in ladder.json."""
+    from analysis.findings.speed_ladder import ladder_of
+
     cache, texts = cache_folder(flags.cache_dir), flags.out / "texts" / name
     data = getattr(flags, f"{name}_data") or _default_data(name)
 
@@ -249,17 +278,16 @@ def measure(name: str, size: Size, flags: argparse.Namespace, device: str) -> di
     climbed, proved = subject(size.climb_samples), subject(size.proof_samples[name])
     larger = flags.batch_size or (2 * BATCH_SIZE if device == "cpu" else 8 * BATCH_SIZE)
     _say(f"{name} on {Path(data).name}")
-    stack, rungs = climb(
+    kept, rungs = climb(
         lambda turn: climbed.naive(naive_loop, Meter(size.warmup, size.climb_samples, device), turn),
         lambda stack, turn: climbed.train(stack, Meter(size.warmup, size.climb_samples, device), turn)[0],
         steps_of(name, device, larger),
         size.turns,
         lambda step: reason_not_to(step, device, size, flags.leave_out),
     )
-    _say(f"the naive loop and the final stack, {size.seeds} seeds")
-    found = prove(proved, stack, size)
-    expected, one_worker = proved.expected(stack, size.climb_samples)
-    return {
+    stacks = tried(kept)
+    _say(f"the naive loop and stacks of the rungs that pay ({len(stacks)}), {size.seeds} seeds")
+    found = {
         "task": name,
         "data": Path(data).name,
         "model": "tiny",
@@ -270,12 +298,15 @@ def measure(name: str, size: Size, flags: argparse.Namespace, device: str) -> di
         "lower_is_better": SCORE[name] == "loss",
         "margin": MARGINS[name] if flags.margin is None else flags.margin,
         "rungs": rungs,
-        **found,
-        "expected": expected,
-        "one_worker": one_worker,
+        **prove(proved, stacks, size),
+        "expected": (),
+        "one_worker": None,
         "operations": proved.operations(),
         "longest": proved.longest,
     }
+    final = next(steps for steps in stacks if [step.name for step in steps] == list(ladder_of(found).final.rungs))
+    expected, one_worker = proved.expected(stack_of(final), size.climb_samples)
+    return found | {"expected": expected, "one_worker": one_worker}
 
 
 def _default_data(name: str) -> str:

@@ -51,10 +51,11 @@ Loop = Callable[..., None]
 
 @dataclasses.dataclass(frozen=True)
 class Stack:
-    """How this library trains. The defaults are the first rung: bucketed batches padded to their longest text."""
+    """How this library trains. The defaults are the first rung: batches padded to their longest text."""
 
     batch_size: int = BATCH_SIZE
     """Samples of all workers in one step of synchronous ones, otherwise samples in one gradient."""
+    sampling: Literal["group_by_length", "random"] = "random"
     fused: bool = False
     masked_positions: bool = False
     """Whether the vocabulary is decoded at the masked positions only."""
@@ -240,7 +241,7 @@ class Subject:
         if isinstance(task, MaskedLM) and not stack.masked_positions:
             task = _decoded_everywhere(task)
         run = asyncsgd.train(
-            dataclasses.replace(task, batch_size=batch_size),
+            dataclasses.replace(task, batch_size=batch_size, sampling=stack.sampling),
             runtime=runtime,
             samples=meter.samples,
             evaluations=1,

@@ -17,7 +17,21 @@ from asyncsgd.errors import UsageError
 from asyncsgd.evaluation import Measured
 from asyncsgd.records.events import Event
 from asyncsgd.tasks.masked_lm import MaskedLM
-from speed_ladder import FULL, QUICK, Step, climb, in_turns, masked, parser, reason_not_to, size_of, steps_of
+from speed_ladder import (
+    FIRST,
+    FULL,
+    QUICK,
+    Step,
+    climb,
+    in_turns,
+    masked,
+    parser,
+    reason_not_to,
+    size_of,
+    stack_of,
+    steps_of,
+    tried,
+)
 from speed_ladder_trainings import DecodedEverywhere, Meter, Stack
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "docs" / "speed_ladder.ipynb"
@@ -63,13 +77,27 @@ def test_a_rung_that_does_not_pay_is_not_in_the_stack_of_the_next_one() -> None:
         Step("parts", "B", "", {"micro_batches": 2}),
         Step("batch", "C", "", {"batch_size": 32}),
     ]
-    stack, rungs = climb(
+    kept, rungs = climb(
         lambda turn: rate(10.0 + turn), train, steps, 3, lambda step: "not here" if step.box == "B" else ""
     )
-    assert stack == Stack(batch_size=32)
+    assert stack_of(kept) == Stack(batch_size=32)
     assert [rung["reason"] for rung in rungs] == ["", "", "not here", ""]
     assert set(seen) == {Stack(), Stack(precision="bf16"), Stack(batch_size=32)}
     assert [len(rung["before"]) for rung in rungs] == [3, 3, 0, 3]
+
+
+def test_the_stacks_of_the_proof_begin_with_what_leaves_updates_as_they_were() -> None:
+    kept = [
+        FIRST,
+        Step("lengths", "", "", {"sampling": "group_by_length"}, False),
+        Step("fused", "", "", {"fused": True}),
+        Step("async", "", "", {"workers": "async"}, False),
+    ]
+    names = [[step.name for step in steps] for steps in tried(kept)]
+    safe = [FIRST.name, "fused"]
+    assert names == [safe, [*safe, "lengths"], [*safe, "lengths", "async"]]
+    assert stack_of(tried(kept)[-1]) == Stack(sampling="group_by_length", fused=True, workers="async")
+    assert tried([FIRST]) == [[FIRST]]
 
 
 def test_every_rung_names_settings_of_the_stack_and_a_flag() -> None:
@@ -199,10 +227,11 @@ def test_a_small_ladder_of_both_tasks_is_measured_and_reported(
         left_out = [rung for rung in ladder.rungs if rung.box == "Mixed precision"]
         assert [rung.reason for rung in left_out] == ["left out by --leave-out"]
         assert all(rung.word != "not measured" or rung.reason for rung in ladder.rungs)
-        assert len(ladder.naive) == len(ladder.final) == 2
+        assert len(ladder.naive) == len(ladder.final.trainings) == 2
+        assert ladder.final is ladder.stacks[-1]
         assert [each.num_workers for each in ladder.expected] == [1, 2, 4, 8]
         assert 0.5 < ladder.expected[0].asynchronous / ladder.one_worker < 2.0
-        assert ladder.verdict.word == "too few seeds"
+        assert ladder.final.verdict.word == "too few seeds"
     for part in (
         "TRAINING SPEED COMPARISON",
         "Theoretical speed-up",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any, Literal
 
 import numpy
 
+from analysis.findings.judging import RESTS_ON_MARGIN
 from analysis.statistics.intervals import Interval, interval_over
 from analysis.statistics.paired import PairedResult, paired_difference
 from analysis.statistics.speed_up import SpeedUp, product, speed_up
@@ -18,9 +20,9 @@ from analysis.statistics.verdict import MINIMUM_PAIRS, Verdict, margin_too_wide,
 from asyncsgd.errors import UsageError
 
 LADDER = "ladder.json"
-SCHEMA = 1
+SCHEMA = 2
 
-Word = Literal["kept", "does not pay", "not measured"]
+Word = Literal["kept", "does not pay", "left out for the score", "not measured"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,17 +54,34 @@ class Rung:
     """What is typed for it."""
     word: Word
     in_stack: bool
-    """Whether it was kept; the first rung is the library itself, which stays though it may not pay."""
+    """Whether the final stack has it; the first rung is the library itself, which stays though it may not pay."""
     reason: str
     """Why it was not measured; empty where it was."""
     speed: SpeedUp | None
     """Against the rung before."""
     cumulative: float
-    """The product of the medians up to here, of the rungs in the stack."""
+    """The product of the medians up to here, of the rungs in the final stack."""
     training: Training | None
     """With it: medians over the turns."""
     loss_change: Interval | None
     """Of the evaluation loss after equal samples, with it - before it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stack:
+    """Several rungs together, beside the naive loop on the same seeds."""
+
+    rungs: tuple[str, ...]
+    trainings: tuple[Training, ...]
+    """One for each seed."""
+    total: SpeedUp
+    paired: PairedResult
+    """Of the score, with it - the naive loop's."""
+    verdict: Verdict
+
+    @property
+    def keeps_the_score(self) -> bool:
+        return self.verdict.word in RESTS_ON_MARGIN
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +95,7 @@ class Expected:
 
 @dataclasses.dataclass(frozen=True)
 class Ladder:
-    """One task: its rungs, and the whole stack beside the naive loop."""
+    """One task: its rungs, and stacks of them beside the naive loop."""
 
     task: str
     data: str
@@ -92,12 +111,10 @@ class Ladder:
     rungs: tuple[Rung, ...]
     naive: tuple[Training, ...]
     """One for each seed."""
-    final: tuple[Training, ...]
-    """All rungs that were kept, on the same seeds."""
-    total: SpeedUp
-    paired: PairedResult
-    """Of the score, final - naive."""
-    verdict: Verdict
+    stacks: tuple[Stack, ...]
+    """Of rungs that pay: the first leaves updates as they were, each further one has one rung more."""
+    final: Stack
+    """See `final_of`."""
     expected: tuple[Expected, ...]
     one_worker: float | None
     """Samples a second that one worker reached, whose times the prediction is made from."""
@@ -157,25 +174,36 @@ def pays(rung: Mapping[str, Any]) -> bool:
     return _speed(rung["before"], rung["after"]).pays
 
 
+def final_of(stacks: Sequence[Stack]) -> Stack:
+    """The fastest stack whose score is shown to be equivalent; where none is, the one that leaves updates as they were.
+
+    Stacks are tested one after the other, in an order that was decided beforehand, each at the level of a single test,
+    up to the first that fails. So a stack that is called equivalent needs no correction for having been chosen (serial
+    gatekeeping; Goeman and Solari 2010, "The sequential rejection principle of familywise error control"). With too few
+    seeds for a verdict it is the one of all rungs that pay.
+    """
+    if all(stack.verdict.word == "too few seeds" for stack in stacks):
+        return stacks[-1]
+    return [stacks[0], *itertools.takewhile(lambda stack: stack.keeps_the_score, stacks)][-1]
+
+
 def ladder_of(found: Mapping[str, Any]) -> Ladder:
     """What the measurements of one task show.
 
     Args:
         found: one of the ladders in ladder.json.
     """
-    naive, final = (_trainings(found["proof"][side]) for side in ("naive", "final"))
-    scores, references = ([training.score for training in side] for side in (final, naive))
-    paired = paired_difference(scores, references, numpy.random.default_rng(0))
+    naive = _trainings(found["naive"])
+    stacks = tuple(_stack(stack, naive, found) for stack in found["stacks"])
+    final = final_of(stacks)
     return Ladder(
         **{key: found[key] for key in ("task", "data", "model", "epoch", "climb_samples", "proof_samples", "score")},
         lower_is_better=found["lower_is_better"],
         margin=found["margin"],
-        rungs=tuple(_rungs(found["rungs"])),
+        rungs=tuple(_rungs(found["rungs"], final.rungs)),
         naive=naive,
+        stacks=stacks,
         final=final,
-        total=_speed(naive, final),
-        paired=paired,
-        verdict=_judged(paired, references, found),
         expected=tuple(Expected(**each) for each in found["expected"]),
         one_worker=found["one_worker"],
         operations=found["operations"],
@@ -183,19 +211,27 @@ def ladder_of(found: Mapping[str, Any]) -> Ladder:
     )
 
 
-def _rungs(found: Iterable[Mapping[str, Any]]) -> Iterable[Rung]:
+def _stack(stack: Mapping[str, Any], naive: Sequence[Training], found: Mapping[str, Any]) -> Stack:
+    trainings = _trainings(stack["trainings"])
+    scores, references = ([training.score for training in side] for side in (trainings, naive))
+    paired = paired_difference(scores, references, numpy.random.default_rng(0))
+    judged = _judged(paired, references, found)
+    return Stack(tuple(stack["rungs"]), trainings, _speed(naive, trainings), paired, judged)
+
+
+def _rungs(found: Iterable[Mapping[str, Any]], final: Sequence[str]) -> Iterable[Rung]:
     kept: list[SpeedUp] = []
-    for number, rung in enumerate(found):
+    for rung in found:
         names = rung["name"], rung["box"], rung["flags"]
         if rung["reason"]:
             yield Rung(*names, "not measured", False, rung["reason"], None, product(kept), None, None)
             continue
         before, after = _trainings(rung["before"]), _trainings(rung["after"])
         speed = _speed(before, after)
-        in_stack = speed.pays or number == 0
+        in_stack = rung["name"] in final
         kept += [speed] * in_stack
         changes = [ours.loss - theirs.loss for ours, theirs in zip(after, before, strict=True)]
-        word: Word = "kept" if speed.pays else "does not pay"
+        word: Word = "does not pay" if not speed.pays else "kept" if in_stack else "left out for the score"
         yield Rung(*names, word, in_stack, "", speed, product(kept), typical(after), interval_over(changes))
 
 

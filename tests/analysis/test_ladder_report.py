@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from analysis.findings.sentence import TIMES
-from analysis.findings.speed_ladder import Ladder, ladder_of, read
+from analysis.findings.speed_ladder import Ladder, Ladders, ladder_of, read
 from analysis.report.tables.speed_ladder import block, checklist, gains, prediction, score
 from analysis.speed_ladder import main as report
+from analysis.speed_ladder import text as text_of
 from analysis.statistics.speed_up import product, speed_up
 
+MACHINE = {"cores": 2, "cpu": "A", "device": "cpu", "versions": {"torch": "2.13.0"}}
 TURNS = range(5)
 SEEDS = range(8)
 
@@ -52,10 +54,14 @@ def ladder(**changes: Any) -> dict[str, Any]:
             skipped | {"after": []},
             rung("fused", "Fused optimizer", 1.5),
         ],
-        "proof": {
-            "naive": [training(10.0, score=0.6 + noise[seed]) for seed in SEEDS],
-            "final": [training(90.0 + seed, score=0.601 - noise[seed]) for seed in SEEDS],
-        },
+        "naive": [training(10.0, score=0.6 + noise[seed]) for seed in SEEDS],
+        "stacks": [
+            {
+                "rungs": ["padding", "fused", *others],
+                "trainings": [training(rate + seed, score=0.601 - noise[seed]) for seed in SEEDS],
+            }
+            for rate, others in ((50.0, []), (90.0, ["async"]))
+        ],
         "expected": [{"num_workers": n, "synchronous": 90.0 * n, "asynchronous": 95.0 * n} for n in (1, 2, 4, 8)],
         "one_worker": 91.0,
         "operations": {"tiny at 256 tokens": 1e9, "tiny at 512 tokens": 2.5e9, "small at 256 tokens": 4e9},
@@ -98,7 +104,8 @@ def test_a_rung_that_does_not_pay_is_left_out_of_the_product() -> None:
 
 
 def test_the_first_rung_stays_though_it_does_not_pay_and_its_box_is_not_ticked() -> None:
-    found = ladder_of(ladder(rungs=[rung("padding", "Dynamic padding", 0.9), rung("fused", "Fused optimizer", 1.5)]))
+    rungs = [rung("padding", "Dynamic padding", 0.9), rung("fused", "Fused optimizer", 1.5)]
+    found = ladder_of(ladder(rungs=rungs, stacks=ladder()["stacks"][:1]))
     assert [(each.word, each.in_stack) for each in found.rungs] == [("does not pay", True), ("kept", True)]
     assert found.predicted == pytest.approx(0.9 * 1.5, rel=0.03)
     assert [line[:3] for line in checklist(found)] == ["[ ]", "[x]"]
@@ -144,29 +151,65 @@ def test_what_the_gain_buys_follows_from_the_measured_ratio_and_counted_operatio
     assert f"leaves 3.74{TIMES}" in gains(ladder_of(ladder(longest=256)))[2]
 
 
-def scores(shift: float, spread: float = 0.002, number: int = 8) -> Ladder:
+def scores(*shifts: float, spread: float = 0.002, number: int = 8) -> Ladder:
+    """A stack for each shift of the score, each with one rung more."""
     noise = [spread * (-1) ** seed for seed in range(number)]
     naive = [training(10.0, score=0.6 + each) for each in noise]
-    final = [training(90.0, score=0.6 + shift - each) for each in noise]
-    return ladder_of(ladder(proof={"naive": naive, "final": final}))
+    stacks = [
+        {
+            "rungs": ["padding", "fused", "async"][: place + 1],
+            "trainings": [training(50.0 + place, score=0.6 + shift - each) for each in noise],
+        }
+        for place, shift in enumerate(shifts)
+    ]
+    return ladder_of(ladder(naive=naive, stacks=stacks))
 
 
 def test_the_score_is_called_equivalent_only_where_the_interval_lies_inside_the_margin() -> None:
-    assert scores(0.001).verdict.word == "equivalent"
-    assert scores(-0.1).verdict.word == "worse"
-    assert scores(0.0, spread=0.1).verdict.word == "undecided"
-    assert "no claim, 2 seeds are too few" in score(scores(0.001, number=2))
-    assert "no claim, 2 seeds are too few" in score(scores(0.0, spread=0.0, number=2))
-    assert scores(0.0, spread=0.0).verdict.word == "undecided"
-    wide = ladder_of(ladder(margin=0.3))
-    assert wide.verdict.word != "equivalent"
-    assert "too wide" in wide.verdict.reason
+    def word(found: Ladder) -> str:
+        return found.final.verdict.word
+
+    assert word(scores(0.001)) == "equivalent"
+    assert word(scores(-0.1)) == "worse"
+    assert word(scores(0.0, spread=0.1)) == "undecided"
+    for few in (scores(0.001, number=2), scores(0.0, spread=0.0, number=2)):
+        assert "no claim, 2 seeds are too few" in score(few, few.final)
+    assert word(scores(0.0, spread=0.0)) == "undecided"
+    wide = ladder_of(ladder(margin=0.3)).final.verdict
+    assert wide.word != "equivalent"
+    assert "too wide" in wide.reason
+
+
+@pytest.mark.parametrize(
+    ("shifts", "number", "final"),
+    [
+        ((0.001, 0.001, 0.001), 8, 2),
+        ((0.001, 0.001, -0.1), 8, 1),
+        ((0.001, -0.1, 0.001), 8, 0),  # nothing behind the first that fails is tested
+        ((-0.1, 0.001, 0.001), 8, 0),
+        ((-0.1, -0.1, -0.1), 2, 2),  # no verdict at all
+    ],
+)
+def test_the_final_stack_is_the_last_before_the_first_that_loses_score(
+    shifts: tuple[float, ...], number: int, final: int
+) -> None:
+    found = scores(*shifts, number=number)
+    assert found.final is found.stacks[final]
+    words = {rung.name: rung.word for rung in found.rungs}
+    for name in ("fused", "async"):
+        assert words[name] == ("kept" if name in found.final.rungs else "left out for the score")
+    ticked = {line.partition(": ")[2]: line[1] for line in checklist(found)}
+    assert any(text.startswith("fused") and (mark == "x") == (final > 0) for text, mark in ticked.items())
+    assert ("All rungs:" in block(found)) == (final < 2)
+    said = text_of(Ladders(False, MACHINE, (found,)))
+    assert said.count("| yes |") == 1
+    if final < 2:
+        assert "left out for the score" in said
 
 
 def test_the_page_and_the_markdown_say_it_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = copy.deepcopy(ladder()) | {"task": "masked_lm", "score": "loss", "lower_is_better": True}
-    machine = {"cores": 2, "cpu": "A", "device": "cpu", "versions": {"torch": "2.13.0"}}
-    found = {"schema": 1, "quick": False, "machine": machine, "ladders": [ladder(), other]}
+    found = {"schema": 2, "quick": False, "machine": MACHINE, "ladders": [ladder(), other]}
     (tmp_path / "ladder.json").write_text(json.dumps(found))
     assert report([str(tmp_path)]) == 0
     printed, markdown, page = (

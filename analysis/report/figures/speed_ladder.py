@@ -8,14 +8,14 @@ from analysis.findings.speed_ladder import Ladder, Rung
 from analysis.report.figures.pictures import DECLARED, INK, Entry, Look, Picture, finish, panel, slug
 from analysis.report.tables.number_formats import ratio
 
-KEPT, LEFT_OUT = "kept", "does not pay"
+KEPT, LEFT_OUT, FOR_THE_SCORE = "kept", "does not pay", "left out for the score"
 
 
 def rungs_picture(ladder: Ladder, cast: dict[str, Look]) -> Picture:
     """Medians over the turns with 95 % intervals on a logarithmic axis; a line at 1, where a rung changes nothing.
 
     Args:
-        cast: the looks of `KEPT` and `LEFT_OUT`.
+        cast: the looks of `KEPT`, `LEFT_OUT` and `FOR_THE_SCORE`.
     """
     rungs = [rung for rung in ladder.rungs if rung.speed is not None]
     figure, axes = panel(width=6.4, height=0.9 + 0.32 * len(rungs), left=3.3)
