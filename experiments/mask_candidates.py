@@ -64,7 +64,8 @@ def find(given: argparse.Namespace, finder: Any) -> dict[str, Any]:
     """Read the texts, and fill the folder."""
     from tqdm import tqdm
 
-    from asyncsgd.data.candidates import begin, find_candidates
+    from asyncsgd.data.candidate_chunks import begin
+    from asyncsgd.data.candidates import find_candidates
     from asyncsgd.data.corpora import load_corpus
     from asyncsgd.data.tokenization import load_tokenizer, plain_backend
     from asyncsgd.experiment import cache_folder

@@ -7,21 +7,11 @@ A folder of candidates holds
     examples.json          some texts with their candidates and one drawing of masks
     terms.png              the commonest candidates, and how many there are in a text
 
-A chunk has a key: the hash of its texts, of the tokenizer and of the finder. So a chunk that is there need not be made
-again, and one of other texts is never taken for it. A chunk has its file's name only when it is complete, and its pages
-have checksums. Nothing in a folder depends on the number of processes or on an interruption.
-
-The columns of a chunk:
-
-    text         16 bytes of the text's SHA-256
-    num_pieces   of the text, without special tokens
-    spans        starts and ends of the finds, in characters, one after another
-    pieces       starts and ends of the runs of pieces that overlap with a span
+Nothing in a folder depends on the number of processes or on an interruption; see `asyncsgd.data.candidate_chunks`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -33,24 +23,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from asyncsgd.data.candidate_chunks import (
+    Chunk,
+    Damaged,
+    Found,
+    candidate_pieces,
+    hash_of_texts,
+    hash_of_tokenizer,
+    make_chunk,
+    read_chunk,
+)
 from asyncsgd.data.corpora import Corpus
 from asyncsgd.data.finders.base import Find, Span, hashed
 from asyncsgd.data.masking import ByCandidate, Sample
 from asyncsgd.data.random import Purpose, generator
-from asyncsgd.data.tokenization import (
-    TOKENS_FORMAT,
-    Tokens,
-    cache_key,
-    capacity_of,
-    kept_ids,
-    plain_backend,
-    publish,
-)
+from asyncsgd.data.tokenization import plain_backend
 from asyncsgd.errors import UsageError
 
 if TYPE_CHECKING:
-    import pyarrow
-    from tokenizers import Encoding, Tokenizer
     from transformers import PreTrainedTokenizerBase
 
 CANDIDATES_FORMAT = 1
@@ -59,181 +49,11 @@ NUM_EXAMPLES = 100
 NUM_TERMS = 50
 NUM_BINS = 20
 
-_AGAIN = "run mask_candidates.py again"
-
-
-class Damaged(Exception):
-    """A file that cannot be what was written."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Chunk:
-    """Some texts, and where what is found in them is kept."""
-
-    path: Path
-    key: str
-    texts: Sequence[str]
-
-
-@dataclasses.dataclass(frozen=True)
-class Found:
-    """What a chunk holds of its texts; one entry a text."""
-
-    num_pieces: np.ndarray
-    spans: list[list[int]]
-    pieces: list[list[int]]
-
+AGAIN = "run mask_candidates.py again"
+"""For messages."""
 
 Map = Callable[[Callable[[Chunk], None], Iterable[Chunk]], Iterator[None]]
 """As `map`, in any number of processes that have called `begin`."""
-
-
-def hash_of_texts(texts: Iterable[str]) -> str:
-    """64 hexadecimal digits that name texts and their order."""
-    digest = hashlib.sha256()
-    for text in texts:
-        digest.update(_hash_of_text(text))
-    return digest.hexdigest()
-
-
-def _hash_of_text(text: str) -> bytes:
-    return hashlib.sha256(text.encode()).digest()[:16]
-
-
-def hash_of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
-    """64 hexadecimal digits that name how texts become pieces."""
-    return hashlib.sha256(plain_backend(tokenizer).to_str().encode()).hexdigest()
-
-
-@dataclasses.dataclass(frozen=True)
-class _Process:
-    """What a process needs to make chunks."""
-
-    find: Find
-    tokenizer: Tokenizer
-    device: str
-
-
-_process: _Process | None = None
-
-
-def begin(find: Find, tokenizer: str, devices: Sequence[str], number: int) -> None:
-    """Make this process ready for `make_chunk`.
-
-    Args:
-        tokenizer: the Rust tokenizer as JSON.
-        devices: of each process, for finders that compute with torch; none for others.
-        number: of this process.
-    """
-    global _process
-    from tokenizers import Tokenizer
-
-    if devices:
-        import torch
-
-        torch.set_num_threads(1)  # bits depend on it, and processes share the cores
-    _process = _Process(find, Tokenizer.from_str(tokenizer), devices[number] if devices else "cpu")
-
-
-def make_chunk(chunk: Chunk) -> None:
-    """Find in the texts of a chunk and write its file.
-
-    Raises:
-        UsageError: if the finder's spans are no spans of the texts, or the file cannot be written.
-    """
-    assert _process is not None, "begin comes first"
-    write_chunk(chunk, found_in(chunk.texts, _process.find, _process.tokenizer, _process.device))
-
-
-def found_in(texts: Sequence[str], find: Find, tokenizer: Tokenizer, device: str = "cpu") -> Found:
-    """Find in some texts, and say which pieces overlap with what was found."""
-    all_spans = find.spans(texts, device)
-    encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
-    spans, pieces = [], []
-    for text, found, encoding in zip(texts, all_spans, encodings, strict=True):
-        _check_spans(text, found)
-        spans.append([place for span in found for place in span])
-        pieces.append(_runs(candidate_pieces(encoding, found)))
-    return Found(np.array([len(encoding) for encoding in encodings], dtype=np.int32), spans, pieces)
-
-
-def _check_spans(text: str, spans: Sequence[Span]) -> None:
-    before = 0
-    for start, end in spans:
-        if not before <= start < end <= len(text):
-            raise UsageError(
-                f"the finder gave the span {start} to {end} behind {before} in a text of {len(text)} characters "
-                f"({text[:40]!r}...); mend the finder"
-            )
-        before = end
-
-
-def candidate_pieces(encoding: Encoding, spans: Sequence[Span]) -> np.ndarray:
-    """Which pieces have a character in a span, bool; `spans` are in order and without overlap."""
-    if not spans:
-        return np.zeros(len(encoding), dtype=bool)
-    offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
-    bounds = np.array(spans, dtype=np.int64)
-    # The first span that ends behind the piece's beginning.
-    at = np.searchsorted(bounds[:, 1], offsets[:, 0], side="right")
-    inside = at < len(bounds)
-    inside[inside] = bounds[at[inside], 0] < offsets[inside, 1]
-    return inside & (offsets[:, 1] > offsets[:, 0])
-
-
-def _runs(flags: np.ndarray) -> list[int]:
-    """Where runs of True begin and have ended, one after another.
-
-    >>> _runs(np.array([True, True, False, True]))
-    [0, 2, 3, 4]
-    """
-    return np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(np.int8))).tolist()
-
-
-def write_chunk(chunk: Chunk, found: Found) -> None:
-    """Write a chunk's file, whole or not at all."""
-    import pyarrow
-    from pyarrow import parquet
-
-    columns = {
-        "text": pyarrow.array([_hash_of_text(text) for text in chunk.texts], pyarrow.binary(16)),
-        "num_pieces": pyarrow.array(found.num_pieces, pyarrow.int32()),
-        "spans": pyarrow.array(found.spans, pyarrow.list_(pyarrow.int32())),
-        "pieces": pyarrow.array(found.pieces, pyarrow.list_(pyarrow.int32())),
-    }
-    table = pyarrow.table(columns).replace_schema_metadata({"key": chunk.key})
-    partial = chunk.path.with_name(chunk.path.name + ".partial")
-    try:
-        parquet.write_table(table, partial, compression="zstd", write_page_checksum=True)
-        os.replace(partial, chunk.path)
-    except OSError as error:
-        raise UsageError(f"{chunk.path} cannot be written: {error.strerror or error}") from error
-
-
-def read_chunk(path: Path, key: str) -> Found:
-    """Read a chunk's file.
-
-    Raises:
-        Damaged: if it is not there, is damaged, or is that of another key.
-    """
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        table: pyarrow.Table = parquet.read_table(path, page_checksum_verification=True)
-    except (OSError, pyarrow.ArrowException) as error:
-        raise Damaged(f"{path.name} cannot be read ({str(error).splitlines()[0]})") from error
-    if (table.schema.metadata or {}).get(b"key", b"").decode() != key:
-        raise Damaged(f"{path.name} is of another text, tokenizer or finder")
-    try:
-        num_pieces, spans, pieces = (table.column(name) for name in ("num_pieces", "spans", "pieces"))
-    except KeyError as error:
-        raise Damaged(f"{path.name} has no column {error}") from error
-    found = Found(num_pieces.to_numpy(), spans.to_pylist(), pieces.to_pylist())
-    for number, runs in zip(found.num_pieces, found.pieces, strict=True):
-        if len(runs) % 2 or runs != sorted(runs) or (runs and not 0 <= runs[0] < runs[-1] <= number):
-            raise Damaged(f"{path.name} has pieces {runs} of a text of {number} pieces")
-    return found
 
 
 def find_candidates(
@@ -297,9 +117,7 @@ def find_candidates(
     manifest = identity | {
         "complete": True,
         "versions": {name: version(name) for name in ("numpy", "pyarrow", "tokenizers", "torch", "transformers")},
-        "chunks": [
-            {"file": chunk.path.name, "key": chunk.key, "sha256": _hash_of_file(chunk.path)} for chunk in chunks
-        ],
+        "chunks": [{"file": chunk.path.name, "key": chunk.key, "sha256": hash_of_file(chunk.path)} for chunk in chunks],
         "statistics": statistics,
     }
     _write_json(folder / MANIFEST, manifest)
@@ -316,7 +134,7 @@ def _is_there(chunk: Chunk, written: Mapping[str, str]) -> bool:
         read_chunk(chunk.path, chunk.key)
     except Damaged:
         return False
-    return written.get(chunk.path.name) in (None, _hash_of_file(chunk.path))
+    return written.get(chunk.path.name) in (None, hash_of_file(chunk.path))
 
 
 def _open(folder: Path, identity: Mapping[str, Any]) -> dict[str, str]:
@@ -362,16 +180,16 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UsageError(
-            f"{folder} is no folder of candidates: it has no {MANIFEST}; {_AGAIN} --out {folder}"
+            f"{folder} is no folder of candidates: it has no {MANIFEST}; {AGAIN} --out {folder}"
         ) from error
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read ({error}); remove {folder} and {_AGAIN}") from error
+        raise UsageError(f"{path} cannot be read ({error}); remove {folder} and {AGAIN}") from error
     if not isinstance(manifest, dict):
-        raise UsageError(f"{path} must hold a JSON object; remove {folder} and {_AGAIN}")
+        raise UsageError(f"{path} must hold a JSON object; remove {folder} and {AGAIN}")
     return manifest
 
 
-def _hash_of_file(path: Path) -> str:
+def hash_of_file(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -466,116 +284,3 @@ def _draw(statistics: Mapping[str, Any], path: Path) -> None:
     partial = path.with_name(path.name + ".partial")
     figure.savefig(partial, format="png", dpi=100, metadata={"Software": None})
     os.replace(partial, path)
-
-
-def tokens_with_candidates(
-    tokens: Path,
-    candidates: str,
-    corpus: Corpus,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    seq_len: int,
-    cache_dir: Path,
-    drop: bool,
-) -> Path:
-    """Return a folder like `tokens`, whose samples have their candidates.
-
-    Args:
-        tokens: of `asyncsgd.data.tokenization.tokenized_folder`, of the same corpus, tokenizer and `seq_len`.
-        candidates: a folder that `find_candidates` filled.
-        drop: whether training samples without a candidate are left out.
-
-    Raises:
-        UsageError: if the candidates are of other texts or of another tokenizer, are not complete, or are damaged; or
-            if no training sample has one.
-    """
-    folder = Path(candidates).expanduser()
-    manifest = read_manifest(folder)
-    _check_manifest(folder, manifest, corpus, tokenizer)
-    chunks = [(chunk["file"], chunk["key"], chunk["sha256"]) for chunk in manifest["chunks"]]
-    key = cache_key(CANDIDATES_FORMAT, TOKENS_FORMAT, tokens.name, chunks, drop)
-    made = cache_dir / f"candidates-{key}"
-
-    def write(temporary: Path) -> None:
-        found = [_checked_chunk(folder, *chunk) for chunk in chunks]
-        lengths = np.concatenate([chunk.num_pieces for chunk in found]).astype(np.int64)
-        runs = [run for chunk in found for run in chunk.pieces]
-        num_train, capacity = len(corpus.train.texts), capacity_of(tokenizer, seq_len)
-        for side, part in (("train", slice(num_train)), ("eval", slice(num_train, None))):
-            flags = _flags(lengths[part], runs[part])[kept_ids(lengths[part], capacity)]
-            plain = Tokens.load(tokens / side)
-            if len(flags) != len(plain.ids):
-                raise UsageError(f"{folder} does not fit the tokens of this run; remove it and {_AGAIN}")
-            marked = dataclasses.replace(plain, candidates=flags)
-            if side == "train":
-                keep = with_candidates(marked)
-                if not keep.any():
-                    raise UsageError(f"{folder} has no candidate in any training sequence; use another --finder")
-                marked = marked.select(keep) if drop else marked
-            marked.save(temporary / side)
-
-    if not _is_made(made):
-        publish(made, write)
-    return made
-
-
-def hash_of_candidates(candidates: str) -> str:
-    """16 hexadecimal digits that change whenever a file of a complete folder of candidates does."""
-    manifest = read_manifest(Path(candidates).expanduser())
-    return hashed([chunk["sha256"] for chunk in manifest["chunks"]])[:16]
-
-
-def with_candidates(tokens: Tokens) -> np.ndarray:
-    """Which samples have a candidate, bool (S,)."""
-    assert tokens.candidates is not None
-    total = np.concatenate([[0], np.cumsum(tokens.candidates)])
-    return total[tokens.starts[1:]] > total[tokens.starts[:-1]]
-
-
-def _flags(lengths: np.ndarray, runs: Sequence[Sequence[int]]) -> np.ndarray:
-    """Which pieces of texts of these lengths are candidates, one text after another."""
-    begins = lengths.cumsum() - lengths
-    changes = np.zeros(int(lengths.sum()) + 1, dtype=np.int8)
-    places = np.repeat(begins, [len(run) for run in runs]) + np.array([p for run in runs for p in run], dtype=np.int64)
-    np.add.at(changes, places[::2], 1)
-    np.add.at(changes, places[1::2], -1)
-    return np.cumsum(changes[:-1], dtype=np.int8).astype(bool)
-
-
-def _is_made(folder: Path) -> bool:
-    try:
-        return all(Tokens.load(folder / side).candidates is not None for side in ("train", "eval"))
-    except (OSError, ValueError, EOFError):
-        return False
-
-
-def _check_manifest(
-    folder: Path, manifest: Mapping[str, Any], corpus: Corpus, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    if manifest.get("format") != CANDIDATES_FORMAT:
-        raise UsageError(f"{folder} was made by another version of asyncsgd; {_AGAIN} with another --out")
-    if not manifest.get("complete"):
-        raise UsageError(f"{folder} is not complete; {_AGAIN}, which goes on where it was interrupted")
-    if manifest["tokenizer_sha256"] != hash_of_tokenizer(tokenizer):
-        raise UsageError(
-            f"{folder} was made with another tokenizer (that of --model {manifest['model']}); {_AGAIN} with the "
-            f"--model, --vocab-size and --data of this run, and another --out"
-        )
-    for side, documents in (("train", corpus.train), ("eval", corpus.eval)):
-        if manifest[f"{side}_sha256"] != hash_of_texts(documents.texts):
-            raise UsageError(
-                f"{folder} was made from other {'training' if side == 'train' else 'evaluation'} texts: "
-                f"{manifest[f'{side}_texts']} of {manifest['data']}, and this run has {len(documents.texts)} of "
-                f"{corpus.name}; {_AGAIN} with the --data and --eval-data of this run, and another --out"
-            )
-
-
-def _checked_chunk(folder: Path, file: str, key: str, sha256: str) -> Found:
-    try:
-        path = folder / Path(file).name
-        found = read_chunk(path, key)
-        if _hash_of_file(path) != sha256:
-            raise Damaged(f"{file} has changed since it was made")
-    except Damaged as error:
-        raise UsageError(f"{folder}: {error}; {_AGAIN} as before, which makes that file again") from error
-    return found

@@ -26,7 +26,8 @@ from torch.nn import functional
 
 from asyncsgd import models
 from asyncsgd.data.batching import Batch, EvaluationBatches, Frame, TrainingBatches
-from asyncsgd.data.candidates import hash_of_candidates, read_manifest, tokens_with_candidates, with_candidates
+from asyncsgd.data.candidate_tokens import hash_of_candidates, tokens_with_candidates, with_candidates
+from asyncsgd.data.candidates import read_manifest
 from asyncsgd.data.corpora import check_sources, load_corpus
 from asyncsgd.data.masking import STRATEGIES, Masking, OnlyCandidates, Strategy
 from asyncsgd.data.tokenization import Tokens, load_tokenizer, tokenized_folder

@@ -34,7 +34,7 @@ import numpy as np
 import torch
 
 from asyncsgd.data.batching import Batch, Order, TrainingBatches
-from asyncsgd.data.candidates import Chunk, begin, found_in, make_chunk
+from asyncsgd.data.candidate_chunks import Chunk, begin, found_in, make_chunk
 from asyncsgd.data.finders.base import Find
 from asyncsgd.data.finders.ner import Ner
 from asyncsgd.data.masking import STRATEGIES, Masking

@@ -20,21 +20,18 @@ from running import sentences
 
 import mask_candidates
 from asyncsgd.data import candidates
-from asyncsgd.data.candidates import (
-    EXAMPLES,
-    MANIFEST,
+from asyncsgd.data.candidate_chunks import (
     Chunk,
     Damaged,
     begin,
     candidate_pieces,
-    find_candidates,
     found_in,
     make_chunk,
     read_chunk,
-    tokens_with_candidates,
-    with_candidates,
     write_chunk,
 )
+from asyncsgd.data.candidate_tokens import tokens_with_candidates, with_candidates
+from asyncsgd.data.candidates import EXAMPLES, MANIFEST, find_candidates
 from asyncsgd.data.corpora import Corpus
 from asyncsgd.data.documents import Documents
 from asyncsgd.data.finders.base import Find, Span
