@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy
 
 from analysis.findings.arm_settings import ArmSettings, arm_settings
+from analysis.findings.arms import ArmCounts, ArmInfo, ArmRow, arm_infos, arm_rows, counts_of
 from analysis.findings.comparable_runs import scope_of
 from analysis.findings.comparisons import FROM_SCRATCH, Group, LeftOut, comparisons_of, groups_of
 from analysis.findings.costs import ArmCost, arm_costs
@@ -26,27 +27,14 @@ from analysis.findings.downstream import DownstreamArm, downstream_arms, downstr
 from analysis.findings.endpoints import questions_of
 from analysis.findings.fronts import ParetoPanel, pareto_panels
 from analysis.findings.judging import TestRow, judge, sort_rows
+from analysis.findings.schedule_shares import ScheduleShare, schedule_shares
 from analysis.findings.sentence import Headline, headlines_of
-from analysis.findings.tables import (
-    ArmCounts,
-    ArmInfo,
-    ArmRow,
-    HardwareRow,
-    RunRow,
-    ScheduleShare,
-    TuningResult,
-    arm_infos,
-    arm_rows,
-    counts_of,
-    hardware_rows,
-    run_rows,
-    schedule_shares,
-    tuning_results,
-)
+from analysis.findings.single_runs import HardwareRow, RunRow, hardware_rows, run_rows
 from analysis.findings.tiles import Tile, tiles_of
 from analysis.findings.timelines import Timeline, timelines
 from analysis.findings.times import ReachedPanel, Sensitivity, reached_panels, sensitivities
 from analysis.findings.trust import TrustItem, trust_of
+from analysis.findings.tuning import TuningResult, tuning_results
 from analysis.findings.workers import Scaling, Trend, scalings, trends
 from analysis.study.types import VIRTUAL, Study, clocks_of, summary_of
 from asyncsgd.study.plan import BASELINE

@@ -8,12 +8,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
+from analysis.findings.arms import learning_rate_of
 from analysis.findings.comparable_runs import Scope
 from analysis.findings.comparisons import FROM_SCRATCH, UNEQUAL_BATCHES, Comparison, Group
 from analysis.findings.downstream import metric_of, not_learned, num_predicted_classes
 from analysis.findings.endpoints import seconds_unit
 from analysis.findings.judging import TestRow
-from analysis.findings.tables import HardwareRow, TuningResult, learning_rate_of
+from analysis.findings.single_runs import HardwareRow
+from analysis.findings.tuning import TuningResult
 from analysis.statistics.convergence_guard import MINIMUM_RUNS, Guard, convergence
 from analysis.statistics.intervals import Refused, short
 from analysis.statistics.power import detectable_effect

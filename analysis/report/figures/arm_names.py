@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 
 from matplotlib.axes import Axes
 
+from analysis.findings.arms import ArmInfo
 from analysis.findings.comparisons import FROM_SCRATCH, Group
 from analysis.findings.results import Results
-from analysis.findings.tables import ArmInfo
 from analysis.report.figures.pictures import (
     DASHES,
     INK,

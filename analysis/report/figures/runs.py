@@ -10,8 +10,8 @@ import numpy
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter
 from matplotlib.transforms import blended_transform_factory
 
-from analysis.findings.tables import TuningResult
 from analysis.findings.timelines import Timeline
+from analysis.findings.tuning import TuningResult
 from analysis.report.figures.arm_names import Cast, draw_line, limits_of
 from analysis.report.figures.pictures import (
     INK,

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from analysis.findings.comparisons import FROM_SCRATCH
 from analysis.findings.results import Results
-from analysis.findings.tables import TrialPoint
+from analysis.findings.tuning import TrialPoint
 from analysis.report.tables.number_formats import nats, number
 from analysis.report.tables.table import Cell, Table, badge, prose, tabled, value, words
 from analysis.report.tables.text import MISSING, or_missing
