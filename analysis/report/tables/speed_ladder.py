@@ -147,8 +147,8 @@ def stacks_table(ladder: Ladder) -> Table:
 
     lead = (
         f"Each stack and the naive loop on the same {len(ladder.naive)} seeds, {ladder.proof_samples} samples. Each row"
-        f" has one rung more than the one before. Stacks are tested in this order; the final one is the last before the "
-        f"first whose score is not shown to be equivalent. The margin is ±{ladder.margin:g}, and the naive loop has "
+        f" has one rung more than the one before. Stacks are tested in this order; the final one is the last before "
+        f"the first whose score is not shown to be equivalent. The margin is ±{ladder.margin:g}; the naive loop has "
         f"{nats(_mean(ladder.naive))}."
     )
     rows = [row(number, stack) for number, stack in enumerate(ladder.stacks)]
