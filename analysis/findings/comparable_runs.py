@@ -10,7 +10,8 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from analysis.findings.comparisons import Group, LeftOut, is_control
+from analysis.findings.comparisons import is_control
+from analysis.findings.groups import Group, LeftOut
 from analysis.study.types import Study, StudyRun
 
 

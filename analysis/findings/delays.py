@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from analysis.findings.comparisons import Group
+from analysis.findings.groups import Group
 from analysis.findings.judging import TestRow
 from analysis.statistics.intervals import Interval
 from analysis.study.run import Run

@@ -15,8 +15,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from analysis.findings.comparisons import FROM_SCRATCH, Group, LeftOut, is_control
+from analysis.findings.comparisons import FROM_SCRATCH, is_control
 from analysis.findings.endpoints import DEFAULT_ALPHA, family_of
+from analysis.findings.groups import Group, LeftOut
 from analysis.findings.judging import Family, Paired, Question
 from analysis.statistics.intervals import Interval, interval_over
 from analysis.study.run import Run

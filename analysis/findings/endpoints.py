@@ -9,7 +9,8 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from analysis.findings.comparisons import OVERSUBSCRIBED, RESUMED, Comparison, Group
+from analysis.findings.comparisons import OVERSUBSCRIBED, RESUMED, Comparison
+from analysis.findings.groups import Group
 from analysis.findings.judging import Endpoint, Family, Paired, Question
 from analysis.statistics.crossings import loss_at
 from analysis.statistics.intervals import short

@@ -19,13 +19,14 @@ import numpy
 from analysis.findings.arm_settings import ArmSettings, arm_settings
 from analysis.findings.arms import ArmCounts, ArmInfo, ArmRow, arm_infos, arm_rows, counts_of
 from analysis.findings.comparable_runs import scope_of
-from analysis.findings.comparisons import FROM_SCRATCH, Group, LeftOut, comparisons_of, groups_of
+from analysis.findings.comparisons import FROM_SCRATCH, comparisons_of
 from analysis.findings.costs import ArmCost, arm_costs
 from analysis.findings.curves import CurvePanel, RatePanel, curve_panels, rate_panels
 from analysis.findings.delays import DelayGap, DelayHistogram, activity_of, delay_gaps, histograms
 from analysis.findings.downstream import DownstreamArm, downstream_arms, downstream_questions, scores_of
 from analysis.findings.endpoints import questions_of
 from analysis.findings.fronts import ParetoPanel, pareto_panels
+from analysis.findings.groups import Group, LeftOut, groups_of
 from analysis.findings.judging import TestRow, judge, sort_rows
 from analysis.findings.schedule_shares import ScheduleShare, schedule_shares
 from analysis.findings.sentence import Headline, headlines_of

@@ -8,16 +8,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from analysis.findings.comparisons import (
-    FROM_SCRATCH,
-    OVERSUBSCRIBED,
-    RESUMED,
-    UNEQUAL_BATCHES,
-    Comparison,
-    Group,
-    Pair,
-    reference_algorithm,
-)
+from analysis.findings.comparisons import FROM_SCRATCH, OVERSUBSCRIBED, RESUMED, UNEQUAL_BATCHES, Comparison, Pair
+from analysis.findings.groups import Group, reference_algorithm
 from analysis.findings.judging import RESTS_ON_MARGIN, RestrictedTimes, TestRow
 from analysis.statistics.intervals import Interval, short
 from analysis.statistics.verdict import nothing_to_find

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.findings.comparisons import LeftOut
+from analysis.findings.groups import LeftOut
 from analysis.study.types import Study, StudyRun
 from asyncsgd.study.finetuning import SCORES
 

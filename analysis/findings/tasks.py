@@ -11,7 +11,7 @@ import numpy
 from numpy.typing import NDArray
 
 from analysis.findings.comparable_runs import scope_of
-from analysis.findings.comparisons import groups_of
+from analysis.findings.groups import groups_of
 from analysis.findings.workers import loss_or_worst
 from analysis.statistics.across_tasks import (
     MINIMUM_TASKS,

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from analysis.findings.comparable_runs import Scope
-from analysis.findings.comparisons import Group
 from analysis.findings.delays import events_of
+from analysis.findings.groups import Group
 from analysis.study.run import Run
 from analysis.study.types import MEASURED, Study, StudyRun
 

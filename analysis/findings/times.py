@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy
 
 from analysis.findings.comparable_runs import Scope
-from analysis.findings.comparisons import Comparison, Group
+from analysis.findings.comparisons import Comparison
+from analysis.findings.groups import Group
 from analysis.statistics.crossings import target_grid
 from analysis.statistics.intervals import Interval, t_interval
 from analysis.statistics.survival import kaplan_meier, log_rank

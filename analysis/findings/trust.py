@@ -10,9 +10,10 @@ from typing import Literal
 
 from analysis.findings.arms import learning_rate_of
 from analysis.findings.comparable_runs import Scope
-from analysis.findings.comparisons import FROM_SCRATCH, UNEQUAL_BATCHES, Comparison, Group
+from analysis.findings.comparisons import FROM_SCRATCH, UNEQUAL_BATCHES, Comparison
 from analysis.findings.downstream import metric_of, not_learned, num_predicted_classes
 from analysis.findings.endpoints import seconds_unit
+from analysis.findings.groups import Group
 from analysis.findings.judging import TestRow
 from analysis.findings.single_runs import HardwareRow
 from analysis.findings.tuning import TuningResult

@@ -12,7 +12,8 @@ from pathlib import Path
 import jinja2
 import markupsafe
 
-from analysis.findings.comparisons import FROM_SCRATCH, LeftOut
+from analysis.findings.comparisons import FROM_SCRATCH
+from analysis.findings.groups import LeftOut
 from analysis.findings.results import Results
 from analysis.findings.sentence import Headline, conditions
 from analysis.findings.tiles import Tile

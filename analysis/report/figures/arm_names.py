@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from matplotlib.axes import Axes
 
 from analysis.findings.arms import ArmInfo
-from analysis.findings.comparisons import FROM_SCRATCH, Group
+from analysis.findings.comparisons import FROM_SCRATCH
+from analysis.findings.groups import Group
 from analysis.findings.results import Results
 from analysis.report.figures.pictures import (
     DASHES,
