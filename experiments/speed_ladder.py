@@ -1,7 +1,7 @@
 """The optimisation guide as a measurement: from the naive loop to the fastest training, one setting at a time.
 
     python experiments/speed_ladder.py --quick     # both tasks in under 4 minutes, no verdict on the score
-    python experiments/speed_ladder.py             # 5 turns a rung, 8 seeds: about 30 minutes on 2 quiet cores
+    python experiments/speed_ladder.py             # 5 turns a rung, 8 seeds: about 35 minutes on 2 quiet cores
 
 Two tasks: classify texts, and predict masked words. The naive loop is `naive_loop`, below: plain PyTorch, which knows
 nothing of this library. Every rung is a setting of the library's own training.
@@ -105,7 +105,7 @@ class Size:
     turns: int
     climb_samples: int
     """Texts that a training of the climb goes through once. A multiple of the samples in a run of batches of one
-    length, so that stacks with different batches train on the same lengths."""
+    length, so that stacks with different batches train on the same lengths. In few runs, lengths differ within each."""
     warmup: int
     """Samples before the rate is measured."""
     seeds: int
@@ -115,8 +115,8 @@ class Size:
     """Whether torch.compile is measured, which takes about a minute for the first batch."""
 
 
-FULL = Size(5, 256, 64, 8, {"classification": 6144, "masked_lm": 3072}, 1000, compiles=True)
-QUICK = Size(3, 128, 16, 2, {"classification": 128, "masked_lm": 96}, 64, compiles=False)
+FULL = Size(5, 1024, 64, 8, {"classification": 6144, "masked_lm": 3072}, 1000, compiles=True)
+QUICK = Size(3, 256, 16, 2, {"classification": 128, "masked_lm": 96}, 64, compiles=False)
 
 
 @dataclasses.dataclass(frozen=True)
