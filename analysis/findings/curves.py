@@ -1,10 +1,11 @@
-"""Loss curves: of every run, and the mean of an arm."""
+"""Loss curves: of every run, and the mean of an arm. Learning rates and gradient norms."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy
 
@@ -14,6 +15,8 @@ from analysis.statistics.intervals import t_interval
 from analysis.study.curves import Column, curve_of
 from analysis.study.run import timing_notes
 from analysis.study.types import StudyRun
+
+Quantity = Literal["learning rate", "gradient norm"]
 
 GRID_POINTS = 200
 """A mean curve has at most so many points: more are not seen."""
@@ -68,45 +71,57 @@ class CurvePanel:
 
 
 @dataclasses.dataclass(frozen=True)
-class RateCurve:
-    """The learning rate of the gradients of one run, as they arrived."""
+class StepCurve:
+    """What the steps of one run had, over the samples that had arrived."""
 
     arm: str
     run: str
     samples: tuple[float, ...]
-    rate: tuple[float, ...]
+    values: tuple[float, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class RatePanel:
-    """The learning rate over the samples, one run of every arm of a group and of its control arm."""
+class StepPanel:
+    """One quantity over the samples, in one run of every arm of a group and of its control arm."""
 
+    quantity: Quantity
     group: str
-    curves: tuple[RateCurve, ...]
+    curves: tuple[StepCurve, ...]
 
 
-def rate_panels(scope: Scope) -> tuple[RatePanel, ...]:
-    """One panel per group; groups without a run that recorded its learning rate have none.
+def step_panels(scope: Scope) -> tuple[StepPanel, ...]:
+    """A panel for each group and quantity; none where no run recorded it.
 
-    The schedule is the same for all seeds, so that one run of an arm shows it.
+    One run of an arm shows them: the schedule of the learning rate is the same for all seeds. The norm of the gradient
+    is that of the direction before it was clipped, as means over at most `GRID_POINTS` parts of the run.
     """
     elsewhere = {arm for controls in scope.controls.values() for arm in controls}
     panels = []
     for group in scope.groups:
         arms = () if elsewhere.issuperset(group.arms) else (*group.arms, *scope.controls[group.name])
-        curves = [_rate_curve(arm, run) for arm in arms for run in scope.usable[arm][:1]]
-        drawn = tuple(curve for curve in curves if curve.rate)
-        panels += [RatePanel(group.name, drawn)] * bool(drawn)
+        curves = [_step_curves(arm, run) for arm in arms for run in scope.usable[arm][:1]]
+        for quantity in get_args(Quantity):
+            drawn = tuple(of_run[quantity] for of_run in curves if of_run[quantity].values)
+            panels += [StepPanel(quantity, group.name, drawn)] * bool(drawn)
     return tuple(panels)
 
 
-def _rate_curve(arm: str, run: StudyRun) -> RateCurve:
-    points: dict[float, float] = {}
+def _step_curves(arm: str, run: StudyRun) -> dict[Quantity, StepCurve]:
+    rates: dict[float, float] = {}
+    norms: dict[float, float] = {}
     for record in () if run.run is None else events_of(run.run):
-        samples, rate = record.get("total_samples"), record.get("learning_rate")
-        if record.get("kind") == "arrival" and isinstance(samples, int | float) and isinstance(rate, int | float):
-            points[float(samples)] = float(rate)
-    return RateCurve(arm, run.name, tuple(points), tuple(points.values()))
+        samples = record.get("total_samples")
+        if record.get("kind") != "arrival" or not isinstance(samples, int | float):
+            continue
+        for values, key in ((rates, "learning_rate"), (norms, "gradient_norm")):
+            if isinstance(value := record.get(key), int | float) and math.isfinite(value):
+                values[float(samples)] = float(value)
+    parts = numpy.array_split(numpy.array(list(norms.items())).reshape(-1, 2), max(1, min(GRID_POINTS, len(norms))))
+    means = [(part[-1, 0], part[:, 1].mean()) for part in parts if len(part)]
+    return {
+        "learning rate": StepCurve(arm, run.name, tuple(rates), tuple(rates.values())),
+        "gradient norm": StepCurve(arm, run.name, floats(end for end, _ in means), floats(mean for _, mean in means)),
+    }
 
 
 def curve_panels(scope: Scope) -> tuple[CurvePanel, ...]:

@@ -21,7 +21,7 @@ from analysis.findings.arms import ArmCounts, ArmInfo, ArmRow, arm_infos, arm_ro
 from analysis.findings.comparable_runs import scope_of
 from analysis.findings.comparisons import FROM_SCRATCH, comparisons_of
 from analysis.findings.costs import ArmCost, arm_costs
-from analysis.findings.curves import CurvePanel, RatePanel, curve_panels, rate_panels
+from analysis.findings.curves import CurvePanel, StepPanel, curve_panels, step_panels
 from analysis.findings.delays import DelayGap, DelayHistogram, activity_of, delay_gaps, histograms
 from analysis.findings.downstream import DownstreamArm, downstream_arms, downstream_questions, scores_of
 from analysis.findings.endpoints import questions_of
@@ -108,8 +108,8 @@ class Results:
     """What to type to make this report again."""
     settings: tuple[ArmSettings, ...] = ()
     """Empty where the arms of no group differ in more than their algorithm."""
-    rates: tuple[RatePanel, ...] = ()
-    """The learning rate over the samples, per group."""
+    steps: tuple[StepPanel, ...] = ()
+    """The learning rate and the gradient norm over the samples, per group."""
     costs: tuple[ArmCost, ...] = ()
     """Of the arms whose runs say anything of it."""
 
@@ -206,7 +206,7 @@ def results(study: Study, generator: numpy.random.Generator) -> Results:
         # as it was typed, but for an absolute path, which may hold the name of a user
         command=f"python -m analysis.report {shlex.quote(_typed(study.folder))} --out report.html",
         settings=arm_settings(scope),
-        rates=rate_panels(scope),
+        steps=step_panels(scope),
         costs=arm_costs(scope),
     )
 

@@ -12,7 +12,7 @@ from analysis.report.figures.arm_names import Cast
 from analysis.report.figures.delays import delay_gaps, delay_histogram
 from analysis.report.figures.downstream import confusion, downstream_scores, first_arms, hatecheck
 from analysis.report.figures.fronts import pareto
-from analysis.report.figures.loss_curves import loss_curves, rate_curves
+from analysis.report.figures.loss_curves import loss_curves, step_curves
 from analysis.report.figures.pictures import Picture, Row, save_all
 from analysis.report.figures.runs import expected_best, learning_rates, timeline
 from analysis.report.figures.scaling import throughput
@@ -100,7 +100,7 @@ def gallery(results: Results) -> Gallery:
     sections["pareto"] = rows((item.clock, pareto(cast, item)) for item in results.pareto)
     sections["timeline"] = rows((item.clock, timeline(cast, item)) for item in results.timelines)
     tuned = [(name, [item for item in results.tuning if by_arm.get(item.arm) == name]) for name in group_names]
-    rates = [(clock_of(item.group), rate_curves(cast, item)) for item in results.rates]
+    steps = [(clock_of(item.group), step_curves(cast, item)) for item in results.steps]
     tried = [
         (clock_of(name), picture)
         for name, trials in tuned
@@ -109,7 +109,7 @@ def gallery(results: Results) -> Gallery:
             expected_best(cast, trials, name),
         )
     ]
-    sections["learning-rate"] = rows([*rates, *tried])
+    sections["learning-rate"] = rows([*steps, *tried])
     scored: list[Row] = []
     for data in dict.fromkeys(item.data for item in results.downstream):
         items = [item for item in results.downstream if item.data == data]

@@ -228,7 +228,7 @@ def page(results: Results, out: Path, study_folder: Path) -> Page:
         section("delays", "Delays, and what they cost", "delays"),
         section("pareto", "Loss against seconds: the front", "pareto"),
         section("timeline", "Who did what when"),
-        section("learning-rate", "The learning rate"),
+        section("learning-rate", "The steps: learning rates and gradient norms"),
         section("downstream", "Downstream scores", "downstream", "classes", "hatecheck"),
         Section(
             "tables",

@@ -40,6 +40,8 @@ class SyntheticArm:
     tuning_seeds: tuple[int, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Further settings of this arm."""
+    gradient_norm: float | None = None
+    """Of its first step; that of step k is k times as large."""
 
     @property
     def name(self) -> str:
@@ -225,6 +227,7 @@ def _arrival(number: int, delay: int, arm: SyntheticArm, of: int, seconds: float
         push_seconds=0.05 * cycle,
         wait_seconds=0.2 * cycle,
         apply_seconds=0.0,
+        gradient_norm=None if arm.gradient_norm is None else arm.gradient_norm * (number + 1),
     )
 
 

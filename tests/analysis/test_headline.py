@@ -17,7 +17,7 @@ from analysis.findings.sentence import conditions as conditions_in_words
 from analysis.findings.sentence import supported
 from analysis.findings.times import ReachedCurve, ReachedPanel
 from analysis.report.figures.arm_names import Cast
-from analysis.report.figures.loss_curves import rate_curves
+from analysis.report.figures.loss_curves import step_curves
 from analysis.report.figures.times import time_to_target
 from analysis.report.tables.arms import conditions
 from analysis.report.tables.arms import settings as settings_table
@@ -205,15 +205,31 @@ def test_the_learning_rate_of_one_run_of_every_arm_is_drawn_over_its_samples(tmp
     arms = [dataclasses.replace(arm, learning_rates=(rate,)) for arm, rate in ((SYNC, 0.001), (ASYNC, 0.0005))]
     curves = {arm.name: [straight(6.0, 4.0, seconds=10.0)] * 6 for arm in arms}
     delays = {arm.name: [0, 1, 1, 2] for arm in arms}
-    (found,) = results_of(write_study(tmp_path, curves, arms, registration={"num_seeds": 6}, delays=delays)).rates
-    assert [(curve.arm, curve.samples, curve.rate) for curve in found.curves] == [
+    (found,) = results_of(write_study(tmp_path, curves, arms, registration={"num_seeds": 6}, delays=delays)).steps
+    assert [(curve.arm, curve.samples, curve.values) for curve in found.curves] == [
         (SYNC.name, (40.0, 80.0, 120.0, 160.0), (0.001,) * 4),
         (ASYNC.name, (40.0, 80.0, 120.0, 160.0), (0.0005,) * 4),
     ]
     made = results_of(tmp_path)
-    picture = rate_curves(Cast(made), made.rates[0])
+    picture = step_curves(Cast(made), made.steps[0])
     assert [line.get_ydata().tolist() for line in picture.figure.axes[0].lines] == [[0.001] * 4, [0.0005] * 4]
     assert "async: at most 0.0005, at the end 0.0005" in picture.caption
+
+
+def test_the_gradient_norm_is_drawn_as_means_over_parts_of_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("analysis.findings.curves.GRID_POINTS", 80)
+    norms = ((SYNC, 0.5), (ASYNC, None))
+    arms = [dataclasses.replace(arm, gradient_norm=norm) for arm, norm in norms]
+    curves = {arm.name: [straight(6.0, 4.0, seconds=10.0)] * 6 for arm in arms}
+    delays = {arm.name: [0] * 160 for arm in arms}
+    rates, found = results_of(write_study(tmp_path, curves, arms, registration={"num_seeds": 6}, delays=delays)).steps
+    assert (rates.quantity, found.quantity) == ("learning rate", "gradient norm")
+    (curve,) = found.curves
+    assert (curve.arm, len(curve.values)) == (SYNC.name, 80)
+    assert (curve.samples[0], curve.samples[-1]) == (2.0, 160.0)
+    assert curve.values[:2] == (0.75, 1.75)  # of steps 1 and 2, of steps 3 and 4
+    picture = step_curves(Cast(results_of(tmp_path)), found)
+    assert "at most 79.75, at the end 79.75" in picture.caption
 
 
 def test_the_control_arm_is_drawn_beside_what_it_is_compared_with_and_moves_no_number_of_it(tmp_path):

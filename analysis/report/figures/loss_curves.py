@@ -1,4 +1,4 @@
-"""Pictures of loss curves and learning rates."""
+"""Pictures of loss curves, learning rates and gradient norms."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import blended_transform_factory
 
-from analysis.findings.curves import Curve, CurvePanel, RatePanel
+from analysis.findings.curves import Curve, CurvePanel, StepPanel
 from analysis.report.figures.arm_names import Cast, limits_of
 from analysis.report.figures.pictures import (
     DECLARED,
@@ -120,15 +120,19 @@ def loss_curves(item: CurvePanel, entries: dict[str, Entry], name: str) -> Pictu
     )
 
 
-def rate_curves(cast: Cast, item: RatePanel) -> Picture:
-    """The learning rate over the samples that arrived: one run of every arm."""
+def step_curves(cast: Cast, item: StepPanel) -> Picture:
+    """The learning rate or the gradient norm over the samples that arrived: one run of every arm."""
+    about = {
+        "learning rate": "Learning rate of the gradients as they arrived",
+        "gradient norm": "Euclidean norm of the directions before they were clipped, means over parts of the run",
+    }[item.quantity]
     figure, axes = panel(height=2.2)
     entries = cast.entries([curve.arm for curve in item.curves])
     said = []
     for curve in item.curves:
         entry = entries[curve.arm]
         few = _thinned(len(curve.samples))
-        x, y = numpy.array(curve.samples)[few], numpy.array(curve.rate)[few]
+        x, y = numpy.array(curve.samples)[few], numpy.array(curve.values)[few]
         axes.plot(
             x,
             y,
@@ -140,18 +144,18 @@ def rate_curves(cast: Cast, item: RatePanel) -> Picture:
             markevery=_spread(len(x)),
             zorder=2,
         )
-        said.append(f"{entry.text}: at most {max(curve.rate):g}, at the end {curve.rate[-1]:g}")
-    finish(axes, "samples", "learning rate")
+        said.append(f"{entry.text}: at most {max(curve.values):.4g}, at the end {curve.values[-1]:.4g}")
+    finish(axes, "samples", item.quantity)
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.xaxis.set_major_formatter(THOUSANDS)
     return Picture(
-        cast.name("learning-rate-over-samples", item.group),
-        "Learning rate over the samples",
+        cast.name(f"{item.quantity.replace(' ', '-')}-over-samples", item.group),
+        f"{item.quantity.capitalize()} over the samples",
         item.group,
         figure,
-        f"Line chart of the learning rate against samples, {item.group}. " + "; ".join(said) + ".",
-        "Learning rate of the gradients as they arrived, in one run of every arm. " + "; ".join(said) + ".",
+        f"Line chart of the {item.quantity} against samples, {item.group}. " + "; ".join(said) + ".",
+        f"{about}, in one run of every arm. " + "; ".join(said) + ".",
         tuple(entries.values()),
     )
 
