@@ -24,7 +24,8 @@ def block(ladder: Ladder) -> str:
     lines += [f"{'Speed-up:':12}{gain(ladder.final.total)}", f"{'Score:':12}{score(ladder, ladder.final)}"]
     fastest = ladder.stacks[-1]
     if fastest is not ladder.final:
-        lines.append(f"{'All rungs:':12}{gain(fastest.total)}; {score(ladder, fastest)}")
+        shown = f"{ladder.score} {nats(_mean(fastest.trainings))}; {fastest.verdict.word}"
+        lines.append(f"{'All rungs:':12}{ratio(fastest.total.median)}, {shown}")
     return "\n".join(lines)
 
 
