@@ -18,6 +18,7 @@ from torch import Tensor
 from asyncsgd.data.masking import Masking
 from asyncsgd.data.random import Purpose, generator
 from asyncsgd.data.tokenization import Tokens
+from asyncsgd.errors import UsageError
 
 RUN = 8
 
@@ -51,6 +52,21 @@ class Frame:
     prefix: tuple[int, ...]
     suffix: tuple[int, ...]
     pad_id: int
+
+
+def is_by_length(sampling: str) -> bool:
+    """Whether the samples of a batch are of about one length.
+
+    Raises:
+        UsageError: for a name that is none.
+
+    >>> is_by_length("group_by_length"), is_by_length("random")
+    (True, False)
+    """
+    names = ("group_by_length", "random")
+    if sampling not in names:
+        raise UsageError(f"--sampling takes {' or '.join(names)}, got {sampling!r}")
+    return sampling == names[0]
 
 
 class Order:

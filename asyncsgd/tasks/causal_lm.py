@@ -273,10 +273,10 @@ class DocumentRows:
     """The batches of a `CausalLM` in one process."""
 
     def __init__(self, task: CausalLM, seed: int) -> None:
-        from asyncsgd.data.batching import Orders
+        from asyncsgd.data.batching import Orders, is_by_length
 
         self._rows = Rows(task, "train")
-        self._orders = Orders(self._rows.lengths, task.batch_size, seed, task.sampling == "group_by_length")
+        self._orders = Orders(self._rows.lengths, task.batch_size, seed, is_by_length(task.sampling))
         self.evaluation: Mapping[str, Batches] = {"main": EvaluationRows(task)}
 
     def batch(self, stream: int, index: int) -> Batch:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from asyncsgd import models
-from asyncsgd.data.batching import Frame
+from asyncsgd.data.batching import Frame, is_by_length
 from asyncsgd.data.corpora import Corpus
 from asyncsgd.data.labelled import (
     HateCheck,
@@ -293,9 +293,7 @@ class LabelledTokens:
     def __init__(self, task: Classification, seed: int) -> None:
         folder = Path(str(task.tokens))
         train, classes = Tokens.load(folder / "train"), np.load(folder / "train_classes.npy")
-        self._train = LabelledBatches(
-            train, classes, task.frame, task.batch_size, seed, task.sampling == "group_by_length"
-        )
+        self._train = LabelledBatches(train, classes, task.frame, task.batch_size, seed, is_by_length(task.sampling))
         self.evaluation: Mapping[str, Batches] = {
             "main": LabelledEvaluation(Tokens.load(folder / "eval"), np.load(folder / "eval_classes.npy"), task.frame)
         }

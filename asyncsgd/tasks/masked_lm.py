@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from asyncsgd import models
-from asyncsgd.data.batching import Batch, EvaluationBatches, Frame, TrainingBatches
+from asyncsgd.data.batching import Batch, EvaluationBatches, Frame, TrainingBatches, is_by_length
 from asyncsgd.data.candidate_tokens import hash_of_candidates, tokens_with_candidates, with_candidates
 from asyncsgd.data.candidates import read_manifest
 from asyncsgd.data.corpora import check_sources, load_corpus
@@ -290,7 +290,7 @@ class MaskedTokens:
     """The batches of a `MaskedLM` in one process."""
 
     def __init__(self, task: MaskedLM, seed: int) -> None:
-        self._task, self._seed = task, seed
+        self._task, self._seed, self._by_length = task, seed, is_by_length(task.sampling)
         self._tokens = Tokens.load(Path(str(task.tokens)) / "train")
         self._streams: dict[int, TrainingBatches] = {}
         tokens = Tokens.load(Path(str(task.tokens)) / "eval")
@@ -312,6 +312,6 @@ class MaskedTokens:
                 task.batch_size,
                 self._seed,
                 stream,
-                task.sampling == "group_by_length",
+                self._by_length,
             )
         return self._streams[stream].batch(index)

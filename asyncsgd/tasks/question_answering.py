@@ -179,9 +179,10 @@ class QuestionAnswering(EncoderTask):
         return models.build_answerer(masked_lm, dropout=self.dropout, seed=seed)
 
     def data(self, seed: int) -> WindowedQuestions:
+        from asyncsgd.data.batching import is_by_length
         from asyncsgd.data.question_windows import WindowedQuestions
 
-        return WindowedQuestions(Path(self.known("folder")), self.batch_size, seed, self.sampling == "group_by_length")
+        return WindowedQuestions(Path(self.known("folder")), self.batch_size, seed, is_by_length(self.sampling))
 
     def outputs(self, model: nn.Module, batch: WindowBatch) -> Tensor:
         """The logits of start and end, `(B, 2, L)`; minus infinity where no answer may begin or end."""

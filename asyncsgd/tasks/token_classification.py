@@ -158,13 +158,13 @@ class TokenClassification(EncoderTask):
         return models.build_tagger(masked_lm, self.labels, dropout=self.dropout, seed=seed)
 
     def data(self, seed: int) -> TaggedSentences:
-        from asyncsgd.data.batching import Frame
+        from asyncsgd.data.batching import Frame, is_by_length
         from asyncsgd.data.tagged import TaggedSentences, TaggedTokens
 
         folder = Path(self.known("folder"))
         train, evaluation = (TaggedTokens.load(folder / side) for side in ("train", "eval"))
         frame = Frame(self.prefix, self.suffix, self.known("pad_id"))
-        return TaggedSentences(train, evaluation, frame, self.batch_size, seed, self.sampling == "group_by_length")
+        return TaggedSentences(train, evaluation, frame, self.batch_size, seed, is_by_length(self.sampling))
 
     def outputs(self, model: nn.Module, batch: TaggedBatch) -> Tensor:
         """The logits `(B, W, C)` at each word's first piece; those of a word without one mean nothing."""

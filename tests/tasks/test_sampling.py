@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from asyncsgd.errors import UsageError
 from asyncsgd.tasks.base import Task
 from asyncsgd.tasks.causal_lm import CausalLM
 from asyncsgd.tasks.classification import Classification
@@ -53,6 +54,8 @@ def test_the_samples_of_a_batch_are_of_similar_or_of_any_lengths(kind: type[Task
         task: Any = kind(**values, sampling=sampling).prepare(0, tmp_path / "cache")
         batches = [task.data(0).batch(0, index) for index in range(16)]
         padding.append(1 - sum(map(task.count_tokens, batches)) / sum(batch.input_ids.numel() for batch in batches))
+    with pytest.raises(UsageError, match="--sampling takes group_by_length or random, got 'lengths'"):
+        kind(**values, sampling="lengths").prepare(0, tmp_path / "cache").data(0)
     similar, mixed = padding
     # CausalLM packs texts into rows that are nearly full.
     assert similar != mixed if kind is CausalLM else similar < 0.6 * mixed, padding
