@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from reading import results_of
+from scenarios import words
 from synthetic import SyntheticArm, example_study, planned, write_plan, write_run
 
 from analysis.findings.results import Results
@@ -46,3 +48,18 @@ def empty(tmp_path_factory) -> Results:
     write_run(folder / "one", arm, [], status=None)
     (folder / "one" / "events.jsonl").write_text('{"schema": 1}\n{"kind": "eva')
     return results_of(folder)
+
+
+@pytest.fixture
+def approved(request: pytest.FixtureRequest) -> Callable[[Results], None]:
+    """Compare the words of a scenario with its approved file, named after the test; --approve writes that file."""
+    file = Path(__file__).parent / "approved" / f"{request.node.name.removeprefix('test_')}.txt"
+
+    def check(found: Results) -> None:
+        if request.config.getoption("--approve"):
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(words(found), encoding="utf-8")
+        assert file.is_file(), f"{file.name} is not there: run this test with --approve and read what it writes"
+        assert words(found) == file.read_text(encoding="utf-8"), "run this test with --approve if the words are better"
+
+    return check

@@ -1,0 +1,82 @@
+"""Studies of two arms in which a verdict could mislead, and the words that a reader meets first in their report.
+
+A scenario test makes a study, asserts its verdict and its reason, and hands its results to the fixture `approved`,
+which compares their words with ``tests/analysis/approved/NAME.txt``. A better sentence changes that file alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from reading import results_of
+from synthetic import Curve, SyntheticArm, write_study
+
+from analysis.findings.results import Results
+
+TARGET = 5.0
+"""The registered target of every scenario, and `BUDGET_SECONDS` is what every run was given."""
+BUDGET_SECONDS = 100.0
+FIRST_LOSS = 6.0
+SYNC, ASYNC = (SyntheticArm(name, settings={"seconds": BUDGET_SECONDS}) for name in ("sync", "async"))
+
+
+def reaches(seconds: float, *, evaluations: int = 21, samples: int = 1600, end: float = BUDGET_SECONDS) -> Curve:
+    """A straight curve that is at the target after `seconds`."""
+    slope = (FIRST_LOSS - TARGET) / seconds
+    shares = [number / (evaluations - 1) for number in range(evaluations)]
+    return [(round(samples * share), end * share, FIRST_LOSS - slope * end * share) for share in shares]
+
+
+def ends_at(loss: float, *, first: float = FIRST_LOSS, evaluations: int = 21, end: float = BUDGET_SECONDS) -> Curve:
+    """A straight curve from `first` to `loss`."""
+    shares = [number / (evaluations - 1) for number in range(evaluations)]
+    return [(round(1600 * share), end * share, first + (loss - first) * share) for share in shares]
+
+
+def diverges(curve: Curve, at: int) -> Curve:
+    """The same curve, whose loss is no number from evaluation `at` on."""
+    return [*curve[:at], (*curve[at][:2], None)]
+
+
+EIGHT = (60, 62, 64, 66, 68, 70, 72, 74)
+"""Seconds to the target in eight seeds of a reference."""
+SOONER = (40, 41, 42, 43, 44, 45, 46, 48)
+"""Of a treatment that is sooner in every seed."""
+
+
+def two_arms(
+    folder: Path,
+    reference: Sequence[Curve],
+    treatment: Sequence[Curve],
+    *,
+    arms: tuple[SyntheticArm, SyntheticArm] = (SYNC, ASYNC),
+    registration: Mapping[str, Any] | None = None,
+    afterwards: Callable[[Path], object] | None = None,
+) -> Results:
+    """The results of a registered study of `arms` (reference, treatment), each curve a seed from 100 on.
+
+    Args:
+        registration: other values of analysis.yaml.
+        afterwards: changes the written folder before it is read.
+    """
+    declared: dict[str, Any] = {"num_seeds": len(reference), "targets": {arms[0].name: TARGET}}
+    if arms[0].clock == "measured":
+        declared["primary"] = {"endpoint": "time_to_target", "num_workers": 4, "clock": "measured"}
+    curves = {arms[0].name: reference, arms[1].name: treatment}
+    write_study(folder, curves, list(arms), registration=declared | dict(registration or {}))
+    if afterwards is not None:
+        afterwards(folder)
+    return results_of(folder)
+
+
+def words(found: Results) -> str:
+    """What a report says at its top: headlines with their small type, and the verdict of every row with its reason."""
+    lines = []
+    for headline in found.headlines:
+        lines += [headline.text, *(f"  {detail}" for detail in headline.details), ""]
+    for row in found.tests:
+        lines.append(f"{row.family} | {row.comparison} | {row.endpoint} | {row.word} | {row.reason}")
+        lines += [f"  {note}" for note in row.notes]
+    return "\n".join(lines) + "\n"
