@@ -24,7 +24,7 @@ from analysis.commands import carried_out
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import EVENTS, Lines, current_summary
 from asyncsgd.records.locks import is_locked
-from asyncsgd.records.totals import Delays
+from asyncsgd.records.totals import Delays, Progress
 from asyncsgd.records.usage import USAGE
 from asyncsgd.settings.yaml_reader import read_yaml
 
@@ -85,9 +85,7 @@ class Watched:
         self.settings = _settings(self.path)
         self._lines, self._offset, self._rest = Lines(EVENTS), 0, b""
         self._inode = self._events.stat().st_ino
-        self.num_samples = self.num_updates = 0
-        self.train_seconds = 0.0
-        self.delays = Delays()
+        self.progress = Progress()
         self.evaluations: list[Mapping[str, Any]] = []
         self.workers: dict[int, Worker] = {}
         self.faults: list[str] = []
@@ -152,21 +150,21 @@ class Watched:
 
     def _take(self, record: Mapping[str, Any]) -> None:
         kind = record.get("kind")
-        for _, delay in record.get("uses", ()):
-            self.delays.add(int(delay))
+        if kind in ("arrival", "evaluate", "join", "leave"):
+            self.progress.advance(
+                int(record["version"]),
+                int(record["total_samples"]),
+                float(record["train_seconds"]),
+                [(dispatch, int(delay)) for dispatch, delay in record.get("uses", ())],
+            )
         if kind == "arrival":
-            self.num_samples, self.num_updates = int(record["total_samples"]), int(record["version"])
-            self.train_seconds = float(record["train_seconds"])
-            self._recent.append((self.train_seconds, self.num_samples))
+            self._recent.append((float(record["train_seconds"]), int(record["total_samples"])))
             worker = self._worker(record)
             worker.num_arrivals += 1
             worker.num_samples += record["num_samples"]
             worker.wait_seconds += record.get("wait_seconds", 0.0)
             worker.busy_seconds += sum(record.get(f"{part}_seconds", 0.0) for part in ("pull", "compute", "push"))
         elif kind == "evaluate":
-            self.num_samples = max(self.num_samples, record["total_samples"])
-            self.train_seconds = max(self.train_seconds, record["train_seconds"])
-            self.num_updates = max(self.num_updates, record["version"])
             for value in (record["loss"], *(record.get("metrics") or {}).values()):
                 _ = value is None or math.isfinite(value)  # refuses what is no number
             self.evaluations.append(record)
@@ -194,9 +192,9 @@ class Watched:
         spent = [
             done / self.settings[name]
             for name, done in (
-                ("samples", self.num_samples),
-                ("seconds", self.train_seconds),
-                ("budget_seconds", self.train_seconds),
+                ("samples", self.progress.num_samples),
+                ("seconds", self.progress.train_seconds),
+                ("budget_seconds", self.progress.train_seconds),
             )
             if isinstance(self.settings.get(name), int | float) and self.settings[name] > 0
         ]
@@ -246,12 +244,16 @@ def frame(run: Watched) -> Group:
     workers = settings.get("nproc", settings.get("workers"))
     described = ", ".join(str(part) for part in (*what, workers and f"{workers} workers") if part)
     share = "" if run.budget_share is None else f"   {100 * run.budget_share:.0f} % of the budget"
+    done = run.progress
     facts = [
         ("run", f"{run.path}   {described}"),
         ("status", _status(run)),
-        ("samples", f"{run.num_samples}{share}   {run.num_updates} updates   {run.train_seconds:.1f} {seconds}"),
+        (
+            "samples",
+            f"{done.num_samples}{share}   {done.num_updates} updates   {done.train_seconds:.1f} {seconds}",
+        ),
         ("speed", "-" if run.samples_per_second is None else f"{run.samples_per_second:.0f} samples/s"),
-        ("delay", _delay(run.delays)),
+        ("delay", _delay(done.delays)),
         ("loss", sparkline([evaluation["loss"] for evaluation in run.evaluations]) or "-"),
     ]
     grid = Table.grid(padding=(0, 2))

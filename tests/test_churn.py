@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analysis.watch import Watched
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import DONE, FAILED, Event, Membership, Record
 from asyncsgd.records.run_folder import RunFolder
+from asyncsgd.records.totals import Totals
 from asyncsgd.rules import ALL, Asynchronous, Synchronous
 from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.base import Budget
@@ -109,6 +111,21 @@ def test_a_synchronous_round_ends_when_the_one_it_waits_for_leaves() -> None:
     assert [dispatch for dispatch, _ in left.uses] == [0, 1, 2]
     assert [worker for worker, *_ in left.started] == [0, 1, 2]
     assert done.version == 1
+
+
+def test_a_step_that_a_leave_causes_is_counted_in_the_totals_and_where_a_run_is_watched(tmp_path: Path) -> None:
+    _, records = run(Synchronous(), (Leave(3, 1.5),), SlowLast(), budget=Budget(seconds=1.75), network=None)
+    totals, folder = Totals(), RunFolder(tmp_path / "run")
+    for record in records:
+        totals(record)
+        folder.append(record)
+    folder.close()
+    (tmp_path / "run" / "settings.yaml").write_text("samples: 80\n")
+    watched = Watched(tmp_path / "run")
+    watched.read()
+    for progress in (totals, watched.progress):
+        assert (progress.num_updates, progress.num_samples, progress.train_seconds) == (1, 3, 1.75)
+        assert progress.delays.counts() == {0: 3}
 
 
 @dataclasses.dataclass(frozen=True)

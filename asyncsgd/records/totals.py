@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from asyncsgd.records.events import Checkpointed, Evaluation, Event, Membership, MemoryUsed, Record
@@ -57,6 +57,29 @@ class Delays:
         }
 
 
+class Progress:
+    """How far a run has come: what its arrivals, evaluations, joins and leaves add up to.
+
+    A leave may cause a step too, where a round was waiting for that worker.
+    """
+
+    def __init__(self) -> None:
+        self.num_updates = 0
+        self.num_samples = 0
+        self.train_seconds = 0.0
+        self.delays = Delays()
+
+    def advance(
+        self, version: int, num_samples: int, train_seconds: float, uses: Iterable[tuple[int, int]] = ()
+    ) -> None:
+        """Take in a record: what it says of the run, and the (dispatch, delay) of the gradients in its steps."""
+        self.num_updates = max(self.num_updates, version)
+        self.num_samples = max(self.num_samples, num_samples)
+        self.train_seconds = max(self.train_seconds, train_seconds)
+        for _, delay in uses:
+            self.delays.add(delay)
+
+
 PARTS = ("compute", "wait", "communicate", "apply", "evaluate", "checkpoint")
 """What time goes to. The first three are added up over workers, so N workers have N seconds of them in a second; the
 server's `apply`, and `evaluate` and `checkpoint`, in which nobody trains, are seconds of the run. In synchronous runs
@@ -65,18 +88,15 @@ the exchange of gradients is a part of `compute`, in whose backward pass it happ
 _NUMBERS = (*("num_updates", "num_samples", "num_samples_applied", "train_seconds", "eval_seconds", "first_eval_loss"),)
 
 
-class Totals:
+class Totals(Progress):
     """The totals of a run's records; call it with each record, in order."""
 
     def __init__(self) -> None:
-        self.num_updates = 0
-        self.num_samples = 0
+        super().__init__()
         self.num_samples_applied = 0
-        self.train_seconds = 0.0
         self.eval_seconds = 0.0
         self.first_eval_loss: float | None = None
         self.last: Evaluation | None = None
-        self.delays = Delays()
         self.seconds = dict.fromkeys(PARTS, 0.0)
         """What the time went to; see `PARTS`."""
         self.peak_bytes: dict[int, tuple[int, int]] = {}
@@ -86,9 +106,10 @@ class Totals:
         self._samples_of: dict[int, int] = {}
 
     def __call__(self, record: Record) -> None:
+        if isinstance(record, Event | Evaluation | Membership):
+            uses = () if isinstance(record, Evaluation) else record.uses
+            self.advance(record.version, record.total_samples, record.train_seconds, uses)
         if isinstance(record, Event):
-            self.num_samples, self.num_updates = record.total_samples, record.version
-            self.train_seconds = record.train_seconds
             self._samples_of[record.dispatch] = record.num_samples
             self.micro_batches = max(self.micro_batches, *record.micro_batches, 1)
             seconds = self.seconds
@@ -102,7 +123,6 @@ class Totals:
         elif isinstance(record, Evaluation):
             self.eval_seconds += record.eval_seconds
             self.seconds["evaluate"] += record.eval_seconds
-            self.train_seconds = max(self.train_seconds, record.train_seconds)
             self.last = record
             if self.first_eval_loss is None:
                 self.first_eval_loss = record.loss
@@ -140,8 +160,7 @@ class Totals:
         self.micro_batches = max(self.micro_batches, state.get("micro_batches", 1))
 
     def _use(self, uses: tuple[tuple[int, int], ...]) -> None:
-        for dispatch, delay in uses:
-            self.delays.add(delay)
+        for dispatch, _ in uses:
             self.num_samples_applied += self._samples_of.pop(dispatch, 0)  # a later use applies no new samples
 
     def as_summary(self) -> dict[str, Any]:

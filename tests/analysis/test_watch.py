@@ -160,8 +160,8 @@ def test_a_log_that_grows_is_read_once_wherever_it_is_cut(tmp_path_factory: pyte
             run.read()
         assert run.workers == wanted.workers
         assert run.evaluations == wanted.evaluations
-        assert run.delays.summary() == wanted.delays.summary()
-        assert (run.num_samples, run.faults) == (wanted.num_samples, wanted.faults)
+        assert vars(run.progress.delays) == vars(wanted.progress.delays)
+        assert (run.progress.num_samples, run.faults) == (wanted.progress.num_samples, wanted.faults)
 
     check()
 
@@ -175,7 +175,7 @@ def test_a_run_that_takes_the_folder_of_another_is_shown_from_its_beginning(tmp_
         longer.append(evaluation(0, 3.0))
     run.read()
     longer.close()
-    assert (run.status, run.num_samples, len(run.evaluations)) == (RUNNING, 0, 100)
+    assert (run.status, run.progress.num_samples, len(run.evaluations)) == (RUNNING, 0, 100)
 
 
 def test_a_run_is_running_while_its_owner_has_the_lock_however_long_it_is_silent(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
     path = finished(tmp_path / "a")
     with open(path / "events.jsonl", "a") as file:
         file.write('{"kind": "arrival", "vers')
-    assert read(path).num_samples == 40
+    assert read(path).progress.num_samples == 40
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
