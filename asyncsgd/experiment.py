@@ -24,6 +24,7 @@ from asyncsgd.flat import FlatModel
 from asyncsgd.models import save_whole
 from asyncsgd.optimizers import SGD, AdamW, BuildOptimizer, OptimizerRecipe
 from asyncsgd.recorded_run import read_of_run
+from asyncsgd.records.environment import available_cores
 from asyncsgd.records.model_card import model_card
 from asyncsgd.rules import Asynchronous, FixedDelay, Synchronous, parse_rule
 from asyncsgd.rules.base import Rule
@@ -85,6 +86,20 @@ class Setup:
             )
         return self.recipe
 
+    @property
+    def all_gpus(self) -> bool:
+        """Whether one process spreads every batch over all GPUs."""
+        return isinstance(self.runtime, modes.InProcess) and self.runtime.all_gpus
+
+    @property
+    def num_devices(self) -> int:
+        """How many GPUs of this machine, or cores where it is a CPU, the run's processes compute on."""
+        processes = 1 if self.runtime.in_one_process else self.runtime.num_workers
+        if self.device == "cpu":
+            return min(processes * self.runtime.threads, available_cores())
+        gpus = torch.cuda.device_count()
+        return gpus if self.all_gpus else min(processes, gpus)
+
     def assignment(self, task: Task, worker: int | None = None) -> Assignment:
         """What a process needs to compute gradients of `task`, which is prepared; on the device of `worker`."""
         return Assignment(
@@ -98,7 +113,7 @@ class Setup:
             inner=self.recipe,
             num_workers=self.runtime.num_workers,
             speeds=self.runtime.speeds,
-            all_gpus=isinstance(self.runtime, modes.InProcess) and self.runtime.all_gpus,
+            all_gpus=self.all_gpus,
         )
 
 

@@ -292,7 +292,7 @@ def _open(
         check_compiler(setup.device)
     if folder is not None:
         environment = describe_environment(setup.runtime.threads, launch.num_workers)
-        folder.write_environment(environment | {"device": setup.device})
+        folder.write_environment(environment | {"device": setup.device, "num_devices": setup.num_devices})
     tell: Callable[[str], None] = (lambda line: None) if quiet else teller(folder)
     for line in [*experiment.describe(task, flat), *_describe(setup, course), *_stages(task, setup, flat)]:
         tell(line)

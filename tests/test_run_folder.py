@@ -26,6 +26,7 @@ from marks import slow
 import stilt_mlm
 from analysis.compare import main as compare
 from asyncsgd.errors import UsageError
+from asyncsgd.records.environment import available_cores
 from asyncsgd.records.events import Evaluation, Event, Fault, Membership, read_events
 from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.scripts.run_folder import open_run_folder
@@ -103,6 +104,9 @@ def test_a_run_leaves_settings_environment_events_summary_and_a_model(mode: str,
     name = mode.split()[0]
     num_workers = 1 if name == "single" else 2
     num_updates = 5 if name == "sync" else 10
+
+    environment = json.loads((ended.path / "environment.json").read_text())
+    assert (environment["device"], environment["num_devices"]) == ("cpu", min(num_workers, available_cores()))
 
     summary = ended.summary
     exact = {

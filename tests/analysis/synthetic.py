@@ -157,6 +157,7 @@ def write_run(
             "num_workers": arm.num_workers,
             "cpu": "a processor",
             "device": "cpu",
+            "num_devices": min(2, arm.num_workers),
             **(environment or {}),
         }
     )

@@ -1,6 +1,7 @@
 """The lab notes' table of a sweep and of a plain folder: exact losses, seconds, one row per mode, workers and batch."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -8,8 +9,13 @@ from pathlib import Path
 import pytest
 from synthetic import SyntheticArm, example_study, straight, write_finetuning, write_run, write_study
 
-from analysis.lab_notes import EXACT_ONLY, PER_WORKER, lab_notes, main, parser
+from analysis.findings.lab_notes import REFERENCE
+from analysis.lab_notes import EXACT_ONLY, PER_PROCESS, lab_notes, main, parser
 from analysis.study.read import load_study
+from asyncsgd.study.config import read_config
+from asyncsgd.study.plan import make_plan
+
+CONFIGS = Path(__file__).resolve().parents[2] / "experiments" / "configs"
 
 ONE = SyntheticArm("single", 1, "measured", None, batch_size=64)
 SYNC, ASYNC = (SyntheticArm(name, 2, "measured", None, batch_size=32) for name in ("sync", "async"))
@@ -24,25 +30,72 @@ def study_of(folder: Path) -> Path:
     return write_study(folder, curves, [ONE, SYNC, ASYNC])
 
 
-def test_the_table_has_a_row_per_mode_workers_and_batch(tmp_path, capsys):
-    assert main([str(study_of(tmp_path))]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[:5] == [
-        "mode    workers  batch  eval loss (exact)     seconds                runs",
-        "-------------------------------------------------------------------------",
-        "single  1           64    5.1000 ± 0.1414  22.0 ± 2.8                 2/2",
-        "sync    2           32    5.1000 ± 0.0000  12.0 ± 2.8                 2/2",
-        "async   2           32             5.3000         8.0  1/2 (diverged 1/2)",
-    ]
-    assert lines[6:8] == [EXACT_ONLY, "not in the means:"]
-    assert lines[8] == "  test/async-w2/s101: DIVERGED"
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_as_markdown_it_has_the_same_cells(tmp_path, capsys):
+def test_a_row_of_ours_stands_beside_the_row_of_the_notes_with_the_same_processes_and_batch(tmp_path, capsys):
     assert main([str(study_of(tmp_path)), "--format", "md"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "| mode | workers | batch | eval loss (exact) | seconds | runs |"
-    assert lines[2] == "| single | 1 | 64 | 5.1000 ± 0.1414 | 22.0 ± 2.8 | 2/2 |"
+    header, _, *lines = capsys.readouterr().out.splitlines()
+    assert cells(header) == [
+        *("mode", "devices", "processes x batch", "perplexity", "per process", "eval loss (exact)", "seconds", "runs"),
+        *("notes: GPUs", "notes: perplexity", "notes: seconds"),
+    ]
+    ours = ["164.02", "-", "5.1000 ± 0.1414", "22.0 ± 2.8", "2/2"]  # e to 5.1
+    assert cells(lines[0]) == ["single", "1 core", "1 x 64", *ours, "1", "258.66", "1259.63"]
+    assert cells(lines[1])[-3:] == ["2", "239.79, 256.04", "819.22"]
+    assert cells(lines[2])[:3] == ["async", "2 cores", "2 x 32"]
+    assert cells(lines[2])[-4:] == ["1/2 (diverged 1/2)", "2", "252.46, 256.68", "670.78"]
+    assert cells(lines[3]) == ["async", "-", "2 x 32", *["-"] * 5, "1", "356.05", "1442.69"]
+
+
+def test_every_row_of_the_notes_is_printed_once(tmp_path, capsys):
+    assert main([str(study_of(tmp_path)), "--format", "md"]) == 0
+    table = capsys.readouterr().out.partition("\n\n")[0].splitlines()[2:]
+    assert sorted(cells(line)[-1] for line in table) == sorted(f"{row.seconds:.2f}" for row in REFERENCE)
+
+
+def test_as_text_it_has_the_same_cells(tmp_path, capsys):
+    main([str(study_of(tmp_path)), "--format", "md"])
+    markdown = capsys.readouterr().out
+    assert main([str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert text.splitlines()[2].split() == " ".join(cells(markdown.splitlines()[2])).split()
+    after = text.partition("\n\n")[2].splitlines()
+    assert after[0].startswith("Perplexity: e to the evaluation loss")
+    assert after[1] == EXACT_ONLY
+    assert after[3:5] == ["not in the means:", "  test/async-w2/s101: DIVERGED"]
+
+
+def test_what_agrees_is_the_share_of_the_synchronous_seconds_and_perplexity(tmp_path, capsys):
+    """Asynchronous: .8 of the seconds on the one seed that both have, and e to .2 times the perplexity."""
+    assert main([str(study_of(tmp_path)), "--format", "md"]) == 0
+    table = capsys.readouterr().out.rpartition("| processes |")[2].splitlines()[2:5]
+    assert [cells(line) for line in table] == [
+        ["2 x 32", "measured", "0.80", "0.82", "1.221", "1.027", "yes"],
+        ["3 x 32", "-", "-", "0.77", "-", "1.078", "-"],
+        ["4 x 32", "-", "-", "0.75", "-", "1.084", "-"],
+    ]
+
+
+@pytest.mark.parametrize(("seconds", "loss", "word"), [(8.0, 4.9, "seconds only"), (12.0, 5.3, "perplexity only")])
+def test_a_line_agrees_where_both_ratios_lie_on_the_side_of_the_notes(tmp_path, capsys, seconds, loss, word):
+    for seed in (0, 1):
+        write_run(tmp_path / f"s{seed}", SYNC, straight(6.0, 5.1, seconds=10.0), seed=seed)
+        write_run(tmp_path / f"a{seed}", ASYNC, straight(6.0, loss, seconds=seconds + seed), seed=seed)
+    assert main([str(tmp_path), "--format", "md"]) == 0
+    line = cells(capsys.readouterr().out.rpartition("| processes |")[2].splitlines()[2])
+    assert line[-1] == word
+    mean = math.sqrt(seconds * (seconds + 1)) / 10
+    assert line[2] == f"{mean:.2f} ({seconds / 10:.2f} to {(seconds + 1) / 10:.2f})"
+
+
+@pytest.mark.parametrize("name", ["lab_notes", "lab_notes_scratch", "lab_notes_encoder"])
+def test_the_config_has_every_row_of_the_notes_but_the_one_that_needs_two_gpus(name):
+    arms = make_plan(read_config(CONFIGS / f"{name}.yaml")).arms
+    base = {"batch_size": 32, "nproc": 1}
+    ours = {(arm.settings["mode"], *((base | arm.settings)[key] for key in ("nproc", "batch_size"))) for arm in arms}
+    assert {row.key for row in REFERENCE} - ours == {("DataParallel", 1, 64)}
 
 
 def test_a_plain_folder_gives_the_same_rows_and_fine_tuning_is_in_none(tmp_path):
@@ -54,18 +107,18 @@ def test_a_plain_folder_gives_the_same_rows_and_fine_tuning_is_in_none(tmp_path)
     assert row.exact_loss.mean == pytest.approx(5.1)
 
 
-def test_the_column_per_worker_is_there_only_where_a_run_recorded_it(tmp_path, capsys):
-    path = write_run(tmp_path / "a", ASYNC, straight(6.0, 5.0, seconds=4.0))
-    lines = (path / "events.jsonl").read_text().splitlines()
-    last = json.loads(lines[-1]) | {"worker_losses": [5.1, 4.9]}
-    (path / "events.jsonl").write_text("\n".join([*lines[:-1], json.dumps(last)]) + "\n")
+def test_the_range_over_processes_is_of_what_each_measured_on_its_share(tmp_path, capsys):
+    """Process 0 had 5.1 and 5.3 on its share, process 1 had 4.9 both times: e to 4.9 and to 5.2."""
+    for seed, losses in enumerate(([5.1, 4.9], [5.3, 4.9])):
+        path = write_run(tmp_path / f"s{seed}", ASYNC, straight(6.0, 5.0, seconds=4.0), seed=seed)
+        lines = (path / "events.jsonl").read_text().splitlines()
+        last = json.loads(lines[-1]) | {"worker_losses": losses}
+        (path / "events.jsonl").write_text("\n".join([*lines[:-1], json.dumps(last)]) + "\n")
     write_run(tmp_path / "b", SYNC, straight(6.0, 5.0, seconds=4.0))
-    assert main([str(tmp_path)]) == 0
+    assert main([str(tmp_path), "--format", "md"]) == 0
     out = capsys.readouterr().out.splitlines()
-    assert out[0].split("  ")[0] == "mode"
-    assert "eval loss per worker" in out[0]
-    assert "4.9000 to 5.1000" in out[3]  # async; sync stands before it, without any
-    assert PER_WORKER in out
+    assert [cells(line)[4] for line in out[2:4]] == ["-", "134.29 to 181.27"]  # sync stands first
+    assert PER_PROCESS in out
 
 
 def test_only_tests_are_in_the_table_of_a_sweep_and_clocks_are_never_in_one_mean(tmp_path):
