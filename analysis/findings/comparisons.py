@@ -1,13 +1,12 @@
 """Comparisons: the complete pairs of a treatment and its reference, on the same seeds.
 
-A pair is two runs of one seed, both with a result; a diverged run is one (its loss counts as the worst that was seen,
-its time as infinite), a failed or missing run is not, and takes its whole block with it.
+A pair is two runs of one seed, both with a result. A diverged run is a result. A failed or missing run is none, and its
+pair is left out. The pairs of other arms stay, so that no arm touches the comparison of two others.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from analysis.findings.groups import DEFAULT_REFERENCE, Group, LeftOut, reference_algorithm
@@ -67,10 +66,8 @@ def comparisons_of(study: Study, groups: Sequence[Group]) -> tuple[tuple[Compari
         if len(group.arms) == 1:
             left_out.append(LeftOut(group.arms[0], f"no comparison: it is the only arm with {group.name}"))
             continue
-        runs = {name: _first_replicates(study, name) for name in group.arms}
-        dropped = _dropped_blocks(runs, group, left_out)
         for name in group.arms[1:]:
-            comparison = _comparison(study, group, name, group.reference, runs, dropped, left_out)
+            comparison = _comparison(study, group, name, group.reference, left_out)
             if comparison is not None:
                 comparisons.append(comparison)
     return (*comparisons, *_control_comparisons(study, comparisons, left_out)), tuple(left_out)
@@ -94,9 +91,7 @@ def _control_comparisons(
                 continue
             sizes = [samples_per_update(study.of("test", arm)) for arm in (name, control.name)]
             if None not in sizes and _same_batch(*sizes):
-                runs = {arm: _first_replicates(study, arm) for arm in (name, control.name)}
-                lost = _dropped_blocks(runs, group, left_out)
-                found = _comparison(study, group, name, control.name, runs, lost, left_out)
+                found = _comparison(study, group, name, control.name, left_out)
                 if found is not None:
                     yield dataclasses.replace(found, control=True)
 
@@ -136,48 +131,28 @@ def _first_replicates(study: Study, arm: str) -> dict[int, StudyRun]:
     return {run.seed: run for run in study.of("test", arm) if run.replicate == 0 and run.seed is not None}
 
 
-def _dropped_blocks(
-    runs: dict[str, dict[int, StudyRun]], group: Group, left_out: list[LeftOut]
-) -> dict[int, list[StudyRun]]:
-    """Seeds in which a run of the group was lost, with the runs that were."""
-    lost: dict[int, list[StudyRun]] = defaultdict(list)
-    for of_arm in runs.values():
-        for seed, run in of_arm.items():
-            if not run.usable:
-                lost[seed].append(run)
-    for seed in sorted(lost):
-        names = ", ".join(sorted(run.name for run in lost[seed]))
-        left_out.append(
-            LeftOut(
-                f"block of seed {seed}, {group.name}", f"the whole block is left out, because no result came of {names}"
-            )
-        )
-    return lost
-
-
 def _comparison(
     study: Study,
     group: Group,
     name: str,
     against: str,
-    runs: dict[str, dict[int, StudyRun]],
-    dropped: dict[int, list[StudyRun]],
     left_out: list[LeftOut],
 ) -> Comparison | None:
     treatment, reference = study.arm(name), study.arm(against)
-    ours, theirs = runs[name], runs[against]
+    ours, theirs = _first_replicates(study, name), _first_replicates(study, against)
     title = f"{treatment.algorithm} vs {reference.algorithm}, {group.name}"
     if treatment.algorithm == reference.algorithm or _shares_algorithm(study, group, treatment):
         title = f"{treatment.name} vs {reference.name}, {group.name}"
-    pairs = tuple(
-        Pair(seed, ours[seed], theirs[seed]) for seed in sorted(set(ours) & set(theirs)) if seed not in dropped
-    )
+    both = sorted(set(ours) & set(theirs))
+    lost = {seed: [run.name for run in (ours[seed], theirs[seed]) if not run.usable] for seed in both}
+    lost = {seed: names for seed, names in lost.items() if names}
+    pairs = tuple(Pair(seed, ours[seed], theirs[seed]) for seed in both if seed not in lost)
     notes = []
-    if dropped:
-        notes.append(
-            f"{len(dropped)} block{'s' * (len(dropped) != 1)} left out (seed {', '.join(map(str, sorted(dropped)))})"
-        )
-    unpaired = sorted((set(ours) ^ set(theirs)) - set(dropped))
+    if lost:
+        notes.append(f"{len(lost)} pair{'s' * (len(lost) != 1)} left out (seed {', '.join(map(str, lost))})")
+    for seed, names in lost.items():
+        left_out.append(LeftOut(f"seed {seed}, {title}", f"no pair, because no result came of {', '.join(names)}"))
+    unpaired = sorted(set(ours) ^ set(theirs))
     if unpaired:
         listed = ", ".join(map(str, unpaired))
         notes.append(f"seed {listed} only in one of the two arms")

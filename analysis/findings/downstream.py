@@ -175,21 +175,21 @@ def downstream_questions(
     """
     questions, left_out = [], []
     for group in groups:
-        lost = {seed: why for arm in group.arms for seed, why in scores.lost.get(arm, {}).items()}
-        for seed in sorted(lost):
-            left_out.append(LeftOut(f"block of seed {seed}, fine-tuning, {group.name}", f"left out: {lost[seed]}"))
         if group.reference is None or group.reference not in scores.runs:
             continue
         for arm in group.arms[1:]:
             if arm in scores.runs:
                 kind = family_of(study.registration, scores.metric, group, arm, exploratory=exploratory)
-                questions.append(_question(study, scores, arm, group.reference, group.name, kind, sorted(lost)))
+                question = _question(study, scores, arm, group.reference, group.name, kind)
+                questions.append(question)
+                for seed, why in _lost(scores, arm, group.reference).items():
+                    left_out.append(LeftOut(f"seed {seed}, fine-tuning, {question.comparison}", f"no pair: {why}"))
     if BASELINE in scores.runs:
         kind = "exploratory" if exploratory or study.registration is None else "secondary"
         for group in groups:
             there = [arm for arm in group.arms if arm in scores.runs and not is_control(study, study.arm(arm))]
             for arm in [group.reference] if group.reference in there else there:
-                question = _question(study, scores, arm, BASELINE, group.name, kind, ())
+                question = _question(study, scores, arm, BASELINE, group.name, kind)
                 if question.values.treatment:
                     questions.append(question)
                 else:
@@ -202,15 +202,19 @@ def downstream_questions(
     return tuple(questions), tuple(left_out)
 
 
-def _question(
-    study: Study, scores: Scores, treatment: str, reference: str, group: str, kind: Family, dropped: Sequence[int]
-) -> Question:
+def _lost(scores: Scores, treatment: str, reference: str) -> dict[int, str]:
+    """Seeds in which a fine-tuning run of one of the two arms was lost, and why."""
+    lost = {**scores.lost.get(reference, {}), **scores.lost.get(treatment, {})}
+    return {seed: lost[seed] for seed in sorted(lost)}
+
+
+def _question(study: Study, scores: Scores, treatment: str, reference: str, group: str, kind: Family) -> Question:
     registration = study.registration
     ours, theirs = scores.runs[treatment], scores.runs[reference]
-    seeds = [seed for seed in ours if seed in theirs and seed not in dropped]
+    seeds = [seed for seed in ours if seed in theirs]
     notes = []
-    if dropped:
-        notes.append(f"{len(dropped)} block{'s' * (len(dropped) != 1)} left out (seed {', '.join(map(str, dropped))})")
+    if lost := _lost(scores, treatment, reference):
+        notes.append(f"{len(lost)} pair{'s' * (len(lost) != 1)} left out (seed {', '.join(map(str, lost))})")
     for name, own in ((treatment, ours), (reference, theirs)):
         diverged = sum(any(_diverged(run) for run in own[seed]) for seed in seeds)
         if diverged:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 from analysis.findings.comparisons import OVERSUBSCRIBED, RESUMED, Comparison
-from analysis.findings.groups import Group
+from analysis.findings.groups import Group, is_registered
 from analysis.findings.judging import Endpoint, Family, Paired, Question
 from analysis.statistics.crossings import loss_at
 from analysis.statistics.intervals import short
@@ -267,7 +267,7 @@ def family_of(
     which is corrected within a family of its own and was not registered."""
     if exploratory or registration is None:
         return "exploratory"
-    if group.primary and registration.family is not None and treatment not in registration.family:
+    if group.primary and not is_registered(registration, treatment, group):
         return "exploratory"  # it came after the registration
     return "primary" if group.primary and endpoint == registration.endpoint else "secondary"
 

@@ -74,6 +74,11 @@ def is_primary(group_workers: int | None, clock: str, registration: Registration
     return workers_fit and (registration.clock is None or registration.clock == clock)
 
 
+def is_registered(registration: Registration, arm: str, group: Group) -> bool:
+    """Whether `arm` is the reference of `group` or was registered with it; old files name no arms, and mean all."""
+    return registration.family is None or arm == group.reference or arm in registration.family
+
+
 def groups_of(study: Study) -> tuple[tuple[Group, ...], tuple[LeftOut, ...]]:
     """Put every arm with pretraining runs into a group with at most one reference arm.
 

@@ -26,7 +26,7 @@ from analysis.findings.delays import DelayGap, DelayHistogram, activity_of, dela
 from analysis.findings.downstream import DownstreamArm, downstream_arms, downstream_questions, scores_of
 from analysis.findings.endpoints import questions_of
 from analysis.findings.fronts import ParetoPanel, pareto_panels
-from analysis.findings.groups import Group, LeftOut, groups_of
+from analysis.findings.groups import Group, LeftOut, groups_of, is_registered
 from analysis.findings.judging import TestRow, judge, sort_rows
 from analysis.findings.schedule_shares import ScheduleShare, schedule_shares
 from analysis.findings.sentence import Headline, headlines_of
@@ -233,18 +233,15 @@ def exploratory_because(study: Study, groups: Sequence[Group]) -> str:
         )
         return f"the folder has no {registration.reference} arm under the registered conditions ({shown})"
     if registration.num_seeds is not None:
-        numbers = {len({run.seed for run in study.of("test", arm)}) for group in primary for arm in group.arms}
+        arms = [arm for group in primary for arm in group.arms if is_registered(registration, arm, group)]
+        numbers = {len({run.seed for run in study.of("test", arm)}) for arm in arms}
         if max(numbers) > registration.num_seeds:
             return (
                 f"{max(numbers)} seeds were run and {registration.num_seeds} registered: "
                 "seeds added after looking are no confirmation"
             )
         # a run that was begun and lost drops its block; one that was never begun may have been left out on purpose
-        begun = min(
-            len({run.seed for run in study.of("test", arm) if run.run is not None})
-            for group in primary
-            for arm in group.arms
-        )
+        begun = min(len({run.seed for run in study.of("test", arm) if run.run is not None}) for arm in arms)
         if begun < registration.num_seeds:
             return (
                 f"{registration.num_seeds} seeds were registered and an arm of the primary comparison has {begun} so "

@@ -73,7 +73,7 @@ def test_a_finished_run_whose_curve_lost_its_end_is_no_result_and_moves_no_other
     reason = f"DONE, but its evaluations in events.jsonl end at {last} of 160 samples"
     assert reasons(found)[FIRST] == reason
     assert reason in next(run.remark for run in found.runs if run.name == FIRST)
-    assert f"block of seed 100, {GROUP}" in reasons(found)
+    assert f"seed 100, async vs sync, {GROUP}" in reasons(found)
     row = next(row for row in found.tests if row.endpoint == "loss_at_equal_samples")
     assert (row.treatment_mean, row.reference_mean) == pytest.approx((4.0, 4.0))
     assert whole["time_to_target"].word == "better"
@@ -118,7 +118,7 @@ def test_a_run_in_the_folder_of_another_is_set_aside_with_what_differs(folder):
         f"test/{SYNC.name}/s102: {wrong_arm}; it is set aside",
     )
     assert (reasons(found)[FIRST], reasons(found)[f"test/{SYNC.name}/s102"]) == (wrong_seed, wrong_arm)
-    assert {f"block of seed {seed}, {GROUP}" for seed in (100, 102)} <= set(reasons(found))
+    assert {f"seed {seed}, async vs sync, {GROUP}" for seed in (100, 102)} <= set(reasons(found))
     assert pairs(found) == SEEDS - 2
     assert next(run.remark for run in found.runs if run.name == FIRST) == wrong_seed
     (counts,) = [counts for counts in found.counts if (counts.arm, counts.stage) == (SYNC.name, "test")]
@@ -148,7 +148,7 @@ def test_a_missing_summary_is_a_run_without_a_result(folder):
     told = "no summary.json: the run crashed, was killed or is still running"
     assert found.problems == (f"{FIRST}: {told}",)
     assert reasons(found)[FIRST] == f"UNFINISHED: {told}"
-    assert f"block of seed 100, {GROUP}" in reasons(found)
+    assert f"seed 100, async vs sync, {GROUP}" in reasons(found)
 
 
 def test_a_summary_of_a_newer_schema_is_unreadable_and_an_older_one_is_mixed_in_with_a_message(folder):

@@ -215,7 +215,7 @@ def test_a_run_that_diverged_after_it_reached_the_target_never_reached_it(tmp_pa
     assert row.convincing is False  # 5 of 6: the interval reaches below one half
 
 
-def test_a_failed_or_missing_run_takes_its_whole_block_with_it_and_is_listed(tmp_path):
+def test_a_failed_or_missing_run_takes_its_pair_with_it_and_is_listed(tmp_path):
     curves = twice_as_fast(8)
     curves[RING.name] = curves[ASYNC.name]
     write_study(tmp_path, curves, [SYNC, ASYNC, RING], registration={"num_seeds": 8})
@@ -223,17 +223,19 @@ def test_a_failed_or_missing_run_takes_its_whole_block_with_it_and_is_listed(tmp
     edit_json(lost / "summary.json", status="FAILED", message="a worker was killed")
     shutil.rmtree(tmp_path / "test" / SYNC.name / "s106")
     found = results_of(tmp_path)
-    assert {row.n for row in found.tests} == {6}
-    note = row_of(found, "time_to_target", RING.name).notes[0]
-    assert (note.startswith("2 blocks left out"), note.endswith("102, 106)")) == (True, True)
+    assert {row.n for row in found.tests if row.treatment == ASYNC.name} == {6}
+    assert {row.n for row in found.tests if row.treatment == RING.name} == {7}
+    note = row_of(found, "time_to_target").notes[0]
+    assert (note.startswith("2 pairs left out"), note.endswith("102, 106)")) == (True, True)
     listed = {item.name: item.reason for item in found.left_out}
     assert listed[f"test/{ASYNC.name}/s102"] == "FAILED: a worker was killed"
     assert listed[f"test/{SYNC.name}/s106"] == "planned, and no folder there"
     for seed, arm in ((102, ASYNC.name), (106, SYNC.name)):
-        assert listed[f"block of seed {seed}, {GROUP}"] == (
-            f"the whole block is left out, because no result came of test/{arm}/s{seed}"
-        )
-        assert not next(run for run in found.runs if run.name == f"test/{RING.name}/s{seed}").in_tests
+        reason = f"no pair, because no result came of test/{arm}/s{seed}"
+        assert listed[f"seed {seed}, async vs sync, {GROUP}"] == reason
+    in_tests = {run.name for run in found.runs if run.in_tests}
+    assert f"test/{RING.name}/s102" in in_tests
+    assert f"test/{RING.name}/s106" not in in_tests  # its reference has no result
     (run,) = [run for run in found.runs if run.status == "MISSING"]
     assert (run.exists, run.remark) == (False, "planned, and no folder there")
     assert trust_of(found, "test runs").value.endswith("1 failed, 1 missing")
@@ -980,7 +982,7 @@ def test_macro_f1_can_be_the_registered_endpoint(tmp_path):
     )
 
 
-def test_a_lost_fine_tuning_run_takes_the_block_of_all_arms_and_a_diverged_parent_is_a_result(tmp_path):
+def test_a_lost_fine_tuning_run_takes_its_own_pair_alone_and_a_diverged_parent_is_a_result(tmp_path):
     curves = diverging(8, which=7)
     curves[RING.name] = twice_as_fast(8)[ASYNC.name]
     write_study(tmp_path, curves, [SYNC, ASYNC, RING], registration={"num_seeds": 8})
@@ -991,13 +993,16 @@ def test_a_lost_fine_tuning_run_takes_the_block_of_all_arms_and_a_diverged_paren
     found = results_of(tmp_path)
     row = row_of(found, "macro_f1")
     worst = 0.5 - 0.005  # of the baseline, seed 100
-    assert row.n == 7
-    assert row.treatment_mean == pytest.approx((sum(0.59 + 0.01 * k for k in range(1, 7)) + worst) / 7)
-    assert "1 block left out (seed 100)" in row.notes
-    assert f"{ASYNC.name}: diverged 1/7, counted as the lowest score, 0.495" in row.notes
+    assert row.n == 8
+    assert row.treatment_mean == pytest.approx(
+        (sum(0.59 + 0.01 * k - 0.09 * (3.5 - k) / 100 for k in range(7)) + worst) / 8
+    )
+    assert f"{ASYNC.name}: diverged 1/8, counted as the lowest score, 0.495" in row.notes
+    other = row_of(found, "macro_f1", RING.name)
+    assert (other.n, other.notes[0]) == (7, "1 pair left out (seed 100)")
     listed = {item.name: item.reason for item in found.left_out}
     assert listed[f"finetune/{RING.name}/s100-f1"] == "planned, and no folder there"
-    assert f"block of seed 100, fine-tuning, {GROUP}" in listed
+    assert f"seed 100, fine-tuning, ringmaster vs sync, {GROUP}" in listed
 
 
 def test_hatecheck_is_shown_per_functionality(example):
