@@ -19,7 +19,7 @@ from analysis.statistics.paired import (
     ratio_interval,
     shift_interval,
 )
-from analysis.statistics.power import holm, holm_divisors, least_p_holm, minimum_pairs
+from analysis.statistics.power import holm, least_p_holm, minimum_pairs
 from analysis.statistics.time_to_target import restricted, speed_up
 from analysis.statistics.verdict import MINIMUM_PAIRS, margin_too_wide, nothing_to_find, verdict
 from analysis.statistics.wins import mcnemar, mcnemar_interval, win_share
@@ -33,6 +33,8 @@ Family = Literal["primary", "secondary", "exploratory"]
 """primary: what was registered; secondary: corrected within a family of its own, not registered; exploratory: there is
 no registration that stands, or the target was chosen after the fact."""
 
+
+FOUND_AFTER_OTHERS = "the interval alone shows no difference: Holm's method found it after others of its family"
 
 RESTS_ON_MARGIN = ("equivalent", "different but negligible")
 """The verdicts that an equivalence test against a margin gives."""
@@ -100,9 +102,10 @@ class TestRow:
     n: int
     """Complete pairs (seeds)."""
     estimate: Interval | None
-    """Mean paired difference, treatment - reference, with the differences that its test does not reject at the
-    level at which Holm's method judges this row: it leaves out 0 exactly where `p_holm` is below `alpha`. None without
-    a pair, where nothing varied, and where all values are what runs without a result are counted as."""
+    """Mean paired difference, treatment - reference, with the differences that its test does not reject at `alpha` /
+    `family_size`. So all intervals of a family have one level, and hold together in 1 - `alpha` of studies. Where it
+    leaves out 0, `p_holm` is below `alpha`; Holm's method may find more, and then a note says so. None without a pair,
+    where nothing varied, and where all values are what runs without a result are counted as."""
     reference_mean: float | None
     treatment_mean: float | None
     relative: float | None
@@ -204,7 +207,6 @@ def judge(
     """
     tested = [_tested(question, generator) for question in questions]
     adjusted: dict[int, float] = {}
-    divisors: dict[int, int] = {}
     least: dict[int, float] = {}
     sizes: dict[int, int] = {}
     for family in dict.fromkeys(question.family for question in questions):
@@ -214,14 +216,12 @@ def judge(
         missing = max(0, num_registered - len(places)) if family == "primary" else 0
         # also one whose differences do not vary
         p_values = [1.0 if result is None or result.p is None else result.p for result in found] + [1.0] * missing
-        alpha = questions[places[0]].alpha
         adjusted |= dict(zip(places, holm(p_values), strict=False))  # without those that are missing
-        divisors |= dict(zip(places, holm_divisors(p_values, alpha), strict=False))
         possible = least_p_holm([0 if result is None else result.n for result in found] + [0] * missing)
         least |= dict(zip(places, possible[: len(places)], strict=True))
         sizes |= dict.fromkeys(places, len(places) + missing)
     return tuple(
-        _row(question, tested[place], adjusted[place], divisors[place], least[place], sizes[place], generator)
+        _row(question, tested[place], adjusted[place], least[place], sizes[place], generator)
         for place, question in enumerate(questions)
     )
 
@@ -249,7 +249,6 @@ def _row(
     question: Question,
     result: PairedResult | None,
     p_holm: float,
-    divisor: int,
     least: float,
     size: int,
     generator: numpy.random.Generator,
@@ -280,11 +279,11 @@ def _row(
                 values = dataclasses.replace(values, nothing_because=_nothing_varied(question, result))
         if not values.nothing_because and result.p is not None:
             if question.endpoint == "target_reached":  # a share is not moved by a constant
-                estimate = mcnemar_interval(ours, theirs, question.alpha, divisor)
+                estimate = mcnemar_interval(ours, theirs, question.alpha, size)
             else:
-                estimate = shift_interval(ours, theirs, result.p, generator, question.alpha, divisor)
+                estimate = shift_interval(ours, theirs, result.p, generator, question.alpha, size)
             if times is not None and min(ours) > 0:
-                ratio = ratio_interval(ours, theirs, result.p, generator, question.alpha, divisor)
+                ratio = ratio_interval(ours, theirs, result.p, generator, question.alpha, size)
                 times = dataclasses.replace(times, ratio=ratio)
             relative = _relative(question, result, math.fsum(ours) / n, math.fsum(theirs) / n, gained)
             level = 1 - question.alpha
@@ -317,6 +316,8 @@ def _row(
                 reason = f"{reason}; {values.nothing_because}"
             elif too_wide:
                 reason = f"{reason}; {too_wide}"
+        if word in ("better", "worse") and estimate is not None and estimate.holds(0.0):
+            notes.append(FOUND_AFTER_OTHERS)
         hopeless = nothing_to_find(n, size, least, question.alpha) if n >= MINIMUM_PAIRS else ""
         if hopeless and hopeless not in reason:
             notes.append(hopeless)

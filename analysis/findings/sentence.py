@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from analysis.findings.comparisons import FROM_SCRATCH, OVERSUBSCRIBED, RESUMED, UNEQUAL_BATCHES, Comparison, Pair
 from analysis.findings.groups import Group, reference_algorithm
-from analysis.findings.judging import RESTS_ON_MARGIN, RestrictedTimes, TestRow
+from analysis.findings.judging import FOUND_AFTER_OTHERS, RESTS_ON_MARGIN, RestrictedTimes, TestRow
 from analysis.statistics.intervals import Interval, short
 from analysis.statistics.verdict import nothing_to_find
 from analysis.study.types import MEASURED, Study
@@ -317,6 +317,7 @@ def _numbers(row: TestRow, names: Mapping[str, str], reached: TestRow | None = N
         told = _time_numbers(row, row.times, row.estimate, names)
     else:
         told = [f"{what}: {_difference_text(row, reference)}"]
+    told += [note for note in row.notes if note == FOUND_AFTER_OTHERS]
     if row.times is not None:
         told += _reached_text(reached, reference)
     if row.estimate is not None:

@@ -38,6 +38,10 @@ class Interval:
         """Low and high; where there is no interval, both are the estimate."""
         return self.estimate if self.low is None else self.low, self.estimate if self.high is None else self.high
 
+    def holds(self, value: float) -> bool:
+        """Whether it leaves `value` in; one without ends leaves nothing out."""
+        return (self.low is None or self.low <= value) and (self.high is None or value <= self.high)
+
     def mapped(self, function: Callable[[float], float]) -> Interval:
         """Estimate and ends through a function that rises: with `math.exp`, a ratio from a mean of logs."""
         low, high = (None if end is None else function(end) for end in (self.low, self.high))

@@ -173,8 +173,8 @@ def shift_interval(
 ) -> Interval:
     """The mean paired difference with the differences that `sign_flip` does not reject at alpha / `divisor`.
 
-    It leaves out 0 exactly where ``divisor * p < alpha``, so the interval and the test never disagree. With
-    `analysis.statistics.power.holm_divisors` that is where the adjusted p is below alpha.
+    It leaves out 0 exactly where ``divisor * p < alpha``. With the size of a family as `divisor` all its intervals hold
+    together in 1 - alpha of studies (Bonferroni).
 
     Args:
         treatment, reference: one finite value per seed (S), in the same order of seeds.

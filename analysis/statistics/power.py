@@ -42,23 +42,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def holm_divisors(p_values: Sequence[float], alpha: float = 0.05) -> list[int]:
-    """By what Holm's method divides `alpha` where it judges each of `p_values`, in the given order.
-
-    The smallest is judged at alpha / m, the next at alpha / (m - 1), and so on up to the first that is not rejected; it
-    and all above it are judged at its level. So ``divisor * p < alpha`` exactly where the adjusted p is below alpha.
-
-    >>> holm_divisors([0.001, 0.2, 0.03, 0.012])
-    [4, 2, 2, 3]
-    """
-    divisors, retained = [0] * len(p_values), 0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
-        if not retained and (len(p_values) - rank) * p_values[index] >= alpha:
-            retained = len(p_values) - rank
-        divisors[index] = retained or len(p_values) - rank
-    return divisors
-
-
 def smallest_p(n: int) -> float:
     """The smallest two-sided p that the exact sign-flip test of `n` pairs can give, 2 / 2^n.
 

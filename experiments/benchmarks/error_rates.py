@@ -21,9 +21,8 @@ detectable one. It is made for normal differences, where it is to be 80 %.
 there is none. The tolerance is two standard deviations of the differences.
 
 **Coverage**: how often an interval holds the true difference. The first is the interval of 95 %. Then come all the
-intervals of three comparisons that Holm's method judges together, one of which is far from 0. Each has the level at
-which its row is judged: alpha / 3 for that one and alpha / 2 for the others. So all three hold in 93.3 % or more. They
-agree with the verdicts and are no simultaneous intervals. A scaling law's interval (BCa of Amdahl's law, --law-studies
+intervals of a family of three comparisons, one of which is far from 0. Each has the level 1 - alpha / 3, so that all
+three hold in 95 % or more. A scaling law's interval (BCa of Amdahl's law, --law-studies
 of them) resamples seeds, of which every one has its own speed."""
 
 from __future__ import annotations
@@ -38,9 +37,8 @@ from numpy.typing import NDArray
 
 from analysis.statistics.convergence_guard import Guard, convergence
 from analysis.statistics.equivalence import tost_paired
-from analysis.statistics.intervals import Interval
 from analysis.statistics.paired import paired_difference, shift_interval, sign_flip
-from analysis.statistics.power import detectable_effect, holm_divisors
+from analysis.statistics.power import detectable_effect
 from analysis.statistics.scaling import amdahl_interval
 from analysis.statistics.time_to_target import restricted_times
 from asyncsgd.errors import UsageError
@@ -51,7 +49,7 @@ BUDGET_SECONDS = 90.0
 TOLERANCE = 2.0
 FAMILY = 3
 FAR = 4.0
-"""Standard deviations of a comparison that is surely found; the others of its family are then judged at alpha / 2."""
+"""Standard deviations of a comparison that is surely found."""
 
 Noise = Callable[[numpy.random.Generator, tuple[int, ...]], NDArray[numpy.float64]]
 
@@ -128,19 +126,12 @@ def coverage(name: str, n: int, num_studies: int, seed: int) -> dict[str, float]
     for differences in differences_of(name, (num_studies, FAMILY, n), generator):
         shifted = differences + truths[:, None]
         p_values = [sign_flip(row, generator) for row in shifted]
-        alone += _holds(shift_interval(shifted[0], nothing, p_values[0], generator, ALPHA), 0.0)
+        alone += shift_interval(shifted[0], nothing, p_values[0], generator, ALPHA).holds(0.0)
         all_hold += all(
-            _holds(shift_interval(row, nothing, p, generator, ALPHA, divisor), truth)
-            for row, p, divisor, truth in zip(shifted, p_values, holm_divisors(p_values, ALPHA), truths, strict=True)
+            shift_interval(row, nothing, p, generator, ALPHA, FAMILY).holds(truth)
+            for row, p, truth in zip(shifted, p_values, truths, strict=True)
         )
     return {"interval, 95 %": alone / num_studies, "all 3 of a family": all_hold / num_studies}
-
-
-def _holds(interval: Interval, truth: float) -> bool:
-    """An interval without ends excludes nothing."""
-    if interval.low is None or interval.high is None:
-        return True
-    return interval.low <= truth <= interval.high
 
 
 def law_coverage(num_seeds: int, num_studies: int, seed: int) -> dict[str, float]:
@@ -155,8 +146,8 @@ def law_coverage(num_seeds: int, num_studies: int, seed: int) -> dict[str, float
             workers, speeds * workers / (1 + SERIAL_SHARE * (workers - 1)) * noise, generator, LAW_RESAMPLES
         )
         assert isinstance(intervals, dict)  # the workers are enough for the law
-        hits["gamma"] += _holds(intervals["gamma"], 100.0)
-        hits["alpha"] += _holds(intervals["alpha"], SERIAL_SHARE)
+        hits["gamma"] += intervals["gamma"].holds(100.0)
+        hits["alpha"] += intervals["alpha"].holds(SERIAL_SHARE)
     return {f"{parameter}, 95 % BCa": hit / num_studies for parameter, hit in hits.items()}
 
 

@@ -1,4 +1,4 @@
-"""Studies of two arms in which a verdict could mislead, and the words that a reader meets first in their report.
+"""Studies of two or more arms in which a verdict could mislead, and the words that are read first in their report.
 
 A scenario test makes a study, asserts its verdict and its reason, and hands its results to the fixture `approved`,
 which compares their words with ``tests/analysis/approved/NAME.txt``. A better sentence changes that file alone.
@@ -55,17 +55,30 @@ def two_arms(
     registration: Mapping[str, Any] | None = None,
     afterwards: Callable[[Path], object] | None = None,
 ) -> Results:
-    """The results of a registered study of `arms` (reference, treatment), each curve a seed from 100 on.
+    """As `study_of`, of two `arms` (reference, treatment)."""
+    both = list(zip(arms, (reference, treatment), strict=True))
+    return study_of(folder, both, registration=registration, afterwards=afterwards)
+
+
+def study_of(
+    folder: Path,
+    arms: Sequence[tuple[SyntheticArm, Sequence[Curve]]],
+    *,
+    registration: Mapping[str, Any] | None = None,
+    afterwards: Callable[[Path], object] | None = None,
+) -> Results:
+    """The results of a registered study of arms with their curves, the reference first; a curve is a seed from 100 on.
 
     Args:
         registration: other values of analysis.yaml.
         afterwards: changes the written folder before it is read.
     """
-    declared: dict[str, Any] = {"num_seeds": len(reference), "targets": {arms[0].name: TARGET}}
-    if arms[0].clock == "measured":
+    (reference, curves), *_ = arms
+    declared: dict[str, Any] = {"num_seeds": len(curves), "targets": {reference.name: TARGET}}
+    if reference.clock == "measured":
         declared["primary"] = {"endpoint": "time_to_target", "num_workers": 4, "clock": "measured"}
-    curves = {arms[0].name: reference, arms[1].name: treatment}
-    write_study(folder, curves, list(arms), registration=declared | dict(registration or {}))
+    named = {arm.name: of_arm for arm, of_arm in arms}
+    write_study(folder, named, [arm for arm, _ in arms], registration=declared | dict(registration or {}))
     if afterwards is not None:
         afterwards(folder)
     return results_of(folder)

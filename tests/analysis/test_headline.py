@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from reading import ASYNC, SYNC, question, results_of, row_of, trust_of
 from synthetic import STRAGGLER, SyntheticArm, edit_json, planned, straight, write_finetuning, write_study
 
-from analysis.findings.judging import RestrictedTimes, judge
+from analysis.findings.judging import FOUND_AFTER_OTHERS, RestrictedTimes, judge
 from analysis.findings.results import Results
 from analysis.findings.sentence import conditions as conditions_in_words
 from analysis.findings.sentence import supported
@@ -457,13 +457,6 @@ def test_columns_of_intervals_are_headed_by_the_registered_level(tmp_path):
         assert any("90 % CI" in cell.small for cell in table.rows[0])
 
 
-def test_an_interval_has_the_level_at_which_holms_method_judges_its_row():
-    far, near, nothing = (-3.0, -2.5, -3.5, -2.0, -3.1, -2.9, -2.8, -3.2), (0.0, 0.1) * 4, (1.0, -1.1) * 4
-    rows = judge([question(values) for values in (nothing, far, near)], numpy.random.default_rng(0))
-    assert [row.estimate.level for row in rows] == pytest.approx([1 - 0.05 / 2, 1 - 0.05 / 3, 1 - 0.05 / 2])
-    assert [row.word for row in rows] == ["undecided", "better", "undecided"]
-
-
 def test_references_against_the_baseline_are_one_family_and_comparisons_in_a_group_another(tmp_path):
     other = [SyntheticArm("sync", 2), SyntheticArm("async", 2)]
     arms = [SYNC, ASYNC, *other]
@@ -589,10 +582,11 @@ def test_no_row_has_an_interval_and_a_word_that_disagree(family, alpha, margin):
             assert row.word in ("undecided", "too few seeds")
             continue
         assert found.low <= found.estimate <= found.high
-        holds_0 = found.low <= 0 <= found.high
+        assert row.estimate.level == pytest.approx(1 - alpha / row.family_size)
+        holds_0 = found.holds(0.0)
         if row.word in ("better", "worse"):
-            assert not holds_0
-            assert (found.high < 0) == (row.word == "better")
+            assert holds_0 == (FOUND_AFTER_OTHERS in row.notes) == (row.family_size * row.p >= alpha)
+            assert (found.estimate < 0) == (row.word == "better")
         if row.word == "undecided":
             assert holds_0
         if row.word == "different but negligible":
@@ -600,8 +594,7 @@ def test_no_row_has_an_interval_and_a_word_that_disagree(family, alpha, margin):
         if row.word in ("equivalent", "different but negligible"):
             assert -row.margin < found.low <= found.high < row.margin
         if row.times is not None and row.times.ratio is not None and row.times.ratio.low is not None:
-            holds_1 = row.times.ratio.low <= 1 <= row.times.ratio.high
-            assert holds_1 == (row.p_holm >= alpha)
+            assert row.times.ratio.holds(1.0) == row.estimate.holds(0.0)
 
 
 def test_a_difference_is_told_with_a_word_and_positive_numbers(tmp_path):

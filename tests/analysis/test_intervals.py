@@ -19,7 +19,6 @@ from analysis.statistics.paired import EXACT_PAIRS, paired_difference, ratio_int
 from analysis.statistics.power import (
     detectable_effect,
     holm,
-    holm_divisors,
     minimum_pairs,
     smallest_p,
 )
@@ -390,9 +389,3 @@ def test_the_ratio_is_rejected_with_the_difference() -> None:
             assert (found.low <= 1 <= found.high) == (p >= alpha)
     with pytest.raises(ValueError, match="above 0"):
         ratio_interval([0.0, 1.0], [1.0, 1.0], 1.0, generator())
-
-
-@given(st.lists(st.sampled_from([0.001, 0.004, 0.01, 0.0125, 0.02, 0.05, 0.3]), min_size=1, max_size=6))
-def test_holms_divisors_decide_as_the_adjusted_p_do(p_values: list[float]) -> None:
-    for p, divisor, adjusted in zip(p_values, holm_divisors(p_values), holm(p_values), strict=True):
-        assert (divisor * p < 0.05) == (adjusted < 0.05)

@@ -76,8 +76,8 @@ def comparisons(results: Results) -> Table:
         rows,
         results.tests,
         lead="Difference: treatment - reference over seeds; below 0 is better for losses and times. "
-        f"Test: {names}; its interval holds the differences that it does not reject at the level at which Holm's "
-        "method judges the row. Where the verdict rests on the margin, the interval is that of the equivalence test. "
+        f"Test: {names}; its interval holds the differences that it does not reject at alpha over the size of the "
+        "family. Where the verdict rests on the margin, the interval is that of the equivalence test. "
         "Holm's correction within a family, whose size is in brackets: one endpoint in one group, and all comparisons "
         "with the baseline. Secondary: corrected, but not registered. Times are compared up to the second in their "
         "row: a pair in which neither got there by then is even and counts one half. Their ratio is reference / "
