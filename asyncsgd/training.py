@@ -35,6 +35,7 @@ from asyncsgd.profiling import TRACE, Profile
 from asyncsgd.records.console import Recorder, shown_metrics, teller
 from asyncsgd.records.environment import available_cores, describe_environment
 from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Checkpointed, Record, Resumed
+from asyncsgd.records.machine_load import MachineLoad
 from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.records.trackers.tracking import Tracking
 from asyncsgd.records.usage import Usage
@@ -109,6 +110,7 @@ class Run:
     """Takes the states of a runtime in this process."""
     tracking: Tracking
     usage: Usage
+    machine_load: MachineLoad
 
     @property
     def resume(self) -> Found | None:
@@ -303,11 +305,12 @@ def _open(
     forget_peaks(flat.parameters.device)
     usage = Usage(None if folder is None else folder.path)
     usage.start()
+    machine_load = MachineLoad(os.getpid() if launch.rank is None else os.getppid())  # a launcher has made all ranks
     record = Recorder(
         folder,
         course.budget.samples,
         quiet=quiet,
-        receivers=(*receivers, tracking, usage),
+        receivers=(*receivers, tracking, usage, machine_load),
         micro_batches=setup.micro_batches,
     )
     checkpoints = saver = None
@@ -338,6 +341,7 @@ def _open(
         saver,
         tracking,
         usage,
+        machine_load,
     )
 
 
@@ -809,6 +813,8 @@ def _cost(run: Run, result: Result, totals: Mapping[str, Any]) -> dict[str, Any]
         "usage": run.usage.finish(),
         "throughput": None,
     }
+    if runtime.clock == "measured":
+        cost["machine_load"] = run.machine_load.summary()
     if result.status == DONE and runtime.clock == "measured":
         device = device_of_worker(setup.device, 0)
         devices = available_cores() // runtime.threads if device == "cpu" else torch.cuda.device_count()

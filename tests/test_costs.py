@@ -5,12 +5,17 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pandas
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from running import Train
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM
@@ -20,7 +25,8 @@ from analysis.findings.costs import cost_of
 from analysis.study.run import Run
 from asyncsgd.flat import FlatModel
 from asyncsgd.optimizers import SGD, Optimizer
-from asyncsgd.records.events import Checkpointed, Evaluation, Event, MemoryUsed
+from asyncsgd.records.events import Checkpointed, Evaluation, Event, MemoryUsed, Resumed
+from asyncsgd.records.machine_load import Look, MachineLoad
 from asyncsgd.records.totals import PARTS, Totals
 from asyncsgd.records.usage import USAGE, Usage
 from asyncsgd.runtime.memory import forget_peaks, peak_bytes
@@ -276,6 +282,80 @@ def test_a_run_without_a_folder_is_not_looked_at() -> None:
     usage = Usage(None)
     usage.start()
     assert usage.finish() is None
+
+
+def proc_stat(*ticks: int, cores: int = 2) -> str:
+    """A text of ``/proc/stat``: user, nice, system, idle, iowait, irq, softirq, steal, guest, guest_nice."""
+    of_cores = "".join(f"cpu{core} 1 1 1 1 1 1 1 1 1 1\n" for core in range(cores))
+    return f"cpu  {' '.join(map(str, ticks))}\n{of_cores}intr 99 0 1\nctxt 5\nbtime 7\n"
+
+
+def test_what_the_cores_did_is_split_into_the_run_the_others_and_what_was_stolen() -> None:
+    before = Look.of(proc_stat(1000, 200, 300, 5000, 40, 10, 20, 30, 100, 100), own=500)
+    after = Look.of(proc_stat(1400, 300, 400, 5280, 60, 30, 40, 110, 190, 190), own=900)
+    # 1020 ticks: 640 busy, 300 of them neither idle nor busy nor the guests', which are in user and nice already
+    assert before.load_until(after) == {
+        "cores": 2,
+        "own_share": 400 / 1020,
+        "others_share": 240 / 1020,
+        "stolen_share": 80 / 1020,
+    }
+    assert after.load_until(after) is None
+
+
+@given(spent=st.lists(st.integers(0, 10**6), min_size=10, max_size=10), own=st.integers(0, 10**7))
+def test_shares_of_the_machine_lie_between_nothing_and_all_of_it(spent: list[int], own: int) -> None:
+    load = Look.of(proc_stat(*[7] * 10), own=3).load_until(Look.of(proc_stat(*(7 + x for x in spent)), own=3 + own))
+    if load is None:
+        assert sum(spent[:8]) == 0
+    else:
+        assert {name for name in load if not 0 <= load[name] <= 1} == {"cores"}
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the system has no /proc/stat")
+def test_a_process_that_has_ended_was_a_part_of_the_run() -> None:
+    before = Look.now(os.getpid())
+    subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"], check=True)
+    after = Look.now(os.getpid())
+    assert before is not None
+    assert after is not None
+    assert after.own - before.own >= 0.3 * os.sysconf("SC_CLK_TCK") - 2
+
+
+def test_without_proc_stat_and_after_a_resume_the_load_is_unknown(tmp_path: Path) -> None:
+    assert Look.now(os.getpid(), tmp_path) is None
+    load = MachineLoad(os.getpid())
+    load(Resumed("8", 2, 8, 1.0, 0))
+    for version in (2, 4):
+        load(Evaluation(version, 4 * version, 1.0, 0.5, 1.0, {}, 0.1))
+        sum(range(2_000_000))
+    assert load.summary() is None
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the system has no /proc/stat")
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"mode": "single"},
+        {"mode": "sync", "nproc": 2},
+        {"mode": "async", "nproc": 2},
+        {"mode": "hogwild", "nproc": 2},
+        {"mode": "pipeline", "nproc": 2, "stages": 2, "clip_norm": 0, "micro_batches": 2},
+    ],
+    ids=str,
+)
+def test_a_measured_run_says_what_else_used_the_machine(train: Train, values: dict[str, Any]) -> None:
+    load = train(**values).summary["machine_load"]
+    assert load.pop("cores") == os.cpu_count()
+    assert set(load) == {"own_share", "others_share", "stolen_share"}
+    assert 0 < load["own_share"] <= 1
+    assert all(0 <= share <= 1 for share in load.values())
+
+
+def test_virtual_seconds_are_of_no_machine(train: Train) -> None:
+    assert "machine_load" not in train(mode="async", nproc=2, clock="virtual").summary
 
 
 def test_a_trace_has_the_gradients_that_were_asked_for_and_changes_no_bit(train: Train) -> None:

@@ -235,6 +235,7 @@ def test_the_documented_command_trains_with_four_workers(command: Command, small
     run, summary = the_only_run(tmp_path)
     told = [summary[key] for key in ("status", "mode", "num_workers", "num_samples", "num_updates")]
     assert told == ["DONE", "async", 4, 48, 12]
+    assert 0 < summary["machine_load"]["own_share"] <= 1
     assert "-async-w4-" in run.name
     assert f"done   runs/{run.name}" in done.stdout
     assert "Traceback" not in done.stderr

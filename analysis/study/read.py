@@ -172,6 +172,7 @@ _SUMMARY_KEYS = frozenset(
         "seconds",
         "memory",
         "usage",
+        "machine_load",
         "throughput",
         "micro_batches",
     )
