@@ -61,11 +61,6 @@ from asyncsgd.tasks.base import Task
 from asyncsgd.training import carry_out, follow
 from asyncsgd.worker import NO_SAVINGS, Savings
 
-_NOT_ON_A_VECTOR = {
-    "LBFGS": "it computes losses again within a step",
-    "Muon": "it needs the matrices of a model, one by one",
-    "SparseAdam": "gradients here are dense",
-}
 _OPTIMIZERS: Mapping[str, Callable[..., BuildOptimizer]] = {"sgd": SGD, "adamw": AdamW}
 
 
@@ -168,7 +163,9 @@ def train(
         evaluate_every: samples between two evaluations, in place of `evaluations`; the last one is at the end.
         patience: stop after so many evaluations in a row without a new lowest loss. The model is then the last one and
             not the best one, which is among the checkpoints if there are any.
-        optimizer: `AdamW()` (the default), `SGD(momentum)`, or any function from parameter groups to a torch optimizer.
+        optimizer: `AdamW()` (the default), `SGD(momentum)`, or any function from parameter groups to a torch optimizer,
+            e.g. ``torch.optim.Adafactor``. It is given the model's tensors in two groups, matrices first. Learning rate
+            and weight decay are those of this call.
         learning_rate: the peak.
         schedule: how the learning rate falls after the peak.
         warmup: samples over which it rises to the peak.
@@ -253,7 +250,7 @@ def train(
     launch = _launch(runtime)
     if launch.rank is not None and not launch.leads:
         raise SystemExit(follow(experiment))
-    with _ready_for_processes(task, runtime, launch), _threads_as_before():
+    with _ready_for_processes(task, runtime, recipe, launch), _threads_as_before():
         context = None
         if not runtime.in_one_process and not (launch.rank is not None and not runtime.has_server):
             context = fork_server(None, *runtime.preload, *task.preload)
@@ -362,9 +359,6 @@ class _Asked:
     savings: Savings
 
     def __post_init__(self) -> None:
-        build = self.recipe.build
-        if (name := getattr(build, "__name__", type(build).__name__)) in _NOT_ON_A_VECTOR:
-            raise UsageError(f"optimizer {name} cannot step a flat vector: {_NOT_ON_A_VECTOR[name]}; give another one")
         if self.samples is None and self.epochs is None and self.seconds is None:
             raise UsageError("a run needs an end; give samples=10_000 or seconds=60")
         if self.samples is not None and self.epochs is not None:
@@ -423,6 +417,7 @@ class _Asked:
             self.savings,
         )
         _ = setup.server_recipe  # refuses
+        setup.check_optimizer()
         return Experiment(
             name="train",
             task=self.task,
@@ -434,8 +429,6 @@ class _Asked:
 
     def settings(self) -> dict[str, Any]:
         """The settings without groups, as scripts write them. Null: a replay must be given this by its caller."""
-        build = self.recipe.build
-        named = type(build) in (SGD, AdamW)
         try:
             rule: str | None = str(self.rule) if parse_rule(str(self.rule)) == self.rule else None
         except UsageError:
@@ -456,8 +449,8 @@ class _Asked:
             "speeds": None if runtime.speeds is None else str(runtime.speeds),
             "threads": runtime.threads,
             "rule": rule,
-            "optimizer": type(build).__name__.lower() if named else None,
-            "optimizer_options": json.loads(json.dumps(dataclasses.asdict(build))) if named else None,  # type: ignore[call-overload]
+            "optimizer": str(self.recipe),
+            "optimizer_options": json.loads(json.dumps(self.recipe.options, default=str)),
             "weight_decay": self.recipe.weight_decay,
             "clip_norm": self.recipe.clip_norm,
             **{
@@ -477,7 +470,7 @@ class _Asked:
         """For a replay, from `settings`."""
         if rule is None and settings["rule"] is None:
             raise UsageError("the run's rule is not one of the library's; give it, as in replay(folder, rule=MyRule())")
-        if optimizer is None and settings["optimizer"] is None:
+        if optimizer is None and settings["optimizer"] not in _OPTIMIZERS:
             raise UsageError("the run's optimizer is the user's own; give it, as in replay(folder, optimizer=...)")
         if optimizer is None:
             options = {
@@ -589,7 +582,7 @@ def _launch(runtime: modes.Runtime) -> Launch:
 
 
 @contextlib.contextmanager
-def _ready_for_processes(task: Task, runtime: modes.Runtime, launch: Launch) -> Iterator[None]:
+def _ready_for_processes(task: Task, runtime: modes.Runtime, recipe: OptimizerRecipe, launch: Launch) -> Iterator[None]:
     """Refuse what worker processes could not import, before any is started."""
     if not runtime.in_one_process:
         from asyncsgd.tasks.checking import check_main, refuse_in_worker
@@ -597,6 +590,7 @@ def _ready_for_processes(task: Task, runtime: modes.Runtime, launch: Launch) -> 
         refuse_in_worker()
         check_main(type(task))
         if launch.rank is None:
+            recipe.check_can_be_sent()
             _check_guard()
     yield
 

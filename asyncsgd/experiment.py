@@ -20,7 +20,7 @@ from torch import nn
 from asyncsgd import modes
 from asyncsgd.checkpoints import Policy
 from asyncsgd.errors import UsageError
-from asyncsgd.flat import FlatModel
+from asyncsgd.flat import FlatModel, Layout
 from asyncsgd.models import save_whole
 from asyncsgd.optimizers import SGD, AdamW, BuildOptimizer, OptimizerRecipe
 from asyncsgd.recorded_run import read_of_run
@@ -99,6 +99,20 @@ class Setup:
             return min(processes * self.runtime.threads, available_cores())
         gpus = torch.cuda.device_count()
         return gpus if self.all_gpus else min(processes, gpus)
+
+    def check_optimizer(self, layout: Layout | None = None) -> None:
+        """Refuse an optimizer that cannot be served, or that cannot step a model of this layout.
+
+        Raises:
+            UsageError: naming the optimizer.
+        """
+        steps_on_host = self.runtime.has_server and not self.rule.local_steps
+        self.recipe.check(layout, "cpu" if steps_on_host else self.device)
+        if isinstance(self.runtime, modes.Hogwild) and self.runtime.share_state and not self.recipe.is_elementwise:
+            raise UsageError(
+                f"share_state=True is for asyncsgd.SGD and asyncsgd.AdamW, whose state begins as zeros, got optimizer "
+                f"{self.recipe.name}; drop share_state"
+            )
 
     def assignment(self, task: Task, worker: int | None = None) -> Assignment:
         """What a process needs to compute gradients of `task`, which is prepared; on the device of `worker`."""

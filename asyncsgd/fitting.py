@@ -113,6 +113,6 @@ def _try(assignment: Assignment, recipe: OptimizerRecipe, index: int) -> None:
         leave_memory_for(assignment.num_workers - 1, device)
         flat = FlatModel(assignment.task.model(assignment.seed).to(device))
         assignment.worker(flat).gradient(index)
-        recipe.on(flat.parameters, flat.layout.num_decayed).step(flat.gradients, 0.0)
+        recipe.on(flat.parameters, flat.layout).step(flat.gradients, 0.0)
     except Exception as error:
         fail("a try", error)

@@ -57,6 +57,11 @@ class Layout:
         shapes = tuple(tuple(parameter.shape) for _, parameter in named)
         return cls(tuple(name for name, _ in named), shapes, tuple(offsets), num_decayed, end)
 
+    @classmethod
+    def of_vector(cls, size: int) -> Layout:
+        """Of a vector that belongs to no model: one tensor, all of it decayed."""
+        return cls(("vector",), ((size,),), (0,), size, size)
+
     @property
     def num_parameters(self) -> int:
         """Trainable parameters, gaps not counted, tied weights once."""

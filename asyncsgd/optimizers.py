@@ -1,17 +1,26 @@
-"""torch's optimizers on a flat vector."""
+"""torch's optimizers on a flat vector.
+
+SGD and AdamW work element by element, so they step the vector in one fused call. Any other torch optimizer may look at
+a whole tensor, so it is given views of the vector in the shapes of the model's tensors.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import pickle
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from asyncsgd.errors import UsageError
+from asyncsgd.flat import Layout
 from asyncsgd.packing import Plain
 
 BuildOptimizer = Callable[[Iterable[dict[str, Any]]], torch.optim.Optimizer]
+"""Makes a torch optimizer from parameter groups, each with ``params``, ``weight_decay`` and ``lr``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,12 +44,13 @@ class AdamW:
 
 
 class Optimizer:
-    """A torch optimizer on a flat vector: weight decay on its first `num_decayed` elements, clipping, one fused call.
+    """A torch optimizer on a flat vector: weight decay on its first `num_decayed` elements, and clipping.
 
     Args:
         parameters: `(P,)`, changed in place by `step`; borrowed.
         num_decayed: elements from the beginning that `weight_decay` acts on.
         build: makes the torch optimizer from parameter groups, see `SGD` and `AdamW`.
+        layout: of the tensors that the torch optimizer steps one by one; None: it steps the vector as a whole.
         weight_decay: as in the torch optimizer.
         clip_norm: largest Euclidean norm of a direction, 0 for no clipping; a longer one is scaled down to it
             (as `torch.nn.utils.clip_grad_norm_` does), in a copy.
@@ -52,25 +62,31 @@ class Optimizer:
         num_decayed: int,
         build: BuildOptimizer,
         *,
+        layout: Layout | None = None,
         weight_decay: float = 0.0,
         clip_norm: float = 0.0,
     ) -> None:
-        # Two leaf parameters that share the vector's memory, so that torch's optimizer steps the vector itself.
-        self._slices = [
-            nn.Parameter(part, requires_grad=True)
-            for part in parameters.split([num_decayed, len(parameters) - num_decayed])
-        ]
-        self._num_decayed = num_decayed
+        self._size, self._num_decayed, self._layout = len(parameters), num_decayed, layout
+        # Leaf parameters that share the vector's memory, so that torch's optimizer steps the vector itself.
+        decayed, undecayed = ([nn.Parameter(part) for part in parts] for parts in self._cut(parameters))
+        self._tensors = [*decayed, *undecayed]
         self._clip_norm = clip_norm
         self._clipped: Tensor | None = None
         self.norm: float | None = None
         """Of the last direction, before it was clipped; None where nothing is clipped."""
         groups = [
-            {"params": [part], "weight_decay": decay, "lr": 0.0}
-            for part, decay in zip(self._slices, (weight_decay, 0.0), strict=True)
-            if len(part) or not len(parameters)  # an optimizer must have something, even of no length
+            {"params": tensors, "weight_decay": decay, "lr": 0.0}
+            for tensors, decay in ((decayed, weight_decay), (undecayed, 0.0))
+            if tensors
         ]
-        self._optimizer = build(groups)
+        # An optimizer must have something. Without a gradient it is not looked at.
+        self._optimizer = build(
+            groups or [{"params": [nn.Parameter(torch.zeros(0, 0))], "weight_decay": 0.0, "lr": 0.0}]
+        )
+        if not isinstance(self._optimizer, torch.optim.Optimizer):
+            raise TypeError("it makes no torch optimizer from parameter groups")
+        self.decays = "weight_decay" in self._optimizer.defaults
+        """Whether the torch optimizer knows what weight decay is."""
         self.plain = (
             isinstance(self._optimizer, torch.optim.SGD)
             and weight_decay == clip_norm == 0
@@ -86,13 +102,22 @@ class Optimizer:
         """
         if self._clip_norm > 0:
             direction = self._clip(direction, norm)
-        decayed, undecayed = self._slices
-        decayed.grad = direction[: self._num_decayed]
-        undecayed.grad = direction[self._num_decayed :]
+        for tensor, gradient in zip(self._tensors, itertools.chain(*self._cut(direction)), strict=True):
+            tensor.grad = gradient
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._optimizer.step()
-        decayed.grad = undecayed.grad = None  # the direction is borrowed for this call only
+        for tensor in self._tensors:
+            tensor.grad = None  # the direction is borrowed for this call only
+
+    def _cut(self, vector: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Views of what decays and of what does not."""
+        if self._layout is None:
+            parts = vector.split([self._num_decayed, len(vector) - self._num_decayed])
+            return [part for part in parts[:1] if len(part)], [part for part in parts[1:] if len(part)]
+        views = list(self._layout.views(vector).values())
+        number = sum(offset < self._num_decayed for offset in self._layout.offsets)
+        return views[:number], views[number:]
 
     def _clip(self, direction: Tensor, norm: float | None) -> Tensor:
         self.norm = float(torch.linalg.vector_norm(direction)) if norm is None else norm
@@ -132,12 +157,12 @@ class Optimizer:
 
     def move(self, parameters: Tensor) -> None:
         """Step another vector of the same size from now on, with the same state; borrowed."""
-        for own, part in zip(self._slices, parameters.split([len(own) for own in self._slices]), strict=True):
-            own.data = part
+        for tensor, part in zip(self._tensors, itertools.chain(*self._cut(parameters)), strict=True):
+            tensor.data = part
 
     def create_state(self) -> None:
         """Make the optimizer create its state, which torch does in the first step: one at learning rate 0."""
-        self.step(torch.zeros(sum(len(part) for part in self._slices)), 0.0)
+        self.step(torch.zeros(self._size), 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,11 +174,101 @@ class OptimizerRecipe:
     clip_norm: float = 0.0
 
     def __str__(self) -> str:
-        return type(self.build).__name__.lower()
+        return type(self.build).__name__.lower() if self.is_elementwise else self.name
 
-    def on(self, parameters: Tensor, num_decayed: int) -> Optimizer:
-        """Return the optimizer of `parameters`, `(P,)`."""
-        return Optimizer(parameters, num_decayed, self.build, weight_decay=self.weight_decay, clip_norm=self.clip_norm)
+    @property
+    def name(self) -> str:
+        """Of what builds the optimizer, e.g. ``Adagrad``."""
+        build = getattr(self.build, "func", self.build)  # of functools.partial
+        return str(getattr(build, "__name__", type(build).__name__))
+
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether an element's step depends on no other element; torch's classes do not say, so others are taken not
+        to be.
+        """
+        return isinstance(self.build, SGD | AdamW)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the optimizer is built with, as far as it is known, by name."""
+        if dataclasses.is_dataclass(self.build) and not isinstance(self.build, type):
+            return dataclasses.asdict(self.build)
+        return dict(getattr(self.build, "keywords", {}))
+
+    def on(self, parameters: Tensor, layout: Layout) -> Optimizer:
+        """Return the optimizer of `parameters`, `(P,)`, which lie as `layout` says.
+
+        Raises:
+            UsageError: if the torch optimizer does not take these parameters.
+        """
+        try:
+            return Optimizer(
+                parameters,
+                layout.num_decayed,
+                self.build,
+                layout=None if self.is_elementwise else layout,
+                weight_decay=self.weight_decay,
+                clip_norm=self.clip_norm,
+            )
+        except (AttributeError, TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+            raise self._refused(error) from error
+
+    def check(self, layout: Layout | None = None, device: str = "cpu") -> None:
+        """Refuse what could not train, before anything runs.
+
+        Args:
+            layout: of the model, whose tensors the optimizer has to take; None: it has to step a small matrix.
+
+        Raises:
+            UsageError: naming the optimizer, and what is wrong with it.
+        """
+        if self.is_elementwise:
+            return
+        if not callable(self.build):
+            near = {name.lower(): f"torch.optim.{name}" for name in dir(torch.optim) if name[0].isupper()}
+            others = "asyncsgd.AdamW(), asyncsgd.SGD() or one of torch.optim, as a class or a function"
+            given = str(self.build).partition("\n")[0]
+            raise UsageError(
+                f"optimizer={self.build!r} is no optimizer; give {near.get(self.build.lower(), others)}"
+                if isinstance(self.build, str)
+                else f"optimizer={given} is made already, of parameters that are not the run's; give its class"
+            )
+        if layout is not None:
+            self.on(torch.zeros(1, device=device).expand(layout.size), layout)  # takes next to no memory
+            return
+        matrix = Layout(("weight",), ((4, 4),), (0,), 16, 16)
+        optimizer = self.on(torch.ones(matrix.size, device=device), matrix)
+        direction = torch.ones(matrix.size, device=device)
+        try:
+            optimizer.step(direction, 0.0)
+        except (AssertionError, AttributeError, TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+            raise self._refused(error) from error
+        if not bool((direction == 1.0).all()):
+            raise UsageError(f"optimizer {self.name} changes the gradients that it is given; let it change a copy")
+        if self.weight_decay and not optimizer.decays:
+            raise UsageError(
+                f"optimizer {self.name} has no weight decay, and weight_decay={self.weight_decay:g} would do nothing; "
+                f"give 0"
+            )
+
+    def check_can_be_sent(self) -> None:
+        """Refuse what no other process can be given.
+
+        Raises:
+            UsageError: if it cannot be pickled.
+        """
+        try:
+            pickle.dumps(self.build)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise UsageError(
+                f"optimizer {self.name} cannot be sent to worker processes, since it cannot be pickled; give a class, "
+                f"a function that is defined at the top of a file, or functools.partial(torch.optim.NAdam, "
+                f"momentum_decay=0.01)"
+            ) from error
+
+    def _refused(self, error: Exception) -> UsageError:
+        return UsageError(f"optimizer {self.name} cannot be used: {str(error).partition(chr(10))[0]}; give another one")
 
 
 class PlainSGD:

@@ -116,7 +116,7 @@ class PreparedReplay:
         self._flat = FlatModel(self.task.model(setup.seed))
         device = device_of_worker(setup.device, 0)
         worker = setup.assignment(self.task).worker(FlatModel(self.task.model(setup.seed).to(device)))
-        optimizer = setup.server_recipe.on(self._flat.parameters, self._flat.layout.num_decayed)
+        optimizer = setup.server_recipe.on(self._flat.parameters, self._flat.layout)
         self._server = Server(self._flat.parameters, setup.rule, optimizer, experiment.course(self.task).schedule)
         runtime = setup.runtime
         self._replay = Replay(

@@ -29,7 +29,7 @@ from asyncsgd.checkpoints import Checkpoints, Found, Policy, RunSaver, Written
 from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError, reason
 from asyncsgd.evaluation import evaluating
 from asyncsgd.experiment import Course, Experiment, Setup, device_of_worker, facts_of, save_model
-from asyncsgd.flat import FlatModel, parameters_sha256
+from asyncsgd.flat import FlatModel, Layout, parameters_sha256
 from asyncsgd.optimizers import Optimizer, StepTakenByWorker
 from asyncsgd.profiling import TRACE, Profile
 from asyncsgd.records.console import Recorder, shown_metrics, teller
@@ -288,6 +288,7 @@ def _open(
         launch.rank is not None and not setup.runtime.has_server and not isinstance(setup.runtime, modes.Pipeline)
     )
     flat = FlatModel(task.model(setup.seed).to(device_of_worker(setup.device, 0) if on_device else "cpu"))
+    setup.check_optimizer(flat.layout)
     if setup.savings.gradient_checkpointing:
         checkpoint_activations(flat.model)  # refused here, and not in every worker
     if setup.savings.compile:
@@ -435,7 +436,7 @@ def _train_virtual(run: Run, board: Noticeboard | None) -> Result:
     assignment, runtime, setup, course = run.assignment(), run.setup.runtime, run.setup, run.course
     assert isinstance(runtime, modes.Virtual)
     worker = assignment.worker(FlatModel(run.task.model(setup.seed).to(run.flat.parameters.device)))
-    optimizer = setup.server_recipe.on(run.flat.parameters, run.flat.layout.num_decayed)
+    optimizer = setup.server_recipe.on(run.flat.parameters, run.flat.layout)
     server = Server(run.flat.parameters, setup.rule, optimizer, course.schedule)
     run.record.rule_acted = server.rule_acted
     virtual = Virtual(
@@ -478,7 +479,7 @@ def _train_hogwild(run: Run, board: Noticeboard | None) -> Result:
     step = _step_here(run.setup, run.course)
     extra = 0
     if step.share_state:
-        trial = step.recipe.on(torch.zeros(run.flat.layout.size), run.flat.layout.num_decayed)
+        trial = step.recipe.on(torch.zeros(run.flat.layout.size), run.flat.layout)
         trial.create_state()
         extra = trial.state_size
     transport = SharedMemoryServer(run.num_workers, run.flat.layout.size, extra=extra, slots=False)
@@ -495,7 +496,7 @@ def _serve_workers(
     transport: SharedMemoryServer | ProcessGroupServer,
     board: Noticeboard | None,
     target: Callable[..., None],
-    optimizer_on: Callable[[tuple[Tensor, int]], Optimizer | StepTakenByWorker],
+    optimizer_on: Callable[[tuple[Tensor, Layout]], Optimizer | StepTakenByWorker],
     *arguments: object,
 ) -> Result:
     """Start the workers (all of them, or worker 0 where torchrun made the others) and serve them."""
@@ -518,12 +519,12 @@ def _serve_workers(
         transport.close()
 
 
-def _vector(run: Run, transport: ServerEnd) -> tuple[Tensor, int]:
-    """The server's vector, with the initial parameters in it, and how much of it decays."""
+def _vector(run: Run, transport: ServerEnd) -> tuple[Tensor, Layout]:
+    """The server's vector, with the initial parameters in it, and where the tensors lie in it."""
     if transport.parameters.data_ptr() != run.flat.parameters.data_ptr():
         with torch.no_grad():
             transport.parameters.copy_(run.flat.parameters)
-    return transport.parameters, run.flat.layout.num_decayed
+    return transport.parameters, run.flat.layout
 
 
 def _serve(

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from asyncsgd.flat import FlatModel
+from asyncsgd.flat import FlatModel, Layout
 from asyncsgd.optimizers import SGD, AdamW, Optimizer, OptimizerRecipe, PlainSGD, StepTakenByWorker
 from asyncsgd.rules import (
     DANA,
@@ -121,7 +121,7 @@ every_optimizer = pytest.mark.parametrize(("ours", "theirs"), BUILDERS, ids=["sg
 @every_optimizer
 def test_one_call_on_the_flat_vector_is_torch_optim_on_every_tensor_bit_for_bit(ours, theirs):
     flat, plain = FlatModel(network(32, 48, 16)), network(32, 48, 16)
-    optimizer = OptimizerRecipe(ours, weight_decay=0.1).on(flat.parameters, flat.layout.num_decayed)
+    optimizer = OptimizerRecipe(ours, weight_decay=0.1).on(flat.parameters, flat.layout)
     matrices = [p for p in plain.parameters() if p.ndim >= 2]
     vectors = [p for p in plain.parameters() if p.ndim < 2]
     expected = theirs([{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}])
@@ -167,10 +167,10 @@ def test_rules_that_move_the_parameters_themselves_refuse_all_but_plain_sgd(reci
     x = torch.zeros(32)
     for rule in (DANA(), DiLoCo()):
         if plain:
-            Server(x, rule, recipe.on(x, 16), lambda num_samples: 1.0)
+            Server(x, rule, recipe.on(x, Layout.of_vector(32)), lambda num_samples: 1.0)
         else:
             with pytest.raises(ValueError, match="its server's optimizer is plain SGD"):
-                Server(x, rule, recipe.on(x, 16), lambda num_samples: 1.0)
+                Server(x, rule, recipe.on(x, Layout.of_vector(32)), lambda num_samples: 1.0)
 
 
 def test_local_steps_cannot_be_abandoned_and_are_stepped_at_rate_one():

@@ -12,6 +12,7 @@ from torch import Tensor
 from asyncsgd.batches import indices_of
 from asyncsgd.errors import UsageError
 from asyncsgd.evaluation import Measured, measured
+from asyncsgd.flat import Layout
 from asyncsgd.optimizers import Optimizer, OptimizerRecipe, PlainSGD
 from asyncsgd.packing import Plain
 from asyncsgd.records.events import Range
@@ -87,7 +88,7 @@ class ModelGradients:
                 micro_batches=micro_batches[0] if micro_batches else None,
             )
         if worker not in self._optimizers:
-            self._optimizers[worker] = self._inner.on(flat.parameters, flat.layout.num_decayed)
+            self._optimizers[worker] = self._inner.on(flat.parameters, flat.layout)
         return self._worker.pseudo_gradient(
             indices, self._optimizers[worker], learning_rate, loss_scales, micro_batches
         )
@@ -101,9 +102,7 @@ class ModelGradients:
 
     def load_state_dict(self, state: Plain) -> None:
         flat = self._worker.flat
-        self._optimizers = {
-            worker: self._inner.on(flat.parameters, flat.layout.num_decayed) for worker in state["inner"]
-        }
+        self._optimizers = {worker: self._inner.on(flat.parameters, flat.layout) for worker in state["inner"]}
         for worker, optimizer in self._optimizers.items():
             optimizer.load_state_dict(state["inner"][worker])
         self._worker.load_state_dict(state["worker"])
@@ -176,7 +175,7 @@ class ProblemGradients:
         if self._inner is None:
             return PlainSGD(self._scratch)
         if worker not in self._optimizers:
-            self._optimizers[worker] = self._inner.on(self._scratch, len(self._scratch))
+            self._optimizers[worker] = self._inner.on(self._scratch, Layout.of_vector(len(self._scratch)))
         return self._optimizers[worker]
 
     def state_dict(self) -> Plain:

@@ -147,7 +147,7 @@ class RowOfStages:
         self.task, self.device = assignment.task, held.flat.parameters.device
         self.number, self.speakers = grid.replica, grid.speakers
         self._held, self._grid, self._engine, self._data, self._ranks = held, grid, engine, data, ranks
-        self._optimizer = recipe.on(held.flat.parameters, held.flat.layout.num_decayed)
+        self._optimizer = recipe.on(held.flat.parameters, held.flat.layout)
         self._recipe, self._seed, self._micro_batches = recipe, assignment.seed, assignment.micro_batches
         self._shared = Shared(grid, held, ranks)
         self._schedule_seconds = self._exchange_seconds = 0.0

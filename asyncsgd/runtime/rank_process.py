@@ -115,7 +115,7 @@ class Training:
         ranks = AllRanks()
         if self.stages is None:
             flat = whole()
-            optimizer = self.recipe.on(flat.parameters, flat.layout.num_decayed)
+            optimizer = self.recipe.on(flat.parameters, flat.layout)
             replica = DataParallel(assignment.worker(flat), optimizer, ranks, find_unused=self.find_unused)
             straggling = Straggling.of(assignment, replica.number)
             runtime: Lockstep = AllReduce(replica, ranks, self.schedule, conditions, straggling)

@@ -196,7 +196,7 @@ def _obey(assignment: Assignment, end: WorkerEnd, straggling: Straggling) -> Non
                 gradient = worker.gradient(indices[0])
             else:
                 if inner is None:
-                    inner = assignment.inner.on(flat.parameters, flat.layout.num_decayed)
+                    inner = assignment.inner.on(flat.parameters, flat.layout)
                 gradient = worker.pseudo_gradient(indices, inner, command.learning_rate)
             if not on_host:
                 torch.cuda.synchronize(device)
@@ -222,7 +222,7 @@ def _obey_in_place(assignment: Assignment, end: SharedMemoryWorker, step: StepHe
     set_up_process(assignment.threads)
     model = assignment.task.model(assignment.seed)
     flat = FlatModel(model, parameters=end.parameters, keep_parameters=True)
-    optimizer = step.recipe.on(flat.parameters, flat.layout.num_decayed)
+    optimizer = step.recipe.on(flat.parameters, flat.layout)
     if step.share_state:
         optimizer.share_state(end.extra)
     worker = assignment.worker(flat)

@@ -38,6 +38,7 @@ import torch
 from asyncsgd import named_choices
 from asyncsgd.batches import OwnStreams
 from asyncsgd.errors import UsageError
+from asyncsgd.flat import Layout
 from asyncsgd.optimizers import OptimizerRecipe, PlainSGD
 from asyncsgd.records.events import DONE, Evaluation, Range, Started
 from asyncsgd.runtime.base import Budget, Report, Result
@@ -246,7 +247,8 @@ class _Run:
         self._out = np.zeros(len(self.outer))
         self._gradient = torch.from_numpy(self._out)
         self._optimizers = [
-            PlainSGD(tensor) if inner is None else inner.on(tensor, len(tensor)) for tensor in self._tensors
+            PlainSGD(tensor) if inner is None else inner.on(tensor, Layout.of_vector(len(tensor)))
+            for tensor in self._tensors
         ]
         self._slices = [slice(fragment, None, method.fragments) for fragment in range(method.fragments)]
         # By inner step modulo H:

@@ -795,7 +795,7 @@ def test_virtual_workers_of_a_real_model_have_inner_optimizers_of_their_own():
     parameters, events = train_under_virtual_time(rule, Constant(), 2, 32)
     worker = tiny_worker()
     flat, recipe = worker.flat, OptimizerRecipe(SGD(0.9))
-    optimizers = [recipe.on(flat.parameters, flat.layout.num_decayed) for _ in range(2)]
+    optimizers = [recipe.on(flat.parameters, flat.layout) for _ in range(2)]
     server, versions = flat.parameters.clone(), [flat.parameters.clone()]
     for event in events:
         flat.parameters.data.copy_(versions[event.read_version])
