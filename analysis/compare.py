@@ -170,7 +170,7 @@ def _row(condition: Condition, runs: list[Run]) -> Row:
 
 def _warnings(groups: dict[str, list[Run]]) -> Iterable[str]:
     """What makes the numbers of one table less comparable than they look; `groups` holds the DONE runs by label."""
-    from analysis.study.run import timing_notes
+    from analysis.study.machines import timing_notes
 
     for field in ("num_samples", "from_scratch", "threads", "clock", "eval_weight"):
         mixed = False

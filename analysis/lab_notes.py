@@ -108,7 +108,7 @@ def lab_notes(study: Study) -> Notes:
 
 
 def _row(arm: Arm, runs: Sequence[StudyRun]) -> NotesRow | None:
-    from analysis.study.run import timing_notes
+    from analysis.study.machines import timing_notes
 
     first = [run for run in runs if run.replicate == 0]
     done = [run.run for run in first if run.run is not None and run.run.done and not run.diverged]

@@ -7,10 +7,13 @@ pair is left out. The pairs of other arms stay, so that no arm touches the compa
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from analysis.findings.groups import DEFAULT_REFERENCE, Group, LeftOut, reference_algorithm
-from analysis.study.types import Arm, Study, StudyRun
+from analysis.study.machines import hardware_of, placements_of, timing_notes
+from analysis.study.types import MEASURED, Arm, Study, StudyRun
+from asyncsgd.records.events import DONE
 
 FROM_SCRATCH = "from scratch: not STILT"
 """The mark that runs from random weights carry everywhere."""
@@ -18,8 +21,6 @@ UNEQUAL_BATCHES = "unequal batches"
 """How the note begins that says how many more updates one arm makes of the same samples."""
 SAME_BATCH = 0.01
 """Samples per update that differ by at most this share are equal: a last update of a run may have had fewer."""
-OVERSUBSCRIBED = "oversubscribed: more threads than cores, its seconds are no speed comparison"
-RESUMED = "resumed: its seconds were measured in parts and are no speed comparison"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +44,12 @@ class Comparison:
     notes: tuple[str, ...]
     declared: bool
     """Whether the group's target was declared before the runs."""
+    lost: tuple[str, ...] = ()
+    """How many runs of either arm have no result, each a sentence: what is left was not chosen before looking."""
+    no_speed: tuple[str, ...] = ()
+    """Why measured seconds of its runs are no speed comparison, each a sentence; what rests on them is exploratory."""
+    other_machines: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    """Seed -> the hardware of its two runs, where that is not the same: their seconds are not compared."""
     control: bool = False
     """Whether `reference` is the registered control arm, whose updates are made of as many samples as the treatment's,
     and not the reference of the group. Losses at equal samples are compared with it, and nothing else."""
@@ -50,6 +57,13 @@ class Comparison:
     @property
     def runs(self) -> list[StudyRun]:
         return [run for pair in self.pairs for run in (pair.treatment, pair.reference)]
+
+    @property
+    def in_seconds(self) -> Comparison:
+        """The same comparison with the pairs whose seconds may be compared."""
+        return dataclasses.replace(
+            self, pairs=tuple(pair for pair in self.pairs if pair.seed not in self.other_machines)
+        )
 
 
 def comparisons_of(study: Study, groups: Sequence[Group]) -> tuple[tuple[Comparison, ...], tuple[LeftOut, ...]]:
@@ -169,18 +183,63 @@ def _comparison(
             notes.append(f"{arm.algorithm}: diverged {diverged}/{len(pairs)}")
     sizes = [samples_per_update(getattr(pair, side) for pair in pairs) for side in ("treatment", "reference")]
     notes += _batch_note(treatment, reference, *sizes)
-    if any(run.run is not None and run.run.oversubscribed for run in counted):
-        notes.append(OVERSUBSCRIBED)
-    if any(run.run is not None and run.run.timed_in_parts for run in counted):
-        notes.append(RESUMED)
     marks = {run.run.summary.get("from_scratch") for run in counted if run.run is not None}
     if True in marks:
         notes.append(FROM_SCRATCH)
         if False in marks:
             notes.append("some runs start from random weights and others do not")
+    machines = _other_machines(treatment, reference, pairs) if group.clock == MEASURED else {}
+    no_speed = timing_notes(run.run for run in counted if run.run is not None) if group.clock == MEASURED else []
+    if machines and len(machines) < len(pairs):
+        seeds = ", ".join(map(str, machines))
+        no_speed.append(f"The runs of seed {seeds} were made on different hardware, so their seconds are not compared.")
     return Comparison(
-        title, group, treatment, reference, pairs, tuple(notes), declared=group.reference in study.targets
+        title,
+        group,
+        treatment,
+        reference,
+        pairs,
+        tuple(notes),
+        declared=group.reference in study.targets,
+        lost=tuple(_lost_runs(treatment, ours)) + tuple(_lost_runs(reference, theirs)),
+        no_speed=tuple(no_speed),
+        other_machines=machines,
     )
+
+
+def _lost_runs(arm: Arm, runs: Mapping[int, StudyRun]) -> Iterator[str]:
+    """How many runs of an arm have no result, each status a sentence."""
+    lost = Counter(run.status for run in runs.values() if not run.usable)
+    for status, number in sorted(lost.items()):
+        told = status if status != DONE else "DONE without the end of their curves"
+        yield f"{number} of {len(runs)} runs of {arm.name} {'is' if number == 1 else 'are'} {told}, and in no number."
+
+
+def _other_machines(treatment: Arm, reference: Arm, pairs: Sequence[Pair]) -> dict[int, str]:
+    """By seed, why the seconds of its two runs may not be compared.
+
+    They may be on the same hardware with the same build of torch. Threads and devices are a part of an arm.
+    """
+    mixed = []
+    for arm, side in ((treatment, "treatment"), (reference, "reference")):
+        runs = [getattr(pair, side).run for pair in pairs]
+        placements = placements_of(run for run in runs if run is not None)
+        if len(placements) > 1:
+            mixed.append(f"runs of {arm.name} had {' and '.join(sorted(placements))}")
+    if mixed:
+        return dict.fromkeys((pair.seed for pair in pairs), "; ".join(mixed))
+    found = {}
+    for pair in pairs:
+        assert pair.treatment.run is not None
+        assert pair.reference.run is not None
+        ours, theirs = hardware_of(pair.treatment.run), hardware_of(pair.reference.run)
+        if ours != theirs:
+            shown = [
+                f"{arm.name} ran on {'a machine that it does not name' if told is None else ', '.join(told)}"
+                for arm, told in ((treatment, ours), (reference, theirs))
+            ]
+            found[pair.seed] = " and ".join(shown)
+    return found
 
 
 def _shares_algorithm(study: Study, group: Group, arm: Arm) -> bool:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from analysis.findings.comparable_runs import Scope
+from analysis.study.machines import disturbed
 from analysis.study.run import Run
 
 
@@ -43,7 +44,8 @@ class ArmCost:
 
 
 def cost_of(runs: Sequence[Run]) -> Cost:
-    """The cost of runs of one kind."""
+    """The cost of runs of one kind. Nothing is said of the machine's use where others used it too."""
+    alone = [run for run in runs if not disturbed(run)]
     return Cost(
         len(runs),
         compute=_mean(_share_of_workers(run, "compute") for run in runs),
@@ -55,8 +57,8 @@ def cost_of(runs: Sequence[Run]) -> Cost:
         resident_bytes=_mean(_peak(run, 0) for run in runs),
         gpu_bytes=_mean(_peak(run, 1) for run in runs),
         tokens_per_second=_mean(_said(run, "throughput", "tokens_per_second") for run in runs),
-        utilisation=_mean(_said(run, "throughput", "model_flops_utilisation") for run in runs),
-        cores=_mean(_cores(run) for run in runs),
+        utilisation=_mean(_said(run, "throughput", "model_flops_utilisation") for run in alone),
+        cores=_mean(_cores(run) for run in alone),
     )
 
 

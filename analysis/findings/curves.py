@@ -13,7 +13,7 @@ from analysis.findings.comparable_runs import Scope
 from analysis.findings.delays import events_of
 from analysis.statistics.intervals import t_interval
 from analysis.study.curves import Column, curve_of
-from analysis.study.run import timing_notes
+from analysis.study.machines import timing_notes
 from analysis.study.types import StudyRun
 
 Quantity = Literal["learning rate", "gradient norm"]

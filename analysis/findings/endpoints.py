@@ -9,9 +9,9 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from analysis.findings.comparisons import OVERSUBSCRIBED, RESUMED, Comparison
+from analysis.findings.comparisons import Comparison
 from analysis.findings.groups import Group, is_registered
-from analysis.findings.judging import Endpoint, Family, Paired, Question
+from analysis.findings.judging import NOT_COMPARABLE, Endpoint, Family, Paired, Question
 from analysis.statistics.crossings import loss_at
 from analysis.statistics.intervals import short
 from analysis.study.curves import budget_of, common_seconds, curve_of, end_of, missed, spacing_at, time_to, worst_loss
@@ -19,6 +19,7 @@ from analysis.study.types import MEASURED, Registration, Study, StudyRun
 
 DEFAULT_ALPHA = 0.05
 TO_THE_TARGET = ("time_to_target", "target_reached")
+IN_SECONDS = (*TO_THE_TARGET, "loss_at_equal_seconds")
 WHOLE_BUDGET_SHARE = 0.95
 """Losses are compared at this share of the planned samples or more. Where only their number ends a run, what may be
 missing is part of a round of all workers, about 5 % in the studies of this project (16 workers: 128 of 2400 samples).
@@ -188,9 +189,11 @@ def questions_of(study: Study, comparisons: Sequence[Comparison], *, exploratory
     alpha = DEFAULT_ALPHA if registration is None else registration.alpha
     margin = None if registration is None else registration.margins.get("loss")
     questions = []
-    for comparison in comparisons:
-        group = comparison.group
-        for endpoint in ENDPOINTS_OF_PRETRAINING if not comparison.control else ("loss_at_equal_samples",):
+    for whole in comparisons:
+        group = whole.group
+        for endpoint in ENDPOINTS_OF_PRETRAINING if not whole.control else ("loss_at_equal_samples",):
+            comparison = whole.in_seconds if endpoint in IN_SECONDS else whole
+            caveats = (*whole.lost, *(whole.no_speed if endpoint in IN_SECONDS else ()))
             declared, budget, improvement, cut_short = True, None, None, False
             common = None if group.target is None else common_seconds(comparison.runs, group.target)
             notes = list(comparison.notes)
@@ -221,14 +224,18 @@ def questions_of(study: Study, comparisons: Sequence[Comparison], *, exploratory
             else:
                 unit = "nats"
                 if endpoint == "loss_at_equal_samples":
-                    # There are no seconds in it.
-                    notes = [note for note in notes if note not in (OVERSUBSCRIBED, RESUMED)]
                     label, values = "evaluation loss at equal samples", losses_at_equal_samples(comparison)
                 else:
                     label, values = "evaluation loss at equal seconds", losses_at_equal_seconds(comparison)
                 improvement = _improvement(comparison, values)
+            if whole.pairs and not comparison.pairs:
+                values, budget = _not_comparable(whole), None
             kind = family_of(
-                registration, endpoint, group, comparison.treatment.name, exploratory=exploratory or not declared
+                registration,
+                endpoint,
+                group,
+                comparison.treatment.name,
+                exploratory=exploratory or not declared or bool(caveats),
             )
             if comparison.control and kind == "primary":
                 kind = "secondary"
@@ -255,9 +262,17 @@ def questions_of(study: Study, comparisons: Sequence[Comparison], *, exploratory
                     cut_short=cut_short,
                     common=common is not None,
                     improvement=improvement,
+                    caveats=caveats,
                 )
             )
     return tuple(questions)
+
+
+def _not_comparable(comparison: Comparison) -> Paired:
+    """No pair has seconds that may be compared."""
+    reasons = dict.fromkeys(comparison.other_machines.values())
+    more = f" (and {len(reasons) - 1} other pairs of machines)" * (len(reasons) > 1)
+    return Paired((), (), nothing_because=f"{next(iter(reasons))}{more}", word=NOT_COMPARABLE)
 
 
 def family_of(

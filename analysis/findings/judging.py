@@ -35,6 +35,8 @@ no registration that stands, or the target was chosen after the fact."""
 
 
 FOUND_AFTER_OTHERS = "the interval alone shows no difference: Holm's method found it after others of its family"
+NOT_COMPARABLE = "not comparable"
+"""The verdict where the seconds of no pair were measured on the same hardware."""
 
 RESTS_ON_MARGIN = ("equivalent", "different but negligible")
 """The verdicts that an equivalence test against a margin gives."""
@@ -140,10 +142,12 @@ class TestRow:
     convincing: bool | None
     """S5: whether the interval of `share` lies above one half and the share above 0.75; None without a pair."""
     word: str
-    """The verdict: too few seeds, equivalent, different but negligible, better, worse, undecided."""
+    """The verdict: too few seeds, equivalent, different but negligible, better, worse, undecided, not comparable."""
     reason: str
     notes: tuple[str, ...]
-    """What limits this row: diverged k/n, blocks dropped, oversubscription, from scratch, budget of the restriction."""
+    """What limits this row: diverged k/n, pairs left out, from scratch, budget of the restriction."""
+    caveats: tuple[str, ...] = ()
+    """Sentences without which the verdict would mislead: they make the row exploratory and stand in the headline."""
 
     @property
     def deciding(self) -> Interval | None:
@@ -162,6 +166,8 @@ class Paired:
     notes: tuple[str, ...] = ()
     nothing_because: str = ""
     """Why the values say nothing although there are some; empty where they do."""
+    word: str = "undecided"
+    """The verdict where they say nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,6 +195,8 @@ class Question:
     """Whether the budget is the end of a run that had not reached the target."""
     common: bool = False
     """Whether the budget is what every run was given."""
+    caveats: tuple[str, ...] = ()
+    """See `TestRow.caveats`."""
     improvement: float | None = None
     """By how much the reference became better in all (0 or below: not at all), which `TestRow.relative` is a share of;
     None where that is not known."""
@@ -264,7 +272,7 @@ def _row(
     treatment_mean = reference_mean = None
     word, reason = "too few seeds", "there is no pair"
     if values.nothing_because:
-        word, reason = "undecided", values.nothing_because
+        word, reason = values.word, values.nothing_because
     gained = question.improvement if question.improvement is not None and question.improvement > 0 else None
     margin_share = None if question.margin is None or gained is None else question.margin / gained
     if result is not None:
@@ -356,6 +364,7 @@ def _row(
         word=word,
         reason=reason,
         notes=tuple(notes),
+        caveats=question.caveats,
     )
 
 

@@ -154,7 +154,7 @@ def results(study: Study, generator: numpy.random.Generator) -> Results:
     tuning = tuning_results(study)
     downstream = downstream_arms(study, scores, labels, problems)
     scaling = scalings(study, scope, generator)
-    hardware = hardware_rows(study, problems)
+    hardware = hardware_rows(study)
     left_out = [
         *_lost_runs(study),
         *(LeftOut(item.name, item.reason) for item in study.set_aside),
@@ -166,7 +166,7 @@ def results(study: Study, generator: numpy.random.Generator) -> Results:
     ]
     in_tests = {run.name for comparison in comparisons for run in comparison.runs}
     in_tests |= {run.name for arm in scores.runs.values() for own in arm.values() for run in own if run.run is not None}
-    headlines = headlines_of(study, groups, comparisons, tests, exploratory=bool(why))
+    headlines = headlines_of(study, groups, comparisons, tests)
     first = next((one for one in comparisons if one.treatment.name == headlines[0].treatment), None)
     schedule = schedule_shares(study, scope)
     found_trends = trends(study, scope)

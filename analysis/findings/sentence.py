@@ -8,9 +8,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from analysis.findings.comparisons import FROM_SCRATCH, OVERSUBSCRIBED, RESUMED, UNEQUAL_BATCHES, Comparison, Pair
+from analysis.findings.comparisons import FROM_SCRATCH, UNEQUAL_BATCHES, Comparison, Pair
 from analysis.findings.groups import Group, reference_algorithm
-from analysis.findings.judging import FOUND_AFTER_OTHERS, RESTS_ON_MARGIN, RestrictedTimes, TestRow
+from analysis.findings.judging import FOUND_AFTER_OTHERS, NOT_COMPARABLE, RESTS_ON_MARGIN, RestrictedTimes, TestRow
 from analysis.statistics.intervals import Interval, short
 from analysis.statistics.verdict import nothing_to_find
 from analysis.study.types import MEASURED, Study
@@ -114,8 +114,6 @@ def headlines_of(
     groups: Sequence[Group],
     comparisons: Sequence[Comparison],
     tests: Sequence[TestRow],
-    *,
-    exploratory: bool,
 ) -> tuple[Headline, ...]:
     """One per primary comparison; without a registered one, per comparison; never none."""
     endpoint = None if study.registration is None else study.registration.endpoint
@@ -131,8 +129,6 @@ def headlines_of(
             primary.append(own[0])
     if not primary or not any(run.usable for run in study.of("test")):
         return (_no_headline(study, comparisons),)
-    lost = sum(1 for run in study.of("test") if not run.usable)
-    unfinished = [f"Preliminary: {lost} of {len(study.of('test'))} test runs have no result."] * bool(lost)
     names = _short_names(study, groups)
     found = []
     for row in primary:
@@ -144,11 +140,8 @@ def headlines_of(
         beside = [other for other in tests if other.treatment == row.treatment and other.reference in controls]
         pairs = [one.pairs for one in comparisons if (one.treatment.name, one.reference.name) == _arms(row)]
         told = [*_sentences(row, by_endpoint, names), *_diverged(row, pairs[0] if pairs else (), names)]
-        if OVERSUBSCRIBED in row.notes:
-            told.append("The machine had more threads than cores, so its seconds are no speed comparison.")
-        if RESUMED in row.notes:
-            told.append("Some runs were stopped and resumed, so their seconds are no speed comparison.")
-        text = " ".join(["Exploratory:"] * exploratory + told + unfinished)
+        told += [caveat for one in _told_of(row, by_endpoint) for caveat in one.caveats]
+        text = " ".join(["Exploratory:"] * (row.family == "exploratory") + list(dict.fromkeys(told)))
         details = _details(row, by_endpoint, beside, names)
         found.append(
             Headline(text, row.treatment, row.reference, row.group, row.word, row.family == "exploratory", details)
@@ -180,13 +173,16 @@ def _beside(row: TestRow, own: Mapping[str, TestRow]) -> TestRow | None:
     return own.get("time_to_target" if row.endpoint == "loss_at_equal_samples" else "loss_at_equal_samples")
 
 
+def _told_of(row: TestRow, own: Mapping[str, TestRow]) -> list[TestRow]:
+    """The rows that the headline of `row` speaks of."""
+    return [one for one in (row, _beside(row, own)) if one is not None]
+
+
 def _sentences(row: TestRow, own: Mapping[str, TestRow], names: Mapping[str, str]) -> list[str]:
     """The verdict on the endpoint of `row`, then on the other of speed and loss."""
     told = []
     ours, theirs = (_ALGORITHMS.get(names[arm], names[arm]) for arm in _arms(row))
-    for one in (row, _beside(row, own)):
-        if one is None:
-            continue
+    for one in _told_of(row, own):
         if one.word == "too few seeds":
             why = one.reason.split(";")[0]
             told.append(f"There are too few seeds for a verdict on {ours} against {theirs}: {why}")
@@ -210,6 +206,8 @@ def _diverged(row: TestRow, pairs: Sequence[Pair], names: Mapping[str, str]) -> 
 def _time_sentences(row: TestRow, ours: str, theirs: str) -> list[str]:
     """Who was sooner; where not every run got there, how many did while all were watched."""
     times = row.times
+    if row.word == NOT_COMPARABLE:
+        return [f"the times of {ours} and {theirs} are not comparable: {row.reason}"]
     if times is None:
         return [f"nothing is shown about the time to the target: {row.reason}"]
     whether = f"whether {ours} reaches the target sooner or later than {theirs} is undecided{_hopeless(row)}"
@@ -254,9 +252,11 @@ def _loss_sentence(row: TestRow, ours: str, theirs: str, *, named: bool) -> str:
     if any(note.startswith(_COMPARED_AT) for note in row.notes) and row.endpoint == "loss_at_equal_samples":
         what = "loss at equal samples"  # which not all runs have at their end
     own = f"its {what}" if named else f"the {what} of {ours}"
-    than, to = ("", "") if named else (f" than that of {theirs}", f" to that of {theirs}")
+    than, to, to_whom = ("",) * 3 if named else (f" {word} that of {theirs}" for word in ("than", "to", "with"))
     unit = " nats" if row.unit == "nats" else ""
     found = row.deciding
+    if row.word == NOT_COMPARABLE:
+        return f"{own} is not comparable{to_whom}: {row.reason}"
     if found is None:
         return f"{'nothing is shown about' if row.n else 'there is no verdict on'} {own}: {row.reason}"
     if row.word == "undecided":
@@ -291,8 +291,7 @@ def _details(
     row: TestRow, own: Mapping[str, TestRow], controls: Sequence[TestRow], names: Mapping[str, str]
 ) -> tuple[str, ...]:
     """The numbers behind the sentences, then what control arms say, then what limits them."""
-    reached, other = own.get("target_reached"), _beside(row, own)
-    rows = [one for one in (row, other) if one is not None]
+    reached, rows = own.get("target_reached"), _told_of(row, own)
     # a row without an estimate is in the sentences, with its reason
     shown = [one for one in rows if one.estimate is not None or one.word == "too few seeds"]
     told = [text for one in shown for text in _numbers(one, names, reached)]

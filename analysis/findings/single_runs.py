@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,8 @@ class HardwareRow:
     """Table 4: one row per distinct environment."""
 
     num_runs: int
+    arms: tuple[str, ...]
+    """Whose runs were made there."""
     values: tuple[tuple[str, str], ...]
     """(what, value): cpu, cores, threads per worker, python, torch, ..., commit."""
 
@@ -51,26 +52,14 @@ class RunRow:
     """Why it is not in the tests, and what went wrong in it."""
 
 
-def hardware_rows(study: Study, problems: list[str]) -> tuple[HardwareRow, ...]:
+def hardware_rows(study: Study) -> tuple[HardwareRow, ...]:
     """Table 4: the distinct environments of all runs; what differs by arm on purpose (workers) is not in them."""
-    counts: Counter[tuple[tuple[str, str], ...]] = Counter()
+    arms: dict[tuple[tuple[str, str], ...], list[str]] = defaultdict(list)
     for run in study.runs:
-        if run.run is None:
-            continue
-        path = run.run.path / "environment.json"
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError) as error:
-            problems.append(f"{run.name}: environment.json cannot be read: {error}")
-            continue
-        if isinstance(content, dict):
-            counts[_environment(content)] += 1
-        else:
-            problems.append(f"{run.name}: environment.json is damaged: not an object")
-    ordered = sorted(counts, key=lambda values: (-counts[values], values))
-    return tuple(HardwareRow(counts[values], values) for values in ordered)
+        if run.run is not None and run.run.environment:
+            arms[_environment(run.run.environment)].append(run.arm)
+    ordered = sorted(arms, key=lambda values: (-len(arms[values]), values))
+    return tuple(HardwareRow(len(arms[values]), tuple(sorted(set(arms[values]))), values) for values in ordered)
 
 
 def _environment(content: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

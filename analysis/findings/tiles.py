@@ -10,7 +10,7 @@ import numpy
 
 from analysis.findings.comparisons import Comparison
 from analysis.findings.delays import DelayHistogram
-from analysis.findings.judging import TestRow
+from analysis.findings.judging import NOT_COMPARABLE, TestRow
 from analysis.findings.sentence import TIMES, level_text, no_ends, p_text, supported
 from analysis.statistics.intervals import Interval, short, t_interval
 from analysis.statistics.paired import shift_interval, sign_flip
@@ -51,16 +51,18 @@ def tiles_of(
         if (row.treatment, row.reference) == (comparison.treatment.name, comparison.reference.name)
     }
     return (
-        _speed_tile(rows.get("time_to_target")),
+        _speed_tile(rows.get("time_to_target"), comparison),
         _gap_tile(rows.get("loss_at_equal_samples")),
         _throughput_tile(comparison, generator),
         _delay_tile(comparison, delays),
     )
 
 
-def _speed_tile(row: TestRow | None) -> Tile:
+def _speed_tile(row: TestRow | None, comparison: Comparison) -> Tile:
     if row is None:
         return Tile("speed-up", "-", None, "", "", "not measured", "there is no target loss")
+    if comparison.no_speed:
+        return Tile("speed-up", "-", None, "", "", NOT_COMPARABLE, " ".join(comparison.no_speed))
     times = row.times
     if times is None or times.ratio is None:
         return Tile("speed-up", "-", None, "", TIMES, row.word, row.reason)
@@ -92,7 +94,12 @@ def _gap_tile(row: TestRow | None) -> Tile:
 
 def _throughput_tile(comparison: Comparison, generator: numpy.random.Generator) -> Tile:
     logs = []
-    for pair in comparison.pairs:
+    if comparison.no_speed:
+        return Tile("throughput ratio", "-", None, "", "", NOT_COMPARABLE, " ".join(comparison.no_speed))
+    if comparison.pairs and not comparison.in_seconds.pairs:
+        why = next(iter(comparison.other_machines.values()))
+        return Tile("throughput ratio", "-", None, "", "", NOT_COMPARABLE, why)
+    for pair in comparison.in_seconds.pairs:
         ours, theirs = (summary_of(run, "samples_per_second") for run in (pair.treatment, pair.reference))
         if isinstance(ours, float | int) and isinstance(theirs, float | int) and ours > 0 and theirs > 0:
             logs.append(math.log(ours / theirs))

@@ -17,7 +17,7 @@ from analysis.statistics.intervals import Interval, t_interval
 from analysis.statistics.survival import kaplan_meier, log_rank
 from analysis.statistics.time_to_target import restricted, restricted_times, speed_up
 from analysis.study.curves import budget_of, end_of, improvement_of, time_to
-from analysis.study.run import timing_notes
+from analysis.study.machines import timing_notes
 from analysis.study.types import Study, StudyRun
 
 TARGET_SHARES = (0.5, 0.8, 0.9, 0.95, 0.98)

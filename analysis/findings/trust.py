@@ -22,6 +22,7 @@ from analysis.statistics.intervals import Refused, short
 from analysis.statistics.power import detectable_effect
 from analysis.statistics.verdict import MINIMUM_PAIRS, nothing_to_find, what_could_be_found
 from analysis.study.curves import common_seconds, curve_of, time_to
+from analysis.study.machines import disturbed, other_load
 from analysis.study.types import MEASURED, VIRTUAL, Study, StudyRun, clocks_of, summary_of
 from asyncsgd.study.plan import BASELINE
 
@@ -60,6 +61,8 @@ def trust_of(
         _detectable_item(tests),
         _clock_item(study),
         _oversubscription_item(study),
+        _hardware_item(comparisons),
+        _load_item(study),
         _rule_item(study),
         _tuning_item(study, tuning),
         _edge_item(tuning),
@@ -264,6 +267,37 @@ def _oversubscription_item(study: Study) -> TrustItem:
     arms = ", ".join(dict.fromkeys(run.arm for run in over))
     detail = f"more threads than cores in {arms}: their seconds are no speed comparison"
     return TrustItem("oversubscribed", f"{len(over)} of {len(measured)} measured runs", "bad", detail)
+
+
+def _hardware_item(comparisons: Sequence[Comparison]) -> TrustItem:
+    """Whether the two runs of a pair were on the same hardware, where their seconds were measured."""
+    title = "hardware of a pair"
+    measured = [comparison for comparison in comparisons if comparison.group.clock == MEASURED]
+    if not measured:
+        return TrustItem(title, "does not apply", "good", "no comparison of measured runs")
+    apart = [comparison for comparison in measured if comparison.other_machines]
+    if not apart:
+        return TrustItem(title, "the same", "good", "")
+    told = dict.fromkeys(why for comparison in apart for why in comparison.other_machines.values())
+    return TrustItem(title, f"differs in {len(apart)} of {len(measured)} comparisons", "bad", "; ".join(told))
+
+
+def _load_item(study: Study) -> TrustItem:
+    """What other programs and other virtual machines had of the machine while runs were measured."""
+    title = "others on the machine"
+    measured = [run.run for run in study.of("test") if run.run is not None and not run.run.virtual]
+    if not measured:
+        return TrustItem(title, "does not apply", "good", "no measured run")
+    loads = [load for run in measured if (load := other_load(run)) is not None]
+    if not loads:
+        return TrustItem(title, "not known", "unknown", "no run says what else used its machine")
+    marked = sum(map(disturbed, measured))
+    unknown = f"{len(measured) - len(loads)} runs do not say" if len(loads) < len(measured) else ""
+    most = f"{100 * max(loads):.0f} % of the cores"
+    if marked:
+        detail = f"up to {most}: no speed comparison{'; ' * bool(unknown)}{unknown}"
+        return TrustItem(title, f"{marked} of {len(measured)} measured runs", "bad", detail)
+    return TrustItem(title, f"at most {most}", "good", unknown)
 
 
 def _rule_item(study: Study) -> TrustItem:

@@ -52,9 +52,6 @@ _MEASURED = ("threads", "oversubscription", "eval_weight")
 """What a simulation need not have: it has no threads, and a closed-form problem has no loss terms."""
 _DELAYS = ("mean", "p50", "p95", "max")
 
-OVERSUBSCRIBED = "timings from an oversubscribed machine: not a speed comparison"
-RESUMED = "timings of a run that was stopped and resumed: not a speed comparison"
-
 PREDICTION = re.compile(r"predicted-\d+")
 """Name of a folder inside a run's in which ``experiments/calibrate.py`` has predicted that run."""
 
@@ -127,6 +124,8 @@ class Run:
     """The metrics that the header of its records names; see `asyncsgd.records.events.read_better`."""
     num_resumes: int = 0
     """How often it went on from a checkpoint."""
+    environment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What environment.json holds, empty where there is none."""
 
     @property
     def status(self) -> str:
@@ -204,13 +203,6 @@ class Run:
         return self.num_resumes > 0 and not self.virtual
 
 
-def timing_notes(runs: Iterable[Run]) -> list[str]:
-    """Why the seconds of some of these runs are no speed comparison."""
-    runs = list(runs)
-    notes = [OVERSUBSCRIBED] * any(run.oversubscribed for run in runs)
-    return notes + [RESUMED] * any(run.timed_in_parts for run in runs)
-
-
 def load_runs(folder: Path | str) -> tuple[list[Run], list[str]]:
     """Load every run folder at or below `folder`.
 
@@ -285,7 +277,8 @@ def _load_run(path: Path, name: str) -> Run:
     summary = _read_summary(path / "summary.json", better, problems)
     evaluations, num_resumes = _read_records(path / EVENTS, better, problems)
     settings = _read_settings(path / "settings.yaml", problems)
-    run = Run(path, name, summary, evaluations, tuple(problems), settings, better, num_resumes)
+    environment = _read_environment(path / "environment.json", problems)
+    run = Run(path, name, summary, evaluations, tuple(problems), settings, better, num_resumes, environment)
     if run.timed_in_parts:
         problem = f"resumed: its seconds were measured in {num_resumes + 1} parts"
         run = dataclasses.replace(run, problems=(*problems, problem))
@@ -317,6 +310,20 @@ def _read_settings(path: Path, problems: list[str]) -> dict[str, Any]:
         return {}
     simulated = settings.get("simulate")
     return {str(key): value for key, value in (simulated if isinstance(simulated, dict) else settings).items()}
+
+
+def _read_environment(path: Path, problems: list[str]) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        problems.append(f"environment.json cannot be read: {error}")
+        return {}
+    if not isinstance(content, dict):
+        problems.append("environment.json is damaged: not an object")
+        return {}
+    return content
 
 
 def _read_summary(path: Path, better: Mapping[str, str], problems: list[str]) -> dict[str, Any]:

@@ -310,10 +310,10 @@ def test_only_the_seconds_picture_marks_oversubscribed_runs(tmp_path):
     write_run(tmp_path / "s", mode="sync", rule="synchronous")
     runs, _ = load_runs(tmp_path)
     seconds, samples = (picture.caption for picture in pictures(runs))
-    assert "timings from an oversubscribed machine: not a speed comparison" in seconds
-    assert "oversubscribed" not in samples
+    assert "The machine had more threads than cores, so its seconds are no speed comparison." in seconds
+    assert "more threads than cores" not in samples
     assert compare(runs).tables[0].warnings == (
-        "NOTE: timings from an oversubscribed machine: not a speed comparison (async, 4 workers)",
+        "NOTE: The machine had more threads than cores, so its seconds are no speed comparison. (async, 4 workers)",
     )
 
 
@@ -322,7 +322,7 @@ def test_seconds_that_were_measured_in_parts_are_marked_and_no_speed_comparison(
     write_run(tmp_path / "s", mode="sync", rule="synchronous")
     write_run(tmp_path / "v", clock="virtual", num_resumes=1)  # goes on bit for bit, its seconds too
     runs, _ = load_runs(tmp_path)
-    note = "timings of a run that was stopped and resumed: not a speed comparison"
+    note = "Some runs were stopped and resumed, so their seconds are no speed comparison."
     assert f"NOTE: {note} (async, 4 workers)" in compare(runs).tables[0].warnings
     assert compare(runs).problems == ("a: resumed: its seconds were measured in 3 parts",)
     captions = {picture.name: picture.caption for picture in pictures(runs)}

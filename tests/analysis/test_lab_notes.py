@@ -145,7 +145,7 @@ def test_what_makes_seconds_or_losses_less_comparable_is_told(tmp_path):
         )
     lines = lab_notes(load_study(tmp_path)).lines
     assert "NOTE: from scratch: not STILT" in lines
-    assert any("oversubscribed machine" in line for line in lines)
+    assert any("more threads than cores" in line for line in lines)
     assert any("2 different data sets" in line for line in lines)
 
 

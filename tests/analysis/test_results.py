@@ -239,7 +239,12 @@ def test_a_failed_or_missing_run_takes_its_pair_with_it_and_is_listed(tmp_path):
     (run,) = [run for run in found.runs if run.status == "MISSING"]
     assert (run.exists, run.remark) == (False, "planned, and no folder there")
     assert trust_of(found, "test runs").value.endswith("1 failed, 1 missing")
-    assert found.headlines[0].text.endswith("Preliminary: 2 of 24 test runs have no result.")
+    assert found.headlines[0].text.startswith("Exploratory: ")
+    lost = [
+        f"1 of 8 runs of {arm} is {status}, and in no number."
+        for arm, status in ((ASYNC.name, "FAILED"), (SYNC.name, "MISSING"))
+    ]
+    assert found.headlines[0].text.endswith(" ".join(lost))
 
 
 def test_when_all_runs_diverge_nothing_is_called_equivalent(tmp_path):
@@ -445,7 +450,7 @@ def test_oversubscribed_timings_are_flagged_where_there_are_seconds(tmp_path):
     for path in tmp_path.glob("test/*/*/summary.json"):
         edit_json(path, oversubscription=2.0)
     found = results_of(tmp_path)
-    flagged = {row.endpoint for row in found.tests if any(note.startswith("oversubscribed") for note in row.notes)}
+    flagged = {row.endpoint for row in found.tests if row.caveats}
     assert flagged == {"time_to_target", "loss_at_equal_seconds"}
     assert "The machine had more threads than cores" in found.headlines[0].text
     assert trust_of(found, "oversubscribed").value == "12 of 12 measured runs"

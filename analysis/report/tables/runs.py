@@ -67,7 +67,9 @@ def environment(results: Results) -> Table:
     """Table 4: hardware and versions, one column per distinct environment."""
     several = len(results.hardware) > 1
     found = [
-        (f"environment {place} ({row.num_runs} runs)" if several else "value", dict(row.values))
+        (f"environment {place} ({row.num_runs} runs)", dict(row.values) | {"arms": ", ".join(row.arms)})
+        if several
+        else ("value", dict(row.values))
         for place, row in enumerate(results.hardware, 1)
     ]
     names = dict.fromkeys(name for _, values in found for name in values)
