@@ -30,6 +30,7 @@ from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError, reason
 from asyncsgd.evaluation import evaluating
 from asyncsgd.experiment import Course, Experiment, Setup, device_of_worker, facts_of, save_model
 from asyncsgd.flat import FlatModel, Layout, parameters_sha256
+from asyncsgd.hardware import Hardware, by_ranks
 from asyncsgd.optimizers import Optimizer, StepTakenByWorker
 from asyncsgd.profiling import TRACE, Profile
 from asyncsgd.records.console import Recorder, shown_metrics, teller
@@ -242,7 +243,7 @@ def _attempt(
     try:
         with stop.at_once():
             board = None if launch.rank is None else Noticeboard()
-            run = _open(experiment, launch, folder, context, stop, quiet, receivers, tracking)
+            run = _open(experiment, launch, board, folder, context, stop, quiet, receivers, tracking)
         return run, _TRAIN[type(experiment.setup.runtime)](run, board), None
     except UsageError as error:
         _write_last(folder, experiment.summary() | {"status": FAILED, "message": str(error)})
@@ -270,6 +271,7 @@ def _attempt(
 def _open(
     experiment: Experiment,
     launch: Launch,
+    board: Noticeboard | None,
     folder: RunFolder | None,
     context: ForkServerContext | None,
     stop: StopRequest,
@@ -294,8 +296,7 @@ def _open(
     if setup.savings.compile:
         check_compiler(setup.device)
     if folder is not None:
-        environment = describe_environment(setup.runtime.threads, launch.num_workers)
-        folder.write_environment(environment | {"device": setup.device, "num_devices": setup.num_devices})
+        folder.write_environment(_environment(setup, launch, board))
     tell: Callable[[str], None] = (lambda line: None) if quiet else teller(folder)
     for line in [*experiment.describe(task, flat), *_describe(setup, course), *_stages(task, setup, flat)]:
         tell(line)
@@ -344,6 +345,20 @@ def _open(
         usage,
         machine_load,
     )
+
+
+def _environment(setup: Setup, launch: Launch, board: Noticeboard | None) -> dict[str, Any]:
+    """What a run is made with; on several hosts also the hardware of every rank."""
+    here = Hardware.here(setup.device)
+    described = describe_environment(setup.runtime.threads, launch.num_workers)
+    described |= {"device": setup.device, "num_devices": setup.num_devices, **dataclasses.asdict(here)}
+    if board is not None and board.several_hosts:
+        try:
+            others = [_HARDWARE.decode(notice) for notice in board.heard()]
+        except ProtocolError as error:
+            raise RunError(f"the notice of a rank is not one: {error}; start the run again") from error
+        described["hardware_of_ranks"] = by_ranks([here, *others])
+    return described
 
 
 def _check_began_from(found: Found, now: Mapping[str, Any]) -> None:
@@ -720,9 +735,15 @@ with it. So a stranger who writes in rank 0's place can name no code.
 """
 
 
+_HARDWARE = Codec(Hardware)
+"""What the others tell rank 0 where they are on several hosts."""
+
+
 def follow(experiment: Experiment) -> int:
     """A rank other than 0: wait for what rank 0 has prepared and do its part; return the exit code."""
     board, setup = Noticeboard(), experiment.setup
+    if board.several_hosts:
+        board.say(_HARDWARE.encode(Hardware.here(setup.device)))
     try:
         notice, *addresses = board.get().split(b"\n")
         task = decode_found(experiment.task, notice)

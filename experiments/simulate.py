@@ -81,6 +81,7 @@ def show_help(given: dict[str, Any]) -> bool:
 
 def simulate(settings: Any, runs_dir: Path, command: str, stop: StopRequest) -> int:
     """Run, write the folder, say what came out; the exit code."""
+    from asyncsgd.hardware import Hardware
     from asyncsgd.records.console import Recorder, teller
     from asyncsgd.records.environment import describe_environment
     from asyncsgd.records.events import DONE, FAILED, INTERRUPTED
@@ -91,7 +92,8 @@ def simulate(settings: Any, runs_dir: Path, command: str, stop: StopRequest) -> 
     try:
         folder = RunFolder(free_folder(runs_dir, name_of(settings)))
         write_settings(folder.path / "settings.yaml", settings, command)
-        folder.write_environment(describe_environment(1, settings.workers) | {"oversubscription": None})
+        environment = describe_environment(1, settings.workers) | {"oversubscription": None}
+        folder.write_environment(environment | dataclasses.asdict(Hardware.here("cpu")))
     except OSError as error:
         raise UsageError(f"{runs_dir} cannot be written ({error.strerror}); type --runs-dir FOLDER") from error
     tell = teller(folder)

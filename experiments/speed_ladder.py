@@ -34,6 +34,7 @@ from torch import nn
 
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.experiment import cache_folder, resolve_device
+from asyncsgd.hardware import Hardware
 from asyncsgd.records.environment import available_cores, describe_environment
 from asyncsgd.records.run_folder import write_text
 from asyncsgd.runtime.processes import fork_server
@@ -373,6 +374,7 @@ def carry_out(flags: argparse.Namespace) -> None:
     flags.out.mkdir(parents=True, exist_ok=True)
     ladders = [measure(name, size, flags, device) for name in flags.tasks.split(",")]
     machine = describe_environment(available_cores(), 1) | {
+        **dataclasses.asdict(Hardware.here(device)),
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "devices": torch.cuda.device_count() if device == "cuda" else available_cores(),
     }

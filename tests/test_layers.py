@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "simulation.churn": {"errors", "named_choices"},
     "rules": {"delay_factors", "errors", "named_choices"},
     "flat": {"errors"},
+    "hardware": {"records"},
     "optimizers": {"errors", "flat", "packing"},
     "server": {"optimizers", "rules.base", "records", "schedules", "packing"},
     "data": {"errors", "named_choices", "numbers"},

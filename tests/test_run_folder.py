@@ -107,6 +107,12 @@ def test_a_run_leaves_settings_environment_events_summary_and_a_model(mode: str,
 
     environment = json.loads((ended.path / "environment.json").read_text())
     assert (environment["device"], environment["num_devices"]) == ("cpu", min(num_workers, available_cores()))
+    assert {key: environment[key] for key in ("cores", "gpus", "torch_build", "cpu_capability")} == {
+        "cores": available_cores(),
+        "gpus": [],
+        "torch_build": torch.__version__,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }
 
     summary = ended.summary
     exact = {

@@ -272,6 +272,27 @@ def test_ranks_made_by_torchrun_train_together(
 
 @pytest.mark.slow
 @pytest.mark.processes
+def test_a_run_on_several_hosts_names_the_hardware_of_every_rank(
+    command: Command, small: list[str], tmp_path: Path
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    start = f"{TORCHRUN} --nnodes 2 --master-addr 127.0.0.1 --master-port {port} --nproc-per-node 1"
+    script = f"{REPOSITORY / 'experiments/stilt_mlm.py'} --mode sync {' '.join(small)}"
+    hosts = " & ".join(f"{start} --node-rank {number} {script}" for number in (1, 0))
+    done = command("bash", "-c", f"export GLOO_SOCKET_IFNAME=lo; {hosts}; wait")
+    run, summary = the_only_run(tmp_path)
+    assert summary["status"] == "DONE", done.stderr
+    environment = json.loads((run / "environment.json").read_text())
+    (hardware,) = environment["hardware_of_ranks"]
+    assert hardware.pop("ranks") == [0, 1]
+    assert hardware == {key: environment[key] for key in hardware}
+    assert {"cpu", "cores", "gpus", "torch_build", "cpu_capability"} == set(hardware)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("script", "flags", "mode", "num_updates"),
     [

@@ -66,19 +66,26 @@ def _environment(content: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     names = {
         "cpu": "processor",
         "cores": "cores",
+        "gpus": "GPUs",
+        "torch_build": "torch build",
+        "cpu_capability": "instructions used by torch",
         "threads_per_worker": "threads per worker",
         "device": "device",
         "platform": "platform",
         "python": "python",
         "commit": "commit",
     }
-    values = [(label, str(content[key])) for key, label in names.items() if content.get(key) is not None]
+    values = [(label, _shown(content[key])) for key, label in names.items() if content.get(key) not in (None, [])]
     if content.get("modified"):
         values.append(("working tree", "modified"))
     versions = content.get("versions")
     if isinstance(versions, Mapping):
         values += [(str(name), str(version)) for name, version in sorted(versions.items())]
     return tuple(values)
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def run_rows(study: Study, in_tests: frozenset[str], left_out: Sequence[LeftOut]) -> tuple[RunRow, ...]:

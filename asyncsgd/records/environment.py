@@ -1,4 +1,4 @@
-"""The machine and the software of a run: versions, commit, cores. Standard library only."""
+"""The software of a run and the cores it may use: versions, commit. Standard library only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asyncsgd import __version__
 
 
 def describe_environment(threads: int, num_workers: int) -> dict[str, Any]:
-    """Versions, commit, cores and threads of this run; no host name, user name or path."""
+    """Versions, commit and threads of this run; no host name, user name or path."""
     packages = ("torch", "transformers", "tokenizers", "datasets", "numpy", "scipy")
     versions = {"asyncsgd": __version__}
     for package in packages:
@@ -25,11 +25,9 @@ def describe_environment(threads: int, num_workers: int) -> dict[str, Any]:
         "platform": sys.platform,
         "versions": versions,
         **_commit(),
-        "cores": available_cores(),
         "threads_per_worker": threads,
         "num_workers": num_workers,
         "oversubscription": num_workers * threads / available_cores(),
-        "cpu": _cpu_model(),
     }
 
 
@@ -56,7 +54,8 @@ def _commit() -> dict[str, Any]:
         return {"commit": None, "modified": None}  # installed without its repository, or git is not there
 
 
-def _cpu_model() -> str | None:
+def cpu_model() -> str | None:
+    """The processor's name; None where the system does not tell."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

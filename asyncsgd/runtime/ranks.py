@@ -122,7 +122,8 @@ class Noticeboard:
                 raise UsageError(_left_over(name, "is not set, though WORLD_SIZE is"))
         store, self.rank, self.world_size = next(iter(dist.rendezvous("env://")))
         self.store: dist.Store = dist.PrefixStore("asyncsgd", store)
-        if os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE"):
+        self.several_hosts = os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE")
+        if not self.several_hosts:
             if os.path.isdir("/sys/class/net/lo"):
                 # One host: gloo would resolve the host's name, which need not have an address.
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -140,6 +141,16 @@ class Noticeboard:
     def put(self, notice: bytes) -> None:
         """Publish `notice`; rank 0 only."""
         self.store.set("notice", notice)  # type: ignore[arg-type]  # bytes are fine, the stub says str
+
+    def say(self, notice: bytes) -> None:
+        """Publish a notice of this rank for rank 0."""
+        self.store.set(f"rank{self.rank}", notice)  # type: ignore[arg-type]  # as above
+
+    def heard(self) -> list[bytes]:
+        """Wait for what the ranks from 1 on `say`, as long as `get` does; rank 0 only. It may come from a stranger."""
+        names = [f"rank{rank}" for rank in range(1, self.world_size)]
+        self.store.wait(names, _PATIENCE)
+        return [self.store.get(name) for name in names]
 
     def get(self) -> bytes:
         """Wait for what rank 0 publishes, up to half an hour (a large corpus takes its time).
