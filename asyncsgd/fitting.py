@@ -18,7 +18,7 @@ from asyncsgd.runtime.memory import leave_memory_for
 from asyncsgd.runtime.processes import OUT_OF_MEMORY, Processes
 from asyncsgd.runtime.worker_process import Assignment, fail, set_up_process
 from asyncsgd.settings.training import MOST_BATCH
-from asyncsgd.tasks.base import Batch, Task, map_tensors
+from asyncsgd.tasks.base import Batch, Task, tensors_in
 
 LOOKED_AT = 1000
 """Batches among which the largest is looked for."""
@@ -100,9 +100,7 @@ class _LargestBatch:
 
 
 def _num_numbers(batch: Batch) -> int:
-    counts: list[int] = []
-    map_tensors(lambda tensor: counts.append(tensor.numel()), batch)
-    return sum(counts)
+    return sum(tensor.numel() for tensor in tensors_in(batch))
 
 
 def _try(assignment: Assignment, recipe: OptimizerRecipe, index: int) -> None:

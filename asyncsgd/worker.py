@@ -23,7 +23,7 @@ from asyncsgd.evaluation import evaluate_sets
 from asyncsgd.flat import FlatModel
 from asyncsgd.packing import Plain
 from asyncsgd.prefetching import Prefetching
-from asyncsgd.tasks.base import Batch, Data, Sums, Task, map_tensors, row_counts, to_device
+from asyncsgd.tasks.base import Batch, Data, Sums, Task, map_tensors, row_counts, tensors_in, to_device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -444,9 +444,7 @@ LOOKED_AT = 9
 
 
 def _shapes(batch: Batch) -> list[tuple[int, ...]]:
-    shapes: list[tuple[int, ...]] = []
-    map_tensors(lambda tensor: shapes.append(tuple(tensor.shape)), batch)
-    return shapes
+    return [tuple(tensor.shape) for tensor in tensors_in(batch)]
 
 
 class LossScale:

@@ -13,11 +13,13 @@ so that batches of different weights make one gradient, and shards of an evaluat
 from __future__ import annotations
 
 import abc
+import collections
+import copy
 import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
@@ -30,7 +32,9 @@ if TYPE_CHECKING:  # a task's settings are flags, and --help is not to wait for 
     from torch import Tensor, nn
 
 Batch = Any
-"""A tensor, or a dict, list, tuple or dataclass of batches; anything else in it stays as it is."""
+"""A tensor, or a mapping (a dict, transformers' BatchEncoding), list, tuple or dataclass of batches; anything else in
+it stays as it is.
+"""
 
 Sums = dict[str, Any]
 """By name, what adds up over batches: numbers, numpy arrays or tensors. Always there are ``loss``, summed over the loss
@@ -179,8 +183,16 @@ class Task(abc.ABC):
 
         By default the rows of its tensors, which may be fewer in the last batch of an evaluation; `batch_size` where
         they have different numbers of rows.
+
+        Raises:
+            UsageError: if there are no tensors whose rows could be counted.
         """
         rows = set(row_counts(batch))
+        if not rows:
+            raise UsageError(
+                f"no tensor can be seen in a batch of type {type(batch).__name__}, so its loss terms cannot be "
+                f"counted; give the task a method weight(batch), or make the batch a mapping, list, tuple or dataclass"
+            )
         return float(rows.pop() if len(rows) == 1 else self.batch_size)
 
     def count_tokens(self, batch: Batch) -> int | None:
@@ -244,8 +256,8 @@ def map_tensors(change: Callable[[Tensor], Any], batch: Batch) -> Batch:
 
     if isinstance(batch, torch.Tensor):
         return change(batch)
-    if isinstance(batch, dict):
-        return {key: map_tensors(change, value) for key, value in batch.items()}
+    if isinstance(batch, Mapping):
+        return with_values(batch, {key: map_tensors(change, value) for key, value in batch.items()})
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*[map_tensors(change, value) for value in batch])
     if isinstance(batch, list | tuple):
@@ -256,6 +268,34 @@ def map_tensors(change: Callable[[Tensor], Any], batch: Batch) -> Batch:
     return batch
 
 
+def with_values(batch: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[Any, Any]:
+    """A mapping of the kind of `batch` with other values; a dict where one of its kind cannot be made of a dict."""
+    if type(batch) is dict:
+        return values
+    if isinstance(batch, dict | collections.UserDict):
+        changed = copy.copy(batch)
+        changed.update(values)
+        return changed
+    try:
+        return type(batch)(values)  # type: ignore[call-arg]
+    except TypeError:
+        return values
+
+
+def tensors_in(batch: Batch) -> Iterator[Tensor]:
+    """The tensors of a batch, in order."""
+    import torch
+
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif isinstance(batch, Mapping | list | tuple):
+        for value in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from tensors_in(value)
+    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        for field in dataclasses.fields(batch):
+            yield from tensors_in(getattr(batch, field.name))
+
+
 def row_counts(batch: Batch) -> list[int]:
     """The length of every tensor's first dimension, 0 for a scalar.
 
@@ -263,9 +303,7 @@ def row_counts(batch: Batch) -> list[int]:
     >>> row_counts({"x": torch.zeros(3, 2), "y": torch.zeros(3), "name": "a"})
     [3, 3]
     """
-    counts: list[int] = []
-    map_tensors(lambda tensor: counts.append(len(tensor) if tensor.ndim else 0), batch)
-    return counts
+    return [len(tensor) if tensor.ndim else 0 for tensor in tensors_in(batch)]
 
 
 def split_rows(batch: Batch, parts: int) -> list[Batch]:
@@ -297,7 +335,8 @@ def fingerprint(data: Data) -> str:
     for name, batches in data.evaluation.items():
         digest.update(name.encode())
         for index in range(len(batches)):
-            map_tensors(lambda tensor: digest.update(tensor.contiguous().cpu().numpy().tobytes()), batches[index])
+            for tensor in tensors_in(batches[index]):
+                digest.update(tensor.contiguous().cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
 
 

@@ -24,7 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from asyncsgd.data.random import dropout_seed
 from asyncsgd.errors import UsageError
 from asyncsgd.flat import Layout
-from asyncsgd.tasks.base import Batch, Data, Task, map_tensors, row_counts, to_device
+from asyncsgd.tasks.base import Batch, Data, Task, row_counts, tensors_in, to_device
 
 LARGEST_PICKLE = 1_000_000
 """Bytes that a task may have when it is sent to a worker process."""
@@ -244,7 +244,7 @@ def _check_batches(task: Task, data: Data, same_data: Data) -> Batch:
     """Batch 0, which has samples and is always the same."""
     batch = data.batch(0, 0)
     tensors = _tensors(batch)
-    if not batch if isinstance(batch, dict | list | tuple) else batch is None:
+    if not batch if isinstance(batch, Mapping | list | tuple) else batch is None:
         raise UsageError("data.batch(0, 0) is empty; return batch_size samples")
     if tensors and not any(tensor.numel() for tensor in tensors):
         raise UsageError(f"data.batch(0, 0) has tensors without rows; return {task.batch_size} samples, as batch_size")
@@ -299,9 +299,7 @@ def _is_number(value: Any) -> bool:
 
 def _tensors(batch: Batch) -> list[Tensor]:
     """Copies of the tensors of a batch."""
-    tensors: list[Tensor] = []
-    map_tensors(lambda tensor: tensors.append(tensor.clone()), batch)
-    return tensors
+    return [tensor.clone() for tensor in tensors_in(batch)]
 
 
 def _same_tensors(some: list[Tensor], others: list[Tensor]) -> bool:

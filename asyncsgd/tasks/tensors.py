@@ -11,10 +11,10 @@ import torch
 
 from asyncsgd.data.random import Purpose, generator
 from asyncsgd.errors import UsageError
-from asyncsgd.tasks.base import Batch, map_tensors, row_counts
+from asyncsgd.tasks.base import Batch, map_tensors, row_counts, with_values
 
 Samples = Any
-"""Tensors or numpy arrays of one length, one row a sample: one of them, or a tuple, list or dict of them."""
+"""Tensors or numpy arrays of one length, one row a sample: one of them, or a tuple, list or mapping of them."""
 
 
 class TensorData:
@@ -117,8 +117,8 @@ class Rows:
 
 def _tensors(samples: Samples, name: str) -> tuple[Samples, int]:
     """`samples` with arrays as tensors, and how many there are."""
-    if isinstance(samples, dict):
-        samples = {key: torch.as_tensor(value) for key, value in samples.items()}
+    if isinstance(samples, Mapping):
+        samples = with_values(samples, {key: torch.as_tensor(value) for key, value in samples.items()})
     elif isinstance(samples, tuple) and hasattr(samples, "_fields"):
         samples = type(samples)(*map(torch.as_tensor, samples))
     elif isinstance(samples, list | tuple):

@@ -1,0 +1,143 @@
+"""What a batch may be: any mapping, list, tuple or dataclass of tensors is counted, cut and moved alike."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import pickle
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from transformers import BatchEncoding
+
+import asyncsgd
+from asyncsgd.errors import UsageError
+from asyncsgd.tasks.base import row_counts, split_rows, tensors_in, to_device
+from asyncsgd.tasks.tensors import TensorData
+
+
+class ReadOnly(Mapping[str, Any]):
+    """A mapping of somebody's own."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = dict(values)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+def default(values: dict[str, Any]) -> Any:
+    return collections.defaultdict(list, values)
+
+
+MAPPINGS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "dict": dict,
+    "OrderedDict": collections.OrderedDict,
+    "defaultdict": default,
+    "UserDict": collections.UserDict,
+    "BatchEncoding": BatchEncoding,
+    "MappingProxyType": types.MappingProxyType,
+    "ReadOnly": ReadOnly,
+}
+every_mapping = pytest.mark.parametrize("kind", MAPPINGS.values(), ids=MAPPINGS)
+
+
+@every_mapping
+@given(rows=st.integers(1, 9), parts=st.integers(1, 9))
+def test_a_mapping_is_cut_into_mappings_of_its_kind_and_stays_as_it_was(
+    kind: Callable[..., Any], rows: int, parts: int
+) -> None:
+    parts = min(rows, parts)
+    batch = kind({"x": torch.arange(2 * rows).view(rows, 2), "inner": kind({"y": torch.arange(rows)}), "name": "a"})
+    assert row_counts(batch) == [rows, rows]
+    split = split_rows(batch, parts)
+    assert all(type(part) is type(batch) and part["name"] == "a" for part in split)
+    assert torch.cat([part["x"] for part in split]).tolist() == batch["x"].tolist()
+    assert torch.cat([part["inner"]["y"] for part in split]).tolist() == list(range(rows))
+    assert [len(tensor) for tensor in tensors_in(batch)] == [rows, rows]
+
+
+@every_mapping
+def test_a_mapping_is_moved_whole(kind: Callable[..., Any]) -> None:
+    moved = to_device(kind({"x": torch.zeros(2, 3), "name": "a"}), torch.device("meta"))
+    assert (moved["x"].device.type, moved["x"].shape, moved["name"]) == ("meta", (2, 3), "a")
+
+
+def test_the_words_of_a_tokenizer_s_batch_are_still_there() -> None:
+    batch = to_device(BatchEncoding({"input_ids": torch.zeros(2, 3, dtype=torch.int64)}), torch.device("cpu"))
+    assert batch.input_ids.shape == (2, 3)
+    assert pickle.loads(pickle.dumps(batch)).input_ids.shape == (2, 3)
+
+
+X = torch.linspace(-1.0, 1.0, 101).unsqueeze(1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cubic(asyncsgd.Task):
+    """101 points in evaluation batches of 10, so the last has one; `kind` names what a batch is."""
+
+    name = "cubic"
+    batch_size: int = 10
+    kind: str = "dict"
+
+    def model(self, seed: int) -> nn.Module:
+        with asyncsgd.seeded(seed):
+            return nn.Linear(1, 1)
+
+    def data(self, seed: int) -> TensorData:
+        samples = MAPPINGS[self.kind]({"x": X, "y": X**3})
+        return TensorData(samples, samples, self.batch_size, seed)
+
+    def outputs(self, model: nn.Module, batch: Any) -> Tensor:
+        return model(batch["x"])
+
+    def loss(self, outputs: Tensor, batch: Any) -> Tensor:
+        return (outputs - batch["y"]).square().mean()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MAPPINGS if kind != "dict"])
+def test_whatever_mapping_a_batch_is_the_run_is_that_of_a_dict(kind: str) -> None:
+    given: dict[str, Any] = {"samples": 100, "evaluations": 2, "micro_batches": 3, "quiet": True}
+    expected, run = asyncsgd.train(Cubic(), **given), asyncsgd.train(Cubic(kind=kind), **given)
+    assert [evaluation.loss for evaluation in run.evaluations] == [each.loss for each in expected.evaluations]
+    assert [evaluation.weight for evaluation in run.evaluations] == [101.0] * 3
+    with torch.no_grad():
+        exact = float((run.model()(X) - X**3).square().mean())
+    assert run.evaluations[-1].loss == pytest.approx(exact, rel=1e-6)
+
+
+class Opaque:
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.values = values
+
+    def __getitem__(self, key: str) -> Any:
+        return self.values[key]
+
+
+@dataclasses.dataclass(frozen=True)
+class OfOpaque(Cubic):
+    def data(self, seed: int) -> Any:
+        def wrapped(batches: Any) -> list[Opaque]:
+            return [Opaque(batches[index]) for index in range(len(batches))]
+
+        plain = super().data(seed)
+        batches = types.SimpleNamespace(evaluation={"main": wrapped(plain.evaluation["main"])})
+        batches.batch = lambda stream, index: Opaque(plain.batch(stream, index))
+        return batches
+
+
+def test_a_batch_whose_rows_cannot_be_seen_is_not_counted_as_a_full_one() -> None:
+    with pytest.raises(UsageError, match=r"no tensor can be seen in a batch of type Opaque, .* give the task a method"):
+        asyncsgd.train(OfOpaque(), samples=100, quiet=True)
