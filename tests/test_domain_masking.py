@@ -72,20 +72,9 @@ def test_batches_have_the_samples_and_the_number_of_masked_tokens_of_uniform_mas
         again = task.data(3)
         assert all(torch.equal(again.batch(1, index).input_ids, batches[index].input_ids) for index in (39, 0, 7))
         found.append(batches)
-    flags = Tokens.load(Path(str(ours.tokens)) / "train")
-    wanted = {tuple(sample.ids.tolist()): sample.candidates for sample in map(flags.sample, range(flags.num_samples))}
-    shares = []
-    for batches in found:
-        chosen = candidates = 0
-        for batch in batches:
-            ids = batch.input_ids.clone()
-            ids.view(-1)[batch.masked_positions] = batch.labels
-            masked = torch.zeros(ids.numel(), dtype=torch.bool)
-            masked[batch.masked_positions] = True
-            for row, length, of in zip(ids, batch.attention_mask.sum(1), masked.view(ids.shape), strict=True):
-                marked = wanted[tuple(row[1 : length - 1].tolist())]
-                candidates += int((of[1 : length - 1].numpy() & marked).sum())
-                chosen += int(of.sum())
+    tokens, shares = Tokens.load(Path(str(ours.tokens)) / "train"), []
+    for task in (uniform, ours, half):
+        chosen, candidates, _ = np.sum(masked_words(task, tokens), axis=0)
         shares.append((chosen, candidates / chosen))
     assert len({chosen for chosen, _ in shares}) == 1
     assert [batch.num_masked for batch in found[0]] == [batch.num_masked for batch in found[1]]
@@ -125,9 +114,36 @@ def test_shards_of_all_sets_add_up(train: Train, root: Path) -> None:
     assert parts.loss == pytest.approx(whole.loss, rel=1e-12)
 
 
+def masked_words(task: MaskedLM, tokens: Tokens, num_batches: int = 40) -> list[tuple[int, int, int]]:
+    """Of every sample of some batches: masked tokens, those among them in words with a candidate, and all of these."""
+    words: dict[tuple[int, ...], np.ndarray] = {}
+    for sample in map(tokens.sample, range(tokens.num_samples)):
+        of_token, _ = sample.words()
+        words[tuple(sample.ids.tolist())] = np.isin(of_token, of_token[sample.candidates])
+    counts = []
+    for index in range(num_batches):
+        batch = task.data(3).batch(1, index)
+        ids, masked = batch.input_ids.clone(), torch.zeros(batch.input_ids.numel(), dtype=torch.bool)
+        ids.view(-1)[batch.masked_positions] = batch.labels
+        masked[batch.masked_positions] = True
+        for row, length, of_row in zip(ids, batch.attention_mask.sum(1), masked.view(ids.shape), strict=True):
+            flags = words[tuple(row[1 : length - 1].tolist())]
+            counts.append((int(of_row.sum()), int((of_row[1 : length - 1].numpy() & flags).sum()), int(flags.sum())))
+    return counts
+
+
+def test_tech_masks_candidates_only_as_many_as_the_budget_or_all_there_are(train: Train, root: Path) -> None:
+    only, filled = prepared(train, root, tech=True), prepared(train, root, mask="candidates")
+    counts = masked_words(only, Tokens.load(Path(str(only.tokens)) / "train"))
+    assert all(masked == candidates > 0 for masked, candidates, _ in counts)
+    assert any(masked == every for masked, _, every in counts)
+    assert any(masked < every for masked, _, every in counts)
+    filled_up = masked_words(filled, Tokens.load(Path(str(filled.tokens)) / "train"))
+    assert any(masked > candidates == every for masked, candidates, every in filled_up)
+
+
 def test_tech_leaves_out_sequences_without_a_candidate_and_counts_them(train: Train, root: Path) -> None:
     every, tech = prepared(train, root), prepared(train, root, tech=True)
-    assert tech.masking.strategy == ByCandidate(1.0)
     assert every.num_train_samples is not None
     assert tech.num_train_samples is not None
     assert 0 < tech.num_without_candidates == every.num_train_samples - tech.num_train_samples

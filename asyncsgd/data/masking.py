@@ -111,7 +111,7 @@ class ByCandidate(Strategy):
 
 @dataclasses.dataclass(frozen=True)
 class OnlyCandidates(Strategy):
-    """As `ByCandidate`, but no other word is chosen, so there may be fewer tokens; for samples with a candidate."""
+    """As `ByCandidate`, but no other word is chosen, so there may be fewer tokens. Samples must have a candidate."""
 
     def choose(self, sample: Sample, probability: float, generator: np.random.Generator) -> np.ndarray:
         words = _Words(sample)

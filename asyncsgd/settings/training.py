@@ -259,7 +259,7 @@ class Data:
     )
     tech: bool = setting(
         False,
-        "as --mask candidates, but sequences without a candidate are left out of training",
+        "mask candidates only, and leave sequences without one out of training",
         added_later=True,
     )
     eval_samples: int = setting(500, "sequences in one evaluation; 0: all", at_least=0, at_most=MOST_SAMPLES)

@@ -100,7 +100,7 @@ class MaskedLM(Task):
     candidate_share: float = 1.0
     """See `asyncsgd.data.masking.ByCandidate`."""
     tech: bool = False
-    """Mask as ``candidates`` does, and leave out training sequences without one."""
+    """Mask candidates only, and leave out training sequences without one."""
     vocab_size: int = 8192
     """Of the tokenizer trained for a model that is new."""
     dropout: float = 0.0
@@ -215,7 +215,7 @@ class MaskedLM(Task):
     @property
     def masking(self) -> Masking:
         """Of the training batches."""
-        return self._masking(self._strategy("candidates" if self.tech else self.mask), self.mask_prob)
+        return self._masking(OnlyCandidates() if self.tech else self._strategy(self.mask), self.mask_prob)
 
     @property
     def eval_masking(self) -> Masking:
