@@ -44,8 +44,8 @@ def arms_table(name: str, arms: Sequence[Arm]) -> Table:
         f"{name}: against {arms[0].reference}",
         [row(arm) for arm in arms],
         arms,
-        lead=f"Losses at the end, after equal samples, paired by seed. Equivalent: the 90 % interval of the difference "
-        f"lies within ±{margin:g} nats.",
+        lead=f"Losses at the end, after equal samples, paired by seed. Equivalent: within ±{margin:g} nats by the "
+        "equivalence test. Both tests are corrected by Holm's method over the arms.",
     )
 
 

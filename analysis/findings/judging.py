@@ -38,6 +38,8 @@ FOUND_AFTER_OTHERS = "the interval alone shows no difference: Holm's method foun
 NOT_COMPARABLE = "not comparable"
 """The verdict where the seconds of no pair were measured on the same hardware."""
 
+SHOWN_AFTER_OTHERS = "the interval alone shows no equivalence: Holm's method found it after others of its family"
+
 RESTS_ON_MARGIN = ("equivalent", "different but negligible")
 """The verdicts that an equivalence test against a margin gives."""
 
@@ -128,7 +130,9 @@ class TestRow:
     margin_share: float | None
     """`margin` over the reference's improvement; None without one of them, or where it did not improve."""
     equivalence: Equivalence | None
-    """None without a margin, and where `intervals.margin_too_wide` refuses it."""
+    """At `alpha` / `family_size`, as `estimate` is; None without a margin, and where `margin_too_wide` refuses it."""
+    p_equivalence: float | None
+    """Of `equivalence`, by Holm's method over the family: below `alpha` the row is equivalent."""
     speed_up: SpeedUpResult | None
     """For `time_to_target` only."""
     times: RestrictedTimes | None
@@ -153,7 +157,7 @@ class TestRow:
     def deciding(self) -> Interval | None:
         """The interval that `word` rests on: the equivalence test's where it rests on the margin, else `estimate`'s."""
         if self.equivalence is not None and self.word in RESTS_ON_MARGIN:
-            return self.equivalence.interval90
+            return self.equivalence.interval
         return self.estimate
 
 
@@ -214,24 +218,45 @@ def judge(
             count as ones that show nothing (p = 1), since leaving them out would make the others easier.
     """
     tested = [_tested(question, generator) for question in questions]
-    adjusted: dict[int, float] = {}
-    least: dict[int, float] = {}
-    sizes: dict[int, int] = {}
+    judged: dict[int, _Judged] = {}
     for family in dict.fromkeys(question.family for question in questions):
         places = [place for place, question in enumerate(questions) if question.family == family]
-        # a question without a p value still is one of the family: leaving it out would make the others easier
-        found = [tested[place] for place in places]
         missing = max(0, num_registered - len(places)) if family == "primary" else 0
-        # also one whose differences do not vary
-        p_values = [1.0 if result is None or result.p is None else result.p for result in found] + [1.0] * missing
-        adjusted |= dict(zip(places, holm(p_values), strict=False))  # without those that are missing
-        possible = least_p_holm([0 if result is None else result.n for result in found] + [0] * missing)
-        least |= dict(zip(places, possible[: len(places)], strict=True))
-        sizes |= dict.fromkeys(places, len(places) + missing)
-    return tuple(
-        _row(question, tested[place], adjusted[place], least[place], sizes[place], generator)
-        for place, question in enumerate(questions)
-    )
+        size = len(places) + missing
+        found = [tested[place] for place in places]
+        equivalences = [_equivalence(questions[place], tested[place], size) for place in places]
+        adjusted = _adjusted([None if result is None else result.p for result in found] + [None] * missing)
+        equivalent = _adjusted([None if test is None else test.p for test in equivalences] + [None] * missing)
+        least = least_p_holm([0 if result is None else result.n for result in found] + [0] * missing)
+        for number, place in enumerate(places):
+            judged[place] = _Judged(size, adjusted[number], equivalences[number], equivalent[number], least[number])
+    return tuple(_row(question, tested[place], judged[place], generator) for place, question in enumerate(questions))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Judged:
+    """What its family makes of a question."""
+
+    size: int
+    p_holm: float
+    equivalence: Equivalence | None
+    p_equivalence: float
+    least_p_holm: float
+
+
+def _adjusted(p_values: Sequence[float | None]) -> list[float]:
+    """By Holm's method. A question without a p is one of the family: leaving it out would make the others easier."""
+    return holm([1.0 if p is None else p for p in p_values])
+
+
+def _equivalence(question: Question, result: PairedResult | None, size: int) -> Equivalence | None:
+    """The equivalence test at the level that holds for all `size` comparisons of a family together."""
+    if result is None or result.p is None or question.margin is None:
+        return None
+    if margin_too_wide(question.margin, question.improvement):
+        return None
+    level = question.alpha / size
+    return tost_paired(*_compared(question), question.margin, level, lower_is_better=question.lower_is_better)
 
 
 def _tested(question: Question, generator: numpy.random.Generator) -> PairedResult | None:
@@ -256,15 +281,13 @@ def _compared(question: Question) -> tuple[tuple[float, ...], tuple[float, ...]]
 def _row(
     question: Question,
     result: PairedResult | None,
-    p_holm: float,
-    least: float,
-    size: int,
+    judged: _Judged,
     generator: numpy.random.Generator,
 ) -> TestRow:
-    values = question.values
+    values, size = question.values, judged.size
     n = len(values.treatment)
     notes = list(question.notes + values.notes)
-    equivalence = estimate = None
+    estimate = None
     speed = times = None
     share = convincing = None
     wins = ties = 0
@@ -277,7 +300,6 @@ def _row(
     margin_share = None if question.margin is None or gained is None else question.margin / gained
     if result is not None:
         too_wide = "" if question.margin is None else margin_too_wide(question.margin, question.improvement)
-        margin = None if too_wide else question.margin
         if question.budget is not None:
             times = _restricted_times(question, question.budget)
         if not values.nothing_because:  # else all values are what a run without a result counts as, on both sides
@@ -298,10 +320,6 @@ def _row(
             counted = win_share(ours, theirs, lower_is_better=question.lower_is_better, level=level)
             share = Interval(counted.estimate, counted.low, counted.high, level, n)
             wins, ties, convincing = counted.wins, counted.ties, counted.convincing
-            if margin is not None:
-                equivalence = tost_paired(
-                    ours, theirs, margin, question.alpha, lower_is_better=question.lower_is_better
-                )
         if question.endpoint == "time_to_target":
             speed = _speed_up(question, generator)
         if values.nothing_because and n >= minimum_pairs(1, question.alpha):
@@ -310,14 +328,14 @@ def _row(
             said = verdict(
                 n,
                 result.difference.estimate,
-                p_holm,
-                result.interval90,
-                margin,
+                judged.p_holm,
+                judged.equivalence,
+                judged.p_equivalence,
                 question.lower_is_better,
                 question.alpha,
                 max(MINIMUM_PAIRS, minimum_pairs(1, question.alpha)),
                 size,
-                least,
+                judged.least_p_holm,
             )
             word, reason = said.word, said.reason
             if values.nothing_because:
@@ -326,7 +344,9 @@ def _row(
                 reason = f"{reason}; {too_wide}"
         if word in ("better", "worse") and estimate is not None and estimate.holds(0.0):
             notes.append(FOUND_AFTER_OTHERS)
-        hopeless = nothing_to_find(n, size, least, question.alpha) if n >= MINIMUM_PAIRS else ""
+        if word in RESTS_ON_MARGIN and judged.equivalence is not None and not judged.equivalence.equivalent:
+            notes.append(SHOWN_AFTER_OTHERS)
+        hopeless = nothing_to_find(n, size, judged.least_p_holm, question.alpha) if n >= MINIMUM_PAIRS else ""
         if hopeless and hopeless not in reason:
             notes.append(hopeless)
     return TestRow(
@@ -349,12 +369,13 @@ def _row(
         correlation=None if result is None else result.correlation,
         test=_test_name(question.endpoint, n),
         p=None if result is None else result.p,
-        p_holm=None if result is None or result.p is None else p_holm,
-        least_p_holm=None if result is None else least,
+        p_holm=None if result is None or result.p is None else judged.p_holm,
+        least_p_holm=None if result is None else judged.least_p_holm,
         t_p=None if result is None else result.t_p,
         margin=question.margin,
         margin_share=margin_share,
-        equivalence=equivalence,
+        equivalence=judged.equivalence,
+        p_equivalence=None if judged.equivalence is None else judged.p_equivalence,
         speed_up=speed,
         times=times,
         share=share,

@@ -15,6 +15,7 @@ import numpy
 
 from analysis.findings.costs import Cost, cost_of
 from analysis.statistics.crossings import crossing
+from analysis.statistics.equivalence import Equivalence, tost_paired
 from analysis.statistics.intervals import Interval, t_interval
 from analysis.statistics.paired import paired_difference, sign_flip
 from analysis.statistics.power import holm, least_p_holm
@@ -42,8 +43,8 @@ class Arm:
     cost: Cost
     difference: Interval | None = None
     """Of the loss, arm - reference; None for the reference, as the next ones."""
-    interval90: Interval | None = None
-    """The same mean with the interval that equivalence looks at."""
+    equivalence: Equivalence | None = None
+    """Of the same mean, within the margin."""
     p: float | None = None
     """Exact sign-flip p of the difference."""
     p_holm: float | None = None
@@ -155,7 +156,7 @@ def _paired(arm: Arm, pairs: Sequence[tuple[Run, Run]]) -> Arm:
     return dataclasses.replace(
         arm,
         difference=compared.difference,
-        interval90=compared.interval90,
+        equivalence=tost_paired(ours, theirs, arm.margin),
         p=compared.p,
         speed=t_interval(logs).mapped(math.exp),
         speed_p=sign_flip(logs, generator),
@@ -167,17 +168,18 @@ def _judged(arms: Sequence[Arm]) -> list[Arm]:
     """The arms with p adjusted for all comparisons of one kind, and a word each."""
     tested = [arm for arm in arms if arm.p is not None]
     adjusted = holm([arm.p for arm in tested if arm.p is not None])
+    tests = [arm.equivalence for arm in tested if arm.equivalence is not None]
+    equivalent = holm([1.0 if test.p is None else test.p for test in tests])
     least = least_p_holm([arm.difference.n for arm in tested if arm.difference is not None])
     judged = {}
-    for arm, p_holm, smallest in zip(tested, adjusted, least, strict=True):
+    for arm, p_holm, p_equivalence, smallest in zip(tested, adjusted, equivalent, least, strict=True):
         assert arm.difference is not None
-        assert arm.interval90 is not None
         word = verdict(
             arm.difference.n,
             arm.difference.estimate,
             p_holm,
-            arm.interval90,
-            arm.margin,
+            arm.equivalence,
+            p_equivalence,
             num_comparisons=len(tested),
             least=smallest,
         )

@@ -10,7 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from analysis.findings.comparisons import FROM_SCRATCH, UNEQUAL_BATCHES, Comparison, Pair
 from analysis.findings.groups import Group, reference_algorithm
-from analysis.findings.judging import FOUND_AFTER_OTHERS, NOT_COMPARABLE, RESTS_ON_MARGIN, RestrictedTimes, TestRow
+from analysis.findings.judging import (
+    FOUND_AFTER_OTHERS,
+    NOT_COMPARABLE,
+    RESTS_ON_MARGIN,
+    SHOWN_AFTER_OTHERS,
+    RestrictedTimes,
+    TestRow,
+)
 from analysis.statistics.intervals import Interval, short
 from analysis.statistics.verdict import nothing_to_find
 from analysis.study.types import MEASURED, Study
@@ -316,7 +323,7 @@ def _numbers(row: TestRow, names: Mapping[str, str], reached: TestRow | None = N
         told = _time_numbers(row, row.times, row.estimate, names)
     else:
         told = [f"{what}: {_difference_text(row, reference)}"]
-    told += [note for note in row.notes if note == FOUND_AFTER_OTHERS]
+    told += [note for note in row.notes if note in (FOUND_AFTER_OTHERS, SHOWN_AFTER_OTHERS)]
     if row.times is not None:
         told += _reached_text(reached, reference)
     if row.estimate is not None:

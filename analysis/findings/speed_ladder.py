@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy
 
 from analysis.findings.judging import RESTS_ON_MARGIN
+from analysis.statistics.equivalence import tost_paired
 from analysis.statistics.intervals import Interval, interval_over
 from analysis.statistics.paired import PairedResult, paired_difference
 from analysis.statistics.speed_up import SpeedUp, product, speed_up
@@ -215,7 +216,7 @@ def _stack(stack: Mapping[str, Any], naive: Sequence[Training], found: Mapping[s
     trainings = _trainings(stack["trainings"])
     scores, references = ([training.score for training in side] for side in (trainings, naive))
     paired = paired_difference(scores, references, numpy.random.default_rng(0))
-    judged = _judged(paired, references, found)
+    judged = _judged(paired, scores, references, found)
     return Stack(tuple(stack["rungs"]), trainings, _speed(naive, trainings), paired, judged)
 
 
@@ -255,7 +256,9 @@ def _speed(before: Sequence[Any], after: Sequence[Any]) -> SpeedUp:
     return speed_up(slow, fast)
 
 
-def _judged(paired: PairedResult, references: Sequence[float], found: Mapping[str, Any]) -> Verdict:
+def _judged(
+    paired: PairedResult, scores: Sequence[float], references: Sequence[float], found: Mapping[str, Any]
+) -> Verdict:
     """The word on the score; a margin that is half of what the naive loop gained in all bears none."""
     if paired.p is None:
         word: Literal["too few seeds", "undecided"] = "too few seeds" if paired.n < MINIMUM_PAIRS else "undecided"
@@ -264,12 +267,13 @@ def _judged(paired: PairedResult, references: Sequence[float], found: Mapping[st
     if found["lower_is_better"]:
         improvement = -improvement
     wide = margin_too_wide(found["margin"], improvement)
+    tested = None if wide else tost_paired(scores, references, found["margin"])
     judged = verdict(
         paired.n,
         paired.difference.estimate,
         paired.p,
-        paired.interval90,
-        None if wide else found["margin"],
+        tested,
+        1.0 if tested is None or tested.p is None else tested.p,
         lower_is_better=found["lower_is_better"],
     )
     return dataclasses.replace(judged, reason=f"{judged.reason}; {wide}") if wide else judged

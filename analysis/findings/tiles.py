@@ -113,7 +113,7 @@ def _throughput_tile(comparison: Comparison, generator: numpy.random.Generator) 
     p = sign_flip(logs, generator)
     found = shift_interval(logs, [0.0] * len(logs), p, generator)
     ratio = found.mapped(math.exp)
-    said = verdict(len(logs), found.estimate, p, found, None, lower_is_better=False)
+    said = verdict(len(logs), found.estimate, p, None, lower_is_better=False)
     note = f"samples per {'' if comparison.group.clock == MEASURED else 'virtual '}second; in no family"
     text = f"{supported(ratio, null=1.0)(ratio.estimate)}{TIMES}"
     return Tile("throughput ratio", text, ratio, _interval_text(ratio, null=1.0), TIMES, said.word, note)

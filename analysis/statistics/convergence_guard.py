@@ -65,7 +65,7 @@ def convergence(
     if fewest < MINIMUM_RUNS:
         return Refused(f"{fewest} {'common seeds' if paired else 'runs'}; the guard needs {MINIMUM_RUNS}")
     found = (tost_paired if paired else tost_independent)(ours, theirs, tolerance, alpha)
-    difference = found.interval90
+    difference = found.interval
     low, high = difference.ends
     seeds = f"on {len(ours)} common seeds" if paired else f"in {len(ours)} and {len(theirs)} runs"
     told = f"{ours.mean():.6g} against {theirs.mean():.6g} {seeds}; "

@@ -23,7 +23,7 @@ class Equivalence:
 
     p: float | None
     """The larger of the two one-sided p values; None with fewer than two values, and where they do not vary."""
-    interval90: Interval
+    interval: Interval
     """The 1 - 2 alpha interval of the mean difference (90 %); it lies inside the margin exactly when p < alpha."""
     margin: float
     equivalent: bool
@@ -66,7 +66,7 @@ def tost_paired(
 def tost_independent(
     treatment: ArrayLike, reference: ArrayLike, margin: float, alpha: float = 0.05, *, lower_is_better: bool = True
 ) -> Equivalence:
-    """As `tost_paired` for samples that are not paired, with the pooled variance; `interval90.n` counts both samples.
+    """As `tost_paired` for samples that are not paired, with the pooled variance; `interval.n` counts both samples.
 
     >>> round(tost_independent([4, 7, 8, 6, 3, 2], [6, 8, 7, 10, 11, 9], margin=1).p, 6)
     0.965097

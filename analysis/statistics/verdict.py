@@ -6,7 +6,8 @@ import dataclasses
 import math
 from typing import Literal
 
-from analysis.statistics.intervals import Interval, check_level, short
+from analysis.statistics.equivalence import Equivalence
+from analysis.statistics.intervals import check_level, short
 from analysis.statistics.power import detectable_effect, smallest_p
 
 MINIMUM_PAIRS = 6
@@ -65,8 +66,8 @@ def verdict(
     n: int,
     difference_estimate: float,
     p_holm: float,
-    interval90: Interval,
-    margin: float | None,
+    equivalence: Equivalence | None,
+    p_equivalence: float = 1.0,
     lower_is_better: bool = True,
     alpha: float = 0.05,
     minimum: int = MINIMUM_PAIRS,
@@ -75,40 +76,41 @@ def verdict(
 ) -> Verdict:
     """Say in one word what `n` pairs have shown about treatment - reference.
 
-    Fewer than `minimum` pairs: *too few seeds*. The 1 - 2 alpha interval inside ±margin: *equivalent*, or *different
-    but negligible* if also p_Holm < alpha and that interval leaves out 0 (it is a t interval: with an outlier the exact
-    test may reject 0 where it does not). Otherwise p_Holm < alpha: *better* or *worse*. Else *undecided*, which is
-    no statement of equality; its reason names the difference that so many pairs could have found.
+    Fewer than `minimum` pairs: *too few seeds*. The equivalence test's p_Holm < alpha: *equivalent*, or *different but
+    negligible* if also p_Holm < alpha and the interval of the equivalence test leaves out 0 (it is a t interval: with
+    an outlier the exact test may reject 0 where it does not). Otherwise p_Holm < alpha: *better* or *worse*. Else
+    *undecided*, which is no statement of equality; its reason names the difference that so many pairs could have found.
 
     Args:
         p_holm: exact p, adjusted for the family.
-        interval90: of `PairedResult` or `Equivalence`, made with the same alpha; not looked at without a margin.
-        margin: declared beforehand; None where there is none, and then nothing is called equivalent.
+        equivalence: against a margin that was declared beforehand; None where there is none, and then nothing is called
+            equivalent.
+        p_equivalence: of the equivalence test, adjusted for the family.
         num_comparisons: size of the family, for the difference that could have been found: Holm's method has to reject
             the first of m at alpha / m.
         least: of `least_p_holm`; 0 where nothing is known about the family.
     Raises:
-        ValueError: for nan, a margin that is not above 0, or an interval of another level.
+        ValueError: for nan.
 
-    >>> verdict(8, -0.02, 0.0078, Interval(-0.02, -0.03, -0.01, 0.9, 8), margin=0.005).word
+    >>> verdict(8, -0.02, 0.0078, None).word
     'better'
     """
     if n < minimum:
         possible = f"; the smallest p of {n} pairs is {short(smallest_p(n))}" if n > 0 else ""
         return Verdict("too few seeds", f"{n} of the {minimum} pairs that a verdict needs{possible}")
     check_level(alpha)
-    if not 0 <= p_holm <= 1:
-        raise ValueError(f"p_holm lies between 0 and 1, got {p_holm}")
+    for name, p in (("p_holm", p_holm), ("p_equivalence", p_equivalence)):
+        if not 0 <= p <= 1:
+            raise ValueError(f"{name} lies between 0 and 1, got {p}")
     if not math.isfinite(difference_estimate):
         raise ValueError(f"the difference must be a finite number, got {difference_estimate}")
     differs = p_holm < alpha
     p_text = f"p_Holm = {short(p_holm)}"
-    if margin is not None and _is_inside(interval90, margin, alpha):
-        ends = f"[{short(interval90.low or 0.0)}, {short(interval90.high or 0.0)}]"
-        inside = f"the {100 * (1 - 2 * alpha):g} % interval {ends} lies inside ±{short(margin)}"
-        if differs and not (interval90.low or 0.0) <= 0 <= (interval90.high or 0.0):
-            return Verdict("different but negligible", f"{p_text}, but {inside}")
-        return Verdict("equivalent", f"{inside}; {p_text}")
+    if equivalence is not None and p_equivalence < alpha:
+        shown = _equivalence_text(equivalence, p_equivalence, alpha)
+        if differs and not equivalence.interval.holds(0.0):
+            return Verdict("different but negligible", f"{p_text}, but {shown}")
+        return Verdict("equivalent", f"{shown}; {p_text}")
     if differs:
         better = (difference_estimate < 0) == lower_is_better
         rule = "lower" if lower_is_better else "higher"
@@ -133,12 +135,10 @@ def what_could_be_found(n: int, num_comparisons: int = 1, alpha: float = 0.05) -
     return f"with {n} pairs this test at {level} finds {found}"
 
 
-def _is_inside(interval: Interval, margin: float, alpha: float) -> bool:
-    if not 0 < margin < math.inf:
-        raise ValueError(f"the margin must be a number above 0, got {margin}")
-    if not math.isclose(interval.level, 1 - 2 * alpha):
-        raise ValueError(
-            f"equivalence at alpha = {alpha:g} looks at the {1 - 2 * alpha:g} interval, got one of level "
-            f"{interval.level:g}; give alpha to paired_difference or tost_paired too"
-        )
-    return interval.low is not None and interval.high is not None and -margin < interval.low and interval.high < margin
+def _equivalence_text(found: Equivalence, p_holm: float, alpha: float) -> str:
+    """The interval inside the margin; Holm's p where the interval of the whole family's level is wider."""
+    if not found.equivalent:
+        return f"p_Holm of equivalence within ±{short(found.margin)} = {short(p_holm)} < {alpha:g}"
+    low, high = found.interval.ends
+    level = f"the {100 * found.interval.level:.3g} % interval"
+    return f"{level} [{short(low)}, {short(high)}] lies inside ±{short(found.margin)}"

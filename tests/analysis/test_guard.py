@@ -26,7 +26,7 @@ def test_the_guard_is_the_equivalence_test_against_its_tolerance(paired: bool) -
     for tolerance in (0.5, 2.0, 4.0, 8.0, 20.0):
         test = (tost_paired if paired else tost_independent)(new, reference, tolerance)
         guard = found(new, reference, tolerance, paired)
-        assert (guard.word == "passed", guard.p, guard.difference) == (test.equivalent, test.p, test.interval90)
+        assert (guard.word == "passed", guard.p, guard.difference) == (test.equivalent, test.p, test.interval)
         assert found(new[::-1], reference[::-1], tolerance, paired) == guard
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from reading import ASYNC, SYNC, question, results_of, row_of, trust_of
 from synthetic import STRAGGLER, SyntheticArm, edit_json, planned, straight, write_finetuning, write_study
 
-from analysis.findings.judging import FOUND_AFTER_OTHERS, RestrictedTimes, judge
+from analysis.findings.judging import FOUND_AFTER_OTHERS, SHOWN_AFTER_OTHERS, RestrictedTimes, judge
 from analysis.findings.results import Results
 from analysis.findings.sentence import conditions as conditions_in_words
 from analysis.findings.sentence import supported
@@ -592,7 +592,8 @@ def test_no_row_has_an_interval_and_a_word_that_disagree(family, alpha, margin):
         if row.word == "different but negligible":
             assert not holds_0
         if row.word in ("equivalent", "different but negligible"):
-            assert -row.margin < found.low <= found.high < row.margin
+            inside = -row.margin < found.low <= found.high < row.margin
+            assert inside == (SHOWN_AFTER_OTHERS not in row.notes) == (row.family_size * row.equivalence.p < alpha)
         if row.times is not None and row.times.ratio is not None and row.times.ratio.low is not None:
             assert row.times.ratio.holds(1.0) == row.estimate.holds(0.0)
 

@@ -109,7 +109,7 @@ def known(example):
     """Rows of the example with numbers that can be compared with their cells: a time, and a loss within its margin."""
     time, loss = row_of(example, "time_to_target"), row_of(example, "loss_at_equal_samples")
     tested = dataclasses.replace(
-        loss.equivalence, interval90=Interval(0.0124, 0.0064, 0.0184, 0.95, 8), p=0.0313, p_non_inferior=0.01
+        loss.equivalence, interval=Interval(0.0124, 0.0064, 0.0184, 0.95, 8), p=0.0313, p_non_inferior=0.01
     )
     rows = (
         dataclasses.replace(
@@ -119,7 +119,7 @@ def known(example):
             p=0.0078,
             p_holm=0.0234,
         ),
-        dataclasses.replace(loss, equivalence=tested, word="equivalent"),
+        dataclasses.replace(loss, equivalence=tested, p_equivalence=0.0313, word="equivalent"),
     )
     laws = dataclasses.replace(example.scaling[0], fits=example.scaling[0].fits[:1] * 2, aicc_difference=-1.8)
     amdahl, usl = (
@@ -297,7 +297,7 @@ def cells(table, title):
 
 def test_what_decides_beside_the_p_values_is_in_the_tables(known):
     tests, laws, noise, front = (table(known) for table in (comparisons, fits, schedule, pareto))
-    assert [cell.text for cell in cells(tests, "margin; p, equivalence; p, non-inferiority")] == [
+    assert [cell.text for cell in cells(tests, "margin; p, Holm, equivalence; p, non-inferiority")] == [
         "-",  # of times
         "±0.02; 0.031; 0.010",
     ]

@@ -1,11 +1,14 @@
 """Studies whose comparisons are several: what a family does to the words, the intervals and the margins of one row."""
 
+import math
+
+import numpy
 import pytest
-from reading import row_of
+from reading import question, row_of
 from scenarios import ASYNC, EIGHT, SOONER, SYNC, reaches, study_of
 from synthetic import SyntheticArm
 
-from analysis.findings.judging import FOUND_AFTER_OTHERS
+from analysis.findings.judging import FOUND_AFTER_OTHERS, RESTS_ON_MARGIN, SHOWN_AFTER_OTHERS, judge
 
 RINGMASTER = SyntheticArm("ringmaster", settings=SYNC.settings)
 
@@ -37,3 +40,25 @@ def test_a_difference_that_holms_method_finds_after_another_says_that_its_interv
     assert second.estimate.holds(0.0)
     assert (FOUND_AFTER_OTHERS in first.notes, FOUND_AFTER_OTHERS in second.notes) == (False, True)
     approved(found)
+
+
+def test_a_family_at_its_margin_is_called_equivalent_in_at_most_alpha_of_the_studies():
+    generator = numpy.random.default_rng(0)
+    studies, wrong, alone = 400, 0, 0
+    for differences in generator.normal(0.02, 0.02, (studies, 3, 6)):  # whoever says "equivalent" within 0.02 is wrong
+        rows = judge([question(values, margin=0.02) for values in differences], generator)
+        wrong += any(row.word in RESTS_ON_MARGIN for row in rows)
+        alone += any(row.equivalence.p < 0.05 for row in rows)
+    assert wrong / studies <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / studies)
+    assert alone / studies > 0.1  # what the uncorrected tests say
+
+
+def test_an_equivalence_that_holms_method_finds_after_another_says_that_its_interval_reaches_further():
+    clear = [0.001, -0.001, 0.002, -0.002, 0.001, -0.001, 0.002, -0.002]
+    close = [0.01 + 8 * value for value in clear]
+    tight, wide = judge([question(clear, margin=0.02), question(close, margin=0.02)], numpy.random.default_rng(0))
+    assert (tight.word, wide.word) == ("equivalent", "equivalent")
+    assert (tight.equivalence.interval.level, wide.equivalence.interval.level) == (0.95, 0.95)
+    assert (tight.equivalence.equivalent, wide.equivalence.equivalent) == (True, False)
+    assert 0.025 <= wide.equivalence.p == wide.p_equivalence < 0.05
+    assert (SHOWN_AFTER_OTHERS in tight.notes, SHOWN_AFTER_OTHERS in wide.notes) == (False, True)

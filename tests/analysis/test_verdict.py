@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from analysis.statistics.equivalence import Equivalence, tost_paired
 from analysis.statistics.intervals import Interval
 from analysis.statistics.paired import paired_difference, sign_flip
 from analysis.statistics.power import (
@@ -74,54 +75,58 @@ def test_the_minimum_number_of_pairs_can_reject_and_one_less_cannot(comparisons:
     assert min(holm([smallest_p(n - 1)] + [1.0] * (comparisons - 1))) >= alpha
 
 
-def ninety(low: float, high: float) -> Interval:
-    return Interval((low + high) / 2, low, high, 0.9, 8)
+def within(low: float, high: float, margin: float = 0.1, level: float = 0.9, alpha: float = 0.05) -> Equivalence:
+    """An equivalence test with that interval."""
+    inside = -margin < low and high < margin
+    p = alpha / 2 if inside else 2 * alpha
+    return Equivalence(p, Interval((low + high) / 2, low, high, level, 8), margin, inside, inside, p)
 
 
 VERDICTS = [
-    # n, estimate, p_Holm, 90 % interval, margin, lower is better -> word
-    (5, -1.0, 0.0, ninety(-1.1, -0.9), 2.0, True, "too few seeds"),
-    (0, math.nan, math.nan, ninety(0, 0), None, True, "too few seeds"),
-    (6, 0.0, 0.9, ninety(-0.1, 0.1), 0.2, True, "equivalent"),
-    (8, 0.05, 0.008, ninety(0.03, 0.07), 0.1, True, "different but negligible"),
-    (8, -0.05, 0.008, ninety(-0.07, -0.03), 0.05, True, "better"),
-    (8, 0.05, 0.008, ninety(0.03, 0.07), 0.05, True, "worse"),
-    (8, 0.05, 0.008, ninety(0.03, 0.07), 0.05, False, "better"),
-    (8, -0.05, 0.008, ninety(-0.07, -0.03), None, False, "worse"),
-    (8, -0.05, 0.008, ninety(-0.07, -0.03), None, True, "better"),
-    (8, 0.05, 0.2, ninety(-0.2, 0.3), 0.1, True, "undecided"),
-    (8, 0.0, 1.0, ninety(0.0, 0.0), None, True, "undecided"),  # without a margin nothing is equivalent
-    (8, 0.05, 0.05, ninety(-0.01, 0.11), None, True, "undecided"),  # p = alpha is not below it
-    (8, 0.0, 0.9, ninety(-0.1, 0.1), 0.1, True, "undecided"),  # an interval that touches the margin is not inside
-    (8, 0.0, 0.9, ninety(-0.1, 0.05), 0.1, True, "undecided"),
-    (8, 0.0, 0.9, ninety(-0.05, 0.1), 0.1, True, "undecided"),
+    # n, estimate, p_Holm, equivalence test, its p_Holm, lower is better -> word
+    (5, -1.0, 0.0, within(-1.1, -0.9, 2.0), 0.01, True, "too few seeds"),
+    (0, math.nan, math.nan, None, 1.0, True, "too few seeds"),
+    (6, 0.0, 0.9, within(-0.1, 0.1, 0.2), 0.01, True, "equivalent"),
+    (8, 0.05, 0.008, within(0.03, 0.07), 0.01, True, "different but negligible"),
+    (8, -0.05, 0.008, within(-0.07, -0.03, 0.05), 0.5, True, "better"),
+    (8, 0.05, 0.008, within(0.03, 0.07, 0.05), 0.5, True, "worse"),
+    (8, 0.05, 0.008, within(0.03, 0.07, 0.05), 0.5, False, "better"),
+    (8, -0.05, 0.008, None, 1.0, False, "worse"),
+    (8, -0.05, 0.008, None, 1.0, True, "better"),
+    (8, 0.05, 0.2, within(-0.2, 0.3), 0.9, True, "undecided"),
+    (8, 0.0, 1.0, None, 0.01, True, "undecided"),  # without a margin nothing is equivalent
+    (8, 0.05, 0.05, None, 1.0, True, "undecided"),  # p = alpha is not below it
+    (8, 0.0, 0.9, within(-0.05, 0.05), 0.05, True, "undecided"),  # nor is the equivalence test's
+    (8, 0.0, 0.9, within(-0.2, 0.05), 0.04, True, "equivalent"),  # found after others of its family
 ]
 
 
-@pytest.mark.parametrize(("n", "estimate", "p", "interval", "margin", "lower", "word"), VERDICTS)
-def test_the_verdict_follows_its_rules(n, estimate, p, interval, margin, lower, word) -> None:
-    assert verdict(n, estimate, p, interval, margin, lower_is_better=lower).word == word
+@pytest.mark.parametrize(("n", "estimate", "p", "equivalence", "p_equivalence", "lower", "word"), VERDICTS)
+def test_the_verdict_follows_its_rules(n, estimate, p, equivalence, p_equivalence, lower, word) -> None:
+    assert verdict(n, estimate, p, equivalence, p_equivalence, lower_is_better=lower).word == word
 
 
 def test_a_verdict_says_why() -> None:
-    few = verdict(5, 0.0, 0.5, ninety(-1, 1), 1.0)
+    few = verdict(5, 0.0, 0.5, within(-1, 1, 1.0))
     assert few.reason == "5 of the 6 pairs that a verdict needs; the smallest p of 5 pairs is 0.0625"
-    assert verdict(7, 0.0, 0.5, ninety(-1, 1), None, minimum=8).word == "too few seeds"
-    open_question = verdict(8, 0.1, 0.3, ninety(-0.1, 0.3), 0.05)
+    assert verdict(7, 0.0, 0.5, None, minimum=8).word == "too few seeds"
+    open_question = verdict(8, 0.1, 0.3, within(-0.1, 0.3, 0.05))
     found = "with 8 pairs this test at 0.05 finds a difference of 1.18 SD of the differences in 80 % of studies"
     assert open_question.reason == f"p_Holm = 0.300; {found}"
-    same = verdict(8, 0.01, 0.3, ninety(-0.01, 0.02), 0.05)
+    same = verdict(8, 0.01, 0.3, within(-0.01, 0.02, 0.05), 0.01)
     assert same.reason == "the 90 % interval [-0.0100, 0.0200] lies inside ±0.0500; p_Holm = 0.300"
-    strict = verdict(10, 0.01, 0.02, Interval(0.01, -0.01, 0.03, 0.98, 10), 0.05, alpha=0.01)
-    assert strict.reason.startswith("the 98 % interval")
+    of_three = verdict(8, 0.01, 0.3, within(-0.01, 0.02, 0.05, 1 - 0.1 / 3), 0.01)
+    assert of_three.reason.startswith("the 96.7 % interval")
+    after_others = verdict(8, 0.01, 0.3, within(-0.01, 0.07, 0.05), 0.04)
+    assert after_others.reason == "p_Holm of equivalence within ±0.0500 = 0.0400 < 0.05; p_Holm = 0.300"
 
 
 def test_what_could_have_been_found_is_said_for_the_level_that_holm_tests_at() -> None:
-    of_three = verdict(8, 0.1, 0.3, ninety(-0.1, 0.3), None, num_comparisons=3)
+    of_three = verdict(8, 0.1, 0.3, None, num_comparisons=3)
     effect = detectable_effect(8, alpha=0.05 / 3)
     assert effect > 1.4 > detectable_effect(8)
     assert f"this test at 0.05 / 3 finds a difference of {effect:.2f} SD" in of_three.reason
-    none = verdict(6, 0.1, 0.0625, ninety(0.05, 0.15), None, num_comparisons=2, least=0.0625)
+    none = verdict(6, 0.1, 0.0625, None, num_comparisons=2, least=0.0625)
     told = "no difference of any size can be found with 6 pairs and 2 comparisons (no p_Holm is below 0.0625)"
     assert (none.word, none.reason) == ("undecided", f"p_Holm = 0.0625; {told}")
 
@@ -156,6 +161,8 @@ def test_swapped_labels_and_another_direction_swap_better_and_worse(pairs, margi
         result = paired_difference(a, b, np.random.default_rng(7))
         assume(result.p is not None)
         estimate = result.difference.estimate
-        words.append(verdict(result.n, estimate, result.p, result.interval90, margin, lower_is_better=lower).word)
+        tested = None if margin is None else tost_paired(a, b, margin)
+        p = 1.0 if tested is None else tested.p
+        words.append(verdict(result.n, estimate, result.p, tested, p, lower_is_better=lower).word)
     assert words[1] == turn.get(words[0], words[0])
     assert words[2] == words[0]

@@ -47,7 +47,7 @@ def comparisons(results: Results) -> Table:
         equivalence = MISSING
         if row.margin is not None:
             found = row.equivalence
-            tested = (None, None) if found is None else (found.p, found.p_non_inferior)
+            tested = (None, None) if found is None else (row.p_equivalence, found.p_non_inferior)
             equivalence = "; ".join([f"±{row.margin:g}", *map(p_value, tested)])
         won = _won(row) + ", convincing" * bool(row.convincing) if row.share is not None else ""
         rows.append(
@@ -64,7 +64,7 @@ def comparisons(results: Results) -> Table:
                 value("p", p_value(row.p)),
                 value("p, Holm", p_value(row.p_holm)),
                 value("p, t test", p_value(row.t_p)),
-                value("margin; p, equivalence; p, non-inferiority", Cell(equivalence, _margin(row))),
+                value("margin; p, Holm, equivalence; p, non-inferiority", Cell(equivalence, _margin(row))),
                 words("verdict", badge(row.word)),
                 prose("why, and what limits it", " ".join(sentence(text) for text in (row.reason, *row.notes) if text)),
             ]
