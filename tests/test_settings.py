@@ -23,6 +23,7 @@ import stilt_mlm
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.finetuning import FINETUNE_FLAGS
 from asyncsgd.settings.flags import Flags, Parsed, flag_of
+from asyncsgd.settings.task import task_flags
 from asyncsgd.settings.training import (
     FLAGS,
     Budget,
@@ -33,6 +34,9 @@ from asyncsgd.settings.training import (
     load_run_settings,
     make_settings,
 )
+from asyncsgd.tasks.causal_lm import CausalLM
+from asyncsgd.tasks.question_answering import QuestionAnswering
+from asyncsgd.tasks.token_classification import TokenClassification
 
 EXAMPLES = "train.py --mode sync\ntrain.py --model prajjwal1/bert-tiny\ntrain.py --config sweep.yaml"
 
@@ -223,6 +227,45 @@ def test_a_flag_may_have_underscores_and_a_value_keeps_its_own() -> None:
     assert (parsed.data.eval_data, parsed.data.mask_prob, parsed.output.run_dir) == ("my_text", 0.2, "a_b")
     with pytest.raises(UsageError, match="unknown flag --mask_porb"):
         parse("--mask_porb", "0.2")
+
+
+@pytest.mark.parametrize(
+    ("script", "argv", "settings"),
+    [
+        (FLAGS, "--train_file a.txt --val_file=b.txt", {"data": "a.txt", "eval_data": "b.txt"}),
+        (FLAGS, "--tech True --candidates c --cache_dir d", {"tech": True, "candidates": "c", "cache_dir": "d"}),
+        (FLAGS, "--tech false --auto-batch", {"tech": False, "auto_batch": True}),
+        (task_flags(CausalLM), "--train-file a.txt --val-file b.txt", {"data": "a.txt", "eval_data": "b.txt"}),
+        (task_flags(QuestionAnswering), "--train_file a --val_file b", {"data": "a", "eval_data": "b"}),
+        (task_flags(TokenClassification), "--train_file a --cache_dir d", {"data": "a", "cache_dir": "d"}),
+        (FINETUNE_FLAGS, "--init-from tiny --train_file a --compile True", {"data": "a", "compile": True}),
+    ],
+)
+def test_the_words_of_other_tools_are_taken_for_the_flag_that_means_the_same(
+    script: Any, argv: str, settings: dict[str, Any]
+) -> None:
+    flat = script.flatten(script.parse(argv.split(), prog="t", description="", examples="").settings)
+    assert {name: flat[name] for name in settings} == settings
+
+
+@pytest.mark.parametrize(
+    ("script", "argv", "message"),
+    [
+        (FLAGS, "--model_save_dir m", "unknown flag --model_save_dir; type --run-dir FOLDER; the model is then in"),
+        (task_flags(CausalLM), "--model-save-dir=m", "unknown flag --model-save-dir; type --run-dir FOLDER; the model"),
+        (
+            FINETUNE_FLAGS,
+            "--val_file b",
+            "unknown flag --val_file; type --data FOLDER, with train.* and validation.* in it",
+        ),
+        (task_flags(TokenClassification), "--val_file b", "unknown flag --val_file; type --data FOLDER, with train.*"),
+        (FLAGS, "--tech 5", "--tech must be true or false, got '5'"),
+    ],
+)
+def test_the_words_of_other_tools_lead_to_the_flags_that_do_the_same(script: Any, argv: str, message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        script.parse(argv.split(), prog="t", description="", examples="")
+    assert str(error.value).startswith(message)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,14 @@ from asyncsgd.settings.yaml_reader import read_yaml
 
 S = TypeVar("S")
 
+OTHER_WORDS: Mapping[str, str] = {"--train-file": "--data", "--val-file": "--eval-data"}
+"""Flags of other tools that mean what a flag here means. They are taken for it where a script has it."""
+OTHER_WAYS: Mapping[str, str] = {
+    "--model-save-dir": "--run-dir FOLDER; the model is then in FOLDER/model",
+    "--val-file": "--data FOLDER, with train.* and validation.* in it",
+}
+"""Flags of other tools for what is done in another way here, and what to type."""
+
 
 def setting(
     default: object,
@@ -143,7 +151,7 @@ def _check_value(spec: Spec, value: Any) -> None:
 class Parser(argparse.ArgumentParser):
     """argparse with usage errors raised instead of printed, so that only one of several ranks needs to print them.
 
-    A flag may be typed with underscores: ``--eval_data`` is ``--eval-data``.
+    A flag may be typed with underscores: ``--eval_data`` is ``--eval-data``. So may those of `OTHER_WORDS`.
     """
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -152,10 +160,11 @@ class Parser(argparse.ArgumentParser):
 
     def _with_dashes(self, argument: str) -> str:
         name, equals, value = argument.partition("=")
+        if not name.startswith("--"):
+            return argument
         dashed = flag_of(name.removeprefix("--"))
-        return (
-            f"{dashed}{equals}{value}" if name.startswith("--") and dashed in self._option_string_actions else argument
-        )
+        known = [flag for flag in (dashed, OTHER_WORDS.get(dashed)) if flag in self._option_string_actions]
+        return f"{known[0]}{equals}{value}" if known else argument
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; --help lists every flag")
@@ -407,7 +416,12 @@ class Flags(Generic[S]):
             default = spec.metadata["unset"] if spec.default is None else spec.default
             if spec.kind is bool:
                 groups[spec.group].add_argument(
-                    *spec.flags, dest=spec.name, action="store_true", help=spec.metadata["help"].replace("%", "%%")
+                    *spec.flags,
+                    dest=spec.name,
+                    nargs="?",
+                    const=True,
+                    metavar="true",
+                    help=spec.metadata["help"].replace("%", "%%"),
                 )
             else:
                 # No choices= or type= here: files and flags are converted and checked by the same code, after merging.
@@ -465,6 +479,8 @@ class Flags(Generic[S]):
         for name, text in typed.items():
             spec = self.specs[name]
             left_open = spec.default is None and str(text).lower() == "none"
+            if spec.kind is bool:
+                text = {"true": True, "false": False}.get(str(text).lower(), text)
             values[name] = None if left_open else _convert(text, spec, spec.flag)
         try:
             settings = self.make(values)
@@ -482,6 +498,9 @@ class Flags(Generic[S]):
         if not flags:
             name, value = self._example
             return f"unexpected argument {unknown[0]!r}; every setting is a flag, e.g. {flag_of(name)} {value}"
+        dashed = flag_of(flags[0].removeprefix("--"))
+        if dashed in OTHER_WAYS and "data" in self.specs:
+            return f"unknown flag {flags[0]}; type {OTHER_WAYS[dashed]}"
         known = [flag for spec in self.specs.values() for flag in spec.flags] + [flag_of(name) for name in extra_flags]
         hint = nearest(flags[0], [*known, "--config", "--print-config", "--version", "--help"])
         return f"unknown flag {flags[0]}{hint or '; --help lists every flag'}"
