@@ -546,6 +546,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"analysis": {"reference": "sync", "margins": {"los": 1}}}, r"analysis.margins: unknown key 'los'; did you mean"),
     (
+        {"analysis": {"reference": "sync", "margins": {"loss": 1}, "margin_reasons": {"macro_f1": "wide"}}},
+        r"analysis.margin_reasons: unknown key 'macro_f1'; known are loss",
+    ),
+    (
+        {"analysis": {"reference": "sync", "margins": {"loss": 1}, "margin_reasons": {"loss": ""}}},
+        r"analysis.margin_reasons.loss must be text, got ''",
+    ),
+    (
         {"analysis": {"reference": "sync", "primary": {"num_workers": 3}}},
         r"analysis.primary must name one of the conditions: \{num_workers: 2, clock: measured\}; got",
     ),

@@ -77,7 +77,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "seeds": [100, 101],
         "tuning": {"grid": {"learning_rate": [1.0e30, 2.0e-3, 1.0e-3]}, "seeds": [0]},
         "pilots": [50, 51],
-        "analysis": {"reference": "sync", "margins": {"loss": 0.02}},
+        "analysis": {"reference": "sync", "margins": {"loss": 0.02}, "margin_reasons": {"loss": "small"}},
     }
 
 
@@ -261,6 +261,7 @@ def test_the_registered_target_is_what_the_formula_says_of_the_recorded_evaluati
         "primary": {"endpoint": "time_to_target", "num_workers": 2, "clock": "virtual"},
         "alpha": 0.05,
         "margins": {"loss": 0.02},
+        "margin_reasons": {"loss": "small"},
         "family": [ASYNC],
         "num_seeds": 2,
         "seeds": [100, 101],

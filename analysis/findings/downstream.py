@@ -246,6 +246,7 @@ def _question(study: Study, scores: Scores, treatment: str, reference: str, grou
         ),
         lower_is_better=False,
         margin=None if registration is None else registration.margins.get(scores.metric),
+        margin_reason="" if registration is None else registration.margin_reasons.get(scores.metric, ""),
         alpha=DEFAULT_ALPHA if registration is None else registration.alpha,
         notes=tuple(notes),
         improvement=_improvement(scores, reference, seeds),

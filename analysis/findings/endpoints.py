@@ -256,6 +256,7 @@ def questions_of(study: Study, comparisons: Sequence[Comparison], *, exploratory
                     values=values,
                     lower_is_better=endpoint != "target_reached",
                     margin=None if endpoint in TO_THE_TARGET else margin,
+                    margin_reason="" if registration is None else registration.margin_reasons.get("loss", ""),
                     alpha=alpha,
                     notes=tuple(notes),
                     budget=budget,

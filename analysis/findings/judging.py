@@ -21,7 +21,7 @@ from analysis.statistics.paired import (
 )
 from analysis.statistics.power import holm, least_p_holm, minimum_pairs
 from analysis.statistics.time_to_target import restricted, speed_up
-from analysis.statistics.verdict import MINIMUM_PAIRS, margin_too_wide, nothing_to_find, verdict
+from analysis.statistics.verdict import MINIMUM_PAIRS, margin_too_wide, margin_unexplained, nothing_to_find, verdict
 from analysis.statistics.wins import mcnemar, mcnemar_interval, win_share
 
 Endpoint = Literal[
@@ -129,8 +129,12 @@ class TestRow:
     margin: float | None
     margin_share: float | None
     """`margin` over the reference's improvement; None without one of them, or where it did not improve."""
+    margin_reason: str
+    """Why the margin is what it is, as the plan says; empty where it gives no reason."""
+    margin_refused: str
+    """Why the margin is not used, in a clause; empty where it is, or there is none."""
     equivalence: Equivalence | None
-    """At `alpha` / `family_size`, as `estimate` is; None without a margin, and where `margin_too_wide` refuses it."""
+    """At `alpha` / `family_size`, as `estimate` is; None without a margin, and where it is refused."""
     p_equivalence: float | None
     """Of `equivalence`, by Holm's method over the family: below `alpha` the row is equivalent."""
     speed_up: SpeedUpResult | None
@@ -201,6 +205,8 @@ class Question:
     """Whether the budget is what every run was given."""
     caveats: tuple[str, ...] = ()
     """See `TestRow.caveats`."""
+    margin_reason: str = ""
+    """Why `margin` is what it is, as the plan says."""
     improvement: float | None = None
     """By how much the reference became better in all (0 or below: not at all), which `TestRow.relative` is a share of;
     None where that is not known."""
@@ -253,10 +259,17 @@ def _equivalence(question: Question, result: PairedResult | None, size: int) -> 
     """The equivalence test at the level that holds for all `size` comparisons of a family together."""
     if result is None or result.p is None or question.margin is None:
         return None
-    if margin_too_wide(question.margin, question.improvement):
+    if _margin_refused(question):
         return None
     level = question.alpha / size
     return tost_paired(*_compared(question), question.margin, level, lower_is_better=question.lower_is_better)
+
+
+def _margin_refused(question: Question) -> str:
+    if question.margin is None:
+        return ""
+    too_wide = margin_too_wide(question.margin, question.improvement)
+    return too_wide or margin_unexplained(question.margin, question.improvement, question.margin_reason)
 
 
 def _tested(question: Question, generator: numpy.random.Generator) -> PairedResult | None:
@@ -298,8 +311,8 @@ def _row(
         word, reason = values.word, values.nothing_because
     gained = question.improvement if question.improvement is not None and question.improvement > 0 else None
     margin_share = None if question.margin is None or gained is None else question.margin / gained
+    refused = _margin_refused(question)
     if result is not None:
-        too_wide = "" if question.margin is None else margin_too_wide(question.margin, question.improvement)
         if question.budget is not None:
             times = _restricted_times(question, question.budget)
         if not values.nothing_because:  # else all values are what a run without a result counts as, on both sides
@@ -340,8 +353,8 @@ def _row(
             word, reason = said.word, said.reason
             if values.nothing_because:
                 reason = f"{reason}; {values.nothing_because}"
-            elif too_wide:
-                reason = f"{reason}; {too_wide}"
+            elif refused:
+                reason = f"{reason}; {refused}"
         if word in ("better", "worse") and estimate is not None and estimate.holds(0.0):
             notes.append(FOUND_AFTER_OTHERS)
         if word in RESTS_ON_MARGIN and judged.equivalence is not None and not judged.equivalence.equivalent:
@@ -374,6 +387,8 @@ def _row(
         t_p=None if result is None else result.t_p,
         margin=question.margin,
         margin_share=margin_share,
+        margin_reason=question.margin_reason,
+        margin_refused=refused,
         equivalence=judged.equivalence,
         p_equivalence=None if judged.equivalence is None else judged.p_equivalence,
         speed_up=speed,

@@ -52,6 +52,7 @@ class RegistrationInfo:
     clock: str | None
     alpha: float
     margins: tuple[tuple[str, float], ...]
+    margin_reasons: tuple[tuple[str, str], ...]
     num_seeds: int | None
     target_from: str
 
@@ -262,6 +263,7 @@ def _registration_info(study: Study) -> RegistrationInfo | None:
         clock=registration.clock,
         alpha=registration.alpha,
         margins=tuple(sorted(registration.margins.items())),
+        margin_reasons=tuple(sorted(registration.margin_reasons.items())),
         num_seeds=registration.num_seeds,
         target_from=registration.target_from,
     )

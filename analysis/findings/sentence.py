@@ -341,13 +341,12 @@ def _margin_text(row: TestRow, reference: str) -> list[str]:
     """What the margin is beside all that the reference improved by, where a word rests on it or it is refused."""
     if row.margin is None:
         return []
-    share = ""
-    if row.margin_share is not None:
-        times = "more than 10 times" if row.margin_share > 10 else f"{100 * row.margin_share:.2g} % of"
-        share = f" is {times} {reference}'s improvement"
-    if row.equivalence is None:
-        return [f"the margin of ±{row.margin:g}{share + ' and' if share else ''} is too wide to mean anything"]
-    return [f"the margin of ±{row.margin:g}{share}"] if share and row.word in RESTS_ON_MARGIN else []
+    if row.margin_refused:
+        return [row.margin_refused]
+    if row.margin_share is None or row.word not in RESTS_ON_MARGIN:
+        return []
+    reason = f": {row.margin_reason}" if row.margin_reason else ""
+    return [f"the margin of ±{row.margin:g} is {100 * row.margin_share:.2g} % of {reference}'s improvement{reason}"]
 
 
 def _difference_text(row: TestRow, reference: str) -> str:

@@ -83,10 +83,11 @@ def _gap_tile(row: TestRow | None) -> Tile:
     note = "loss at equal samples, treatment - reference"
     if row.relative is not None:
         note += f"; {100 * row.relative:+.1f} % of the reference's improvement"
-    if row.margin is not None:
+    if row.margin_refused:
+        note += f"; {row.margin_refused}"
+    elif row.margin is not None:
         note += f"; margin ±{row.margin:g}"
         note += "" if row.margin_share is None else f", {100 * row.margin_share:.3g} % of that improvement"
-        note += ", too wide to mean anything" * (row.equivalence is None)
     shown = row.deciding or row.estimate
     text = ("-" if shown.estimate < 0 else "+") + supported(shown)(abs(shown.estimate))
     return Tile("final-loss gap", text, shown, _interval_text(shown), "nats", row.word, note)

@@ -392,7 +392,8 @@ def _registration_facts(results: Results) -> tuple[tuple[str, str], ...]:
         return (("pre-registration", results.exploratory_reason or "none"),)
     where = [] if registration.num_workers is None else [f"{registration.num_workers} workers"]
     where += [] if registration.clock is None else [f"{registration.clock} clock"]
-    margins = ", ".join(f"{name} ±{value:g}" for name, value in registration.margins)
+    reasons = {name: f" ({reason})" for name, reason in registration.margin_reasons}
+    margins = ", ".join(f"{name} ±{value:g}{reasons.get(name, '')}" for name, value in registration.margins)
     return (
         ("analysis.yaml, sha256", registration.sha256),
         ("reference", registration.reference),

@@ -16,6 +16,9 @@ MINIMUM_PAIRS = 6
 WIDEST_MARGIN = 0.5
 """A margin above this share of all that the reference improved by would call equal what lost half of it."""
 
+EXPLAINED_MARGIN = 0.1
+"""A margin above this share of all that the reference improved by needs a reason in the plan."""
+
 Word = Literal["too few seeds", "equivalent", "different but negligible", "better", "worse", "undecided"]
 
 
@@ -35,6 +38,20 @@ def margin_too_wide(margin: float, improvement: float | None) -> str:
         return f"the reference did not improve, so a margin of ±{short(margin)} cannot be judged"
     share = 100 * margin / improvement
     return f"the margin of ±{short(margin)} is {share:.0f} % of the reference's improvement, too wide to mean anything"
+
+
+def margin_unexplained(margin: float, improvement: float | None, reason: str) -> str:
+    """Why ±`margin` may not be used without a `reason`; empty where there is one, or it needs none.
+
+    >>> margin_unexplained(0.02, 0.1, "")
+    "the margin of ±0.0200 is 20 % of the reference's improvement, and the plan gives no reason for it (margin_reasons)"
+    >>> margin_unexplained(0.02, 0.2, ""), margin_unexplained(0.02, 0.1, "below what a seed changes")
+    ('', '')
+    """
+    if reason or improvement is None or margin <= EXPLAINED_MARGIN * improvement:
+        return ""
+    share = f"{100 * margin / improvement:.0f} % of the reference's improvement"
+    return f"the margin of ±{short(margin)} is {share}, and the plan gives no reason for it (margin_reasons)"
 
 
 def nothing_to_find(n: int, num_comparisons: int, least_p_holm: float, alpha: float = 0.05) -> str:

@@ -22,6 +22,7 @@ _REGISTRATION_KEYS = (
     "primary",
     "alpha",
     "margins",
+    "margin_reasons",
     "num_seeds",
     "targets",
     "budget_seconds",
@@ -89,6 +90,7 @@ def read_registration(path: Path, problems: list[str]) -> tuple[Registration | N
             config_sha256=values["config_sha256"] if isinstance(values.get("config_sha256"), str) else None,
             control=values["control"] if isinstance(values.get("control"), str) else None,
             pilots=_pilots(values.get("pilots"), problems),
+            margin_reasons=_texts(values.get("margin_reasons"), "margin_reasons", problems),
         ),
         "",
     )
@@ -122,6 +124,15 @@ def _pilots(given: Any, problems: list[str]) -> dict[str, Pilots]:
         else:
             found[str(arm)] = Pilots(count_or_none(values.get("runs")) or 0, first, best)
     return found
+
+
+def _texts(given: Any, where: str, problems: list[str]) -> dict[str, str]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or any(not isinstance(text, str) for text in given.values()):
+        problems.append(f"analysis.yaml: {where} must hold keys and texts, got {str(given)[:80]!r}; it is ignored")
+        return {}
+    return {str(key): text for key, text in given.items()}
 
 
 def _numbers(given: Any, where: str, problems: list[str]) -> dict[str, float]:

@@ -59,6 +59,8 @@ class Registration:
     """The algorithm of the arms that make updates as small as an asynchronous arm's; None where there is none."""
     pilots: Mapping[str, Pilots] = dataclasses.field(default_factory=dict)
     """By reference arm; empty where the target was given, and in files that did not record them."""
+    margin_reasons: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Why a margin is what it is, by the keys of `margins`; empty in files that give no reason."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,10 +12,14 @@ from asyncsgd.study.config import (
     check_keys,
     mapping_in,
     number_in,
+    text_in,
 )
 from asyncsgd.study.finetuning import SCORES, finetuning_in
 
 ENDPOINTS = ("loss_at_equal_samples", "loss_at_equal_seconds", "time_to_target", *SCORES)
+
+
+ANALYSIS_KEYS = ("reference", "control", "primary", "alpha", "margins", "margin_reasons", "target_share", "target_loss")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +36,9 @@ class Analysis:
     clock: str
     alpha: float
     margins: Mapping[str, float]
+    margin_reasons: Mapping[str, str]
+    """Why a margin is what it is. Above 10 % of what the reference improves by, a margin without a reason is not used.
+    """
     target_share: float
     target_loss: float | None
     family: tuple[str, ...]
@@ -64,9 +71,7 @@ def analysis_in(
             raise UsageError("pilots fix the target of an analysis; add analysis: {reference: sync}, or leave them out")
         return None
     values = mapping_in(given, "analysis")
-    check_keys(
-        values, ("reference", "control", "primary", "alpha", "margins", "target_share", "target_loss"), "analysis"
-    )
+    check_keys(values, ANALYSIS_KEYS, "analysis")
     algorithms = list(dict.fromkeys(arm.algorithm for arm in arms))
     reference = values.get("reference")
     if reference not in algorithms:
@@ -113,6 +118,9 @@ def analysis_in(
     check_keys(margins, ("loss", *SCORES), "analysis.margins")
     for key, margin in margins.items():
         number_in(margin, f"analysis.margins.{key}", 0.0, None)
+    reasons = mapping_in(values.get("margin_reasons", {}), "analysis.margin_reasons")
+    check_keys(reasons, tuple(margins), "analysis.margin_reasons")
+    reasons = {str(key): text_in(reason, f"analysis.margin_reasons.{key}") for key, reason in reasons.items()}
     alpha = alpha_in(values, "analysis.alpha")
     share = number_in(values.get("target_share", 0.95), "analysis.target_share", 0.0, 1.0)
     loss = values.get("target_loss")
@@ -131,6 +139,7 @@ def analysis_in(
         clock,
         alpha,
         {str(key): float(margin) for key, margin in margins.items()},
+        reasons,
         share,
         None if loss is None else number_in(loss, "analysis.target_loss", 0.0, None),
         tuple(

@@ -291,6 +291,7 @@ class Sweep:
             },
             "alpha": analysis.alpha,
             "margins": dict(analysis.margins),
+            **({"margin_reasons": dict(analysis.margin_reasons)} if analysis.margin_reasons else {}),
             "family": list(analysis.family),
             "num_seeds": len(self.plan.seeds),
             "seeds": list(self.plan.seeds),

@@ -5,10 +5,11 @@ import math
 import numpy
 import pytest
 from reading import question, row_of
-from scenarios import ASYNC, EIGHT, SOONER, SYNC, reaches, study_of
+from scenarios import ASYNC, EIGHT, SOONER, SYNC, ends_at, reaches, study_of, two_arms
 from synthetic import SyntheticArm
 
 from analysis.findings.judging import FOUND_AFTER_OTHERS, RESTS_ON_MARGIN, SHOWN_AFTER_OTHERS, judge
+from analysis.report.tables.comparisons import first_tests
 
 RINGMASTER = SyntheticArm("ringmaster", settings=SYNC.settings)
 
@@ -40,6 +41,40 @@ def test_a_difference_that_holms_method_finds_after_another_says_that_its_interv
     assert second.estimate.holds(0.0)
     assert (FOUND_AFTER_OTHERS in first.notes, FOUND_AFTER_OTHERS in second.notes) == (False, True)
     approved(found)
+
+
+GAPS = (0.001, -0.001, 0.002, -0.002, 0.001, -0.001, 0.002, -0.002)
+LOSSES_DECIDE = {"primary": {"endpoint": "loss_at_equal_samples", "num_workers": 4, "clock": "virtual"}, "targets": {}}
+
+
+def gained(tenths: int, tmp_path, **registration):
+    """A study in which both arms gain so many tenths of a nat, within 0.002 of each other; the margin is 0.02."""
+    ours, theirs = ([ends_at(6 - tenths / 10 + gap) for gap in gaps] for gaps in (GAPS, [0.0] * 8))
+    return two_arms(tmp_path, theirs, ours, registration=LOSSES_DECIDE | registration)
+
+
+def test_a_margin_of_a_fifth_of_the_improvement_without_a_reason_is_not_used(tmp_path, approved):
+    found = gained(1, tmp_path)
+    row = row_of(found, "loss_at_equal_samples")
+    told = "the margin of ±0.0200 is 20 % of the reference's improvement, and the plan gives no reason for it"
+    assert (row.word, row.equivalence, row.margin_refused) == ("undecided", None, f"{told} (margin_reasons)")
+    assert row.reason.endswith(row.margin_refused)
+    approved(found)
+
+
+def test_a_margin_of_a_fifth_of_the_improvement_is_used_with_the_reason_of_the_plan(tmp_path, approved):
+    reason = "less than what another seed changes"
+    found = gained(1, tmp_path, margin_reasons={"loss": reason})
+    row = row_of(found, "loss_at_equal_samples")
+    assert (row.word, row.margin_reason, row.margin_refused) == ("equivalent", reason, "")
+    assert f"The margin of ±0.02 is 20 % of sync's improvement: {reason}." in found.headlines[0].details
+    cell = next(row[5] for row in first_tests(found).rows if row[1].text == "evaluation loss at equal samples")
+    assert cell.small == f"20 % of the reference's improvement: {reason}"
+    approved(found)
+
+
+def test_a_margin_of_a_tenth_of_the_improvement_needs_no_reason(tmp_path):
+    assert row_of(gained(2, tmp_path), "loss_at_equal_samples").word == "equivalent"
 
 
 def test_a_family_at_its_margin_is_called_equivalent_in_at_most_alpha_of_the_studies():

@@ -351,12 +351,14 @@ def test_a_damaged_registration_is_none_with_its_reason(tmp_path, content, told)
 
 
 def test_unknown_and_unusable_values_of_the_registration_are_told_and_ignored(tmp_path):
-    folder = small(tmp_path / "s", registration={"margin": 1, "margins": {"loss": -1, "macro_f1": "big"}})
+    unusable = {"margin": 1, "margins": {"loss": -1, "macro_f1": "big"}, "margin_reasons": {"loss": 1}}
+    folder = small(tmp_path / "s", registration=unusable)
     study = load_study(folder)
     assert study.registration is not None
     assert dict(study.registration.margins) == {}
     assert sorted(study.problems) == [
         "analysis.yaml has an unknown key 'margin'; did you mean 'margins'?; it is ignored",
+        "analysis.yaml: margin_reasons must hold keys and texts, got \"{'loss': 1}\"; it is ignored",
         "analysis.yaml: margins.loss must be above 0, got -1; it is ignored",
         "analysis.yaml: margins.macro_f1 is no number ('big') and is ignored",
     ]

@@ -20,11 +20,11 @@ def _won(row: TestRow) -> str:
 
 
 def _margin(row: TestRow) -> str:
-    """What the margin is beside all that the reference improved by."""
-    if row.margin_share is None:
-        return ""
-    refused = ": too wide" if row.equivalence is None and row.estimate is not None else ""
-    return f"{percent(row.margin_share)} of the reference's improvement{refused}"
+    """What the margin is beside all that the reference improved by, with its reason; or why it is not used."""
+    if row.margin_refused or row.margin_share is None:
+        return row.margin_refused
+    reason = f": {row.margin_reason}" if row.margin_reason else ""
+    return f"{percent(row.margin_share)} of the reference's improvement{reason}"
 
 
 def difference(row: TestRow) -> Cell:
