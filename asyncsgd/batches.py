@@ -6,7 +6,6 @@ import heapq
 import math
 from typing import Protocol
 
-from asyncsgd.errors import UsageError
 from asyncsgd.packing import Plain
 from asyncsgd.records.events import Range
 
@@ -68,21 +67,10 @@ class Batches:
 
     def state_dict(self) -> Plain:
         """What has been handed out and returned; see `asyncsgd.packing`."""
-        return {"next": self._next, "returned": list(self._returned), "limit": self._limit}
+        return {"next": self._next, "returned": list(self._returned)}
 
     def load_state_dict(self, state: Plain) -> None:
-        """Go on from `state`.
-
-        Raises:
-            UsageError: if its budget was smaller and had cut the last round short. A longer run would have gone on
-                otherwise from there.
-        """
-        limit = state["limit"]
-        if limit is not None and limit != self._limit and state["next"] >= limit:
-            raise UsageError(
-                f"all {limit} batches of the budget were handed out when the checkpoint was taken, so a longer run "
-                f"would have gone on otherwise; begin a new run with the larger --samples"
-            )
+        """Go on from `state`, whose budget may have been another one."""
         self._next, self._returned = state["next"], list(state["returned"])
 
 
@@ -99,7 +87,8 @@ class OwnStreams:
 
     def __init__(self, num_workers: int, samples: int | None) -> None:
         self._next = [0] * num_workers
-        self.left: float = math.inf if samples is None else samples
+        self._budget: float = math.inf if samples is None else samples
+        self.left = self._budget
         """Batches that the budget still has."""
 
     def take(self, worker: int, count: int = 1) -> tuple[Range, ...]:
@@ -121,11 +110,12 @@ class OwnStreams:
 
     def state_dict(self) -> Plain:
         """What has been handed out; see `asyncsgd.packing`."""
-        return {"next": list(self._next), "left": self.left}
+        return {"next": list(self._next)}
 
     def load_state_dict(self, state: Plain) -> None:
-        """Go on from `state`."""
-        self._next, self.left = list(state["next"]), state["left"]
+        """Go on from `state`, whose budget may have been another one."""
+        self._next = list(state["next"])
+        self.left = self._budget - sum(self._next)
 
 
 def count_batches(ranges: tuple[Range, ...]) -> int:

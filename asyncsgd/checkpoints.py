@@ -36,7 +36,7 @@ from asyncsgd.records.console import Recorder
 from asyncsgd.records.events import Checkpointed
 from asyncsgd.records.run_folder import RunFolder, write_text
 
-SCHEMA = 1
+SCHEMA = 2
 """Of the state and of what is kept beside it. Another one is refused by name."""
 
 FOLDER = "checkpoints"
@@ -45,14 +45,18 @@ LATEST = "latest"
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """When checkpoints are taken and how many are kept. One is taken at Ctrl-C and SIGTERM in any case."""
+    """When checkpoints are taken and how many are kept. Where they are, one is taken at the end of a run that is DONE.
+    One is taken at Ctrl-C and SIGTERM in any case.
+    """
 
     every: int | None = None
     """Samples that have arrived between two of them."""
     seconds: float | None = None
     """Of wall time between two of them."""
     keep: int = 2
-    """The newest ones. The one with the best evaluation loss is kept beside them."""
+    """The newest ones. The one with the best evaluation loss is kept beside them, and the newest from which the run can
+    become longer.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +88,8 @@ class Checkpoint:
     """See `asyncsgd.records.totals.Totals.state`."""
     began_from: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Hashes of what the run began from; see `Checkpoints`."""
+    cut_short: str | None = None
+    """Why a run with a larger budget cannot go on from here; None: it can."""
     policy: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """When the run took checkpoints. One that goes on keeps to it, unless told otherwise."""
     schema: int = SCHEMA
@@ -111,15 +117,19 @@ class StateWriter:
         self._next = None if every is None else (num_samples // every + 1) * every
         self._last = time.monotonic()
 
-    def due(self, num_samples: int) -> bool:
-        """Whether a state is to be taken now. While one is still being written none is."""
+    def due(self, num_samples: int, *, at_end: bool = False) -> bool:
+        """Whether a state is to be taken now. While one is still being written none is, but `at_end` of a run."""
         by_samples = self._next is not None and num_samples >= self._next
         seconds = self._policy.seconds
+        if at_end:
+            return self._next is not None or seconds is not None
         if not by_samples and (seconds is None or time.monotonic() - self._last < seconds):
             return False
         return self._thread is None or not self._thread.is_alive()
 
-    def take(self, state: Plain, *, version: int, num_samples: int, train_seconds: float) -> Checkpointed:
+    def take(
+        self, state: Plain, version: int, num_samples: int, train_seconds: float, cut_short: str | None = None
+    ) -> Checkpointed:
         """Copy `state` and begin to write it; the record of it. `start` the thread after the record was reported."""
         self.finish()
         began = time.perf_counter()
@@ -127,7 +137,7 @@ class StateWriter:
         name = f"{num_samples:012d}"
         self._wait_for_next(num_samples)
         self._thread = threading.Thread(target=self._write, args=(name, copy), name="checkpoint", daemon=True)
-        return Checkpointed(name, version, num_samples, train_seconds, time.perf_counter() - began)
+        return Checkpointed(name, version, num_samples, train_seconds, time.perf_counter() - began, cut_short)
 
     def start(self) -> None:
         """Begin to write what `take` has copied."""
@@ -186,6 +196,7 @@ class Checkpoints:
             "events_bytes": events_bytes,
             "totals": totals,
             "began_from": self._began_from,
+            "cut_short": record.cut_short,
             "policy": dataclasses.asdict(self._policy),
         }
 
@@ -213,7 +224,8 @@ class Checkpoints:
         found = [checkpoint for checkpoint in _all(folder) if checkpoint.name <= newest]
         losses = [checkpoint for checkpoint in found if checkpoint.eval_loss is not None]
         best = min(losses, key=lambda checkpoint: (checkpoint.eval_loss, checkpoint.name), default=None)
-        kept = {checkpoint.name for checkpoint in found[-self._policy.keep :]} | {newest}
+        can_grow = [checkpoint.name for checkpoint in found if checkpoint.cut_short is None]
+        kept = {checkpoint.name for checkpoint in found[-self._policy.keep :]} | {newest, *can_grow[-1:]}
         for checkpoint in found:
             if checkpoint.name not in kept and checkpoint != best:
                 for suffix in (".json", ".pt"):  # in this order, so that no description is left without its state
@@ -238,9 +250,11 @@ class RunSaver:
         self.due = self._writer.due
         self.finish = self._writer.finish
 
-    def save(self, state: Plain, *, version: int, num_samples: int, train_seconds: float) -> None:
+    def save(
+        self, state: Plain, *, version: int, num_samples: int, train_seconds: float, cut_short: str | None = None
+    ) -> None:
         """See `asyncsgd.runtime.base.Saver`."""
-        taken = self._writer.take(state, version=version, num_samples=num_samples, train_seconds=train_seconds)
+        taken = self._writer.take(state, version, num_samples, train_seconds, cut_short)
         self._record(taken)
         self._checkpoints.mark(taken, self._folder.num_bytes(), self._record.totals.state())
         self._writer.start()
@@ -266,17 +280,20 @@ def load_state(folder: Path, name: str, device: str | torch.device = "cpu") -> P
     return torch.load(folder / FOLDER / f"{name}.pt", map_location=device, weights_only=True)["state"]
 
 
-def find(folder: Path, fits: Callable[[Checkpoint], bool] = lambda checkpoint: True) -> Found:
+def find(
+    folder: Path, fits: Callable[[Checkpoint], bool] = lambda checkpoint: True, *, becomes_longer: bool = False
+) -> Found:
     """The newest checkpoint of a run that is whole.
 
     Args:
         folder: of the run.
         fits: says which ones may be taken.
+        becomes_longer: whether the run goes on with a larger budget; then one that is `cut_short` is passed by.
 
     Raises:
         UsageError: if there is none, or it is of another schema.
     """
-    notes = []
+    notes, cut_short = [], None
     latest = _latest_name(folder / FOLDER)
     names = [path.stem for path in sorted((folder / FOLDER).glob("*.json"), reverse=True)]
     for name in names:
@@ -290,8 +307,15 @@ def find(folder: Path, fits: Callable[[Checkpoint], bool] = lambda checkpoint: T
             )
         if checkpoint is None or not _is_whole(folder / FOLDER / f"{name}.pt", checkpoint):
             notes.append(f"checkpoint {name} is damaged and not used")
+        elif becomes_longer and checkpoint.cut_short is not None:
+            cut_short = checkpoint.cut_short
         elif fits(checkpoint):
             return Found(folder, checkpoint, tuple(notes))
+    if cut_short is not None:
+        raise UsageError(
+            f"{folder} cannot become longer: {cut_short}, so a run of the larger budget would have gone on otherwise "
+            f"from every checkpoint; begin a new run with the larger --samples"
+        )
     found = f"{'; '.join(notes)}; there is no other" if notes else "there is none"
     raise UsageError(
         f"{folder} has no checkpoint to go on from: {found}. Train with --checkpoint-every SAMPLES or "

@@ -12,11 +12,13 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from asyncsgd.batches import OwnStreams, Source, count_batches
 from asyncsgd.packing import Plain, classes_in, pack, unpack
-from asyncsgd.records.events import Event, Membership, Range, Started
+from asyncsgd.records.events import Event, Extended, Membership, Range, Started
 from asyncsgd.rules.base import Start
 from asyncsgd.server import Outcome, Server, Starting
 from asyncsgd.worker import Gradient
@@ -113,7 +115,12 @@ class Dispatcher:
         self._batches: list[tuple[Range, ...]] = [()] * num_workers
         self._launches: list[Launch | None] = [None] * num_workers
         self._waiting: dict[int, Starting | Start] = {}
-        """Workers that the rule has started and that got no batch, because the budget cuts the last round short."""
+        """Workers that the rule has started and that got no batch, because the budget cuts the last round short or is
+        spent."""
+        self.next_draw = np.zeros(num_workers, dtype=np.int64)
+        """The gradients that each worker was given: the number of the next time that is drawn for it."""
+        self.round_is_cut = False
+        """Whether a worker got fewer batches than the rule asked for."""
 
     def launch_of(self, worker: int) -> Launch:
         """How `worker`'s gradient in flight has started."""
@@ -175,7 +182,11 @@ class Dispatcher:
         for starting in outcome.start:
             self._waiting.pop(starting.worker, None)  # one that waits may be started again: the last counts
             self._waiting[starting.worker] = starting
-        if not self._starts or self._spent(self.server.num_samples):
+        return self._start_waiting() if self._starts else NOBODY
+
+    def _start_waiting(self) -> Launched:
+        """Start who waits, as far as there are batches; nobody once the budget is spent."""
+        if self._spent(self.server.num_samples):
             return NOBODY
         workers: list[int] = []
         dispatches: list[int] = []
@@ -197,10 +208,13 @@ class Dispatcher:
         starting, server = self._waiting[worker], self.server
         count = starting.num_local_steps if most is None else min(most, starting.num_local_steps)
         batches = self._source.take(worker, count)
+        number = count_batches(batches)
+        if number < count:
+            self.round_is_cut = True
         if not batches:
             return None
         del self._waiting[worker]
-        number = count_batches(batches)
+        self.next_draw[worker] += number
         rate = server.inner_learning_rate(number * self._batch_size)
         dispatch = server.start(starting, number)
         if isinstance(starting, Starting):
@@ -209,6 +223,33 @@ class Dispatcher:
             launch = Launch(self._clock(), server.version, server.snapshot() if self._exact else None, rate)
         self._launches[worker], self._batches[worker] = launch, batches
         return dispatch
+
+    def extend(self) -> tuple[Launched, Extended | None]:
+        """Go on with a larger budget than that of the state that was loaded: start who was to start when that was
+        spent. None: there is nobody.
+        """
+        launched, server = self._start_waiting(), self.server
+        if not launched.workers:
+            return NOBODY, None
+        started = self._started(launched)
+        return launched, Extended(started, server.version, server.num_samples, self._clock())
+
+    @property
+    def cut_short(self) -> str | None:
+        """Why a run with a larger budget would have gone on otherwise from here; None: it would not."""
+        return (
+            f"rule {self.server.rule.name} works in rounds, and the budget cuts one short"
+            if self.round_is_cut
+            else None
+        )
+
+    def draw_again(self, worker: int) -> None:
+        """The gradient that `worker` has in flight is lost where a run stops; the next one takes the time of this."""
+        self.next_draw[worker] -= count_batches(self._batches[worker])
+
+    def first_draw(self, worker: int) -> int:
+        """The number of the first time that is drawn for `worker`'s gradient in flight; each local step has one."""
+        return int(self.next_draw[worker]) - count_batches(self._batches[worker])
 
     def waits(self, worker: int) -> bool:
         """Whether a rule has started `worker`, which has no batch yet."""
@@ -221,6 +262,8 @@ class Dispatcher:
             "launches": pack(self._launches),
             "waiting": pack(list(self._waiting.values())),
             "source": self._source.state_dict(),
+            "next_draw": torch.from_numpy(self.next_draw),
+            "round_is_cut": self.round_is_cut,
         }
 
     def load_state_dict(self, state: Plain) -> None:
@@ -230,6 +273,8 @@ class Dispatcher:
         self._launches = unpack(state["launches"], classes)
         self._waiting = {starting.worker: starting for starting in unpack(state["waiting"], classes)}
         self._source.load_state_dict(state["source"])
+        self.next_draw = state["next_draw"].cpu().numpy().copy()
+        self.round_is_cut = state["round_is_cut"]
 
     def _can_restart_together(self, outcome: Outcome) -> bool:
         """Whether `_restart` does what one after another would: nothing but one gradient each, of its own stream."""
@@ -259,6 +304,7 @@ class Dispatcher:
             if worker not in again:
                 self._take_back(worker)
         dispatches = server.start_all(workers)
+        self.next_draw[np.array(workers, dtype=np.int64)] += 1
         launch = Launch(self._clock(), server.version, server.snapshot(), None)
         for worker in workers:
             self._launches[worker] = launch

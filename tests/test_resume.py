@@ -27,6 +27,7 @@ from torch import nn
 import asyncsgd
 from asyncsgd import UsageError, checkpoints, modes
 from asyncsgd.checkpoints import find, load_state
+from asyncsgd.flat import FlatModel, parameters_sha256
 from asyncsgd.optimizers import SGD, AdamW
 from asyncsgd.records.events import INTERRUPTED, read_events
 from asyncsgd.records.run_folder import RunFolder
@@ -256,8 +257,9 @@ def states_left_by_kills(folder: Path, command: Callable[[Path], RunFolder]) -> 
 @pytest.mark.parametrize("becomes_longer", [False, True])
 def test_a_kill_at_any_line_while_a_run_is_opened_keeps_every_record_once(becomes_longer: bool, tmp_path: Path) -> None:
     path = tmp_path / "run"
-    if becomes_longer:
-        train(path, checkpoint_every=50)
+    if becomes_longer:  # from a checkpoint before the last round, which the budget cuts short
+        train(path, checkpoint_every=50, runtime=modes.InProcess(accumulate=7), also=wait_for_checkpoint)
+        assert [each.stem[-3:] for each in sorted(path.glob("checkpoints/*.pt"))] == ["200", "240"]
     else:
         killed_at(148, path, checkpoint_every=50)
     lines = sorted((path / "events.jsonl").read_bytes().splitlines(keepends=True))
@@ -346,7 +348,10 @@ def stopped(tmp_path: Path) -> Path:
 
 def test_a_run_that_goes_on_takes_checkpoints_as_before_unless_told_otherwise(stopped: Path) -> None:
     train(stopped, resume=True, also=wait_for_checkpoint)
-    assert find(stopped).checkpoint.total_samples == 200
+    assert [path.stem for path in sorted((stopped / "checkpoints").glob("*.pt"))][-2:] == [
+        "000000000200",
+        "000000000240",
+    ]
     assert find(stopped).checkpoint.policy == {"every": 40, "seconds": None, "keep": 2}
 
 
@@ -376,8 +381,8 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_it_is_used(
 
 def test_without_any_checkpoint_and_with_one_of_another_schema_the_user_is_told(stopped: Path) -> None:
     for path in (stopped / "checkpoints").glob("*.json"):
-        path.write_text(path.read_text().replace('"schema": 1', '"schema": 99'))
-    with pytest.raises(UsageError, match=r"has schema 99 \(asyncsgd .*\), this version .* reads schema 1"):
+        path.write_text(path.read_text().replace('"schema": 2', '"schema": 99'))
+    with pytest.raises(UsageError, match=r"has schema 99 \(asyncsgd .*\), this version .* reads schema 2"):
         train(stopped, resume=True)
     shutil.rmtree(stopped / "checkpoints")
     with pytest.raises(UsageError, match=r"no checkpoint to go on from: there is none\. Train with --checkpoint-every"):
@@ -422,11 +427,62 @@ def test_settings_must_agree_and_only_samples_may_grow(stopped: Path) -> None:
     assert sha256(stopped) == sha256(stopped.parent / "long")
 
 
+IN_ROUNDS = {"runtime": modes.Virtual(3, Exponential()), "rule": asyncsgd.Synchronous(), "optimizer": SGD()}
+
+
 def test_a_round_that_the_budget_has_cut_short_cannot_become_longer(tmp_path: Path) -> None:
-    arguments = {"runtime": modes.Virtual(3, Exponential()), "rule": asyncsgd.Synchronous(), "optimizer": SGD()}
-    train(tmp_path / "run", samples=40, stop_at=36, **arguments)
-    with pytest.raises(UsageError, match="all 10 batches of the budget were handed out"):
-        train(tmp_path / "run", resume=True, samples=80, **arguments)
+    train(tmp_path / "run", samples=40, checkpoint_seconds=100.0, **IN_ROUNDS)
+    before = {path: path.read_bytes() for path in files_in(tmp_path / "run")}
+    with pytest.raises(UsageError) as refused:
+        train(tmp_path / "run", resume=True, samples=80, **IN_ROUNDS)
+    assert str(refused.value) == (
+        f"{tmp_path / 'run'} cannot become longer: rule synchronous works in rounds, and the budget cuts one short, so "
+        f"a run of the larger budget would have gone on otherwise from every checkpoint; begin a new run with the "
+        f"larger --samples"
+    )
+    assert {path: path.read_bytes() for path in files_in(tmp_path / "run")} == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"samples": 100, "runtime": modes.Virtual(1, Exponential())},
+        {"samples": 100, "runtime": modes.Virtual(4, Exponential())},
+        {"samples": 96, **IN_ROUNDS},
+        {"samples": 100, **IN_ROUNDS},  # whose last checkpoints lie in a round that is cut short
+        {"samples": 100},
+        {"samples": 100, "runtime": modes.InProcess(accumulate=5)},
+        {"samples": 96, "runtime": modes.InProcess(accumulate=5)},
+    ],
+    ids=str,
+)
+def test_a_finished_run_has_a_checkpoint_of_its_end_and_becomes_the_longer_run(
+    arguments: dict[str, Any], tmp_path: Path
+) -> None:
+    path, every = tmp_path / "run", {"evaluate_every": 12, "evaluations": 8, "checkpoint_every": 10}
+    done = train(path, **arguments, **every)
+    at_end = find(path).checkpoint
+    assert (at_end.total_samples, at_end.eval_loss) == (arguments["samples"], done.summary["final_eval_loss"])
+    parameters = load_state(path, at_end.name)["server"]["parameters"]
+    assert parameters_sha256(FlatModel(Noisy().model(0)).layout, parameters) == done.summary["parameters_sha256"]
+    train(path, resume=True, **arguments | {"samples": 200}, **every)
+    train(tmp_path / "whole", **arguments | {"samples": 200}, **every)
+    assert sha256(path) == sha256(tmp_path / "whole")
+    losses = [[r["loss"] for r in records(each) if r["kind"] == "arrival"] for each in (path, tmp_path / "whole")]
+    assert losses[0] == losses[1]
+    assert asyncsgd.replay(path, Noisy()).identical
+
+
+@pytest.mark.parametrize("runtime", [None, modes.Virtual(2, Exponential())], ids=["single", "virtual"])
+def test_a_run_that_its_evaluations_have_ended_ends_there_with_a_larger_budget_too(
+    runtime: modes.Runtime | None, tmp_path: Path
+) -> None:
+    arguments = {"runtime": runtime, "learning_rate": 0.1, "evaluations": 8, "evaluate_every": 12, "patience": 2}
+    early = train(tmp_path / "run", checkpoint_every=40, **arguments)
+    longer = train(tmp_path / "run", resume=True, samples=2 * SAMPLES, **arguments)
+    assert early.summary["stopped_early"] is not None
+    for name in ("stopped_early", "message", "num_samples", "num_updates", "parameters_sha256"):
+        assert longer.summary[name] == early.summary[name]
 
 
 def test_a_full_disk_in_the_middle_of_a_checkpoint_keeps_the_run_and_the_last_good_one(
@@ -573,3 +629,32 @@ def test_hogwild_goes_on_from_a_frozen_vector_and_uses_its_budget_exactly(share_
     run = train(tmp_path / "run", resume=True, runtime=runtime, optimizer=AdamW())
     assert run.summary["num_samples"] == SAMPLES
     assert 0 < frozen.checkpoint.total_samples < SAMPLES
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", [modes.Processes, modes.Hogwild])
+def test_the_times_that_are_drawn_for_a_real_worker_go_on_where_they_stopped(kind: Any, tmp_path: Path) -> None:
+    arguments = {"runtime": kind(1, speeds=Exponential(0.05)), "samples": 30 * BATCH, "evaluations": 1}
+    train(tmp_path / "run", stop_at=12 * BATCH, **arguments)
+    train(tmp_path / "run", resume=True, **arguments)
+    arrivals = [record for record in read_events(tmp_path / "run" / "events.jsonl") if record["kind"] == "arrival"]
+    sampler = Exponential(0.05).on(1, 0)
+    drawn = [sampler.draw_one(0, number) for number in range(30)]
+    assert [arrival["compute_seconds"] >= seconds for arrival, seconds in zip(arrivals, drawn, strict=True)] == [
+        True
+    ] * 30
+    assert any(later > seconds for later, seconds in zip(drawn[12:], drawn, strict=False))
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("samples", [96, 100], ids=["at its end", "before the round that was cut short"])
+def test_synchronous_ranks_that_had_finished_become_the_longer_run(samples: int, tmp_path: Path) -> None:
+    arguments = {"runtime": modes.AllReduce(2), "optimizer": AdamW(), "evaluations": 1}
+    train(tmp_path / "run", samples=samples, checkpoint_every=8, **arguments)
+    at_end = find(tmp_path / "run").checkpoint
+    assert (at_end.total_samples, at_end.cut_short is None) == (samples, samples == 96)
+    train(tmp_path / "run", samples=200, resume=True, **arguments)
+    train(tmp_path / "whole", samples=200, **arguments)
+    assert sha256(tmp_path / "run") == sha256(tmp_path / "whole")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from asyncsgd.batches import OwnStreams
 from asyncsgd.optimizers import SGD, AdamW, Optimizer, OptimizerRecipe, PlainSGD
 from asyncsgd.packing import classes_in, pack, unpack
-from asyncsgd.records.events import DONE, INTERRUPTED, Record
+from asyncsgd.records.events import DONE, INTERRUPTED, Event, Extended, Record
 from asyncsgd.rules import ALL, Asynchronous, DiLoCo, parse_rule
 from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.base import Budget, EvaluationPoints, TrainingClock
@@ -55,6 +55,8 @@ class Simulated:
         self.parameters = self.computation.initial()
         optimizer = Optimizer(self.parameters, 5, AdamW()) if adamw else PlainSGD(self.parameters)
         self.records: list[Record] = []
+        self.saved: list[tuple[Any, str | None]] = []
+        """States and why they cannot become longer, as a checkpoint at the end keeps them."""
         self.server = Server(self.parameters, rule, optimizer, lambda num_samples: 0.05 / (1 + 0.01 * num_samples))
         self.runtime = Virtual(
             self.server,
@@ -67,8 +69,15 @@ class Simulated:
             evaluations=5,
             report=self.records.append,
             network=network,
+            saver=self,
             stop_requested=lambda: stop_after is not None and self.runtime.num_arrivals >= stop_after,
         )
+
+    def due(self, num_samples: int, *, at_end: bool = False) -> bool:
+        return at_end
+
+    def save(self, state: Any, *, cut_short: str | None = None, **where: Any) -> None:
+        self.saved.append((through_a_file(state), cut_short))
 
 
 def resumed(stop_after: int, rule: Rule, **settings: Any) -> tuple[list[Record], Simulated]:
@@ -76,7 +85,7 @@ def resumed(stop_after: int, rule: Rule, **settings: Any) -> tuple[list[Record],
     stopped = Simulated(rule, stop_after=stop_after, **settings)
     assert stopped.runtime.run().status in (INTERRUPTED, DONE)
     following = Simulated(rule, **settings)
-    following.runtime.load_state_dict(through_a_file(stopped.runtime.state_dict()))
+    following.runtime.load_state_dict(stopped.saved[-1][0])
     assert following.runtime.run().status == DONE
     return stopped.records + following.records, following
 
@@ -101,6 +110,63 @@ def test_stopped_anywhere_and_resumed_is_never_stopped_under_every_rule(rule: Ru
     records, last = resumed(stop_after, rule)
     assert records == whole.records
     assert same(last, whole)
+
+
+def merged(records: list[Record]) -> list[Record]:
+    """What was started when the run went on stands in the arrival before it, as in a run of the larger budget."""
+    found: list[Record] = []
+    for record in records:
+        if isinstance(record, Extended):
+            (number,) = [place for place, before in enumerate(found) if is_last_arrival(before, record)]
+            found[number] = dataclasses.replace(found[number], started=record.started)  # type: ignore[call-arg]
+        else:
+            found.append(record)
+    return found
+
+
+def is_last_arrival(record: Record, extended: Extended) -> bool:
+    at_end = isinstance(record, Event) and record.total_samples == extended.total_samples
+    return at_end and record.started == () and record.version == extended.version
+
+
+@pytest.mark.parametrize("rule", ALL, ids=str)
+@given(
+    num_workers=st.integers(1, 8),
+    end=st.integers(1, SAMPLES - 1),
+    stop_after=st.none() | st.integers(0, SAMPLES),
+    network=st.sampled_from([None, Network(1.0, (2.0,), 4.0)]),
+)
+@settings(deadline=None, max_examples=12)
+def test_a_run_that_is_extended_is_a_run_of_the_larger_budget_unless_a_round_was_cut_short(
+    rule: Rule, num_workers: int, end: int, stop_after: int | None, network: Network | None
+) -> None:
+    budget = dataclasses.replace(WHOLE, evaluate_every=12)
+    whole, extended = [Simulated(rule, budget=budget, num_workers=num_workers, network=network) for _ in range(2)]
+    before = Simulated(
+        rule,
+        budget=dataclasses.replace(budget, samples=end),
+        num_workers=num_workers,
+        network=network,
+        stop_after=stop_after,
+    )
+    whole.runtime.run()
+    before.runtime.run()
+    state, cut_short = before.saved[-1]
+    ends_of_rounds = {event.total_samples for event in whole.records if isinstance(event, Event) and event.uses}
+    is_cut = rule.in_rounds and end not in ends_of_rounds
+    if cut_short is not None or (is_cut and before.server.num_samples == end):
+        assert is_cut
+        assert cut_short == f"rule {rule.name} works in rounds, and the budget cuts one short"
+        return  # and is refused: see `test_a_round_that_the_budget_has_cut_short_cannot_become_longer`
+    extended.runtime.load_state_dict(state)
+    extended.runtime.run()
+    records = before.records + extended.records
+    for evaluation in list(extended.runtime.evaluations):
+        if evaluation.total_samples == before.server.num_samples and evaluation not in whole.records:
+            records.remove(evaluation)
+            extended.runtime.evaluations.remove(evaluation)
+    assert merged(records) == whole.records
+    assert same(extended, whole)
 
 
 @pytest.mark.parametrize(

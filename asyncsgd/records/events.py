@@ -146,6 +146,8 @@ class Checkpointed:
     train_seconds: float
     copy_seconds: float
     """How long training stood still for it."""
+    cut_short: str | None = None
+    """Why a run with a larger budget would have gone on otherwise from here; None: it would not."""
     kind: str = "checkpoint"
 
 
@@ -162,6 +164,19 @@ class Resumed:
     """Arrivals that were recorded after the checkpoint and are computed again. They lie in files
     ``events.discarded-N.jsonl``, and no other such record counts them."""
     kind: str = "resume"
+
+
+@dataclasses.dataclass(frozen=True)
+class Extended:
+    """A run that was at the end of its budget goes on with a larger one. A run of the larger budget would have started
+    these gradients at the last arrival.
+    """
+
+    started: tuple[Started, ...]
+    version: int
+    total_samples: int
+    train_seconds: float
+    kind: str = "extend"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,7 +204,7 @@ class StagesUsed:
     kind: str = "stages"
 
 
-Record = Event | Evaluation | Membership | Fault | Checkpointed | Resumed | MemoryUsed | StagesUsed
+Record = Event | Evaluation | Membership | Fault | Checkpointed | Resumed | Extended | MemoryUsed | StagesUsed
 
 
 @dataclasses.dataclass

@@ -15,7 +15,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from asyncsgd.packing import Plain
 from asyncsgd.records.events import APPLIED, DONE, HELD, INTERRUPTED, Event, Fault
 from asyncsgd.runtime.all_ranks import AllRanks
 from asyncsgd.runtime.base import Result, diverged
@@ -64,10 +63,6 @@ class AllReduce(Lockstep):
         self._straggling = straggling
         self._own_seconds = 0.0
 
-    def load_state_dict(self, state: Plain) -> None:
-        super().load_state_dict(state)
-        self._straggling.skip(self.version)
-
     def _advance(self, first: int, num_batches: int | None) -> Result | None:
         """One update; replicas that have no batch left add nothing."""
         busy = self._num_workers if num_batches is None else min(self._num_workers, num_batches - first)
@@ -78,7 +73,7 @@ class AllReduce(Lockstep):
 
         def weigh(weight: float) -> float:
             nonlocal weights, waited, control, stretched
-            stretched = self._straggling.wait_seconds(self._own_seconds)
+            stretched = self._straggling.wait_seconds(self._own_seconds, self.version)
             time.sleep(stretched)  # before the exchange, in which the others wait for this rank
             asked = time.perf_counter()
             number = self._replica.number

@@ -25,20 +25,28 @@ Report = Callable[[Record], None]
 class Saver(Protocol):
     """Takes the state of a run for a checkpoint; see `asyncsgd.checkpoints`."""
 
-    def due(self, num_samples: int) -> bool:
-        """Whether a state is wanted now that so many samples have arrived."""
+    def due(self, num_samples: int, *, at_end: bool = False) -> bool:
+        """Whether a state is wanted now that so many samples have arrived; `at_end`: and the run is DONE."""
 
-    def save(self, state: Plain, *, version: int, num_samples: int, train_seconds: float) -> None:
-        """Copy `state` and keep the copy; returns before it is written."""
+    def save(
+        self, state: Plain, *, version: int, num_samples: int, train_seconds: float, cut_short: str | None = None
+    ) -> None:
+        """Copy `state` and keep the copy; returns before it is written.
+
+        Args:
+            cut_short: why a run with a larger budget would have gone on otherwise from here; None: it would not.
+        """
 
 
 class NeverSaves:
     """A `Saver` of runs without a folder."""
 
-    def due(self, num_samples: int) -> bool:
+    def due(self, num_samples: int, *, at_end: bool = False) -> bool:
         return False
 
-    def save(self, state: Plain, *, version: int, num_samples: int, train_seconds: float) -> None:
+    def save(
+        self, state: Plain, *, version: int, num_samples: int, train_seconds: float, cut_short: str | None = None
+    ) -> None:
         return
 
 
@@ -213,6 +221,7 @@ class Judge:
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._best_loss, self._best_samples, self._since = math.inf, 0, 0
+        self._newest: tuple[float, int] | None = None  # loss and samples of the newest evaluation
 
     def of(self, evaluation: Evaluation, *, last: bool = False) -> Result | None:
         """How the run ends with this evaluation; None: it goes on. Called with every evaluation once, in order.
@@ -220,16 +229,27 @@ class Judge:
         Args:
             last: whether it ends in any case.
         """
-        budget, loss = self._budget, evaluation.loss
+        loss = evaluation.loss
         if not math.isfinite(loss):
             return diverged(f"the evaluation loss at version {evaluation.version} is not finite")
         if loss < self._best_loss:
             self._best_loss, self._best_samples, self._since = loss, evaluation.total_samples, 0
         else:
             self._since += 1
+        self._newest = loss, evaluation.total_samples
+        return self.verdict(last=last)
+
+    def verdict(self, *, last: bool = False) -> Result | None:
+        """What the evaluations so far mean. A run that goes on asks first: with a larger budget too, it ends where its
+        evaluations had ended it.
+        """
+        budget = self._budget
+        if self._newest is None:
+            return None
+        loss, num_samples = self._newest
         if budget.target_loss is not None and loss <= budget.target_loss:
             return Result(DONE)
-        if last or budget.spent_by(evaluation.total_samples):
+        if last or budget.spent_by(num_samples):
             return None
         if budget.patience is None or self._since < budget.patience:
             return None
@@ -245,11 +265,15 @@ class Judge:
         return Result(DONE, message, stopped_early=stopped)
 
     def state_dict(self) -> Plain:
-        """The lowest loss and the evaluations since; see `asyncsgd.packing`."""
-        return {"best_loss": self._best_loss, "best_samples": self._best_samples, "since": self._since}
+        """The lowest loss, the evaluations since and the newest one; see `asyncsgd.packing`."""
+        return {
+            "best_loss": self._best_loss,
+            "best_samples": self._best_samples,
+            "since": self._since,
+            "newest": self._newest,
+        }
 
     def load_state_dict(self, state: Plain) -> None:
-        """Go on from `state`; a checkpoint from before there was patience has none."""
-        if state is not None:
-            self._best_loss, self._best_samples = state["best_loss"], state["best_samples"]
-            self._since = state["since"]
+        """Go on from `state`."""
+        self._best_loss, self._best_samples = state["best_loss"], state["best_samples"]
+        self._since, self._newest = state["since"], state["newest"]

@@ -36,7 +36,7 @@ class DataParallel:
         self.number = ranks.rank
         self.speakers: Sequence[int] = range(ranks.number)
         self._worker, self._optimizer, self._ranks, self._flat = worker, optimizer, ranks, worker.flat
-        self._worker_before = worker.state_dict()  # as it was before the last gradient
+        self._worker_state = worker.state_dict()  # as it was after the last step
         find_unused = bool(ranks.gather(torch.tensor([find_unused]))[0, 0])
         if worker.savings.auto_batch:
             # A rank may compute a gradient again, and the others would wait in its exchange; so it comes afterwards.
@@ -53,7 +53,6 @@ class DataParallel:
         self._flat.check()
 
     def gradient(self, index: int, weigh: Callable[[float], float]) -> Gradient:
-        self._worker_before = self._worker.state_dict()
         gradient = self._worker.gradient(index, lambda weight: self._ranks.number * weigh(weight))
         if self._worker.savings.auto_batch:
             dist.all_reduce(self._flat.gradients)
@@ -62,6 +61,7 @@ class DataParallel:
 
     def step(self, learning_rate: float) -> None:
         self._optimizer.step(self._flat.gradients, learning_rate)
+        self._worker_state = self._worker.state_dict()
 
     @property
     def norm(self) -> float | None:
@@ -83,7 +83,7 @@ class DataParallel:
         return {
             "parameters": self._flat.parameters,
             "optimizer": self._optimizer.state_dict(),
-            "workers": self._ranks.gather_texts(json.dumps(self._worker_before)),
+            "workers": self._ranks.gather_texts(json.dumps(self._worker_state)),
         }
 
     def load_state_dict(self, state: Plain) -> None:
@@ -96,3 +96,4 @@ class DataParallel:
             self._flat.parameters.copy_(state["parameters"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._worker.load_state_dict(json.loads(state["workers"][self._ranks.rank]))
+        self._worker_state = self._worker.state_dict()

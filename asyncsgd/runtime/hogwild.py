@@ -67,6 +67,11 @@ class Hogwild(ParameterServer):
         self._transport.extra.copy_(state["shared"])
         self._transport.segment.control[SAMPLES] = self._server.num_samples
 
+    @property
+    def _cut_short(self) -> str | None:
+        """Also without rounds: who finds no batch left stands still while the others finish theirs."""
+        return "the workers of Hogwild are given no more than the budget" if self._dispatcher.round_is_cut else None
+
     def _save(self) -> None:
         """Workers write while a vector is copied, so they stand still meanwhile."""
         stood_still = self._stands_still

@@ -113,7 +113,7 @@ class Lockstep(abc.ABC):
         """
         samples = self._budget.samples
         num_batches = None if samples is None else math.ceil(samples / self._batch_size)
-        result = None
+        result = self._judge.verdict()
         if self._evaluated_version < 0:
             result = self._evaluate()
             if samples == 0:
@@ -131,7 +131,15 @@ class Lockstep(abc.ABC):
         self._clock.pause()
         if (result is None or result.status == DONE) and self._evaluated_version != self.version:
             result = self._evaluate(last=True)
-        return result or Result(DONE)
+        result = result or Result(DONE)
+        if result.status == DONE and self._wants_last_state():
+            self._save()
+        return result
+
+    def _wants_last_state(self) -> bool:
+        """Whether a checkpoint is taken at the end; all ranks know it of rank 0."""
+        wants = self._rank == 0 and self._saver.due(self.num_samples, at_end=True)
+        return bool(self._ranks.gather(torch.tensor([wants], dtype=torch.float64))[0, 0])
 
     def parameters(self) -> Tensor:
         """All parameters of the model, `(P,)`; called by all ranks together."""
@@ -155,7 +163,7 @@ class Lockstep(abc.ABC):
         self._replica.load_state_dict(state)
         self.version, self.num_samples = state["version"], state["num_samples"]
         self._points.load_state_dict(state["points"])
-        self._judge.load_state_dict(state.get("judge"))
+        self._judge.load_state_dict(state["judge"])
         self._clock.load_state_dict(state["clock"])
         self._evaluated_version, self._agreed_seconds = state["evaluated_version"], state["agreed_seconds"]
 
@@ -163,8 +171,19 @@ class Lockstep(abc.ABC):
         state = self.state_dict()
         if self._rank == 0:
             self._saver.save(
-                state, version=self.version, num_samples=self.num_samples, train_seconds=self._clock.seconds
+                state,
+                version=self.version,
+                num_samples=self.num_samples,
+                train_seconds=self._clock.seconds,
+                cut_short=self._cut_short,
             )
+
+    @property
+    def _cut_short(self) -> str | None:
+        """See `Saver.save`."""
+        if self.num_samples == self.version * self._num_workers * self._batch_size:
+            return None
+        return "all ranks take part in an update, and the budget leaves some without a batch in the last one"
 
     @abc.abstractmethod
     def _advance(self, first: int, num_batches: int | None) -> Result | None:

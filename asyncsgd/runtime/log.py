@@ -21,7 +21,7 @@ SHORTEST_SECONDS = 1e-300
 
 @dataclasses.dataclass(frozen=True)
 class LogRecord:
-    """An arrival, evaluation, join or leave. What is None is not in the log and is not compared."""
+    """An arrival, evaluation, join, leave or extension. What is None is not in the log and is not compared."""
 
     line: int
     kind: str
@@ -30,14 +30,20 @@ class LogRecord:
 
 
 @dataclasses.dataclass(frozen=True)
-class LoggedReply(LogRecord):
+class LoggedStarts(LogRecord):
+    """A run whose budget has grown: what it started when it went on."""
+
+    started: tuple[Started, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class LoggedReply(LoggedStarts):
     """A join or leave: what the server replied to it."""
 
     worker: int
     uses: tuple[tuple[int, int], ...] | None
     drops: tuple[int, ...] | None
     abandoned: tuple[int, ...] | None
-    started: tuple[Started, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,17 +95,20 @@ def _typed(line: int, fields: Mapping[str, Any]) -> LogRecord | None:
         return None if fields.get(name) is None else need(name, check)
 
     kind = need("kind", _text)
-    if kind not in ("arrival", "evaluate", "join", "leave"):
+    if kind not in ("arrival", "evaluate", "join", "leave", "extend"):
         return None
     state = (line, kind, need("version", _count), may("total_samples", _count))
     if kind == "evaluate":
         return LogRecord(*state)
+    started = need("started", _list_of(_started))
+    if kind == "extend":
+        return LoggedStarts(*state, started)
     reply = (
+        started,
         need("worker", _count),
         may("uses", _list_of(_use)),
         may("drops", _list_of(_count)),
         may("abandoned", _list_of(_count)),
-        need("started", _list_of(_started)),
     )
     if kind != "arrival":
         return LoggedReply(*state, *reply)

@@ -163,7 +163,10 @@ class ParameterServer:
         self._clock.pause()
         if (result is None or result.status == DONE) and self._evaluated_version != self._server.version:
             result = self._evaluate(last=True)
-        return result or Result(DONE)
+        result = result or Result(DONE)
+        if result.status == DONE and self._has_begun and self._saver.due(self._server.num_samples, at_end=True):
+            self._save()
+        return result
 
     def state_dict(self) -> Plain:
         """All that decides the rest of a run that was stopped; see `asyncsgd.packing`.
@@ -186,7 +189,7 @@ class ParameterServer:
         self._server.load_state_dict(state["server"])
         self._dispatcher.load_state_dict(state["dispatcher"])
         self._points.load_state_dict(state["points"])
-        self._judge.load_state_dict(state.get("judge"))
+        self._judge.load_state_dict(state["judge"])
         self._clock.load_state_dict(state["clock"])
         if state["workers"] is not None:
             self._transport.load_state_dict(state["workers"])
@@ -200,26 +203,43 @@ class ParameterServer:
             version=self._server.version,
             num_samples=self._server.num_samples,
             train_seconds=self._clock.seconds,
+            cut_short=self._cut_short,
         )
 
+    @property
+    def _cut_short(self) -> str | None:
+        """See `Saver.save`."""
+        return self._dispatcher.cut_short
+
     def _go_on(self) -> Result | None:
-        """Bring the workers to where the state left them; the result, if an evaluation that was due ends the run.
+        """Bring the workers to where the state left them; the result, if the run has ended, or ends with an evaluation
+        that was due.
 
         Workers in this process compute what they had in flight. Processes are new: what was in flight is lost, its
         batches are handed out again, and the rule sees everybody leave and join.
         """
+        if not self._evaluation_due:
+            ended = self._judge.verdict() or (Result(DONE) if self._budget.spent_by(self._server.num_samples) else None)
+            if ended is not None:
+                return ended
         if self._transport.state_dict() is not None:
+            _, extended = self._dispatcher.extend()
+            if extended is not None:
+                self._report(extended)
             flights = sorted(self._server.in_flight.items(), key=lambda item: item[1].dispatch)
             self._outbox = [(worker, self._command(worker, flight.dispatch)) for worker, flight in flights]
             return self._evaluate_what_is_due()
         busy = self._server.in_flight
         for worker in sorted(self._server.workers, key=lambda worker: (worker in busy, worker)):
+            if worker in busy:
+                self._dispatcher.draw_again(worker)
             launched, record = self._dispatcher.leave(worker, STOPPED)
             self._prepare(launched, record.abandoned)
             self._outbox = [(other, command) for other, command in self._outbox if other != worker]
             self._report(record)
         result = self._evaluate_what_is_due()
-        self._join_all()
+        if result is None:
+            self._join_all()
         return result
 
     def _evaluate_what_is_due(self) -> Result | None:
@@ -279,7 +299,7 @@ class ParameterServer:
         outcome, event = self._apply(worker, message)
         finite = math.isfinite(message.loss)
         spent = self._budget.spent_by(self._server.num_samples)
-        due = (outcome.stepped or spent) and self._points.passed(self._server.num_samples, self._clock.seconds)
+        due = (outcome.stepped and self._points.passed(self._server.num_samples, self._clock.seconds)) or spent
         if finite and not due:
             self._flush()  # the worker goes on while this is written down
         self._report(event)
@@ -329,7 +349,13 @@ class ParameterServer:
         """What `worker` is told to compute."""
         launch = self._dispatcher.launch_of(worker)
         exact_version = None if launch.point is None else launch.version
-        return Compute(dispatch, self._dispatcher.batches_of(worker), launch.learning_rate, exact_version)
+        return Compute(
+            dispatch,
+            self._dispatcher.batches_of(worker),
+            launch.learning_rate,
+            exact_version,
+            self._dispatcher.first_draw(worker),
+        )
 
     def _flush(self) -> None:
         for worker, command in self._outbox:

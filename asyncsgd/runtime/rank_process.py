@@ -147,9 +147,11 @@ class SaverOfRank:
         with self._lock:
             self._records.send(message)
 
-    def save(self, state: Plain, *, version: int, num_samples: int, train_seconds: float) -> None:
+    def save(
+        self, state: Plain, *, version: int, num_samples: int, train_seconds: float, cut_short: str | None = None
+    ) -> None:
         """See `Saver`."""
-        self.send(self._writer.take(state, version=version, num_samples=num_samples, train_seconds=train_seconds))
+        self.send(self._writer.take(state, version, num_samples, train_seconds, cut_short))
         self._writer.start()
 
 

@@ -27,7 +27,7 @@ from asyncsgd.dispatcher import Dispatcher
 from asyncsgd.packing import Plain, classes_in, unpack
 from asyncsgd.records.events import Membership, Range
 from asyncsgd.runtime.computation import Computation
-from asyncsgd.runtime.log import LoggedArrival, LoggedReply, LogRecord
+from asyncsgd.runtime.log import LoggedArrival, LoggedReply, LoggedStarts, LogRecord
 from asyncsgd.server import Outcome, Server
 from asyncsgd.worker import Gradient
 
@@ -90,9 +90,8 @@ class Replay:
 
     def go_on_from(self, state: Plain) -> None:
         """Begin at a checkpoint, where `follows` allows it; the records are those after it."""
-        source = state["dispatcher"]["source"] | {"limit": None}  # the log says where the run ended
         self._server.load_state_dict(state["server"])
-        self._dispatcher.load_state_dict(state["dispatcher"] | {"source": source})
+        self._dispatcher.load_state_dict(state["dispatcher"])
         self._rates = {w: self._dispatcher.launch_of(w).learning_rate for w in self._server.in_flight}
         if "computation" in state:
             self._computation.load_state_dict(state["computation"])
@@ -119,10 +118,12 @@ class Replay:
         return None
 
     def _take(self, record: LogRecord) -> Difference | None:
-        if not isinstance(record, LoggedReply):
+        if not isinstance(record, LoggedStarts):
             return None  # an evaluation changes nothing
-        followed: Outcome | Membership | Difference
-        if isinstance(record, LoggedArrival):
+        followed: Outcome | Membership | Difference | None = None
+        if not isinstance(record, LoggedReply):
+            pass  # what the rule had asked for before is started now
+        elif isinstance(record, LoggedArrival):
             followed = self._arrive(record)
         elif record.kind == "join":
             followed = self._join(record)
@@ -135,7 +136,7 @@ class Replay:
             difference = self._start(*started)
             if difference is not None:
                 return difference
-        return self._compare_reply(record, followed)
+        return self._compare_reply(record, followed) if isinstance(record, LoggedReply) and followed else None
 
     def _join(self, record: LoggedReply) -> Membership | Difference:
         worker = record.worker

@@ -22,10 +22,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from asyncsgd.batches import Source, count_batches
+from asyncsgd.batches import Source
 from asyncsgd.dispatcher import MANY, Dispatcher, Launched, Taken
 from asyncsgd.evaluation import Measured
 from asyncsgd.packing import Plain, classes_in, pack, unpack
@@ -125,7 +124,6 @@ class Virtual:
         self._link_free = 0.0
         self._changes = list(churn)  # that are still to come
         self._dead = 0  # entries of the heap and of the uploads whose gradient was abandoned
-        self._draws = np.zeros(num_workers, dtype=np.int64)
         # Of each worker's gradient in flight:
         self._idle_since = [0.0] * num_workers
         self._pulled_at: dict[int, float] = {}  # with a network, as the next
@@ -139,7 +137,7 @@ class Virtual:
             INTERRUPTED.
         """
         goes_on = bool(self.evaluations)
-        result = None if goes_on else self._evaluate()
+        result = self._go_on() if goes_on else self._evaluate()
         if result is None and self._budget.samples != 0:
             with _rare_collections():
                 for worker in () if goes_on else range(self._num_workers):
@@ -153,7 +151,20 @@ class Virtual:
                 self._save()
         if (result is None or result.status == DONE) and self.evaluations[-1].version != self._server.version:
             result = self._evaluate(last=True) or Result(DONE)
-        return result or Result(DONE)
+        result = result or Result(DONE)
+        if result.status == DONE and self.num_arrivals and self._saver.due(self._server.num_samples, at_end=True):
+            self._save()
+        return result
+
+    def _go_on(self) -> Result | None:
+        """Start what the smaller budget of the state had kept from starting; the result, if the run had ended."""
+        result = self._judge.verdict()
+        if result is None:
+            launched, record = self._dispatcher.extend()
+            self._follow(launched, ())
+            if record is not None and self._report is not None:
+                self._report(record)
+        return result
 
     def _save(self) -> None:
         self._saver.save(
@@ -161,6 +172,7 @@ class Virtual:
             version=self._server.version,
             num_samples=self._server.num_samples,
             train_seconds=self.train_seconds,
+            cut_short=self._dispatcher.cut_short,
         )
 
     def state_dict(self) -> Plain:
@@ -182,7 +194,6 @@ class Virtual:
             "link_free": self._link_free,
             "dead": self._dead,
             "changes_left": len(self._changes),
-            "draws": torch.from_numpy(self._draws),
             "idle_since": list(self._idle_since),
             "pulled_at": dict(self._pulled_at),
             "computed_at": dict(self._computed_at),
@@ -194,13 +205,12 @@ class Virtual:
         self._dispatcher.load_state_dict(state["dispatcher"])
         self._computation.load_state_dict(state["computation"])
         self._points.load_state_dict(state["points"])
-        self._judge.load_state_dict(state.get("judge"))
+        self._judge.load_state_dict(state["judge"])
         self.evaluations = unpack(state["evaluations"], classes_in("asyncsgd.records.events"))
         self.train_seconds, self.num_arrivals = state["train_seconds"], state["num_arrivals"]
         self._heap, self._uploads = unpack(state["heap"], {}), unpack(state["uploads"], {})
         self._link_free, self._dead = state["link_free"], state["dead"]
         self._changes = self._changes[len(self._changes) - state["changes_left"] :]
-        self._draws = state["draws"].cpu().numpy().copy()
         self._idle_since = list(state["idle_since"])
         self._pulled_at, self._computed_at = dict(state["pulled_at"]), dict(state["computed_at"])
 
@@ -231,6 +241,8 @@ class Virtual:
                 return result
         if over and limit is not None:
             self.train_seconds = limit
+            if entry is not None:
+                heapq.heappush(self._heap, entry)  # it is in flight still
             return Result(DONE)
         self.train_seconds = seconds
         return self._change() if entry is None else self._arrived(worker, dispatch)
@@ -303,9 +315,10 @@ class Virtual:
             if self._report is not None:
                 self._report(Fault(what, worker, server.version, now))
             return diverged(what)
-        if self._points.by_samples and (arrived.outcome.stepped or self._budget.spent_by(server.num_samples)):
-            return self._evaluate() if self._points.passed(server.num_samples, now) else None
-        return None
+        passed = self._points.by_samples and arrived.outcome.stepped and self._points.passed(server.num_samples, now)
+        if self._budget.spent_by(server.num_samples):
+            return self._evaluate() or Result(DONE)
+        return self._evaluate() if passed else None
 
     def _follow(self, launched: Launched, abandoned: tuple[int, ...]) -> None:
         """Draw how long everybody takes who starts now, and forget what was abandoned."""
@@ -318,13 +331,12 @@ class Virtual:
             self._schedule_together(launched)
             return
         for worker, dispatch in zip(launched.workers, launched.dispatches, strict=True):
-            self._schedule(worker, dispatch, count_batches(self._dispatcher.batches_of(worker)))
+            self._schedule(worker, dispatch)
 
-    def _schedule(self, worker: int, dispatch: int, num_gradients: int) -> None:
+    def _schedule(self, worker: int, dispatch: int) -> None:
         """Draw how long a worker that starts now takes."""
-        first = int(self._draws[worker])
-        self._draws[worker] += num_gradients
-        seconds = math.fsum(self._sampler.draw_one(worker, first + k) for k in range(num_gradients))
+        draws = range(self._dispatcher.first_draw(worker), int(self._dispatcher.next_draw[worker]))
+        seconds = math.fsum(self._sampler.draw_one(worker, draw) for draw in draws)
         if self._network is None:
             heapq.heappush(self._heap, (self.train_seconds + seconds, worker, dispatch))
             return
@@ -334,8 +346,7 @@ class Virtual:
     def _schedule_together(self, launched: Launched) -> None:
         """The same for many: their times are drawn as one array, and the heap is built anew where that is quicker."""
         index = np.array(launched.workers, dtype=np.int64)
-        seconds = self._sampler.draw(index, self._draws[index])
-        self._draws[index] += 1
+        seconds = self._sampler.draw(index, self._dispatcher.next_draw[index] - 1)
         new = list(zip((self.train_seconds + seconds).tolist(), launched.workers, launched.dispatches, strict=True))
         if len(new) > len(self._heap) // 8:
             self._heap += new

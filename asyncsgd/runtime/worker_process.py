@@ -91,12 +91,12 @@ class Assignment:
 class Straggling:
     """Makes a worker's gradients take as long as the assignment's speeds say, by waiting for the rest of the time.
 
-    >>> Straggling(None, 0).wait_seconds(0.5)
+    >>> Straggling(None, 0).wait_seconds(0.5, first_draw=7)
     0.0
     """
 
     def __init__(self, sampler: Sampler | None, worker: int) -> None:
-        self._sampler, self._worker, self._draw = sampler, worker, 0
+        self._sampler, self._worker = sampler, worker
 
     @classmethod
     def of(cls, assignment: Assignment, worker: int) -> Straggling:
@@ -105,17 +105,16 @@ class Straggling:
             None if assignment.speeds is None else assignment.speeds.on(assignment.num_workers, assignment.seed), worker
         )
 
-    def skip(self, num_gradients: int) -> None:
-        """Go on after so many gradients."""
-        self._draw += num_gradients
+    def wait_seconds(self, computed_seconds: float, first_draw: int, num_gradients: int = 1) -> float:
+        """How long to wait after `num_gradients` that have taken `computed_seconds` together.
 
-    def wait_seconds(self, computed_seconds: float, num_gradients: int = 1) -> float:
-        """How long to wait after `num_gradients` that have taken `computed_seconds` together."""
+        Args:
+            first_draw: how many gradients the worker was given before these. So a run that goes on draws on.
+        """
         if self._sampler is None:
             return 0.0
         each = computed_seconds / num_gradients
-        draws = range(self._draw, self._draw + num_gradients)
-        self._draw += num_gradients
+        draws = range(first_draw, first_draw + num_gradients)
         total = sum(self._sampler.stretched(self._worker, draw, each) for draw in draws)
         return max(0.0, total - computed_seconds)
 
@@ -200,7 +199,7 @@ def _obey(assignment: Assignment, end: WorkerEnd, straggling: Straggling) -> Non
                 gradient = worker.pseudo_gradient(indices, inner, command.learning_rate)
             if not on_host:
                 torch.cuda.synchronize(device)
-            wait_seconds = straggling.wait_seconds(time.perf_counter() - pulled, len(indices))
+            wait_seconds = straggling.wait_seconds(time.perf_counter() - pulled, command.first_draw, len(indices))
             if wait_seconds > 0:
                 end.told_to_compute(wait_seconds)  # an abandoned gradient need not be waited for
             computed = time.perf_counter()
@@ -236,7 +235,7 @@ def _obey_in_place(assignment: Assignment, end: SharedMemoryWorker, step: StepHe
         elif isinstance(command, Compute):
             version = end.version
             gradient = worker.gradient(command.batches[0][1])
-            wait_seconds = straggling.wait_seconds(time.perf_counter() - began)
+            wait_seconds = straggling.wait_seconds(time.perf_counter() - began, command.first_draw)
             if not _wait(end, wait_seconds, lambda: _hold(end, worker)):
                 return
             computed = time.perf_counter()

@@ -138,7 +138,7 @@ def open_again(path: Path, different: Sequence[tuple[str, object, object]], sett
         if _summary(path).get("status") == DONE and not different:
             raise UsageError(f"{path} is DONE; type a larger --samples to train on, or another folder for a new run")
         size = (path / EVENTS).stat().st_size
-        found = find(path, lambda checkpoint: checkpoint.events_bytes <= size)
+        found = find(path, lambda checkpoint: checkpoint.events_bytes <= size, becomes_longer=bool(different))
         forget_after(found)
         (path / "summary.json").unlink(missing_ok=True)  # first, or a kill leaves a run of these settings that is DONE
         if different:

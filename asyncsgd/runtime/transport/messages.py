@@ -28,6 +28,8 @@ class Compute:
     """Of the local steps; None: one gradient, and no step."""
     exact_version: int | None = None
     """If given, the starting point lies in the worker's slot, and this is its version."""
+    first_draw: int = 0
+    """Where times are drawn for gradients: the number of the first of them."""
 
 
 @dataclasses.dataclass(frozen=True)
