@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from analysis.findings.groups import DEFAULT_REFERENCE, Group, LeftOut, reference_algorithm
+from analysis.study.curves import crossings_of
 from analysis.study.machines import hardware_of, placements_of, timing_notes
 from analysis.study.types import MEASURED, Arm, Study, StudyRun
 from asyncsgd.records.events import DONE
@@ -64,6 +65,10 @@ class Comparison:
         return dataclasses.replace(
             self, pairs=tuple(pair for pair in self.pairs if pair.seed not in self.other_machines)
         )
+
+    def times_to(self, target: float) -> list[float]:
+        """Seconds until each of `runs` crosses the target, on looks that both runs of its pair had; inf for never."""
+        return [found.at for pair in self.pairs for found in crossings_of((pair.treatment, pair.reference), target)]
 
 
 def comparisons_of(study: Study, groups: Sequence[Group]) -> tuple[tuple[Comparison, ...], tuple[LeftOut, ...]]:

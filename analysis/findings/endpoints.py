@@ -14,7 +14,7 @@ from analysis.findings.groups import Group, is_registered
 from analysis.findings.judging import NOT_COMPARABLE, Endpoint, Family, Paired, Question
 from analysis.statistics.crossings import loss_at
 from analysis.statistics.intervals import short
-from analysis.study.curves import budget_of, common_seconds, curve_of, end_of, missed, spacing_at, time_to, worst_loss
+from analysis.study.curves import budget_of, common_seconds, curve_of, end_of, missed, spacing_at, worst_loss
 from analysis.study.types import MEASURED, Registration, Study, StudyRun
 
 DEFAULT_ALPHA = 0.05
@@ -116,19 +116,25 @@ def _planned_samples(run: StudyRun) -> float:
 
 
 def times_to_target(
-    comparison: Comparison, target: float, budget: float, *, common: bool = False, cut_short: bool = False
+    comparison: Comparison,
+    target: float,
+    seconds: Sequence[float],
+    budget: float,
+    *,
+    common: bool = False,
+    cut_short: bool = False,
 ) -> Paired:
     """Seconds until both runs of every pair reached `target`; inf for never.
 
     They say nothing where no run got there within the budget.
 
     Args:
+        seconds: of `Comparison.times_to`.
         common: whether every run was given the budget.
         cut_short: whether the budget was over because a run that had not got there had ended.
     """
-    times = [
-        (pair.seed, time_to(pair.treatment, target)[0], time_to(pair.reference, target)[0]) for pair in comparison.pairs
-    ]
+    seeds = [pair.seed for pair in comparison.pairs]
+    times = list(zip(seeds, seconds[::2], seconds[1::2], strict=True))
     alone = [str(seed) for seed, ours, theirs in times if not (0 < ours < math.inf and 0 < theirs < math.inf)]
     told = f"seed{'s' * (len(alone) > 1)} {', '.join(alone)}: not in the speed-up, which needs both to reach the target"
     paired = _paired(times, [told] * bool(alone))
@@ -147,13 +153,14 @@ def times_to_target(
     return dataclasses.replace(paired, nothing_because=because)
 
 
-def targets_reached(comparison: Comparison, target: float, budget: float) -> Paired:
-    """1 for a run that reached `target` within the budget that every run had, 0 for one that did not."""
+def targets_reached(seconds: Sequence[float], budget: float) -> Paired:
+    """1 for a run that reached its target within the budget that every run had, 0 for one that did not.
 
-    def reached(run: StudyRun) -> float:
-        return float(time_to(run, target)[0] <= budget)
-
-    return _paired([(pair.seed, reached(pair.treatment), reached(pair.reference)) for pair in comparison.pairs])
+    Args:
+        seconds: of `Comparison.times_to`.
+    """
+    reached = [float(time <= budget) for time in seconds]
+    return Paired(tuple(reached[::2]), tuple(reached[1::2]))
 
 
 def seconds_unit(group: Group) -> str:
@@ -191,11 +198,13 @@ def questions_of(study: Study, comparisons: Sequence[Comparison], *, exploratory
     questions = []
     for whole in comparisons:
         group = whole.group
+        timed = whole.in_seconds
+        seconds = [] if group.target is None else timed.times_to(group.target)
+        common = None if group.target is None else common_seconds(timed.runs, seconds)
         for endpoint in ENDPOINTS_OF_PRETRAINING if not whole.control else ("loss_at_equal_samples",):
-            comparison = whole.in_seconds if endpoint in IN_SECONDS else whole
+            comparison = timed if endpoint in IN_SECONDS else whole
             caveats = (*whole.lost, *(whole.no_speed if endpoint in IN_SECONDS else ()))
             declared, budget, improvement, cut_short = True, None, None, False
-            common = None if group.target is None else common_seconds(comparison.runs, group.target)
             notes = list(comparison.notes)
             if endpoint in TO_THE_TARGET:
                 if group.target is None or (endpoint == "target_reached" and common is None):
@@ -208,18 +217,18 @@ def questions_of(study: Study, comparisons: Sequence[Comparison], *, exploratory
                 assert common is not None
                 unit = "of the runs"
                 label = f"loss {group.target:g} reached within {short(common)} {seconds_unit(group)}"
-                values = targets_reached(comparison, group.target, common)
+                values = targets_reached(seconds, common)
             elif endpoint == "time_to_target":
                 assert group.target is not None
-                budget, why = budget_of(comparison.runs, group.target)
+                budget, why = budget_of(comparison.runs, seconds)
                 notes += [why] * (budget is not None)
                 unit = seconds_unit(group)
                 label = f"time to loss {group.target:g}" + (f", restricted to {short(budget)} {unit}" if budget else "")
-                cut_short = common is None and missed(comparison.runs, group.target)
+                cut_short = common is None and bool(missed(comparison.runs, seconds))
                 values = Paired((), ())
                 if budget is not None:
                     values = times_to_target(
-                        comparison, group.target, budget, common=common is not None, cut_short=cut_short
+                        comparison, group.target, seconds, budget, common=common is not None, cut_short=cut_short
                     )
             else:
                 unit = "nats"

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.statistics.crossings import crossing
+from analysis.statistics.crossings import crossing, on_common_looks
 from analysis.statistics.intervals import Interval, t_interval
 from analysis.study.curves import curve_of
 from analysis.study.run import Run
@@ -86,10 +86,13 @@ def _way(name: str, runs: Sequence[Run], model: str, theirs: Mapping[int, Run], 
     summary = runs[0].summary
     ratios = []
     for run in runs:
-        own = crossing(*curve_of(run, "total_samples"), target).at
         other = theirs.get(run.summary["seed"])
-        if other is not None and math.isfinite(own):
-            ratios.append(math.log(own / crossing(*curve_of(other, "total_samples"), target).at))
+        if other is None:
+            continue
+        curves = on_common_looks([curve_of(each, "total_samples") for each in (run, other)])
+        own, their = (crossing(*curve, target).at for curve in curves)
+        if math.isfinite(own):
+            ratios.append(math.log(own / their))
     names = [key for key, value in (summary.get("metrics") or {}).items() if isinstance(value, float)]
     used = [_stages_of(run) for run in runs]
     bubbles = [1.0 - computed / passed for computed, passed, *_ in filter(None, used) if computed is not None]

@@ -22,7 +22,7 @@ from analysis.statistics.across_tasks import (
     stratified_bootstrap,
 )
 from analysis.statistics.intervals import Interval, Refused
-from analysis.study.curves import curve_of, end_of, time_to, worst_loss
+from analysis.study.curves import crossings_of, curve_of, end_of, worst_loss
 from analysis.study.read import load_study
 from asyncsgd.errors import UsageError
 
@@ -75,8 +75,9 @@ def read_task(folder: Path) -> Task:
     algorithms = {arm: study.arm(arm).algorithm for arm in runs}
     times = {}
     if group.target is not None:
-        for arm, of_arm in runs.items():
-            times[algorithms[arm]] = statistics.median(time_to(of_arm[seed], group.target)[0] for seed in seeds)
+        found = [crossings_of([of_arm[seed] for of_arm in runs.values()], group.target) for seed in seeds]
+        for arm, of_arm in zip(runs, zip(*found, strict=True), strict=True):
+            times[algorithms[arm]] = statistics.median(crossing.at for crossing in of_arm)
     return Task(
         folder.name,
         group.clock,

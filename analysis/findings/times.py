@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy
 
@@ -16,7 +16,7 @@ from analysis.statistics.crossings import target_grid
 from analysis.statistics.intervals import Interval, t_interval
 from analysis.statistics.survival import kaplan_meier, log_rank
 from analysis.statistics.time_to_target import restricted, restricted_times, speed_up
-from analysis.study.curves import budget_of, end_of, improvement_of, time_to
+from analysis.study.curves import budget_of, crossings_of, end_of, improvement_of
 from analysis.study.machines import timing_notes
 from analysis.study.types import Study, StudyRun
 
@@ -95,13 +95,14 @@ def reached_panels(scope: Scope, generator: numpy.random.Generator) -> tuple[Rea
         runs = [run for arm in group.arms for run in scope.usable[arm]]
         if group.target is None or not runs:
             continue
-        budget, reason = budget_of(runs, group.target)
-        curves, gaps = [], []
+        found = [crossings_of([run], group.target)[0] for run in runs]  # each by its own looks
+        budget, reason = budget_of(runs, [crossing.at for crossing in found])
+        curves = []
         for arm in group.arms:
-            if scope.usable[arm]:
-                curves.append(_reached_curve(arm, scope.usable[arm], group.target, budget))
-                gaps += [time_to(run, group.target)[1] for run in scope.usable[arm]]
-        spacings = [gap for gap in gaps if gap]
+            own = [place for place, run in enumerate(runs) if run.arm == arm]
+            if own:
+                curves.append(_reached_curve(arm, [runs[k] for k in own], [found[k].at for k in own], budget))
+        spacings = [crossing.spacing for crossing in found if crossing.spacing]
         panels.append(
             ReachedPanel(
                 group=group.name,
@@ -118,22 +119,22 @@ def reached_panels(scope: Scope, generator: numpy.random.Generator) -> tuple[Rea
     return tuple(panels)
 
 
-def _observed(runs: Iterable[StudyRun], target: float) -> tuple[list[float], list[bool]]:
+def _observed(runs: Sequence[StudyRun], to_target: Sequence[float]) -> tuple[list[float], list[bool]]:
     """Time of every run, and whether it is the target's: else it is its end, and inf for a run that diverged."""
     times, observed = [], []
-    for run in runs:
+    for run, at in zip(runs, to_target, strict=True):
         assert run.run is not None
-        at = time_to(run, target)[0]
         observed.append(math.isfinite(at))
         times.append(at if math.isfinite(at) or run.diverged else end_of(run.run, "train_seconds"))
     return times, observed
 
 
-def _reached_curve(arm: str, runs: Sequence[StudyRun], target: float, budget: float | None) -> ReachedCurve:
-    times, observed = _observed(runs, target)
+def _reached_curve(
+    arm: str, runs: Sequence[StudyRun], to_target: Sequence[float], budget: float | None
+) -> ReachedCurve:
+    times, observed = _observed(runs, to_target)
     reached = sum(observed)
     curve = kaplan_meier(times, observed)
-    to_target = [time if seen else math.inf for time, seen in zip(times, observed, strict=True)]
     median = float(numpy.median(to_target))
     return ReachedCurve(
         arm=arm,
@@ -157,12 +158,13 @@ def _log_ranks(scope: Scope, group: Group, generator: numpy.random.Generator) ->
         seeds = sorted(seed for seed in set(ours) & set(theirs) if seed is not None)
         if not seeds:
             continue
-        found = log_rank(
-            *_observed([ours[seed] for seed in seeds], group.target),
-            *_observed([theirs[seed] for seed in seeds], group.target),
-            generator,
-            paired=True,
-        )
+        pairs = [(ours[seed], theirs[seed]) for seed in seeds]
+        times = [[found.at for found in crossings_of(pair, group.target)] for pair in pairs]
+        sides = [
+            _observed(runs, to_target)
+            for runs, to_target in zip(zip(*pairs, strict=True), zip(*times, strict=True), strict=True)
+        ]
+        found = log_rank(*sides[0], *sides[1], generator, paired=True)
         yield arm, found.p
 
 
@@ -187,9 +189,9 @@ def sensitivities(
             continue
         points = []
         for share, target in target_grid(*improvement, shares=TARGET_SHARES).items():
-            ours = [time_to(pair.treatment, target)[0] for pair in comparison.pairs]
-            theirs = [time_to(pair.reference, target)[0] for pair in comparison.pairs]
-            budget, _ = budget_of(comparison.runs, target)
+            times = comparison.times_to(target)
+            ours, theirs = times[::2], times[1::2]
+            budget, _ = budget_of(comparison.runs, times)
             ratio = None
             if budget is not None:
                 ratio = restricted_times(ours, theirs, budget, generator).ratio

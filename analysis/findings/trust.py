@@ -18,10 +18,11 @@ from analysis.findings.judging import TestRow
 from analysis.findings.single_runs import HardwareRow
 from analysis.findings.tuning import TuningResult
 from analysis.statistics.convergence_guard import MINIMUM_RUNS, Guard, convergence
+from analysis.statistics.crossings import lowest_held
 from analysis.statistics.intervals import Refused, short
 from analysis.statistics.power import detectable_effect
 from analysis.statistics.verdict import MINIMUM_PAIRS, nothing_to_find, what_could_be_found
-from analysis.study.curves import common_seconds, curve_of, time_to
+from analysis.study.curves import common_curves, common_seconds, crossings_of
 from analysis.study.machines import disturbed, other_load
 from analysis.study.types import MEASURED, VIRTUAL, Study, StudyRun, clocks_of, summary_of
 from asyncsgd.study.plan import BASELINE
@@ -124,16 +125,20 @@ def _guarded(
         return Refused("they were evaluated on different data")
     if diverged := [run.name for run in everybody if run.diverged]:
         return Refused(f"{', '.join(diverged)} diverged")
-    curves = [curve_of(run.run, "total_samples")[1] for run in everybody if run.run is not None]
-    if any(not len(losses) for losses in curves):
+    curves = [curve[1] for curve in common_curves(everybody, "total_samples") if curve is not None]
+    if len(curves) < len(everybody):
         return Refused("a run has no evaluation")
-    lowest = max(float(losses.min()) for losses in curves)
+    lowest = max(map(lowest_held, curves))
     goal, told = (
         (lowest, "the lowest loss that all reach") if target is None or lowest > target else (target, "the target")
     )
     if goal >= min(float(losses[0]) for losses in curves):
         return Refused("a run never gets below its first loss")
-    ours, theirs = ({run.seed: time_to(run, goal, "total_samples")[0] for run in side} for side in (new, reference))
+    samples = [crossing.at for crossing in crossings_of(everybody, goal, "total_samples")]
+    ours, theirs = (
+        {run.seed: at for run, at in zip(side, times, strict=True)}
+        for side, times in ((new, samples[: len(new)]), (reference, samples[len(new) :]))
+    )
     common = [seed for seed in ours if seed in theirs]
     if len(common) >= MINIMUM_RUNS:
         found = convergence([ours[seed] for seed in common], [theirs[seed] for seed in common], batch, paired=True)
@@ -198,7 +203,10 @@ def _budget_item(study: Study, comparisons: Sequence[Comparison]) -> TrustItem:
     }
     if not runs:
         return TrustItem(title, "does not apply", "good", "there is no target")
-    known = {name: common_seconds(own, compared[name].target or 0.0) for name, own in runs.items()}
+    known = {}
+    for name, own in runs.items():
+        times = [crossings_of([run], compared[name].target or 0.0)[0].at for run in own]
+        known[name] = common_seconds(own, times)
     without = [name for name, seconds in known.items() if seconds is None]
     if without:
         detail = f"{'; '.join(without)}: the faster arm stopped first, and a target that it misses says nothing"

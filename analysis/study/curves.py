@@ -7,9 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import numpy
-from numpy.typing import NDArray
 
-from analysis.statistics.crossings import crossing
+from analysis.statistics.crossings import NEVER, Crossing, LossCurve, crossing, on_common_looks
 from analysis.statistics.intervals import short
 from analysis.study.run import Run
 from analysis.study.types import StudyRun
@@ -17,7 +16,7 @@ from analysis.study.types import StudyRun
 Column = Literal["train_seconds", "total_samples"]
 
 
-def curve_of(run: Run, column: Column) -> tuple[NDArray[numpy.float64], NDArray[numpy.float64]]:
+def curve_of(run: Run, column: Column) -> LossCurve:
     """The finite evaluations of a run, positions strictly increasing.
 
     Of several evaluations at one position (nothing arrived between them) the last is taken.
@@ -52,29 +51,29 @@ def worst_loss(runs: Iterable[StudyRun]) -> float:
     return largest
 
 
-def time_to(run: StudyRun, target: float, column: Column = "train_seconds") -> tuple[float, float | None]:
-    """Seconds (or samples) until the target, and the gap between the evaluations around it.
+def common_curves(runs: Sequence[StudyRun], column: Column) -> list[LossCurve | None]:
+    """The curves of `runs`, which are compared with one another, `on_common_looks`; one run alone keeps its own looks.
 
-    It is inf for a run that never got there, and for one that diverged.
+    A run that diverged, or has no evaluation, has no curve here and takes no look from the others.
     """
-    if run.run is None or run.diverged:
-        return math.inf, None
-    x, y = curve_of(run.run, column)
-    if not len(x):
-        return math.inf, None
-    found = crossing(x, y, target)
-    return found.at, found.spacing
+    own = [None if run.run is None or run.diverged else curve_of(run.run, column) for run in runs]
+    known = iter(on_common_looks([curve for curve in own if curve is not None and len(curve[0])]))
+    return [None if curve is None or not len(curve[0]) else next(known) for curve in own]
 
 
-def common_seconds(runs: Iterable[StudyRun], target: float) -> float | None:
+def crossings_of(runs: Sequence[StudyRun], target: float, column: Column = "train_seconds") -> list[Crossing]:
+    """When each of `runs` crosses the target, on their `common_curves`; never for a run without one."""
+    return [NEVER if curve is None else crossing(*curve, target) for curve in common_curves(runs, column)]
+
+
+def common_seconds(runs: Sequence[StudyRun], times: Sequence[float]) -> float | None:
     """The budget in seconds that all runs had, where all that missed the target lasted so long; else None."""
-    there = [run for run in runs if run.run is not None]
-    budgets = {run.run.settings.get("seconds") for run in there if run.run is not None}
+    there = [run.run for run in runs if run.run is not None]
+    budgets = {run.settings.get("seconds") for run in there}
     budget = budgets.pop() if len(budgets) == 1 else None
     if not isinstance(budget, int | float):
         return None
-    ended = [_seconds_of(run.run) for run in there if run.run is not None and missed([run], target)]
-    return float(budget) if all(end >= budget for end in ended) else None
+    return float(budget) if all(_seconds_of(run) >= budget for run in missed(runs, times)) else None
 
 
 def spacing_at(run: Run, column: Column, position: float) -> float:
@@ -84,34 +83,43 @@ def spacing_at(run: Run, column: Column, position: float) -> float:
     return 0.0 if right in (0, len(x)) or x[right] == position else float(x[right] - x[right - 1])
 
 
-def missed(runs: Iterable[StudyRun], target: float) -> bool:
-    """Whether a run came to its end without reaching the target, so that times are known up to that end only."""
-    return any(run.run is not None and not run.diverged and math.isinf(time_to(run, target)[0]) for run in runs)
+def missed(runs: Sequence[StudyRun], times: Sequence[float]) -> list[Run]:
+    """The runs that came to their end without reaching the target, so that their times are known up to that end only.
+
+    Args:
+        times: to the target, of every run; inf for never.
+    """
+    return [
+        run.run
+        for run, time in zip(runs, times, strict=True)
+        if run.run is not None and not run.diverged and math.isinf(time)
+    ]
 
 
-def budget_of(runs: Sequence[StudyRun], target: float) -> tuple[float | None, str]:
+def budget_of(runs: Sequence[StudyRun], times: Sequence[float]) -> tuple[float | None, str]:
     """The common budget of restricted times, and why it is that.
 
     It is the budget in seconds that all runs were given. Where they were budgeted otherwise, a run that came to its end
     without reaching the target is known to need longer than it lasted, and no more: beyond the shortest of these
     nothing can be compared. Without such a run, times are known up to the longest run.
+
+    Args:
+        times: to the target, of every run; inf for never.
     """
-    if (common := common_seconds(runs, target)) is not None:
+    if (common := common_seconds(runs, times)) is not None:
         return common, f"every run had {short(common)} s"
-    ends = {run.name: _seconds_of(run.run) for run in runs if run.run is not None}
-    ends = {name: end for name, end in ends.items() if math.isfinite(end) and end > 0}
+    ends = [_seconds_of(run.run) for run in runs if run.run is not None]
+    ends = [end for end in ends if end > 0]
     if not ends:
         return None, "no run has a time"
-    stopped = [
-        ends[run.name] for run in runs if run.name in ends and not run.diverged and math.isinf(time_to(run, target)[0])
-    ]
+    stopped = [end for run in missed(runs, times) if (end := _seconds_of(run)) > 0]
     if stopped:
         shortest = min(stopped)
         return shortest, (
             f"restricted to {short(shortest)} s, the shortest of {len(stopped)} "
             f"run{'s' * (len(stopped) != 1)} that ended without reaching the target"
         )
-    longest = max(ends.values())
+    longest = max(ends)
     return longest, f"restricted to {short(longest)} s, the longest run; every run that did not diverge got there"
 
 

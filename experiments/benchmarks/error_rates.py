@@ -14,6 +14,10 @@ the treatment: whoever then says "equivalent" is wrong. S3 tests times to a targ
 a fifth to a third do not get there. The exact test cannot reject more often than alpha, and less often where few sign
 patterns (or equal times) leave no p just below it.
 
+**Looks**: how often one of two modes is sooner at a target or later, where both have one true curve whose plateau is
+just below it. One of them is evaluated 1 to 8 times as often as the other. Times are taken on common looks; the last
+column shows what each curve's own looks would give.
+
 **Power**: the share of studies in which the sign-flip test finds the difference that reports call the smallest
 detectable one. It is made for normal differences, where it is to be 80 %.
 
@@ -36,6 +40,7 @@ import numpy
 from numpy.typing import NDArray
 
 from analysis.statistics.convergence_guard import Guard, convergence
+from analysis.statistics.crossings import LossCurve, crossing, on_common_looks
 from analysis.statistics.equivalence import tost_paired
 from analysis.statistics.paired import paired_difference, shift_interval, sign_flip
 from analysis.statistics.power import detectable_effect
@@ -50,6 +55,12 @@ TOLERANCE = 2.0
 FAMILY = 3
 FAR = 4.0
 """Standard deviations of a comparison that is surely found."""
+
+PLATEAU, FALL, TARGET, FLUCTUATION = 4.98, 1.02, 5.0, 0.02
+"""Of the true curve, PLATEAU + FALL exp(-t / FALL_SECONDS); the standard deviation of an evaluation from it."""
+FALL_SECONDS, LOOK_SECONDS = 25.0, 100.0
+FEW_LOOKS = 11
+TIMES_AS_MANY = (1, 1.5, 2, 3, 4, 8)
 
 Noise = Callable[[numpy.random.Generator, tuple[int, ...]], NDArray[numpy.float64]]
 
@@ -101,6 +112,29 @@ def seconds(losses: NDArray[numpy.float64], generator: numpy.random.Generator) -
     times = 40.0 * numpy.exp(0.5 * losses)
     times[generator.random(len(times)) < 0.1] = math.inf
     return times
+
+
+def looks(name: str, n: int, num_studies: int, seed: int) -> dict[str, float]:
+    """How often a mode is sooner or later only because it, or the other, was evaluated more often."""
+    generator = numpy.random.default_rng([seed, 4, n, list(NOISES).index(name)])
+    found = {}
+    for times, own in [(times, False) for times in TIMES_AS_MANY] + [(TIMES_AS_MANY[-1], True)]:
+        often = round((FEW_LOOKS - 1) * times) + 1
+        hits = 0
+        for _ in range(num_studies):
+            pairs = [(_looked_at(often, name, generator), _looked_at(FEW_LOOKS, name, generator)) for _ in range(n)]
+            reached = [
+                [min(crossing(*curve, TARGET).at, LOOK_SECONDS) for curve in (pair if own else on_common_looks(pair))]
+                for pair in pairs
+            ]
+            hits += sign_flip([ours - theirs for ours, theirs in reached], generator) < ALPHA
+        found[f"{times:g} times{', own' * own}"] = hits / num_studies
+    return found
+
+
+def _looked_at(number: int, name: str, generator: numpy.random.Generator) -> LossCurve:
+    x = numpy.linspace(0, LOOK_SECONDS, number)
+    return x, PLATEAU + FALL * numpy.exp(-x / FALL_SECONDS) + FLUCTUATION * differences_of(name, (number,), generator)
 
 
 def power_and_guard(name: str, n: int, num_studies: int, seed: int) -> dict[str, float]:
@@ -180,6 +214,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.seed < 0:
         raise UsageError(f"--seed must be 0 or more, got {arguments.seed}; type --seed 0")
     print_table(f"false positives at alpha = {ALPHA:g}", false_positives, arguments.studies, arguments.seed)
+    print_table("sooner or later by looks alone", looks, arguments.studies, arguments.seed)
     print_table("power and guard", power_and_guard, arguments.studies, arguments.seed)
     print_table("coverage of paired differences", coverage, arguments.studies, arguments.seed)
     print(f"coverage of Amdahl's law, {arguments.law_studies} studies per row ± Monte Carlo standard error")

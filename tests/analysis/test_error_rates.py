@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -24,14 +25,16 @@ def shares_of(row: str) -> list[float]:
 def test_the_tables_have_a_row_per_noise_and_number_of_pairs() -> None:
     done = error_rates(*FEW)
     assert (done.returncode, done.stderr) == (0, "")
-    nulls, power, intervals, law = (part.splitlines() for part in done.stdout.strip().split("\n\n"))
+    nulls, looks, power, intervals, law = (part.splitlines() for part in done.stdout.strip().split("\n\n"))
     assert nulls[1].split("  ")[-1].strip() == "S3 sign-flip"
-    for title, _, *rows in (nulls, power, intervals):
+    for title, _, *rows in (nulls, looks, power, intervals):
         assert "10 studies per row" in title
         assert [row.split()[:2] for row in rows] == [
             [noise, n] for noise in ("normal", "heavy", "skewed") for n in ("6", "8", "10")
         ]
     assert all(len(shares_of(row)) == 4 and max(shares_of(row)) <= 50 for row in nulls[2:])  # a chance of 1e-4
+    *common, own = zip(*map(shares_of, looks[2:]), strict=True)
+    assert max(map(statistics.fmean, common)) < 15 < statistics.fmean(own)
     found, at_tolerance, at_zero = zip(*map(shares_of, power[2:]), strict=True)
     assert sum(found) / len(found) > 60
     assert sum(at_tolerance) / len(at_tolerance) < 20 < sum(at_zero) / len(at_zero)

@@ -44,7 +44,7 @@ def ends_early(missing: int):
     there = [straight(6.0, 4.0, seconds=12.0 + number)[:4] for number in range(8 - missing)]
     treatment = [[*curve[:3], (160, 10.0, 4.9)] for curve in there]
     treatment += [straight(6.0, 5.2, seconds=10.0)] * missing
-    return treatment, [straight(6.0, 4.0, seconds=40.0)] * 8
+    return treatment, [straight(6.0, 4.0, seconds=40.0, evaluations=21)] * 8
 
 
 def test_times_are_told_up_to_the_end_of_the_first_run_that_missed_the_target(tmp_path):

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from analysis.statistics.crossings import Crossing, crossing, loss_at, target_grid
+from analysis.statistics.crossings import NEVER, Crossing, crossing, loss_at, lowest_held, on_common_looks, target_grid
 from analysis.statistics.paired import paired_difference
 from analysis.statistics.survival import kaplan_meier, log_rank
 from analysis.statistics.time_to_target import restricted, restricted_times, speed_up
@@ -34,7 +34,10 @@ CROSSINGS = [
     ([0, 10, 20], [6, 5, 4], 6.0, Crossing(0.0, 0.0)),
     ([3, 10], [2, 1], 6.0, Crossing(3.0, 0.0)),  # there from the first evaluation on
     ([0, 10, 20], [6, 5, 4], 3.9, Crossing(INF, None)),
-    ([0, 10, 20, 30], [6, 4, 6, 3], 4.0, Crossing(10.0, 10.0)),  # the first time, though it goes up again
+    ([0, 10, 20, 30], [6, 4, 4, 6], 4.0, Crossing(10.0, 10.0)),  # the first time, though it goes up again
+    ([0, 10, 20, 30], [6, 4, 7, 3], 4.0, Crossing(27.5, 10.0)),  # a dip for one evaluation is no crossing
+    ([0, 10, 20], [4, 6, 5], 4.0, Crossing(INF, None)),
+    ([0, 10, 20], [6, 4, NAN], 4.0, Crossing(INF, None)),  # nor is one before a loss that is no number
     ([0, 10, 30], [6, NAN, 4], 5.0, Crossing(30.0, 20.0)),  # nothing to interpolate from
     ([0, 10, 30], [6, INF, 4], 5.0, Crossing(30.0, 20.0)),
     ([0, 10, 20], [6, NAN, -INF], 5.0, Crossing(INF, None)),
@@ -55,16 +58,70 @@ def test_the_first_evaluation_at_the_target_is_interpolated_to_the_one_before(
 def test_a_crossing_lies_on_the_line_between_two_evaluations(losses: list[int], target: int) -> None:
     positions = np.cumsum([1.0] * len(losses))
     found = crossing(positions, losses, target)
-    if min(losses) > target:
-        assert found == Crossing(INF, None)
-    elif losses[0] <= target:
+    held = [index for index in range(len(losses)) if max(losses[index : index + 2]) <= target]
+    assert bool(held) == (lowest_held(losses) <= target)
+    if not held:
+        assert found == NEVER
+    elif held[0] == 0:
         assert found == Crossing(1.0, 0.0)
     else:
-        first = next(index for index, loss in enumerate(losses) if loss <= target)
+        first = held[0]
         assert positions[first - 1] < found.at <= positions[first]
         assert loss_at(positions, losses, found.at) == pytest.approx(target)
         shifted = crossing(positions + 100, [loss - 5 for loss in losses], target - 5)
         assert shifted.at == pytest.approx(found.at + 100)
+
+
+def curve(positions, losses=None) -> tuple[np.ndarray, np.ndarray]:
+    x = np.array(positions, dtype=float)
+    return x, x if losses is None else np.array(losses, dtype=float)
+
+
+@pytest.mark.parametrize(
+    ("sparse", "dense", "kept"),
+    [
+        ([0, 10, 20], [0, 4, 8, 12, 16, 20], [0, 8, 20]),
+        ([0, 10, 20], [0, 9, 10, 11, 20], [0, 10, 20]),
+        ([0, 100], [0, 5, 50, 95], [0, 95]),  # looked at at its ends only, and longer than the other
+        ([0, 10, 20], [0, 5, 10, 15, 20, 25, 30, 35, 40, 45], [0, 10, 20, 30, 45]),  # goes on with its spacing
+        ([0, 10, 11], [0, 9, 20, 30], [0, 9, 20, 30]),  # as many up to 11 as the other, though elsewhere
+        ([0, 10, 12], [0, 9, 10, 11, 12], [0, 10, 12]),
+        ([0, 1, 2, 9], [0, 4, 5, 6, 9], [0, 4, 5, 9]),  # each once, in order
+    ],
+)
+def test_the_curve_that_is_looked_at_more_often_keeps_the_looks_next_to_the_others(sparse, dense, kept) -> None:
+    (one, _), (other, losses) = on_common_looks([curve(sparse), curve(dense, np.negative(dense))])
+    assert (one.tolist(), other.tolist(), losses.tolist()) == (sparse, kept, np.negative(kept).tolist())
+    assert [x.tolist() for x, _ in on_common_looks([curve(dense), curve(sparse)])] == [kept, sparse]
+
+
+@given(st.lists(st.sets(st.integers(0, 50), max_size=20).map({0}.union), min_size=1, max_size=3))
+@examples
+def test_no_curve_keeps_more_looks_than_the_sparsest_has_up_to_where_the_first_ends(sets: list[set[int]]) -> None:
+    given_curves = [curve(sorted(positions)) for positions in sets]
+    found = [x for x, _ in on_common_looks(given_curves)]
+    shortest = min(map(max, sets))
+    fewest = min(sum(position <= shortest for position in positions) for positions in sets)
+    for positions, kept in zip(sets, found, strict=True):
+        assert set(kept) <= positions
+        assert (np.diff(kept) > 0).all()
+        assert kept[-1] == max(positions)
+        assert (kept <= shortest).sum() <= fewest + 1  # its last look is kept, wherever the others are
+    again = [x.tolist() for x, _ in on_common_looks(given_curves[:1])]
+    assert again == [sorted(sets[0])]
+
+
+@given(st.integers(3, 40), st.integers(3, 40), st.floats(0.5, 3))
+@examples
+def test_arms_that_truly_differ_keep_their_ratio_up_to_the_spacing_of_the_looks(n: int, m: int, speed: float) -> None:
+    ours, theirs = np.linspace(0, 100, n), np.linspace(0, 100, m)
+    curves = [(ours, np.exp(-speed * ours / 50)), (theirs, np.exp(-theirs / 50))]
+    found, reference = (crossing(*each, 0.4) for each in on_common_looks(curves))
+    sparse = 100 / (min(n, m) - 1)
+    assert abs(reference.at + 50 * math.log(0.4)) <= 1.5 * sparse
+    assert (found.at == INF) == (math.exp(-2 * speed) > 0.4)
+    if found.at < INF:
+        assert abs(found.at + 50 * math.log(0.4) / speed) <= 1.5 * sparse
 
 
 def test_the_loss_at_a_position_is_linear_and_not_known_beyond_or_beside_a_hole() -> None:
