@@ -25,6 +25,7 @@ from analysis.report.tables.speed_ladder import (
     rungs_table,
     score,
     stacks_table,
+    validation_table,
 )
 from analysis.report.tables.table import markdown
 from analysis.statistics.verdict import MINIMUM_PAIRS
@@ -60,7 +61,8 @@ def text(found: Ladders) -> str:
     ]
     for ladder in found.ladders:
         boxes = [f"- {line}" for line in checklist(ladder)]
-        tables = markdown([rungs_table(ladder), stacks_table(ladder)]).rstrip()
+        shown = [rungs_table(ladder), stacks_table(ladder), validation_table(ladder, found.machine)]
+        tables = markdown(shown).rstrip()
         parts += [tables, f"```\n{block(ladder)}\n```", "\n".join(boxes), prediction(ladder)]
         parts.append("\n".join(f"- {line}" for line in gains(ladder)))
     return "\n\n".join([*parts, markdown([publication_table(found), expected_table(found)])])
@@ -87,7 +89,7 @@ def page(found: Ladders, command: str) -> Any:
             ladder.task,
             f"{ladder.task} on {ladder.data}",
             () if number == 0 else row(ladder),
-            (rungs_table(ladder), stacks_table(ladder)),
+            (rungs_table(ladder), stacks_table(ladder), validation_table(ladder, found.machine)),
             lead=(prediction(ladder),),
             commands=(block(ladder),),
             lists=(

@@ -13,7 +13,8 @@ every update as it was. Each further one has one rung more. It says how many tim
 score is equivalent. The final stack is the last one before the first whose score is not.
 
 Rates are those after a warm-up, evaluations not counted. `--out` holds ladder.json (the measurements), ladder.md and
-report.html. `python -m analysis.speed_ladder OUT` makes the last two again."""
+report.html. `python -m analysis.speed_ladder OUT` makes the last two again. A ladder that was interrupted goes on when
+the same command is typed again: parts.json holds every turn that was measured."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ import argparse
 import dataclasses
 import functools
 import json
+import os
 import random
 import statistics
 import sys
@@ -32,17 +34,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from asyncsgd.errors import RunError, UsageError
+from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError
 from asyncsgd.experiment import cache_folder, resolve_device
 from asyncsgd.hardware import Hardware
 from asyncsgd.records.environment import available_cores, describe_environment
-from asyncsgd.records.run_folder import write_text
+from asyncsgd.records.run_folder import write_json, write_text
 from asyncsgd.runtime.processes import fork_server
 from speed_ladder_trainings import BATCH_SIZE, SCORE, SEQ_LEN, Meter, Stack, Subject
 
 MARGINS = {"classification": 0.03, "masked_lm": 0.05}
 """Declared before the runs: a macro-F1, and nats of evaluation loss."""
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+PARTS = "parts.json"
 
 
 def naive_loop(
@@ -160,6 +163,7 @@ def steps_of(task: str, device: str, larger: int) -> list[Step]:
             "--gradient-checkpointing",
             {"gradient_checkpointing": True},
         ),
+        Step("DataParallel", "All GPUs", "--mode single --data-parallel", {"workers": "data_parallel"}),
         Step("synchronous workers", "More workers", f"--mode sync --nproc {number}", {"workers": "sync"}),
         Step("asynchronous workers", "More workers", f"--mode async --nproc {number}", {"workers": "async"}, False),
         Step("compiled loss", "torch.compile", "--compile", {"compile": True}),
@@ -172,20 +176,64 @@ def reason_not_to(step: Step, device: str, size: Size, left_out: Sequence[str]) 
         return "left out by --leave-out"
     if "compile" in step.change and not size.compiles:
         return "the first batch compiles for a minute, too long for --quick"
-    if "workers" in step.change and (torch.cuda.device_count() if device == "cuda" else available_cores()) < 2:
-        return f"two workers need two {'GPUs' if device == 'cuda' else 'cores'}"
+    number, kind = (torch.cuda.device_count(), "GPUs") if device == "cuda" else (available_cores(), "cores")
+    if step.change.get("workers") == "data_parallel" and (kind == "cores" or number < 2):
+        return "it gives each of several GPUs a part of the batch, and here are fewer than two"
+    if "workers" in step.change and number < 2:
+        return f"two workers need two {kind}"
     return ""
 
 
-def in_turns(name: str, turns: int, sides: Sequence[Callable[[int], Any]]) -> list[list[Any]]:
+Keep = Callable[[str, Callable[[], list[Any]]], list[Any]]
+"""Gives what a turn of that name has measured before, or measures it now."""
+
+
+class Parts:
+    """The turns of a ladder that were measured, in a file: one that was interrupted goes on from there.
+
+    Whole turns are kept, since the sides of a turn are compared with each other.
+
+    Args:
+        settings: of the ladder, the machine among them.
+
+    Raises:
+        UsageError: if the file is of other settings.
+    """
+
+    def __init__(self, file: Path, settings: Mapping[str, Any]) -> None:
+        self._file, self._settings = file, json.loads(json.dumps(settings))
+        self._turns: dict[str, list[Any]] = {}
+        if not file.is_file():
+            return
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+            before, self._turns = dict(found["settings"]), dict(found["turns"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{file} cannot be read ({error!r}); delete it, or type another --out") from error
+        names = [name for name in self._settings | before if self._settings.get(name) != before.get(name)]
+        if names:
+            changed = ", ".join(f"{name} {before.get(name)} -> {self._settings.get(name)}" for name in names)
+            raise UsageError(f"{file.parent} holds a ladder of other settings ({changed}); type another --out")
+
+    def keep(self, name: str, measure: Callable[[], list[Any]]) -> list[Any]:
+        """As `Keep`; what is measured now is in the file when this returns."""
+        if name not in self._turns:
+            self._turns[name] = measure()
+            write_json(self._file, {"settings": self._settings, "turns": self._turns})
+        return self._turns[name]
+
+
+def in_turns(name: str, turns: int, sides: Sequence[Callable[[int], Any]], keep: Keep) -> list[list[Any]]:
     """What each side gives for each turn; within a turn the sides come in a random order, since machines drift."""
-    found: list[list[Any]] = [[None] * turns for _ in sides]
-    for turn in range(turns):
+
+    def measure(turn: int) -> list[Any]:
         order = list(range(len(sides)))
         random.Random(f"{name} {turn}").shuffle(order)
-        for side in order:
-            found[side][turn] = sides[side](turn)
-    return found
+        found = {side: sides[side](turn) for side in order}
+        return [found[side] for side in range(len(sides))]
+
+    measured = [keep(f"{name}, turn {turn}", functools.partial(measure, turn)) for turn in range(turns)]
+    return [list(side) for side in zip(*measured, strict=True)]
 
 
 Naive = Callable[[int], dict[str, Any]]
@@ -195,7 +243,7 @@ Train = Callable[[Stack, int], dict[str, Any]]
 
 
 def climb(
-    naive: Naive, train: Train, steps: Sequence[Step], turns: int, skip: Callable[[Step], str]
+    naive: Naive, train: Train, steps: Sequence[Step], turns: int, skip: Callable[[Step], str], keep: Keep
 ) -> tuple[list[Step], list[dict[str, Any]]]:
     """Measure one rung after the other.
 
@@ -205,7 +253,7 @@ def climb(
     Returns:
         The first rung and those that pay, and all rungs as in ladder.json.
     """
-    from analysis.findings.speed_ladder import pays
+    from analysis.findings.speed_ladder import NO_MEMORY, pays
 
     kept: list[Step] = []
     rungs = []
@@ -214,7 +262,13 @@ def climb(
         sides: list[list[Any]] = [[], []]
         if not rung["reason"]:
             before = naive if step is FIRST else functools.partial(train, stack_of(kept))
-            sides = in_turns(step.name, turns, (before, functools.partial(train, stack_of([*kept, step]))))
+            after = functools.partial(train, stack_of([*kept, step]))
+            try:
+                sides = in_turns(step.name, turns, (before, after), keep)
+            except RunError as error:
+                if OUT_OF_MEMORY not in str(error):
+                    raise
+                rung["reason"] = NO_MEMORY
         rungs.append(rung | {"before": sides[0], "after": sides[1]})
         if rung["reason"]:
             _say(f"{step.name}: not measured, {rung['reason']}")
@@ -246,32 +300,35 @@ def _median_ratio(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[s
     return statistics.median(fast[rate] / slow[rate] for slow, fast in zip(before, after, strict=True))
 
 
-def prove(subject: Subject, stacks: Sequence[Sequence[Step]], size: Size) -> dict[str, Any]:
+def prove(subject: Subject, stacks: Sequence[Sequence[Step]], size: Size, keep: Keep) -> dict[str, Any]:
     """The naive loop and each of `stacks` on the same seeds."""
-    samples, at_start = size.proof_samples[subject.name] - size.warmup, []
+    samples = size.proof_samples[subject.name] - size.warmup
 
     def naive(seed: int) -> dict[str, Any]:
         return subject.naive(naive_loop, Meter(size.warmup, samples, subject.device), seed)
 
     def train(steps: Sequence[Step], seed: int) -> dict[str, Any]:
         found, run = subject.train(stack_of(steps), Meter(size.warmup, samples, subject.device), seed)
-        at_start.append(subject.score_at_start(run))
-        return found
+        return {"training": found, "score_at_start": subject.score_at_start(run)}
 
-    first, *others = in_turns("proof", size.seeds, (naive, *(functools.partial(train, steps) for steps in stacks)))
+    sides: tuple[Callable[[int], dict[str, Any]], ...] = naive, *(functools.partial(train, steps) for steps in stacks)
+    first, *others = in_turns("proof", size.seeds, sides, keep)
     trained = [
-        {"rungs": [step.name for step in steps], "trainings": trainings}
+        {"rungs": [step.name for step in steps], "trainings": [each["training"] for each in trainings]}
         for steps, trainings in zip(stacks, others, strict=True)
     ]
-    return {"naive": first, "stacks": trained, "score_at_start": at_start[0]}
+    return {"naive": first, "stacks": trained, "score_at_start": others[0][0]["score_at_start"]}
 
 
-def measure(name: str, size: Size, flags: argparse.Namespace, device: str) -> dict[str, Any]:
+def measure(name: str, size: Size, flags: argparse.Namespace, device: str, parts: Parts) -> dict[str, Any]:
     """All of one task, as in ladder.json."""
     from analysis.findings.speed_ladder import ladder_of
 
     cache, texts = cache_folder(flags.cache_dir), flags.out / "texts" / name
-    data = getattr(flags, f"{name}_data") or _default_data(name)
+    data = data_of(name, flags)
+
+    def keep(turn: str, measured: Callable[[], list[Any]]) -> list[Any]:
+        return parts.keep(f"{name}: {turn}", measured)
 
     def subject(samples: int) -> Subject:
         return Subject(name, data, samples, size.eval_samples, texts / str(samples), cache, device)
@@ -285,6 +342,7 @@ def measure(name: str, size: Size, flags: argparse.Namespace, device: str) -> di
         steps_of(name, device, larger),
         size.turns,
         lambda step: reason_not_to(step, device, size, flags.leave_out),
+        keep,
     )
     stacks = tried(kept)
     _say(f"the naive loop and stacks of the rungs that pay ({len(stacks)}), {size.seeds} seeds")
@@ -298,21 +356,23 @@ def measure(name: str, size: Size, flags: argparse.Namespace, device: str) -> di
         "score": SCORE[name],
         "lower_is_better": SCORE[name] == "loss",
         "margin": MARGINS[name] if flags.margin is None else flags.margin,
+        "loss_margin": MARGINS["masked_lm"],
+        "turns": size.turns,
         "rungs": rungs,
-        **prove(proved, stacks, size),
+        **prove(proved, stacks, size, keep),
         "expected": (),
         "one_worker": None,
         "operations": proved.operations(),
         "longest": proved.longest,
     }
     final = next(steps for steps in stacks if [step.name for step in steps] == list(ladder_of(found).final.rungs))
-    expected, one_worker = proved.expected(stack_of(final), size.climb_samples)
+    expected, one_worker = keep("one worker", lambda: list(proved.expected(stack_of(final), size.climb_samples)))
     return found | {"expected": expected, "one_worker": one_worker}
 
 
-def _default_data(name: str) -> str:
+def data_of(name: str, flags: argparse.Namespace) -> str:
     folder = SHARED / {"classification": "hate_davidson", "masked_lm": "hate_mlm"}[name]
-    return str(folder) if folder.is_dir() else "pydocs"
+    return getattr(flags, f"{name}_data") or (str(folder) if folder.is_dir() else "pydocs")
 
 
 def _say(text: str) -> None:
@@ -327,7 +387,7 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     flags.add_argument("--quick", action="store_true", help="small and short: under 4 minutes, no verdict on the score")
-    flags.add_argument("--out", type=Path, default=Path("runs/speed_ladder"), help="folder (default %(default)s)")
+    flags.add_argument("--out", type=Path, help="folder (default: runs/speed_ladder, with --quick and -quick behind)")
     flags.add_argument("--tasks", default=",".join(SCORE), help="one or both (default %(default)s)")
     shared = "../shared/data/{}, or pydocs where that is not there"
     flags.add_argument("--classification-data", metavar="DATA", help=f"(default: {shared.format('hate_davidson')})")
@@ -365,19 +425,34 @@ def size_of(flags: argparse.Namespace) -> Size:
     return dataclasses.replace(size, seeds=flags.seeds or size.seeds, turns=flags.turns or size.turns)
 
 
+def machine_of(device: str) -> dict[str, Any]:
+    """What ladder.json says of the machine; memory is that of one device."""
+    machine = describe_environment(available_cores(), 1) | dataclasses.asdict(Hardware.here(device))
+    if device == "cuda":
+        memory = torch.cuda.get_device_properties(0).total_memory
+        return machine | {
+            "device": torch.cuda.get_device_name(),
+            "devices": torch.cuda.device_count(),
+            "memory_bytes": memory,
+        }
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return machine | {"device": "cpu", "devices": available_cores(), "memory_bytes": memory}
+
+
 def carry_out(flags: argparse.Namespace) -> None:
     from analysis.findings.speed_ladder import LADDER, SCHEMA
     from analysis.speed_ladder import report
 
     size, device = size_of(flags), resolve_device(flags.device)
+    flags.out = flags.out or Path("runs/speed_ladder" + "-quick" * flags.quick)
     fork_server("tiny")  # starts to import what workers need
     flags.out.mkdir(parents=True, exist_ok=True)
-    ladders = [measure(name, size, flags, device) for name in flags.tasks.split(",")]
-    machine = describe_environment(available_cores(), 1) | {
-        **dataclasses.asdict(Hardware.here(device)),
-        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
-        "devices": torch.cuda.device_count() if device == "cuda" else available_cores(),
-    }
+    machine = machine_of(device)
+    tasks = {name: data_of(name, flags) for name in flags.tasks.split(",")}
+    asked = {key: getattr(flags, key) for key in ("batch_size", "margin", "leave_out")}
+    same = {key: machine[key] for key in ("device", "devices", "cpu", "cores", "versions")}
+    parts = Parts(flags.out / PARTS, {**dataclasses.asdict(size), **asked, "data": tasks, **same})
+    ladders = [measure(name, size, flags, device, parts) for name in tasks]
     found = {"schema": SCHEMA, "quick": flags.quick, "machine": machine, "ladders": ladders}
     write_text(flags.out / LADDER, json.dumps(found, indent=1))
     report(flags.out)
@@ -390,7 +465,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("interrupted; nothing is kept, since machines drift", file=sys.stderr)
+        print("interrupted; the same command goes on from here", file=sys.stderr)
         return 130
     return 0
 

@@ -41,6 +41,7 @@ LEARNING_RATE = {"classification": 5e-4, "masked_lm": 1e-3}
 SCORE = {"classification": "macro_f1", "masked_lm": "loss"}
 VOCABULARY = 4096
 """Of the tokenizer for masked words, trained on the chosen texts."""
+IN_PROCESS = ("single", "data_parallel")
 EXPECTED_WORKERS, RULES = (1, 2, 4, 8), ("synchronous", "asynchronous")
 GRADIENTS = 1000
 """Of each worker on the virtual clock."""
@@ -65,8 +66,8 @@ class Stack:
     gradient_checkpointing: bool = False
     prefetch: int = 0
     compile: bool = False
-    workers: Literal["single", "sync", "async", "one"] = "single"
-    """``one`` is an asynchronous worker alone."""
+    workers: Literal["single", "data_parallel", "sync", "async", "one"] = "single"
+    """``data_parallel`` is one process on all GPUs, ``one`` an asynchronous worker alone."""
 
     def learning_rate(self, base: float) -> float:
         """The square root of the batch, which keeps the noise of AdamW's steps (Malladi et al., NeurIPS 2022)."""
@@ -263,7 +264,7 @@ class Subject:
         if run.status != "DONE":
             raise RunError(f"a training of {self.name} ended {run.status}: {run.summary.get('message')}")
         memory = run.summary["memory"]
-        peaks = [memory["leader"], *(peak for _, peak in memory["workers"] if stack.workers != "single")]
+        peaks = [memory["leader"], *(peak for _, peak in memory["workers"] if stack.workers not in IN_PROCESS)]
         at_end = run.evaluations[-1]
         return meter.found(at_end, self._score(at_end), [sum(column) for column in zip(*peaks, strict=True)]), run
 
@@ -316,7 +317,7 @@ class Subject:
             return Processes(number, threads=max(1, cores // number))
         if stack.workers == "one":
             return Processes(1, threads=cores)
-        return InProcess(threads=cores)
+        return InProcess(threads=cores, all_gpus=stack.workers == "data_parallel")
 
     def _score(self, at_end: Any) -> float:
         return at_end.loss if self.score == "loss" else at_end.metrics[self.score]

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import configparser
 import dataclasses
 import json
+import re
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from running import sentences
 
 import speed_ladder
-from analysis.findings.speed_ladder import read
-from asyncsgd.errors import UsageError
+from analysis.findings.speed_ladder import NO_MEMORY, read
+from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError
 from asyncsgd.evaluation import Measured
 from asyncsgd.records.events import Event
 from asyncsgd.tasks.masked_lm import MaskedLM
@@ -21,6 +27,7 @@ from speed_ladder import (
     FIRST,
     FULL,
     QUICK,
+    Parts,
     Step,
     climb,
     in_turns,
@@ -32,7 +39,7 @@ from speed_ladder import (
     steps_of,
     tried,
 )
-from speed_ladder_trainings import DecodedEverywhere, Meter, Stack
+from speed_ladder_trainings import DecodedEverywhere, Meter, Stack, Subject
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "docs" / "speed_ladder.ipynb"
 
@@ -47,10 +54,10 @@ def rate(samples_per_second: float) -> dict[str, Any]:
 def test_the_sides_of_a_turn_come_in_an_order_that_is_drawn_once() -> None:
     calls: list[str] = []
     sides = [lambda turn, name=name: calls.append(f"{name}{turn}") or f"{name}{turn}" for name in "ab"]
-    assert in_turns("x", 3, sides) == [["a0", "a1", "a2"], ["b0", "b1", "b2"]]
+    assert in_turns("x", 3, sides, now) == [["a0", "a1", "a2"], ["b0", "b1", "b2"]]
     first = list(calls)
     calls.clear()
-    in_turns("x", 3, sides)
+    in_turns("x", 3, sides, now)
     assert calls == first
     assert sorted(calls) == ["a0", "a1", "a2", "b0", "b1", "b2"]
     orders = {tuple(in_order(f"x{number}")) for number in range(8)}
@@ -59,8 +66,72 @@ def test_the_sides_of_a_turn_come_in_an_order_that_is_drawn_once() -> None:
 
 def in_order(name: str) -> list[str]:
     calls: list[str] = []
-    in_turns(name, 1, [lambda turn: calls.append("a"), lambda turn: calls.append("b")])
+    in_turns(name, 1, [lambda turn: calls.append("a"), lambda turn: calls.append("b")], now)
     return calls
+
+
+def now(name: str, measure: Callable[[], list[Any]]) -> list[Any]:
+    """Keeps nothing."""
+    return measure()
+
+
+@given(stop=st.integers(0, 11))
+def test_a_ladder_that_was_interrupted_goes_on_with_the_turn_that_it_was_cut_in(stop: int) -> None:
+    """12 trainings, two a turn; whatever was cut, each whole turn is measured once and its numbers stay."""
+    calls = 0
+
+    def measure(turn: int) -> dict[str, int]:
+        nonlocal calls
+        if calls == stop:
+            calls = 100
+            raise KeyboardInterrupt
+        calls += 1
+        return {"number": calls}
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "parts.json")
+        with pytest.raises(KeyboardInterrupt):
+            in_turns("x", 6, [measure, measure], Parts(file, {"turns": 6}).keep)
+        first, second = in_turns("x", 6, [measure, measure], Parts(file, {"turns": 6}).keep)
+        numbers = [sorted((a["number"], b["number"])) for a, b in zip(first, second, strict=True)]
+        whole = stop // 2
+        assert numbers[:whole] == [[2 * turn + 1, 2 * turn + 2] for turn in range(whole)]
+        assert numbers[whole:] == [[101 + 2 * turn, 102 + 2 * turn] for turn in range(6 - whole)]
+        assert in_turns("x", 6, [measure, measure], Parts(file, {"turns": 6}).keep) == [first, second]
+
+
+def test_a_ladder_goes_on_with_the_same_settings_only(tmp_path: Path) -> None:
+    file = tmp_path / "parts.json"
+    Parts(file, {"turns": 3, "device": "cpu"}).keep("x", lambda: [1])
+    with pytest.raises(UsageError, match=r"other settings \(turns 3 -> 5\); type another --out"):
+        Parts(file, {"turns": 5, "device": "cpu"})
+    file.write_text("{")
+    with pytest.raises(UsageError, match=r"parts.json cannot be read .*; delete it, or type another --out"):
+        Parts(file, {"turns": 3, "device": "cpu"})
+
+
+def test_a_rung_without_memory_is_left_out_and_the_climb_goes_on() -> None:
+    def train(stack: Stack, turn: int) -> dict[str, Any]:
+        if stack.batch_size == 64:
+            raise RunError(f"a training ended FAILED: {OUT_OF_MEMORY}")
+        return rate(100.0 + turn)
+
+    steps = [Step("batch", "A", "", {"batch_size": 64}), Step("fused", "B", "", {"fused": True})]
+    _, rungs = climb(lambda turn: rate(10.0 + turn), train, steps, 3, lambda step: "", now)
+    assert [(rung["reason"], len(rung["after"])) for rung in rungs] == [("", 3), (NO_MEMORY, 0), ("", 3)]
+
+
+@pytest.mark.parametrize(("device", "number", "measured"), [("cpu", 0, False), ("cuda", 1, False), ("cuda", 2, True)])
+def test_data_parallel_is_a_rung_where_there_are_two_gpus(
+    device: str, number: int, measured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: number)
+    (step,) = (step for step in steps_of("classification", device, 32) if step.box == "All GPUs")
+    assert stack_of([step]).workers == "data_parallel"
+    reason = reason_not_to(step, device, FULL, [])
+    assert reason == (
+        "" if measured else "it gives each of several GPUs a part of the batch, and here are fewer than two"
+    )
 
 
 def test_a_rung_that_does_not_pay_is_not_in_the_stack_of_the_next_one() -> None:
@@ -78,7 +149,7 @@ def test_a_rung_that_does_not_pay_is_not_in_the_stack_of_the_next_one() -> None:
         Step("batch", "C", "", {"batch_size": 32}),
     ]
     kept, rungs = climb(
-        lambda turn: rate(10.0 + turn), train, steps, 3, lambda step: "not here" if step.box == "B" else ""
+        lambda turn: rate(10.0 + turn), train, steps, 3, lambda step: "not here" if step.box == "B" else "", now
     )
     assert stack_of(kept) == Stack(batch_size=32)
     assert [rung["reason"] for rung in rungs] == ["", "", "not here", ""]
@@ -217,9 +288,23 @@ def test_a_small_ladder_of_both_tasks_is_measured_and_reported(
     words += ["--classification-data", "labelled", "--masked-lm-data", text, "--leave-out", "Mixed precision"]
     for box in ("Gradient checkpointing", "Loaders, pinned memory", "Gradient accumulation"):
         words += ["--leave-out", box]
+    train = Subject.train
+
+    def interrupted(subject: Subject, *arguments: Any) -> Any:
+        if subject.name == "masked_lm":
+            raise KeyboardInterrupt
+        return train(subject, *arguments)
+
+    monkeypatch.setattr(Subject, "train", interrupted)
+    assert speed_ladder.main(words) == 130
+    monkeypatch.setattr(Subject, "train", train)
+    before = json.loads(Path("out/parts.json").read_text())["turns"]
+    assert {turn.partition(":")[0] for turn in before} == {"classification"}
     assert speed_ladder.main(words) == 0
     printed = capsys.readouterr().out
     found = read(Path("out"))
+    after = json.loads(Path("out/parts.json").read_text())["turns"]
+    assert {turn: after[turn] for turn in before} == before
     assert [ladder.task for ladder in found.ladders] == ["classification", "masked_lm"]
     for ladder in found.ladders:
         names = {step.name for step in steps_of(ladder.task, "cpu", 32)}
@@ -255,6 +340,19 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
     printed = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ()))
     assert "TRAINING SPEED COMPARISON" in printed
     assert (tmp_path / "runs" / "speed_ladder" / "report.html").exists()
+
+
+def test_the_extra_brings_the_program_that_the_page_opens_the_notebook_with() -> None:
+    root = NOTEBOOK.parents[1]
+    found = configparser.ConfigParser()
+    found.read(root / "setup.cfg")
+    names = [line.partition(">=")[0] for line in found["options.extras_require"]["notebook"].split()]
+    (program,) = re.findall(
+        r"^python -m (\w+) docs/speed_ladder.ipynb$", (root / "docs/speed_ladder.md").read_text(), re.M
+    )
+    assert program in names
+    pinned = {line.partition("==")[0] for line in (root / "constraints.txt").read_text().splitlines()}
+    assert set(names) <= pinned
 
 
 def test_the_notebook_is_kept_without_outputs() -> None:

@@ -23,6 +23,12 @@ from asyncsgd.errors import UsageError
 LADDER = "ladder.json"
 SCHEMA = 2
 
+NO_MEMORY = "ran out of memory"
+"""The reason of a rung whose training did."""
+UTILISATION, MEMORY, EPOCH = 0.9, 0.9, 1.2
+"""Stated before the runs: the least share of the processors that is busy, the largest share of the memory that is used,
+and how many times the predicted seconds an epoch may take."""
+
 Word = Literal["kept", "does not pay", "left out for the score", "not measured"]
 
 
@@ -123,6 +129,30 @@ class Ladder:
     """Of a forward and a backward pass on one sample, counted: by model and length."""
     longest: int
     """Tokens of the longest training text, special tokens included, cut at the limit."""
+    loss: PairedResult
+    """Of the evaluation loss, the final stack's - the naive loop's, on the same seeds."""
+    loss_margin: float | None
+    """Declared before the runs, in nats; None in files that did not name it."""
+    turns: int | None
+    """Of every rung; None in files that did not say so."""
+
+    @property
+    def num_done(self) -> int:
+        """Trainings that came to their end; both sides of a turn count."""
+        return sum(2 * rung.speed.n for rung in self.rungs if rung.speed) + len(self.naive) * (1 + len(self.stacks))
+
+    @property
+    def without_memory(self) -> list[str]:
+        """The rungs that ran out of memory."""
+        return [rung.name for rung in self.rungs if rung.reason == NO_MEMORY]
+
+    @property
+    def num_planned(self) -> int | None:
+        """Trainings without those of rungs that were left out; None where the file does not say how many turns."""
+        if self.turns is None:
+            return None
+        rungs = sum(rung.speed is not None or rung.reason == NO_MEMORY for rung in self.rungs)
+        return 2 * self.turns * rungs + len(self.naive) * (1 + len(self.stacks))
 
     @property
     def predicted(self) -> float:
@@ -197,6 +227,7 @@ def ladder_of(found: Mapping[str, Any]) -> Ladder:
     naive = _trainings(found["naive"])
     stacks = tuple(_stack(stack, naive, found) for stack in found["stacks"])
     final = final_of(stacks)
+    losses, references = ([training.loss for training in side] for side in (final.trainings, naive))
     return Ladder(
         **{key: found[key] for key in ("task", "data", "model", "epoch", "climb_samples", "proof_samples", "score")},
         lower_is_better=found["lower_is_better"],
@@ -209,6 +240,9 @@ def ladder_of(found: Mapping[str, Any]) -> Ladder:
         one_worker=found["one_worker"],
         operations=found["operations"],
         longest=found["longest"],
+        loss=paired_difference(losses, references, numpy.random.default_rng(0)),
+        loss_margin=found.get("loss_margin"),
+        turns=found.get("turns"),
     )
 
 

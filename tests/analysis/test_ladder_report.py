@@ -11,13 +11,20 @@ from typing import Any
 import pytest
 
 from analysis.findings.sentence import TIMES
-from analysis.findings.speed_ladder import Ladder, Ladders, ladder_of, read
-from analysis.report.tables.speed_ladder import block, checklist, gains, prediction, score
+from analysis.findings.speed_ladder import NO_MEMORY, Ladder, Ladders, ladder_of, read
+from analysis.report.tables.speed_ladder import block, checklist, gains, prediction, score, validation
 from analysis.speed_ladder import main as report
 from analysis.speed_ladder import text as text_of
 from analysis.statistics.speed_up import product, speed_up
 
-MACHINE = {"cores": 2, "cpu": "A", "device": "cpu", "versions": {"torch": "2.13.0"}}
+MACHINE = {
+    "cores": 2,
+    "cpu": "A",
+    "device": "cpu",
+    "devices": 2,
+    "memory_bytes": 2**32,
+    "versions": {"torch": "2.13.0"},
+}
 TURNS = range(5)
 SEEDS = range(8)
 
@@ -65,7 +72,7 @@ def ladder(**changes: Any) -> dict[str, Any]:
         "expected": [{"num_workers": n, "synchronous": 90.0 * n, "asynchronous": 95.0 * n} for n in (1, 2, 4, 8)],
         "one_worker": 91.0,
         "operations": {"tiny at 256 tokens": 1e9, "tiny at 512 tokens": 2.5e9, "small at 256 tokens": 4e9},
-        "longest": 80,
+        **{"longest": 80, "loss_margin": 0.05, "turns": len(TURNS)},
     }
     return found | changes
 
@@ -131,6 +138,52 @@ def test_a_box_is_ticked_by_a_measured_gain_and_by_nothing_else() -> None:
     lines = "\n".join(checklist(ladder_of(ladder())))
     assert f"[ ] Gradient checkpointing: slow 0.71{TIMES} does not pay here" in lines
     assert "[ ] torch.compile: compile not measured (too long)" in lines
+
+
+def test_every_box_of_the_validation_checklist_stands_beside_what_was_measured() -> None:
+    """The final stack takes 213.9 s an epoch where 2,000 s / 12.37 = 161.7 s were predicted: more than 1.2 times."""
+    boxes = {
+        box.name: (box.wanted, box.before, box.after, box.passed) for box in validation(ladder_of(ladder()), MACHINE)
+    }
+    assert boxes == {
+        "cores busy": ("90 % or more", "75 %", "75 %", False),
+        "memory used": ("90 % or less", "25 %", "25 %", True),
+        "seconds an epoch as predicted": (
+            f"194.1 or less, 1.20{TIMES} the predicted 161.7",
+            *("2,000", "213.9", False),
+        ),
+        "loss as before": ("within ±0.05 nats, 90 % interval", "1.000", "1.000, difference 0.000", True),
+        "score as before: macro_f1": ("within ±0.03, 90 % interval", "0.600", "0.601, equivalent", True),
+        "no training out of memory": ("none", "-", "none", True),
+        "the run is complete": ("84 trainings", "-", "84 came to their end", True),
+    }
+
+
+def test_a_rung_that_ran_out_of_memory_fails_two_boxes() -> None:
+    rungs = [*ladder()["rungs"], {**rung("large", "Larger batch", 2.0), "reason": NO_MEMORY, "before": [], "after": []}]
+    passed = {box.name: (box.after, box.passed) for box in validation(ladder_of(ladder(rungs=rungs)), MACHINE)}
+    assert passed["no training out of memory"] == ("large", False)
+    assert passed["the run is complete"] == ("84 came to their end", False)  # of 94
+
+
+@pytest.mark.parametrize(
+    ("change", "box"),
+    [({"loss": 1.1}, "loss as before"), ({"score": 0.5}, "score as before: macro_f1")],
+)
+def test_a_loss_or_a_score_that_is_lost_fails_its_box(change: dict[str, float], box: str) -> None:
+    stacks = [{"rungs": ["padding"], "trainings": [training(50.0 + seed, 1.0, 0.6) | change for seed in SEEDS]}]
+    assert {each.name: each.passed for each in validation(ladder_of(ladder(stacks=stacks)), MACHINE)}[box] is False
+
+
+def test_what_nobody_measured_is_not_known() -> None:
+    few = scores(0.001, number=2)
+    unknown = [box.name for box in validation(few, {"cores": 2}) if box.passed is None]
+    assert unknown == ["memory used", "loss as before", "score as before: macro_f1"]
+    old = ladder()
+    del old["turns"], old["loss_margin"]
+    assert [box.name for box in validation(ladder_of(old), MACHINE)][3:] == [
+        *("score as before: macro_f1", "no training out of memory", "the run is complete"),
+    ]
 
 
 def test_the_product_of_the_rungs_stands_beside_what_was_measured() -> None:
@@ -226,6 +279,7 @@ def test_the_page_and_the_markdown_say_it_all(tmp_path: Path, capsys: pytest.Cap
         assert "Prediction, not a measurement" in text
         assert "does not pay here" in text
         assert "Before and after" in text
+        assert "the validation checklist" in text
     assert read(tmp_path).num_seeds == 8
 
 

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from analysis.findings.speed_ladder import Ladder, Ladders, Rung, Stack, Training, typical
+from analysis.findings.speed_ladder import (
+    EPOCH,
+    MEMORY,
+    UTILISATION,
+    Ladder,
+    Ladders,
+    Rung,
+    Stack,
+    Training,
+    typical,
+)
 from analysis.report.tables.number_formats import between, nats, number, percent, ratio
 from analysis.report.tables.table import Cell, Headed, Table, tabled, value, words
 from analysis.statistics.speed_up import SpeedUp
+from analysis.statistics.verdict import MINIMUM_PAIRS
 
 GIB = 2.0**30
 PREDICTED = "Prediction, not a measurement"
+SEVERAL_DEVICES = ("All GPUs", "More workers")
+"""Boxes of the rungs that train on all devices."""
 
 
 def block(ladder: Ladder) -> str:
@@ -55,6 +70,127 @@ def checklist(ladder: Ladder) -> list[str]:
         f"[{'x' if any(rung.word == 'kept' for rung in rungs) else ' '}] {box}: {', '.join(map(_in_short, rungs))}"
         for box, rungs in boxes.items()
     ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Box:
+    """One box of the guide's validation checklist: what it asks for, and what was measured."""
+
+    name: str
+    wanted: str
+    before: str
+    """Of the naive loop; "-" where the box is about the ladder."""
+    after: str
+    """Of the final stack, or of the ladder."""
+    passed: bool | None
+    """None: not known."""
+
+
+def validation(ladder: Ladder, machine: Mapping[str, Any]) -> list[Box]:
+    """The guide's validation checklist; what each box asks for was stated before the runs."""
+    before, after = typical(ladder.naive), typical(ladder.final.trainings)
+    few = len(ladder.naive) < MINIMUM_PAIRS
+    several = any(rung.in_stack and rung.box in SEVERAL_DEVICES for rung in ladder.rungs)
+    busy = [_busy(side, machine) for side in (before, after)]
+    used = [_used(before, machine, 1), _used(after, machine, machine.get("devices", 1) if several else 1)]
+    predicted = ladder.epoch_seconds(ladder.naive) / ladder.predicted
+    measured = ladder.epoch_seconds(ladder.final.trainings)
+    boxes = [
+        Box(
+            f"{'GPU' if before.gpu_bytes else 'cores'} busy",
+            f"{percent(UTILISATION)} or more",
+            percent(busy[0]),
+            percent(busy[1]),
+            None if busy[1] is None else busy[1] >= UTILISATION,
+        ),
+        Box(
+            f"{'GPU memory' if before.gpu_bytes else 'memory'} used",
+            f"{percent(MEMORY)} or less",
+            percent(used[0]),
+            percent(used[1]),
+            None if used[1] is None else used[1] <= MEMORY,
+        ),
+        Box(
+            "seconds an epoch as predicted",
+            f"{number(EPOCH * predicted)} or less, {ratio(EPOCH)} the predicted {number(predicted)}",
+            number(ladder.epoch_seconds(ladder.naive)),
+            number(measured),
+            measured <= EPOCH * predicted,
+        ),
+    ]
+    if ladder.loss_margin is not None:
+        margin, shown = ladder.loss_margin, ladder.loss.interval90
+        boxes.append(
+            Box(
+                "loss as before",
+                f"within ±{margin:g} nats, 90 % interval",
+                nats(_mean_loss(ladder.naive)),
+                f"{nats(_mean_loss(ladder.final.trainings))}, difference {shown.text(nats)}",
+                None if few else max(map(abs, shown.ends)) < margin,
+            )
+        )
+    missing = ladder.num_planned is None
+    boxes += [
+        Box(
+            f"score as before: {ladder.score}",
+            f"within ±{ladder.margin:g}, 90 % interval",
+            nats(_mean(ladder.naive)),
+            f"{nats(_mean(ladder.final.trainings))}, {ladder.final.verdict.word}",
+            None if few else ladder.final.keeps_the_score,
+        ),
+        Box(
+            "no training out of memory",
+            "none",
+            "-",
+            ", ".join(ladder.without_memory) or "none",
+            not ladder.without_memory,
+        ),
+        Box(
+            "the run is complete",
+            "every training came to its end" if missing else f"{ladder.num_planned} trainings",
+            "-",
+            f"{ladder.num_done} came to their end",
+            None if missing else ladder.num_done == ladder.num_planned,
+        ),
+    ]
+    return boxes
+
+
+def _busy(training: Training, machine: Mapping[str, Any]) -> float | None:
+    """The share of the GPU's looks at which something ran, or of all cores that were busy; None where not known."""
+    if training.gpu_bytes:
+        return training.busy_gpu
+    return None if training.busy_cores is None else training.busy_cores / machine["cores"]
+
+
+def _used(training: Training, machine: Mapping[str, Any], gpus: int) -> float | None:
+    """The share of the memory of the machine, or of as many GPUs; None where that is not known."""
+    whole = machine.get("memory_bytes")
+    if whole is None:
+        return None
+    if training.gpu_bytes:
+        return training.gpu_bytes / (whole * gpus)
+    return training.memory_bytes / whole
+
+
+def validation_table(ladder: Ladder, machine: Mapping[str, Any]) -> Table:
+    """A row for each box of the validation checklist."""
+    said = {True: Cell("passed", tone="good"), False: Cell("failed", tone="bad"), None: Cell("not known", tone="open")}
+    rows = [
+        [
+            words("box", box.name),
+            words("stated", box.wanted),
+            value("before", box.before),
+            value("after", box.after),
+            words("in a word", said[box.passed]),
+        ]
+        for box in validation(ladder, machine)
+    ]
+    lead = (
+        "Before: the naive loop; after: the final stack. Medians over the seeds; losses and scores are means. Every "
+        f"bound was stated before. With fewer than {MINIMUM_PAIRS} seeds nothing is known of losses and scores."
+    )
+    return tabled(f"validation-{ladder.task}", f"{ladder.task}: the validation checklist", rows, (), lead=lead)
 
 
 def _in_short(rung: Rung) -> str:
@@ -217,6 +353,10 @@ def publication_table(ladders: Ladders) -> Table:
         ]
     lead = "The naive loop and the final stack, on the same seeds; medians over seeds, scores are means."
     return tabled("publication", "Before and after", rows, (), lead=lead)
+
+
+def _mean_loss(trainings: Sequence[Training]) -> float:
+    return statistics.fmean(training.loss for training in trainings)
 
 
 def _mean(trainings: Sequence[Training]) -> float:
