@@ -25,7 +25,7 @@ from asyncsgd.settings.flags import Parser
 from asyncsgd.study.config import read_config
 from asyncsgd.study.plan import STAGES, Plan, make_plan
 from asyncsgd.study.runner import PRELOAD, Stopped, carry_out
-from asyncsgd.study.sweep import FINISHED, Sweep, check, locked, share
+from asyncsgd.study.sweep import FINISHED, Sweep, check, check_inputs, locked, share
 
 MOST_SHARDS = 100_000
 
@@ -115,6 +115,7 @@ def run(flags: argparse.Namespace) -> int:
 
     context = fork_server(model, *PRELOAD)  # imports while this process reads what there is
     check(plan)
+    check_inputs(plan)
     sweep.look()  # before anything is written into a folder that may be somebody else's
     with locked(out, f"{shard[0]}-of-{shard[1]}"):
         sweep.open()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,11 @@ from marks import slow
 from running import Train, trainer
 
 import mask_candidates
+import stilt_mlm
+import sweep
 from asyncsgd.api import replay
 from asyncsgd.checkpoints import find
+from asyncsgd.data.candidates import CANDIDATES_FORMAT
 from asyncsgd.data.masking import ByCandidate, ByToken, OnlyCandidates
 from asyncsgd.data.tokenization import Tokens
 from asyncsgd.errors import UsageError
@@ -42,6 +46,23 @@ def train(root: Path) -> Train:
     with StopRequest() as stop:
         assert mask_candidates.run([*argv, "--processes", "1"], stop) == 0
     return lambda **values: run(**({"candidates": str(root / "found")} | values))
+
+
+def test_candidates_that_are_not_complete_are_refused_before_a_run_or_a_sweep_has_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("found").mkdir()
+    Path("found/manifest.json").write_text(json.dumps({"format": CANDIDATES_FORMAT, "complete": False}))
+    with StopRequest() as stop, pytest.raises(UsageError, match=r"found is not complete; .*goes on where it was"):
+        stilt_mlm.run(["--mask", "candidates", "--candidates", "found"], stop)
+    algorithms = {name: {"mode": "single", "mask": name} for name in ("token", "candidates")}
+    base = {"candidates": "found", "samples": 64}
+    config = {"name": "few", "base": base, "algorithms": algorithms, "conditions": {}, "seeds": [0]}
+    Path("few.yaml").write_text(json.dumps(config))
+    monkeypatch.setattr("sys.argv", ["sweep.py", "few.yaml"])
+    assert sweep.main() == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["few.yaml", "found"]
 
 
 def prepared(train: Train, root: Path, **values: object) -> MaskedLM:

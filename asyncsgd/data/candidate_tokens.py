@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncsgd.data.candidate_chunks import Damaged, Found, hash_of_texts, hash_of_tokenizer, read_chunk
-from asyncsgd.data.candidates import AGAIN, CANDIDATES_FORMAT, hash_of_file, read_manifest
+from asyncsgd.data.candidates import AGAIN, CANDIDATES_FORMAT, hash_of_file, read_complete
 from asyncsgd.data.corpora import Corpus
 from asyncsgd.data.finders.base import hashed
 from asyncsgd.data.tokenization import TOKENS_FORMAT, Tokens, cache_key, capacity_of, kept_ids, publish
@@ -42,7 +42,7 @@ def tokens_with_candidates(
             if no training sample has one.
     """
     folder = Path(candidates).expanduser()
-    manifest = read_manifest(folder)
+    manifest = read_complete(folder)
     _check_manifest(folder, manifest, corpus, tokenizer)
     chunks = [(chunk["file"], chunk["key"], chunk["sha256"]) for chunk in manifest["chunks"]]
     key = cache_key(CANDIDATES_FORMAT, TOKENS_FORMAT, tokens.name, chunks, drop)
@@ -73,7 +73,7 @@ def tokens_with_candidates(
 
 def hash_of_candidates(candidates: str) -> str:
     """16 hexadecimal digits that change whenever a file of a complete folder of candidates does."""
-    manifest = read_manifest(Path(candidates).expanduser())
+    manifest = read_complete(Path(candidates).expanduser())
     return hashed([chunk["sha256"] for chunk in manifest["chunks"]])[:16]
 
 
@@ -104,10 +104,6 @@ def _is_made(folder: Path) -> bool:
 def _check_manifest(
     folder: Path, manifest: Mapping[str, Any], corpus: Corpus, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    if manifest.get("format") != CANDIDATES_FORMAT:
-        raise UsageError(f"{folder} was made by another version of asyncsgd; {AGAIN} with another --out")
-    if not manifest.get("complete"):
-        raise UsageError(f"{folder} is not complete; {AGAIN}, which goes on where it was interrupted")
     if manifest["tokenizer_sha256"] != hash_of_tokenizer(tokenizer):
         raise UsageError(
             f"{folder} was made with another tokenizer (that of --model {manifest['model']}); {AGAIN} with the "

@@ -189,6 +189,20 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
+def read_complete(folder: Path) -> dict[str, Any]:
+    """The manifest of a folder of candidates that a training can use.
+
+    Raises:
+        UsageError: if there is none, it cannot be read, is of another version, or is not complete.
+    """
+    manifest = read_manifest(folder)
+    if manifest.get("format") != CANDIDATES_FORMAT:
+        raise UsageError(f"{folder} was made by another version of asyncsgd; {AGAIN} with another --out")
+    if not manifest.get("complete"):
+        raise UsageError(f"{folder} is not complete; {AGAIN}, which goes on where it was interrupted")
+    return manifest
+
+
 def hash_of_file(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -487,6 +487,21 @@ def check(plan: Plan) -> None:
             )
 
 
+def check_inputs(plan: Plan) -> None:
+    """Look for every model, text and folder of candidates that a pretraining run of the plan would read.
+
+    Raises:
+        UsageError: for the first one that is not there, or cannot be used.
+    """
+    from asyncsgd.scripts.pretraining import task_of
+
+    for arm in plan.arms:
+        try:
+            task_of(make_settings(resolve({**plan.base, **arm.settings}))).check_names()
+        except UsageError as error:
+            raise UsageError(f"arm {arm.name}: {error}") from error
+
+
 def share(plan: Plan, stage: Stage, shard: tuple[int, int]) -> set[str]:
     """The folders of a stage that belong to shard i of n, counted from 1 as in ``--shard i/n``.
 

@@ -27,7 +27,7 @@ from torch.nn import functional
 from asyncsgd import models
 from asyncsgd.data.batching import Batch, EvaluationBatches, Frame, TrainingBatches, is_by_length
 from asyncsgd.data.candidate_tokens import hash_of_candidates, tokens_with_candidates, with_candidates
-from asyncsgd.data.candidates import read_manifest
+from asyncsgd.data.candidates import read_complete
 from asyncsgd.data.corpora import check_sources, load_corpus
 from asyncsgd.data.masking import STRATEGIES, Masking, OnlyCandidates, Strategy
 from asyncsgd.data.tokenization import Tokens, load_tokenizer, tokenized_folder
@@ -136,7 +136,7 @@ class MaskedLM(Task):
         check_sources(self.data_name, self.eval_data)
         models.check_model(os.path.expanduser(self.model_name), self.seq_len)
         if self.candidates is not None:
-            read_manifest(Path(self.candidates).expanduser())
+            read_complete(Path(self.candidates).expanduser())
 
     def prepare(self, seed: int, cache: Path) -> Self:
         """Load the text, tokenize it, look at the model; everything slow is cached.
