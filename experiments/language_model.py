@@ -13,11 +13,12 @@ import sys
 from pathlib import Path
 
 from asyncsgd.settings.flags import Parser
-from asyncsgd.study.comparisons import make_all, run_comparisons
+from asyncsgd.study.comparisons import make_all, planned, run_comparisons
 
 
 def carry_out(arguments: argparse.Namespace) -> None:
-    out = make_all(arguments.config, arguments.out)
+    out, jobs = planned(arguments.config, arguments.out)
+    make_all(out, jobs)
     print(f"next   python -m analysis.language_model {out} --out report.html")
 
 

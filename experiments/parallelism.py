@@ -31,7 +31,7 @@ from asyncsgd.records.environment import available_cores
 from asyncsgd.records.events import EVENTS, read_events
 from asyncsgd.records.run_folder import write_json, write_text
 from asyncsgd.settings.flags import Parser
-from asyncsgd.study.comparisons import Job, make_all, run_comparisons
+from asyncsgd.study.comparisons import Job, make_all, planned, run_comparisons
 from asyncsgd.tasks.base import Batch, Task
 from asyncsgd.tasks.tensors import TensorData
 
@@ -192,11 +192,10 @@ def carry_out(arguments: argparse.Namespace) -> None:
     if arguments.quick == (arguments.config is not None):
         raise UsageError("name a config, e.g. experiments/configs/parallelism.yaml, or type --quick")
     config = CONFIGS / "parallelism-quick.yaml" if arguments.quick else arguments.config
-    out = arguments.out or Path("runs") / config.stem
-    out.mkdir(parents=True, exist_ok=True)
+    out, jobs = planned(config, arguments.out)
     if arguments.quick or arguments.bubbles:
         measure_bubbles(out, MICRO_BATCHES)
-    make_all(config, out, lacks)
+    make_all(out, jobs, lacks)
     print(f"next   python -m analysis.parallelism {out} --out report.html")
 
 

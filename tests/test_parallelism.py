@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from running import sentences
 
 from analysis.findings.parallelism import Way, read_bubbles
 from analysis.parallelism import about_silence
 from analysis.parallelism import main as report
 from analysis.statistics.intervals import Interval
 from asyncsgd.data.questions import load_questions
-from asyncsgd.study.comparisons import check, jobs_of
+from asyncsgd.study.comparisons import check, jobs_of, planned
 from asyncsgd.study.config import read_config
 from parallelism import EqualStages, bubble, lacks, main, write_planted
 
@@ -75,6 +76,38 @@ comparisons:
       async 2: {mode: async, nproc: 2}
       DeepSpeed 2: {mode: pipeline, nproc: 2, micro_batches: 4, pipeline_schedule: deepspeed}
 """
+
+
+def test_models_and_data_are_looked_for_before_the_first_run_and_all_that_is_missing_is_said_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+    config = CONFIG.replace("data: pydocs", "data: nowhere.txt").replace(
+        "models:\n", "models:\n  other: {task: masked_lm, model: base/nobody}\n"
+    )
+    Path("few.yaml").write_text(config)
+    monkeypatch.setattr("sys.argv", ["parallelism.py", "few.yaml", "--bubbles"])
+    assert main() == 2
+    message = capsys.readouterr().err
+    assert "few.yaml cannot be run here, and no run was started:" in message
+    assert "there is no file or folder 'nowhere.txt'; --data takes" in message
+    assert "--model base/nobody: here is no such folder, and the Hub does not give a model of that name" in message
+    assert "the first lines of few.yaml say where its models and data come from" in message
+    Path("nowhere.txt").write_text(sentences(20, seed=0))
+    assert main() == 2
+    message = capsys.readouterr().err
+    assert "nowhere" not in message
+    assert "base/nobody" in message
+    assert list(tmp_path.iterdir()) == [tmp_path / "few.yaml", tmp_path / "nowhere.txt"]
+
+
+def test_runs_go_into_a_folder_with_the_name_in_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file.yaml").write_text(CONFIG)
+    out, jobs = planned(Path("file.yaml"), None)
+    assert (out, len(jobs)) == (Path("runs/few"), 4)
+    assert Path("runs/few/config.yaml").read_text() == CONFIG
 
 
 @pytest.mark.slow

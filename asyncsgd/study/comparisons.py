@@ -11,15 +11,16 @@ import dataclasses
 import functools
 import itertools
 import json
+import os
 import random
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from asyncsgd.errors import RunError, UsageError
+from asyncsgd.errors import RunError, UsageError, nearest
 from asyncsgd.records.events import DONE
 from asyncsgd.records.run_folder import write_text
 from asyncsgd.scripts.base import run_script
@@ -121,16 +122,67 @@ def _job(folder: str, model: Any, settings: Mapping[str, Any]) -> Job:
     return Job(folder, task, flags)
 
 
-def check(job: Job) -> None:
-    """Read the flags of a run as its script will.
+def check(job: Job) -> Any:
+    """Read the flags of a run as its script will; its settings.
 
     Raises:
         UsageError: if they are not valid.
     """
     try:
-        job.script.flags.parse(job.flags, prog=job.script.name, description="", examples="")
+        return job.script.flags.parse(job.flags, prog=job.script.name, description="", examples="").settings
     except UsageError as error:
         raise UsageError(f"{job.folder}: {error}") from error
+
+
+def check_inputs(config_file: Path, jobs: Sequence[Job]) -> None:
+    """Look for the models and the data of all runs.
+
+    Raises:
+        UsageError: with everything that is missing.
+    """
+    missing: dict[str, None] = {}
+    seen = set()
+    for job in jobs:
+        task = check(job).task
+        if repr(task) in seen:
+            continue
+        seen.add(repr(task))
+        field = TASKS[job.task]
+        for look in (task.check_names, functools.partial(_find_model, field, str(getattr(task, field)))):
+            try:
+                look()
+            except UsageError as error:
+                missing[str(error)] = None
+    if missing:
+        listed = "".join(f"\n  {reason}" for reason in missing)
+        raise UsageError(
+            f"{config_file} cannot be run here, and no run was started:{listed}\n"
+            f"the first lines of {config_file} say where its models and data come from"
+        )
+
+
+@functools.cache
+def _find_model(field: str, name: str) -> None:
+    """Load the tokenizer of a model that is no built-in shape; the Hub is asked where there is no such folder."""
+    from asyncsgd import models
+    from asyncsgd.data.tokenization import pretrained_tokenizer
+    from asyncsgd.init_from import read_origin
+    from asyncsgd.tasks import causal_lm
+
+    built_in = *models.SHAPES, *causal_lm.SHAPES
+    if name in built_in:
+        return
+    path = read_origin(name).model if field == "init_from" else os.path.expanduser(name)
+    try:
+        pretrained_tokenizer(path)
+    except UsageError as error:
+        if os.path.isdir(path):
+            raise
+        flag = flag_of(field.removesuffix("_name"))
+        raise UsageError(
+            f"{flag} {name}: here is no such folder, and the Hub does not give a model of that name"
+            f"{nearest(name, built_in)}"
+        ) from error
 
 
 def is_done(path: Path) -> bool:
@@ -150,15 +202,15 @@ def make(job: Job, out: Path) -> int:
         return run_script(job.script.run, [*job.flags, "--run-dir", str(path)])
 
 
-def make_all(config_file: Path, out: Path | None, lacks: Callable[[Job], str] = lambda job: "") -> Path:
-    """Make every run of a config that is not DONE; return the folder of all runs.
+def planned(config_file: Path, out: Path | None) -> tuple[Path, list[Job]]:
+    """The folder of all runs, which is now that of this config, and the runs. Nothing has been run yet.
 
     Args:
-        lacks: says why a run cannot be made here; it is left out then. Empty: it can.
+        out: the folder; None: runs/ and the config's name.
 
     Raises:
-        UsageError: for a config that is wrong, or a folder that holds runs of another one.
-        RunError: for a run that ended badly.
+        UsageError: for a config that is wrong, models or data that are not there, or a folder that holds runs of
+            another config.
     """
     config = read_config(config_file)
     jobs = jobs_of(config)
@@ -168,8 +220,22 @@ def make_all(config_file: Path, out: Path | None, lacks: Callable[[Job], str] = 
     kept, text = out / "config.yaml", config_file.read_text(encoding="utf-8")
     if kept.is_file() and kept.read_text(encoding="utf-8") != text:
         raise UsageError(f"{out} holds runs of another config; name another folder with --out, or delete it")
+    check_inputs(config_file, [job for job in jobs if not is_done(out / job.folder)])
     out.mkdir(parents=True, exist_ok=True)
     write_text(kept, text)
+    return out, jobs
+
+
+def make_all(out: Path, jobs: Sequence[Job], lacks: Callable[[Job], str] = lambda job: "") -> None:
+    """Make every run that is not DONE.
+
+    Args:
+        out: the folder of all runs.
+        lacks: says why a run cannot be made here; it is left out then. Empty: it can.
+
+    Raises:
+        RunError: for a run that ended badly.
+    """
     for number, job in enumerate(jobs, start=1):
         if is_done(out / job.folder):
             continue
@@ -184,7 +250,6 @@ def make_all(config_file: Path, out: Path | None, lacks: Callable[[Job], str] = 
         if code != 0:
             log = out / "logs" / (job.folder.replace("/", "-") + ".txt")
             raise RunError(f"{job.folder} ended with exit code {code}; see {log}. The same command goes on")
-    return out
 
 
 def run_comparisons(parser: argparse.ArgumentParser, carry_out: Callable[[argparse.Namespace], None]) -> int:
