@@ -32,6 +32,7 @@ def arms_table(name: str, arms: Sequence[Arm]) -> Table:
             words("model", arm.model),
             words("arm", arm.name),
             value("loss", between(arm.loss, nats)),
+            *([value("perplexity", between(arm.perplexity, number))] * with_perplexity),
             value("loss - reference", "-" if arm.difference is None else between(arm.difference, nats)),
             value("p_Holm", p_value(arm.p_holm)),
             words("loss, in a word", word),
@@ -39,6 +40,8 @@ def arms_table(name: str, arms: Sequence[Arm]) -> Table:
         ]
 
     margin = arms[0].margin
+    with_perplexity = any(arm.perplexity is not None for arm in arms)
+    note = "Perplexity: e to the loss; over seeds e to the mean loss, the geometric mean of the perplexities."
     return tabled(
         f"comparison-{name}",
         f"{name}: against {arms[0].reference}",
@@ -46,6 +49,7 @@ def arms_table(name: str, arms: Sequence[Arm]) -> Table:
         arms,
         lead=f"Losses at the end, after equal samples, paired by seed. Equivalent: within ±{margin:g} nats by the "
         "equivalence test. Both tests are corrected by Holm's method over the arms.",
+        notes=(note,) * with_perplexity,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 
 from analysis.findings.language_model import read
 from analysis.language_model import main as report
-from analysis.language_model import sentences
+from analysis.language_model import sentences, tables_of
+from analysis.report.tables.table import markdown
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.yaml_reader import read_yaml
 from asyncsgd.study.comparisons import check, is_done, jobs_of
@@ -77,6 +79,7 @@ def made(folder: Path, name: str, loss: float, rate: float, seed: int) -> None:
     summary = {
         **{"schema": 2, "status": "DONE", "mode": "single", "final_eval_loss": loss, "samples_per_second": rate},
         **{"num_samples": 100, "train_seconds": 100 / rate, "seed": seed},
+        "metrics": {"perplexity": math.exp(loss)},
         "memory": {"leader": [2**30, 0], "workers": [[0, [2**30, 0]]]},
         "throughput": {"tokens_per_second": 64 * rate, "model_flops_utilisation": 0.25},
     }
@@ -126,6 +129,17 @@ def test_arms_are_judged_against_their_reference_on_the_same_seeds(folder: Path)
     assert arms["workers", "gpt2", "single"].verdict is None
     assert sync.cost.resident_bytes == 2**30
     assert (sync.cost.utilisation, sync.cost.tokens_per_second) == (0.25, pytest.approx(64 * 207))
+
+
+def test_the_page_prints_the_geometric_mean_of_the_perplexities(folder: Path) -> None:
+    """Losses of 6 + .01 sin(seed), so e to their mean."""
+    (single, *_), _ = ([arm for arm in read(folder).arms if arm.model == model] for model in ("gpt2", "distilbert"))
+    perplexities = [math.exp(6.0 + 0.01 * math.sin(seed)) for seed in SEEDS]
+    assert single.perplexity is not None
+    assert single.perplexity.estimate == pytest.approx(statistics.geometric_mean(perplexities))
+    printed = markdown(tables_of(read(folder)))
+    assert f"| {single.perplexity.estimate:.1f} " in printed
+    assert "geometric mean of the perplexities" in printed
 
 
 def test_seconds_to_a_loss_are_interpolated_and_of_the_runs_that_reached_it(folder: Path) -> None:

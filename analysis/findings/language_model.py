@@ -39,6 +39,8 @@ class Arm:
     margin: float
     loss: Interval
     """At the end, after equal samples; mean and t interval over seeds."""
+    perplexity: Interval | None
+    """e to `loss`: the geometric mean over seeds; None where the task has none."""
     samples_per_second: Interval
     cost: Cost
     difference: Interval | None = None
@@ -136,7 +138,8 @@ def _compared(name: str, given: Mapping[str, Any], model: str, found: Mapping[st
             name=arm,
             reference=given["reference"],
             margin=float(given["margin"]),
-            loss=t_interval(list(_losses(runs.values()))),
+            loss=(loss := t_interval(list(_losses(runs.values())))),
+            perplexity=loss.mapped(math.exp) if all("perplexity" in run.metrics for run in runs.values()) else None,
             samples_per_second=t_interval([run.summary["samples_per_second"] for run in runs.values()]),
             cost=cost_of(list(runs.values())),
         )
