@@ -182,7 +182,7 @@ def _warnings(study: Study, rows: Sequence[NotesRow]) -> list[str]:
     if len({row.clock for row in rows}) > 1:
         lines.append("WARNING: measured and virtual seconds are both here; they must not be compared")
     for note in dict.fromkeys(note for row in rows for note in row.timing_notes):
-        names = [f"{row.mode}, {row.num_workers} workers" for row in rows if note in row.timing_notes]
+        names = [f"{row.mode} {row.num_workers} x {row.batch_size}" for row in rows if note in row.timing_notes]
         lines.append(f"NOTE: {note} ({'; '.join(names)})")
     runs = [run.run for run in study.of("test") if run.run is not None]
     if any(run.summary.get("from_scratch") is True for run in runs):
