@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import re
 import shlex
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import asyncsgd
+from asyncsgd.records.trackers import points
 from asyncsgd.signals import StopRequest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,6 +28,34 @@ def test_the_index_lists_every_page_and_every_place_that_it_names_is_there() -> 
     places = re.findall(r"`((?:asyncsgd|analysis)/[^`]+)`", index)
     assert places
     assert all((ROOT / place).exists() for place in places)
+
+
+def test_every_page_that_speaks_of_gpus_says_that_nothing_was_tried_on_one() -> None:
+    for page in DOCS.glob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        assert ("Not tried on a GPU." in text) == bool(re.search(r"GPU|CUDA", text)), page.name
+
+
+def test_the_page_about_trackers_names_all_that_they_get() -> None:
+    source = inspect.getsource(points)
+    names = re.findall(r'f?"((?:train|eval|memory)/[\w{}]+)"', source)
+    assert len(names) >= 8
+    page = (DOCS / "tracking.md").read_text(encoding="utf-8")
+    for name in names:
+        assert f"`{name.replace('{worker}', '0').replace('{name}', 'NAME')}`" in page, name
+
+
+def test_every_flag_of_the_page_about_troubles_is_found_where_the_page_says() -> None:
+    text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    places = next(part for part in text.split("\n\n") if part.startswith("- arguments")).split("\n- ")
+    arguments, runtime, fields, scripts = (set(re.findall(r"`(?:--)?([a-z-]+|[a-z_]+)`", place)) for place in places)
+    known = inspect.signature(asyncsgd.train).parameters.keys()
+    assert arguments - {"cache-dir"} <= known
+    assert not {flag.replace("-", "_") for flag in scripts | runtime | fields} & known
+    assert scripts == {"find-batch-size", "profile"}
+    named = {flag.replace("_", "-") for flag in arguments | runtime | fields | scripts}
+    elsewhere = text.partition("## Accelerate")[0].split("\n\n", 3)[3]
+    assert set(re.findall(r"`--([a-z-]+)", elsewhere)) <= named
 
 
 def blocks(page: str, language: str) -> list[str]:

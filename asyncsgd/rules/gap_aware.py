@@ -7,7 +7,8 @@ number of average steps since the read. The mean is an exponential one (0.999 by
 start.
 
 Barkai, Hakimi, Schuster: Gap-Aware Mitigation of Gradient Staleness, ICLR 2020, in the form that a public port gives it
-for AdamW. Deviations: C is measured in the same way under every optimizer; under SGD the paper derives it from the
+for AdamW. The rule has no momentum of its own: the server's optimizer takes the step, with the one that it has.
+Deviations: C is measured in the same way under every optimizer; under SGD the paper derives it from the
 learning rate and the momentum buffer. The mean is corrected for its bias. Weight decay counts as part of a step and is
 not divided itself; the port divides it too. The first gradient has no gap, because no step was measured before it.
 """
