@@ -13,7 +13,7 @@ from asyncsgd.data.candidate_chunks import Damaged, Found, hash_of_texts, hash_o
 from asyncsgd.data.candidates import AGAIN, CANDIDATES_FORMAT, hash_of_file, read_complete
 from asyncsgd.data.corpora import Corpus
 from asyncsgd.data.finders.base import hashed
-from asyncsgd.data.tokenization import TOKENS_FORMAT, Tokens, cache_key, capacity_of, kept_ids, publish
+from asyncsgd.data.tokenization import TOKENS_FORMAT, Tokens, cache_key, capacity_of, kept_ids, publish, units_to_cut
 from asyncsgd.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,11 +29,12 @@ def tokens_with_candidates(
     seq_len: int,
     cache_dir: Path,
     drop: bool,
+    blocks: bool = False,
 ) -> Path:
     """Return a folder like `tokens`, whose samples have their candidates.
 
     Args:
-        tokens: of `asyncsgd.data.tokenization.tokenized_folder`, of the same corpus, tokenizer and `seq_len`.
+        tokens: of `asyncsgd.data.tokenization.tokenized_folder`, of the same corpus, tokenizer, `seq_len` and `blocks`.
         candidates: a folder that `find_candidates` filled.
         drop: whether training samples without a candidate are left out.
 
@@ -54,7 +55,7 @@ def tokens_with_candidates(
         runs = [run for chunk in found for run in chunk.pieces]
         num_train, capacity = len(corpus.train.texts), capacity_of(tokenizer, seq_len)
         for side, part in (("train", slice(num_train)), ("eval", slice(num_train, None))):
-            flags = _flags(lengths[part], runs[part])[kept_ids(lengths[part], capacity)]
+            flags = _flags(lengths[part], runs[part])[kept_ids(units_to_cut(lengths[part], blocks), capacity)]
             plain = Tokens.load(tokens / side)
             if len(flags) != len(plain.ids):
                 raise UsageError(f"{folder} does not fit the tokens of this run; remove it and {AGAIN}")

@@ -58,6 +58,12 @@ class Corpus:
     eval: Documents
     fingerprint: str
 
+    def fingerprint_of(self, blocks: bool) -> str:
+        """The fingerprint of its evaluation: blocks of texts are another test than the texts one by one."""
+        if not blocks:
+            return self.fingerprint
+        return hashlib.sha256(f"blocks {self.fingerprint}".encode()).hexdigest()[:16]
+
 
 def load_corpus(
     data: str, *, eval_data: str | None, text_column: str, cache_dir: Path, eval_fraction: float = 0.05

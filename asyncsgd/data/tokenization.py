@@ -382,7 +382,12 @@ def _no_tokenizer(model: str, built_in: Sequence[str], is_folder: bool, offline:
 
 
 def tokenize(
-    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, seq_len: int, end_id: int | None = None
+    texts: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    seq_len: int,
+    end_id: int | None = None,
+    blocks: bool = False,
 ) -> Tokens:
     """Tokenize documents and cut each into consecutive samples that fit `seq_len` with their special tokens.
 
@@ -395,6 +400,7 @@ def tokenize(
         tokenizer: a fast tokenizer; neither used up nor changed.
         seq_len: the length of a padded sample, special tokens included.
         end_id: a token to put behind every document, before it is cut; None: none.
+        blocks: cut all documents together, as if they were one; so all samples but the last have C ids.
 
     Returns:
         The samples in the order of the texts, in arrays of their own.
@@ -404,19 +410,20 @@ def tokenize(
     """
     capacity = capacity_of(tokenizer, seq_len)
     backend = plain_backend(tokenizer)
-    ids, lengths, word_starts = [], [], []
+    ids, lengths = [np.empty(0, dtype=np.int32)], [np.empty(0, dtype=np.int64)]
+    word_starts = [np.empty(0, dtype=bool)]
     for first in range(0, len(texts), _TEXTS_PER_CHUNK):
         chunk = list(texts[first : first + _TEXTS_PER_CHUNK])
-        samples = _cut(backend.encode_batch(chunk, add_special_tokens=False), capacity, end_id)
-        ids.append(samples[0])
-        lengths.append(samples[1])
-        word_starts.append(samples[2])
-    starts = np.concatenate([np.zeros(1, dtype=np.int64), *lengths]).cumsum()
-    return Tokens(
-        np.concatenate([np.empty(0, dtype=np.int32), *ids]),
-        starts,
-        np.concatenate([np.empty(0, dtype=bool), *word_starts]),
-    )
+        joined = _joined(backend.encode_batch(chunk, add_special_tokens=False), end_id)
+        for parts, part in zip((ids, lengths, word_starts), joined, strict=True):
+            parts.append(part)
+    to_cut = units_to_cut(np.concatenate(lengths), blocks)
+    starts, sizes = _sample_bounds(to_cut, capacity)
+    begins_word, kept = np.concatenate(word_starts), kept_ids(to_cut, capacity)
+    begins_word[starts] = True
+    sizes = sizes[sizes >= MIN_SAMPLE_IDS]
+    ends = np.concatenate([np.zeros(1, dtype=np.int64), sizes]).cumsum()
+    return Tokens(np.concatenate(ids)[kept], ends, begins_word[kept])
 
 
 def tokenize_beginnings(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, seq_len: int) -> Tokens:
@@ -465,8 +472,8 @@ def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
     return backend
 
 
-def _cut(encodings: Sequence[Encoding], capacity: int, end_id: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (ids, length of each sample, word_starts) of the samples of some documents."""
+def _joined(encodings: Sequence[Encoding], end_id: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (ids, length of each document, word_starts) of some documents, one after another."""
     end = () if end_id is None else (end_id,)
     outside = (None,) * len(end)
     document_lengths = np.array([len(encoding) + len(end) for encoding in encodings], dtype=np.int64)
@@ -478,12 +485,15 @@ def _cut(encodings: Sequence[Encoding], capacity: int, end_id: int | None) -> tu
         np.int64,
         num_ids,
     )
-    starts, lengths = _sample_bounds(document_lengths, capacity)
     word_starts = np.ones(num_ids, dtype=bool)
     word_starts[1:] = (words[1:] != words[:-1]) | (words[1:] == -1)
-    word_starts[starts] = True
-    kept = kept_ids(document_lengths, capacity)
-    return ids[kept], lengths[lengths >= MIN_SAMPLE_IDS], word_starts[kept]
+    word_starts[(document_lengths.cumsum() - document_lengths)[document_lengths > 0]] = True
+    return ids, document_lengths, word_starts
+
+
+def units_to_cut(document_lengths: np.ndarray, blocks: bool) -> np.ndarray:
+    """The lengths of what `tokenize` cuts: of the documents, or of all together."""
+    return document_lengths.sum(keepdims=True) if blocks else document_lengths
 
 
 def kept_ids(document_lengths: np.ndarray, capacity: int) -> np.ndarray:
@@ -509,6 +519,7 @@ def tokenized_folder(
     seq_len: int,
     cache_dir: Path,
     end_id: int | None = None,
+    blocks: bool = False,
 ) -> Path:
     """Tokenize a corpus once and return the folder whose ``train`` and ``eval`` subfolders `Tokens.load` reads.
 
@@ -520,18 +531,19 @@ def tokenized_folder(
         tokenizer: a fast tokenizer.
         seq_len: the length of a padded sample, special tokens included, as in `tokenize`.
         cache_dir: where the folder is made; made itself when needed.
-        end_id: as in `tokenize`.
+        end_id, blocks: as in `tokenize`.
 
     Raises:
         UsageError: `seq_len` is too small, or a side of the corpus has no document of 4 tokens.
     """
     end = () if end_id is None else (end_id,)
-    key = cache_key(TOKENS_FORMAT, corpus.fingerprint, tokenizer.backend_tokenizer.to_str(), seq_len, *end)
+    cut = ("blocks",) if blocks else ()
+    key = cache_key(TOKENS_FORMAT, corpus.fingerprint, tokenizer.backend_tokenizer.to_str(), seq_len, *end, *cut)
     folder = cache_dir / f"tokens-{key}"
 
     def tokenize_and_save(temporary: Path) -> None:
         for side, documents in (("train", corpus.train), ("eval", corpus.eval)):
-            tokens = tokenize(documents.texts, tokenizer, seq_len=seq_len, end_id=end_id)
+            tokens = tokenize(documents.texts, tokenizer, seq_len=seq_len, end_id=end_id, blocks=blocks)
             if not tokens.num_samples:
                 raise UsageError(
                     f"no {side} document of {corpus.name} has {MIN_SAMPLE_IDS} tokens (a word of more than 100 "

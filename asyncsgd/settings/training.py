@@ -48,6 +48,8 @@ DEFAULT_LEARNING_RATE: Mapping[str, float] = {"adamw": 5e-4, "sgd": 0.1}
 
 SAMPLING = "group_by_length: samples of a batch are of about one length, which is fast; random: of any length"
 """Help of a setting that tasks have."""
+BLOCKS = "join all texts and cut blocks of --seq-len tokens, instead of cutting each text by itself"
+"""Help of a setting that tasks on running text have."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,6 +237,7 @@ class Data:
     eval_data: str | None = setting(None, "text to evaluate on", unset="held out from --data")
     text_column: str = setting("text", "column of the data that holds the text")
     seq_len: int = setting(128, "tokens per sequence", at_least=8, at_most=MOST_TOKENS)
+    blocks: bool = setting(False, BLOCKS, added_later=True)
     batch_size: int = setting(16, "sequences in one gradient, per worker", at_least=1, at_most=MOST_BATCH)
     sampling: Sampling = setting("group_by_length", SAMPLING, added_later=True)
     mask: Mask = setting("token", "mask single tokens, whole words, or words with --candidates first")

@@ -38,7 +38,7 @@ RESERVED = ("seed", "run_dir", "runs_dir", "overwrite", "track")
 NOT_TUNED = (
     *("mode", *CONDITION_KEYS, "network", "churn", "samples", "seconds", "target_loss"),
     *("evaluations", "evaluate_every", "eval_samples"),
-    *("data", "eval_data", "text_column", "mask", "mask_prob", "candidates", "candidate_share", "tech"),
+    *("data", "eval_data", "text_column", "blocks", "mask", "mask_prob", "candidates", "candidate_share", "tech"),
     *("eval_mask", "eval_mask_prob", "vocab_size", "model"),
 )
 """Settings that change what is compared, or what it may cost, rather than how well an algorithm does under it."""

@@ -6,6 +6,8 @@ Every token of a document is predicted from those before it in the same document
 longer than a row is cut into pieces, each of which counts as a document here. Only the last one ends with the
 end-of-text token.
 
+With ``--blocks`` all documents count as one, with the end-of-text token between them, and every row is a piece of it.
+
 A row holds several documents (Ding et al., Fewer Truncations Improve Language Modeling, ICML 2024: best-fit packing).
 The positions start again at 0 in each document. From this transformers knows where attention must stop, as long as it
 is given no mask and no cache. Models that build their own masks (OPT, Bloom), or have no attention (Mamba), do not take
@@ -38,7 +40,7 @@ from asyncsgd.data.tokenization import (
 )
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
-from asyncsgd.settings.training import SAMPLING, Sampling
+from asyncsgd.settings.training import BLOCKS, SAMPLING, Sampling
 from asyncsgd.tasks.base import Batches, Sums, Task, found
 
 if TYPE_CHECKING:
@@ -87,6 +89,7 @@ class CausalLM(Task):
     eval_data: str | None = setting(None, "text to evaluate on", unset="held out from the data")
     text_column: str = setting("text", "column of the data that holds the text")
     seq_len: int = setting(128, "tokens per row", at_least=8, at_most=65_536)
+    blocks: bool = setting(False, BLOCKS, added_later=True)
     batch_size: int = setting(16, "rows in one gradient, per worker", at_least=1, at_most=65_536)
     sampling: Sampling = setting("group_by_length", SAMPLING, added_later=True)
     vocab_size: int = setting(
@@ -147,13 +150,18 @@ class CausalLM(Task):
             packed=True,
             tokenizer_folder=tokenizer.name_or_path,
             corpus_name=corpus.name,
-            corpus_fingerprint=corpus.fingerprint,
+            corpus_fingerprint=corpus.fingerprint_of(self.blocks),
             num_new_parameters=0,
         )
         if name not in SHAPES:
             named = named._with_pretrained(name, seed)
         tokens = tokenized_folder(
-            corpus, tokenizer, seq_len=self.seq_len, cache_dir=cache, end_id=tokenizer.eos_token_id
+            corpus,
+            tokenizer,
+            seq_len=self.seq_len,
+            cache_dir=cache,
+            end_id=tokenizer.eos_token_id,
+            blocks=self.blocks,
         )
         named = dataclasses.replace(named, tokens_folder=str(tokens))
         return dataclasses.replace(

@@ -88,6 +88,8 @@ class MaskedLM(Task):
     eval_data: str | None = None
     text_column: str = "text"
     seq_len: int = 128
+    blocks: bool = False
+    """See `asyncsgd.data.tokenization.tokenize`."""
     batch_size: int = 16
     sampling: Sampling = "group_by_length"
     """See `asyncsgd.data.batching.Order`."""
@@ -147,13 +149,12 @@ class MaskedLM(Task):
         name = os.path.expanduser(self.model_name)  # a YAML file has no shell to do it
         corpus = load_corpus(self.data_name, eval_data=self.eval_data, text_column=self.text_column, cache_dir=cache)
         tokenizer = load_tokenizer(name, corpus, vocab_size=self.vocab_size, cache_dir=cache)
-        folder = tokenized_folder(corpus, tokenizer, seq_len=self.seq_len, cache_dir=cache)
+        cut: dict[str, Any] = {"seq_len": self.seq_len, "cache_dir": cache, "blocks": self.blocks}
+        folder = tokenized_folder(corpus, tokenizer, **cut)
         candidates: dict[str, Any] = {}
         if self.candidates is not None:
             plain = Tokens.load(folder / "train").num_samples
-            folder = tokens_with_candidates(
-                folder, self.candidates, corpus, tokenizer, seq_len=self.seq_len, cache_dir=cache, drop=self.tech
-            )
+            folder = tokens_with_candidates(folder, self.candidates, corpus, tokenizer, drop=self.tech, **cut)
             has_some = with_candidates(Tokens.load(folder / "train"))
             candidates = {
                 "candidates_sha256": hash_of_candidates(self.candidates),
@@ -175,7 +176,7 @@ class MaskedLM(Task):
             vocabulary_size=len(tokenizer),
             special_ids=tuple(sorted(tokenizer.all_special_ids)),
             corpus=corpus.name,
-            fingerprint=corpus.fingerprint,
+            fingerprint=corpus.fingerprint_of(self.blocks),
             num_train_samples=Tokens.load(folder / "train").num_samples,
             num_eval_samples=min(self.eval_samples or num_eval, num_eval),
             new_parameters=initial.new_parameters,

@@ -74,12 +74,23 @@ def test_a_piece_is_a_candidate_if_one_of_its_characters_is_in_a_span(text, boun
     assert candidate_pieces(encoding, spans).tolist() == wanted
 
 
-def marked(tmp_path: Path, *, seq_len: int = 16, drop: bool = False, corpus=CORPUS, tokenizer=TOKENIZER) -> Path:
+def marked(
+    tmp_path: Path, *, seq_len: int = 16, drop: bool = False, corpus=CORPUS, tokenizer=TOKENIZER, blocks: bool = False
+) -> Path:
     """The tokens of a run with the candidates of ``tmp_path/found``."""
-    tokens = tokenized_folder(corpus, tokenizer, seq_len=seq_len, cache_dir=tmp_path)
-    return tokens_with_candidates(
-        tokens, str(tmp_path / "found"), corpus, tokenizer, seq_len=seq_len, cache_dir=tmp_path, drop=drop
-    )
+    cut = {"seq_len": seq_len, "cache_dir": tmp_path, "blocks": blocks}
+    tokens = tokenized_folder(corpus, tokenizer, **cut)
+    return tokens_with_candidates(tokens, str(tmp_path / "found"), corpus, tokenizer, drop=drop, **cut)
+
+
+def test_in_blocks_every_token_keeps_its_mark(tmp_path: Path) -> None:
+    fill(tmp_path / "found")
+    whole, blocks = (Tokens.load(marked(tmp_path, seq_len=128, blocks=each) / "train") for each in (False, True))
+    texts = [whole.sample(number) for number in range(whole.num_samples)]
+    assert len(texts) == len(CORPUS.train.texts)  # no text was too short or too long for a sample of its own
+    flags = np.concatenate([text.candidates for text in texts])
+    assert blocks.candidates.tolist() == flags[: len(blocks.ids)].tolist()
+    assert set(blocks.lengths[:-1].tolist()) == {126}
 
 
 def test_tokens_have_the_candidates_of_their_texts_however_they_are_cut(tmp_path: Path) -> None:

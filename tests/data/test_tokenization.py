@@ -110,6 +110,30 @@ def test_more_documents_than_one_chunk_give_the_same_samples_as_one_by_one(token
     assert tokens.lengths.tolist() == [i for k in range(2100) for i in singles[k % len(TEXTS)].lengths.tolist()]
 
 
+@settings(deadline=None, max_examples=25)
+@given(lengths=st.lists(st.integers(0, 40), max_size=12), seq_len=st.integers(6, 20), end_id=st.sampled_from([None, 3]))
+def test_blocks_tile_all_documents_together_and_none_is_lost_for_being_short(lengths, seq_len, end_id):
+    words = [chr(ord("a") + i) for i in range(20)]
+    texts = [" ".join(words[(i + j) % 20] for j in range(length)) for i, length in enumerate(lengths)]
+    tokens = tokenize(texts, word_tokenizer(*words), seq_len=seq_len, end_id=end_id, blocks=True)
+    end = [] if end_id is None else [end_id]
+    joined = [i for k, length in enumerate(lengths) for i in [*(5 + (k + j) % 20 for j in range(length)), *end]]
+    blocks = [joined[first : first + seq_len - 2] for first in range(0, len(joined), seq_len - 2)]
+    blocks = [block for block in blocks if len(block) >= 4]
+    assert tokens.lengths.tolist() == [len(block) for block in blocks]
+    assert tokens.ids.tolist() == [i for block in blocks for i in block]
+    assert tokens.word_starts.all()
+
+
+def test_a_word_that_a_block_cuts_begins_again_and_documents_begin_words_within_a_block():
+    tokens = tokenize(["a b", "bc", "acc"], word_tokenizer("a", "b", "##c"), seq_len=6, blocks=True)
+    assert tokens.ids.tolist() == [5, 6, 6, 7]  # the rest of the last word is too short for a block
+    assert tokens.word_starts.tolist() == [True, True, True, False]
+    tokens = tokenize(["a b", "bc", "acccc"], word_tokenizer("a", "b", "##c"), seq_len=7, blocks=True)
+    assert tokens.ids.tolist() == [5, 6, 6, 7, 5, 7, 7, 7, 7]
+    assert tokens.word_starts.tolist() == [True, True, True, False, True, True, False, False, False]
+
+
 def test_a_special_token_spelled_out_in_a_text_does_not_become_one(tokenizer):
     special = tokenizer.all_special_ids
     tokens = tokenize(["the gradients [MASK] of the [SEP] server [PAD]"], tokenizer, seq_len=64)

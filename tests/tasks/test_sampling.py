@@ -1,4 +1,4 @@
-"""Every task with texts of its own lengths: batches of similar lengths by default, and of any length on request."""
+"""Every task with texts of its own lengths: batches of similar lengths by default, any length or blocks on request."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from asyncsgd.data.tokenization import Tokens
 from asyncsgd.errors import UsageError
 from asyncsgd.tasks.base import Task
 from asyncsgd.tasks.causal_lm import CausalLM
@@ -59,3 +60,30 @@ def test_the_samples_of_a_batch_are_of_similar_or_of_any_lengths(kind: type[Task
     similar, mixed = padding
     # CausalLM packs texts into rows that are nearly full.
     assert similar != mixed if kind is CausalLM else similar < 0.6 * mixed, padding
+
+
+@pytest.mark.parametrize("kind", [MaskedLM, CausalLM])
+def test_blocks_are_another_task_of_full_rows_the_same_in_every_process(kind: type[Task], tmp_path: Path) -> None:
+    write(tmp_path, 320, "train")
+    write(tmp_path, 60, "test")
+    values: dict[str, Any] = {"seq_len": 64, "batch_size": 4, "eval_samples": 0, **EVERY_TASK[kind]}
+    values |= {"data_name": str(tmp_path / "train.jsonl"), "eval_data": str(tmp_path / "test.jsonl")}
+    tasks: list[Any] = [kind(**values, blocks=blocks).prepare(0, tmp_path / "cache") for blocks in (False, True)]
+    texts, blocks = tasks
+    assert texts.facts()["data_fingerprint"] != blocks.facts()["data_fingerprint"]
+    assert (
+        Tokens.load(folder_of(texts) / "train").ids.tolist()[:500]
+        == (Tokens.load(folder_of(blocks) / "train").ids.tolist()[:500])
+    )
+    again = kind(**values, blocks=True).prepare(0, tmp_path / "another")
+    assert again.facts() == blocks.facts()
+    for index in range(8):
+        one, other = (task.data(0).batch(0, index).input_ids for task in (blocks, again))
+        assert one.shape == (4, 64)
+        assert one.tolist() == other.tolist()
+    lengths = Tokens.load(folder_of(blocks) / "eval").lengths
+    assert set(lengths[:-1].tolist()) == {64 if kind is CausalLM else 62}
+
+
+def folder_of(task: Any) -> Path:
+    return Path(task.tokens if isinstance(task, MaskedLM) else task.tokens_folder)
