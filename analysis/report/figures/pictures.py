@@ -315,6 +315,7 @@ def save(picture: Picture, folder: Path, note: str = "") -> list[Path]:
             bbox_to_anchor=(0.01, 0.0),
             ncols=min(4, len(handles), max(1, 110 // (8 + max(len(entry.text) for entry in picture.legend)))),
             fontsize=8,
+            handlelength=4.5,  # the marker stands in the middle, and the dashes have to be seen beside it
             frameon=False,
             labelcolor=INK,
         )
