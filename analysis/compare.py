@@ -1,8 +1,9 @@
 """``python -m analysis.compare RUNS_DIR``: a table by mode, rule and workers, and the pictures of loss.
 
-Every number of a row is a mean over its DONE runs: a perplexity is the mean of the runs' perplexities (not the
-exponential of the mean loss, which is smaller), the delays are the means of the runs' means and 95th percentiles and
-the largest of their maxima. The ± of the loss is the standard deviation over runs (n - 1), given from two runs on.
+Runs share a row where they are alike but for their seed; see `analysis.study.alike`. Every number of a row is a mean
+over its DONE runs: a perplexity is the mean of the runs' perplexities (not the exponential of the mean loss, which is
+smaller), the delays are the means of the runs' means and 95th percentiles and the largest of their maxima. The ± of the
+loss is the standard deviation over runs (n - 1), given from two runs on.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from analysis.report.tables.text import MISSING, aligned, as_csv, markdown, or_m
 from asyncsgd.records.events import DIVERGED
 
 if TYPE_CHECKING:  # pandas and matplotlib take seconds to import, which --help and a typing error should not
-    from analysis.study.run import Condition, Run
+    from analysis.study.alike import Kind
+    from analysis.study.run import Run
 
 EXAMPLE = """\
 example:
@@ -30,6 +32,10 @@ example:
   python -m analysis.compare runs
 
 Only runs with status DONE enter the means; the others are counted and listed below the table."""
+
+
+IN_COLUMNS = ("model", "learning_rate", "samples", "epochs", "seconds", "speeds")
+"""Settings with a column where rows differ in them, also rows of different modes, rules, workers or batch sizes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,9 +65,11 @@ class Statistic:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One condition: how many of its runs are DONE, and what these reached."""
+    """Runs that are alike: how many of them are DONE, and what these reached."""
 
-    condition: Condition
+    kind: Kind
+    settings: Mapping[str, Any]
+    """Those of `IN_COLUMNS`, and those in which any runs of the table that would be alike without them differ."""
     num_done: int
     num_all: int
     num_diverged: int
@@ -77,9 +85,14 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """The rows of all runs that took the same test; None stands for runs that do not say on which data."""
+    """The rows of all runs whose losses may be compared."""
 
+    task: str | None
     evaluation_set: str | None
+    """None: they do not say on which data."""
+    loss_terms: float | None
+    told_apart: Mapping[str, str]
+    """What tells it from the other tables."""
     rows: tuple[Row, ...]
     warnings: tuple[str, ...]
 
@@ -97,25 +110,27 @@ class Comparison:
 
 
 def compare(runs: Sequence[Run]) -> Comparison:
-    """Group `runs` by evaluation set, mode, rule, workers and batch size; the order of `runs` does not matter."""
+    """A table for each task and evaluation set, with a row for `runs` that are alike; their order does not matter."""
+    from analysis.study.alike import by_evaluation, told_apart, unlike
     from analysis.study.run import UNFINISHED, UNREADABLE
 
     by_name = sorted(runs, key=lambda run: run.name)
     ordered = [run for run in by_name if not run.finetuning]
     # without a readable summary nothing says which condition a run belongs to: it is listed, not guessed into a row
     grouped = [run for run in ordered if run.status not in (UNFINISHED, UNREADABLE)]
-    by_data: dict[str | None, list[Run]] = {}
-    for run in grouped:
-        by_data.setdefault(run.evaluation_set, []).append(run)
+    evaluations = by_evaluation(grouped)
+    apart = told_apart(evaluations)
     tables = [
-        _table(evaluation_set, by_data[evaluation_set])
-        for evaluation_set in sorted(by_data, key=lambda evaluation_set: (evaluation_set is None, evaluation_set or ""))
+        Table(on.task, on.data, on.loss_terms, apart[on], *_rows_and_warnings(group))
+        for on, group in evaluations.items()
     ]
     warnings = []
+    if kept_apart := unlike(grouped):
+        warnings.append(f"not pooled: rows differ in {', '.join(kept_apart)}")
     if len(tables) > 1:
+        differing = ", ".join(dict.fromkeys(name for parts in apart.values() for name in parts))
         warnings.append(
-            f"WARNING: these runs were evaluated on {len(tables)} different data sets, or with different masks "
-            "(data_fingerprint, eval_masking); numbers of different tables must not be compared"
+            f"WARNING: these tables differ in {differing}; losses and metrics of different tables must not be compared"
         )
     return Comparison(
         tuple(tables),
@@ -134,24 +149,26 @@ def compare(runs: Sequence[Run]) -> Comparison:
     )
 
 
-def _table(evaluation_set: str | None, runs: list[Run]) -> Table:
-    from analysis.study.run import labels
+def _rows_and_warnings(runs: list[Run]) -> tuple[tuple[Row, ...], tuple[str, ...]]:
+    from analysis.study.alike import ALIKE_IN_SPITE_OF, by_kind, kind_labels
 
-    groups: dict[Condition, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(run.condition, []).append(run)
-    names = labels(groups)
-    rows = tuple(_row(condition, groups[condition]) for condition in names)
-    done = {name: [run for run in groups[condition] if run.done] for condition, name in names.items()}
-    return Table(evaluation_set, rows, tuple(_warnings({name: group for name, group in done.items() if group})))
+    kinds = by_kind(runs, ALIKE_IN_SPITE_OF)
+    names = kind_labels(kinds)
+    keys = dict.fromkeys((*IN_COLUMNS, *sorted({key for kind in kinds for key, _ in kind.settings})))
+    rows = tuple(_row(kind, kinds[kind], keys) for kind in names)
+    done = {name: [run for run in kinds[kind] if run.done] for kind, name in names.items()}
+    return rows, tuple(_warnings({name: group for name, group in done.items() if group}))
 
 
-def _row(condition: Condition, runs: list[Run]) -> Row:
+def _row(kind: Kind, runs: list[Run], keys: Iterable[str]) -> Row:
+    from analysis.study.alike import setting
+
     ended = [run.metrics for run in runs if run.done]
     done = [run.summary for run in runs if run.done]
     maxima = [summary["delay"]["max"] for summary in done if summary["delay"]["max"] is not None]
     return Row(
-        condition=condition,
+        kind=kind,
+        settings={key: setting(runs[0], key) for key in keys},
         num_done=len(done),
         num_all=len(runs),
         num_diverged=sum(run.status == DIVERGED for run in runs),
@@ -172,22 +189,7 @@ def _warnings(groups: dict[str, list[Run]]) -> Iterable[str]:
     """What makes the numbers of one table less comparable than they look; `groups` holds the DONE runs by label."""
     from analysis.study.machines import timing_notes
 
-    for field in ("num_samples", "from_scratch", "threads", "clock", "eval_weight"):
-        mixed = False
-        for name, group in groups.items():
-            values = _distinct(group, field)
-            if len(values) > 1:
-                mixed = True
-                yield f"WARNING: {name}: the mean is over runs with different {field} ({', '.join(values)})"
-        values = _distinct([run for group in groups.values() for run in group], field)
-        # threads differ between conditions on purpose (cores / workers)
-        if not mixed and len(values) > 1 and field != "threads" and not _is_one_step_apart(groups, field):
-            yield f"WARNING: rows differ in {field} ({', '.join(values)})"
     for name, group in groups.items():
-        rates = sorted({run.learning_rate for run in group if run.learning_rate is not None})
-        if len(rates) > 1:
-            shown = ", ".join(f"{rate:g}" for rate in rates)
-            yield f"WARNING: {name}: the mean is over runs with different learning_rate ({shown})"
         for seed, count in sorted(Counter(run.summary["seed"] for run in group).items(), key=lambda item: str(item[0])):
             if count > 1 and seed is not None:
                 yield f"WARNING: {name}: {count} runs have seed {seed}; its ± is not over different seeds only"
@@ -196,33 +198,15 @@ def _warnings(groups: dict[str, list[Run]]) -> Iterable[str]:
         yield f"NOTE: {note} ({'; '.join(name for name in notes if note in notes[name])})"
 
 
-def _distinct(runs: Iterable[Run], field: str) -> list[str]:
-    values = {run.summary.get(field) for run in runs}
-    return [
-        f"{value:.15g}" if isinstance(value, float) else str(value)
-        for value in sorted(values, key=lambda value: (isinstance(value, str), value is None, value or 0))
-    ]
-
-
-def _is_one_step_apart(groups: dict[str, list[Run]], field: str) -> bool:
-    """Whether budgets differ by no more than the last step of the largest synchronous one, which is not cut in two."""
-    if field != "num_samples":
-        return False
-    summaries = [run.summary for group in groups.values() for run in group]
-    if any(summary[key] is None for summary in summaries for key in ("num_samples", "num_workers", "batch_size")):
-        return False
-    budgets = [summary["num_samples"] for summary in summaries]
-    return max(budgets) - min(budgets) < max(summary["num_workers"] * summary["batch_size"] for summary in summaries)
-
-
 def render_csv(comparison: Comparison) -> str:
     """All rows in one table, unrounded, missing values empty; warnings and the list of runs go elsewhere (`notes`)."""
     statistic_fields = [
         field.name for field in dataclasses.fields(Row) if field.type == "Statistic"
     ]  # strings, by the annotations import
+    keys = list(dict.fromkeys(key for table in comparison.tables for row in table.rows for key in row.settings))
     lines: list[list[Any]] = [
         [
-            *("evaluation_set", "mode", "rule", "num_workers", "batch_size", "virtual"),
+            *("task", "evaluation_set", "loss_terms", "mode", "rule", "num_workers", "batch_size", "virtual", *keys),
             *("num_done", "num_all", "num_diverged"),
             *(f"{name}_{part}" for name in statistic_fields for part in ("mean", "sd", "n")),
             "delay_max",
@@ -230,7 +214,8 @@ def render_csv(comparison: Comparison) -> str:
     ]
     for table in comparison.tables:
         for row in table.rows:
-            cells: list[Any] = [table.evaluation_set, *dataclasses.astuple(row.condition)]
+            cells: list[Any] = [table.task, table.evaluation_set, table.loss_terms]
+            cells += [*dataclasses.astuple(row.kind.condition), *(row.settings.get(key) for key in keys)]
             cells += [row.num_done, row.num_all, row.num_diverged]
             for name in statistic_fields:
                 cells += dataclasses.astuple(getattr(row, name))
@@ -263,7 +248,8 @@ def render(comparison: Comparison, form: str) -> str:
     if comparison.warnings:
         blocks.append(list(comparison.warnings))
     for table in comparison.tables:
-        heading = f"data {table.evaluation_set or 'unknown (no data_fingerprint)'}"
+        parts = {"data": table.evaluation_set or "unknown (no data_fingerprint)"} | dict(table.told_apart)
+        heading = ", ".join(f"{name} {value}" for name, value in parts.items())
         blocks.append([heading, "", *drawn(_cells(table), form)])
         if table.warnings:
             blocks.append(list(table.warnings))
@@ -277,13 +263,14 @@ def render(comparison: Comparison, form: str) -> str:
 
 def _cells(table: Table) -> list[list[str]]:
     """The table as text, its header first."""
-    with_batch_size = len({row.condition.batch_size for row in table.rows}) > 1
-    header = ["mode", "rule", "workers", *["batch"] * with_batch_size, "runs", "final loss"]
+    with_batch_size = len({row.kind.condition.batch_size for row in table.rows}) > 1
+    keys = [key for key in table.rows[0].settings if len({str(row.settings[key]) for row in table.rows}) > 1]
+    header = ["mode", "rule", "workers", *["batch"] * with_batch_size, *keys, "runs", "final loss"]
     forms = _metric_forms(table)
     header += [*forms, "train s", "samples/s", "delay mean", "delay p95", "delay max"]
     lines = [header]
     for row in table.rows:
-        condition, done = row.condition, row.num_done
+        condition, done = row.kind.condition, row.num_done
         loss = _mean(row.loss, ".4f", done)
         if row.loss.mean is not None:
             loss += f" ± {MISSING if row.loss.sd is None else format(row.loss.sd, '.4f')}"
@@ -293,6 +280,7 @@ def _cells(table: Table) -> list[list[str]]:
                 condition.rule or MISSING,
                 or_missing(condition.num_workers),
                 *[or_missing(condition.batch_size)] * with_batch_size,
+                *[_shown(row.settings[key]) for key in keys],
                 counted(done, row.num_all, row.num_diverged),
                 loss,
                 *[_mean(row.metrics.get(name, Statistic.of([])), form, done) for name, form in forms.items()],
@@ -304,6 +292,12 @@ def _cells(table: Table) -> list[list[str]]:
             ]
         )
     return lines
+
+
+def _shown(setting: Any) -> str:
+    if setting is None:
+        return MISSING
+    return f"{setting:g}" if isinstance(setting, float) else str(setting)
 
 
 def _metric_forms(table: Table) -> dict[str, str]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+from analysis.study.alike import by_kind, kind_labels, setting
 from analysis.study.plan import first_part
-from analysis.study.run import UNFINISHED, UNREADABLE, Condition, Run, labels
+from analysis.study.run import UNFINISHED, UNREADABLE, Run
 from analysis.study.types import MEASURED, VIRTUAL, Arm, Aside, StudyRun
-from asyncsgd.study.plan import ADDED_LATER, BASE, BASELINE
+from asyncsgd.study.plan import BASE, BASELINE
 
 LAYOUT = re.compile(r"(?:^|/)(tuning|pilot|test|finetune)/([^/]+)/([^/]+)$")
 _LEAF = re.compile(r"(?:t(?P<trial>\d+)-)?s(?P<seed>\d+)(?:-r(?P<replicate>\d+))?(?:-f(?P<repetition>\d+))?$")
@@ -24,8 +22,6 @@ _NOT_OF_AN_ARM = frozenset(
     )
 )
 """Settings that may differ between runs of one arm: the seed, the budget and the machine."""
-_OF_THE_CONDITION = frozenset(("mode", "rule", "nproc", "workers", "batch_size", "clock"))
-"""Settings that `Condition` already holds."""
 
 
 def by_layout(runs: Sequence[Run], aside: list[Aside]) -> tuple[tuple[Arm, ...], list[StudyRun]]:
@@ -72,18 +68,13 @@ def by_settings(runs: Sequence[Run], aside: list[Aside], problems: list[str]) ->
             aside.append(Aside(run.name, f"{run.status}: nothing says which arm it belongs to", None))
         else:
             pretraining.append(run)
-    groups: dict[tuple[Condition, tuple[tuple[str, Any], ...]], list[Run]] = defaultdict(list)
-    varying = _varying(pretraining)
-    for run in pretraining:
-        extra = tuple((key, _hashable(_setting(run, key))) for key in varying[run.condition])
-        groups[run.condition, extra].append(run)
-    names = _arm_names(groups)
-    everywhere = sorted({key for keys in varying.values() for key in keys})
+    groups = by_kind(pretraining, _NOT_OF_AN_ARM)
+    everywhere = sorted({key for kind in groups for key, _ in kind.settings})
     arms, placed = [], []
-    for key, name in names.items():
-        condition, _ = key
+    for kind, name in kind_labels(groups).items():
+        condition = kind.condition
         # what tells two arms of another condition apart says which of them this one is to be compared with
-        told = {one: _setting(groups[key][0], one) for one in everywhere}
+        told = {one: setting(groups[kind][0], one) for one in everywhere}
         settings = {one: value for one, value in told.items() if value is not None}
         arms.append(
             Arm(
@@ -98,7 +89,7 @@ def by_settings(runs: Sequence[Run], aside: list[Aside], problems: list[str]) ->
                 trials=(),
             )
         )
-        for run in groups[key]:
+        for run in groups[kind]:
             placed.append(StudyRun(run.name, name, "test", run.summary.get("seed"), run=run))
     placed += _finetuning_by_parents(runs, placed, aside)
     if any(run.arm == BASELINE for run in placed):
@@ -132,41 +123,3 @@ def _finetuning_by_parents(runs: Sequence[Run], pretraining: Sequence[StudyRun],
             StudyRun(run.name, origin.arm, "finetune", origin.seed, parent=origin.name, finetune_seed=seed, run=run)
         )
     return placed
-
-
-def _varying(runs: Sequence[Run]) -> dict[Condition, list[str]]:
-    """The settings in which the runs of each condition differ, beside what a condition holds and the seed."""
-    by_condition: dict[Condition, list[Run]] = defaultdict(list)
-    for run in runs:
-        by_condition[run.condition].append(run)
-    varying = {}
-    for condition, group in by_condition.items():
-        keys = sorted({key for run in group for key in run.settings} | {"speeds"})
-        keys = [key for key in keys if key not in _NOT_OF_AN_ARM | _OF_THE_CONDITION]
-        varying[condition] = [key for key in keys if len({_hashable(_setting(run, key)) for run in group}) > 1]
-    return varying
-
-
-def _setting(run: Run, key: str) -> Any:
-    if key == "speeds" and run.summary.get("speeds") is not None:
-        return run.summary["speeds"]
-    return run.settings.get(key, ADDED_LATER.get(key))
-
-
-def _arm_names(
-    groups: Iterable[tuple[Condition, tuple[tuple[str, Any], ...]]],
-) -> dict[tuple[Condition, tuple[tuple[str, Any], ...]], str]:
-    groups = list(groups)
-    conditions = labels(condition for condition, _ in groups)
-    order = list(conditions)
-    names = {}
-    for condition, extra in sorted(groups, key=lambda group: (order.index(group[0]), repr(group[1]))):
-        shown = "".join(f", {key} {'not given' if value is None else value}" for key, value in extra)
-        names[condition, extra] = conditions[condition] + shown
-    return names
-
-
-def _hashable(value: Any) -> Any:
-    return (
-        value if isinstance(value, str | int | float | bool | None) else json.dumps(value, sort_keys=True, default=str)
-    )

@@ -7,14 +7,17 @@ import sys
 from pathlib import Path
 
 import numpy
+import pandas
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic import write_finetuning
 
 from analysis.compare import Statistic, compare, main, render, render_csv
 from analysis.report.figures.compare import pictures, save_figures
-from analysis.study.run import load_runs
+from analysis.study.alike import by_kind
+from analysis.study.run import Run, load_runs
 from asyncsgd.records.events import DIVERGED, DONE, FAILED, Evaluation, Fault, Resumed
 from asyncsgd.records.run_folder import RunFolder
 
@@ -42,15 +45,17 @@ def write_run(
     num_resumes=0,
     finished=True,
     settings="",
+    curve=((0, 9.0), (1, 6.0), (2, None)),
     **recorded,
 ):
     folder = RunFolder(path, task="masked_lm", better={"accuracy": "higher", "perplexity": "lower"})
     if settings:
         (path / "settings.yaml").write_text(settings)
-    for part, value in ((0, 9.0), (1, 6.0), (2, loss)):
-        samples = part * num_samples // 2
+    weight = recorded.get("eval_weight", 300.0)
+    for part, value in curve:
+        samples, reached = part * num_samples // 2, loss if value is None else value
         folder.append(
-            Evaluation(samples // 8, samples, part * train_seconds / 2, value, 300.0, {"accuracy": 0.25}, 0.25)
+            Evaluation(samples // 8, samples, part * train_seconds / 2, reached, weight, {"accuracy": 0.25}, 0.25)
         )
     if fault:
         folder.append(Fault(fault, 1, 20, train_seconds))
@@ -168,7 +173,10 @@ def test_different_data_are_separate_tables_and_pictures_with_a_warning(tmp_path
     comparison = compare(runs)
     assert [table.evaluation_set for table in comparison.tables] == ["one", "two"]
     assert [[row.num_all for row in table.rows] for table in comparison.tables] == [[1], [1]]
-    assert render(comparison, "text").startswith("WARNING: these runs were evaluated on 2 different data sets")
+    assert comparison.warnings == (
+        "not pooled: rows differ in data",
+        "WARNING: these tables differ in data; losses and metrics of different tables must not be compared",
+    )
     assert [path.name for path in save_figures(runs, tmp_path / "out")] == [
         f"loss_vs_{axis}_{data}.{extension}"
         for data in ("one", "two")
@@ -186,26 +194,113 @@ def test_different_evaluation_masks_are_different_tests_and_old_runs_had_those_o
     runs, _ = load_runs(tmp_path)
     comparison = compare(runs)
     assert [table.evaluation_set for table in comparison.tables] == ["f00d", "f00d masked word:0.3"]
-    assert [[row.num_all for row in table.rows] for table in comparison.tables] == [[3], [2]]
-    assert render(comparison, "text").startswith(
-        "WARNING: these runs were evaluated on 2 different data sets, or with different masks"
-    )
+    assert [[row.num_all for row in table.rows] for table in comparison.tables] == [[1, 1, 1], [1, 1]]
+    assert comparison.warnings[0] == "not pooled: rows differ in data, mask, mask_prob"
     assert [picture.name for picture in pictures(runs)[::2]] == ["loss_vs_seconds_f00d", "loss_vs_seconds_f00d-masked-"]
 
 
-def test_different_budgets_in_a_group_are_a_warning(tmp_path):
-    write_run(tmp_path / "a", num_samples=160)
-    write_run(tmp_path / "b", seed=1, num_samples=320)
+def test_runs_of_another_task_on_the_same_data_have_a_table_and_pictures_of_their_own(tmp_path, capsys):
+    write_run(tmp_path / "masked", task="masked_lm", loss=5.0)
+    write_run(tmp_path / "causal", task="causal_lm", loss=8.0, perplexity=20.0)
+    assert main([str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(
+        "not pooled: rows differ in task\n"
+        "WARNING: these tables differ in task; losses and metrics of different tables must not be compared\n\n"
+        "data f00d, task causal_lm\n"
+    )
+    assert [line.split()[4] for line in out.splitlines() if line.startswith("async")] == ["8.0000", "5.0000"]
+    names = [f"loss_vs_{axis}_{task}.png" for axis in ("samples", "seconds") for task in ("causal-lm", "masked-lm")]
+    assert sorted(path.name for path in (tmp_path / "figures").glob("*.png")) == names
+
+
+def test_losses_on_64_and_on_500_samples_are_never_pooled(tmp_path):
+    for seed, weight in ((0, 64.0), (1, 500.0)):
+        write_run(tmp_path / f"r{seed}", seed=seed, eval_weight=weight)
+    runs, _ = load_runs(tmp_path)
+    shown = render(compare(runs), "text")
+    assert shown.startswith("not pooled: rows differ in loss terms\n")
+    assert [picture.name for picture in pictures(runs)[::2]] == ["loss_vs_seconds_64", "loss_vs_seconds_500"]
+    assert [line for line in shown.splitlines() if line.startswith("data")] == [
+        "data f00d, loss terms 64",
+        "data f00d, loss terms 500",
+    ]
+
+
+def test_a_run_that_failed_before_its_first_evaluation_is_beside_those_on_its_data(tmp_path):
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "b", seed=1, status=FAILED, task="masked_lm", eval_weight=None, curve=())
     (table,) = compare(load_runs(tmp_path)[0]).tables
-    assert table.warnings == ("WARNING: async, 4 workers: the mean is over runs with different num_samples (160, 320)",)
+    assert [(row.num_done, row.num_all) for row in table.rows] == [(1, 2)]
 
 
-def test_budgets_of_rows_may_differ_by_the_last_synchronous_step_only(tmp_path):
-    write_run(tmp_path / "a", num_samples=160)
-    write_run(tmp_path / "s", mode="sync", rule="synchronous", num_samples=184)
-    assert compare(load_runs(tmp_path)[0]).tables[0].warnings == ()
-    write_run(tmp_path / "s", mode="sync", rule="synchronous", num_samples=192)
-    assert compare(load_runs(tmp_path)[0]).tables[0].warnings == ("WARNING: rows differ in num_samples (160, 192)",)
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("learning_rate", (0.01, 0.1)),
+        ("samples", (160, 320)),
+        ("seconds", (30.0, 60.0)),
+        ("model", ("small", "tiny")),
+        ("speeds", ("none", "slow:worker=0,factor=3")),
+        ("threads", (1, 2)),
+        ("clip_norm", (0.0, 1.0)),
+    ],
+)
+def test_runs_with_other_settings_are_rows_of_their_own_with_a_column_and_a_label(tmp_path, key, values):
+    for seed, value in enumerate(values):
+        write_run(tmp_path / f"r{seed}", seed=seed, settings=yaml.safe_dump({"seed": seed, key: value}))
+    runs, _ = load_runs(tmp_path)
+    comparison = compare(runs)
+    assert comparison.warnings == (f"not pooled: rows differ in {key}",)
+    ((first, second),) = (table.rows for table in comparison.tables)
+    assert ([first.settings[key], second.settings[key]], first.num_all, second.num_all) == ([*values], 1, 1)
+    lines = render(comparison, "md").splitlines()
+    header, *rows = (line.split(" | ") for line in (lines[4], *lines[6:8]))
+    texts = [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
+    assert (header[3], [row[3] for row in rows]) == (key, texts)
+    labels = [f"async, 4 workers, {key} {value} (n = 1)" for value in values]
+    assert [[entry.text for entry in picture.legend] for picture in pictures(runs)] == [labels, labels]
+
+
+def test_runs_that_differ_in_seed_evaluations_and_the_path_of_equal_data_share_a_row(tmp_path):
+    for seed in (0, 1):
+        told = {"seed": seed, "evaluations": 2 + seed, "data": f"copy{seed}.txt", "eval_samples": 500 + seed}
+        write_run(tmp_path / f"r{seed}", seed=seed, settings=yaml.safe_dump(told))
+    comparison = compare(load_runs(tmp_path)[0])
+    assert comparison.warnings == ()
+    assert [row.num_all for table in comparison.tables for row in table.rows] == [2]
+
+
+def test_rates_of_different_modes_have_a_column_and_need_no_label(tmp_path):
+    write_run(tmp_path / "a", settings="learning_rate: 0.01\n")
+    write_run(tmp_path / "s", mode="sync", rule="synchronous", settings="learning_rate: 0.1\n")
+    runs, _ = load_runs(tmp_path)
+    assert compare(runs).warnings == ()
+    lines = render(compare(runs), "md").splitlines()
+    assert [line.split(" | ")[3] for line in (lines[2], *lines[4:6])] == ["learning_rate", "0.1", "0.01"]
+    assert [entry.text for entry in pictures(runs)[0].legend] == ["sync, 4 workers (n = 1)", "async, 4 workers (n = 1)"]
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {"mode": st.sampled_from(["sync", "async"]), "seed": st.integers(0, 9)},
+            optional={key: st.integers(0, 1) for key in ("learning_rate", "samples", "warmup")},
+        ),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_two_runs_are_of_one_kind_exactly_if_they_differ_in_their_seed_alone(told):
+    runs = [
+        Run(Path(str(k)), str(k), {"status": DONE, "mode": one["mode"]}, pandas.DataFrame(), (), one)
+        for k, one in enumerate(told)
+    ]
+    kind_of = {run: kind for kind, group in by_kind(runs, ["seed"]).items() for run in group}
+    rest = [{key: value for key, value in one.items() if key != "seed"} for one in told]
+    for one in range(len(runs)):
+        for other in range(one):
+            assert (kind_of[runs[one]] == kind_of[runs[other]]) == (rest[one] == rest[other])
 
 
 def test_a_seed_that_occurs_twice_in_a_group_is_a_warning(tmp_path):
@@ -433,12 +528,3 @@ def test_fine_tuning_runs_are_listed_aside_and_in_no_mean_or_picture(tmp_path, c
     edited.write_text(edited.read_text().replace('"macro_f1": 0.6', '"macro_f1": "good"'))
     runs, _ = load_runs(tmp_path)
     assert compare(runs).finetuning == ("tuned: DONE; summary.json has an unusable macro_f1: 'good'",)
-
-
-def test_a_mean_over_different_learning_rates_has_a_warning(tmp_path):
-    for seed, rate in ((0, 0.001), (1, 0.002)):
-        write_run(tmp_path / f"r{seed}", seed=seed)
-        (tmp_path / f"r{seed}" / "settings.yaml").write_text(f"learning_rate: {rate}\n")
-    runs, _ = load_runs(tmp_path)
-    told = "WARNING: async, 4 workers: the mean is over runs with different learning_rate (0.001, 0.002)"
-    assert told in compare(runs).tables[0].warnings
