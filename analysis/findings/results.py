@@ -167,7 +167,8 @@ def results(study: Study, generator: numpy.random.Generator) -> Results:
     ]
     in_tests = {run.name for comparison in comparisons for run in comparison.runs}
     in_tests |= {run.name for arm in scores.runs.values() for own in arm.values() for run in own if run.run is not None}
-    headlines = headlines_of(study, groups, comparisons, tests)
+    sensitivity = sensitivities(study, comparisons, generator)
+    headlines = headlines_of(study, groups, comparisons, tests, tuning, sensitivity)
     first = next((one for one in comparisons if one.treatment.name == headlines[0].treatment), None)
     schedule = schedule_shares(study, scope)
     found_trends = trends(study, scope)
@@ -189,7 +190,7 @@ def results(study: Study, generator: numpy.random.Generator) -> Results:
         counts=counts_of(study),
         curves=curve_panels(scope),
         reached=reached,
-        sensitivity=sensitivities(study, comparisons, generator),
+        sensitivity=sensitivity,
         scaling=scaling,
         trends=found_trends,
         delays=delays,

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from analysis.findings.comparisons import FROM_SCRATCH, UNEQUAL_BATCHES, Comparison, Pair
-from analysis.findings.groups import Group, reference_algorithm
+from analysis.findings.groups import Group, is_registered, reference_algorithm
 from analysis.findings.judging import (
     FOUND_AFTER_OTHERS,
     NOT_COMPARABLE,
@@ -18,6 +18,8 @@ from analysis.findings.judging import (
     RestrictedTimes,
     TestRow,
 )
+from analysis.findings.times import Sensitivity, SensitivityPoint
+from analysis.findings.tuning import TuningResult
 from analysis.statistics.intervals import Interval, short
 from analysis.statistics.verdict import nothing_to_find
 from analysis.study.types import MEASURED, Study
@@ -42,6 +44,11 @@ class Headline:
 
 
 TIMES = "\N{MULTIPLICATION SIGN}"
+
+LARGE_SPREAD = 1.25
+"""Two targets disagree where the larger of their speed-ups is so many times the smaller."""
+SMALL_RATIO = 0.05
+"""A speed-up that is only known to be at least so much (its logarithm) is not told."""
 
 _LOSS_WORDS = {
     "loss_at_equal_samples": "final loss",
@@ -121,14 +128,23 @@ def headlines_of(
     groups: Sequence[Group],
     comparisons: Sequence[Comparison],
     tests: Sequence[TestRow],
+    tuning: Sequence[TuningResult] = (),
+    sensitivity: Sequence[Sensitivity] = (),
 ) -> tuple[Headline, ...]:
-    """One per primary comparison; without a registered one, per comparison; never none."""
-    endpoint = None if study.registration is None else study.registration.endpoint
-    primary = [row for row in tests if row.family == "primary"]
-    if not primary and endpoint is not None:  # registered, but not confirmed
-        primary = [row for row in tests if row.endpoint == endpoint and row.reference != BASELINE]
-        named = {comparison.group.name for comparison in comparisons if comparison.group.primary}
-        primary = [row for row in primary if row.group in named] or primary
+    """One per primary comparison; without a registered one, per comparison; never none.
+
+    A registered comparison that is exploratory, because runs of it were lost, has its headline beside the others.
+    """
+    registration = study.registration
+    primary = []
+    if registration is not None:
+        primary = [row for row in tests if row.endpoint == registration.endpoint and row.reference != BASELINE]
+        named = {
+            (one.treatment.name, one.reference.name)
+            for one in comparisons
+            if one.group.primary and not one.control and is_registered(registration, one.treatment.name, one.group)
+        }
+        primary = [row for row in primary if _arms(row) in named] or primary
     if not primary:
         compared = list(dict.fromkeys((row.treatment, row.reference) for row in tests if row.reference != BASELINE))
         for pair in compared:
@@ -147,6 +163,12 @@ def headlines_of(
         beside = [other for other in tests if other.treatment == row.treatment and other.reference in controls]
         pairs = [one.pairs for one in comparisons if (one.treatment.name, one.reference.name) == _arms(row)]
         told = [*_sentences(row, by_endpoint, names), *_diverged(row, pairs[0] if pairs else (), names)]
+        told += _other_targets(row, by_endpoint, sensitivity)
+        told += [
+            f"The learning rate of {result.arm} lies at the edge of its grid, so a better one may lie beyond."
+            for result in tuning
+            if result.at_edge and result.arm in _arms(row)
+        ]
         told += [caveat for one in _told_of(row, by_endpoint) for caveat in one.caveats]
         text = " ".join(["Exploratory:"] * (row.family == "exploratory") + list(dict.fromkeys(told)))
         details = _details(row, by_endpoint, beside, names)
@@ -154,6 +176,37 @@ def headlines_of(
             Headline(text, row.treatment, row.reference, row.group, row.word, row.family == "exploratory", details)
         )
     return tuple(found)
+
+
+def _other_targets(row: TestRow, own: Mapping[str, TestRow], sensitivity: Sequence[Sensitivity]) -> list[str]:
+    """The two targets of the grid at which the speed-up differs most, where their intervals are apart."""
+    arms = (*_arms(row), row.group)
+    points = [point for one in sensitivity if (one.treatment, one.reference, one.group) == arms for point in one.points]
+    shown = [(point, ratio) for point in points if (ratio := _ratio_at(point)) is not None]
+    if not shown or all(one.times is None for one in _told_of(row, own)):
+        return []
+    most = max(shown, key=lambda pair: pair[1].estimate)
+    least = min(shown, key=lambda pair: pair[1].estimate)
+    if most[1].ends[0] <= least[1].ends[1] or most[1].estimate < LARGE_SPREAD * least[1].estimate:
+        return []
+    told = [f"{_ratio_in_words(ratio)} at {100 * point.share:g} % of the improvement" for point, ratio in (most, least)]
+    return [f"This depends on the target: {' and '.join(told)}."]
+
+
+def _ratio_at(point: SensitivityPoint) -> Interval | None:
+    """The speed-up where every run reached a target; where one arm always did and the other never, without ends."""
+    if point.reached_treatment == point.reached_reference == point.n:
+        return point.speed_up
+    ratio = 1 / point.restricted_ratio if point.restricted_ratio else 1.0
+    if {point.reached_treatment, point.reached_reference} == {0, point.n} and abs(math.log(ratio)) > SMALL_RATIO:
+        return Interval(ratio, None, None, 0.95, point.n)
+    return None
+
+
+def _ratio_in_words(ratio: Interval) -> str:
+    shown, word = (ratio, "sooner") if ratio.estimate > 1 else (_inverse(ratio), "later")
+    least = "at least " if ratio.low is None and ratio.n > 1 else ""  # the other arm was watched no longer
+    return f"{least}{supported(shown, null=1.0)(shown.estimate)}{TIMES} {word}"
 
 
 def _no_headline(study: Study, comparisons: Sequence[Comparison]) -> Headline:

@@ -20,8 +20,6 @@ from analysis.study.curves import budget_of, crossings_of, end_of, improvement_o
 from analysis.study.machines import timing_notes
 from analysis.study.types import Study, StudyRun
 
-TARGET_SHARES = (0.5, 0.8, 0.9, 0.95, 0.98)
-
 
 @dataclasses.dataclass(frozen=True)
 class ReachedCurve:
@@ -178,7 +176,8 @@ def sensitivities(
     """
     pilots_of = {} if study.registration is None else study.registration.pilots
     found = []
-    for comparison in comparisons:
+    for whole in comparisons:
+        comparison = whole.in_seconds
         if comparison.control:
             continue
         pilots = pilots_of.get(comparison.reference.name)
@@ -188,7 +187,7 @@ def sensitivities(
         if improvement is None:
             continue
         points = []
-        for share, target in target_grid(*improvement, shares=TARGET_SHARES).items():
+        for share, target in target_grid(*improvement).items():
             times = comparison.times_to(target)
             ours, theirs = times[::2], times[1::2]
             budget, _ = budget_of(comparison.runs, times)

@@ -153,7 +153,7 @@ def _curve(positions: ArrayLike, losses: ArrayLike) -> tuple[NDArray[numpy.float
 
 
 def target_grid(
-    first_loss: float, best_loss: float, shares: Sequence[float] = (0.5, 0.8, 0.9, 0.95, 0.98)
+    first_loss: float, best_loss: float, shares: Sequence[float] = (0.25, 0.5, 0.8, 0.9, 0.95, 0.98)
 ) -> dict[float, float]:
     """Targets at `shares` of an improvement, first - share (first - best), by share.
 

@@ -12,8 +12,6 @@ MOST_OTHER_LOAD = 0.1
 
 _HARDWARE = ("cpu", "cpu_capability", "cores", "gpus", "torch_build")
 """What environment.json says of the machine and of torch's build: seconds are compared only where all of it agrees."""
-_PLACEMENT = ("threads_per_worker", "device")
-"""What is part of an arm: all its runs must have the same."""
 
 
 def hardware_of(run: Run) -> tuple[str, ...] | None:
@@ -23,28 +21,30 @@ def hardware_of(run: Run) -> tuple[str, ...] | None:
     """
     if not run.environment:
         return None
-    told = {key: _words(key, run.environment[key]) for key in _HARDWARE if run.environment.get(key)}
-    versions = run.environment.get("versions")
-    version = versions.get("torch") if isinstance(versions, Mapping) else None
-    if version is not None and "torch_build" not in told:
-        told["torch_build"] = f"torch {version}"
-    return tuple(told.values())
+    ranks = run.environment.get("hardware_of_ranks")
+    told = [_words(machine) for machine in (ranks if isinstance(ranks, list) else [run.environment])]
+    return tuple(text for texts in told for text in texts)
 
 
-def _words(key: str, value: Any) -> str:
-    if key == "cores":
-        return f"{value} core{'s' * (value != 1)}"
-    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return f"torch {text}" if key == "torch_build" else text
+def _words(machine: Mapping[str, Any]) -> list[str]:
+    told = {key: machine[key] for key in _HARDWARE if machine.get(key)}
+    versions = machine.get("versions")
+    version = told.pop("torch_build", versions.get("torch") if isinstance(versions, Mapping) else None)
+    cores = told.get("cores")
+    if cores:
+        told["cores"] = f"{cores} core{'s' * (cores != 1)}"
+    texts = [", ".join(map(str, value)) if isinstance(value, list) else str(value) for value in told.values()]
+    return texts + [f"torch {version}"] * (version is not None)
 
 
 def placements_of(runs: Iterable[Run]) -> set[str]:
     """The threads per worker and the devices of runs, in words: one where all of them agree."""
     found = set()
     for run in runs:
-        threads, device = (run.environment.get(key) for key in _PLACEMENT)
+        threads, number, device = (run.environment.get(key) for key in ("threads_per_worker", "num_devices", "device"))
         if threads is not None or device is not None:
-            found.add(f"{threads} thread{'s' * (threads != 1)} a worker on {device}")
+            several = f"{number} x " if number and device != "cpu" else ""
+            found.add(f"{threads} thread{'s' * (threads != 1)} a worker on {several}{device}")
     return found
 
 

@@ -539,10 +539,10 @@ def test_the_shares_that_reached_the_target_are_steps(fast):
 
 def test_the_speed_up_is_the_same_at_every_target_of_straight_lines(fast):
     (sensitivity,) = fast.sensitivity
-    assert [point.share for point in sensitivity.points] == [0.5, 0.8, 0.9, 0.95, 0.98]
-    assert [point.target for point in sensitivity.points] == pytest.approx([5.0, 4.4, 4.2, 4.1, 4.04])
-    assert [point.speed_up.estimate for point in sensitivity.points] == pytest.approx([2.0] * 5)
-    assert [point.restricted_ratio for point in sensitivity.points] == pytest.approx([0.5] * 5)
+    assert [point.share for point in sensitivity.points] == [0.25, 0.5, 0.8, 0.9, 0.95, 0.98]
+    assert [point.target for point in sensitivity.points] == pytest.approx([5.5, 5.0, 4.4, 4.2, 4.1, 4.04])
+    assert [point.speed_up.estimate for point in sensitivity.points] == pytest.approx([2.0] * 6)
+    assert [point.restricted_ratio for point in sensitivity.points] == pytest.approx([0.5] * 6)
     assert {(point.reached_treatment, point.reached_reference, point.n) for point in sensitivity.points} == {(6, 6, 6)}
     assert sensitivity.after_the_fact
 
@@ -551,7 +551,7 @@ def test_the_targets_of_the_sensitivity_are_those_of_the_registered_pilots(tmp_p
     pilots = {SYNC.name: {"runs": 10, "first_loss": 6.0, "best_loss": 5.0}}
     registration = {"num_seeds": 6, "pilots": pilots}
     (item,) = results_of(write_study(tmp_path, twice_as_fast(), [SYNC, ASYNC], registration=registration)).sensitivity
-    assert [point.target for point in item.points] == pytest.approx([5.5, 5.2, 5.1, 5.05, 5.02])
+    assert [point.target for point in item.points] == pytest.approx([5.75, 5.5, 5.2, 5.1, 5.05, 5.02])
     assert not item.after_the_fact
 
 

@@ -134,7 +134,8 @@ def test_the_loss_at_a_position_is_linear_and_not_known_beyond_or_beside_a_hole(
 
 
 def test_the_grid_of_targets() -> None:
-    assert target_grid(10.0, 5.0) == {0.5: 7.5, 0.8: 6.0, 0.9: 5.5, 0.95: 5.25, 0.98: pytest.approx(5.1)}
+    shares = {0.25: 8.75, 0.5: 7.5, 0.8: 6.0, 0.9: 5.5, 0.95: 5.25, 0.98: pytest.approx(5.1)}
+    assert target_grid(10.0, 5.0) == shares
     assert target_grid(10.0, 5.0, shares=[1.0]) == {1.0: 5.0}
 
 
