@@ -916,7 +916,10 @@ def write_scored(folder: Path, gains: dict[str, float], *, seeds: int = 6, repet
 @pytest.fixture(scope="module")
 def scored(tmp_path_factory) -> Results:
     folder = write_study(
-        tmp_path_factory.mktemp("scored"), twice_as_fast(7), [SYNC, ASYNC], registration={"num_seeds": 7}
+        tmp_path_factory.mktemp("scored"),
+        twice_as_fast(7),
+        [SYNC, ASYNC],
+        registration={"num_seeds": 7, "margin_reasons": {"macro_f1": "a fifth of the gain"}},
     )
     write_scored(folder, {"baseline": 0.0, SYNC.name: 0.05, ASYNC.name: 0.055}, seeds=7)
     return results_of(folder)
