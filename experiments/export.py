@@ -1,23 +1,37 @@
-"""Write the model of a checkpoint as a folder that transformers reads.
+"""Write the last model of a run, or that of a checkpoint, as a folder that transformers reads.
 
     python experiments/export.py runs/stilt_mlm-async-w4-s0-3f9a1c --out model-at-5000
     python experiments/export.py runs/stilt_mlm-async-w4-s0-3f9a1c --checkpoint 000000005000 --out model-at-5000
 
-Without ``--checkpoint`` it is the newest one that is whole."""
+Without ``--checkpoint`` it is the model at the end of a run that is DONE, and of any other run that of its newest
+checkpoint that is whole."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import shutil
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from asyncsgd.errors import UsageError
+from asyncsgd.records.events import DONE
+
+if TYPE_CHECKING:
+    from asyncsgd.checkpoints import Checkpoint  # imports torch, which is slow
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Write the model of a checkpoint.", allow_abbrev=False)
-    parser.add_argument("run_dir", type=Path, help="a run folder with checkpoints")
-    parser.add_argument("--checkpoint", metavar="NAME", help="its name in RUN_DIR/checkpoints (default: the newest)")
+    parser = argparse.ArgumentParser(
+        description="Write the last model of a run, or that of a checkpoint.", allow_abbrev=False
+    )
+    parser.add_argument("run_dir", type=Path, help="a run folder")
+    parser.add_argument(
+        "--checkpoint",
+        metavar="NAME",
+        help="its name in RUN_DIR/checkpoints (default: the end of a run that is DONE, else the newest checkpoint)",
+    )
     parser.add_argument("--out", type=Path, required=True, help="a new folder for the model")
     parser.add_argument("--cache-dir", help="folder of prepared data, if the run had another than the default")
     arguments = parser.parse_args(argv)
@@ -30,10 +44,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def export(arguments: argparse.Namespace) -> None:
-    """Build the run's model, give it the parameters of the checkpoint and save it.
+    """Copy the model that a finished run has written, or make that of a checkpoint.
 
     Raises:
-        UsageError: if there is no such checkpoint, or the folder is there already.
+        UsageError: if there is no such checkpoint, none at the end of a finished run, or the folder is there already.
     """
     folder, name = arguments.run_dir, arguments.checkpoint
     if arguments.out.exists():
@@ -41,15 +55,46 @@ def export(arguments: argparse.Namespace) -> None:
     if not (folder / "settings.yaml").is_file():
         raise UsageError(f"{folder} is not a run folder: it has no settings.yaml")
 
+    summary = _summary(folder) if name is None else {}
+    finished = summary.get("status") == DONE
+    if finished and (folder / "model").is_dir():
+        partial = arguments.out.with_name(arguments.out.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(folder / "model", partial)
+        partial.rename(arguments.out)
+        print(f"saved  the model at the end of the run, after {summary['num_samples']} samples, in {arguments.out}")
+        return
+
+    from asyncsgd.checkpoints import find
+
+    checkpoint = find(folder, lambda checkpoint: name in (None, checkpoint.name)).checkpoint
+    if finished and checkpoint.version != summary["num_updates"]:
+        raise UsageError(
+            f"{folder} is DONE after {summary['num_updates']} updates and has kept no model, and its last checkpoint "
+            f"is of {checkpoint.version}; type --checkpoint {checkpoint.name}, or train with --save-model"
+        )
+    make(arguments, checkpoint)
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    """Of a run; empty where it has not ended."""
+    try:
+        return json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def make(arguments: argparse.Namespace, checkpoint: Checkpoint) -> None:
+    """Build the run's model, give it the parameters of the checkpoint and save it."""
     import torch
 
-    from asyncsgd.checkpoints import find, load_state
+    from asyncsgd.checkpoints import load_state
     from asyncsgd.experiment import facts_of, save_model
     from asyncsgd.flat import FlatModel, parameters_sha256
     from asyncsgd.records.totals import Totals
     from asyncsgd.replaying import experiment_of_run
 
-    checkpoint = find(folder, lambda checkpoint: name in (None, checkpoint.name)).checkpoint
+    folder = arguments.run_dir
     experiment = experiment_of_run(folder, arguments.cache_dir)
     task = experiment.task.prepare(experiment.setup.seed, experiment.cache)
     flat = FlatModel(task.model(experiment.setup.seed))

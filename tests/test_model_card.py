@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -124,6 +125,26 @@ def test_the_model_of_a_checkpoint_says_after_how_many_samples_it_was_taken(
     assert "It has seen 8 samples in 2 updates." in text
     assert "The run may have gone on after this." in text
     assert f"have the sha256 `{sha256_of(loaded(out, monkeypatch)['model'])}`." in text
+
+
+def test_the_model_of_a_finished_run_is_that_of_its_end_and_not_of_its_last_checkpoint(
+    pretrained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = tmp_path / "run", tmp_path / "out"
+    shutil.copytree(pretrained.path, run)
+    first, *later = sorted((run / "checkpoints").glob("*.json"))
+    for path in later:
+        path.unlink()
+    (run / "checkpoints" / "latest").unlink(missing_ok=True)
+    assert export([str(run), "--out", str(out)]) == 0
+    assert {path.name for path in out.iterdir()} == {path.name for path in (run / "model").iterdir()}
+    assert (out / "model.safetensors").read_bytes() == (run / "model" / "model.safetensors").read_bytes()
+    shutil.rmtree(run / "model")
+    capsys.readouterr()
+    assert export([str(run), "--out", str(tmp_path / "other")]) == 2
+    message = capsys.readouterr().err
+    assert "is DONE after 4 updates and has kept no model, and its last checkpoint is of 2" in message
+    assert f"type --checkpoint {first.stem}, or train with --save-model" in message
 
 
 def test_a_fine_tuned_model_names_the_model_it_began_from(
