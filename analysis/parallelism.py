@@ -16,14 +16,16 @@ from typing import Any
 
 from analysis.commands import carried_out
 from analysis.findings.language_model import Findings, read
-from analysis.findings.parallelism import Bubble, Way, read_bubbles, utilisation, ways
+from analysis.findings.parallelism import Bubble, Way, read_bubbles, samples_wanted, utilisation, ways
 from analysis.language_model import page, sentences, tables_of
-from analysis.report.tables.number_formats import between, number, percent, ratio
+from analysis.report.tables.number_formats import between, nats, number, percent, ratio
 from analysis.report.tables.table import Table, markdown, tabled, value, words
 from asyncsgd.errors import UsageError
 
 POINTS = 0.03
 """Of F1 above a model that never answers, from which on something was learned."""
+MOST_TIMES = 1000
+"""The samples of a run; what lies beyond is no statement about training."""
 OVERSUBSCRIBED = "more busy threads than cores: its seconds are no speed"
 
 
@@ -67,9 +69,16 @@ def scores_table(found: Sequence[Way]) -> Table | None:
     names = list(dict.fromkeys(name for way in found for name in way.metrics))
     if not names:
         return None
+    with_answers = any(way.answerable is not None for way in found)
     rows = [
-        [words("model", way.model), words("way", way.name)]
-        + [value(name, between(way.metrics.get(name), number)) for name in names]
+        [
+            words("model", way.model),
+            words("way", way.name),
+            *(value(name, between(way.metrics.get(name), number)) for name in names),
+            *([value("HasAns f1", between(way.answerable, number))] * with_answers),
+            value("loss", between(way.loss, nats)),
+            value("seconds", between(way.seconds, number)),
+        ]
         for way in found
     ]
     return tabled("scores", "Scores after equal samples", rows, found, notes=about_silence(found))
@@ -89,9 +98,21 @@ def about_silence(found: Sequence[Way]) -> tuple[str, ...]:
         else:
             said.append(
                 f"{told}no way is {100 * POINTS:.0f} points above it. After {mine[0].samples:,} samples none has "
-                f"learned where answers begin; give more samples."
+                f"learned where answers begin. {' '.join(map(_missing, mine))}"
             )
     return tuple(said)
+
+
+def _missing(way: Way) -> str:
+    """How much training a way would need to be above a model that never answers, drawn on from its curve."""
+    wanted = samples_wanted(way.curve, (way.silent or 0.0) + POINTS)
+    if wanted is None:
+        return f"{way.name}: its F1 does not rise over its last evaluations, so they do not say how much is missing."
+    if wanted > MOST_TIMES * way.samples:
+        return f"{way.name}: more than {MOST_TIMES} times as many samples, its F1 hardly rises."
+    return (
+        f"{way.name}: about {wanted:,.0f} samples, {wanted / way.samples:.1f} times as many, if F1 rises on as it does."
+    )
 
 
 def bubbles_table(found: Sequence[Bubble]) -> Table:
@@ -115,11 +136,12 @@ def more_sections(found: Findings, found_ways: Sequence[Way], bubbles: Sequence[
     from analysis.report import page as pages
 
     scores = scores_table(found_ways)
+    drawn = [*throughput_bars(found), *f1_pictures(found_ways, cast)]
     sections = [
         pages.Section(
             "ways",
             "What stages wait for and what is sent",
-            _row(throughput_bars(found), cast),
+            _row(drawn, cast),
             (ways_table(found_ways), *((scores,) if scores is not None else ())),
         )
     ]
@@ -169,6 +191,34 @@ def throughput_bars(found: Findings) -> list[Any]:
                 figure,
                 f"Samples a second of {model}: {description}.",
                 "Means over seeds; a line is a 95 % interval, where there are three seeds or more.",
+            )
+        )
+    return drawn
+
+
+def f1_pictures(found: Sequence[Way], cast: Any) -> list[Any]:
+    """F1 against samples beside that of a model that never answers, a picture for each model; none for other tasks."""
+    from analysis.report.figures.pictures import INK, MUTED, Picture, finish, panel, slug
+
+    drawn = []
+    for model in dict.fromkeys(way.model for way in found if way.curve):
+        mine = [way for way in found if way.model == model and way.curve]
+        figure, axes = panel()
+        for way in mine:
+            axes.plot(*zip(*way.curve, strict=True), color=cast[way.name].colour, linewidth=1.2)
+            axes.annotate(way.name, way.curve[-1], textcoords="offset points", xytext=(3, 0), fontsize=7, color=INK)
+        if mine[0].silent is not None:
+            axes.axhline(mine[0].silent, color=MUTED, linewidth=1.1, linestyle=(0, (4, 2)))
+        finish(axes, "samples", "F1")
+        ends = "; ".join(f"{way.name} {way.curve[-1][1]:.3f}" for way in mine)
+        drawn.append(
+            Picture(
+                f"f1-{slug(model)}",
+                "F1 against samples",
+                model,
+                figure,
+                f"F1 of {model} at the end: {ends}.",
+                "Means over seeds. Dashes: a model that never answers.",
             )
         )
     return drawn

@@ -6,14 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 import torch
 from running import sentences
 
-from analysis.findings.parallelism import Way, read_bubbles
-from analysis.parallelism import about_silence
+from analysis.findings.parallelism import Way, f1_curve, read_bubbles
+from analysis.parallelism import about_silence, scores_table
 from analysis.parallelism import main as report
+from analysis.report.tables.table import markdown
 from analysis.statistics.intervals import Interval
+from analysis.study.run import Run
 from asyncsgd.data.questions import load_questions
 from asyncsgd.study.comparisons import check, jobs_of, planned
 from asyncsgd.study.config import read_config
@@ -22,7 +25,9 @@ from parallelism import EqualStages, bubble, lacks, main, write_planted
 CONFIGS = Path(__file__).resolve().parents[1] / "experiments" / "configs"
 
 
-@pytest.mark.parametrize("name", ["parallelism", "parallelism-quick", "parallelism-planted", "parallelism-bert-base"])
+@pytest.mark.parametrize(
+    "name", ["parallelism", "parallelism-quick", "parallelism-planted", "parallelism-bert-base", "squad"]
+)
 def test_every_run_of_the_configs_has_valid_settings_and_a_folder_of_its_own(name: str) -> None:
     jobs = jobs_of(read_config(CONFIGS / f"{name}.yaml"))
     for job in jobs:
@@ -40,16 +45,45 @@ def test_planted_answers_are_behind_the_marker(tmp_path: Path) -> None:
 
 
 def test_what_silence_scores_is_said_beside_the_scores() -> None:
-    def way(name: str, f1: float) -> Way:
+    def way(name: str, f1: float, curve: tuple[tuple[int, float], ...] = ()) -> Way:
         one = Interval(1.0, None, None, 0.95, 1)
         scores = {"f1": Interval(f1, None, None, 0.95, 1)}
-        return Way("bert", name, 1, False, one, None, None, None, None, 1.0, 1, scores, silent=0.5, samples=320)
+        return Way("bert", name, 1, False, one, None, None, None, None, 1.0, 1, scores, 0.5, 320, one, curve=curve)
 
     assert about_silence([way("single", 0.52), way("async", 0.53)]) == (
         "bert: a model that never answers has F1 0.500; 3 points or more above it: async.",
     )
     (said,) = about_silence([way("single", 0.52)])
-    assert said.endswith("After 320 samples none has learned where answers begin; give more samples.")
+    assert "After 320 samples none has learned where answers begin." in said
+    assert said.endswith(
+        "single: its F1 does not rise over its last evaluations, so they do not say how much is missing."
+    )
+    rising = ((0, 0.5), (80, 0.46), (160, 0.48), (320, 0.5))  # .02 with every doubling, and .03 are missing
+    (said,) = about_silence([way("single", 0.5, rising)])
+    assert said.endswith("single: about 905 samples, 2.8 times as many, if F1 rises on as it does.")
+    (said,) = about_silence([way("single", 0.5, ((40, 0.4), (80, 0.45), (160, 0.4999), (320, 0.5)))])
+    assert said.endswith("single: more than 1000 times as many samples, its F1 hardly rises.")
+
+
+def test_the_scores_stand_beside_the_loss_and_the_seconds() -> None:
+    def score(value: float) -> Interval:
+        return Interval(value, None, None, 0.95, 1)
+
+    metrics = {"exact_match": score(0.4), "f1": score(0.45)}
+    none = (None,) * 4
+    way = Way("bert", "DDP 2", 2, False, score(90.0), *none, 1.0, 1, metrics, 0.5, 320, score(2.25), score(0.3))
+    header, _, row = (line for line in markdown([scores_table([way])]).splitlines() if line.startswith("|"))
+    assert header == "| model | way | exact_match | f1 | HasAns f1 | loss | seconds |"
+    cells = [cell.split(" ")[0] for cell in row.strip("| ").split(" | ")]
+    assert cells == ["bert", "DDP", "0.4000", "0.4500", "0.3000", "2.250", "90.00"]
+
+
+def test_a_curve_of_f1_has_the_places_where_all_runs_were_evaluated() -> None:
+    def run(*rows: tuple[int, float | None]) -> Run:
+        evaluations = pandas.DataFrame(rows, columns=["total_samples", "metrics.f1"])
+        return Run(Path(), "run", {"status": "DONE"}, evaluations, ())
+
+    assert f1_curve([run((0, 0.5), (80, 0.4)), run((0, 0.6), (80, None), (96, 0.5))]) == ((0, pytest.approx(0.55)),)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,12 @@ class Way:
     """The F1 of a model that never answers, in question answering: the share of questions without an answer."""
     samples: int
     """That it was trained on."""
+    loss: Interval
+    """On the evaluation set, at the end."""
+    answerable: Interval | None = None
+    """The F1 of the questions that have an answer (HasAns F1); None for other tasks."""
+    curve: tuple[tuple[int, float], ...] = ()
+    """(samples, F1) of the evaluations, means over seeds; empty for other tasks."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +118,48 @@ def _way(name: str, runs: Sequence[Run], model: str, theirs: Mapping[int, Run], 
         metrics={key: t_interval([float(run.summary["metrics"][key]) for run in runs]) for key in names},
         silent=_silent(summary),
         samples=int(summary["num_samples"]),
+        loss=t_interval([float(run.summary["final_eval_loss"]) for run in runs]),
+        answerable=_answerable(runs),
+        curve=f1_curve(runs) if "f1" in names else (),
     )
+
+
+def _answerable(runs: Sequence[Run]) -> Interval | None:
+    scores = [(run.details.get("has_answer") or {}).get("f1") for run in runs]
+    known = [float(score) for score in scores if score is not None]
+    return t_interval(known) if known else None
+
+
+def f1_curve(runs: Sequence[Run]) -> tuple[tuple[int, float], ...]:
+    """(samples, mean F1 over `runs`) where all of them were evaluated."""
+    looks: dict[int, list[float]] = {}
+    for run in runs:
+        rows = run.evaluations[["total_samples", "metrics.f1"]].dropna()
+        for samples, score in rows.itertuples(index=False):
+            looks.setdefault(int(samples), []).append(float(score))
+    return tuple(
+        (samples, _mean(scores) or 0.0) for samples, scores in sorted(looks.items()) if len(scores) == len(runs)
+    )
+
+
+def samples_wanted(curve: Sequence[tuple[int, float]], score: float) -> float | None:
+    """How many samples a score would take: the line through the last half of a curve, against the logarithm of the
+    samples (least squares), drawn on to `score`. None where the line does not rise, or has fewer than two points.
+
+    An extrapolation: scores flatten at the end and may jump in the beginning, so it says an order of magnitude.
+
+    >>> samples_wanted([(100, 0.3), (200, 0.4), (400, 0.5), (800, 0.6)], 0.8)
+    3200.0
+    >>> samples_wanted([(100, 0.3), (200, 0.5), (400, 0.5), (800, 0.4)], 0.8) is None
+    True
+    """
+    points = [(math.log2(samples), value) for samples, value in curve if samples > 0]
+    late = points[len(points) // 2 :]
+    if len(late) < 2:
+        return None
+    slope, intercept = statistics.linear_regression(*zip(*late, strict=True))
+    # 2 to the 60 samples are beyond every training; more would be no float.
+    return round(2.0 ** min((score - intercept) / slope, 60.0), 6) if slope > 0 else None
 
 
 def _silent(summary: Mapping[str, Any]) -> float | None:
