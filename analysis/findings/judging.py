@@ -43,6 +43,9 @@ SHOWN_AFTER_OTHERS = "the interval alone shows no equivalence: Holm's method fou
 RESTS_ON_MARGIN = ("equivalent", "different but negligible")
 """The verdicts that an equivalence test against a margin gives."""
 
+DECIDED = ("better", "worse", *RESTS_ON_MARGIN)
+"""The verdicts that claim something."""
+
 
 @dataclasses.dataclass(frozen=True)
 class SpeedUpResult:
@@ -147,6 +150,8 @@ class TestRow:
     """Pairs in which the treatment is better."""
     ties: int
     """Pairs in which neither is; of times, those in which neither got there within the budget."""
+    outside: int | None
+    """Pairs whose difference does not lie within ±`margin`; None without `equivalence`."""
     convincing: bool | None
     """S5: whether the interval of `share` lies above one half and the share above 0.75; None without a pair."""
     word: str
@@ -302,7 +307,7 @@ def _row(
     notes = list(question.notes + values.notes)
     estimate = None
     speed = times = None
-    share = convincing = None
+    share = convincing = outside = None
     wins = ties = 0
     relative = None
     treatment_mean = reference_mean = None
@@ -333,6 +338,8 @@ def _row(
             counted = win_share(ours, theirs, lower_is_better=question.lower_is_better, level=level)
             share = Interval(counted.estimate, counted.low, counted.high, level, n)
             wins, ties, convincing = counted.wins, counted.ties, counted.convincing
+            if (margin := question.margin) is not None and judged.equivalence is not None:
+                outside = sum(not -margin < one - other < margin for one, other in zip(ours, theirs, strict=True))
         if question.endpoint == "time_to_target":
             speed = _speed_up(question, generator)
         if values.nothing_because and n >= minimum_pairs(1, question.alpha):
@@ -396,6 +403,7 @@ def _row(
         share=share,
         wins=wins,
         ties=ties,
+        outside=outside,
         convincing=convincing,
         word=word,
         reason=reason,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from analysis.findings.comparisons import FROM_SCRATCH, UNEQUAL_BATCHES, Comparison, Pair
 from analysis.findings.groups import Group, is_registered, reference_algorithm
 from analysis.findings.judging import (
+    DECIDED,
     FOUND_AFTER_OTHERS,
     NOT_COMPARABLE,
     RESTS_ON_MARGIN,
@@ -22,6 +23,7 @@ from analysis.findings.times import Sensitivity, SensitivityPoint
 from analysis.findings.tuning import TuningResult
 from analysis.statistics.intervals import Interval, short
 from analysis.statistics.verdict import nothing_to_find
+from analysis.statistics.wins import most_of
 from analysis.study.types import MEASURED, Study
 from asyncsgd.study.finetuning import SCORES
 from asyncsgd.study.plan import BASELINE
@@ -55,6 +57,9 @@ _LOSS_WORDS = {
     "loss_at_equal_seconds": "loss at equal seconds",
     **{metric: f"{words} after fine-tuning" for metric, words in SCORES.items()},
 }
+
+_SMALL_WORDS = _LOSS_WORDS | {"time_to_target": "time to the target", "loss_at_equal_samples": "loss at equal samples"}
+"""What small type calls an endpoint."""
 
 _COMPARED_AT = "compared at "
 """How the note begins that says that losses are not those at the end of every run."""
@@ -239,17 +244,21 @@ def _told_of(row: TestRow, own: Mapping[str, TestRow]) -> list[TestRow]:
 
 
 def _sentences(row: TestRow, own: Mapping[str, TestRow], names: Mapping[str, str]) -> list[str]:
-    """The verdict on the endpoint of `row`, then on the other of speed and loss."""
-    told = []
+    """The verdict on the endpoint of `row`, then on the other of speed and loss, which says that it is not primary."""
+    told: list[str] = []
     ours, theirs = (_ALGORITHMS.get(names[arm], names[arm]) for arm in _arms(row))
     for one in _told_of(row, own):
         if one.word == "too few seeds":
             why = one.reason.split(";")[0]
-            told.append(f"There are too few seeds for a verdict on {ours} against {theirs}: {why}")
+            sentences = [f"There are too few seeds for a verdict on {ours} against {theirs}: {why}"]
         elif one.times is not None or one.endpoint == "time_to_target":
-            told += _time_sentences(one, ours, theirs)
+            sentences = _time_sentences(one, ours, theirs)
         else:
-            told.append(_loss_sentence(one, ours, theirs, named=ours in " ".join(told)))
+            sentences = [_loss_sentence(one, ours, theirs, named=ours in " ".join(told))]
+        if one.word in DECIDED and row.family != "exploratory" and one.family != "primary":
+            label = "not registered" if one.family == "secondary" else one.family
+            sentences[0] = f"{label}: {sentences[0]}"
+        told += sentences
     return [_capital(f"{text}.") for text in dict.fromkeys(told)]
 
 
@@ -326,7 +335,12 @@ def _loss_sentence(row: TestRow, ours: str, theirs: str, *, named: bool) -> str:
         return f"{own} is equivalent{to} within ±{row.margin:g}{unit}"
     if row.word == "different but negligible":
         return f"{own} differs, but by less than the margin of {row.margin:g}{unit}: it is {much}{than}"
-    return f"{own} is {row.word}{than}: {much}"
+    return f"{own} is {row.word}{than}: {much} ({_alike(row)} of {row.n} seeds)"
+
+
+def _alike(row: TestRow) -> int:
+    """The pairs that are better where the row is better, or worse where it is worse."""
+    return row.wins if row.word == "better" else row.n - row.wins - row.ties
 
 
 def _hopeless(row: TestRow) -> str:
@@ -354,7 +368,7 @@ def _details(
     reached, rows = own.get("target_reached"), _told_of(row, own)
     # a row without an estimate is in the sentences, with its reason
     shown = [one for one in rows if one.estimate is not None or one.word == "too few seeds"]
-    told = [text for one in shown for text in _numbers(one, names, reached)]
+    told = [text for one in shown for text in (*_numbers(one, names, reached), *_unseen(one))]
     for control in controls:
         found, *margin = _numbers(control, names)
         told += [f"against {names[control.reference]}, with equal batches, {found}", *margin]
@@ -365,11 +379,27 @@ def _details(
     return tuple(dict.fromkeys(_capital(f"{text.removesuffix('.')}.") for text in (*told, *notes)))
 
 
+def _unseen(row: TestRow) -> list[str]:
+    """In how many seeds it may be otherwise than the word says, and what was tested."""
+    if row.word in RESTS_ON_MARGIN and row.outside is not None:
+        count, what = row.outside, "outside the margin"
+        tested = "whether the mean difference lies within the margin, by t tests, which take differences as normal"
+    elif row.word in ("better", "worse"):
+        count = row.n - row.ties - _alike(row)
+        what = "worse" if row.word == "better" else "better"
+        tested = "whether a difference and its opposite are equally likely"
+    else:
+        return []
+    level = 1 - row.alpha
+    most = f"with {100 * level:g} % confidence at most {100 * most_of(count, row.n, level):.0f} % of seeds are"
+    were = "was" if count == 1 else "were"
+    return [f"{_SMALL_WORDS[row.endpoint]}: {count} of {row.n} seeds {were} {what}, and {most}", f"tested: {tested}"]
+
+
 def _numbers(row: TestRow, names: Mapping[str, str], reached: TestRow | None = None) -> list[str]:
     """Estimate, interval, p value and margin of a row in short sentences."""
     reference = names[row.reference]
-    words = _LOSS_WORDS | {"time_to_target": "time to the target", "loss_at_equal_samples": "loss at equal samples"}
-    what = words[row.endpoint]
+    what = _SMALL_WORDS[row.endpoint]
     if row.estimate is None:
         told = [f"{what}: {row.reason}"]
     elif row.times is not None:

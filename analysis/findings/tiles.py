@@ -33,6 +33,8 @@ class Tile:
     word: str
     """better, worse, equivalent, undecided, too few seeds, not measured ..."""
     note: str
+    registered: bool = False
+    """Whether `word` is a verdict of the primary family."""
 
 
 def tiles_of(
@@ -50,12 +52,19 @@ def tiles_of(
         for row in reversed(tests)
         if (row.treatment, row.reference) == (comparison.treatment.name, comparison.reference.name)
     }
+    speed, loss = rows.get("time_to_target"), rows.get("loss_at_equal_samples")
     return (
-        _speed_tile(rows.get("time_to_target"), comparison),
-        _gap_tile(rows.get("loss_at_equal_samples")),
+        _of_family(_speed_tile(speed, comparison), speed),
+        _of_family(_gap_tile(loss), loss),
         _throughput_tile(comparison, generator),
         _delay_tile(comparison, delays),
     )
+
+
+def _of_family(tile: Tile, row: TestRow | None) -> Tile:
+    if row is None or row.family == "primary":
+        return dataclasses.replace(tile, registered=row is not None)
+    return tile if tile.text == "-" else dataclasses.replace(tile, note=f"{tile.note}; {row.family}")
 
 
 def _speed_tile(row: TestRow | None, comparison: Comparison) -> Tile:

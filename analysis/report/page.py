@@ -359,7 +359,7 @@ def _tile(tile: Tile) -> PageTile:
         "" if tile.text == "-" or tile.unit in tile.text else tile.unit,
         _kept_together(tile.interval_text or ("no interval" if tile.text != "-" else "")),
         tile.word,
-        badge(tile.word).tone,
+        badge(tile.word).tone if tile.registered else "open",
         tile.note,
     )
 

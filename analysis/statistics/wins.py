@@ -69,6 +69,24 @@ def win_share(
     return Share(wins, ties, n, estimate, low, high, low > 0.5 and estimate > CONVINCING_SHARE)
 
 
+def most_of(count: int, n: int, level: float = 0.95) -> float:
+    """The largest share of all seeds that may do what `count` of `n` did: the one-sided bound of Clopper and Pearson.
+
+    The share at which `count` or fewer of n have a chance of 1 - level. What happens in a few seeds of a hundred is not
+    seen in eight, whatever a test of their mean says.
+
+    >>> round(most_of(0, 8), 3), round(most_of(0, 8) - (1 - 0.05 ** (1 / 8)), 12), most_of(8, 8)
+    (0.312, 0.0, 1.0)
+
+    References:
+        Clopper and Pearson, The use of confidence or fiducial limits illustrated in the case of the binomial, 1934.
+    """
+    check_level(level, "level")
+    if not 0 <= count <= n or n < 1:
+        raise ValueError(f"the count must lie between 0 and the number of seeds, got {count} of {n}")
+    return 1.0 if count == n else float(stats.beta.ppf(level, count + 1, n - count))
+
+
 def mcnemar(treatment: ArrayLike, reference: ArrayLike) -> float | None:
     """McNemar's exact test of yes (1) and no (0): are pairs with a yes on one side alone as often of either?
 

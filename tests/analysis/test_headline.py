@@ -61,7 +61,7 @@ def test_times_are_told_up_to_the_end_of_the_first_run_that_missed_the_target(tm
     assert headline.text == (
         "Asynchronous training was sooner at the target than synchronous training. Within 10 simulated seconds, "
         "asynchronous training reached the target in 6 of 8 runs and synchronous training never reached it (0 of 8 "
-        "runs, 8 later). Its final loss is worse: 1.0 nats higher."
+        "runs, 8 later). Not registered: its final loss is worse: 1.0 nats higher (8 of 8 seeds)."
     )
     assert headline.details[:2] == (
         "Mean time to the target, counted up to 10 virtual s: 7.9 with async, 10.0 with sync, 2.1 lower (95 % CI 0.8 "
@@ -98,7 +98,7 @@ def test_async_that_never_reaches_a_target_that_sync_always_reaches_is_later(tmp
     headline = found.headlines[0]
     assert headline.text.startswith(
         "Within 10 simulated seconds, asynchronous training never reached the target (0 of 8 runs) and synchronous "
-        "training always reached it (8 of 8 runs). Its loss at equal samples is worse: "
+        "training always reached it (8 of 8 runs). Not registered: its loss at equal samples is worse: "
     )
     assert headline.details[1:3] == (
         "10 virtual s is the budget of every run.",
@@ -399,9 +399,7 @@ def test_a_margin_wider_than_half_of_the_improvement_makes_nothing_equivalent(tm
     assert "The margin of ±0.0200 is 67 % of the reference's improvement, too wide to mean anything." in everything(
         found
     )
-    assert found.tiles[1].note.endswith(
-        "the margin of ±0.0200 is 67 % of the reference's improvement, too wide to mean anything"
-    )
+    assert found.tiles[1].note.endswith("67 % of the reference's improvement, too wide to mean anything; secondary")
     cell = next(row[5] for row in first_tests(found).rows if row[1].text == "evaluation loss at equal samples")
     assert (cell.text, cell.small) == (
         "±0.02",
@@ -412,9 +410,9 @@ def test_a_margin_wider_than_half_of_the_improvement_makes_nothing_equivalent(tm
 def test_a_narrow_margin_is_said_as_a_share_of_the_improvement(tmp_path):
     found = study_of(tmp_path, *close(1.0))
     assert row_of(found, "loss_at_equal_samples").word == "equivalent"
-    assert "Its final loss is equivalent within ±0.02 nats." in found.headlines[0].text
+    assert "Not registered: its final loss is equivalent within ±0.02 nats." in found.headlines[0].text
     assert "The margin of ±0.02 is 2 % of sync's improvement." in found.headlines[0].details
-    assert found.tiles[1].note.endswith("margin ±0.02, 2 % of that improvement")
+    assert found.tiles[1].note.endswith("margin ±0.02, 2 % of that improvement; secondary")
 
 
 def test_a_margin_means_nothing_where_the_reference_did_not_improve(tmp_path):
@@ -609,7 +607,9 @@ def test_a_difference_is_told_with_a_word_and_positive_numbers(tmp_path):
     reference = [straight(6.0, 5.0, seconds=10.0)] * 8
     gains = [0.42, 0.43, 0.44, 0.45, 0.46, 0.47, 0.48, 0.49]
     found = study_of(tmp_path, [straight(6.0, 5.0 - gain, seconds=10.0) for gain in gains], reference)
-    assert found.headlines[0].text.endswith(" Its final loss is better: 0.46 nats lower.")
+    assert found.headlines[0].text.endswith(
+        " Not registered: its final loss is better: 0.46 nats lower (8 of 8 seeds)."
+    )
     told = "Loss at equal samples: 0.455 nats lower than sync (95 % CI 0.433 to 0.477, n = 8, p_Holm 0.0078)."
     assert told in found.headlines[0].details
 

@@ -24,7 +24,7 @@ from analysis.statistics.power import (
 from analysis.statistics.survival import kaplan_meier, log_rank
 from analysis.statistics.time_to_target import restricted_times
 from analysis.statistics.trend import slopes
-from analysis.statistics.wins import mcnemar, mcnemar_interval, probability_of_improvement, win_share
+from analysis.statistics.wins import mcnemar, mcnemar_interval, most_of, probability_of_improvement, win_share
 
 INF = math.inf
 
@@ -181,6 +181,16 @@ def test_the_sign_flip_test_of_yes_and_no_is_mcnemars_exact_test(pairs: list[tup
     expected = stats.binomtest(sum(discordant), len(discordant)).pvalue if discordant else 1.0
     assert found == pytest.approx(expected)
     assert mcnemar(*zip(*pairs, strict=True)) == (pytest.approx(expected) if discordant else None)
+
+
+@pytest.mark.parametrize(
+    ("count", "n", "share"),
+    [(0, 8, 1 - 0.05 ** (1 / 8)), (0, 6, 0.393038), (1, 8, 0.470679), (2, 10, 0.506901), (8, 8, 1)],
+)
+def test_what_no_seed_or_few_did_may_be_done_by_a_share_of_all_seeds(count: int, n: int, share: float) -> None:
+    assert most_of(count, n) == pytest.approx(share, abs=1e-6)
+    exact = stats.binomtest(count, n, alternative="less").proportion_ci(0.95, method="exact")
+    assert most_of(count, n) == pytest.approx(exact.high)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40), st.integers(1, 4))

@@ -97,3 +97,43 @@ def test_an_equivalence_that_holms_method_finds_after_another_says_that_its_inte
     assert (tight.equivalence.equivalent, wide.equivalence.equivalent) == (True, False)
     assert 0.025 <= wide.equivalence.p == wide.p_equivalence < 0.05
     assert (SHOWN_AFTER_OTHERS in tight.notes, SHOWN_AFTER_OTHERS in wide.notes) == (False, True)
+
+
+def test_a_catastrophe_that_eight_seeds_did_not_show(tmp_path, approved):
+    """Nine seeds of ten gain a little and one loses much, so that the true mean is no better: eight may all gain."""
+    gains = (0.010, 0.012, 0.014, 0.011, 0.013, 0.015, 0.016, 0.012)
+    losses = [ends_at(5.0 - gain) for gain in gains]
+    found = two_arms(tmp_path, [ends_at(5.0)] * 8, losses, registration=LOSSES_DECIDE | {"margins": {}})
+    row = row_of(found, "loss_at_equal_samples")
+    assert (row.word, row.wins, row.n) == ("better", 8, 8)
+    for told in (
+        "Loss at equal samples: 0 of 8 seeds were worse, and with 95 % confidence at most 31 % of seeds are.",
+        "Tested: whether a difference and its opposite are equally likely.",
+    ):
+        assert told in found.headlines[0].details
+    approved(found)
+
+
+def test_seeds_outside_the_margin_are_counted_beside_an_equivalence(tmp_path):
+    found = gained(10, tmp_path, margins={"loss": 0.0019})
+    row = row_of(found, "loss_at_equal_samples")
+    assert (row.word, row.outside) == ("equivalent", 4)
+    told = "4 of 8 seeds were outside the margin, and with 95 % confidence at most 81 % of seeds are."
+    assert f"Loss at equal samples: {told}" in found.headlines[0].details
+
+
+def test_a_verdict_that_was_not_registered_says_so_in_the_headline_and_has_no_colour(tmp_path):
+    """Comparisons beyond the primary family: 15 families of them hold a false difference in 48 % of null studies."""
+    found = two_arms(tmp_path, [reaches(time) for time in EIGHT], [reaches(time) for time in SOONER])
+    assert "Not registered: its final loss is better" in found.headlines[0].text
+    table = first_tests(found)
+    assert [(row[0].small, row[6].text, row[6].tone) for row in table.rows if row[6].text == "better"] == [
+        ("primary", "better", "good"),
+        ("secondary", "better", "open"),
+        ("secondary", "better", "open"),
+    ]
+    assert table.notes[-1] == (
+        "Not registered: 3 families of secondary comparisons. Where no arm is better, about 0.15 of them hold a "
+        "difference by chance alone."
+    )
+    assert [tile.registered for tile in found.tiles] == [True, False, False, False]

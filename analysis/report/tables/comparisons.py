@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from analysis.findings.judging import TestRow
 from analysis.findings.results import Results
@@ -25,6 +25,26 @@ def _margin(row: TestRow) -> str:
         return row.margin_refused
     reason = f": {row.margin_reason}" if row.margin_reason else ""
     return f"{percent(row.margin_share)} of the reference's improvement{reason}"
+
+
+def _verdict(row: TestRow) -> Cell:
+    """The word as a badge, without a colour where it was not registered; the row says of which family it is."""
+    return badge(row.word) if row.family == "primary" else Cell(row.word, tone="open")
+
+
+def by_chance(rows: Iterable[TestRow]) -> tuple[str, ...]:
+    """How many families that were not registered hold a difference by chance alone: alpha of each."""
+    told = []
+    for kind in ("secondary", "exploratory"):
+        own = [row for row in rows if row.family == kind]
+        families, expected = sum(1 / row.family_size for row in own), sum(row.alpha / row.family_size for row in own)
+        if own:
+            many = "1 family" if round(families) == 1 else f"{families:.0f} families"
+            told.append(
+                f"Not registered: {many} of {kind} comparisons. Where no arm is better, about {expected:.2g} of them "
+                "hold a difference by chance alone."
+            )
+    return tuple(told)
 
 
 def difference(row: TestRow) -> Cell:
@@ -65,7 +85,7 @@ def comparisons(results: Results) -> Table:
                 value("p, Holm", p_value(row.p_holm)),
                 value("p, t test", p_value(row.t_p)),
                 value("margin; p, Holm, equivalence; p, non-inferiority", Cell(equivalence, _margin(row))),
-                words("verdict", badge(row.word)),
+                words("verdict", _verdict(row)),
                 prose("why, and what limits it", " ".join(sentence(text) for text in (row.reason, *row.notes) if text)),
             ]
         )
@@ -83,6 +103,7 @@ def comparisons(results: Results) -> Table:
         "row: a pair in which neither got there by then is even and counts one half. Their ratio is reference / "
         "treatment, at the level of the difference. A share won is convincing above 75 % with its interval above one "
         "half. Non-inferiority: the side of the equivalence test that says not worse by more than the margin.",
+        notes=by_chance(results.tests),
         narrow=True,
     )
 
@@ -109,13 +130,14 @@ def first_tests(results: Results, most: int = 6) -> Table:
                 value("p", p_value(row.p)),
                 value("p, Holm", p_value(row.p_holm)),
                 value("margin", Cell(MISSING if row.margin is None else f"±{row.margin:g}", _margin(row))),
-                words("verdict", badge(row.word)),
+                words("verdict", _verdict(row)),
             ]
         )
     names = ", ".join(dict.fromkeys(row.test for row in ordered)) or "exact sign-flip"
     notes = [f"Treatment - reference, paired by seed: below 0 is better for losses and times. p: {names}."]
     if len(results.tests) > most:
         notes.append(f"{len(results.tests) - most} more comparisons are in Table 2 below.")
+    notes += by_chance(results.tests)
     return tabled("first-tests", "The tests", rows, ordered, notes=tuple(notes), narrow=True, cards=True)
 
 
