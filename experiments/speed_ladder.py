@@ -45,7 +45,6 @@ from speed_ladder_trainings import BATCH_SIZE, SCORE, SEQ_LEN, Meter, Stack, Sub
 MARGINS = {"classification": 0.03, "masked_lm": 0.05}
 """Declared before the runs: a macro-F1, and nats of evaluation loss."""
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
-PARTS = "parts.json"
 
 
 def naive_loop(
@@ -440,7 +439,7 @@ def machine_of(device: str) -> dict[str, Any]:
 
 
 def carry_out(flags: argparse.Namespace) -> None:
-    from analysis.findings.speed_ladder import LADDER, SCHEMA
+    from analysis.findings.speed_ladder import LADDER, PARTS, SCHEMA
     from analysis.speed_ladder import report
 
     size, device = size_of(flags), resolve_device(flags.device)

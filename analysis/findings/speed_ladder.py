@@ -20,7 +20,8 @@ from analysis.statistics.speed_up import SpeedUp, product, speed_up
 from analysis.statistics.verdict import MINIMUM_PAIRS, Verdict, margin_too_wide, verdict
 from asyncsgd.errors import UsageError
 
-LADDER = "ladder.json"
+LADDER, PARTS = "ladder.json", "parts.json"
+"""The measurements of a finished ladder, and those of every turn so far."""
 SCHEMA = 2
 
 NO_MEMORY = "ran out of memory"
@@ -194,6 +195,11 @@ def read(folder: Path) -> Ladders:
             raise ValueError(f"schema {found['schema']}, this version reads {SCHEMA}")
         return Ladders(found["quick"], found["machine"], tuple(ladder_of(each) for each in found["ladders"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, FileNotFoundError) and (folder / PARTS).is_file():
+            raise UsageError(
+                f"the ladder in {folder} is not finished; type the command again that began it, which goes on where it "
+                f"was interrupted"
+            ) from error
         raise UsageError(
             f"{folder} holds no finished ladder ({type(error).__name__}: {error}); make one: "
             f"python experiments/speed_ladder.py --quick --out {folder}"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from analysis.findings.sentence import TIMES
-from analysis.findings.speed_ladder import NO_MEMORY, Ladder, Ladders, ladder_of, read
+from analysis.findings.speed_ladder import NO_MEMORY, PARTS, Ladder, Ladders, ladder_of, read
 from analysis.report.tables.speed_ladder import block, checklist, gains, prediction, score, validation
 from analysis.speed_ladder import main as report
 from analysis.speed_ladder import text as text_of
@@ -148,7 +148,7 @@ def test_every_box_of_the_validation_checklist_stands_beside_what_was_measured()
     assert boxes == {
         "cores busy": ("90 % or more", "75 %", "75 %", False),
         "memory used": ("90 % or less", "25 %", "25 %", True),
-        "seconds an epoch as predicted": (
+        "seconds an epoch as predicted, or fewer": (
             f"194.1 or less, 1.20{TIMES} the predicted 161.7",
             *("2,000", "213.9", False),
         ),
@@ -288,3 +288,6 @@ def test_a_folder_without_a_ladder_is_refused_with_what_to_type(
 ) -> None:
     assert report([str(tmp_path)]) == 2
     assert "python experiments/speed_ladder.py --quick" in capsys.readouterr().err
+    (tmp_path / PARTS).write_text("{}")
+    assert report([str(tmp_path)]) == 2
+    assert "is not finished; type the command again that began it" in capsys.readouterr().err

@@ -111,7 +111,7 @@ def validation(ladder: Ladder, machine: Mapping[str, Any]) -> list[Box]:
             None if used[1] is None else used[1] <= MEMORY,
         ),
         Box(
-            "seconds an epoch as predicted",
+            "seconds an epoch as predicted, or fewer",
             f"{number(EPOCH * predicted)} or less, {ratio(EPOCH)} the predicted {number(predicted)}",
             number(ladder.epoch_seconds(ladder.naive)),
             number(measured),
