@@ -40,10 +40,11 @@ from asyncsgd.experiment import (
     resolve_device,
     samples_in,
 )
+from asyncsgd.flat import FlatModel
 from asyncsgd.optimizers import SGD, AdamW, BuildOptimizer, OptimizerRecipe
 from asyncsgd.recorded_run import difference_at_end, read_of_run, summary_to_replay
 from asyncsgd.records.events import EVENTS, FAILED, Evaluation, Record, read_events
-from asyncsgd.records.run_folder import RunFolder, write_text
+from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL, RunFolder, write_text
 from asyncsgd.records.trackers import names_in
 from asyncsgd.records.trackers.tracking import Tracking
 from asyncsgd.replaying import PreparedReplay, experiment_of_run
@@ -65,7 +66,9 @@ _OPTIMIZERS: Mapping[str, Callable[..., BuildOptimizer]] = {"sgd": SGD, "adamw":
 
 
 _SAVINGS = dataclasses.asdict(NO_SAVINGS)
-_ADDED_LATER: dict[str, Any] = {"epochs": None, "micro_batches": 1, "evaluate_every": None, "patience": None}
+_ADDED_LATER: dict[str, Any] = {
+    **{"epochs": None, "micro_batches": 1, "evaluate_every": None, "patience": None, "keep_best": False}
+}
 """Arguments of `train` that it did not have at first, as they were for earlier runs; so are the `_SAVINGS`."""
 
 
@@ -79,19 +82,22 @@ class TrainedRun:
     """In order: the first is at the start of the run, the last at its end."""
     folder: Path | None
     """None for a run that has written nothing."""
-    _model: Callable[[], nn.Module]
+    _model: Callable[[bool], nn.Module]
 
     @property
     def status(self) -> str:
         """DONE, DIVERGED, INTERRUPTED or FAILED."""
         return str(self.summary.get("status"))
 
-    def model(self) -> nn.Module:
+    def model(self, *, best: bool = False) -> nn.Module:
         """The trained model, on the CPU and in evaluation mode.
 
-        Raises:UsageError: if the run has not kept its model.
+        Args:
+            best: that of the lowest evaluation loss, in place of the last one; see ``summary["best"]``.
+
+        Raises:UsageError: if the run has not kept it.
         """
-        return self._model().cpu().eval()
+        return self._model(best).cpu().eval()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +128,7 @@ def train(
     evaluations: int = 8,
     evaluate_every: int | None = None,
     patience: int | None = None,
+    keep_best: bool = False,
     optimizer: BuildOptimizer | None = None,
     learning_rate: float = 1e-3,
     schedule: Literal["constant", "linear", "cosine"] = "constant",
@@ -161,8 +168,8 @@ def train(
             say how many samples there are.
         evaluations: how many, beside the one at the start; spread evenly over the budget.
         evaluate_every: samples between two evaluations, in place of `evaluations`; the last one is at the end.
-        patience: stop after so many evaluations in a row without a new lowest loss. The model is then the last one and
-            not the best one, which is among the checkpoints if there are any.
+        patience: stop after so many evaluations in a row without a new lowest loss.
+        keep_best: whether the model with the lowest evaluation loss is kept beside the last one.
         optimizer: `AdamW()` (the default), `SGD(momentum)`, or any function from parameter groups to a torch optimizer,
             e.g. ``torch.optim.Adafactor``. It is given the model's tensors in two groups, matrices first. Learning rate
             and weight decay are those of this call.
@@ -231,6 +238,7 @@ def train(
         evaluations,
         evaluate_every,
         patience,
+        keep_best,
         learning_rate,
         schedule,
         warmup,
@@ -274,10 +282,17 @@ def train(
         raise RunError(ended.result.message)
     run = ended.run
 
-    def model() -> nn.Module:
+    def model(best: bool) -> nn.Module:
         if run is None or not ended.result.has_parameters:
             raise UsageError(f"the run is {ended.result.status} and has no parameters; run it again")
-        return run.flat.model
+        if not best:
+            return run.flat.model
+        if ended.result.best_parameters is None:
+            raise UsageError(_NO_BEST)
+        flat = FlatModel(run.task.model(run.setup.seed))
+        with torch.no_grad():
+            flat.parameters.copy_(ended.result.best_parameters)
+        return flat.model
 
     return TrainedRun(ended.summary, tuple(seen), None if opened is None else opened.path, model)
 
@@ -349,6 +364,7 @@ class _Asked:
     evaluations: int
     evaluate_every: int | None
     patience: int | None
+    keep_best: bool
     learning_rate: float
     schedule: str
     warmup: int
@@ -403,7 +419,8 @@ class _Asked:
         def course(task: Task) -> Course:
             samples = samples_in(self.samples, self.epochs, task)
             schedule = WarmupSchedule(self.learning_rate, self.warmup, samples, SHAPES[self.schedule])
-            budget = Budget(samples, self.seconds, self.target_loss, self.evaluate_every, self.patience)
+            limits = (self.seconds, self.target_loss, self.evaluate_every, self.patience, self.keep_best)
+            budget = Budget(samples, *limits)
             return Course(budget, self.evaluations, schedule)
 
         setup = Setup(
@@ -457,7 +474,16 @@ class _Asked:
                 name: getattr(self, name)
                 for name in (
                     *("samples", "epochs", "seconds", "target_loss", "evaluations", "evaluate_every", "patience"),
-                    *("learning_rate", "schedule", "warmup", "seed", "device", "precision", "micro_batches"),
+                    *(
+                        "keep_best",
+                        "learning_rate",
+                        "schedule",
+                        "warmup",
+                        "seed",
+                        "device",
+                        "precision",
+                        "micro_batches",
+                    ),
                 )
             },
             **dataclasses.asdict(self.savings),
@@ -533,12 +559,15 @@ def _evaluation(record: Mapping[str, Any]) -> Evaluation:
     return Evaluation(**values | {"worker_losses": tuple(values.get("worker_losses", ()))})
 
 
-def _saved_model(folder: Path, settings: Mapping[str, Any], task: Task | None) -> nn.Module:
+_NO_BEST = "the run has kept its last model only; train with keep_best=True, or type --keep-best"
+
+
+def _saved_model(folder: Path, settings: Mapping[str, Any], task: Task | None, best: bool) -> nn.Module:
     from safetensors.torch import load_model
 
-    weights = folder / "model" / "model.safetensors"
+    weights = folder / (BEST_MODEL if best else LAST_MODEL) / "model.safetensors"
     if not weights.is_file():
-        raise UsageError(f"{folder} holds no model; run it again")
+        raise UsageError(_NO_BEST if best else f"{folder} holds no model; run it again")
     if "task_class" in settings:
         task_of_run, seed = task or _task_of(settings), settings["seed"]
         task_of_run = task_of_run.prepare(seed, cache_folder(None))

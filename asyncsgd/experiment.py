@@ -215,6 +215,17 @@ def facts_of(task: Task, seed: int) -> dict[str, Any]:
     return facts
 
 
+def model_at(version: int, num_samples: int, eval_loss: float, metrics: Mapping[str, float]) -> dict[str, Any]:
+    """What the card of the version with the lowest evaluation loss says in place of its run's summary."""
+    return {
+        "num_samples": num_samples,
+        "num_updates": version,
+        "final_eval_loss": eval_loss,
+        "metrics": metrics,
+        "chosen_for": "the lowest evaluation loss of its run",
+    }
+
+
 def save_model(
     experiment: Experiment, task: Task, model: nn.Module, folder: Path, summary: Mapping[str, Any], run: Path | None
 ) -> None:
@@ -342,7 +353,8 @@ def course_over(samples: int | None, length: settings.Length, steps: settings.St
     """The course of a run of `samples`, the first `warmup` of which are the warmup; `task` is prepared."""
     every = samples_between("--evaluate-every", length.evaluate_every, task)
     schedule = WarmupSchedule(steps.learning_rate, warmup, samples, SHAPES[steps.schedule])
-    return Course(Budget(samples, evaluate_every=every, patience=length.patience), length.evaluations, schedule)
+    budget = Budget(samples, evaluate_every=every, patience=length.patience, keep_best=length.keep_best)
+    return Course(budget, length.evaluations, schedule)
 
 
 def policy_of(output: settings.Output, task: Task) -> Policy:

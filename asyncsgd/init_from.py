@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from asyncsgd.data.tokenization import TRAINED_HERE
 from asyncsgd.errors import UsageError, nearest
 from asyncsgd.records.events import DONE
+from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL
 from asyncsgd.settings.yaml_reader import read_yaml
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ def read_origin(init_from: str) -> Origin:
     folder = Path(os.path.expanduser(init_from))
     if (folder / "settings.yaml").is_file():
         return _run_origin(folder)
+    if folder.name == BEST_MODEL and (folder.parent / "settings.yaml").is_file():
+        return _run_origin(folder.parent, best=True)
     if (folder / "config.json").is_file():
         base = _read_json(folder / "base.json") if (folder / "base.json").is_file() else {}
         return Origin(str(folder), bool(base.get("from_scratch", False)), None, base.get("parameters_sha256"))
@@ -64,7 +67,7 @@ def read_origin(init_from: str) -> Origin:
     return Origin(init_from, False, None, None)
 
 
-def _run_origin(folder: Path) -> Origin:
+def _run_origin(folder: Path, best: bool = False) -> Origin:
     if not (folder / "summary.json").is_file():
         raise UsageError(
             f"--init-from {folder}: the run has no summary.json, so it is still going or was killed; wait for it or "
@@ -82,17 +85,19 @@ def _run_origin(folder: Path) -> Origin:
             f"--init-from {folder}: the run is {status}, not DONE; run it again, or type --init-from "
             f"{folder / 'model'} to use the model that it left, without its run"
         )
-    if not (folder / "model" / "config.json").is_file():
-        raise UsageError(f"--init-from {folder}: the run folder has no model/; run it again, it was not kept")
+    model = folder / (BEST_MODEL if best else LAST_MODEL)
+    if not (model / "config.json").is_file():
+        raise UsageError(f"--init-from {folder}: the run folder has no {model.name}/; run it again, it was not kept")
+    sha256 = ((summary.get("best") or {}) if best else summary).get("parameters_sha256")
     settings = _read_yaml(folder / "settings.yaml")
     parent = {
         "run": Path(os.path.abspath(folder)).name,
         **{key: summary.get(key) for key in ("mode", "rule", "num_workers", "seed", "clock")},
         "learning_rate": settings.get("learning_rate"),
-        "parameters_sha256": summary.get("parameters_sha256"),
+        "parameters_sha256": sha256,
     }
     from_scratch = summary.get("from_scratch", settings.get("model") in TRAINED_HERE)
-    return Origin(str(folder / "model"), bool(from_scratch), parent, summary.get("parameters_sha256"))
+    return Origin(str(model), bool(from_scratch), parent, sha256)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

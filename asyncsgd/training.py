@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -28,7 +28,7 @@ from asyncsgd.batches import Batches
 from asyncsgd.checkpoints import Checkpoints, Found, Policy, RunSaver, Written
 from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError, reason
 from asyncsgd.evaluation import evaluating
-from asyncsgd.experiment import Course, Experiment, Setup, device_of_worker, facts_of, save_model
+from asyncsgd.experiment import Course, Experiment, Setup, device_of_worker, facts_of, model_at, save_model
 from asyncsgd.flat import FlatModel, Layout, parameters_sha256
 from asyncsgd.hardware import Hardware, by_ranks
 from asyncsgd.optimizers import Optimizer, StepTakenByWorker
@@ -37,7 +37,7 @@ from asyncsgd.records.console import Recorder, shown_metrics, teller
 from asyncsgd.records.environment import available_cores, describe_environment
 from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Checkpointed, Record, Resumed
 from asyncsgd.records.machine_load import MachineLoad
-from asyncsgd.records.run_folder import RunFolder
+from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL, RunFolder
 from asyncsgd.records.trackers.tracking import Tracking
 from asyncsgd.records.usage import Usage
 from asyncsgd.runtime.all_ranks import TIMEOUT
@@ -58,6 +58,7 @@ from asyncsgd.runtime.rank_process import (
     backend_of,
     is_lost_contact,
     serve_rank,
+    vectors_of,
     whole_model,
 )
 from asyncsgd.runtime.ranks import Launch, Noticeboard
@@ -637,11 +638,13 @@ def _watch_ranks(run: Run, training: Training) -> Result:
     """Start the ranks, write down what rank 0 reports, and end all of them as soon as one is lost."""
     assert run.context is not None
     folder = new_folder("ranks-")
-    segment = Segment.create(run.flat.layout.size)
+    size = run.flat.layout.size
+    segment = Segment.create(vectors_of(training.budget) * size)
     try:
-        segment.floats.copy_(run.flat.parameters)
+        last = segment.floats[:size]
+        last.copy_(run.flat.parameters)
         own = None if run.record.folder is None else run.record.folder.path.resolve()
-        meeting = Meeting(folder / "store", run.num_workers, segment.path, run.flat.layout.size, own, run.policy)
+        meeting = Meeting(folder / "store", run.num_workers, segment.path, size, own, run.policy)
         with Processes(run.context) as processes:
             records, far_end = run.context.Pipe()
             for rank in range(run.num_workers):
@@ -651,8 +654,10 @@ def _watch_ranks(run: Run, training: Training) -> Result:
             far_end.close()
             finished = follow_records(run, records, processes, segment)
             records.send("read")
-        run.flat.parameters.copy_(segment.floats)
-        return finished.result
+        run.flat.parameters.copy_(last)
+        if finished.result.best is None:
+            return finished.result
+        return dataclasses.replace(finished.result, best_parameters=segment.floats[size:].clone())
     finally:
         segment.unlink()
         shutil.rmtree(folder, ignore_errors=True)
@@ -774,7 +779,8 @@ def _finish(run: Run, result: Result) -> tuple[Result, dict[str, Any]]:
                     facts |= run.task.final(run.flat.model)
             if run.experiment.saves_model and folder is not None:
                 summary = _summary(run, result, sha256, facts)
-                save_model(run.experiment, run.task, run.flat.model, folder.path / "model", summary, folder.path)
+                save_model(run.experiment, run.task, run.flat.model, folder.path / LAST_MODEL, summary, folder.path)
+                _save_best(run, result, summary)
         else:
             totals.last = None  # the loss of another version than the run's last one
     except KeyboardInterrupt:
@@ -809,6 +815,38 @@ def _finish(run: Run, result: Result) -> tuple[Result, dict[str, Any]]:
     return result, summary
 
 
+@contextlib.contextmanager
+def _holding(flat: FlatModel, parameters: Tensor) -> Iterator[None]:
+    """Let the model of `flat` have other parameters meanwhile."""
+    before = flat.parameters.clone()
+    with torch.no_grad():
+        flat.parameters.copy_(parameters)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            flat.parameters.copy_(before)
+
+
+def _save_best(run: Run, result: Result, summary: Mapping[str, Any]) -> None:
+    """Write the model with the lowest evaluation loss beside the last one."""
+    folder, best = run.record.folder, result.best
+    if best is None or result.best_parameters is None or folder is None:
+        return
+    known = {key: value for key, value in summary.items() if key not in ("status", "message", "delay")}
+    known |= model_at(**vars(best)) | {"parameters_sha256": summary["best"]["parameters_sha256"]}
+    with _holding(run.flat, result.best_parameters):
+        save_model(run.experiment, run.task, run.flat.model, folder.path / BEST_MODEL, known, folder.path)
+
+
+def _best_of(run: Run, result: Result) -> dict[str, Any] | None:
+    """What the summary says of the version with the lowest evaluation loss; None where it was not kept."""
+    if result.best is None or result.best_parameters is None:
+        return None
+    sha256 = parameters_sha256(run.flat.layout, result.best_parameters)
+    return dataclasses.asdict(result.best) | {"parameters_sha256": sha256}
+
+
 def _summary(run: Run, result: Result, sha256: str | None, facts: Mapping[str, Any]) -> dict[str, Any]:
     acted = run.record.rule_acted
     return (
@@ -821,6 +859,7 @@ def _summary(run: Run, result: Result, sha256: str | None, facts: Mapping[str, A
             "num_parameters": run.flat.layout.num_parameters,
             "init_sha256": run.init_sha256,
             "parameters_sha256": sha256,
+            "best": _best_of(run, result),
             **facts,
         }
     )

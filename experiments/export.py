@@ -4,7 +4,7 @@
     python experiments/export.py runs/stilt_mlm-async-w4-s0-3f9a1c --checkpoint 000000005000 --out model-at-5000
 
 Without ``--checkpoint`` it is the model at the end of a run that is DONE, and of any other run that of its newest
-checkpoint that is whole."""
+checkpoint that is whole. With ``--best`` it is the one of the lowest evaluation loss up to there."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import DONE
+from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL
 
 if TYPE_CHECKING:
     from asyncsgd.checkpoints import Checkpoint  # imports torch, which is slow
@@ -31,6 +32,9 @@ def main(argv: list[str] | None = None) -> int:
         "--checkpoint",
         metavar="NAME",
         help="its name in RUN_DIR/checkpoints (default: the end of a run that is DONE, else the newest checkpoint)",
+    )
+    parser.add_argument(
+        "--best", action="store_true", help="of the evaluations up to it, the model with the lowest loss (--keep-best)"
     )
     parser.add_argument("--out", type=Path, required=True, help="a new folder for the model")
     parser.add_argument("--cache-dir", help="folder of prepared data, if the run had another than the default")
@@ -57,12 +61,15 @@ def export(arguments: argparse.Namespace) -> None:
 
     summary = _summary(folder) if name is None else {}
     finished = summary.get("status") == DONE
-    if finished and (folder / "model").is_dir():
+    saved = folder / (BEST_MODEL if arguments.best else LAST_MODEL)
+    if finished and saved.is_dir():
         partial = arguments.out.with_name(arguments.out.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)
-        shutil.copytree(folder / "model", partial)
+        shutil.copytree(saved, partial)
         partial.rename(arguments.out)
-        print(f"saved  the model at the end of the run, after {summary['num_samples']} samples, in {arguments.out}")
+        which = "best model" if arguments.best else "model at the end"
+        num_samples = (summary["best"] if arguments.best else summary)["num_samples"]
+        print(f"saved  the {which} of the run, after {num_samples} samples, in {arguments.out}")
         return
 
     from asyncsgd.checkpoints import find
@@ -89,7 +96,7 @@ def make(arguments: argparse.Namespace, checkpoint: Checkpoint) -> None:
     import torch
 
     from asyncsgd.checkpoints import load_state
-    from asyncsgd.experiment import facts_of, save_model
+    from asyncsgd.experiment import facts_of, model_at, save_model
     from asyncsgd.flat import FlatModel, parameters_sha256
     from asyncsgd.records.totals import Totals
     from asyncsgd.replaying import experiment_of_run
@@ -99,18 +106,24 @@ def make(arguments: argparse.Namespace, checkpoint: Checkpoint) -> None:
     task = experiment.task.prepare(experiment.setup.seed, experiment.cache)
     flat = FlatModel(task.model(experiment.setup.seed))
     state = load_state(folder, checkpoint.name)
-    with torch.no_grad():
-        flat.parameters.copy_(state.get("server", state)["parameters"])
     totals = Totals()
     totals.load_state(checkpoint.totals)
-    summary = experiment.summary() | totals.as_summary() | facts_of(task, experiment.setup.seed)
+    parameters, known = state.get("server", state)["parameters"], totals.as_summary()
+    if arguments.best:
+        best, parameters = state["judge"]["best"], state["judge"]["best_parameters"]
+        if best is None:
+            raise UsageError(f"{folder} has kept its last model only; train with --keep-best, or drop --best")
+        known = known | {"delay": {}} | model_at(**best)
+    with torch.no_grad():
+        flat.parameters.copy_(parameters)
+    summary = experiment.summary() | known | facts_of(task, experiment.setup.seed)
     summary |= {
         "num_parameters": flat.layout.num_parameters,
         "parameters_sha256": parameters_sha256(flat.layout, flat.parameters),
     }
     save_model(experiment, task, flat.model, arguments.out, summary, folder)
     print(
-        f"saved  the model after {checkpoint.total_samples} samples and {checkpoint.version} updates in {arguments.out}"
+        f"saved  the model after {known['num_samples']} samples and {known['num_updates']} updates in {arguments.out}"
     )
 
 

@@ -645,6 +645,10 @@ def test_a_label_that_nobody_has_cannot_count_as_hateful(tune: Tune, tmp_path: P
             "--evaluations 5 and --evaluate-every 8 both say when to evaluate",
         ),
         (
+            {"init_from": "tiny", "keep_best": True},
+            "--keep-best keeps a model, and without --save-model a fine-tuning run keeps none; add --save-model",
+        ),
+        (
             {"init_from": "tiny", "patience": 4},
             "--patience 4 ends no run of --evaluations 4, the last of which is at the end",
         ),

@@ -234,12 +234,14 @@ def test_a_pipeline_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Pat
         "learning_rate": 0.01,
         "evaluate_every": 40,
         "checkpoint_every": 32,
+        "keep_best": True,
         "quiet": True,
     }
     whole = asyncsgd.train(NextToken(), samples=120, folder=tmp_path / "whole", **arguments)
     asyncsgd.train(NextToken(), samples=64, folder=tmp_path / "run", **arguments)
     run = asyncsgd.train(NextToken(), samples=120, folder=tmp_path / "run", resume=True, **arguments)
     assert torch.equal(parameters(run), parameters(whole))
+    assert run.summary["best"] == whole.summary["best"] is not None
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,8 @@ def _sentences(
     if "num_samples" in known and "num_updates" in known:
         yield f"It has seen {known['num_samples']} samples in {known['num_updates']} updates."
     yield _status(known)
+    if "chosen_for" in known:
+        yield f"It is the version with {known['chosen_for']}."
     if "final_eval_loss" in known:
         metrics = "".join(f", {name} {_number(value)}" for name, value in known.get("metrics", {}).items())
         yield f"The last evaluation had the loss {_number(known['final_eval_loss'])}{metrics}."

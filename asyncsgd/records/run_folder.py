@@ -9,6 +9,7 @@
       summary.json       status and results; written once, atomically, at the end
       console.log        the lines that the user was shown (written by asyncsgd.records.console)
       model/             safetensors and tokenizer, loads with AutoModelForMaskedLM.from_pretrained
+      best_model/        the same, of the lowest evaluation loss; only with --keep-best
 
 Analysis reads these files and nothing else.
 """
@@ -37,6 +38,9 @@ FLUSH_SECONDS = 0.5
 """How long a record may wait to be written. A killed run may lose a second, and a busy machine may need the other half
 of it.
 """
+
+LAST_MODEL, BEST_MODEL = "model", "best_model"
+"""Folders of models."""
 
 _DISCARDED = "events.discarded-{}.jsonl"
 _COPY = "events.copy.{}"

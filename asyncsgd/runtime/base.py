@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from asyncsgd.evaluation import measured
 from asyncsgd.packing import Plain
 from asyncsgd.records.events import DIVERGED, DONE, Evaluation, Record
@@ -72,6 +74,8 @@ class Budget:
     """Samples between two evaluations; None: they are spread evenly. See `EvaluationPoints`."""
     patience: int | None = None
     """Evaluations in a row without a new lowest loss. See `Judge`."""
+    keep_best: bool = False
+    """Whether the parameters of the lowest evaluation loss are kept beside the last ones."""
 
     def spent_by(self, num_samples: int) -> bool:
         """Whether `num_samples` that arrived are all the samples it has."""
@@ -87,6 +91,16 @@ class Interrupted(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
+class Best:
+    """The version with the lowest evaluation loss; of equal ones the first."""
+
+    version: int
+    num_samples: int
+    eval_loss: float
+    metrics: Mapping[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
 class Result:
     """How a run ended. `status` is one of `asyncsgd.records.events`'s; `message` is empty when it is DONE, unless it
     stopped early.
@@ -99,6 +113,10 @@ class Result:
     """
     stopped_early: Mapping[str, Any] | None = None
     """For the summary, where evaluations found no new lowest loss for so long that the run ended."""
+    best: Best | None = None
+    """Only with ``Budget.keep_best``."""
+    best_parameters: Tensor | None = None
+    """`(P,)`, of `best`, on the CPU."""
 
 
 class EvaluationPoints:
@@ -222,11 +240,17 @@ class Judge:
         self._budget = budget
         self._best_loss, self._best_samples, self._since = math.inf, 0, 0
         self._newest: tuple[float, int] | None = None  # loss and samples of the newest evaluation
+        self._best: Best | None = None
+        self._best_parameters: Tensor | None = None
 
-    def of(self, evaluation: Evaluation, *, last: bool = False) -> Result | None:
+    def of(
+        self, evaluation: Evaluation, parameters: Callable[[], Tensor] | None = None, *, last: bool = False
+    ) -> Result | None:
         """How the run ends with this evaluation; None: it goes on. Called with every evaluation once, in order.
 
         Args:
+            parameters: gives those that were evaluated, `(P,)`; copied where they are to be kept. Called on all ranks
+                of a run, or on none.
             last: whether it ends in any case.
         """
         loss = evaluation.loss
@@ -234,6 +258,9 @@ class Judge:
             return diverged(f"the evaluation loss at version {evaluation.version} is not finite")
         if loss < self._best_loss:
             self._best_loss, self._best_samples, self._since = loss, evaluation.total_samples, 0
+            if self._budget.keep_best and parameters is not None:
+                self._best = Best(evaluation.version, evaluation.total_samples, loss, evaluation.metrics)
+                self._best_parameters = parameters().detach().to("cpu", copy=True)
         else:
             self._since += 1
         self._newest = loss, evaluation.total_samples
@@ -264,16 +291,25 @@ class Judge:
         }
         return Result(DONE, message, stopped_early=stopped)
 
+    def with_best(self, result: Result) -> Result:
+        """`result` with the version that was best."""
+        return dataclasses.replace(result, best=self._best, best_parameters=self._best_parameters)
+
     def state_dict(self) -> Plain:
-        """The lowest loss, the evaluations since and the newest one; see `asyncsgd.packing`."""
+        """The lowest loss, the evaluations since and the newest one, and what is kept; see `asyncsgd.packing`."""
         return {
             "best_loss": self._best_loss,
             "best_samples": self._best_samples,
             "since": self._since,
             "newest": self._newest,
+            "best": None if self._best is None else vars(self._best) | {"metrics": dict(self._best.metrics)},
+            "best_parameters": self._best_parameters,
         }
 
     def load_state_dict(self, state: Plain) -> None:
         """Go on from `state`."""
         self._best_loss, self._best_samples = state["best_loss"], state["best_samples"]
         self._since, self._newest = state["since"], state["newest"]
+        best, parameters = state["best"], state["best_parameters"]
+        self._best = None if best is None else Best(**best)
+        self._best_parameters = None if parameters is None else parameters.cpu()

@@ -117,7 +117,7 @@ class Lockstep(abc.ABC):
         if self._evaluated_version < 0:
             result = self._evaluate()
             if samples == 0:
-                return result or Result(DONE)
+                return self._judge.with_best(result or Result(DONE))
             for number in range(self._num_workers):
                 self._report(Membership("join", number, 0, 0, 0.0))
         self._clock.resume()
@@ -134,7 +134,7 @@ class Lockstep(abc.ABC):
         result = result or Result(DONE)
         if result.status == DONE and self._wants_last_state():
             self._save()
-        return result
+        return self._judge.with_best(result)
 
     def _wants_last_state(self) -> bool:
         """Whether a checkpoint is taken at the end; all ranks know it of rank 0."""
@@ -234,7 +234,7 @@ class Lockstep(abc.ABC):
             self._report(StagesUsed(stages, self.version, self.num_samples, evaluation.train_seconds))
         if running:
             self._clock.resume()
-        return self._judge.of(evaluation, last=last)
+        return self._judge.of(evaluation, self.parameters, last=last)
 
     _agreed_seconds = 0.0
     """Rank 0's training clock at the last step, so that all ranks pass evaluation points together."""

@@ -136,13 +136,13 @@ class ParameterServer:
             DONE; DIVERGED when a loss is not finite; FAILED when no worker is left; INTERRUPTED when asked to stop.
         """
         try:
-            return self._run()
+            return self._judge.with_best(self._run())
         except Interrupted:
             self._stop_requested = lambda: False  # what comes now has to be waited for
             self._clock.pause()
             if self._has_begun:
                 self._save()
-            return Result(INTERRUPTED, "interrupted by the user")
+            return self._judge.with_best(Result(INTERRUPTED, "interrupted by the user"))
         finally:
             for worker in range(self._num_workers):
                 self._transport.send(worker, Stop())
@@ -439,7 +439,7 @@ class ParameterServer:
                 evaluation.train_seconds,
             )
         )
-        result = self._judge.of(evaluation, last=last)
+        result = self._judge.of(evaluation, lambda: self._server.parameters, last=last)
         if result is None and not last:
             self._lose_those_lost_meanwhile()
             self._resume()

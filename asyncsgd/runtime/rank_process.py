@@ -163,8 +163,9 @@ class Meeting:
     """A file in a private folder."""
     num_workers: int
     segment: Path
-    """Shared: the initial parameters at first, rank 0's final ones at last."""
+    """Shared: the initial parameters at first, rank 0's final ones at last, and behind them the best ones."""
     size: int
+    """Of one vector."""
     folder: Path | None
     """Of the run; None: nothing is written."""
     policy: Policy
@@ -179,6 +180,11 @@ class Finished:
     version: int
     num_samples: int
     train_seconds: float
+
+
+def vectors_of(budget: Budget) -> int:
+    """How many vectors of parameters the ranks hand to their parent: the last ones, and the best ones if kept."""
+    return 1 + budget.keep_best
 
 
 def whole_model(assignment: Assignment, stages: Stages | None, parameters: Tensor | None = None) -> FlatModel:
@@ -215,7 +221,7 @@ def serve_rank(
             os.environ.setdefault(
                 "GLOO_SOCKET_IFNAME", "lo"
             )  # gloo would resolve the host's name, which may have no address
-        segment = Segment(meeting.segment, meeting.size)
+        segment = Segment(meeting.segment, vectors_of(training.budget) * meeting.size)
         store = dist.FileStore(str(meeting.store), meeting.num_workers)
         store.set_timeout(datetime.timedelta(minutes=5))
         dist.init_process_group(
@@ -228,7 +234,7 @@ def serve_rank(
         segment.unlink()  # the group exists, so every rank has the segment open, and nothing can leave its name behind
 
         def whole() -> FlatModel:
-            return whole_model(assignment, training.stages, segment.floats)
+            return whole_model(assignment, training.stages, segment.floats[: meeting.size])
 
         saver = None
         report: Report = (lambda record: None) if records is None else records.send
@@ -241,7 +247,10 @@ def serve_rank(
             saver.finish()
         parameters = runtime.parameters()
         if records is not None:
-            segment.floats.copy_(parameters)
+            segment.floats[: meeting.size].copy_(parameters)
+            if result.best_parameters is not None:
+                segment.floats[meeting.size :].copy_(result.best_parameters)
+                result = dataclasses.replace(result, best_parameters=None)
             records.send(Finished(result, runtime.version, runtime.num_samples, runtime.train_seconds))
             records.recv()  # the parent has read everything
     except (EOFError, BrokenPipeError):

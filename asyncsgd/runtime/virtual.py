@@ -154,7 +154,7 @@ class Virtual:
         result = result or Result(DONE)
         if result.status == DONE and self.num_arrivals and self._saver.due(self._server.num_samples, at_end=True):
             self._save()
-        return result
+        return self._judge.with_best(result)
 
     def _go_on(self) -> Result | None:
         """Start what the smaller budget of the state had kept from starting; the result, if the run had ended."""
@@ -393,4 +393,4 @@ class Virtual:
         self.evaluations.append(evaluation)
         if self._report is not None:
             self._report(evaluation)
-        return self._judge.of(evaluation, last=last)
+        return self._judge.of(evaluation, lambda: server.parameters, last=last)

@@ -175,6 +175,8 @@ def _contradictions(settings: FinetuneSettings) -> Iterator[str]:
     yield from contradictions_of_batches(settings.job, settings.machine, tuning.batch_size)
     yield from contradictions_of_steps(tuning)
     yield from contradictions_of_output(output)
+    if tuning.keep_best and not output.save_model:
+        yield "--keep-best keeps a model, and without --save-model a fine-tuning run keeps none; add --save-model"
 
 
 _LATER = frozenset(field.name for field in dataclasses.fields(Job)) - {"seed"} | {

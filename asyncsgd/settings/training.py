@@ -173,6 +173,9 @@ class Length:
         example=3,
         added_later=True,
     )
+    keep_best: bool = setting(
+        False, "keep the model with the lowest evaluation loss beside the last one", added_later=True
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -544,8 +547,8 @@ def common_contradictions(settings: Common, batch_size: int) -> Iterator[str]:
             f"{DEFAULT_SAMPLES}, or type --schedule constant"
         )
     if budget.samples == 0:
-        for name in ("seconds", "target_loss", "evaluate_every", "patience"):
-            if getattr(budget, name) is not None:
+        for name in ("seconds", "target_loss", "evaluate_every", "patience", "keep_best"):
+            if getattr(budget, name) not in (None, False):
                 yield f"{flag_of(name)} does nothing with --samples 0, which trains nothing; drop one of the two"
     yield from contradictions_of_output(settings.output)
 
