@@ -38,6 +38,8 @@ def lines(found: AcrossTasks) -> list[str]:
         told.append(f"{row.algorithm:14} {_text(row.middle):26} {_text(row.better):26} {'':13} {shares}")
     if found.refused:
         told.append(f"no interval: {found.refused}")
+    else:
+        told.append("P: all runs of one against all of the other, unpaired; interval: paired bootstrap of whole seeds")
     if found.time_scores:
         shown = ", ".join(f"{algorithm} {score:.3f}" for algorithm, score in found.time_scores.items())
         told.append(f"AlgoPerf score of median times to the target (1: fastest everywhere): {shown}")

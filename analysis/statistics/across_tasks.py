@@ -90,6 +90,9 @@ def performance_profile(
 def mean_improvement(x: ArrayLike, y: ArrayLike) -> float:
     """S6: P(X > Y) of a run of each, averaged over tasks, ties one half; the numbers of runs may differ.
 
+    All runs of x are compared with all of y, so it is an unpaired statistic. `stratified_bootstrap` of it is a paired
+    bootstrap, which draws the same seeds of both: a dependence of the two over the seeds is in its width.
+
     >>> round(mean_improvement([[1, 2], [2, 2], [1, 1], [2, 1]], [[1, 1], [2, 2], [3, 3]]), 6)
     0.333333
     """

@@ -14,6 +14,18 @@ the treatment: whoever then says "equivalent" is wrong. S3 tests times to a targ
 a fifth to a third do not get there. The exact test cannot reject more often than alpha, and less often where few sign
 patterns (or equal times) leave no p just below it.
 
+**One arm**: the same where the noise is in the treatment alone, so that differences are not symmetric about their mean:
+
+    heavy     Student's t with 3 degrees of freedom
+    skewed    exponential noise
+    rare      nine runs of ten gain a third of a standard deviation, one loses three
+
+The true mean difference is 0, and then the margin above 0 (the treatment is worse) or below it. A sign-flip test is a
+test of symmetry, and a t test takes differences as normal: neither keeps its level here for the mean.
+
+**Families** of three comparisons without a difference, and then with the margin as their difference: how often any of
+them is a difference, or equivalent. Holm's method corrects both; the last column is without a correction.
+
 **Looks**: how often one of two modes is sooner at a target or later, where both have one true curve whose plateau is
 just below it. One of them is evaluated 1 to 8 times as often as the other. Times are taken on common looks; the last
 column shows what each curve's own looks would give.
@@ -26,24 +38,29 @@ there is none. The tolerance is two standard deviations of the differences.
 
 **Coverage**: how often an interval holds the true difference. The first is the interval of 95 %. Then come all the
 intervals of a family of three comparisons, one of which is far from 0. Each has the level 1 - alpha / 3, so that all
-three hold in 95 % or more. A scaling law's interval (BCa of Amdahl's law, --law-studies
-of them) resamples seeds, of which every one has its own speed."""
+three hold in 95 % or more. A scaling law's interval (BCa of Amdahl's law, --law-studies of them) resamples seeds, of
+which every one has its own speed. The interval of a probability of improvement over three tasks (as many studies) is a
+paired bootstrap, which resamples seeds, of an unpaired statistic, which compares all runs of one mode with all of the
+other. So the correlation of the two modes over the seeds (r) makes it wider than it need be, or not."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy
 from numpy.typing import NDArray
+from scipy import stats
 
+from analysis.statistics.across_tasks import mean_improvement, stratified_bootstrap
 from analysis.statistics.convergence_guard import Guard, convergence
 from analysis.statistics.crossings import LossCurve, crossing, on_common_looks
 from analysis.statistics.equivalence import tost_paired
+from analysis.statistics.intervals import Interval
 from analysis.statistics.paired import paired_difference, shift_interval, sign_flip
-from analysis.statistics.power import detectable_effect
+from analysis.statistics.power import detectable_effect, holm
 from analysis.statistics.scaling import amdahl_interval
 from analysis.statistics.time_to_target import restricted_times
 from asyncsgd.errors import UsageError
@@ -71,11 +88,24 @@ NOISES: dict[str, tuple[Noise, float]] = {  # and the standard deviation of the 
 }
 """Noise of a run by name; both runs of a pair get it."""
 
+ONE_ARM: dict[str, Noise] = {
+    "heavy": lambda generator, shape: generator.standard_t(3, size=shape) / math.sqrt(3),
+    "skewed": lambda generator, shape: generator.exponential(size=shape) - 1,
+    "rare": lambda generator, shape: numpy.where(generator.random(shape) < 0.1, 3.0, -1 / 3),
+}
+"""Noise of the treatment alone by name, with a mean of 0 and a standard deviation of 1."""
+QUIET = 0.02
+"""The standard deviation of the normal noise that every difference has besides."""
+
+TASKS = 3
+IMPROVEMENTS = ((0.0, 0.0), (0.0, 0.8), (1.0, 0.8))
+"""(how many standard deviations one mode is better, correlation of the modes over the seeds)"""
+
 WORKERS = (1, 2, 4, 8, 16)
 SERIAL_SHARE = 0.1
 LAW_SEEDS = (6, 10)
-LAW_RESAMPLES = 199
-"""As in reports."""
+RESAMPLES = 199
+"""As in reports for a scaling law; a probability of improvement has ten times as many there."""
 
 
 def differences_of(name: str, shape: tuple[int, ...], generator: numpy.random.Generator) -> NDArray[numpy.float64]:
@@ -104,6 +134,33 @@ def false_positives(name: str, n: int, num_studies: int, seed: int) -> dict[str,
             times.p is not None and times.p <= ALPHA,
         ]
     columns = ("S1 sign-flip", "S1 t", "S2 TOST at margin", "S3 sign-flip")
+    return dict(zip(columns, map(float, hits / num_studies), strict=True))
+
+
+def one_arm(name: str, n: int, num_studies: int, seed: int) -> dict[str, float]:
+    """How often a difference is found, or none, where the noise of one mode is not symmetric."""
+    generator = numpy.random.default_rng([seed, 5, n, list(ONE_ARM).index(name)])
+    noise = ONE_ARM[name](generator, (num_studies, n)) + QUIET * generator.normal(size=(num_studies, n))
+    hits, nothing = numpy.zeros(4), numpy.zeros(n)
+    for differences in noise:
+        found = sign_flip(differences, generator) < ALPHA
+        better = differences.mean() < 0
+        ends = (tost_paired(differences + margin, nothing, 1.0, ALPHA).equivalent for margin in (1.0, -1.0))
+        hits += [found and better, found and not better, *ends]
+    columns = ("better, mean 0", "worse, mean 0", "TOST, worse", "TOST, better")
+    return dict(zip(columns, map(float, hits / num_studies), strict=True))
+
+
+def families(name: str, n: int, num_studies: int, seed: int) -> dict[str, float]:
+    """How often any comparison of a family is called different, or equivalent, and is not."""
+    generator = numpy.random.default_rng([seed, 6, n, list(NOISES).index(name)])
+    hits, nothing = numpy.zeros(3), numpy.zeros(n)
+    for rows in differences_of(name, (num_studies, FAMILY, n), generator):
+        tests = [tost_paired(row + 1.0, nothing, 1.0, ALPHA) for row in rows]
+        equivalent = [1.0 if test.p is None else test.p for test in tests]
+        different = holm([sign_flip(row, generator) for row in rows])
+        hits += [min(different) < ALPHA, min(holm(equivalent)) < ALPHA, min(equivalent) < ALPHA]
+    columns = ("any different", "any equivalent", "without correction")
     return dict(zip(columns, map(float, hits / num_studies), strict=True))
 
 
@@ -177,12 +234,30 @@ def law_coverage(num_seeds: int, num_studies: int, seed: int) -> dict[str, float
         speeds = generator.normal(100.0, 10.0, (num_seeds, 1))
         noise = generator.normal(1.0, 0.03, (num_seeds, len(workers)))
         intervals = amdahl_interval(
-            workers, speeds * workers / (1 + SERIAL_SHARE * (workers - 1)) * noise, generator, LAW_RESAMPLES
+            workers, speeds * workers / (1 + SERIAL_SHARE * (workers - 1)) * noise, generator, RESAMPLES
         )
         assert isinstance(intervals, dict)  # the workers are enough for the law
         hits["gamma"] += intervals["gamma"].holds(100.0)
         hits["alpha"] += intervals["alpha"].holds(SERIAL_SHARE)
     return {f"{parameter}, 95 % BCa": hit / num_studies for parameter, hit in hits.items()}
+
+
+def improvement_coverage(num_seeds: int, num_studies: int, seed: int) -> dict[str, float]:
+    """How often the interval of a probability of improvement holds the true one."""
+    generator = numpy.random.default_rng([seed, 7, num_seeds])
+    found = {}
+    for shift, correlation in IMPROVEMENTS:
+        truth = float(stats.norm.cdf(shift / math.sqrt(2)))  # of two runs of different seeds
+        hits = 0
+        for _ in range(num_studies):
+            levels, ours, theirs = generator.normal(size=(3, num_seeds, TASKS))
+            shared, own = math.sqrt(correlation) * levels, math.sqrt(1 - correlation)
+            tables = [shared + own * ours + shift, shared + own * theirs]
+            interval = stratified_bootstrap(tables, mean_improvement, generator, RESAMPLES)
+            assert isinstance(interval, Interval)  # there are enough tasks and runs
+            hits += interval.holds(truth)
+        found[f"P = {truth:.2f}, r = {correlation:g}"] = hits / num_studies
+    return found
 
 
 def percent(share: float, num_studies: int) -> str:
@@ -195,15 +270,36 @@ def percent(share: float, num_studies: int) -> str:
 
 
 def print_table(
-    title: str, rates: Callable[[str, int, int, int], dict[str, float]], num_studies: int, seed: int
+    title: str,
+    rates: Callable[[str, int, int, int], dict[str, float]],
+    num_studies: int,
+    seed: int,
+    noises: Iterable[str] = NOISES,
 ) -> None:
     print(f"{title}, {num_studies} studies per row ± Monte Carlo standard error")
-    for place, (name, n) in enumerate((name, n) for name in NOISES for n in PAIRS):
+    for place, (name, n) in enumerate((name, n) for name in noises for n in PAIRS):
         shares = rates(name, n, num_studies, seed)
         if place == 0:
             print(f"{'noise':<8}{'n':>3}" + "".join(f"{column:>21}" for column in shares))
         cells = "".join(f"{percent(share, num_studies):>21}" for share in shares.values())
         print(f"{name:<8}{n:>3}{cells}", flush=True)
+    print()
+
+
+def print_by_seeds(
+    title: str,
+    rates: Callable[[int, int, int], dict[str, float]],
+    seeds: Iterable[int],
+    num_studies: int,
+    seed: int,
+) -> None:
+    print(f"{title}, {num_studies} studies per row ± Monte Carlo standard error")
+    for place, num_seeds in enumerate(seeds):
+        shares = rates(num_seeds, num_studies, seed)
+        if place == 0:
+            print(f"{'seeds':>11}" + "".join(f"{column:>21}" for column in shares))
+        cells = "".join(f"{percent(share, num_studies):>21}" for share in shares.values())
+        print(f"{num_seeds:>11}{cells}", flush=True)
     print()
 
 
@@ -214,16 +310,16 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.seed < 0:
         raise UsageError(f"--seed must be 0 or more, got {arguments.seed}; type --seed 0")
     print_table(f"false positives at alpha = {ALPHA:g}", false_positives, arguments.studies, arguments.seed)
+    print_table("noise in one arm alone", one_arm, arguments.studies, arguments.seed, ONE_ARM)
+    print_table(f"families of {FAMILY}", families, arguments.studies, arguments.seed)
     print_table("sooner or later by looks alone", looks, arguments.studies, arguments.seed)
     print_table("power and guard", power_and_guard, arguments.studies, arguments.seed)
     print_table("coverage of paired differences", coverage, arguments.studies, arguments.seed)
-    print(f"coverage of Amdahl's law, {arguments.law_studies} studies per row ± Monte Carlo standard error")
-    for place, num_seeds in enumerate(LAW_SEEDS):
-        shares = law_coverage(num_seeds, arguments.law_studies, arguments.seed)
-        if place == 0:
-            print(f"{'seeds':>11}" + "".join(f"{column:>21}" for column in shares))
-        cells = "".join(f"{percent(share, arguments.law_studies):>21}" for share in shares.values())
-        print(f"{num_seeds:>11}{cells}", flush=True)
+    few = arguments.law_studies
+    print_by_seeds("coverage of Amdahl's law", law_coverage, LAW_SEEDS, few, arguments.seed)
+    print_by_seeds(
+        f"coverage of P(improvement) over {TASKS} tasks", improvement_coverage, LAW_SEEDS, few, arguments.seed
+    )
 
 
 def main() -> int:

@@ -25,9 +25,11 @@ def shares_of(row: str) -> list[float]:
 def test_the_tables_have_a_row_per_noise_and_number_of_pairs() -> None:
     done = error_rates(*FEW)
     assert (done.returncode, done.stderr) == (0, "")
-    nulls, looks, power, intervals, law = (part.splitlines() for part in done.stdout.strip().split("\n\n"))
+    nulls, one_arm, families, looks, power, intervals, law, improvement = (
+        part.splitlines() for part in done.stdout.strip().split("\n\n")
+    )
     assert nulls[1].split("  ")[-1].strip() == "S3 sign-flip"
-    for title, _, *rows in (nulls, looks, power, intervals):
+    for title, _, *rows in (nulls, families, looks, power, intervals):
         assert "10 studies per row" in title
         assert [row.split()[:2] for row in rows] == [
             [noise, n] for noise in ("normal", "heavy", "skewed") for n in ("6", "8", "10")
@@ -39,7 +41,17 @@ def test_the_tables_have_a_row_per_noise_and_number_of_pairs() -> None:
     assert sum(found) / len(found) > 60
     assert sum(at_tolerance) / len(at_tolerance) < 20 < sum(at_zero) / len(at_zero)
     assert all(min(shares_of(row)) >= 50 for row in intervals[2:])
-    assert [row.split()[0] for row in law[2:]] == ["6", "10"]
+    assert [row.split()[:2] for row in one_arm[2:]] == [
+        [noise, n] for noise in ("heavy", "skewed", "rare") for n in ("6", "8", "10")
+    ]
+    *_, rare_of_8, _ = map(shares_of, one_arm[2:])
+    assert rare_of_8[0] >= 10  # "better" in 43 % of studies, though the mean is 0
+    assert rare_of_8[1] == 0
+    different, equivalent, alone = zip(*map(shares_of, families[2:]), strict=True)
+    assert statistics.fmean(different) < 12 > statistics.fmean(equivalent)
+    assert statistics.fmean(equivalent) <= statistics.fmean(alone)
+    for table in (law, improvement):
+        assert [row.split()[0] for row in table[2:]] == ["6", "10"]
     assert error_rates(*FEW).stdout == done.stdout
     assert error_rates(*FEW, "--seed", "1").stdout != done.stdout
 

@@ -104,6 +104,7 @@ def test_three_studies_are_compared_on_the_scale_of_their_reference(tmp_path: Pa
     assert rows["async"].split()[1] == "0.900"
     # both see the same seeds; async's best share, .9 x 1.05 / 1.025, is below sync's worst
     assert "0.000 [0.000, 0.000]" in rows["async"]
+    assert "unpaired; interval: paired bootstrap of whole seeds" in printed
     assert rows["async"].endswith("100 %  100 %   50 %    0 %    0 %")
     # to one loss async takes 1 / .9 of sync's share of a budget of half the seconds: sync takes 1.8 times as long
     assert f"sync {(4 - 1.8) / 3:.3f}, async 1.000" in printed

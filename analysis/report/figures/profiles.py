@@ -52,8 +52,13 @@ def pictures(found: AcrossTasks) -> list[Picture]:
         made.append(_bars(found, middles, "Interquartile mean", "score", limits, 1.0, _score(found)))
     if better:
         label = f"P(better than {found.reference})"
-        made.append(_bars(found, better, "Probability of improvement", label, (-0.03, 1.03), 0.5, ""))
+        made.append(_bars(found, better, "Probability of improvement", label, (-0.03, 1.03), 0.5, _UNPAIRED))
     return made
+
+
+_UNPAIRED = (
+    "All runs of one are compared with all of the other, unpaired; the interval is a paired bootstrap, of whole seeds."
+)
 
 
 def _profile(found: AcrossTasks) -> Picture:
