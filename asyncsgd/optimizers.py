@@ -234,6 +234,12 @@ class OptimizerRecipe:
                 if isinstance(self.build, str)
                 else f"optimizer={given} is made already, of parameters that are not the run's; give its class"
             )
+        for option, argument in (("lr", "learning_rate"), ("weight_decay", "weight_decay")):
+            if option in self.options:
+                raise UsageError(
+                    f"{option}={self.options[option]} of optimizer {self.name} would do nothing; give "
+                    f"{argument}={self.options[option]} to train"
+                )
         if layout is not None:
             self.on(torch.zeros(1, device=device).expand(layout.size), layout)  # takes next to no memory
             return

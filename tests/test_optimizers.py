@@ -173,6 +173,14 @@ def lbfgs(groups: Iterable[dict[str, Any]]) -> torch.optim.Optimizer:
         (torch.optim.Muon, "optimizer Muon cannot be used: Muon only supports 2D parameters"),
         (torch.optim.Rprop, "optimizer Rprop has no weight decay, and weight_decay=0.1 would do nothing; give 0"),
         (Scaling, "optimizer Scaling changes the gradients that it is given; let it change a copy"),
+        (
+            functools.partial(torch.optim.NAdam, weight_decay=0.3),
+            "weight_decay=0.3 of optimizer NAdam would do nothing; give weight_decay=0.3 to train",
+        ),
+        (
+            functools.partial(torch.optim.NAdam, lr=0.3),
+            "lr=0.3 of optimizer NAdam would do nothing; give learning_rate=0.3 to train",
+        ),
         ("adagrad", "optimizer='adagrad' is no optimizer; give torch.optim.Adagrad"),
         ("adam", "optimizer='adam' is no optimizer; give torch.optim.Adam"),
         ("shampoo", "optimizer='shampoo' is no optimizer; give asyncsgd.AdamW(), asyncsgd.SGD() or one of torch"),

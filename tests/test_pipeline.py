@@ -168,10 +168,13 @@ def test_a_synchronous_pipeline_is_one_process(
         assert sent == passes + embedding or (replicas > 1 and sent > passes + embedding), (replica, stage)
 
 
-@pytest.mark.parametrize(("schedule", "num_frozen"), [("1f1b", 1), ("1f1b", 3), *slow(("2bw", 3))])
-def test_a_pipeline_leaves_frozen_blocks_as_they_are(schedule: Any, num_frozen: int) -> None:
+@pytest.mark.parametrize(
+    ("schedule", "num_frozen", "optimizer"),
+    [("1f1b", 1, SGD()), ("1f1b", 3, SGD()), *slow(("2bw", 3, SGD()), ("1f1b", 3, torch.optim.Adafactor))],
+)
+def test_a_pipeline_leaves_frozen_blocks_as_they_are(schedule: Any, num_frozen: int, optimizer: Any) -> None:
     task = NextToken(tied=False, num_frozen=num_frozen)
-    arguments: dict[str, Any] = {"samples": 40, "micro_batches": 2, "clip_norm": 0.0, "optimizer": SGD(), "quiet": True}
+    arguments: dict[str, Any] = {"samples": 40, "micro_batches": 2, "optimizer": optimizer, "quiet": True}
     run = asyncsgd.train(task, runtime=modes.Pipeline(2, 2, schedule), learning_rate=0.05, **arguments)
     rule: dict[str, Any] = {"rule": FixedDelay(1), "runtime": modes.Virtual(1)} if schedule == "2bw" else {}
     expected = asyncsgd.train(task, learning_rate=0.05, **rule, **arguments)
@@ -196,17 +199,19 @@ def _evaluated(task: Task, model: nn.Module) -> float:
 
 
 @pytest.mark.parametrize(
-    ("stages", "momentum", "blocks"), [(2, 0.5, 4), *slow((4, 0.5, 4), (3, 0.0, 7))], ids=lambda value: str(value)
+    ("stages", "optimizer", "blocks"),
+    [(2, SGD(0.5), 4), *slow((4, SGD(0.5), 4), (3, SGD(), 7), (2, torch.optim.Adafactor, 4))],
+    ids=str,
 )
 def test_an_asynchronous_pipeline_is_the_rule_fixed_delay(
-    tmp_path: Path, stages: int, momentum: float, blocks: int
+    tmp_path: Path, stages: int, optimizer: Any, blocks: int
 ) -> None:
     task = NextToken(num_blocks=blocks)
     arguments: dict[str, Any] = {
         "samples": 160,
         "learning_rate": 0.05,
         "schedule": "linear",
-        "optimizer": SGD(momentum),
+        "optimizer": optimizer,
         "evaluations": 3,
         "micro_batches": 4,
         "quiet": True,
@@ -226,9 +231,14 @@ def test_an_asynchronous_pipeline_is_the_rule_fixed_delay(
     assert told[0] == told[1]
 
 
-@pytest.mark.parametrize("schedule", ["2bw", *slow("1f1b")])
-def test_a_pipeline_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path, schedule: Any) -> None:
+@pytest.mark.parametrize(
+    ("schedule", "optimizer"), [("2bw", AdamW()), *slow(("1f1b", AdamW()), ("2bw", torch.optim.Adafactor))]
+)
+def test_a_pipeline_that_was_stopped_goes_on_as_if_it_had_not_been(
+    tmp_path: Path, schedule: Any, optimizer: Any
+) -> None:
     arguments: dict[str, Any] = {
+        "optimizer": optimizer,
         "runtime": modes.Pipeline(2, 2, schedule),
         "micro_batches": 2,
         "learning_rate": 0.01,
