@@ -265,7 +265,7 @@ def train(
         opened = None if folder is None else _open_folder(Path(folder), asked, resume)
         seen: list[Evaluation] = []
         if opened is not None and opened.resume is not None:
-            records = read_events(opened.path / EVENTS)
+            records = read_events(opened.path / EVENTS, opened.resume.checkpoint.events_bytes)
             seen += [_evaluation(record) for record in records if record["kind"] == "evaluate"]
 
         def note(record: Record) -> None:

@@ -20,6 +20,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -41,6 +42,7 @@ SCHEMA = 2
 
 FOLDER = "checkpoints"
 LATEST = "latest"
+_OWN_NAME = re.compile(r"\d{12,}\.(pt|json|partial|json\.partial)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,6 +276,14 @@ class Found:
         """The state, its tensors on `device`."""
         return load_state(self.folder, self.checkpoint.name, device)
 
+    def forget_later(self) -> None:
+        """Remove the checkpoints after this one: what they hold is computed again."""
+        folder = self.folder / FOLDER
+        write_text(folder / LATEST, self.checkpoint.name + "\n")
+        for path in _own_files(folder):
+            if path.name.partition(".")[0] > self.checkpoint.name:
+                path.unlink()
+
 
 def load_state(folder: Path, name: str, device: str | torch.device = "cpu") -> Plain:
     """The state of checkpoint `name` of the run in `folder`, its tensors on `device`."""
@@ -323,15 +333,6 @@ def find(
     )
 
 
-def forget_after(found: Found) -> None:
-    """Remove the checkpoints after the one from which a run goes on: what they hold is computed again."""
-    folder = found.folder / FOLDER
-    write_text(folder / LATEST, found.checkpoint.name + "\n")
-    for path in folder.iterdir():
-        if path.name != LATEST and path.name.partition(".")[0] > found.checkpoint.name:
-            path.unlink()
-
-
 def sha256_of(path: Path) -> str:
     """The hash of a file."""
     with open(path, "rb") as file:
@@ -360,6 +361,11 @@ def _is_whole(path: Path, checkpoint: Checkpoint) -> bool:
         return path.stat().st_size == checkpoint.num_bytes and sha256_of(path) == checkpoint.sha256
     except OSError:
         return False
+
+
+def _own_files(folder: Path) -> list[Path]:
+    """What was written here. Anything else in the folder is the user's, and stays."""
+    return [path for path in sorted(folder.iterdir()) if _OWN_NAME.fullmatch(path.name) and path.is_file()]
 
 
 def _all(folder: Path) -> list[Checkpoint]:

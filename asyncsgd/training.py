@@ -198,7 +198,8 @@ def carry_out(
         tracking: not started; None: the run is shown in no tracker.
 
     Raises:
-        UsageError: where the user has to change something; the folder then holds a FAILED summary.
+        UsageError: where the user has to change something. A new run's folder then holds a FAILED summary; that of a
+            run that would have gone on is as it was.
     """
     tracking = tracking or Tracking()
     with contextlib.ExitStack() as closing:
@@ -221,11 +222,12 @@ def carry_out(
 
 
 def _write_last(folder: RunFolder | None, summary: Mapping[str, Any]) -> None:
-    """Write the summary and close the folder; signals wait meanwhile."""
+    """Write the summary and close the folder; signals wait meanwhile. A run that could not go on leaves its own."""
     if folder is None:
         return
     with held():
-        folder.write_summary(summary)
+        if folder.begun:
+            folder.write_summary(summary)
         folder.close()
 
 
@@ -296,15 +298,24 @@ def _open(
         checkpoint_activations(flat.model)  # refused here, and not in every worker
     if setup.savings.compile:
         check_compiler(setup.device)
-    if folder is not None:
-        folder.write_environment(_environment(setup, launch, board))
-    tell: Callable[[str], None] = (lambda line: None) if quiet else teller(folder)
-    for line in [*experiment.describe(task, flat), *_describe(setup, course), *_stages(task, setup, flat)]:
-        tell(line)
-    tracking.start(tell)
+    if isinstance(setup.runtime, modes.Pipeline) and setup.runtime.schedule == "deepspeed":
+        _check_deepspeed(setup.runtime, experiment.cache, setup.device)
+    lines = [*experiment.describe(task, flat), *_describe(setup, course), *_stages(task, setup, flat)]
     policy = experiment.checkpoints(task)
     if folder is not None and folder.resume is not None and policy == Policy():
         policy = Policy(**folder.resume.checkpoint.policy)
+    environment = _environment(setup, launch, board)
+    init_sha256 = parameters_sha256(flat.layout, flat.parameters)
+    began_from = _began_from(task, init_sha256)
+    if folder is not None:
+        if folder.resume is not None:
+            _check_began_from(folder.resume, began_from)
+            folder.go_on()  # nothing that comes after this refuses the run
+        folder.write_environment(environment)
+    tell: Callable[[str], None] = (lambda line: None) if quiet else teller(folder)
+    for line in lines:
+        tell(line)
+    tracking.start(tell)
     forget_peaks(flat.parameters.device)
     usage = Usage(None if folder is None else folder.path)
     usage.start()
@@ -317,16 +328,10 @@ def _open(
         micro_batches=setup.micro_batches,
     )
     checkpoints = saver = None
-    init_sha256 = parameters_sha256(flat.layout, flat.parameters)
     if folder is not None:
-        facts = task.facts()
-        began_from = {"data": facts.get("data_fingerprint"), "initial parameters": init_sha256}
-        if "candidates_sha256" in facts:
-            began_from["candidates"] = facts["candidates_sha256"]
         checkpoints = Checkpoints(folder.path, policy, tell, began_from)
         saver = RunSaver(folder, policy, checkpoints, record)
         if folder.resume is not None:
-            _check_began_from(folder.resume, began_from)
             _resume(folder.resume, folder.discarded, record, tell)
     return Run(
         experiment,
@@ -348,6 +353,15 @@ def _open(
     )
 
 
+def _check_deepspeed(runtime: modes.Pipeline, cache: Path, device: str) -> None:
+    """Here and not in every rank: what is wrong is said once, and compiling takes a minute or two."""
+    from asyncsgd.runtime.deepspeed_engine import load_helper, read_config
+
+    if runtime.deepspeed_config is not None:
+        read_config(Path(runtime.deepspeed_config))
+    load_helper(cache / "extensions", torch.device(device))
+
+
 def _environment(setup: Setup, launch: Launch, board: Noticeboard | None) -> dict[str, Any]:
     """What a run is made with; on several hosts also the hardware of every rank."""
     here = Hardware.here(setup.device)
@@ -360,6 +374,15 @@ def _environment(setup: Setup, launch: Launch, board: Noticeboard | None) -> dic
             raise RunError(f"the notice of a rank is not one: {error}; start the run again") from error
         described["hardware_of_ranks"] = by_ranks([here, *others])
     return described
+
+
+def _began_from(task: Task, init_sha256: str) -> dict[str, Any]:
+    """Hashes of the data and the initial parameters; see `Checkpoints`."""
+    facts = task.facts()
+    began_from = {"data": facts.get("data_fingerprint"), "initial parameters": init_sha256}
+    if "candidates_sha256" in facts:
+        began_from["candidates"] = facts["candidates_sha256"]
+    return began_from
 
 
 def _check_began_from(found: Found, now: Mapping[str, Any]) -> None:
@@ -580,14 +603,6 @@ def _train_sync(run: Run, board: Noticeboard | None) -> Result:
     this one among them.
     """
     resume = None if run.resume is None else (run.resume.folder.resolve(), run.resume.checkpoint.name)
-    runtime = run.setup.runtime
-    if isinstance(runtime, modes.Pipeline) and runtime.schedule == "deepspeed":
-        from asyncsgd.runtime.deepspeed_engine import load_helper, read_config
-
-        # Here and not in every rank: what is wrong is said once, and compiling takes a minute or two.
-        if runtime.deepspeed_config is not None:
-            read_config(Path(runtime.deepspeed_config))
-        load_helper(run.experiment.cache / "extensions", torch.device(run.setup.device))
     training = _training(run.setup, run.course, run.experiment.cache, bool(run.unused), resume)
     if board is None:
         return _watch_ranks(run, training)

@@ -188,7 +188,9 @@ def test_a_run_that_was_killed_repeats_what_it_had_done_since_and_keeps_the_reco
     name: str, whole: Callable[[str], Path], tmp_path: Path
 ) -> None:
     path = killed_at(148, tmp_path / "run", checkpoint_every=50, **IN_ONE_PROCESS[name])
-    open_again(path, [], "").close()  # and killed again before it has said that it goes on
+    opened = open_again(path, [], "")
+    opened.go_on()
+    opened.close()  # and killed again before it has said that it goes on
     killed_at(148, path, resume=True, checkpoint_every=1000, **IN_ONE_PROCESS[name])
     newest = find(path).checkpoint
     assert newest.total_samples < 144  # the last evaluation, with which all arrivals before it were written
@@ -268,7 +270,9 @@ def test_a_kill_at_any_line_while_a_run_is_opened_keeps_every_record_once(become
 
     def command(state: Path) -> RunFolder:
         needs_more = becomes_longer and (state / "settings.yaml").read_text() == before
-        return open_again(state, [("samples", SAMPLES, 2 * SAMPLES)] if needs_more else [], longer)
+        opened = open_again(state, [("samples", SAMPLES, 2 * SAMPLES)] if needs_more else [], longer)
+        opened.go_on()
+        return opened
 
     states = states_left_by_kills(path, command)
     assert len(states) > 6

@@ -230,21 +230,29 @@ class RuleActed:
         return counts if self.altered else f"{counts}: {rule} never acted, so this run is asynchronous SGD"
 
 
-def read_events(path: Path) -> Iterator[dict[str, Any]]:
+def read_events(path: Path, num_bytes: int | None = None) -> Iterator[dict[str, Any]]:
     """Yield the records of an events.jsonl after its header, as dicts; a torn last line is left out. Evaluations of
     schema 1 are given the fields of this one.
+
+    Args:
+        path: of the file.
+        num_bytes: what comes after so many bytes is left out; None: nothing is.
 
     Raises:
         ValueError: if a line other than the last is not JSON, or the schema is newer than this reader.
     """
-    return (record for _, record in read_numbered_events(path))
+    return (record for _, record in read_numbered_events(path, num_bytes))
 
 
-def read_numbered_events(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_numbered_events(path: Path, num_bytes: int | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
     """`read_events` with the number of each record's line, from 1."""
-    lines = Lines(path.name)
-    with open(path, encoding="utf-8", errors="replace") as file:
-        for line in file:
+    lines, num_read = Lines(path.name), 0
+    with open(path, "rb") as file:
+        for content in file:
+            num_read += len(content)
+            if num_bytes is not None and num_read > num_bytes:
+                return
+            line = content.decode("utf-8", errors="replace")
             record = lines.record(line)
             if record is not None:
                 yield lines.number, record

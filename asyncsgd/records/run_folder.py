@@ -58,8 +58,9 @@ class RunFolder:
         events: what `own` has returned for `path`; None calls it here.
         task: name of what is learned; None for a closed-form problem.
         better: by the name of each of its metrics, whether ``higher`` or ``lower`` is better; the primary one first.
-        resume: the checkpoint that the run goes on from, whose records are kept; see `asyncsgd.checkpoints.Found`. None
-            for a new run.
+        resume: the checkpoint that the run goes on from; see `asyncsgd.checkpoints.Found`. The folder stays as it is
+            until `go_on`. None for a new run.
+        settings_yaml: what `go_on` writes into settings.yaml; None: it stays as it is.
     """
 
     def __init__(
@@ -70,23 +71,38 @@ class RunFolder:
         task: str | None = None,
         better: Mapping[str, str] = MappingProxyType({}),
         resume: Any = None,
+        settings_yaml: str | None = None,
     ) -> None:
         self.path = Path(path)
         self.resume = resume
+        self.begun = resume is None
+        """Whether the folder holds this run; not before `go_on` where the run goes on."""
         self.discarded = 0
         """Arrivals that earlier parts of this run had recorded, which are computed again and counted nowhere yet."""
+        self._settings_yaml = settings_yaml
         self._events = own(self.path) if events is None else events
         if resume is None:
             self._events.truncate(0)
             header = {"kind": "header", "schema": SCHEMA, "task": task, "better": dict(better)}
             self._events.write(json.dumps(header) + "\n")
             self._events.flush()
-        else:
-            self.discarded = self._discard_after(resume.checkpoint.events_bytes)
         self._lock = threading.Lock()
         self._failure: OSError | None = None
         self._closed = threading.Event()
         threading.Thread(target=self._flush_regularly, name="records", daemon=True).start()
+
+    def go_on(self) -> None:
+        """Take the run up at its checkpoint, to be called when nothing can refuse it any more.
+
+        What came after the checkpoint is removed or set aside, and the summary is removed.
+        """
+        self.resume.forget_later()
+        # Before the settings, or a kill leaves a run of these settings that is DONE.
+        (self.path / "summary.json").unlink(missing_ok=True)
+        if self._settings_yaml is not None:
+            write_text(self.path / "settings.yaml", self._settings_yaml)
+        self.discarded = self._discard_after(self.resume.checkpoint.events_bytes)
+        self.begun = True
 
     def _discard_after(self, num_bytes: int) -> int:
         """Move what the records hold after so many bytes to a file of its own.

@@ -117,7 +117,8 @@ def _differences(path: Path, flags: Flags[S], settings: S) -> list[tuple[str, ob
 
 
 def open_again(path: Path, different: Sequence[tuple[str, object, object]], settings_yaml: str) -> RunFolder:
-    """Open the folder of a run that goes on from its last checkpoint that is whole.
+    """Open the folder of a run that goes on from its last checkpoint that is whole. Nothing in it changes before
+    `RunFolder.go_on`.
 
     Args:
         different: the settings that are not those of the run: name, value in the run, value now.
@@ -126,7 +127,7 @@ def open_again(path: Path, different: Sequence[tuple[str, object, object]], sett
     Raises:
         UsageError: if anything but a larger number of samples differs, if the run is DONE, or has no checkpoint.
     """
-    from asyncsgd.checkpoints import find, forget_after  # imports torch, which is slow
+    from asyncsgd.checkpoints import find  # imports torch, which is slow
 
     with contextlib.ExitStack() as undo:
         events = undo.enter_context(own(path))
@@ -139,11 +140,7 @@ def open_again(path: Path, different: Sequence[tuple[str, object, object]], sett
             raise UsageError(f"{path} is DONE; type a larger --samples to train on, or another folder for a new run")
         size = (path / EVENTS).stat().st_size
         found = find(path, lambda checkpoint: checkpoint.events_bytes <= size, becomes_longer=bool(different))
-        forget_after(found)
-        (path / "summary.json").unlink(missing_ok=True)  # first, or a kill leaves a run of these settings that is DONE
-        if different:
-            write_text(path / "settings.yaml", settings_yaml)
-        folder = RunFolder(path, events, resume=found)
+        folder = RunFolder(path, events, resume=found, settings_yaml=settings_yaml if different else None)
         undo.pop_all()
     return folder
 

@@ -1,0 +1,120 @@
+"""A resume that is refused leaves the folder of the run as it was, byte by byte; any resume leaves the user's files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_resume import SAMPLES, Noisy, files_in, train
+
+import asyncsgd
+from asyncsgd import UsageError, modes
+from asyncsgd.records.events import INTERRUPTED
+from asyncsgd.simulation.speeds import Exponential
+
+LONGER = {"samples": 2 * SAMPLES}
+IN_ROUNDS = {"runtime": modes.Virtual(3, Exponential()), "rule": asyncsgd.Synchronous()}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that is DONE, and has checkpoints and a model."""
+    folder = tmp_path_factory.mktemp("done") / "run"
+    train(folder, checkpoint_every=80)
+    assert {path.name for path in folder.iterdir()} >= {"checkpoints", "model", "summary.json", "settings.yaml"}
+    return folder
+
+
+def content(folder: Path) -> dict[Path, bytes]:
+    return {path.relative_to(folder): path.read_bytes() for path in files_in(folder)}
+
+
+def other_weights(task: Noisy, seed: int) -> Any:
+    with asyncsgd.seeded(seed + 1):
+        return torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+
+
+def other_shapes(task: Noisy, seed: int) -> Any:
+    with asyncsgd.seeded(seed):
+        return torch.nn.Sequential(torch.nn.Linear(3, 9), torch.nn.Linear(9, 2))
+
+
+def refuses(task: Noisy, seed: int, cache: Path) -> Any:
+    raise UsageError("the file is not there")
+
+
+def fails(task: Noisy, seed: int, cache: Path) -> Any:
+    raise ZeroDivisionError("division")
+
+
+def loss_of_each(task: Noisy, outputs: Any, batch: Any) -> Any:
+    return torch.nn.functional.cross_entropy(outputs, batch[1], reduction="none")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "method", "refusal"),
+    [
+        ({}, None, "is DONE"),
+        ({"seed": 7}, None, "other settings"),
+        ({"samples": SAMPLES - 4}, None, "other settings"),
+        ({"optimizer": asyncsgd.SGD()}, None, "other settings"),
+        (IN_ROUNDS, None, "other settings"),
+        (LONGER | {"micro_batches": 99}, None, "micro_batches"),
+        (LONGER | {"track": "crayons"}, None, "crayons"),
+        (LONGER, ("model", other_weights), "other initial parameters"),
+        (LONGER, ("model", other_shapes), "other initial parameters"),
+        (LONGER, ("prepare", refuses), "the file is not there"),
+        (LONGER, ("prepare", fails), "division"),
+        (LONGER, ("loss", loss_of_each), "loss"),
+    ],
+    ids=str,
+)
+def test_a_refused_resume_leaves_every_byte_of_a_finished_run(
+    arguments: dict[str, Any],
+    method: tuple[str, Callable[..., Any]] | None,
+    refusal: str,
+    done: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = tmp_path / "run"
+    shutil.copytree(done, path)
+    if method is not None:
+        monkeypatch.setattr(Noisy, *method)
+    with pytest.raises((UsageError, ZeroDivisionError), match=refusal):
+        train(path, resume=True, **arguments)
+    assert content(path) == content(done)
+
+
+def test_a_resume_that_is_stopped_before_it_trains_leaves_every_byte(
+    done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(done, tmp_path / "run")
+
+    def stopped(task: Noisy, seed: int, cache: Path) -> Noisy:
+        os.kill(os.getpid(), signal.SIGINT)
+        return task
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Noisy, "prepare", stopped)
+        assert train(tmp_path / "run", resume=True, **LONGER).status == INTERRUPTED
+    assert content(tmp_path / "run") == content(done)
+    assert train(tmp_path / "run", resume=True, **LONGER).status == "DONE"
+
+
+def test_a_resume_leaves_what_the_user_has_put_beside_the_checkpoints(done: Path, tmp_path: Path) -> None:
+    shutil.copytree(done, tmp_path / "run")
+    beside = tmp_path / "run" / "checkpoints"
+    names = ["best.pt", "notes.txt", "README", "zz.json", "999999999999.txt"]
+    for name in names:
+        (beside / name).write_text("mine")
+    (beside / "999999999999.pt").mkdir()
+    train(tmp_path / "run", resume=True, **LONGER)
+    assert [(beside / name).read_text() for name in names] == ["mine"] * len(names)
+    assert (beside / "999999999999.pt").is_dir()
