@@ -41,7 +41,8 @@ intervals of a family of three comparisons, one of which is far from 0. Each has
 three hold in 95 % or more. A scaling law's interval (BCa of Amdahl's law, --law-studies of them) resamples seeds, of
 which every one has its own speed. The interval of a probability of improvement over three tasks (as many studies) is a
 paired bootstrap, which resamples seeds, of an unpaired statistic, which compares all runs of one mode with all of the
-other. So the correlation of the two modes over the seeds (r) makes it wider than it need be, or not."""
+other. Its coverage depends on the correlation of the two modes over the seeds (r). It is too low where one is
+better."""
 
 from __future__ import annotations
 
