@@ -390,9 +390,13 @@ class Worker:
             self._cut_into(state["micro_batches"])
 
     def prepare(self, index: int) -> None:
-        """Make batch `index` ahead of time, as a guess. A wrong guess costs only its computation."""
+        """Make batch `index` ahead of time, as a guess. A wrong guess costs only its computation, and what it raises is
+        not told: the data may end before it.
+        """
+        self._prepared = None
         if self._prefetching is None:
-            self._prepared = (index, *self._make(index))
+            with contextlib.suppress(Exception):
+                self._prepared = (index, *self._make(index))
 
     def _make(self, index: int) -> tuple[list[_Part], float]:
         """The parts of batch `index` on the device, and its loss terms; called by another thread with `prefetch`."""
@@ -427,11 +431,10 @@ class Worker:
         """The parts of batch `index` on the device, and its loss terms."""
         if self._prefetching is not None:
             return self._prefetching.take(index)
-        if self._prepared is None or self._prepared[0] != index:
-            self.prepare(index)
-        assert self._prepared is not None
-        (_, parts, weight), self._prepared = self._prepared, None
-        return parts, weight
+        prepared, self._prepared = self._prepared, None
+        if prepared is None or prepared[0] != index:
+            return self._make(index)
+        return prepared[1:]
 
     def _autocast(self) -> AbstractContextManager[object]:
         if self._precision == torch.float32:

@@ -113,6 +113,32 @@ def test_an_optimizer_of_one_s_own_is_given_to_the_replay(tmp_path: Path) -> Non
     assert asyncsgd.replay(tmp_path / "a", optimizer=torch.optim.RMSprop).identical
 
 
+class JustEnough:
+    """The batches of a budget, and none after them."""
+
+    evaluation: ClassVar = {"main": [points(30, 2)]}
+
+    def batch(self, stream: int, index: int) -> tuple[Tensor, Tensor]:
+        if index >= 10:
+            raise IndexError(f"there are 10 batches, not {index}")
+        return points(BATCH, index)
+
+
+@dataclasses.dataclass(frozen=True)
+class Short(Plane):
+    def data(self, seed: int) -> JustEnough:  # type: ignore[override]
+        return JustEnough()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_worker_that_looks_ahead_of_the_last_batch_lives_on(prefetch: int) -> None:
+    run = asyncsgd.train(Short(), runtime=asyncsgd.Processes(1), samples=10 * BATCH, prefetch=prefetch, **STEPS)
+    in_process = asyncsgd.train(Short(), samples=10 * BATCH, **STEPS)
+    assert (run.status, run.summary["num_updates"]) == ("DONE", 10)
+    assert run.summary["parameters_sha256"] == in_process.summary["parameters_sha256"]
+
+
 def test_records_go_to_whoever_asks_and_quiet_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     kinds: list[str] = []
     before = torch.get_num_threads()
