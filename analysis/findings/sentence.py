@@ -6,7 +6,8 @@ import dataclasses
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from analysis.findings.comparisons import FROM_SCRATCH, UNEQUAL_BATCHES, Comparison, Pair
 from analysis.findings.groups import Group, is_registered, reference_algorithm
@@ -21,9 +22,11 @@ from analysis.findings.judging import (
 )
 from analysis.findings.times import Sensitivity, SensitivityPoint
 from analysis.findings.tuning import TuningResult
-from analysis.statistics.intervals import Interval, short
+from analysis.statistics.intervals import Interval, percent, short
 from analysis.statistics.verdict import nothing_to_find
 from analysis.statistics.wins import most_of
+from analysis.study.curves import curve_of
+from analysis.study.run import Run, labels
 from analysis.study.types import MEASURED, Study
 from asyncsgd.study.finetuning import SCORES
 from asyncsgd.study.plan import BASELINE
@@ -217,8 +220,11 @@ def _ratio_in_words(ratio: Interval) -> str:
 def _no_headline(study: Study, comparisons: Sequence[Comparison]) -> Headline:
     finished = [run for run in study.of("test") if run.usable]
     algorithm = reference_algorithm(study)
+    arms = dict.fromkeys(run.arm for run in finished if not run.diverged)
     if not finished:
         text = f"No verdict: none of {len(study.of('test'))} test runs has a result yet."
+    elif len(arms) == 1 and not comparisons:
+        text = _one_arm([run.run for run in finished if run.run is not None and not run.diverged])
     elif algorithm is None or not any(arm.algorithm == algorithm for arm in study.arms):
         present = ", ".join(dict.fromkeys(arm.algorithm for arm in study.arms if arm.name != BASELINE))
         text = f"No verdict: there is no {algorithm or 'sync'} arm to compare {present} with."
@@ -227,6 +233,24 @@ def _no_headline(study: Study, comparisons: Sequence[Comparison]) -> Headline:
     else:
         text = "No verdict: no comparison has an endpoint with a value."
     return Headline(text, "", "", "", "too few seeds", True)
+
+
+def _one_arm(runs: Sequence[Run]) -> str:
+    """What the runs of the only arm did, and what to add for a verdict."""
+    curves = [curve_of(run, "train_seconds") for run in runs]
+    first, last, seconds = (math.fsum(values) / len(curves) for values in zip(*_ends(curves), strict=True))
+    clock = "simulated seconds" if runs[0].virtual else "seconds"
+    number = "One run" if len(runs) == 1 else f"{len(runs)} runs"
+    name = next(iter(labels([runs[0].condition]).values()))
+    return (
+        f"{number} of {name}: evaluation loss {short(first)}, and {short(last)} after {short(seconds)} {clock}. "
+        "Add a second arm for a comparison: the same command with another --mode or --rule."
+    )
+
+
+def _ends(curves: Iterable[Any]) -> list[tuple[float, float, float]]:
+    """First loss, last loss and seconds of every curve."""
+    return [(float(y[0]), float(y[-1]), float(x[-1])) for x, y in curves]
 
 
 def _arms(row: TestRow) -> tuple[str, str]:
@@ -429,7 +453,7 @@ def _margin_text(row: TestRow, reference: str) -> list[str]:
     if row.margin_share is None or row.word not in RESTS_ON_MARGIN:
         return []
     reason = f": {row.margin_reason}" if row.margin_reason else ""
-    return [f"the margin of ±{row.margin:g} is {100 * row.margin_share:.2g} % of {reference}'s improvement{reason}"]
+    return [f"the margin of ±{row.margin:g} is {percent(row.margin_share)} of {reference}'s improvement{reason}"]
 
 
 def _difference_text(row: TestRow, reference: str) -> str:

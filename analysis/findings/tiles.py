@@ -12,7 +12,7 @@ from analysis.findings.comparisons import Comparison
 from analysis.findings.delays import DelayHistogram
 from analysis.findings.judging import NOT_COMPARABLE, TestRow
 from analysis.findings.sentence import TIMES, level_text, no_ends, p_text, supported
-from analysis.statistics.intervals import Interval, short, t_interval
+from analysis.statistics.intervals import Interval, percent, short, t_interval
 from analysis.statistics.paired import shift_interval, sign_flip
 from analysis.statistics.verdict import verdict
 from analysis.study.types import MEASURED, StudyRun, summary_of
@@ -20,10 +20,10 @@ from analysis.study.types import MEASURED, StudyRun, summary_of
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """A number for the eye. There are always four, for the first comparison of the headline."""
+    """A number for the eye. There are four for the first comparison of the headline, and none without one."""
 
     title: str
-    """speed-up | final-loss gap | throughput ratio | delay p95"""
+    """speed-up | final-loss gap | throughput ratio | delay p95, and the arms: ``speed-up, async vs sync``"""
     text: str
     """The value as written, e.g. ``1.42x``; ``-`` where there is none."""
     interval: Interval | None
@@ -44,21 +44,22 @@ def tiles_of(
     generator: numpy.random.Generator,
 ) -> tuple[Tile, ...]:
     """The four numbers of one comparison."""
-    titles = ("speed-up", "final-loss gap", "throughput ratio", "delay p95")
     if comparison is None:
-        return tuple(Tile(title, "-", None, "", "", "not measured", "there is no comparison") for title in titles)
+        return ()
     rows = {
         row.endpoint: row
         for row in reversed(tests)
         if (row.treatment, row.reference) == (comparison.treatment.name, comparison.reference.name)
     }
     speed, loss = rows.get("time_to_target"), rows.get("loss_at_equal_samples")
-    return (
+    tiles = (
         _of_family(_speed_tile(speed, comparison), speed),
         _of_family(_gap_tile(loss), loss),
         _throughput_tile(comparison, generator),
         _delay_tile(comparison, delays),
     )
+    arms = comparison.name.partition(",")[0]  # as its first part names them: async vs sync
+    return tuple(dataclasses.replace(tile, title=f"{tile.title}, {arms}") for tile in tiles)
 
 
 def _of_family(tile: Tile, row: TestRow | None) -> Tile:
@@ -96,7 +97,7 @@ def _gap_tile(row: TestRow | None) -> Tile:
         note += f"; {row.margin_refused}"
     elif row.margin is not None:
         note += f"; margin ±{row.margin:g}"
-        note += "" if row.margin_share is None else f", {100 * row.margin_share:.3g} % of that improvement"
+        note += "" if row.margin_share is None else f", {percent(row.margin_share)} of that improvement"
     shown = row.deciding or row.estimate
     text = ("-" if shown.estimate < 0 else "+") + supported(shown)(abs(shown.estimate))
     return Tile("final-loss gap", text, shown, _interval_text(shown), "nats", row.word, note)

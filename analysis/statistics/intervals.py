@@ -82,6 +82,15 @@ def short(value: float) -> str:
     return f"{value:.{max(0, 2 - exponent)}f}"
 
 
+def percent(share: float) -> str:
+    """A share in percent, with two significant digits below 99.5.
+
+    >>> percent(0.00505), percent(0.833), percent(0.0), percent(1.234)
+    ('0.51 %', '83 %', '0 %', '123 %')
+    """
+    return f"{100 * share:.2g} %" if abs(share) < 0.995 else f"{100 * share:.0f} %"
+
+
 def finite_values(values: ArrayLike, name: str = "values") -> NDArray[numpy.float64]:
     """Return `values` as a vector of float64 (a view where they are one), or say which of them cannot be used.
 

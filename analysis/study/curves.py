@@ -106,8 +106,9 @@ def budget_of(runs: Sequence[StudyRun], times: Sequence[float]) -> tuple[float |
     Args:
         times: to the target, of every run; inf for never.
     """
+    unit = "virtual s" if any(run.run is not None and run.run.virtual for run in runs) else "s"
     if (common := common_seconds(runs, times)) is not None:
-        return common, f"every run had {short(common)} s"
+        return common, f"every run had {short(common)} {unit}"
     ends = [_seconds_of(run.run) for run in runs if run.run is not None]
     ends = [end for end in ends if end > 0]
     if not ends:
@@ -116,11 +117,11 @@ def budget_of(runs: Sequence[StudyRun], times: Sequence[float]) -> tuple[float |
     if stopped:
         shortest = min(stopped)
         return shortest, (
-            f"restricted to {short(shortest)} s, the shortest of {len(stopped)} "
+            f"restricted to {short(shortest)} {unit}, the shortest of {len(stopped)} "
             f"run{'s' * (len(stopped) != 1)} that ended without reaching the target"
         )
     longest = max(ends)
-    return longest, f"restricted to {short(longest)} s, the longest run; every run that did not diverge got there"
+    return longest, f"restricted to {short(longest)} {unit}, the longest run; every run that did not diverge got there"
 
 
 def improvement_of(runs: Sequence[StudyRun]) -> tuple[float, float] | None:

@@ -253,9 +253,11 @@ def labels(conditions: Iterable[Condition]) -> dict[Condition, str]:
     batch_sizes = {condition.batch_size for condition in ordered}
     names = {}
     for condition in ordered:
-        name = condition.mode or "unknown mode"
+        # on the virtual clock it is a rule, and the same thing
+        synchronous = condition.virtual and condition.mode == "async" and condition.algorithm == "sync"
+        name = "sync" if synchronous else condition.mode or "unknown mode"
         # single/synchronous and single/asynchronous are both plain, but must not get one name
-        if not _is_plain(condition) or len(plain_rules[condition.mode]) > 1:
+        if not synchronous and (not _is_plain(condition) or len(plain_rules[condition.mode]) > 1):
             name += f" ({condition.rule or 'no rule'})"
         count = condition.num_workers
         name += ", unknown workers" if count is None else f", {count} worker{'s' * (count != 1)}"

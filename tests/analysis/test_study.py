@@ -465,7 +465,7 @@ def test_in_a_plain_folder_arms_are_conditions_and_the_settings_that_differ(tmp_
     assert [(arm.name, arm.algorithm) for arm in study.arms] == [
         ("async, 4 workers, virtual clock, learning_rate 0.001", "async"),
         ("async, 4 workers, virtual clock, learning_rate 0.002", "async"),
-        ("async (synchronous), 4 workers, virtual clock", "sync"),
+        ("sync, 4 workers, virtual clock", "sync"),
     ]
     assert [run.seed for run in study.of("test", study.arms[0].name)] == [0, 1]
     assert {run.stage for run in study.runs} == {"test"}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from analysis.findings.sentence import TIMES
 from analysis.report.tables.table import Cell
 from analysis.report.tables.text import MISSING
+from analysis.statistics import intervals
 from analysis.statistics.intervals import Interval
 
 
@@ -68,7 +69,7 @@ def percent(value: float | None) -> str:
     >>> percent(0.8333), percent(None)
     ('83 %', '-')
     """
-    return MISSING if value is None or not math.isfinite(value) else f"{100 * value:.0f} %"
+    return MISSING if value is None or not math.isfinite(value) else intervals.percent(value)
 
 
 def between(interval: Interval | None, form: Callable[[float | None], str]) -> Cell:
