@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -410,13 +410,11 @@ def tokenize(
     """
     capacity = capacity_of(tokenizer, seq_len)
     backend = plain_backend(tokenizer)
-    ids, lengths = [np.empty(0, dtype=np.int32)], [np.empty(0, dtype=np.int64)]
-    word_starts = [np.empty(0, dtype=bool)]
+    parts: list[tuple[Any, Any, Any]] = [(np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, bool))]
     for first in range(0, len(texts), _TEXTS_PER_CHUNK):
         chunk = list(texts[first : first + _TEXTS_PER_CHUNK])
-        joined = _joined(backend.encode_batch(chunk, add_special_tokens=False), end_id)
-        for parts, part in zip((ids, lengths, word_starts), joined, strict=True):
-            parts.append(part)
+        parts.append(_joined(backend.encode_batch(chunk, add_special_tokens=False), end_id))
+    ids, lengths, word_starts = zip(*parts, strict=True)
     to_cut = units_to_cut(np.concatenate(lengths), blocks)
     starts, sizes = _sample_bounds(to_cut, capacity)
     begins_word, kept = np.concatenate(word_starts), kept_ids(to_cut, capacity)
