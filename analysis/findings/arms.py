@@ -13,9 +13,9 @@ from analysis.findings.delays import Activity, DelayHistogram
 from analysis.findings.judging import TestRow
 from analysis.findings.times import ReachedPanel
 from analysis.findings.tuning import rate_of, texts_of
-from analysis.findings.workers import loss_or_worst
+from analysis.findings.workers import loss_of
 from analysis.statistics.intervals import Interval, interval_over
-from analysis.study.curves import Column, end_of, worst_loss
+from analysis.study.curves import Column, end_of
 from analysis.study.run import Run
 from analysis.study.types import MEASURED, Arm, Study, StudyRun
 from asyncsgd.study.plan import BASE, BASELINE
@@ -162,13 +162,13 @@ def _in_order(study: Study, scope: Scope) -> list[Arm]:
 
 
 def _common_loss(runs: Sequence[StudyRun], everything: Sequence[StudyRun], column: Column) -> Interval | None:
-    """Mean loss of `runs` at the largest position that all finished runs of the group reached."""
+    """Mean loss of those of `runs` that did not diverge, at the largest position that all finished ones of the group
+    reached."""
     ends = [end_of(run.run, column) for run in everything if run.run is not None and not run.diverged]
     known = [end for end in ends if math.isfinite(end)]
     if not known or not runs:
         return None
-    worst = worst_loss(everything)
-    return interval_over(loss_or_worst(run, column, min(known), worst) for run in runs)
+    return interval_over(loss_of(run, column, min(known)) for run in runs)
 
 
 def _summary_number(run: Run, key: str) -> float | None:

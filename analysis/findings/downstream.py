@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from analysis.findings.comparisons import FROM_SCRATCH, is_control
-from analysis.findings.endpoints import DEFAULT_ALPHA, family_of
+from analysis.findings.endpoints import COMPARED_BY_RANKS, DEFAULT_ALPHA, family_of
 from analysis.findings.groups import Group, LeftOut
 from analysis.findings.judging import Family, Paired, Question
 from analysis.statistics.intervals import Interval, interval_over
@@ -59,7 +59,9 @@ class DownstreamArm:
     score: Interval
     accuracy: Interval | None
     per_seed: tuple[tuple[int, float], ...]
-    """(pretraining seed, mean score of its fine-tuning runs)."""
+    """(pretraining seed, mean score of its fine-tuning runs), of the seeds in which none diverged."""
+    num_diverged: int
+    """Seeds in which one did; they are in no mean."""
     classes: tuple[ClassScore, ...]
     labels: tuple[str, ...]
     confusion: tuple[tuple[int, ...], ...]
@@ -78,13 +80,11 @@ class Scores:
     """arm -> pretraining seed -> why it is left out."""
     metric: str
     """What the scores are, of `SCORES`."""
-    worst: float
-    """The lowest score of all; what a diverged run counts as."""
     left_out: tuple[LeftOut, ...]
 
     def of_seed(self, arm: str, seed: int) -> float:
-        """The mean score over the fine-tuning runs of one pretraining seed."""
-        return statistics.fmean(self.worst if _diverged(run) else _score(run) for run in self.runs[arm][seed])
+        """The mean score over the fine-tuning runs of one pretraining seed; below any other where one diverged."""
+        return statistics.fmean(-math.inf if _diverged(run) else _score(run) for run in self.runs[arm][seed])
 
 
 def scores_of(study: Study) -> Scores:
@@ -118,18 +118,21 @@ def scores_of(study: Study) -> Scores:
         for arm, of_arm in by_seed.items()
     }
     scored = [run for of_arm in runs.values() for own in of_arm.values() for run in own if not _diverged(run)]
-    worst = min(map(_score, scored), default=math.nan)
     if not scored:
         runs = {}
     metrics = [metric for run in scored if (metric := metric_of(run)) is not None]
-    return Scores(runs, lost, metrics[0] if metrics else next(iter(SCORES)), worst, tuple(left_out))
+    return Scores(runs, lost, metrics[0] if metrics else next(iter(SCORES)), tuple(left_out))
 
 
 def downstream_arms(
     study: Study, scores: Scores, labels: Mapping[str, str], problems: list[str]
 ) -> tuple[DownstreamArm, ...]:
     """One row per arm that was fine-tuned, the baseline first."""
-    names = [arm.name for arm in study.arms if scores.runs.get(arm.name)]
+    names = [
+        arm.name
+        for arm in study.arms
+        if any(math.isfinite(scores.of_seed(arm.name, seed)) for seed in scores.runs.get(arm.name, ()))
+    ]
     names.sort(key=lambda name: name != BASELINE)
     return tuple(_downstream_arm(study, scores, name, labels[name], problems) for name in names)
 
@@ -140,7 +143,8 @@ def _downstream_arm(study: Study, scores: Scores, name: str, label: str, problem
         seed: [run.run for run in runs if run.run is not None and not _diverged(run)] for seed, runs in by_seed.items()
     }
     everything = [run for runs in folders.values() for run in runs]
-    per_seed = tuple((seed, scores.of_seed(name, seed)) for seed in by_seed)
+    scored = ((seed, scores.of_seed(name, seed)) for seed in by_seed)
+    per_seed = tuple((seed, mean) for seed, mean in scored if math.isfinite(mean))
     score = interval_over(value for _, value in per_seed)
     assert score is not None
     classes = sorted({key for run in everything for key in _f1_of_classes(run)})
@@ -157,6 +161,7 @@ def _downstream_arm(study: Study, scores: Scores, name: str, label: str, problem
         score=score,
         accuracy=_over_seeds(folders, lambda run: run.metrics.get("accuracy")),
         per_seed=per_seed,
+        num_diverged=len(by_seed) - len(per_seed),
         classes=tuple(_class_scores(folders, classes)),
         labels=class_order,
         confusion=confusion,
@@ -218,7 +223,7 @@ def _question(study: Study, scores: Scores, treatment: str, reference: str, grou
     for name, own in ((treatment, ours), (reference, theirs)):
         diverged = sum(any(_diverged(run) for run in own[seed]) for seed in seeds)
         if diverged:
-            notes.append(f"{name}: diverged {diverged}/{len(seeds)}, counted as the lowest score, {scores.worst:.3f}")
+            notes += [f"{name}: diverged {diverged}/{len(seeds)}", COMPARED_BY_RANKS]
     if any(_finetune_seeds(ours[seed]) != _finetune_seeds(theirs[seed]) for seed in seeds):
         notes.append("the fine-tuning seeds of the two arms differ")
     both = [run.run for seed in seeds for run in (*ours[seed], *theirs[seed]) if run.run is not None]
@@ -266,6 +271,8 @@ def _improvement(scores: Scores, reference: str, seeds: Sequence[int]) -> float 
     """What intermediate training gave the reference over the baseline in these seeds; None where that is not known."""
     before = scores.runs.get(BASELINE, {})
     if reference == BASELINE or not seeds or not all(seed in before for seed in seeds):
+        return None
+    if any(_diverged(run) for arm in (reference, BASELINE) for seed in seeds for run in scores.runs[arm][seed]):
         return None
     gains = [scores.of_seed(reference, seed) - scores.of_seed(BASELINE, seed) for seed in seeds]
     return math.fsum(gains) / len(gains)

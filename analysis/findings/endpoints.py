@@ -1,6 +1,6 @@
 """By which number pairs are compared: losses at equal samples and seconds, times to a target; the questions on them.
 
-A diverged run has a result: its loss counts as the worst that was seen, its time as infinite.
+A diverged run has a result: its loss and its time are infinite, so that losses are compared by ranks where one is.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from analysis.findings.groups import Group, is_registered
 from analysis.findings.judging import NOT_COMPARABLE, Endpoint, Family, Paired, Question
 from analysis.statistics.crossings import loss_at
 from analysis.statistics.intervals import short
-from analysis.study.curves import budget_of, common_seconds, curve_of, end_of, missed, spacing_at, worst_loss
+from analysis.study.curves import budget_of, common_seconds, curve_of, end_of, missed, spacing_at
 from analysis.study.types import MEASURED, Registration, Study, StudyRun
 
 DEFAULT_ALPHA = 0.05
 TO_THE_TARGET = ("time_to_target", "target_reached")
 IN_SECONDS = (*TO_THE_TARGET, "loss_at_equal_seconds")
+COMPARED_BY_RANKS = "a diverged run is worse than any other, so the pairs are compared by ranks"
 WHOLE_BUDGET_SHARE = 0.95
 """Losses are compared at this share of the planned samples or more. Where only their number ends a run, what may be
 missing is part of a round of all workers, about 5 % in the studies of this project (16 workers: 128 of 2400 samples).
@@ -49,15 +50,14 @@ def losses_at_equal_samples(comparison: Comparison) -> Paired:
         notes.append(f"compared at {common:g} samples, where the first run ended; the last ended at {max(ends):g}")
     if gap := max(spacing_at(run, "total_samples", common) for run in finished):
         notes.append(f"read on straight lines between evaluations up to {gap:g} samples apart")
-    worst = worst_loss(comparison.runs)
 
     def value(run: StudyRun) -> float:
         if run.diverged or run.run is None:
-            return worst
+            return math.inf
         return loss_at(*curve_of(run.run, "total_samples"), common)
 
     values = [(pair.seed, value(pair.treatment), value(pair.reference)) for pair in comparison.pairs]
-    return _paired(values, notes + _worst_note(comparison, worst))
+    return _paired(values, notes + _rank_note(comparison))
 
 
 def losses_at_equal_seconds(comparison: Comparison) -> Paired:
@@ -69,16 +69,16 @@ def losses_at_equal_seconds(comparison: Comparison) -> Paired:
         return _nothing(comparison)
     if short_of_plan := _short_of_plan(comparison):
         return Paired((), (), nothing_because=short_of_plan)
-    worst = worst_loss(comparison.runs)
     values = []
     compared_at, longest = [], []
     for pair in comparison.pairs:
         both = (pair.treatment, pair.reference)
         ends = [end_of(run.run, "train_seconds") for run in both if run.run is not None and not run.diverged]
-        compared_at += [min(ends)] * bool(ends)
-        longest += [max(ends)] * bool(ends)
+        if ends:
+            compared_at.append(min(ends))
+            longest.append(max(ends))
         ours, theirs = (
-            worst if run.diverged or run.run is None else loss_at(*curve_of(run.run, "train_seconds"), min(ends))
+            math.inf if run.diverged or run.run is None else loss_at(*curve_of(run.run, "train_seconds"), min(ends))
             for run in both
         )
         values.append((pair.seed, ours, theirs))
@@ -89,7 +89,7 @@ def losses_at_equal_seconds(comparison: Comparison) -> Paired:
             f"compared at {span} {seconds_unit(comparison.group)}, where the shorter run of each pair ended; the "
             f"longest is {short(max(longest))}"
         )
-    return _paired(values, notes + _worst_note(comparison, worst))
+    return _paired(values, notes + _rank_note(comparison))
 
 
 def _short_of_plan(comparison: Comparison) -> str:
@@ -179,15 +179,12 @@ def _nothing(comparison: Comparison) -> Paired:
     """All runs diverged: every value is the same, which says nothing about the arms."""
     if not comparison.pairs:
         return Paired((), ())
-    worst = worst_loss(comparison.runs)
-    values = (worst,) * len(comparison.pairs) if math.isfinite(worst) else ()
+    values = (math.inf,) * len(comparison.pairs)
     return Paired(values, values, nothing_because="every run of both arms diverged")
 
 
-def _worst_note(comparison: Comparison, worst: float) -> list[str]:
-    if not any(run.diverged for run in comparison.runs):
-        return []
-    return [f"a diverged run counts as the worst loss seen, {short(worst)}"]
+def _rank_note(comparison: Comparison) -> list[str]:
+    return [COMPARED_BY_RANKS] * any(run.diverged for run in comparison.runs)
 
 
 def questions_of(study: Study, comparisons: Sequence[Comparison], *, exploratory: bool) -> tuple[Question, ...]:
@@ -305,6 +302,6 @@ def _improvement(comparison: Comparison, values: Paired) -> float | None:
             _, y = curve_of(pair.reference.run, "total_samples")
             if len(y):
                 firsts.append(float(y[0]))
-    if not firsts or not values.reference:
+    if not firsts or not values.reference or values.ranked:
         return None
     return math.fsum(firsts) / len(firsts) - math.fsum(values.reference) / len(values.reference)

@@ -12,7 +12,7 @@ import numpy
 
 from analysis.findings.comparable_runs import Scope
 from analysis.statistics.fronts import hypervolume, pareto, pareto_share
-from analysis.study.curves import curve_of, worst_loss
+from analysis.study.curves import curve_of
 from analysis.study.types import Arm, Study, StudyRun
 
 
@@ -26,11 +26,13 @@ class ParetoPoint:
 
     arm: str
     seconds: float
+    """Mean over the runs, as `loss`; both are infinite where a run diverged, which puts its arm on no front."""
     loss: float
     on_front: bool
     share: float | None
     """Of the bootstrap samples of the seeds in which no other point of its front is better in both."""
     n: int
+    num_diverged: int
     trial: tuple[tuple[str, str], ...] = ()
     """(key, value) of the settings that the trial tried; empty for the test runs."""
 
@@ -103,13 +105,7 @@ def _front(
     runs: Mapping[tuple[str, Tried], Sequence[StudyRun]], generator: numpy.random.Generator
 ) -> tuple[ParetoPoint, ...]:
     """One point for each (arm, trial), those that nobody is better than in both marked; sorted by seconds."""
-    worst = worst_loss(run for of_point in runs.values() for run in of_point)
-    places = {
-        key: _places(of_point, worst)
-        for key, of_point in runs.items()
-        # what only diverged has no loss of its own, and must not stand on the front at 0 seconds
-        if not all(run.diverged for run in of_point)
-    }
+    places = {key: _places(of_point) for key, of_point in runs.items()}
     places = {key: of_point for key, of_point in places.items() if of_point}
     if not places:
         return ()
@@ -125,6 +121,7 @@ def _front(
             on_front=bool(front[place]),
             share=None if shares is None else shares[place],
             n=len(places[arm, trial]),
+            num_diverged=sum(math.isinf(loss) for _, loss in places[arm, trial].values()),
             trial=trial,
         )
         for place, (arm, trial) in enumerate(places)
@@ -154,16 +151,17 @@ def _corner(runs: Sequence[StudyRun]) -> tuple[float, float] | None:
     return statistics.fmean(float(x[-1]) for x, _ in curves), statistics.fmean(float(y[0]) for _, y in curves)
 
 
-def _places(runs: Sequence[StudyRun], worst: float) -> dict[int, tuple[float, float]]:
-    """(seconds, final loss) by seed; a diverged run has the worst loss."""
+def _places(runs: Sequence[StudyRun]) -> dict[int, tuple[float, float]]:
+    """(seconds, final loss) by seed; a diverged run never has a loss, so that both are infinite."""
     places = {}
     for run in runs:
         if run.run is None or run.seed is None:
             continue
         x, y = curve_of(run.run, "train_seconds")
-        loss = worst if run.diverged else float(y[-1]) if len(y) else math.nan
-        if len(x) and math.isfinite(loss):
-            places[run.seed] = (float(x[-1]), loss)
+        if run.diverged:
+            places[run.seed] = (math.inf, math.inf)
+        elif len(x):
+            places[run.seed] = (float(x[-1]), float(y[-1]))
     return places
 
 

@@ -18,6 +18,8 @@ from analysis.statistics.paired import (
     paired_difference,
     ratio_interval,
     shift_interval,
+    sign_flip,
+    signed_ranks,
 )
 from analysis.statistics.power import holm, least_p_holm, minimum_pairs
 from analysis.statistics.time_to_target import restricted, speed_up
@@ -146,6 +148,9 @@ class TestRow:
     """For `time_to_target` only."""
     share: Interval | None
     """S5: share of pairs that the treatment won, ties one half, with Clopper-Pearson; of times up to the budget."""
+    by_divergence: tuple[int, int] | None
+    """Pairs that differ because only the treatment's run diverged, or only the reference's; None where none did. Then
+    pairs are compared by ranks: there is no `estimate` and no mean, and `share` says how often which was better."""
     wins: int
     """Pairs in which the treatment is better."""
     ties: int
@@ -181,6 +186,11 @@ class Paired:
     """Why the values say nothing although there are some; empty where they do."""
     word: str = "undecided"
     """The verdict where they say nothing."""
+
+    @property
+    def ranked(self) -> bool:
+        """Whether the pairs are compared by ranks, as a run diverged and has no value: inf, or -inf of a score."""
+        return any(map(math.isinf, self.treatment + self.reference))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,7 +272,7 @@ def _adjusted(p_values: Sequence[float | None]) -> list[float]:
 
 def _equivalence(question: Question, result: PairedResult | None, size: int) -> Equivalence | None:
     """The equivalence test at the level that holds for all `size` comparisons of a family together."""
-    if result is None or result.p is None or question.margin is None:
+    if result is None or result.p is None or question.margin is None or _ranked(question):
         return None
     if _margin_refused(question):
         return None
@@ -282,10 +292,24 @@ def _tested(question: Question, generator: numpy.random.Generator) -> PairedResu
     if not values.treatment:
         return None
     ours, theirs = _compared(question)
-    found = paired_difference(ours, theirs, generator, question.alpha)
+    if _ranked(question):
+        found = _tested_by_ranks(ours, theirs, generator)
+    else:
+        found = paired_difference(ours, theirs, generator, question.alpha)
     if question.endpoint == "target_reached":
         found = dataclasses.replace(found, p=mcnemar(ours, theirs))
     return dataclasses.replace(found, p=None, t_p=None) if values.nothing_because else found
+
+
+def _ranked(question: Question) -> bool:
+    return question.budget is None and question.values.ranked
+
+
+def _tested_by_ranks(ours: Sequence[float], theirs: Sequence[float], generator: numpy.random.Generator) -> PairedResult:
+    """Wilcoxon's signed-rank test; the mean signed rank stands for the difference, which has no unit or interval."""
+    ranks = signed_ranks(ours, theirs)
+    mean = Interval(math.fsum(ranks) / len(ranks), None, None, 0.95, len(ranks))
+    return PairedResult(len(ranks), mean, mean, None, sign_flip(ranks, generator), None, None)
 
 
 def _compared(question: Question) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -309,7 +333,8 @@ def _row(
     speed = times = None
     share = convincing = outside = None
     wins = ties = 0
-    relative = None
+    relative = by_divergence = None
+    ranked = _ranked(question)
     treatment_mean = reference_mean = None
     word, reason = "too few seeds", "there is no pair"
     if values.nothing_because:
@@ -322,18 +347,22 @@ def _row(
             times = _restricted_times(question, question.budget)
         if not values.nothing_because:  # else all values are what a run without a result counts as, on both sides
             ours, theirs = _compared(question)
-            treatment_mean, reference_mean = math.fsum(ours) / n, math.fsum(theirs) / n
+            if not ranked:
+                treatment_mean, reference_mean = math.fsum(ours) / n, math.fsum(theirs) / n
             if result.nothing_varied:
                 values = dataclasses.replace(values, nothing_because=_nothing_varied(question, result))
         if not values.nothing_because and result.p is not None:
-            if question.endpoint == "target_reached":  # a share is not moved by a constant
+            if ranked:
+                by_divergence = _by_divergence(ours, theirs)
+            elif question.endpoint == "target_reached":  # a share is not moved by a constant
                 estimate = mcnemar_interval(ours, theirs, question.alpha, size)
             else:
                 estimate = shift_interval(ours, theirs, result.p, generator, question.alpha, size)
             if times is not None and min(ours) > 0:
                 ratio = ratio_interval(ours, theirs, result.p, generator, question.alpha, size)
                 times = dataclasses.replace(times, ratio=ratio)
-            relative = _relative(question, result, math.fsum(ours) / n, math.fsum(theirs) / n, gained)
+            if treatment_mean is not None and reference_mean is not None:
+                relative = _relative(question, result, treatment_mean, reference_mean, gained)
             level = 1 - question.alpha
             counted = win_share(ours, theirs, lower_is_better=question.lower_is_better, level=level)
             share = Interval(counted.estimate, counted.low, counted.high, level, n)
@@ -356,6 +385,7 @@ def _row(
                 max(MINIMUM_PAIRS, minimum_pairs(1, question.alpha)),
                 size,
                 judged.least_p_holm,
+                ranked,
             )
             word, reason = said.word, said.reason
             if values.nothing_because:
@@ -387,7 +417,7 @@ def _row(
         relative=relative,
         effect=None if result is None else result.effect,
         correlation=None if result is None else result.correlation,
-        test=_test_name(question.endpoint, n),
+        test=_test_name(question.endpoint, n, ranked),
         p=None if result is None else result.p,
         p_holm=None if result is None or result.p is None else judged.p_holm,
         least_p_holm=None if result is None else judged.least_p_holm,
@@ -401,6 +431,7 @@ def _row(
         speed_up=speed,
         times=times,
         share=share,
+        by_divergence=by_divergence,
         wins=wins,
         ties=ties,
         outside=outside,
@@ -412,7 +443,14 @@ def _row(
     )
 
 
-def _test_name(endpoint: Endpoint, n: int) -> str:
+def _by_divergence(ours: Sequence[float], theirs: Sequence[float]) -> tuple[int, int]:
+    pairs = [(math.isinf(one), math.isinf(other)) for one, other in zip(ours, theirs, strict=True)]
+    return pairs.count((True, False)), pairs.count((False, True))
+
+
+def _test_name(endpoint: Endpoint, n: int, ranked: bool) -> str:
+    if ranked:
+        return "exact signed-rank test" if n <= EXACT_PAIRS else f"signed-rank test, {RANDOM_PATTERNS:,} draws"
     if endpoint == "target_reached":
         return "exact McNemar test of the runs that reached the target"
     if n > EXACT_PAIRS:

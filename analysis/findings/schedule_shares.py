@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from analysis.findings.comparable_runs import Scope
-from analysis.findings.workers import loss_or_worst
+from analysis.findings.workers import loss_of
 from analysis.statistics.intervals import Interval
 from analysis.statistics.noise import components
 from analysis.study.curves import end_of
@@ -57,7 +56,7 @@ def _schedule_share(arm: str, runs: Mapping[int, Sequence[StudyRun]], replicates
         return dataclasses.replace(nothing, refused=f"{len(runs)} seeds with all {replicates} replicates; it needs 2")
     folders = [run.run for of_seed in runs.values() for run in of_seed if run.run is not None]
     common = min(end_of(run, "total_samples") for run in folders)
-    table = [[loss_or_worst(run, "total_samples", common, math.nan) for run in of_seed] for of_seed in runs.values()]
+    table = [[loss_of(run, "total_samples", common) for run in of_seed] for of_seed in runs.values()]
     result = components(table)
     return dataclasses.replace(
         nothing,

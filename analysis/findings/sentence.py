@@ -287,7 +287,7 @@ def _sentences(row: TestRow, own: Mapping[str, TestRow], names: Mapping[str, str
 
 
 def _diverged(row: TestRow, pairs: Sequence[Pair], names: Mapping[str, str]) -> list[str]:
-    """A diverged run counts as the worst loss and an infinite time: one of them can make the difference."""
+    """A diverged run counts as worse than any loss, and an infinite time: one of them can make the difference."""
     told = []
     for arm, side in zip(_arms(row), ("treatment", "reference"), strict=True):
         number = sum(getattr(pair, side).diverged for pair in pairs)
@@ -350,10 +350,13 @@ def _loss_sentence(row: TestRow, ours: str, theirs: str, *, named: bool) -> str:
     found = row.deciding
     if row.word == NOT_COMPARABLE:
         return f"{own} is not comparable{to_whom}: {row.reason}"
-    if found is None:
+    if row.by_divergence is not None and row.word in ("better", "worse"):
+        return f"{own} is {row.word}{than}: {_ranked_text(row)}"
+    if found is None and row.by_divergence is None:
         return f"{'nothing is shown about' if row.n else 'there is no verdict on'} {own}: {row.reason}"
     if row.word == "undecided":
         return f"whether {own} is better or worse{than} is undecided{_hopeless(row)}"
+    assert found is not None  # there is a difference where pairs are not compared by ranks
     much = f"{supported(found)(abs(found.estimate))}{unit} {'higher' if found.estimate > 0 else 'lower'}"
     if row.word == "equivalent":
         return f"{own} is equivalent{to} within ±{row.margin:g}{unit}"
@@ -365,6 +368,19 @@ def _loss_sentence(row: TestRow, ours: str, theirs: str, *, named: bool) -> str:
 def _alike(row: TestRow) -> int:
     """The pairs that are better where the row is better, or worse where it is worse."""
     return row.wins if row.word == "better" else row.n - row.wins - row.ties
+
+
+def _ranked_text(row: TestRow) -> str:
+    """In how many pairs the loss or the score is higher or lower, and in how many of them a run had diverged."""
+    assert row.by_divergence is not None
+    losses = row.n - row.wins - row.ties
+    worse = losses >= row.wins if row.word not in ("better", "worse") else row.word == "worse"
+    number, diverged = (losses, row.by_divergence[0]) if worse else (row.wins, row.by_divergence[1])
+    side = "higher" if worse == (row.endpoint not in SCORES) else "lower"
+    whose = "the run" if worse else "the other run"
+    share = "all" if 1 < diverged == number else f"{diverged}"
+    because = f", {share} of them because {whose} diverged" if diverged else ""
+    return f"{side} in {number} of {row.n} seeds{because}"
 
 
 def _hopeless(row: TestRow) -> str:
@@ -391,7 +407,8 @@ def _details(
     """The numbers behind the sentences, then what control arms say, then what limits them."""
     reached, rows = own.get("target_reached"), _told_of(row, own)
     # a row without an estimate is in the sentences, with its reason
-    shown = [one for one in rows if one.estimate is not None or one.word == "too few seeds"]
+    valued = [one for one in rows if one.estimate is not None or one.by_divergence is not None]
+    shown = [one for one in rows if one in valued or one.word == "too few seeds"]
     told = [text for one in shown for text in (*_numbers(one, names, reached), *_unseen(one))]
     for control in controls:
         found, *margin = _numbers(control, names)
@@ -424,7 +441,9 @@ def _numbers(row: TestRow, names: Mapping[str, str], reached: TestRow | None = N
     """Estimate, interval, p value and margin of a row in short sentences."""
     reference = names[row.reference]
     what = _SMALL_WORDS[row.endpoint]
-    if row.estimate is None:
+    if row.by_divergence is not None:
+        told = [f"{what}: {_ranked_text(row)} ({row.test}{p_text(row)})"]
+    elif row.estimate is None:
         told = [f"{what}: {row.reason}"]
     elif row.times is not None:
         told = _time_numbers(row, row.times, row.estimate, names)
@@ -433,7 +452,7 @@ def _numbers(row: TestRow, names: Mapping[str, str], reached: TestRow | None = N
     told += [note for note in row.notes if note in (FOUND_AFTER_OTHERS, SHOWN_AFTER_OTHERS)]
     if row.times is not None:
         told += _reached_text(reached, reference)
-    if row.estimate is not None:
+    if row.estimate is not None or row.by_divergence is not None:
         told += _margin_text(row, reference)
         if row.word == "too few seeds":
             told = [f"so far, without a verdict ({row.reason}): {told[0]}", *told[1:]]

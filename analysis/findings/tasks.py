@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from analysis.findings.comparable_runs import scope_of
 from analysis.findings.groups import groups_of
-from analysis.findings.workers import loss_or_worst
+from analysis.findings.workers import loss_of
 from analysis.statistics.across_tasks import (
     MINIMUM_TASKS,
     iqm,
@@ -22,7 +23,7 @@ from analysis.statistics.across_tasks import (
     stratified_bootstrap,
 )
 from analysis.statistics.intervals import Interval, Refused
-from analysis.study.curves import crossings_of, curve_of, end_of, worst_loss
+from analysis.study.curves import crossings_of, curve_of, end_of
 from analysis.study.read import load_study
 from asyncsgd.errors import UsageError
 
@@ -36,7 +37,8 @@ class Task:
     reference: str
     """Its algorithm."""
     scores: Mapping[str, tuple[float, ...]]
-    """Algorithm -> share of the reference's mean improvement, one per seed; the same seeds for all."""
+    """Algorithm -> share of the reference's mean improvement, one per seed; the same seeds for all. A run that diverged
+    has made none of it."""
     median_times: Mapping[str, float]
     """Algorithm -> median over seeds of the seconds to the target, inf where most never reach it; empty without one."""
 
@@ -59,17 +61,15 @@ def read_task(folder: Path) -> Task:
     seeds = sorted(seed for seed in set.intersection(*map(set, runs.values())) if seed is not None) if runs else []
     if group.reference not in runs or not finished or not seeds:
         raise UsageError(f"{folder}: there is no seed on which every algorithm has a result in {group.name}")
-    common, worst = min(end_of(run, "total_samples") for run in finished), worst_loss(everybody)
-    losses = {
-        arm: [loss_or_worst(of_arm[seed], "total_samples", common, worst) for seed in seeds]
-        for arm, of_arm in runs.items()
-    }
+    common = min(end_of(run, "total_samples") for run in finished)
+    losses = {arm: [loss_of(of_arm[seed], "total_samples", common) for seed in seeds] for arm, of_arm in runs.items()}
     first = statistics.fmean(
         float(curve_of(run.run, "total_samples")[1][0])
         for seed in seeds
         if (run := runs[group.reference][seed]).run is not None
     )
-    gained = first - statistics.fmean(losses[group.reference])
+    reached = [loss for loss in losses[group.reference] if math.isfinite(loss)]
+    gained = first - statistics.fmean(reached) if reached else 0.0
     if not gained > 0:
         raise UsageError(f"{folder}: the reference {group.reference} learned nothing, so that no score has a scale")
     algorithms = {arm: study.arm(arm).algorithm for arm in runs}
@@ -82,9 +82,13 @@ def read_task(folder: Path) -> Task:
         folder.name,
         group.clock,
         algorithms[group.reference],
-        {algorithms[arm]: tuple((first - loss) / gained for loss in of_arm) for arm, of_arm in losses.items()},
+        {algorithms[arm]: tuple(_share(first - loss, gained) for loss in of_arm) for arm, of_arm in losses.items()},
         times,
     )
+
+
+def _share(improvement: float, gained: float) -> float:
+    return improvement / gained if math.isfinite(improvement) else 0.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

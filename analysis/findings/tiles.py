@@ -87,6 +87,9 @@ def _speed_tile(row: TestRow | None, comparison: Comparison) -> Tile:
 
 
 def _gap_tile(row: TestRow | None) -> Tile:
+    if row is not None and row.by_divergence is not None:
+        note = f"loss at equal samples, by ranks, as a run diverged: {row.reason}"
+        return Tile("final-loss gap", "-", None, "", "nats", row.word, note)
     if row is None or row.estimate is None:
         why = "no pair has a loss at equal samples" if row is None else row.reason
         return Tile("final-loss gap", "-", None, "", "nats", "not measured", why)

@@ -19,7 +19,7 @@ from analysis.statistics.crossings import loss_at
 from analysis.statistics.intervals import Interval, Refused, t_interval
 from analysis.statistics.scaling import Fit, aicc_difference, amdahl_interval, fit_amdahl, fit_usl, usl_interval
 from analysis.statistics.trend import slopes
-from analysis.study.curves import Column, curve_of, end_of, worst_loss
+from analysis.study.curves import Column, curve_of, end_of
 from analysis.study.types import MEASURED, Arm, Study, StudyRun
 
 Model = Literal["amdahl", "usl"]
@@ -200,7 +200,7 @@ def trends(study: Study, scope: Scope) -> tuple[Trend, ...]:
 
 
 def _trend_table(scope: Scope, arms: Sequence[Arm]) -> tuple[str, list[list[float]]]:
-    """Losses at equal samples (seeds x workers), a diverged run being the worst of them; or why there are none."""
+    """Losses at equal samples (seeds x workers); or why there are none."""
     runs = {arm.name: {run.seed: run for run in scope.usable[arm.name]} for arm in arms}
     everything = [run for of_arm in runs.values() for run in of_arm.values()]
     told = {run.run.evaluation_set for run in everything if run.run is not None}
@@ -210,13 +210,15 @@ def _trend_table(scope: Scope, arms: Sequence[Arm]) -> tuple[str, list[list[floa
     finished = [run.run for run in everything if run.run is not None and not run.diverged]
     if not seeds or not finished:
         return "no seed has a result at every number of workers", []
-    common, worst = min(end_of(run, "total_samples") for run in finished), worst_loss(everything)
-    table = [[loss_or_worst(runs[arm.name][seed], "total_samples", common, worst) for arm in arms] for seed in seeds]
+    if diverged := [run.name for arm in arms for seed in seeds if (run := runs[arm.name][seed]).diverged]:
+        return f"a slope needs a loss of every run, and {', '.join(diverged)} diverged", []
+    common = min(end_of(run, "total_samples") for run in finished)
+    table = [[loss_of(runs[arm.name][seed], "total_samples", common) for arm in arms] for seed in seeds]
     return "", [row for row in table if all(map(math.isfinite, row))]
 
 
-def loss_or_worst(run: StudyRun, column: Column, position: float, worst: float) -> float:
-    """The loss of a run at a position; `worst` for a run that diverged."""
+def loss_of(run: StudyRun, column: Column, position: float) -> float:
+    """The loss of a run at a position; nan for a run that diverged."""
     if run.diverged or run.run is None:
-        return worst
+        return math.nan
     return loss_at(*curve_of(run.run, column), position)

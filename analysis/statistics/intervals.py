@@ -1,8 +1,8 @@
 """An estimate over the seeds with its interval, and the checks on what every analysis is given.
 
-Nothing here replaces a diverged run: non-finite losses are refused, and whoever calls gives such a run the worst finite
-loss first and says how many there were. Estimates are exact sums (`math.fsum`), so the order of the seeds changes no
-digit.
+Nothing here replaces a diverged run: non-finite losses are refused. `paired.signed_ranks` compares such runs, and
+whoever shows a mean of the others says how many there were. Estimates are exact sums (`math.fsum`), so the order of the
+seeds changes no digit.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def finite_values(values: ArrayLike, name: str = "values") -> NDArray[numpy.floa
     bad = numpy.flatnonzero(~numpy.isfinite(vector))
     if bad.size:
         raise ValueError(
-            f"{name}[{bad[0]}] is {vector[bad[0]]}; replace the value of a diverged run (worst finite loss) or leave "
-            "its pair out before the test, and say so"
+            f"{name}[{bad[0]}] is {vector[bad[0]]}; compare runs that diverged by their ranks, or leave them out of "
+            "the mean and say so"
         )
     return vector
 

@@ -22,6 +22,7 @@ from analysis.statistics.intervals import (
     finite_values,
     mean_and_sd,
     t_interval,
+    without_nan,
 )
 from analysis.statistics.power import smallest_p
 
@@ -89,6 +90,33 @@ def sign_flip(differences: ArrayLike, generator: numpy.random.Generator) -> floa
     signs = generator.integers(0, 2, size=(RANDOM_PATTERNS, n), dtype=numpy.int8) * 2.0 - 1.0
     hits = int((numpy.abs(signs @ magnitudes) >= threshold).sum())
     return (hits + 1) / (RANDOM_PATTERNS + 1)
+
+
+def signed_ranks(treatment: ArrayLike, reference: ArrayLike) -> NDArray[numpy.float64]:
+    """The ranks of the sizes of treatment - reference, with the signs of the differences.
+
+    `sign_flip` of them is Wilcoxon's exact signed-rank test. It needs only the order of the differences, so a value may
+    be infinite: that of a run which diverged. Its difference from a finite value is larger than any other, and two that
+    are infinite alike are a tie. A tie has rank 0 and is not counted; differences of one size share their mean rank.
+
+    Args:
+        treatment, reference: one value per seed (S), in the same order of seeds; nan is not allowed.
+    Returns:
+        The signed ranks (S), a new array.
+
+    >>> signed_ranks([math.inf, 3.0, 2.0, 1.0], [1.0, 1.0, 2.0, 2.0]).tolist()
+    [3.0, 2.0, 0.0, -1.0]
+
+    References:
+        F. Wilcoxon, Individual comparisons by ranking methods, Biometrics Bulletin 1945.
+    """
+    ours, theirs = without_nan(treatment, "treatment"), without_nan(reference, "reference")
+    check_paired(len(ours), len(theirs))
+    apart = ours != theirs
+    differences = ours[apart] - theirs[apart]
+    ranks = numpy.zeros(len(ours))
+    ranks[apart] = numpy.sign(differences) * stats.rankdata(numpy.abs(differences))
+    return ranks
 
 
 def _signed_sums(magnitudes: NDArray[numpy.float64]) -> NDArray[numpy.float64]:

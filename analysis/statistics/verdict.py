@@ -90,6 +90,7 @@ def verdict(
     minimum: int = MINIMUM_PAIRS,
     num_comparisons: int = 1,
     least: float = 0.0,
+    ranked: bool = False,
 ) -> Verdict:
     """Say in one word what `n` pairs have shown about treatment - reference.
 
@@ -106,6 +107,7 @@ def verdict(
         num_comparisons: size of the family, for the difference that could have been found: Holm's method has to reject
             the first of m at alpha / m.
         least: of `least_p_holm`; 0 where nothing is known about the family.
+        ranked: whether p is of ranks, so that no difference in units can be named.
     Raises:
         ValueError: for nan.
 
@@ -133,9 +135,9 @@ def verdict(
         rule = "lower" if lower_is_better else "higher"
         return Verdict("better" if better else "worse", f"{p_text} < {alpha:g}, {rule} is better")
     found = nothing_to_find(n, num_comparisons, least, alpha)
-    if not found:
+    if not found and not ranked:
         found = what_could_be_found(n, num_comparisons, alpha)
-    return Verdict("undecided", f"{p_text}; {found}")
+    return Verdict("undecided", "; ".join(text for text in (p_text, found) if text))
 
 
 def what_could_be_found(n: int, num_comparisons: int = 1, alpha: float = 0.05) -> str:

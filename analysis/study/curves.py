@@ -1,9 +1,9 @@
-"""What the evaluations of runs say: the curve of a run, its end, its time to a target, the worst loss of many."""
+"""What the evaluations of runs say: the curve of a run, its end, its time to a target."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy
@@ -38,17 +38,6 @@ def _seconds_of(run: Run) -> float:
     """How long a run was watched: until its last evaluation, finite or not; nan if it has none."""
     seconds = run.evaluations["train_seconds"].to_numpy(dtype=float, na_value=numpy.nan)
     return float(numpy.nanmax(seconds)) if numpy.isfinite(seconds).any() else math.nan
-
-
-def worst_loss(runs: Iterable[StudyRun]) -> float:
-    """The largest finite evaluation loss of all `runs`: what a diverged run is counted as; nan if there is none."""
-    largest = math.nan
-    for run in runs:
-        if run.run is not None:
-            _, y = curve_of(run.run, "total_samples")
-            if len(y):
-                largest = float(numpy.fmax(largest, y.max()))
-    return largest
 
 
 def common_curves(runs: Sequence[StudyRun], column: Column) -> list[LossCurve | None]:

@@ -640,7 +640,8 @@ def test_a_headline_says_how_many_runs_diverged_and_the_small_type_what_they_cou
     treatment += [[(0, 0.0, 6.0), (40, 2.0, None)]]
     headline = study_of(tmp_path, treatment, [straight(6.0, 4.0, seconds=10.0)] * 8).headlines[0]
     assert headline.text.endswith(" 1 of 8 runs of asynchronous training diverged.")
-    assert "A diverged run counts as the worst loss seen, 6.00." in headline.details
+    assert "its final loss is worse: higher in 7 of 8 seeds, 1 of them because the run diverged. " in headline.text
+    assert "A diverged run is worse than any other, so the pairs are compared by ranks." in headline.details
 
 
 def test_seconds_of_a_machine_with_too_few_cores_are_called_no_comparison_in_the_headline_itself(tmp_path):

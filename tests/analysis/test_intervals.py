@@ -198,7 +198,7 @@ NOT_NUMBERS: list[tuple[Callable[[], object], str]] = [
     (lambda: t_interval([[1.0]]), r"shape \(1, 1\)"),
     (lambda: t_interval([1.0, None]), r"values\[1\] is nan"),
     (lambda: t_interval([1.0], level=95), "level must lie between 0 and 1, got 95"),
-    (lambda: paired_difference([1.0, math.inf], [1.0, 2.0], generator()), r"treatment\[1\] is inf; replace"),
+    (lambda: paired_difference([1.0, math.inf], [1.0, 2.0], generator()), r"treatment\[1\] is inf; compare runs"),
     (lambda: paired_difference([1.0], [1.0, 2.0], generator()), "1 treatment and 2 reference values are no pairs"),
     (lambda: tost_paired([1.0, 2.0], [1.0, 2.0], margin=0.0), "margin must be a number above 0"),
     (lambda: tost_paired([1.0, 2.0], [1.0, 2.0], margin=math.nan), "margin must be a number above 0"),

@@ -14,7 +14,7 @@ from scipy import stats
 from analysis.statistics.across_tasks import iqm, mean_improvement, performance_score
 from analysis.statistics.equivalence import tost_independent, tost_paired
 from analysis.statistics.expected_best import expected_best
-from analysis.statistics.paired import paired_difference, sign_flip
+from analysis.statistics.paired import paired_difference, sign_flip, signed_ranks
 from analysis.statistics.power import (
     detectable_effect,
     holm,
@@ -53,6 +53,31 @@ def test_darwins_maize_gives_fishers_1726_of_32768_sign_patterns() -> None:
     assert sum(DARWIN) == 314
     assert Fraction(sign_flip(DARWIN, untouched())) == Fraction(1726, 32768)
     assert sign_flip(DARWIN, untouched()) == 0.05267333984375
+
+
+def test_sign_flips_of_signed_ranks_are_wilcoxons_exact_test() -> None:
+    ranks = signed_ranks(DARWIN, [0] * 15)
+    assert -ranks[ranks < 0].sum() == 24
+    assert sign_flip(ranks, untouched()) == 0.041259765625
+    draws = np.random.default_rng(4)
+    for n in (6, 8, 13, 20):
+        ours, theirs = draws.normal(0.4, 1, n), draws.normal(0, 1, n)
+        expected = stats.wilcoxon(ours, theirs, method="exact")
+        ranks = signed_ranks(ours, theirs)
+        assert sign_flip(ranks, untouched()) == pytest.approx(expected.pvalue, rel=1e-12)
+        assert min(ranks[ranks > 0].sum(), -ranks[ranks < 0].sum()) == expected.statistic
+
+
+def test_infinite_values_have_the_ranks_of_the_largest_differences() -> None:
+    ours, theirs = (
+        np.array([INF, INF, 1.0, 5.0, 3.0, 4.0, 1.0, 9.0]),
+        np.array([1.0, INF, INF, 3.0, 4.0, 0.5, 1.0, 2.0]),
+    )
+    assert signed_ranks(ours, theirs).tolist() == [5.5, 0.0, -5.5, 2.0, -1.0, 3.0, 0.0, 4.0]
+    far = np.where(np.isinf(ours), 100.0, ours), np.where(np.isinf(theirs), 100.0, theirs)
+    sized = stats.wilcoxon(*far, zero_method="wilcox", method=stats.PermutationMethod(n_resamples=10_000))
+    assert sign_flip(signed_ranks(ours, theirs), untouched()) == pytest.approx(sized.pvalue)
+    assert signed_ranks([INF, -INF], [INF, -INF]).tolist() == [0.0, 0.0]
 
 
 def test_darwins_maize_by_student() -> None:

@@ -165,7 +165,7 @@ def test_a_diverged_run_shortens_nobodys_budget(tmp_path):
     curves = twice_as_fast()
     curves[ASYNC.name][3] = [(0, 0.0, 6.0), (40, 2.0, None)]
     row = row_of(results_of(write_study(tmp_path, curves, [SYNC, ASYNC])), "loss_at_equal_samples")
-    assert (row.n, row.reference_mean) == (6, pytest.approx(4.0))
+    assert (row.n, row.ties, row.by_divergence) == (6, 5, (1, 0))
     assert not any("compared at" in note for note in row.notes)
 
 
@@ -187,12 +187,17 @@ def diverging(seeds: int = 6, which: int = 5):
     return curves
 
 
-def test_a_diverged_run_counts_as_the_worst_loss_and_an_infinite_time(tmp_path):
+def test_a_diverged_run_is_worse_than_any_loss_and_takes_infinitely_long(tmp_path):
     found = results_of(write_study(tmp_path, diverging(), [SYNC, ASYNC], registration={"num_seeds": 6}))
     loss, time = row_of(found, "loss_at_equal_samples"), row_of(found, "time_to_target")
-    assert loss.estimate is not None
-    assert loss.estimate.estimate == pytest.approx((7.0 - 4.0) / 6)
-    assert loss.notes == ("async: diverged 1/6", "a diverged run counts as the worst loss seen, 7.00")
+    assert (loss.word, loss.reason, loss.p) == ("undecided", "p_Holm = 1.00", 1.0)  # the other losses are equal
+    assert (loss.estimate, loss.treatment_mean, loss.reference_mean, loss.equivalence) == (None,) * 4
+    assert (loss.by_divergence, loss.wins, loss.ties, loss.share.estimate) == ((1, 0), 0, 5, 5 / 12)
+    assert loss.test == "exact signed-rank test"
+    assert loss.notes == (
+        "async: diverged 1/6",
+        "a diverged run is worse than any other, so the pairs are compared by ranks",
+    )
     assert time.treatment_mean == pytest.approx((2.5 + 3 + 3.5 + 4 + 4.5 + 20) / 6)
     assert time.n == 6
     (counts,) = [counts for counts in found.counts if counts.arm == ASYNC.name and counts.stage == "test"]
@@ -618,10 +623,12 @@ def test_throughput_fits_refuse_below_four_and_six_numbers_of_workers(example):
 
 def test_a_trend_needs_four_numbers_of_workers_and_six_seeds(example):
     by_line = {(trend.algorithm, trend.clock): trend for trend in example.trends}
-    late = by_line["async", "virtual"]
-    assert late.workers == (2, 4, 8, 16)
-    assert late.slope is not None
-    assert late.slope.n == 8
+    ring, late = by_line["ringmaster", "virtual"], by_line["async", "virtual"]
+    assert ring.workers == late.workers == (2, 4, 8, 16)
+    assert ring.slope is not None
+    assert ring.slope.n == 8
+    assert late.slope is None
+    assert late.refused == "a slope needs a loss of every run, and test/async-w16-virtual/s103 diverged"
     assert ("sync", "measured") not in by_line  # only one number of workers
 
 
@@ -639,6 +646,22 @@ def test_the_front_holds_the_arms_that_no_other_beats_in_both(tmp_path):
     ]
     assert (panel.reference_arm, panel.reference_point) == (SYNC.name, (10.0, 6.0))
     assert panel.hypervolume == pytest.approx(5 * 1.5)
+
+
+def test_an_arm_of_which_a_run_diverged_is_on_no_front_and_changes_no_other_place(tmp_path):
+    whole = {SYNC.name: [straight(6.0, 4.0, seconds=10.0)] * 4, ASYNC.name: [straight(6.0, 4.5, seconds=5.0)] * 4}
+    early = [(0, 0.0, 6.0), (40, 0.5, None)]
+    alone, beside = (
+        results_of(write_study(tmp_path / str(number), curves, [SYNC, ASYNC, RING][: len(curves)]))
+        for number, curves in enumerate((whole, {**whole, RING.name: [early, *[straight(6.0, 3.0, seconds=4.0)] * 3]}))
+    )
+    (known,), (panel,) = alone.pareto, beside.pareto
+    *others, ring = panel.points
+    assert [dataclasses.replace(point, share=1.0) for point in others] == list(known.points)
+    assert [point.on_front for point in others] == [True, True]
+    assert panel.hypervolume == known.hypervolume
+    assert (ring.arm, ring.on_front, ring.loss, ring.num_diverged, ring.n) == (RING.name, False, math.inf, 1, 4)
+    assert ring.share == pytest.approx(0.75**4, abs=0.05)  # of samples of the seeds that leave the diverged run out
 
 
 def test_an_arm_that_adds_nothing_to_the_front_does_not_change_its_area(tmp_path):
@@ -1000,12 +1023,11 @@ def test_a_lost_fine_tuning_run_takes_its_own_pair_alone_and_a_diverged_parent_i
         shutil.rmtree(tmp_path / f"finetune/{ASYNC.name}/s107-f{repetition}")
     found = results_of(tmp_path)
     row = row_of(found, "macro_f1")
-    worst = 0.5 - 0.005  # of the baseline, seed 100
-    assert row.n == 8
-    assert row.treatment_mean == pytest.approx(
-        (sum(0.59 + 0.01 * k - 0.09 * (3.5 - k) / 100 for k in range(7)) + worst) / 8
-    )
-    assert f"{ASYNC.name}: diverged 1/8, counted as the lowest score, 0.495" in row.notes
+    assert (row.n, row.treatment_mean, row.by_divergence, row.wins) == (8, None, (1, 0), 7)
+    assert f"{ASYNC.name}: diverged 1/8" in row.notes
+    (scores,) = [item for item in found.downstream if item.arm == ASYNC.name]
+    assert (scores.score.n, scores.num_diverged) == (7, 1)
+    assert scores.score.estimate == pytest.approx(sum(0.59 + 0.01 * k - 0.09 * (3.5 - k) / 100 for k in range(7)) / 7)
     other = row_of(found, "macro_f1", RING.name)
     assert (other.n, other.notes[0]) == (7, "1 pair left out (seed 100)")
     listed = {item.name: item.reason for item in found.left_out}

@@ -159,3 +159,11 @@ def test_a_study_that_is_given_twice_is_refused_with_what_to_type(tmp_path: Path
     assert f"is the same study as {first} and counts once; type: python -m analysis.tasks {first} ANOTHER_STUDY" in told
     assert main([*folders, again.format(first)]) == 2
     assert capsys.readouterr().err.endswith(f"type: python -m analysis.tasks {' '.join(folders)}\n")
+
+
+def test_a_run_that_diverged_made_none_of_the_improvement(tmp_path: Path) -> None:
+    arms = [SyntheticArm("sync"), SyntheticArm("async")]
+    whole = [straight(6.0, 4.0 + 0.1 * number, seconds=10.0) for number in range(3)]
+    curves = {arms[0].name: whole, arms[1].name: [*whole[:2], [(0, 0.0, 6.0), (40, 2.0, 9.0), (80, 4.0, None)]]}
+    task = read_task(write_study(tmp_path, curves, arms, registration={"num_seeds": 3}))
+    assert task.scores["async"] == pytest.approx((2.0 / 1.9, 1.0, 0.0))

@@ -19,12 +19,13 @@ from analysis.report.figures.pictures import (
 
 def pareto(cast: Cast, item: ParetoPanel) -> Picture | None:
     """Figure 6: final loss against seconds; whoever has nobody below and to the left is on the front."""
-    if not item.points:
+    points = [point for point in item.points if not point.num_diverged]
+    if not points:
         return None
     figure, axes = panel()
     entries: list[Entry] = []
-    tests = [point for point in item.points if not point.trial]
-    trials = [point for point in item.points if point.trial]
+    tests = [point for point in points if not point.trial]
+    trials = [point for point in points if point.trial]
     front = [(point.seconds, point.loss) for point in tests if point.on_front]
     for point in trials:
         look = cast.look(point.arm)
@@ -66,6 +67,10 @@ def pareto(cast: Cast, item: ParetoPanel) -> Picture | None:
         axes.set_ylim(*limits_of([*(point.loss for point in tests), *better]))
     sizes = sorted({point.n for point in tests})
     caption = f"Means over seeds, {in_all(sizes)}. Filled: nobody is better in both. Numbers: workers."
+    diverged = [point for point in item.points if point.num_diverged and not point.trial]
+    if diverged:
+        named = ", ".join(f"{cast.label(one.arm)} (diverged {one.num_diverged}/{one.n})" for one in diverged)
+        caption += f" Without a point, and on no front: {named}."
     if trials:
         caption += (
             f" Small: the better half of {len(trials)} tuning trials, on other seeds and compared among themselves; "

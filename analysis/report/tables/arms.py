@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from analysis.findings.arms import ArmRow
 from analysis.findings.results import Results
 from analysis.report.tables.number_formats import between, level_of, nats, number, p_value, percent, ratio, where
 from analysis.report.tables.table import Cell, Table, prose, tabled, value, words
@@ -37,10 +38,13 @@ def conditions(results: Results) -> list[Table]:
                 ),
                 value(f"restricted mean time ({unit})", _restricted(row.restricted_mean, budgets.get(row.arm), unit)),
                 value("speed-up", between(row.speed_up, ratio)),
-                value("loss, equal samples (nats)", between(row.loss_at_equal_samples, nats)),
+                value("loss, equal samples (nats)", _of_the_rest(between(row.loss_at_equal_samples, nats), row)),
                 value(
                     "loss, equal seconds (nats)",
-                    _beside(between(row.loss_at_equal_seconds, nats), "at", seconds.get(arms[row.arm].group), unit),
+                    _of_the_rest(
+                        _beside(between(row.loss_at_equal_seconds, nats), "at", seconds.get(arms[row.arm].group), unit),
+                        row,
+                    ),
                 ),
                 *[value(name, between(row.metric if row.metric_name == name else None, nats)) for name in metrics],
                 value(f"training time ({unit})", between(row.train_seconds, number)),
@@ -108,6 +112,16 @@ def _beside(cell: Cell, what: str, second: float | None, unit: str) -> Cell:
     return dataclasses.replace(cell, small="; ".join(part for part in (cell.small, told) if part))
 
 
+def _of_the_rest(cell: Cell, row: ArmRow) -> Cell:
+    """A mean of the runs that did not diverge, with how many did."""
+    told = (cell.small, _diverged(row.num_diverged, row.n))
+    return dataclasses.replace(cell, small="; ".join(part for part in told if part))
+
+
+def _diverged(number: int, n: int) -> str:
+    return f"diverged {number}/{n}" if number else ""
+
+
 def _setting(text: str) -> str:
     """
     >>> _setting("7.297834752999734"), _setting("ringmaster:threshold=8"), _setting("None")
@@ -164,9 +178,9 @@ def pareto(results: Results) -> Table:
                 Cell(", ".join(f"{key} {of}" for key, of in point.trial) or "test", "tuning" * bool(point.trial)),
             ),
             words("clock", where(panel.clock, panel.speeds)),
-            value("seconds", number(point.seconds)),
-            value("loss (nats)", nats(point.loss)),
-            value("n", str(point.n)),
+            value("seconds", MISSING if point.num_diverged else number(point.seconds)),
+            value("loss (nats)", MISSING if point.num_diverged else nats(point.loss)),
+            value("n", Cell(str(point.n), _diverged(point.num_diverged, point.n))),
             words("on the front", "yes" if point.on_front else "no"),
             value("share of bootstrap samples on it", percent(point.share)),
         ]
@@ -180,7 +194,7 @@ def pareto(results: Results) -> Table:
         rows,
         [(panel, point) for panel in results.pareto for point in panel.points],
         lead="Test runs, and those tuning trials that are on the front of all trials, which ran on other seeds than "
-        "the tests; the other trials are in the CSV.",
+        "the tests; the other trials are in the CSV. An arm with a run that diverged has no mean and is on no front.",
         notes=tuple(
             f"{where(panel.clock, panel.speeds)}: the area that the test runs dominate is "
             f"{number(panel.hypervolume)}, up to the budget of {labels.get(panel.reference_arm, panel.reference_arm)} "

@@ -102,7 +102,8 @@ def comparisons(results: Results) -> Table:
         "with the baseline. Secondary: corrected, but not registered. Times are compared up to the second in their "
         "row: a pair in which neither got there by then is even and counts one half. Their ratio is reference / "
         "treatment, at the level of the difference. A share won is convincing above 75 % with its interval above one "
-        "half. Non-inferiority: the side of the equivalence test that says not worse by more than the margin.",
+        "half. Where a run diverged, pairs are compared by ranks: its difference is the largest, and has no size. "
+        "Non-inferiority: the side of the equivalence test that says not worse by more than the margin.",
         notes=by_chance(results.tests),
         narrow=True,
     )
@@ -115,7 +116,8 @@ def first_tests(results: Results, most: int = 6) -> Table:
     ordered = sorted(results.tests, key=lambda row: (row.family != "primary", row.group not in first))[:most]
     rows = []
     for row in ordered:
-        shown = difference(row) if row.estimate is not None else Cell(MISSING, row.reason)
+        why = row.reason if row.by_divergence is None else f"by ranks, won {_won(row)}"
+        shown = difference(row) if row.estimate is not None else Cell(MISSING, why)
         if row.times is not None and row.estimate is not None:
             won = f"won {_won(row)}"
             if row.times.ratio is not None:

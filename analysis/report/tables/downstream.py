@@ -20,7 +20,10 @@ def downstream(results: Results) -> Table:
             value(f"{SCORES[item.metric]} [95 % CI]", between(item.score, nats)),
             value("accuracy [95 % CI]", between(item.accuracy, nats)),
             value("HateCheck accuracy [95 % CI]", between(item.hatecheck, nats)),
-            value("fine-tuning runs", str(item.num_finetuning_runs)),
+            value(
+                "fine-tuning runs",
+                Cell(str(item.num_finetuning_runs), f"{item.num_diverged} seeds diverged" if item.num_diverged else ""),
+            ),
         ]
         for item in results.downstream
     ]
