@@ -35,7 +35,7 @@ from asyncsgd.errors import UsageError, reason
 from asyncsgd.packing import Plain
 from asyncsgd.records.console import Recorder
 from asyncsgd.records.events import Checkpointed
-from asyncsgd.records.run_folder import RunFolder, write_text
+from asyncsgd.records.run_folder import RunFolder, no_links, write_text
 
 SCHEMA = 2
 """Of the state and of what is kept beside it. Another one is refused by name."""
@@ -156,7 +156,7 @@ class StateWriter:
         partial = path.with_suffix(".partial")
         try:
             self._folder.mkdir(exist_ok=True)
-            with open(partial, "wb") as file:
+            with open(partial, "wb", opener=no_links) as file:
                 torch.save({"schema": SCHEMA, "state": state}, file)
                 file.flush()
                 os.fsync(file.fileno())

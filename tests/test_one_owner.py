@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from asyncsgd.errors import UsageError
+from asyncsgd.records.console import keep
 from asyncsgd.records.events import Evaluation, Event, read_events
 from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.scripts.run_folder import open_finetune_folder, open_run_folder, set_aside
@@ -296,3 +298,46 @@ def test_a_full_disk_that_is_found_between_two_records_ends_the_run_at_the_next(
         folder.write_summary({"status": "DONE"})
     folder.close()
     assert not (tmp_path / "run" / "summary.json").exists()
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "settings.yaml.partial", "summary.json.partial", "console.log"])
+def test_what_a_symbolic_link_in_a_run_folder_points_to_is_not_written(name: str, tmp_path: Path) -> None:
+    path, theirs = tmp_path / "run", tmp_path / "thesis.txt"
+    theirs.write_text("years of work\n")
+    path.mkdir()
+    if name != "settings.yaml.partial":
+        (path / "settings.yaml").write_text("")
+    (path / name).symlink_to(theirs)
+    with contextlib.suppress(UsageError, OSError):
+        if name.startswith(("events", "settings")):
+            open_run_folder("tests", make_settings({"run_dir": str(path)}), "tests").close()
+        else:
+            folder = RunFolder(path)
+            keep("a line", folder)
+            folder.write_summary({})
+    assert theirs.read_text() == "years of work\n"
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("theirs", [b"notes of mine\n", b'{"kind":"arrival"}\n', b"\0" * 20, None])
+def test_an_events_file_that_is_not_ours_is_refused_and_keeps_its_bytes(
+    theirs: bytes | None, overwrite: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    open_run_folder("tests", make_settings({"run_dir": str(path)}), "tests").close()
+    events = path / "events.jsonl"
+    events.unlink()
+    if theirs is None:
+        os.mkfifo(events)
+    else:
+        events.write_bytes(theirs)
+    with pytest.raises(UsageError, match=rf"^{events} was not written by a run, so it is not written over; move it"):
+        open_run_folder("tests", make_settings({"run_dir": str(path), "overwrite": overwrite}), "tests")
+    assert theirs is None or events.read_bytes() == theirs
+
+
+@pytest.mark.parametrize("length", range(0, 18, 5))
+def test_a_folder_whose_run_was_killed_while_it_wrote_its_header_can_be_used_again(length: int, tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_bytes(b'{"kind": "header",'[:length])
+    RunFolder(tmp_path).close()
+    assert list(read_events(tmp_path / "events.jsonl")) == []

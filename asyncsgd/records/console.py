@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
 from asyncsgd.records.events import Evaluation, Event, Fault, Membership, Record, RuleActed
-from asyncsgd.records.run_folder import RunFolder
+from asyncsgd.records.run_folder import RunFolder, no_links
 from asyncsgd.records.totals import Totals
 
 HEADINGS = f"{'samples':>10} {'updates':>9} {'train_s':>9} {'eval_loss':>10} {'samples/s':>10}   delay p50/p95/max"
@@ -30,7 +30,11 @@ def say(line: str, out: TextIO | None = None) -> None:
 def keep(line: str, folder: RunFolder | None) -> None:
     """Add a line to the folder's ``console.log``. What cannot be written is not: the records say the same."""
     if folder is not None:
-        with contextlib.suppress(OSError), open(folder.path / LOG, "a", encoding="utf-8") as file:
+        path = folder.path / LOG
+        with (
+            contextlib.suppress(OSError),
+            open(path, "a", encoding="utf-8", errors="backslashreplace", opener=no_links) as file,
+        ):
             file.write(line + "\n")
 
 

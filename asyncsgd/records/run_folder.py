@@ -17,9 +17,11 @@ Analysis reads these files and nothing else.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
+import stat
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -41,6 +43,9 @@ of it.
 
 LAST_MODEL, BEST_MODEL = "model", "best_model"
 """Folders of models."""
+
+_HEADER = b'{"kind": "header"'
+"""How every events.jsonl of ours begins."""
 
 _DISCARDED = "events.discarded-{}.jsonl"
 _COPY = "events.copy.{}"
@@ -124,7 +129,7 @@ class RunFolder:
             rest = file.read()
         if rest:
             copy = self.path / _COPY.format(num_bytes)
-            with open(copy, "wb") as file:
+            with open(copy, "wb", opener=no_links) as file:
                 file.write(rest)
                 file.flush()
                 os.fsync(file.fileno())
@@ -205,11 +210,20 @@ def own(path: Path) -> TextIO:
     ends. What the file holds stays as it is.
 
     Raises:
-        UsageError: if a live run owns it.
+        UsageError: if a live run owns it, or its events.jsonl is no file of records.
     """
     while True:
         path.mkdir(parents=True, exist_ok=True)
-        file = open(path / EVENTS, "a", encoding="utf-8")  # noqa: SIM115 - closed by the caller
+        try:
+            descriptor = no_links(str(path / EVENTS), os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EISDIR):
+                raise _foreign(path) from None
+            raise
+        if not _is_ours(descriptor):
+            os.close(descriptor)
+            raise _foreign(path)
+        file = open(descriptor, "a", encoding="utf-8")  # noqa: SIM115 - closed by the caller
         if not lock(file):
             file.close()
             raise UsageError(
@@ -221,6 +235,23 @@ def own(path: Path) -> TextIO:
         file.close()  # its owner has renamed it after we opened it, so another folder is in its place now
 
 
+def no_links(path: str, flags: int) -> int:
+    """For `open`: refuse a symbolic link, since what it points to is somebody else's."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)  # and do not wait for the reader of a pipe
+
+
+def _is_ours(descriptor: int) -> bool:
+    """Whether a file of records is empty, or begins as ours do."""
+    regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+    return regular and _HEADER.startswith(os.pread(descriptor, len(_HEADER), 0))
+
+
+def _foreign(path: Path) -> UsageError:
+    return UsageError(
+        f"{path / EVENTS} was not written by a run, so it is not written over; move it away, or name another folder"
+    )
+
+
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write `content` as JSON so that `path` holds either the old content or all of the new one."""
     write_text(path, json.dumps(_finite(content), indent=2) + "\n")
@@ -229,7 +260,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 def write_text(path: Path, content: str) -> None:
     """Write `content` so that `path` holds either the old content or all of the new one."""
     partial = path.with_name(path.name + ".partial")
-    with open(partial, "w", encoding="utf-8") as file:
+    with open(partial, "w", encoding="utf-8", opener=no_links) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
