@@ -3,12 +3,14 @@
 ::
 
     runs/<name>/checkpoints/
-      latest             name of the newest checkpoint that is whole
       000000002400.pt    the state, for torch.load(weights_only=True)
-      000000002400.json  where in the run it was taken, and the size and hash of the state
+      000000002400.json  its description: where in the run it was taken, and hashes
 
 A state is plain values and tensors (see `asyncsgd.packing`), so reading one runs no code. Training stands still while
-the state is copied. A thread writes the copy. `latest` names a checkpoint only when all of it is durable.
+the state is copied. A thread writes the copy. A description is written when its state is durable.
+
+A description holds the hash of its state, of the records before it, of the description before it, and of itself. So
+what was changed afterwards is not used. These hashes find damage. They keep out nobody who can compute them anew.
 
 torch.save writes them and not torch.distributed.checkpoint: that one keeps its index as a pickle.
 """
@@ -23,7 +25,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +36,14 @@ from asyncsgd import __version__
 from asyncsgd.errors import UsageError, reason
 from asyncsgd.packing import Plain
 from asyncsgd.records.console import Recorder
-from asyncsgd.records.events import Checkpointed
+from asyncsgd.records.events import EVENTS, Checkpointed
 from asyncsgd.records.run_folder import RunFolder, no_links, write_text
+from asyncsgd.settings.yaml_reader import read_yaml
 
 SCHEMA = 2
 """Of the state and of what is kept beside it. Another one is refused by name."""
 
 FOLDER = "checkpoints"
-LATEST = "latest"
 _OWN_NAME = re.compile(r"\d{12,}\.(pt|json|partial|json\.partial)")
 
 
@@ -73,7 +75,7 @@ class Written:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """What lies beside a state: where in the run it was taken."""
+    """The description that lies beside a state: where in the run it was taken."""
 
     name: str
     total_samples: int
@@ -97,6 +99,30 @@ class Checkpoint:
     schema: int = SCHEMA
     asyncsgd: str = __version__
     """The version that wrote it, for messages."""
+    events_sha256: str | None = None
+    """Of events.jsonl up to this moment. Earlier versions wrote this and what follows nowhere."""
+    settings: Mapping[str, Any] | None = None
+    """What settings.yaml said. Only the budget may have grown since."""
+    previous: Mapping[str, str] | None = None
+    """The `description_sha256` of the checkpoint before it, by its name; empty for the first."""
+    description_sha256: str | None = None
+    """Of all the rest that is said here."""
+
+
+_FIELDS = {field.name for field in dataclasses.fields(Checkpoint)}
+_UNHASHED = _FIELDS - {"events_sha256", "settings", "previous", "description_sha256"}
+"""What descriptions of earlier versions held, at most."""
+_KINDS: Mapping[str, Any] = {
+    **dict.fromkeys(("total_samples", "version", "num_bytes", "events_bytes", "schema"), int),
+    **dict.fromkeys(("totals", "began_from", "policy"), dict),
+    "train_seconds": int | float,
+    "sha256": str,
+}
+
+
+def name_of(total_samples: int) -> str:
+    """Of the checkpoint after so many samples; names in order are checkpoints in order."""
+    return f"{total_samples:012d}"
 
 
 class StateWriter:
@@ -136,7 +162,7 @@ class StateWriter:
         self.finish()
         began = time.perf_counter()
         copy = copied(state, {})
-        name = f"{num_samples:012d}"
+        name = name_of(num_samples)
         self._wait_for_next(num_samples)
         self._thread = threading.Thread(target=self._write, args=(name, copy), name="checkpoint", daemon=True)
         return Checkpointed(name, version, num_samples, train_seconds, time.perf_counter() - began, cut_short)
@@ -185,9 +211,10 @@ class Checkpoints:
         self, folder: Path, policy: Policy, tell: Callable[[str], None], began_from: Mapping[str, Any]
     ) -> None:
         self._run, self._policy, self._tell, self._began_from = Path(folder), policy, tell, began_from
+        self._settings = settings_of(self._run)
         self._marks: dict[str, dict[str, Any]] = {}
 
-    def mark(self, record: Checkpointed, events_bytes: int, totals: Mapping[str, Any]) -> None:
+    def mark(self, record: Checkpointed, events_bytes: int, events_sha256: str, totals: Mapping[str, Any]) -> None:
         """Note where in the records a state was taken; to be called as soon as its record is written."""
         last = totals["last"]
         self._marks[record.name] = {
@@ -196,6 +223,8 @@ class Checkpoints:
             "train_seconds": record.train_seconds,
             "eval_loss": None if last is None else last["loss"],
             "events_bytes": events_bytes,
+            "events_sha256": events_sha256,
+            "settings": self._settings,
             "totals": totals,
             "began_from": self._began_from,
             "cut_short": record.cut_short,
@@ -203,31 +232,32 @@ class Checkpoints:
         }
 
     def complete(self, written: Written) -> None:
-        """The state is on disk: name it as the latest, and remove those that are not kept."""
+        """The state is on disk: describe it, and remove those that are not kept."""
         mark = self._marks.pop(written.name)
         folder = self._run / FOLDER
+        earlier = [checkpoint for checkpoint in _all(folder) if checkpoint.name < written.name]
         error = written.error
         if not error:
-            made = Checkpoint(name=written.name, num_bytes=written.num_bytes, sha256=written.sha256, **mark)
+            previous = {each.name: each.description_sha256 for each in earlier[-1:] if each.description_sha256}
+            made = Checkpoint(
+                name=written.name, num_bytes=written.num_bytes, sha256=written.sha256, previous=previous, **mark
+            )
             try:
-                write_text(folder / f"{made.name}.json", json.dumps(dataclasses.asdict(made), indent=2) + "\n")
-                write_text(folder / LATEST, made.name + "\n")
+                write_text(folder / f"{made.name}.json", described(made))
                 _sync_folder(folder)
             except OSError as failed:
                 error = reason(failed)
         if error:
-            before = _latest_name(folder)
-            left = "there is none before it" if before is None else f"the last good one is {before}"
+            left = f"the last good one is {earlier[-1].name}" if earlier else "there is none before it"
             self._tell(f"checkpoint {written.name} could not be written ({error}); the run goes on, and {left}")
             return
-        self._remove_old(folder, made.name)
+        self._remove_old(folder, [*earlier, made])
 
-    def _remove_old(self, folder: Path, newest: str) -> None:
-        found = [checkpoint for checkpoint in _all(folder) if checkpoint.name <= newest]
+    def _remove_old(self, folder: Path, found: Sequence[Checkpoint]) -> None:
         losses = [checkpoint for checkpoint in found if checkpoint.eval_loss is not None]
         best = min(losses, key=lambda checkpoint: (checkpoint.eval_loss, checkpoint.name), default=None)
         can_grow = [checkpoint.name for checkpoint in found if checkpoint.cut_short is None]
-        kept = {checkpoint.name for checkpoint in found[-self._policy.keep :]} | {newest, *can_grow[-1:]}
+        kept = {checkpoint.name for checkpoint in found[-self._policy.keep :]} | {*can_grow[-1:]}
         for checkpoint in found:
             if checkpoint.name not in kept and checkpoint != best:
                 for suffix in (".json", ".pt"):  # in this order, so that no description is left without its state
@@ -258,7 +288,7 @@ class RunSaver:
         """See `asyncsgd.runtime.base.Saver`."""
         taken = self._writer.take(state, version, num_samples, train_seconds, cut_short)
         self._record(taken)
-        self._checkpoints.mark(taken, self._folder.num_bytes(), self._record.totals.state())
+        self._checkpoints.mark(taken, *self._folder.extent(), self._record.totals.state())
         self._writer.start()
 
 
@@ -279,7 +309,6 @@ class Found:
     def forget_later(self) -> None:
         """Remove the checkpoints after this one: what they hold is computed again."""
         folder = self.folder / FOLDER
-        write_text(folder / LATEST, self.checkpoint.name + "\n")
         for path in _own_files(folder):
             if path.name.partition(".")[0] > self.checkpoint.name:
                 path.unlink()
@@ -304,22 +333,27 @@ def find(
         UsageError: if there is none, or it is of another schema.
     """
     notes, cut_short = [], None
-    latest = _latest_name(folder / FOLDER)
-    names = [path.stem for path in sorted((folder / FOLDER).glob("*.json"), reverse=True)]
-    for name in names:
-        if latest is not None and name > latest:
-            continue  # its writer was stopped before it was durable
-        checkpoint = _read(folder / FOLDER / f"{name}.json")
+    vouched: dict[str, str] = {}
+    for path in reversed(_descriptions(folder / FOLDER)):
+        checkpoint = _read(path)
         if checkpoint is not None and checkpoint.schema != SCHEMA:
             raise UsageError(
-                f"checkpoint {name} in {folder} has schema {checkpoint.schema} (asyncsgd {checkpoint.asyncsgd}), this "
-                f"version ({__version__}) reads schema {SCHEMA}; go on with that version"
+                f"checkpoint {path.stem} in {folder} has schema {checkpoint.schema} (asyncsgd {checkpoint.asyncsgd}), "
+                f"this version ({__version__}) reads schema {SCHEMA}; go on with that version"
             )
-        if checkpoint is None or not _is_whole(folder / FOLDER / f"{name}.pt", checkpoint):
-            notes.append(f"checkpoint {name} is damaged and not used")
+        fault = "its description was changed" if checkpoint is None else _fault(folder, checkpoint, vouched)
+        if checkpoint is not None:
+            vouched.update(checkpoint.previous or {})
+        if checkpoint is None or fault:
+            notes.append(f"checkpoint {path.stem} is damaged and not used: {fault}")
         elif becomes_longer and checkpoint.cut_short is not None:
             cut_short = checkpoint.cut_short
         elif fits(checkpoint):
+            if checkpoint.description_sha256 is None:
+                notes.append(
+                    f"checkpoint {path.stem} was written by asyncsgd {checkpoint.asyncsgd}, which kept no hash of its "
+                    f"description; nothing can be said of changes to it"
+                )
             return Found(folder, checkpoint, tuple(notes))
     if cut_short is not None:
         raise UsageError(
@@ -331,6 +365,12 @@ def find(
         f"{folder} has no checkpoint to go on from: {found}. Train with --checkpoint-every SAMPLES or "
         f"--checkpoint-seconds S to have some"
     )
+
+
+def settings_of(folder: Path) -> dict[str, Any]:
+    """What settings.yaml of a run says; nothing where there is none."""
+    path = folder / "settings.yaml"
+    return (read_yaml(path.read_text(encoding="utf-8"), str(path)) or {}) if path.is_file() else {}
 
 
 def sha256_of(path: Path) -> str:
@@ -356,37 +396,98 @@ def copied(value: Plain, made: dict[int, Tensor]) -> Plain:
     return value
 
 
-def _is_whole(path: Path, checkpoint: Checkpoint) -> bool:
+def described(checkpoint: Checkpoint) -> str:
+    """The text of a description, with the hash of all that it says."""
+    content = dataclasses.asdict(checkpoint)
+    del content["description_sha256"]
+    return _with_hash(content)
+
+
+def _with_hash(content: Mapping[str, Any]) -> str:
+    sha256 = hashlib.sha256(json.dumps(content, indent=2).encode()).hexdigest()
+    return json.dumps({**content, "description_sha256": sha256}, indent=2) + "\n"
+
+
+def understood(text: bytes, name: str) -> Checkpoint | None:
+    """The description of checkpoint `name`; None if `text` is not as it was written, or is that of another one."""
     try:
-        return path.stat().st_size == checkpoint.num_bytes and sha256_of(path) == checkpoint.sha256
-    except OSError:
-        return False
-
-
-def _own_files(folder: Path) -> list[Path]:
-    """What was written here. Anything else in the folder is the user's, and stays."""
-    return [path for path in sorted(folder.iterdir()) if _OWN_NAME.fullmatch(path.name) and path.is_file()]
-
-
-def _all(folder: Path) -> list[Checkpoint]:
-    """Those that can be read, oldest first."""
-    return [found for path in sorted(folder.glob("*.json")) if (found := _read(path)) is not None]
+        content = json.loads(text)
+        hashed = {key: value for key, value in content.items() if key != "description_sha256"}
+        if not (content.keys() <= _UNHASHED or _with_hash(hashed).encode() == text):
+            return None
+        checkpoint = Checkpoint(**{key: value for key, value in content.items() if key in _FIELDS})
+        right = all(isinstance(getattr(checkpoint, field), kind) for field, kind in _KINDS.items())
+        return checkpoint if right and checkpoint.name == name == name_of(checkpoint.total_samples) else None
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return None
 
 
 def _read(path: Path) -> Checkpoint | None:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        names = {field.name for field in dataclasses.fields(Checkpoint)}
-        return Checkpoint(**{key: value for key, value in content.items() if key in names})
-    except (OSError, ValueError, TypeError, AttributeError):
+        return understood(path.read_bytes(), path.stem)
+    except OSError:
         return None
 
 
-def _latest_name(folder: Path) -> str | None:
+def _fault(folder: Path, checkpoint: Checkpoint, vouched: Mapping[str, str]) -> str:
+    """What is wrong with a checkpoint whose description can be read; empty if nothing is.
+
+    Args:
+        vouched: what newer descriptions say of the hashes of those before them, by name.
+    """
+    name, sha256 = checkpoint.name, checkpoint.description_sha256
+    if vouched.get(name, sha256) != sha256:
+        return "a newer one came after another description"
     try:
-        return (folder / LATEST).read_text(encoding="utf-8").strip() or None
-    except (OSError, ValueError):
-        return None
+        if not _follows_records(folder / EVENTS, checkpoint):
+            return f"{EVENTS} is not what it was when it was taken"
+        path = folder / FOLDER / f"{name}.pt"
+        if path.stat().st_size != checkpoint.num_bytes or sha256_of(path) != checkpoint.sha256:
+            return "its state was changed"
+        torch.load(path, map_location="cpu", weights_only=True, mmap=True)["state"]  # maps the file and reads little
+    except OSError as error:
+        return reason(error)
+    except Exception as error:  # of a state that another program has written, in any of torch's ways
+        return f"its state cannot be read ({type(error).__name__})"
+    return ""
+
+
+def _follows_records(path: Path, checkpoint: Checkpoint) -> bool:
+    """Whether the records up to the checkpoint are those before it, and the last of them is its own."""
+    digest, line, left = hashlib.sha256(), b"", checkpoint.events_bytes
+    with open(path, "rb") as file:
+        while left > 0 and (line := file.readline(left)):
+            digest.update(line)
+            left -= len(line)
+    try:
+        last = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    own = {"kind": "checkpoint", "name": checkpoint.name, "version": checkpoint.version}
+    return (
+        left == 0
+        and line.endswith(b"\n")
+        and isinstance(last, dict)
+        and last.items() >= own.items()
+        and checkpoint.events_sha256 in (None, digest.hexdigest())
+    )
+
+
+def _own_files(folder: Path) -> list[Path]:
+    """What was written here. Anything else in the folder is the user's, and stays."""
+    if not folder.is_dir():
+        return []
+    return [path for path in sorted(folder.iterdir()) if _OWN_NAME.fullmatch(path.name) and path.is_file()]
+
+
+def _descriptions(folder: Path) -> list[Path]:
+    """Oldest first."""
+    return [path for path in _own_files(folder) if path.suffix == ".json"]
+
+
+def _all(folder: Path) -> list[Checkpoint]:
+    """Those whose description can be read, oldest first."""
+    return [found for path in _descriptions(folder) if (found := _read(path)) is not None]
 
 
 def _sync_folder(folder: Path) -> None:

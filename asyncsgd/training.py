@@ -705,7 +705,7 @@ def follow_records(run: Run, records: Connection, processes: Processes, segment:
             if isinstance(record, Checkpointed):
                 assert run.checkpoints is not None
                 assert run.record.folder is not None
-                run.checkpoints.mark(record, run.record.folder.num_bytes(), run.record.totals.state())
+                run.checkpoints.mark(record, *run.record.folder.extent(), run.record.totals.state())
             continue
         for sentinel in ready:
             assert isinstance(sentinel, int)

@@ -46,7 +46,7 @@ MAY_IMPORT = {
     "throughput": {"evaluation", "tasks.base"},
     "stages": {"errors", "evaluation", "tasks.base"},
     "batches": {"errors", "records", "packing"},
-    "checkpoints": {"errors", "packing", "records"},
+    "checkpoints": {"errors", "packing", "records", "settings.yaml_reader"},
     "dispatcher": {"records", "rules.base", "server", "packing", "batches", "worker"},
     "runtime": {
         *(

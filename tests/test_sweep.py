@@ -685,7 +685,8 @@ def stop_in_the_middle(out: Path, folder: str) -> None:
     command = Job(run, {**values, "checkpoint_every": "4", "keep": 9}).command
     script = {"stilt_mlm": stilt_mlm, "stilt_finetune": stilt_finetune}[Path(command[1]).stem]
     assert script.run(command[2:], StopRequest()) == 0
-    (out / folder / "checkpoints" / "latest").write_text("000000000004\n")
+    for later in sorted((out / folder / "checkpoints").glob("*.json"))[1:]:
+        later.unlink()
     (out / folder / "summary.json").unlink()
     shutil.rmtree(out / folder / "model", ignore_errors=True)  # fine-tuning leaves none
 
@@ -718,7 +719,7 @@ def test_checkpoints_that_a_kill_has_left_of_a_finished_run_go_when_the_sweep_go
     shutil.copytree(out, tmp_path / "out")
     for run in (VIRTUAL, TUNED):
         (tmp_path / "out" / run / "checkpoints").mkdir()
-        (tmp_path / "out" / run / "checkpoints" / "latest").write_text("000000000004\n")
+        (tmp_path / "out" / run / "checkpoints" / "000000000004.json").write_text("{}")
     assert sweep(config, tmp_path / "out") == 0
     assert not list((tmp_path / "out").rglob("checkpoints"))
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import math
 import os
@@ -85,11 +86,15 @@ class RunFolder:
         self.discarded = 0
         """Arrivals that earlier parts of this run had recorded, which are computed again and counted nowhere yet."""
         self._settings_yaml = settings_yaml
+        self._digest = hashlib.sha256()
+        """Of events.jsonl."""
         self._events = own(self.path) if events is None else events
         if resume is None:
             self._events.truncate(0)
             header = {"kind": "header", "schema": SCHEMA, "task": task, "better": dict(better)}
-            self._events.write(json.dumps(header) + "\n")
+            line = json.dumps(header) + "\n"
+            self._events.write(line)
+            self._digest.update(line.encode())
             self._events.flush()
         self._lock = threading.Lock()
         self._failure: OSError | None = None
@@ -107,6 +112,8 @@ class RunFolder:
         if self._settings_yaml is not None:
             write_text(self.path / "settings.yaml", self._settings_yaml)
         self.discarded = self._discard_after(self.resume.checkpoint.events_bytes)
+        with open(self.path / EVENTS, "rb") as file:
+            self._digest = hashlib.file_digest(file, hashlib.sha256)
         self.begun = True
 
     def _discard_after(self, num_bytes: int) -> int:
@@ -164,16 +171,17 @@ class RunFolder:
             if self._failure is not None:
                 raise self._failure
             self._events.write(line)
+            self._digest.update(line.encode())
             if record.kind != "arrival":
                 self._events.flush()
 
-    def num_bytes(self) -> int:
-        """Write all records; the length of events.jsonl with them."""
+    def extent(self) -> tuple[int, str]:
+        """Write all records; the length of events.jsonl with them, and its hash."""
         with self._lock:
             if self._failure is not None:
                 raise self._failure
             self._events.flush()
-            return os.fstat(self._events.fileno()).st_size
+            return os.fstat(self._events.fileno()).st_size, self._digest.hexdigest()
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write all records, then the summary.

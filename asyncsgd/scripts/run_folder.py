@@ -127,26 +127,36 @@ def open_again(path: Path, different: Sequence[tuple[str, object, object]], sett
     Raises:
         UsageError: if anything but a larger number of samples differs, if the run is DONE, or has no checkpoint.
     """
-    from asyncsgd.checkpoints import find  # imports torch, which is slow
+    from asyncsgd.checkpoints import find, settings_of  # imports torch, which is slow
 
     with contextlib.ExitStack() as undo:
         events = undo.enter_context(own(path))
-        if [key for key, was, wanted in different if not (key in ("samples", "epochs") and _is_more(was, wanted))]:
+        if not all(_grows(key, was, wanted) for key, was, wanted in different):
             listed = ", ".join(f"{key} {was} -> {wanted}" for key, was, wanted in different)
             raise UsageError(
                 f"{path} cannot go on with other settings ({listed}); drop them, only --samples or --epochs may grow"
             )
         if _summary(path).get("status") == DONE and not different:
             raise UsageError(f"{path} is DONE; type a larger --samples to train on, or another folder for a new run")
-        size = (path / EVENTS).stat().st_size
-        found = find(path, lambda checkpoint: checkpoint.events_bytes <= size, becomes_longer=bool(different))
+        found, now = find(path, becomes_longer=bool(different)), settings_of(path)
+        edited = {key: was for key, was in (found.checkpoint.settings or {}).items() if now.get(key) != was}
+        listed = ", ".join(f"{key} {was} -> {now.get(key)}" for key, was in edited.items())
+        if any(not _grows(key, was, now.get(key)) for key, was in edited.items()):
+            raise UsageError(
+                f"{path / 'settings.yaml'} was changed after checkpoint {found.checkpoint.name} was taken ({listed}); "
+                f"put back what it said, or begin a new run"
+            )
+        if edited:  # it became longer, and was stopped before its next checkpoint
+            found = find(path, becomes_longer=True)
         folder = RunFolder(path, events, resume=found, settings_yaml=settings_yaml if different else None)
         undo.pop_all()
     return folder
 
 
-def _is_more(was: object, wanted: object) -> bool:
-    return isinstance(was, int | float) and isinstance(wanted, int | float) and wanted > was
+def _grows(key: str, was: object, wanted: object) -> bool:
+    """Whether a run may go on with this other setting."""
+    is_budget = key in ("samples", "epochs")
+    return is_budget and isinstance(was, int | float) and isinstance(wanted, int | float) and wanted > was
 
 
 def free_folder(parent: Path, name: str) -> Path:

@@ -290,10 +290,7 @@ def samples_behind(path: Path) -> int:
     """Samples before the last checkpoint of the run at `path`, all of them once it is done."""
     if (summary := summary_of(path)).get("status") == DONE:
         return int(summary["num_samples"])
-    try:
-        return int((path / "checkpoints" / "latest").read_text())
-    except (OSError, ValueError):
-        return 0
+    return max((int(description.stem) for description in (path / "checkpoints").glob("*.json")), default=0)
 
 
 def comparable(records: Iterable[Mapping[str, Any]], *, virtual: bool) -> list[dict[str, Any]]:
