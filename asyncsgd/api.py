@@ -14,7 +14,6 @@ import dataclasses
 import functools
 import importlib
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +26,7 @@ from torch import nn
 
 from asyncsgd import modes
 from asyncsgd.checkpoints import Policy
-from asyncsgd.errors import RunError, UsageError, nearest
+from asyncsgd.errors import RunError, UsageError
 from asyncsgd.experiment import (
     PRECISIONS,
     SHAPES,
@@ -57,7 +56,7 @@ from asyncsgd.runtime.processes import fork_server
 from asyncsgd.runtime.ranks import Launch
 from asyncsgd.schedules import WarmupSchedule
 from asyncsgd.scripts.run_folder import has_trained, open_again, set_aside
-from asyncsgd.settings.training import PREFETCH_ON_VIRTUAL_CLOCK
+from asyncsgd.settings.training import COMMON, MOST_SAMPLES, PREFETCH_ON_VIRTUAL_CLOCK
 from asyncsgd.tasks.base import Task
 from asyncsgd.training import carry_out, follow
 from asyncsgd.worker import NO_SAVINGS, Savings
@@ -70,6 +69,11 @@ _ADDED_LATER: dict[str, Any] = {
     **{"epochs": None, "micro_batches": 1, "evaluate_every": None, "patience": None, "keep_best": False}
 }
 """Arguments of `train` that it did not have at first, as they were for earlier runs; so are the `_SAVINGS`."""
+_BOUNDED = (
+    *("samples", "epochs", "seconds", "evaluations", "patience", "keep_best"),
+    *("learning_rate", "schedule", "warmup", "seed", "device", "precision", "micro_batches"),
+)
+"""Arguments of `train` that are settings of one type and have bounds. A `target_loss` of one's own may be negative."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,9 +252,11 @@ def train(
         micro_batches,
         Savings(gradient_checkpointing, compile, prefetch, auto_batch),
     )
-    if folder is None and (resume or checkpoint_every or checkpoint_seconds):
+    if folder is None and (resume or checkpoint_every is not None or checkpoint_seconds is not None):
         raise UsageError("checkpoints are kept in the run's folder, and there is none; give folder=...")
-    policy = Policy(checkpoint_every, checkpoint_seconds, keep)
+    _check_every("checkpoint_every", checkpoint_every)
+    seconds_between = COMMON.argument("checkpoint_seconds", checkpoint_seconds)
+    policy = Policy(checkpoint_every, seconds_between, COMMON.argument("keep", keep))
     experiment = dataclasses.replace(asked.experiment(cache), checkpoints=lambda task: policy)
     trackers = names_in(track)
     if trackers and folder is None:
@@ -375,25 +381,18 @@ class _Asked:
     savings: Savings
 
     def __post_init__(self) -> None:
+        for name in _BOUNDED:
+            object.__setattr__(self, name, COMMON.argument(name, getattr(self, name)))
+        for part, names in ((self.recipe, ("weight_decay", "clip_norm")), (self.savings, _SAVINGS)):
+            for name in names:
+                COMMON.argument(name, getattr(part, name))
         if self.samples is None and self.epochs is None and self.seconds is None:
             raise UsageError("a run needs an end; give samples=10_000 or seconds=60")
         if self.samples is not None and self.epochs is not None:
             raise UsageError("samples and epochs both say how long; drop one of the two")
-        if self.epochs is not None and not 0 < self.epochs < math.inf:
-            raise UsageError(f"epochs must be more than 0, got {self.epochs!r}")
-        for name, choices in (("schedule", SHAPES), ("precision", PRECISIONS), ("device", ("auto", "cpu", "cuda"))):
-            value = getattr(self, name)
-            if value not in choices:
-                raise UsageError(
-                    f"{name} must be one of {', '.join(choices)}, got {value!r}{nearest(str(value), choices)}"
-                )
         if self.schedule != "constant" and self.samples is None and self.epochs is None:
             raise UsageError(f"schedule={self.schedule!r} needs a number of samples to stretch over; give samples")
-        whole = ("evaluations", "evaluate_every", "patience", "micro_batches")
-        for name, least in (("samples", 0), *((name, 1) for name in whole)):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < least):
-                raise UsageError(f"{name} must be a whole number, {least} or more, got {value!r}")
+        _check_every("evaluate_every", self.evaluate_every)
         if self.micro_batches > self.task.batch_size:
             raise UsageError(
                 f"micro_batches={self.micro_batches} cuts a batch into more parts than its {self.task.batch_size} "
@@ -404,8 +403,6 @@ class _Asked:
                 f"micro_batches={self.micro_batches} does not divide batches of {self.task.batch_size} samples, and "
                 f"the micro-batches of a pipeline have one size; give another number"
             )
-        if not isinstance(self.savings.prefetch, int) or self.savings.prefetch < 0:
-            raise UsageError(f"prefetch must be a whole number, 0 or more, got {self.savings.prefetch!r}")
         if self.savings.prefetch and isinstance(self.runtime, modes.Virtual):
             raise UsageError(f"prefetch={self.savings.prefetch} {PREFETCH_ON_VIRTUAL_CLOCK}; drop prefetch")
         if self.evaluate_every is not None and self.evaluations != 8:
@@ -525,6 +522,16 @@ class _Asked:
 def _settings_of(folder: Path) -> dict[str, Any]:
     """The settings of a run; what runs did not have at first is as it was then."""
     return _ADDED_LATER | _SAVINGS | read_of_run(folder, "settings.yaml")
+
+
+def _check_every(name: str, samples: int | None) -> None:
+    """Refuse what is no number of samples between two of something; flags take epochs too.
+
+    Raises:
+        UsageError: naming the argument.
+    """
+    if samples is not None and (type(samples) is not int or not 1 <= samples <= MOST_SAMPLES):
+        raise UsageError(f"{name} must be a number of samples from 1 up, got {samples!r}; give e.g. {name}=5000")
 
 
 def _rule_of(rule: Rule | None, runtime: modes.Runtime) -> Rule:

@@ -56,6 +56,12 @@ class Setup:
     savings: Savings = NO_SAVINGS
 
     def __post_init__(self) -> None:
+        self.runtime.check_speeds(self.seed)
+        if isinstance(self.runtime, modes.Hogwild) and self.device != "cpu":
+            raise UsageError(
+                "--mode hogwild needs --device cpu: updates of several processes to one GPU buffer have no defined "
+                "order"
+            )
         if isinstance(self.runtime, modes.Pipeline):
             for field in dataclasses.fields(self.savings):
                 if getattr(self.savings, field.name):
@@ -320,7 +326,7 @@ def setup_of(job: settings.Job, machine: settings.Machine, optimization: setting
         rule,
         recipe_of(optimization),
         job.seed,
-        device_of(machine, job),
+        resolve_device(machine.device),
         PRECISIONS[machine.precision],
         machine.micro_batches,
         savings_of(machine),
@@ -432,20 +438,6 @@ def recipe_of(optimization: settings.Steps) -> OptimizerRecipe:
 def device_of_worker(device: str, worker: int) -> str:
     """``cuda`` becomes the GPU of `worker`, round robin; ``cpu`` stays."""
     return f"cuda:{worker % torch.cuda.device_count()}" if device == "cuda" else device
-
-
-def device_of(machine: settings.Machine, job: settings.Job) -> str:
-    """The kind of device that the run's workers compute on; see `resolve_device`.
-
-    Raises:
-        UsageError: if it is not there, or the mode cannot use it.
-    """
-    device = resolve_device(machine.device)
-    if modes.kind_of(job.mode, job.clock) is modes.Hogwild and device != "cpu":
-        raise UsageError(
-            "--mode hogwild needs --device cpu: updates of several processes to one GPU buffer have no defined order"
-        )
-    return device
 
 
 def resolve_device(device: str) -> str:

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 
 from asyncsgd.errors import UsageError
 from asyncsgd.settings import training as settings
-from asyncsgd.simulation.churn import Change, parse_churn
+from asyncsgd.simulation.churn import Change, in_order, parse_churn
 from asyncsgd.simulation.speeds import Constant, Infinite, Network, Speeds, parse_network, parse_speeds
 
 _KEEP_ORDER_OF_STORES = ("x86_64", "AMD64", "i386", "i686")
@@ -21,6 +21,8 @@ _KEEP_ORDER_OF_STORES = ("x86_64", "AMD64", "i386", "i686")
 
 
 _AS_CONSTANT = Constant()
+_SETTINGS = {"num_workers": "nproc", "threads": "threads", "accumulate": "accumulate"}
+"""Fields of runtimes that are settings, and what these are called."""
 
 
 class Runtime:
@@ -45,6 +47,27 @@ class Runtime:
     """CPU threads of each worker."""
     speeds: Speeds | None
     """How long gradients are made to take, or take on the virtual clock. None: as long as the computation takes."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no run can follow; flags and Python both come here."""
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
+            if (name := _SETTINGS.get(field.name)) is not None:
+                value = settings.COMMON.argument(name, getattr(self, field.name), field.name)
+                object.__setattr__(self, field.name, value)
+
+    def check_speeds(self, seed: int) -> None:
+        """Refuse speeds that the workers cannot have.
+
+        Raises:
+            UsageError: e.g. for a straggler that is not there.
+        """
+        if self.speeds is None:
+            return
+        self.speeds.on(self.num_workers, seed)  # refuses
+        if isinstance(self.speeds, Infinite) and self.clock != "virtual":
+            raise UsageError(
+                "--speeds infinite is for --clock virtual: a run whose real worker never answers would never end"
+            )
 
     @property
     def transport(self) -> str | None:
@@ -175,6 +198,10 @@ class Processes(Runtime):
     threads: int = 1
     speeds: Speeds | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_transport(self.mode, settings.COMMON.argument("transport", self.via, "via"), platform.machine())
+
     @property
     def transport(self) -> str:
         if self.via == "auto":
@@ -198,6 +225,10 @@ class Hogwild(Runtime):
     threads: int = 1
     speeds: Speeds | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_transport(self.mode, "auto", platform.machine())
+
     @property
     def transport(self) -> str:
         return "shared_memory"
@@ -216,7 +247,12 @@ class Virtual(Runtime):
     speeds: Speeds = _AS_CONSTANT
     network: Network | None = None
     churn: Sequence[Change] = ()
+    """In any order."""
     threads: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "churn", in_order(self.churn, self.num_workers))
 
 
 def runtime_of(job: settings.Job, threads: int) -> Runtime:
@@ -229,7 +265,7 @@ def runtime_of(job: settings.Job, threads: int) -> Runtime:
     if job.clock == "virtual":
         assert speeds is not None
         network = None if job.network is None else parse_network(job.network)
-        churn = () if job.churn is None else tuple(parse_churn(job.churn, job.nproc))
+        churn = () if job.churn is None else parse_churn(job.churn)
         return Virtual(job.nproc, speeds, network, churn, threads)
     if job.mode == "single":
         return InProcess(job.accumulate, threads, job.data_parallel)
@@ -239,9 +275,7 @@ def runtime_of(job: settings.Job, threads: int) -> Runtime:
         stages = job.stages or job.nproc
         return Pipeline(job.nproc, stages, job.pipeline_schedule, threads, job.deepspeed_config)
     if job.mode == "hogwild":
-        check_transport("hogwild", "auto", platform.machine())
         return Hogwild(job.nproc, job.hogwild_state == "shared", threads, speeds)
-    check_transport("async", job.transport, platform.machine())
     return Processes(job.nproc, job.transport, threads, speeds)
 
 
@@ -260,13 +294,7 @@ KINDS: tuple[type[Runtime], ...] = (InProcess, AllReduce, Pipeline, Processes, H
 def _speeds_of(job: settings.Job) -> Speeds | None:
     if job.speeds is None:
         return Constant() if job.clock == "virtual" else None
-    speeds = parse_speeds(job.speeds)
-    speeds.on(job.nproc, job.seed)  # refuses e.g. a straggler that is not there
-    if isinstance(speeds, Infinite) and job.clock != "virtual":
-        raise UsageError(
-            "--speeds infinite is for --clock virtual: a run whose real worker never answers would never end"
-        )
-    return speeds
+    return parse_speeds(job.speeds)
 
 
 def check_transport(mode: str, transport: str, processor: str) -> None:

@@ -158,13 +158,6 @@ def test_records_go_to_whoever_asks_and_quiet_prints_nothing(capsys: pytest.Capt
     ("arguments", "message"),
     [
         ({}, "a run needs an end; give samples=10_000 or seconds=60"),
-        ({"samples": -1}, "samples must be a whole number, 0 or more, got -1"),
-        ({"samples": 8, "evaluations": 0}, "evaluations must be a whole number, 1 or more, got 0"),
-        (
-            {"samples": 8, "schedule": "lineal"},
-            "schedule must be one of constant, linear, cosine, got 'lineal'; did you",
-        ),
-        ({"samples": 8, "precision": "fp8"}, "precision must be one of fp32, bf16, fp16, got 'fp8'"),
         ({"seconds": 1.0, "schedule": "linear"}, "schedule='linear' needs a number of samples to stretch over"),
         ({"samples": 8, "rule": asyncsgd.Ringmaster()}, "InProcess is synchronous by definition, and rule=ringmaster"),
         ({"samples": 8, "rule": asyncsgd.DANA(), "runtime": asyncsgd.Virtual(2)}, "rule 'dana' has a momentum or"),

@@ -20,7 +20,7 @@ from asyncsgd.rules import ALL, Asynchronous, Synchronous
 from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.log import read_log
-from asyncsgd.simulation.churn import Change, Join, Leave, parse_churn
+from asyncsgd.simulation.churn import Change, Join, Leave, in_order, parse_churn
 from asyncsgd.simulation.problems import Quadratic
 from asyncsgd.simulation.simulate import Simulation, SimulationSettings, simulate, vector_sha256
 from asyncsgd.simulation.speeds import Constant, Exponential, Network, Speeds, parse_speeds
@@ -54,7 +54,7 @@ def present_at(records: list[Record], seconds: float) -> set[int]:
 
 @pytest.mark.parametrize("rule", ALL, ids=str)
 def test_only_who_is_there_takes_part_under_every_rule(rule: Rule) -> None:
-    done, records = run(rule, parse_churn(CHURN, 4), Exponential(), budget=Budget(seconds=12.0))
+    done, records = run(rule, parse_churn(CHURN), Exponential(), budget=Budget(seconds=12.0))
     assert done.result.status == DONE
     changes = [(r.kind, r.worker, r.train_seconds) for r in records if isinstance(r, Membership)]
     assert changes == [
@@ -81,7 +81,7 @@ def test_a_run_with_churn_is_replayed_bit_for_bit(rule: Rule, tmp_path: Path) ->
 
 
 def test_a_worker_that_leaves_loses_what_it_computes_and_its_sample_is_its_next_one() -> None:
-    churn = parse_churn("leave:worker=1,seconds=2.5;join:worker=1,seconds=4.5", 2)
+    churn = parse_churn("leave:worker=1,seconds=2.5;join:worker=1,seconds=4.5")
     records: list[Record] = []
     simulate(
         Asynchronous(),
@@ -175,5 +175,5 @@ def test_a_run_that_everybody_has_left_fails_and_one_that_waits_for_a_worker_goe
 )
 def test_a_churn_that_cannot_be_is_refused_with_the_reason(text: str, message: str) -> None:
     with pytest.raises(UsageError) as error:
-        parse_churn(text, 4)
+        in_order(parse_churn(text), 4)
     assert message in str(error.value)

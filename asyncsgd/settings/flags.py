@@ -133,19 +133,18 @@ def _convert(value: object, spec: Spec, shown: str) -> object:
     raise UsageError(f"{shown} must be {_WANTED[spec.kind]}, got {shortened(value)}{hint}")
 
 
-def _check_value(spec: Spec, value: Any) -> None:
+def _check_value(spec: Spec, value: Any, shown: str, write: str) -> None:
+    """Refuse a value out of bounds; in the error `shown` is its name, and `write` stands before an example."""
     if spec.choices and value not in spec.choices:
         if value is None and spec.default is None:
             return
         hint = nearest(str(value), spec.choices)
-        raise UsageError(f"{spec.flag} must be one of {', '.join(spec.choices)}, got {shortened(value)}{hint}")
+        raise UsageError(f"{shown} must be one of {', '.join(spec.choices)}, got {shortened(value)}{hint}")
     if value is None:
         return
     bounds = {bound: spec.metadata[bound] for bound in ("at_least", "above", "below", "at_most")}
     if wanted := out_of_bounds(value, **bounds):
-        raise UsageError(
-            f"{spec.flag} must be {wanted}, got {shortened(value)}; type e.g. {spec.flag} {spec.metadata['example']}"
-        )
+        raise UsageError(f"{shown} must be {wanted}, got {shortened(value)}; {write}{spec.metadata['example']}")
 
 
 class Parser(argparse.ArgumentParser):
@@ -305,9 +304,26 @@ class Flags(Generic[S]):
         """
         values = self.flatten(settings)
         for spec in self.specs.values():
-            _check_value(spec, values[spec.name])
+            _check_value(spec, values[spec.name], spec.flag, f"type e.g. {spec.flag} ")
         for problem in self._contradictions(settings):
             raise UsageError(problem)
+
+    def argument(self, name: str, value: object, shown: str | None = None) -> Any:
+        """Return the value of one setting that Python code has given, in the setting's type.
+
+        Args:
+            name: of the setting.
+            shown: what Python calls it; None: `name`.
+
+        Raises:
+            UsageError: as `make` and `validate`, in Python's words. Numbers are not given as text here.
+        """
+        spec, shown = self.specs[name], shown or name
+        if spec.kind in (int, float) and isinstance(value, str):
+            raise UsageError(f"{shown} must be {_WANTED[spec.kind]}, got {shortened(value)}")
+        converted = _convert(value, spec, shown)
+        _check_value(spec, converted, shown, f"give e.g. {shown}=")
+        return converted
 
     def to_yaml(self, settings: S, *, comment: str = "", places: bool = True) -> str:
         """Return all settings, defaults resolved, as YAML that ``--config`` reads back to equal settings.

@@ -389,6 +389,10 @@ class Common:
         object.__setattr__(self, "optimization", optimization)
 
 
+COMMON = Flags(Common, lambda settings: (), example=("mode", "async"))
+"""For the arguments of Python calls that are settings too; what contradicts what is said by `common_contradictions`."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(Common):
     """All settings of one pretraining run, by subject.

@@ -43,39 +43,46 @@ _BY_NAME: Mapping[str, type[Change]] = {"leave": Leave, "join": Join}
 _KIND = Kind("change", "changes", "--churn")
 
 
-def parse_churn(text: str, num_workers: int) -> tuple[Change, ...]:
-    """The changes that ``leave:worker=1,seconds=20;join:worker=1,seconds=40`` means, in the order of their times.
+def parse_churn(text: str) -> tuple[Change, ...]:
+    """The changes that ``leave:worker=1,seconds=20;join:worker=1,seconds=40`` means.
 
-    >>> parse_churn("join:worker=1,seconds=4;leave:worker=0,seconds=2.5", num_workers=2)
+    >>> parse_churn("join:worker=1,seconds=4;leave:worker=0,seconds=2.5")
+    (Join(worker=1, seconds=4.0), Leave(worker=0, seconds=2.5))
+
+    Raises:
+        UsageError: for what cannot be read.
+    """
+    return tuple(_KIND.read(part.strip(), _BY_NAME) for part in text.split(";") if part.strip())
+
+
+def in_order(changes: Sequence[Change], num_workers: int) -> tuple[Change, ...]:
+    """`changes` in the order of their times.
+
+    >>> in_order(parse_churn("join:worker=1,seconds=4;leave:worker=0,seconds=2.5"), num_workers=2)
     (Leave(worker=0, seconds=2.5), Join(worker=1, seconds=4.0))
 
     Args:
         num_workers: N, workers 0 to N - 1.
 
     Raises:
-        UsageError: for what cannot be read, a worker that is not there, and one that leaves or joins twice in turn.
+        UsageError: for a worker that is not there, and one that leaves or joins twice in turn.
     """
-    changes = sorted(
-        (_KIND.read(part.strip(), _BY_NAME) for part in text.split(";") if part.strip()),
-        key=lambda change: change.seconds,
-    )
+    ordered = tuple(sorted(changes, key=lambda change: change.seconds))
     last: dict[int, Change] = {}
-    for change in changes:
+    for change in ordered:
         if change.worker >= num_workers:
-            raise UsageError(
-                f"--churn {text}: there is no worker {change.worker}; the workers are 0 to {num_workers - 1}"
-            )
+            raise UsageError(f"churn: there is no worker {change.worker}; the workers are 0 to {num_workers - 1}")
         before = last.get(change.worker)
         if before is not None and type(before) is type(change):
             done = {"leave": "left", "join": "joined"}[change.name]
             raise UsageError(
-                f"--churn {text}: worker {change.worker} has {done} at {before.seconds:g} already; leaving and joining "
-                f"take turns"
+                f"churn: worker {change.worker} has {done} at {before.seconds:g} already; leaving and joining take "
+                f"turns"
             )
         last[change.worker] = change
-    if all(absent_at_first(changes, worker) for worker in range(num_workers)):
-        raise UsageError(f"--churn {text}: nobody is there at the beginning; leave one of the workers out")
-    return tuple(changes)
+    if all(absent_at_first(ordered, worker) for worker in range(num_workers)):
+        raise UsageError("churn: nobody is there at the beginning; leave one of the workers out")
+    return ordered
 
 
 def absent_at_first(changes: Sequence[Change], worker: int) -> bool:

@@ -25,7 +25,7 @@ from asyncsgd.runtime.virtual import Virtual
 from asyncsgd.schedules import Schedule
 from asyncsgd.server import Server
 from asyncsgd.simulation import gossip, streaming
-from asyncsgd.simulation.churn import Change, parse_churn
+from asyncsgd.simulation.churn import Change, in_order, parse_churn
 from asyncsgd.simulation.gossip import Method
 from asyncsgd.simulation.problems import Instance, parse_problem
 from asyncsgd.simulation.speeds import Network, Sampler, parse_network, parse_speeds
@@ -122,7 +122,7 @@ class SimulationSettings:
         return None if self.network is None else parse_network(self.network)
 
     def changes(self) -> tuple[Change, ...]:
-        return () if self.churn is None else parse_churn(self.churn, self.workers)
+        return () if self.churn is None else in_order(parse_churn(self.churn), self.workers)
 
     def run(self, report: Report, stop_requested: Callable[[], bool] = lambda: False) -> Finished:
         """Run it."""
@@ -250,7 +250,7 @@ def simulate(
         evaluations=evaluations,
         report=report,
         network=network,
-        churn=churn,
+        churn=in_order(churn, num_workers),
         stop_requested=stop_requested,
     )
     result = runtime.run()
