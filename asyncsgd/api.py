@@ -58,6 +58,7 @@ from asyncsgd.schedules import WarmupSchedule
 from asyncsgd.scripts.run_folder import has_trained, open_again, set_aside
 from asyncsgd.settings.training import COMMON, MOST_SAMPLES, PREFETCH_ON_VIRTUAL_CLOCK
 from asyncsgd.tasks.base import Task
+from asyncsgd.tasks.checking import check_main, is_main_of_package, refuse_in_worker
 from asyncsgd.training import carry_out, follow
 from asyncsgd.worker import NO_SAVINGS, Savings
 
@@ -621,8 +622,6 @@ def _launch(runtime: modes.Runtime) -> Launch:
 def _ready_for_processes(task: Task, runtime: modes.Runtime, recipe: OptimizerRecipe, launch: Launch) -> Iterator[None]:
     """Refuse what worker processes could not import, before any is started."""
     if not runtime.in_one_process:
-        from asyncsgd.tasks.checking import check_main, refuse_in_worker
-
         refuse_in_worker()
         check_main(type(task))
         if launch.rank is None:
@@ -637,6 +636,8 @@ def _check_guard() -> None:
     Raises:
         UsageError: if this call comes from its top level, outside of ``if __name__ == "__main__":``.
     """
+    if is_main_of_package():
+        return  # nobody imports it again
     frame: FrameType | None = sys._getframe()
     while frame is not None and not (
         frame.f_globals.get("__name__") == "__main__" and frame.f_code.co_name == "<module>"

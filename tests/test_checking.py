@@ -212,18 +212,21 @@ if __name__ == "__main__":
     [
         (["mine.py"], False, "passed"),
         (["-m", "mine"], False, "passed"),
+        (["-m", "package"], False, "the __main__.py of a package"),
         (["-c", "{text}"], False, "the text after python -c"),
         (["-"], True, "a program that Python reads from standard input"),
         ([], True, "a program that Python reads from standard input"),
         (["-i"], True, "a notebook or an interactive session"),
     ],
-    ids=["script", "module", "command", "dash", "standard input", "interactive"],
+    ids=["script", "module", "package", "command", "dash", "standard input", "interactive"],
 )
 def test_a_class_of_main_is_refused_where_workers_cannot_import_it(
     arguments: list[str], from_input: bool, said: str, tmp_path: Path
 ) -> None:
     text = MAIN.format(tests=str(Path(__file__).parent))
-    (tmp_path / "mine.py").write_text(text)
+    (tmp_path / "package").mkdir()
+    for name in ("mine.py", "package/__main__.py"):
+        (tmp_path / name).write_text(text)
     command = [sys.executable, *(argument.replace("{text}", text) for argument in arguments)]
     result = subprocess.run(
         command, input=text if from_input else None, capture_output=True, text=True, cwd=tmp_path, check=False

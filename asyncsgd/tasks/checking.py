@@ -180,9 +180,10 @@ def _kind(value: object) -> str:
     return f"a value of type {type(value).__name__}"
 
 
-Started = Literal["script", "module", "standard input", "command", "interactive"]
+Started = Literal["script", "module", "package", "standard input", "command", "interactive"]
 
 _WHERE: Mapping[Started, str] = {
+    "package": "the __main__.py of a package or a folder",
     "standard input": "a program that Python reads from standard input",
     "command": "the text after python -c",
     "interactive": "a notebook or an interactive session",
@@ -195,6 +196,8 @@ def how_started() -> Started:
     They can import the file of a script and the module of ``python -m``. They cannot import the others.
     """
     main = sys.modules["__main__"]
+    if is_main_of_package():
+        return "package"
     if hasattr(sys, "ps1"):  # notebooks set it too
         return "interactive"
     if getattr(main, "__spec__", None) is not None:
@@ -203,6 +206,12 @@ def how_started() -> Started:
     if file is not None and file != "<stdin>":
         return "script"
     return "command" if sys.argv[:1] == ["-c"] else "standard input"
+
+
+def is_main_of_package() -> bool:
+    """Whether ``__main__`` is the ``__main__.py`` of a package or a folder, which child processes leave alone."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return spec is not None and spec.name.rpartition(".")[2] == "__main__"
 
 
 def check_main(task_class: type) -> None:
