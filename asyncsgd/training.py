@@ -247,9 +247,13 @@ def _attempt(
         with stop.at_once():
             board = None if launch.rank is None else Noticeboard()
             run = _open(experiment, launch, board, folder, context, stop, quiet, receivers, tracking)
+        run.usage.start()
         return run, _TRAIN[type(experiment.setup.runtime)](run, board), None
     except UsageError as error:
-        _write_last(folder, experiment.summary() | {"status": FAILED, "message": str(error)})
+        summary = experiment.summary() | {"status": FAILED, "message": str(error)} | tracking.finish(FAILED)
+        if run is not None:
+            run.usage.finish()
+        _write_last(folder, summary)
         raise
     except KeyboardInterrupt:
         if run is None:
@@ -318,7 +322,6 @@ def _open(
     tracking.start(tell)
     forget_peaks(flat.parameters.device)
     usage = Usage(None if folder is None else folder.path)
-    usage.start()
     machine_load = MachineLoad(os.getpid() if launch.rank is None else os.getppid())  # a launcher has made all ranks
     record = Recorder(
         folder,

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+import types
 from pathlib import Path
 
 import pytest
 from test_api import BATCH, STEPS, Plane
 
 import asyncsgd
+from asyncsgd import UsageError
+from asyncsgd.runtime.processes import clean_environment
 
 
 def test_a_run_in_another_thread_trains_and_leaves_signals_alone() -> None:
@@ -41,3 +46,37 @@ def test_the_main_file_of_a_package_needs_no_guard_since_no_worker_imports_it(
     (tmp_path / "package" / "__main__.py").write_text(IN_PACKAGE.format(tests=str(Path(__file__).parent)))
     ended = subprocess.run([sys.executable, *started], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert (ended.stdout, ended.returncode) == ("DONE\n", 0), ended.stderr
+
+
+def test_other_threads_keep_their_environment_while_a_process_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEPT", "1")
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("SET_MEANWHILE", "")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    ended, seen = threading.Event(), set()
+
+    def look() -> None:
+        while not ended.is_set():
+            seen.add(os.environ.get("KEPT"))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    for _ in range(300):
+        with clean_environment():
+            assert ("RANK" in os.environ, os.environ["OMP_NUM_THREADS"]) == (False, "1")
+            os.environ["SET_MEANWHILE"] = "by another thread"
+    ended.set()
+    thread.join()
+    assert seen == {"1"}
+    assert (os.environ["RANK"], os.environ["SET_MEANWHILE"]) == ("3", "by another thread")
+    assert "OMP_NUM_THREADS" not in os.environ
+
+
+@pytest.mark.processes
+def test_a_refused_run_leaves_no_thread_that_watches_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: types.SimpleNamespace(free=0))
+    with pytest.raises(UsageError, match="of shared memory"):
+        asyncsgd.train(Plane(), runtime=asyncsgd.Hogwild(1), samples=8, folder=tmp_path / "run", **STEPS)
+    assert "usage" not in [thread.name for thread in threading.enumerate()]

@@ -13,7 +13,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import parent_process
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
@@ -98,17 +98,28 @@ def clean_environment() -> Iterator[None]:
     """Within it, processes are started without a launcher's variables, on one OpenMP thread, without parallel
     tokenizers.
     """
-    saved = dict(os.environ)
-    for name in list(os.environ):
-        if name in LAUNCHER_VARIABLES or name.startswith("TORCHELASTIC_"):
-            del os.environ[name]
-    os.environ["OMP_NUM_THREADS"] = "1"  # each process then sets the number it was told
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(saved)
+    of_launcher = [name for name in os.environ if name in LAUNCHER_VARIABLES or name.startswith("TORCHELASTIC_")]
+    # Each process then sets the number of OpenMP threads that it was told.
+    here = dict.fromkeys(of_launcher) | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    with _ENVIRONMENT:
+        before = {name: os.environ.get(name) for name in here}
+        _set_environment(here)
+        try:
+            yield
+        finally:
+            _set_environment(before)
+
+
+_ENVIRONMENT = threading.RLock()
+
+
+def _set_environment(values: Mapping[str, str | None]) -> None:
+    """Set these variables alone, None: remove it. Other threads read the environment meanwhile, and may write to it."""
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def end_with_parent() -> None:
