@@ -17,6 +17,9 @@ from test_api import BATCH, STEPS, Plane
 import asyncsgd
 from asyncsgd import UsageError
 from asyncsgd.runtime.processes import clean_environment
+from asyncsgd.runtime.ranks import Noticeboard
+from asyncsgd.scripts.base import run_script
+from asyncsgd.signals import StopRequest
 
 
 def test_a_run_in_another_thread_trains_and_leaves_signals_alone() -> None:
@@ -80,3 +83,41 @@ def test_a_refused_run_leaves_no_thread_that_watches_the_machine(
     with pytest.raises(UsageError, match="of shared memory"):
         asyncsgd.train(Plane(), runtime=asyncsgd.Hogwild(1), samples=8, folder=tmp_path / "run", **STEPS)
     assert "usage" not in [thread.name for thread in threading.enumerate()]
+
+
+def refuse(argv: list[str], stop: StopRequest) -> int:
+    raise UsageError("type something else")
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"RANK": "3"}, "error: type something else\n"),
+        ({"RANK": "3", "WORLD_SIZE": "4"}, "error: type something else\n"),
+        ({"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "::1", "MASTER_PORT": "1"}, ""),
+    ],
+    ids=["left over", "left over in part", "a rank"],
+)
+def test_a_rank_that_is_left_over_in_the_shell_silences_nobody(
+    environment: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert run_script(refuse, []) == 2
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.processes
+def test_ranks_of_one_host_need_no_network_interface_of_a_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nope0")
+    assert asyncsgd.train(Plane(), runtime=asyncsgd.AllReduce(2), samples=4 * BATCH, **STEPS).status == "DONE"
+
+
+def test_an_interface_that_is_not_there_is_refused_by_name_on_several_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "::1", "MASTER_PORT": "1"}
+    for name, value in (launched | {"GLOO_SOCKET_IFNAME": "lo,nope0"}).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=r"^GLOO_SOCKET_IFNAME names nope0, and the network interfaces of this host"):
+        Noticeboard()

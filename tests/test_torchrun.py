@@ -184,7 +184,8 @@ def test_another_number_than_torchruns_exits_with_2_and_rank_0_says_what_to_type
     rank: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, value in {"WORLD_SIZE": "2", "RANK": rank, "LOCAL_WORLD_SIZE": "2"}.items():
+    launched = {"WORLD_SIZE": "2", "RANK": rank, "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "::1", "MASTER_PORT": "1"}
+    for name, value in launched.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "argv", ["stilt_mlm.py", "--mode", "sync", "--nproc", "4"])
     assert stilt_mlm.main() == 2

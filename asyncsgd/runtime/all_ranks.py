@@ -8,8 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-TIMEOUT = datetime.timedelta(seconds=60)
-"""Longest wait in a collective; the slowest rank's gradient or evaluation shard must not lag further behind."""
+TIMEOUT = datetime.timedelta(minutes=30)
+"""Longest wait in a collective: a gradient or an evaluation shard may take as long. It is for ranks that hang, and for
+hosts that vanish. The others notice at once that the process of a rank has ended.
+"""
 
 
 class AllRanks:

@@ -218,9 +218,9 @@ def serve_rank(
     try:
         set_up_process(assignment.threads)
         if sys.platform == "linux":
-            os.environ.setdefault(
-                "GLOO_SOCKET_IFNAME", "lo"
-            )  # gloo would resolve the host's name, which may have no address
+            # All ranks are on this host. Gloo would resolve the host's name, which may have no address, and an
+            # interface that the user has named is for hosts.
+            os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         segment = Segment(meeting.segment, vectors_of(training.budget) * meeting.size)
         store = dist.FileStore(str(meeting.store), meeting.num_workers)
         store.set_timeout(datetime.timedelta(minutes=5))

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import os
 import resource
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -54,6 +55,19 @@ class Launch:
     def leads(self) -> bool:
         """Whether this process prepares the run, keeps the record and speaks to the user."""
         return self.rank in (None, 0)
+
+
+def another_speaks(environment: Mapping[str, str]) -> bool:
+    """Whether this is one of several ranks and not the first, so that what all of them have to say is said already.
+
+    A RANK that is left over from another program makes no rank.
+
+    >>> launched = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    >>> another_speaks(launched), another_speaks(launched | {"RANK": "0"}), another_speaks({"RANK": "1"})
+    (True, False, False)
+    """
+    complete = all(name in environment for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"))
+    return complete and environment["WORLD_SIZE"] != "1" and environment["RANK"] != "0"
 
 
 _FEWEST_FILES = 64
@@ -107,6 +121,21 @@ def _left_over(name: str, what: str) -> str:
     )
 
 
+def _check_interfaces(names: str) -> None:
+    """Refuse names of network interfaces that this host lacks, which gloo would say in words of its own.
+
+    Raises:
+        UsageError: with those there are.
+    """
+    there = [interface for _, interface in socket.if_nameindex()]
+    for name in filter(None, names.split(",")):
+        if name not in there:
+            raise UsageError(
+                f"GLOO_SOCKET_IFNAME names {name}, and the network interfaces of this host are {', '.join(there)}; "
+                f"type export GLOO_SOCKET_IFNAME=NAME with one of them, or unset GLOO_SOCKET_IFNAME"
+            )
+
+
 class Noticeboard:
     """Where torchrun's ranks meet and read what rank 0 has prepared, instead of preparing it themselves.
 
@@ -120,13 +149,15 @@ class Noticeboard:
         for name in ("MASTER_ADDR", "MASTER_PORT"):
             if name not in os.environ:
                 raise UsageError(_left_over(name, "is not set, though WORLD_SIZE is"))
+        self.several_hosts = os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE")
+        if self.several_hosts:
+            _check_interfaces(os.environ.get("GLOO_SOCKET_IFNAME", ""))
         store, self.rank, self.world_size = next(iter(dist.rendezvous("env://")))
         self.store: dist.Store = dist.PrefixStore("asyncsgd", store)
-        self.several_hosts = os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE")
         if not self.several_hosts:
             if os.path.isdir("/sys/class/net/lo"):
                 # One host: gloo would resolve the host's name, which need not have an address.
-                os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+                os.environ["GLOO_SOCKET_IFNAME"] = "lo"
             self.store = dist.FileStore(str(self._folder() / "store"), self.world_size)
 
     def _folder(self) -> Path:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from asyncsgd.errors import RunError, UsageError
-from asyncsgd.runtime.ranks import check_surroundings
+from asyncsgd.runtime.ranks import another_speaks, check_surroundings
 from asyncsgd.signals import StopRequest
 
 
@@ -27,7 +27,7 @@ def run_script(
             check_surroundings()
             return run(list(sys.argv[1:] if argv is None else argv), stop)
         except (UsageError, RunError) as error:
-            if isinstance(error, RunError) or os.environ.get("RANK", "0") == "0":  # all ranks have the same settings
+            if isinstance(error, RunError) or not another_speaks(os.environ):  # all ranks have the same settings
                 print(f"error: {error}", file=sys.stderr)
             return error.exit_code
         except KeyboardInterrupt:
