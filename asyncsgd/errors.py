@@ -63,10 +63,26 @@ def reason(error: OSError) -> str:
 def nearest(name: str, choices: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the choice that looks most like `name`, or an empty string.
 
+    Initials and beginnings come first: what is called ``--lr`` and ``--batch`` elsewhere.
+
     >>> nearest("asynchronos", ["asynchronous", "synchronous"])
     "; did you mean 'asynchronous'?"
     >>> nearest("zzz", ["asynchronous"])
     ''
+    >>> nearest("--lr", ["--rule", "--learning-rate"]), nearest("batch", ["tech", "batch_size"])
+    ("; did you mean '--learning-rate'?", "; did you mean 'batch_size'?")
     """
-    closest = difflib.get_close_matches(name, list(choices), n=1)
+    choices = list(choices)
+    closest = [choice for choice in choices if _is_short_for(_words(name), _words(choice))]
+    closest = sorted(closest, key=len) or difflib.get_close_matches(name, choices, n=1)
     return f"; did you mean {closest[0]!r}?" if closest else ""
+
+
+def _words(name: str) -> list[str]:
+    return [word for word in name.replace("-", "_").split("_") if word]
+
+
+def _is_short_for(short: list[str], words: list[str]) -> bool:
+    """Whether it is the first words of several, or their initials."""
+    initials = "".join(word[0] for word in words)
+    return bool(short) and len(words) > 1 and (short == words[: len(short)] or short == [initials])

@@ -96,6 +96,7 @@ def small(text: Path) -> list[str]:
     [
         ("--mod async", "unknown flag --mod; did you mean '--mode'?"),
         ("--learning_rat 1", "unknown flag --learning_rat; did you mean '--learning-rate'?"),
+        ("--lr 0.1", "unknown flag --lr; did you mean '--learning-rate'?"),
         ("--nproc 0", "--nproc must be 1 or more, got 0; type e.g. --nproc 4"),
         ("--nproc -1", "--nproc must be 1 or more, got -1; type e.g. --nproc 4"),
         ("--nproc 010", "--nproc must be a whole number, got '010'"),
