@@ -554,7 +554,10 @@ def test_a_read_only_folder_is_refused(refused: Refused, text: Path, tmp_path: P
     [
         ("rmdir $PWD", "the working folder is not there any more; type cd FOLDER, and the command again"),
         ("ulimit -n 16", "ulimit -n lets a process open 16 files, which is too few; type ulimit -n 4096"),
-        ("ulimit -v 500000", "ulimit -v leaves 488 MiB of address space, and the imports alone need 1024; type ulimit"),
+        (
+            "ulimit -v 500000",
+            "ulimit -v leaves 488.3 MiB of address space, and the imports alone need 1.0 GiB; type ulimit",
+        ),
     ],
     ids=["no working folder", "few open files", "little address space"],
 )
@@ -600,7 +603,7 @@ def test_a_cache_in_which_nothing_large_can_be_written_is_refused(tmp_path: Path
 
 
 def test_a_limit_on_the_size_of_files_is_not_called_too_little_shared_memory() -> None:
-    message = r"^the run needs a file of 4 MiB: File too large: type ulimit -f unlimited$"
+    message = r"^the run needs a file of 4.0 MiB: File too large: type ulimit -f unlimited$"
     with small_files(), pytest.raises(UsageError, match=message):
         Segment.create(2**20)
     assert list(Path("/dev/shm").glob(f"asyncsgd-{os.getpid()}-*")) == []
@@ -609,7 +612,7 @@ def test_a_limit_on_the_size_of_files_is_not_called_too_little_shared_memory() -
 @pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no shared-memory file system here")
 def test_too_little_shared_memory_is_refused_with_the_fix_and_leaves_no_file() -> None:
     num_floats = shutil.disk_usage("/dev/shm").free // 4 + 2**28
-    with pytest.raises(UsageError, match=r"^the run needs \d+ MiB of shared memory and /dev/shm has \d+ MiB") as error:
+    with pytest.raises(UsageError, match=r"^the run needs \d+\.\d GiB of shared memory and /dev/shm has \d") as error:
         Segment.create(num_floats)
     assert f"docker run --shm-size={2 * (4096 + 4 * num_floats) // 2**20 + 1}m" in str(error.value)
     assert list(Path("/dev/shm").glob(f"asyncsgd-{os.getpid()}-*")) == []

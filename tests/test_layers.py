@@ -58,6 +58,7 @@ MAY_IMPORT = {
             "flat",
             "models",
             "named_choices",
+            "numbers",
             "optimizers",
             "records",
         ),

@@ -80,7 +80,7 @@ def test_a_refused_run_leaves_no_thread_that_watches_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: types.SimpleNamespace(free=0))
-    with pytest.raises(UsageError, match="of shared memory"):
+    with pytest.raises(UsageError, match=r"needs 4\.1 KiB of shared memory and \S+ has 0 bytes free"):
         asyncsgd.train(Plane(), runtime=asyncsgd.Hogwild(1), samples=8, folder=tmp_path / "run", **STEPS)
     assert "usage" not in [thread.name for thread in threading.enumerate()]
 

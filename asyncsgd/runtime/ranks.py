@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from asyncsgd.errors import UsageError
+from asyncsgd.numbers import spelled_bytes
 from asyncsgd.runtime.private_folder import check_private, new_folder
 
 _PATIENCE = datetime.timedelta(minutes=30)
@@ -90,8 +91,8 @@ def check_surroundings() -> None:
         raise UsageError(f"ulimit -n lets a process open {files} files, which is too few; type ulimit -n 4096")
     if space != resource.RLIM_INFINITY and space < _SMALLEST_ADDRESS_SPACE:
         raise UsageError(
-            f"ulimit -v leaves {space / 2**20:.0f} MiB of address space, and the imports alone need "
-            f"{_SMALLEST_ADDRESS_SPACE / 2**20:.0f}; type ulimit -v unlimited"
+            f"ulimit -v leaves {spelled_bytes(space)} of address space, and the imports alone need "
+            f"{spelled_bytes(_SMALLEST_ADDRESS_SPACE)}; type ulimit -v unlimited"
         )
 
 

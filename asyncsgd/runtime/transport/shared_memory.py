@@ -42,6 +42,7 @@ import torch
 from torch import Tensor
 
 from asyncsgd.errors import UsageError, reason
+from asyncsgd.numbers import spelled_bytes
 from asyncsgd.packing import Plain
 from asyncsgd.runtime.private_folder import new_folder, private_folder
 from asyncsgd.runtime.transport.backlog import Backlog
@@ -82,7 +83,7 @@ class Segment:
         needed = _PAGE + 4 * num_floats
         free = shutil.disk_usage(directory).free
         too_small = (
-            f"the run needs {needed / 2**20:.0f} MiB of shared memory and {directory} has {free / 2**20:.0f} MiB free; "
+            f"the run needs {spelled_bytes(needed)} of shared memory and {directory} has {spelled_bytes(free)} free; "
             f"enlarge it (docker run --shm-size={2 * needed // 2**20 + 1}m, or mount -o remount,size=... {directory}), "
             f"take fewer workers, or, in mode async, type --transport process_group"
         )
@@ -105,7 +106,7 @@ class Segment:
                 path.unlink()
             os.close(descriptor)
             if isinstance(error, OSError) and error.errno == errno.EFBIG:
-                raise UsageError(f"the run needs a file of {needed / 2**20:.0f} MiB: {reason(error)}") from error
+                raise UsageError(f"the run needs a file of {spelled_bytes(needed)}: {reason(error)}") from error
             if isinstance(error, OSError):
                 raise UsageError(too_small) from error
             raise
