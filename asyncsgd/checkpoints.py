@@ -360,9 +360,9 @@ def find(
             f"{folder} cannot become longer: {cut_short}, so a run of the larger budget would have gone on otherwise "
             f"from every checkpoint; begin a new run with the larger --samples"
         )
-    found = f"{'; '.join(notes)}; there is no other" if notes else "there is none"
+    damaged = f": {'; '.join(notes)}; there is no other" if notes else ""
     raise UsageError(
-        f"{folder} has no checkpoint to go on from: {found}. Train with --checkpoint-every SAMPLES or "
+        f"{folder} has no checkpoint to go on from{damaged}. Begin a new run, with --checkpoint-every SAMPLES or "
         f"--checkpoint-seconds S to have some"
     )
 

@@ -390,8 +390,16 @@ def test_without_any_checkpoint_and_with_one_of_another_schema_the_user_is_told(
     with pytest.raises(UsageError, match=r"has schema 99 \(asyncsgd .*\), this version .* reads schema 2"):
         train(stopped, resume=True)
     shutil.rmtree(stopped / "checkpoints")
-    with pytest.raises(UsageError, match=r"no checkpoint to go on from: there is none\. Train with --checkpoint-every"):
-        train(stopped, resume=True)
+    for changes in ({}, {"samples": 2 * SAMPLES}, {"seed": 7}):
+        with pytest.raises(UsageError, match=r"no checkpoint to go on from\. Begin a new run, with --checkpoint-every"):
+            train(stopped, resume=True, **changes)
+
+
+def test_a_run_that_is_done_without_checkpoints_says_at_once_that_it_has_none(tmp_path: Path) -> None:
+    train(tmp_path / "run")
+    for changes in ({}, {"samples": 2 * SAMPLES}):
+        with pytest.raises(UsageError, match=r"no checkpoint to go on from\. Begin a new run, with --checkpoint-every"):
+            train(tmp_path / "run", resume=True, **changes)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -131,6 +131,8 @@ def open_again(path: Path, different: Sequence[tuple[str, object, object]], sett
 
     with contextlib.ExitStack() as undo:
         events = undo.enter_context(own(path))
+        if not any((path / CHECKPOINTS).glob("*.json")):
+            find(path)  # refuses, before anything is asked for that would not help
         if not all(_grows(key, was, wanted) for key, was, wanted in different):
             listed = ", ".join(f"{key} {was} -> {wanted}" for key, was, wanted in different)
             raise UsageError(
