@@ -457,11 +457,7 @@ class _Asked:
         return {
             "task_class": f"{type(self.task).__module__}:{type(self.task).__qualname__}",
             "task_fields": json.loads(json.dumps(fields, default=str)),
-            "mode": runtime.mode,
-            "clock": runtime.clock,
-            "nproc": runtime.num_workers,
-            "accumulate": runtime.accumulate if isinstance(runtime, modes.InProcess) else 1,
-            "speeds": None if runtime.speeds is None else str(runtime.speeds),
+            **modes.job_of(runtime),
             "threads": runtime.threads,
             "rule": rule,
             "optimizer": str(self.recipe),
@@ -592,7 +588,8 @@ def _open_folder(path: Path, asked: _Asked, resume: bool) -> RunFolder:
 
     if resume and (path / "settings.yaml").is_file() and has_trained(path):
         before, now = _settings_of(path), asked.settings()
-        different = [(key, before.get(key), now[key]) for key in now if before.get(key) != now[key]]
+        # Earlier versions did not write down all of the runtime.
+        different = [(key, before[key], now[key]) for key in now if key in before and before[key] != now[key]]
         return open_again(path, different, yaml.safe_dump(now, sort_keys=False))
     if (path / "settings.yaml").is_file() and not has_trained(path):
         set_aside(path)  # a run that was refused has left nothing worth keeping

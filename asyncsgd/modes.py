@@ -9,7 +9,7 @@ import dataclasses
 import importlib.util
 import platform
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from asyncsgd.errors import UsageError
 from asyncsgd.settings import training as settings
@@ -277,6 +277,31 @@ def runtime_of(job: settings.Job, threads: int) -> Runtime:
     if job.mode == "hogwild":
         return Hogwild(job.nproc, job.hogwild_state == "shared", threads, speeds)
     return Processes(job.nproc, job.transport, threads, speeds)
+
+
+def job_of(runtime: Runtime) -> dict[str, Any]:
+    """The settings that ask for a runtime, by name; the inverse of `runtime_of`, without threads.
+
+    >>> job_of(Pipeline(4, 2))["stages"]
+    2
+    """
+    job = dataclasses.asdict(settings.Job())
+    del job["rule"], job["seed"]  # which are no part of a runtime
+    job |= {"mode": runtime.mode, "clock": runtime.clock, "nproc": runtime.num_workers}
+    job["speeds"] = None if runtime.speeds is None else str(runtime.speeds)
+    if isinstance(runtime, InProcess):
+        job |= {"accumulate": runtime.accumulate, "data_parallel": runtime.all_gpus}
+    elif isinstance(runtime, Pipeline):
+        job |= {"stages": runtime.stages, "pipeline_schedule": runtime.schedule}
+        job["deepspeed_config"] = runtime.deepspeed_config
+    elif isinstance(runtime, Processes):
+        job["transport"] = runtime.via
+    elif isinstance(runtime, Hogwild):
+        job["hogwild_state"] = "shared" if runtime.share_state else "worker"
+    elif isinstance(runtime, Virtual):
+        job["network"] = None if runtime.network is None else str(runtime.network)
+        job["churn"] = ";".join(map(str, runtime.churn)) or None
+    return job
 
 
 def kind_of(mode: str, clock: str) -> type[Runtime]:

@@ -73,7 +73,7 @@ from asyncsgd.server import Server
 from asyncsgd.signals import StopRequest, held
 from asyncsgd.stages import anatomy
 from asyncsgd.tasks import is_built_in
-from asyncsgd.tasks.base import Task
+from asyncsgd.tasks.base import Task, training_fingerprints
 from asyncsgd.tasks.checking import check
 from asyncsgd.throughput import throughput
 from asyncsgd.worker import check_compiler, checkpoint_activations, is_out_of_memory
@@ -82,6 +82,9 @@ EXIT_CODES = {DONE: 0, INTERRUPTED: 130}
 """Every other status exits with 1."""
 
 TWICE = Result(INTERRUPTED, "interrupted by the user, twice: only the records are saved", has_parameters=False)
+MOST_HASHED_BATCHES = 32
+"""Of training, where a task has no hash of its data."""
+
 BEFORE_TRAINING = Result(INTERRUPTED, "interrupted by the user before training")
 
 
@@ -310,8 +313,8 @@ def _open(
         policy = Policy(**folder.resume.checkpoint.policy)
     environment = _environment(setup, launch, board)
     init_sha256 = parameters_sha256(flat.layout, flat.parameters)
-    began_from = _began_from(task, init_sha256)
     if folder is not None:
+        began_from = _began_from(task, setup, course, init_sha256)
         if folder.resume is not None:
             _check_began_from(folder.resume, began_from)
             folder.go_on()  # nothing that comes after this refuses the run
@@ -379,10 +382,17 @@ def _environment(setup: Setup, launch: Launch, board: Noticeboard | None) -> dic
     return described
 
 
-def _began_from(task: Task, init_sha256: str) -> dict[str, Any]:
-    """Hashes of the data and the initial parameters; see `Checkpoints`."""
-    facts = task.facts()
-    began_from = {"data": facts.get("data_fingerprint"), "initial parameters": init_sha256}
+def _began_from(task: Task, setup: Setup, course: Course, init_sha256: str) -> dict[str, Any]:
+    """Hashes of the data and the initial parameters; see `Checkpoints`. Where the task has no hash of all its data,
+    they are of its evaluation and of its first training batches.
+    """
+    facts = facts_of(task, setup.seed)
+    began_from = {"data": facts["data_fingerprint"], "initial parameters": init_sha256}
+    if "data_fingerprint" not in task.facts():
+        number, samples = MOST_HASHED_BATCHES, course.budget.samples
+        if samples is not None:  # a worker may have no more batches than these
+            number = min(number, -(-samples // task.batch_size) // setup.runtime.num_workers)
+        began_from["training data"] = training_fingerprints(task.data(setup.seed), number)
     if "candidates_sha256" in facts:
         began_from["candidates"] = facts["candidates_sha256"]
     return began_from
@@ -394,12 +404,17 @@ def _check_began_from(found: Found, now: Mapping[str, Any]) -> None:
     Raises:
         UsageError: if the run did not begin from those of `now`.
     """
-    for what, sha256 in found.checkpoint.began_from.items():
-        if sha256 != now.get(what):
-            raise UsageError(
-                f"{found.folder} began with other {what} than there are now ({str(sha256)[:12]} -> "
-                f"{str(now.get(what))[:12]}); put the old ones back, or begin a new run"
-            )
+    for what, recorded in found.checkpoint.began_from.items():
+        if recorded is None:
+            continue  # an earlier version had no hash of a user's own data
+        was, here = (value if isinstance(value, list) else [value] for value in (recorded, now.get(what)))
+        # A longer run has more batches, and the first of them are the same.
+        for one, other in zip(was, here, strict=False):
+            if one != other:
+                raise UsageError(
+                    f"{found.folder} began with other {what} than there are now ({str(one)[:12]} -> "
+                    f"{str(other)[:12]}); put the old ones back, or begin a new run"
+                )
 
 
 def _resume(found: Found, discarded: int, record: Recorder, tell: Callable[[str], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import signal
@@ -16,7 +17,8 @@ from test_resume import SAMPLES, Noisy, files_in, train
 import asyncsgd
 from asyncsgd import UsageError, modes
 from asyncsgd.records.events import INTERRUPTED
-from asyncsgd.simulation.speeds import Exponential
+from asyncsgd.simulation.churn import Leave
+from asyncsgd.simulation.speeds import Exponential, Network
 
 LONGER = {"samples": 2 * SAMPLES}
 IN_ROUNDS = {"runtime": modes.Virtual(3, Exponential()), "rule": asyncsgd.Synchronous()}
@@ -45,6 +47,19 @@ def other_shapes(task: Noisy, seed: int) -> Any:
         return torch.nn.Sequential(torch.nn.Linear(3, 9), torch.nn.Linear(9, 2))
 
 
+def other_labels(part: int) -> Any:
+    """The data of Noisy with one other label, of the training samples or of the evaluation."""
+    data = Noisy.data
+
+    def with_other_label(task: Noisy, seed: int) -> asyncsgd.TensorData:
+        x, y = (torch.cat(parts) for parts in zip(*data(task, seed).evaluation["main"], strict=True))
+        changed = y.clone()
+        changed[40] = 1 - changed[40]
+        return asyncsgd.TensorData((x, y if part else changed), (x, changed if part else y), task.batch_size, seed)
+
+    return with_other_label
+
+
 def refuses(task: Noisy, seed: int, cache: Path) -> Any:
     raise UsageError("the file is not there")
 
@@ -69,6 +84,8 @@ def loss_of_each(task: Noisy, outputs: Any, batch: Any) -> Any:
         (LONGER | {"track": "crayons"}, None, "crayons"),
         (LONGER, ("model", other_weights), "other initial parameters"),
         (LONGER, ("model", other_shapes), "other initial parameters"),
+        (LONGER, ("data", other_labels(0)), "other training data"),
+        (LONGER, ("data", other_labels(1)), "other data"),
         (LONGER, ("prepare", refuses), "the file is not there"),
         (LONGER, ("prepare", fails), "division"),
         (LONGER, ("loss", loss_of_each), "loss"),
@@ -90,6 +107,27 @@ def test_a_refused_resume_leaves_every_byte_of_a_finished_run(
     with pytest.raises((UsageError, ZeroDivisionError), match=refusal):
         train(path, resume=True, **arguments)
     assert content(path) == content(done)
+
+
+@pytest.mark.parametrize(
+    ("changes", "refusal"),
+    [
+        ({"network": None}, r"network bytes=1000.0,worker=1000.0,server=1000.0 -> None"),
+        ({"churn": ()}, r"churn leave:worker=1,seconds=4.0 -> None"),
+        ({"speeds": modes.Virtual(3).speeds}, r"speeds exponential"),
+        ({"threads": 2}, r"threads 1 -> 2"),
+    ],
+)
+def test_a_run_goes_on_with_the_runtime_that_it_began_with(
+    changes: dict[str, Any], refusal: str, tmp_path: Path
+) -> None:
+    runtime = modes.Virtual(3, Exponential(), Network(1e3, (1e3,), 1e3), (Leave(1, 4.0),))
+    train(tmp_path / "run", samples=24, runtime=runtime, checkpoint_every=8)
+    before = content(tmp_path / "run")
+    with pytest.raises(UsageError, match=refusal):
+        train(tmp_path / "run", samples=48, runtime=dataclasses.replace(runtime, **changes), resume=True)
+    assert content(tmp_path / "run") == before
+    assert train(tmp_path / "run", samples=48, runtime=runtime, resume=True).status == "DONE"
 
 
 def test_a_resume_that_is_stopped_before_it_trains_leaves_every_byte(

@@ -26,6 +26,9 @@ class Change:
         if not (math.isfinite(self.seconds) and self.seconds > 0):
             raise ValueError(f"seconds must be above 0, got {self.seconds:g}")
 
+    def __str__(self) -> str:
+        return f"{self.name}:worker={self.worker},seconds={self.seconds}"
+
 
 class Leave(Change):
     """What the worker computes is lost, and its batches are handed out again."""

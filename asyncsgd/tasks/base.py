@@ -335,9 +335,25 @@ def fingerprint(data: Data) -> str:
     for name, batches in data.evaluation.items():
         digest.update(name.encode())
         for index in range(len(batches)):
-            for tensor in tensors_in(batches[index]):
-                digest.update(tensor.contiguous().cpu().numpy().tobytes())
+            _add_to(digest, batches[index])
     return digest.hexdigest()[:16]
+
+
+def training_fingerprints(data: Data, number: int) -> list[str]:
+    """8 hexadecimal digits for each of the first training batches, which change whenever a tensor in it does."""
+    digests = []
+    for index in range(number):
+        digest = hashlib.sha256()
+        _add_to(digest, data.batch(0, index))
+        digests.append(digest.hexdigest()[:8])
+    return digests
+
+
+def _add_to(digest: Any, batch: Batch) -> None:
+    import torch
+
+    for tensor in tensors_in(batch):
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
 
 
 def add_sums(many: Iterable[Sums]) -> Sums:
