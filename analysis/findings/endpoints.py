@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from analysis.findings.comparisons import Comparison
 from analysis.findings.groups import Group, is_registered
 from analysis.findings.judging import NOT_COMPARABLE, Endpoint, Family, Paired, Question
-from analysis.statistics.crossings import loss_at
+from analysis.statistics.crossings import crossing, loss_at
 from analysis.statistics.intervals import short
 from analysis.study.curves import budget_of, common_seconds, curve_of, end_of, missed, spacing_at
 from analysis.study.types import MEASURED, Registration, Study, StudyRun
@@ -137,7 +137,9 @@ def times_to_target(
     times = list(zip(seeds, seconds[::2], seconds[1::2], strict=True))
     alone = [str(seed) for seed, ours, theirs in times if not (0 < ours < math.inf and 0 < theirs < math.inf)]
     told = f"seed{'s' * (len(alone) > 1)} {', '.join(alone)}: not in the speed-up, which needs both to reach the target"
-    paired = _paired(times, [told] * bool(alone))
+    sides = zip(*((pair.treatment, pair.reference) for pair in comparison.pairs), strict=True)
+    ours, theirs = (sum(_was_there(run, target) for run in side) for side in sides)
+    paired = dataclasses.replace(_paired(times, [told] * bool(alone)), diverged_later=(ours, theirs))
     earliest = min(paired.treatment + paired.reference, default=0.0)
     if earliest < budget or (earliest == budget and not cut_short):
         return paired
@@ -151,6 +153,14 @@ def times_to_target(
         told = ", ".join(f"{algorithm} {reached} of {number}" for algorithm, reached, number in later)
         because += f" before {short(budget)} {unit}, when the first run that missed it ended (later: {told})"
     return dataclasses.replace(paired, nothing_because=because)
+
+
+def _was_there(run: StudyRun, target: float) -> bool:
+    """Whether a run that diverged was at the target before."""
+    if run.run is None or not run.diverged:
+        return False
+    curve = curve_of(run.run, "train_seconds")
+    return len(curve[0]) > 0 and math.isfinite(crossing(*curve, target).at)
 
 
 def targets_reached(seconds: Sequence[float], budget: float) -> Paired:

@@ -79,6 +79,8 @@ class RestrictedTimes:
     reference_later: int
     common: bool = False
     """Whether `budget` is what every run was given."""
+    diverged_later: tuple[int, int] = (0, 0)
+    """See `Paired.diverged_later`."""
     ratio: Interval | None = None
     """Mean of min(time, budget), reference / treatment; above 1: the treatment is sooner. Its interval is that of the
     test of the difference, so that it leaves out 1 exactly where the row's `estimate` leaves out 0. None where nothing
@@ -186,6 +188,8 @@ class Paired:
     """Why the values say nothing although there are some; empty where they do."""
     word: str = "undecided"
     """The verdict where they say nothing."""
+    diverged_later: tuple[int, int] = (0, 0)
+    """Runs of treatment and reference that were at the target and diverged, whose times are infinite."""
 
     @property
     def ranked(self) -> bool:
@@ -470,7 +474,16 @@ def _restricted_times(question: Question, budget: float) -> RestrictedTimes:
     sides = (question.values.treatment, question.values.reference)
     ours, theirs = (sum(time <= budget for time in side) for side in sides)
     our_later, their_later = (sum(budget < time < math.inf for time in side) for side in sides)
-    return RestrictedTimes(budget, question.cut_short, ours, theirs, our_later, their_later, question.common)
+    return RestrictedTimes(
+        budget,
+        question.cut_short,
+        ours,
+        theirs,
+        our_later,
+        their_later,
+        question.common,
+        question.values.diverged_later,
+    )
 
 
 def _relative(

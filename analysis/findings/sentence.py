@@ -202,18 +202,19 @@ def _other_targets(row: TestRow, own: Mapping[str, TestRow], sensitivity: Sequen
 
 
 def _ratio_at(point: SensitivityPoint) -> Interval | None:
-    """The speed-up where every run reached a target; where one arm always did and the other never, without ends."""
+    """The speed-up where every run reached a target; where one arm always did and the other never, what is known."""
     if point.reached_treatment == point.reached_reference == point.n:
         return point.speed_up
     ratio = 1 / point.restricted_ratio if point.restricted_ratio else 1.0
     if {point.reached_treatment, point.reached_reference} == {0, point.n} and abs(math.log(ratio)) > SMALL_RATIO:
-        return Interval(ratio, None, None, 0.95, point.n)
+        low, high = (ratio, math.inf) if ratio > 1 else (0.0, ratio)  # the other arm was watched no longer
+        return Interval(ratio, low, high, 0.95, point.n)
     return None
 
 
 def _ratio_in_words(ratio: Interval) -> str:
     shown, word = (ratio, "sooner") if ratio.estimate > 1 else (_inverse(ratio), "later")
-    least = "at least " if ratio.low is None and ratio.n > 1 else ""  # the other arm was watched no longer
+    least = "at least " if ratio.ends[0] == 0 or math.isinf(ratio.ends[1]) else ""
     return f"{least}{supported(shown, null=1.0)(shown.estimate)}{TIMES} {word}"
 
 
@@ -313,10 +314,11 @@ def _time_sentences(row: TestRow, ours: str, theirs: str) -> list[str]:
         number = row.wins if sooner else row.n - row.wins - row.ties
         much = f"{supported(shown, null=1.0)(shown.estimate)}{TIMES} {'sooner' if sooner else 'later'}"
         return [f"{ours} reached the target {much} than {theirs} ({number} of {row.n} seeds)"]
+    lost = times.diverged_later
     counts = (
         f"within {float(short(times.budget)):g} {'seconds' if row.unit == 's' else 'simulated seconds'}, "
-        f"{_reached(ours, 'the target', times.treatment_within, times.treatment_later, row.n)} and "
-        f"{_reached(theirs, 'it', times.reference_within, times.reference_later, row.n)}"
+        f"{_reached(ours, 'the target', times.treatment_within, times.treatment_later, row.n, lost[0])} and "
+        f"{_reached(theirs, 'it', times.reference_within, times.reference_later, row.n, lost[1])}"
     )
     if row.estimate is None:
         nothing = f"nothing is shown about the time to the target: {row.reason}"
@@ -328,15 +330,21 @@ def _time_sentences(row: TestRow, ours: str, theirs: str) -> list[str]:
     return [f"{ours} was {'sooner' if row.word == 'better' else 'later'} at the target than {theirs}", counts]
 
 
-def _reached(name: str, what: str, within: int, later: int, n: int) -> str:
+def _reached(name: str, what: str, within: int, later: int, n: int, lost: int = 0) -> str:
     """
+    Args:
+        lost: runs that were there and diverged.
+
+    >>> _reached("async", "the target", 0, 0, 8, lost=8)
+    'async never held the target (0 of 8 runs, 8 reached it and diverged)'
     >>> _reached("sync", "it", 0, 8, 8), _reached("async", "the target", 6, 0, 8)
     ('sync never reached it (0 of 8 runs, 8 later)', 'async reached the target in 6 of 8 runs')
     """
-    told = f"{within} of {n} runs" + f", {later} later" * (later > 0)
+    told = f"{within} of {n} runs" + f", {later} later" * (later > 0) + f", {lost} reached it and diverged" * (lost > 0)
+    verb = "held" if lost else "reached"
     if within in (0, n):
-        return f"{name} {'always' if within else 'never'} reached {what} ({told})"
-    return f"{name} reached {what} in {told}"
+        return f"{name} {'always' if within else 'never'} {verb} {what} ({told})"
+    return f"{name} {verb} {what} in {told}"
 
 
 def _loss_sentence(row: TestRow, ours: str, theirs: str, *, named: bool) -> str:

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -410,7 +410,9 @@ def tokenize(
     """
     capacity = capacity_of(tokenizer, seq_len)
     backend = plain_backend(tokenizer)
-    parts: list[tuple[Any, Any, Any]] = [(np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, bool))]
+    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = [
+        (np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, bool))
+    ]
     for first in range(0, len(texts), _TEXTS_PER_CHUNK):
         chunk = list(texts[first : first + _TEXTS_PER_CHUNK])
         parts.append(_joined(backend.encode_batch(chunk, add_special_tokens=False), end_id))

@@ -47,11 +47,18 @@ for (const frame of document.querySelectorAll('iframe')) {
         || own.top < box.top - 2 || own.bottom > box.bottom + 2;
     });
     const texts = cut.map(text => text.textContent);
+    const boxes = [...svg.querySelectorAll('text')].filter(text => text.textContent.trim()).map(text => {
+      const own = text.getBoundingClientRect(), margin = own.height / 5;  // a box holds more than the ink
+      return {text: text.textContent, left: own.left + 1, right: own.right - 1, top: own.top + margin,
+        bottom: own.bottom - margin};
+    });
+    const over = boxes.flatMap((a, place) => boxes.slice(place + 1).filter(b =>
+      a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom).map(b => [a.text, b.text]));
     const scale = box.width / svg.viewBox.baseVal.width;
     const sizes = [...svg.querySelectorAll('text, tspan')].filter(text => text.textContent.trim())
       .map(text => parseFloat(view.getComputedStyle(text).fontSize) * scale);
     const least = Math.min(...sizes);
-    return {width: box.width, height: box.height, drawn: drawn.width * drawn.height, cut: texts, least};
+    return {width: box.width, height: box.height, drawn: drawn.width * drawn.height, cut: texts, least, over};
   });
   const light = colour => {
     const [r, g, b] = colour.match(/[\\d.]+/g).map(part => {
@@ -159,6 +166,7 @@ def check(measured):
         assert all(picture["width"] > 200 and picture["height"] > 80 for picture in found["pictures"])
         assert all(picture["drawn"] > 10_000 for picture in found["pictures"])
         assert [picture["cut"] for picture in found["pictures"] if picture["cut"]] == []
+        assert [picture["over"] for picture in found["pictures"] if picture["over"]] == []  # text on text
         assert all(picture["least"] >= 11 for picture in found["pictures"])  # pixels
         assert all(found["images"])
         assert found["faint"] == []

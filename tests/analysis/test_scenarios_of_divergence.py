@@ -62,7 +62,9 @@ def test_a_pair_in_which_both_runs_diverged_is_a_tie(tmp_path):
     assert row.p == 2 / 2**7
 
 
-def test_a_run_that_diverged_after_it_was_at_the_target_does_not_hold_it(tmp_path):
+def test_a_run_that_diverged_after_it_was_at_the_target_does_not_hold_it(tmp_path, approved):
     found = two_arms(tmp_path, [reaches(time) for time in EIGHT], [diverges(reaches(time), 19) for time in SOONER])
     row = row_of(found, "time_to_target")
     assert (row.word, row.times.treatment_within, row.times.reference_within) == ("worse", 0, 8)
+    assert row.times.diverged_later == (8, 0)
+    approved(found)

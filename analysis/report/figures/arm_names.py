@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+import numpy
 from matplotlib.axes import Axes
+from matplotlib.transforms import Bbox
 
 from analysis.findings.arms import ArmInfo
 from analysis.findings.comparisons import FROM_SCRATCH
@@ -92,9 +94,25 @@ def draw_line(axes: Axes, points: Iterable[tuple[float, float]], entry: Entry, j
     )
 
 
-def workers_beside(axes: Axes, x: float, y: float, arm: ArmInfo | None) -> None:
-    workers = "" if arm is None or arm.num_workers is None else str(arm.num_workers)
-    axes.annotate(workers, (x, y), xytext=(6, 4), textcoords="offset points", fontsize=7.5, color=MUTED)
+def workers_beside(axes: Axes, points: Iterable[tuple[float, float, ArmInfo | None]]) -> None:
+    """The number of workers beside each point (x, y) of an arm, where none lies on another; limits have to be set.
+
+    A number for which there is no room at any corner of its point is left out: the table beside the picture has it.
+    """
+    size, on_a_phone, taken = 7.5, 12.0, list[Bbox]()
+    for x, y, arm in points:
+        workers = "" if arm is None or arm.num_workers is None else str(arm.num_workers)
+        scale = axes.figure.dpi / 72
+        wide, high = 0.65 * on_a_phone * len(workers), on_a_phone
+        for right, up in ((6, 4), (6, -4 - high), (-6 - wide, 4), (-6 - wide, -4 - high)):
+            at_x, at_y = axes.transData.transform((x, y)) + scale * numpy.array((right, up))
+            box = Bbox.from_bounds(at_x, at_y, scale * wide, scale * high)
+            if workers and not any(box.overlaps(other) for other in taken):
+                axes.annotate(
+                    workers, (x, y), xytext=(right, up), textcoords="offset points", fontsize=size, color=MUTED
+                )
+                taken.append(box)
+                break
 
 
 def in_all(sizes: Sequence[int]) -> str:

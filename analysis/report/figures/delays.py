@@ -90,7 +90,6 @@ def delay_gaps(cast: Cast, items: Sequence[DelayGap], margin: float | None = Non
         entry = Entry(info.algorithm if info else item.treatment, cast.look(item.treatment), line=False)
         entries.append(entry)
         draw_intervals(axes, [(item.delay_p95, item.gap)], entry, joined=False)
-        workers_beside(axes, item.delay_p95, item.gap.estimate, info)
         said.append(f"{cast.label(item.treatment)}: {item.gap:.4f} at p95 {item.delay_p95:g}")
     axes.axhline(0.0, **DECLARED)
     if margin is not None:
@@ -98,6 +97,7 @@ def delay_gaps(cast: Cast, items: Sequence[DelayGap], margin: float | None = Non
     finish(axes, "delay, 95th percentile (updates)", "loss gap at equal samples (nats)")
     axes.set_xlim(0, 1.15 * max([item.delay_p95 for item in items] + [1.0]))
     axes.xaxis.set_major_locator(MaxNLocator(7))
+    workers_beside(axes, [(item.delay_p95, item.gap.estimate, cast.arms.get(item.treatment)) for item in items])
     sizes = sorted({item.gap.n for item in items})
     caption = f"Above 0: worse than the reference of its group. Mean with the interval of its test, {in_all(sizes)}. "
     caption += "Numbers: workers."

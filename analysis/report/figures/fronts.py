@@ -54,7 +54,6 @@ def pareto(cast: Cast, item: ParetoPanel) -> Picture | None:
             linestyle="none",
             zorder=3,
         )
-        workers_beside(axes, point.seconds, point.loss, info)
     if len(front) > 1:
         x, y = zip(*sorted(front), strict=True)
         axes.step(x, y, where="post", color=MUTED, linewidth=1.0, zorder=2)
@@ -65,6 +64,7 @@ def pareto(cast: Cast, item: ParetoPanel) -> Picture | None:
     better = sorted(point.loss for point in trials)[: (len(trials) + 1) // 2]
     if trials:  # bad learning rates must not flatten the rest
         axes.set_ylim(*limits_of([*(point.loss for point in tests), *better]))
+    workers_beside(axes, [(point.seconds, point.loss, cast.arms.get(point.arm)) for point in tests])
     sizes = sorted({point.n for point in tests})
     caption = f"Means over seeds, {in_all(sizes)}. Filled: nobody is better in both. Numbers: workers."
     diverged = [point for point in item.points if point.num_diverged and not point.trial]

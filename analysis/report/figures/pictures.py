@@ -165,7 +165,7 @@ class Row:
         return tuple(dict.fromkeys(entry for picture in self.pictures for entry in picture.legend))
 
 
-def panel(width: float = WIDTH, height: float = HEIGHT, left: float = 0.72, bottom: float = 0.5) -> tuple[Figure, Axes]:
+def panel(width: float = WIDTH, height: float = HEIGHT, left: float = 0.86, bottom: float = 0.5) -> tuple[Figure, Axes]:
     """An empty figure with one axes in the report's style; it depends on no display and on no global state.
 
     Args:

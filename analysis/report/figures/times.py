@@ -35,7 +35,7 @@ def time_to_target(cast: Cast, item: ReachedPanel) -> Picture | None:
         return None
     entries = cast.entries([curve.arm for curve in item.curves])
     rows = len(item.curves)
-    figure, axes = panel(height=3.0 + 0.17 * rows, bottom=0.62 + 0.17 * rows)
+    figure, axes = panel(height=3.0 + 0.17 * rows, left=1.25, bottom=0.62 + 0.17 * rows)
     last = max((second for curve in item.curves for second in (*curve.seconds, *curve.censored)), default=0.0)
     last = max(last, item.budget or 0.0) or 1.0
     said = []
@@ -190,7 +190,7 @@ def _at_risk(axes: Axes, item: ReachedPanel, entries: dict[str, Entry], last: fl
     for row, curve in enumerate(item.curves):
         offset = -(38 + 12.2 * row)
         entry = entries[curve.arm]
-        for x, text, colour in ((-50, "\N{BLACK SQUARE}", entry.look.colour), (-43, cut(entry.text, 11), INK)):
+        for x, text, colour in ((-82, "\N{BLACK SQUARE}", entry.look.colour), (-72, cut(entry.text, 11), INK)):
             axes.annotate(
                 written(text),
                 (0, 0),
