@@ -218,7 +218,7 @@ def test_hogwild_workers_share_the_state_of_the_library_s_optimizers_only() -> N
 
 
 def test_a_run_does_not_go_on_with_another_optimizer(tmp_path: Path) -> None:
-    given: dict[str, Any] = GIVEN | {"folder": tmp_path / "run", "samples": 80}
+    given: dict[str, Any] = GIVEN | {"folder": tmp_path / "run", "samples": 80, "checkpoint_every": 40}
     asyncsgd.train(Classes(), optimizer=torch.optim.Adagrad, **given)
     with pytest.raises(UsageError, match="optimizer"):
         asyncsgd.train(Classes(), optimizer=torch.optim.Adafactor, resume=True, **given)
