@@ -58,7 +58,7 @@ from asyncsgd.schedules import WarmupSchedule
 from asyncsgd.scripts.run_folder import has_trained, open_again, set_aside
 from asyncsgd.settings.training import COMMON, MOST_SAMPLES, PREFETCH_ON_VIRTUAL_CLOCK
 from asyncsgd.tasks.base import Task
-from asyncsgd.tasks.checking import check_main, is_main_of_package, refuse_in_worker
+from asyncsgd.tasks.checking import check_main, check_optimizer_can_be_sent, is_main_of_package, refuse_in_worker
 from asyncsgd.training import carry_out, follow
 from asyncsgd.worker import NO_SAVINGS, Savings
 
@@ -622,7 +622,7 @@ def _ready_for_processes(task: Task, runtime: modes.Runtime, recipe: OptimizerRe
         refuse_in_worker()
         check_main(type(task))
         if launch.rank is None:
-            recipe.check_can_be_sent()
+            check_optimizer_can_be_sent(recipe.build, recipe.name)
             _check_guard()
     yield
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import pickle
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -257,21 +256,6 @@ class OptimizerRecipe:
                 f"optimizer {self.name} has no weight decay, and weight_decay={self.weight_decay:g} would do nothing; "
                 f"give 0"
             )
-
-    def check_can_be_sent(self) -> None:
-        """Refuse what no other process can be given.
-
-        Raises:
-            UsageError: if it cannot be pickled.
-        """
-        try:
-            pickle.dumps(self.build)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise UsageError(
-                f"optimizer {self.name} cannot be sent to worker processes, since it cannot be pickled; give a class, "
-                f"a function that is defined at the top of a file, or functools.partial(torch.optim.NAdam, "
-                f"momentum_decay=0.01)"
-            ) from error
 
     def _refused(self, error: Exception) -> UsageError:
         return UsageError(f"optimizer {self.name} cannot be used: {str(error).partition(chr(10))[0]}; give another one")

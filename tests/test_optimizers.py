@@ -199,13 +199,37 @@ def test_an_optimizer_that_cannot_be_served_is_refused_by_name_before_anything_r
     assert not seen
 
 
-@pytest.mark.processes
-def test_an_optimizer_that_cannot_be_sent_to_worker_processes_is_refused_before_any_is_started() -> None:
-    build: Callable[..., Any] = lambda groups: torch.optim.Adagrad(groups)  # noqa: E731
-    message = (
-        r"optimizer <lambda> cannot be sent to worker processes, since it cannot be pickled; .* "
-        r"functools\.partial\(torch\.optim\.NAdam, momentum_decay=0\.01\)"
-    )
+class Keeps:
+    """Makes an Adagrad, and keeps something that it does not need."""
+
+    def __init__(self, kept: Any) -> None:
+        self.kept = kept
+
+    def __call__(self, groups: Any) -> torch.optim.Optimizer:
+        return torch.optim.Adagrad(groups)
+
+
+class Unpicklable:
+    def __reduce__(self) -> Any:
+        raise RecursionError("too deep")
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            lambda groups: torch.optim.Adagrad(groups),
+            r"optimizer <lambda> cannot be sent to worker processes, since it cannot be pickled \(.*\); .* "
+            r"functools\.partial\(torch\.optim\.NAdam, momentum_decay=0\.01\)",
+        ),
+        (Keeps(Unpicklable()), r"since it cannot be pickled \(its field 'kept' holds a value of type Unpicklable\)"),
+        (Keeps(torch.zeros(300_000)), r"optimizer Keeps has 1\.2 MB when it is sent .*, most of it in 'kept'; let it"),
+    ],
+    ids=["lambda", "unpicklable", "large"],
+)
+def test_an_optimizer_that_cannot_be_sent_to_worker_processes_is_refused_before_any_is_started(
+    build: Callable[..., Any], message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         asyncsgd.train(Classes(), runtime=asyncsgd.Processes(1), optimizer=build, samples=80, **GIVEN)
     asyncsgd.train(Classes(), optimizer=build, samples=8, **GIVEN)

@@ -146,22 +146,42 @@ def _check_pickle(task: Task) -> None:
             f"the class {kind.__name__} is defined inside a function, where worker processes cannot find it; move it "
             f"to the top level of its file, {without}"
         )
+    keep = f"keep numbers and text in fields, and functions and classes at the top level of a file, {without}"
+    load = "keep the name of a file there, and load it in data() or model()"
+    _check_can_be_sent(task, f"the task {kind.__name__}", keep, load)
+
+
+def check_optimizer_can_be_sent(build: Any, name: str) -> None:
+    """Refuse what makes an optimizer called `name`, where worker processes cannot be given it.
+
+    Raises:
+        UsageError: if it cannot be pickled, carries data, or is of a ``__main__`` that they cannot import.
+    """
+    made_of = getattr(build, "func", build)  # of functools.partial
+    check_main(made_of if hasattr(made_of, "__name__") else type(made_of))
+    keep = (
+        "give a class, a function that is defined at the top of a file, or functools.partial(torch.optim.NAdam, "
+        "momentum_decay=0.01)"
+    )
+    _check_can_be_sent(build, f"optimizer {name}", keep, "let it make its tensors when it is called")
+
+
+def _check_can_be_sent(value: object, what: str, keep: str, load: str) -> None:
+    """Refuse a value that is no pickle, where `keep` says what to do, or a large one, where `load` does."""
+    parts = {} if isinstance(value, type) else getattr(value, "__dict__", {})
     try:
-        size = len(pickle.dumps(task))
+        size = len(pickle.dumps(value))
     except Exception as error:
         # Pickle has no exception of its own for this: it raises TypeError, AttributeError, RecursionError, ...
-        names = [name for name, value in vars(task).items() if _pickled_size(value) is None]
-        what = f"its field {names[0]!r} holds {_kind(getattr(task, names[0]))}" if names else str(error)
+        names = [name for name, part in parts.items() if _pickled_size(part) is None]
+        why = f"its field {names[0]!r} holds {_kind(parts[names[0]])}" if names else str(error)
         raise UsageError(
-            f"the task {kind.__name__} cannot be sent to worker processes, since it cannot be pickled ({what}); keep "
-            f"numbers and text in fields, and functions and classes at the top level of a file, {without}"
+            f"{what} cannot be sent to worker processes, since it cannot be pickled ({why}); {keep}"
         ) from error
     if size > LARGEST_PICKLE:
-        name = max(vars(task), key=lambda name: _pickled_size(vars(task)[name]) or 0)
-        raise UsageError(
-            f"the task {kind.__name__} has {size / 1e6:.1f} MB when it is sent to worker processes, most of it in "
-            f"{name!r}; keep the name of a file there, and load it in data() or model()"
-        )
+        largest = max(parts, key=lambda name: _pickled_size(parts[name]) or 0, default=None)
+        where = "" if largest is None else f", most of it in {largest!r}"
+        raise UsageError(f"{what} has {size / 1e6:.1f} MB when it is sent to worker processes{where}; {load}")
 
 
 def _pickled_size(value: object) -> int | None:
@@ -214,18 +234,18 @@ def is_main_of_package() -> bool:
     return spec is not None and spec.name.rpartition(".")[2] == "__main__"
 
 
-def check_main(task_class: type) -> None:
-    """Refuse a class that worker processes cannot import.
+def check_main(defined: Any) -> None:
+    """Refuse a class or a function that worker processes cannot import.
 
     Raises:
         UsageError: if it is of ``__main__``, and that is no file.
     """
-    if task_class.__module__ != "__main__" or (started := how_started()) in ("script", "module"):
+    if defined.__module__ != "__main__" or (started := how_started()) in ("script", "module"):
         return
-    name = task_class.__name__
+    name, kind = defined.__name__, "class" if isinstance(defined, type) else "function"
     raise UsageError(
-        f"the class {name} is defined in {_WHERE[started]}, where worker processes cannot find it; put it into a file, "
-        f"e.g. my_task.py, and type from my_task import {name}; or train on the virtual clock, which needs no "
+        f"the {kind} {name} is defined in {_WHERE[started]}, where worker processes cannot find it; put it into a "
+        f"file, e.g. my_task.py, and type from my_task import {name}; or train on the virtual clock, which needs no "
         f"processes: runtime=asyncsgd.Virtual(...)"
     )
 
