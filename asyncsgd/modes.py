@@ -54,6 +54,9 @@ class Runtime:
             if (name := _SETTINGS.get(field.name)) is not None:
                 value = settings.COMMON.argument(name, getattr(self, field.name), field.name)
                 object.__setattr__(self, field.name, value)
+        if not self.in_one_process:
+            for problem in settings.contradictions_of_processes(self.num_workers):
+                raise UsageError(problem)
 
     def check_speeds(self, seed: int) -> None:
         """Refuse speeds that the workers cannot have.

@@ -116,6 +116,11 @@ def test_a_runtime_of_nothing_is_refused_where_it_is_made(setting: str, argument
             "there is no worker 5",
         ),
         (
+            {"mode": "sync", "nproc": 1025},
+            lambda: asyncsgd.AllReduce(1025),
+            "--nproc 1025 would be as many processes; type --nproc 1024 or less, or --mode async --clock virtual",
+        ),
+        (
             {"nproc": 2, "speeds": "infinite:0.5"},
             lambda: Processes(2, speeds=Infinite(0.5)),
             "--speeds infinite is for --clock virtual: a run whose real worker never answers would never end",

@@ -408,16 +408,22 @@ class Settings(Common):
     model: Model = group(Model, "model")
 
 
+def contradictions_of_processes(number: int) -> Iterator[str]:
+    """Yield what is wrong with so many workers that are processes."""
+    if number > MOST_PROCESSES:
+        yield (
+            f"--nproc {number} would be as many processes; type --nproc {MOST_PROCESSES} or less, or --mode async "
+            f"--clock virtual"
+        )
+
+
 def contradictions_of_job(job: Job, optimizer: OptimizerName, momentum: float) -> Iterator[str]:
     """Yield what is wrong between settings of how a run goes, each within bounds, the first cause first."""
     mode = job.mode
     if mode == "single" and job.nproc > 1:
         yield f"--mode single has one worker, got --nproc {job.nproc}; type --nproc 1, --mode sync or --mode async"
-    if job.nproc > MOST_PROCESSES and job.clock != "virtual":
-        yield (
-            f"--nproc {job.nproc} would be as many processes; type --nproc {MOST_PROCESSES} or less, or --mode async "
-            f"--clock virtual"
-        )
+    if job.clock != "virtual":
+        yield from contradictions_of_processes(job.nproc)
     defaults = {field.name: field.default for field in dataclasses.fields(Job)}
     for name, owner in (
         ("rule", "async"),
