@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -259,6 +260,7 @@ def test_unknown_kinds_and_keys_of_the_same_schema_are_ignored(tmp_path):
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.floats(0, 1), junk=st.binary(max_size=6), target=st.sampled_from(["events.jsonl", "summary.json"]))
 def test_no_damage_to_a_file_loses_the_run(tmp_path, at, junk, target):
+    shutil.rmtree(tmp_path / "a", ignore_errors=True)  # of the example before
     path = write_run(tmp_path / "a") / target
     content = path.read_bytes()
     cut = int(at * len(content))
