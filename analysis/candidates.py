@@ -6,7 +6,6 @@ that one drawing masks, the share of candidates, and the commonest ones."""
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.commands import carried_out
 from asyncsgd.errors import UsageError
+from asyncsgd.records.events import read_json
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -31,10 +31,10 @@ def read(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         UsageError: if it is no complete folder of candidates.
     """
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = read_json(folder / MANIFEST)
         if not manifest["complete"]:
             raise UsageError(f"{folder} is not complete; run mask_candidates.py again, which goes on where it ended")
-        examples = json.loads((folder / EXAMPLES).read_text(encoding="utf-8"))["examples"]
+        examples = read_json(folder / EXAMPLES)["examples"]
         _ = marked_text(examples[0]) if examples else None
         _ = [manifest["statistics"][side]["candidate_share"] for side in ("train", "eval")]
     except FileNotFoundError as error:

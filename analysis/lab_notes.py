@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 import statistics
 import sys
@@ -23,6 +22,7 @@ from analysis.commands import carried_out
 from analysis.compare import Statistic, counted, drawn
 from analysis.findings.lab_notes import REFERENCE, SOURCE, Ratios, ReferenceRow, reference_ratios, row_beside
 from analysis.report.tables.text import MISSING
+from asyncsgd.records.events import read_json
 
 if TYPE_CHECKING:  # pandas takes a second to import, which --help and a typing error should not
     from analysis.study.run import Run
@@ -150,7 +150,7 @@ def _devices(arm: Arm, runs: Sequence[Run]) -> tuple[str, int | None]:
         return "virtual", None
     for run in runs:
         try:
-            environment = json.loads((run.path / "environment.json").read_text(encoding="utf-8"))
+            environment = read_json(run.path / "environment.json")
             number, kind = int(environment["num_devices"]), "core" if environment["device"] == "cpu" else "GPU"
         except (OSError, ValueError, KeyError, TypeError):
             continue  # an older run, or a damaged file

@@ -9,7 +9,6 @@ import argparse
 import collections
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import signal
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.commands import carried_out
 from asyncsgd.errors import UsageError
-from asyncsgd.records.events import EVENTS, Lines, current_summary
+from asyncsgd.records.events import EVENTS, Lines, current_summary, parsed, read_json
 from asyncsgd.records.locks import is_locked
 from asyncsgd.records.totals import Delays, Progress
 from asyncsgd.records.usage import USAGE
@@ -138,13 +137,13 @@ class Watched:
         """The last whole line of the file; what is torn or of another kind is left out."""
         with contextlib.suppress(OSError, ValueError), open(self.path / USAGE, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_LOOK))
-            look = json.loads(file.read().split(b"\n")[-2])
+            look = parsed(file.read().split(b"\n")[-2])
             if isinstance(look, dict) and isinstance(look.get("processes"), dict):
                 self.usage = look
 
     def _summary(self) -> dict[str, Any] | None:
         try:
-            return current_summary(json.loads((self.path / "summary.json").read_text(encoding="utf-8")))
+            return current_summary(read_json(self.path / "summary.json"))
         except FileNotFoundError:
             return None
 

@@ -105,7 +105,7 @@ def main(argv: list[str] | None = None) -> int:
             raise UsageError(f"--seconds must be more than 0, got {arguments.seconds:g}")
         try:
             spans = list(spans_of(read_events(arguments.run_dir / "events.jsonl")))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{arguments.run_dir} holds no event log that can be read: {error}") from error
         if all(span.kind == "evaluate" for span in spans):
             raise UsageError(f"{arguments.run_dir} has no arrival: nothing to draw")

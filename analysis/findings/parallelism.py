@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -14,7 +15,7 @@ from analysis.statistics.crossings import crossing, on_common_looks
 from analysis.statistics.intervals import Interval, t_interval
 from analysis.study.curves import curve_of
 from analysis.study.run import Run
-from asyncsgd.records.events import EVENTS, read_events
+from asyncsgd.records.events import EVENTS, parsed, read_events
 
 BUBBLES = "bubbles.json"
 USAGE = "usage.jsonl"
@@ -239,7 +240,10 @@ def utilisation(run: Run) -> list[tuple[float, float, float]]:
         lines = (run.path / USAGE).read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
-    looks = [json.loads(line) for line in lines]
+    looks = []
+    for line in lines:
+        with contextlib.suppress(ValueError):  # the last one may be torn
+            looks.append(parsed(line))
     return [
         (
             look["seconds"],
@@ -247,5 +251,5 @@ def utilisation(run: Run) -> list[tuple[float, float, float]]:
             sum(resident for _, resident in look["processes"].values()) / 2**30,
         )
         for look in looks
-        if "processes" in look
+        if isinstance(look, dict) and "processes" in look
     ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from analysis.statistics.paired import PairedResult, paired_difference
 from analysis.statistics.speed_up import SpeedUp, product, speed_up
 from analysis.statistics.verdict import MINIMUM_PAIRS, Verdict, margin_too_wide, verdict
 from asyncsgd.errors import UsageError
+from asyncsgd.records.events import read_json
 
 LADDER, PARTS = "ladder.json", "parts.json"
 """The measurements of a finished ladder, and those of every turn so far."""
@@ -190,7 +190,7 @@ def read(folder: Path) -> Ladders:
         UsageError: if it is no folder of ``experiments/speed_ladder.py``, or one that was not finished.
     """
     try:
-        found = json.loads((folder / LADDER).read_text(encoding="utf-8"))
+        found = read_json(folder / LADDER)
         if found["schema"] != SCHEMA:
             raise ValueError(f"schema {found['schema']}, this version reads {SCHEMA}")
         return Ladders(found["quick"], found["machine"], tuple(ladder_of(each) for each in found["ladders"]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 from analysis.study.run import Run
 from analysis.study.types import MEASURED, VIRTUAL, Arm, Aside, StudyRun, Trial
+from asyncsgd.records.events import read_json
 from asyncsgd.study.plan import BASELINE, PLAN_SCHEMA, STAGES
 
 _PLAN_KEYS = (
@@ -26,7 +26,7 @@ def read_plan(path: Path, problems: list[str]) -> dict[str, Any] | None:
         return None
     instead = "arms and seeds are taken from the folders' names, and runs that are missing cannot be counted"
     try:
-        plan = json.loads(path.read_text(encoding="utf-8"))
+        plan = read_json(path)
     except (OSError, ValueError) as error:
         problems.append(f"plan.json cannot be read ({error}); {instead}")
         return None

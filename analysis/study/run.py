@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +12,16 @@ from typing import Any, TypeGuard
 import pandas
 
 from asyncsgd.errors import UsageError
-from asyncsgd.records.events import DONE, EVENTS, SCHEMA, current_summary, read_better, read_events
+from asyncsgd.records.events import (
+    DONE,
+    EVENTS,
+    SCHEMA,
+    current_summary,
+    parsed,
+    read_better,
+    read_events,
+    read_json,
+)
 from asyncsgd.settings.yaml_reader import read_yaml
 
 UNFINISHED = "UNFINISHED"
@@ -50,6 +58,13 @@ _NUMBERS = ("train_seconds", "final_eval_loss", "eval_weight", "samples_per_seco
 _NAMES = ("mode", "rule", "data_fingerprint", "clock")
 _MEASURED = ("threads", "oversubscription", "eval_weight")
 """What a simulation need not have: it has no threads, and a closed-form problem has no loss terms."""
+_NO_KEYS_AND_VALUES = (
+    *("experiment", "task", "mode", "rule", "clock", "speeds", "network", "data", "data_fingerprint", "base_model"),
+    *("model", "transport", "hogwild_state", "init_sha256", "parameters_sha256", "candidates_sha256", "num_updates"),
+    *("accumulate", "micro_batches", "num_parameters", "num_samples_applied", "eval_seconds", "first_eval_loss"),
+    *("new_parameters", "num_train_samples", "num_eval_samples", "message", "seconds"),
+)
+"""What is one value wherever it is there, and may be compared with those of other runs."""
 _DELAYS = ("mean", "p50", "p95", "max")
 
 PREDICTION = re.compile(r"predicted-\d+")
@@ -318,7 +333,7 @@ def _read_environment(path: Path, problems: list[str]) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except (OSError, ValueError) as error:
         problems.append(f"environment.json cannot be read: {error}")
         return {}
@@ -333,7 +348,7 @@ def _read_summary(path: Path, better: Mapping[str, str], problems: list[str]) ->
         problems.append("no summary.json: the run crashed, was killed or is still running")
         return {"status": UNFINISHED}
     try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
+        summary = read_json(path)
     except (OSError, ValueError) as error:  # ValueError: not JSON, or not UTF-8
         problems.append(f"summary.json cannot be read: {error}")
         return {"status": UNREADABLE}
@@ -355,6 +370,9 @@ def _read_summary(path: Path, better: Mapping[str, str], problems: list[str]) ->
 
 def _checked(summary: Mapping[str, Any], better: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
     """`summary` with None for every field used by the analysis that is not of its type, each with a problem."""
+    damaged = [key for key in _NO_KEYS_AND_VALUES if isinstance(summary.get(key), Mapping | list)]
+    problems += [f"summary.json has an unusable {key}{_shown(summary[key])}" for key in damaged]
+    summary = {**summary, **dict.fromkeys(damaged)}
     checked = dict(summary)
     counts: tuple[str, ...] = _COUNTS
     numbers: tuple[str, ...] = _NUMBERS
@@ -373,7 +391,7 @@ def _checked(summary: Mapping[str, Any], better: Mapping[str, str], problems: li
         # a failed run may have no result, and hogwild no rule; a finished run has to have everything else
         needed = summary["status"] == DONE and key != "rule"
         needed = needed and not (summary.get("clock") == "virtual" and key in _MEASURED)
-        if value is not None or needed:
+        if (value is not None or needed) and key not in damaged:
             problems.append(f"summary.json has {'no' if value is None else 'an unusable'} {key}{_shown(value)}")
     checked["metrics"] = _checked_metrics(summary, better, problems)
     if not isinstance(summary.get("details"), Mapping | None):
@@ -488,7 +506,7 @@ def _last_line_is_torn(path: Path) -> bool:
         for line in file:
             last = line
     try:
-        json.loads(last)
+        parsed(last)
     except ValueError:
         return True
     return False

@@ -281,8 +281,8 @@ class Lines:
             raise ValueError(f"{self._name}: line {self.number} is damaged: {self._torn[:60]!r}")
         self.number += 1
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):  # not JSON; a number or a nesting that Python refuses to read
+            record = parsed(line)
+        except ValueError:
             record = None
         if not isinstance(record, dict):
             self._torn = line
@@ -299,8 +299,8 @@ def read_header(path: Path) -> dict[str, Any]:
     """The first line of an events.jsonl; empty where it is damaged."""
     with open(path, encoding="utf-8", errors="replace") as file:
         try:
-            header = json.loads(file.readline())
-        except (ValueError, RecursionError):
+            header = parsed(file.readline())
+        except ValueError:
             return {}
     return header if isinstance(header, dict) else {}
 
@@ -326,6 +326,24 @@ def _current_record(record: dict[str, Any]) -> dict[str, Any]:
         return record
     kept = {key: value for key, value in record.items() if key not in (*_OLD_METRICS, "masked_tokens")}
     return kept | {"weight": record.get("masked_tokens"), "metrics": _renamed(record, _OLD_METRICS)}
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+        OSError: if it cannot be read.
+        ValueError: if it is not JSON, or is nested so deeply that Python refuses to read it.
+    """
+    return parsed(path.read_text(encoding="utf-8"))
+
+
+def parsed(text: str | bytes) -> Any:
+    """What a JSON text holds; see `read_json`."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def current_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
