@@ -61,7 +61,7 @@ from asyncsgd.runtime.rank_process import (
     vectors_of,
     whole_model,
 )
-from asyncsgd.runtime.ranks import Launch, Noticeboard
+from asyncsgd.runtime.ranks import Launch, Noticeboard, end_with_launcher
 from asyncsgd.runtime.transport.codec import Codec, ProtocolError, decode_found, encode_found
 from asyncsgd.runtime.transport.in_process import InProcess
 from asyncsgd.runtime.transport.messages import ServerEnd
@@ -195,7 +195,7 @@ def carry_out(
         experiment: as many workers as `launch` says.
         folder: new; owned by this call. None: nothing is written.
         context: a fork server that starts workers, None where there are none.
-        stop: the listener for Ctrl-C and SIGTERM, if there is one already.
+        stop: the listener for signals, if there is one already.
         quiet: whether the user is told nothing.
         receivers: called with each record, in order.
         tracking: not started; None: the run is shown in no tracker.
@@ -209,6 +209,7 @@ def carry_out(
         if folder is not None:
             closing.callback(folder.close)
         listening = closing.enter_context(stop or StopRequest())
+        listening.ends_in_order()
         run, result, unexpected = _attempt(experiment, launch, folder, context, listening, quiet, receivers, tracking)
         try:
             if run is not None:
@@ -248,10 +249,12 @@ def _attempt(
     run = None
     try:
         with stop.at_once():
+            end_with_launcher(leads=True)
             board = None if launch.rank is None else Noticeboard()
             run = _open(experiment, launch, board, folder, context, stop, quiet, receivers, tracking)
         run.usage.start()
-        return run, _TRAIN[type(experiment.setup.runtime)](run, board), None
+        with stop.leaving():
+            return run, _TRAIN[type(experiment.setup.runtime)](run, board), None
     except UsageError as error:
         summary = experiment.summary() | {"status": FAILED, "message": str(error)} | tracking.finish(FAILED)
         if run is not None:
@@ -779,6 +782,7 @@ _HARDWARE = Codec(Hardware)
 
 def follow(experiment: Experiment) -> int:
     """A rank other than 0: wait for what rank 0 has prepared and do its part; return the exit code."""
+    end_with_launcher(leads=False)
     board, setup = Noticeboard(), experiment.setup
     if board.several_hosts:
         board.say(_HARDWARE.encode(Hardware.here(setup.device)))
@@ -806,14 +810,15 @@ def _finish(run: Run, result: Result) -> tuple[Result, dict[str, Any]]:
     sha256, facts = None, facts_of(run.task, run.setup.seed)
     try:
         if result.has_parameters:
-            sha256 = parameters_sha256(run.flat.layout, run.flat.parameters)
-            if result.status == DONE:
-                with evaluating(run.flat.model):
-                    facts |= run.task.final(run.flat.model)
-            if run.experiment.saves_model and folder is not None:
-                summary = _summary(run, result, sha256, facts)
-                save_model(run.experiment, run.task, run.flat.model, folder.path / LAST_MODEL, summary, folder.path)
-                _save_best(run, result, summary)
+            with run.stop_requested.leaving():
+                sha256 = parameters_sha256(run.flat.layout, run.flat.parameters)
+                if result.status == DONE:
+                    with evaluating(run.flat.model):
+                        facts |= run.task.final(run.flat.model)
+                if run.experiment.saves_model and folder is not None:
+                    summary = _summary(run, result, sha256, facts)
+                    save_model(run.experiment, run.task, run.flat.model, folder.path / LAST_MODEL, summary, folder.path)
+                    _save_best(run, result, summary)
         else:
             totals.last = None  # the loss of another version than the run's last one
     except KeyboardInterrupt:
@@ -821,7 +826,8 @@ def _finish(run: Run, result: Result) -> tuple[Result, dict[str, Any]]:
     except (OSError, SafetensorError) as error:
         result = Result(FAILED, f"the model could not be saved ({error}); free some space and run again")
     cost: dict[str, Any] = {}
-    with contextlib.suppress(KeyboardInterrupt):  # the run has ended; only what it cost is not known then
+    # The run has ended; only what it cost is not known then.
+    with contextlib.suppress(KeyboardInterrupt), run.stop_requested.leaving():
         cost = _cost(run, result, totals.as_summary())
     summary = _summary(run, result, sha256, facts) | cost | run.tracking.finish(result.status)
     _write_last(folder, summary)

@@ -20,7 +20,7 @@ from asyncsgd.errors import UsageError
 from asyncsgd.numbers import number, whole_number
 from asyncsgd.scripts.base import run_script
 from asyncsgd.settings.flags import Parser
-from asyncsgd.signals import StopRequest, held
+from asyncsgd.signals import StopRequest
 
 EXPERIMENT = "simulate"
 """In the summary, where a training run has the name of its own script."""
@@ -89,6 +89,7 @@ def simulate(settings: Any, runs_dir: Path, command: str, stop: StopRequest) -> 
     from asyncsgd.scripts.run_folder import free_folder
     from asyncsgd.simulation.simulate import vector_sha256
 
+    stop.ends_in_order()
     try:
         folder = RunFolder(free_folder(runs_dir, name_of(settings)))
         write_settings(folder.path / "settings.yaml", settings, command)
@@ -100,14 +101,14 @@ def simulate(settings: Any, runs_dir: Path, command: str, stop: StopRequest) -> 
     tell(f"run    {folder.path}\nrule   {settings.method()}\nproblem {settings.problem}   speeds {settings.speeds}")
     recorder = Recorder(folder, settings.samples)
     try:
-        done = settings.run(recorder, stop)
+        with stop.leaving():
+            done = settings.run(recorder, stop)
     except UsageError as error:
         folder.write_summary({"experiment": EXPERIMENT, "status": FAILED, "message": str(error)})
         raise
     except KeyboardInterrupt:
         message = "interrupted by the user, twice: only the records are saved"
-        with held():
-            folder.write_summary({"experiment": EXPERIMENT, "status": INTERRUPTED, "message": message})
+        folder.write_summary({"experiment": EXPERIMENT, "status": INTERRUPTED, "message": message})
         raise
     except OSError as error:
         raise UsageError(f"{folder.path} cannot be written ({error.strerror}); free some space, run again") from error

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import os
 import resource
+import signal
 import socket
+import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from asyncsgd.errors import UsageError
 from asyncsgd.numbers import spelled_bytes
 from asyncsgd.runtime.private_folder import check_private, new_folder
+
+_LOOK_SECONDS, _STOP_SECONDS = 1.0, 30.0
+"""Between two looks for the launcher; that rank 0 has to stop the others when it is gone."""
 
 _PATIENCE = datetime.timedelta(minutes=30)
 
@@ -69,6 +76,29 @@ def another_speaks(environment: Mapping[str, str]) -> bool:
     """
     complete = all(name in environment for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"))
     return complete and environment["WORLD_SIZE"] != "1" and environment["RANK"] != "0"
+
+
+@functools.cache  # once in a process
+def end_with_launcher(*, leads: bool) -> None:
+    """Look, from a thread, for the torchrun that started this process; do nothing where none did.
+
+    When it is gone, rank 0 stops in good order, as at SIGTERM, and stops the others. They end by themselves if that
+    takes too long.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return
+    launcher = os.getppid()
+
+    def look() -> None:
+        while os.getppid() == launcher:
+            time.sleep(_LOOK_SECONDS)
+        if leads:
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            time.sleep(_STOP_SECONDS)
+            os._exit(1)
+
+    threading.Thread(target=look, name="launcher", daemon=True).start()
 
 
 _FEWEST_FILES = 64

@@ -85,6 +85,7 @@ class TaskScript(Generic[S]):
         stop.check()
         if settings.output.find_batch_size:
             return told_batch_size(experiment, context or fork_server(self.model(settings), *self.modules))
+        stop.ends_in_order()  # the folder says how the run ended
         folder = self.folder(settings, f"python experiments/{prog} " + " ".join(argv))
         print(f"run    {folder.path}", flush=True)
 
@@ -143,7 +144,8 @@ def adapt(settings: S, nproc_given: bool) -> tuple[S, Launch]:
 
 def follow_leader(experiment: Callable[[], Experiment]) -> int:
     """Do the part of a rank of torchrun's other than 0; return the exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 hears it and stops the others in good order
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # rank 0 hears it and stops the others in good order
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     from asyncsgd.training import follow

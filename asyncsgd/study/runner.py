@@ -26,6 +26,7 @@ from asyncsgd.runtime.processes import end_with_parent
 from asyncsgd.scripts.downstream import experiment_of, open_folder_of
 from asyncsgd.scripts.run_folder import CHECKPOINTS, open_run_folder, set_aside
 from asyncsgd.settings.training import make_settings
+from asyncsgd.signals import NUMBERS
 from asyncsgd.study.finetuning import SCORES, finetuning_in
 from asyncsgd.study.plan import STAGES, PlannedRun, Stage
 from asyncsgd.study.sweep import FINISHED, NOT_STARTED, Job, Sweep, share
@@ -90,14 +91,17 @@ class Runner:
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         def ask(number: int, frame: Any) -> None:
+            if self._stop and number == signal.SIGHUP:
+                return  # a shell passes on what the terminal has sent already
             if self._stop:
                 for process, _, _ in self._running.values():
                     process.kill()
                 raise KeyboardInterrupt
             self._stop = True
-            print("stopping; runs save what they have (a second Ctrl-C leaves at once)", file=terminal, flush=True)
+            with contextlib.suppress(OSError):  # the terminal may be closed
+                print("stopping; runs save what they have (a second Ctrl-C leaves at once)", file=terminal, flush=True)
 
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, ask) for number in NUMBERS}
         # stderr itself goes to a log while a run is made here
         with os.fdopen(os.dup(2), "w", encoding="utf-8") as terminal:
             try:
