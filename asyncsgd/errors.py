@@ -63,7 +63,7 @@ def reason(error: OSError) -> str:
 def nearest(name: str, choices: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the choice that looks most like `name`, or an empty string.
 
-    Initials and beginnings come first: what is called ``--lr`` and ``--batch`` elsewhere.
+    A slip of the finger comes first, then initials and beginnings: what is called ``--lr`` and ``--batch`` elsewhere.
 
     >>> nearest("asynchronos", ["asynchronous", "synchronous"])
     "; did you mean 'asynchronous'?"
@@ -71,10 +71,13 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     ''
     >>> nearest("--lr", ["--rule", "--learning-rate"]), nearest("batch", ["tech", "batch_size"])
     ("; did you mean '--learning-rate'?", "; did you mean 'batch_size'?")
+    >>> nearest("margin", ["margin_reasons", "margins"])
+    "; did you mean 'margins'?"
     """
     choices = list(choices)
-    closest = [choice for choice in choices if _is_short_for(_words(name), _words(choice))]
-    closest = sorted(closest, key=len) or difflib.get_close_matches(name, choices, n=1)
+    closest = difflib.get_close_matches(name, choices, n=1, cutoff=0.9)
+    closest += sorted((choice for choice in choices if _is_short_for(_words(name), _words(choice))), key=len)
+    closest += difflib.get_close_matches(name, choices, n=1)
     return f"; did you mean {closest[0]!r}?" if closest else ""
 
 
