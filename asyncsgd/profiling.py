@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,6 +42,8 @@ class ProfiledWorker(Worker):
     """To be set before the first gradient."""
     _computed = 0
     _profiler: torch.profiler.profile | None = None
+    _stop: Callable[[], object]
+    """Stops the profiler, once."""
 
     def gradient(
         self,
@@ -52,6 +55,8 @@ class ProfiledWorker(Worker):
         if self._computed == WARM_UP:
             self._profiler = torch.profiler.profile(record_shapes=True)
             self._profiler.start()
+            # a run that ends before its trace does: torch crashes if its profiler still runs when the process ends
+            self._stop = weakref.finalize(self, self._profiler.stop)
         with torch.profiler.record_function(f"gradient of batch {index}"):
             gradient = super().gradient(index, weigh, loss_scale, micro_batches)
         self._computed += 1
@@ -61,6 +66,6 @@ class ProfiledWorker(Worker):
 
     def _write(self, profiler: torch.profiler.profile) -> None:
         self._profiler = None
-        profiler.stop()
+        self._stop()
         self.profile.path.parent.mkdir(exist_ok=True)
         profiler.export_chrome_trace(str(self.profile.path))

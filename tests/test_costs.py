@@ -367,6 +367,14 @@ def test_a_trace_has_the_gradients_that_were_asked_for_and_changes_no_bit(train:
     assert "perfetto" in (traced.path / "console.log").read_text()
 
 
+@pytest.mark.processes
+def test_a_process_ends_well_whose_run_was_too_short_for_its_trace(tmp_path: Path) -> None:
+    script = Path(__file__).parents[1] / "experiments" / "own_model.py"
+    flags = ["--mode", "single", "--samples", "320", "--profile", "1000", "--run-dir", str(tmp_path / "run")]
+    done = subprocess.run([sys.executable, str(script), *flags], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr  # torch's profiler ended it with a segmentation fault
+
+
 def test_a_run_too_short_for_its_trace_says_so(train: Train) -> None:
     traced = train(mode="single", profile=1000)
     assert "fewer than 1003 gradients" in (traced.path / "console.log").read_text()
