@@ -90,7 +90,9 @@ class StopRequest:
         self._depth += 1
         if self._depth == 1:
             # Python lets the main thread alone hear signals; a run in another one goes on until its budget is spent.
-            numbers = NUMBERS if threading.current_thread() is threading.main_thread() else ()
+            numbers: tuple[signal.Signals, ...] = (
+                NUMBERS if threading.current_thread() is threading.main_thread() else ()
+            )
             if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
                 numbers = tuple(number for number in numbers if number != signal.SIGHUP)
             self._before = {number: signal.signal(number, self._ask) for number in numbers}

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncsgd.errors import RunError, UsageError
+from asyncsgd.records.console import best_effort
 from asyncsgd.records.environment import available_cores
 from asyncsgd.runtime.processes import fork_server
 from asyncsgd.runtime.ranks import go_offline
@@ -41,6 +42,7 @@ CONFIG = Path(__file__).parent / "configs" / "dose_response.yaml"
 SPEEDS = ("constant:1", "log_normal:0.5", "exponential:1")
 
 
+@best_effort()
 def main() -> int:
     flags = parser().parse_args()
     try:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.numbers import out_of_bounds, shortened, whole_number
+from asyncsgd.records.console import best_effort
 from asyncsgd.records.environment import available_cores
 from asyncsgd.records.events import FAILED
 from asyncsgd.records.trackers import names_in
@@ -62,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
     return flags
 
 
+@best_effort()
 def main() -> int:
     try:
         check_surroundings()

@@ -6,8 +6,8 @@ import contextlib
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import TextIO
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TextIO
 
 from asyncsgd.records.events import Evaluation, Event, Fault, Membership, Record, RuleActed
 from asyncsgd.records.run_folder import RunFolder, no_links
@@ -19,12 +19,77 @@ HEADINGS = f"{'samples':>10} {'updates':>9} {'train_s':>9} {'eval_loss':>10} {'s
 LOG = "console.log"
 
 
-def say(line: str, out: TextIO | None = None) -> None:
-    """Print a line at once. A reader that has gone away (``| head``) does not end a run: what follows is not shown."""
+class BestEffort:
+    """A stream whose text is shown where it can be: no reader that has gone away (``| head``), full disk, closed
+    terminal or character that its encoding lacks ends a run.
+
+    After a text that could not be written none is shown any more.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = _nowhere() if stream is None else stream
+
+    def write(self, text: str) -> int:
+        try:
+            self._stream.write(text)
+        except UnicodeEncodeError:
+            encoding = self._stream.encoding
+            self.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        except (OSError, ValueError):
+            self._give_up()
+        return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except (OSError, ValueError):
+            self._give_up()
+
+    def isatty(self) -> bool:
+        try:
+            return self._stream.isatty()
+        except ValueError:
+            return False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _give_up(self) -> None:
+        # What the stream holds back would be refused again at the end of the process, with an exit code of its own.
+        with contextlib.suppress(OSError, ValueError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._stream.fileno())
+            os.close(null)
+        self._stream = _nowhere()
+
+
+def _nowhere() -> TextIO:
+    return open(os.devnull, "w", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def best_effort() -> Iterator[None]:
+    """Within it whatever this process prints is `BestEffort`."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:  # closed (``>&-``); without this a file of the run would get its number, and what is printed
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = BestEffort(sys.stdout), BestEffort(sys.stderr)
     try:
-        print(line, file=out, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        sys.stdout, sys.stderr = before
+
+
+def say(line: str, out: TextIO | None = None) -> None:
+    """Print a line at once, as well as can be; see `BestEffort`."""
+    shown = BestEffort(sys.stdout if out is None else out)
+    shown.write(line + "\n")
+    shown.flush()
 
 
 def keep(line: str, folder: RunFolder | None) -> None:
@@ -83,10 +148,11 @@ class Console:
         self._micro_batches = totals.micro_batches
         self._out = out or sys.stdout
         self._bar = None
-        if sys.stderr.isatty() and samples:
+        if samples and BestEffort(sys.stderr).isatty():
             from tqdm import tqdm
 
-            self._bar = tqdm(total=samples, unit="sample", leave=False, dynamic_ncols=True)
+            stream = BestEffort(sys.stderr)
+            self._bar = tqdm(total=samples, file=stream, unit="sample", leave=False, dynamic_ncols=True)
         self._say(HEADINGS)
 
     def __call__(self, record: Record) -> None:
@@ -122,7 +188,7 @@ class Console:
 
     def _say(self, line: str) -> None:
         if self._bar is not None:
-            self._bar.write(line, file=self._out)
+            self._bar.write(line, file=BestEffort(self._out))
         else:
             say(line, self._out)
         keep(line, self._folder)

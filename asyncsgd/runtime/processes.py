@@ -21,6 +21,7 @@ from pathlib import Path
 
 from asyncsgd import errors
 from asyncsgd.errors import UsageError
+from asyncsgd.records.console import best_effort
 from asyncsgd.runtime.private_folder import give_multiprocessing_a_home
 from asyncsgd.signals import held
 
@@ -139,7 +140,8 @@ def end_with_parent() -> None:
 def _run(target: Callable[..., None], arguments: tuple[object, ...]) -> None:
     """Entry point of every process of a group."""
     end_with_parent()
-    target(*arguments)
+    with best_effort():
+        target(*arguments)
 
 
 OUT_OF_MEMORY, NOT_ONE_SAMPLE_FITS = 4, 5

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from asyncsgd.errors import RunError, UsageError
+from asyncsgd.records.console import best_effort
 from asyncsgd.runtime.ranks import another_speaks, check_surroundings
 from asyncsgd.signals import StopRequest
 
@@ -22,7 +23,7 @@ def run_script(
         argv: None: this process's own.
         ends_with_process: signals that come after the script's end do nothing.
     """
-    with StopRequest(ends_with_process=ends_with_process) as stop:
+    with best_effort(), StopRequest(ends_with_process=ends_with_process) as stop:
         try:
             check_surroundings()
             return run(list(sys.argv[1:] if argv is None else argv), stop)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncsgd.errors import RunError, UsageError, nearest
+from asyncsgd.records.console import best_effort
 from asyncsgd.records.events import DONE
 from asyncsgd.records.run_folder import write_text
 from asyncsgd.scripts.base import run_script
@@ -252,6 +253,7 @@ def make_all(out: Path, jobs: Sequence[Job], lacks: Callable[[Job], str] = lambd
             raise RunError(f"{job.folder} ended with exit code {code}; see {log}. The same command goes on")
 
 
+@best_effort()
 def run_comparisons(parser: argparse.ArgumentParser, carry_out: Callable[[argparse.Namespace], None]) -> int:
     """A script's main: parse, carry out, say what went wrong; return the exit code."""
     try:
