@@ -220,7 +220,10 @@ def carry_out(
                 _write_last(folder, summary)
         except OSError as error:
             where = None if folder is None else folder.path
-            result = Result(FAILED, f"{where} cannot be written ({error.strerror}); free some space and run again")
+            message = f"{where} cannot be written ({error.strerror}); free some space and run again"
+            if isinstance(error, FileNotFoundError):
+                message = f"{error.filename}: {reason(error)}"
+            result = Result(FAILED, message)
             summary = experiment.summary() | {"status": result.status, "message": result.message}
     return Ended(result, summary, run, unexpected)
 
@@ -816,6 +819,7 @@ def _finish(run: Run, result: Result) -> tuple[Result, dict[str, Any]]:
                     with evaluating(run.flat.model):
                         facts |= run.task.final(run.flat.model)
                 if run.experiment.saves_model and folder is not None:
+                    folder.check_is_there()
                     summary = _summary(run, result, sha256, facts)
                     save_model(run.experiment, run.task, run.flat.model, folder.path / LAST_MODEL, summary, folder.path)
                     _save_best(run, result, summary)
@@ -823,6 +827,8 @@ def _finish(run: Run, result: Result) -> tuple[Result, dict[str, Any]]:
             totals.last = None  # the loss of another version than the run's last one
     except KeyboardInterrupt:
         sha256, result = None, TWICE
+    except FileNotFoundError as error:
+        result = Result(FAILED, f"{error.filename}: {reason(error)}")
     except (OSError, SafetensorError) as error:
         result = Result(FAILED, f"the model could not be saved ({error}); free some space and run again")
     cost: dict[str, Any] = {}

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_signals import Line
 
-from asyncsgd.errors import UsageError
+import asyncsgd
+from asyncsgd.errors import RunError, UsageError
 from asyncsgd.records.console import keep
-from asyncsgd.records.events import Evaluation, Event, read_events
+from asyncsgd.records.events import Evaluation, Event, Record, read_events
 from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.scripts.run_folder import open_finetune_folder, open_run_folder, set_aside
 from asyncsgd.settings.training import FLAGS, make_settings
@@ -341,3 +344,24 @@ def test_a_folder_whose_run_was_killed_while_it_wrote_its_header_can_be_used_aga
     (tmp_path / "events.jsonl").write_bytes(b'{"kind": "header",'[:length])
     RunFolder(tmp_path).close()
     assert list(read_events(tmp_path / "events.jsonl")) == []
+
+
+@pytest.mark.parametrize("action", ["removed", "renamed"])
+@pytest.mark.parametrize("version", [2, 20])
+def test_a_run_whose_folder_is_removed_or_renamed_says_so_and_makes_none_of_it_again(
+    action: str, version: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+
+    def report(record: Record) -> None:
+        if isinstance(record, Event) and record.version == version:
+            path.rename(tmp_path / "another")
+            if action == "removed":
+                shutil.rmtree(tmp_path / "another", ignore_errors=True)
+        if isinstance(record, Event) and version < record.version < version + 30:
+            time.sleep(0.1)
+
+    expected = f"^{path}: the folder was removed or renamed while its run was at work; start the run again$"
+    with pytest.raises(RunError, match=expected):
+        asyncsgd.train(Line(), samples=80, evaluations=1, folder=path, checkpoint_every=8, report=report, quiet=True)
+    assert not path.exists()

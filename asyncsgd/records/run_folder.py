@@ -193,7 +193,19 @@ class RunFolder:
             if self._failure is not None:
                 raise self._failure
             self._events.flush()
+            self.check_is_there()
         write_json(self.path / "summary.json", {"schema": SCHEMA, **summary})
+
+    def check_is_there(self) -> None:
+        """
+        Raises:
+            FileNotFoundError: if somebody has removed or renamed the folder, so that nothing makes half of it again.
+        """
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if os.path.samestat(os.fstat(self._events.fileno()), os.stat(self.path / EVENTS)):
+                return
+        message = "the folder was removed or renamed while its run was at work; start the run again"
+        raise FileNotFoundError(errno.ENOENT, message, str(self.path))
 
     def close(self) -> None:
         """Give the folder up, to be called when all else is in it; a second call does nothing."""
@@ -208,6 +220,7 @@ class RunFolder:
                     return
                 try:
                     self._events.flush()
+                    self.check_is_there()
                 except OSError as error:
                     self._failure = error
                     return
