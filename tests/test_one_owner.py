@@ -365,3 +365,11 @@ def test_a_run_whose_folder_is_removed_or_renamed_says_so_and_makes_none_of_it_a
     with pytest.raises(RunError, match=expected):
         asyncsgd.train(Line(), samples=80, evaluations=1, folder=path, checkpoint_every=8, report=report, quiet=True)
     assert not path.exists()
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\x1b[31mred", "\x9b31m", "a\tb", "\x7f"])
+def test_a_folder_whose_name_holds_control_characters_is_refused_and_not_made(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"holds control characters; type another --run-dir$") as refused:
+        open_run_folder("tests", make_settings({"run_dir": str(tmp_path / name)}), "tests")
+    assert str(refused.value).isprintable()
+    assert list(tmp_path.iterdir()) == []

@@ -231,8 +231,10 @@ def own(path: Path) -> TextIO:
     ends. What the file holds stays as it is.
 
     Raises:
-        UsageError: if a live run owns it, or its events.jsonl is no file of records.
+        UsageError: if a live run owns it, its name holds control characters, or its events.jsonl is no file of records.
     """
+    if any(character < " " or "\x7f" <= character <= "\x9f" for character in str(path)):
+        raise UsageError(f"the folder's name {str(path)!r} holds control characters; type another --run-dir")
     while True:
         path.mkdir(parents=True, exist_ok=True)
         try:

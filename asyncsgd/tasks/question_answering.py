@@ -288,7 +288,9 @@ class QuestionAnswering(EncoderTask):
                 nbest[asked.id] = best
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in (("predictions", predictions), ("null_odds", null_odds), ("nbest", nbest)):
-            (folder / f"{name}.json").write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+            partial = folder / f"{name}.json.partial"
+            partial.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+            partial.rename(folder / f"{name}.json")  # the whole of it, or what was there
 
 
 _COLUMN_OF = {"exact_match": "exact", "f1": "f1"}

@@ -17,6 +17,15 @@ def or_missing(value: float | None, form: str = "g") -> str:
     return MISSING if value is None else format(value, form)
 
 
+def plain(text: str) -> str:
+    """Control characters of a file's text as Python spells them, so that none reaches a terminal.
+
+    >>> plain("\\x1b[31mred")
+    '\\\\x1b[31mred'
+    """
+    return "".join(c if c >= " " and not "\x7f" <= c <= "\x9f" else repr(c)[1:-1] for c in text)
+
+
 def aligned(lines: Sequence[Sequence[str]], numeric: Sequence[bool]) -> list[str]:
     """Columns two spaces apart, a rule under the first line; `numeric` columns stand to the right.
 
@@ -26,6 +35,7 @@ def aligned(lines: Sequence[Sequence[str]], numeric: Sequence[bool]) -> list[str
     sync   5.25
     async  13.5
     """
+    lines = [[plain(cell) for cell in line] for line in lines]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     drawn = []
     for line in lines:
@@ -38,16 +48,28 @@ def aligned(lines: Sequence[Sequence[str]], numeric: Sequence[bool]) -> list[str
 
 def markdown(lines: Iterable[Sequence[str]], numeric: Sequence[bool]) -> list[str]:
     """A table in Markdown, its first line the header. What Markdown would read as a sign must be escaped before."""
-    header, *rows = ["| " + " | ".join(line) + " |" for line in lines]
+    header, *rows = ["| " + " | ".join(map(plain, line)) + " |" for line in lines]
     return [header, "|" + "".join("---:|" if to_the_right else "---|" for to_the_right in numeric), *rows]
 
 
 def as_csv(lines: Iterable[Iterable[object]]) -> str:
-    """Unrounded, a missing value empty.
+    """Unrounded, a missing value empty. A text that a spreadsheet would compute has ``'`` before it; numbers have not.
 
     >>> as_csv([("name", "loss"), ("a, b", None), ("c", 0.1)])
     'name,loss\\n"a, b",\\nc,0.1\\n'
+    >>> as_csv([("=1+2", "-1.5", "-inf", "-a", -0.5)])
+    "'=1+2,-1.5,-inf,'-a,-0.5\\n"
     """
     file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows(lines)
+    csv.writer(file, lineterminator="\n").writerows(map(_not_computed, line) for line in lines)
     return file.getvalue()
+
+
+def _not_computed(cell: object) -> object:
+    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")) or cell == MISSING:
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return "'" + cell
+    return cell
