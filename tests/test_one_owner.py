@@ -126,7 +126,7 @@ def test_of_many_that_start_at_once_in_the_folder_of_a_killed_run_one_gets_it_an
     kill(start(OWNER, path))
     program = OWNER.replace('print("ready", flush=True)\n', "")
     program = f"import time\nwhile time.time() < {time.time() + 3}: pass\n{program}"
-    command = [sys.executable, "-c", program, path]
+    command = [sys.executable, "-c", program, str(path)]
     commands = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(6)]
     try:
         deadline = time.monotonic() + 30
