@@ -90,7 +90,8 @@ def loss_of_each(task: Noisy, outputs: Any, batch: Any) -> Any:
         (LONGER, ("prepare", fails), "division"),
         (LONGER, ("loss", loss_of_each), "loss"),
     ],
-    ids=str,
+    # a name that holds an address is another one in each test process
+    ids=lambda value: f"{value[0]}-{value[1].__name__}" if isinstance(value, tuple) else None,
 )
 def test_a_refused_resume_leaves_every_byte_of_a_finished_run(
     arguments: dict[str, Any],
