@@ -662,7 +662,7 @@ def test_a_date_is_refused_since_the_hash_could_not_hold_it(tmp_path: Path) -> N
 
 
 CONFIGS = sorted((Path(__file__).parents[1] / "experiments" / "configs").glob("*.yaml"))
-COMPARISONS = ("language_model", "parallelism")
+COMPARISONS = ("language_model", "parallelism", "squad")
 """Other scripts read these."""
 
 

@@ -175,6 +175,7 @@ _SUMMARY_KEYS = frozenset(
         "machine_load",
         "throughput",
         "micro_batches",
+        "best",
     )
 )
 

@@ -62,7 +62,7 @@ _NO_KEYS_AND_VALUES = (
     *("experiment", "task", "mode", "rule", "clock", "speeds", "network", "data", "data_fingerprint", "base_model"),
     *("model", "transport", "hogwild_state", "init_sha256", "parameters_sha256", "candidates_sha256", "num_updates"),
     *("accumulate", "micro_batches", "num_parameters", "num_samples_applied", "eval_seconds", "first_eval_loss"),
-    *("new_parameters", "num_train_samples", "num_eval_samples", "message", "seconds"),
+    *("new_parameters", "num_train_samples", "num_eval_samples", "message"),
 )
 """What is one value wherever it is there, and may be compared with those of other runs."""
 _DELAYS = ("mean", "p50", "p95", "max")
