@@ -50,7 +50,7 @@ _OWN_NAME = re.compile(r"\d{12,}\.(pt|json|partial|json\.partial)")
 @dataclasses.dataclass(frozen=True)
 class Policy:
     """When checkpoints are taken and how many are kept. Where they are, one is taken at the end of a run that is DONE.
-    One is taken at Ctrl-C and SIGTERM in any case.
+    One is taken in any case when Ctrl-C, SIGTERM or SIGHUP stops the run.
     """
 
     every: int | None = None

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import itertools
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -34,6 +35,7 @@ from asyncsgd.settings.training import (
     load_run_settings,
     make_settings,
 )
+from asyncsgd.signals import NUMBERS
 from asyncsgd.tasks.causal_lm import CausalLM
 from asyncsgd.tasks.question_answering import QuestionAnswering
 from asyncsgd.tasks.token_classification import TokenClassification
@@ -111,6 +113,13 @@ def test_help_has_one_heading_for_its_examples_and_leaves_their_lines_as_they_ar
         if line.endswith("\\"):  # a continued line stands further in than the one that it continues
             assert len(following) - len(following.lstrip()) > len(line) - len(line.lstrip())
     assert "the earlier one is kept as NAME.before-N" in " ".join(shown.split())
+
+
+def test_help_names_every_signal_that_takes_a_checkpoint() -> None:
+    shown = " ".join(FLAGS.build_parser("stilt_mlm", "", "").format_help().split())
+    typed = {signal.SIGINT: "Ctrl-C"}
+    *others, last = (typed.get(number, number.name) for number in NUMBERS)
+    assert shown.count(f"(default: only when {', '.join(others)} or {last} stops the run") == 2
 
 
 def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:

@@ -329,14 +329,14 @@ class Output:
     checkpoint_every: str | None = setting(
         None,
         "samples between two checkpoints, or e.g. 1epoch",
-        unset="only at Ctrl-C and SIGTERM",
+        unset="only when Ctrl-C, SIGTERM or SIGHUP stops the run",
         example="5000",
         or_number=True,
     )
     checkpoint_seconds: float | None = setting(
         None,
         "seconds between two checkpoints",
-        unset="only at Ctrl-C and SIGTERM",
+        unset="only when Ctrl-C, SIGTERM or SIGHUP stops the run",
         above=0,
         at_most=MOST_SECONDS,
         example=60,
