@@ -19,6 +19,7 @@ from typing import Any
 
 from asyncsgd.errors import UsageError
 from asyncsgd.recorded_run import read_of_run
+from asyncsgd.records.console import best_effort
 from asyncsgd.records.events import read_events
 from asyncsgd.settings.training import FLAGS, Settings, make_settings
 
@@ -26,6 +27,7 @@ Curve = list[tuple[float, float]]
 """(seconds or samples, loss), ascending."""
 
 
+@best_effort()
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Predict a measured run on the virtual clock.", allow_abbrev=False)
     parser.add_argument("run_dir", type=Path, help="a finished run of mode async or sync")

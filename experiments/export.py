@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncsgd.errors import UsageError
+from asyncsgd.records.console import best_effort
 from asyncsgd.records.events import DONE
 from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from asyncsgd.checkpoints import Checkpoint  # imports torch, which is slow
 
 
+@best_effort()
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description="Write the last model of a run, or that of a checkpoint.", allow_abbrev=False

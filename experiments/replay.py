@@ -15,8 +15,10 @@ from typing import Any
 
 from asyncsgd.errors import UsageError
 from asyncsgd.recorded_run import difference_at_end, read_of_run, summary_to_replay
+from asyncsgd.records.console import best_effort
 
 
+@best_effort()
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Replay a recorded run, bit for bit.", allow_abbrev=False)
     parser.add_argument("run_dir", type=Path, help="a run folder of mode async or single")

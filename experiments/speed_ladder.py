@@ -37,6 +37,7 @@ from torch import nn
 from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError
 from asyncsgd.experiment import cache_folder, resolve_device
 from asyncsgd.hardware import Hardware
+from asyncsgd.records.console import best_effort
 from asyncsgd.records.environment import available_cores, describe_environment
 from asyncsgd.records.run_folder import write_json, write_text
 from asyncsgd.runtime.processes import fork_server
@@ -457,6 +458,7 @@ def carry_out(flags: argparse.Namespace) -> None:
     report(flags.out)
 
 
+@best_effort()
 def main(argv: Sequence[str] | None = None) -> int:
     try:
         carry_out(parser().parse_args(argv))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from asyncsgd.errors import UsageError
+from asyncsgd.records.console import best_effort
 from asyncsgd.records.events import read_events
 
 COLOURS = {"compute": "#029e73", "wait": "#dddddd", "pull": "#0173b2", "push": "#de8f05", "apply": "#cc78bc"}
@@ -92,6 +93,7 @@ def draw(spans: list[Span], begin: float, seconds: float, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
+@best_effort()
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Draw who did what when in a run.", allow_abbrev=False)
     parser.add_argument("run_dir", type=Path)

@@ -6,8 +6,18 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+
+import calibrate
+import export
+import replay
+import timeline
+from asyncsgd.errors import UsageError
+from asyncsgd.records.console import LOG, teller
+from asyncsgd.records.run_folder import RunFolder
+from asyncsgd.scripts.base import run_script
 
 ROOT = Path(__file__).resolve().parents[1]
 CONSOLES = ["| head -n 1", "> /dev/full", "2> /dev/full > /dev/full", ">&-", "2>&- >&-", "<&- 2>&- >&-", "| true"]
@@ -52,3 +62,34 @@ def test_a_run_whose_console_is_gone_is_done_and_keeps_its_lines(console: str, t
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads((tmp_path / "\u00fc" / "summary.json").read_text())["status"] == "DONE"
     assert (tmp_path / "\u00fc" / "console.log").read_text().endswith("done   \u00fc\n")
+
+
+ESCAPES = "\x1b[31mred\x1b]0;title\x07\x9b2J"
+PLAIN = "\\x1b[31mred\\x1b]0;title\\x07\\x9b2J"
+
+
+def test_a_script_prints_no_escape_sequence_and_draws_its_bars(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+
+    def run(argv: list[str], stop: object) -> int:
+        print(f"{ESCAPES}\nnext\tline")
+        print(f"\r50 % {ESCAPES}\r", file=sys.stderr)
+        teller(folder)(ESCAPES)
+        raise UsageError(ESCAPES)
+
+    assert run_script(run, []) == 2
+    assert capsys.readouterr() == (f"{PLAIN}\nnext\tline\n{PLAIN}\n", f"\r50 % {PLAIN}\\r\nerror: {PLAIN}\n")
+    assert (folder.path / LOG).read_text() == f"{PLAIN}\n"
+
+
+@pytest.mark.parametrize("script", [timeline, replay, export, calibrate], ids=lambda script: script.__name__)
+def test_a_script_that_reads_a_run_prints_no_escape_sequence_of_its_name(
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["--out", str(tmp_path / "out")] if script is export else []
+    assert script.main([str(tmp_path / ESCAPES), *out]) == 2
+    said = capsys.readouterr().err
+    assert PLAIN in said
+    assert said.rstrip("\n").isprintable()

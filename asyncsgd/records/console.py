@@ -7,9 +7,10 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TextIO
+from typing import TextIO
 
 from asyncsgd.records.events import Evaluation, Event, Fault, Membership, Record, RuleActed
+from asyncsgd.records.plain_text import PlainStream, plain_lines, shown_through
 from asyncsgd.records.run_folder import RunFolder, no_links
 from asyncsgd.records.totals import Totals
 
@@ -19,7 +20,7 @@ HEADINGS = f"{'samples':>10} {'updates':>9} {'train_s':>9} {'eval_loss':>10} {'s
 LOG = "console.log"
 
 
-class BestEffort:
+class BestEffort(PlainStream):
     """A stream whose text is shown where it can be: no reader that has gone away (``| head``), full disk, closed
     terminal or character that its encoding lacks ends a run.
 
@@ -27,13 +28,13 @@ class BestEffort:
     """
 
     def __init__(self, stream: TextIO | None) -> None:
-        self._stream = _nowhere() if stream is None else stream
+        super().__init__(_nowhere() if stream is None else stream)
 
     def write(self, text: str) -> int:
         try:
-            self._stream.write(text)
+            super().write(text)
         except UnicodeEncodeError:
-            encoding = self._stream.encoding
+            encoding = self.stream.encoding
             self.write(text.encode(encoding, "backslashreplace").decode(encoding))
         except (OSError, ValueError):
             self._give_up()
@@ -41,26 +42,23 @@ class BestEffort:
 
     def flush(self) -> None:
         try:
-            self._stream.flush()
+            self.stream.flush()
         except (OSError, ValueError):
             self._give_up()
 
     def isatty(self) -> bool:
         try:
-            return self._stream.isatty()
+            return self.stream.isatty()
         except ValueError:
             return False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
 
     def _give_up(self) -> None:
         # What the stream holds back would be refused again at the end of the process, with an exit code of its own.
         with contextlib.suppress(OSError, ValueError):
             null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self._stream.fileno())
+            os.dup2(null, self.stream.fileno())
             os.close(null)
-        self._stream = _nowhere()
+        self.stream = _nowhere()
 
 
 def _nowhere() -> TextIO:
@@ -75,14 +73,12 @@ def best_effort() -> Iterator[None]:
             os.fstat(number)
         except OSError:  # closed (``>&-``); without this a file of the run would get its number, and what is printed
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-    before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = BestEffort(sys.stdout), BestEffort(sys.stderr)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        sys.stdout, sys.stderr = before
+    with shown_through(BestEffort):
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
 
 
 def say(line: str, out: TextIO | None = None) -> None:
@@ -100,7 +96,7 @@ def keep(line: str, folder: RunFolder | None) -> None:
             contextlib.suppress(OSError),
             open(path, "a", encoding="utf-8", errors="backslashreplace", opener=no_links) as file,
         ):
-            file.write(line + "\n")
+            file.write(plain_lines(line) + "\n")
 
 
 def teller(folder: RunFolder | None) -> Callable[[str], None]:

@@ -36,6 +36,7 @@ from asyncsgd.records.events import (
     Record,
 )
 from asyncsgd.records.locks import lock
+from asyncsgd.records.plain_text import plain
 
 FLUSH_SECONDS = 0.5
 """How long a record may wait to be written. A killed run may lose a second, and a busy machine may need the other half
@@ -233,7 +234,7 @@ def own(path: Path) -> TextIO:
     Raises:
         UsageError: if a live run owns it, its name holds control characters, or its events.jsonl is no file of records.
     """
-    if any(character < " " or "\x7f" <= character <= "\x9f" for character in str(path)):
+    if plain(str(path)) != str(path):
         raise UsageError(f"the folder's name {str(path)!r} holds control characters; type another --run-dir")
     while True:
         path.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,8 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 
+from asyncsgd.records.plain_text import plain
+
 MISSING = "-"
 
 
@@ -15,15 +17,6 @@ def or_missing(value: float | None, form: str = "g") -> str:
     ('12', '1,234', '-')
     """
     return MISSING if value is None else format(value, form)
-
-
-def plain(text: str) -> str:
-    """Control characters of a file's text as Python spells them, so that none reaches a terminal.
-
-    >>> plain("\\x1b[31mred")
-    '\\\\x1b[31mred'
-    """
-    return "".join(c if c >= " " and not "\x7f" <= c <= "\x9f" else repr(c)[1:-1] for c in text)
 
 
 def aligned(lines: Sequence[Sequence[str]], numeric: Sequence[bool]) -> list[str]:
