@@ -36,6 +36,7 @@ from asyncsgd.profiling import TRACE, Profile
 from asyncsgd.records.console import Recorder, shown_metrics, teller
 from asyncsgd.records.environment import available_cores, describe_environment
 from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Checkpointed, Record, Resumed
+from asyncsgd.records.locks import one_writer
 from asyncsgd.records.machine_load import MachineLoad
 from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL, RunFolder
 from asyncsgd.records.trackers.tracking import Tracking
@@ -70,6 +71,7 @@ from asyncsgd.runtime.transport.shared_memory import Segment, SharedMemoryAddres
 from asyncsgd.runtime.virtual import Virtual
 from asyncsgd.runtime.worker_process import Assignment, StepHere, serve_gradients, serve_hogwild, set_up_process
 from asyncsgd.server import Server
+from asyncsgd.settings.flags import flag_of
 from asyncsgd.signals import StopRequest, held
 from asyncsgd.stages import anatomy
 from asyncsgd.tasks import is_built_in
@@ -210,7 +212,9 @@ def carry_out(
             closing.callback(folder.close)
         listening = closing.enter_context(stop or StopRequest())
         listening.ends_in_order()
-        run, result, unexpected = _attempt(experiment, launch, folder, context, listening, quiet, receivers, tracking)
+        run, result, unexpected = _attempt(
+            experiment, launch, folder, context, listening, quiet, receivers, tracking, closing
+        )
         try:
             if run is not None:
                 result, summary = _finish(run, result)
@@ -247,10 +251,18 @@ def _attempt(
     quiet: bool,
     receivers: Sequence[Callable[[Record], None]],
     tracking: Tracking,
+    closing: contextlib.ExitStack,
 ) -> tuple[Run | None, Result, Exception | None]:
-    """Prepare and train. Return the run as far as it came, how it ended, and an unexpected exception."""
-    run = None
+    """Prepare and train. Return the run as far as it came, how it ended, and an unexpected exception.
+
+    Args:
+        closing: left when the run has written all that it writes.
+    """
+    run, task = None, experiment.task
     try:
+        for name in task.output_folders:
+            if (output := getattr(task, name)) is not None:
+                closing.enter_context(one_writer(Path(output), flag_of(name)))
         with stop.at_once():
             end_with_launcher(leads=True)
             board = None if launch.rank is None else Noticeboard()

@@ -86,6 +86,9 @@ class Task(abc.ABC):
     """Modules that its workers import; naming them lets workers start sooner."""
     auto_class: ClassVar[str | None] = None
     """Of transformers, which loads what `save` writes, e.g. ``AutoModelForMaskedLM``; None where none does."""
+    output_folders: ClassVar[tuple[str, ...]] = ()
+    """Fields that name folders which `final` writes into. A run makes them before it trains, and no other run may name
+    them meanwhile."""
     batch_size: int
     """Samples of every training batch."""
 

@@ -49,6 +49,7 @@ class QuestionAnswering(EncoderTask):
     better: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {"exact_match": "higher", "f1": "higher"}
     preload: ClassVar[tuple[str, ...]] = ("asyncsgd.data.question_windows", "asyncsgd.models")
     auto_class: ClassVar[str | None] = "AutoModelForQuestionAnswering"
+    output_folders: ClassVar[tuple[str, ...]] = ("predictions",)
 
     init_from: str = setting(
         "tiny", "run folder of stilt_mlm.py, saved model, name on the Hub, or tiny or small (random weights)"
@@ -125,13 +126,6 @@ class QuestionAnswering(EncoderTask):
         from asyncsgd.data.tokenization import load_tokenizer
         from asyncsgd.init_from import read_origin
 
-        if self.predictions is not None:
-            try:  # before the training, which would be for nothing
-                Path(self.predictions).mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise UsageError(
-                    f"--predictions {self.predictions} cannot be made ({error.strerror}); name another folder"
-                ) from error
         data = load_questions(
             str(self.data_name),
             eval_data=self.eval_data,
@@ -271,7 +265,7 @@ class QuestionAnswering(EncoderTask):
 
         Args:
             model: of this task, in evaluation mode, on any device.
-            folder: made when needed; files in it are overwritten.
+            folder: made when needed. Earlier files are kept under names such as ``predictions.before-1.json``.
             number: answers of each question in ``nbest.json``, at most.
         """
         device = next(model.parameters()).device
@@ -286,11 +280,17 @@ class QuestionAnswering(EncoderTask):
                 null_odds[asked.id] = no_answer - (spans[0].score if spans else -np.inf)
                 predictions[asked.id] = str(best[0]["text"]) if null_odds[asked.id] <= 0 else ""
                 nbest[asked.id] = best
+        contents = {"predictions": predictions, "null_odds": null_odds, "nbest": nbest}
         folder.mkdir(parents=True, exist_ok=True)
-        for name, content in (("predictions", predictions), ("null_odds", null_odds), ("nbest", nbest)):
-            partial = folder / f"{name}.json.partial"
+        number = 1
+        while any((folder / f"{name}.before-{number}.json").exists() for name in contents):
+            number += 1
+        for name, content in contents.items():
+            partial, path = folder / f"{name}.json.partial", folder / f"{name}.json"
             partial.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
-            partial.rename(folder / f"{name}.json")  # the whole of it, or what was there
+            if path.exists():
+                path.rename(folder / f"{name}.before-{number}.json")
+            partial.rename(path)
 
 
 _COLUMN_OF = {"exact_match": "exact", "f1": "f1"}

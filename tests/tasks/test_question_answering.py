@@ -259,10 +259,6 @@ def test_the_sums_of_the_most_questions_fit_a_message() -> None:
         ({"eval_data": "./nowhere"}, "there is no file or folder './nowhere'; --eval-data takes a folder"),
         ({"init_from": "somebody/model"}, "--vocab-size 128 does nothing for somebody/model"),
         ({"predictions": __file__}, "--predictions .* is a file; name a folder"),
-        (
-            {"predictions": f"{__file__}/inside"},
-            "--predictions .* cannot be made .*; name another",
-        ),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(
@@ -270,3 +266,38 @@ def test_settings_that_cannot_be_meant_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         prepared(**values)
+
+
+def test_one_run_at_a_time_writes_predictions_into_a_folder_and_the_earlier_ones_are_kept(
+    prepared: Callable[..., QuestionAnswering], tmp_path: Path
+) -> None:
+    link, messages = tmp_path / "link", []
+    link.symlink_to(tmp_path / "said")
+
+    def train(name: str, into: Path, samples: int = 8, **options: Any) -> None:
+        task = prepared(predictions=str(into), eval_samples=4)
+        asyncsgd.train(task, samples=samples, evaluations=1, folder=tmp_path / name, quiet=True, seed=SEED, **options)
+
+    def begin_another(record: object) -> None:
+        with pytest.raises(UsageError) as refused:
+            train("second", link)
+        messages.append(str(refused.value))
+
+    train("first", tmp_path / "said", checkpoint_every=4, report=begin_another)
+    assert set(messages) == {f"another run writes into {link}; wait for it, or name another folder with --predictions"}
+    first = {path.name: path.read_bytes() for path in (tmp_path / "said").iterdir()}
+    assert first.keys() == {"predictions.json", "null_odds.json", "nbest.json"}
+    train("first", tmp_path / "said", 16, resume=True)
+    kept = {name.replace(".json", ".before-1.json"): content for name, content in first.items()}
+    later = {path.name: path.read_bytes() for path in (tmp_path / "said").iterdir()}
+    assert kept.items() <= later.items()
+    assert later.keys() == kept.keys() | first.keys()
+    assert later["null_odds.json"] != first["null_odds.json"]
+
+
+def test_a_folder_for_predictions_that_cannot_be_made_is_refused_before_training(
+    prepared: Callable[..., QuestionAnswering], tmp_path: Path
+) -> None:
+    task = prepared(predictions=f"{__file__}/inside")
+    with pytest.raises(UsageError, match=r"--predictions .* cannot be made \(Not a directory\); name another folder"):
+        asyncsgd.train(task, samples=8, folder=tmp_path / "run", quiet=True)
