@@ -1,11 +1,12 @@
-"""Kill, stop and interrupt runs at moments drawn at random, and count how often a run ends as docs/running.md promises.
+"""Kill, stop and interrupt runs at moments drawn at random, or take their console, and count how often a run ends as
+docs/running.md promises.
 
     python experiments/benchmarks/faults.py --kills 60 --seed 0
 
 Each trial starts ``experiments/stilt_mlm.py`` on a small text, in a session of its own, and does one thing to it.
 ``--seed`` and the trial's number decide what is done, to whom and when. So ``--only 17`` does trial 17 again. Prints a
 line per trial and a table. Exit code 0 when every promise was kept, 1 when one was not. Linux only, since processes are
-found in /proc. 60 trials take about ten minutes on two cores that have nothing else to do."""
+found in /proc. 60 trials take about fifteen minutes on two cores that have nothing else to do."""
 
 from __future__ import annotations
 
@@ -13,7 +14,6 @@ import argparse
 import concurrent.futures
 import contextlib
 import dataclasses
-import itertools
 import json
 import os
 import random
@@ -32,16 +32,30 @@ from typing import Any
 
 import torch
 from campaign import EXPERIMENTS, PATIENCE, WORDS, living, read_lines, replay, words_of
+from fault_trials import (
+    CONSOLE,
+    FAULTS,
+    FILE,
+    MODES,
+    PIPE,
+    PYTHON,
+    SEVERAL,
+    TERMINAL,
+    TORCHRUN_ONE,
+    TORCHRUN_RANKS,
+    Trial,
+    plan,
+    promised,
+)
 
 from asyncsgd.models import saved_parameters_sha256
 from asyncsgd.records.events import DONE, FAILED, INTERRUPTED
+from asyncsgd.signals import NUMBERS
 
 SCRIPT = str(EXPERIMENTS / "stilt_mlm.py")
-FAULTS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGINT twice", "SIGSTOP")
-MODES = ("single", "sync", "async", "hogwild", "virtual")
-MOMENTS = ("any time", "first evaluation", "training", "later evaluation", "saving")
-PYTHON, TORCHRUN_ONE, TORCHRUN_RANKS = "python", "torchrun", "torchrun of 2 ranks"
-RULES = ("asynchronous", "synchronous", "ringmaster:threshold=2,stops=true")
+FOLDER = "ü"
+"""Of the run. Not every console can show this name."""
+HEAD = "| head -n 1"
 DEADLINE = 60.0
 """Seconds that a run may take to end after the fault; more on a machine so busy that four runs take longer."""
 ORPHAN_SECONDS = 30.0
@@ -51,88 +65,11 @@ LATE = 0.7
 _loading = threading.Lock()
 
 
-@dataclasses.dataclass(frozen=True)
-class Trial:
-    """One run, and what is done to it."""
-
-    number: int
-    fault: str
-    target: str
-    """``leader``, ``worker``, ``group`` (everything that was started) or ``agent`` (torchrun itself)."""
-    mode: str
-    launcher: str
-    transport: str
-    rule: str
-    moment: str
-    share: float
-    """When within the moment, in [0, 1)."""
-    gap_seconds: float | None
-    """Until SIGCONT, or until the second SIGINT; None: that one comes while the model is being saved."""
-    train_seconds: float
-    slow: bool
-    """Gradients take half a second and only the last evaluation follows the first, so that a kill may lose much."""
-
-    def __str__(self) -> str:
-        gap = "" if self.gap_seconds is None else f" {self.gap_seconds:.2f} s"
-        details = f" {self.transport} {self.rule}" if self.mode == "async" else ""
-        when = f"{self.moment} {self.share:.2f}{' slow' if self.slow else ''}"
-        return f"{self.fault}{gap} to {self.target}: {self.launcher}, {self.mode}{details}, {when}"
-
-    @property
-    def may_leave(self) -> bool:
-        """Whether it kills the leader, or torchrun above it: nobody is left to write and to clean up."""
-        return self.fault == "SIGKILL" and self.target != "worker"
-
-    @property
-    def has_long_evaluations(self) -> bool:
-        return self.moment.endswith("evaluation")
-
-    @property
-    def num_evaluations(self) -> int:
-        return 1 if self.slow else 3 if self.has_long_evaluations else 12
-
-
-def plan(num_trials: int, seed: int) -> list[Trial]:
-    """The trials 0, 1, ...: every fault meets every mode once in 25 of them. A longer plan begins with the shorter."""
-    draw = random.Random(seed)
-    pairs: list[tuple[str, str]] = []
-    while len(pairs) < num_trials:
-        pairs += draw.sample(list(itertools.product(FAULTS, MODES)), len(FAULTS) * len(MODES))
-    return [draw_trial(random.Random(f"{seed} {number}"), number, *pairs[number]) for number in range(num_trials)]
-
-
-def draw_trial(draw: random.Random, number: int, fault: str, mode: str) -> Trial:
-    alone = mode in ("single", "virtual")
-    launcher = draw.choice([PYTHON, PYTHON, TORCHRUN_ONE, PYTHON if alone else TORCHRUN_RANKS])
-    workers = [] if alone or fault == "SIGINT twice" else ["worker"]
-    target = draw.choice(["leader", "group", *workers, *([] if launcher == PYTHON else ["agent"])])
-    moment = draw.choice([*MOMENTS, "any time"])
-    gaps = {"SIGSTOP": draw.uniform(0.5, 3.0), "SIGINT twice": draw.choice([None, 10 ** draw.uniform(-2.0, 0.1)])}
-    transport = draw.choice(["shared_memory", "process_group"]) if mode == "async" else "auto"
-    rule = draw.choice(RULES) if mode == "async" else "asynchronous"
-    seconds = 1.0 if moment == "saving" else draw.uniform(3.0, 4.0)
-    slow = not alone and fault == "SIGKILL" and target != "worker" and moment in ("training", "any time")
-    share = 0.5 + draw.random() / 2 if slow else draw.random()
-    details = (transport, rule, "training" if slow else moment, share, gaps.get(fault), seconds, slow)
-    return Trial(number, fault, target, mode, launcher, *details)
-
-
-def promised(trial: Trial) -> tuple[set[str | None], int | None]:
-    """The statuses a run may end with that the fault reaches in mid-training (None: no summary), and the exit code
-    (None: any; torchrun has its own).
-    """
-    torchrun = trial.launcher != PYTHON
-    if trial.may_leave:
-        return {None, DONE, FAILED, INTERRUPTED}, None
-    if trial.fault == "SIGSTOP":
-        return {DONE}, 0
-    if trial.target != "worker":
-        return {INTERRUPTED}, None if torchrun else 130
-    if trial.launcher == TORCHRUN_RANKS:  # torchrun ends all of its ranks when one ends
-        return {DONE, FAILED, INTERRUPTED}, None
-    if trial.fault == "SIGKILL" and trial.mode == "sync":
-        return {FAILED}, None if torchrun else 1
-    return {DONE}, 0
+def undisturbed(mode: str) -> Trial:
+    """A trial whose run nothing is done to."""
+    return dataclasses.replace(
+        plan(1, 0)[0], mode=mode, launcher=PYTHON, moment="saving", train_seconds=1.0, slow=False, console=FILE
+    )
 
 
 class Lab:
@@ -146,7 +83,7 @@ class Lab:
             lines = (" ".join(draw.choices(WORDS, k=12)) + f" {name} {line}\n" for line in range(num_lines))
             (folder / f"{name}.txt").write_text("".join(lines))
         for mode in ("single", "async"):  # the first one fills the cache
-            run = Run(dataclasses.replace(plan(1, 0)[0], mode=mode, launcher=PYTHON, moment="saving"), self, mode)
+            run = Run(undisturbed(mode), self, mode)
             if run.exit_code(PATIENCE) != 0:
                 raise SystemExit(f"a run that nothing is done to does not work:\n{run.text('err.txt')}")
             if mode == "single":
@@ -162,21 +99,24 @@ class Lab:
             "async": f"--transport {trial.transport} --rule {trial.rule} --workers 2 --seconds {trial.train_seconds}",
         }.get(trial.mode, f"--mode {trial.mode} --workers 2 --seconds {trial.train_seconds}")
         flags = (
-            f"{SCRIPT} --run-dir run --data {self.folder}/train.txt --eval-data {self.folder}/eval.txt"
+            f"{SCRIPT} --run-dir {FOLDER} --data {self.folder}/train.txt --eval-data {self.folder}/eval.txt"
             f" --cache-dir {self.folder}/cache --vocab-size 512 --seq-len 32 --batch-size 4"
             f" --eval-samples {1600 if trial.has_long_evaluations else 16} --evaluations {trial.num_evaluations}"
             f" {mode}{' --speeds constant:0.5' if trial.slow else ''}"
         )
         ranks = {PYTHON: "", TORCHRUN_ONE: "1", TORCHRUN_RANKS: "2"}[trial.launcher]
         torchrun = f"-m torch.distributed.run --standalone --nproc-per-node {ranks} " if ranks else ""
-        return [sys.executable, *(torchrun + flags).split()]
+        command = [sys.executable, *(torchrun + flags).split()]
+        if trial.console.startswith(">") and trial.console != FILE:
+            return ["bash", "-c", f'exec "$@" {trial.console}', "bash", *command]
+        return command
 
 
 class Run:
     """A trial's run, in a session of its own with a TMPDIR of its own; all that it starts carries a mark."""
 
     def __init__(self, trial: Trial, lab: Lab, name: str) -> None:
-        self.trial, self.lab, self.folder, self.path = trial, lab, lab.folder / name, lab.folder / name / "run"
+        self.trial, self.lab, self.folder, self.path = trial, lab, lab.folder / name, lab.folder / name / FOLDER
         self.temporary = self.folder / "t"
         self.temporary.mkdir(parents=True, exist_ok=True)
         mark = uuid.uuid4().hex
@@ -184,22 +124,48 @@ class Run:
         environment = {key: value for key, value in os.environ.items() if key not in ("WORLD_SIZE", "RANK")}
         environment |= {"ASYNCSGD_FAULTS": mark, "TMPDIR": str(self.temporary)}
         self.began = time.monotonic()
-        with open(self.folder / "out.txt", "wb") as out, open(self.folder / "err.txt", "wb") as err:
+        if "=" in trial.console:
+            name, _, value = trial.console.partition("=")
+            environment[name] = value
+        self.reader, console = self._console()
+        has_terminal = trial.console == TERMINAL
+        # The system tells a session whose terminal is closed.
+        command = [*(["setsid", "--ctty"] if has_terminal else []), *lab.command(trial)]
+        with open(self.folder / "err.txt", "wb") as err:
             self.process = subprocess.Popen(
-                lab.command(trial), cwd=self.folder, env=environment, stdout=out, stderr=err, start_new_session=True
+                command,
+                cwd=self.folder,
+                env=environment,
+                stdin=console if has_terminal else subprocess.DEVNULL,
+                stdout=console,
+                stderr=console if self.reader else err,
+                start_new_session=not has_terminal,
             )
+        os.close(console)
         self.pids_seen = {self.process.pid}
         self.evaluations: list[dict[str, Any]] = []
         self.evaluated_at = 0.0
         """When the last evaluation was first seen in the folder."""
         self._size = 0
 
+    def _console(self) -> tuple[subprocess.Popen[bytes] | None, int]:
+        """What shows the run's console, in out.txt, and the end that the run writes to."""
+        console = self.trial.console
+        with open(self.folder / "out.txt", "wb") as out:
+            if console not in (TERMINAL, PIPE, HEAD):
+                return None, os.dup(out.fileno())
+            shown, written = os.openpty() if console == TERMINAL else os.pipe()
+            words = ["head", "-n", "1"] if console == HEAD else ["cat"]
+            reader = subprocess.Popen(words, stdin=shown, stdout=out, stderr=subprocess.DEVNULL)
+        os.close(shown)
+        return reader, written
+
     def text(self, name: str) -> str:
         path = self.folder / name
         return path.read_text(errors="replace") if path.exists() else ""
 
     def summary(self) -> dict[str, Any]:
-        return json.loads(self.text("run/summary.json") or "{}")
+        return json.loads(self.text(f"{FOLDER}/summary.json") or "{}")
 
     def until(self, seen: Callable[[], Any], seconds: float = PATIENCE) -> bool:
         """Wait until something is seen; False if the run ends, or `seconds` pass, before. Notes evaluations."""
@@ -277,6 +243,9 @@ class Run:
 
     def send(self, number: signal.Signals, pids: list[int]) -> bool:
         """Whether anybody was there to get it."""
+        if number == signal.SIGHUP and self.trial.console == TERMINAL and self.process.poll() is None:
+            self.close_console()  # the system tells the session
+            return True
         if number == signal.SIGINT and self.trial.target == "group" and self.process.poll() is None:
             os.killpg(self.process.pid, number)  # as a terminal does; a batch system sends to every process
             return True
@@ -288,18 +257,28 @@ class Run:
                     sent = True
         return sent
 
+    def close_console(self) -> None:
+        if self.reader is not None:
+            self.reader.kill()
+            self.reader.wait()
+
     def strike(self, pids: list[int]) -> bool:
         """Do the trial's fault; whether anybody was there."""
         trial = self.trial
-        sent = self.send(signal.Signals[trial.fault.split()[0]], pids)
+        if trial.fault == CONSOLE:
+            if trial.console == PIPE:
+                self.close_console()
+            return True
+        first, *others = trial.stops or (trial.fault,)
+        sent = self.send(signal.Signals[first], pids)
         if trial.fault == "SIGSTOP":
             time.sleep(trial.gap_seconds or 0.0)
             self.send(signal.SIGCONT, pids)
-        elif trial.fault == "SIGINT twice" and sent:
+        for each in others if sent else ():
             if trial.gap_seconds is None and self.until(self.is_saving, 5.0):
                 time.sleep(0.03 * trial.share)
             if self.wait(trial.gap_seconds or 0.0):
-                self.send(signal.SIGINT, pids)
+                self.send(signal.Signals[each], pids)
         return sent
 
     def exit_code(self, seconds: float) -> int | None:
@@ -326,6 +305,7 @@ class Run:
     def end(self) -> None:
         self.send(signal.SIGKILL, self.pids())
         self.process.wait(10)
+        self.close_console()
 
 
 def is_of_fork_server(pid: int) -> bool:
@@ -378,13 +358,16 @@ def try_once(trial: Trial, lab: Lab) -> tuple[dict[str, Any], list[str], Run]:
     if has_folder or INTERRUPTED not in statuses:
         listed = " or ".join(sorted(str(each) for each in statuses))
         promise(status in statuses or (hit and late), f"{status or 'no summary'}, promised {listed}")
-    if spoke and exit_code is not None and not (hit and late and trial.launcher != PYTHON):
+    if (spoke or code == 0) and exit_code is not None and not (hit and late and trial.launcher != PYTHON):
         expected = 0 if late else code
         promise(expected in (None, exit_code), f"exit code {exit_code}, promised {expected}")
-    if status == DONE or (status == INTERRUPTED and arrivals and trial.fault != "SIGINT twice"):
+    if status == DONE or (status == INTERRUPTED and arrivals and trial.fault != SEVERAL):
         promise(model == "complete", f"model: {model}")
     elif not trial.may_leave:
         promise(model in ("absent", "complete"), f"model: {model}")
+    if status == DONE:
+        last_line = run.text(f"{FOLDER}/console.log").rpartition("\n")[0].rpartition("\n")[2]
+        promise(last_line == f"done   {FOLDER}", f"console.log ends with {last_line!r}")
     if status == FAILED and statuses == {FAILED}:
         promise(re.match(r"rank \d is lost", summary["message"]), f"names no rank: {summary['message']}")
         promise(model == "absent", "a model of a run that failed")
@@ -417,8 +400,7 @@ def next_start(lab: Lab, runs: list[Run]) -> list[str]:
     for run in runs:
         for name in run.left_in_temporary():
             shutil.move(run.temporary / name, temporary / name)
-    trial = dataclasses.replace(plan(1, 0)[0], mode="async", launcher=PYTHON, moment="saving", train_seconds=0.5)
-    run = Run(trial, lab, "next")
+    run = Run(undisturbed("async"), lab, "next")
     code = run.exit_code(PATIENCE)
     run.end()
     return [*run.left_in_temporary(), *([] if code == 0 else [f"exit code {code}"])]
@@ -440,10 +422,7 @@ def main() -> int:
     if arguments.only is not None:
         trials = trials[arguments.only : arguments.only + 1]
     torch.set_num_threads(1)
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # a shell lets what it starts with & ignore them, and so its children
+    for number in NUMBERS:  # a shell lets what it starts with & or nohup ignore them, and so its children
         signal.signal(number, signal.default_int_handler)
     folder = Path(tempfile.mkdtemp(prefix="faults-"))
     lab = Lab(folder)
