@@ -1,4 +1,5 @@
-"""Kill runs at moments drawn at random, let them go on, and count how often they end as docs/running.md promises.
+"""Kill runs at moments drawn at random, damage what some have left, let them go on, and count how often they end as
+docs/running.md promises.
 
     python experiments/benchmarks/resume.py --kills 40 --seed 0
 
@@ -10,7 +11,9 @@ up. Then the run goes on from its last checkpoint, and may be killed again. What
 - a run of real workers is replayed bit for bit, the seams included;
 - no batch is used twice, the budget is spent exactly, and every arrival that was computed again is in
   events.discarded-N.jsonl and counted by a ``resume`` record;
-- a run that was killed before its first checkpoint says so and is begun anew.
+- a run that was killed before its first checkpoint says so and is begun anew;
+- a damaged checkpoint is named and an older one is used; if there is none, or settings.yaml is another, the run is
+  refused with one line and no byte of its folder changes.
 
 ``--seed`` and the trial's number decide what is killed and when. Prints a line per trial and a table. Exit code 0 when
 every promise was kept, 1 when one was not. Linux only."""
@@ -34,10 +37,12 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from campaign import EXPERIMENTS, PATIENCE, WORDS, living, read_lines, replay
+from damages import DAMAGES, Damage, descriptions, go_on
 
 from asyncsgd.records.events import DONE
 
@@ -82,25 +87,37 @@ class Trial:
     kills: tuple[Kill, ...]
     by_command: bool
     """Whether the first command is typed again, rather than ``--resume``."""
+    damage: Damage | None = None
+    """What is done to the folder of the killed run before it goes on."""
 
     def __str__(self) -> str:
         how = "the same command" if self.by_command else "--resume"
-        return f"{self.case} {self.rule}".strip() + f", {how}, killed at {', '.join(map(str, self.kills))}"
+        damage = "" if self.damage is None else f", {self.damage.__name__.replace('_', ' ')}"
+        return f"{self.case} {self.rule}".strip() + f", {how}, killed at {', '.join(map(str, self.kills))}{damage}"
 
 
 def plan(num_trials: int, seed: int) -> list[Trial]:
-    """The trials 0, 1, ...: every case once in six of them. A longer plan begins with the shorter."""
+    """The trials 0, 1, ...: every case once in six of them. In every second six all runs but the sweep's are damaged,
+    by all kinds in turn. A longer plan begins with the shorter.
+    """
     cases = random.Random(seed)
     order = list(itertools.chain.from_iterable(cases.sample(CASES, len(CASES)) for _ in range(num_trials)))
-    return [draw_trial(random.Random(f"{seed} {number}"), number, order[number]) for number in range(num_trials)]
+    damages = itertools.cycle(random.Random(seed).sample(DAMAGES, len(DAMAGES)))
+    trials = []
+    for number, case in enumerate(order[:num_trials]):
+        damage = next(damages) if number // len(CASES) % 2 and case != "sweep" else None
+        trials.append(draw_trial(random.Random(f"{seed} {number}"), number, case, damage))
+    return trials
 
 
-def draw_trial(draw: random.Random, number: int, case: str) -> Trial:
+def draw_trial(draw: random.Random, number: int, case: str, damage: Damage | None) -> Trial:
     kills = [draw_kill(draw)]
     while len(kills) < MOST_KILLS and draw.random() < AGAIN:
         kills.append(draw_kill(draw))
+    if damage is not None:  # where the run has some checkpoints
+        kills = [Kill(True, 0.4 + 0.5 * draw.random(), draw.random())]
     rule = draw.choice(RULES) if case == "async" else ""
-    return Trial(number, case, rule, tuple(kills), by_command=draw.random() < 0.5 or case == "sweep")
+    return Trial(number, case, rule, tuple(kills), draw.random() < 0.5 or case == "sweep", damage)
 
 
 def draw_kill(draw: random.Random) -> Kill:
@@ -246,6 +263,10 @@ class Life:
                 time.sleep(0.01)
             process.wait(10)
 
+    def ended(self, words: Sequence[str]) -> tuple[int | None, str]:
+        """Start a command and wait for its end; its exit code, and what it wrote to stderr."""
+        return self.begin(words, None), self.errors()
+
     def samples_behind(self) -> int:
         """Samples of all runs that no kill can lose any more."""
         return sum(map(samples_behind, self.runs().values()))
@@ -347,11 +368,16 @@ def wrongly_discarded(
 def try_once(trial: Trial, lab: Lab) -> dict[str, Any]:
     """Do one trial: what came out, and in `wrong` the promises that were broken."""
     began, life = time.monotonic(), Life(lab, lab.folder / str(trial.number), trial)
-    num_kills = num_refused = 0
+    num_kills = num_refused = num_damaged = 0
     wrong: list[str] = []
     command = life.command(anew=False)
     for kill in (*trial.kills, None):
-        code = life.begin(command, kill)
+        if kill is None and trial.damage is not None and len(descriptions(life.path)) > 1:
+            num_damaged += 1
+            code, broken = go_on(life.path, trial.damage, trial.number, partial(life.ended, command))
+            wrong += broken
+        else:
+            code = life.begin(command, kill)
         if code == 2 and any(each in life.errors() for each in NO_CHECKPOINT):
             num_refused += 1
             code = life.begin(life.command(anew=True), kill)
@@ -363,7 +389,7 @@ def try_once(trial: Trial, lab: Lab) -> dict[str, Any]:
         if life.is_done() and trial.case != "sweep":
             break  # killed after its last word
         command = life.go_on()
-    counts = {"kills": num_kills, "resumes": 0, "discarded": 0}
+    counts = {"kills": num_kills, "damaged": num_damaged, "resumes": 0, "discarded": 0}
     # The same command begins a run anew without a word where there is no checkpoint yet.
     counts["anew"] = max(num_refused, len(list(life.folder.rglob("*.before-*"))))
     if not wrong:
@@ -405,7 +431,7 @@ def judge(name: str, path: Path, life: Life, wrong: list[str]) -> tuple[int, int
 
 def table(results: Sequence[Mapping[str, Any]]) -> str:
     """A line per case: what was done to it, and how often it ended as promised."""
-    columns = ("kills", "resumes", "anew", "discarded")
+    columns = ("kills", "damaged", "resumes", "anew", "discarded")
     lines = [f"{'':10}{'trials':>10}" + "".join(f"{name:>10}" for name in columns) + f"{'kept':>10}"]
     for case in CASES:
         chosen = [result for result in results if result["case"] == case]
