@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import json
 import os
@@ -181,6 +182,8 @@ class StateWriter:
         path = self._folder / f"{name}.pt"
         partial = path.with_suffix(".partial")
         try:
+            if self._folder.is_symlink():
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
             self._folder.mkdir(exist_ok=True)
             with open(partial, "wb", opener=no_links) as file:
                 torch.save({"schema": SCHEMA, "state": state}, file)

@@ -321,6 +321,37 @@ def test_what_a_symbolic_link_in_a_run_folder_points_to_is_not_written(name: str
     assert theirs.read_text() == "years of work\n"
 
 
+FOREIGN: dict[str, Callable[[Path, Path], object]] = {
+    "link": lambda path, theirs: path.symlink_to(theirs),
+    "link to nothing": lambda path, theirs: path.symlink_to(theirs.with_name("nothing")),
+    "other name of a file": lambda path, theirs: path.hardlink_to(theirs),
+    "file": lambda path, theirs: path.write_text("notes of mine\n"),
+    "pipe": lambda path, theirs: os.mkfifo(path),
+    "folder": lambda path, theirs: path.mkdir(),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_what_has_the_name_of_a_half_written_file_stays_as_it_is_and_the_run_goes_on(kind: str, tmp_path: Path) -> None:
+    path, theirs = tmp_path / "run", tmp_path / "thesis.txt"
+    theirs.write_text("years of work\n")
+    path.mkdir()
+    partial = [path / f"{name}.partial" for name in ("settings.yaml", "summary.json")]
+    settings = make_settings({"run_dir": str(path)})
+    FOREIGN[kind](partial[0], theirs)
+    folder = open_run_folder("tests", settings, "python first.py")
+    FOREIGN[kind](partial[1], theirs)
+    before = [left.lstat() for left in partial]
+    for number in range(2):
+        folder.write_summary({"number": number})
+    folder.close()
+    assert [left.lstat()[:6] for left in partial] == [found[:6] for found in before]
+    assert theirs.read_text() == "years of work\n"
+    assert json.loads((path / "summary.json").read_text())["number"] == 1
+    assert {left.name for left in tmp_path.iterdir()} == {"run", "thesis.txt"}
+    assert len(list(path.iterdir())) == 5
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("theirs", [b"notes of mine\n", b'{"kind":"arrival"}\n', b"\0" * 20, None])
 def test_an_events_file_that_is_not_ours_is_refused_and_keeps_its_bytes(

@@ -157,3 +157,31 @@ def test_a_resume_leaves_what_the_user_has_put_beside_the_checkpoints(done: Path
     train(tmp_path / "run", resume=True, **LONGER)
     assert [(beside / name).read_text() for name in names] == ["mine"] * len(names)
     assert (beside / "999999999999.pt").is_dir()
+
+
+def test_nothing_is_written_or_removed_behind_checkpoints_that_are_a_symbolic_link(done: Path, tmp_path: Path) -> None:
+    shutil.copytree(done, tmp_path / "run")
+    theirs = (tmp_path / "run" / "checkpoints").rename(tmp_path / "elsewhere")
+    (tmp_path / "run" / "checkpoints").symlink_to(theirs)
+    before = content(tmp_path)
+    with pytest.raises(UsageError, match=r"checkpoints is a symbolic link, .*; put the folder itself in its place, or"):
+        train(tmp_path / "run", resume=True, **LONGER)
+    assert content(tmp_path) == before
+
+
+def test_a_run_whose_checkpoints_become_a_symbolic_link_says_so_and_goes_on(tmp_path: Path) -> None:
+    theirs, path = tmp_path / "elsewhere", tmp_path / "run"
+    theirs.mkdir()
+
+    def replace(record: Any) -> None:
+        if not (path / "checkpoints").is_symlink():
+            (path / "checkpoints").symlink_to(theirs)
+
+    asyncsgd.train(Noisy(), samples=80, folder=path, checkpoint_every=40, report=replace, device="cpu")
+    assert list(theirs.iterdir()) == []
+    lines = [line for line in (path / "console.log").read_text().splitlines() if line.startswith("checkpoint")]
+    assert lines == [
+        f"checkpoint {name} could not be written (Too many levels of symbolic links: a symbolic link is there, remove "
+        f"it); the run goes on, and there is none before it"
+        for name in ("000000000040", "000000000080")
+    ]

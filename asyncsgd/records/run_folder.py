@@ -283,12 +283,40 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def write_text(path: Path, content: str) -> None:
     """Write `content` so that `path` holds either the old content or all of the new one."""
-    partial = path.with_name(path.name + ".partial")
-    with open(partial, "w", encoding="utf-8", opener=no_links) as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    partial = _new_partial(path, content)
+    try:
+        with open(partial, "w", encoding="utf-8", opener=no_links) as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
+
+
+def _new_partial(path: Path, content: str) -> Path:
+    """Make an empty file beside `path`, called ``....partial``. Where somebody else's file has that name, it is called
+    ``....partial-2`` and so on.
+    """
+    partial, number = path.with_name(path.name + ".partial"), 1
+    while True:
+        try:
+            partial.touch(exist_ok=False)
+        except FileExistsError:
+            if _is_torn(partial, content):
+                partial.unlink()
+                continue
+            number += 1
+            partial = path.with_name(f"{path.name}.partial-{number}")
+        else:
+            return partial
+
+
+def _is_torn(path: Path, content: str) -> bool:
+    """Whether a file holds the beginning of `content`, as a kill leaves it. Nothing else is lost with it."""
+    return stat.S_ISREG(path.lstat().st_mode) and content.encode().startswith(path.read_bytes())
 
 
 def _lines_of(kind: str, path: Path) -> Iterator[bytes]:

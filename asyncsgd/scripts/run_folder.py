@@ -30,7 +30,7 @@ CHECKPOINTS = "checkpoints"
 """See `asyncsgd.checkpoints`."""
 
 _TORN_SETTINGS = "settings.yaml.partial"
-"""What `asyncsgd.records.run_folder.write_text` calls a file that is still being written."""
+"""How `asyncsgd.records.run_folder.write_text` begins the name of a file that is still being written."""
 
 
 def open_run_folder(experiment: str, settings: Settings, command: str) -> RunFolder:
@@ -131,6 +131,11 @@ def open_again(path: Path, different: Sequence[tuple[str, object, object]], sett
 
     with contextlib.ExitStack() as undo:
         events = undo.enter_context(own(path))
+        if (path / CHECKPOINTS).is_symlink():
+            raise UsageError(
+                f"{path / CHECKPOINTS} is a symbolic link, and nothing is written or removed behind one; put the "
+                f"folder itself in its place, or begin a new run"
+            )
         if not any((path / CHECKPOINTS).glob("*.json")):
             find(path)  # refuses, before anything is asked for that would not help
         if not all(_grows(key, was, wanted) for key, was, wanted in different):
@@ -178,7 +183,9 @@ def free_folder(parent: Path, name: str) -> Path:
 def _take(path: Path, flags: Flags[S], settings: S) -> TextIO:
     """Own the folder at `path`, after what lies there was set aside; see `open_folder` and `own`."""
     is_run = (path / "settings.yaml").is_file()
-    begun = path.is_dir() and {inside.name for inside in path.iterdir()} <= {EVENTS, _TORN_SETTINGS}
+    begun = path.is_dir() and all(
+        inside.name == EVENTS or inside.name.startswith(_TORN_SETTINGS) for inside in path.iterdir()
+    )
     if path.exists() and not is_run and not begun:
         raise UsageError(f"{path} exists and is not a run folder; type another --run-dir")
     with contextlib.ExitStack() as undo:
