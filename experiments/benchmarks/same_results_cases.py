@@ -1,0 +1,294 @@
+"""The runs of same_results.py: their commands, and the small files that they read."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import random
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from asyncsgd.records.events import DIVERGED, DONE, FAILED
+
+# Every rule is here, with parameters that let it act on so few workers.
+RULES = (
+    "asynchronous",
+    "synchronous",
+    "k_sync:quorum=2",
+    "k_sync:quorum=2,interrupt=false",
+    "fixed_delay:delay=2",
+    "ssp:slack=1",
+    "staleness_aware",
+    "delay_adaptive:concurrency=2",
+    "koloskova:smoothness=5",
+    "polynomial",
+    "hinge:allowed=1",
+    "rennala:batch=3",
+    "rennala:batch=3,interrupt=false",
+    "ringmaster:threshold=2",
+    "ringmaster:threshold=2,stops=true",
+    "k_async:quorum=2",
+    "k_batch_async:batch=3",
+    "fedbuff:buffer=2,num_local_steps=2",
+    "downpour:n_push=2,n_fetch=4",
+    "dc_asgd",
+    "dc_asgd:adaptive=true",
+    "dana",
+    "gap_aware",
+    "ormo",
+    "local_sgd:num_local_steps=2,post=3",
+    "diloco:num_local_steps=2",
+    "async_local_sgd:num_local_steps=2,period=2",
+    "async_local_sgd:num_local_steps=4,spread=.2,dynamic=true",
+    "easgd:num_local_steps=2",
+    "ringleader",
+    "ia2sgd",
+    "rescaled",
+)
+OWN_MOMENTUM = ("dana", "ormo")
+"""Rules that want plain SGD at the server."""
+GOSSIP = (
+    "ad_psgd",
+    "ad_psgd:topology=ring",
+    "sgp",
+    "sgp:delay=2",
+    "streaming_diloco:num_local_steps=4",
+    "streaming_diloco:num_local_steps=6,fragments=3,overlap=4,mix=0.2",
+    "streaming_diloco:num_local_steps=3,fragments=1,overlap=0,mix=0",
+)
+CHURN = "leave:worker=1,seconds=1.5;join:worker=3,seconds=2.25;join:worker=1,seconds=3.5;leave:worker=0,seconds=4.25"
+NETWORK = "bytes=1e6,worker=4e6,server=1e7"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A run, and what is done with its folder."""
+
+    command: str
+    longer: str = ""
+    """Flags with which it is resumed, once it is at its end."""
+    cut: bool = False
+    """Whether its last checkpoint is taken away before it is resumed, as if it had been killed earlier."""
+    replayed: bool = False
+    status: str = DONE
+
+
+def cases(folder: Path) -> dict[str, Case]:
+    """By name; `folder` holds the data."""
+    return {**_trainings(folder), **_tasks(folder), **_virtual(folder), **_resumed(folder), **_simulated()}
+
+
+def _masked_lm(folder: Path) -> str:
+    data = f"--data {folder}/train.txt --eval-data {folder}/eval.txt --cache-dir {folder}/cache --vocab-size 512"
+    return f"stilt_mlm.py {data} --seq-len 32 --batch-size 8 --samples 120 --evaluations 3 --warmup 32 --dropout 0.1"
+
+
+OWN = "own_model.py --width 4 --train-images 400 --batch-size 8 --samples 160 --warmup 32"
+PLAIN_SGD = "--optimizer sgd --weight-decay 0 --clip-norm 0"
+VIRTUAL = f"{OWN} --clock virtual --nproc 4 --speeds exponential:1"
+
+
+def _trainings(folder: Path) -> dict[str, Case]:
+    """One process, and real processes whose bits do not depend on timing."""
+    mlm = _masked_lm(folder)
+    single, real = f"{mlm} --mode single", f"{mlm} --mode async --nproc 1"
+    pipeline = f"{mlm} --mode pipeline --nproc 2 --micro-batches 4"
+    return {
+        "single": Case(single, replayed=True),
+        "single, sgd, 3 batches an update": Case(
+            f"{single} --accumulate 3 --optimizer sgd --momentum .9", replayed=True
+        ),
+        "single, words masked": Case(f"{single} --mask word --schedule cosine --clip-norm .5", replayed=True),
+        "single, bf16 in parts": Case(f"{single} --precision bf16 --micro-batches 3 --prefetch 2", replayed=True),
+        "single, fp16": Case(f"{OWN} --mode single --precision fp16"),
+        "single, best model kept": Case(f"{OWN} --mode single --evaluate-every 24 --keep-best --learning-rate .1"),
+        "single, stopped for want of patience": Case(
+            f"{OWN} --mode single --evaluate-every 8 --patience 2 --learning-rate .3"
+        ),
+        "single, diverged": Case(f"{OWN} --mode single {PLAIN_SGD} --learning-rate 1e30", status=DIVERGED),
+        "sync, 2 ranks": Case(f"{mlm} --mode sync --nproc 2"),
+        "sync, 2 ranks, own model": Case(f"{OWN} --mode sync --nproc 2 --micro-batches 2 --optimizer sgd"),
+        "async, shared memory": Case(f"{real} --transport shared_memory", replayed=True),
+        "async, process groups": Case(f"{OWN} --mode async --nproc 1 --transport process_group"),
+        "async, local steps": Case(f"{OWN} --mode async --nproc 1 --rule diloco:num_local_steps=2"),
+        "async, held": Case(f"{OWN} --mode async --nproc 1 --rule rennala:batch=3 --prefetch 2"),
+        "hogwild": Case(f"{mlm} --mode hogwild --nproc 1"),
+        "hogwild, shared state": Case(f"{OWN} --mode hogwild --nproc 1 --hogwild-state shared"),
+        "pipeline, 1f1b": Case(pipeline),
+        "pipeline, gpipe": Case(f"{pipeline} --pipeline-schedule gpipe --clip-norm .5"),
+        "pipeline, 2bw": Case(f"{pipeline} --pipeline-schedule 2bw --clip-norm 0"),
+        "pipeline, 1f1b, 2 of 2 stages": Case(f"{pipeline} --nproc 4 --stages 2"),
+    }
+
+
+def _on_tasks(folder: Path) -> dict[str, str]:
+    small = f"--cache-dir {folder}/cache --seq-len 32 --batch-size 8 --samples 80 --evaluations 2 --dropout .1"
+    text = f"{small} --data {folder}/train.txt --eval-data {folder}/eval.txt --vocab-size 300 --warmup 32"
+    return {
+        "causal language model": f"clm.py {text}",
+        "reward": f"reward_weighted.py {text}",
+        "tags": f"train_tagger.py {small} --data {folder}/tagged --vocab-size 64 --warmup 32",
+        "questions": f"answer_questions.py {small} --data {folder}/asked --stride 8 --vocab-size 64 --warmup 32",
+        "classification": f"stilt_finetune.py {small} --data {folder}/labelled --init-from tiny",
+    }
+
+
+def _tasks(folder: Path) -> dict[str, Case]:
+    """Every task in one process and on the virtual clock; masked language modelling and a model of one's own are
+    elsewhere."""
+    tasks = _on_tasks(folder)
+    on_clock = "--mode async --clock virtual --nproc 3 --speeds exponential:1 --rule ringmaster:threshold=3"
+    made = {f"{name}, single": Case(f"{command} --mode single") for name, command in tasks.items()}
+    # A replay knows the library's tasks, and reward_weighted.py has one of its own.
+    made |= {
+        f"{name}, virtual": Case(f"{command} {on_clock}", replayed=name != "reward") for name, command in tasks.items()
+    }
+    weighed = f"{tasks['classification']} --mode single --class-weights --dropout 0"
+    return made | {"classification, classes weighed": Case(weighed)}
+
+
+def _virtual(folder: Path) -> dict[str, Case]:
+    """Torch models on the virtual clock."""
+    language = f"{_masked_lm(folder)} --clock virtual --nproc 4 --speeds exponential:1"
+    ever_slower = "--speeds half_normal --rule asynchronous"
+    return {
+        f"virtual, {rule}": Case(f"{VIRTUAL} --rule {rule} {PLAIN_SGD if rule in OWN_MOMENTUM else ''}")
+        for rule in RULES
+    } | {
+        "virtual, masked language model": Case(f"{language} --rule fedbuff:buffer=2,num_local_steps=2", replayed=True),
+        "virtual, masked language model, network and churn": Case(
+            f"{language} --network {NETWORK} --churn {CHURN} --rule ringleader", replayed=True
+        ),
+        "virtual, churn": Case(f"{VIRTUAL} --churn {CHURN}"),
+        "virtual, churn, synchronous": Case(f"{VIRTUAL} --churn {CHURN} --rule synchronous"),
+        "virtual, network": Case(f"{VIRTUAL} --network {NETWORK}"),
+        "virtual, network and churn, local steps": Case(
+            f"{VIRTUAL} --network {NETWORK} --churn {CHURN} --rule diloco:num_local_steps=2"
+        ),
+        "virtual, constant speeds": Case(f"{VIRTUAL} --speeds constant:1 --rule k_async:quorum=3"),
+        "virtual, seconds": Case(f"{VIRTUAL} --samples none --seconds 4.5 --rule ringmaster:threshold=3,stops=true"),
+        "virtual, seconds and samples": Case(f"{VIRTUAL} --seconds 14 {ever_slower}"),
+        "virtual, target": Case(f"{VIRTUAL} --evaluate-every 8 --target-loss 1.44 --learning-rate .01"),
+        "virtual, best model kept": Case(f"{VIRTUAL} --keep-best --patience 2 --learning-rate .2"),
+        "virtual, fp16 in parts": Case(f"{VIRTUAL} --precision fp16 --micro-batches 2"),
+        "virtual, some never arrive": Case(f"{VIRTUAL} --speeds infinite:.1"),
+        "virtual, all never arrive": Case(f"{VIRTUAL} --speeds infinite:.999", status=FAILED),
+        "virtual, diverged": Case(f"{VIRTUAL} {PLAIN_SGD} --learning-rate 1e30", status=DIVERGED),
+    }
+
+
+def _resumed(folder: Path) -> dict[str, Case]:
+    """Each is at its end, and is then made longer; or goes on from where it was a checkpoint before."""
+    saved = "--schedule constant --checkpoint-every 40"
+    mlm, own, tasks = f"{_masked_lm(folder)} {saved}", f"{OWN} {saved}", _on_tasks(folder)
+    on_clock = "--mode async --clock virtual --nproc 4 --speeds exponential:1"
+    real, pipeline = "--mode async --nproc 1 --transport", f"{mlm} --mode pipeline --nproc 2 --micro-batches 4"
+    at_end = {
+        "single": f"{mlm} --mode single",
+        "single, 3 batches an update": f"{own} --mode single --accumulate 3",
+        "async, shared memory": f"{own} {real} shared_memory",
+        "async, local steps": f"{own} {real} shared_memory --rule easgd:num_local_steps=2",
+        "hogwild": f"{own} --mode hogwild --nproc 1",
+        "pipeline, 1f1b": pipeline,
+        "virtual": f"{own} {on_clock}",
+        "virtual, held": f"{own} {on_clock} --rule rennala:batch=3",
+        "virtual, momenta": f"{own} {on_clock} --rule dana {PLAIN_SGD}",
+        "virtual, local steps": f"{own} {on_clock} --rule async_local_sgd:num_local_steps=2,period=2",
+        "virtual, network and churn": f"{own} {on_clock} --network {NETWORK} --churn {CHURN} --rule ringleader",
+        "classification": f"{tasks['classification']} --mode single {saved}",
+        "questions, virtual": f"{tasks['questions']} {on_clock} {saved}",
+    }
+    earlier = {
+        "single, best model kept": f"{own} --mode single --keep-best --learning-rate .1",
+        "sync, 2 ranks": f"{own} --mode sync --nproc 2",
+        "async, process groups": f"{own} {real} process_group",
+        "hogwild, shared state": f"{own} --mode hogwild --nproc 1 --hogwild-state shared",
+        "pipeline, 2bw": f"{pipeline} --pipeline-schedule 2bw --clip-norm 0",
+        "virtual, fp16": f"{own} {on_clock} --precision fp16",
+        "virtual, local steps": at_end["virtual, local steps"],
+        "virtual, network and churn": at_end["virtual, network and churn"],
+    }
+    longer = "--samples 240"
+    return (
+        {f"resumed, {name}": Case(command, longer) for name, command in at_end.items()}
+        | {f"resumed earlier, {name}": Case(command, longer, cut=True) for name, command in earlier.items()}
+        | {"resumed, epochs": Case(f"{mlm} --samples none --epochs .4 --mode single", longer="--epochs 1")}
+    )
+
+
+def _simulated() -> dict[str, Case]:
+    """Closed-form problems; methods without a server cannot be replayed."""
+    simulate = "simulate.py --workers 7 --samples 210 --evaluations 3"
+    timed = "simulate.py --workers 6 --budget-seconds 30 --evaluations 5"
+    made = {f"simulated, {rule}": Case(f"{simulate} --rule {rule}", replayed=True) for rule in RULES}
+    for method in GOSSIP:
+        made[f"simulated, {method}"] = Case(f"{simulate} --rule {method}")
+        made[f"simulated, {method}, seconds"] = Case(
+            f"{timed} --rule {method} --problem least_squares --speeds log_normal:1 --learning-rate .01"
+        )
+    for method in ("ad_psgd", "sgp", "streaming_diloco:num_local_steps=4"):
+        made[f"simulated, {method}, one worker"] = Case(f"simulate.py --workers 1 --samples 40 --rule {method}")
+    for rule in ("asynchronous", "synchronous", "ringmaster:threshold=4,stops=true", "ringleader", "easgd"):
+        made[f"simulated, {rule}, churn and network"] = Case(
+            f"{timed} --rule {rule} --churn {CHURN} --network {NETWORK} --problem heterogeneous", replayed=True
+        )
+        made[f"simulated, {rule}, seconds"] = Case(
+            f"{timed} --rule {rule} --problem logistic --speeds outages", replayed=True
+        )
+    return made | {
+        "simulated, 300 workers": Case(
+            "simulate.py --workers 300 --samples 3000 --problem tridiagonal --speeds half_normal"
+            " --rule ringmaster:threshold=40 --learning-rate .2",
+            replayed=True,
+        ),
+        "simulated, all never arrive": Case(f"{simulate} --speeds infinite:.999", status=FAILED),
+        "simulated, gossip, all never arrive": Case(f"{simulate} --speeds infinite:.999 --rule ad_psgd", status=FAILED),
+        "simulated, diverged": Case(f"{simulate} --learning-rate 1e9", status=DIVERGED),
+        "simulated, gossip, diverged": Case(f"{simulate} --learning-rate 1e9 --rule ad_psgd", status=DIVERGED),
+    }
+
+
+WORDS = [consonant + vowel for consonant in "bdfgklmnprst" for vowel in "aeiou"]
+
+
+def write_data(folder: Path) -> None:
+    """Two texts; sentences with labels and with tags, and questions, each to be had from the words."""
+    draw = random.Random(0)
+    words = ["".join(draw.choices(WORDS, k=draw.randint(1, 3))) for _ in range(300)]
+    for name, number in (("train", 200), ("eval", 60)):
+        lines = (" ".join(draw.choices(words, k=draw.randint(3, 25))) for _ in range(number))
+        (folder / f"{name}.txt").write_text("\n".join(lines) + "\n")
+    for name in ("labelled", "tagged", "asked"):
+        (folder / name).mkdir()
+    for name, number in (("train", 120), ("test", 30)):
+        with open(folder / "labelled" / f"{name}.csv", "w", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(["text", "label"])
+            for k in range(number):
+                rows.writerow([" ".join(draw.choices(words[k % 3 :: 3][:40], k=draw.randint(3, 12))), "abc"[k % 3]])
+        _write_rows(folder / "tagged" / f"{name}.jsonl", (_tagged(draw) for _ in range(number)))
+    for name, number in (("train", 60), ("dev", 15)):
+        _write_rows(folder / "asked" / f"{name}.jsonl", (_asked(draw, f"{name}{k}") for k in range(number)))
+
+
+def _write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _tagged(draw: random.Random) -> dict[str, Any]:
+    """A sentence in which the first twenty words are things, ten of each kind."""
+    numbers = [draw.randrange(len(WORDS)) for _ in range(draw.randint(3, 12))]
+    tags = ["B-near" if number < 10 else "B-far" if number < 20 else "O" for number in numbers]
+    return {"tokens": [WORDS[number] for number in numbers], "ner_tags": tags}
+
+
+def _asked(draw: random.Random, name: str) -> dict[str, Any]:
+    """A text of which the word behind the one that is asked for is the answer; some have none."""
+    words = draw.choices(WORDS, k=draw.randint(4, 30))
+    place = draw.randrange(len(words))
+    answer = words[place + 1 : place + 2]
+    start = [len(" ".join(words[: place + 1])) + 1] if answer else []
+    answers = {"text": answer, "answer_start": start}
+    return {"id": name, "context": " ".join(words), "question": words[place], "answers": answers}
