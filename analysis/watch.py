@@ -143,9 +143,12 @@ class Watched:
 
     def _summary(self) -> dict[str, Any] | None:
         try:
-            return current_summary(read_json(self.path / "summary.json"))
+            summary = read_json(self.path / "summary.json")
         except FileNotFoundError:
             return None
+        if not isinstance(summary, dict):
+            raise ValueError("summary.json is damaged: not an object")
+        return current_summary(summary)
 
     def _take(self, record: Mapping[str, Any]) -> None:
         kind = record.get("kind")

@@ -44,7 +44,7 @@ KEYS = (
 )
 DAMAGE: dict[str, Callable[[Path], object]] = {
     **{f"{key} {value}": lambda path, k=key, v=value: edit(path, **{k: v}) for key in KEYS for value in ({}, [[1]])},
-    **{f"text {text[:5]}": lambda path, t=text: path.write_text(t) for text in (DEEP, DEEP.replace("[", '{"a":'), "")},
+    **{f"text {text[:5]}": lambda path, t=text: path.write_text(t) for text in (DEEP, '{"a":' * 100_000, "", "[]")},
 }
 
 
