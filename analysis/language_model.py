@@ -264,6 +264,12 @@ def pictures(found: Findings, cast: Any) -> list[tuple[str, Any]]:
     return drawn
 
 
+def printed(found: Findings, tables: Sequence[Table]) -> str:
+    """What is printed without ``--out``: the tables, and each run that is in none of them."""
+    left_out = ["in no number:", *(f"  {line}" for line in found.left_out)] if found.left_out else []
+    return "\n".join([markdown(tables), *left_out])
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m analysis.language_model", description=__doc__.splitlines()[0])
     parser.add_argument("runs", type=Path, metavar="RUNS_DIR", help="folder of experiments/language_model.py")
@@ -274,7 +280,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = read(flags.runs)
         print("\n".join(sentences(found)))
         if flags.out is None:
-            print(markdown(tables_of(found)))
+            print(printed(found, tables_of(found)))
             return
         from analysis.report.page import render
 

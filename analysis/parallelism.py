@@ -17,9 +17,9 @@ from typing import Any
 from analysis.commands import carried_out
 from analysis.findings.language_model import Findings, read
 from analysis.findings.parallelism import Bubble, Way, read_bubbles, samples_wanted, utilisation, ways
-from analysis.language_model import page, sentences, tables_of
+from analysis.language_model import page, printed, sentences, tables_of
 from analysis.report.tables.number_formats import between, nats, number, percent, ratio
-from analysis.report.tables.table import Table, markdown, tabled, value, words
+from analysis.report.tables.table import Table, tabled, value, words
 from asyncsgd.errors import UsageError
 
 POINTS = 0.03
@@ -329,7 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 *([scores] if scores else []),
                 *([bubbles_table(bubbles)] if bubbles else []),
             ]
-            print(markdown([*tables_of(found), *more]))
+            print(printed(found, [*tables_of(found), *more]))
             return
         from analysis.report.page import render
 

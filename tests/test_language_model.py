@@ -170,6 +170,13 @@ def test_two_seeds_bear_no_verdict(folder: Path, tmp_path: Path, capsys: pytest.
     assert "2 seeds bear no verdict" in (tmp_path / "page.html").read_text()
 
 
+def test_what_is_in_no_number_is_printed_with_the_tables(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "workers" / "gpt2" / "sync" / "s3" / "summary.json").write_text("{")
+    assert report([str(folder)]) == 0
+    first, *_ = capsys.readouterr().out.partition("in no number:\n")[2].splitlines()
+    assert first == "  workers/gpt2/sync/s3: UNREADABLE"
+
+
 def test_a_folder_of_something_else_is_refused_with_what_to_type(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
