@@ -216,7 +216,7 @@ def _lost_runs(arm: Arm, runs: Mapping[int, StudyRun]) -> Iterator[str]:
     """How many runs of an arm have no result, each status a sentence."""
     lost = Counter(run.status for run in runs.values() if not run.usable)
     for status, number in sorted(lost.items()):
-        told = status if status != DONE else "DONE without the end of their curves"
+        told = status if status != DONE else "DONE without a curve"
         yield f"{number} of {len(runs)} runs of {arm.name} {'is' if number == 1 else 'are'} {told}, and in no number."
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -27,7 +27,9 @@ from asyncsgd.settings.yaml_reader import read_yaml
 UNFINISHED = "UNFINISHED"
 """Status of a run without a summary: it crashed, was killed or is still running."""
 UNREADABLE = "UNREADABLE"
-"""Status of a run whose summary is there but damaged or newer than this reader: it may well be DONE."""
+"""Status of a run that has ended, and one of whose files is damaged or newer than this reader. It may well be DONE. It
+is named and in no number: what can still be read of it may be as wrong as the rest.
+"""
 
 EVALUATION_COLUMNS = {
     "version": "Int64",
@@ -125,8 +127,8 @@ class Condition:
 class Run:
     """One run folder. `name` is its path below the folder that was loaded; `problems` says what went wrong in it.
 
-    `summary` always has a ``status``: the one written, or `UNFINISHED` or `UNREADABLE`. A number of it that is not a
-    finite number is None, with a problem. `settings` is what settings.yaml holds, empty where there is none.
+    `summary` always has a ``status``: the one written, or `UNFINISHED` or `UNREADABLE`, and then it has nothing else.
+    `settings` is what settings.yaml holds, empty where there is none.
     """
 
     path: Path
@@ -221,9 +223,9 @@ class Run:
 def load_runs(folder: Path | str) -> tuple[list[Run], list[str]]:
     """Load every run folder at or below `folder`.
 
-    A run folder is one that holds an events.jsonl or a summary.json. A damaged or unfinished run is kept with what
-    could be read of it, never skipped. What ``experiments/calibrate.py`` has predicted of a run lies inside that run's
-    folder and is no run of its own; it is loaded only where `folder` names it.
+    A run folder is one that holds an events.jsonl or a summary.json. A damaged or unfinished run is never skipped: it
+    is kept with its evaluations, as far as they can be read. What ``experiments/calibrate.py`` has predicted of a run
+    lies inside that run's folder and is no run of its own; it is loaded only where `folder` names it.
 
     Args:
         folder: a run folder, or a folder with run folders at any depth.
@@ -289,17 +291,39 @@ def _is_plain(condition: Condition) -> bool:
 
 
 def _load_run(path: Path, name: str) -> Run:
+    damage: list[str] = []
     problems: list[str] = []
     better = read_better(path / EVENTS) if (path / EVENTS).is_file() else {}
-    summary = _read_summary(path / "summary.json", better, problems)
-    evaluations, num_resumes = _read_records(path / EVENTS, better, problems)
-    settings = _read_settings(path / "settings.yaml", problems)
+    summary = _read_summary(path / "summary.json", better, damage, problems)
+    ended = summary["status"] != UNFINISHED
+    evaluations, num_resumes = _read_records(path / EVENTS, better, damage, problems)
+    has_end = summary["status"] == DONE and summary.get("experiment") != FINETUNING
+    if (path / EVENTS).is_file() and (lost := _lost_end(evaluations, summary.get("num_samples") if has_end else None)):
+        (damage if has_end else problems).append(lost)
+    settings = _read_settings(path / "settings.yaml", damage)
     environment = _read_environment(path / "environment.json", problems)
-    run = Run(path, name, summary, evaluations, tuple(problems), settings, better, num_resumes, environment)
-    if run.timed_in_parts:
+    if damage and ended:
+        summary, settings, environment = {"status": UNREADABLE}, {}, {}
+    told = (*damage, *problems)
+    run = Run(path, name, summary, evaluations, told, settings, better, num_resumes, environment)
+    if run.timed_in_parts and run.status != UNREADABLE:
         problem = f"resumed: its seconds were measured in {num_resumes + 1} parts"
-        run = dataclasses.replace(run, problems=(*problems, problem))
+        run = dataclasses.replace(run, problems=(*told, problem))
     return run
+
+
+def _lost_end(evaluations: pandas.DataFrame, num_samples: int | None) -> str:
+    """What is lost of a curve; empty where it has its end, at `num_samples`.
+
+    Every run is evaluated where it ends. Without that evaluation its last loss is one of another number of samples, and
+    all others would have to be compared there.
+    """
+    if not len(evaluations):
+        return "events.jsonl has no evaluation: it has no curve in the figures"
+    last = evaluations["total_samples"].max()
+    if num_samples is None or pandas.isna(last) or last >= num_samples:
+        return ""
+    return f"its evaluations in events.jsonl end at {last} of {num_samples} samples"
 
 
 def loss_label(runs: Sequence[Run]) -> str:
@@ -311,22 +335,26 @@ def loss_label(runs: Sequence[Run]) -> str:
     return "evaluation loss (nats per masked token)" if masked else "evaluation loss"
 
 
-def _read_settings(path: Path, problems: list[str]) -> dict[str, Any]:
+def _read_settings(path: Path, damage: list[str]) -> dict[str, Any]:
     """The flat settings of a run; those of experiments/simulate.py lie one level deeper and are taken from there."""
     if not path.is_file():
         return {}
     try:
         settings = read_yaml(path.read_text(encoding="utf-8"), "it")
     except (OSError, ValueError) as error:
-        problems.append(f"settings.yaml cannot be read: {' '.join(str(error).split())[:120]}")
+        damage.append(f"settings.yaml cannot be read: {' '.join(str(error).split())[:120]}")
         return {}
     if settings is None:
         return {}
     if not isinstance(settings, dict):
-        problems.append("settings.yaml is damaged: no keys and values")
+        damage.append("settings.yaml is damaged: no keys and values")
         return {}
     simulated = settings.get("simulate")
-    return {str(key): value for key, value in (simulated if isinstance(simulated, dict) else settings).items()}
+    settings = {str(key): value for key, value in (simulated if isinstance(simulated, dict) else settings).items()}
+    rate = settings.get("learning_rate")
+    if rate is not None and not _is_number(rate):
+        damage.append(f"settings.yaml has an unusable learning_rate{_shown(rate)}")
+    return settings
 
 
 def _read_environment(path: Path, problems: list[str]) -> dict[str, Any]:
@@ -343,96 +371,89 @@ def _read_environment(path: Path, problems: list[str]) -> dict[str, Any]:
     return content
 
 
-def _read_summary(path: Path, better: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
+def _read_summary(path: Path, better: Mapping[str, str], damage: list[str], problems: list[str]) -> dict[str, Any]:
     if not path.is_file():
         problems.append("no summary.json: the run crashed, was killed or is still running")
         return {"status": UNFINISHED}
     try:
         summary = read_json(path)
     except (OSError, ValueError) as error:  # ValueError: not JSON, or not UTF-8
-        problems.append(f"summary.json cannot be read: {error}")
+        damage.append(f"summary.json cannot be read: {error}")
         return {"status": UNREADABLE}
     if not isinstance(summary, dict):
-        problems.append("summary.json is damaged: not an object")
+        damage.append("summary.json is damaged: not an object")
         return {"status": UNREADABLE}
     schema = summary.get("schema")
     if not isinstance(schema, int):
-        problems.append(f"summary.json is damaged: schema is {schema!r}")
+        damage.append(f"summary.json is damaged: schema is {schema!r}")
         return {"status": UNREADABLE}
     if schema > SCHEMA:
-        problems.append(f"summary.json has schema {schema}, this version reads up to {SCHEMA}")
+        damage.append(f"summary.json has schema {schema}, this version reads up to {SCHEMA}")
         return {"status": UNREADABLE}
     if not isinstance(summary.get("status"), str):
-        problems.append("summary.json has no status")
-        return {**summary, "status": UNREADABLE}
-    return _checked(current_summary(summary), better, problems)
+        damage.append("summary.json has no status")
+        return {"status": UNREADABLE}
+    return _checked(current_summary(summary), better, damage, problems)
 
 
-def _checked(summary: Mapping[str, Any], better: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
-    """`summary` with None for every field used by the analysis that is not of its type, each with a problem."""
-    damaged = [key for key in _NO_KEYS_AND_VALUES if isinstance(summary.get(key), Mapping | list)]
-    problems += [f"summary.json has an unusable {key}{_shown(summary[key])}" for key in damaged]
-    summary = {**summary, **dict.fromkeys(damaged)}
-    checked = dict(summary)
+def _checked(
+    summary: Mapping[str, Any], better: Mapping[str, str], damage: list[str], problems: list[str]
+) -> dict[str, Any]:
+    """`summary` with all metrics and delays. A field used by the analysis that is not of its type is damage; one that
+    is missing where a finished run has it is a problem.
+    """
     counts: tuple[str, ...] = _COUNTS
     numbers: tuple[str, ...] = _NUMBERS
     names: tuple[str, ...] = _NAMES
     if summary.get("experiment") == FINETUNING:
         counts, numbers, names = _FINETUNING_COUNTS, _FINETUNING_NUMBERS, _FINETUNING_NAMES
-    for key in (*counts, *numbers, *names):
+    usable: dict[str, Callable[[Any], bool]] = {
+        **dict.fromkeys(_NO_KEYS_AND_VALUES, lambda value: not isinstance(value, Mapping | list)),
+        **dict.fromkeys(counts, _is_count),
+        **dict.fromkeys(numbers, _is_number),
+        **dict.fromkeys((*names, "eval_masking"), lambda value: isinstance(value, str)),
+        **dict.fromkeys(("metrics", "details", "delay"), lambda value: isinstance(value, Mapping)),
+        "from_scratch": lambda value: isinstance(value, bool),
+    }
+    for key, is_usable in usable.items():
         value = summary.get(key)
-        if key in counts:
-            usable = _is_count(value)
-        else:
-            usable = _is_number(value) if key in numbers else isinstance(value, str)
-        if usable:
-            continue
-        checked[key] = None
-        # a failed run may have no result, and hogwild no rule; a finished run has to have everything else
-        needed = summary["status"] == DONE and key != "rule"
-        needed = needed and not (summary.get("clock") == "virtual" and key in _MEASURED)
-        if (value is not None or needed) and key not in damaged:
-            problems.append(f"summary.json has {'no' if value is None else 'an unusable'} {key}{_shown(value)}")
-    checked["metrics"] = _checked_metrics(summary, better, problems)
-    if not isinstance(summary.get("details"), Mapping | None):
-        problems.append(f"summary.json has an unusable details{_shown(summary['details'])}")
-        checked["details"] = None
-    if not isinstance(summary.get("eval_masking"), str | None):
-        problems.append(f"summary.json has an unusable eval_masking{_shown(summary['eval_masking'])}")
-        checked["eval_masking"] = None
-    if not isinstance(summary.get("from_scratch"), bool | None):
-        problems.append(f"summary.json has an unusable from_scratch{_shown(summary['from_scratch'])}")
-        checked["from_scratch"] = None
+        if value is not None and not is_usable(value):
+            damage.append(f"summary.json has an unusable {key}{_shown(value)}")
+    # A failed run may have no result, and hogwild no rule. A finished run has to have everything else.
+    if summary["status"] == DONE:
+        virtual = summary.get("clock") == "virtual"
+        needed = (key for key in (*counts, *numbers, *names) if key != "rule" and not (virtual and key in _MEASURED))
+        problems += [f"summary.json has no {key}" for key in needed if summary.get(key) is None]
     delay = summary.get("delay")
-    if delay is not None and not isinstance(delay, Mapping):
-        problems.append(f"summary.json has an unusable delay{_shown(delay)}")
     delay = delay if isinstance(delay, Mapping) else {}
+    # Each may be null: a run without updates has no delay.
     for key in _DELAYS:
-        # each may be null: a run without updates has no delay
         if delay.get(key) is not None and not _is_number(delay[key]):
-            problems.append(f"summary.json has an unusable delay {key}{_shown(delay[key])}")
-    checked["delay"] = {key: delay[key] if _is_number(delay.get(key)) else None for key in _DELAYS}
-    return checked
+            damage.append(f"summary.json has an unusable delay {key}{_shown(delay[key])}")
+    metrics = _checked_metrics(summary, better, damage, problems)
+    return {**summary, "metrics": metrics, "delay": {key: delay.get(key) for key in _DELAYS}}
 
 
 def _checked_metrics(
-    summary: Mapping[str, Any], better: Mapping[str, str], problems: list[str]
+    summary: Mapping[str, Any], better: Mapping[str, str], damage: list[str], problems: list[str]
 ) -> dict[str, float | None]:
-    """The metrics, None for each that is no number; a finished run has to have all that its header names."""
+    """The metrics; a finished run has to have all that its header names."""
     metrics = summary.get("metrics")
-    if not isinstance(metrics, Mapping | None):
-        problems.append(f"summary.json has an unusable metrics{_shown(metrics)}")
     metrics = metrics if isinstance(metrics, Mapping) else {}
     needed = better or (_FINETUNING_METRICS if summary.get("experiment") == FINETUNING else ())
-    done = summary["status"] == DONE
-    for name in dict.fromkeys((*needed, *metrics)):
+    names = dict.fromkeys((*needed, *metrics))
+    for name in names:
         value = metrics.get(name)
-        if not _is_number(value) and (done or value is not None):
-            problems.append(f"summary.json has {'no' if value is None else 'an unusable'} {name}{_shown(value)}")
-    return {name: value if _is_number(value) else None for name, value in metrics.items()}
+        if value is not None and not _is_number(value):
+            damage.append(f"summary.json has an unusable {name}{_shown(value)}")
+        elif value is None and summary["status"] == DONE:
+            problems.append(f"summary.json has no {name}")
+    return {name: metrics.get(name) for name in names}
 
 
-def _read_records(path: Path, better: Mapping[str, str], problems: list[str]) -> tuple[pandas.DataFrame, int]:
+def _read_records(
+    path: Path, better: Mapping[str, str], damage: list[str], problems: list[str]
+) -> tuple[pandas.DataFrame, int]:
     """The evaluations, and how often the run went on."""
     rows: list[dict[str, Any]] = []
     num_resumes = 0
@@ -454,7 +475,7 @@ def _read_records(path: Path, better: Mapping[str, str], problems: list[str]) ->
             break
         kind = record.get("kind")
         if kind == "evaluate":
-            rows.append(_evaluation(record, problems))
+            rows.append(_evaluation(record, damage, problems))
         elif kind == "resume":
             num_resumes += 1
         elif kind == "fault":
@@ -465,25 +486,26 @@ def _read_records(path: Path, better: Mapping[str, str], problems: list[str]) ->
             )
     if faults:
         problems.append(faults[0] if len(faults) == 1 else f"{len(faults)} faults, the last: {faults[-1]}")
-    if not rows:
-        problems.append("events.jsonl has no evaluation: it has no curve in the figures")
     return _frame(rows, better), num_resumes
 
 
-def _evaluation(record: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+def _evaluation(record: Mapping[str, Any], damage: list[str], problems: list[str]) -> dict[str, Any]:
     row: dict[str, Any] = {}
+    at = f"the evaluation at version {record.get('version')} has no finite"
     for key, dtype in EVALUATION_COLUMNS.items():
         value = record.get(key)
         usable = _is_number(value) if dtype == "float64" else _is_count(value)
         row[key] = value if usable else None
-        # a null weight is legitimate (a closed-form problem has none); without one of these three there is no point
-        if not usable and (value is not None or key in ("loss", "train_seconds", "total_samples")):
-            problems.append(f"the evaluation at version {record.get('version')} has no finite {key}{_shown(value)}")
+        # A null weight is legitimate (a closed-form problem has none), and so is a null loss (it was not finite).
+        if not usable and (value is not None or key in ("train_seconds", "total_samples")):
+            damage.append(f"{at} {key}{_shown(value)}")
+        elif value is None and key == "loss":
+            problems.append(f"{at} {key}")
     metrics = record.get("metrics")
     for name, value in metrics.items() if isinstance(metrics, Mapping) else ():
         row[f"metrics.{name}"] = value if _is_number(value) else None
         if not _is_number(value) and value is not None:
-            problems.append(f"the evaluation at version {record.get('version')} has no finite {name}{_shown(value)}")
+            damage.append(f"{at} {name}{_shown(value)}")
     return row
 
 

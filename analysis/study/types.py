@@ -133,24 +133,7 @@ class StudyRun:
         """Whether it is a result: it came to its end, or diverged."""
         if self.run is None:
             return False
-        return self.diverged or (self.run.done and (self.stage == "finetune" or not self._cut_short))
-
-    @functools.cached_property
-    def _cut_short(self) -> str:
-        """What is lost of the curve of a run that is DONE; empty where it has its end.
-
-        Every run is evaluated where it ends. Without that evaluation its last loss is one of another number of samples,
-        and all others would have to be compared there.
-        """
-        assert self.run is not None
-        places = self.run.evaluations[["loss", "train_seconds", "total_samples"]]
-        known = places[places.notna().all(axis=1)]
-        if not len(known):
-            return "it has no evaluation that can be used"
-        last, end = int(known["total_samples"].max()), self.run.summary.get("num_samples")
-        if end is not None and last < end:
-            return f"its evaluations in events.jsonl end at {last} of {end} samples"
-        return ""
+        return self.diverged or (self.run.done and (self.stage == "finetune" or len(self.run.evaluations) > 0))
 
     @property
     def unusable_because(self) -> str:
@@ -160,7 +143,7 @@ class StudyRun:
         if self.run is None:
             return self.misplaced or "planned, and no folder there"
         if self.run.done:
-            return f"DONE, but {self._cut_short}"
+            return "DONE, but it has no evaluation that can be used"
         told = self.run.summary.get("message") or (self.run.problems[0] if self.run.problems else "")
         return f"{self.status}{f': {told}' * bool(told)}"
 

@@ -64,8 +64,8 @@ def by_settings(runs: Sequence[Run], aside: list[Aside], problems: list[str]) ->
     for run in runs:
         if run.finetuning:
             continue
-        if run.status in (UNFINISHED, UNREADABLE) and run.summary.get("mode") is None:
-            aside.append(Aside(run.name, f"{run.status}: nothing says which arm it belongs to", None))
+        if run.status in (UNFINISHED, UNREADABLE):  # nothing says which arm it belongs to
+            aside.append(Aside(run.name, f"{run.status}: {run.problems[0]}", None))
         else:
             pretraining.append(run)
     groups = by_kind(pretraining, _NOT_OF_AN_ARM)

@@ -527,4 +527,4 @@ def test_fine_tuning_runs_are_listed_aside_and_in_no_mean_or_picture(tmp_path, c
     edited = path / "summary.json"
     edited.write_text(edited.read_text().replace('"macro_f1": 0.6', '"macro_f1": "good"'))
     runs, _ = load_runs(tmp_path)
-    assert compare(runs).finetuning == ("tuned: DONE; summary.json has an unusable macro_f1: 'good'",)
+    assert compare(runs).left_out == ("tuned: UNREADABLE; summary.json has an unusable macro_f1: 'good'",)

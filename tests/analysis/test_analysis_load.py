@@ -131,7 +131,9 @@ def test_a_torn_last_line_is_left_out_with_a_message(tmp_path):
     events = write_run(tmp_path / "a") / "events.jsonl"
     events.write_bytes(events.read_bytes()[:-20])
     run = only_run(tmp_path)
-    assert run.problems == ("events.jsonl: the last line is torn and was left out",)
+    lost = "its evaluations in events.jsonl end at 80 of 160 samples"
+    assert run.problems == (lost, "events.jsonl: the last line is torn and was left out")
+    assert run.status == "UNREADABLE"
     assert list(run.evaluations["loss"]) == [9.0, 6.0]
 
 
@@ -150,7 +152,8 @@ def test_a_damaged_line_ends_the_reading_with_a_message(tmp_path, damage, told):
     lines = events.read_text().splitlines()
     events.write_text("\n".join([*lines[:2], damage, *lines[2:]]) + "\n")
     run = only_run(tmp_path)
-    assert run.problems == (f"{told}; read up to there: 1 evaluation",)
+    lost = "its evaluations in events.jsonl end at 0 of 160 samples"
+    assert run.problems == (lost, f"{told}; read up to there: 1 evaluation")
     assert list(run.evaluations["loss"]) == [9.0]
 
 
@@ -177,7 +180,6 @@ def test_a_summary_that_cannot_be_read_is_not_taken_for_a_missing_one(tmp_path, 
 @pytest.mark.parametrize(
     ("key", "value", "told"),
     [
-        ("final_eval_loss", None, "summary.json has no final_eval_loss"),
         ("final_eval_loss", "5.0", "summary.json has an unusable final_eval_loss: '5.0'"),
         ("eval_weight", True, "summary.json has an unusable eval_weight: 'True'"),
         ("details", [1], "summary.json has an unusable details: '[1]'"),
@@ -185,14 +187,24 @@ def test_a_summary_that_cannot_be_read_is_not_taken_for_a_missing_one(tmp_path, 
         ("seed", 2**70, f"summary.json has an unusable seed: '{2**70}'"),
         ("mode", 3, "summary.json has an unusable mode: '3'"),
         ("from_scratch", [], "summary.json has an unusable from_scratch: '[]'"),
-        ("data_fingerprint", None, "summary.json has no data_fingerprint"),
+        *((key, [[1]], f"summary.json has an unusable {key}: '[[1]]'") for key in ("experiment", "task", "speeds")),
+        *((key, {}, f"summary.json has an unusable {key}: '{{}}'") for key in ("clock", "rule", "data_fingerprint")),
+        ("status", {}, "summary.json has no status"),
     ],
 )
-def test_an_unusable_field_of_a_summary_becomes_missing_with_a_message(tmp_path, key, value, told):
+def test_a_summary_with_an_unusable_field_is_damaged_and_says_nothing(tmp_path, key, value, told):
     write_run(tmp_path / "a", summary={**SUMMARY, key: value})
     run = only_run(tmp_path)
-    assert run.summary[key] is None
+    assert run.summary == {"status": "UNREADABLE"}
     assert run.problems == (told,)
+
+
+@pytest.mark.parametrize("key", ["final_eval_loss", "data_fingerprint"])
+def test_a_missing_field_of_a_finished_run_is_told(tmp_path, key):
+    write_run(tmp_path / "a", summary={**SUMMARY, key: None})
+    run = only_run(tmp_path)
+    assert (run.done, run.summary[key]) == (True, None)
+    assert run.problems == (f"summary.json has no {key}",)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +228,8 @@ def test_a_delay_may_be_missing_and_is_never_zero(tmp_path):
     write_run(tmp_path / "a", summary={**SUMMARY, "delay": None})
     write_run(tmp_path / "b", summary={**SUMMARY, "delay": {"mean": None, "max": "6"}})
     (one, two), messages = load_runs(tmp_path)
-    assert one.summary["delay"] == two.summary["delay"] == dict.fromkeys(("mean", "p50", "p95", "max"))
+    assert one.summary["delay"] == dict.fromkeys(("mean", "p50", "p95", "max"))
+    assert two.status == "UNREADABLE"
     assert messages == ["b: summary.json has an unusable delay max: '6'"]
 
 

@@ -67,12 +67,13 @@ def test_a_finished_run_whose_curve_lost_its_end_is_no_result_and_moves_no_other
     events = folder / FIRST / "events.jsonl"
     events.write_bytes(b"".join(damage(events.read_bytes().splitlines(keepends=True))))
     found = results_of(folder)
-    assert len(found.problems) == (told != "")
-    assert "".join(found.problems).startswith(f"{FIRST}: {told}" * (told != ""))
+    lost = f"its evaluations in events.jsonl end at {last} of 160 samples"
+    assert found.problems[0] == f"{FIRST}: {lost}"
+    assert "".join(found.problems[1:]).startswith(f"{FIRST}: {told}" * (told != ""))
+    assert len(found.problems) == 1 + (told != "")
     assert pairs(found) == SEEDS - 1
-    reason = f"DONE, but its evaluations in events.jsonl end at {last} of 160 samples"
-    assert reasons(found)[FIRST] == reason
-    assert reason in next(run.remark for run in found.runs if run.name == FIRST)
+    assert reasons(found)[FIRST] == f"UNREADABLE: {lost}"
+    assert lost in next(run.remark for run in found.runs if run.name == FIRST)
     assert f"seed 100, async vs sync, {GROUP}" in reasons(found)
     row = next(row for row in found.tests if row.endpoint == "loss_at_equal_samples")
     assert (row.treatment_mean, row.reference_mean) == pytest.approx((4.0, 4.0))
@@ -234,16 +235,19 @@ def test_a_run_without_an_evaluation_is_no_result(folder):
     events = folder / FIRST / "events.jsonl"
     events.write_text(events.read_text().splitlines()[0] + "\n")
     found = results_of(folder)
-    assert reasons(found)[FIRST] == "DONE, but it has no evaluation that can be used"
+    told = "events.jsonl has no evaluation: it has no curve in the figures"
+    assert reasons(found)[FIRST] == f"UNREADABLE: {told}"
     assert pairs(found) == SEEDS - 1
-    assert f"{FIRST}: events.jsonl has no evaluation: it has no curve in the figures" in found.problems
+    assert found.problems == (f"{FIRST}: {told}",)
+    events.unlink()
+    assert reasons(results_of(folder))[FIRST] == "DONE, but it has no evaluation that can be used"
 
 
 def test_a_run_whose_evaluations_lie_nowhere_is_no_result(folder):
     events = folder / FIRST / "events.jsonl"
     events.write_text(events.read_text().replace('"total_samples":', '"samples_in_all":'))
     found = results_of(folder)
-    assert reasons(found)[FIRST] == "DONE, but it has no evaluation that can be used"
+    assert reasons(found)[FIRST] == "UNREADABLE: the evaluation at version 0 has no finite total_samples"
     assert pairs(found) == SEEDS - 1
 
 
@@ -284,7 +288,11 @@ def test_a_damaged_environment_or_settings_file_is_told(folder):
     assert len(found.problems) == 2
     assert found.problems[0].startswith(f"{FIRST}: settings.yaml cannot be read: ")
     assert found.problems[1].startswith(f"{FIRST}: environment.json cannot be read: ")
-    assert pairs(found) == SEEDS
+    # The settings may say that the run is no run of this arm.
+    assert reasons(found)[FIRST].startswith("UNREADABLE: settings.yaml cannot be read: ")
+    assert pairs(found) == SEEDS - 1
+    (folder / FIRST / "settings.yaml").unlink()
+    assert pairs(results_of(folder)) == SEEDS
 
 
 def test_fine_tuning_on_other_data_or_without_a_score_is_left_out_and_told(folder):
@@ -300,8 +308,9 @@ def test_fine_tuning_on_other_data_or_without_a_score_is_left_out_and_told(folde
     edit_json(folder / f"finetune/{ASYNC.name}/s102-f0/summary.json", metrics={"macro_f1": "high", "accuracy": 0.8})
     edit_json(folder / f"finetune/{SYNC.name}/s103-f0/summary.json", details={"confusion": [[1]]})
     found = results_of(folder)
+    unusable = "UNREADABLE: summary.json has an unusable macro_f1: 'high'"
     assert reasons(found)[f"finetune/{ASYNC.name}/s101-f0"].startswith("fine-tuned or scored on other data")
-    assert reasons(found)[f"finetune/{ASYNC.name}/s102-f0"] == "it has no macro_f1 or span_f1"
+    assert reasons(found)[f"finetune/{ASYNC.name}/s102-f0"] == unusable
     assert (
         f"finetune/{SYNC.name}/s103-f0: its confusion matrix is damaged; there is none of {SYNC.name}" in found.problems
     )

@@ -513,7 +513,7 @@ def test_a_plain_run_that_does_not_say_what_it_is_is_set_aside(tmp_path):
     write_run(tmp_path / "b", ASYNC, FALL, status=None)
     study = load_study(tmp_path)
     assert [run.name for run in study.runs] == ["a"]
-    assert study.set_aside[0].reason == "UNFINISHED: nothing says which arm it belongs to"
+    assert study.set_aside[0].reason == ("UNFINISHED: no summary.json: the run crashed, was killed or is still running")
 
 
 def place_of(run):
