@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import functools
 import hashlib
 import json
 import os
@@ -214,8 +215,12 @@ class Checkpoints:
         self, folder: Path, policy: Policy, tell: Callable[[str], None], began_from: Mapping[str, Any]
     ) -> None:
         self._run, self._policy, self._tell, self._began_from = Path(folder), policy, tell, began_from
-        self._settings = settings_of(self._run)
         self._marks: dict[str, dict[str, Any]] = {}
+
+    @functools.cached_property
+    def _settings(self) -> dict[str, Any]:
+        """As they are at the first checkpoint: before it a run that becomes longer may have the old ones."""
+        return settings_of(self._run)
 
     def mark(self, record: Checkpointed, events_bytes: int, events_sha256: str, totals: Mapping[str, Any]) -> None:
         """Note where in the records a state was taken; to be called as soon as its record is written."""
@@ -289,6 +294,8 @@ class RunSaver:
         self, state: Plain, *, version: int, num_samples: int, train_seconds: float, cut_short: str | None = None
     ) -> None:
         """See `asyncsgd.runtime.base.Saver`."""
+        if not self._folder.begun:
+            return  # stopped before it went on from a checkpoint, which is this state
         taken = self._writer.take(state, version, num_samples, train_seconds, cut_short)
         self._record(taken)
         self._checkpoints.mark(taken, *self._folder.extent(), self._record.totals.state())

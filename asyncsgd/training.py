@@ -269,7 +269,10 @@ def _attempt(
             run = _open(experiment, launch, board, folder, context, stop, quiet, receivers, tracking)
         run.usage.start()
         with stop.leaving():
-            return run, _TRAIN[type(experiment.setup.runtime)](run, board), None
+            result = _TRAIN[type(experiment.setup.runtime)](run, board)
+            if result.status == DONE:
+                run.record.go_on()  # its checkpoint may have been at its end
+            return run, result, None
     except UsageError as error:
         summary = experiment.summary() | {"status": FAILED, "message": str(error)} | tracking.finish(FAILED)
         if run is not None:
@@ -335,12 +338,12 @@ def _open(
         began_from = _began_from(task, setup, course, init_sha256)
         if folder.resume is not None:
             _check_began_from(folder.resume, began_from)
-            folder.go_on()  # nothing that comes after this refuses the run
-        folder.write_environment(environment)
+        else:
+            folder.write_environment(environment)
     tell: Callable[[str], None] = (lambda line: None) if quiet else teller(folder)
     for line in lines:
         tell(line)
-    tracking.start(tell)
+    tracking.start(tell, None if folder is None else folder.settings_yaml)
     forget_peaks(flat.parameters.device)
     usage = Usage(None if folder is None else folder.path)
     machine_load = MachineLoad(os.getpid() if launch.rank is None else os.getppid())  # a launcher has made all ranks
@@ -350,13 +353,12 @@ def _open(
         quiet=quiet,
         receivers=(*receivers, tracking, usage, machine_load),
         micro_batches=setup.micro_batches,
+        go_on=None if folder is None or folder.resume is None else lambda: _go_on(folder, environment, record, tell),
     )
     checkpoints = saver = None
     if folder is not None:
         checkpoints = Checkpoints(folder.path, policy, tell, began_from)
         saver = RunSaver(folder, policy, checkpoints, record)
-        if folder.resume is not None:
-            _resume(folder.resume, folder.discarded, record, tell)
     return Run(
         experiment,
         task,
@@ -435,15 +437,19 @@ def _check_began_from(found: Found, now: Mapping[str, Any]) -> None:
                 )
 
 
-def _resume(found: Found, discarded: int, record: Recorder, tell: Callable[[str], None]) -> None:
-    """Say where the run goes on, and add up its records from there."""
+def _go_on(folder: RunFolder, environment: Mapping[str, Any], record: Recorder, tell: Callable[[str], None]) -> Resumed:
+    """Take the folder up, say where the run goes on, and add up its records from there."""
+    with held():
+        folder.go_on()
+    folder.write_environment(environment)
+    found, discarded = folder.resume, folder.discarded
     checkpoint = found.checkpoint
     record.totals.load_state(checkpoint.totals)
     for note in found.notes:
         tell(f"note   {note}")
     lost = f"; {discarded} arrivals after it are computed again" if discarded else ""
     tell(f"resume at {checkpoint.total_samples} samples and {checkpoint.version} updates{lost}")
-    record(Resumed(checkpoint.name, checkpoint.version, checkpoint.total_samples, checkpoint.train_seconds, discarded))
+    return Resumed(checkpoint.name, checkpoint.version, checkpoint.total_samples, checkpoint.train_seconds, discarded)
 
 
 def _check(task: Task, setup: Setup, processes: bool) -> tuple[str, ...]:
@@ -722,6 +728,7 @@ def follow_records(run: Run, records: Connection, processes: Processes, segment:
     """
     sentinels = {sentinel: rank for rank, sentinel in processes.sentinels.items()}
     sources: list[Connection | int] = [records, *sentinels]
+    waits = run.resume is not None
     while True:
         if run.stop_requested():
             segment.control[STOP_REQUESTED] = 1
@@ -738,6 +745,10 @@ def follow_records(run: Run, records: Connection, processes: Processes, segment:
                 run.checkpoints.complete(record)
                 continue
             run.record(record)
+            if waits:  # rank 0, which is about to write states
+                run.record.go_on()
+                records.send("gone on")
+                waits = False
             if isinstance(record, Checkpointed):
                 assert run.checkpoints is not None
                 assert run.record.folder is not None
@@ -830,7 +841,7 @@ def _finish(run: Run, result: Result) -> tuple[Result, dict[str, Any]]:
                 if result.status == DONE:
                     with evaluating(run.flat.model):
                         facts |= run.task.final(run.flat.model)
-                if run.experiment.saves_model and folder is not None:
+                if run.experiment.saves_model and folder is not None and folder.begun:
                     folder.check_is_there()
                     summary = _summary(run, result, sha256, facts)
                     save_model(run.experiment, run.task, run.flat.model, folder.path / LAST_MODEL, summary, folder.path)
@@ -868,7 +879,8 @@ def _finish(run: Run, result: Result) -> tuple[Result, dict[str, Any]]:
         run.tell(sentence)
     if run.profile is not None:
         run.tell(run.profile.describe())
-    run.tell(f"{result.status.lower():6} {'' if folder is None else folder.path}".rstrip())
+    as_before = "" if folder is None or folder.begun else ", which is as it was before"
+    run.tell(f"{result.status.lower():6} {'' if folder is None else folder.path}{as_before}".rstrip())
     return result, summary
 
 

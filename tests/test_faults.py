@@ -262,7 +262,7 @@ def test_a_rank_that_has_ended_well_is_not_lost_while_rank_0_hands_over() -> Non
         processes.start(0, hand_over, far_end)
         processes.start(1, os._exit, 0)
         far_end.close()
-        run = types.SimpleNamespace(stop_requested=lambda: False, num_workers=2)
+        run = types.SimpleNamespace(stop_requested=lambda: False, num_workers=2, resume=None)
         assert follow_records(run, records, processes, segment).version == 7  # type: ignore[arg-type]
         records.send("read")
     segment.unlink()

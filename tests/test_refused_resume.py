@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import resource
 import shutil
 import signal
 from collections.abc import Callable
@@ -12,10 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+from marks import slow
 from test_resume import SAMPLES, Noisy, files_in, train
 
 import asyncsgd
-from asyncsgd import UsageError, modes
+from asyncsgd import UsageError, checkpoints, modes
+from asyncsgd.errors import RunError
 from asyncsgd.records.events import INTERRUPTED
 from asyncsgd.simulation.churn import Leave
 from asyncsgd.simulation.speeds import Exponential, Network
@@ -185,3 +188,61 @@ def test_a_run_whose_checkpoints_become_a_symbolic_link_says_so_and_goes_on(tmp_
         f"it); the run goes on, and there is none before it"
         for name in ("000000000040", "000000000080")
     ]
+
+
+LOGS = {Path("console.log"), Path("usage.jsonl")}
+"""They get the lines that the user was shown, whatever becomes of the run."""
+RUNTIMES = {
+    "single": modes.InProcess(),
+    "virtual": modes.Virtual(3, Exponential()),
+    "async": modes.Processes(2),
+    "hogwild": modes.Hogwild(2),
+    "sync": modes.AllReduce(2),
+}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("limit", [resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE], ids=["file size", "open files"])
+@pytest.mark.parametrize("name", ["single", "virtual", "async", *slow("hogwild", "sync")])
+def test_a_resume_that_the_system_refuses_after_its_checks_leaves_every_byte(
+    name: str, limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, facts, before = tmp_path / "run", Noisy.facts, resource.getrlimit(limit)
+    run: dict[str, Any] = {"runtime": RUNTIMES[name], "checkpoint_every": 40, "samples": 80}
+    train(path, **run)
+    was = content(path)
+
+    def limited(task: Noisy) -> Any:  # the last thing that a task is asked before the run goes on
+        resource.setrlimit(limit, (0 if limit == resource.RLIMIT_FSIZE else 3, before[1]))
+        return facts(task)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Noisy, "facts", limited)
+        try:
+            with pytest.raises((RunError, UsageError), match=r": type ulimit -[fn] "):
+                train(path, **run | {"samples": 160, "resume": True})
+        finally:
+            resource.setrlimit(limit, before)
+    assert {file: each for file, each in content(path).items() if file not in LOGS} == {
+        file: each for file, each in was.items() if file not in LOGS
+    }
+    assert train(path, **run | {"samples": 160, "resume": True}).status == "DONE"
+
+
+@pytest.mark.parametrize("runtime", [modes.InProcess(), modes.Virtual(3, Exponential())], ids=["single", "virtual"])
+def test_a_resume_that_is_stopped_before_its_first_new_state_leaves_every_byte(
+    runtime: modes.Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, load = tmp_path / "run", checkpoints.Found.load
+    train(path, runtime=runtime, checkpoint_every=80)
+    was = content(path)
+
+    def stopped(found: checkpoints.Found, *device: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return load(found, *device)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints.Found, "load", stopped)
+        assert train(path, runtime=runtime, resume=True, **LONGER).status == INTERRUPTED
+    assert content(path) == was
+    assert train(path, runtime=runtime, resume=True, **LONGER).status == "DONE"

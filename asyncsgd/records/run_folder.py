@@ -86,7 +86,8 @@ class RunFolder:
         """Whether the folder holds this run; not before `go_on` where the run goes on."""
         self.discarded = 0
         """Arrivals that earlier parts of this run had recorded, which are computed again and counted nowhere yet."""
-        self._settings_yaml = settings_yaml
+        self.settings_yaml = settings_yaml
+        """What `go_on` writes, or has written; None: settings.yaml stays as it is."""
         self._digest = hashlib.sha256()
         """Of events.jsonl."""
         self._events = own(self.path) if events is None else events
@@ -103,29 +104,33 @@ class RunFolder:
         threading.Thread(target=self._flush_regularly, name="records", daemon=True).start()
 
     def go_on(self) -> None:
-        """Take the run up at its checkpoint, to be called when nothing can refuse it any more.
+        """Take the run up at its checkpoint, to be called when it has a new state.
 
-        What came after the checkpoint is removed or set aside, and the summary is removed.
+        What came after the checkpoint is removed or set aside, and the summary is removed. What a full disk can refuse
+        is written first, beside what is there.
         """
+        num_bytes = self.resume.checkpoint.events_bytes
+        copy = self._copied_after(num_bytes)
+        settings = self.path / "settings.yaml"
+        partial = None if self.settings_yaml is None else _written_partial(settings, self.settings_yaml)
         self.resume.forget_later()
         # Before the settings, or a kill leaves a run of these settings that is DONE.
         (self.path / "summary.json").unlink(missing_ok=True)
-        if self._settings_yaml is not None:
-            write_text(self.path / "settings.yaml", self._settings_yaml)
-        self.discarded = self._discard_after(self.resume.checkpoint.events_bytes)
+        if partial is not None:
+            os.replace(partial, settings)
+        if copy is not None:
+            self._events.truncate(num_bytes)
+            self._name_discarded(copy)
+        self.discarded = self._count_discarded()
         with open(self.path / EVENTS, "rb") as file:
             self._digest = hashlib.file_digest(file, hashlib.sha256)
         self.begun = True
 
-    def _discard_after(self, num_bytes: int) -> int:
-        """Move what the records hold after so many bytes to a file of its own.
+    def _copied_after(self, num_bytes: int) -> Path | None:
+        """Copy what the records hold after so many bytes to a file of its own; None where they hold no more.
 
         A kill at any moment leaves every record once: in the records, or in one file of discarded ones. The copy has
         its final name only when the records are cut.
-
-        Returns:
-            The arrivals in such files that no record `Resumed` counts. A run that was killed before it wrote one has
-            left some.
         """
         for copy in self.path.glob(_COPY.format("*")):  # of a run that was killed meanwhile
             if (self.path / EVENTS).stat().st_size > int(copy.suffix[1:]):
@@ -135,14 +140,19 @@ class RunFolder:
         with open(self.path / EVENTS, "rb") as file:
             file.seek(num_bytes)
             rest = file.read()
-        if rest:
-            copy = self.path / _COPY.format(num_bytes)
-            with open(copy, "wb", opener=no_links) as file:
-                file.write(rest)
-                file.flush()
-                os.fsync(file.fileno())
-            self._events.truncate(num_bytes)
-            self._name_discarded(copy)
+        if not rest:
+            return None
+        copy = self.path / _COPY.format(num_bytes)
+        with open(copy, "wb", opener=no_links) as file:
+            file.write(rest)
+            file.flush()
+            os.fsync(file.fileno())
+        return copy
+
+    def _count_discarded(self) -> int:
+        """The arrivals in files of discarded records that no record `Resumed` counts. A run that was killed before it
+        wrote one has left some.
+        """
         discarded = list(self.path.glob(_DISCARDED.format("*")))
         in_files = sum(1 for path in discarded for _ in _lines_of("arrival", path))
         resumes = (line for path in [self.path / EVENTS, *discarded] for line in _lines_of("resume", path))
@@ -283,17 +293,22 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def write_text(path: Path, content: str) -> None:
     """Write `content` so that `path` holds either the old content or all of the new one."""
+    os.replace(_written_partial(path, content), path)
+
+
+def _written_partial(path: Path, content: str) -> Path:
+    """Write `content` into a file beside `path`, to be renamed."""
     partial = _new_partial(path, content)
     try:
         with open(partial, "w", encoding="utf-8", opener=no_links) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(partial, path)
     except OSError:
         with contextlib.suppress(OSError):
             partial.unlink()
         raise
+    return partial
 
 
 def _new_partial(path: Path, content: str) -> Path:

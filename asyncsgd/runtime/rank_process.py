@@ -19,6 +19,7 @@ from asyncsgd.checkpoints import Policy, StateWriter, load_state
 from asyncsgd.flat import FlatModel
 from asyncsgd.optimizers import OptimizerRecipe
 from asyncsgd.packing import Plain
+from asyncsgd.records.events import Record
 from asyncsgd.runtime.all_ranks import TIMEOUT, AllRanks
 from asyncsgd.runtime.all_reduce import AllReduce
 from asyncsgd.runtime.base import Budget, NeverSaves, Report, Result, Saver
@@ -133,11 +134,13 @@ class SaverOfRank:
     Args:
         records: the pipe to the parent.
         folder: of the run.
-        num_samples: that have arrived when it begins.
+        resume: the name of the checkpoint that the run goes on from; None for a new run.
     """
 
-    def __init__(self, records: Connection, folder: Path, policy: Policy, num_samples: int) -> None:
+    def __init__(self, records: Connection, folder: Path, policy: Policy, resume: str | None) -> None:
         self._records, self._lock = records, threading.Lock()
+        self._goes_on = resume is not None
+        num_samples = 0 if resume is None else int(resume)
         self._writer = StateWriter(folder, policy, self.send, num_samples)
         self.due = self._writer.due
         self.finish = self._writer.finish
@@ -147,11 +150,20 @@ class SaverOfRank:
         with self._lock:
             self._records.send(message)
 
+    def report(self, record: Record) -> None:
+        """Send a record. After the first one of a run that goes on, wait until the parent has taken its folder up: it
+        removes states that may have the names of those that come.
+        """
+        self.send(record)
+        if self._goes_on:
+            self._goes_on = False
+            self._records.recv()
+
     def save(
         self, state: Plain, *, version: int, num_samples: int, train_seconds: float, cut_short: str | None = None
     ) -> None:
         """See `Saver`."""
-        self.send(self._writer.take(state, version, num_samples, train_seconds, cut_short))
+        self.report(self._writer.take(state, version, num_samples, train_seconds, cut_short))
         self._writer.start()
 
 
@@ -239,9 +251,9 @@ def serve_rank(
         saver = None
         report: Report = (lambda record: None) if records is None else records.send
         if records is not None and meeting.folder is not None:
-            begins = 0 if training.resume is None else int(training.resume[1])
-            saver = SaverOfRank(records, meeting.folder, meeting.policy, begins)
-            report = saver.send
+            resume = None if training.resume is None else training.resume[1]
+            saver = SaverOfRank(records, meeting.folder, meeting.policy, resume)
+            report = saver.report
         result, runtime = training.run(assignment, whole, report, lambda: bool(segment.control[STOP_REQUESTED]), saver)
         if saver is not None:
             saver.finish()

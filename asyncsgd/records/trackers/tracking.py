@@ -61,16 +61,19 @@ class Tracking:
         self._threads: list[_Thread] = []
         self._tell: Callable[[str], None] = lambda line: None
 
-    def start(self, tell: Callable[[str], None]) -> None:
+    def start(self, tell: Callable[[str], None], settings_yaml: str | None = None) -> None:
         """Open every tracker; return when they are open, or after `OPEN_SECONDS`.
 
         Args:
             tell: says a line to the user; called from other threads too.
+            settings_yaml: the run's settings; None: what its settings.yaml says.
         """
         if not self._names:
             return
         self._tell = tell
-        identity = dataclasses.replace(self._identity, settings=_settings_of(self._identity.folder))
+        if settings_yaml is None:
+            settings_yaml = (self._identity.folder / "settings.yaml").read_text(encoding="utf-8")
+        identity = dataclasses.replace(self._identity, settings=_settings_of(settings_yaml))
         self._threads = [_Thread(name, identity, tell) for name in self._names]
         deadline = time.monotonic() + OPEN_SECONDS
         for thread in self._threads:
@@ -199,11 +202,11 @@ class _Thread:
         self._tell(f"note   tracker {self.name}: {self._failure}; the run goes on")
 
 
-def _settings_of(folder: Path) -> dict[str, Any]:
+def _settings_of(settings_yaml: str) -> dict[str, Any]:
     """What settings.yaml says, without groups; a value that is no number, text, truth value or None becomes text."""
     import yaml
 
-    settings = yaml.safe_load((folder / "settings.yaml").read_text(encoding="utf-8"))
+    settings = yaml.safe_load(settings_yaml)
     return {
         name: value if isinstance(value, int | float | str | None) else str(value) for name, value in settings.items()
     }
