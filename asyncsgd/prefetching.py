@@ -34,6 +34,12 @@ class Prefetching(Generic[T]):
         self._futures: dict[int, Future[T]] = {}
         self._last: int | None = None
 
+    def has(self, index: int) -> bool:
+        """Whether thing `index` can be made; waits until it is."""
+        if index not in self._futures:
+            self._futures[index] = self._thread.submit(self._make, index)
+        return self._futures[index].exception() is None
+
     def take(self, index: int) -> T:
         """Thing `index`; waits until it is made. What making it raises comes through."""
         step = 1 if self._last is None or index <= self._last else index - self._last

@@ -139,7 +139,7 @@ class Run:
 
     def assignment(self, worker: int | None = None) -> Assignment:
         """What a process computes; see `Setup.assignment`."""
-        assignment = self.setup.assignment(self.task, worker)
+        assignment = _assignment(self.setup, self.course, self.task, worker)
         return (
             assignment if worker else dataclasses.replace(assignment, profile=self.profile, tells=not self.record.quiet)
         )
@@ -663,6 +663,11 @@ def _train_sync(run: Run, board: Noticeboard | None) -> Result:
         raise
 
 
+def _assignment(setup: Setup, course: Course, task: Task, worker: int | None) -> Assignment:
+    num_batches = course.budget.num_batches(task.batch_size)
+    return dataclasses.replace(setup.assignment(task, worker), num_batches=num_batches)
+
+
 def _training(
     setup: Setup, course: Course, cache: Path, find_unused: bool = False, resume: tuple[Path, str] | None = None
 ) -> Training:
@@ -818,7 +823,8 @@ def follow(experiment: Experiment) -> int:
         (address,) = [_ADDRESSES.decode(line) for line in addresses]
     except (ProtocolError, ValueError) as error:
         raise RunError(f"the notice of rank 0 is not one: {error}; start the run again") from error
-    course, assignment = experiment.course(task), setup.assignment(task, board.rank)
+    course = experiment.course(task)
+    assignment = _assignment(setup, course, task, board.rank)
     if not setup.runtime.has_server:
         assert isinstance(address, _Resume)
         resume = (Path(address.folder), address.checkpoint) if address.folder else None

@@ -398,6 +398,14 @@ class Worker:
             with contextlib.suppress(Exception):
                 self._prepared = (index, *self._make(index))
 
+    def has_batch(self, index: int) -> bool:
+        """Whether the data have batch `index`, which is made for the next gradient."""
+        if self._prefetching is not None:
+            return self._prefetching.has(index)
+        if self._prepared is None or self._prepared[0] != index:
+            self.prepare(index)
+        return self._prepared is not None
+
     def _make(self, index: int) -> tuple[list[_Part], float]:
         """The parts of batch `index` on the device, and its loss terms; called by another thread with `prefetch`."""
         batch = self.data.batch(self._stream, index)

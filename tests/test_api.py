@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
@@ -118,9 +118,12 @@ class JustEnough:
 
     evaluation: ClassVar = {"main": [points(30, 2)]}
 
+    def __init__(self, number: int = 10) -> None:
+        self._number = number
+
     def batch(self, stream: int, index: int) -> tuple[Tensor, Tensor]:
-        if index >= 10:
-            raise IndexError(f"there are 10 batches, not {index}")
+        if index >= self._number:
+            raise IndexError(f"there are {self._number} batches, not {index}")
         return points(BATCH, index)
 
 
@@ -137,6 +140,35 @@ def test_a_worker_that_looks_ahead_of_the_last_batch_lives_on(prefetch: int) -> 
     in_process = asyncsgd.train(Short(), samples=10 * BATCH, **STEPS)
     assert (run.status, run.summary["num_updates"]) == ("DONE", 10)
     assert run.summary["parameters_sha256"] == in_process.summary["parameters_sha256"]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_worker_that_is_given_a_batch_behind_the_budget_leaves_without_a_traceback(
+    prefetch: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    records: list[Any] = []
+    runtime = asyncsgd.Processes(2)
+    run = asyncsgd.train(
+        Short(), runtime=runtime, samples=10 * BATCH, prefetch=prefetch, report=records.append, **STEPS
+    )
+    assert (run.status, run.summary["num_samples"]) == ("DONE", 10 * BATCH)
+    assert "Traceback" not in capfd.readouterr().err
+    reasons = {record.reason for record in records if record.kind == "leave"}
+    assert reasons <= {"", "the data end with the budget, and it was given a batch behind it"}
+
+
+@dataclasses.dataclass(frozen=True)
+class TooShort(Short):
+    def data(self, seed: int) -> JustEnough:  # type: ignore[override]
+        return JustEnough(6)
+
+
+@pytest.mark.processes
+def test_data_that_end_before_the_budget_end_the_run() -> None:
+    with pytest.raises(asyncsgd.RunError, match="its process ended with exit code 1") as failed:
+        asyncsgd.train(TooShort(), runtime=asyncsgd.Processes(2), samples=10 * BATCH, **STEPS)
+    assert "behind" not in str(failed.value)
 
 
 def test_records_go_to_whoever_asks_and_quiet_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:

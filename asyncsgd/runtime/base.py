@@ -81,6 +81,10 @@ class Budget:
         """Whether `num_samples` that arrived are all the samples it has."""
         return self.samples is not None and num_samples >= self.samples
 
+    def num_batches(self, batch_size: int) -> float:
+        """How many batches it is; infinitely many where it is not in samples."""
+        return math.inf if self.samples is None else math.ceil(self.samples / batch_size)
+
     def to_hand_out(self, rule: Rule) -> int | None:
         """How many samples workers are given under `rule`; None: as many as they ask for until the run ends."""
         return self.samples if rule.in_rounds else None

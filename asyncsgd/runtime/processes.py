@@ -144,9 +144,13 @@ def _run(target: Callable[..., None], arguments: tuple[object, ...]) -> None:
         target(*arguments)
 
 
-OUT_OF_MEMORY, NOT_ONE_SAMPLE_FITS = 4, 5
-"""Exit codes of processes that ran out of memory, for which the leader has a sentence."""
-REASONS = {OUT_OF_MEMORY: errors.OUT_OF_MEMORY, NOT_ONE_SAMPLE_FITS: errors.NOT_ONE_SAMPLE}
+OUT_OF_MEMORY, NOT_ONE_SAMPLE_FITS, NO_BATCH_LEFT = 4, 5, 6
+"""Exit codes of processes for which the leader has a sentence."""
+REASONS = {
+    OUT_OF_MEMORY: errors.OUT_OF_MEMORY,
+    NOT_ONE_SAMPLE_FITS: errors.NOT_ONE_SAMPLE,
+    NO_BATCH_LEFT: "the data end with the budget, and it was given a batch behind it",
+}
 
 _FORK_SERVER_GONE = 255
 """The exit code that is seen when the fork server has ended, since only the fork server knows the true one."""

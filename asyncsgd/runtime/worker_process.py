@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import signal
 import sys
@@ -20,7 +21,7 @@ from asyncsgd.flat import FlatModel
 from asyncsgd.optimizers import Optimizer, OptimizerRecipe
 from asyncsgd.profiling import Profile, ProfiledWorker
 from asyncsgd.runtime.memory import peak_bytes
-from asyncsgd.runtime.processes import NOT_ONE_SAMPLE_FITS, OUT_OF_MEMORY, REASONS
+from asyncsgd.runtime.processes import NO_BATCH_LEFT, NOT_ONE_SAMPLE_FITS, OUT_OF_MEMORY, REASONS
 from asyncsgd.runtime.transport.messages import (
     Compute,
     Computed,
@@ -67,6 +68,8 @@ class Assignment:
     """See `asyncsgd.worker.OnAllGPUs`."""
     tells: bool = False
     """Whether this process tells the user what compiling took."""
+    num_batches: float = math.inf
+    """Of the budget. A worker that is never idle may be given one behind them, which the data need not have."""
 
     def worker(self, flat: FlatModel) -> Worker:
         """Put a worker together around a model that is bound to `flat`."""
@@ -191,6 +194,9 @@ def _obey(assignment: Assignment, end: WorkerEnd, straggling: Straggling) -> Non
             version = end.pull(flat.parameters, command.exact_version)
             pulled = time.perf_counter()
             indices = indices_of(command.batches)
+            if indices[-1] >= assignment.num_batches and not worker.has_batch(indices[-1]):
+                # Others compute what is left of the budget. Torchrun would end them all because of an exit code.
+                os._exit(0 if parent_process() is None else NO_BATCH_LEFT)
             if command.learning_rate is None:
                 gradient = worker.gradient(indices[0])
             else:
