@@ -249,7 +249,7 @@ def test_a_replay_of_real_workers_gives_the_same_bits_wherever_it_can_begin(trai
 def test_a_replay_of_real_workers_begins_where_the_run_went_on(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = train(mode="async", nproc=2, samples=40, schedule="constant", checkpoint_every="24")
+    first = train(mode="async", nproc=2, samples=40, schedule="constant", checkpoint_every="24", keep=9)
     path = shutil.copytree(first.path, tmp_path / "run")
     (path / "summary.json").unlink()
     longer = make_settings(FLAGS.load_yaml(path / "settings.yaml") | {"samples": 80, "resume": str(path)})
@@ -258,7 +258,7 @@ def test_a_replay_of_real_workers_begins_where_the_run_went_on(
     assert lead(pretraining(longer), Launcher(2, None, False), folder, fork_server("tiny")) == 0
     capsys.readouterr()
     model_at(path, 18, cache_of(first), tmp_path / "near")
-    assert capsys.readouterr().out.startswith("from       checkpoint 0000000000")  # 24, or a later one by chance
+    assert capsys.readouterr().out.startswith("from       checkpoint 0000000000")  # 40, or a later one by chance
     shutil.rmtree(path / "checkpoints")
     model_at(path, 18, cache_of(first), tmp_path / "far")
     near, far = (tmp_path / name / "model.safetensors" for name in ("near", "far"))
