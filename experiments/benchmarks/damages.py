@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 FOREIGN = ("best.pt", "notes.txt", "README", "999999999999.pt/notes.txt")
 """A user's own files. The last one lies in a folder that is called as a checkpoint is."""
@@ -64,7 +65,7 @@ def swapped(run: Path, draw: random.Random) -> list[str]:
     return [newest.stem, before.stem]
 
 
-def _edited(run: Path, key: str, change: Callable[[int], object], *, earlier: bool) -> list[str]:
+def _edited(run: Path, key: str, change: Callable[[Any], object], *, earlier: bool) -> list[str]:
     newest = descriptions(run)[0]
     for path in descriptions(run) if earlier else ():
         kept = {name: value for name, value in json.loads(path.read_bytes()).items() if name not in _HASHES}
@@ -72,6 +73,11 @@ def _edited(run: Path, key: str, change: Callable[[int], object], *, earlier: bo
     said = json.loads(newest.read_bytes())
     newest.write_text(json.dumps(said | {key: change(said[key])}, indent=2) + "\n")
     return [newest.stem]
+
+
+def other_seconds(run: Path, draw: random.Random) -> list[str]:
+    """The newest description says other seconds, which nothing but its hash can tell."""
+    return _edited(run, "train_seconds", lambda seconds: seconds + 1.0, earlier=False)
 
 
 def records_that_end_earlier(run: Path, draw: random.Random) -> list[str]:
@@ -119,6 +125,7 @@ DAMAGES: tuple[Damage, ...] = (
     one_bit,
     one_bit_of_the_state,
     swapped,
+    other_seconds,
     records_that_end_earlier,
     records_that_end_earlier_without_hashes,
     no_totals,
