@@ -181,7 +181,9 @@ def _virtual(folder: Path) -> dict[str, Case]:
 
 def _resumed(folder: Path) -> dict[str, Case]:
     """Each is at its end, and is then made longer; or goes on from where it was a checkpoint before."""
-    saved = "--schedule constant --checkpoint-every 40"
+    # One checkpoint before the end and one at it, in both parts of a run. A second one before the end would be left out
+    # if the first were still being written.
+    saved = "--schedule constant --checkpoint-every 96"
     mlm, own, tasks = f"{_masked_lm(folder)} {saved}", f"{OWN} {saved}", _on_tasks(folder)
     on_clock = "--mode async --clock virtual --nproc 4 --speeds exponential:1"
     real, pipeline = "--mode async --nproc 1 --transport", f"{mlm} --mode pipeline --nproc 2 --micro-batches 4"
@@ -197,8 +199,8 @@ def _resumed(folder: Path) -> dict[str, Case]:
         "virtual, momenta": f"{own} {on_clock} --rule dana {PLAIN_SGD}",
         "virtual, local steps": f"{own} {on_clock} --rule async_local_sgd:num_local_steps=2,period=2",
         "virtual, network and churn": f"{own} {on_clock} --network {NETWORK} --churn {CHURN} --rule ringleader",
-        "classification": f"{tasks['classification']} --mode single {saved}",
-        "questions, virtual": f"{tasks['questions']} {on_clock} {saved}",
+        "classification": f"{tasks['classification']} --mode single --samples 120 {saved}",
+        "questions, virtual": f"{tasks['questions']} {on_clock} --samples 120 {saved}",
     }
     earlier = {
         "single, best model kept": f"{own} --mode single --keep-best --learning-rate .1",
@@ -214,7 +216,7 @@ def _resumed(folder: Path) -> dict[str, Case]:
     return (
         {f"resumed, {name}": Case(command, longer) for name, command in at_end.items()}
         | {f"resumed earlier, {name}": Case(command, longer, cut=True) for name, command in earlier.items()}
-        | {"resumed, epochs": Case(f"{mlm} --samples none --epochs .4 --mode single", longer="--epochs 1")}
+        | {"resumed, epochs": Case(f"{mlm} --samples none --epochs .6 --mode single", longer="--epochs 1")}
     )
 
 
