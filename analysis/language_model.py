@@ -27,7 +27,6 @@ def arms_table(name: str, arms: Sequence[Arm]) -> Table:
     """A row for each arm of a comparison, model by model."""
 
     def row(arm: Arm) -> list[Headed]:
-        word = badge(arm.verdict.word) if arm.verdict is not None else Cell("reference")
         return [
             words("model", arm.model),
             words("arm", arm.name),
@@ -35,7 +34,7 @@ def arms_table(name: str, arms: Sequence[Arm]) -> Table:
             *([value("perplexity", between(arm.perplexity, number))] * with_perplexity),
             value("loss - reference", "-" if arm.difference is None else between(arm.difference, nats)),
             value("p_Holm", p_value(arm.p_holm)),
-            words("loss, in a word", word),
+            words("loss, in a word", _word(arm)),
             value("samples/s, times the reference", "-" if arm.speed is None else between(arm.speed, ratio)),
         ]
 
@@ -51,6 +50,14 @@ def arms_table(name: str, arms: Sequence[Arm]) -> Table:
         "equivalence test. Both tests are corrected by Holm's method over the arms.",
         notes=(note,) * with_perplexity,
     )
+
+
+def _word(arm: Arm) -> Cell:
+    if arm.diverged:
+        return Cell(f"{arm.diverged} diverged")
+    if arm.name == arm.reference:
+        return Cell("reference")
+    return Cell("-") if arm.verdict is None else badge(arm.verdict.word)
 
 
 def costs_table(name: str, arms: Sequence[Arm]) -> Table:
@@ -81,7 +88,7 @@ def grid_table(points: Sequence[Point]) -> Table:
             value("length", str(point.seq_len)),
             value("seconds to the loss", between(point.seconds, number)),
             value("reached it", f"{point.reached} of {point.n}"),
-            value("final loss", between(point.loss, nats)),
+            value("final loss", between(point.loss, nats) if point.loss else "diverged"),
             value("samples/s", between(point.samples_per_second, number)),
         ]
 
@@ -109,6 +116,9 @@ def sentences(found: Findings) -> list[str]:
     """What every comparison shows, an arm in a sentence."""
     told = []
     for arm in found.arms:
+        if arm.diverged:
+            seeds = arm.diverged + arm.loss.n
+            told.append(f"{arm.model}, {arm.name}: {arm.diverged} of {seeds} runs diverged, so its loss is not judged.")
         if arm.difference is None or arm.speed is None:
             continue
         speed = f"{arm.speed.estimate:.2f} times the samples a second of {arm.reference}"

@@ -33,8 +33,8 @@ def ways_of(found: Findings) -> list[Way]:
     """Every way of every model."""
     return [
         way
-        for (_, model), arms in found.curves.items()
-        for way in ways(arms, next(arm.reference for arm in found.arms), model)
+        for (comparison, model), arms in found.curves.items()
+        for way in ways(arms, found.references[comparison], model)
     ]
 
 

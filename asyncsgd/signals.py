@@ -74,6 +74,15 @@ class StopRequest:
         with self._raising_at(2):
             yield
 
+    @contextlib.contextmanager
+    def during_a_run(self) -> Iterator[None]:
+        """Within `at_once`, for a campaign: within it one of its runs listens, and saves what it has. The campaign
+        stops after it, also where the signal came too late to be heard by the run.
+        """
+        with self.leaving():
+            yield
+        self.check()
+
     def ends_in_order(self) -> None:
         """From here on no signal raises but within `at_once` and `leaving`."""
         self._raises_at = None

@@ -26,12 +26,13 @@ from typing import TYPE_CHECKING, Any
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.records.console import best_effort
 from asyncsgd.records.environment import available_cores
+from asyncsgd.records.events import FINISHED
 from asyncsgd.runtime.processes import fork_server
 from asyncsgd.runtime.ranks import go_offline
 from asyncsgd.study.config import read_config
 from asyncsgd.study.plan import BASE, Plan, make_plan
 from asyncsgd.study.runner import PRELOAD, Stopped, carry_out
-from asyncsgd.study.sweep import FINISHED, Sweep, check, locked
+from asyncsgd.study.sweep import Sweep, check, locked
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext

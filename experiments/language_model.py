@@ -3,7 +3,7 @@
     python experiments/language_model.py experiments/configs/language_model-quick.yaml
     python -m analysis.language_model runs/language_model-quick --out report.html
 
-Runs are made one at a time, since their seconds are compared. What is DONE is skipped, so the same command goes on
+Runs are made one at a time, since their seconds are compared. What is finished is skipped, so the same command goes on
 where it was stopped. The config's own comments say what it may hold."""
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import sys
 from pathlib import Path
 
 from asyncsgd.settings.flags import Parser
+from asyncsgd.signals import StopRequest
 from asyncsgd.study.comparisons import make_all, planned, run_comparisons
 
 
-def carry_out(arguments: argparse.Namespace) -> None:
+def carry_out(arguments: argparse.Namespace, stop: StopRequest) -> None:
     out, jobs = planned(arguments.config, arguments.out)
-    make_all(out, jobs)
+    make_all(out, jobs, stop)
     print(f"next   python -m analysis.language_model {out} --out report.html")
 
 

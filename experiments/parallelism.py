@@ -5,7 +5,7 @@
 
 Every row of the table is an arm of a config; experiments/configs/parallelism.yaml has SQuAD 2.0. With --quick or
 --bubbles the bubble of a pipeline is measured first, for several numbers of micro-batches. Runs are made one at a time,
-since their seconds are compared. What is DONE is skipped, so the same command goes on where it was stopped. See
+since their seconds are compared. What is finished is skipped, so the same command goes on where it was stopped. See
 docs/parallelism.md."""
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import dataclasses
 import importlib.util
 import json
 import random
+import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -31,6 +32,7 @@ from asyncsgd.records.environment import available_cores
 from asyncsgd.records.events import EVENTS, read_events
 from asyncsgd.records.run_folder import write_json, write_text
 from asyncsgd.settings.flags import Parser
+from asyncsgd.signals import StopRequest
 from asyncsgd.study.comparisons import Job, make_all, planned, run_comparisons
 from asyncsgd.tasks.base import Batch, Task
 from asyncsgd.tasks.tensors import TensorData
@@ -132,8 +134,10 @@ def bubble(task: EqualStages, schedule: modes.settings.PipelineSchedule, micro_b
     return 1.0 - sum(computed for _, _, computed, *_ in last) / len(last) / last[0][3]
 
 
-def measure_bubbles(out: Path, micro_batches: tuple[int, ...]) -> None:
-    """Measure the bubble of 2 and 4 stages beside (p - 1) / (m + p - 1); what was measured before is kept."""
+def measure_bubbles(out: Path, micro_batches: tuple[int, ...], stop: StopRequest) -> None:
+    """Measure the bubble of 2 and 4 stages beside (p - 1) / (m + p - 1); what was measured before is kept, and what is
+    interrupted is not.
+    """
     file = out / BUBBLES
     done = json.loads(file.read_text(encoding="utf-8"))["bubbles"] if file.is_file() else []
     for num_stages, sleeps in ((2, False), (2, True), (4, True)):
@@ -146,7 +150,11 @@ def measure_bubbles(out: Path, micro_batches: tuple[int, ...]) -> None:
                     continue
                 task = EqualStages(batch_size=2 * m if sleeps else 64 * m, num_blocks=num_stages, sleeps=sleeps)
                 folder = out / "bubbles" / f"{num_stages}-{schedule}-{m}-{'sleeps' if sleeps else 'computes'}"
-                share, formula = bubble(task, schedule, m, folder), (num_stages - 1) / (m + num_stages - 1)
+                if folder.is_dir():
+                    shutil.rmtree(folder)  # of a measurement that was interrupted
+                with stop.during_a_run():
+                    share = bubble(task, schedule, m, folder)
+                formula = (num_stages - 1) / (m + num_stages - 1)
                 kind = "sleeping" if sleeps else "computing"
                 print(
                     f"bubble {num_stages} {kind} stages, {schedule:5} {m:3} micro-batches: {share:.3f} measured, "
@@ -184,7 +192,7 @@ def lacks(job: Job) -> str:
     return ""
 
 
-def carry_out(arguments: argparse.Namespace) -> None:
+def carry_out(arguments: argparse.Namespace, stop: StopRequest) -> None:
     if arguments.planted is not None:
         write_planted(arguments.planted)
         print("next   python experiments/parallelism.py experiments/configs/parallelism-planted.yaml")
@@ -194,8 +202,8 @@ def carry_out(arguments: argparse.Namespace) -> None:
     config = CONFIGS / "parallelism-quick.yaml" if arguments.quick else arguments.config
     out, jobs = planned(config, arguments.out)
     if arguments.quick or arguments.bubbles:
-        measure_bubbles(out, MICRO_BATCHES)
-    make_all(out, jobs, lacks)
+        measure_bubbles(out, MICRO_BATCHES, stop)
+    make_all(out, jobs, stop, lacks)
     print(f"next   python -m analysis.parallelism {out} --out report.html")
 
 

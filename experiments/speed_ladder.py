@@ -41,6 +41,7 @@ from asyncsgd.records.console import best_effort
 from asyncsgd.records.environment import available_cores, describe_environment
 from asyncsgd.records.run_folder import write_json, write_text
 from asyncsgd.runtime.processes import fork_server
+from asyncsgd.signals import StopRequest
 from speed_ladder_trainings import BATCH_SIZE, SCORE, SEQ_LEN, Meter, Stack, Subject
 
 MARGINS = {"classification": 0.03, "masked_lm": 0.05}
@@ -320,7 +321,9 @@ def prove(subject: Subject, stacks: Sequence[Sequence[Step]], size: Size, keep: 
     return {"naive": first, "stacks": trained, "score_at_start": others[0][0]["score_at_start"]}
 
 
-def measure(name: str, size: Size, flags: argparse.Namespace, device: str, parts: Parts) -> dict[str, Any]:
+def measure(
+    name: str, size: Size, flags: argparse.Namespace, device: str, parts: Parts, stop: StopRequest
+) -> dict[str, Any]:
     """All of one task, as in ladder.json."""
     from analysis.findings.speed_ladder import ladder_of
 
@@ -331,7 +334,7 @@ def measure(name: str, size: Size, flags: argparse.Namespace, device: str, parts
         return parts.keep(f"{name}: {turn}", measured)
 
     def subject(samples: int) -> Subject:
-        return Subject(name, data, samples, size.eval_samples, texts / str(samples), cache, device)
+        return Subject(name, data, samples, size.eval_samples, texts / str(samples), cache, device, stop)
 
     climbed, proved = subject(size.climb_samples), subject(size.proof_samples[name])
     larger = flags.batch_size or (2 * BATCH_SIZE if device == "cpu" else 8 * BATCH_SIZE)
@@ -439,7 +442,7 @@ def machine_of(device: str) -> dict[str, Any]:
     return machine | {"device": "cpu", "devices": available_cores(), "memory_bytes": memory}
 
 
-def carry_out(flags: argparse.Namespace) -> None:
+def carry_out(flags: argparse.Namespace, stop: StopRequest) -> None:
     from analysis.findings.speed_ladder import LADDER, PARTS, SCHEMA
     from analysis.speed_ladder import report
 
@@ -452,7 +455,7 @@ def carry_out(flags: argparse.Namespace) -> None:
     asked = {key: getattr(flags, key) for key in ("batch_size", "margin", "leave_out")}
     same = {key: machine[key] for key in ("device", "devices", "cpu", "cores", "versions")}
     parts = Parts(flags.out / PARTS, {**dataclasses.asdict(size), **asked, "data": tasks, **same})
-    ladders = [measure(name, size, flags, device, parts) for name in tasks]
+    ladders = [measure(name, size, flags, device, parts, stop) for name in tasks]
     found = {"schema": SCHEMA, "quick": flags.quick, "machine": machine, "ladders": ladders}
     write_text(flags.out / LADDER, json.dumps(found, indent=1))
     report(flags.out)
@@ -461,7 +464,8 @@ def carry_out(flags: argparse.Namespace) -> None:
 @best_effort()
 def main(argv: Sequence[str] | None = None) -> int:
     try:
-        carry_out(parser().parse_args(argv))
+        with StopRequest() as stop, stop.at_once():
+            carry_out(parser().parse_args(argv), stop)
     except (UsageError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

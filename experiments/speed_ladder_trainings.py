@@ -29,6 +29,7 @@ from asyncsgd.records.environment import available_cores
 from asyncsgd.records.events import Event, Record
 from asyncsgd.records.run_folder import write_text
 from asyncsgd.runtime.memory import forget_peaks, peak_bytes
+from asyncsgd.signals import StopRequest
 from asyncsgd.simulation.simulate import arrival_seconds
 from asyncsgd.tasks.classification import Classification
 from asyncsgd.tasks.masked_lm import MaskedLM
@@ -180,12 +181,21 @@ class Subject:
         samples: how many texts of the data set are trained on, of those that the naive loop does not cut.
         eval_samples: how many the score is of.
         folder: where the chosen texts are kept.
+        stop: of the ladder, which a stopped training ends.
     """
 
     def __init__(
-        self, name: str, data: str, samples: int, eval_samples: int, folder: Path, cache: Path, device: str
+        self,
+        name: str,
+        data: str,
+        samples: int,
+        eval_samples: int,
+        folder: Path,
+        cache: Path,
+        device: str,
+        stop: StopRequest,
     ) -> None:
-        self.name, self.samples, self.device, self._cache = name, samples, device, cache
+        self.name, self.samples, self.device, self._cache, self._stop = name, samples, device, cache, stop
         self.score, self.learning_rate = SCORE[name], LEARNING_RATE[name]
         source: Corpus | LabelledData
         if name == "classification":
@@ -242,25 +252,29 @@ class Subject:
         task = self.task
         if isinstance(task, MaskedLM) and not stack.masked_positions:
             task = _decoded_everywhere(task)
-        run = asyncsgd.train(
-            dataclasses.replace(task, batch_size=batch_size, sampling=stack.sampling),
-            runtime=runtime,
-            samples=meter.samples,
-            evaluations=1,
-            optimizer=AdamW() if stack.fused else default_adamw,
-            learning_rate=stack.learning_rate(self.learning_rate),
-            weight_decay=WEIGHT_DECAY,
-            seed=seed,
-            device=self.device,
-            precision=stack.precision,
-            micro_batches=stack.micro_batches,
-            gradient_checkpointing=stack.gradient_checkpointing,
-            prefetch=stack.prefetch,
-            compile=stack.compile,
-            cache=self._cache,
-            quiet=True,
-            report=meter,
-        )
+        with self._stop.during_a_run():
+            run = asyncsgd.train(
+                dataclasses.replace(task, batch_size=batch_size, sampling=stack.sampling),
+                runtime=runtime,
+                samples=meter.samples,
+                evaluations=1,
+                optimizer=AdamW() if stack.fused else default_adamw,
+                learning_rate=stack.learning_rate(self.learning_rate),
+                schedule="constant",
+                warmup=0,
+                weight_decay=WEIGHT_DECAY,
+                clip_norm=0.0,
+                seed=seed,
+                device=self.device,
+                precision=stack.precision,
+                micro_batches=stack.micro_batches,
+                gradient_checkpointing=stack.gradient_checkpointing,
+                prefetch=stack.prefetch,
+                compile=stack.compile,
+                cache=self._cache,
+                quiet=True,
+                report=meter,
+            )
         if run.status != "DONE":
             raise RunError(f"a training of {self.name} ended {run.status}: {run.summary.get('message')}")
         memory = run.summary["memory"]

@@ -77,8 +77,8 @@ def run(argv: list[str], stop: StopRequest) -> int:
         ended = lead(experiment(settings), launch, folder, context, stop, tracking)
         say(f"next   python -m analysis.report {shlex.quote(str(folder.path.parent))} --out report.html")
         exit_code = exit_code or ended
-        if ended == 130:
-            break
+        if stop():  # perhaps too late for this run to hear it
+            return 130
     return exit_code
 
 

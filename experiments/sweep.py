@@ -18,7 +18,7 @@ from asyncsgd.errors import RunError, UsageError
 from asyncsgd.numbers import out_of_bounds, shortened, whole_number
 from asyncsgd.records.console import best_effort
 from asyncsgd.records.environment import available_cores
-from asyncsgd.records.events import FAILED
+from asyncsgd.records.events import FAILED, FINISHED
 from asyncsgd.records.trackers import names_in
 from asyncsgd.runtime.processes import fork_server
 from asyncsgd.runtime.ranks import check_surroundings, go_offline
@@ -26,7 +26,7 @@ from asyncsgd.settings.flags import Parser
 from asyncsgd.study.config import read_config
 from asyncsgd.study.plan import STAGES, Plan, make_plan
 from asyncsgd.study.runner import PRELOAD, Stopped, carry_out
-from asyncsgd.study.sweep import FINISHED, Sweep, check, check_inputs, locked, share
+from asyncsgd.study.sweep import Sweep, check, check_inputs, locked, share
 
 MOST_SHARDS = 100_000
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import shutil
 import statistics
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ import pytest
 from analysis.findings.language_model import read
 from analysis.language_model import main as report
 from analysis.language_model import sentences, tables_of
+from analysis.parallelism import main as parallelism_report
 from analysis.report.tables.table import markdown
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.yaml_reader import read_yaml
-from asyncsgd.study.comparisons import check, is_done, jobs_of
+from asyncsgd.study.comparisons import check, is_finished, jobs_of
 from asyncsgd.study.config import read_config
 from language_model import main
 
@@ -72,14 +74,16 @@ def test_a_wrong_setting_of_a_run_names_the_run() -> None:
         check(jobs_of(changed)[0])
 
 
-def made(folder: Path, name: str, loss: float, rate: float, seed: int) -> None:
+def made(folder: Path, name: str, loss: float, rate: float, seed: int, status: str = "DONE") -> None:
     """A run folder with a curve that falls from 9 to `loss` in samples / `rate` seconds."""
     path = folder / name / f"s{seed}"
     path.mkdir(parents=True)
+    ended = None if math.isnan(loss) else loss  # JSON has no name for it
     summary = {
-        **{"schema": 2, "status": "DONE", "mode": "single", "final_eval_loss": loss, "samples_per_second": rate},
+        **{"schema": 2, "status": status, "mode": "single", "final_eval_loss": ended, "samples_per_second": rate},
         **{"num_samples": 100, "train_seconds": 100 / rate, "seed": seed},
-        "metrics": {"perplexity": math.exp(loss)},
+        **{"num_workers": 1, "batch_size": 4, "num_parameters": 10},
+        "metrics": {"perplexity": None if ended is None else math.exp(ended)},
         "memory": {"leader": [2**30, 0], "workers": [[0, [2**30, 0]]]},
         "throughput": {"tokens_per_second": 64 * rate, "model_flops_utilisation": 0.25},
     }
@@ -87,7 +91,12 @@ def made(folder: Path, name: str, loss: float, rate: float, seed: int) -> None:
     records: list[dict[str, Any]] = [{"kind": "header", "schema": 2, "task": "masked_lm", "better": {}}]
     for share in (0.0, 0.5, 1.0):
         facts = {"version": int(100 * share), "total_samples": int(100 * share), "train_seconds": 100 * share / rate}
-        value = {"loss": 9 + share * (loss - 9), "weight": 1.0, "metrics": {}, "eval_seconds": 0.0}
+        value = {
+            "loss": 9.0 if not share else None if ended is None else 9 + share * (ended - 9),
+            "weight": 1.0,
+            "metrics": {},
+            "eval_seconds": 0.0,
+        }
         records.append({"kind": "evaluate", **facts, **value})
     (path / "events.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
 
@@ -161,6 +170,40 @@ def test_the_page_says_each_comparison_in_a_sentence(folder: Path, tmp_path: Pat
     assert "too few" not in page
 
 
+def test_a_run_that_diverged_is_a_result_and_not_made_again(folder: Path) -> None:
+    """One of the eight of an arm, and all of a learning rate of the grid."""
+    shutil.rmtree(folder / "workers/gpt2/sync/s3")
+    made(folder, "workers/gpt2/sync", math.nan, 200.0, 3, "DIVERGED")
+    for seed in SEEDS:
+        made(folder, "grid/gpt2/lr0.002-b4-l32", math.nan, 100.0, seed, "DIVERGED")
+    assert all(is_finished(folder / name) for name in ("workers/gpt2/sync/s3", "grid/gpt2/lr0.002-b4-l32/s0"))
+    found = read(folder)
+    arms = {(arm.comparison, arm.model, arm.name): arm for arm in found.arms}
+    sync = arms["workers", "gpt2", "sync"]
+    assert (sync.diverged, sync.loss.n, sync.difference, sync.verdict) == (1, 7, None, None)
+    assert arms["workers", "gpt2", "async"].verdict is not None
+    point = next(p for p in found.grid if (p.model, p.learning_rate) == ("gpt2", 2e-3))
+    assert (point.reached, point.n, point.loss, point.samples_per_second) == (0, 8, None, None)
+    assert "gpt2, sync: 1 of 8 runs diverged, so its loss is not judged." in sentences(found)
+    printed = markdown(tables_of(found))
+    assert "| 1 diverged |" in printed
+    assert "0 of 8 | diverged |" in printed
+
+
+@pytest.mark.parametrize("left", ["workers/gpt2/async", "workers/gpt2/single", "grid/gpt2/lr0.001-b4-l32"])
+@pytest.mark.parametrize("command", [report, parallelism_report])
+def test_a_study_of_which_one_run_is_made_is_reported(
+    command: Any, left: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in folder.glob("*/*/*/s*"):
+        if path != folder / left / "s0":
+            shutil.rmtree(path)
+    assert command([str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert ("| reference |" in printed) == left.endswith("single")
+    assert command([str(folder), "--out", str(tmp_path / "page.html")]) == 0
+
+
 def test_two_seeds_bear_no_verdict(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for path in folder.glob("*/*/*/s[2-7]"):
         (path / "summary.json").unlink()
@@ -199,7 +242,7 @@ def test_a_plan_is_run_goes_on_and_is_reported(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("sys.argv", ["language_model.py", "config.yaml", "--out", "runs"])
     assert main() == 0
     jobs = jobs_of(planned)
-    assert all(is_done(Path("runs") / job.folder) for job in jobs)
+    assert all(is_finished(Path("runs") / job.folder) for job in jobs)
     ages = {job.folder: (Path("runs") / job.folder / "summary.json").stat().st_mtime_ns for job in jobs}
     (Path("runs") / jobs[0].folder / "summary.json").unlink()
     assert main() == 0

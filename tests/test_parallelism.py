@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,10 @@ from analysis.report.tables.table import markdown
 from analysis.statistics.intervals import Interval
 from analysis.study.run import Run
 from asyncsgd.data.questions import load_questions
+from asyncsgd.signals import StopRequest
 from asyncsgd.study.comparisons import check, jobs_of, planned
 from asyncsgd.study.config import read_config
-from parallelism import EqualStages, bubble, lacks, main, write_planted
+from parallelism import EqualStages, bubble, lacks, main, measure_bubbles, write_planted
 
 CONFIGS = Path(__file__).resolve().parents[1] / "experiments" / "configs"
 
@@ -91,6 +94,13 @@ def test_the_bubble_of_stages_that_sleep_is_that_of_the_formula(tmp_path: Path) 
     """At least it: a wait can be longer on a busy machine, never shorter."""
     task = EqualStages(batch_size=8, num_blocks=2)
     assert bubble(task, "1f1b", 4, tmp_path / "run") > 1 / (4 + 1) - 0.02
+
+
+def test_a_bubble_that_was_interrupted_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parallelism.bubble", lambda *given: os.kill(os.getpid(), signal.SIGTERM) or 0.5)
+    with StopRequest() as stop, pytest.raises(KeyboardInterrupt), stop.at_once():
+        measure_bubbles(tmp_path, (4,), stop)
+    assert read_bubbles(tmp_path) == []
 
 
 CONFIG = """

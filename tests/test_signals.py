@@ -115,6 +115,28 @@ def test_after_it_ends_in_order_a_signal_raises_within_leaving_alone_and_once() 
         os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.parametrize("saves", [False, True])
+def test_a_campaign_stops_after_the_run_in_which_it_was_asked(saves: bool) -> None:
+    """Also where that run has trained already, and ends as if nobody had asked."""
+    ended = []
+
+    def campaign(stop: StopRequest) -> None:
+        for number in range(2):
+            with stop.during_a_run():
+                with StopRequest() as of_run:
+                    of_run.ends_in_order()
+                    if not saves:
+                        os.kill(os.getpid(), signal.SIGTERM)
+                    assert of_run() != saves
+                if saves:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                ended.append(number)
+
+    with StopRequest() as stop, pytest.raises(KeyboardInterrupt), stop.at_once():
+        campaign(stop)
+    assert ended == [0]
+
+
 def test_a_hangup_asks_to_stop_and_one_that_is_passed_on_is_the_same_request() -> None:
     with StopRequest() as stop:
         os.kill(os.getpid(), signal.SIGHUP)

@@ -23,6 +23,7 @@ from analysis.statistics.verdict import Verdict, verdict
 from analysis.study.curves import curve_of
 from analysis.study.run import Run, load_runs
 from asyncsgd.errors import UsageError
+from asyncsgd.records.events import FINISHED
 from asyncsgd.settings.yaml_reader import read_yaml
 
 CONFIG = "config.yaml"
@@ -43,8 +44,10 @@ class Arm:
     """e to `loss`: the geometric mean over seeds; None where the task has none."""
     samples_per_second: Interval
     cost: Cost
+    diverged: int = 0
+    """Runs whose loss was no number in the end. They are in no other number, so an arm with any is not judged."""
     difference: Interval | None = None
-    """Of the loss, arm - reference; None for the reference, as the next ones."""
+    """Of the loss, arm - reference; None for the reference, as the next ones, and where a run of either diverged."""
     equivalence: Equivalence | None = None
     """Of the same mean, within the margin."""
     p: float | None = None
@@ -70,8 +73,10 @@ class Point:
     """To the threshold, over the seeds that reached it; None where none did."""
     reached: int
     n: int
-    loss: Interval
-    samples_per_second: Interval
+    """Runs, those that diverged among them; they reached nothing."""
+    loss: Interval | None
+    """Over the runs that did not diverge; None where all did, as the next one."""
+    samples_per_second: Interval | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +87,8 @@ class Findings:
     arms: tuple[Arm, ...]
     grid: tuple[Point, ...]
     curves: Mapping[tuple[str, str], Mapping[str, Sequence[Run]]]
+    references: Mapping[str, str]
+    """By comparison, the name of the arm that the others are compared with."""
     left_out: tuple[str, ...]
     num_seeds: int
 
@@ -104,23 +111,30 @@ def read(folder: Path) -> Findings:
     found: dict[str, dict[int, Run]] = {}
     for run in runs:
         arm, _, seed = run.name.rpartition("/s")
-        if run.done and seed.isdigit():
+        if run.status in FINISHED and seed.isdigit():
             found.setdefault(arm, {})[int(seed)] = run
     if not found:
         raise UsageError(f"{folder} holds no finished run; run the experiment again")
     models = list(config["models"])
     arms: list[Arm] = []
     curves = {}
-    for name, comparison in (config.get("comparisons") or {}).items():
+    comparisons = config.get("comparisons") or {}
+    for name, comparison in comparisons.items():
         of_models = [_compared(name, comparison, model, found) for model in models]
         arms += _judged([arm for arms_of_model in of_models for arm in arms_of_model])
         for model in models:
-            given = {arm: list(found.get(f"{name}/{model}/{arm}", {}).values()) for arm in comparison["arms"]}
+            given = {arm: _done(found.get(f"{name}/{model}/{arm}", {})) for arm in comparison["arms"]}
             curves[name, model] = {arm: of_arm for arm, of_arm in given.items() if of_arm}
     grid = config.get("grid")
     points = () if not grid else tuple(point for model in models for point in _grid(model, grid, found))
     return Findings(
-        str(config["name"]), tuple(arms), points, curves, tuple(left_out), max(len(seeds) for seeds in found.values())
+        str(config["name"]),
+        tuple(arms),
+        points,
+        curves,
+        {name: str(comparison["reference"]) for name, comparison in comparisons.items()},
+        tuple(left_out),
+        max(len(seeds) for seeds in found.values()),
     )
 
 
@@ -130,7 +144,8 @@ def _compared(name: str, given: Mapping[str, Any], model: str, found: Mapping[st
     arms = []
     for arm in given["arms"]:
         runs = found.get(f"{name}/{model}/{arm}", {})
-        if not runs:
+        done = _done(runs)
+        if not done:
             continue
         described = Arm(
             comparison=name,
@@ -138,13 +153,15 @@ def _compared(name: str, given: Mapping[str, Any], model: str, found: Mapping[st
             name=arm,
             reference=given["reference"],
             margin=float(given["margin"]),
-            loss=(loss := t_interval(list(_losses(runs.values())))),
-            perplexity=loss.mapped(math.exp) if all("perplexity" in run.metrics for run in runs.values()) else None,
-            samples_per_second=t_interval([run.summary["samples_per_second"] for run in runs.values()]),
-            cost=cost_of(list(runs.values())),
+            loss=(loss := t_interval(list(_losses(done)))),
+            perplexity=loss.mapped(math.exp) if all("perplexity" in run.metrics for run in done) else None,
+            samples_per_second=t_interval([run.summary["samples_per_second"] for run in done]),
+            cost=cost_of(done),
+            diverged=len(runs) - len(done),
         )
         seeds = sorted(set(runs) & set(reference))
-        if arm != given["reference"] and seeds:
+        whole = all(side[seed].done for side in (runs, reference) for seed in seeds)
+        if arm != given["reference"] and seeds and whole:
             pairs = [(runs[seed], reference[seed]) for seed in seeds]
             described = _paired(described, pairs)
         arms.append(described)
@@ -193,10 +210,11 @@ def _judged(arms: Sequence[Arm]) -> list[Arm]:
 def _grid(model: str, given: Mapping[str, Any], found: Mapping[str, Mapping[int, Run]]) -> Iterable[Point]:
     threshold = float(given["threshold"][model])
     for rate, batch, length in itertools.product(given["learning_rate"], given["batch_size"], given["seq_len"]):
-        runs = found.get(f"grid/{model}/lr{float(rate):g}-b{batch}-l{length}", {}).values()
+        runs = found.get(f"grid/{model}/lr{float(rate):g}-b{batch}-l{length}", {})
         if not runs:
             continue
-        times = [crossing(*curve_of(run, "train_seconds"), threshold).at for run in runs]
+        done = _done(runs)
+        times = [crossing(*curve_of(run, "train_seconds"), threshold).at for run in done]
         reached = [seconds for seconds in times if math.isfinite(seconds)]
         yield Point(
             model,
@@ -206,10 +224,14 @@ def _grid(model: str, given: Mapping[str, Any], found: Mapping[str, Mapping[int,
             threshold,
             t_interval(reached) if reached else None,
             len(reached),
-            len(times),
-            t_interval(list(_losses(runs))),
-            t_interval([run.summary["samples_per_second"] for run in runs]),
+            len(runs),
+            t_interval(list(_losses(done))) if done else None,
+            t_interval([run.summary["samples_per_second"] for run in done]) if done else None,
         )
+
+
+def _done(runs: Mapping[int, Run]) -> list[Run]:
+    return [run for run in runs.values() if run.done]
 
 
 def _losses(runs: Iterable[Run]) -> Iterable[float]:

@@ -16,6 +16,8 @@ SCHEMA = 2
 EVENTS = "events.jsonl"
 
 DONE, FAILED, INTERRUPTED, DIVERGED = "DONE", "FAILED", "INTERRUPTED", "DIVERGED"
+FINISHED = (DONE, DIVERGED)
+"""How a run ends that would end so again; one that diverged is a result."""
 
 APPLIED, HELD, DROPPED = "applied", "held", "dropped"
 

@@ -1,8 +1,8 @@
 """Comparisons of trainings: arms against a reference on the same seeds, and a grid, made from a config.
 
-Runs are made one at a time, since their seconds are compared. What is DONE is skipped, so the same command goes on
-where it was stopped. The configs of ``experiments/language_model.py`` and ``experiments/parallelism.py`` say in their
-comments what one may hold."""
+Runs are made one at a time, since their seconds are compared. What is finished, DONE or DIVERGED, is skipped, so the
+same command goes on where it was stopped. The configs of ``experiments/language_model.py`` and
+``experiments/parallelism.py`` say in their comments what one may hold."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from typing import Any
 
 from asyncsgd.errors import RunError, UsageError, nearest
 from asyncsgd.records.console import best_effort
-from asyncsgd.records.events import DONE
+from asyncsgd.records.events import FINISHED
 from asyncsgd.records.run_folder import write_text
 from asyncsgd.scripts.base import run_script
 from asyncsgd.scripts.task import TaskScript, task_script
 from asyncsgd.settings.flags import flag_of
+from asyncsgd.signals import StopRequest
 from asyncsgd.study.config import check_keys, list_in, mapping_in, number_in, read_config, seeds_in, text_in
 from asyncsgd.study.runner import output_to
 from asyncsgd.tasks import task_class
@@ -186,10 +187,11 @@ def _find_model(field: str, name: str) -> None:
         ) from error
 
 
-def is_done(path: Path) -> bool:
+def is_finished(path: Path) -> bool:
+    """Whether the run in `path` is not to be made again: it would end so again."""
     try:
-        return json.loads((path / "summary.json").read_text(encoding="utf-8")).get("status") == DONE
-    except (OSError, ValueError):
+        return json.loads((path / "summary.json").read_text(encoding="utf-8"))["status"] in FINISHED
+    except (OSError, ValueError, LookupError, TypeError):
         return False
 
 
@@ -197,7 +199,7 @@ def make(job: Job, out: Path) -> int:
     """Make one run; its exit code. What it prints is kept in the folder of logs."""
     path = out / job.folder
     if path.is_dir():
-        shutil.rmtree(path)  # not DONE, and its clock was cut
+        shutil.rmtree(path)  # not finished, and its clock was cut
     path.parent.mkdir(parents=True, exist_ok=True)
     with output_to(out / "logs" / (job.folder.replace("/", "-") + ".txt")):
         return run_script(job.script.run, [*job.flags, "--run-dir", str(path)])
@@ -221,43 +223,53 @@ def planned(config_file: Path, out: Path | None) -> tuple[Path, list[Job]]:
     kept, text = out / "config.yaml", config_file.read_text(encoding="utf-8")
     if kept.is_file() and kept.read_text(encoding="utf-8") != text:
         raise UsageError(f"{out} holds runs of another config; name another folder with --out, or delete it")
-    check_inputs(config_file, [job for job in jobs if not is_done(out / job.folder)])
+    check_inputs(config_file, [job for job in jobs if not is_finished(out / job.folder)])
     out.mkdir(parents=True, exist_ok=True)
     write_text(kept, text)
     return out, jobs
 
 
-def make_all(out: Path, jobs: Sequence[Job], lacks: Callable[[Job], str] = lambda job: "") -> None:
-    """Make every run that is not DONE.
+def make_all(out: Path, jobs: Sequence[Job], stop: StopRequest, lacks: Callable[[Job], str] = lambda job: "") -> None:
+    """Make every run that is not finished.
 
     Args:
         out: the folder of all runs.
+        stop: of the campaign; see `run_comparisons`.
         lacks: says why a run cannot be made here; it is left out then. Empty: it can.
 
     Raises:
         RunError: for a run that ended badly.
+        KeyboardInterrupt: when the user has asked to stop, after the run has saved what it had.
     """
     for number, job in enumerate(jobs, start=1):
-        if is_done(out / job.folder):
+        if is_finished(out / job.folder):
             continue
         if reason := lacks(job):
             print(f"[{number:3}/{len(jobs)}] {job.folder:44} left out: {reason}", flush=True)
             continue
         began = time.monotonic()
-        code = make(job, out)
-        print(f"[{number:3}/{len(jobs)}] {job.folder:44} {time.monotonic() - began:6.1f} s", flush=True)
-        if code == 130:
-            raise KeyboardInterrupt
-        if code != 0:
+        with stop.during_a_run():
+            code = make(job, out)
+        diverged = code != 0 and is_finished(out / job.folder)
+        word = "   it diverged" if diverged else ""
+        print(f"[{number:3}/{len(jobs)}] {job.folder:44} {time.monotonic() - began:6.1f} s{word}", flush=True)
+        if code != 0 and not diverged:
             log = out / "logs" / (job.folder.replace("/", "-") + ".txt")
             raise RunError(f"{job.folder} ended with exit code {code}; see {log}. The same command goes on")
 
 
 @best_effort()
-def run_comparisons(parser: argparse.ArgumentParser, carry_out: Callable[[argparse.Namespace], None]) -> int:
-    """A script's main: parse, carry out, say what went wrong; return the exit code."""
+def run_comparisons(
+    parser: argparse.ArgumentParser, carry_out: Callable[[argparse.Namespace, StopRequest], None]
+) -> int:
+    """A script's main: parse, carry out, say what went wrong; return the exit code.
+
+    Args:
+        carry_out: a campaign. A signal raises KeyboardInterrupt at once, but `StopRequest.during_a_run`.
+    """
     try:
-        carry_out(parser.parse_args())
+        with StopRequest() as stop, stop.at_once():
+            carry_out(parser.parse_args(), stop)
     except (UsageError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncsgd.errors import RunError, UsageError
-from asyncsgd.records.events import DONE, FAILED
+from asyncsgd.records.events import DONE, FAILED, FINISHED
 from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.records.trackers import names_in
 from asyncsgd.records.trackers.tracking import Tracking
@@ -29,7 +29,7 @@ from asyncsgd.settings.training import make_settings
 from asyncsgd.signals import NUMBERS
 from asyncsgd.study.finetuning import SCORES, finetuning_in
 from asyncsgd.study.plan import STAGES, PlannedRun, Stage
-from asyncsgd.study.sweep import FINISHED, NOT_STARTED, Job, Sweep, share
+from asyncsgd.study.sweep import NOT_STARTED, Job, Sweep, share
 
 PRELOAD = (
     "asyncsgd.training",

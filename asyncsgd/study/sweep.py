@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Any
 
 from asyncsgd.errors import RunError, UsageError
-from asyncsgd.records.events import DIVERGED, DONE, FAILED, read_events
+from asyncsgd.records.events import DONE, FAILED, FINISHED, read_events
 from asyncsgd.records.locks import lock, wait_for_lock
 from asyncsgd.records.run_folder import write_json, write_text
 from asyncsgd.settings.training import FLAGS, Settings, load_run_settings, make_settings
@@ -32,9 +32,6 @@ from asyncsgd.study.commands import flags_of, flags_of_values
 from asyncsgd.study.config import read_config
 from asyncsgd.study.finetuning import finetuning_in
 from asyncsgd.study.plan import BASE, TIMED, Plan, PlannedRun, Stage, sha256_of
-
-FINISHED = (DONE, DIVERGED)
-"""A run that diverged is a result: it would diverge again."""
 
 NOT_STARTED = "NOT STARTED"
 
