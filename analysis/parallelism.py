@@ -26,6 +26,10 @@ POINTS = 0.03
 """Of F1 above a model that never answers, from which on something was learned."""
 MOST_TIMES = 1000
 """The samples of a run; what lies beyond is no statement about training."""
+BEST_F1 = (
+    "Best f1: at the threshold for no answer that suits these questions best, as SQuAD's scorer reports it. It is "
+    "never below a model that never answers, and a little too good, since it was chosen on the questions it scores."
+)
 OVERSUBSCRIBED = "more busy threads than cores: its seconds are no speed"
 
 
@@ -70,18 +74,21 @@ def scores_table(found: Sequence[Way]) -> Table | None:
     if not names:
         return None
     with_answers = any(way.answerable is not None for way in found)
+    with_threshold = any(way.best_f1 is not None for way in found)
     rows = [
         [
             words("model", way.model),
             words("way", way.name),
             *(value(name, between(way.metrics.get(name), number)) for name in names),
             *([value("HasAns f1", between(way.answerable, number))] * with_answers),
+            *([value("best f1", between(way.best_f1, number))] * with_threshold),
             value("loss", between(way.loss, nats)),
             value("seconds", between(way.seconds, number)),
         ]
         for way in found
     ]
-    return tabled("scores", "Scores after equal samples", rows, found, notes=about_silence(found))
+    notes = (*about_silence(found), *(BEST_F1,) * with_threshold)
+    return tabled("scores", "Scores after equal samples", rows, found, notes=notes)
 
 
 def about_silence(found: Sequence[Way]) -> tuple[str, ...]:

@@ -74,11 +74,13 @@ def test_the_scores_stand_beside_the_loss_and_the_seconds() -> None:
 
     metrics = {"exact_match": score(0.4), "f1": score(0.45)}
     none = (None,) * 4
-    way = Way("bert", "DDP 2", 2, False, score(90.0), *none, 1.0, 1, metrics, 0.5, 320, score(2.25), score(0.3))
+    way = Way(
+        "bert", "DDP 2", 2, False, score(90.0), *none, 1.0, 1, metrics, 0.5, 320, score(2.25), score(0.3), score(0.52)
+    )
     header, _, row = (line for line in markdown([scores_table([way])]).splitlines() if line.startswith("|"))
-    assert header == "| model | way | exact_match | f1 | HasAns f1 | loss | seconds |"
+    assert header == "| model | way | exact_match | f1 | HasAns f1 | best f1 | loss | seconds |"
     cells = [cell.split(" ")[0] for cell in row.strip("| ").split(" | ")]
-    assert cells == ["bert", "DDP", "0.4000", "0.4500", "0.3000", "2.250", "90.00"]
+    assert cells == ["bert", "DDP", "0.4000", "0.4500", "0.3000", "0.5200", "2.250", "90.00"]
 
 
 def test_a_curve_of_f1_has_the_places_where_all_runs_were_evaluated() -> None:

@@ -61,6 +61,9 @@ class Way:
     """On the evaluation set, at the end."""
     answerable: Interval | None = None
     """The F1 of the questions that have an answer (HasAns F1); None for other tasks."""
+    best_f1: Interval | None = None
+    """The F1 at the threshold that suits the evaluation set best, as SQuAD's scorer has it: at least that of a model
+    that never answers. None for other tasks."""
     curve: tuple[tuple[int, float], ...] = ()
     """(samples, F1) of the evaluations, means over seeds; empty for other tasks."""
 
@@ -120,13 +123,14 @@ def _way(name: str, runs: Sequence[Run], model: str, theirs: Mapping[int, Run], 
         silent=_silent(summary),
         samples=int(summary["num_samples"]),
         loss=t_interval([float(run.summary["final_eval_loss"]) for run in runs]),
-        answerable=_answerable(runs),
+        answerable=_detail(runs, "has_answer", "f1"),
+        best_f1=_detail(runs, "best_f1", "score"),
         curve=f1_curve(runs) if "f1" in names else (),
     )
 
 
-def _answerable(runs: Sequence[Run]) -> Interval | None:
-    scores = [(run.details.get("has_answer") or {}).get("f1") for run in runs]
+def _detail(runs: Sequence[Run], group: str, name: str) -> Interval | None:
+    scores = [(run.details.get(group) or {}).get(name) for run in runs]
     known = [float(score) for score in scores if score is not None]
     return t_interval(known) if known else None
 
