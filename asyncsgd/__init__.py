@@ -66,6 +66,7 @@ _HOME = {
     "Server": "server",
     "Worker": "worker",
     "Settings": "settings.training",
+    "Defaults": "settings.training",
     "RunFolder": "records.run_folder",
     "UsageError": "errors",
     "RunError": "errors",

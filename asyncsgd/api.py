@@ -29,7 +29,6 @@ from asyncsgd.checkpoints import Policy
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.experiment import (
     PRECISIONS,
-    SHAPES,
     Course,
     Experiment,
     Setup,
@@ -38,6 +37,7 @@ from asyncsgd.experiment import (
     implied_rule,
     resolve_device,
     samples_in,
+    schedule_of,
 )
 from asyncsgd.flat import FlatModel
 from asyncsgd.optimizers import SGD, AdamW, BuildOptimizer, OptimizerRecipe
@@ -54,7 +54,6 @@ from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.log import read_log
 from asyncsgd.runtime.processes import fork_server
 from asyncsgd.runtime.ranks import Launch
-from asyncsgd.schedules import WarmupSchedule
 from asyncsgd.scripts.run_folder import has_trained, open_again, set_aside
 from asyncsgd.settings.training import COMMON, MOST_SAMPLES, PREFETCH_ON_VIRTUAL_CLOCK
 from asyncsgd.tasks.base import Task
@@ -135,11 +134,11 @@ def train(
     patience: int | None = None,
     keep_best: bool = False,
     optimizer: BuildOptimizer | None = None,
-    learning_rate: float = 1e-3,
-    schedule: Literal["constant", "linear", "cosine"] = "constant",
-    warmup: int = 0,
-    weight_decay: float = 0.0,
-    clip_norm: float = 0.0,
+    learning_rate: float | None = None,
+    schedule: Literal["constant", "linear", "cosine"] | None = None,
+    warmup: float | None = None,
+    weight_decay: float | None = None,
+    clip_norm: float | None = None,
     seed: int = 0,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     precision: Literal["fp32", "bf16", "fp16"] = "fp32",
@@ -178,9 +177,10 @@ def train(
         optimizer: `AdamW()` (the default), `SGD(momentum)`, or any function from parameter groups to a torch optimizer,
             e.g. ``torch.optim.Adafactor``. It is given the model's tensors in two groups, matrices first. Learning rate
             and weight decay are those of this call.
-        learning_rate: the peak.
+        learning_rate: the peak. None, as in the next four: what the task states in its `Defaults`, which are 1e-3 (with
+            SGD .1), a constant rate without a warm-up, no weight decay and no clipping where it states none.
         schedule: how the learning rate falls after the peak.
-        warmup: samples over which it rises to the peak.
+        warmup: samples over which it rises to the peak, or below 1 a share of them.
         weight_decay: on matrices only, as the optimizer defines it.
         clip_norm: the largest norm of a direction; a longer one is scaled down to it. 0: no clipping.
         seed: decides the initial model, the order of the data and dropout.
@@ -230,7 +230,12 @@ def train(
     True
     """
     runtime = runtime or modes.InProcess()
-    recipe = OptimizerRecipe(optimizer or AdamW(), weight_decay, clip_norm)
+    has_samples, defaults = samples is not None or epochs is not None, task.defaults
+    recipe = OptimizerRecipe(
+        optimizer or AdamW(),
+        defaults.weight_decay if weight_decay is None else weight_decay,
+        defaults.clip_norm if clip_norm is None else clip_norm,
+    )
     asked = _Asked(
         task,
         runtime,
@@ -244,9 +249,9 @@ def train(
         evaluate_every,
         patience,
         keep_best,
-        learning_rate,
-        schedule,
-        warmup,
+        defaults.rate(str(recipe)) if learning_rate is None else learning_rate,
+        schedule or defaults.schedule_of(has_samples),
+        defaults.warmup_of(has_samples) if warmup is None else warmup,
         seed,
         device,
         precision,
@@ -374,7 +379,7 @@ class _Asked:
     keep_best: bool
     learning_rate: float
     schedule: str
-    warmup: int
+    warmup: float
     seed: int
     device: str
     precision: str
@@ -393,6 +398,11 @@ class _Asked:
             raise UsageError("samples and epochs both say how long; drop one of the two")
         if self.schedule != "constant" and self.samples is None and self.epochs is None:
             raise UsageError(f"schedule={self.schedule!r} needs a number of samples to stretch over; give samples")
+        if 0 < self.warmup < 1 and self.samples is None and self.epochs is None:
+            raise UsageError(
+                f"warmup={self.warmup:g} is a share of the samples, and there is no number of them; give a number of "
+                f"samples, or samples=..."
+            )
         _check_every("evaluate_every", self.evaluate_every)
         if self.micro_batches > self.task.batch_size:
             raise UsageError(
@@ -416,7 +426,7 @@ class _Asked:
     def experiment(self, cache: str | Path | None) -> Experiment:
         def course(task: Task) -> Course:
             samples = samples_in(self.samples, self.epochs, task)
-            schedule = WarmupSchedule(self.learning_rate, self.warmup, samples, SHAPES[self.schedule])
+            schedule = schedule_of(self.learning_rate, self.warmup, samples, self.schedule)
             limits = (self.seconds, self.target_loss, self.evaluate_every, self.patience, self.keep_best)
             budget = Budget(samples, *limits)
             return Course(budget, self.evaluations, schedule)

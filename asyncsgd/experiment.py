@@ -340,7 +340,7 @@ def savings_of(machine: settings.Machine) -> Savings:
     return Savings(**{field.name: getattr(machine, field.name) for field in dataclasses.fields(Savings)})
 
 
-def course_of(budget: settings.Budget, optimization: settings.Optimization, task: Task) -> Course:
+def course_of(budget: settings.Budget, optimization: settings.Steps, task: Task) -> Course:
     """The budget and the learning rate as a function of the samples that arrived.
 
     Args:
@@ -350,17 +350,29 @@ def course_of(budget: settings.Budget, optimization: settings.Optimization, task
         UsageError: for epochs of a task that does not say how many samples it has.
     """
     samples = samples_in(budget.samples, budget.epochs, task)
-    course = course_over(samples, budget, optimization, optimization.warmup, task)
+    course = course_over(samples, budget, optimization, task)
     limits = dataclasses.replace(course.budget, seconds=budget.seconds, target_loss=budget.target_loss)
     return dataclasses.replace(course, budget=limits)
 
 
-def course_over(samples: int | None, length: settings.Length, steps: settings.Steps, warmup: int, task: Task) -> Course:
-    """The course of a run of `samples`, the first `warmup` of which are the warmup; `task` is prepared."""
+def course_over(samples: int | None, length: settings.Length, steps: settings.Steps, task: Task) -> Course:
+    """The course of a run of `samples`; `task` is prepared."""
     every = samples_between("--evaluate-every", length.evaluate_every, task)
-    schedule = WarmupSchedule(steps.learning_rate, warmup, samples, SHAPES[steps.schedule])
+    schedule = schedule_of(steps.learning_rate, steps.warmup, samples, steps.schedule)
     budget = Budget(samples, evaluate_every=every, patience=length.patience, keep_best=length.keep_best)
     return Course(budget, length.evaluations, schedule)
+
+
+def schedule_of(peak: float, warmup: float, samples: int | None, shape: str) -> WarmupSchedule:
+    """The learning rate over a run of `samples`.
+
+    Args:
+        warmup: samples, or below 1 a share of `samples`, which are known then.
+    """
+    if 0 < warmup < 1:
+        assert samples is not None
+        warmup = round(warmup * samples)
+    return WarmupSchedule(peak, int(warmup), samples, SHAPES[shape])
 
 
 def policy_of(output: settings.Output, task: Task) -> Policy:

@@ -51,7 +51,7 @@ def run(argv: list[str], stop: StopRequest) -> int:
         argv, prog="stilt_finetune.py", description=DESCRIPTION, examples=EXAMPLES, extra_flags=SEEDS
     )
     seeds = seeds_of(parsed.extra_flags.get("seeds"), parsed.settings)
-    settings, launch = adapt(parsed.settings, "nproc" in parsed.given)
+    settings, launch = adapt(parsed, FINETUNE_FLAGS)
     if launch.rank is not None and len(seeds) > 1:
         raise UsageError("--seeds names several runs, and torchrun's ranks are those of one; type python, not torchrun")
     if not launch.leads:

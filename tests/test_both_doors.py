@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import platform
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from test_api import Plane
 
 import asyncsgd
 from asyncsgd import InProcess, Processes, UsageError, Virtual
 from asyncsgd.experiment import experiment_of
+from asyncsgd.scripts.task import adapt
+from asyncsgd.settings.finetuning import make_finetune_settings
 from asyncsgd.settings.flags import flag_of
 from asyncsgd.settings.task import task_flags
+from asyncsgd.settings.training import Settings, Steps, make_settings
 from asyncsgd.simulation.churn import Join, Leave
 from asyncsgd.simulation.speeds import Infinite, Slow
+from asyncsgd.tasks.causal_lm import CausalLM
+from asyncsgd.tasks.classification import Classification
+from asyncsgd.tasks.masked_lm import MaskedLM
+from asyncsgd.tasks.question_answering import QuestionAnswering
+from asyncsgd.tasks.token_classification import TokenClassification
 
 Runtime = Callable[..., asyncsgd.InProcess | asyncsgd.Virtual | asyncsgd.Processes]
 
@@ -142,7 +154,7 @@ def test_workers_and_speeds_that_cannot_be_are_refused(
 @pytest.mark.parametrize(
     ("settings", "runtime"),
     [
-        ({"transport": "shared_memory"}, lambda: asyncsgd.Processes(1, via="shared_memory")),
+        ({"mode": "async", "transport": "shared_memory"}, lambda: asyncsgd.Processes(1, via="shared_memory")),
         ({"mode": "hogwild"}, lambda: asyncsgd.Hogwild(1)),
     ],
 )
@@ -174,3 +186,106 @@ def test_churn_may_be_given_in_any_order() -> None:
     )
     assert seconds == sorted(seconds)
     assert Virtual(3, churn=unsorted).churn == (Leave(2, 5.0), Leave(1, 40.0), Join(1, 50.0))
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnDefaults(Plane):
+    defaults = asyncsgd.Defaults(learning_rate=0.02, schedule="cosine", warmup=0.25, weight_decay=0.1, clip_norm=2.0)
+
+
+def by_flags(kind: type[asyncsgd.Task], **settings: object) -> dict[str, object]:
+    """What a script trains the task with, where nobody says anything."""
+    return vars(task_flags(kind).make({"samples": 8, **settings}).optimization)
+
+
+def in_settings_of_train(kind: type[asyncsgd.Task], folder: Path, **arguments: Any) -> dict[str, Any]:
+    """What `train` trains the task with; the library's own tasks find no data, and are refused after it is written."""
+    own = kind.__module__.startswith("asyncsgd")
+    task = kind(**{"data_name": str(folder / "nowhere.txt")} if own else {})
+    with pytest.raises(UsageError) if own else contextlib.nullcontext():
+        asyncsgd.train(task, quiet=True, folder=folder / "run", device="cpu", **{"samples": 8, **arguments})
+    settings: dict[str, Any] = yaml.safe_load((folder / "run" / "settings.yaml").read_text())
+    return settings
+
+
+@pytest.mark.parametrize(
+    ("kind", "defaults"),
+    [
+        (MaskedLM, (5e-4, "linear", 640, 0.01, 1.0)),
+        (CausalLM, (5e-4, "linear", 640, 0.01, 1.0)),
+        (TokenClassification, (5e-4, "linear", 640, 0.01, 1.0)),
+        (QuestionAnswering, (5e-4, "linear", 640, 0.01, 1.0)),
+        (Classification, (5e-4, "linear", 0.1, 0.01, 1.0)),
+        (Plane, (1e-3, "constant", 0, 0.0, 0.0)),
+        (OwnDefaults, (0.02, "cosine", 0.25, 0.1, 2.0)),
+    ],
+)
+def test_a_task_is_trained_alike_through_both_doors(
+    kind: type[asyncsgd.Task], defaults: tuple[object, ...], tmp_path: Path
+) -> None:
+    names = ("learning_rate", "schedule", "warmup", "weight_decay", "clip_norm")
+    ours, theirs = by_flags(kind), in_settings_of_train(kind, tmp_path)
+    assert tuple(ours[name] for name in names) == tuple(theirs[name] for name in names) == defaults
+
+
+def test_stilt_mlm_and_stilt_finetune_have_the_defaults_of_their_tasks() -> None:
+    assert vars(Settings().optimization) == by_flags(MaskedLM)
+    tuning = vars(make_finetune_settings({"init_from": "tiny"}).tuning)
+    assert {name: tuning[name] for name in vars(Steps())} == by_flags(Classification)
+
+
+def test_sgd_and_a_run_without_a_number_of_samples_have_the_same_defaults_through_both_doors(tmp_path: Path) -> None:
+    timed: dict[str, Any] = {"samples": None, "seconds": 0.01}
+    ours = by_flags(OwnDefaults, optimizer="sgd", warmup=0, **timed)
+    theirs = in_settings_of_train(OwnDefaults, tmp_path, optimizer=asyncsgd.SGD(), **timed)
+    for settings in (ours, theirs):
+        assert (settings["learning_rate"], settings["schedule"], settings["warmup"]) == (0.1, "constant", 0)
+
+
+def test_a_warmup_below_1_is_a_share_through_both_doors() -> None:
+    course = experiment_of("plane", task_flags(Plane).make({"samples": 80, "warmup": "0.25"})).course(Plane())
+    assert course.schedule(10) == pytest.approx(0.5 * course.schedule(80))
+    python = asyncsgd.train(Plane(), samples=80, warmup=0.25, quiet=True).summary["parameters_sha256"]
+    assert python == asyncsgd.train(Plane(), samples=80, warmup=20, quiet=True).summary["parameters_sha256"]
+    message = refusal_of_python(samples=None, seconds=1.0, warmup=0.25)
+    assert message.startswith("warmup=0.25 is a share of the samples, and there is no number of them")
+    assert refusal_of_flags(seconds=1.0, warmup=0.25).startswith("--warmup 0.25 is a share of the samples")
+
+
+@pytest.mark.parametrize(
+    ("given", "mode"),
+    [
+        ({}, "single"),
+        ({"nproc": 2}, "async"),
+        ({"clock": "virtual"}, "async"),
+        ({"rule": "ringmaster:threshold=2"}, "async"),
+        ({"nproc": 2, "mode": "sync"}, "sync"),
+    ],
+)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda given: make_settings(given),
+        lambda given: make_finetune_settings({"init_from": "tiny", **given}),
+        lambda given: task_flags(Plane).make(given),
+    ],
+)
+def test_every_script_has_one_default_of_its_mode(make: Callable[..., Any], given: Any, mode: str) -> None:
+    assert make(given).job.mode == mode
+
+
+def test_the_processes_of_torchrun_are_workers_of_mode_async(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29400")
+    flags = task_flags(Plane)
+
+    def adapted(*argv: str) -> tuple[str, int]:
+        job = adapt(flags.parse(argv, prog="", description="", examples=""), flags)[0].job
+        return job.mode, job.nproc
+
+    assert adapted() == ("async", 2)
+    assert adapted("--mode", "sync") == ("sync", 2)
+    with pytest.raises(UsageError, match="--accumulate is for --mode single, got --mode async"):
+        adapted("--accumulate", "2")

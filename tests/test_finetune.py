@@ -632,7 +632,7 @@ def test_a_label_that_nobody_has_cannot_count_as_hateful(tune: Tune, tmp_path: P
         ({"init_from": "tiny", "hatecheck_positive": "a"}, "--hatecheck-positive does nothing without --hatecheck"),
         ({"init_from": "tiny", "split": "train"}, "--split must be one of test, validation, got 'train'"),
         ({"init_from": "tiny", "task": "regression"}, "--task must be one of classification, got 'regression'"),
-        ({"init_from": "tiny", "warmup": 1}, "--warmup must be 0 or more and less than 1, got 1.0"),
+        ({"init_from": "tiny", "warmup": -1}, "--warmup must be 0 or more, got -1"),
         ({"init_from": "tiny", "epochs": 0}, "--epochs must be more than 0, got 0.0"),
         ({"init_from": "tiny", "overwrite": True}, "--overwrite does nothing without --run-dir"),
         ({"init_from": "tiny", "momentum": 0.9}, "--momentum is for --optimizer sgd, got --optimizer adamw"),
@@ -714,7 +714,7 @@ def test_several_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(UsageError, match="--mode single is one process, and the launcher started 2; type python"):
-        stilt_finetune.run(["--init-from", "tiny"], StopRequest())
+        stilt_finetune.run(["--init-from", "tiny", "--mode", "single"], StopRequest())
 
 
 def test_help_needs_no_torch() -> None:

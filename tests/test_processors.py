@@ -23,18 +23,18 @@ def other(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.usefixtures("x86")
 def test_x86_takes_shared_memory() -> None:
-    for job in (Job(), Job(transport="shared_memory"), Job(mode="hogwild")):
+    for job in (Job(mode="async"), Job(mode="async", transport="shared_memory"), Job(mode="hogwild")):
         assert runtime_of(job, 1).transport == "shared_memory"
-    assert runtime_of(Job(transport="process_group"), 1).transport == "process_group"
+    assert runtime_of(Job(mode="async", transport="process_group"), 1).transport == "process_group"
 
 
 @pytest.mark.usefixtures("other")
 def test_other_processors_refuse_shared_memory_by_name_and_say_what_to_type() -> None:
     with pytest.raises(UsageError, match=r"--transport shared_memory .*; type --transport process_group"):
-        runtime_of(Job(transport="shared_memory"), 1)
+        runtime_of(Job(mode="async", transport="shared_memory"), 1)
     with pytest.raises(UsageError, match=r"--mode hogwild .*; type --mode async --transport process_group"):
         runtime_of(Job(mode="hogwild"), 1)
-    assert runtime_of(Job(), 1).transport == "process_group"
+    assert runtime_of(Job(mode="async"), 1).transport == "process_group"
 
 
 @pytest.mark.usefixtures("other")

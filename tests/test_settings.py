@@ -29,9 +29,9 @@ from asyncsgd.settings.training import (
     FLAGS,
     Budget,
     Job,
-    Optimization,
     Output,
     Settings,
+    Steps,
     load_run_settings,
     make_settings,
 )
@@ -98,7 +98,7 @@ def test_help_needs_neither_torch_nor_yaml_and_ends_in_the_examples() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stderr.split("\n")[0] == "0 []"
     assert [line.strip() for line in done.stdout.rstrip().splitlines()[-3:]] == EXAMPLES.splitlines()
-    assert "(default: async)" in done.stdout
+    assert "(default: pydocs)" in done.stdout
     for title in ("what to run", "budget", "optimizer", "data", "model", "machine", "output", "config"):
         assert f"\n{title}:\n" in done.stdout
 
@@ -317,7 +317,7 @@ def test_open_settings_are_resolved_from_the_others(values: dict[str, Any], expe
 
 
 def test_settings_built_in_python_are_resolved_too() -> None:
-    built = Settings(optimization=Optimization(optimizer="sgd"), budget=Budget(seconds=1.0))
+    built = Settings(optimization=Steps(optimizer="sgd"), budget=Budget(seconds=1.0))
     assert built == make_settings({"optimizer": "sgd", "seconds": 1})
 
 
@@ -369,7 +369,7 @@ NOT_A_CHOICE = [
 
 WITHOUT_EFFECT = [
     ({"mode": "single", "nproc": 2}, "--mode single has one worker, got --nproc 2"),
-    ({"accumulate": 2}, "--accumulate is for --mode single, got --mode async"),
+    ({"accumulate": 2, "nproc": 2}, "--accumulate is for --mode single, got --mode async"),
     (
         {"mode": "sync", "accumulate": 2, "batch_size": 8, "micro_batches": 3},
         "--accumulate is for --mode single, got --mode sync; type --batch-size 16 --micro-batches 6, which makes as",
@@ -386,7 +386,7 @@ WITHOUT_EFFECT = [
     ({"clock": "virtual", "transport": "process_group"}, "--transport does nothing with --clock virtual"),
     ({"network": "bytes=1,worker=1,server=1"}, "--network is for --clock virtual"),
     ({"mode": "single", "speeds": "exponential:1"}, "--speeds is for several workers, got --mode single"),
-    ({"hogwild_state": "shared"}, "--hogwild-state is for --mode hogwild, got --mode async"),
+    ({"hogwild_state": "shared"}, "--hogwild-state is for --mode hogwild, got --mode single"),
     (
         {"mode": "hogwild", "hogwild_state": "shared", "optimizer": "sgd"},
         "--hogwild-state does nothing for --optimizer",
@@ -467,7 +467,7 @@ def test_validate_refuses_what_replace_has_spoilt() -> None:
 
 def test_not_a_number_is_out_of_bounds() -> None:
     with pytest.raises(UsageError, match="--learning-rate must be more than 0, got nan"):
-        FLAGS.validate(Settings(optimization=Optimization(learning_rate=float("nan"))))
+        FLAGS.validate(Settings(optimization=Steps(learning_rate=float("nan"))))
 
 
 @pytest.mark.parametrize(
@@ -602,20 +602,21 @@ def test_the_hash_does_not_change_with_where_it_is_kept_or_with_a_default_typed_
 
 
 def test_the_hash_is_six_hexadecimal_digits_and_the_same_for_1_and_1_point_0() -> None:
-    whole, real = (FLAGS.settings_hash(Settings(optimization=Optimization(learning_rate=rate))) for rate in (1, 1.0))
+    whole, real = (FLAGS.settings_hash(Settings(optimization=Steps(learning_rate=rate))) for rate in (1, 1.0))
     assert whole == real
     assert len(whole) == 6
     int(whole, 16)
 
 
 def test_settings_that_came_later_leave_the_names_of_runs_as_they_were() -> None:
-    assert FLAGS.settings_hash(Settings()) == "3685ef"
-    assert FLAGS.settings_hash(make_settings({"mask": "word", "mask_prob": 0.3, "seed": 2})) == "e816ca"
-    assert FLAGS.settings_hash(make_settings({"eval_mask": "token", "eval_mask_prob": 0.15})) == "3685ef"
-    assert FLAGS.settings_hash(make_settings({"eval_mask": "word"})) != "3685ef"
-    for values in ({"micro_batches": 2}, {"evaluate_every": "5"}, {"patience": 2}, {"epochs": 2}):
-        assert FLAGS.settings_hash(make_settings(values)) != "3685ef"
-    assert FLAGS.settings_hash(make_settings({"candidates": "c"})) != "3685ef"
+    def hashed(**values: object) -> str:
+        return FLAGS.settings_hash(make_settings({"mode": "async", **values}))
+
+    assert hashed() == hashed(eval_mask="token", eval_mask_prob=0.15) == hashed(warmup="640.0") == "3685ef"
+    assert hashed(mask="word", mask_prob=0.3, seed=2) == "e816ca"
+    others: list[dict[str, object]] = [{"micro_batches": 2}, {"evaluate_every": "5"}, {"patience": 2}, {"epochs": 2}]
+    for values in (*others, {"eval_mask": "word"}, {"candidates": "c"}):
+        assert hashed(**values) != "3685ef"
 
 
 def test_a_run_from_before_eval_mask_was_evaluated_with_the_masks_it_trained_with(tmp_path: Path) -> None:

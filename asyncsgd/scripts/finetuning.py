@@ -77,7 +77,7 @@ def course_of(tuning: Tuning, task: Task) -> Course:
     wanted = samples_in(tuning.samples, tuning.epochs, task)
     assert wanted is not None
     samples = math.ceil(wanted / task.batch_size) * task.batch_size
-    return course_over(samples, tuning, tuning, round(tuning.warmup * samples), task)
+    return course_over(samples, tuning, tuning, task)
 
 
 def _describe(settings: FinetuneSettings, origin: Origin | None, task: Task, flat: FlatModel) -> list[str]:

@@ -22,7 +22,7 @@ from asyncsgd.records.trackers.tracking import Tracking
 from asyncsgd.runtime.processes import fork_server
 from asyncsgd.runtime.ranks import Launch
 from asyncsgd.scripts.run_folder import open_folder
-from asyncsgd.settings.flags import Flags
+from asyncsgd.settings.flags import Flags, Parsed
 from asyncsgd.settings.task import task_flags
 from asyncsgd.settings.training import Job, Output
 from asyncsgd.signals import StopRequest
@@ -74,7 +74,7 @@ class TaskScript(Generic[S]):
             return 0
         prog = f"{self.name}.py"
         parsed = self.flags.parse(argv, prog=prog, description=self.description, examples=self.examples)
-        settings, launch = adapt(parsed.settings, "nproc" in parsed.given)
+        settings, launch = adapt(parsed, self.flags)
         if not launch.leads:
             return follow_leader(lambda: self.experiment(settings))
         announce(settings)
@@ -112,18 +112,22 @@ def told_names(argv: list[str]) -> bool:
     return False
 
 
-def adapt(settings: S, nproc_given: bool) -> tuple[S, Launch]:
-    """The settings with the launcher's number of workers in them.
+def adapt(parsed: Parsed[S], flags: Flags[S]) -> tuple[S, Launch]:
+    """The settings with the launcher's number of workers in them, which may decide the mode.
 
     Raises:
         UsageError: if the launcher started what the mode has no use for.
     """
     from asyncsgd.modes import InProcess, Virtual, kind_of
 
-    kind = kind_of(settings.job.mode, settings.job.clock)
-    launch = Launch.read(os.environ, settings.job.nproc, nproc_given=nproc_given)
-    job = dataclasses.replace(settings.job, nproc=launch.num_workers)
+    settings = parsed.settings
+    launch = Launch.read(os.environ, settings.job.nproc, nproc_given="nproc" in parsed.given)
+    mode: Any = settings.job.mode if "mode" in parsed.given else None  # None: it is decided anew
+    job = dataclasses.replace(settings.job, nproc=launch.num_workers, mode=mode)
+    if job.mode != settings.job.mode:
+        flags.validate(dataclasses.replace(settings, job=job))  # type: ignore[type-var]
     settings = dataclasses.replace(settings, job=job)  # type: ignore[type-var]
+    kind = kind_of(settings.job.mode, settings.job.clock)
     if kind is InProcess and launch.num_workers > 1:
         raise UsageError(
             f"--mode single is one process, and the launcher started {launch.num_workers}; type python, not torchrun"

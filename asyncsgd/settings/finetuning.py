@@ -21,7 +21,6 @@ from asyncsgd.settings.training import (
     Job,
     Length,
     Machine,
-    Mode,
     Output,
     Sampling,
     Schedule,
@@ -59,7 +58,6 @@ class Start:
 class FinetuneJob(Job):
     """Which algorithm runs on how many workers."""
 
-    mode: Mode = setting("single", "single: one process, as the study has it; or any mode of stilt_mlm.py")
     seed: int = setting(0, "of the head's first values, the order of the texts and dropout", at_least=0, below=2**32)
 
 
@@ -106,7 +104,13 @@ class Tuning(Steps, Length):
     batch_size: int = setting(16, "texts in one gradient", at_least=1, at_most=MOST_BATCH)
     learning_rate: float = setting(5e-4, "peak learning rate", above=0)
     schedule: Schedule = setting("linear", "learning rate after the warmup")
-    warmup: float = setting(0.1, "share of the samples until the learning rate reaches its peak", at_least=0, below=1)
+    warmup: float = setting(
+        0.1,
+        "share of the samples until the learning rate reaches its peak, or a number of samples",
+        at_least=0,
+        at_most=MOST_SAMPLES,
+        or_whole=True,
+    )
     dropout: float = setting(0.1, "of all dropout layers", at_least=0, below=1)
     class_weights: bool = setting(False, "weigh each class by its inverse frequency in the training loss")
     evaluations: int = setting(

@@ -52,13 +52,14 @@ def setting(
     added_later: bool = False,
     name: str | None = None,
     or_number: bool = False,
+    or_whole: bool = False,
 ) -> Any:
     """Declare a field of a group: its default, its help line, its bounds, and a value that error messages can propose.
 
     A default of None means that the setting may be left open; `unset` says in ``--help`` what happens then. With
     `added_later` the default does not count in `Flags.settings_hash`: runs from before the setting keep their names.
     `name` is what the user calls it, where the field cannot bear that name. With `or_number` a number in a file needs
-    no quotes, though the field is text.
+    no quotes, though the field is text. With `or_whole` a whole number stays one, though the field is a float.
     """
     metadata = {
         "help": help,
@@ -72,6 +73,7 @@ def setting(
         "added_later": added_later,
         "name": name,
         "or_number": or_number,
+        "or_whole": or_whole,
     }
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -127,8 +129,11 @@ def _convert(value: object, spec: Spec, shown: str) -> object:
         # A file may hold 1e4 samples, and YAML reads 1e-4 (without a dot) as text.
         with contextlib.suppress(ValueError, OverflowError):
             if isinstance(value, int):
-                return spec.kind(value)
-            return whole_number(str(value)) if spec.kind is int else number(str(value))
+                return value if spec.metadata["or_whole"] else spec.kind(value)
+            if spec.kind is int:
+                return whole_number(str(value))
+            read = number(str(value))
+            return int(read) if spec.metadata["or_whole"] and read.is_integer() else read
     hint = "; put it in quotes" if spec.kind is str and value is not None and not isinstance(value, str) else ""
     raise UsageError(f"{shown} must be {_WANTED[spec.kind]}, got {shortened(value)}{hint}")
 
@@ -251,8 +256,9 @@ class Flags(Generic[S]):
     @functools.cached_property
     def later(self) -> Mapping[str, object]:
         """The defaults of the settings that did not exist at first: what runs without them had."""
+        resolved = self.flatten(self._class())
         return {
-            spec.name: spec.default
+            spec.name: resolved[spec.name]
             for spec in self.specs.values()
             if spec.metadata["added_later"] or spec.name in self._added_later
         }

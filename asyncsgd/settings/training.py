@@ -2,7 +2,7 @@
 
 Standard library only (PyYAML is imported when a file is read or written), so that ``--help`` answers at once.
 
-A component is given the group it needs (`Optimization`, `Data`, ...), never the whole `Settings`. Precedence is
+A component is given the group it needs (`Steps`, `Data`, ...), never the whole `Settings`. Precedence is
 default < ``--config`` file < flag. A setting that would do nothing in the run it is given for is an error.
 """
 # ruff: noqa: RUF009 - the calls in the dataclasses' defaults are `setting` and `group`, which return dataclasses.field
@@ -44,7 +44,8 @@ MOST_TOKENS = 65_536
 MOST_THREADS = 1024
 MOST_PROCESSES = 1024
 
-DEFAULT_LEARNING_RATE: Mapping[str, float] = {"adamw": 5e-4, "sgd": 0.1}
+SGD_LEARNING_RATE = 0.1
+"""Of every task; SGD's steps have another length than those of AdamW."""
 
 SAMPLING = "group_by_length: samples of a batch are of about one length, which is fast; random: of any length"
 """Help of a setting that tasks have."""
@@ -53,17 +54,54 @@ BLOCKS = "join all texts and cut blocks of --seq-len tokens, instead of cutting 
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
-    """Which algorithm runs on how many workers.
+class Defaults:
+    """How a task is trained unless somebody says otherwise, by a script as by `asyncsgd.train`.
 
-    >>> Job().mode
-    'async'
+    >>> Defaults(learning_rate=0.01).schedule
+    'constant'
+    """
+
+    learning_rate: float = 1e-3
+    """Of AdamW, and of optimizers that the library does not know. SGD has `SGD_LEARNING_RATE`."""
+    schedule: Schedule = "constant"
+    """For a run of so many samples; one that has no number of them has a constant rate."""
+    warmup: float = 0
+    """Samples, or below 1 a share of them."""
+    weight_decay: float = 0.0
+    clip_norm: float = 0.0
+    """0: no clipping."""
+
+    def rate(self, optimizer: str) -> float:
+        """The learning rate for an optimizer of that name."""
+        return SGD_LEARNING_RATE if optimizer == "sgd" else self.learning_rate
+
+    def warmup_of(self, has_samples: bool) -> float:
+        """The warm-up of a run with or without a number of samples, of which alone it can be a share."""
+        return self.warmup if has_samples or self.warmup >= 1 else 0
+
+    def schedule_of(self, has_samples: bool) -> Schedule:
+        """The schedule of a run with or without a number of samples."""
+        return self.schedule if has_samples else "constant"
+
+
+OF_TRANSFORMERS = Defaults(5e-4, "linear", 640, 0.01, 1.0)
+"""Of the library's own tasks."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """Which algorithm runs on how many workers. `mode` is None only until it is part of a `Job`.
+
+    >>> Job().mode, Job(nproc=2).mode
+    ('single', 'async')
     """
 
     mode: Mode = setting(
-        "async",
+        None,
         "single: one worker; sync: all-reduce; async: parameter server; hogwild: no lock; "
         "pipeline: a model cut into stages",
+        unset="single; async for several workers, --rule or --clock virtual",
+        example="async",
     )
     nproc: int = setting(
         1,
@@ -130,6 +168,11 @@ class Job:
         "worker", "optimizer state of each worker, or one shared by all; mode hogwild only"
     )
     seed: int = setting(0, "of the initial model, the order of the data and the masks", at_least=0, below=2**32)
+
+    def __post_init__(self) -> None:
+        if self.mode is None:
+            is_async = self.nproc != 1 or self.clock == "virtual" or self.rule != "asynchronous"
+            object.__setattr__(self, "mode", "async" if is_async else "single")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,18 +258,18 @@ class Steps:
     schedule: Schedule = setting(
         None, "learning rate after the warmup", unset="linear, or constant when --samples sets no limit"
     )
+    warmup: float = setting(
+        640,
+        "samples until the learning rate reaches its peak; below 1 a share of the samples",
+        at_least=0,
+        at_most=MOST_SAMPLES,
+        or_whole=True,
+    )
     weight_decay: float = setting(0.01, "decoupled for adamw, L2 for sgd", at_least=0)
     momentum: float = setting(0.0, "sgd only", at_least=0, below=1)
     beta1: float = setting(0.9, "adamw only", at_least=0, below=1)
     beta2: float = setting(0.999, "adamw only", at_least=0, below=1)
     clip_norm: float = setting(1.0, "gradients longer than this are shortened to it; 0: never", at_least=0)
-
-
-@dataclasses.dataclass(frozen=True)
-class Optimization(Steps):
-    """The optimizer and its learning rate over the run."""
-
-    warmup: int = setting(640, "samples until the learning rate reaches its peak", at_least=0, at_most=MOST_SAMPLES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -364,14 +407,17 @@ class Output:
 class Common:
     """The settings that every training has, whatever its task; defaults that depend on others are filled in.
 
-    `learning_rate` follows the optimizer. `samples` is 9600 unless `epochs` or `seconds` limit the run. `schedule` is
-    linear if there is a number of samples to stretch it over, and otherwise constant. Bounds are checked by `validate`,
-    not here.
+    `learning_rate` follows the optimizer and the task. `samples` is 9600 unless `epochs` or `seconds` limit the run.
+    `schedule` is the task's if there is a number of samples to stretch it over, and otherwise constant. Bounds are
+    checked by `validate`, not here.
     """
+
+    defaults = OF_TRANSFORMERS
+    """Of the task. It has no annotation, since all that have one are groups of settings."""
 
     job: Job = group(Job, "what to run")
     budget: Budget = group(Budget, "budget")
-    optimization: Optimization = group(Optimization, "optimizer")
+    optimization: Steps = group(Steps, "optimizer")
     machine: Machine = group(Machine, "machine")
     output: Output = group(Output, "output")
 
@@ -380,10 +426,10 @@ class Common:
         if budget.samples is None and budget.epochs is None and budget.seconds is None:
             budget = dataclasses.replace(budget, samples=DEFAULT_SAMPLES)
         if optimization.schedule is None:
-            schedule: Schedule = "constant" if budget.samples is None and budget.epochs is None else "linear"
+            schedule = self.defaults.schedule_of(budget.samples is not None or budget.epochs is not None)
             optimization = dataclasses.replace(optimization, schedule=schedule)
-        if optimization.learning_rate is None and optimization.optimizer in DEFAULT_LEARNING_RATE:
-            learning_rate = DEFAULT_LEARNING_RATE[optimization.optimizer]
+        if optimization.learning_rate is None:
+            learning_rate = self.defaults.rate(optimization.optimizer)
             optimization = dataclasses.replace(optimization, learning_rate=learning_rate)
         object.__setattr__(self, "budget", budget)
         object.__setattr__(self, "optimization", optimization)
@@ -547,11 +593,17 @@ def contradictions_of_output(output: Output) -> Iterator[str]:
 def common_contradictions(settings: Common, batch_size: int) -> Iterator[str]:
     """Yield what is wrong between the settings that every training has, in batches of `batch_size`."""
     budget, optimization = settings.budget, settings.optimization
+    has_samples = budget.samples is not None or budget.epochs is not None
     yield from contradictions_of_job(settings.job, optimization.optimizer, optimization.momentum)
     yield from contradictions_of_batches(settings.job, settings.machine, batch_size)
     yield from contradictions_of_steps(optimization)
     yield from contradictions_of_length(budget, Budget().evaluations)
-    if budget.samples is None and budget.epochs is None and optimization.schedule != "constant":
+    if 0 < optimization.warmup < 1 and not has_samples:
+        yield (
+            f"--warmup {optimization.warmup:g} is a share of the samples, and there is no number of them; type a "
+            f"number of samples, or add --samples {DEFAULT_SAMPLES}"
+        )
+    if not has_samples and optimization.schedule != "constant":
         yield (
             f"--schedule {optimization.schedule} needs a number of samples to stretch over; add --samples "
             f"{DEFAULT_SAMPLES}, or type --schedule constant"

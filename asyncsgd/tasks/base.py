@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 import numpy as np
 
 from asyncsgd.errors import UsageError
+from asyncsgd.settings.training import Defaults
 
 if TYPE_CHECKING:  # a task's settings are flags, and --help is not to wait for torch
     import torch
@@ -89,6 +90,8 @@ class Task(abc.ABC):
     output_folders: ClassVar[tuple[str, ...]] = ()
     """Fields that name folders which `final` writes into. A run makes them before it trains, and no other run may name
     them meanwhile."""
+    defaults: ClassVar[Defaults] = Defaults()
+    """How it is trained unless somebody says otherwise, by `train` and by a script."""
     batch_size: int
     """Samples of every training batch."""
 

@@ -40,7 +40,7 @@ from asyncsgd.data.tokenization import (
 )
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
-from asyncsgd.settings.training import BLOCKS, SAMPLING, Sampling
+from asyncsgd.settings.training import BLOCKS, OF_TRANSFORMERS, SAMPLING, Defaults, Sampling
 from asyncsgd.tasks.base import Batches, Sums, Task, found
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ class CausalLM(Task):
     """Causal language modelling with any `AutoModelForCausalLM`; documents in a row do not see one another."""
 
     name: ClassVar[str] = "causal_lm"
+    defaults: ClassVar[Defaults] = OF_TRANSFORMERS
     better: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {"perplexity": "lower", "accuracy": "higher"}
     preload: ClassVar[tuple[str, ...]] = ("transformers.models.gpt2.modeling_gpt2",)
     auto_class: ClassVar[str | None] = "AutoModelForCausalLM"

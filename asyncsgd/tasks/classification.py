@@ -38,7 +38,7 @@ from asyncsgd.data.labelled import (
 from asyncsgd.data.tokenization import Tokens, load_tokenizer, tokenize_beginnings
 from asyncsgd.errors import UsageError, nearest
 from asyncsgd.init_from import hash_of, read_origin
-from asyncsgd.settings.training import Sampling
+from asyncsgd.settings.training import OF_TRANSFORMERS, Defaults, Sampling
 from asyncsgd.tasks import scores
 from asyncsgd.tasks.base import Batches, Sums, Task, found
 
@@ -71,6 +71,7 @@ class Classification(Task):
 
     name: ClassVar[str] = "classification"
     better: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {"macro_f1": "higher", "accuracy": "higher"}
+    defaults: ClassVar[Defaults] = dataclasses.replace(OF_TRANSFORMERS, warmup=0.1)
     auto_class: ClassVar[str | None] = "AutoModelForSequenceClassification"
 
     init_from: str = "tiny"

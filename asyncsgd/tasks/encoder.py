@@ -7,9 +7,10 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from asyncsgd.errors import UsageError
+from asyncsgd.settings.training import OF_TRANSFORMERS, Defaults
 from asyncsgd.tasks.base import Task
 
 if TYPE_CHECKING:  # the fields of subclasses are flags, and --help is not to wait for torch
@@ -26,6 +27,8 @@ _OTHER_FLAGS = {"--model": "--init-from", "--data pydocs or --data": "--data"}
 
 class EncoderTask(Task):
     """A task whose model is an encoder and a head. Subclasses are frozen dataclasses with all fields named here."""
+
+    defaults: ClassVar[Defaults] = OF_TRANSFORMERS
 
     init_from: str
     seq_len: int

@@ -32,7 +32,7 @@ from asyncsgd.data.corpora import check_sources, load_corpus
 from asyncsgd.data.masking import STRATEGIES, Masking, OnlyCandidates, Strategy
 from asyncsgd.data.tokenization import Tokens, load_tokenizer, tokenized_folder
 from asyncsgd.settings.flags import setting
-from asyncsgd.settings.training import Sampling
+from asyncsgd.settings.training import OF_TRANSFORMERS, Defaults, Sampling
 from asyncsgd.tasks.base import Batches, Sums, Task, found, split_rows
 from asyncsgd.tasks.scores import perplexity
 
@@ -78,6 +78,7 @@ class MaskedLM(Task):
     """
 
     name: ClassVar[str] = "masked_lm"
+    defaults: ClassVar[Defaults] = OF_TRANSFORMERS
     better: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {"accuracy": "higher", "perplexity": "lower"}
     auto_class: ClassVar[str | None] = "AutoModelForMaskedLM"
 

@@ -85,8 +85,10 @@ def _masked_lm(folder: Path) -> str:
     return f"stilt_mlm.py {data} --seq-len 32 --batch-size 8 --samples 120 --evaluations 3 --warmup 32 --dropout 0.1"
 
 
-OWN = "own_model.py --width 4 --train-images 400 --batch-size 8 --samples 160 --warmup 32"
-PLAIN_SGD = "--optimizer sgd --weight-decay 0 --clip-norm 0"
+OWN = "own_model.py --width 4 --train-images 400 --batch-size 8 --samples 160 --warmup 32 --schedule linear"
+OWN += " --learning-rate 5e-4 --weight-decay .01 --clip-norm 1"
+SGD = "--optimizer sgd --learning-rate .1"
+PLAIN_SGD = f"{SGD} --weight-decay 0 --clip-norm 0"
 VIRTUAL = f"{OWN} --clock virtual --nproc 4 --speeds exponential:1"
 
 
@@ -109,7 +111,7 @@ def _trainings(folder: Path) -> dict[str, Case]:
         ),
         "single, diverged": Case(f"{OWN} --mode single {PLAIN_SGD} --learning-rate 1e30", status=DIVERGED),
         "sync, 2 ranks": Case(f"{mlm} --mode sync --nproc 2"),
-        "sync, 2 ranks, own model": Case(f"{OWN} --mode sync --nproc 2 --micro-batches 2 --optimizer sgd"),
+        "sync, 2 ranks, own model": Case(f"{OWN} --mode sync --nproc 2 --micro-batches 2 {SGD}"),
         "async, shared memory": Case(f"{real} --transport shared_memory", replayed=True),
         "async, process groups": Case(f"{OWN} --mode async --nproc 1 --transport process_group"),
         "async, local steps": Case(f"{OWN} --mode async --nproc 1 --rule diloco:num_local_steps=2"),
@@ -168,7 +170,9 @@ def _virtual(folder: Path) -> dict[str, Case]:
             f"{VIRTUAL} --network {NETWORK} --churn {CHURN} --rule diloco:num_local_steps=2"
         ),
         "virtual, constant speeds": Case(f"{VIRTUAL} --speeds constant:1 --rule k_async:quorum=3"),
-        "virtual, seconds": Case(f"{VIRTUAL} --samples none --seconds 4.5 --rule ringmaster:threshold=3,stops=true"),
+        "virtual, seconds": Case(
+            f"{VIRTUAL} --samples none --schedule constant --seconds 4.5 --rule ringmaster:threshold=3,stops=true"
+        ),
         "virtual, seconds and samples": Case(f"{VIRTUAL} --seconds 14 {ever_slower}"),
         "virtual, target": Case(f"{VIRTUAL} --evaluate-every 8 --target-loss 1.44 --learning-rate .01"),
         "virtual, best model kept": Case(f"{VIRTUAL} --keep-best --patience 2 --learning-rate .2"),

@@ -186,7 +186,8 @@ def test_metrics_count_answers_that_are_given_and_details_part_the_questions(tas
 
 
 def test_a_run_is_the_plain_loop_bit_for_bit(task: QuestionAnswering, tmp_path: Path) -> None:
-    steps = {"optimizer": torch.optim.SGD, "learning_rate": 0.1, "seed": SEED, "evaluations": 1, "quiet": True}
+    plain: dict[str, Any] = {"schedule": "constant", "warmup": 0, "weight_decay": 0.0, "clip_norm": 0.0}
+    steps = {"optimizer": torch.optim.SGD, "learning_rate": 0.1, "seed": SEED, "evaluations": 1, "quiet": True, **plain}
     run = asyncsgd.train(task, samples=8 * BATCH_SIZE, cache=tmp_path, device="cpu", **steps)
     model, data = task.model(SEED), task.data(SEED)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
