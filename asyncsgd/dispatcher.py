@@ -18,10 +18,9 @@ from torch import Tensor
 
 from asyncsgd.batches import OwnStreams, Source, count_batches
 from asyncsgd.packing import Plain, classes_in, pack, unpack
-from asyncsgd.records.events import Event, Extended, Membership, Range, Started
+from asyncsgd.records.events import Event, Extended, Gradient, Membership, Range, Started, Taken, arrival
 from asyncsgd.rules.base import Start
 from asyncsgd.server import Outcome, Server, Starting
-from asyncsgd.worker import Gradient
 
 MANY = 32
 """From this many workers on that start at once they are started together, which gives the same run sooner."""
@@ -52,16 +51,6 @@ class Launched(NamedTuple):
 
 
 NOBODY = Launched((), ())
-
-
-class Taken(NamedTuple):
-    """How long the parts of an arrival took, in seconds."""
-
-    pull: float = 0.0
-    compute: float = 0.0
-    push: float = 0.0
-    wait: float = 0.0
-    apply: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -314,34 +303,26 @@ class Dispatcher:
 
     def event(self, arrived: Arrived, train_seconds: float, taken: Taken) -> Event:
         """The record of an arrival; to be made before anything else happens."""
-        outcome, gradient, server = arrived.outcome, arrived.gradient, self.server
-        return Event(
+        outcome, server = arrived.outcome, self.server
+        return arrival(
+            arrived.gradient,
+            taken,
             dispatch=arrived.dispatch,
             worker=arrived.worker,
             batches=arrived.batches,
             read_version=arrived.read_version,
+            delay=arrived.delay,
             version=server.version,
-            arrival_delay=arrived.delay,
             outcome=outcome.outcome,
             uses=outcome.uses,
             drops=outcome.drops,
             abandoned=outcome.abandoned,
             started=self._started(arrived.launched),
-            loss=gradient.loss,
-            weight=gradient.weight,
-            num_samples=gradient.num_samples,
             learning_rate=server.learning_rate,
             train_seconds=train_seconds,
             total_samples=server.num_samples,
             num_local_steps=count_batches(arrived.batches) if server.rule.local_steps else 1,
             flight_seconds=arrived.flight_seconds,
-            pull_seconds=taken.pull,
-            compute_seconds=taken.compute,
-            push_seconds=taken.push,
-            wait_seconds=taken.wait,
-            apply_seconds=taken.apply,
-            loss_scales=gradient.loss_scales,
-            micro_batches=gradient.micro_batches,
             gradient_norm=server.gradient_norm if outcome.stepped else None,
         )
 

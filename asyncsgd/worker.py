@@ -23,24 +23,8 @@ from asyncsgd.evaluation import evaluate_sets
 from asyncsgd.flat import FlatModel
 from asyncsgd.packing import Plain
 from asyncsgd.prefetching import Prefetching
+from asyncsgd.records.events import Gradient
 from asyncsgd.tasks.base import Batch, Data, Sums, Task, map_tensors, row_counts, tensors_in, to_device
-
-
-@dataclasses.dataclass(frozen=True)
-class Gradient:
-    """What a worker reports of a gradient; the gradient itself lies in `FlatModel.gradients`."""
-
-    loss: float
-    """Mean loss per loss term."""
-    weight: float
-    """Loss terms."""
-    num_samples: int
-    loss_scales: tuple[float, ...] = ()
-    """In float16 the scale of the loss in each local step. A replay needs it beside the parameters and the batch. Empty
-    otherwise.
-    """
-    micro_batches: tuple[int, ...] = ()
-    """With `Savings.auto_batch` the parts in each local step, which decide the rounding. Empty otherwise."""
 
 
 class InnerOptimizer(Protocol):

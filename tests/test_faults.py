@@ -32,7 +32,7 @@ from running import A_TASK
 import stilt_mlm
 from asyncsgd.models import saved_parameters_sha256
 from asyncsgd.optimizers import SGD, Optimizer, StepTakenByWorker
-from asyncsgd.records.events import DONE, Evaluation, Event, Membership, Record, read_events
+from asyncsgd.records.events import DONE, Evaluation, Event, Gradient, Membership, Record, Taken, read_events
 from asyncsgd.replaying import PreparedReplay, experiment_of_run
 from asyncsgd.rules import Asynchronous, Synchronous
 from asyncsgd.rules.base import Rule
@@ -539,7 +539,7 @@ class Scripted(threading.Thread):
                     return
                 if end.slot is not None:  # there is none in Hogwild mode, where nobody steps here
                     end.slot.fill_(-1.0)
-                end.answer(Computed(command.dispatch, version, 1.0, 1.0, 2, 1, 0.0, 0.0, 0.0, 0.0))
+                end.answer(Computed(command.dispatch, version, Gradient(1.0, 1.0, 2), Taken()))
                 self.has_answered.set()
 
 
@@ -663,7 +663,7 @@ def test_a_hogwild_worker_that_holds_a_gradient_in_the_last_evaluation_does_not_
                     if isinstance(next_command, Stop):
                         return
                 holds = number == 1 or seconds is not None
-                end.answer(Computed(command.dispatch, end.version, 1.0, 1.0, 2, 1, 0.0, 0.0, 0.0, 0.0))
+                end.answer(Computed(command.dispatch, end.version, Gradient(1.0, 1.0, 2), Taken()))
 
     threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(2)]
     for thread in threads:

@@ -40,14 +40,14 @@ MAY_IMPORT = {
     "init_from": {"data", "errors", "flat", "records", "settings.yaml_reader"},
     "tasks": {"data", "errors", "flat", "models", "init_from", "settings"},
     "evaluation": {"records", "tasks.base"},
-    "worker": {"data", "errors", "evaluation", "flat", "packing", "prefetching", "tasks.base"},
+    "worker": {"data", "errors", "evaluation", "flat", "packing", "prefetching", "records", "tasks.base"},
     "prefetching": set(),
     "profiling": {"worker"},
     "throughput": {"evaluation", "tasks.base"},
     "stages": {"errors", "evaluation", "tasks.base"},
     "batches": {"errors", "records", "packing"},
     "checkpoints": {"errors", "packing", "records", "settings.yaml_reader"},
-    "dispatcher": {"records", "rules.base", "server", "packing", "batches", "worker"},
+    "dispatcher": {"records", "rules.base", "server", "packing", "batches"},
     "runtime": {
         *(
             "checkpoints",

@@ -24,7 +24,7 @@ from test_faults import DEADLINE, SCRIPT, Command, num_evaluations, summary_of, 
 
 from asyncsgd.errors import RunError
 from asyncsgd.optimizers import SGD, Optimizer
-from asyncsgd.records.events import DONE, Record
+from asyncsgd.records.events import DONE, Gradient, Record, Taken
 from asyncsgd.rules import Asynchronous
 from asyncsgd.runtime.base import Budget, Result
 from asyncsgd.runtime.parameter_server import ParameterServer
@@ -38,7 +38,7 @@ from asyncsgd.tasks.base import decode_sums
 from asyncsgd.tasks.masked_lm import MaskedLM
 
 MESSAGES = Codec(*MESSAGE_KINDS)
-COMPUTED = Computed(3, 2, float("nan"), 5.0, 4, 1, 0.0, 0.25, 0.0, 1e-9)
+COMPUTED = Computed(3, 2, Gradient(float("nan"), 5.0, 4, loss_scales=(2.0,)), Taken(0.0, 0.25, 0.0, 1e-9))
 LOOPBACK = "0100007F"
 needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="finds sockets in /proc")
 
@@ -84,16 +84,26 @@ def test_what_a_task_has_found_out_comes_with_its_own_types_and_changes_no_setti
         assert (task.batch_size, task.data_name) == (3, "posts.txt")
 
 
-@given(st.sampled_from(sorted(vars(COMPUTED))), json_values)
-def test_a_field_of_another_type_is_a_protocol_error(field: str, value: object) -> None:
-    changed = {"kind": "Computed", **vars(COMPUTED), field: value}
-    kind = type(vars(COMPUTED)[field])
+PLACES: list[tuple[str, int | None]] = [(name, None) for name in vars(COMPUTED)]
+PLACES += [("gradient", number) for number in range(5)] + [("taken", number) for number in range(5)]
+"""Of its values: a field, or an entry of one that is a named tuple."""
+
+
+@given(st.sampled_from(PLACES), json_values)
+def test_a_value_of_another_type_is_a_protocol_error(place: tuple[str, int | None], value: object) -> None:
+    field, number = place
+    was = vars(COMPUTED)[field]
+    changed: object = value
+    if number is not None:
+        changed, was = [value if n == number else each for n, each in enumerate(was)], was[number]
+    kind = type(was)
     if type(value) is kind or (kind is float and type(value) is int):
         return
-    if kind is tuple and isinstance(value, list) and all(type(item) in (int, float) for item in value):
-        return  # a list of loss scales
+    numbers = isinstance(value, list) and all(type(item) in (int, float) for item in value)
+    if number is not None and kind is tuple and numbers:
+        return  # loss scales, or parts
     with pytest.raises(ProtocolError, match=f"field {field} of Computed"):
-        MESSAGES.decode(json.dumps(changed).encode())
+        MESSAGES.decode(json.dumps({"kind": "Computed", **vars(COMPUTED), field: changed}).encode())
 
 
 array_values = st.builds(lambda value: {"array": value, "dtype": "int64"}, json_values)
@@ -122,7 +132,7 @@ def test_a_command_comes_back_as_it_was(command: Compute) -> None:
 def test_floats_keep_their_bits_and_missing_or_further_fields_are_refused() -> None:
     assert str(MESSAGES.decode(MESSAGES.encode(COMPUTED))) == str(COMPUTED)
     values = {"kind": "Computed", **vars(COMPUTED)}
-    for changed in ({**values, "more": 1}, {name: value for name, value in values.items() if name != "loss"}):
+    for changed in ({**values, "more": 1}, {name: value for name, value in values.items() if name != "taken"}):
         with pytest.raises(ProtocolError, match="Computed has the fields"):
             MESSAGES.decode(json.dumps(changed).encode())
     with pytest.raises(ProtocolError, match="no message"):

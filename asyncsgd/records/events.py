@@ -9,7 +9,7 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 SCHEMA = 2
 
@@ -26,6 +26,33 @@ Range = tuple[int, int, int]
 
 Started = tuple[int, int, tuple[Range, ...], float | None]
 """(worker, dispatch, batches, learning rate of its local steps; None without them)."""
+
+
+class Gradient(NamedTuple):
+    """What a worker reports of a gradient; the gradient itself is a vector that travels beside it."""
+
+    loss: float
+    """Mean loss per loss term."""
+    weight: float
+    """Loss terms."""
+    num_samples: int
+    loss_scales: tuple[float, ...] = ()
+    """In float16 the scale of the loss in each local step. A replay needs it beside the parameters and the batch. Empty
+    otherwise.
+    """
+    micro_batches: tuple[int, ...] = ()
+    """With `Savings.auto_batch` the parts in each local step, which decide the rounding. Empty otherwise."""
+
+
+class Taken(NamedTuple):
+    """How long the parts of an arrival took, in seconds."""
+
+    pull: float = 0.0
+    compute: float = 0.0
+    push: float = 0.0
+    wait: float = 0.0
+    """The worker was idle between its previous gradient and the start of this one."""
+    apply: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +111,60 @@ class Event:
     where nothing is clipped (``--clip-norm 0``) and where workers take the steps.
     """
     kind: str = "arrival"
+
+
+def arrival(
+    gradient: Gradient,
+    taken: Taken,
+    *,
+    dispatch: int,
+    worker: int,
+    batches: tuple[Range, ...],
+    read_version: int,
+    delay: int,
+    version: int,
+    outcome: str,
+    uses: tuple[tuple[int, int], ...],
+    learning_rate: float,
+    train_seconds: float,
+    total_samples: int,
+    drops: tuple[int, ...] = (),
+    abandoned: tuple[int, ...] = (),
+    started: tuple[Started, ...] = (),
+    num_local_steps: int = 1,
+    flight_seconds: float = 0.0,
+    gradient_norm: float | None = None,
+) -> Event:
+    """The record of a gradient's arrival; `delay` is its `Event.arrival_delay`, the rest as in `Event`."""
+    return Event(
+        dispatch=dispatch,
+        worker=worker,
+        batches=batches,
+        read_version=read_version,
+        version=version,
+        arrival_delay=delay,
+        outcome=outcome,
+        uses=uses,
+        drops=drops,
+        abandoned=abandoned,
+        started=started,
+        loss=gradient.loss,
+        weight=gradient.weight,
+        num_samples=gradient.num_samples,
+        learning_rate=learning_rate,
+        train_seconds=train_seconds,
+        total_samples=total_samples,
+        num_local_steps=num_local_steps,
+        flight_seconds=flight_seconds,
+        pull_seconds=taken.pull,
+        compute_seconds=taken.compute,
+        push_seconds=taken.push,
+        wait_seconds=taken.wait,
+        apply_seconds=taken.apply,
+        loss_scales=gradient.loss_scales,
+        micro_batches=gradient.micro_batches,
+        gradient_norm=gradient_norm,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

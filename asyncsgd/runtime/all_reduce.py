@@ -15,13 +15,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from asyncsgd.records.events import APPLIED, DONE, HELD, INTERRUPTED, Event, Fault
+from asyncsgd.records.events import APPLIED, DONE, HELD, INTERRUPTED, Fault, Gradient, Taken, arrival
 from asyncsgd.runtime.all_ranks import AllRanks
 from asyncsgd.runtime.base import Result, diverged
 from asyncsgd.runtime.lockstep import GOES_ON, STOP_REQUESTED, TIME_IS_UP, Conditions, Lockstep, Replica
 from asyncsgd.runtime.worker_process import Straggling
 from asyncsgd.schedules import Schedule
-from asyncsgd.worker import Gradient
 
 
 class SynchronousReplica(Replica, Protocol):
@@ -118,28 +117,25 @@ class AllReduce(Lockstep):
             compute, wait, apply, of_rank = table[rank, 1:].tolist()
             arrived = self.num_samples - (busy - 1 - rank) * self._batch_size
             self._report(
-                Event(
+                arrival(
+                    Gradient(
+                        float(table[rank, 0]),
+                        float(weights[rank]),
+                        self._batch_size,
+                        micro_batches=(int(of_rank),) if of_rank else (),
+                    ),
+                    Taken(compute=compute, wait=wait, apply=apply),
                     dispatch=first + rank,
                     worker=rank,
                     batches=((0, first + rank, first + rank + 1),),
                     read_version=version,
+                    delay=0,
                     version=version + last,
-                    arrival_delay=0,
                     outcome=APPLIED if last else HELD,
                     uses=tuple((first + r, 0) for r in range(busy)) if last else (),
-                    drops=(),
-                    abandoned=(),
-                    started=(),
-                    loss=float(table[rank, 0]),
-                    weight=float(weights[rank]),
-                    num_samples=self._batch_size,
                     learning_rate=self._schedule(arrived),
                     train_seconds=self._clock.seconds,
                     total_samples=arrived,
-                    compute_seconds=compute,
-                    wait_seconds=wait,
-                    apply_seconds=apply,
-                    micro_batches=(int(of_rank),) if of_rank else (),
                     gradient_norm=self._synchronous.norm if last else None,
                 )
             )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar
 
 from asyncsgd.batches import Batches
-from asyncsgd.dispatcher import Dispatcher, Launched, Taken
+from asyncsgd.dispatcher import Dispatcher, Launched
 from asyncsgd.packing import Plain
 from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Event, Fault, MemoryUsed
 from asyncsgd.runtime.base import (
@@ -43,7 +43,6 @@ from asyncsgd.runtime.transport.messages import (
 )
 from asyncsgd.server import Outcome, Server
 from asyncsgd.tasks.base import Sums, Task, decode_sums
-from asyncsgd.worker import Gradient
 
 Dead = Callable[[int, float], str | None]
 """Given a worker and the seconds to look: how its process ended. None while it lives, or if nobody knows."""
@@ -297,14 +296,14 @@ class ParameterServer:
         if not self._server.is_in_flight(worker, message.dispatch):
             return None  # abandoned: its batch went to another worker, and it counts in no budget
         outcome, event = self._apply(worker, message)
-        finite = math.isfinite(message.loss)
+        finite = math.isfinite(message.gradient.loss)
         spent = self._budget.spent_by(self._server.num_samples)
         due = (outcome.stepped and self._points.passed(self._server.num_samples, self._clock.seconds)) or spent
         if finite and not due:
             self._flush()  # the worker goes on while this is written down
         self._report(event)
         if not finite:
-            what = f"the loss of worker {worker} at version {message.read_version} is {message.loss}"
+            what = f"the loss of worker {worker} at version {message.read_version} is {message.gradient.loss}"
             self._report(Fault(what, worker, self._server.version, self._clock.seconds))
             return diverged(what)
         if due:
@@ -322,13 +321,11 @@ class ParameterServer:
             message.dispatch,
             message.read_version,
             self._transport.gradient(worker),
-            Gradient(message.loss, message.weight, message.num_samples, message.loss_scales, message.micro_batches),
+            message.gradient,
             arrived_at - self._dispatcher.launch_of(worker).seconds,
         )
         now = self._clock.seconds
-        taken = Taken(
-            message.pull_seconds, message.compute_seconds, message.push_seconds, message.wait_seconds, now - arrived_at
-        )
+        taken = message.taken._replace(apply=now - arrived_at)
         self._prepare(arrived.launched, arrived.outcome.abandoned)
         return arrived.outcome, self._dispatcher.event(arrived, now, taken)
 

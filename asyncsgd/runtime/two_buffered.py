@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from asyncsgd.optimizers import OptimizerRecipe
 from asyncsgd.packing import Plain
-from asyncsgd.records.events import APPLIED, DONE, INTERRUPTED, Event, Fault
+from asyncsgd.records.events import APPLIED, DONE, INTERRUPTED, Fault, Gradient, Taken, arrival
 from asyncsgd.runtime.all_ranks import AllRanks
 from asyncsgd.runtime.base import Result, diverged
 from asyncsgd.runtime.lockstep import GOES_ON, STOP_REQUESTED, TIME_IS_UP, Conditions, Lockstep
@@ -236,28 +236,20 @@ class TwoBuffered(Lockstep):
         arrived = (index + 1) * self._batch_size
         compute, wait = seconds
         self._report(
-            Event(
+            arrival(
+                Gradient(loss, coming.weight, self._batch_size),
+                Taken(compute=compute, wait=0.0 if number else wait),  # to apply is a part of the pipeline's own time
                 dispatch=index,
                 worker=0,
                 batches=((0, index, index + 1),),
                 read_version=read_version,
+                delay=index - read_version,
                 version=index + 1,
-                arrival_delay=index - read_version,
                 outcome=APPLIED,
                 uses=((index, index - read_version),),
-                drops=(),
-                abandoned=(),
-                started=(),
-                loss=loss,
-                weight=coming.weight,
-                num_samples=self._batch_size,
                 learning_rate=coming.learning_rate,
                 train_seconds=self._clock.seconds - (of - 1 - number) * compute,
                 total_samples=arrived,
-                compute_seconds=compute,
-                wait_seconds=0.0 if number else wait,
-                apply_seconds=0.0,  # a part of the pipeline's own time
-                gradient_norm=None,
             )
         )
         if math.isfinite(loss):

@@ -25,10 +25,10 @@ import numpy as np
 from torch import Tensor
 
 from asyncsgd.batches import Source
-from asyncsgd.dispatcher import MANY, Dispatcher, Launched, Taken
+from asyncsgd.dispatcher import MANY, Dispatcher, Launched
 from asyncsgd.evaluation import Measured
 from asyncsgd.packing import Plain, classes_in, pack, unpack
-from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Evaluation, Fault
+from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Evaluation, Fault, Taken
 from asyncsgd.runtime.base import (
     Budget,
     EvaluationPoints,

@@ -20,6 +20,7 @@ from asyncsgd.errors import NotOneSample
 from asyncsgd.flat import FlatModel
 from asyncsgd.optimizers import Optimizer, OptimizerRecipe
 from asyncsgd.profiling import Profile, ProfiledWorker
+from asyncsgd.records.events import Taken
 from asyncsgd.runtime.memory import peak_bytes
 from asyncsgd.runtime.processes import NO_BATCH_LEFT, NOT_ONE_SAMPLE_FITS, OUT_OF_MEMORY, REASONS
 from asyncsgd.runtime.transport.messages import (
@@ -37,7 +38,7 @@ from asyncsgd.schedules import Schedule
 from asyncsgd.signals import NUMBERS
 from asyncsgd.simulation.speeds import Sampler, Speeds
 from asyncsgd.tasks.base import Task, encode_sums
-from asyncsgd.worker import Gradient, Savings, Worker, is_out_of_memory
+from asyncsgd.worker import Savings, Worker, is_out_of_memory
 
 
 class Address(Protocol):
@@ -211,8 +212,8 @@ def _obey(assignment: Assignment, end: WorkerEnd, straggling: Straggling) -> Non
             computed = time.perf_counter()
             end.push(flat.gradients)
             pushed = time.perf_counter()
-            seconds = (pulled - began, computed - pulled, pushed - computed, began - finished)
-            end.answer(_computed(command, version, gradient, seconds))
+            taken = Taken(pulled - began, computed - pulled, pushed - computed, began - finished)
+            end.answer(Computed(command.dispatch, version, gradient, taken))
             finished = time.perf_counter()
             # This is done while the server applies. Workers at equal speeds take every N-th batch, so the same stride
             # is likely.
@@ -248,8 +249,8 @@ def _obey_in_place(assignment: Assignment, end: SharedMemoryWorker, step: StepHe
             if int(control[FROZEN]) and not _hold(end, worker):
                 return
             optimizer.step(flat.gradients, step.schedule(int(control[SAMPLES]) + gradient.num_samples))
-            seconds = (0.0, computed - began, 0.0, began - finished)
-            end.answer(_computed(command, version, gradient, seconds))
+            taken = Taken(compute=computed - began, wait=began - finished)
+            end.answer(Computed(command.dispatch, version, gradient, taken))
         finished = time.perf_counter()
     flat.check()
 
@@ -274,24 +275,6 @@ def _hold(end: SharedMemoryWorker, worker: Worker) -> bool:
     while isinstance(command := end.receive(), Evaluate):
         end.answer(_evaluate(command, worker))
     return not isinstance(command, Stop)
-
-
-def _computed(
-    command: Compute, version: int, gradient: Gradient, seconds: tuple[float, float, float, float]
-) -> Computed:
-    """The answer; `seconds` of pull, compute, push and wait."""
-    num_local_steps = 1 if command.learning_rate is None else len(indices_of(command.batches))
-    return Computed(
-        command.dispatch,
-        version,
-        gradient.loss,
-        gradient.weight,
-        gradient.num_samples,
-        num_local_steps,
-        *seconds,
-        gradient.loss_scales,
-        gradient.micro_batches,
-    )
 
 
 def _evaluate(command: Evaluate, worker: Worker) -> Evaluated:

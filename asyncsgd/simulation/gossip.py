@@ -43,11 +43,13 @@ from asyncsgd.records.events import (
     FAILED,
     INTERRUPTED,
     Evaluation,
-    Event,
     Fault,
+    Gradient,
     Membership,
     Range,
     Started,
+    Taken,
+    arrival,
 )
 from asyncsgd.runtime.base import Budget, EvaluationPoints, Judge, Report, Result, diverged
 from asyncsgd.schedules import Schedule
@@ -334,27 +336,22 @@ class Recorder:
         version = read_version + delay
         if self._report is not None:
             self._report(
-                Event(
+                arrival(
+                    Gradient(loss, 1.0, 1),
+                    Taken(compute=compute_seconds, wait=wait_seconds),
                     dispatch=dispatch,
                     worker=worker,
                     batches=batches,
                     read_version=read_version,
+                    delay=delay,
                     version=version + 1,
-                    arrival_delay=delay,
                     outcome=APPLIED,
                     uses=((dispatch, delay),),
-                    drops=(),
-                    abandoned=(),
                     started=started,
-                    loss=loss,
-                    weight=1.0,
-                    num_samples=1,
                     learning_rate=learning_rate,
                     train_seconds=self.train_seconds,
                     total_samples=self.num_samples,
                     flight_seconds=compute_seconds,
-                    compute_seconds=compute_seconds,
-                    wait_seconds=wait_seconds,
                 )
             )
         if math.isfinite(loss):

@@ -14,7 +14,7 @@ from running import A_TASK
 
 from asyncsgd.batches import Batches
 from asyncsgd.optimizers import SGD, Optimizer
-from asyncsgd.records.events import APPLIED, DONE, Evaluation, Event, Fault, Membership, Record
+from asyncsgd.records.events import APPLIED, DONE, Evaluation, Event, Fault, Gradient, Membership, Record, Taken
 from asyncsgd.rules import Asynchronous, Synchronous
 from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
 from asyncsgd.runtime.base import Budget, EvaluationPoints, Judge
@@ -65,7 +65,7 @@ class ThreadWorker(threading.Thread):
                     break
                 gradient.fill_(-1.0)
                 end.push(gradient)
-                end.answer(Computed(command.dispatch, version, 1.0, 4.0, 2, 1, 0.0, 0.0, 0.0, 0.0))
+                end.answer(Computed(command.dispatch, version, Gradient(1.0, 4.0, 2), Taken()))
         if hasattr(end, "_connection"):
             end._connection.close()
 
@@ -344,7 +344,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run_and_names_worker_and_version()
                 if isinstance(command, Evaluate):
                     end.answer(Evaluated(command.shard, encode_sums({"loss": 2.0, "correct": 1, "weight": 4.0})))
                 else:
-                    end.answer(Computed(command.dispatch, 0, float("nan"), 4.0, 2, 1, 0.0, 0.0, 0.0, 0.0))
+                    end.answer(Computed(command.dispatch, 0, Gradient(float("nan"), 4.0, 2), Taken()))
 
     Diverging(transport.address, 0)
     _, records, status = serve(transport, Asynchronous(), 1, samples=20)

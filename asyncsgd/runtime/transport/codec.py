@@ -30,7 +30,7 @@ class ProtocolError(ValueError):
 class Codec:
     """Encodes and decodes dataclasses of the given kinds.
 
-    Fields are int, float, str, bool, None, tuples of these, and unions of these.
+    Fields are int, float, str, bool, None, tuples of these, named or not, and unions of these.
 
     >>> import dataclasses
     >>> @dataclasses.dataclass(frozen=True)
@@ -127,6 +127,9 @@ def _reader(hint: Any) -> _Read:
     if origin is tuple and arguments[-1] is Ellipsis:
         each = _reader(arguments[0])
         return lambda value: tuple(each(item) for item in _list(value))
+    if isinstance(hint, type) and issubclass(hint, tuple):  # a NamedTuple
+        fields = [_reader(of_field) for of_field in typing.get_type_hints(hint).values()]
+        return lambda value: hint(*(read(item) for read, item in zip(fields, _list(value, len(fields)), strict=True)))
     if origin is tuple:
         readers = [_reader(argument) for argument in arguments]
         return lambda value: tuple(read(item) for read, item in zip(readers, _list(value, len(readers)), strict=True))

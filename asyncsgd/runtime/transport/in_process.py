@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from asyncsgd.packing import Plain
+from asyncsgd.records.events import Taken
 from asyncsgd.runtime.memory import peak_bytes
 from asyncsgd.runtime.transport.messages import Command, Compute, Computed, Evaluate, Evaluated, Message, Ready
 from asyncsgd.tasks.base import encode_sums
@@ -72,20 +73,7 @@ class InProcess:
         gradient = self._worker.gradient(command.batches[0][1])
         if self.parameters.device.type == "cuda":
             torch.cuda.synchronize()
-        return Computed(
-            dispatch=command.dispatch,
-            read_version=self._version,
-            loss=gradient.loss,
-            weight=gradient.weight,
-            num_samples=gradient.num_samples,
-            num_local_steps=1,
-            pull_seconds=0.0,
-            compute_seconds=time.perf_counter() - began,
-            push_seconds=0.0,
-            wait_seconds=0.0,
-            loss_scales=gradient.loss_scales,
-            micro_batches=gradient.micro_batches,
-        )
+        return Computed(command.dispatch, self._version, gradient, Taken(compute=time.perf_counter() - began))
 
     def state_dict(self) -> Plain:
         return self._worker.state_dict()

@@ -14,7 +14,7 @@ from typing import Protocol
 from torch import Tensor
 
 from asyncsgd.packing import Plain
-from asyncsgd.records.events import Range
+from asyncsgd.records.events import Gradient, Range, Taken
 from asyncsgd.runtime.transport.codec import Codec
 
 
@@ -67,17 +67,9 @@ class Computed:
 
     dispatch: int
     read_version: int
-    loss: float
-    weight: float
-    num_samples: int
-    num_local_steps: int
-    pull_seconds: float
-    compute_seconds: float
-    push_seconds: float
-    wait_seconds: float
-    loss_scales: tuple[float, ...] = ()
-    """See `asyncsgd.worker.Gradient`, also for the next."""
-    micro_batches: tuple[int, ...] = ()
+    gradient: Gradient
+    taken: Taken
+    """Without the seconds that the server takes to apply it."""
 
 
 @dataclasses.dataclass(frozen=True)
