@@ -312,11 +312,13 @@ def server_of(worker: Worker) -> Server:
     return Server(x, Asynchronous(), optimizer, lambda num_samples: 3e-3)
 
 
-def run(task: CausalLM, num_workers: int, num_batches: int, folder: RunFolder | None = None) -> Virtual:
+def run(task: CausalLM, num_workers: int, num_batches: int, folder: RunFolder | None = None) -> tuple[Virtual, Tensor]:
+    """A run, and its parameters at the end."""
     worker = worker_of(task)
+    server = server_of(worker)
     records: list[Record] = []
     runtime = Virtual(
-        server_of(worker),
+        server,
         ModelGradients(worker, OptimizerRecipe(AdamW())),
         Exponential().on(num_workers, 0),
         Batches(num_batches * BATCH_SIZE, BATCH_SIZE),
@@ -328,12 +330,12 @@ def run(task: CausalLM, num_workers: int, num_batches: int, folder: RunFolder | 
         report=records.append if folder is None else folder.append,
     )
     runtime.run()
-    return runtime
+    return runtime, server.parameters
 
 
 def test_one_asynchronous_worker_is_the_plain_loop_bit_for_bit(task: CausalLM) -> None:
     task = dataclasses.replace(task, dropout=0.1)
-    runtime = run(task, 1, 12)
+    _, parameters_of_run = run(task, 1, 12)
     model, data = task.model(0), task.data(0)
     parameters = list(model.parameters())
     groups = [
@@ -347,14 +349,14 @@ def test_one_asynchronous_worker_is_the_plain_loop_bit_for_bit(task: CausalLM) -
         loss_of(task, model, data.batch(0, index)).backward()
         optimizer.step()
     flat = FlatModel(model)
-    assert torch.equal(runtime._server.parameters, flat.parameters)
+    assert torch.equal(parameters_of_run, flat.parameters)
 
 
 def test_a_virtual_run_of_three_workers_is_replayed_bit_for_bit(task: CausalLM, tmp_path: Path) -> None:
     task = dataclasses.replace(task, dropout=0.1)
     (tmp_path / "run").mkdir()
     folder = RunFolder(tmp_path / "run")
-    runtime = run(task, 3, 15, folder)
+    _, parameters_of_run = run(task, 3, 15, folder)
     folder.close()
     log = read_log(tmp_path / "run" / "events.jsonl")
     worker = worker_of(task)
@@ -363,12 +365,12 @@ def test_a_virtual_run_of_three_workers_is_replayed_bit_for_bit(task: CausalLM, 
     replay = Replay(server, computation, Batches(None, BATCH_SIZE), log, num_workers=3)
     assert replay.run() is None
     assert replay.num_checked == 15
-    assert torch.equal(server.parameters, runtime._server.parameters)
-    assert not torch.equal(server.parameters, run(task, 1, 15)._server.parameters)
+    assert torch.equal(server.parameters, parameters_of_run)
+    assert not torch.equal(server.parameters, run(task, 1, 15)[1])
 
 
 def test_a_few_dozen_updates_halve_the_perplexity(task: CausalLM) -> None:
-    first, last = run(task, 2, 40).evaluations
+    first, last = run(task, 2, 40)[0].evaluations
     assert math.exp(last.loss) < math.exp(first.loss) / 2
 
 
