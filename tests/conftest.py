@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from running import Train, trainer
 
 collect_ignore_glob = ["*conftest.py"]  # as modules with doctests two of one name would clash
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as from a terminal, though nohup may have started the tests
 torch.set_num_threads(1)  # bits depend on the number of threads, and test processes share the machine
 
 # Without a deadline anywhere: how long an example takes says more about the machine's load than about the code.
