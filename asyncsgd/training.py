@@ -224,7 +224,7 @@ def carry_out(
                 _write_last(folder, summary)
         except OSError as error:
             where = None if folder is None else folder.path
-            message = f"{where} cannot be written ({error.strerror}); free some space and run again"
+            message = f"{where} cannot be written ({reason(error)})"
             if isinstance(error, FileNotFoundError):
                 message = f"{error.filename}: {reason(error)}"
             result = Result(FAILED, message)
@@ -859,7 +859,8 @@ def _finish(run: Run, result: Result) -> tuple[Result, dict[str, Any]]:
     except FileNotFoundError as error:
         result = Result(FAILED, f"{error.filename}: {reason(error)}")
     except (OSError, SafetensorError) as error:
-        result = Result(FAILED, f"the model could not be saved ({error}); free some space and run again")
+        what = reason(error) if isinstance(error, OSError) else str(error)
+        result = Result(FAILED, f"the model could not be saved ({what}); mend that and run again")
     cost: dict[str, Any] = {}
     # The run has ended; only what it cost is not known then.
     with contextlib.suppress(KeyboardInterrupt), run.stop_requested.leaving():

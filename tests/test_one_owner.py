@@ -20,7 +20,8 @@ import pytest
 from test_signals import Line
 
 import asyncsgd
-from asyncsgd.errors import RunError, UsageError
+from asyncsgd.errors import RunError, UsageError, reason
+from asyncsgd.models import save_whole
 from asyncsgd.records.console import keep
 from asyncsgd.records.events import Evaluation, Event, Record, read_events
 from asyncsgd.records.run_folder import RunFolder
@@ -237,6 +238,8 @@ def test_a_folder_whose_run_has_not_trained_gives_way_to_a_corrected_command(
 
     path = tmp_path / "run"
     leave(path, EVALUATION, **({"status": status} if status else {}))
+    (path / "checkpoints").mkdir()
+    (path / "checkpoints" / "notes.json").write_text("{}")  # not ours, so there is nothing to go on from
     if open_folder is open_run_folder:
         open_run_folder("tests", make_settings({"run_dir": str(path)}), "tests").close()
     else:
@@ -319,6 +322,17 @@ def test_what_a_symbolic_link_in_a_run_folder_points_to_is_not_written(name: str
             keep("a line", folder)
             folder.write_summary({})
     assert theirs.read_text() == "years of work\n"
+
+
+def test_a_model_that_is_a_link_is_left_alone_and_the_message_says_so(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (tmp_path / "model").symlink_to(theirs)
+    with pytest.raises(OSError, match="symbolic") as refused:
+        save_whole(lambda new: (new / "weights").touch(), tmp_path / "model")
+    assert reason(refused.value).endswith("a symbolic link is there, remove it")
+    assert not list(theirs.iterdir())
+    assert not (tmp_path / "model.partial").exists()
 
 
 FOREIGN: dict[str, Callable[[Path, Path], object]] = {

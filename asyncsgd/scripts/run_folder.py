@@ -29,6 +29,9 @@ S = TypeVar("S", bound=HasOutput)
 CHECKPOINTS = "checkpoints"
 """See `asyncsgd.checkpoints`."""
 
+_DESCRIPTIONS = f"{CHECKPOINTS}/{'[0-9]' * 12}*.json"
+"""Files of one's own that lie there are none."""
+
 _TORN_SETTINGS = "settings.yaml.partial"
 """How `asyncsgd.records.run_folder.write_text` begins the name of a file that is still being written."""
 
@@ -98,7 +101,7 @@ def _resumes(flags: Flags[S], settings: S) -> Path | None:
     if output.run_dir is None or output.overwrite:
         return None
     path = Path(output.run_dir)
-    begun = any((path / CHECKPOINTS).glob("*.json")) and (path / "settings.yaml").is_file()
+    begun = any(path.glob(_DESCRIPTIONS)) and (path / "settings.yaml").is_file()
     if not begun or _summary(path).get("status") == DONE or _differences(path, flags, settings):
         return None
     return path
@@ -136,7 +139,7 @@ def open_again(path: Path, different: Sequence[tuple[str, object, object]], sett
                 f"{path / CHECKPOINTS} is a symbolic link, and nothing is written or removed behind one; put the "
                 f"folder itself in its place, or begin a new run"
             )
-        if not any((path / CHECKPOINTS).glob("*.json")):
+        if not any(path.glob(_DESCRIPTIONS)):
             find(path)  # refuses, before anything is asked for that would not help
         if not all(_grows(key, was, wanted) for key, was, wanted in different):
             listed = ", ".join(f"{key} {was} -> {wanted}" for key, was, wanted in different)

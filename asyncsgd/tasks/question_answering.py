@@ -287,7 +287,9 @@ class QuestionAnswering(EncoderTask):
             number += 1
         for name, content in contents.items():
             partial, path = folder / f"{name}.json.partial", folder / f"{name}.json"
-            partial.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+            partial.unlink(missing_ok=True)
+            with open(partial, "x", encoding="utf-8") as file:  # follows no link
+                json.dump(content, file, ensure_ascii=False)
             if path.exists():
                 path.rename(folder / f"{name}.before-{number}.json")
             partial.rename(path)

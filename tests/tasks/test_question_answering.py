@@ -284,7 +284,12 @@ def test_one_run_at_a_time_writes_predictions_into_a_folder_and_the_earlier_ones
             train("second", link)
         messages.append(str(refused.value))
 
+    theirs = tmp_path / "thesis.txt"
+    theirs.write_text("years of work\n")
+    (tmp_path / "said").mkdir()
+    (tmp_path / "said" / "predictions.json.partial").symlink_to(theirs)
     train("first", tmp_path / "said", checkpoint_every=4, report=begin_another)
+    assert theirs.read_text() == "years of work\n"
     assert set(messages) == {f"another run writes into {link}; wait for it, or name another folder with --predictions"}
     first = {path.name: path.read_bytes() for path in (tmp_path / "said").iterdir()}
     assert first.keys() == {"predictions.json", "null_odds.json", "nbest.json"}
