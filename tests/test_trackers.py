@@ -1,7 +1,6 @@
 """Runs that are shown in trackers: what a tracker is told, and that none of them can harm a run.
 
-The tests of one tracker's package skip where it is not installed; ``experiments/benchmarks/trackers.py`` makes an
-environment for each and runs them there."""
+The tests of one tracker's package skip where it is not installed."""
 
 from __future__ import annotations
 
@@ -374,7 +373,7 @@ def test_a_package_that_is_missing_is_said_with_its_install_line(
     assert line in capsys.readouterr().out.splitlines()
 
 
-def test_flags_extras_and_environments_know_the_same_trackers() -> None:
+def test_flags_and_extras_know_the_same_trackers() -> None:
     import configparser
 
     root = Path(__file__).resolve().parents[1]
@@ -383,7 +382,6 @@ def test_flags_extras_and_environments_know_the_same_trackers() -> None:
     assert tuple(ALL) == TRACKERS
     for name in TRACKERS:
         assert setup["options.extras_require"][name].strip().startswith(f"{name}>=")
-        assert (root / "experiments" / "constraints" / f"{name}.txt").is_file()
 
 
 # The four packages
@@ -391,7 +389,7 @@ def test_flags_extras_and_environments_know_the_same_trackers() -> None:
 
 def needs(name: str) -> pytest.MarkDecorator:
     missing = importlib.util.find_spec(name) is None
-    return pytest.mark.skipif(missing, reason=f"{name} is not installed; experiments/benchmarks/trackers.py tests it")
+    return pytest.mark.skipif(missing, reason=f"{name} is not installed")
 
 
 def curves(points: Sequence[Point]) -> dict[str, list[tuple[int, float]]]:
