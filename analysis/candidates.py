@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.commands import carried_out, rich_console
+from analysis.commands import carried_out
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import read_json
 
@@ -79,11 +79,12 @@ def coloured(example: Mapping[str, Any]) -> Text:
 
 def show(folder: Path, number: int) -> None:
     """Print `number` examples and the statistics."""
+    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     manifest, examples = read(folder)
-    console = rich_console()
+    console = Console()
     coloured_output = console.color_system is not None and console.is_terminal
     console.print(
         f"{manifest['finder']} in {manifest['data']}, pieces of {manifest['model']}", markup=False, highlight=False

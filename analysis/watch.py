@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.commands import carried_out, rich_console
+from analysis.commands import carried_out
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import EVENTS, Lines, current_summary, parsed, read_json
 from asyncsgd.records.locks import is_locked
@@ -335,9 +335,10 @@ def _machine(look: Mapping[str, Any]) -> Any:
 
 def watch(path: Path, once: bool, stop: threading.Event) -> None:
     """Draw the run until it ends, or `stop` is set; with `once` as it is now."""
+    from rich.console import Console
     from rich.live import Live
 
-    console, run = rich_console(), Watched(path)
+    console, run = Console(), Watched(path)
     run.read()
     if once or run.is_over:
         console.print(frame(run))

@@ -168,7 +168,6 @@ def test_analysis_never_imports_torch(path: Path) -> None:
         "asyncsgd.records.events",
         "asyncsgd.errors",
         "asyncsgd.settings.yaml_reader",
-        "asyncsgd.records.plain_text",  # what a terminal is shown
         "asyncsgd.records.locks",  # whether a run is alive
         "asyncsgd.records.totals",  # quantiles of delays, as in a run's summary
         "asyncsgd.records.usage",  # what the last look at the machine is called

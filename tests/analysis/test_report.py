@@ -29,7 +29,6 @@ from analysis.report.page import page, render
 from analysis.report.tables.arms import pareto, schedule
 from analysis.report.tables.comparisons import comparisons, first_tests
 from analysis.report.tables.contents import all_tables
-from analysis.report.tables.runs import relative_link
 from analysis.report.tables.scaling import fits
 from analysis.report.tables.table import as_csv, latex, markdown
 from analysis.statistics.intervals import Interval
@@ -335,20 +334,6 @@ def test_every_run_is_in_the_page_with_a_relative_link_where_it_has_a_folder(out
     assert all(name in outline.text for name in missing)
 
 
-@pytest.mark.parametrize(
-    ("name", "link"),
-    [
-        ("javascript:alert(1)", "./javascript%3Aalert%281%29/"),
-        ("data:text/html,x", "./data%3Atext/html%2Cx/"),
-        ("a b/s1", "./a%20b/s1/"),
-        ('"><b', "./%22%3E%3Cb/"),
-        ("a?b#c", "./a%3Fb%23c/"),
-    ],
-)
-def test_a_link_to_a_run_stays_a_relative_path_whatever_its_name(name, link):
-    assert relative_link(".", name) == link
-
-
 def test_runs_from_scratch_say_so_at_the_top_beside_their_group_and_in_the_tables(tmp_path):
     curves = {arm.name: [straight(6.0, 4.0, seconds=10.0)] * 2 for arm in (SYNC, ASYNC)}
     found = results_of(write_study(tmp_path, curves, [SYNC, ASYNC], from_scratch=True))
@@ -359,48 +344,17 @@ def test_runs_from_scratch_say_so_at_the_top_beside_their_group_and_in_the_table
     assert [FROM_SCRATCH in cell.text for cell in cells(row, "remark")] == [True] * 4
 
 
-def hostile(made):
-    """The same results with markup, template and formula in every text that a user can name."""
-
-    def rename(value):
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            changes = {field.name: rename(getattr(value, field.name)) for field in dataclasses.fields(value)}
-            return dataclasses.replace(value, **changes)
-        if isinstance(value, tuple):
-            return tuple(rename(item) for item in value)
-        if isinstance(value, str):
-            for word in ("async", "hate", "synthetic", "test/"):
-                value = value.replace(word, f"{word}{HOSTILE}$x_{{$ {{{{7*7}}}} \"'&amp;")
-        return value
-
-    arms = {arm.name: rename(arm.name) for arm in made.arms}
-    assert len(set(arms.values())) == len(arms)
-    return rename(made)
+def test_markup_in_names_is_shown_as_text(example):
+    name = f"test/{HOSTILE}{{{{7*7}}}} &amp;"
+    run = dataclasses.replace(example.runs[0], name=name)
+    made = page(dataclasses.replace(example, title=HOSTILE, runs=(run,)), Path("report.html"), Path("."))
+    text = render(made)
+    assert "<script" not in text
+    assert {HOSTILE, name} <= set(Outline(text).texts)
 
 
-@pytest.fixture(scope="module")
-def nasty(lean):
-    return hostile(lean)
-
-
-@pytest.fixture(scope="module")
-def nasty_page(nasty):
-    return render(page(nasty, Path("report.html"), Path(".")))
-
-
-def test_markup_in_names_is_shown_as_text(nasty_page):
-    assert "<script" not in nasty_page
-    outline = Outline(nasty_page)
-    assert "script" not in outline.tags
-    assert HOSTILE in outline.text
-    assert "{{7*7}}" in outline.text
-    assert "&amp;" in outline.text  # what the user typed, not what a browser would make of it
-    assert len(outline.ids) == len(set(outline.ids))
-    assert set(outline.targets) <= set(outline.ids)
-
-
-def test_the_same_results_give_the_same_bytes(nasty, nasty_page):
-    assert render(page(nasty, Path("report.html"), Path("."))) == nasty_page
+def test_the_same_results_give_the_same_bytes(example, example_page):
+    assert render(page(example, Path("out/report.html"), Path("study"))) == example_page
 
 
 def test_a_known_algorithm_has_its_colour_and_marker_in_every_report():
@@ -491,14 +445,14 @@ def test_the_runs_at_risk_below_the_curves_are_those_not_yet_there(pictures, exa
     assert numbers == expected
 
 
-def test_pictures_are_written_as_png_and_svg_show_something_and_a_dollar_sign_in_a_name_is_no_formula(
-    nasty, nasty_page, empty, tmp_path
-):
+def test_pictures_are_written_as_png_and_svg_and_show_something(lean, empty, tmp_path):
     folder = tmp_path / "deep" / "pictures"
-    paths = save_gallery(nasty, folder)
+    paths = save_gallery(lean, folder)
     names = {path.stem for path in paths}
     assert {path.name for path in folder.iterdir()} == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
-    figures = [values["id"] for tag, values in Outline(nasty_page).attributes if tag == "figure"]
+    figures = [
+        values["id"] for tag, values in Outline(render(page(lean, Path("r"), Path(".")))).attributes if tag == "figure"
+    ]
     assert names == set(figures)
     assert len(names) == len(figures) >= len({name.split("-")[0] for name in names}) > 10
     for path in paths:
@@ -514,8 +468,7 @@ def test_pictures_are_written_as_png_and_svg_show_something_and_a_dollar_sign_in
             assert min(pixels.shape[:2]) > 250, path
             assert pixels[0, 0].min() == 1.0  # on white
             assert len(numpy.unique((100 * pixels[::3, ::3]).round() @ [1, 1_000, 1_000_000])) > 4, path
-    assert any("$x_{$" in path.read_text() for path in paths if path.suffix == ".svg")  # no formula would be so either
-    few = dataclasses.replace(empty, arms=nasty.arms, groups=nasty.groups, curves=nasty.curves)
+    few = dataclasses.replace(empty, arms=lean.arms, groups=lean.groups, curves=lean.curves)
     again = save_gallery(few, tmp_path)
     assert len(again) == 2
     assert [path.read_bytes() for path in again] == [(folder / path.name).read_bytes() for path in again]
@@ -606,14 +559,14 @@ def test_a_value_that_is_not_finite_survives_every_format(example):
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    """Hand-made runs: two algorithms, two seeds, one run that was killed and one with a hostile name."""
+    """Hand-made runs: two algorithms, two seeds, and one run that was killed."""
     folder = tmp_path_factory.mktemp("study")
     for algorithm, seconds in (("sync", 20.0), ("async", 12.0)):
         for seed in (0, 1):
             arm = SyntheticArm(algorithm, 2, "measured", None)
             write_run(folder / f"{algorithm}-s{seed}", arm, straight(9.0, 5.0 + 0.1 * seed, seconds=seconds), seed=seed)
-    (folder / HOSTILE.replace("/", "_")).mkdir()
-    (folder / HOSTILE.replace("/", "_") / "events.jsonl").write_text('{"schema": 1}\n{"kind": "eva')
+    (folder / "killed").mkdir()
+    (folder / "killed" / "events.jsonl").write_text('{"schema": 1}\n{"kind": "eva')
     return folder
 
 
@@ -625,7 +578,6 @@ def test_the_command_writes_the_page_beside_the_runs_and_prints_the_sentence(stu
     outline = Outline(file.read_text(encoding="utf-8"))
     assert printed[0] in outline.text.replace("\N{NO-BREAK SPACE}", " ")
     assert "<script" not in file.read_text(encoding="utf-8")
-    assert "./%3Cscript%3Ealert%281%29%3C_script%3E/" in {values.get("href") for _, values in outline.attributes}
     assert "too few seeds" in outline.text
     assert [path.name for path in study.iterdir() if path.name.startswith(".")] == []
 

@@ -6,8 +6,6 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 
-from asyncsgd.records.plain_text import plain
-
 MISSING = "-"
 
 
@@ -28,7 +26,6 @@ def aligned(lines: Sequence[Sequence[str]], numeric: Sequence[bool]) -> list[str
     sync   5.25
     async  13.5
     """
-    lines = [[plain(cell) for cell in line] for line in lines]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     drawn = []
     for line in lines:
@@ -41,7 +38,7 @@ def aligned(lines: Sequence[Sequence[str]], numeric: Sequence[bool]) -> list[str
 
 def markdown(lines: Iterable[Sequence[str]], numeric: Sequence[bool]) -> list[str]:
     """A table in Markdown, its first line the header. What Markdown would read as a sign must be escaped before."""
-    header, *rows = ["| " + " | ".join(map(plain, line)) + " |" for line in lines]
+    header, *rows = ["| " + " | ".join(line) + " |" for line in lines]
     return [header, "|" + "".join("---:|" if to_the_right else "---|" for to_the_right in numeric), *rows]
 
 
