@@ -145,5 +145,5 @@ def test_a_task_that_cannot_be_pickled_is_refused_for_processes_alone(tmp_path: 
         pass
 
     train(Local(), modes.Virtual(2), tmp_path / "virtual", OptimizerRecipe(SGD()), 16)
-    with pytest.raises(UsageError, match="the class Local is defined inside a function"):
+    with pytest.raises(UsageError, match="the task Local cannot be sent to worker processes"):
         train(Local(), modes.Processes(2), tmp_path / "async", OptimizerRecipe(SGD()), 16)

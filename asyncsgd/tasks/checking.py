@@ -9,12 +9,12 @@ import contextlib
 import dataclasses
 import math
 import multiprocessing
-import numbers
+import os
 import pickle
 import random
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from asyncsgd.data.random import dropout_seed
 from asyncsgd.errors import UsageError
 from asyncsgd.flat import Layout
-from asyncsgd.tasks.base import Batch, Data, Task, row_counts, tensors_in, to_device
+from asyncsgd.tasks.base import Batch, Data, Task, tensors_in, to_device
 
 LARGEST_PICKLE = 1_000_000
 """Bytes that a task may have when it is sent to a worker process."""
@@ -82,23 +82,12 @@ def check(task: Task, *, seed: int = 0, device: str = "cpu", processes: bool = T
     >>> checked.num_parameters, checked.weight, dict(checked.num_evaluation_batches)
     (2, 3.0, {'main': 1})
     """
-    if not isinstance(task, Task):
-        raise UsageError(
-            f"check takes a task, an object of a class derived from Task, not {_kind(task)}"
-            + (f"; type {task.__name__}()" if isinstance(task, type) else "")
-        )
     where = torch.device(device)
-    _check_fields(task)
     if processes:
         check_main(type(task))
         _check_pickle(task)
     with _generators_restored(where):
         model = task.model(seed)
-        if not any(parameter.requires_grad for parameter in model.parameters()):
-            raise UsageError(
-                "no parameter of the model is trained: model() froze them all, or it has none; leave requires_grad "
-                "True for at least one"
-            )
         num_parameters = Layout.of(model).num_parameters  # refuses other types than float32
         trial = _Trial(task, task.model(seed), where, seed)
         if (name := _difference(model, trial.model)) is not None:
@@ -107,48 +96,32 @@ def check(task: Task, *, seed: int = 0, device: str = "cpu", processes: bool = T
                 f"`with asyncsgd.seeded(seed):` around what draws them in model()"
             )
         data, same_data = task.data(seed), task.data(seed)
-        batch = _check_batches(task, data, same_data)
-        num_evaluation_batches = _check_evaluation(data, same_data)
+        batch = _check_batches(data, same_data)
         weight = _check_weight(task, batch)
         trial.model.to(where)
-        loss, drawn = trial.forward(batch)
+        loss = trial.forward(batch)
         _check_unchanged(model, trial.model)
-        _check_loss(loss)
         gradients = trial.gradients(loss)
-        trial.check_repeats(batch, loss, drawn)
-        notes = [*_notes(task, model, batch), *_check_split(trial, batch, weight, loss, gradients, "torch" in drawn)]
+        trial.check_repeats(batch, loss)
+        notes = _check_split(trial, batch, weight)
+        if not any(module.training for module in model.modules()):
+            notes.append("model() returned the model in evaluation mode, so dropout is off; call .train() to have it")
     if processes:
         _check_pickle(task)  # it may keep what it has read
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     unused = tuple(name for name in trained if name not in gradients)
+    num_evaluation_batches = {name: len(batches) for name, batches in data.evaluation.items()}
     return Checked(num_parameters, unused, float(loss.detach()), weight, num_evaluation_batches, tuple(notes))
-
-
-def _check_fields(task: Task) -> None:
-    kind = type(task).__name__
-    if not dataclasses.is_dataclass(task):
-        raise UsageError(f"the class {kind} is no dataclass; write @dataclasses.dataclass(frozen=True) above it")
-    if not isinstance(getattr(task, "name", None), str):
-        raise UsageError(f'the class {kind} has no name; write e.g. name: ClassVar[str] = "{kind.lower()}" into it')
-    size = getattr(task, "batch_size", None)
-    if type(size) is not int or size < 1:
-        raise UsageError(
-            f"batch_size of {kind} must be a whole number of at least 1, got {size!r}; type batch_size: int = 32"
-        )
 
 
 def _check_pickle(task: Task) -> None:
     """Refuse a task that cannot be sent to a process, or that would carry data there."""
-    kind = type(task)
-    without = "or use a runtime without processes: asyncsgd.InProcess() or asyncsgd.Virtual(...)"
-    if "<locals>" in kind.__qualname__:
-        raise UsageError(
-            f"the class {kind.__name__} is defined inside a function, where worker processes cannot find it; move it "
-            f"to the top level of its file, {without}"
-        )
-    keep = f"keep numbers and text in fields, and functions and classes at the top level of a file, {without}"
+    keep = (
+        "keep numbers and text in fields, and functions and classes at the top level of a file, or use a runtime "
+        "without processes: asyncsgd.InProcess() or asyncsgd.Virtual(...)"
+    )
     load = "keep the name of a file there, and load it in data() or model()"
-    _check_can_be_sent(task, f"the task {kind.__name__}", keep, load)
+    _check_can_be_sent(task, f"the task {type(task).__name__}", keep, load)
 
 
 def check_optimizer_can_be_sent(build: Any, name: str) -> None:
@@ -174,7 +147,7 @@ def _check_can_be_sent(value: object, what: str, keep: str, load: str) -> None:
     except Exception as error:
         # Pickle has no exception of its own for this: it raises TypeError, AttributeError, RecursionError, ...
         names = [name for name, part in parts.items() if _pickled_size(part) is None]
-        why = f"its field {names[0]!r} holds {_kind(parts[names[0]])}" if names else str(error)
+        why = f"for its field {names[0]!r}: {error}" if names else str(error)
         raise UsageError(
             f"{what} cannot be sent to worker processes, since it cannot be pickled ({why}); {keep}"
         ) from error
@@ -191,43 +164,6 @@ def _pickled_size(value: object) -> int | None:
         return None
 
 
-def _kind(value: object) -> str:
-    """What `value` is, in a message."""
-    if isinstance(value, type):
-        return f"the class {value.__name__} itself"
-    if callable(value) and hasattr(value, "__name__"):
-        return "a lambda" if value.__name__ == "<lambda>" else f"the function {value.__name__}"
-    return f"a value of type {type(value).__name__}"
-
-
-Started = Literal["script", "module", "package", "standard input", "command", "interactive"]
-
-_WHERE: Mapping[Started, str] = {
-    "package": "the __main__.py of a package or a folder",
-    "standard input": "a program that Python reads from standard input",
-    "command": "the text after python -c",
-    "interactive": "a notebook or an interactive session",
-}
-
-
-def how_started() -> Started:
-    """How this Python was started, as far as it matters to child processes, which import ``__main__`` again.
-
-    They can import the file of a script and the module of ``python -m``. They cannot import the others.
-    """
-    main = sys.modules["__main__"]
-    if is_main_of_package():
-        return "package"
-    if hasattr(sys, "ps1"):  # notebooks set it too
-        return "interactive"
-    if getattr(main, "__spec__", None) is not None:
-        return "module"
-    file = getattr(main, "__file__", None)
-    if file is not None and file != "<stdin>":
-        return "script"
-    return "command" if sys.argv[:1] == ["-c"] else "standard input"
-
-
 def is_main_of_package() -> bool:
     """Whether ``__main__`` is the ``__main__.py`` of a package or a folder, which child processes leave alone."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
@@ -238,15 +174,15 @@ def check_main(defined: Any) -> None:
     """Refuse a class or a function that worker processes cannot import.
 
     Raises:
-        UsageError: if it is of ``__main__``, and that is no file.
+        UsageError: if it is of ``__main__``, and that is no file that they import.
     """
-    if defined.__module__ != "__main__" or (started := how_started()) in ("script", "module"):
+    file = getattr(sys.modules["__main__"], "__file__", None) or ""
+    if defined.__module__ != "__main__" or (os.path.isfile(file) and not is_main_of_package()):
         return
-    name, kind = defined.__name__, "class" if isinstance(defined, type) else "function"
+    name = defined.__name__
     raise UsageError(
-        f"the {kind} {name} is defined in {_WHERE[started]}, where worker processes cannot find it; put it into a "
-        f"file, e.g. my_task.py, and type from my_task import {name}; or train on the virtual clock, which needs no "
-        f"processes: runtime=asyncsgd.Virtual(...)"
+        f"{name} is not defined in a file that worker processes can import; put it into one, e.g. my_task.py, and type "
+        f"from my_task import {name}; or train on the virtual clock: runtime=asyncsgd.Virtual(...)"
     )
 
 
@@ -269,14 +205,10 @@ def refuse_in_worker() -> None:
     )
 
 
-def _check_batches(task: Task, data: Data, same_data: Data) -> Batch:
-    """Batch 0, which has samples and is always the same."""
+def _check_batches(data: Data, same_data: Data) -> Batch:
+    """Batch 0, which is always the same."""
     batch = data.batch(0, 0)
     tensors = _tensors(batch)
-    if not batch if isinstance(batch, Mapping | list | tuple) else batch is None:
-        raise UsageError("data.batch(0, 0) is empty; return batch_size samples")
-    if tensors and not any(tensor.numel() for tensor in tensors):
-        raise UsageError(f"data.batch(0, 0) has tensors without rows; return {task.batch_size} samples, as batch_size")
     data.batch(0, 1)
     if not _same_tensors(tensors, _tensors(data.batch(0, 0))):
         raise UsageError(
@@ -291,39 +223,14 @@ def _check_batches(task: Task, data: Data, same_data: Data) -> Batch:
     return batch
 
 
-def _check_evaluation(data: Data, same_data: Data) -> dict[str, int]:
-    """How many batches each evaluation set has."""
-    sets = data.evaluation
-    if "main" not in sets:
-        raise UsageError(
-            f"data.evaluation has no set 'main', only {', '.join(map(repr, sets)) or 'nothing'}; call the set that "
-            f"runs are judged by 'main'"
-        )
-    for name, batches in sets.items():
-        if len(batches) == 0:
-            raise UsageError(f"the evaluation set {name!r} is empty; give it at least one batch, or leave it out")
-    if not _same_tensors(_tensors(sets["main"][0]), _tensors(same_data.evaluation["main"][0])):
-        raise UsageError(
-            "two calls of data(seed) with one seed gave different evaluation sets 'main'; choose its samples without a "
-            "generator, or from one with a fixed seed"
-        )
-    return {name: len(batches) for name, batches in sets.items()}
-
-
 def _check_weight(task: Task, batch: Batch) -> float:
     weight: Any = task.weight(batch)
-    if not _is_number(weight):
-        hint = "; return int(...) or float(...) of it" if isinstance(weight, Tensor) else ""
-        raise UsageError(f"weight(batch) must be a number, got {_kind(weight)}{hint}")
-    if not 0 < weight < math.inf:
+    if not isinstance(weight, int | float | np.number) or not 0 < weight < math.inf:
         raise UsageError(
-            f"weight(batch) must be above 0, got {weight}; return the number of terms that loss() is the mean of"
+            f"weight(batch) must be a number above 0, got {weight!r}; return the number of terms that loss() is the "
+            f"mean of"
         )
     return float(weight)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def _tensors(batch: Batch) -> list[Tensor]:
@@ -379,22 +286,6 @@ def _check_unchanged(initial: nn.Module, model: nn.Module) -> None:
     )
 
 
-def _check_loss(loss: Any) -> None:
-    if not isinstance(loss, Tensor) or loss.ndim != 0:
-        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else _kind(loss)
-        hint = "; return losses.mean()" if isinstance(loss, Tensor) else ""
-        raise UsageError(f"loss() must return one number, a tensor without dimensions; it returned {what}{hint}")
-    if not loss.requires_grad:
-        raise UsageError(
-            "the loss has no gradient; leave .item(), .detach(), argmax and torch.no_grad() out of outputs() and loss()"
-        )
-    if not torch.isfinite(loss):
-        raise UsageError(
-            f"the loss of data.batch(0, 0) is {float(loss.detach())} at the initial parameters; look for divisions by "
-            f"zero, logarithms of 0 and inputs that are not finite"
-        )
-
-
 @dataclasses.dataclass(frozen=True)
 class _Trial:
     """A model of its own to compute gradients with."""
@@ -404,14 +295,11 @@ class _Trial:
     device: torch.device
     seed: int
 
-    def forward(self, batch: Batch) -> tuple[Any, frozenset[str]]:
-        """The loss as the task gives it, and the global generators that were drawn from: torch, numpy, random."""
+    def forward(self, batch: Batch) -> Tensor:
+        """The loss as the task gives it."""
         torch.manual_seed(dropout_seed(self.seed, 0, 0))
         moved = to_device(batch, self.device)
-        before = _generator_states(self.device)
-        loss = self.task.loss(self.task.outputs(self.model, moved), moved)
-        after = _generator_states(self.device)
-        return loss, frozenset(name for name, state in before.items() if after[name] != state)
+        return self.task.loss(self.task.outputs(self.model, moved), moved)
 
     def gradients(self, loss: Tensor) -> dict[str, Tensor]:
         """The gradients of parameters that have one."""
@@ -420,43 +308,18 @@ class _Trial:
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad and parameter.grad is not None:
                 gradients[name], parameter.grad = parameter.grad, None
-        if not gradients:
-            raise UsageError("the loss depends on no parameter of the model; compute it from model(...) in outputs()")
-        for name, gradient in gradients.items():
-            if gradient.layout != torch.strided:
-                raise UsageError(f"the gradient of parameter {name!r} is sparse; type nn.Embedding(..., sparse=False)")
-            if not bool(torch.isfinite(gradient).all()):
-                raise UsageError(
-                    f"the gradient of parameter {name!r} is not finite at the initial parameters, though the loss is "
-                    f"{float(loss.detach()):.4g}; look for square roots of 0, norms of 0 and divisions by zero"
-                )
         return gradients
 
-    def check_repeats(self, batch: Batch, loss: Tensor, drawn: frozenset[str]) -> None:
+    def check_repeats(self, batch: Batch, loss: Tensor) -> None:
         """Refuse a task whose loss is another one at the same parameters, batch and dropout seed."""
-        repeated, _ = self.forward(batch)
+        repeated = self.forward(batch)
         first, second = float(loss.detach()), float(repeated.detach())
         if _same_bits(repeated, loss) or (self.device.type != "cpu" and math.isclose(first, second, rel_tol=1e-4)):
             return  # some operations on a GPU add up in no fixed order
-        named = {"numpy": "numpy's global generator", "random": "Python's random"}
-        sources = " and ".join(named[name] for name in sorted(drawn) if name in named)
         raise UsageError(
-            f"the same batch at the same parameters has loss {first:.9g} and then {second:.9g}; outputs() or loss() "
-            + (f"draws from {sources}" if sources else "draws from a generator of its own, or changes its batch")
-            + "; draw from torch's default generator, which is seeded for every batch"
+            f"the same batch at the same parameters has loss {first:.9g} and then {second:.9g}; draw from torch's "
+            f"default generator in outputs() and loss(), which is seeded for every batch, and leave the batch as it is"
         )
-
-
-def _generator_states(device: torch.device) -> dict[str, object]:
-    state: Any = np.random.get_state()  # noqa: NPY002
-    return {
-        "torch": (
-            torch.get_rng_state().numpy().tobytes(),
-            torch.cuda.get_rng_state(device).numpy().tobytes() if device.type == "cuda" else b"",
-        ),
-        "numpy": (state[1].tobytes(), *state[2:]),
-        "random": random.getstate(),
-    }
 
 
 @contextlib.contextmanager
@@ -471,31 +334,19 @@ def _generators_restored(device: torch.device) -> Iterator[None]:
         np.random.set_state(of_numpy)  # noqa: NPY002
 
 
-def _check_split(
-    trial: _Trial, batch: Batch, weight: float, loss: Tensor, gradients: dict[str, Tensor], drew: bool
-) -> list[str]:
+def _check_split(trial: _Trial, batch: Batch, weight: float) -> list[str]:
     """Refuse a weight that is not the number of terms that the loss is a mean over. Return a note if this cannot be
     checked.
 
     Without dropout, the loss and the gradient of a batch are the weighted means of those of its parts.
-
-    Args:
-        drew: whether `loss` and `gradients`, of the whole batch, are with dropout.
     """
-    if drew:
-        _turn_dropout_off(trial.model)
-        loss, drawn = trial.forward(batch)
-        if "torch" in drawn:
-            raise UsageError(
-                "outputs() or loss() draws random numbers in evaluation mode too, so that evaluations would be random; "
-                "type e.g. F.dropout(..., training=self.training)"
-            )
-        _check_loss(loss)
-        gradients = trial.gradients(loss)
     unchecked = "a batch was not compared with its halves, so weight() is not checked"
     for name, module in trial.model.named_modules():
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
             return [f"{unchecked}: the module {name!r} normalises over the samples of a batch"]
+    _turn_dropout_off(trial.model)
+    loss = trial.forward(batch)
+    gradients = trial.gradients(loss)
     try:
         parts = trial.task.split(batch, 2)
     except UsageError as error:
@@ -507,7 +358,7 @@ def _check_split(
             f"the number of terms that loss() is the mean of, counted in the batch it is given"
         )
     try:
-        losses = [trial.forward(part)[0] for part, part_weight in zip(parts, weights, strict=True) if part_weight]
+        losses = [trial.forward(part) for part, part_weight in zip(parts, weights, strict=True) if part_weight]
     except Exception as error:
         # Runs do not split batches unless they are told to, so a model may well be made for whole ones.
         return [f"{unchecked}: half a batch cannot be computed ({error})"]
@@ -556,13 +407,3 @@ def _gradient_difference(whole: dict[str, Tensor], parts: list[dict[str, Tensor]
 
 def _norm(tensors: Any) -> float:
     return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors))
-
-
-def _notes(task: Task, model: nn.Module, batch: Batch) -> list[str]:
-    notes = []
-    if not any(module.training for module in model.modules()):
-        notes.append("model() returned the model in evaluation mode, so dropout is off; call .train() to have it")
-    rows = set(row_counts(batch))
-    if len(rows) == 1 and rows != {task.batch_size}:
-        notes.append(f"data.batch(0, 0) has {rows.pop()} rows, and batch_size is {task.batch_size}")
-    return notes
