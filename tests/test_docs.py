@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import json
 import re
 import shlex
@@ -12,50 +11,36 @@ from pathlib import Path
 
 import pytest
 
-import asyncsgd
-from asyncsgd.records.trackers import points
 from asyncsgd.signals import StopRequest
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 
 
-def test_the_index_lists_every_page_and_every_place_that_it_names_is_there() -> None:
-    index = (DOCS / "index.md").read_text(encoding="utf-8")
-    linked = {(DOCS / link).resolve() for link in re.findall(r"\]\(([^)]+)\)", index)}
-    assert all(page.exists() for page in linked)
-    assert {page for page in DOCS.glob("*.md") if page.name != "index.md"} <= linked
-    places = re.findall(r"`((?:asyncsgd|analysis)/[^`]+)`", index)
-    assert places
-    assert all((ROOT / place).exists() for place in places)
+PAGES = [ROOT / "README.md", *DOCS.glob("*.md")]
+OF_OTHERS = re.findall(
+    r"\S+",
+    "--cpu --dist --index-url --logdir --master-addr --master-port --multi-gpu --na-prob-file --nnodes --no-browser "
+    "--node-rank --num-processes --shm-size",
+)
+"""Flags of pip, pytest, torchrun, docker, ..."""
 
 
-def test_every_page_that_speaks_of_gpus_says_that_nothing_was_tried_on_one() -> None:
-    for page in DOCS.glob("*.md"):
-        text = page.read_text(encoding="utf-8")
-        assert ("Not tried on a GPU." in text) == bool(re.search(r"GPU|CUDA", text)), page.name
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_to_a_file_and_every_flag_of_a_page_exists(page):
+    text = page.read_text(encoding="utf-8")
+    assert all((page.parent / link).exists() for link in re.findall(r"\]\(([^)#:]+)[^):]*\)", text))
+    rooms = (ROOT / "asyncsgd", ROOT / "analysis", ROOT / "experiments")
+    sources = [path.read_text("utf-8") for room in rooms for path in room.rglob("*.py")]
+    flags = re.findall(r'"(--[a-z_-]+)"', "".join(sources))
+    fields = re.findall(r"^ +(\w+): .*= setting\(", "".join(sources), re.MULTILINE)
+    known = {flag.replace("_", "-") for flag in (*flags, *(f"--{field}" for field in fields), *OF_OTHERS)}
+    assert {flag.replace("_", "-") for flag in re.findall(r"(?<![\w-])(--[a-z][a-z_-]*)", text)} <= known
 
 
-def test_the_page_about_trackers_names_all_that_they_get() -> None:
-    source = inspect.getsource(points)
-    names = re.findall(r'f?"((?:train|eval|memory)/[\w{}]+)"', source)
-    assert len(names) >= 8
-    page = (DOCS / "tracking.md").read_text(encoding="utf-8")
-    for name in names:
-        assert f"`{name.replace('{worker}', '0').replace('{name}', 'NAME')}`" in page, name
-
-
-def test_every_flag_of_the_page_about_troubles_is_found_where_the_page_says() -> None:
-    text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
-    places = next(part for part in text.split("\n\n") if part.startswith("- arguments")).split("\n- ")
-    arguments, runtime, fields, scripts = (set(re.findall(r"`(?:--)?([a-z-]+|[a-z_]+)`", place)) for place in places)
-    known = inspect.signature(asyncsgd.train).parameters.keys()
-    assert arguments - {"cache-dir"} <= known
-    assert not {flag.replace("-", "_") for flag in scripts | runtime | fields} & known
-    assert scripts == {"find-batch-size", "profile"}
-    named = {flag.replace("_", "-") for flag in arguments | runtime | fields | scripts}
-    elsewhere = text.partition("## Accelerate")[0].split("\n\n", 3)[3]
-    assert set(re.findall(r"`--([a-z-]+)", elsewhere)) <= named
+def test_the_index_lists_every_page():
+    linked = re.findall(r"\]\(([^)]+)\)", (DOCS / "index.md").read_text(encoding="utf-8"))
+    assert {page.name for page in DOCS.glob("*.md")} <= {"index.md", *linked}
 
 
 def blocks(page: str, language: str) -> list[str]:

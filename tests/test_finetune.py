@@ -8,8 +8,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -715,22 +713,6 @@ def test_several_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(UsageError, match="--mode single is one process, and the launcher started 2; type python"):
         stilt_finetune.run(["--init-from", "tiny", "--mode", "single"], StopRequest())
-
-
-def test_help_needs_no_torch() -> None:
-    program = (
-        "import runpy, sys\n"
-        f"sys.argv = ['stilt_finetune.py', '--help']\n"
-        "try:\n"
-        f"    runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
-        "except SystemExit as exit:\n"
-        "    heavy = {'torch', 'transformers', 'datasets', 'numpy', 'yaml'} & set(sys.modules)\n"
-        "    print(exit.code, sorted(heavy), file=sys.stderr)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stderr.split("\n")[0] == "0 []"
-    assert "--seeds" in done.stdout
-    assert "--init-from" in done.stdout
 
 
 def test_a_sweep_can_ask_how_long_a_run_takes(posts: Path, parent: Path, tmp_path: Path) -> None:

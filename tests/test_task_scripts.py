@@ -55,22 +55,6 @@ def the_only_run() -> tuple[Path, dict[str, Any]]:
     return path, json.loads((path / "summary.json").read_text())
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_help_needs_no_torch(name: str) -> None:
-    program = (
-        "import runpy, sys\n"
-        "sys.argv = [sys.argv[1], '--help']\n"
-        "try:\n"
-        "    runpy.run_path(sys.argv[0], run_name='__main__')\n"
-        "except SystemExit as exit:\n"
-        "    print(exit.code, sorted({'torch', 'transformers', 'datasets', 'yaml'} & set(sys.modules)))\n"
-    )
-    command = [sys.executable, "-c", program, str(EXPERIMENTS / f"{name}.py")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "0 []"
-    assert f"task: {SCRIPTS[name]}:" in done.stdout
-
-
 @pytest.mark.parametrize(
     ("name", "line", "said"),
     [

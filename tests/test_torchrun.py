@@ -218,16 +218,6 @@ def test_a_mode_that_cannot_use_torchruns_ranks_says_so(
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.processes
-def test_importing_asyncsgd_imports_neither_torch_nor_transformers(command: Command) -> None:
-    heavy = "('torch', 'transformers', 'numpy', 'datasets')"
-    code = (
-        "import sys, asyncsgd, asyncsgd.torchrun, asyncsgd.settings.training; "
-        f"print([m for m in {heavy} if m in sys.modules])"
-    )
-    assert command(sys.executable, "-c", code).stdout == "[]\n"
-
-
 @needs_entry_point
 @pytest.mark.processes
 def test_the_documented_command_trains_with_four_workers(command: Command, small: list[str], tmp_path: Path) -> None:

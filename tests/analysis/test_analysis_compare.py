@@ -496,18 +496,6 @@ def test_what_the_user_has_to_change_is_exit_code_2_without_a_traceback(mixed, t
         assert "Traceback" not in done.stderr
 
 
-def test_help_has_an_example_and_imports_nothing_heavy():
-    code = (
-        "import sys, analysis.compare\n"
-        "try: analysis.compare.main(['--help'])\n"
-        "except SystemExit as stop: code = stop.code\n"
-        "print([code, *(name for name in ('numpy', 'pandas', 'seaborn', 'torch') if name in sys.modules)])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "python -m analysis.compare runs" in done.stdout
-    assert done.stdout.endswith("[0]\n")
-
-
 def test_a_standard_deviation_needs_two_values():
     assert Statistic.of([2.0]) == Statistic(2.0, None, 1)
     assert Statistic.of([2.0, 4.0]).sd == 2**0.5

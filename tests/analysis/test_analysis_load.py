@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -294,16 +292,6 @@ def test_labels_name_what_tells_conditions_apart_and_nothing_else():
         "hogwild, 2 workers",
     ]
     assert labels([plain, dataclasses.replace(plain, batch_size=16)])[plain] == "async, 4 workers, batch 8"
-
-
-def test_importing_the_analysis_imports_neither_torch_nor_transformers():
-    code = (
-        "import sys, json, analysis.study.run, analysis.report.figures.compare, analysis.compare;"
-        "print(json.dumps([name for name in ('torch', 'transformers', 'datasets') if name in sys.modules]))"
-    )
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == []
 
 
 def test_settings_are_read_and_damage_to_them_is_told(tmp_path):

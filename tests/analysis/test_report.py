@@ -652,9 +652,3 @@ def test_a_reader_that_has_seen_enough_is_no_error(study):
     process.stdout.close()
     _, told = process.communicate(timeout=120)
     assert (process.returncode, told.decode()) == (0, "")
-
-
-def test_help_imports_nothing_heavy():
-    code = "import sys; from analysis.report.__main__ import parser; parser().format_help(); print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert not {"numpy", "matplotlib", "pandas", "scipy", "jinja2", "torch"} & set(loaded.split())

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import json
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -443,11 +440,3 @@ def test_pydocs_with_its_own_evaluation_texts_is_not_split(small_pydocs, tmp_pat
     corpus = load("pydocs", tmp_path / "cache", eval_data=str(held_out))
     assert set(corpus.train.texts) == {*split.train.texts[1:], *split.eval.texts}
     assert corpus.fingerprint != split.fingerprint
-
-
-def test_importing_corpora_imports_none_of_the_heavy_packages():
-    code = "import sys, json, asyncsgd.data.corpora; print(json.dumps(sorted(sys.modules)))"
-    modules = json.loads(
-        subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout
-    )
-    assert {"torch", "transformers", "datasets", "pandas", "pyarrow", "numpy"}.isdisjoint(modules)

@@ -478,12 +478,3 @@ def test_processes_that_start_together_share_one_cache(tmp_path):
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert len(set(answers)) == 1
     assert sorted(path.name.split("-")[0] for path in tmp_path.iterdir()) == ["tokenizer", "tokens"]
-
-
-def test_importing_tokenization_imports_numpy_and_nothing_heavier():
-    code = "import sys, json, asyncsgd.data.tokenization; print(json.dumps(sorted(sys.modules)))"
-    modules = json.loads(
-        subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout
-    )
-    assert "numpy" in modules
-    assert {"torch", "transformers", "tokenizers", "datasets", "pandas"}.isdisjoint(modules)
