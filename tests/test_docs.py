@@ -20,8 +20,8 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *DOCS.glob("*.md")]
 OF_OTHERS = re.findall(
     r"\S+",
-    "--cpu --dist --index-url --logdir --master-addr --master-port --multi-gpu --na-prob-file --nnodes --no-browser "
-    "--node-rank --num-processes --shm-size",
+    "--backend-store-uri --cpu --dist --index-url --logdir --master-addr --master-port --multi-gpu --na-prob-file "
+    "--nnodes --no-browser --node-rank --num-processes --shm-size",
 )
 """Flags of pip, pytest, torchrun, docker, ..."""
 
