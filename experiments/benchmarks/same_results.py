@@ -5,15 +5,20 @@
 
 Every run is one whose bits do not depend on timing: one process, synchronous ranks, pipelines, one real asynchronous or
 Hogwild worker, virtual workers under every rule, closed-form problems, gossip, every task. Some are resumed, and some
-are replayed. same_results_cases.py has the list. There are four hashes of a run:
+are replayed. same_results_cases.py has the list. A hash is kept of every field of a run:
 
-    result    of the summary: how the run ended, the final parameters, the best model, how often the rule acted
-    records   of events.jsonl: the kinds in their order, and all fields that are no seconds
-    clock     of the seconds of the virtual clock; of none in a run on real time
-    replay    of what experiments/replay.py says
+    parameters_sha256, delay.mean, ...    of summary.json: how the run ended, the best model, how often the rule acted
+    arrival.loss, join.uses, ...          of events.jsonl: what all records of a kind say there, in their order
+    order, kinds                          of events.jsonl: the order of the records of the kinds known here, and of all
+    clock.train_seconds, ...              the seconds of all records; only of a run on the virtual clock
+    replay                                the last word of experiments/replay.py
 
-They belong to one machine and one version of torch: write and compare on the same. Exits with 1 where a hash differs,
-and names the runs."""
+A field that is missing or null has no hash. Hashes belong to one machine and one version of torch: write and compare on
+the same. Exits with 1 where a hash differs, and names the fields and the runs, in the form of tests/differences.md.
+
+Where a field is to be different, `--without FIELD` leaves it out, once for every field; the commit says why. A key that
+gets another name gets a line in NEW_NAMES, and a command or a flag is changed in its case, whose name stays: so hashes
+of the old code remain comparable."""
 
 from __future__ import annotations
 
@@ -29,6 +34,7 @@ import runpy
 import sys
 import tempfile
 import threading
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +51,12 @@ IMPORTED_ONCE = (
     "transformers.models.bert.modeling_bert",
     "transformers.models.gpt2.modeling_gpt2",
 )
-RESULT = (
+# Keys of summary.json, by their names on 03c2f30.
+SUMMARY = (
     *("status", "stopped_early", "num_samples", "num_updates", "num_samples_applied", "parameters_sha256"),
     *("final_eval_loss", "metrics", "details", "delay", "best", "rule_acted", "micro_batches"),
 )
-# Fields are named, so that a record may be given a new one. Of kinds that are not here, the place in the log counts.
+# Keys of the records, likewise. They are named, so that a record may be given a new one.
 RECORDS: dict[str, tuple[str, ...]] = {
     "arrival": (
         *("worker", "dispatch", "batches", "read_version", "version", "arrival_delay", "outcome", "uses", "drops"),
@@ -65,6 +72,9 @@ RECORDS: dict[str, tuple[str, ...]] = {
 }
 RECORDS["leave"] = RECORDS["join"]
 SECONDS = ("train_seconds", "flight_seconds", "pull_seconds", "compute_seconds", "push_seconds", "wait_seconds")
+# What has another name since: "arrival": "gradient" for a kind, "arrival.batches": "ranges" for a key of its records,
+# "best": "model.best" for a key of the summary that is within another. The old name is read where the new one is not.
+NEW_NAMES: dict[str, str] = {}
 
 
 def run_here(script: str, arguments: list[str], output: Path) -> None:
@@ -115,41 +125,73 @@ def hashes_of(folder: Path, name: str, case: Case) -> dict[str, str]:
     summary = read(run / "summary.json")
     if summary.get("status") != case.status:
         raise Failed(f"{name}: the run is {summary.get('status')} and not {case.status}\n{case.command}\n{printed}")
-    replay = None
+    values = fields_of(run)
     if case.replayed:
         cache = [] if script == "simulate.py" else ["--cache-dir", str(folder / "cache")]
         replay = run_script("replay.py", [str(run), *cache], run.with_suffix(".replay.txt"))
         if not replay.endswith("identical\nexit code 0"):
             raise Failed(f"{name}: the replay is not identical\n{case.command}\n{replay}")
-    parts = parts_of(run) | ({} if replay is None else {"replay": replay})
-    return {part: hashlib.sha256(json.dumps(value).encode()).hexdigest() for part, value in parts.items()}
+        values["replay"] = "identical"
+    return {field: hashlib.sha256(text(value)).hexdigest()[:16] for field, value in values.items()}
 
 
-def parts_of(run: Path) -> dict[str, Any]:
-    """What is hashed of a run folder."""
-    summary, records, clock = read(run / "summary.json"), [], []
-    for line in (run / "events.jsonl").read_text().splitlines():
-        record = json.loads(line)
-        kind = record.get("kind")
-        records.append([kind, *(record.get(field) for field in RECORDS.get(kind, ()))])
-        if summary.get("clock") == "virtual":
-            clock.append([record.get(field) for field in SECONDS])
-    return {"result": [summary.get(field) for field in RESULT], "records": records, "clock": clock}
+def text(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True).encode()
+
+
+def fields_of(run: Path) -> dict[str, Any]:
+    """What is hashed of a run folder: the value of every field that says something."""
+    summary = read(run / "summary.json")
+    records = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    kinds = [record.get("kind") for record in records]
+    old_kinds = {NEW_NAMES.get(kind, kind): kind for kind in RECORDS} | {kind: kind for kind in RECORDS}
+    known = [(old_kinds[kind], record) for kind, record in zip(kinds, records, strict=True) if kind in old_kinds]
+    values: dict[str, Any] = {"kinds": kinds, "order": [kind for kind, _ in known]}
+    for key in SUMMARY:
+        value = look(summary, key)
+        parts = value if isinstance(value, dict) else {"": value}
+        values |= {f"{key}.{part}".rstrip("."): [part_value] for part, part_value in parts.items()}
+    for kind, keys in RECORDS.items():
+        of_kind = [record for its_kind, record in known if its_kind == kind]
+        values |= {f"{kind}.{key}": [look(record, key, f"{kind}.") for record in of_kind] for key in keys}
+    if summary.get("clock") == "virtual":
+        values |= {f"clock.{key}": [look(record, key, f"{kind}.") for kind, record in known] for key in SECONDS}
+    return {field: value for field, value in values.items() if any(part is not None for part in value)}
+
+
+def look(values: dict[str, Any], key: str, prefix: str = "") -> Any:
+    """The value of a key, or None; a key with another name since is looked for under that one first."""
+    found: Any = values
+    for part in NEW_NAMES.get(prefix + key, key).split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return values.get(key) if found is None else found
 
 
 def read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def differences(before: dict[str, dict[str, str]], now: dict[str, dict[str, str]]) -> list[str]:
-    """A line for every run whose hashes are not the same, or that is on one side only."""
-    lines = []
+Hashes = dict[str, dict[str, str]]
+"""By run and field."""
+
+
+def differences(before: Hashes, now: Hashes, without: Collection[str] = ()) -> list[str]:
+    """A line for all runs that differ in the same fields, as tests/differences.md has them.
+
+    >>> differences({"a": {"x": "1", "y": "1"}, "b": {"x": "1"}}, {"a": {"x": "2"}, "b": {"x": "2"}}, ["y"])
+    ['- `x` in 2 runs: `a`, `b`']
+    """
+    runs: dict[str, list[str]] = {}
     for name in sorted(before.keys() | now.keys()):
-        was, is_now = before.get(name, {}), now.get(name, {})
-        parts = [part for part in {**was, **is_now} if was.get(part) != is_now.get(part)]
-        if parts:
-            lines.append(f"differs: {name} ({', '.join(parts)})")
-    return lines
+        was, is_now = before.get(name), now.get(name)
+        if was is None or is_now is None:
+            what = "not made here, or not to its end" if is_now is None else "not made before"
+        else:
+            fields = [field for field in sorted({**was, **is_now}) if was.get(field) != is_now.get(field)]
+            what = ", ".join(f"`{field}`" for field in fields if field not in without)
+        if what:
+            runs.setdefault(what, []).append(f"`{name}`")
+    return [f"- {what} in {len(names)} runs: {', '.join(names)}" for what, names in runs.items()]
 
 
 def main() -> int:
@@ -160,9 +202,18 @@ def main() -> int:
     parser.add_argument(
         "--only", default="", metavar="PATTERN", help="only runs whose names match, e.g. 'resumed|sync'"
     )
+    parser.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        metavar="FIELD",
+        help="leave a field out of the comparison; repeatable",
+    )
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="runs at a time (2)")
     arguments = parser.parse_args()
     before = None if arguments.compare is None else json.loads(arguments.compare.read_text())
+    if unknown := set(arguments.without) - {field for fields in (before or {}).values() for field in fields}:
+        parser.error(f"--without {min(unknown)}: no run to compare with has a field of this name")
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(IMPORTED_ONCE))
     with tempfile.TemporaryDirectory() as name, concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
         folder = Path(name)
@@ -183,12 +234,12 @@ def main() -> int:
         arguments.write.write_text(json.dumps(now, indent=1) + "\n")
         print(f"the hashes of {len(now)} runs are in {arguments.write}")
         return 0
-    different = differences({name: of for name, of in before.items() if re.search(arguments.only, name)}, now)
-    print(
-        "\n".join(
-            [*different, f"{sum(before.get(name) == of for name, of in now.items())} of {len(asked)} runs the same"]
-        )
+    before = {name: fields for name, fields in before.items() if re.search(arguments.only, name)}
+    different = differences(before, now, arguments.without)
+    num_same = sum(
+        name in now and not differences({name: before[name]}, {name: now[name]}, arguments.without) for name in before
     )
+    print("\n".join([*different, f"{num_same} of {len(before.keys() | asked.keys())} runs the same"]))
     return 1 if different else 0
 
 

@@ -232,7 +232,7 @@ def _simulated() -> dict[str, Case]:
     for method in GOSSIP:
         made[f"simulated, {method}"] = Case(f"{simulate} --rule {method}")
         made[f"simulated, {method}, seconds"] = Case(
-            f"{timed} --rule {method} --problem least_squares --speeds log_normal:1 --learning-rate .01"
+            f"{timed} --rule {method} --problem logistic --speeds log_normal:1 --learning-rate .01"
         )
     for method in ("ad_psgd", "sgp", "streaming_diloco:num_local_steps=4"):
         made[f"simulated, {method}, one worker"] = Case(f"simulate.py --workers 1 --samples 40 --rule {method}")
