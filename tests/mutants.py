@@ -1,0 +1,366 @@
+"""Do the tests notice a fault? One line of the library is made wrong in a copy, and the tests that should see it run.
+
+    python tests/mutants.py                    # all: a table of mutant, first test that failed, seconds
+    python tests/mutants.py --only mean,delay  # those with one of these words in their names
+    python tests/mutants.py --check            # only whether each line still stands in the library, once
+
+A mutant that survives is a promise that no test keeps. Whoever rewrites a room carries its mutants over: the fault
+stays, the line is the new code's. Exits with 1 if one survives, or if a line is not found."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+
+
+class Mutant(NamedTuple):
+    fault: str
+    file: str
+    line: str
+    """As it stands in the file, once."""
+    wrong: str
+    tests: str
+    """What should notice, as pytest takes it."""
+
+
+CONTRACT = "tests/rules/test_rules_contract.py"
+ORACLES = "tests/rules/test_rules_oracles.py"
+VIRTUAL = "tests/runtime/test_virtual.py"
+IDENTITIES = "tests/test_identities.py"
+KNOWN = "tests/analysis/test_known_answers.py"
+
+MUTANTS = [
+    Mutant(
+        "a delay off by one",
+        "asyncsgd/server.py",
+        "(dispatch, version - read_versions[dispatch])",
+        "(dispatch, version - read_versions[dispatch] + 1)",
+        CONTRACT,
+    ),
+    Mutant(
+        "a mean without weights",
+        "asyncsgd/rules/base.py",
+        "self._sum.add_(gradient, alpha=weight)",
+        "self._sum.add_(gradient)",
+        CONTRACT,
+    ),
+    Mutant(
+        "a mean that is not cleared after its step",
+        "asyncsgd/rules/synchronous.py",
+        "        state.mean.clear()\n",
+        "",
+        ORACLES,
+    ),
+    Mutant(
+        "local steps at the rate before their own samples",
+        "asyncsgd/server.py",
+        "self._schedule(self.num_samples + num_samples)",
+        "self._schedule(self.num_samples)",
+        f"{VIRTUAL} tests/test_identities.py tests/test_rules_on_processes.py",
+    ),
+    Mutant(
+        "a gradient used again counts its samples again",
+        "asyncsgd/server.py",
+        "            self._samples_of[dispatch] = 0  # a later use of the same gradient applies no new samples\n",
+        "",
+        CONTRACT,
+    ),
+    Mutant(
+        "a lost worker's batch is not handed out again",
+        "asyncsgd/dispatcher.py",
+        "        if dispatch is not None:\n            self._take_back(worker)\n",
+        "",
+        "tests/test_churn.py",
+    ),
+    Mutant(
+        "returned batches are handed out in any order",
+        "asyncsgd/batches.py",
+        "return heapq.heappop(self._returned)",
+        "return self._returned.pop()",
+        "asyncsgd/batches.py tests/runtime/test_parameter_server.py",
+    ),
+    Mutant(
+        "a budget of one arrival more",
+        "asyncsgd/runtime/base.py",
+        "return self.samples is not None and num_samples >= self.samples",
+        "return self.samples is not None and num_samples > self.samples",
+        VIRTUAL,
+    ),
+    Mutant(
+        "an evaluation point that is reached exactly is not taken",
+        "asyncsgd/runtime/base.py",
+        "while self._next <= now and self._next < math.inf:",
+        "while self._next < now and self._next < math.inf:",
+        VIRTUAL,
+    ),
+    Mutant(
+        "patience of one evaluation more",
+        "asyncsgd/runtime/base.py",
+        "if budget.patience is None or self._since < budget.patience:",
+        "if budget.patience is None or self._since <= budget.patience:",
+        IDENTITIES,
+    ),
+    Mutant(
+        "the best parameters are those of later",
+        "asyncsgd/runtime/base.py",
+        'parameters().detach().to("cpu", copy=True)',
+        'parameters().detach().to("cpu")',
+        "tests/test_keep_best.py",
+    ),
+    Mutant(
+        "a step of its own norm is clipped to less, after the mean",
+        "asyncsgd/optimizers.py",
+        "factor = self._clip_norm / (self.norm + 1e-6)",
+        "factor = self._clip_norm / (self.norm**2 + 1e-6)",
+        IDENTITIES,
+    ),
+    Mutant(
+        "weight decay on biases too",
+        "asyncsgd/optimizers.py",
+        "((decayed, weight_decay), (undecayed, 0.0))",
+        "((decayed, weight_decay), (undecayed, weight_decay))",
+        IDENTITIES,
+    ),
+    Mutant(
+        "dropout that does not depend on the batch",
+        "asyncsgd/data/random.py",
+        "generator(seed, Purpose.DROPOUT, stream, index)",
+        "generator(seed, Purpose.DROPOUT, stream, 0)",
+        IDENTITIES,
+    ),
+    Mutant(
+        "a mask by batch and not by position",
+        "asyncsgd/data/batching.py",
+        "generator(self._seed, Purpose.MASK, self._stream, first + row)",
+        "generator(self._seed, Purpose.MASK, self._stream, index)",
+        "tests/data/test_batching.py",
+    ),
+    Mutant(
+        "evaluation masks by row and not by sample",
+        "asyncsgd/data/batching.py",
+        "[generator(0, Purpose.EVALUATION, 0, int(sample)) for sample in samples]",
+        "[generator(0, Purpose.EVALUATION, 0, row) for row, sample in enumerate(samples)]",
+        "tests/data/test_batching.py",
+    ),
+    Mutant(
+        "nine in ten masked positions become the mask token",
+        "asyncsgd/data/masking.py",
+        "masked[positions[fate < 0.8]] = self.mask_id",
+        "masked[positions[fate < 0.9]] = self.mask_id",
+        "tests/data/test_batching.py",
+    ),
+    Mutant(
+        "a mean of means over evaluation batches",
+        "asyncsgd/evaluation.py",
+        "task.loss(said, moved).double() * weight",
+        "task.loss(said, moved).double() * weight / weight",
+        IDENTITIES,
+    ),
+    Mutant(
+        "the last evaluation batch is left out",
+        "asyncsgd/evaluation.py",
+        "range(shard, len(batches), num_shards)",
+        "range(shard, len(batches) - 1, num_shards)",
+        IDENTITIES,
+    ),
+    Mutant(
+        "an evaluation with dropout",
+        "asyncsgd/evaluation.py",
+        "    model.eval()\n",
+        "",
+        IDENTITIES,
+    ),
+    Mutant(
+        "an evaluation leaves the model without dropout",
+        "asyncsgd/evaluation.py",
+        "            module.training = True\n",
+        "            module.training = False\n",
+        IDENTITIES,
+    ),
+    Mutant(
+        "parts of a batch weigh alike",
+        "asyncsgd/worker.py",
+        "weights[number] / weight)",
+        "1.0 / len(split))",
+        "tests/test_worker.py",
+    ),
+    Mutant(
+        "ranks' gradients weigh alike",
+        "asyncsgd/runtime/data_parallel.py",
+        "self._ranks.number * weigh(weight)",
+        "1.0",
+        IDENTITIES,
+    ),
+    Mutant(
+        "Ringmaster applies a delay of its threshold",
+        "asyncsgd/rules/ringmaster.py",
+        "if view.version - arrival.read_version >= self.threshold:",
+        "if view.version - arrival.read_version > self.threshold:",
+        ORACLES,
+    ),
+    Mutant(
+        "DANA's workers look back instead of ahead",
+        "asyncsgd/rules/dana.py",
+        "offset=state.total * (-view.learning_rate * self.momentum)",
+        "offset=state.total * (view.learning_rate * self.momentum)",
+        ORACLES,
+    ),
+    Mutant(
+        "the server's link carries two vectors at once",
+        "asyncsgd/runtime/virtual.py",
+        "max(self._link_free, seconds) + network.transfer_seconds(worker)",
+        "seconds + network.transfer_seconds(worker)",
+        VIRTUAL,
+    ),
+    Mutant(
+        "local steps draw the time of the first one alone",
+        "asyncsgd/runtime/virtual.py",
+        "math.fsum(self._sampler.draw_one(worker, draw) for draw in draws)",
+        "math.fsum(self._sampler.draw_one(worker, draws[0]) for draw in draws)",
+        VIRTUAL,
+    ),
+    Mutant(
+        "a replay that compares no loss",
+        "asyncsgd/runtime/replay.py",
+        '("loss", gradient.loss if math.isfinite(gradient.loss) else None, record.loss)',
+        '("loss", record.loss, record.loss)',
+        "tests/test_replay.py",
+    ),
+    Mutant(
+        "a resumed optimizer without its state",
+        "asyncsgd/server.py",
+        '        self._optimizer.load_state_dict(state["optimizer"])\n',
+        "",
+        "tests/test_resume.py tests/test_state.py",
+    ),
+    Mutant(
+        "a one-sided p",
+        "analysis/statistics/paired.py",
+        "return 2 * above / 2**n",
+        "return above / 2**n",
+        KNOWN,
+    ),
+    Mutant(
+        "Holm without the maximum",
+        "analysis/statistics/power.py",
+        "largest = max(largest, (len(p_values) - rank) * p_values[index])",
+        "largest = (len(p_values) - rank) * p_values[index]",
+        KNOWN,
+    ),
+    Mutant(
+        "equivalence by the easier of two tests",
+        "analysis/statistics/equivalence.py",
+        "p = max(p_above, p_below)",
+        "p = min(p_above, p_below)",
+        KNOWN,
+    ),
+    Mutant(
+        "ties count as wins",
+        "analysis/statistics/wins.py",
+        "halves = 2 * wins + ties",
+        "halves = 2 * wins + 2 * ties",
+        "tests/analysis analysis/statistics/wins.py -k wins or win_share",
+    ),
+    Mutant(
+        "better and worse change places",
+        "analysis/statistics/verdict.py",
+        "better = (difference_estimate < 0) == lower_is_better",
+        "better = (difference_estimate < 0) != lower_is_better",
+        "tests/analysis/test_verdict.py",
+    ),
+    Mutant(
+        "a verdict of five pairs",
+        "analysis/statistics/verdict.py",
+        "MINIMUM_PAIRS = 6",
+        "MINIMUM_PAIRS = 5",
+        "tests/analysis/test_verdict.py tests/analysis/test_results.py",
+    ),
+    Mutant(
+        "a dip for one evaluation is a crossing",
+        "analysis/statistics/crossings.py",
+        "numpy.flatnonzero(below & numpy.append(below[1:], True))",
+        "numpy.flatnonzero(below)",
+        "tests/analysis/test_time_to_target.py",
+    ),
+    Mutant(
+        "who looks more often is sooner",
+        "analysis/statistics/crossings.py",
+        "kept = _nearest(x, sparsest) if count > fewest else slice(None)",
+        "kept = slice(None)",
+        "tests/analysis/test_time_to_target.py tests/analysis/test_scenarios_of_times.py",
+    ),
+    Mutant(
+        "a run that never arrives counts less than the budget",
+        "analysis/statistics/time_to_target.py",
+        "return numpy.minimum(checked_times(times, name), budget)",
+        "return numpy.where(numpy.isinf(checked_times(times, name)), 0.0, numpy.minimum(times, budget))",
+        "tests/analysis/test_time_to_target.py",
+    ),
+]
+
+
+def fault_of(mutant: Mutant) -> str:
+    """Why the mutant cannot be made; empty where it can."""
+    number = (ROOT / mutant.file).read_text().count(mutant.line) if (ROOT / mutant.file).exists() else 0
+    return "" if number == 1 else f"its line stands {number} times in {mutant.file}"
+
+
+def try_out(mutant: Mutant, copy: Path) -> tuple[str, float]:
+    """The first test that failed, or "survived"; and the seconds."""
+    path, began = copy / mutant.file, time.monotonic()
+    right = path.read_text()
+    path.write_text(right.replace(mutant.line, mutant.wrong))
+    where, _, expression = mutant.tests.partition(" -k ")
+    chosen = ["-k", expression] if expression else []
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *where.split(), *chosen]
+    try:
+        done = subprocess.run(
+            command, cwd=copy, env=os.environ | {"PYTHONPATH": str(copy)}, capture_output=True, text=True, timeout=900
+        )
+        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+        said = failed[1] if failed else "survived" if done.returncode == 0 else done.stdout[-300:] + done.stderr[-300:]
+    except subprocess.TimeoutExpired:
+        said = "ran for 900 s"
+    path.write_text(right)
+    return said, time.monotonic() - began
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", metavar="WORDS", help="words of the names, with commas between")
+    parser.add_argument("--check", action="store_true", help="only look whether every line is there")
+    arguments = parser.parse_args()
+    words = arguments.only.split(",")
+    mutants = [mutant for mutant in MUTANTS if any(word in mutant.fault for word in words)]
+    missing = {mutant.fault: why for mutant in mutants if (why := fault_of(mutant))}
+    for fault, why in missing.items():
+        print(f"{fault}: {why}")
+    if arguments.check:
+        print(f"{len(mutants) - len(missing)} of {len(mutants)} lines are there")
+        return 1 if missing else 0
+    survived = 0
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "copy"
+        ignored = shutil.ignore_patterns(".git", "runs", "__pycache__", ".*_cache", ".hypothesis")
+        shutil.copytree(ROOT, copy, ignore=ignored)
+        for mutant in mutants:
+            if mutant.fault not in missing:
+                said, seconds = try_out(mutant, copy)
+                survived += said == "survived"
+                print(f"| {mutant.fault} | {said} | {seconds:.0f} |", flush=True)
+    print(f"{len(mutants) - len(missing) - survived} of {len(mutants)} noticed")
+    return 1 if survived or missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
