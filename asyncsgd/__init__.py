@@ -39,11 +39,16 @@ _HOME = {
     # by what
     "SGD": "optimizers",
     "AdamW": "optimizers",
+    "Optimizer": "optimizers",
+    "OptimizerRecipe": "optimizers",
     "Rule": "rules.base",
     "Arrival": "rules.base",
     "Reply": "rules.base",
     "Start": "rules.base",
     "View": "rules.base",
+    "InFlight": "rules.base",
+    "WeightedMean": "rules.base",
+    "parse_rule": "rules",
     **dict.fromkeys(
         [
             *("Asynchronous", "Synchronous", "KSync", "FixedDelay", "SSP", "StalenessAware"),
@@ -57,10 +62,17 @@ _HOME = {
     **dict.fromkeys(
         [
             *("Constant", "Power", "TwoGroups", "Exponential", "ShiftedExponential", "HalfNormal", "LogNormal"),
-            *("Pareto", "Outages", "Slow", "Trace", "Network"),
+            *("Pareto", "Outages", "Slow", "Trace", "Network", "Sampler"),
         ],
         "simulation.speeds",
     ),
+    # what is simulated, and for how long
+    **dict.fromkeys(
+        ["Instance", "Mode", "Quadratic", "Tridiagonal", "Logistic", "Heterogeneous"], "simulation.problems"
+    ),
+    "Budget": "runtime.base",
+    # what a run writes down
+    **dict.fromkeys(["Event", "Membership", "Evaluation"], "records.events"),
     # the parts
     "FlatModel": "flat",
     "Server": "server",

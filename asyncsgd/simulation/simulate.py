@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -205,6 +206,7 @@ def simulate(
     network: Network | None = None,
     churn: Sequence[Change] = (),
     inner: OptimizerRecipe | None = None,
+    each_version: Callable[[int, Tensor], None] | None = None,
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> Simulation:
     """Run `rule` on `instance` with plain SGD at the server.
@@ -217,6 +219,7 @@ def simulate(
         sampler: from ``speeds.on(num_workers, seed)``.
         learning_rate: a number, or a function of the samples that arrived.
         inner: the optimizer of local steps; None: plain SGD.
+        each_version: told every version from 1 on, and its parameters `(P,)`, borrowed for the call: a trajectory.
 
     >>> from asyncsgd.simulation.problems import Mode
     >>> from asyncsgd.rules import Asynchronous
@@ -238,7 +241,13 @@ def simulate(
         def schedule(num_samples: int) -> float:
             return constant
 
-    server = Server(parameters, rule, PlainSGD(parameters), schedule)
+    @contextlib.contextmanager
+    def telling(version: int) -> Iterator[None]:
+        yield
+        if each_version is not None:
+            each_version(version + 1, parameters)
+
+    server = Server(parameters, rule, PlainSGD(parameters), schedule, None if each_version is None else telling)
     runtime = Virtual(
         server,
         computation,

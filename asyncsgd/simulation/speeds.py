@@ -56,7 +56,8 @@ class Sampler:
     """The service times of `num_workers` workers under one seed; what `Speeds.on` returns.
 
     `draw_one` and `draw` are the same function of (worker, draw), bit for bit. They may be asked in any order; asking
-    each worker for its draws in increasing order is the fast case. Not to be shared between threads.
+    each worker for its draws in increasing order is the fast case. Not to be shared between threads. A sampler of one's
+    own defines `_draw_one`.
 
     Attributes:
         num_workers: workers are 0..num_workers - 1.
@@ -112,7 +113,7 @@ class Sampler:
             raise IndexError(f"draw {draw} of worker {worker}: draws are counted from 0")
 
     def _draw(self, workers: Ints, draws: Ints) -> Floats:
-        raise TypeError(f"{type(self).__name__} does not define _draw()")
+        return np.array([self._draw_one(worker, draw) for worker, draw in zip(workers, draws, strict=True)])
 
     def _draw_one(self, worker: int, draw: int) -> float:
         raise TypeError(f"{type(self).__name__} does not define _draw_one()")

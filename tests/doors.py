@@ -1,0 +1,242 @@
+"""How tests start anything, and the only file of them that names the library: its public names, commands, simulations.
+
+`cli` types a command line, `Finished` looks at the folder that it leaves, `simulated` runs a rule on a problem. All
+public names of the library are here too, so that a test imports what it needs from `doors`."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import io
+import json
+import multiprocessing
+import os
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import yaml
+
+import asyncsgd
+from asyncsgd import *  # noqa: F403 - the public names
+from asyncsgd import Budget, Event, Instance, Membership, Sampler
+
+ROOT = Path(__file__).parents[1]
+ALL = asyncsgd.rules.ALL
+"""Every rule, once or more, with parameters that let it act."""
+# What takes seconds to import is imported once; every process of `alone` is forked from there.
+IMPORTED_ONCE = (
+    *("torch", "torch._dynamo", "torch.distributed", "yaml", "tokenizers", "pandas", "matplotlib.pyplot"),
+    *("transformers.models.bert.modeling_bert", "transformers.models.gpt2.modeling_gpt2"),
+)
+
+
+class Ended(NamedTuple):
+    """A command that has ended, and what it has printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+def cli(line: str | list[str], *, alone: bool = False) -> Ended:
+    """``python experiments/LINE``, or ``python -m LINE`` for analysis.
+
+    Args:
+        line: the script (stilt_mlm.py) or module (analysis.compare), and its arguments.
+        alone: in a process of its own, which may be stopped; else in this one.
+    """
+    name, *arguments = line.split() if isinstance(line, str) else map(str, line)
+    if not alone:
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = _main(name, arguments)
+        return Ended(code, out.getvalue(), err.getvalue())
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(IMPORTED_ONCE))
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_typed, args=(there, name, arguments))
+    process.start()
+    there.close()
+    out_and_err = here.recv()
+    process.join()
+    return Ended(process.exitcode or 0, *out_and_err)
+
+
+def _main(name: str, arguments: list[str]) -> int:
+    module = importlib.import_module(name.removesuffix(".py"))
+    before, sys.argv = sys.argv, [name, *arguments]
+    try:
+        return int(module.main() or 0)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 1 if end.code else 0
+    finally:
+        sys.argv = before
+
+
+def _typed(pipe: Any, name: str, arguments: list[str]) -> None:
+    """Be the command; file descriptors are caught, so that its children's words are there too."""
+    texts = [os.memfd_create(kind) for kind in ("out", "err")]
+    for number, text in enumerate(texts, start=1):
+        os.dup2(text, number)
+    sys.argv = [name, *arguments]
+    code: Any = 0
+    try:
+        if name.endswith(".py"):
+            runpy.run_path(str(ROOT / "experiments" / name), run_name="__main__")
+        else:
+            runpy.run_module(name, run_name="__main__")
+    except SystemExit as end:
+        code = end.code
+    sys.stdout.flush(), sys.stderr.flush()
+    pipe.send([os.pread(text, 1 << 24, 0).decode(errors="replace") for text in texts])
+    pipe.close()
+    os._exit(code if isinstance(code, int) else 1 if code else 0)
+
+
+class Finished(NamedTuple):
+    """The folder of a run."""
+
+    path: Path
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return json.loads((self.path / "summary.json").read_text())
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return yaml.safe_load((self.path / "settings.yaml").read_text())
+
+    def records(self, *kinds: str) -> list[dict[str, Any]]:
+        records = map(json.loads, (self.path / "events.jsonl").read_text().splitlines())
+        return [record for record in records if not kinds or record["kind"] in kinds]
+
+    def model(self) -> Any:
+        from transformers import AutoModelForMaskedLM
+
+        return AutoModelForMaskedLM.from_pretrained(self.path / "model")
+
+    def parameters(self) -> torch.Tensor:
+        return torch.cat([p.detach().flatten() for p in self.model().parameters()])
+
+
+class Watched(Instance):
+    """A problem that remembers every gradient that was computed: (worker, sample, point, gradient)."""
+
+    def __init__(self, instance: Instance) -> None:
+        self._instance = instance
+        self.num_parameters, self.num_workers = instance.num_parameters, instance.num_workers
+        self.computed: list[tuple[int, int, np.ndarray, np.ndarray]] = []
+
+    def initial(self):
+        return self._instance.initial()
+
+    def gradient(self, x, worker, index, out):
+        loss = self._instance.gradient(x, worker, index, out)
+        self.computed.append((worker, index, x.copy(), out.copy()))
+        return loss
+
+    def exact_gradient(self, x):
+        return self._instance.exact_gradient(x)
+
+    def loss(self, x):
+        return self._instance.loss(x)
+
+    def optimum(self):
+        return self._instance.optimum()
+
+
+class Drawn(Sampler):
+    """A gradient takes the seconds that a function of (worker, draw) gives."""
+
+    def __init__(self, num_workers: int, seconds: Callable[[int, int], float]) -> None:
+        super().__init__(num_workers)
+        self._seconds = seconds
+
+    def _draw_one(self, worker, draw):
+        return self._seconds(worker, draw)
+
+
+class Simulated(NamedTuple):
+    """A simulation that has ended."""
+
+    done: Any
+    points: torch.Tensor
+    """The parameters of every version, `(T + 1, P)`."""
+    records: list[Any]
+    computed: list[tuple[int, int, np.ndarray, np.ndarray]]
+    """Of `Watched`."""
+
+    @property
+    def events(self) -> list[Event]:
+        return [record for record in self.records if isinstance(record, Event)]
+
+    @property
+    def delays(self) -> list[int]:
+        return [delay for event in self.events for _, delay in event.uses]
+
+    @property
+    def times(self) -> np.ndarray:
+        """When each version came to be, in seconds; the first at 0."""
+        times, version = [0.0], 0
+        for event in self.events:
+            times += [event.train_seconds] * (event.version - version)
+            version = event.version
+        return np.array(times)
+
+    def points_of(self, worker: int) -> np.ndarray:
+        """Where `worker` computed its gradients, in order."""
+        return np.stack([point for who, _, point, _ in self.computed if who == worker])
+
+    def started(self) -> dict[int, tuple[int, int, float, tuple]]:
+        """dispatch -> (worker, version, seconds, batches)."""
+        records = [record for record in self.records if isinstance(record, Event | Membership)]
+        return {
+            dispatch: (worker, record.version, record.train_seconds, batches)
+            for record in records
+            for worker, dispatch, batches, _ in record.started
+        }
+
+
+def simulated(
+    rule: Any,
+    sampler: Any,
+    problem: Instance,
+    *,
+    learning_rate: Any,
+    evaluations: int = 1,
+    budget: Budget | None = None,
+    **more: Any,
+) -> Simulated:
+    """`asyncsgd.simulate`, and every version of its parameters.
+
+    Args:
+        more: the budget's parts, or arguments of `asyncsgd.simulate`.
+    """
+    parts = {name: more.pop(name) for name in ("samples", "seconds", "target_loss") if name in more}
+    watched, records = Watched(problem), list[Any]()
+    points = [torch.from_numpy(problem.initial())]
+    done = asyncsgd.simulate(
+        rule,
+        watched,
+        sampler,
+        num_workers=sampler.num_workers,
+        learning_rate=learning_rate,
+        budget=budget or Budget(**parts),
+        evaluations=evaluations,
+        report=records.append,
+        each_version=lambda version, parameters: points.append(parameters.clone()),
+        **more,
+    )
+    return Simulated(done, torch.stack(points), records, watched.computed)
+
+
+@functools.cache
+def shared_folder() -> Path:
+    """Of the library's own checkout: data sets that tests skip without."""
+    return ROOT.parent / "shared"
