@@ -28,7 +28,6 @@ from analysis.findings.endpoints import questions_of
 from analysis.findings.fronts import ParetoPanel, pareto_panels
 from analysis.findings.groups import Group, LeftOut, groups_of, is_registered
 from analysis.findings.judging import TestRow, judge, sort_rows
-from analysis.findings.schedule_shares import ScheduleShare, schedule_shares
 from analysis.findings.sentence import Headline, headlines_of
 from analysis.findings.single_runs import HardwareRow, RunRow, hardware_rows, run_rows
 from analysis.findings.tiles import Tile, tiles_of
@@ -97,7 +96,6 @@ class Results:
     tuning: tuple[TuningResult, ...]
     downstream: tuple[DownstreamArm, ...]
     """The baseline first."""
-    schedule: tuple[ScheduleShare, ...]
     table: tuple[ArmRow, ...]
     hardware: tuple[HardwareRow, ...]
     runs: tuple[RunRow, ...]
@@ -170,9 +168,8 @@ def results(study: Study, generator: numpy.random.Generator) -> Results:
     sensitivity = sensitivities(study, comparisons, generator)
     headlines = headlines_of(study, groups, comparisons, tests, tuning, sensitivity)
     first = next((one for one in comparisons if one.treatment.name == headlines[0].treatment), None)
-    schedule = schedule_shares(study, scope)
     found_trends = trends(study, scope)
-    left_out += _absent(study, tests, reached, tuning, downstream, schedule, found_trends)
+    left_out += _absent(study, tests, reached, tuning, downstream, found_trends)
     return Results(
         title=study.name,
         folder=study.folder.resolve().name,
@@ -199,7 +196,6 @@ def results(study: Study, generator: numpy.random.Generator) -> Results:
         timelines=timelines(study, scope),
         tuning=tuning,
         downstream=downstream,
-        schedule=schedule,
         table=arm_rows(study, scope, reached, tests, delays, activities),
         hardware=hardware,
         runs=run_rows(study, frozenset(in_tests), left_out),
@@ -318,7 +314,6 @@ def _absent(
     reached: Sequence[object],
     tuning: Sequence[object],
     downstream: Sequence[object],
-    schedule: Sequence[object],
     found_trends: Sequence[object],
 ) -> list[LeftOut]:
     """Why whole parts of the report are empty, by the part's name."""
@@ -333,10 +328,6 @@ def _absent(
         planned = bool(study.of("finetune"))
         told = "no fine-tuning run has a result" if planned else "no run was fine-tuned on a labelled task"
         absent.append(LeftOut("downstream", told))
-    if not schedule:
-        absent.append(
-            LeftOut("schedule", "no seed was run twice, so noise of the schedule is not told from the seed's")
-        )
     if not found_trends:
         absent.append(LeftOut("trends", "no algorithm was run with different numbers of workers"))
     return absent

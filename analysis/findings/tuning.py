@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.statistics.expected_best import expected_best
 from analysis.study.types import Arm, Study, StudyRun, Trial
 
 
@@ -36,12 +35,10 @@ class TuningResult:
     at_edge: bool
     """Whether the chosen learning rate is the smallest or the largest that was tried: the best may lie beyond."""
     num_runs: int
-    expected_best: tuple[tuple[int, float], ...]
-    """(k, expected best loss of k random trials)."""
 
 
 def tuning_results(study: Study) -> tuple[TuningResult, ...]:
-    """Table 3: what was tried for every arm, what was chosen, and what fewer trials would have found."""
+    """Table 3: what was tried for every arm, and what was chosen."""
     found = []
     for arm in study.arms:
         runs = study.of("tuning", arm.name)
@@ -71,20 +68,9 @@ def tuning_results(study: Study) -> tuple[TuningResult, ...]:
                 chosen=() if chosen is None else texts_of(chosen),
                 at_edge=len(rates) > 1 and bool(taken & {rates[0], rates[-1]}),
                 num_runs=len(runs) or sum(len(trial.seeds) for trial in trials),
-                expected_best=_expected_best(trials),
             )
         )
     return tuple(found)
-
-
-def _expected_best(trials: Sequence[Trial]) -> tuple[tuple[int, float], ...]:
-    finite = [trial.score for trial in trials if trial.score is not None]
-    finite += [loss for trial in trials for loss in trial.losses if trial.score is None and loss is not None]
-    if not any(trial.score is not None for trial in trials):
-        return ()
-    worst = max(finite)
-    scores = [worst if trial.score is None else trial.score for trial in trials]  # a diverged trial is the worst
-    return tuple((k, expected_best(scores, k)) for k in range(1, len(scores) + 1))
 
 
 def _trials_of_runs(runs: Sequence[StudyRun]) -> tuple[Trial, ...]:

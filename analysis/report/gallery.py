@@ -14,7 +14,7 @@ from analysis.report.figures.downstream import confusion, downstream_scores, fir
 from analysis.report.figures.fronts import pareto
 from analysis.report.figures.loss_curves import loss_curves, step_curves
 from analysis.report.figures.pictures import Picture, Row, save_all
-from analysis.report.figures.runs import expected_best, learning_rates, timeline
+from analysis.report.figures.runs import learning_rates, timeline
 from analysis.report.figures.scaling import throughput
 from analysis.report.figures.times import target_sensitivity, time_to_target
 from analysis.report.tables.arms import clocks_of
@@ -101,14 +101,7 @@ def gallery(results: Results) -> Gallery:
     sections["timeline"] = rows((item.clock, timeline(cast, item)) for item in results.timelines)
     tuned = [(name, [item for item in results.tuning if by_arm.get(item.arm) == name]) for name in group_names]
     steps = [(clock_of(item.group), step_curves(cast, item)) for item in results.steps]
-    tried = [
-        (clock_of(name), picture)
-        for name, trials in tuned
-        for picture in (
-            learning_rates(cast, trials, name),
-            expected_best(cast, trials, name),
-        )
-    ]
+    tried = [(clock_of(name), learning_rates(cast, trials, name)) for name, trials in tuned]
     sections["learning-rate"] = rows([*steps, *tried])
     scored: list[Row] = []
     for data in dict.fromkeys(item.data for item in results.downstream):

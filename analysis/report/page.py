@@ -233,7 +233,7 @@ def page(results: Results, out: Path, study_folder: Path) -> Page:
         Section(
             "tables",
             "Tables 1 to 3",
-            tables=(*arms, *(made[key] for key in ("settings", "tests", "tuning", "schedule") if key in made)),
+            tables=(*arms, *(made[key] for key in ("settings", "tests", "tuning") if key in made)),
             empty="" if arms or "tests" in made or "tuning" in made else "No arm has a run to make a table of.",
         ),
         Section(

@@ -13,7 +13,6 @@ from scipy import stats
 
 from analysis.statistics.across_tasks import iqm, mean_improvement, performance_score
 from analysis.statistics.equivalence import tost_independent, tost_paired
-from analysis.statistics.expected_best import expected_best
 from analysis.statistics.paired import paired_difference, sign_flip, signed_ranks
 from analysis.statistics.power import (
     detectable_effect,
@@ -171,14 +170,6 @@ def test_probability_of_improvement_of_one_task() -> None:
 def test_algoperf_score() -> None:
     modes = np.array([[100, 50, 30], [200, 40, INF]])
     assert performance_score(modes.T) == pytest.approx([0.972222, 0.555556], abs=5e-7)
-
-
-def test_expected_best_of_k_trials() -> None:
-    accuracies = [0.5, 0.6, 0.7, 0.9]
-    best = [expected_best(accuracies, k, lower_is_better=False) for k in (1, 2, 4)]
-    assert best == pytest.approx([0.675, 0.75625, 0.830078], abs=5e-7)
-    errors = [1 - accuracy for accuracy in accuracies]
-    assert [1 - expected_best(errors, k) for k in (1, 2, 4)] == pytest.approx(best)
 
 
 @pytest.mark.parametrize(

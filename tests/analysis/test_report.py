@@ -26,7 +26,7 @@ from analysis.report.__main__ import main, parser
 from analysis.report.figures.pictures import looks
 from analysis.report.gallery import gallery, save_gallery
 from analysis.report.page import page, render
-from analysis.report.tables.arms import pareto, schedule
+from analysis.report.tables.arms import pareto
 from analysis.report.tables.comparisons import comparisons, first_tests
 from analysis.report.tables.contents import all_tables
 from analysis.report.tables.scaling import fits
@@ -125,13 +125,8 @@ def known(example):
         dataclasses.replace(fit, model=model, aicc=aicc)
         for fit, model, aicc in zip(laws.fits, ("amdahl", "usl"), (-12.3, -14.1), strict=True)
     )
-    noise = dataclasses.replace(
-        example.schedule[0],
-        schedule_variance=Interval(0.00011, 0.00002, 0.0002, 0.95, 8),
-        share=Interval(0.21, 0.06, 0.36, 0.95, 8),
-    )
     scaling = (dataclasses.replace(laws, fits=(amdahl, usl)),)
-    return dataclasses.replace(example, tests=rows, scaling=scaling, schedule=(noise,))
+    return dataclasses.replace(example, tests=rows, scaling=scaling)
 
 
 def positions(text, *words):
@@ -300,15 +295,13 @@ def cells(table, title):
 
 
 def test_what_decides_beside_the_p_values_is_in_the_tables(known):
-    tests, laws, noise, front = (table(known) for table in (comparisons, fits, schedule, pareto))
+    tests, laws, front = (table(known) for table in (comparisons, fits, pareto))
     assert [cell.text for cell in cells(tests, "margin; p, Holm, equivalence; p, non-inferiority")] == [
         "-",  # of times
         "±0.02; 0.031; 0.010",
     ]
     assert cells(tests, "share won")[0].small == "8 of 8, convincing"
     assert [cell.text for cell in cells(laws, "AICc")] == ["-12.30", "-14.10 (-1.8)"]
-    assert cells(noise, "share of the schedule")[0].text == "21 % [6 %, 36 %]"
-    assert cells(noise, "variance, schedule")[0].text == "0.00011 [2e-05, 0.0002]"
     assert {cell.text for cell in cells(front, "runs") if cell.small == "tuning"} == {"learning_rate 0.001"}
     assert "learning_rate" in as_csv(front)
     assert '"0.002"' in as_csv(front).replace('""', '"')  # not on the front
@@ -486,7 +479,7 @@ def test_markdown_keeps_its_columns_whatever_the_names(example):
 
 def test_every_table_has_as_many_cells_in_a_row_as_columns_and_a_key_of_its_own(example):
     tables = all_tables(example, lambda _: "")
-    assert len({table.key for table in tables}) == len(tables) == 19
+    assert len({table.key for table in tables}) == len(tables) == 18
     for table in tables:
         assert {len(row) for row in table.rows} == {len(table.columns)}, table.key
 

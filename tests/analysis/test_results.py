@@ -28,7 +28,6 @@ from synthetic import (
 from analysis.findings.comparisons import FROM_SCRATCH
 from analysis.findings.judging import judge
 from analysis.findings.results import Results
-from analysis.statistics.noise import components
 from analysis.study.read import load_study
 
 RING = SyntheticArm("ringmaster")
@@ -722,12 +721,8 @@ def test_tuning_tells_what_was_chosen_and_whether_it_lies_at_the_edge(tmp_path):
         (0.004, 5.4, False),
     ]
     assert not sync.at_edge
-    assert dict(sync.expected_best) == pytest.approx(
-        {1: 5.2, 2: (5.4 + 3 * 5.2 + 5 * 5.0) / 9, 3: (5.4 + 7 * 5.2 + 19 * 5.0) / 27}
-    )
     assert late.at_edge
     assert late.trials[1].losses == (None,)
-    assert dict(late.expected_best) == pytest.approx({1: 5.0, 2: 5.0})  # the diverged trial as the worst there is
     assert trust_of(found, "tuning").value == "UNEQUAL budgets"
     assert trust_of(found, "tuned values inside their grids").value == "not in 1 of 2 arms"
 
@@ -755,30 +750,6 @@ def test_the_largest_value_of_a_grid_is_an_edge_too(tmp_path):
     ]
     sync, late = results_of(write_study(tmp_path, twice_as_fast(2), arms)).tuning
     assert (sync.at_edge, late.at_edge) == (True, False)  # one value has no edge
-
-
-def test_replicates_tell_the_schedule_from_the_seed(tmp_path):
-    runs = []
-    for seed, losses in enumerate([(4.0, 4.2), (5.0, 5.2), (4.4, 4.6), (4.1, 4.3), (4.8, 5.0), (4.5, 4.7)]):
-        for replicate, loss in enumerate(losses):
-            path = f"test/{ASYNC.name}/s{seed}" + f"-r{replicate}" * (replicate > 0)
-            runs.append(planned(path, "test", ASYNC.name, seed, replicate=replicate))
-            write_run(tmp_path / path, ASYNC, straight(6.0, loss, seconds=5.0), seed=seed)
-    write_plan(tmp_path, [ASYNC], runs)
-    (share,) = results_of(tmp_path).schedule
-    assert (share.num_seeds, share.num_replicates, share.refused) == (6, 2, "")
-    assert share.schedule_variance is not None
-    assert share.schedule_variance.estimate == pytest.approx(0.02)  # every pair differs by 0.2
-    expected = components([(4.0, 4.2), (5.0, 5.2), (4.4, 4.6), (4.1, 4.3), (4.8, 5.0), (4.5, 4.7)])
-    assert expected.schedule_share is not None
-    assert share.share is not None
-    for found, known in (
-        (share.share, expected.schedule_share),
-        (share.schedule_variance, expected.schedule_variance),
-    ):
-        assert (found.estimate, found.low, found.high) == pytest.approx((known.estimate, known.low, known.high))
-    means = numpy.array([4.1, 5.1, 4.5, 4.2, 4.9, 4.6])
-    assert share.seed_variance == pytest.approx(means.var(ddof=1) - 0.01)
 
 
 def test_table_1_has_the_reference_of_each_group_first(fast):

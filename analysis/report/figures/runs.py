@@ -1,4 +1,4 @@
-"""Pictures of single runs and of tuning: who did what when, learning rates, what tuning buys."""
+"""Pictures of single runs and of tuning: who did what when, and learning rates."""
 
 from __future__ import annotations
 
@@ -141,36 +141,6 @@ def learning_rates(cast: Cast, items: Sequence[TuningResult], group: str) -> Pic
         figure,
         f"Loss of the tuning runs against the learning rate, {group}; chosen: {'; '.join(said) or 'none yet'}.",
         caption,
-        tuple(entries.values()),
-    )
-
-
-def expected_best(cast: Cast, items: Sequence[TuningResult], group: str) -> Picture | None:
-    """S13: the best loss to expect of k random trials; where curves cross, a comparison depends on the budget."""
-    items = [item for item in items if len(item.expected_best) > 1]
-    if not items:
-        return None
-    figure, axes = panel()
-    entries = cast.entries([item.arm for item in items])
-    said = []
-    for item in items:
-        entry = entries[item.arm]
-        draw_line(axes, item.expected_best, entry)
-        (_, first), (most, last) = item.expected_best[0], item.expected_best[-1]
-        said.append(f"{entry.text}: {first:.3f} with 1 trial, {last:.3f} with {most}")
-    loss_label = cast.groups[group].loss_label if group in cast.groups else "evaluation loss"
-    short_label = loss_label.removeprefix("evaluation ").replace(
-        " per masked token", ""
-    )  # a phone has no room for more
-    finish(axes, "tuning trials (random choice of the grid)", f"expected best {short_label}")
-    axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
-    return Picture(
-        cast.name("expected-best", group),
-        "What tuning buys",
-        group,
-        figure,
-        f"Expected best loss of k random trials, {group}. " + "; ".join(said) + ".",
-        "Expected best loss of k trials drawn from the grid. Where lines cross, the winner depends on the budget.",
         tuple(entries.values()),
     )
 

@@ -1,4 +1,4 @@
-"""Tables with a row an arm: what it reached, its settings, its delays, the front, the noise of its schedule."""
+"""Tables with a row an arm: what it reached, its settings, its delays, the front."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import math
 
 from analysis.findings.arms import ArmRow
 from analysis.findings.results import Results
-from analysis.report.tables.number_formats import between, level_of, nats, number, p_value, percent, ratio, where
-from analysis.report.tables.table import Cell, Table, prose, tabled, value, words
+from analysis.report.tables.number_formats import between, level_of, nats, number, percent, ratio, where
+from analysis.report.tables.table import Cell, Table, tabled, value, words
 from analysis.report.tables.text import MISSING, or_missing
 from analysis.statistics.intervals import Interval
 
@@ -203,23 +203,3 @@ def pareto(results: Results) -> Table:
             if panel.reference_point is not None and panel.reference_arm is not None
         ),
     )
-
-
-def schedule(results: Results) -> Table:
-    rows = [
-        [
-            words("arm", results.labels.get(item.arm, item.arm)),
-            value("seeds x replicates", f"{item.num_seeds} x {item.num_replicates}"),
-            value("variance, schedule (nats²) [95 % CI]", between(item.schedule_variance, _variance)),
-            value("variance, seed (nats²)", _variance(item.seed_variance)),
-            value("share of the schedule [95 % CI]", between(item.share, percent)),
-            value("p", p_value(item.p)),
-            prose("why not", item.refused),
-        ]
-        for item in results.schedule
-    ]
-    return tabled("schedule", "How much of the noise is the schedule", rows, results.schedule)
-
-
-def _variance(variance: float | None) -> str:
-    return or_missing(variance, ".3g")
