@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import configparser
 import dataclasses
 import json
-import re
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -331,28 +331,12 @@ def test_a_small_ladder_of_both_tasks_is_measured_and_reported(
 @pytest.mark.slow
 @pytest.mark.processes
 def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
-    nbclient = pytest.importorskip("nbclient", reason="needs pip install -e '.[notebook]'")
-    pytest.importorskip("ipykernel", reason="needs pip install -e '.[notebook]'")
-    import nbformat
-
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    nbclient.NotebookClient(notebook, timeout=1200, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    printed = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ()))
-    assert "TRAINING SPEED COMPARISON" in printed
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    program = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, done.stderr
+    assert "TRAINING SPEED COMPARISON" in done.stdout
     assert (tmp_path / "runs" / "speed_ladder" / "report.html").exists()
-
-
-def test_the_extra_brings_the_program_that_the_page_opens_the_notebook_with() -> None:
-    root = NOTEBOOK.parents[1]
-    found = configparser.ConfigParser()
-    found.read(root / "setup.cfg")
-    names = [line.partition(">=")[0] for line in found["options.extras_require"]["notebook"].split()]
-    (program,) = re.findall(
-        r"^python -m (\w+) docs/speed_ladder.ipynb$", (root / "docs/speed_ladder.md").read_text(), re.M
-    )
-    assert program in names
-    pinned = {line.partition("==")[0] for line in (root / "constraints.txt").read_text().splitlines()}
-    assert set(names) <= pinned
 
 
 def test_the_notebook_is_kept_without_outputs() -> None:
