@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import functools
 import hashlib
 import json
@@ -39,7 +38,7 @@ from asyncsgd.errors import UsageError, reason
 from asyncsgd.packing import Plain
 from asyncsgd.records.console import Recorder
 from asyncsgd.records.events import EVENTS, Checkpointed
-from asyncsgd.records.run_folder import RunFolder, no_links, write_text
+from asyncsgd.records.run_folder import RunFolder, write_text
 from asyncsgd.settings.yaml_reader import read_yaml
 
 SCHEMA = 2
@@ -183,10 +182,8 @@ class StateWriter:
         path = self._folder / f"{name}.pt"
         partial = path.with_suffix(".partial")
         try:
-            if self._folder.is_symlink():
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
             self._folder.mkdir(exist_ok=True)
-            with open(partial, "wb", opener=no_links) as file:
+            with open(partial, "wb") as file:
                 torch.save({"schema": SCHEMA, "state": state}, file)
                 file.flush()
                 os.fsync(file.fileno())

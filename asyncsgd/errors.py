@@ -40,7 +40,6 @@ class NotOneSample(RunError):
 
 
 _ADVICE = {
-    errno.ELOOP: "a symbolic link is there, remove it",
     errno.EMFILE: "type ulimit -n 4096",
     errno.EFBIG: "type ulimit -f unlimited",
     errno.ENOSPC: "free some space",

@@ -225,8 +225,6 @@ def carry_out(
         except OSError as error:
             where = None if folder is None else folder.path
             message = f"{where} cannot be written ({reason(error)})"
-            if isinstance(error, FileNotFoundError):
-                message = f"{error.filename}: {reason(error)}"
             result = Result(FAILED, message)
             summary = experiment.summary() | {"status": result.status, "message": result.message}
     return Ended(result, summary, run, unexpected)
@@ -848,7 +846,6 @@ def _finish(run: Run, result: Result) -> tuple[Result, dict[str, Any]]:
                     with evaluating(run.flat.model):
                         facts |= run.task.final(run.flat.model)
                 if run.experiment.saves_model and folder is not None and folder.begun:
-                    folder.check_is_there()
                     summary = _summary(run, result, sha256, facts)
                     save_model(run.experiment, run.task, run.flat.model, folder.path / LAST_MODEL, summary, folder.path)
                     _save_best(run, result, summary)
@@ -856,8 +853,6 @@ def _finish(run: Run, result: Result) -> tuple[Result, dict[str, Any]]:
             totals.last = None  # the loss of another version than the run's last one
     except KeyboardInterrupt:
         sha256, result = None, TWICE
-    except FileNotFoundError as error:
-        result = Result(FAILED, f"{error.filename}: {reason(error)}")
     except (OSError, SafetensorError) as error:
         what = reason(error) if isinstance(error, OSError) else str(error)
         result = Result(FAILED, f"the model could not be saved ({what}); mend that and run again")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import resource
 import shutil
 import signal
 from collections.abc import Callable
@@ -13,12 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from marks import slow
 from test_resume import SAMPLES, Noisy, files_in, train
 
 import asyncsgd
 from asyncsgd import UsageError, checkpoints, modes
-from asyncsgd.errors import RunError
 from asyncsgd.records.events import INTERRUPTED
 from asyncsgd.simulation.churn import Leave
 from asyncsgd.simulation.speeds import Exponential, Network
@@ -71,10 +68,6 @@ def fails(task: Noisy, seed: int, cache: Path) -> Any:
     raise ZeroDivisionError("division")
 
 
-def loss_of_each(task: Noisy, outputs: Any, batch: Any) -> Any:
-    return torch.nn.functional.cross_entropy(outputs, batch[1], reduction="none")
-
-
 @pytest.mark.parametrize(
     ("arguments", "method", "refusal"),
     [
@@ -91,7 +84,6 @@ def loss_of_each(task: Noisy, outputs: Any, batch: Any) -> Any:
         (LONGER, ("data", other_labels(1)), "other data"),
         (LONGER, ("prepare", refuses), "the file is not there"),
         (LONGER, ("prepare", fails), "division"),
-        (LONGER, ("loss", loss_of_each), "loss"),
     ],
     # a name that holds an address is another one in each test process
     ids=lambda value: f"{value[0]}-{value[1].__name__}" if isinstance(value, tuple) else None,
@@ -148,85 +140,6 @@ def test_a_resume_that_is_stopped_before_it_trains_leaves_every_byte(
         assert train(tmp_path / "run", resume=True, **LONGER).status == INTERRUPTED
     assert content(tmp_path / "run") == content(done)
     assert train(tmp_path / "run", resume=True, **LONGER).status == "DONE"
-
-
-def test_a_resume_leaves_what_the_user_has_put_beside_the_checkpoints(done: Path, tmp_path: Path) -> None:
-    shutil.copytree(done, tmp_path / "run")
-    beside = tmp_path / "run" / "checkpoints"
-    names = ["best.pt", "notes.txt", "README", "zz.json", "999999999999.txt"]
-    for name in names:
-        (beside / name).write_text("mine")
-    (beside / "999999999999.pt").mkdir()
-    train(tmp_path / "run", resume=True, **LONGER)
-    assert [(beside / name).read_text() for name in names] == ["mine"] * len(names)
-    assert (beside / "999999999999.pt").is_dir()
-
-
-def test_nothing_is_written_or_removed_behind_checkpoints_that_are_a_symbolic_link(done: Path, tmp_path: Path) -> None:
-    shutil.copytree(done, tmp_path / "run")
-    theirs = (tmp_path / "run" / "checkpoints").rename(tmp_path / "elsewhere")
-    (tmp_path / "run" / "checkpoints").symlink_to(theirs)
-    before = content(tmp_path)
-    with pytest.raises(UsageError, match=r"checkpoints is a symbolic link, .*; put the folder itself in its place, or"):
-        train(tmp_path / "run", resume=True, **LONGER)
-    assert content(tmp_path) == before
-
-
-def test_a_run_whose_checkpoints_become_a_symbolic_link_says_so_and_goes_on(tmp_path: Path) -> None:
-    theirs, path = tmp_path / "elsewhere", tmp_path / "run"
-    theirs.mkdir()
-
-    def replace(record: Any) -> None:
-        if not (path / "checkpoints").is_symlink():
-            (path / "checkpoints").symlink_to(theirs)
-
-    asyncsgd.train(Noisy(), samples=80, folder=path, checkpoint_every=40, report=replace, device="cpu")
-    assert list(theirs.iterdir()) == []
-    lines = [line for line in (path / "console.log").read_text().splitlines() if line.startswith("checkpoint")]
-    assert lines == [
-        f"checkpoint {name} could not be written (Too many levels of symbolic links: a symbolic link is there, remove "
-        f"it); the run goes on, and there is none before it"
-        for name in ("000000000040", "000000000080")
-    ]
-
-
-LOGS = {Path("console.log"), Path("usage.jsonl")}
-"""They get the lines that the user was shown, whatever becomes of the run."""
-RUNTIMES = {
-    "single": modes.InProcess(),
-    "virtual": modes.Virtual(3, Exponential()),
-    "async": modes.Processes(2),
-    "hogwild": modes.Hogwild(2),
-    "sync": modes.AllReduce(2),
-}
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("limit", [resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE], ids=["file size", "open files"])
-@pytest.mark.parametrize("name", ["single", "virtual", "async", *slow("hogwild", "sync")])
-def test_a_resume_that_the_system_refuses_after_its_checks_leaves_every_byte(
-    name: str, limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, facts, before = tmp_path / "run", Noisy.facts, resource.getrlimit(limit)
-    run: dict[str, Any] = {"runtime": RUNTIMES[name], "checkpoint_every": 40, "samples": 80}
-    train(path, **run)
-    was = content(path)
-
-    def limited(task: Noisy) -> Any:  # the last thing that a task is asked before the run goes on
-        resource.setrlimit(limit, (0 if limit == resource.RLIMIT_FSIZE else 3, before[1]))
-        return facts(task)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Noisy, "facts", limited)
-        try:
-            with pytest.raises((RunError, UsageError), match=r": type ulimit -[fn] "):
-                train(path, **run | {"samples": 160, "resume": True})
-        finally:
-            resource.setrlimit(limit, before)
-    assert {file: each for file, each in content(path).items() if file not in LOGS} == {
-        file: each for file, each in was.items() if file not in LOGS
-    }
-    assert train(path, **run | {"samples": 160, "resume": True}).status == "DONE"
 
 
 @pytest.mark.parametrize("runtime", [modes.InProcess(), modes.Virtual(3, Exponential())], ids=["single", "virtual"])

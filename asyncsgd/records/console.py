@@ -7,11 +7,10 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TextIO
+from typing import Any, TextIO
 
 from asyncsgd.records.events import Evaluation, Event, Fault, Membership, Record, RuleActed
-from asyncsgd.records.plain_text import PlainStream, plain_lines, shown_through
-from asyncsgd.records.run_folder import RunFolder, no_links
+from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.records.totals import Totals
 
 HEADINGS = f"{'samples':>10} {'updates':>9} {'train_s':>9} {'eval_loss':>10} {'samples/s':>10}   delay p50/p95/max"
@@ -20,7 +19,7 @@ HEADINGS = f"{'samples':>10} {'updates':>9} {'train_s':>9} {'eval_loss':>10} {'s
 LOG = "console.log"
 
 
-class BestEffort(PlainStream):
+class BestEffort:
     """A stream whose text is shown where it can be: no reader that has gone away (``| head``), full disk, closed
     terminal or character that its encoding lacks ends a run.
 
@@ -28,37 +27,33 @@ class BestEffort(PlainStream):
     """
 
     def __init__(self, stream: TextIO | None) -> None:
-        super().__init__(_nowhere() if stream is None else stream)
+        self._stream = _nowhere() if stream is None else stream
 
     def write(self, text: str) -> int:
         try:
-            super().write(text)
+            self._stream.write(text)
         except UnicodeEncodeError:
-            encoding = self.stream.encoding
-            self.write(text.encode(encoding, "backslashreplace").decode(encoding))
+            self._stream.write(text.encode("ascii", "backslashreplace").decode())
         except (OSError, ValueError):
             self._give_up()
         return len(text)
 
     def flush(self) -> None:
         try:
-            self.stream.flush()
+            self._stream.flush()
         except (OSError, ValueError):
             self._give_up()
 
-    def isatty(self) -> bool:
-        try:
-            return self.stream.isatty()
-        except ValueError:
-            return False
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
     def _give_up(self) -> None:
         # What the stream holds back would be refused again at the end of the process, with an exit code of its own.
         with contextlib.suppress(OSError, ValueError):
             null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self.stream.fileno())
+            os.dup2(null, self._stream.fileno())
             os.close(null)
-        self.stream = _nowhere()
+        self._stream = _nowhere()
 
 
 def _nowhere() -> TextIO:
@@ -68,17 +63,14 @@ def _nowhere() -> TextIO:
 @contextlib.contextmanager
 def best_effort() -> Iterator[None]:
     """Within it whatever this process prints is `BestEffort`."""
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:  # closed (``>&-``); without this a file of the run would get its number, and what is printed
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-    with shown_through(BestEffort):
+    out: Any = BestEffort(sys.stdout)
+    err: Any = BestEffort(sys.stderr)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             yield
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            out.flush()
+            err.flush()
 
 
 def say(line: str, out: TextIO | None = None) -> None:
@@ -92,11 +84,8 @@ def keep(line: str, folder: RunFolder | None) -> None:
     """Add a line to the folder's ``console.log``. What cannot be written is not: the records say the same."""
     if folder is not None:
         path = folder.path / LOG
-        with (
-            contextlib.suppress(OSError),
-            open(path, "a", encoding="utf-8", errors="backslashreplace", opener=no_links) as file,
-        ):
-            file.write(plain_lines(line) + "\n")
+        with contextlib.suppress(OSError), open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(line + "\n")
 
 
 def teller(folder: RunFolder | None) -> Callable[[str], None]:

@@ -17,12 +17,10 @@ Analysis reads these files and nothing else.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import math
 import os
-import stat
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -36,7 +34,6 @@ from asyncsgd.records.events import (
     Record,
 )
 from asyncsgd.records.locks import lock
-from asyncsgd.records.plain_text import plain
 
 FLUSH_SECONDS = 0.5
 """How long a record may wait to be written. A killed run may lose a second, and a busy machine may need the other half
@@ -45,9 +42,6 @@ of it.
 
 LAST_MODEL, BEST_MODEL = "model", "best_model"
 """Folders of models."""
-
-_HEADER = b'{"kind": "header"'
-"""How every events.jsonl of ours begins."""
 
 _DISCARDED = "events.discarded-{}.jsonl"
 _COPY = "events.copy.{}"
@@ -143,7 +137,7 @@ class RunFolder:
         if not rest:
             return None
         copy = self.path / _COPY.format(num_bytes)
-        with open(copy, "wb", opener=no_links) as file:
+        with open(copy, "wb") as file:
             file.write(rest)
             file.flush()
             os.fsync(file.fileno())
@@ -204,19 +198,7 @@ class RunFolder:
             if self._failure is not None:
                 raise self._failure
             self._events.flush()
-            self.check_is_there()
         write_json(self.path / "summary.json", {"schema": SCHEMA, **summary})
-
-    def check_is_there(self) -> None:
-        """
-        Raises:
-            FileNotFoundError: if somebody has removed or renamed the folder, so that nothing makes half of it again.
-        """
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            if os.path.samestat(os.fstat(self._events.fileno()), os.stat(self.path / EVENTS)):
-                return
-        message = "the folder was removed or renamed while its run was at work; start the run again"
-        raise FileNotFoundError(errno.ENOENT, message, str(self.path))
 
     def close(self) -> None:
         """Give the folder up, to be called when all else is in it; a second call does nothing."""
@@ -231,7 +213,6 @@ class RunFolder:
                     return
                 try:
                     self._events.flush()
-                    self.check_is_there()
                 except OSError as error:
                     self._failure = error
                     return
@@ -242,22 +223,11 @@ def own(path: Path) -> TextIO:
     ends. What the file holds stays as it is.
 
     Raises:
-        UsageError: if a live run owns it, its name holds control characters, or its events.jsonl is no file of records.
+        UsageError: if a live run owns it.
     """
-    if plain(str(path)) != str(path):
-        raise UsageError(f"the folder's name {str(path)!r} holds control characters; type another --run-dir")
     while True:
         path.mkdir(parents=True, exist_ok=True)
-        try:
-            descriptor = no_links(str(path / EVENTS), os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
-        except OSError as error:
-            if error.errno in (errno.ELOOP, errno.EISDIR):
-                raise _foreign(path) from None
-            raise
-        if not _is_ours(descriptor):
-            os.close(descriptor)
-            raise _foreign(path)
-        file = open(descriptor, "a", encoding="utf-8")  # noqa: SIM115 - closed by the caller
+        file = open(path / EVENTS, "a", encoding="utf-8")  # noqa: SIM115 - closed by the caller
         if not lock(file):
             file.close()
             raise UsageError(
@@ -267,23 +237,6 @@ def own(path: Path) -> TextIO:
             if os.path.samestat(os.fstat(file.fileno()), os.stat(path / EVENTS)):
                 return file
         file.close()  # its owner has renamed it after we opened it, so another folder is in its place now
-
-
-def no_links(path: str, flags: int) -> int:
-    """For `open`: refuse a symbolic link, since what it points to is somebody else's."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)  # and do not wait for the reader of a pipe
-
-
-def _is_ours(descriptor: int) -> bool:
-    """Whether a file of records is empty, or begins as ours do."""
-    regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
-    return regular and _HEADER.startswith(os.pread(descriptor, len(_HEADER), 0))
-
-
-def _foreign(path: Path) -> UsageError:
-    return UsageError(
-        f"{path / EVENTS} was not written by a run, so it is not written over; move it away, or name another folder"
-    )
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -298,40 +251,12 @@ def write_text(path: Path, content: str) -> None:
 
 def _written_partial(path: Path, content: str) -> Path:
     """Write `content` into a file beside `path`, to be renamed."""
-    partial = _new_partial(path, content)
-    try:
-        with open(partial, "w", encoding="utf-8", opener=no_links) as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise
+    partial = path.with_name(path.name + ".partial")
+    with open(partial, "w", encoding="utf-8") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
     return partial
-
-
-def _new_partial(path: Path, content: str) -> Path:
-    """Make an empty file beside `path`, called ``....partial``. Where somebody else's file has that name, it is called
-    ``....partial-2`` and so on.
-    """
-    partial, number = path.with_name(path.name + ".partial"), 1
-    while True:
-        try:
-            partial.touch(exist_ok=False)
-        except FileExistsError:
-            if _is_torn(partial, content):
-                partial.unlink()
-                continue
-            number += 1
-            partial = path.with_name(f"{path.name}.partial-{number}")
-        else:
-            return partial
-
-
-def _is_torn(path: Path, content: str) -> bool:
-    """Whether a file holds the beginning of `content`, as a kill leaves it. Nothing else is lost with it."""
-    return stat.S_ISREG(path.lstat().st_mode) and content.encode().startswith(path.read_bytes())
 
 
 def _lines_of(kind: str, path: Path) -> Iterator[bytes]:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from asyncsgd.records.events import Record
-from asyncsgd.records.run_folder import no_links
 
 USAGE = "usage.jsonl"
 SECONDS = 1.0
@@ -110,7 +109,7 @@ class Usage:
             while not self._over.wait(max(SECONDS, (time.monotonic() - began) / LOOKS_A_RUN)):
                 row = self._look(time.monotonic() - began)
                 self._rows.append(row)
-                with open(self._folder / USAGE, "a", encoding="utf-8", opener=no_links) as file:
+                with open(self._folder / USAGE, "a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
         except Exception:
             return  # whatever a full disk or these libraries raise: it is no reason to disturb a run

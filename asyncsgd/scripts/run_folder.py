@@ -134,11 +134,6 @@ def open_again(path: Path, different: Sequence[tuple[str, object, object]], sett
 
     with contextlib.ExitStack() as undo:
         events = undo.enter_context(own(path))
-        if (path / CHECKPOINTS).is_symlink():
-            raise UsageError(
-                f"{path / CHECKPOINTS} is a symbolic link, and nothing is written or removed behind one; put the "
-                f"folder itself in its place, or begin a new run"
-            )
         if not any(path.glob(_DESCRIPTIONS)):
             find(path)  # refuses, before anything is asked for that would not help
         if not all(_grows(key, was, wanted) for key, was, wanted in different):
