@@ -33,7 +33,6 @@ from analysis.report.tables.text import as_csv
 from analysis.statistics.crossings import crossing, loss_at, lowest_held, on_common_looks, target_grid
 from analysis.statistics.delay import CrossingPoint, crossing_point
 from analysis.statistics.intervals import Interval, t_interval
-from analysis.statistics.trend import Slope, slopes
 from analysis.study.run import Run, load_runs
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.yaml_reader import read_yaml
@@ -179,9 +178,10 @@ class Dose:
             [[self.curves[algorithm][delay][seed].losses[-1] for delay in self.delays] for seed in self.seeds]
         )
 
-    def trend(self) -> Slope:
-        """How much the final loss rises per doubling of tau + 1, at equal samples; Page's test of its direction."""
-        return slopes([math.log2(delay + 1) for delay in self.delays], self.final_losses(DELAYED))
+    def slope(self) -> Interval:
+        """How much the final loss rises per doubling of tau + 1, at equal samples: mean of the seeds' slopes."""
+        doublings = [math.log2(delay + 1) for delay in self.delays]
+        return t_interval(numpy.polyfit(doublings, self.final_losses(DELAYED).T, 1)[0])
 
     def lines(self) -> list[str]:
         """The table and the answer, as text."""
@@ -203,9 +203,7 @@ class Dose:
             target = f"{self.targets[delay]:.4f}" if delay in self.targets else "-"
             lines.append(f"{delay:>4}  {cells[0]}   {cells[1]}   {target}")
         lines.append("* at the edge of its grid: a better one may lie outside")
-        slope = self.trend()
-        trend = "" if slope.page_p is None else f" (Page's trend test p {slope.page_p:.2g})"
-        lines.append(f"each doubling of tau + 1 adds {slope.mean:.4f} nats at equal samples{trend}")
+        lines.append(f"each doubling of tau + 1 adds {self.slope():.4f} nats at equal samples")
         for clock in self.clocks:
             lines.append("")
             lines.append(f"speeds {clock.speeds} (virtual clock), {seeds}; below 1, and below 0, asynchronous is ahead")

@@ -35,7 +35,7 @@ from analysis.findings.timelines import Timeline, timelines
 from analysis.findings.times import ReachedPanel, Sensitivity, reached_panels, sensitivities
 from analysis.findings.trust import TrustItem, trust_of
 from analysis.findings.tuning import TuningResult, tuning_results
-from analysis.findings.workers import Scaling, Trend, scalings, trends
+from analysis.findings.workers import Scaling, scalings
 from analysis.study.types import VIRTUAL, Study, clocks_of, summary_of
 from asyncsgd.study.plan import BASELINE
 
@@ -87,7 +87,6 @@ class Results:
     reached: tuple[ReachedPanel, ...]
     sensitivity: tuple[Sensitivity, ...]
     scaling: tuple[Scaling, ...]
-    trends: tuple[Trend, ...]
     delays: tuple[DelayHistogram, ...]
     delay_gaps: tuple[DelayGap, ...]
     pareto: tuple[ParetoPanel, ...]
@@ -152,7 +151,7 @@ def results(study: Study, generator: numpy.random.Generator) -> Results:
     reached = reached_panels(scope, generator)
     tuning = tuning_results(study)
     downstream = downstream_arms(study, scores, labels, problems)
-    scaling = scalings(study, scope, generator)
+    scaling = scalings(study, scope)
     hardware = hardware_rows(study)
     left_out = [
         *_lost_runs(study),
@@ -168,8 +167,7 @@ def results(study: Study, generator: numpy.random.Generator) -> Results:
     sensitivity = sensitivities(study, comparisons, generator)
     headlines = headlines_of(study, groups, comparisons, tests, tuning, sensitivity)
     first = next((one for one in comparisons if one.treatment.name == headlines[0].treatment), None)
-    found_trends = trends(study, scope)
-    left_out += _absent(study, tests, reached, tuning, downstream, found_trends)
+    left_out += _absent(study, tests, reached, tuning, downstream)
     return Results(
         title=study.name,
         folder=study.folder.resolve().name,
@@ -189,7 +187,6 @@ def results(study: Study, generator: numpy.random.Generator) -> Results:
         reached=reached,
         sensitivity=sensitivity,
         scaling=scaling,
-        trends=found_trends,
         delays=delays,
         delay_gaps=delay_gaps(tests, delays, groups),
         pareto=pareto_panels(study, scope, generator),
@@ -314,7 +311,6 @@ def _absent(
     reached: Sequence[object],
     tuning: Sequence[object],
     downstream: Sequence[object],
-    found_trends: Sequence[object],
 ) -> list[LeftOut]:
     """Why whole parts of the report are empty, by the part's name."""
     absent = []
@@ -328,8 +324,6 @@ def _absent(
         planned = bool(study.of("finetune"))
         told = "no fine-tuning run has a result" if planned else "no run was fine-tuned on a labelled task"
         absent.append(LeftOut("downstream", told))
-    if not found_trends:
-        absent.append(LeftOut("trends", "no algorithm was run with different numbers of workers"))
     return absent
 
 

@@ -224,7 +224,7 @@ def page(results: Results, out: Path, study_folder: Path) -> Page:
     sections += [
         section("time-to-target", "Time to the target"),
         section("target-sensitivity", "Speed-up at other targets", "sensitivity"),
-        section("throughput", "Throughput", *(key for key in made if key in ("scaling", "fits", "trends", "costs"))),
+        section("throughput", "Throughput", "scaling", "costs"),
         section("delays", "Delays, and what they cost", "delays"),
         section("pareto", "Loss against seconds: the front", "pareto"),
         section("timeline", "Who did what when"),

@@ -38,10 +38,9 @@ there is none. The tolerance is two standard deviations of the differences.
 
 **Coverage**: how often an interval holds the true difference. The first is the interval of 95 %. Then come all the
 intervals of a family of three comparisons, one of which is far from 0. Each has the level 1 - alpha / 3, so that all
-three hold in 95 % or more. A scaling law's interval (BCa of Amdahl's law, --law-studies of them) resamples seeds, of
-which every one has its own speed. The interval of a probability of improvement over three tasks (as many studies) is a
-paired bootstrap, which resamples seeds, of an unpaired statistic, which compares all runs of one mode with all of the
-other. Its coverage depends on the correlation of the two modes over the seeds (r). It is too low where one is
+three hold in 95 % or more. The interval of a probability of improvement over three tasks (of --task-studies studies)
+is a paired bootstrap, which resamples seeds, of an unpaired statistic, which compares all runs of one mode with all of
+the other. Its coverage depends on the correlation of the two modes over the seeds (r). It is too low where one is
 better."""
 
 from __future__ import annotations
@@ -62,7 +61,6 @@ from analysis.statistics.equivalence import tost_paired
 from analysis.statistics.intervals import Interval
 from analysis.statistics.paired import paired_difference, shift_interval, sign_flip
 from analysis.statistics.power import detectable_effect, holm
-from analysis.statistics.scaling import amdahl_interval
 from analysis.statistics.time_to_target import restricted_times
 from asyncsgd.errors import UsageError
 
@@ -102,11 +100,9 @@ TASKS = 3
 IMPROVEMENTS = ((0.0, 0.0), (0.0, 0.8), (1.0, 0.8))
 """(how many standard deviations one mode is better, correlation of the modes over the seeds)"""
 
-WORKERS = (1, 2, 4, 8, 16)
-SERIAL_SHARE = 0.1
-LAW_SEEDS = (6, 10)
+TASK_SEEDS = (6, 10)
 RESAMPLES = 199
-"""As in reports for a scaling law; a probability of improvement has ten times as many there."""
+"""A tenth of those in reports."""
 
 
 def differences_of(name: str, shape: tuple[int, ...], generator: numpy.random.Generator) -> NDArray[numpy.float64]:
@@ -226,23 +222,6 @@ def coverage(name: str, n: int, num_studies: int, seed: int) -> dict[str, float]
     return {"interval, 95 %": alone / num_studies, "all 3 of a family": all_hold / num_studies}
 
 
-def law_coverage(num_seeds: int, num_studies: int, seed: int) -> dict[str, float]:
-    """How often the BCa intervals of Amdahl's law hold the parameters that the throughputs were made with."""
-    generator = numpy.random.default_rng([seed, 3, num_seeds])
-    workers = numpy.array(WORKERS, dtype=float)
-    hits = {"gamma": 0, "alpha": 0}
-    for _ in range(num_studies):
-        speeds = generator.normal(100.0, 10.0, (num_seeds, 1))
-        noise = generator.normal(1.0, 0.03, (num_seeds, len(workers)))
-        intervals = amdahl_interval(
-            workers, speeds * workers / (1 + SERIAL_SHARE * (workers - 1)) * noise, generator, RESAMPLES
-        )
-        assert isinstance(intervals, dict)  # the workers are enough for the law
-        hits["gamma"] += intervals["gamma"].holds(100.0)
-        hits["alpha"] += intervals["alpha"].holds(SERIAL_SHARE)
-    return {f"{parameter}, 95 % BCa": hit / num_studies for parameter, hit in hits.items()}
-
-
 def improvement_coverage(num_seeds: int, num_studies: int, seed: int) -> dict[str, float]:
     """How often the interval of a probability of improvement holds the true one."""
     generator = numpy.random.default_rng([seed, 7, num_seeds])
@@ -305,7 +284,7 @@ def print_by_seeds(
 
 
 def run(arguments: argparse.Namespace) -> None:
-    for flag, value, usual in (("studies", arguments.studies, 2_000), ("law-studies", arguments.law_studies, 400)):
+    for flag, value, usual in (("studies", arguments.studies, 2_000), ("task-studies", arguments.task_studies, 400)):
         if value < 1:
             raise UsageError(f"--{flag} must be 1 or more, got {value}; type --{flag} {usual}")
     if arguments.seed < 0:
@@ -316,11 +295,8 @@ def run(arguments: argparse.Namespace) -> None:
     print_table("sooner or later by looks alone", looks, arguments.studies, arguments.seed)
     print_table("power and guard", power_and_guard, arguments.studies, arguments.seed)
     print_table("coverage of paired differences", coverage, arguments.studies, arguments.seed)
-    few = arguments.law_studies
-    print_by_seeds("coverage of Amdahl's law", law_coverage, LAW_SEEDS, few, arguments.seed)
-    print_by_seeds(
-        f"coverage of P(improvement) over {TASKS} tasks", improvement_coverage, LAW_SEEDS, few, arguments.seed
-    )
+    title = f"coverage of P(improvement) over {TASKS} tasks"
+    print_by_seeds(title, improvement_coverage, TASK_SEEDS, arguments.task_studies, arguments.seed)
 
 
 def main() -> int:
@@ -328,7 +304,7 @@ def main() -> int:
         description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--studies", type=int, default=2_000, help="studies per row (default %(default)s)")
-    parser.add_argument("--law-studies", type=int, default=400, help="of a scaling law, per row (default %(default)s)")
+    parser.add_argument("--task-studies", type=int, default=400, help="over tasks, per row (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of all random numbers (default %(default)s)")
     try:
         run(parser.parse_args())

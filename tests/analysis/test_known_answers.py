@@ -22,7 +22,6 @@ from analysis.statistics.power import (
 )
 from analysis.statistics.survival import kaplan_meier, log_rank
 from analysis.statistics.time_to_target import restricted_times
-from analysis.statistics.trend import slopes
 from analysis.statistics.wins import mcnemar, mcnemar_interval, most_of, probability_of_improvement, win_share
 
 INF = math.inf
@@ -143,16 +142,6 @@ def test_restricted_mean_with_a_common_budget() -> None:
     assert curve.probability == pytest.approx([5 / 6, 4 / 6, 3 / 6, 2 / 6])  # one minus the empirical distribution
     with_inf = restricted_times([3, 5, 7, 9, INF, INF], [10] * 6, 10, untouched())
     assert with_inf.treatment_mean == 44 / 6
-
-
-def test_pages_trend() -> None:
-    students = [
-        [3, 4, 3], [2, 2, 4], [3, 3, 5], [1, 3, 2], [2, 3, 2],
-        [2, 4, 5], [1, 2, 4], [3, 4, 4], [2, 4, 5], [1, 3, 4],
-    ]  # fmt: skip
-    trend = slopes([1, 2, 3], students)  # tutorial, lecture, seminar (the example of scipy.stats.page_trend_test)
-    assert trend.page_statistic == 133.5
-    assert trend.page_p == pytest.approx(0.0018191161948127822, rel=1e-12)
 
 
 def test_iqm_and_probability_of_improvement_of_rliables_fixture() -> None:

@@ -29,7 +29,6 @@ from analysis.report.page import page, render
 from analysis.report.tables.arms import pareto
 from analysis.report.tables.comparisons import comparisons, first_tests
 from analysis.report.tables.contents import all_tables
-from analysis.report.tables.scaling import fits
 from analysis.report.tables.table import as_csv, latex, markdown
 from analysis.statistics.intervals import Interval
 from asyncsgd.errors import UsageError
@@ -120,13 +119,7 @@ def known(example):
         ),
         dataclasses.replace(loss, equivalence=tested, p_equivalence=0.0313, word="equivalent"),
     )
-    laws = dataclasses.replace(example.scaling[0], fits=example.scaling[0].fits[:1] * 2, aicc_difference=-1.8)
-    amdahl, usl = (
-        dataclasses.replace(fit, model=model, aicc=aicc)
-        for fit, model, aicc in zip(laws.fits, ("amdahl", "usl"), (-12.3, -14.1), strict=True)
-    )
-    scaling = (dataclasses.replace(laws, fits=(amdahl, usl)),)
-    return dataclasses.replace(example, tests=rows, scaling=scaling)
+    return dataclasses.replace(example, tests=rows)
 
 
 def positions(text, *words):
@@ -295,13 +288,12 @@ def cells(table, title):
 
 
 def test_what_decides_beside_the_p_values_is_in_the_tables(known):
-    tests, laws, front = (table(known) for table in (comparisons, fits, pareto))
+    tests, front = (table(known) for table in (comparisons, pareto))
     assert [cell.text for cell in cells(tests, "margin; p, Holm, equivalence; p, non-inferiority")] == [
         "-",  # of times
         "±0.02; 0.031; 0.010",
     ]
     assert cells(tests, "share won")[0].small == "8 of 8, convincing"
-    assert [cell.text for cell in cells(laws, "AICc")] == ["-12.30", "-14.10 (-1.8)"]
     assert {cell.text for cell in cells(front, "runs") if cell.small == "tuning"} == {"learning_rate 0.001"}
     assert "learning_rate" in as_csv(front)
     assert '"0.002"' in as_csv(front).replace('""', '"')  # not on the front
@@ -411,7 +403,7 @@ def test_every_interval_in_a_table_has_its_n(example):
     for table in all_tables(example, lambda _: ""):
         for row in table.rows:
             for cell in row:
-                if re.search(r"\d \[-?\d", cell.text) and table.key != "fits":  # its intervals are of one resampling
+                if re.search(r"\d \[-?\d", cell.text):
                     assert re.search(r"n = \d|of \d", cell.small), (table.key, cell)
 
 
@@ -479,7 +471,7 @@ def test_markdown_keeps_its_columns_whatever_the_names(example):
 
 def test_every_table_has_as_many_cells_in_a_row_as_columns_and_a_key_of_its_own(example):
     tables = all_tables(example, lambda _: "")
-    assert len({table.key for table in tables}) == len(tables) == 18
+    assert len({table.key for table in tables}) == len(tables) == 16
     for table in tables:
         assert {len(row) for row in table.rows} == {len(table.columns)}, table.key
 

@@ -607,28 +607,11 @@ def test_timelines_show_the_same_window_of_a_sync_and_an_async_run(tmp_path):
         assert compute == pytest.approx(0.7 * 4 * timeline.seconds, rel=0.1)
 
 
-def test_throughput_fits_refuse_below_four_and_six_numbers_of_workers(example):
+def test_throughput_has_a_point_for_each_number_of_workers(example):
     virtual = next(item for item in example.scaling if (item.algorithm, item.clock) == ("sync", "virtual"))
     assert [point.num_workers for point in virtual.points] == [2, 4, 8, 16]
-    amdahl, usl = virtual.fits
-    # made as 6 P / (1 + 0.03 P), which is Amdahl's law with a serial share of 0.03 / 1.03
-    assert dict(amdahl.parameters)["alpha"] == pytest.approx(0.03 / 1.03, abs=0.01)
-    assert {name for name, _ in amdahl.intervals} == {"gamma", "alpha"}
-    assert (amdahl.x[0], amdahl.x[-1]) == (2.0, 16.0)
-    assert "6" in usl.refused
-    measured = next(item for item in example.scaling if item.clock == "measured")
-    assert all(fit.refused and not fit.parameters for fit in measured.fits)
-
-
-def test_a_trend_needs_four_numbers_of_workers_and_six_seeds(example):
-    by_line = {(trend.algorithm, trend.clock): trend for trend in example.trends}
-    ring, late = by_line["ringmaster", "virtual"], by_line["async", "virtual"]
-    assert ring.workers == late.workers == (2, 4, 8, 16)
-    assert ring.slope is not None
-    assert ring.slope.n == 8
-    assert late.slope is None
-    assert late.refused == "a slope needs a loss of every run, and test/async-w16-virtual/s103 diverged"
-    assert ("sync", "measured") not in by_line  # only one number of workers
+    rates = [6 * workers / (1 + 0.03 * workers) for workers in (2, 4, 8, 16)]  # as the example was made
+    assert [point.throughput.estimate for point in virtual.points] == pytest.approx(rates, rel=0.05)
 
 
 def test_the_front_holds_the_arms_that_no_other_beats_in_both(tmp_path):

@@ -18,7 +18,7 @@ from analysis.report.figures.pictures import (
 
 
 def throughput(cast: Cast, items: Sequence[Scaling]) -> Picture | None:
-    """Figure 4: samples per second over workers, the fitted law, and the line of a perfect division of labour."""
+    """Figure 4: samples per second over workers, and the line of a perfect division of labour."""
     items = [item for item in items if item.points]
     if not items:
         return None
@@ -29,10 +29,7 @@ def throughput(cast: Cast, items: Sequence[Scaling]) -> Picture | None:
         entry = Entry(item.algorithm, cast.looks.get(item.algorithm, UNKNOWN))
         entries.append(entry)
         points = [(float(point.num_workers), point.throughput) for point in item.points]
-        fit = next((fit for model in ("usl", "amdahl") for fit in item.fits if fit.model == model and fit.x), None)
-        draw_intervals(axes, points, entry, joined=fit is None)
-        if fit is not None:
-            axes.plot(fit.x, fit.y, color=entry.look.colour, linewidth=1.3, zorder=2)
+        draw_intervals(axes, points, entry, joined=True)
         said.append(f"{item.algorithm}: " + ", ".join(f"{value:.3g} at {x:g}" for x, value in points))
     for item, entry in zip(items, entries, strict=True):
         first = min(item.points, key=lambda point: point.num_workers)
@@ -55,12 +52,7 @@ def throughput(cast: Cast, items: Sequence[Scaling]) -> Picture | None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(THOUSANDS)
     sizes = sorted({point.throughput.n for item in items for point in item.points})
-    fitted = sorted({fit.model for item in items for fit in item.fits if fit.x})
-    law = {"usl": "the universal scalability law", "amdahl": "Amdahl's law"}
-    caption = f"Mean over seeds with its 95 % t interval, {in_all(sizes)}."
-    caption += (
-        f" Lines: {' or '.join(law[model] for model in fitted)}." if fitted else " Lines join the points: no fit."
-    )
+    caption = f"Mean over seeds with its 95 % t interval, {in_all(sizes)}. Dashed: a perfect division of labour."
     if any(point.oversubscribed for item in items for point in item.points):
         caption += " Some runs had more threads than cores: no speed comparison."
     return Picture(

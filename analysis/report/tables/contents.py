@@ -10,7 +10,7 @@ from analysis.report.tables.comparisons import comparisons, sensitivity
 from analysis.report.tables.costs import costs
 from analysis.report.tables.downstream import classes, downstream, hatecheck
 from analysis.report.tables.runs import counts, environment, left_out, runs, tuning
-from analysis.report.tables.scaling import fits, scaling, trends
+from analysis.report.tables.scaling import scaling
 from analysis.report.tables.table import Table
 
 
@@ -27,8 +27,6 @@ def all_tables(results: Results, link: Callable[[str], str]) -> list[Table]:
         comparisons(results),
         sensitivity(results),
         scaling(results),
-        fits(results),
-        trends(results),
         costs(results),
         delays(results),
         pareto(results),
