@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import shutil
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
@@ -47,7 +47,6 @@ from asyncsgd.runtime.computation import ModelGradients, whole_evaluation
 from asyncsgd.runtime.hogwild import Hogwild
 from asyncsgd.runtime.memory import forget_peaks, peak_bytes
 from asyncsgd.runtime.parameter_server import Dead, ParameterServer
-from asyncsgd.runtime.private_folder import new_folder
 from asyncsgd.runtime.processes import Processes
 from asyncsgd.runtime.rank_process import (
     LOST_CONTACT,
@@ -697,14 +696,14 @@ def _init_process_group(board: Noticeboard, device: str) -> None:
 def _watch_ranks(run: Run, training: Training) -> Result:
     """Start the ranks, write down what rank 0 reports, and end all of them as soon as one is lost."""
     assert run.context is not None
-    folder = new_folder("ranks-")
+    folder = tempfile.TemporaryDirectory(prefix="asyncsgd-", ignore_cleanup_errors=True)
     size = run.flat.layout.size
     segment = Segment.create(vectors_of(training.budget) * size)
     try:
         last = segment.floats[:size]
         last.copy_(run.flat.parameters)
         own = None if run.record.folder is None else run.record.folder.path.resolve()
-        meeting = Meeting(folder / "store", run.num_workers, segment.path, size, own, run.policy)
+        meeting = Meeting(Path(folder.name) / "store", run.num_workers, segment.path, size, own, run.policy)
         with Processes(run.context) as processes:
             records, far_end = run.context.Pipe()
             for rank in range(run.num_workers):
@@ -720,7 +719,7 @@ def _watch_ranks(run: Run, training: Training) -> Result:
         return dataclasses.replace(finished.result, best_parameters=segment.floats[size:].clone())
     finally:
         segment.unlink()
-        shutil.rmtree(folder, ignore_errors=True)
+        folder.cleanup()
 
 
 def follow_records(run: Run, records: Connection, processes: Processes, segment: Segment) -> Finished:

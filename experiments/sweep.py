@@ -21,7 +21,7 @@ from asyncsgd.records.environment import available_cores
 from asyncsgd.records.events import FAILED, FINISHED
 from asyncsgd.records.trackers import names_in
 from asyncsgd.runtime.processes import fork_server
-from asyncsgd.runtime.ranks import check_surroundings, go_offline
+from asyncsgd.runtime.ranks import go_offline
 from asyncsgd.settings.flags import Parser
 from asyncsgd.study.config import read_config
 from asyncsgd.study.plan import STAGES, Plan, make_plan
@@ -66,7 +66,6 @@ def parser() -> argparse.ArgumentParser:
 @best_effort()
 def main() -> int:
     try:
-        check_surroundings()
         return run(parser().parse_args())
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)

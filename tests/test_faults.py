@@ -40,7 +40,6 @@ from asyncsgd.runtime.base import Budget, Result
 from asyncsgd.runtime.hogwild import Hogwild
 from asyncsgd.runtime.log import read_log
 from asyncsgd.runtime.parameter_server import ParameterServer
-from asyncsgd.runtime.private_folder import private_folder
 from asyncsgd.runtime.processes import Processes, fork_server
 from asyncsgd.runtime.rank_process import Finished
 from asyncsgd.runtime.transport.messages import Compute, Computed, Evaluate, Evaluated, Holding, Ready, Stop
@@ -158,7 +157,7 @@ def train(
         assert failed == []
         assert workers() == []
         assert list(Path("/dev/shm").glob(f"asyncsgd-{os.getpid()}-*")) == []
-        assert [*private_folder().glob("workers-*"), *private_folder().glob("ranks-*")] == []
+        assert list(temporary.glob("asyncsgd-*")) == []
         return Ended(folder, code, summary_of(folder), seconds)
 
     return run
@@ -455,23 +454,6 @@ def test_two_signals_while_the_model_is_saved_leave_all_of_it_or_nothing(
     assert (run / "model").exists() == (status == "DONE")
     if status == "DONE":
         assert saved_parameters_sha256(run / "model") == summary_of(run)["parameters_sha256"]
-
-
-@pytest.mark.slow
-@needs_proc
-@pytest.mark.processes
-def test_what_a_killed_run_leaves_behind_is_removed_at_the_next_start(
-    start: Callable[[str], Command], tmp_path: Path
-) -> None:
-    command = start("--mode async --nproc 2 --samples 200000 --evaluations 2000")
-    until(lambda: num_evaluations(tmp_path / "run") >= 1, "the first evaluation")
-    command.process.kill()
-    command.process.wait(10)
-    assert len(list(command.temporary.glob("asyncsgd-*"))) == 1
-    until(lambda: not command.pids(), "workers to go by themselves", 30)
-    flags = [*command.words[: command.words.index("--run-dir")], *["--mode", "async", "--nproc", "2", "--samples", "8"]]
-    subprocess.run(flags, env={**os.environ, "TMPDIR": str(command.temporary)}, cwd=tmp_path, check=True, timeout=90)
-    assert list(command.temporary.iterdir()) == []
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
 from asyncsgd.errors import RunError
-from asyncsgd.runtime.processes import clean_environment, end_with_parent, fork_server_of
+from asyncsgd.runtime.processes import end_with_parent, fork_server_of
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -36,11 +36,10 @@ class Pool:
             begin(0)
             return
         context = fork_server_of(*modules)
-        with clean_environment():
-            numbers = context.SimpleQueue()
-            for number in range(processes):
-                numbers.put(number)
-            self._executor = ProcessPoolExecutor(processes, context, _begin, (numbers, begin))
+        numbers = context.SimpleQueue()
+        for number in range(processes):
+            numbers.put(number)
+        self._executor = ProcessPoolExecutor(processes, context, _begin, (numbers, begin))
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """``function(item)`` of each item, in order; at most two items a process are read ahead.
@@ -54,8 +53,7 @@ class Pool:
         pending: collections.deque[Future[Result]] = collections.deque()
         try:
             for item in items:
-                with clean_environment():
-                    pending.append(self._executor.submit(function, item))
+                pending.append(self._executor.submit(function, item))
                 if len(pending) == 2 * self._processes:
                     yield pending.popleft().result()
             while pending:

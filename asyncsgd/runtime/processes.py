@@ -13,7 +13,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from multiprocessing import parent_process
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
@@ -22,7 +22,6 @@ from pathlib import Path
 from asyncsgd import errors
 from asyncsgd.errors import UsageError
 from asyncsgd.records.console import best_effort
-from asyncsgd.runtime.private_folder import give_multiprocessing_a_home
 from asyncsgd.signals import held
 
 LAUNCHER_VARIABLES = (
@@ -37,10 +36,6 @@ LAUNCHER_VARIABLES = (
 """What torchrun sets for its own ranks. Processes that this library starts must not see it, or they would act as such
 ranks.
 """
-
-
-LONGEST_TEMPORARY_FOLDER = 57
-"""A Unix socket's path has at most 107 characters, of which names below this folder take up to 50."""
 
 
 def fork_server(model: str | None, *modules: str) -> ForkServerContext:
@@ -66,12 +61,8 @@ def fork_server_of(*modules: str) -> ForkServerContext:
     """Start a fork server that imports `modules` and nothing else; see `fork_server`."""
     from multiprocessing import forkserver, resource_tracker
 
-    if len(tempfile.gettempdir()) > LONGEST_TEMPORARY_FOLDER:
-        raise UsageError(
-            f"the folder for temporary files, {tempfile.gettempdir()}, has too long a name for the sockets that "
-            f"processes talk through; type export TMPDIR=/tmp"
-        )
-    give_multiprocessing_a_home()
+    if len(tempfile.gettempdir()) > 70:  # a Unix socket's path has at most 107 characters
+        raise UsageError(f"TMPDIR={tempfile.gettempdir()} is too long for the paths of sockets; export TMPDIR=/tmp")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(modules))
     # Inherited by all that it starts: Ctrl-C, and the SIGTERM that a batch system sends to every process of a job, are
@@ -99,28 +90,17 @@ def clean_environment() -> Iterator[None]:
     """Within it, processes are started without a launcher's variables, on one OpenMP thread, without parallel
     tokenizers.
     """
-    of_launcher = [name for name in os.environ if name in LAUNCHER_VARIABLES or name.startswith("TORCHELASTIC_")]
     # Each process then sets the number of OpenMP threads that it was told.
-    here = dict.fromkeys(of_launcher) | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    with _ENVIRONMENT:
-        before = {name: os.environ.get(name) for name in here}
-        _set_environment(here)
-        try:
-            yield
-        finally:
-            _set_environment(before)
-
-
-_ENVIRONMENT = threading.RLock()
-
-
-def _set_environment(values: Mapping[str, str | None]) -> None:
-    """Set these variables alone, None: remove it. Other threads read the environment meanwhile, and may write to it."""
-    for name, value in values.items():
-        if value is None:
+    here = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    before = {name: os.environ.pop(name, None) for name in (*LAUNCHER_VARIABLES, *here)}
+    os.environ.update(here)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
             os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+            if value is not None:
+                os.environ[name] = value
 
 
 def end_with_parent() -> None:
@@ -172,8 +152,7 @@ class Processes:
     def start(self, number: int, target: Callable[..., None], *arguments: object) -> None:
         """Start process `number`: ``target(*arguments)``, both pickled."""
         process = self._context.Process(target=_run, args=(target, arguments), name=f"worker{number}", daemon=True)
-        with clean_environment():
-            process.start()
+        process.start()
         self._processes[number] = process
 
     def pid(self, number: int) -> int | None:

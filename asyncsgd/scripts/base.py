@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.records.console import best_effort
-from asyncsgd.runtime.ranks import another_speaks, check_surroundings
+from asyncsgd.runtime.ranks import another_speaks
 from asyncsgd.signals import StopRequest
 
 
@@ -25,7 +25,6 @@ def run_script(
     """
     with best_effort(), StopRequest(ends_with_process=ends_with_process) as stop:
         try:
-            check_surroundings()
             return run(list(sys.argv[1:] if argv is None else argv), stop)
         except (UsageError, RunError) as error:
             if isinstance(error, RunError) or not another_speaks(os.environ):  # all ranks have the same settings

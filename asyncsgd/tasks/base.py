@@ -401,25 +401,8 @@ def decode_sums(text: str) -> Sums:
     >>> sums = {"loss": 0.1, "weight": 2.0, "confusion": np.eye(2, dtype=np.int64)}
     >>> decode_sums(encode_sums(sums))["confusion"].tolist()
     [[1, 0], [0, 1]]
-
-    Raises:
-        ValueError: for text that is no such JSON.
     """
-    try:
-        values = json.loads(text)
-    except RecursionError as error:
-        raise ValueError("sums are nested too deeply") from error
-    if not isinstance(values, dict) or not {"loss", "weight"} <= values.keys():
-        raise ValueError("sums are no JSON object with a loss and a weight")
-    sums: Sums = {}
-    for name, value in values.items():
-        if isinstance(value, dict) and value.get("dtype") in ("int64", "float64"):
-            try:
-                sums[name] = np.array(value["array"], dtype=value["dtype"])
-            except (KeyError, TypeError, OverflowError) as error:
-                raise ValueError(f"the sum {name[:40]!r} is no array of numbers") from error
-        elif type(value) in (int, float):
-            sums[name] = value
-        else:
-            raise ValueError(f"the sum {name[:40]!r} is no number and no array of numbers")
-    return sums
+    return {
+        name: np.array(value["array"], dtype=value["dtype"]) if isinstance(value, dict) else value
+        for name, value in json.loads(text).items()
+    }

@@ -8,20 +8,17 @@ Until a worker is idle its commands wait in a backlog, and of the gradients it h
 The parameters are sent together with the command that needs them. The copy is made under the lock that the server holds
 while it writes, so it is one consistent version. The lock lives in the server's process.
 
-The two meet through a file in a folder that only this user can enter, and gloo listens on loopback. Gloo cannot tell
-who connects, so a worker's first frame holds the run's token, and nothing that arrives is ever unpickled. This
-transport carries several hosts once the launcher does."""
+The two meet through a file in a folder that only this user can enter, and gloo listens on loopback. Nothing that
+arrives is ever unpickled. This transport carries several hosts once the launcher does."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import datetime
-import hmac
 import queue
-import secrets
-import shutil
 import struct
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,9 +29,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from asyncsgd.packing import Plain
-from asyncsgd.runtime.private_folder import new_folder
 from asyncsgd.runtime.transport.backlog import Backlog
-from asyncsgd.runtime.transport.codec import LONGEST, Codec, ProtocolError
+from asyncsgd.runtime.transport.codec import Codec, ProtocolError
 from asyncsgd.runtime.transport.messages import (
     COMMANDS,
     MESSAGE_KINDS,
@@ -80,15 +76,9 @@ class _Link:
             self.send_vector(torch.frombuffer(bytearray(part), dtype=torch.uint8))
 
     def receive(self) -> bytes:
-        """Receive what `send` has sent.
-
-        Raises:
-            ProtocolError: if it is longer than any message.
-        """
+        """Receive what `send` has sent."""
         content = self._receive_frame()
         (length,) = _LENGTH.unpack_from(content)
-        if length > LONGEST:
-            raise ProtocolError(f"a message of {length} bytes is longer than any of this library's")
         while len(content) < _LENGTH.size + length:
             content += self._receive_frame()
         return content[_LENGTH.size : _LENGTH.size + length]
@@ -126,9 +116,8 @@ class ProcessGroupServer:
     """
 
     def __init__(self, num_workers: int, size: int) -> None:
-        self._folder = new_folder("workers-")
-        self._token = secrets.token_bytes(32)
-        self._address = ProcessGroupAddress(str(self._folder / "store"), self._token.hex(), num_workers, size)
+        self._folder = tempfile.TemporaryDirectory(prefix="asyncsgd-", ignore_cleanup_errors=True)
+        self._address = ProcessGroupAddress(f"{self._folder.name}/store", num_workers, size)
         self._parameters = torch.zeros(size)
         self._slots = [torch.zeros(size) for _ in range(num_workers)]
         self._version = 0
@@ -177,7 +166,7 @@ class ProcessGroupServer:
     def close(self) -> None:
         for worker in range(len(self._backlogs)):
             self.send(worker, Stop())
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.cleanup()
 
     def _next_command(self, worker: int) -> Command:
         """The next command for a worker that is idle; waits for it."""
@@ -190,8 +179,6 @@ class ProcessGroupServer:
         snapshot = torch.empty_like(self._parameters)
         try:
             link = _Link(self._address.open_store(), worker, _SERVER)
-            if not hmac.compare_digest(link.receive(), self._token):
-                raise ProtocolError("it does not know the run's token")
             while True:
                 message = _MESSAGES.decode(link.receive())
                 if isinstance(message, _GradientFollows):
@@ -219,10 +206,9 @@ class ProcessGroupServer:
 
 @dataclasses.dataclass(frozen=True)
 class ProcessGroupAddress:
-    """Where a `ProcessGroupServer` is, and the token that it asks for; names and numbers only."""
+    """Where a `ProcessGroupServer` is; names and numbers only."""
 
     store: str
-    token: str
     num_workers: int
     size: int
 
@@ -243,7 +229,6 @@ class ProcessGroupWorker:
     def __init__(self, address: ProcessGroupAddress, worker: int) -> None:
         self._link = _Link(address.open_store(), worker, _WORKER)
         self._staging = torch.zeros(address.size)
-        self._or_eof(lambda: self._link.send(bytes.fromhex(address.token)))
 
     @property
     def slot(self) -> Tensor | None:

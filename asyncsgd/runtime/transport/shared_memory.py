@@ -14,8 +14,7 @@ The segment is a file of the shared-memory file system, so workers may come from
 fork server or torchrun). On Linux it has no name: workers find it among the server's open files in /proc, so not even
 SIGKILL at the worst moment leaves it behind. Elsewhere its name is removed as soon as all have opened it.
 
-The socket lies in a folder that only this user can enter, and a worker's first words are the run's token, which it has
-from the process that started it. Whoever says anything else is hung up on.
+The socket lies in a folder that only this user can enter, and a worker's first message is its number.
 
 No message to a worker may block the server, or a worker that stands still would block all the others. Messages for
 which its socket has no room wait in a backlog. Of several requests for a gradient only the last counts, since each one
@@ -25,14 +24,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
-import hmac
 import os
 import secrets
 import select
 import shutil
 import socket
-import struct
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
@@ -41,12 +38,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from asyncsgd.errors import UsageError, reason
+from asyncsgd.errors import UsageError
 from asyncsgd.numbers import spelled_bytes
 from asyncsgd.packing import Plain
-from asyncsgd.runtime.private_folder import new_folder, private_folder
 from asyncsgd.runtime.transport.backlog import Backlog
-from asyncsgd.runtime.transport.codec import LONGEST, Codec, ProtocolError
+from asyncsgd.runtime.transport.codec import Codec, ProtocolError
 from asyncsgd.runtime.transport.messages import COMMANDS, MESSAGE_KINDS, Command, Lost, Message
 
 _MESSAGES = Codec(*MESSAGE_KINDS)
@@ -79,7 +75,7 @@ class Segment:
         Raises:
             UsageError: if the shared-memory file system is too small for it, with the fix.
         """
-        directory = Path("/dev/shm") if os.path.isdir("/dev/shm") else private_folder()
+        directory = Path("/dev/shm") if os.path.isdir("/dev/shm") else Path(tempfile.gettempdir())
         needed = _PAGE + 4 * num_floats
         free = shutil.disk_usage(directory).free
         too_small = (
@@ -105,8 +101,6 @@ class Segment:
             if path is not nameless:
                 path.unlink()
             os.close(descriptor)
-            if isinstance(error, OSError) and error.errno == errno.EFBIG:
-                raise UsageError(f"the run needs a file of {spelled_bytes(needed)}: {reason(error)}") from error
             if isinstance(error, OSError):
                 raise UsageError(too_small) from error
             raise
@@ -126,36 +120,6 @@ class Segment:
 
 _SEQUENCE, SAMPLES, FROZEN = 0, 1, 2
 
-_HELLO = struct.Struct("!32sI")
-"""A worker's first words: the run's token and its number."""
-_HELLO_SECONDS = 30.0
-"""How long they may take."""
-_MOST_STRANGERS = 100
-
-
-class _Stranger:
-    """Somebody who has connected and has not said yet who it is. Nothing that it sends or leaves out blocks anybody."""
-
-    def __init__(self, accepted: socket.socket) -> None:
-        self.socket = accepted
-        self.socket.setblocking(False)
-        self.deadline = time.monotonic() + _HELLO_SECONDS
-        self._heard = b""
-
-    def fileno(self) -> int:
-        return self.socket.fileno()
-
-    def hear(self) -> bytes | None:
-        """Its first words, once all have come; fewer if it has hung up, None while there are more to come."""
-        try:
-            heard = self.socket.recv(_HELLO.size - len(self._heard))
-        except BlockingIOError:
-            return None
-        except OSError:
-            return b""
-        self._heard += heard
-        return None if heard and len(self._heard) < _HELLO.size else self._heard
-
 
 class SharedMemoryServer:
     """The server's end.
@@ -172,28 +136,25 @@ class SharedMemoryServer:
         self._num_slots = num_workers if slots else 0
         self._num_floats = size * (1 + self._num_slots) + extra
         self.segment = Segment.create(self._num_floats)
-        self._folder = new_folder("workers-")
-        self._token = secrets.token_bytes(32)
+        self._folder = tempfile.TemporaryDirectory(prefix="asyncsgd-")
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(str(self._folder / "socket"))
+        self._listener.bind(self._path)
         self._listener.listen(num_workers + 8)
         self._listener.setblocking(False)
         self._connections: dict[int, Connection] = {}
         self._backlog: dict[int, Backlog] = {}
-        self._strangers: list[_Stranger] = []
+        self._newcomers: list[Connection] = []
+        """Those of workers that have not said yet who they are."""
         self._expected = num_workers
+
+    @property
+    def _path(self) -> str:
+        return f"{self._folder.name}/socket"
 
     @property
     def address(self) -> SharedMemoryAddress:
         """What a worker needs to connect; holds names and numbers only."""
-        return SharedMemoryAddress(
-            str(self._folder / "socket"),
-            self._token.hex(),
-            str(self.segment.path),
-            self._num_floats,
-            self._size,
-            self._num_slots,
-        )
+        return SharedMemoryAddress(self._path, str(self.segment.path), self._num_floats, self._size, self._num_slots)
 
     @property
     def parameters(self) -> Tensor:
@@ -235,15 +196,12 @@ class SharedMemoryServer:
             self._send_backlog(worker)
         if self._backlog:
             timeout = _BACKLOG_SECONDS if timeout is None else min(timeout, _BACKLOG_SECONDS)
-        if self._strangers:
-            self._hang_up_on_the_silent()
-            timeout = _HELLO_SECONDS if timeout is None else min(timeout, _HELLO_SECONDS)
         by_connection = {connection: worker for worker, connection in self._connections.items()}
         messages: list[tuple[int, Message]] = []
-        for ready in wait([self._listener, *self._strangers, *by_connection], timeout):  # type: ignore[list-item]
+        for ready in wait([self._listener, *self._newcomers, *by_connection], timeout):
             if ready is self._listener:
-                self._accept()
-            elif isinstance(ready, _Stranger):
+                self._newcomers.append(Connection(self._listener.accept()[0].detach()))
+            elif ready in self._newcomers:
                 self._meet(ready)
             else:
                 worker = by_connection[ready]  # type: ignore[index]
@@ -252,46 +210,23 @@ class SharedMemoryServer:
 
     def _receive(self, worker: int) -> Message:
         try:
-            message: Message = _MESSAGES.decode(self._connections[worker].recv_bytes(LONGEST))
+            message: Message = _MESSAGES.decode(self._connections[worker].recv_bytes())
             return message
         except ProtocolError as error:
             reason = f"it sent what no worker sends: {error}"
-        except (EOFError, OSError):  # the end of its connection, or a length that no message has
+        except (EOFError, OSError):
             reason = "its process ended"
         self._connections.pop(worker).close()
         self._backlog.pop(worker, None)
         return Lost(reason)
 
-    def _accept(self) -> None:
-        try:
-            accepted, _ = self._listener.accept()
-        except OSError:
-            return  # gone again
-        self._strangers.append(_Stranger(accepted))
-        if len(self._strangers) > _MOST_STRANGERS:
-            self._strangers.pop(0).socket.close()
-
-    def _meet(self, stranger: _Stranger) -> None:
-        """Hear who has connected; a worker of this run is one from here on, anybody else is hung up on."""
-        hello = stranger.hear()
-        if hello is None:
-            return
-        self._strangers.remove(stranger)
-        token, worker = _HELLO.unpack(hello) if len(hello) == _HELLO.size else (b"", -1)
-        known = hmac.compare_digest(token, self._token) and worker < self._expected
-        if not known or worker in self._connections:
-            stranger.socket.close()
-            return
-        stranger.socket.setblocking(True)
-        self._connections[worker] = Connection(stranger.socket.detach())
-        if len(self._connections) == self._expected:
+    def _meet(self, newcomer: Connection) -> None:
+        self._newcomers.remove(newcomer)
+        with contextlib.suppress(EOFError, OSError):  # it is gone again
+            self._connections[int(newcomer.recv_bytes())] = newcomer
+        if len(self._connections) == self._expected:  # nobody else is to come
             self.segment.unlink()
-            shutil.rmtree(self._folder, ignore_errors=True)  # nobody else is to come
-
-    def _hang_up_on_the_silent(self) -> None:
-        for stranger in [stranger for stranger in self._strangers if time.monotonic() > stranger.deadline]:
-            self._strangers.remove(stranger)
-            stranger.socket.close()
+            self._folder.cleanup()
 
     def state_dict(self) -> None:
         return None  # workers are processes
@@ -302,22 +237,21 @@ class SharedMemoryServer:
     def close(self) -> None:
         for connection in self._connections.values():
             connection.close()
-        for stranger in self._strangers:
-            stranger.socket.close()
+        for newcomer in self._newcomers:
+            newcomer.close()
         self._connections.clear()
-        self._strangers.clear()
+        self._newcomers.clear()
         self._backlog.clear()
         self._listener.close()
         self.segment.unlink()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.cleanup()
 
 
 @dataclasses.dataclass(frozen=True)
 class SharedMemoryAddress:
-    """Where a `SharedMemoryServer` is, and the token that it asks for; names and numbers only."""
+    """Where a `SharedMemoryServer` is; names and numbers only."""
 
     socket_path: str
-    token: str
     segment_path: str
     num_floats: int
     size: int
@@ -336,8 +270,8 @@ class SharedMemoryWorker:
         self._size, self._num_slots, self._worker = address.size, address.num_slots, worker
         client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         client.connect(address.socket_path)
-        client.sendall(_HELLO.pack(bytes.fromhex(address.token), worker))
         self._connection = Connection(client.detach())
+        self._connection.send_bytes(str(worker).encode())
         self._read_ahead = Backlog()
 
     @property
@@ -380,7 +314,7 @@ class SharedMemoryWorker:
         try:
             if timeout is not None and not self._connection.poll(timeout):
                 return False
-            command: Command = COMMANDS.decode(self._connection.recv_bytes(LONGEST))
+            command: Command = COMMANDS.decode(self._connection.recv_bytes())
         except (EOFError, OSError) as error:
             raise EOFError("the server is gone") from error
         self._read_ahead.put(command)
