@@ -20,8 +20,6 @@ from asyncsgd.simulation.problems import (
     ALL,
     Heterogeneous,
     Instance,
-    LeastSquares,
-    LeastSquaresInstance,
     Logistic,
     LogisticData,
     Mode,
@@ -42,8 +40,6 @@ SMALL = (
     Quadratic(dimension=4, curvature=2.0, condition=5.0, noise=0.3),
     Mode(curvature=0.7, noise=0.3),
     Heterogeneous(noise=0.3),
-    LeastSquares(rows=23, dimension=3, batch=2),
-    LeastSquares(rows=23, dimension=3, batch=2, skew=1),
     Logistic(features=6, rows=30, classes=3, batch=2, penalty=0.05),
 )
 every_example = pytest.mark.parametrize("problem", ALL, ids=str)
@@ -289,31 +285,15 @@ def test_gradient_descent_on_a_mode_with_fixed_delay_1_contracts_at_the_publishe
 # data
 
 
-@pytest.mark.parametrize(("rows", "num_workers"), [(12, 4), (13, 4), (7, 7), (5, 1)])
-def test_skewed_shares_are_contiguous_and_cover_every_row_once(rows: int, num_workers: int) -> None:
-    instance = LeastSquares(rows=rows, dimension=2, skew=1).on(num_workers, seed=0)
-    assert isinstance(instance, LeastSquaresInstance)
-    assert [row for share in instance.shares for row in share] == list(range(rows))
-    assert {len(share) for share in instance.shares} <= {rows // num_workers, -(-rows // num_workers)}
-
-
 def test_with_one_row_per_worker_the_mean_over_workers_is_the_exact_gradient() -> None:
     rng = np.random.default_rng(0)
-    data = LogisticData(rng.normal(size=(9, 4)), np.arange(9) % 3, [np.array([k]) for k in range(9)], 3, 0.1, seed=0)
-    for instance in (LeastSquares(rows=9, dimension=4, batch=2, skew=1).on(9, seed=0), data):
-        x = rng.normal(size=instance.num_parameters)
-        samples = [sample(instance, x, worker, 5) for worker in range(9)]
-        np.testing.assert_allclose(np.mean([g for _, g in samples], axis=0), instance.exact_gradient(x), atol=1e-13)
-        assert np.mean([value for value, _ in samples]) == pytest.approx(instance.loss(x) + instance.minimum, rel=1e-12)
-
-
-def test_skew_biases_a_workers_own_mean_and_no_skew_does_not() -> None:
-    for skew, biased in ((0, False), (1, True)):
-        instance = LeastSquares(rows=20, dimension=5, batch=64, skew=skew).on(10, seed=0)
-        x = instance.initial()
-        mean = np.mean([sample(instance, x, 0, index)[1] for index in range(200)], axis=0)
-        distance = np.linalg.norm(mean - instance.exact_gradient(x)) / np.linalg.norm(instance.exact_gradient(x))
-        assert (distance > 0.3) == biased
+    instance = LogisticData(
+        rng.normal(size=(9, 4)), np.arange(9) % 3, [np.array([k]) for k in range(9)], 3, 0.1, seed=0
+    )
+    x = rng.normal(size=instance.num_parameters)
+    samples = [sample(instance, x, worker, 5) for worker in range(9)]
+    np.testing.assert_allclose(np.mean([g for _, g in samples], axis=0), instance.exact_gradient(x), atol=1e-13)
+    assert np.mean([value for value, _ in samples]) == pytest.approx(instance.loss(x) + instance.minimum, rel=1e-12)
 
 
 def test_every_worker_has_weight_one_over_n_whatever_the_size_of_its_share() -> None:
@@ -437,7 +417,7 @@ def test_help_names_every_problem_and_every_parameter_with_its_default() -> None
         ("mode:noise=1,noise=2", "problem parameter 'noise' is given twice in 'mode:noise=1,noise=2'; keep one"),
         ("mode:noise", "problem parameter 'noise' has no value; type --problem mode:noise=VALUE"),
         ("mode:noise=loud", "problem parameter noise='loud' is not a number"),
-        ("least_squares:rows=2.5", "problem parameter rows='2.5' is not a whole number"),
+        ("logistic:rows=2.5", "problem parameter rows='2.5' is not a whole number"),
         ("tridiagonal:dimension=0", "--problem tridiagonal:dimension=0: dimension must be 1 or more and finite, got 0"),
         ("tridiagonal:noise_kind=ful", "noise_kind must be one of add, full, last, got 'ful'; did you mean 'full'?"),
         (
@@ -454,10 +434,6 @@ def test_help_names_every_problem_and_every_parameter_with_its_default() -> None
         ("mode:curvature=-1", "curvature must be above 0 and finite, got -1.0"),
         ("mode:noise=-1", "noise must be 0 or more and finite, got -1.0"),
         ("heterogeneous:noise=-1", "noise must be 0 or more and finite, got -1.0"),
-        ("least_squares:rows=0", "rows must be 1 or more and finite, got 0"),
-        ("least_squares:batch=0", "batch must be 1 or more and finite, got 0"),
-        ("least_squares:noise=-1", "noise must be 0 or more and finite, got -1.0"),
-        ("least_squares:skew=2", "skew must be 0 (all rows for every worker) or 1 (shares of their own), got 2"),
         ("logistic:features=0", "features must be 1 or more and finite, got 0"),
         ("logistic:classes=1", "classes must be 2 or more and finite, got 1"),
         ("logistic:classes=5,rows=4", "rows must be 5 or more and finite, got 4"),
@@ -474,8 +450,6 @@ def test_a_problem_that_cannot_be_is_refused_with_what_to_type(text: str, messag
 def test_an_instance_refuses_workers_that_it_does_not_have() -> None:
     with pytest.raises(UsageError, match=r"num_workers must be 1 or more, got 0"):
         Mode().on(0, seed=0)
-    with pytest.raises(UsageError, match=r"256 rows cannot be shared by 257 workers; type rows=257"):
-        LeastSquares(skew=1).on(257, seed=0)
     with pytest.raises(UsageError, match=r"10 rows cannot be shared by 11 workers; give each one row at least"):
         Logistic(rows=10).on(11, seed=0)
     for problem in SMALL:

@@ -483,99 +483,6 @@ class _HeterogeneousInstance(Instance):
 
 
 @dataclasses.dataclass(frozen=True)
-class LeastSquares(Problem):
-    """Linear regression, f(x) = ||M x - y||^2 / (2 R), M standard normal, y = M x_true + noise z.
-
-    With skew 1, worker i has f_i = (N/R) sum over its share of the rows of (M_k x - y_k)^2 / 2, so that the mean over
-    workers is f also where N does not divide R.
-
-    Args:
-        rows: R.
-        dimension: P.
-        noise: standard deviation of the labels; the noise of a gradient comes from drawing rows.
-        batch: rows in a stochastic gradient, drawn with replacement.
-        skew: 0, every worker draws from all rows; 1, worker i from its own contiguous share.
-    """
-
-    name: ClassVar[str] = "least_squares"
-    summary: ClassVar[str] = "linear regression on Gaussian rows; skew=1 gives each worker rows of its own"
-
-    rows: int = 256
-    dimension: int = 20
-    noise: float = 0.1
-    batch: int = 1
-    skew: int = 0
-
-    def __post_init__(self) -> None:
-        self._at_least(1, "rows", "dimension", "batch")
-        self._at_least(0, "noise")
-        if self.skew not in (0, 1):
-            raise ValueError(f"skew must be 0 (all rows for every worker) or 1 (shares of their own), got {self.skew}")
-
-    def _on(self, num_workers: int, seed: int) -> Instance:
-        if self.skew and num_workers > self.rows:
-            raise UsageError(f"{self.rows} rows cannot be shared by {num_workers} workers; type rows={num_workers}")
-        return LeastSquaresInstance(self, num_workers, seed)
-
-
-class LeastSquaresInstance(Instance):
-    """The regression of `LeastSquares` on `num_workers` workers.
-
-    Attributes:
-        shares: worker i draws rows ``shares[i]``, a range; with skew 1 the ranges are a partition of all rows.
-    """
-
-    def __init__(self, problem: LeastSquares, num_workers: int, seed: int) -> None:
-        self.num_parameters = problem.dimension
-        self.num_workers = num_workers
-        self._batch = problem.batch
-        self._streams = _Streams(seed)
-        generator = self._streams.at(_DATA)
-        self._matrix = generator.standard_normal((problem.rows, problem.dimension))
-        truth = generator.standard_normal(problem.dimension)
-        self._labels = self._matrix @ truth + problem.noise * generator.standard_normal(problem.rows)
-        self._optimum = np.asarray(np.linalg.lstsq(self._matrix, self._labels)[0], dtype=np.float64)
-        residual = self._matrix @ self._optimum - self._labels
-        self._minimum = float(residual @ residual) / (2 * problem.rows)
-        bounds = [problem.rows * worker // num_workers for worker in range(num_workers + 1)]
-        self.shares = tuple(
-            range(bounds[worker], bounds[worker + 1]) if problem.skew else range(problem.rows)
-            for worker in range(num_workers)
-        )
-        parts = num_workers if problem.skew else 1
-        self._factors = [parts * len(share) / problem.rows for share in self.shares]
-
-    @property
-    def minimum(self) -> float:
-        return self._minimum
-
-    def initial(self) -> Array:
-        return np.zeros(self.num_parameters)
-
-    def gradient(self, x: Array, worker: int, index: int, out: Array) -> float:
-        self._check(worker, index)
-        share = self.shares[worker]
-        rows = self._streams.at(_NOISE, worker, index).integers(share.start, share.stop, self._batch)
-        matrix = self._matrix[rows]
-        residual = matrix @ x - self._labels[rows]
-        factor = self._factors[worker] / self._batch
-        np.matmul(residual, matrix, out=out)
-        np.multiply(out, factor, out=out)
-        return 0.5 * factor * float(residual @ residual)
-
-    def exact_gradient(self, x: Array) -> Array:
-        return (self._matrix @ x - self._labels) @ self._matrix / len(self._labels)
-
-    def loss(self, x: Array) -> float:
-        # the residual at the optimum is orthogonal to the columns of M, so the excess is itself a square
-        excess = self._matrix @ (x - self._optimum)
-        return float(excess @ excess) / (2 * len(self._labels))
-
-    def optimum(self) -> Array:
-        return self._optimum.copy()
-
-
-@dataclasses.dataclass(frozen=True)
 class Logistic(Problem):
     """Softmax regression on synthetic documents whose classes are spread unevenly over the workers.
 
@@ -842,7 +749,6 @@ ALL: tuple[Problem, ...] = (
     Quadratic(),
     Mode(),
     Heterogeneous(),
-    LeastSquares(),
     Logistic(),
 )
 """An example of each problem, for the contract tests and ``--problem help``."""
