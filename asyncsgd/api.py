@@ -55,7 +55,7 @@ from asyncsgd.runtime.log import read_log
 from asyncsgd.runtime.processes import fork_server
 from asyncsgd.runtime.ranks import Launch
 from asyncsgd.scripts.run_folder import has_trained, open_again, set_aside
-from asyncsgd.settings.training import COMMON, MOST_SAMPLES, PREFETCH_ON_VIRTUAL_CLOCK
+from asyncsgd.settings.training import COMMON, PREFETCH_ON_VIRTUAL_CLOCK
 from asyncsgd.tasks.base import Task
 from asyncsgd.tasks.checking import check_main, check_optimizer_can_be_sent, is_main_of_package, refuse_in_worker
 from asyncsgd.training import carry_out, follow
@@ -537,7 +537,7 @@ def _check_every(name: str, samples: int | None) -> None:
     Raises:
         UsageError: naming the argument.
     """
-    if samples is not None and (type(samples) is not int or not 1 <= samples <= MOST_SAMPLES):
+    if samples is not None and (type(samples) is not int or samples < 1):
         raise UsageError(f"{name} must be a number of samples from 1 up, got {samples!r}; give e.g. {name}=5000")
 
 

@@ -17,7 +17,6 @@ from asyncsgd.optimizers import OptimizerRecipe
 from asyncsgd.runtime.memory import leave_memory_for
 from asyncsgd.runtime.processes import OUT_OF_MEMORY, Processes
 from asyncsgd.runtime.worker_process import Assignment, fail, set_up_process
-from asyncsgd.settings.training import MOST_BATCH
 from asyncsgd.tasks.base import Batch, Task, tensors_in
 
 LOOKED_AT = 1000
@@ -26,6 +25,9 @@ STEPS = 16
 """The result is exact to this part of it: a smaller step would take more tries, which are slow where batches are large.
 """
 KILLED = -9
+
+LARGEST = 65_536
+"""The largest batch that is tried."""
 
 
 def find_batch_size(experiment: Experiment, context: ForkServerContext, tell: Callable[[str], None]) -> int:
@@ -47,7 +49,7 @@ def find_batch_size(experiment: Experiment, context: ForkServerContext, tell: Ca
     if setup.savings.auto_batch:
         raise UsageError("--auto-batch makes every batch fit, so --find-batch-size would find nothing; drop one")
     task = experiment.task.prepare(setup.seed, experiment.cache)
-    most = min(MOST_BATCH, task.facts().get("num_train_samples") or MOST_BATCH)
+    most = min(LARGEST, task.facts().get("num_train_samples") or LARGEST)
     largest = _LargestBatch(setup.seed)
 
     def fits(size: int) -> bool:

@@ -26,7 +26,7 @@ from asyncsgd.runtime.pool import Pool
 from asyncsgd.runtime.ranks import go_offline
 from asyncsgd.scripts.base import run_script
 from asyncsgd.settings.flags import Parser
-from asyncsgd.settings.training import MOST_PROCESSES, Data, Model
+from asyncsgd.settings.training import Data, Model
 from asyncsgd.signals import StopRequest
 
 
@@ -37,9 +37,9 @@ def run(argv: list[str], stop: StopRequest) -> int:
         print(describe_finders())
         return 0
     given = parser().parse_args(argv)
-    for name, most in (("processes", MOST_PROCESSES), ("chunk_texts", 10**6)):
+    for name in ("processes", "chunk_texts"):
         value = getattr(given, name)
-        if value is not None and (wanted := out_of_bounds(value, at_least=1, at_most=most)):
+        if value is not None and (wanted := out_of_bounds(value, at_least=1)):
             raise UsageError(f"--{name.replace('_', '-')} must be {wanted}, got {value}")
     from asyncsgd.data.finders import parse_finder
 

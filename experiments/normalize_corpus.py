@@ -22,13 +22,12 @@ from asyncsgd.records.environment import available_cores
 from asyncsgd.runtime.pool import Pool
 from asyncsgd.scripts.base import run_script
 from asyncsgd.settings.flags import Parser
-from asyncsgd.settings.training import MOST_PROCESSES
 from asyncsgd.signals import StopRequest
 
 
 def run(argv: list[str], stop: StopRequest) -> int:
     given = parser().parse_args(argv)
-    if wanted := out_of_bounds(given.processes, at_least=1, at_most=MOST_PROCESSES):
+    if wanted := out_of_bounds(given.processes, at_least=1):
         raise UsageError(f"--processes must be {wanted}, got {given.processes}; type e.g. --processes 2")
     if (given.val_file is None) != (given.op_val_file is None):
         raise UsageError("--val-file and --op-val-file go together; type both or none")

@@ -12,11 +12,6 @@ from typing import Literal
 
 from asyncsgd.settings.flags import Flags, group, setting
 from asyncsgd.settings.training import (
-    MOST_BATCH,
-    MOST_EPOCHS,
-    MOST_EVALUATIONS,
-    MOST_SAMPLES,
-    MOST_TOKENS,
     SAMPLING,
     Job,
     Length,
@@ -69,9 +64,9 @@ class LabelledText:
     split: Split | None = setting(None, "what to score on", unset="test where there is one")
     text_column: str = setting("text", "column that holds the text")
     label_column: str = setting("label", "column that holds the label")
-    train_samples: int = setting(0, "training texts to use; 0: all", at_least=0, at_most=MOST_SAMPLES)
-    eval_samples: int = setting(0, "texts to score on; 0: all", at_least=0, at_most=MOST_SAMPLES)
-    seq_len: int = setting(128, "tokens per text; what is longer is cut", at_least=8, at_most=MOST_TOKENS)
+    train_samples: int = setting(0, "training texts to use; 0: all", at_least=0)
+    eval_samples: int = setting(0, "texts to score on; 0: all", at_least=0)
+    seq_len: int = setting(128, "tokens per text; what is longer is cut", at_least=8)
     sampling: Sampling = setting("group_by_length", SAMPLING, added_later=True)
     cache_dir: str | None = setting(None, "folder for prepared data", unset="the user's cache folder")
 
@@ -90,7 +85,6 @@ class Tuning(Steps, Length):
         "passes over the training texts",
         unset=f"{DEFAULT_EPOCHS:g}, or as --samples says",
         above=0,
-        at_most=MOST_EPOCHS,
         example=2,
     )
     samples: int | None = setting(
@@ -98,24 +92,20 @@ class Tuning(Steps, Length):
         "texts to train on, over all epochs",
         unset="as --epochs says",
         at_least=1,
-        at_most=MOST_SAMPLES,
         example=2000,
     )
-    batch_size: int = setting(16, "texts in one gradient", at_least=1, at_most=MOST_BATCH)
+    batch_size: int = setting(16, "texts in one gradient", at_least=1)
     learning_rate: float = setting(5e-4, "peak learning rate", above=0)
     schedule: Schedule = setting("linear", "learning rate after the warmup")
     warmup: float = setting(
         0.1,
         "share of the samples until the learning rate reaches its peak, or a number of samples",
         at_least=0,
-        at_most=MOST_SAMPLES,
         or_whole=True,
     )
     dropout: float = setting(0.1, "of all dropout layers", at_least=0, below=1)
     class_weights: bool = setting(False, "weigh each class by its inverse frequency in the training loss")
-    evaluations: int = setting(
-        4, "evaluations after the first, evenly over training", at_least=1, at_most=MOST_EVALUATIONS
-    )
+    evaluations: int = setting(4, "evaluations after the first, evenly over training", at_least=1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,14 +34,6 @@ Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["fp32", "bf16", "fp16"]
 
 DEFAULT_SAMPLES = 9600
-# Far beyond any useful value here. A larger number is a typing error, and would end in an error of some library.
-MOST_SAMPLES = 10**12
-MOST_EPOCHS = 100_000
-MOST_SECONDS = 1e9
-MOST_EVALUATIONS = 100_000
-MOST_BATCH = 65_536
-MOST_TOKENS = 65_536
-MOST_THREADS = 1024
 MOST_PROCESSES = 1024
 
 SGD_LEARNING_RATE = 0.1
@@ -107,7 +99,6 @@ class Job:
         1,
         "gradient workers, in every mode; in mode pipeline processes, a stage on each",
         at_least=1,
-        at_most=100_000,
         example=4,
         aliases=("nproc_per_node", "nprocs", "workers"),
     )
@@ -141,7 +132,6 @@ class Job:
         "parts that the model is cut into; mode pipeline only",
         unset="one for each process",
         at_least=2,
-        at_most=MOST_PROCESSES,
         example=2,
         added_later=True,
     )
@@ -162,7 +152,7 @@ class Job:
         "compute a batch on all GPUs of one process, as torch.nn.DataParallel does; mode single only",
         added_later=True,
     )
-    accumulate: int = setting(1, "batches per update; mode single only", at_least=1, at_most=MOST_BATCH)
+    accumulate: int = setting(1, "batches per update; mode single only", at_least=1)
     transport: Transport = setting("auto", "how gradients travel between workers and server; mode async only")
     hogwild_state: HogwildState = setting(
         "worker", "optimizer state of each worker, or one shared by all; mode hogwild only"
@@ -184,7 +174,6 @@ class Length:
         "sequences to train on, over all workers; 0: evaluate the model and stop",
         unset=f"{DEFAULT_SAMPLES}, or no limit with --seconds",
         at_least=0,
-        at_most=MOST_SAMPLES,
         example=DEFAULT_SAMPLES,
     )
     epochs: float | None = setting(
@@ -192,13 +181,10 @@ class Length:
         "passes over the training samples, in place of --samples; rounded up to whole batches",
         unset="as --samples says",
         above=0,
-        at_most=MOST_EPOCHS,
         example=2,
         added_later=True,
     )
-    evaluations: int = setting(
-        8, "evaluations after the first, evenly over the budget", at_least=1, at_most=MOST_EVALUATIONS
-    )
+    evaluations: int = setting(8, "evaluations after the first, evenly over the budget", at_least=1)
     evaluate_every: str | None = setting(
         None,
         "samples between two evaluations, or e.g. 1epoch",
@@ -212,7 +198,6 @@ class Length:
         "stop after so many evaluations in a row without a new lowest evaluation loss",
         unset="never",
         at_least=1,
-        at_most=MOST_EVALUATIONS,
         example=3,
         added_later=True,
     )
@@ -235,7 +220,6 @@ class Budget(Length):
         "seconds of training, evaluations not counted",
         unset="no limit",
         above=0,
-        at_most=MOST_SECONDS,
         example=60,
     )
     target_loss: float | None = setting(
@@ -262,7 +246,6 @@ class Steps:
         640,
         "samples until the learning rate reaches its peak; below 1 a share of the samples",
         at_least=0,
-        at_most=MOST_SAMPLES,
         or_whole=True,
     )
     weight_decay: float = setting(0.01, "decoupled for adamw, L2 for sgd", at_least=0)
@@ -282,9 +265,9 @@ class Data:
     data: str = setting("pydocs", "pydocs (built in, no network), a file, a folder or hub:NAME; A+B joins two")
     eval_data: str | None = setting(None, "text to evaluate on", unset="held out from --data")
     text_column: str = setting("text", "column of the data that holds the text")
-    seq_len: int = setting(128, "tokens per sequence", at_least=8, at_most=MOST_TOKENS)
+    seq_len: int = setting(128, "tokens per sequence", at_least=8)
     blocks: bool = setting(False, BLOCKS, added_later=True)
-    batch_size: int = setting(16, "sequences in one gradient, per worker", at_least=1, at_most=MOST_BATCH)
+    batch_size: int = setting(16, "sequences in one gradient, per worker", at_least=1)
     sampling: Sampling = setting("group_by_length", SAMPLING, added_later=True)
     mask: Mask = setting("token", "mask single tokens, whole words, or words with --candidates first")
     mask_prob: float = setting(0.15, "share of the tokens to predict", above=0, below=1)
@@ -311,8 +294,8 @@ class Data:
         "mask candidates only, and leave sequences without one out of training",
         added_later=True,
     )
-    eval_samples: int = setting(500, "sequences in one evaluation; 0: all", at_least=0, at_most=MOST_SAMPLES)
-    vocab_size: int = setting(8192, "of the tokenizer trained for a model that is new", at_least=1, at_most=1_000_000)
+    eval_samples: int = setting(500, "sequences in one evaluation; 0: all", at_least=0)
+    vocab_size: int = setting(8192, "of the tokenizer trained for a model that is new", at_least=1)
     # A path of one machine: its default is found at run time and is never written into settings.yaml.
     cache_dir: str | None = setting(None, "folder for prepared data", unset="the user's cache folder")
 
@@ -331,14 +314,11 @@ class Machine:
 
     device: Device = setting("auto", "auto takes cuda where there is one")
     precision: Precision = setting("fp32", "number format of the forward and backward pass")
-    threads: int = setting(
-        1, "CPU threads per worker, the same for every number of workers", at_least=1, at_most=MOST_THREADS
-    )
+    threads: int = setting(1, "CPU threads per worker, the same for every number of workers", at_least=1)
     micro_batches: int = setting(
         1,
         "parts of a batch, computed one after the other: less memory for the same gradient",
         at_least=1,
-        at_most=MOST_BATCH,
         example=4,
         added_later=True,
     )
@@ -349,7 +329,7 @@ class Machine:
         False, "torch.compile the loss: faster gradients after a first one that takes a minute", added_later=True
     )
     prefetch: int = setting(
-        0, "batches that a thread makes ahead of each worker", at_least=0, at_most=1000, example=4, added_later=True
+        0, "batches that a thread makes ahead of each worker", at_least=0, example=4, added_later=True
     )
     auto_batch: bool = setting(
         False, "when memory is out, compute the batch again in twice as many parts", added_later=True
@@ -381,12 +361,9 @@ class Output:
         "seconds between two checkpoints",
         unset="only when Ctrl-C, SIGTERM or SIGHUP stops the run",
         above=0,
-        at_most=MOST_SECONDS,
         example=60,
     )
-    keep: int = setting(
-        2, "checkpoints to keep; the best by evaluation loss stays beside them", at_least=1, at_most=MOST_EVALUATIONS
-    )
+    keep: int = setting(2, "checkpoints to keep; the best by evaluation loss stays beside them", at_least=1)
     find_batch_size: bool = setting(
         False, "train nothing; find the largest batch that fits in memory, and say what to type"
     )
@@ -395,7 +372,6 @@ class Output:
         "trace so many gradients of worker 0 with torch.profiler",
         unset="no trace",
         at_least=1,
-        at_most=1000,
         example=20,
     )
     track: str | None = setting(

@@ -118,25 +118,11 @@ def check_keys(given: Mapping[Any, Any], known: Sequence[str], where: str) -> No
             raise UsageError(f"{where}: unknown key {key!r}{nearest(str(key), known)}; known are {', '.join(known)}")
 
 
-def check_plain(given: Any, where: str) -> None:
-    """Text, numbers, truth values, lists and mappings with text as keys: what a hash and plan.json can hold."""
-    if isinstance(given, Mapping):
-        for key, value in given.items():
-            if not isinstance(key, str):
-                raise UsageError(f"{where}: the key {key!r} is not text; put it in quotes")
-            check_plain(value, key if where == "the config" else f"{where}.{key}")
-    elif isinstance(given, list):
-        for value in given:
-            check_plain(value, where)
-    elif given is not None and not isinstance(given, str | int | float):
-        raise UsageError(f"{where}: YAML reads {given} as a {type(given).__name__}; put it in quotes")
-
-
 def settings_in(given: Any, where: str, reserved: Sequence[str] = RESERVED) -> dict[str, Any]:
     """Settings by field name; a dash is an underscore, as in flags."""
     settings: dict[str, Any] = {}
     for key, value in mapping_in(given, where).items():
-        name = key.replace("-", "_")
+        name = str(key).replace("-", "_")
         if name in settings:
             raise UsageError(f"{where}: {name} is there twice; keep one")
         if name in reserved:

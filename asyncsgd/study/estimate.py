@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from asyncsgd.modes import AllReduce, Virtual, kind_of
 from asyncsgd.records.environment import available_cores
 from asyncsgd.rules import parse_rule
 from asyncsgd.scripts.downstream import experiment_of
-from asyncsgd.settings.training import MOST_SECONDS, Settings, make_settings
+from asyncsgd.settings.training import Settings, make_settings
 from asyncsgd.simulation.speeds import Constant, parse_speeds
 from asyncsgd.study.finetuning import finetuning_in
 from asyncsgd.study.sweep import Job
@@ -64,7 +65,7 @@ class Estimator:
         number = settings.budget.samples / settings.data.batch_size
         if kind_of(settings.job.mode, settings.job.clock) is Virtual:
             rate = _gradients_per_second(settings)
-            return min(number / rate, MOST_SECONDS) if rate > 0 else MOST_SECONDS
+            return number / rate if rate > 0 else math.inf
         _, gradient, _ = self._time(settings)
         return number * gradient / min(settings.job.nproc, available_cores()) * _stretch(settings)
 

@@ -53,7 +53,6 @@ from asyncsgd.study.config import (
     REFUSED,
     SEED_LIMIT,
     check_keys,
-    check_plain,
     mapping_in,
     seeds_in,
     settings_in,
@@ -202,7 +201,6 @@ def make_plan(config: Mapping[str, Any]) -> Plan:
     ['test/async-w2/s7', 'test/async-w4/s7', 'test/sync-w2/s7', 'test/sync-w4/s7']
     """
     check_keys(config, CONFIG_KEYS, "the config")
-    check_plain(config, "the config")
     name = text_in(config.get("name", "sweep"), "name")
     if not re.fullmatch(r"[A-Za-z0-9_.-]*[A-Za-z0-9]", name):
         raise UsageError(f"name has letters, digits, _ . and - only; it becomes the name of a folder; got {name!r}")

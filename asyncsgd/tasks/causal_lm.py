@@ -89,15 +89,13 @@ class CausalLM(Task):
     )
     eval_data: str | None = setting(None, "text to evaluate on", unset="held out from the data")
     text_column: str = setting("text", "column of the data that holds the text")
-    seq_len: int = setting(128, "tokens per row", at_least=8, at_most=65_536)
+    seq_len: int = setting(128, "tokens per row", at_least=8)
     blocks: bool = setting(False, BLOCKS, added_later=True)
-    batch_size: int = setting(16, "rows in one gradient, per worker", at_least=1, at_most=65_536)
+    batch_size: int = setting(16, "rows in one gradient, per worker", at_least=1)
     sampling: Sampling = setting("group_by_length", SAMPLING, added_later=True)
-    vocab_size: int = setting(
-        8192, "of the tokenizer trained for the models tiny-gpt and small-gpt", at_least=257, at_most=1_000_000
-    )
+    vocab_size: int = setting(8192, "of the tokenizer trained for the models tiny-gpt and small-gpt", at_least=257)
     dropout: float = setting(0.0, "of all dropout layers", at_least=0, below=1)
-    eval_samples: int = setting(500, "rows in one evaluation; 0: all", at_least=0, at_most=10**12)
+    eval_samples: int = setting(500, "rows in one evaluation; 0: all", at_least=0)
 
     model_folder: str | None = found()
     """Of a pretrained model; None for one that is built here."""

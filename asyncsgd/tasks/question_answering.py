@@ -26,7 +26,7 @@ import numpy as np
 from asyncsgd.data import question_scores as scores
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
-from asyncsgd.settings.training import MOST_BATCH, MOST_SAMPLES, MOST_TOKENS, SAMPLING, Sampling
+from asyncsgd.settings.training import SAMPLING, Sampling
 from asyncsgd.tasks.base import Sums, found, to_device
 from asyncsgd.tasks.encoder import VOCABULARY, EncoderTask, with_own_flags
 
@@ -67,22 +67,18 @@ class QuestionAnswering(EncoderTask):
         unset="dev* or validation* of --data",
         example="../shared/data/squad_v2/dev_a.parquet",
     )
-    train_samples: int = setting(0, "training questions to use; 0: all", at_least=0, at_most=MOST_SAMPLES)
+    train_samples: int = setting(0, "training questions to use; 0: all", at_least=0)
     eval_samples: int = setting(0, "questions to score on; 0: all", at_least=0, at_most=MOST_QUESTIONS)
-    seq_len: int = setting(384, "tokens of a window and its question", at_least=8, at_most=MOST_TOKENS)
-    stride: int = setting(
-        128, "word pieces from the beginning of a window to that of the next", at_least=1, at_most=MOST_TOKENS
-    )
-    max_answer_length: int = setting(30, "word pieces of an answer, at most", at_least=1, at_most=MOST_TOKENS)
+    seq_len: int = setting(384, "tokens of a window and its question", at_least=8)
+    stride: int = setting(128, "word pieces from the beginning of a window to that of the next", at_least=1)
+    max_answer_length: int = setting(30, "word pieces of an answer, at most", at_least=1)
     predictions: str | None = setting(
         None, "folder for predictions.json and two more at the end", unset="none are written", example="predictions"
     )
-    batch_size: int = setting(16, "windows in one gradient", at_least=1, at_most=MOST_BATCH)
+    batch_size: int = setting(16, "windows in one gradient", at_least=1)
     sampling: Sampling = setting("group_by_length", SAMPLING, added_later=True)
     dropout: float = setting(0.1, "of all dropout layers", at_least=0, below=1)
-    vocab_size: int = setting(
-        VOCABULARY, "entries of the tokenizer that tiny and small get", at_least=64, at_most=MOST_TOKENS
-    )
+    vocab_size: int = setting(VOCABULARY, "entries of the tokenizer that tiny and small get", at_least=64)
 
     model_source: str | None = found()
     """What `asyncsgd.models.build_model` takes, without a network."""

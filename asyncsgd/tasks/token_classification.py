@@ -22,7 +22,7 @@ import numpy as np
 from asyncsgd.data import spans
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
-from asyncsgd.settings.training import MOST_BATCH, MOST_SAMPLES, MOST_TOKENS, SAMPLING, Sampling
+from asyncsgd.settings.training import SAMPLING, Sampling
 from asyncsgd.tasks.base import Sums, found
 from asyncsgd.tasks.encoder import VOCABULARY, EncoderTask, with_own_flags
 
@@ -62,15 +62,13 @@ class TokenClassification(EncoderTask):
     eval_split: Split | None = setting(None, "what to score on", unset="test where there is one", name="split")
     tokens_column: str = setting("tokens", "column that holds the words")
     tags_column: str = setting("ner_tags", "column that holds the tags, in the BIO scheme")
-    train_samples: int = setting(0, "training sentences to use; 0: all", at_least=0, at_most=MOST_SAMPLES)
-    eval_samples: int = setting(0, "sentences to score on; 0: all", at_least=0, at_most=MOST_SAMPLES)
-    seq_len: int = setting(128, "tokens per sentence; what is longer is cut", at_least=8, at_most=MOST_TOKENS)
-    batch_size: int = setting(16, "sentences in one gradient", at_least=1, at_most=MOST_BATCH)
+    train_samples: int = setting(0, "training sentences to use; 0: all", at_least=0)
+    eval_samples: int = setting(0, "sentences to score on; 0: all", at_least=0)
+    seq_len: int = setting(128, "tokens per sentence; what is longer is cut", at_least=8)
+    batch_size: int = setting(16, "sentences in one gradient", at_least=1)
     sampling: Sampling = setting("group_by_length", SAMPLING, added_later=True)
     dropout: float = setting(0.1, "of all dropout layers", at_least=0, below=1)
-    vocab_size: int = setting(
-        VOCABULARY, "entries of the tokenizer that tiny and small get", at_least=64, at_most=MOST_TOKENS
-    )
+    vocab_size: int = setting(VOCABULARY, "entries of the tokenizer that tiny and small get", at_least=64)
 
     model_source: str | None = found()
     """What `asyncsgd.models.build_model` takes, without a network."""
