@@ -434,160 +434,74 @@ def test_a_default_that_follows_from_another_setting_is_said_where_it_does_not_f
     ) == FLAGS.flatten(settings)
 
 
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"algorithm": {}}, r"the config: unknown key 'algorithm'; did you mean 'algorithms'\?"),
-    ({"name": 3}, "name must be text, got 3"),
-    ({"name": "../up"}, "name has letters, digits"),
-    ({"base": [1]}, r"base must hold keys and values, got \[1\]"),
-    ({"base": {"seed": 3}}, "base: seed is decided by the sweep; seeds go to the key seeds, the folder to --out"),
-    ({"base": {"run-dir": "x"}}, "base: run_dir is decided by the sweep"),
-    ({"base": {"samples": 8, "batch-size": 2, "batch_size": 4}}, "base: batch_size is there twice; keep one"),
-    ({"base": {"samplse": 8}}, r"arm sync-w2: unknown key 'samplse'; did you mean 'samples'\?"),
-    ({"base": {1: 2}}, "base: the key 1 is not text; put it in quotes"),
-    ({"base_model": {"mode": "sync"}}, "base_model: mode is decided by the sweep"),
-    ({"base_model": {"seed": "x"}}, "base_model: --seed must be a whole number, got 'x'"),
-    ({"base_model": {}, "base": {"model": "tiny"}}, "base_model makes the model .* take model out of base"),
-    ({"algorithms": {}}, r"the config names no algorithms; write e.g. algorithms: \{sync: \{mode: sync\}\}"),
-    ({"algorithms": {"a-b": ASYNC}}, "algorithms.a-b: a name has letters, digits, _ and . only"),
-    ({"algorithms": {"sync": "sync"}}, "algorithms.sync must hold keys and values, got 'sync'"),
-    ({"algorithms": {"sync": {"mode": "snyc"}}}, r"arm sync-w2: --mode must be one of .* did you mean 'sync'\?"),
-    ({"algorithms": {"sync": {"mode": "sync", "seed": 1}}}, "algorithms.sync: seed is decided by the sweep"),
-    ({"algorithms": {"sync": {"mode": "sync", "rule": "asynchronos"}}}, "arm sync-w2: --rule is for --mode async"),
-    ({"algorithms": {"a": {"tune": RATES}}}, r"algorithms.a.tune: there is no tuning; write tuning: \{seeds: \[0\]\}"),
-    ({"tuning": {}, "seeds": [9]}, r"algorithms.sync: nothing to tune; write tune: \{...\} there, or tuning: \{grid"),
-    ({"conditions": []}, r"conditions is empty; write e.g. conditions: \[\{nproc: \[2, 4\]\}\]"),
-    ({"conditions": {"nproc": []}}, "conditions is empty"),
-    ({"conditions": {"seed": [0, 1]}}, "conditions: seed is decided by the sweep"),
-    ({"conditions": {"clock": {"a": 1}}}, "conditions.clock must be a value or a list of values"),
-    ({"conditions": {"nproc": "2"}}, "nproc of algorithms.sync must be a whole number of at least 1, got '2'"),
-    ({"conditions": {"nproc": 0}}, "nproc of algorithms.sync must be a whole number of at least 1, got 0"),
-    ({"conditions": [{"nproc": 2}, {"nproc": 2}]}, "two arms are both called sync-w2; conditions must not repeat"),
-    ({"exclude": {"nproc": 2}}, "exclude must be a list"),
-    ({"exclude": [{"nproc": 2}]}, "exclude leaves no arm; take an entry out of it"),
-    ({"exclude": [{"algoritm": "sync"}]}, r"exclude: no arm is \{'algoritm': 'sync'\}; an entry names what arms have"),
-    ({"seeds": 3}, r"seeds must be a list, got 3; write \[3\]"),
-    ({"seeds": []}, "seeds must name each seed once, and at least one"),
-    ({"seeds": [1, 1]}, r"seeds must name each seed once, and at least one, got \[1, 1\]"),
-    ({"seeds": [True]}, "seeds must be a whole number of at least 0, got True"),
-    ({"seeds": [2**32]}, "seeds must be less than 4294967296"),
-    ({"replicates": 0}, "replicates must be a whole number of at least 1, got 0"),
-    ({"order_seed": -1}, "order_seed must be a whole number of at least 0, got -1"),
-    ({"tuning": {"grid": RATES, "seeds": [0]}}, r"tuning.seeds and seeds share \[0\]; a seed that chose"),
-    ({"tuning": {"grids": RATES}}, r"tuning: unknown key 'grids'; did you mean 'grid'\?"),
-    ({"tuning": {"grid": {"learning_rate": 1.0e-3}}}, r"tuning.grid.learning_rate must be a list, got 0.001; write"),
-    ({"tuning": {"grid": {}}}, "tuning.grid must list values of at least one setting"),
-    ({"tuning": {"grid": {"samples": [8, 16]}}}, "tuning.grid: samples is not tuned, it is what is compared"),
-    ({"tuning": {"grid": {"seed": [8, 16]}}}, "tuning.grid: seed is decided by the sweep"),
-    ({"tuning": {"grid": {"learning_rate": ["fast"]}}, "seeds": [9]}, "arm sync-w2: --learning-rate must be a number"),
-    (
-        {"tuning": {"grid": RATES}, "seeds": [9], "algorithms": {"a": ASYNC, "b": {"tune": {"beta1": [0.9]}}}},
-        r"tuning budgets differ \(trials per arm: a-w2 2, b-w2 1\); give every algorithm the same number",
-    ),
-    ({"finetune": {"repetitions": 0}}, "finetune.repetitions must be a whole number of at least 1, got 0"),
-    ({"finetune": {"repetitions": 1001}}, "finetune.repetitions must be at most 1000"),
-    ({"finetune": {"baseline": "yes"}}, "finetune.baseline must be true or false, got 'yes'"),
-    ({"finetune": {"sampels": 8}}, r"finetune: unknown key 'sampels'; did you mean 'samples'\?"),
-    ({"finetune": {"samples": 8, "epochs": 1}}, "finetune: --epochs 1 and --samples 8 both say how long"),
-    ({"finetune": {"init-from": "x"}}, "finetune: init_from is decided by the sweep; .* repetitions: 3"),
-    (
-        {"finetune": {"task": "tagging"}},
-        "finetune: task must be one of classification, token_classification, got 'tagging'",
-    ),
-    (
-        {**FULL, "analysis": {"reference": "sync", "primary": {"endpoint": "span_f1", "clock": "measured"}}},
-        "analysis.primary.endpoint span_f1 is not what this fine-tuning is scored by; write endpoint: macro_f1",
-    ),
-    ({"finetune": {}, "seeds": [4294967]}, "seeds must be less than 4294967 where fine-tuning"),
-    (
-        {"analysis": {"reference": "snyc"}},
-        r"analysis.reference must be one of sync, async, got 'snyc'; did you mean 'sync'",
-    ),
-    ({"analysis": {"reference": "sync", "primary": {"endpoint": "loss"}}}, "analysis.primary.endpoint must be one of"),
-    ({"analysis": {"reference": "sync"}}, "analysis: time_to_target needs a target: pilots: .* target_loss: 6.2"),
-    (
-        {**FULL, "base": {"samples": 64}},
-        "arm sync-w2: its test runs are budgeted in seconds, as the endpoint is time_to_target, and schedule linear "
-        "needs a number of samples; write schedule: constant in base",
-    ),
-    ({**FULL, "base": {**FULL["base"], "target_loss": 5.0}}, "arm sync-w2: target_loss would end runs before their"),
-    ({**FULL, "base": {**FULL["base"], "seconds": 5.0}}, "arm sync-w2: time_to_target needs .* samples 64 and seconds"),
-    (
-        {**FULL, "base": {"schedule": "constant"}, "algorithms": {"sync": {**SYNC, "seconds": 9.0}, "async": ASYNC}},
-        "arm async-w2: it has a budget in samples and sync-w2 9 seconds; time_to_target compares runs of one budget",
-    ),
-    (
-        {"analysis": {"reference": "sync", "target_loss": 6.2}, "base": {"schedule": "constant"}},
-        r"analysis: time_to_target needs a common budget in seconds; write pilots: .* base: \{seconds: 60\}",
-    ),
-    (
-        {**FULL, "analysis": {**FULL["analysis"], "control": "snyc"}},
-        "analysis.control must be one of sync, async and not",
-    ),
-    ({**FULL, "analysis": {**FULL["analysis"], "control": "sync"}}, "not the reference, got 'sync'"),
-    ({"pilots": [5]}, "pilots fix the target of an analysis; add analysis"),
-    ({"pilots": [100, 7], "seeds": [99, 100]}, r"pilots share \[100\] with seeds or tuning.seeds"),
-    (
-        {"pilots": [0], "seeds": [1], "tuning": {"grid": RATES}, "analysis": {"reference": "sync"}},
-        r"pilots share \[0\] with seeds or tuning.seeds",
-    ),
-    (
-        {"pilots": [5], "analysis": {"reference": "sync", "target_loss": 6.2}},
-        "target_loss is the target, and pilots would fix another one",
-    ),
-    ({"analysis": {"reference": "sync", "primary": {"endpoint": "macro_f1"}}}, "macro_f1 is of fine-tuning runs; add"),
-    ({"analysis": {"reference": "sync", "target_loss": "1e-4"}}, "YAML reads 1e-4 as text, write 1.0e-4"),
-    ({"analysis": {"reference": "sync", "target_loss": float("nan")}}, "analysis.target_loss must be a number above 0"),
-    *(
-        (
-            {"analysis": {"reference": "sync", "alpha": alpha}},
-            f"analysis.alpha must be a number above 0 and below 0.5, got {alpha!r}; write alpha: 0.05",
-        )
-        for alpha in (0, 0.5, 1, True, "5e-2")
-    ),
-    ({"analysis": {"reference": "sync", "margins": {"los": 1}}}, r"analysis.margins: unknown key 'los'; did you mean"),
-    (
-        {"analysis": {"reference": "sync", "margins": {"loss": 1}, "margin_reasons": {"macro_f1": "wide"}}},
-        r"analysis.margin_reasons: unknown key 'macro_f1'; known are loss",
-    ),
-    (
-        {"analysis": {"reference": "sync", "margins": {"loss": 1}, "margin_reasons": {"loss": ""}}},
-        r"analysis.margin_reasons.loss must be text, got ''",
-    ),
-    (
-        {"analysis": {"reference": "sync", "primary": {"num_workers": 3}}},
-        r"analysis.primary must name one of the conditions: \{num_workers: 2, clock: measured\}; got",
-    ),
-    (
-        {
-            "conditions": {"nproc": [2, 4]},
-            "exclude": [{"algorithm": "sync", "nproc": 4}],
-            "analysis": {"reference": "sync", "primary": {"num_workers": 4, "endpoint": "loss_at_equal_samples"}},
-        },
-        "analysis: the reference sync has no arm with {num_workers: 4, clock: measured}",
-    ),
-    ({"base": {"epochs": 3}}, "base: epochs has no place in a study: its budgets are in samples or in seconds, known"),
-    ({"base": {"patience": 3}}, "base: patience has no place in a study: a run that ends by itself is not compared"),
-    ({"finetune": {"patience": 3}}, "finetune: patience has no place in a study: a run that ends by itself"),
-]
-
-
-@pytest.mark.parametrize(("parts", "message"), REFUSED, ids=[message[:50] for _, message in REFUSED])
-def test_what_is_wrong_is_named_with_what_to_write_instead(parts: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        make_plan(config_of(**parts))
+REFERENCE = {"analysis": {"reference": "sync"}}
 
 
 @pytest.mark.parametrize(
-    ("parts", "message"),
+    ("parts", "words"),
     [
-        ({"algorithms": {"a": {"rule": "asynchronos"}}}, r"arm a-w2: .*asynchronos.*; did you mean 'asynchronous'\?"),
-        ({"conditions": {"nproc": 2, "speeds": "slow:worker=2,factor=3"}}, "arm sync-w2: .*worker"),
-        ({"conditions": {"nproc": 2, "clock": "virtual", "network": "bites=3"}}, "arm sync-w2-virtual: .*bites"),
+        ({"algorithm": {}}, "'algorithm' 'algorithms'"),
+        ({"name": "../up"}, "name letters '../up'"),
+        ({"base": [1]}, "base keys [1]"),
+        ({"base": {"seed": 3}}, "base seed seeds"),
+        ({"base": {"samples": 8, "batch-size": 2, "batch_size": 4}}, "batch_size twice"),
+        ({"base": {"samplse": 8}}, "sync-w2 'samplse' 'samples'"),
+        ({"base": {"epochs": 3}}, "base epochs budgets"),
+        ({"base_model": {"mode": "sync"}}, "base_model mode"),
+        ({"base_model": {}, "base": {"model": "tiny"}}, "base_model model base"),
+        ({"algorithms": {}}, "algorithms mode"),
+        ({"algorithms": {"a-b": ASYNC}}, "algorithms.a-b letters"),
+        ({"algorithms": {"sync": {"mode": "snyc"}}}, "sync-w2 --mode 'sync'"),
+        ({"algorithms": {"a": {"rule": "asynchronos"}}}, "a-w2 'asynchronos' 'asynchronous'"),
+        ({"algorithms": {"a": {"tune": RATES}}}, "algorithms.a.tune tuning"),
+        ({"tuning": {}, "seeds": [9]}, "algorithms.sync tune grid"),
+        ({"conditions": []}, "conditions nproc"),
+        ({"conditions": {"seed": [0, 1]}}, "conditions seed"),
+        ({"conditions": {"nproc": 0}}, "nproc algorithms.sync 1 0"),
+        ({"conditions": {"nproc": 2, "speeds": "slow:worker=2,factor=3"}}, "sync-w2 worker"),
+        ({"conditions": {"nproc": 2, "clock": "virtual", "network": "bites=3"}}, "sync-w2-virtual bites"),
+        ({"conditions": [{"nproc": 2}, {"nproc": 2}]}, "two sync-w2"),
+        ({"exclude": [{"nproc": 2}]}, "exclude no arm"),
+        ({"exclude": [{"algoritm": "sync"}]}, "exclude 'algoritm'"),
+        ({"seeds": 3}, "seeds list [3]"),
+        ({"seeds": [1, 1]}, "seeds once [1, 1]"),
+        ({"seeds": [True]}, "seeds whole True"),
+        ({"seeds": [2**32]}, "seeds 4294967296"),
+        ({"replicates": 0}, "replicates 1 0"),
+        ({"tuning": {"grid": RATES, "seeds": [0]}}, "tuning.seeds seeds [0]"),
+        ({"tuning": {"grid": {"learning_rate": 1.0e-3}}}, "tuning.grid.learning_rate list 0.001"),
+        ({"tuning": {"grid": {"samples": [8, 16]}}}, "tuning.grid samples"),
+        (
+            {"tuning": {"grid": RATES}, "seeds": [9], "algorithms": {"a": ASYNC, "b": {"tune": {"beta1": [0.9]}}}},
+            "a-w2 2",
+        ),
+        ({"finetune": {"repetitions": 0}}, "finetune.repetitions 1 0"),
+        ({"finetune": {"sampels": 8}}, "finetune 'sampels' 'samples'"),
+        ({"finetune": {"init-from": "x"}}, "finetune init_from"),
+        ({"finetune": {"task": "tagging"}}, "finetune task classification 'tagging'"),
+        ({"finetune": {"patience": 3}}, "finetune patience"),
+        ({"finetune": {}, "seeds": [4294967]}, "seeds 4294967"),
+        ({"analysis": {"reference": "snyc"}}, "analysis.reference 'snyc' 'sync'"),
+        ({"analysis": {"reference": "sync", "primary": {"endpoint": "loss"}}}, "analysis.primary.endpoint"),
+        ({"analysis": {"reference": "sync", "primary": {"endpoint": "macro_f1"}}}, "macro_f1 fine-tuning"),
+        ({"analysis": {"reference": "sync", "primary": {"num_workers": 3}}}, "analysis.primary num_workers: 2"),
+        ({"analysis": {"reference": "sync", "alpha": 0.5}}, "analysis.alpha 0.5"),
+        ({"analysis": {"reference": "sync", "margins": {"los": 1}}}, "analysis.margins 'los'"),
+        ({"analysis": {"reference": "sync", "target_loss": "1e-4"}}, "1e-4 1.0e-4"),
+        (REFERENCE, "time_to_target pilots target_loss"),
+        ({**FULL, "base": {"samples": 64}}, "sync-w2 seconds schedule constant"),
+        ({**FULL, "base": {**FULL["base"], "target_loss": 5.0}}, "sync-w2 target_loss"),
+        ({**FULL, "base": {**FULL["base"], "seconds": 5.0}}, "sync-w2 samples 64 seconds"),
+        ({**FULL, "analysis": {**FULL["analysis"], "control": "sync"}}, "control reference 'sync'"),
+        ({"pilots": [5]}, "pilots analysis"),
+        ({"pilots": [100, 7], "seeds": [99, 100]}, "pilots seeds [100]"),
+        ({"pilots": [5], "analysis": {"reference": "sync", "target_loss": 6.2}}, "target_loss pilots"),
     ],
 )
-def test_rules_speeds_and_networks_are_read_before_anything_runs(parts: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+def test_what_is_wrong_is_named_with_what_to_write_instead(parts: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError) as error:
         check(make_plan(config_of(**parts)))
+    assert all(word in str(error.value) for word in words.split())
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", "hogwild"])
@@ -604,39 +518,22 @@ def test_fine_tuning_in_one_process_is_planned(values: dict[str, Any]) -> None:
         check(make_plan(config_of(finetune={"task": task, "data": "pydocs", **values})))
 
 
-ALIASES = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9))
-"""Ten lines that stand for a hundred million values."""
-
-
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "words"),
     [
-        ("name: [", "is not YAML: while parsing"),
-        ("- 1", "must hold keys and values"),
-        ("", "must hold keys and values"),
-        ("seeds: [1]\nseeds: [2]\n", r"the key 'seeds' is there twice \(line 1\); keep one"),
-        ("algorithms:\n  a: {mode: sync}\n  a: {mode: async}\n", "the key 'a' is there twice"),
-        ("base: &base {data: [*base]}", "holds itself; write it out"),
-        ("name: " + "{a: " * 3000 + "}" * 3000, "line 1 is nested more than 50 deep"),
-        (ALIASES, r"holds more than 200000 values; write fewer, or fewer aliases \(\*name\)"),
-        ("? [a]\n: b\n", "is not YAML: .*unhashable key"),
-        ("name: 2020-13-45", "is not YAML: month must be in"),
-        ("name: \x00", "is not YAML"),
+        ("name: [", "not YAML"),
+        ("- 1", "keys and values"),
+        ("", "keys and values"),
+        ("algorithms:\n  a: {mode: sync}\n  a: {mode: async}\n", "'a' twice"),
+        ("name: \xff", "cannot be read"),
     ],
 )
-def test_a_file_that_is_no_config_is_refused_by_its_name(text: str, message: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_config_is_refused_by_its_name(text: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
-    path.write_text(text)
-    with pytest.raises(UsageError, match=message) as raised:
+    path.write_text(text, encoding="latin-1")
+    with pytest.raises(UsageError) as raised:
         read_config(path)
-    assert str(path) in str(raised.value)
-
-
-def test_a_file_that_cannot_be_read_is_refused_with_where_examples_are(tmp_path: Path) -> None:
-    (tmp_path / "latin").write_bytes(b"name: \xff")
-    for path in (tmp_path, tmp_path / "nothing.yaml", tmp_path / "latin"):
-        with pytest.raises(UsageError, match=r"cannot be read .* experiments/configs/ has examples"):
-            read_config(path)
+    assert all(word in str(raised.value) for word in (str(path), *words.split()))
 
 
 def test_texts_name_every_key_of_a_config_and_every_stage() -> None:
@@ -645,20 +542,6 @@ def test_texts_name_every_key_of_a_config_and_every_stage() -> None:
     study, folders = (docs / "study.md").read_text(), (docs / "run_folder.md").read_text()
     assert [stage for stage in STAGES if f". **{stage}**: " not in study] == []
     assert [stage for stage in STAGES if f"`{stage}/" not in folders] == []
-
-
-def test_a_number_that_yaml_1_1_reads_in_another_base_is_refused_as_it_is_written(tmp_path: Path) -> None:
-    path = tmp_path / "c.yaml"
-    path.write_text("algorithms: {a: {mode: sync}}\nseeds: [010]\n")
-    with pytest.raises(UsageError, match=r"seeds must be a whole number of at least 0, got '010'"):
-        make_plan(read_config(path))
-
-
-def test_a_date_is_refused_since_the_hash_could_not_hold_it(tmp_path: Path) -> None:
-    path = tmp_path / "c.yaml"
-    path.write_text("algorithms: {a: {data: 2020-01-01}}\n")
-    with pytest.raises(UsageError, match=r"algorithms\.a\.data: YAML reads 2020-01-01 as a date; put it in quotes"):
-        make_plan(read_config(path))
 
 
 CONFIGS = sorted((Path(__file__).parents[1] / "experiments" / "configs").glob("*.yaml"))

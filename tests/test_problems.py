@@ -406,97 +406,53 @@ def test_help_names_every_problem_and_every_parameter_with_its_default() -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "words"),
     [
-        ("tridiagnal", "unknown problem 'tridiagnal'; did you mean 'tridiagonal'?; problems: tridiagonal, quadratic"),
-        ("", "unknown problem ''"),
-        (
-            "mode:curvture=2",
-            "problem 'mode' has no parameter 'curvture'; did you mean 'curvature'?; it takes curvature",
-        ),
-        ("mode:noise=1,noise=2", "problem parameter 'noise' is given twice in 'mode:noise=1,noise=2'; keep one"),
-        ("mode:noise", "problem parameter 'noise' has no value; type --problem mode:noise=VALUE"),
-        ("mode:noise=loud", "problem parameter noise='loud' is not a number"),
-        ("logistic:rows=2.5", "problem parameter rows='2.5' is not a whole number"),
-        ("tridiagonal:dimension=0", "--problem tridiagonal:dimension=0: dimension must be 1 or more and finite, got 0"),
-        ("tridiagonal:noise_kind=ful", "noise_kind must be one of add, full, last, got 'ful'; did you mean 'full'?"),
-        (
-            "tridiagonal:noise_kind=last,noise=0",
-            "noise is a probability with noise_kind=last: above 0, at most 1, got 0.0",
-        ),
-        ("tridiagonal:noise_kind=last,noise=1.5", "above 0, at most 1, got 1.5"),
-        ("tridiagonal:noise=-1", "noise must be 0 or more and finite, got -1.0"),
-        ("tridiagonal:noise=nan", "noise must be 0 or more and finite, got nan"),
-        ("quadratic:curvature=0", "curvature must be above 0 and finite, got 0.0"),
-        ("quadratic:condition=0.5", "condition must be 1 or more and finite, got 0.5"),
-        ("quadratic:dimension=1", "one dimension has one eigenvalue; type condition=1, got condition=10.0"),
-        ("quadratic:noise=inf", "noise must be 0 or more and finite, got inf"),
-        ("mode:curvature=-1", "curvature must be above 0 and finite, got -1.0"),
-        ("mode:noise=-1", "noise must be 0 or more and finite, got -1.0"),
-        ("heterogeneous:noise=-1", "noise must be 0 or more and finite, got -1.0"),
-        ("logistic:features=0", "features must be 1 or more and finite, got 0"),
-        ("logistic:classes=1", "classes must be 2 or more and finite, got 1"),
-        ("logistic:classes=5,rows=4", "rows must be 5 or more and finite, got 4"),
-        ("logistic:alpha=0", "alpha must be above 0 and finite, got 0.0"),
-        ("logistic:penalty=0", "penalty must be above 0 and finite, got 0.0"),
+        ("tridiagnal", "'tridiagnal' 'tridiagonal'"),
+        ("mode:curvture=2", "'curvture' 'curvature'"),
+        ("mode:noise=1,noise=2", "'noise' twice"),
+        ("mode:noise", "'noise' noise=VALUE"),
+        ("mode:noise=loud", "'loud' number"),
+        ("tridiagonal:dimension=0", "dimension 1 0"),
+        ("tridiagonal:noise_kind=ful", "noise_kind 'ful' 'full'"),
+        ("tridiagonal:noise_kind=last,noise=1.5", "noise_kind=last at most 1 1.5"),
+        ("tridiagonal:noise=nan", "noise finite nan"),
+        ("quadratic:curvature=0", "curvature above 0 0.0"),
+        ("quadratic:condition=0.5", "condition 1 0.5"),
+        ("quadratic:dimension=1", "condition=1 condition=10.0"),
+        ("mode:noise=-1", "noise 0 -1.0"),
+        ("heterogeneous:noise=-1", "noise 0 -1.0"),
+        ("logistic:classes=1", "classes 2 1"),
+        ("logistic:classes=5,rows=4", "rows 5 4"),
+        ("logistic:alpha=0", "alpha above 0 0.0"),
+        ("logistic:penalty=0", "penalty above 0 0.0"),
+        ("logistic:rows=10 on 11", "10 rows 11 workers"),
+        ("mode on 0", "num_workers 1 0"),
     ],
 )
-def test_a_problem_that_cannot_be_is_refused_with_what_to_type(text: str, message: str) -> None:
+def test_a_problem_that_cannot_be_is_refused_with_what_to_type(text: str, words: str) -> None:
+    problem, _, number = text.partition(" on ")
     with pytest.raises(UsageError) as error:
-        parse_problem(text)
-    assert message in str(error.value)
-
-
-def test_an_instance_refuses_workers_that_it_does_not_have() -> None:
-    with pytest.raises(UsageError, match=r"num_workers must be 1 or more, got 0"):
-        Mode().on(0, seed=0)
-    with pytest.raises(UsageError, match=r"10 rows cannot be shared by 11 workers; give each one row at least"):
-        Logistic(rows=10).on(11, seed=0)
-    for problem in SMALL:
-        instance = problem.on(WORKERS, seed=0)
-        for worker in (-1, WORKERS):
-            with pytest.raises(UsageError, match=rf"worker must be 0\.\.4, got {worker}"):
-                sample(instance, instance.initial(), worker, 0)
-        with pytest.raises(UsageError, match=r"index must be 0 or more, got -1"):
-            sample(instance, instance.initial(), 0, -1)
+        parse_problem(problem).on(int(number or 1), seed=0)
+    assert all(word in str(error.value) for word in words.split())
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("changed", "words"),
     [
-        ({"features": np.ones(2)}, "features must be a finite matrix (rows, features), got shape (2,)"),
-        ({"features": [[1.0], [math.nan]]}, "features must be a finite matrix"),
-        ({"labels": [0.0, 1.0]}, "labels must be a list of integers 0, 1, ..., got array([0., 1.])"),
-        ({"labels": [-1, 1]}, "labels must be a list of integers"),
-        ({"labels": [0, 1, 1]}, "give one label per row: 2 rows, 3 labels"),
-        ({"labels": [0, 0]}, "labels must name 2 classes or more (0 and 1 at least), got 1"),
-        ({"shares": []}, "shares must hold one array of row indices per worker, got none"),
-        ({"shares": [[0, 1], []]}, "share of worker 1 must be row indices, one or more"),
-        ({"shares": [[0.5]]}, "share of worker 0 must be row indices, one or more"),
-        ({"shares": [[0, 2]]}, "share of worker 0 has rows 0..2; there are 0..1"),
-        ({"shares": [[-1]]}, "share of worker 0 has rows -1..-1; there are 0..1"),
-        ({"batch": 0}, "batch must be 1 or more, got 0"),
-        ({"penalty": 0.0}, "penalty must be above 0 and finite, got 0.0"),
+        ({"features": [[1.0], [math.nan]]}, "features finite"),
+        ({"labels": [0.0, 1.0]}, "labels integers"),
+        ({"labels": [0, 1, 1]}, "2 rows 3 labels"),
+        ({"labels": [0, 0]}, "labels 2 classes"),
+        ({"shares": [[0, 1], []]}, "worker 1"),
+        ({"shares": [[0, 2]]}, "worker 0 0..1"),
+        ({"batch": 0}, "batch 1 0"),
+        ({"penalty": 0.0}, "penalty above 0 0.0"),
     ],
 )
-def test_data_that_do_not_fit_are_refused(changed: dict[str, Any], message: str) -> None:
+def test_data_that_do_not_fit_are_refused(changed: dict[str, Any], words: str) -> None:
     good: dict[str, Any] = {"features": [[1.0], [2.0]], "labels": [0, 1], "shares": [[0], [1]]}
     good |= {"batch": 1, "penalty": 0.1, "seed": 0}
-    assert LogisticData(**good).num_parameters == 2
     with pytest.raises(UsageError) as error:
         LogisticData(**good | changed)
-    assert message in str(error.value)
-
-
-def test_text_helpers_refuse_what_cannot_be_meant() -> None:
-    with pytest.raises(UsageError, match=r"give a list of texts, not one text: \['hello'\]"):
-        hashed_bag_of_words("hello", 4)
-    with pytest.raises(UsageError, match=r"num_features must be 1 or more, got 0"):
-        hashed_bag_of_words(["hello"], 0)
-    with pytest.raises(UsageError, match=r"num_workers must be 1 or more, got 0"):
-        dirichlet_shares([0, 1], 0, 1.0, 0)
-    with pytest.raises(UsageError, match=r"2 rows cannot be shared by 3 workers"):
-        dirichlet_shares([0, 1], 3, 1.0, 0)
-    for alpha in (0.0, math.inf, math.nan):
-        with pytest.raises(UsageError, match=rf"alpha must be above 0 and finite, got {alpha}"):
-            dirichlet_shares([0, 1], 2, alpha, 0)
+    assert all(word in str(error.value) for word in words.split())

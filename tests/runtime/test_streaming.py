@@ -430,69 +430,25 @@ def test_the_text_of_a_method_means_the_method() -> None:
     )
 
 
-OUTER = "num_local_steps must be 1 or more, outer_learning_rate positive and outer_momentum in [0, 1), got "
-
-
 @pytest.mark.parametrize(
-    ("parameters", "message"),
+    ("parameters", "changes", "words"),
     [
-        ("num_local_steps=0", OUTER + "0, 0.7 and 0.9"),
-        ("outer_learning_rate=0", OUTER + "10, 0.0 and 0.9"),
-        ("outer_learning_rate=inf", OUTER + "10, inf and 0.9"),
-        ("outer_momentum=1", OUTER + "10, 0.7 and 1.0"),
-        ("fragments=0", "fragments must be 1 to num_local_steps=10, got 0"),
-        ("fragments=11", "fragments must be 1 to num_local_steps=10, got 11"),
-        ("overlap=-1", "overlap must be 0 or more and below num_local_steps=10, got -1"),
-        ("overlap=10", "overlap must be 0 or more and below num_local_steps=10, got 10"),
-        ("mix=1", "mix must be in [0, 1), got 1.0; with 1 nothing would be synchronised"),
-        ("mix=nan", "mix must be in [0, 1), got nan; with 1 nothing would be synchronised"),
+        ("fragment=2", {}, "'fragment' 'fragments'"),
+        ("overlap=1.5", {}, "overlap whole '1.5'"),
+        ("num_local_steps=0", {}, "num_local_steps 1 0"),
+        ("outer_learning_rate=inf", {}, "outer_learning_rate positive inf"),
+        ("outer_momentum=1", {}, "outer_momentum [0, 1) 1.0"),
+        ("fragments=11", {}, "fragments num_local_steps=10 11"),
+        ("overlap=10", {}, "overlap num_local_steps=10 10"),
+        ("mix=1", {}, "mix [0, 1) 1.0"),
+        ("", {"budget": Budget()}, "budget samples seconds"),
+        ("", {"evaluations": 0}, "evaluations 1 0"),
+        ("", {"learning_rate": math.inf}, "learning_rate finite inf"),
+        ("", {"transfer_seconds": -1.0}, "transfer_seconds 0 -1.0"),
+        ("", {"problem": Mode()}, "2 fragments 1 parameters fragments=1"),
     ],
 )
-def test_values_out_of_range_are_refused(parameters: str, message: str) -> None:
+def test_what_cannot_be_run_is_refused(parameters: str, changes: dict, words: str) -> None:
     with pytest.raises(UsageError) as caught:
-        parse(f"streaming_diloco:{parameters}")
-    assert str(caught.value) == f"--rule streaming_diloco:{parameters}: {message}"
-
-
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ("fragment=2", "has no parameter 'fragment'; did you mean 'fragments'?; it takes num_local_steps, fragments, "),
-        ("mix=half", "rule parameter mix='half' is not a number"),
-        ("overlap=1.5", "rule parameter overlap='1.5' is not a whole number"),
-    ],
-)
-def test_a_text_that_means_nothing_says_what_to_type(parameters: str, message: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        parse(f"streaming_diloco:{parameters}")
-    assert message in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"budget": Budget()}, "the run would never end; give it a budget in samples or in seconds"),
-        ({"evaluations": 0}, "evaluations must be 1 or more, got 0"),
-        ({"learning_rate": math.inf}, "learning_rate must be 0 or more and finite, got inf"),
-        ({"transfer_seconds": -1.0}, "transfer_seconds must be 0 or more and finite, got -1.0"),
-        ({"transfer_seconds": math.inf}, "transfer_seconds must be 0 or more and finite, got inf"),
-        ({"problem": Mode()}, "2 fragments of 1 parameters leave some empty; type fragments=1 or fewer"),
-    ],
-)
-def test_what_cannot_be_run_is_refused(changes: dict, message: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        run(method(fragments=2), **changes)
-    assert str(caught.value) == message
-
-
-def test_problems_and_speeds_of_other_workers_are_refused() -> None:
-    for made_for, message in (((3, 2), "the problem was made for 3"), ((2, 3), "the speeds were made for 3")):
-        with pytest.raises(UsageError, match=rf"^{message} workers, not 2; type \.on\(2, seed\) for both$"):
-            stream(
-                method(),
-                NOISY.on(made_for[0], 0),
-                Constant().on(made_for[1], 0),
-                num_workers=2,
-                learning_rate=0.1,
-                budget=Budget(samples=4),
-            )
+        run(parse(f"streaming_diloco:{parameters}"), **changes)
+    assert all(word in str(caught.value) for word in words.split())
