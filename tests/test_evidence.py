@@ -1,0 +1,176 @@
+"""What 03c2f30 answered, before the library was made smaller: its runs, its verdicts and its plans."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import json
+import math
+import tarfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from marks import slow
+
+import asyncsgd
+from analysis import compare
+from analysis.findings.results import results
+from analysis.study.read import load_study
+from asyncsgd.errors import UsageError
+from asyncsgd.study.comparisons import jobs_of
+from asyncsgd.study.config import read_config
+from asyncsgd.study.plan import make_plan
+from own_model import Shapes
+
+EVIDENCE = Path(__file__).resolve().parents[2] / "shared" / "evidence"
+CONFIGS = Path(__file__).resolve().parents[1] / "experiments" / "configs"
+
+pytestmark = pytest.mark.skipif(
+    not EVIDENCE.is_dir(), reason="the evidence is not beside the repository (../shared/evidence)"
+)
+
+
+def unpacked(archive: str, folder: Path, names: Iterable[str] = ()) -> Path:
+    """The folder of an archive, with all that is in it or only with what is named there."""
+    with tarfile.open(EVIDENCE / archive) as tar:
+        members = [member for member in tar if not names or not {*names}.isdisjoint(Path(member.name).parts)]
+        tar.extractall(folder, members, filter="data")
+    return folder / archive.removesuffix(".tar.gz")
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return unpacked("runs.tar.gz", tmp_path_factory.mktemp("evidence"))
+
+
+SHAPES = ["single", "async2-ringmaster", "async2-ksync-abandons", "async2-fedbuff", "async2-process-group"]
+SHAPES += ["virtual-churn", "virtual-resumed"]
+QUICK = ("single", "async2-ksync-abandons", "virtual-resumed")
+
+
+@pytest.mark.parametrize("name", [*QUICK, *slow(*(name for name in SHAPES if name not in QUICK))])
+def test_a_run_is_replayed_bit_for_bit(runs: Path, name: str) -> None:
+    replayed = asyncsgd.replay(runs / name, Shapes(train_images=320, width=8))
+    assert (replayed.difference, replayed.identical) == ("", True)
+    assert replayed.parameters_sha256 == summary(runs / name)["parameters_sha256"]
+
+
+@pytest.mark.slow
+def test_a_run_of_a_masked_language_model_is_replayed_bit_for_bit(runs: Path, tmp_path: Path) -> None:
+    """Its texts are the documentation of Python and of its packages, which have to be those of the run."""
+    try:
+        replayed = asyncsgd.replay(runs / "mlm-async2", cache=tmp_path)
+    except UsageError as error:
+        if "the data are not the run's" not in str(error):
+            raise
+        pytest.skip(str(error))
+    assert (replayed.difference, replayed.identical) == ("", True)
+
+
+def test_every_run_is_read_with_its_losses(runs: Path) -> None:
+    for folder in sorted(path.parent for path in runs.glob("*/summary.json")):
+        run, said = asyncsgd.load_run(folder), summary(folder)
+        assert run.status == "DONE", folder.name
+        assert run.evaluations[0].loss == said["first_eval_loss"], folder.name
+        assert run.evaluations[-1].loss == said["final_eval_loss"], folder.name
+
+
+def test_every_run_is_a_row_of_the_comparison(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare.main([str(runs), "--format", "csv", "--out", str(tmp_path)]) == 0
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    losses = sorted(summary(path.parent)["final_eval_loss"] for path in runs.glob("*/summary.json"))
+    assert len(losses) == 11
+    assert sorted(float(row["loss_mean"]) for row in rows) == losses
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "summary.json").read_text())
+
+
+ROWS: dict[str, list[dict[str, Any]]] = json.loads((EVIDENCE / "rows.json").read_text()) if EVIDENCE.is_dir() else {}
+STUDIES = sorted(ROWS)
+SAMPLE = STUDIES[::8]
+OTHERS = [name for name in STUDIES if name not in SAMPLE]
+
+
+def test_there_are_161_studies_with_525_rows() -> None:
+    assert (len(ROWS), sum(map(len, ROWS.values()))) == (161, 525)
+
+
+@pytest.mark.parametrize("names", [SAMPLE, *slow(OTHERS)], ids=["every eighth", "all others"])
+def test_studies_are_judged_as_before(tmp_path: Path, names: list[str]) -> None:
+    folder = unpacked("studies.tar.gz", tmp_path, names)
+    assert [line for name in names for line in differences(name, ROWS[name], judged(folder / name))] == []
+
+
+def differences(study: str, before: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[str]:
+    was, is_now = by_comparison(before), by_comparison(now)
+    lines = [f"{study}: {' '.join(key)} is on one side only" for key in was.keys() ^ is_now.keys()]
+    for key in was.keys() & is_now.keys():
+        for column, value in was[key].items():
+            if column != "reason" and not same(value, is_now[key][column]):
+                lines.append(f"{study}: {column} of {' '.join(key)} was {value} and is {is_now[key][column]}")
+    return lines
+
+
+def by_comparison(rows: list[dict[str, Any]]) -> dict[tuple[str, str, str], dict[str, Any]]:
+    found = {(row["treatment"], row["reference"], row["endpoint"]): row for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def same(value: Any, other: Any) -> bool:
+    """Whether two words, numbers, or a number with its interval are the same; NaN and None are.
+
+    >>> same([2.0, None], [2.0 + 1e-12, math.nan]), same(None, math.nan), same(0.5, 0.6), same("better", "worse")
+    (True, True, False, False)
+    """
+    if isinstance(value, list) and isinstance(other, list):
+        return len(value) == len(other) and all(map(same, value, other))
+    value, other = (math.nan if part is None else part for part in (value, other))
+    numbers = all(isinstance(part, int | float) for part in (value, other))
+    return bool(value == pytest.approx(other, rel=1e-9, nan_ok=True)) if numbers else value == other
+
+
+def judged(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a study's table of tests; an estimate and a ratio stand with both ends of their intervals."""
+
+    def ends(interval: Any) -> list[float] | None:
+        return None if interval is None else [interval.estimate, interval.low, interval.high]
+
+    names = ("treatment", "reference", "endpoint", "word", "family", "n", "p", "p_holm")
+    return [
+        {name: getattr(row, name) for name in names}
+        | {"estimate": ends(row.estimate), "ratio": ends(row.times and row.times.ratio)}
+        for row in results(load_study(folder), numpy.random.default_rng(0)).tests
+    ]
+
+
+PLANS: dict[str, list[Any]] = json.loads((EVIDENCE / "plans.json").read_text()) if EVIDENCE.is_dir() else {}
+
+
+@pytest.mark.parametrize("config", sorted(PLANS))
+def test_a_config_plans_the_same_runs(config: str) -> None:
+    assert sorted(planned(read_config(CONFIGS / f"{config}.yaml"))) == sorted(map(recorded, PLANS[config]))
+
+
+def planned(config: dict[str, Any]) -> list[str]:
+    if "comparisons" in config:
+        return [json.dumps([job.folder, job.task, job.flags]) for job in jobs_of(config)]
+    return [recorded({key: str(value) for key, value in vars(run).items()}) for run in make_plan(config).runs]
+
+
+def recorded(run: dict[str, str] | str) -> str:
+    """A run of plans.json: the fields of one of a sweep, or how Python writes one of a comparison.
+
+    >>> recorded("Job(folder='a/s1', task='masked_lm', flags=('--mode', 'single'))")
+    '["a/s1", "masked_lm", ["--mode", "single"]]'
+    """
+    if isinstance(run, dict):
+        return json.dumps(run, sort_keys=True)
+    call = ast.parse(run, mode="eval").body
+    assert isinstance(call, ast.Call)
+    return json.dumps([ast.literal_eval(keyword.value) for keyword in call.keywords])
