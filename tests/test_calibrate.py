@@ -35,7 +35,7 @@ def test_a_measured_run_is_predicted_with_its_own_times_and_its_own_samples(
     measured, predicted, ratio = map(float, table["seconds in all"])
     assert measured == pytest.approx(run.summary["train_seconds"], rel=1e-3)
     assert ratio == pytest.approx(predicted / measured, rel=1e-3)
-    assert 0.5 < ratio < 2.0  # wide: how close it comes is a measurement, kept in NOTES.md
+    assert 0.5 < ratio < 2.0  # wide: how close it comes is a measurement, see NOTES.md
     assert {name for name in table if name.startswith("loss at") and name.endswith("samples")} == {
         "loss at 40 samples",
         "loss at 80 samples",
