@@ -144,13 +144,18 @@ def fields_of(run: Path) -> dict[str, Any]:
     summary = read(run / "summary.json")
     records = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     kinds = [record.get("kind") for record in records]
-    old_kinds = {NEW_NAMES.get(kind, kind): kind for kind in RECORDS} | {kind: kind for kind in RECORDS}
+    old_names = {new: old for old, new in NEW_NAMES.items()}
+    old_kinds = {kind: kind for kind in RECORDS} | {new: old for new, old in old_names.items() if old in RECORDS}
     known = [(old_kinds[kind], record) for kind, record in zip(kinds, records, strict=True) if kind in old_kinds]
-    values: dict[str, Any] = {"kinds": kinds, "order": [kind for kind, _ in known]}
+    values: dict[str, Any] = {
+        "kinds": [old_kinds.get(kind, kind) for kind in kinds],
+        "order": [kind for kind, _ in known],
+    }
     for key in SUMMARY:
         value = look(summary, key)
         parts = value if isinstance(value, dict) else {"": value}
-        values |= {f"{key}.{part}".rstrip("."): [part_value] for part, part_value in parts.items()}
+        fields = {part: f"{key}.{part}".rstrip(".") for part in parts}
+        values |= {old_names.get(field, field): [parts[part]] for part, field in fields.items()}
     for kind, keys in RECORDS.items():
         of_kind = [record for its_kind, record in known if its_kind == kind]
         values |= {f"{kind}.{key}": [look(record, key, f"{kind}.") for record in of_kind] for key in keys}
@@ -179,7 +184,7 @@ def differences(before: Hashes, now: Hashes, without: Collection[str] = ()) -> l
     """A line for all runs that differ in the same fields, as tests/differences.md has them.
 
     >>> differences({"a": {"x": "1", "y": "1"}, "b": {"x": "1"}}, {"a": {"x": "2"}, "b": {"x": "2"}}, ["y"])
-    ['- `x` in 2 runs: `a`, `b`']
+    ['- `x` in `a`, `b`']
     """
     runs: dict[str, list[str]] = {}
     for name in sorted(before.keys() | now.keys()):
@@ -191,7 +196,7 @@ def differences(before: Hashes, now: Hashes, without: Collection[str] = ()) -> l
             what = ", ".join(f"`{field}`" for field in fields if field not in without)
         if what:
             runs.setdefault(what, []).append(f"`{name}`")
-    return [f"- {what} in {len(names)} runs: {', '.join(names)}" for what, names in runs.items()]
+    return [f"- {what} in {', '.join(names)}" for what, names in runs.items()]
 
 
 def main() -> int:
