@@ -25,7 +25,6 @@ from analysis.findings.curves import CurvePanel, StepPanel, curve_panels, step_p
 from analysis.findings.delays import DelayGap, DelayHistogram, activity_of, delay_gaps, histograms
 from analysis.findings.downstream import DownstreamArm, downstream_arms, downstream_questions, scores_of
 from analysis.findings.endpoints import questions_of
-from analysis.findings.fronts import ParetoPanel, pareto_panels
 from analysis.findings.groups import Group, LeftOut, groups_of, is_registered
 from analysis.findings.judging import TestRow, judge, sort_rows
 from analysis.findings.sentence import Headline, headlines_of
@@ -89,7 +88,6 @@ class Results:
     scaling: tuple[Scaling, ...]
     delays: tuple[DelayHistogram, ...]
     delay_gaps: tuple[DelayGap, ...]
-    pareto: tuple[ParetoPanel, ...]
     timelines: tuple[Timeline, ...]
     """One synchronous and one asynchronous run, where there are events."""
     tuning: tuple[TuningResult, ...]
@@ -189,7 +187,6 @@ def results(study: Study, generator: numpy.random.Generator) -> Results:
         scaling=scaling,
         delays=delays,
         delay_gaps=delay_gaps(tests, delays, groups),
-        pareto=pareto_panels(study, scope, generator),
         timelines=timelines(study, scope),
         tuning=tuning,
         downstream=downstream,

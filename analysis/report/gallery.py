@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from analysis.findings.comparisons import FROM_SCRATCH
+from analysis.findings.curves import CurvePanel
 from analysis.findings.results import Results
 from analysis.report.figures.arm_names import Cast
 from analysis.report.figures.delays import delay_gaps, delay_histogram
 from analysis.report.figures.downstream import confusion, downstream_scores, first_arms, hatecheck
-from analysis.report.figures.fronts import pareto
-from analysis.report.figures.loss_curves import loss_curves, step_curves
+from analysis.report.figures.loss_curves import final_losses, loss_curves, step_curves
 from analysis.report.figures.pictures import Picture, Row, save_all
 from analysis.report.figures.runs import learning_rates, timeline
 from analysis.report.figures.scaling import throughput
@@ -97,7 +97,14 @@ def gallery(results: Results) -> Gallery:
             *((clock, delay_gaps(cast, gap, margin)) for clock, gap in gaps),
         ]
     )
-    sections["pareto"] = rows((item.clock, pareto(cast, item)) for item in results.pareto)
+    alike: dict[tuple[str, str | None, tuple[str, ...]], list[CurvePanel]] = {}
+    for item in results.curves:
+        if item.axis == "seconds" and item.group in cast.groups:
+            group = cast.groups[item.group]
+            alike.setdefault((group.clock, group.speeds, group.evaluation_sets), []).append(item)
+    sections["final-loss"] = rows(
+        (clock, final_losses(cast, panels, clock, speeds or "")) for (clock, speeds, _), panels in alike.items()
+    )
     sections["timeline"] = rows((item.clock, timeline(cast, item)) for item in results.timelines)
     tuned = [(name, [item for item in results.tuning if by_arm.get(item.arm) == name]) for name in group_names]
     steps = [(clock_of(item.group), step_curves(cast, item)) for item in results.steps]

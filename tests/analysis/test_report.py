@@ -26,7 +26,6 @@ from analysis.report.__main__ import main, parser
 from analysis.report.figures.pictures import looks
 from analysis.report.gallery import gallery, save_gallery
 from analysis.report.page import page, render
-from analysis.report.tables.arms import pareto
 from analysis.report.tables.comparisons import comparisons, first_tests
 from analysis.report.tables.contents import all_tables
 from analysis.report.tables.table import as_csv, latex, markdown
@@ -141,7 +140,7 @@ def test_the_page_has_its_parts_in_the_order_of_the_eye(example_page):
         'id="target-sensitivity"',
         'id="throughput"',
         'id="delays"',
-        'id="pareto"',
+        'id="final-loss"',
         'id="timeline"',
         'id="learning-rate"',
         'id="downstream"',
@@ -228,13 +227,15 @@ def test_a_section_without_data_is_left_out_and_the_page_says_why_in_one_line_an
     outline = Outline(empty_page)
     assert "figure" not in outline.tags
     assert {"reproduce", "left-out", "every-run"} <= set(outline.ids)
-    assert not {"time-to-target", "throughput", "delays", "pareto", "learning-rate", "downstream"} & set(outline.ids)
+    assert not {"time-to-target", "throughput", "delays", "final-loss", "learning-rate", "downstream"} & set(
+        outline.ids
+    )
     assert len(outline.ids) == len(set(outline.ids))
     for words in (
         "No run has an evaluation to draw.",
         "No throughput:",
         "No delays:",
-        "No front:",
+        "No final losses:",
         "No timeline:",
         "Exploratory: there is no analysis.yaml",
         "one: no summary.json: the run crashed, was killed or is still running",
@@ -288,16 +289,12 @@ def cells(table, title):
 
 
 def test_what_decides_beside_the_p_values_is_in_the_tables(known):
-    tests, front = (table(known) for table in (comparisons, pareto))
+    tests = comparisons(known)
     assert [cell.text for cell in cells(tests, "margin; p, Holm, equivalence; p, non-inferiority")] == [
         "-",  # of times
         "±0.02; 0.031; 0.010",
     ]
     assert cells(tests, "share won")[0].small == "8 of 8, convincing"
-    assert {cell.text for cell in cells(front, "runs") if cell.small == "tuning"} == {"learning_rate 0.001"}
-    assert "learning_rate" in as_csv(front)
-    assert '"0.002"' in as_csv(front).replace('""', '"')  # not on the front
-    assert all(note.endswith("and its first loss (9.000).") for note in front.notes)
 
 
 def test_everything_left_out_is_in_the_page(outline, example):
@@ -430,6 +427,14 @@ def test_the_runs_at_risk_below_the_curves_are_those_not_yet_there(pictures, exa
     assert numbers == expected
 
 
+def test_the_final_loss_of_an_arm_of_which_a_run_diverged_has_no_mean(drawn):
+    pictures = [picture for row in drawn.sections["final-loss"] for picture in row.pictures]
+    assert [picture.name.split("-")[2] for picture in pictures] == ["virtual", "measured"]
+    assert pictures[0].caption.endswith("Without a mean: async, 16 workers, virtual clock (diverged 1/8).")
+    assert "sync, 4 workers, virtual clock: " in pictures[0].description
+    assert "measured" not in pictures[0].description
+
+
 def test_pictures_are_written_as_png_and_svg_and_show_something(lean, empty, tmp_path):
     folder = tmp_path / "deep" / "pictures"
     paths = save_gallery(lean, folder)
@@ -455,7 +460,7 @@ def test_pictures_are_written_as_png_and_svg_and_show_something(lean, empty, tmp
             assert len(numpy.unique((100 * pixels[::3, ::3]).round() @ [1, 1_000, 1_000_000])) > 4, path
     few = dataclasses.replace(empty, arms=lean.arms, groups=lean.groups, curves=lean.curves)
     again = save_gallery(few, tmp_path)
-    assert len(again) == 2
+    assert len(again) == 4
     assert [path.read_bytes() for path in again] == [(folder / path.name).read_bytes() for path in again]
 
 
@@ -471,7 +476,7 @@ def test_markdown_keeps_its_columns_whatever_the_names(example):
 
 def test_every_table_has_as_many_cells_in_a_row_as_columns_and_a_key_of_its_own(example):
     tables = all_tables(example, lambda _: "")
-    assert len({table.key for table in tables}) == len(tables) == 16
+    assert len({table.key for table in tables}) == len(tables) == 15
     for table in tables:
         assert {len(row) for row in table.rows} == {len(table.columns)}, table.key
 

@@ -420,8 +420,6 @@ def test_measured_and_virtual_seconds_share_no_group_panel_or_comparison(example
                 panel.x_label
                 == {"measured": "training seconds", "virtual": "virtual seconds"}[group_clock[panel.group]]
             )
-    for panel in example.pareto:
-        assert {clock[point.arm] for point in panel.points} == {panel.clock}
     for scaling in example.scaling:
         assert {clock[point.arm] for point in scaling.points} == {scaling.clock}
 
@@ -612,83 +610,6 @@ def test_throughput_has_a_point_for_each_number_of_workers(example):
     assert [point.num_workers for point in virtual.points] == [2, 4, 8, 16]
     rates = [6 * workers / (1 + 0.03 * workers) for workers in (2, 4, 8, 16)]  # as the example was made
     assert [point.throughput.estimate for point in virtual.points] == pytest.approx(rates, rel=0.05)
-
-
-def test_the_front_holds_the_arms_that_no_other_beats_in_both(tmp_path):
-    curves = {
-        SYNC.name: [straight(6.0, 4.0, seconds=10.0)] * 2,
-        ASYNC.name: [straight(6.0, 4.5, seconds=5.0)] * 2,
-        RING.name: [straight(6.0, 4.6, seconds=8.0)] * 2,
-    }
-    (panel,) = results_of(write_study(tmp_path, curves, [SYNC, ASYNC, RING])).pareto
-    assert [(point.arm, point.on_front, point.share) for point in panel.points] == [
-        (ASYNC.name, True, 1.0),
-        (RING.name, False, 0.0),
-        (SYNC.name, True, 1.0),
-    ]
-    assert (panel.reference_arm, panel.reference_point) == (SYNC.name, (10.0, 6.0))
-    assert panel.hypervolume == pytest.approx(5 * 1.5)
-
-
-def test_an_arm_of_which_a_run_diverged_is_on_no_front_and_changes_no_other_place(tmp_path):
-    whole = {SYNC.name: [straight(6.0, 4.0, seconds=10.0)] * 4, ASYNC.name: [straight(6.0, 4.5, seconds=5.0)] * 4}
-    early = [(0, 0.0, 6.0), (40, 0.5, None)]
-    alone, beside = (
-        results_of(write_study(tmp_path / str(number), curves, [SYNC, ASYNC, RING][: len(curves)]))
-        for number, curves in enumerate((whole, {**whole, RING.name: [early, *[straight(6.0, 3.0, seconds=4.0)] * 3]}))
-    )
-    (known,), (panel,) = alone.pareto, beside.pareto
-    *others, ring = panel.points
-    assert [dataclasses.replace(point, share=1.0) for point in others] == list(known.points)
-    assert [point.on_front for point in others] == [True, True]
-    assert panel.hypervolume == known.hypervolume
-    assert (ring.arm, ring.on_front, ring.loss, ring.num_diverged, ring.n) == (RING.name, False, math.inf, 1, 4)
-    assert ring.share == pytest.approx(0.75**4, abs=0.05)  # of samples of the seeds that leave the diverged run out
-
-
-def test_an_arm_that_adds_nothing_to_the_front_does_not_change_its_area(tmp_path):
-    curves = {
-        SYNC.name: [straight(6.0, 4.0, seconds=10.0)] * 2,
-        ASYNC.name: [straight(6.0, 4.5, seconds=5.0)] * 2,
-        RING.name: [straight(6.5, 6.3, seconds=80.0)] * 2,
-    }
-    two = results_of(write_study(tmp_path / "two", {k: curves[k] for k in (SYNC.name, ASYNC.name)}, [SYNC, ASYNC]))
-    three = results_of(write_study(tmp_path / "three", curves, [SYNC, ASYNC, RING]))
-    assert [panel.hypervolume for panel in two.pareto] == [panel.hypervolume for panel in three.pareto] == [7.5]
-
-
-def test_without_a_reference_arm_the_front_has_no_area(tmp_path):
-    curves = {ASYNC.name: [straight(6.0, 4.5, seconds=5.0)] * 2, RING.name: [straight(6.0, 4.6, seconds=8.0)] * 2}
-    (panel,) = results_of(write_study(tmp_path, curves, [ASYNC, RING])).pareto
-    assert (panel.reference_arm, panel.reference_point, panel.hypervolume) == (None, None, None)
-
-
-def test_tuning_trials_have_a_front_of_their_own_seeds(tmp_path):
-    rates = (0.001, 0.002)
-    arms = [
-        SyntheticArm(name, learning_rates=rates, trial_losses=losses, tuning_seeds=(0,))
-        for name, losses in (("sync", ((3.5,), (3.9,))), ("async", ((4.4,), (3.7,))))
-    ]
-    curves = {arms[0].name: [straight(6.0, 4.0, seconds=10.0)] * 2, arms[1].name: [straight(6.0, 4.5, seconds=5.0)] * 2}
-    write_study(tmp_path, curves, arms)
-    runs = json.loads((tmp_path / "plan.json").read_text())["runs"]
-    for arm, seconds in zip(arms, (9.0, 5.0), strict=True):
-        for number, rate in enumerate(rates):
-            path = f"tuning/{arm.name}/t{number}-s0"
-            runs.append(planned(path, "tuning", arm.name, 0, trial=number))
-            curve = straight(6.0, arm.trial_losses[number][0] or 0.0, seconds=seconds)
-            write_run(tmp_path / path, arm, curve, seed=0, learning_rate=rate)
-    edit_json(tmp_path / "plan.json", runs=runs)
-    (panel,) = results_of(tmp_path).pareto
-    assert [(point.arm, point.trial, point.seconds, point.loss, point.on_front, point.n) for point in panel.points] == [
-        (arms[1].name, (), 5.0, 4.5, True, 2),
-        (arms[0].name, (), 10.0, 4.0, True, 2),  # the trials of 3.5 and 3.7 are of another seed
-        (arms[1].name, (("learning_rate", "0.002"),), 5.0, 3.7, True, 1),
-        (arms[1].name, (("learning_rate", "0.001"),), 5.0, 4.4, False, 1),
-        (arms[0].name, (("learning_rate", "0.001"),), 9.0, 3.5, True, 1),
-        (arms[0].name, (("learning_rate", "0.002"),), 9.0, 3.9, False, 1),
-    ]
-    assert panel.hypervolume == pytest.approx(5 * 1.5)
 
 
 def test_tuning_tells_what_was_chosen_and_whether_it_lies_at_the_edge(tmp_path):

@@ -1,16 +1,19 @@
-"""Pictures of loss curves, learning rates and gradient norms."""
+"""Pictures of loss curves, final losses, learning rates and gradient norms."""
 
 from __future__ import annotations
 
 import dataclasses
+import statistics
+from collections.abc import Sequence
 
 import numpy
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import blended_transform_factory
 
+from analysis.findings.arms import ArmInfo
 from analysis.findings.curves import Curve, CurvePanel, StepPanel
-from analysis.report.figures.arm_names import Cast, limits_of
+from analysis.report.figures.arm_names import Cast, in_all, limits_of, workers_beside
 from analysis.report.figures.pictures import (
     DECLARED,
     MUTED,
@@ -117,6 +120,56 @@ def loss_curves(item: CurvePanel, entries: dict[str, Entry], name: str) -> Pictu
         f"Line chart of {item.y_label} against {item.x_label}, {item.group}. " + "; ".join(said) + ".",
         " ".join(sentence(text) for text in caption),
         tuple(_with_size(entries[curve.arm], curve) for curve in item.curves),
+    )
+
+
+def final_losses(cast: Cast, items: Sequence[CurvePanel], clock: str, speeds: str) -> Picture | None:
+    """Final loss against the seconds that it took, of panels that share a clock, its speeds and the data.
+
+    An arm of which a run diverged has no mean of either, and so no point.
+    """
+    figure, axes = panel()
+    arms = {curve.arm: curve for item in items for curve in item.curves}  # a control arm is in two panels
+    entries: dict[str, Entry] = {}
+    means: list[tuple[float, float, ArmInfo | None]] = []
+    sizes: set[int] = set()
+    diverged = []
+    for arm, curve in arms.items():
+        runs = [run for run in curve.seeds if run.replicate == 0]
+        ends = [(run.x[-1], run.loss[-1]) for run in runs if run.status == "DONE"]
+        look = cast.look(arm)
+        axes.plot(*zip(*ends, strict=True) if ends else ((), ()), ".", color=look.colour, markersize=3.5, alpha=0.55)
+        if lost := sum(run.status == "DIVERGED" for run in runs):
+            diverged.append(f"{cast.label(arm)} (diverged {lost}/{len(runs)})")
+        elif ends:
+            info = cast.arms.get(arm)
+            entries[arm] = Entry(info.algorithm if info else arm, look, line=False)
+            seconds, loss = map(statistics.fmean, zip(*ends, strict=True))
+            means.append((seconds, loss, info))
+            sizes.add(len(ends))
+            axes.plot(seconds, loss, look.marker, color=look.colour, markersize=7, zorder=3)
+    if not means:
+        return None
+    finish(axes, items[0].x_label, items[0].y_label.removeprefix("evaluation "), grid="both")
+    axes.xaxis.set_major_locator(MaxNLocator(6))
+    axes.xaxis.set_major_formatter(THOUSANDS)
+    axes.margins(0.12)
+    axes.autoscale_view()
+    workers_beside(axes, means)
+    caption = f"Large: means over seeds, {in_all(sorted(sizes))}; small: one run. Numbers: workers."
+    caption += f" Without a mean: {', '.join(diverged)}." * bool(diverged)
+    said = [
+        f"{cast.label(arm)}: {loss:.3f} after {seconds:,.4g}"
+        for arm, (seconds, loss, _) in zip(entries, means, strict=True)
+    ]
+    return Picture(
+        cast.name("final-loss", clock, speeds),
+        "Final loss against seconds",
+        speeds,
+        figure,
+        f"Scatter plot of {items[0].y_label} against {items[0].x_label}. " + "; ".join(said) + ".",
+        caption,
+        tuple(dict.fromkeys(entries.values())),
     )
 
 

@@ -1,4 +1,4 @@
-"""Tables with a row an arm: what it reached, its settings, its delays, the front."""
+"""Tables with a row an arm: what it reached, its settings, its delays."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 
 from analysis.findings.arms import ArmRow
 from analysis.findings.results import Results
-from analysis.report.tables.number_formats import between, level_of, nats, number, percent, ratio, where
+from analysis.report.tables.number_formats import between, level_of, nats, number, percent, ratio
 from analysis.report.tables.table import Cell, Table, tabled, value, words
 from analysis.report.tables.text import MISSING, or_missing
 from analysis.statistics.intervals import Interval
@@ -166,40 +166,3 @@ def delays(results: Results) -> Table:
         for item in results.delays
     ]
     return tabled("delays", "Delay of the applied gradients (updates)", rows, results.delays)
-
-
-def pareto(results: Results) -> Table:
-    labels = results.labels
-    rows = [
-        [
-            words("arm", labels.get(point.arm, point.arm)),
-            words(
-                "runs",
-                Cell(", ".join(f"{key} {of}" for key, of in point.trial) or "test", "tuning" * bool(point.trial)),
-            ),
-            words("clock", where(panel.clock, panel.speeds)),
-            value("seconds", MISSING if point.num_diverged else number(point.seconds)),
-            value("loss (nats)", MISSING if point.num_diverged else nats(point.loss)),
-            value("n", Cell(str(point.n), _diverged(point.num_diverged, point.n))),
-            words("on the front", "yes" if point.on_front else "no"),
-            value("share of bootstrap samples on it", percent(point.share)),
-        ]
-        for panel in results.pareto
-        for point in panel.points
-        if point.on_front or not point.trial
-    ]
-    return tabled(
-        "pareto",
-        "Final loss and seconds",
-        rows,
-        [(panel, point) for panel in results.pareto for point in panel.points],
-        lead="Test runs, and those tuning trials that are on the front of all trials, which ran on other seeds than "
-        "the tests; the other trials are in the CSV. An arm with a run that diverged has no mean and is on no front.",
-        notes=tuple(
-            f"{where(panel.clock, panel.speeds)}: the area that the test runs dominate is "
-            f"{number(panel.hypervolume)}, up to the budget of {labels.get(panel.reference_arm, panel.reference_arm)} "
-            f"({number(panel.reference_point[0])} s) and its first loss ({nats(panel.reference_point[1])})."
-            for panel in results.pareto
-            if panel.reference_point is not None and panel.reference_arm is not None
-        ),
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from analysis.findings.results import Results
-from analysis.report.tables.arms import conditions, delays, pareto, settings
+from analysis.report.tables.arms import conditions, delays, settings
 from analysis.report.tables.comparisons import comparisons, sensitivity
 from analysis.report.tables.costs import costs
 from analysis.report.tables.downstream import classes, downstream, hatecheck
@@ -29,7 +29,6 @@ def all_tables(results: Results, link: Callable[[str], str]) -> list[Table]:
         scaling(results),
         costs(results),
         delays(results),
-        pareto(results),
         downstream(results),
         classes(results),
         hatecheck(results),
