@@ -108,21 +108,6 @@ def test_a_float16_log_without_loss_scales_is_refused(
     )
 
 
-def test_a_changed_loss_is_found_at_the_version_it_was_read_at(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = train(mode="async", nproc=3)
-    shutil.copytree(run.path, tmp_path / "run")
-    lines = (run.path / "events.jsonl").read_text().splitlines()
-    at = [i for i, line in enumerate(lines) if json.loads(line)["kind"] == "arrival"][9]
-    event = json.loads(lines[at])
-    event["loss"] = torch.tensor(event["loss"]).nextafter(torch.tensor(9.0)).item()
-    lines[at] = json.dumps(event)
-    (tmp_path / "run" / "events.jsonl").write_text("\n".join(lines) + "\n")
-    assert replay([str(tmp_path / "run"), "--cache-dir", cache_of(run)]) == 1
-    assert f"the runs part at update {event['read_version']} or before it" in capsys.readouterr().out
-
-
 def test_two_arrivals_in_flight_together_swapped_are_found_out(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

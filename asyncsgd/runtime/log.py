@@ -1,22 +1,17 @@
-"""The event log as a replay reads it: every record with its line, every field of its type and in its range.
+"""The event log as a replay reads it: every record with its line.
 
 `asyncsgd.records.events.read_events` gives what the lines hold, unchecked. Here a line that cannot be a record is
-refused with its number, so that a replay has values to compare and never stumbles over them."""
+refused with its number; one that a run would not have written is a difference in the replay."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import Range, Started, read_numbered_events
-
-LARGEST = 2**63 - 1
-SHORTEST_SECONDS = 1e-300
-"""Shorter flights are no measurements, and rules that take their reciprocals would not get finite numbers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,143 +62,57 @@ def read_log(path: Path) -> list[LogRecord]:
     """Read the records that a replay needs; those of other kinds are left out.
 
     Raises:
-        UsageError: if the file cannot be read, or a record is not what a run writes; it names the line and the field.
+        UsageError: if the file cannot be read, or a line is no record of a run; it names the line.
     """
     try:
         numbered = list(read_numbered_events(path))
     except (OSError, ValueError) as error:
         raise UsageError(f"the event log cannot be read: {error}") from error
-    records = [_typed(line, fields) for line, fields in numbered]
+    records = []
+    for line, fields in numbered:
+        try:
+            records.append(_typed(line, fields))
+        except (LookupError, TypeError, ValueError, OverflowError) as error:
+            raise UsageError(
+                f"events.jsonl, line {line} is no record of a run ({type(error).__name__}: {error}); give the log as "
+                f"the run wrote it"
+            ) from error
     return [record for record in records if record is not None]
 
 
-class _Unfit(Exception):
-    """A value is not of its type or range; the message says what it has to be."""
-
-
 def _typed(line: int, fields: Mapping[str, Any]) -> LogRecord | None:
-    def need(name: str, check: Callable[[Any], Any]) -> Any:
-        try:
-            return check(fields.get(name))
-        except _Unfit as unfit:
-            value = f"{name} is {_shown(fields[name])}" if name in fields else f"there is no {name}"
-            raise UsageError(
-                f"events.jsonl, line {line}: {value}, it must be {unfit}; give the log as the run wrote it"
-            ) from unfit
-
-    def may(name: str, check: Callable[[Any], Any]) -> Any:
-        return None if fields.get(name) is None else need(name, check)
-
-    kind = need("kind", _text)
+    kind = fields["kind"]
     if kind not in ("arrival", "evaluate", "join", "leave", "extend"):
         return None
-    state = (line, kind, need("version", _count), may("total_samples", _count))
+    known: dict[str, Any] = {"line": line, "kind": kind, "version": int(fields["version"])}
+    known["total_samples"] = fields.get("total_samples")
     if kind == "evaluate":
-        return LogRecord(*state)
-    started = need("started", _list_of(_started))
+        return LogRecord(**known)
+    known["started"] = tuple(
+        (int(worker), int(dispatch), _ranges(batches), None if not rate or rate[0] is None else float(rate[0]))
+        for worker, dispatch, batches, *rate in fields["started"]
+    )
     if kind == "extend":
-        return LoggedStarts(*state, started)
-    reply = (
-        started,
-        need("worker", _count),
-        may("uses", _list_of(_use)),
-        may("drops", _list_of(_count)),
-        may("abandoned", _list_of(_count)),
-    )
+        return LoggedStarts(**known)
+    known |= {"worker": int(fields["worker"])}
+    known |= {name: _tuples(fields.get(name)) for name in ("uses", "drops", "abandoned")}
     if kind != "arrival":
-        return LoggedReply(*state, *reply)
+        return LoggedReply(**known)
+    known |= {name: fields.get(name) for name in ("outcome", "loss", "weight", "num_samples")}
     return LoggedArrival(
-        *state,
-        *reply,
-        dispatch=need("dispatch", _count),
-        batches=need("batches", _list_of(_range)),
-        read_version=need("read_version", _count),
-        outcome=may("outcome", _text),
-        loss=may("loss", _number),
-        weight=may("weight", _number),
-        num_samples=may("num_samples", _count),
-        flight_seconds=need("flight_seconds", _seconds),
-        loss_scales=may("loss_scales", _list_of(_scale)) or (),
-        micro_batches=may("micro_batches", _list_of(_parts)) or (),
+        **known,
+        dispatch=int(fields["dispatch"]),
+        batches=_ranges(fields["batches"]),
+        read_version=int(fields["read_version"]),
+        flight_seconds=float(fields["flight_seconds"]),
+        loss_scales=tuple(map(float, fields.get("loss_scales") or ())),
+        micro_batches=tuple(map(int, fields.get("micro_batches") or ())),
     )
 
 
-def _shown(value: Any) -> str:
-    return repr(value)[:60] if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
+def _ranges(batches: list[list[int]]) -> tuple[Range, ...]:
+    return tuple((int(stream), int(first), int(end)) for stream, first, end in batches)
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise _Unfit("a text")
-    return value
-
-
-def _count(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= LARGEST:
-        raise _Unfit("a whole number from 0 up")
-    return value
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST:
-        return float(value)
-    if not isinstance(value, float) or not math.isfinite(value):
-        raise _Unfit("a finite number")
-    return value
-
-
-def _seconds(value: Any) -> float:
-    seconds = _number(value)
-    if seconds != 0 and seconds < SHORTEST_SECONDS:
-        raise _Unfit(f"0 or a number from {SHORTEST_SECONDS:g} up")
-    return seconds
-
-
-def _scale(value: Any) -> float:
-    scale = _number(value)
-    if scale <= 0:
-        raise _Unfit("a list of loss scales above 0")
-    return scale
-
-
-def _parts(value: Any) -> int:
-    if _count(value) == 0:
-        raise _Unfit("a list of whole numbers from 1 up")
-    return int(value)
-
-
-def _rate(value: Any) -> float | None:
-    if value is None:
-        return None
-    rate = _number(value)
-    if rate < 0:
-        raise _Unfit("a learning rate from 0 up, or null")
-    return rate
-
-
-def _list_of(check: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
-    def check_all(value: Any) -> tuple[Any, ...]:
-        if not isinstance(value, list):
-            raise _Unfit("a list")
-        return tuple([check(item) for item in value])
-
-    return check_all
-
-
-def _use(value: Any) -> tuple[int, int]:
-    if not isinstance(value, list) or len(value) != 2:
-        raise _Unfit("a list of pairs: dispatch, delay")
-    return _count(value[0]), _count(value[1])
-
-
-def _range(value: Any) -> Range:
-    if not isinstance(value, list) or len(value) != 3:
-        raise _Unfit("a list of ranges: stream, first, after last")
-    return _count(value[0]), _count(value[1]), _count(value[2])
-
-
-def _started(value: Any) -> Started:
-    if not isinstance(value, list) or len(value) not in (3, 4):
-        raise _Unfit("a list of starts: worker, dispatch, batches, learning rate")
-    rate = _rate(value[3]) if len(value) == 4 else None
-    return _count(value[0]), _count(value[1]), _list_of(_range)(value[2]), rate
+def _tuples(values: Any) -> Any:
+    return tuple(map(_tuples, values)) if isinstance(values, list) else values
