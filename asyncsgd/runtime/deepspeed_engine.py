@@ -18,7 +18,6 @@ import io
 import json
 import logging
 import os
-import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -30,7 +29,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from asyncsgd.errors import UsageError
-from asyncsgd.records.locks import wait_for_lock
 
 FIXED: dict[str, Any] = {
     "train_micro_batch_size_per_gpu": 1,
@@ -39,8 +37,6 @@ FIXED: dict[str, Any] = {
 }
 """What DeepSpeed must be told so that it computes the gradient and leaves it where it is. It counts a micro-batch as
 one sample."""
-_FREE = ("log_level", "steps_per_print", "wall_clock_breakdown")
-"""What else a configuration may hold: what DeepSpeed prints, on standard error."""
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -58,25 +54,20 @@ def read_config(path: Path) -> dict[str, Any]:
     for name, value in FIXED.items():
         if config.get(name) != value:
             raise UsageError(f"{path}: {name} is {config.get(name)!r}; this library needs {json.dumps(value)} there")
-    for name in sorted(config.keys() - FIXED.keys() - set(_FREE)):
-        raise UsageError(
-            f"{path}: {name} has no effect here, since this library takes the step itself; remove it. "
-            f"Allowed are {', '.join((*FIXED, *_FREE))}"
-        )
     return config
 
 
 def load_helper(folder: Path, device: torch.device) -> None:
     """Load DeepSpeed's C++ helper into this process; compile it first where `folder` does not have it. Blocks.
 
-    To be called once before the ranks start, which then find it compiled. Processes that call it together take turns.
+    To be called once before the ranks start, which then find it compiled.
 
     Args:
         folder: for the compiled helper; created. Every version of DeepSpeed, torch and Python has its own place there.
         device: nothing is done where it is not a CPU.
 
     Raises:
-        UsageError: DeepSpeed is not installed, or there is no compiler.
+        UsageError: DeepSpeed is not installed.
         RuntimeError: the compiler failed, with what it said.
     """
     deepspeed = _deepspeed(device)
@@ -89,21 +80,8 @@ def load_helper(folder: Path, device: torch.device) -> None:
     folder = folder / f"deepspeed-{deepspeed.__version__}-torch-{torch.__version__}-python-{python}"
     folder.mkdir(parents=True, exist_ok=True)
     path = os.pathsep.join((ninja.BIN_DIR, os.environ.get("PATH", os.defpath)))
-    with open(folder / "turns", "w", encoding="utf-8") as turns:
-        wait_for_lock(turns)
-        # A build that was killed leaves torch's own lock behind, and torch waits for ever until it is gone.
-        (folder / builder.NAME / "lock").unlink(missing_ok=True)
-        with _environment(TORCH_EXTENSIONS_DIR=str(folder), PATH=path), contextlib.redirect_stdout(io.StringIO()):
-            try:
-                builder.load()
-            except RuntimeError as error:
-                compiler = os.environ.get("CXX", "c++")
-                if shutil.which(compiler) is not None:
-                    raise
-                raise UsageError(
-                    f"the helper of DeepSpeed must be compiled, and there is no C++ compiler ({compiler}); on Debian, "
-                    f"type apt install g++"
-                ) from error
+    with _environment(TORCH_EXTENSIONS_DIR=str(folder), PATH=path), contextlib.redirect_stdout(io.StringIO()):
+        builder.load()
 
 
 class DeepSpeedEngine:
