@@ -13,7 +13,6 @@ import io
 import json
 import os
 import re
-import stat
 import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -236,20 +235,12 @@ def existing_path(name: str, flag: str, *, pydocs: bool = True, kinds: Sequence[
         UsageError: if there is none.
     """
     path = Path(name).expanduser()
-    try:
-        mode = path.stat().st_mode if name.strip() else 0
-    except OSError:  # not there, behind a closed folder, or a name too long for any file
-        mode = 0
-    if not mode:
+    if not name.strip() or not os.path.exists(path):
         built_in = ["pydocs"] if pydocs else []
         others = "".join(f"{other}, " for other in [*built_in, "hub:NAME"]) if flag == "--data" else ""
         raise UsageError(
             f"there is no file or folder {shortened(name)}{nearest(name, built_in)}; "
             f"{flag} takes {others}a folder, or a file ({', '.join(kinds)})"
-        )
-    if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
-        raise UsageError(
-            f"{name} is a pipe, a socket or a device; write what comes out of it into a file and name that with {flag}"
         )
     # abspath, so that "." has a name; not resolve(), so that a link keeps the name the user gave it.
     return Path(os.path.abspath(path))

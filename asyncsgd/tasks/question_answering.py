@@ -37,9 +37,6 @@ if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
     from asyncsgd.data.questions import QuestionData
     from asyncsgd.models import Built
 
-MOST_QUESTIONS = 20_000
-"""Questions to score on, at most: the sums have a row for each, and have to fit one message between processes."""
-
 
 @dataclasses.dataclass(frozen=True)
 class QuestionAnswering(EncoderTask):
@@ -68,7 +65,7 @@ class QuestionAnswering(EncoderTask):
         example="../shared/data/squad_v2/dev_a.parquet",
     )
     train_samples: int = setting(0, "training questions to use; 0: all", at_least=0)
-    eval_samples: int = setting(0, "questions to score on; 0: all", at_least=0, at_most=MOST_QUESTIONS)
+    eval_samples: int = setting(0, "questions to score on; 0: all", at_least=0)
     seq_len: int = setting(384, "tokens of a window and its question", at_least=8)
     stride: int = setting(128, "word pieces from the beginning of a window to that of the next", at_least=1)
     max_answer_length: int = setting(30, "word pieces of an answer, at most", at_least=1)
@@ -128,11 +125,6 @@ class QuestionAnswering(EncoderTask):
             train_samples=self.train_samples,
             eval_samples=self.eval_samples,
         )
-        if len(data.eval) > MOST_QUESTIONS:
-            raise UsageError(
-                f"{len(data.eval)} questions to score on are too many for one message between processes; type "
-                f"--eval-samples {MOST_QUESTIONS}"
-            )
         texts = [text for question in data.train for text in (question.context, question.question)]
         corpus = Corpus(data.name, Documents(tuple(dict.fromkeys(texts)), None), Documents((), None), data.fingerprint)
         model = read_origin(self.init_from).model
