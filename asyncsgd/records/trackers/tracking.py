@@ -24,9 +24,6 @@ OPEN_SECONDS = 20.0
 FINISH_SECONDS = 10.0
 """How long a run waits at its end for what trackers have not written yet."""
 
-MOST_WAITING = 1000
-"""Points that may wait for a slow tracker; what comes then is dropped."""
-
 SEND_SECONDS = 2.0
 """A tracker is given what has come in this time at once, since each time costs the run some of its machine."""
 
@@ -137,7 +134,7 @@ class _Thread:
 
     def offer(self, point: Point) -> None:
         self._offered += 1
-        if self._thread.is_alive() and self._waiting.qsize() < MOST_WAITING:
+        if self._thread.is_alive():
             self._waiting.put(point)
 
     def end(self, status: str) -> None:
@@ -161,7 +158,7 @@ class _Thread:
             else:
                 self._fail(error)
             return
-        except (Exception, SystemExit) as error:
+        except Exception as error:
             self._fail(error)
             return
         finally:
@@ -172,12 +169,12 @@ class _Thread:
             try:
                 tracker.send(points)
                 self._taken += len(points)
-            except (Exception, SystemExit) as error:
+            except Exception as error:
                 self._fail(error)
             self._ended.wait(SEND_SECONDS)
         try:
             tracker.close(status)
-        except (Exception, SystemExit) as error:
+        except Exception as error:
             self._fail(error)
 
     def _take(self) -> tuple[list[Point], str | None]:
