@@ -25,7 +25,7 @@ from typing import Any
 
 from asyncsgd.errors import UsageError
 from asyncsgd.records.environment import available_cores
-from asyncsgd.records.events import DONE, SCHEMA, current_summary
+from asyncsgd.records.events import SCHEMA, current_summary
 from asyncsgd.records.run_folder import write_json
 from asyncsgd.runtime.ranks import Launch
 from asyncsgd.scripts.base import run_script
@@ -70,8 +70,6 @@ def run(argv: list[str], stop: StopRequest) -> int:
     with owned(out / "run"):  # refuses, before anything is moved, while another command makes the same base model
         if not overwrite:
             refuse_other_settings(out, settings)
-            if is_trained(out) and not (out / "base.json").is_file():
-                keep(out)  # an earlier command was killed between the end of its training and the end of `keep`
         if overwrite or not (out / "base.json").is_file():
             from asyncsgd.scripts.pretraining import pretraining
 
@@ -148,15 +146,6 @@ def refuse_other_settings(out: Path, settings: Settings) -> None:
         raise UsageError(f"{out} holds a base model with other settings ({listed}); type another --out, or --overwrite")
 
 
-def is_trained(out: Path) -> bool:
-    """Whether the run of the pretraining is DONE: its model is saved, wherever it lies by now."""
-    try:
-        summary = json.loads((out / "run" / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return bool(summary.get("status") == DONE)
-
-
 def make_room(out: Path, overwrite: bool) -> None:
     """An unfinished base model may be begun again; what is no base model is not ours to touch."""
     begun = (out / "base.json").is_file() or (out / "run" / "settings.yaml").is_file()
@@ -167,16 +156,12 @@ def make_room(out: Path, overwrite: bool) -> None:
 
 
 def keep(out: Path) -> None:
-    """Move the model to where ``--model OUT`` finds it; base.json comes last and says that all is there.
-
-    Killed at any point, it can be called again.
-    """
+    """Move the model to where ``--model OUT`` finds it; base.json comes last and says that all is there."""
     summary = current_summary(json.loads((out / "run" / "summary.json").read_text(encoding="utf-8")))
     saved = out / "run" / "model"
-    if saved.is_dir():
-        for path in sorted(saved.iterdir()):
-            os.replace(path, out / path.name)
-        saved.rmdir()
+    for path in sorted(saved.iterdir()):
+        os.replace(path, out / path.name)
+    saved.rmdir()
     wanted = (
         "parameters_sha256",
         "num_parameters",

@@ -106,58 +106,6 @@ def test_a_model_that_was_changed_is_noticed(make: Make, tmp_path: Path) -> None
         make()
 
 
-def test_an_unfinished_base_model_is_begun_again(make: Make, tmp_path: Path) -> None:
-    make()
-    first = json.loads((tmp_path / "base" / "base.json").read_text())["parameters_sha256"]
-    (tmp_path / "base" / "base.json").unlink()
-    for path in (tmp_path / "base").glob("*"):
-        if path.name != "run":
-            path.unlink()
-    summary = tmp_path / "base" / "run" / "summary.json"
-    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"status": "INTERRUPTED"}))
-    code, _ = make()
-    assert code == 0
-    assert json.loads((tmp_path / "base" / "base.json").read_text())["parameters_sha256"] == first
-    assert (tmp_path / "base" / "run.before-1").is_dir()
-
-
-@pytest.mark.parametrize("moved", [(), ("config.json",), ("config.json", "model.safetensors"), None])
-def test_killed_between_the_end_of_training_and_base_json_it_keeps_the_model_without_training_again(
-    moved: tuple[str, ...] | None, make: Make, tmp_path: Path
-) -> None:
-    """None: everything was moved, and the empty folder is gone."""
-    make()
-    base = tmp_path / "base"
-    first = {path.name: path.read_bytes() for path in base.iterdir() if path.is_file()}
-    trained = (base / "run" / "summary.json").stat().st_mtime_ns
-    (base / "base.json").unlink()
-    if moved is not None:
-        (base / "run" / "model").mkdir()
-        for name in first.keys() - {"base.json", *moved}:
-            (base / name).rename(base / "run" / "model" / name)
-    code, out = make()
-    assert code == 0
-    assert [line.split()[0] for line in out.splitlines()] == ["kept", "there", "next"]
-    assert {path.name: path.read_bytes() for path in base.iterdir() if path.is_file()} == first
-    assert sorted(path.name for path in base.iterdir() if path.is_dir()) == ["run"]
-    assert not (base / "run" / "model").exists()
-    assert (base / "run" / "summary.json").stat().st_mtime_ns == trained
-
-
-def test_a_model_that_was_never_kept_gives_way_to_other_settings_only_with_overwrite(
-    make: Make, tmp_path: Path
-) -> None:
-    make()
-    (tmp_path / "base" / "base.json").unlink()
-    with pytest.raises(UsageError, match=r"holds a base model with other settings \(seed 0 -> 1\); type another --out"):
-        make("--seed", "1")
-    assert not (tmp_path / "base" / "base.json").exists()
-    code, _ = make("--seed", "1", "--overwrite")
-    assert code == 0
-    assert (tmp_path / "base.before-1" / "config.json").is_file()
-    assert json.loads((tmp_path / "base" / "base.json").read_text())["seed"] == 1
-
-
 def test_a_folder_that_is_no_base_model_is_left_alone(make: Make, tmp_path: Path) -> None:
     (tmp_path / "base").mkdir()
     (tmp_path / "base" / "thesis.tex").write_text("years of work")

@@ -294,8 +294,6 @@ def carry_out(sweep: Sweep, context: ForkServerContext, *, jobs: int, retry: boo
             for name in sweep.all_diverged():
                 print(f"every trial of {name} diverged; its first one is tested all the same", file=sys.stderr)
         in_shard = share(sweep.plan, stage, shard if stage != "base" else (1, 1))
-        for name in in_shard:
-            _remove_needless_checkpoints(sweep.out / name)  # where a kill came before it was done
         todo = [job for job in sweep.to_do(stage, retry=retry) if job.run.folder in in_shard]
         if stage == "base" and todo and shard[0] > 1:
             raise RunError(f"the base model is made by --shard 1/{shard[1]}; run it first, then this command again")

@@ -104,10 +104,6 @@ class Sweep:
 
     def _config_before(self) -> str | None:
         """The hash of the config that the folder was made from; None where there is no sweep in it yet."""
-        plan = self._read(self.out / "plan.json")
-        if plan is not None:
-            return str(plan.get("config_sha256"))
-        # Damaged, or gone: it is written again, if the config beside it is still this one.
         kept = self.out / "sweep.yaml"
         return sha256_of(read_config(kept)) if kept.is_file() else None
 
@@ -302,13 +298,9 @@ class Sweep:
         path = self.out / "analysis.yaml"
         with alone(self.out):  # other shards register too
             if path.exists():
-                try:
-                    kept = read_yaml(path.read_text(encoding="utf-8"), str(path))
-                except ValueError:
-                    kept = None
+                kept = read_yaml(path.read_text(encoding="utf-8"), str(path))
                 # An older version registered less; what it did must still be so.
-                same = isinstance(kept, dict) and all(content.get(key) == value for key, value in kept.items())
-                if not same:
+                if not isinstance(kept, dict) or any(content.get(key) != value for key, value in kept.items()):
                     raise UsageError(
                         f"{path} was written before the test runs and no longer agrees with the config; a "
                         f"registration is not changed afterwards: put the old file back, or type another --out"
@@ -404,11 +396,9 @@ class Sweep:
     def _read(path: Path) -> dict[str, Any] | None:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
         except (OSError, ValueError):
-            return None  # torn: as good as none
-        return content if isinstance(content, dict) else None
+            return None
+        return dict(content)
 
 
 def _or_infinite(score: float | None) -> float:
@@ -417,8 +407,7 @@ def _or_infinite(score: float | None) -> float:
 
 @contextlib.contextmanager
 def locked(out: Path, shard: str) -> Iterator[None]:
-    """Keep a second sweep of the same shard, or one cut into other shards, out of the folder; the kernel frees the
-    locks when this process ends.
+    """Keep a second sweep of the same shard out of the folder; the kernel frees the lock when this process ends.
 
     Args:
         shard: the first of two shards is ``1-of-2``, and all of it ``1-of-1``.
@@ -426,21 +415,16 @@ def locked(out: Path, shard: str) -> Iterator[None]:
     Raises:
         UsageError: if another one is at work there, or the folder cannot be written.
     """
-    number = shard.rpartition("-of-")[2]
     try:
         out.mkdir(parents=True, exist_ok=True)
         file = open(out / f".lock-{shard}", "a", encoding="utf-8")  # noqa: SIM115 - closed below
     except OSError as error:
         raise UsageError(f"{out} cannot be written ({error.strerror}); type --out FOLDER") from error
     with file:
-        with alone(out):  # so that two that look at the same time do not refuse each other
-            free = lock(file) and all(
-                _is_free(path) for path in out.glob(".lock-*-of-*") if not path.name.endswith(f"-of-{number}")
-            )
-        if not free:
+        if not lock(file):
             raise UsageError(
-                f"another sweep is at work in {out}; wait for it, or stop it, or give each its part of the same "
-                f"number: --shard 1/2 and --shard 2/2"
+                f"another sweep is at work in {out}; wait for it, or stop it, or give each its part: --shard 1/2 and "
+                f"--shard 2/2"
             )
         yield
 
@@ -451,11 +435,6 @@ def alone(out: Path) -> Iterator[None]:
     with open(out / ".lock-files", "a", encoding="utf-8") as file:
         wait_for_lock(file)
         yield
-
-
-def _is_free(path: Path) -> bool:
-    with open(path, "a", encoding="utf-8") as file:
-        return lock(file)
 
 
 def check(plan: Plan) -> None:
