@@ -67,8 +67,7 @@ def tokens_with_candidates(
                 marked = marked.select(keep) if drop else marked
             marked.save(temporary / side)
 
-    if not _is_made(made):
-        publish(made, write)
+    publish(made, write)
     return made
 
 
@@ -93,13 +92,6 @@ def _flags(lengths: np.ndarray, runs: Sequence[Sequence[int]]) -> np.ndarray:
     np.add.at(changes, places[::2], 1)
     np.add.at(changes, places[1::2], -1)
     return np.cumsum(changes[:-1], dtype=np.int8).astype(bool)
-
-
-def _is_made(folder: Path) -> bool:
-    try:
-        return all(Tokens.load(folder / side).candidates is not None for side in ("train", "eval"))
-    except (OSError, ValueError, EOFError):
-        return False
 
 
 def _check_manifest(

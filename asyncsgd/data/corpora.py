@@ -287,7 +287,7 @@ def _read_files(files: Sequence[Path], text_column: str) -> Documents:
 
 
 def files_in(folder: Path, extensions: Sequence[str] = EXTENSIONS) -> list[Path]:
-    """The files in a folder with one of the `extensions`, by name; no hidden ones, and no pipes, which have no end."""
+    """The files in a folder with one of the `extensions`, by name; no hidden ones."""
     return sorted(
         path
         for path in folder.iterdir()
@@ -346,7 +346,7 @@ def read_rows(path: Path, columns: Mapping[str, str]) -> Rows:
     """
     extension = table_extension(path)
     if extension == ".parquet":
-        return _parquet_rows(path, _raw(path), columns)
+        return _parquet_rows(path, columns)
     return (_jsonl_rows if extension == ".jsonl" else _csv_rows)(path, _text(path), columns)
 
 
@@ -369,35 +369,12 @@ def _known_extension(path: Path) -> str:
     return extension
 
 
-def _raw(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}; check its permissions") from error
-
-
 def _text(path: Path) -> str:
-    raw = _raw(path)
-    return _decoded(path, _decompressed(path, raw) if _extension(path) == ".txt.gz" else raw)
-
-
-def _decompressed(path: Path, raw: bytes) -> bytes:
     try:
-        return gzip.decompress(raw)
+        raw = path.read_bytes()
+        return (gzip.decompress(raw) if _extension(path) == ".txt.gz" else raw).decode("utf-8").removeprefix("\ufeff")
     except (OSError, EOFError, zlib.error) as error:
-        raise UsageError(
-            f"{path} is damaged or not gzip ({error}); copy it again, check with: gzip -t {path}"
-        ) from error
-
-
-def _decoded(path: Path, raw: bytes) -> str:
-    if b"\0" in raw:
-        raise UsageError(
-            f"{path} is a binary file (a NUL byte at offset {raw.index(0)}), not text; if it is UTF-16, convert it: "
-            f"iconv -f UTF-16 -t UTF-8 {path} > converted{_extension(path)}"
-        )
-    try:
-        return raw.decode("utf-8").removeprefix("\ufeff")
+        raise UsageError(f"{path} cannot be read ({error})") from error
     except UnicodeDecodeError as error:
         raise UsageError(
             f"{path} is not UTF-8 (byte offset {error.start}); convert it, for example: "
@@ -449,22 +426,20 @@ def _csv_rows(path: Path, text: str, columns: Mapping[str, str]) -> Rows:
     return [(f"{path}, row {number}:", row) for number, row in enumerate(values, start=1)]
 
 
-def _parquet_rows(path: Path, raw: bytes, columns: Mapping[str, str]) -> Rows:
-    if not raw:
-        return []
+def _parquet_rows(path: Path, columns: Mapping[str, str]) -> Rows:
     with needs("pyarrow", str(path)):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
     try:
-        file = pq.ParquetFile(pa.BufferReader(raw))
+        file = pq.ParquetFile(path)
         names = file.schema_arrow.names
         if set(columns) <= set(names):
             table = file.read(list(columns))
             values = zip(*(table.column(column).to_pylist() for column in columns), strict=True)
             return [(f"{path}, row {number}:", row) for number, row in enumerate(values, start=1)]
     except (pa.ArrowException, OSError) as error:
-        raise UsageError(f"{path} is damaged or not Parquet ({error}); copy or write it again") from error
+        raise UsageError(f"{path} cannot be read as Parquet ({error})") from error
     check_columns(str(path), columns, names)
     return []
 

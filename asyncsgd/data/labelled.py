@@ -467,15 +467,7 @@ def labelled_folder(data: LabelledData, tokenizer: Any, *, seq_len: int, cache_d
             tokenize_beginnings(documents.texts, tokenizer, seq_len=seq_len).save(temporary / side)
             np.save(temporary / f"{side}_classes.npy", data.classes(documents))
 
-    def is_whole() -> bool:
-        try:
-            sides = [Tokens.load(folder / side).num_samples for side in ("train", "eval")]
-            return sides == [len(np.load(folder / f"{side}_classes.npy")) for side in ("train", "eval")]
-        except (OSError, ValueError, EOFError):
-            return False
-
-    if not is_whole():
-        publish(folder, tokenize_and_save)
+    publish(folder, tokenize_and_save)
     return folder
 
 

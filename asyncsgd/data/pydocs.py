@@ -17,7 +17,6 @@ import sysconfig
 import tokenize
 import uuid
 import warnings
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,17 +75,17 @@ def is_prose(text: str) -> bool:
 
 
 def load_pydocs(cache_dir: Path) -> Documents:
-    """Return the documentation of the installed packages, from the cache where it is there and whole.
+    """Return the documentation of the installed packages, from the cache where it is there.
 
     Raises:
         UsageError: if the cache folder cannot be written.
     """
     key = json.dumps([CORPUS_FORMAT, platform.python_version(), package_versions()], sort_keys=True)
     path = cache_dir / f"pydocs-{hashlib.sha256(key.encode()).hexdigest()[:16]}.jsonl.gz"
-    documents = _read_cached(path)
-    if documents is None:
-        documents = collect_docstrings(_package_folders())
-        _write_cached(path, documents)
+    if path.is_file():
+        return _read_cached(path)
+    documents = collect_docstrings(_package_folders())
+    _write_cached(path, documents)
     return documents
 
 
@@ -163,18 +162,9 @@ def _newdoc_strings(call: ast.Call) -> Iterator[str]:
                 yield node.value
 
 
-def _read_cached(path: Path) -> Documents | None:
-    """Return the cached documents, or None where there is no cache or a damaged one (the gzip checksum is verified)."""
-    try:
-        header, *lines = gzip.decompress(path.read_bytes()).decode().splitlines()
-        rows = [json.loads(line) for line in lines]
-        texts = tuple(row["text"] for row in rows)
-        labels = tuple(row["label"] for row in rows)
-        if json.loads(header)["num_documents"] != len(rows):
-            return None
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError):
-        return None
-    return Documents(texts, labels)
+def _read_cached(path: Path) -> Documents:
+    rows = [json.loads(line) for line in gzip.decompress(path.read_bytes()).decode().splitlines()[1:]]
+    return Documents(tuple(row["text"] for row in rows), tuple(row["label"] for row in rows))
 
 
 def _write_cached(path: Path, documents: Documents) -> None:

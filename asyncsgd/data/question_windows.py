@@ -206,18 +206,8 @@ def questions_folder(
         (temporary / "texts.json").write_text(json.dumps(texts), encoding="utf-8")
         tokenizer.save_pretrained(temporary / "tokenizer")
 
-    if not _is_whole(folder):
-        publish(folder, tokenize_and_save)
+    publish(folder, tokenize_and_save)
     return folder
-
-
-def _is_whole(folder: Path) -> bool:
-    try:
-        sides = [Windows.load(folder / side) for side in ("train", "eval")]
-        texts = json.loads((folder / "texts.json").read_text(encoding="utf-8"))
-        return len(texts["questions"]) == sides[1].questions.num_samples and (folder / "tokenizer").is_dir()
-    except (OSError, ValueError, EOFError):
-        return False
 
 
 @dataclass(frozen=True)

@@ -349,8 +349,7 @@ def tagged_folder(data: TaggedData, tokenizer: PreTrainedTokenizerBase, *, seq_l
             tokens.save(temporary / side)
         tokenizer.save_pretrained(temporary / "tokenizer")
 
-    if not _is_tokenized(folder):
-        publish(folder, tokenize_and_save)
+    publish(folder, tokenize_and_save)
     return folder
 
 
@@ -361,14 +360,6 @@ def _with_pieces(tokens: TaggedTokens) -> TaggedTokens:
     of_words = np.repeat(keep, np.diff(tokens.starts))
     starts = np.concatenate([[0], np.cumsum(np.diff(tokens.starts)[keep])])
     return TaggedTokens(tokens.tokens.select(keep), starts, tokens.tags[of_words], tokens.pieces[of_words])
-
-
-def _is_tokenized(folder: Path) -> bool:
-    try:
-        sides = [TaggedTokens.load(folder / side) for side in ("train", "eval")]
-    except (OSError, ValueError, EOFError):
-        return False
-    return all(side.tokens.num_samples > 0 for side in sides) and (folder / "tokenizer").is_dir()
 
 
 @dataclass(frozen=True)

@@ -268,6 +268,7 @@ def trained_tokenizer(
     The folder is the tokenizer's ``name_or_path``.
     """
     import tokenizers
+    from transformers import AutoTokenizer
 
     kind = () if train is train_wordpiece else (train.__name__,)
     key = cache_key(TOKENIZER_FORMAT, corpus.fingerprint, vocab_size, tokenizers.__version__, *kind)
@@ -276,25 +277,9 @@ def trained_tokenizer(
     def train_and_save(temporary: Path) -> None:
         train(corpus.train.texts, vocab_size).save_pretrained(temporary)
 
-    if _saved_tokenizer(folder) is None:
-        publish(folder, train_and_save)
+    publish(folder, train_and_save)
     # Read back even when just trained, so that the first run and the later ones use the same object.
-    tokenizer = _saved_tokenizer(folder)
-    assert tokenizer is not None, folder
-    return tokenizer
-
-
-def _saved_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
-    from transformers import AutoTokenizer
-
-    if not folder.is_dir():
-        return None
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception:
-        # The Rust library raises bare Exception for a damaged file. Whatever the damage, it is trained again.
-        return None
-    return tokenizer if _has_vocabulary(tokenizer) else None
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def _has_vocabulary(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -551,16 +536,8 @@ def tokenized_folder(
                 )
             tokens.save(temporary / side)
 
-    if not _is_tokenized(folder):
-        publish(folder, tokenize_and_save)
+    publish(folder, tokenize_and_save)
     return folder
-
-
-def _is_tokenized(folder: Path) -> bool:
-    try:
-        return all(Tokens.load(folder / side).num_samples > 0 for side in ("train", "eval"))
-    except (OSError, ValueError, EOFError):
-        return False
 
 
 def cache_key(*parts: object) -> str:
@@ -568,16 +545,18 @@ def cache_key(*parts: object) -> str:
 
 
 def publish(folder: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary folder, then give it the name `folder` at once; whatever was damaged there goes."""
+    """Let `write` fill a temporary folder, then give it the name `folder` at once. A folder of that name is whole."""
+    if folder.is_dir():
+        return
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
-    damaged = temporary.with_suffix(".damaged")
     try:
         temporary.mkdir(parents=True)
-        is_damaged = folder.exists()
         write(temporary)
-        if is_damaged:
-            os.rename(folder, damaged)
-        _rename_unless_there(temporary, folder)
+        try:
+            os.rename(temporary, folder)
+        except OSError:
+            if not folder.is_dir():  # another process was first, and what it wrote is the same
+                raise
     except Exception as error:
         # The Rust library raises bare Exception for what the operating system refuses.
         if not isinstance(error, OSError):
@@ -589,13 +568,3 @@ def publish(folder: Path, write: Callable[[Path], None]) -> None:
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(damaged, ignore_errors=True)
-
-
-def _rename_unless_there(temporary: Path, folder: Path) -> None:
-    try:
-        os.rename(temporary, folder)
-    except OSError:
-        # Another process that started at the same time was first, and what it wrote is the same.
-        if not folder.is_dir():
-            raise

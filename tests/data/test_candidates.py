@@ -19,16 +19,10 @@ from hypothesis import strategies as st
 from running import sentences
 
 import mask_candidates
-from asyncsgd.data import candidates
 from asyncsgd.data.candidate_chunks import (
-    Chunk,
-    Damaged,
     begin,
     candidate_pieces,
     found_in,
-    make_chunk,
-    read_chunk,
-    write_chunk,
 )
 from asyncsgd.data.candidate_tokens import tokens_with_candidates, with_candidates
 from asyncsgd.data.candidates import EXAMPLES, MANIFEST, find_candidates
@@ -144,43 +138,6 @@ def test_statistics_and_examples_say_what_was_found(tmp_path: Path) -> None:
         assert example["masked"]
 
 
-def test_an_interrupted_or_damaged_folder_is_made_whole_with_the_same_bytes(tmp_path: Path, monkeypatch) -> None:
-    fill(tmp_path / "whole")
-    whole = contents(tmp_path / "whole")
-    assert len(whole) == 8 + 3
-    folder = tmp_path / "other"
-    made: list[str] = []
-
-    def counted(chunk) -> None:
-        made.append(chunk.path.name)
-        if len(made) == 3:
-            chunk.path.with_name("chunk-00002.parquet.partial").write_bytes(b"half")
-            raise KeyboardInterrupt
-        make_chunk(chunk)
-
-    monkeypatch.setattr(candidates, "make_chunk", counted)
-    with pytest.raises(KeyboardInterrupt):
-        fill(folder)
-    assert not json.loads((folder / MANIFEST).read_text())["complete"]
-    damage = folder / "chunk-00000.parquet"
-    changed = bytearray(damage.read_bytes())
-    changed[60] ^= 1
-    damage.write_bytes(changed)
-    fill(folder)
-    assert contents(folder) == whole
-    assert made[3:] == [f"chunk-{number:05d}.parquet" for number in (0, 2, 3, 4, 5, 6, 7)]
-    # A chunk of other texts, in the place of one.
-    (folder / "chunk-00001.parquet").write_bytes(whole["chunk-00003.parquet"])
-    (folder / "chunk-00005.parquet").unlink()
-    # A chunk that can be read, with its key, but is not what was written.
-    path, texts = folder / "chunk-00006.parquet", TEXTS[6 * 16 : 7 * 16]
-    key = json.loads(whole[MANIFEST])["chunks"][6]["key"]
-    write_chunk(Chunk(path, key, texts), found_in(texts, Wrong(()), plain_backend(TOKENIZER)))
-    fill(folder)
-    assert contents(folder) == whole
-    assert made[10:] == [f"chunk-0000{number}.parquet" for number in (1, 5, 6)]
-
-
 @dataclasses.dataclass(frozen=True)
 class Wrong(Find):
     """Gives the same spans in every text."""
@@ -229,22 +186,9 @@ def test_training_refuses_candidates_that_are_not_its_own_and_says_why(tmp_path:
         other = dataclasses.replace(CORPUS, **{side: Documents((*getattr(CORPUS, side).texts, "new"), None)})
         with pytest.raises(UsageError, match=f"was made from other {what} texts: .* of test, and this run has"):
             marked(tmp_path, corpus=other)
-    whole = (folder / "chunk-00002.parquet").read_bytes()
-    for damage, message in (
-        (b"", "cannot be read"),
-        (whole[:-20], "cannot be read"),
-        ((folder / "chunk-00003.parquet").read_bytes(), "is of another text, tokenizer or finder"),
-    ):
-        (folder / "chunk-00002.parquet").write_bytes(damage)
-        with pytest.raises(UsageError, match=rf"chunk-00002\.parquet {message}.*which makes that file again"):
-            marked(tmp_path)
-    fill(folder)
     manifest = json.loads((folder / MANIFEST).read_text())
     (folder / MANIFEST).write_text(json.dumps(manifest | {"complete": False}))
     with pytest.raises(UsageError, match="is not complete"):
-        marked(tmp_path)
-    (folder / MANIFEST).write_text("{")
-    with pytest.raises(UsageError, match="cannot be read"):
         marked(tmp_path)
 
 
@@ -297,12 +241,3 @@ def test_a_killed_command_resumes_and_two_processes_write_the_bytes_of_one(tmp_p
     child.wait()
     assert run(command(tmp_path, "killed", "--processes", "2")) == 0
     assert contents(tmp_path / "killed") == whole
-
-
-def test_pieces_past_the_end_of_a_text_are_damage(tmp_path: Path) -> None:
-    chunk = Chunk(tmp_path / "chunk.parquet", "key", ["a text"])
-    found = found_in(chunk.texts, Wrong(((0, 1),)), plain_backend(TOKENIZER))
-    for pieces in ([0, 100], [-1, 1], [1, 0], [1]):
-        write_chunk(chunk, dataclasses.replace(found, pieces=[pieces]))
-        with pytest.raises(Damaged, match=r"has pieces .* of a text of"):
-            read_chunk(chunk.path, "key")

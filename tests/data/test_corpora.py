@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import socket
-import time
 from pathlib import Path
 
 import pytest
@@ -70,17 +69,6 @@ def test_the_fingerprint_changes_with_a_text_with_the_order_and_with_the_split_a
         for k in (10, 11)
     ]
     assert boundaries[0].fingerprint != boundaries[1].fingerprint
-
-
-def test_too_few_documents_to_split_is_an_error_that_names_eval_data(tmp_path):
-    with pytest.raises(UsageError, match=r"a\.txt has too few documents \(1\).*--eval-data FILE"):
-        load(lines(tmp_path / "a.txt", "a"), tmp_path)
-
-
-@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, float("nan")])
-def test_an_eval_fraction_outside_zero_and_one_is_an_error(tmp_path, fraction):
-    with pytest.raises(UsageError, match="between 0 and 1"):
-        load(lines(tmp_path / "a.txt", "a", "b"), tmp_path, eval_fraction=fraction)
 
 
 def test_a_text_file_without_blank_lines_holds_one_document_a_line(tmp_path):
@@ -164,87 +152,28 @@ def test_published_splits_are_read_and_kept_apart(tmp_path, name):
     assert set(corpus.eval.texts) == set(read_texts(SHARED_DATA / name / "validation.parquet", "text"))
 
 
-def bad_files(folder: Path) -> dict[str, tuple[bytes, str]]:
-    import pandas as pd
-
-    pd.DataFrame({"text": ["a", "b"], "tokens": [[1], [2]]}).to_parquet(folder / "good.parquet")
-    parquet = (folder / "good.parquet").read_bytes()
-    (folder / "good.parquet").unlink()
-    zipped = gzip.compress(b"text " * 1000)
-    return {
-        "empty.txt": (b"", "empty"),
-        "blank.txt": (b"\n \n\n", "empty"),
-        "empty.csv": (b"", "empty"),
-        "empty.jsonl": (b"\n", "empty"),
-        "empty.parquet": (b"", "empty"),
-        "binary.txt": (b"ab\0cd", r"binary file \(a NUL byte at offset 2\).*iconv -f UTF-16"),
-        "latin.txt": ("abc Grüße".encode("latin-1"), r"not UTF-8 \(byte offset 6\).*iconv -f ISO-8859-1"),
-        "cut.txt.gz": (zipped[:-9], r"damaged or not gzip.*gzip -t"),
-        "plain.txt.gz": (b"plain text", "damaged or not gzip"),
-        "flipped.txt.gz": (zipped[:-6] + b"x" + zipped[-5:], "damaged or not gzip"),
-        "torn.jsonl": (b'{"text": "a"}\n{"text": "b\n', "line 2: not JSON"),
-        "list.jsonl": (b'{"text": "a"}\n\n["b"]\n', r"line 3: not a JSON object.*\{\"text\""),
-        "column.jsonl": (b'{"txt": "a"}\n', r"line 1: has no column 'text'; its columns are txt; did you mean 'txt'\?"),
-        "number.jsonl": (b'{"text": 3}\n', "line 1: column 'text' holds int values.*--text-column"),
-        "column.csv": (
-            b"id,texts\n1,a\n",
-            r"columns are id, texts; did you mean 'texts'\?; choose .*--text-column NAME",
-        ),
-        "ragged.csv": (b"id,text\n1,a,b\n", "not a well-formed CSV"),
-        "quote.csv": (b'id,text\n1,"a\n', "not a well-formed CSV"),
-        "cut.parquet": (parquet[:-20], "damaged or not Parquet"),
-        "page.parquet": (parquet[:4] + b"\xff" * 40 + parquet[44:], "damaged or not Parquet"),
-        "a.docx": (b"x", r"a\.docx: files of this kind.*known are \.txt, \.txt\.gz, \.jsonl, \.csv, \.parquet"),
-    }
-
-
-def test_each_kind_of_unusable_file_has_a_message_that_names_the_file_and_what_to_do(tmp_path):
-    for name, (content, message) in bad_files(tmp_path).items():
-        path = tmp_path / name
-        path.write_bytes(content)
-        with pytest.raises(UsageError, match=message) as caught:
-            load(path, tmp_path)
-        assert name in str(caught.value)
-
-
-def test_a_parquet_column_that_is_missing_or_holds_no_text_is_an_error(tmp_path):
-    import pandas as pd
-
-    pd.DataFrame({"tokens": [[1], [2]]}).to_parquet(tmp_path / "a.parquet")
-    with pytest.raises(UsageError, match=r"has no column 'token'; its columns are tokens; did you mean 'tokens'\?"):
-        load(tmp_path / "a.parquet", tmp_path, text_column="token")
-    with pytest.raises(UsageError, match="column 'tokens' holds list values, not text"):
-        load(tmp_path / "a.parquet", tmp_path, text_column="tokens")
-
-
-@settings(deadline=None, max_examples=25)
-@given(length=st.integers(0, 400))
-def test_a_parquet_or_gzip_file_cut_short_anywhere_is_a_usage_error(tmp_path_factory, length):
-    import pandas as pd
-
-    folder = tmp_path_factory.mktemp("cut")
-    pd.DataFrame({"text": ["a", "b"]}).to_parquet(folder / "a.parquet")
-    (folder / "a.txt.gz").write_bytes(gzip.compress("\n".join(map(str, range(300))).encode()))
-    for name in ("a.parquet", "a.txt.gz"):
-        path = folder / name
-        path.write_bytes(path.read_bytes()[:length])
-        with pytest.raises(UsageError):
-            load(path, folder)
-
-
-def test_a_missing_file_is_an_error_that_lists_what_data_can_be(tmp_path):
-    with pytest.raises(UsageError, match=r"'pydoc'; did you mean 'pydocs'\?; --data takes pydocs, hub:NAME, a folder"):
-        load("pydoc", tmp_path)
-    with pytest.raises(UsageError, match=r"no file or folder ''"):
-        load("", tmp_path)
-    with pytest.raises(UsageError, match=r"no file or folder 'none\.txt'; --eval-data takes a folder"):
-        load(lines(tmp_path / "a.txt", "a"), tmp_path, eval_data="none.txt")
-
-
-def test_a_folder_with_nothing_to_read_is_an_error(tmp_path):
-    lines(tmp_path / "README.md", "about")
-    with pytest.raises(UsageError, match=r"holds no file that can be read; known are \.txt"):
-        load(tmp_path, tmp_path)
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("empty.txt", b"", "empty.txt"),
+        ("latin.txt", "abc Grüße".encode("latin-1"), "UTF-8 6 iconv"),
+        ("short.txt", b"a", "too few --eval-data"),
+        ("torn.jsonl", b'{"text": "a"}\n{"text": "b\n', "line 2 JSON"),
+        ("column.csv", b"id,texts\n1,a\n", "columns id, texts --text-column"),
+        ("number.jsonl", b'{"text": 3}\n', "line 1 'text' int --text-column"),
+        ("cut.parquet", b"PAR1", "cut.parquet Parquet"),
+        ("cut.txt.gz", gzip.compress(b"text " * 1000)[:-9], "cut.txt.gz"),
+        ("pydoc", None, "'pydoc' 'pydocs' hub:NAME"),
+        ("hub:a:b:c", None, "hub:NAME:CONFIG"),
+    ],
+)
+def test_what_cannot_be_read_is_named_with_what_to_do(tmp_path, monkeypatch, name, content, words):
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        Path(name).write_bytes(content)
+    with pytest.raises(UsageError) as caught:
+        load(name, tmp_path)
+    assert all(word in str(caught.value) for word in words.split())
 
 
 @pytest.fixture
@@ -260,20 +189,6 @@ def offline(monkeypatch):
         monkeypatch.setattr(datasets.config, "HF_ENDPOINT", endpoint)
         monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
         yield
-
-
-def test_a_hub_data_set_that_is_not_cached_is_an_error_within_a_second_when_the_hub_is_unreachable(tmp_path, offline):
-    import datasets
-
-    start = time.monotonic()
-    with pytest.raises(UsageError) as caught:
-        load("hub:nobody/nothing:plain", tmp_path)
-    assert time.monotonic() - start < 2
-    assert datasets.config.HF_HUB_OFFLINE is False
-    message = str(caught.value)
-    assert "data set nobody/nothing is not in the local cache and the Hub is unreachable" in message
-    assert "datasets.load_dataset('nobody/nothing', 'plain')" in message
-    assert "--data pydocs or --data FILE" in message
 
 
 @pytest.fixture
@@ -303,17 +218,6 @@ def test_a_cached_hub_data_set_is_read_without_network_with_its_test_split_for_e
     assert (corpus.name, corpus.train.texts, corpus.eval.texts) == ("hub:nobody/texts", ("a",), ("b", "t"))
     held_out = lines(tmp_path / "held_out.txt", "x")
     assert load(cached_data_set, tmp_path, text_column="body", eval_data=str(held_out)).train.texts == ("a", "b")
-
-
-def test_a_missing_column_of_a_hub_data_set_is_an_error(cached_data_set, tmp_path):
-    with pytest.raises(UsageError, match=r"data set nobody/texts has no column 'text'; its columns are body"):
-        load(cached_data_set, tmp_path)
-
-
-@pytest.mark.parametrize("name", ["hub:", "hub:a:b:c"])
-def test_a_malformed_hub_name_is_an_error_that_shows_the_form(tmp_path, name):
-    with pytest.raises(UsageError, match="write hub:NAME or hub:NAME:CONFIG"):
-        load(name, tmp_path)
 
 
 NUMPYDOC = """Compute twice the number.
@@ -383,25 +287,11 @@ def test_documents_are_the_docstrings_of_a_package_in_the_order_of_its_files_wit
     assert documents.labels == ("one",) * 6 + ("two",) * 2
 
 
-def test_the_pydocs_cache_is_read_back_as_written_and_every_damage_is_noticed(tmp_path):
+def test_the_pydocs_cache_is_read_back_as_written(tmp_path):
     documents = Documents(("one\u2028 document", "zwei Größen"), ("a", "b"))
     path = tmp_path / "new" / "pydocs.jsonl.gz"
     _write_cached(path, documents)
     assert _read_cached(path) == documents
-    assert [p.name for p in path.parent.iterdir()] == ["pydocs.jsonl.gz"]
-    whole = path.read_bytes()
-    rows = gzip.decompress(whole).split(b"\n")
-    damaged = [whole[:length] for length in range(len(whole))]
-    damaged += [b"text", gzip.compress(b"\n".join(rows[:-1])), gzip.compress(b"[]\n{}"), gzip.compress(b"\xff")]
-    for content in damaged:
-        path.write_bytes(content)
-        assert _read_cached(path) is None, content
-
-
-def test_a_cache_folder_that_cannot_be_made_is_a_usage_error(tmp_path):
-    blocked = lines(tmp_path / "file", "x") / "cache"
-    with pytest.raises(UsageError, match=r"cache cannot be written \(.*\); type --cache-dir FOLDER"):
-        _write_cached(blocked / "pydocs.jsonl.gz", Documents(("a",), ("b",)))
 
 
 @pytest.mark.slow
@@ -422,16 +312,6 @@ def test_pydocs_is_megabytes_of_english_from_four_packages_without_repeats(tmp_p
 def small_pydocs(packages, monkeypatch):
     """`pydocs` of two packages of a few lines, for reading the real ones takes half a minute."""
     monkeypatch.setattr(pydocs, "_package_folders", lambda: packages)
-
-
-def test_a_damaged_pydocs_cache_is_rebuilt_to_the_same_corpus(small_pydocs, tmp_path):
-    cache = tmp_path / "cache"
-    corpus = load("pydocs", cache)
-    (path,) = cache.iterdir()
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    assert load("pydocs", cache) == corpus
-    assert path.read_bytes() == whole
 
 
 def test_pydocs_with_its_own_evaluation_texts_is_not_split(small_pydocs, tmp_path):

@@ -8,7 +8,6 @@ import pytest
 
 from asyncsgd.data.corpora import Corpus, joined_parts, load_corpus, split_documents
 from asyncsgd.data.documents import Documents
-from asyncsgd.errors import UsageError
 
 LINES = [f"line number {number} of the first text" for number in range(200)]
 
@@ -81,17 +80,3 @@ def test_a_path_that_exists_with_its_plus_signs_wins(tmp_path: Path, monkeypatch
     assert joined_parts("c++/notes.txt") == ["c++/notes.txt"]
     assert joined_parts("pydocs+c++/notes.txt+a.txt") == ["pydocs", "c++/notes.txt", "a.txt"]
     assert load("a.txt+b.txt", tmp_path).name == "a.txt+b.txt"
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ("pydocs+nowhere", "there is no file or folder 'nowhere'"),
-        ("pydocs+", "there is no file or folder ''"),
-        ("pydoc+pydocs", "there is no file or folder 'pydoc'; did you mean 'pydocs'?"),
-    ],
-)
-def test_a_part_that_is_not_there_is_named(data: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as error:
-        load(data, tmp_path)
-    assert str(error.value).startswith(message)

@@ -197,78 +197,25 @@ def test_the_fingerprint_names_texts_labels_and_sides(yes_no: Path, tmp_path: Pa
     assert load(yes_no, tmp_path).fingerprint != first
 
 
-def refused(path: Path | str, tmp_path: Path, **more: object) -> str:
-    with pytest.raises(UsageError) as error:
-        load(path, tmp_path, **more)
-    return str(error.value)
-
-
-def test_a_missing_column_names_the_nearest_one_and_its_flag(yes_no: Path, tmp_path: Path) -> None:
-    message = refused(yes_no, tmp_path, text_column="texts")
-    assert "has no column 'texts'; its columns are text, label; did you mean 'text'?" in message
-    assert message.endswith("choose one with --text-column NAME")
-    assert refused(yes_no, tmp_path, label_column="labels").endswith("choose one with --label-column NAME")
-    assert "are both 'text'; name two columns" in refused(yes_no, tmp_path, label_column="text")
-
-
-def test_a_label_that_only_the_test_texts_have_cannot_be_learned(yes_no: Path, tmp_path: Path) -> None:
-    write(yes_no, "test.csv", [*TEST, ("odd night", "perhaps")])
-    message = refused(yes_no, tmp_path)
-    assert message.startswith("yes_no: the label 'perhaps' is on 1 test texts and on no training text")
-    assert "training has no, yes" in message
-
-
-def test_one_class_is_no_task(tmp_path: Path) -> None:
-    write(tmp_path / "d", "train.csv", [("a", "yes"), ("b", "yes")])
-    write(tmp_path / "d", "test.csv", [("c", "yes")])
-    assert "d has one label only ('yes'); a classifier needs two classes" in refused(tmp_path / "d", tmp_path)
-
-
 @pytest.mark.parametrize(
-    ("row", "message"),
+    ("train", "test", "more", "words"),
     [
-        (("text", None), "train.jsonl, line 5: no label in column 'label'; fill it in or leave the row out"),
-        (("text", " "), "train.jsonl, line 5: no label in column 'label'"),
-        (("text", 0.5), "train.jsonl, line 5: column 'label' holds float values, and a label is text or a whole"),
-        (("text", ["yes"]), "train.jsonl, line 5: column 'label' holds list values"),
-        ((7, "yes"), "train.jsonl, line 5: column 'text' holds int values, not text"),
+        (TRAIN, TEST, {"text_column": "texts"}, "'texts' 'text' --text-column"),
+        (TRAIN, TEST, {"label_column": "text"}, "both 'text'"),
+        (TRAIN, [*TEST, ("odd night", "perhaps")], {}, "'perhaps' no training text"),
+        ([("a", "yes")], [("c", "yes")], {}, "one label 'yes' two"),
+        ([*TRAIN, ("text", None)], TEST, {}, "train.jsonl line 5 no label"),
+        ([*TRAIN, ("text", 0.5)], TEST, {}, "line 5 'label' float"),
+        (TRAIN, [(" ", "yes")], {}, "(test) no text"),
+        ([], TEST, {}, "train"),
     ],
 )
-def test_a_row_that_cannot_be_used_is_named(tmp_path: Path, row: tuple[object, object], message: str) -> None:
-    write(tmp_path / "d", "train.jsonl", [*TRAIN, row])
-    write(tmp_path / "d", "test.jsonl", TEST)
-    assert message in refused(tmp_path / "d", tmp_path)
-
-
-def test_a_number_without_a_name_is_refused(tmp_path: Path) -> None:
-    write(tmp_path / "d", "train.csv", [("a", 0), ("b", 1), ("c", 2)])
-    (tmp_path / "d" / "labels.json").write_text('["no", "yes"]')
-    assert "row 3: label '2' has no name; the labels are no, yes" in refused(tmp_path / "d", tmp_path)
-
-
-@pytest.mark.parametrize("content", ["{", "[]", '{"1": "a"}', "[0, 1]", '"no"'])
-def test_a_labels_json_without_names_says_what_it_must_hold(yes_no: Path, tmp_path: Path, content: str) -> None:
-    (yes_no / "labels.json").write_text(content)
-    assert "labels.json must hold the names of the labels, like" in refused(yes_no, tmp_path)
-
-
-def test_the_wrong_folder_says_what_it_holds(tmp_path: Path) -> None:
-    (tmp_path / "d").mkdir()
-    (tmp_path / "d" / "summary.json").write_text("{}")
-    message = refused(tmp_path / "d", tmp_path)
-    assert "has no train file (train.parquet, train.csv, train.jsonl); it holds summary.json" in message
-    assert "there is no file or folder 'nowhere'" in refused("nowhere", tmp_path)
-
-
-def test_texts_without_any_text_are_refused(tmp_path: Path) -> None:
-    write(tmp_path / "d", "train.csv", TRAIN)
-    write(tmp_path / "d", "test.csv", [(" ", "yes")])
-    assert "d (test) holds no text: all 1 rows are empty in the column 'text'" in refused(tmp_path / "d", tmp_path)
-
-
-def test_plain_text_has_no_labels(tmp_path: Path) -> None:
-    (tmp_path / "posts.txt").write_text("one\ntwo\n")
-    assert "posts.txt is plain text and has no columns" in refused(tmp_path / "posts.txt", tmp_path)
+def test_what_cannot_be_meant_is_refused(tmp_path, train, test, more, words):
+    for name, rows in (("train.jsonl", train), ("test.jsonl", test)):
+        write(tmp_path / "d", name, rows)
+    with pytest.raises(UsageError) as error:
+        load(tmp_path / "d", tmp_path, **more)
+    assert all(word in str(error.value) for word in words.split())
 
 
 FRAME = Frame(prefix=(2,), suffix=(3,), pad_id=0)
@@ -350,17 +297,6 @@ def test_hatecheck_is_read_from_a_folder_or_a_file(tmp_path: Path) -> None:
             ("x_h", "y_nh"),
             [True, False],
         )
-
-
-def test_a_table_that_is_no_hatecheck_is_refused(tmp_path: Path) -> None:
-    folder = hatecheck_table(tmp_path / "h", {"functionality": ["x_h"], "text": ["a"], "label": ["maybe"]})
-    with pytest.raises(UsageError, match="label 'maybe' is neither 0"):
-        load_hatecheck(str(folder))
-    with pytest.raises(UsageError, match="has no column 'functionality'"):
-        load_hatecheck(str(hatecheck_table(tmp_path / "i", {"text": ["a"], "label": [1]})))
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UsageError, match=r"has no test\.parquet"):
-        load_hatecheck(str(tmp_path / "empty"))
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the data sets are not beside the repository (../shared/data)")

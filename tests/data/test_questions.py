@@ -212,39 +212,19 @@ def test_an_answer_is_taken_where_it_stands_and_left_out_where_it_does_not(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("name", "content", "words"),
     [
-        ({"question": " "}, "line 1: the question is empty or no text; fill it in or leave the row out"),
-        ({"context": None}, "line 1: the context is empty or no text"),
-        ({"id": 7}, "line 1: the id is empty or no text"),
-        ({"answers": "Bern"}, "line 1: answers must be lists of as many texts and whole numbers, like"),
-        ({"answers": {"text": ["Bern"], "answer_start": []}}, "answers must be lists of as many"),
-        ({"answers": {"text": ["Bern"], "answer_start": ["8"]}}, "answers must be lists of as many"),
-        ({"answers": {"text": ["Basel"], "answer_start": [8]}}, "has no question to learn from; name other files"),
-        ({"context": "x"}, "has no question to learn from"),
+        ("train.jsonl", json.dumps(row(question=" ")), "line 1 question empty"),
+        ("train.jsonl", json.dumps(row(answers="Bern")), "line 1 answers lists"),
+        ("train.jsonl", json.dumps(row(answers={"text": ["Basel"], "answer_start": [8]})), "no question to learn from"),
+        ("train.jsonl", json.dumps({"id": "1", "text": "x"}), "'context' --data"),
+        ("train.json", '{"data": [{}]}', "SQuAD 'paragraphs'"),
+        ("train.txt", "x", "train* .jsonl"),
     ],
 )
-def test_rows_that_cannot_be_meant_are_refused(tmp_path: Path, changed: Row, message: str) -> None:
-    write(tmp_path, train=[row(**changed)], dev=[row(id="2", context="x")])
-    with pytest.raises(UsageError, match=message):
+def test_what_cannot_be_meant_is_refused(tmp_path: Path, name: str, content: str, words: str) -> None:
+    write(tmp_path, dev=[row(id="2", context="x")])
+    (tmp_path / name).write_text(content + "\n")
+    with pytest.raises(UsageError) as error:
         load_questions(str(tmp_path))
-
-
-def test_files_that_cannot_be_meant_are_refused(tmp_path: Path) -> None:
-    write(tmp_path, train=[{"id": "1", "text": "x"}], dev=[row()])
-    for name, content in (("a.json", "{"), ("b.json", '{"data": [{}]}'), ("c.json.gz", "x"), ("d.txt", "x")):
-        (tmp_path / name).write_text(content)
-    for name, message in (
-        ("train.jsonl", "has no questions to score on; name a file of them with --eval-data"),
-        ("a.json", "is damaged or not in SQuAD's form .*it must look like"),
-        ("b.json", "is damaged or not in SQuAD's form .KeyError: 'paragraphs'.; it must look like"),
-        ("c.json.gz", "is damaged or not in SQuAD's form .BadGzipFile"),
-        ("d.txt", "d.txt: files of this kind hold no questions; known are .parquet, .jsonl, .json, .json.gz"),
-        ("", "line 1: has no column 'context'; its columns are id, text.*choose one with --data NAME"),
-    ):
-        eval_data = str(tmp_path / "dev.jsonl") if name[:1] in tuple("abc") else None
-        with pytest.raises(UsageError, match=message):
-            load_questions(str(tmp_path / name), eval_data=eval_data)
-    (tmp_path / "train.jsonl").unlink()
-    with pytest.raises(UsageError, match=r"has no file train\* \(.parquet, .jsonl, .json, .json.gz\); name a file"):
-        load_questions(str(tmp_path))
+    assert all(word in str(error.value) for word in words.split())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 import subprocess
 import sys
 import time
@@ -21,7 +20,6 @@ from asyncsgd.data.tokenization import (
     Tokens,
     _with_short_words,
     load_tokenizer,
-    publish,
     tokenize,
     tokenized_folder,
     train_byte_bpe,
@@ -295,25 +293,6 @@ def test_the_tokenizer_of_a_tiny_model_is_trained_once_and_then_read_from_the_ca
     assert len(list((tmp_path / "new").iterdir())) == 2
 
 
-@pytest.mark.parametrize("damage", ["missing", "cut", "empty folder", "vocabulary of nothing"])
-def test_a_damaged_tokenizer_in_the_cache_is_trained_again(tmp_path, damage):
-    expected = load_tokenizer("tiny", CORPUS, vocab_size=256, cache_dir=tmp_path).backend_tokenizer.to_str()
-    (folder,) = tmp_path.iterdir()
-    file = folder / "tokenizer.json"
-    if damage == "cut":
-        file.write_text(file.read_text()[:1000])
-    elif damage == "empty folder":
-        shutil.rmtree(folder)
-        folder.mkdir()
-    elif damage == "vocabulary of nothing":
-        word_tokenizer().save_pretrained(folder)
-    else:
-        file.unlink()
-    again = load_tokenizer("tiny", CORPUS, vocab_size=256, cache_dir=tmp_path)
-    assert again.backend_tokenizer.to_str() == expected
-    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
-
-
 def load(model: Path | str, tmp_path: Path):
     return load_tokenizer(str(model), CORPUS, vocab_size=256, cache_dir=tmp_path / "cache")
 
@@ -352,29 +331,6 @@ def test_a_tokenizer_without_a_fast_implementation_is_an_error(tmp_path):
         load(tmp_path / "model", tmp_path)
 
 
-def test_an_unreachable_hub_is_an_error_within_seconds_and_a_missing_folder_is_not_looked_up_there(
-    tmp_path, monkeypatch
-):
-    import transformers  # noqa: F401  (its import takes seconds and is not what is timed)
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    start = time.monotonic()
-    with pytest.raises(
-        UsageError, match=r"tokenizer of nobody/nothing is not in the local cache.*unreachable"
-    ) as caught:
-        load("nobody/nothing", tmp_path)
-    assert "AutoTokenizer.from_pretrained('nobody/nothing')" in str(caught.value)
-    with pytest.raises(UsageError, match=r"of tinny; did you mean 'tiny'\? is not in the local cache"):
-        load("tinny", tmp_path)
-    for path in ("./none", "/none/model", "models/mine/bert"):
-        with pytest.raises(
-            UsageError, match=rf"no folder '{path}'; --model takes tiny, small, tiny-distilbert, a folder or a Hub id"
-        ):
-            load(path, tmp_path)
-    assert time.monotonic() - start < 3
-
-
 def assert_same(tokens: Tokens, expected: Tokens) -> None:
     np.testing.assert_array_equal(tokens.ids, expected.ids)
     np.testing.assert_array_equal(tokens.starts, expected.starts)
@@ -406,20 +362,6 @@ def test_another_corpus_tokenizer_sequence_length_or_end_has_another_folder(tmp_
     assert sorted(tmp_path.iterdir()) == sorted(folders)
 
 
-@pytest.mark.parametrize("name", ["train/ids.npy", "train/starts.npy", "eval/word_starts.npy"])
-@pytest.mark.parametrize("length", [None, 0, 40, -1])
-def test_damaged_token_files_are_made_again(tmp_path, tokenizer, name, length):
-    folder = tokenized_folder(CORPUS, tokenizer, seq_len=32, cache_dir=tmp_path)
-    whole = (folder / name).read_bytes()
-    (folder / name).unlink()
-    if length is not None:
-        (folder / name).write_bytes(whole[:length])
-    assert tokenized_folder(CORPUS, tokenizer, seq_len=32, cache_dir=tmp_path) == folder
-    assert (folder / name).read_bytes() == whole
-    assert_same(Tokens.load(folder / "train"), tokenize(CORPUS.train.texts, tokenizer, seq_len=32))
-    assert list(tmp_path.iterdir()) == [folder]
-
-
 def test_a_side_without_a_sample_is_an_error_and_leaves_no_folder(tmp_path, tokenizer):
     corpus = Corpus("short", CORPUS.train, Documents(("a b",), None), "e" * 16)
     with pytest.raises(UsageError, match=r"no eval document of short has 4 tokens.*--eval-data FILE"):
@@ -431,19 +373,6 @@ def test_a_cache_folder_that_cannot_be_made_is_a_usage_error(tmp_path, tokenizer
     (tmp_path / "file").write_text("x")
     with pytest.raises(UsageError, match=r"cannot be written \(.*\); type --cache-dir FOLDER"):
         tokenized_folder(CORPUS, tokenizer, seq_len=32, cache_dir=tmp_path / "file" / "cache")
-
-
-def test_of_two_processes_that_publish_the_same_folder_the_first_one_stays(tmp_path):
-    folder = tmp_path / "cache" / "folder"
-
-    def write_second(temporary: Path) -> None:
-        (temporary / "file").write_text("second")
-        folder.mkdir()
-        (folder / "file").write_text("first")
-
-    publish(folder, write_second)
-    assert (folder / "file").read_text() == "first"
-    assert list(folder.parent.iterdir()) == [folder]
 
 
 START_TOGETHER = """
@@ -462,19 +391,3 @@ folder = tokenized_folder(corpus, tokenizer, seq_len=16, cache_dir=Path(sys.argv
 train, held_out = Tokens.load(folder / "train"), Tokens.load(folder / "eval")
 print(train.num_samples, held_out.num_samples, int(train.ids.sum()), int(held_out.ids.sum()))
 """
-
-
-@pytest.mark.slow
-@pytest.mark.processes
-def test_processes_that_start_together_share_one_cache(tmp_path):
-    command = [sys.executable, "-c", START_TOGETHER, str(tmp_path)]
-    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    for process in processes:
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    answers = [process.communicate(timeout=60)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0]
-    assert len(set(answers)) == 1
-    assert sorted(path.name.split("-")[0] for path in tmp_path.iterdir()) == ["tokenizer", "tokens"]
