@@ -208,7 +208,6 @@ def page(
         counts=seeds,
         statements=(pages.Statement(headline, "", tuple(told if few else told[2:])),),
         warnings=(warning,) * few,
-        tiles=(),
         first=rows(comparisons[0] if comparisons else "grid"),
         tests=made[0],
         labels=(

@@ -111,7 +111,6 @@ def page(found: Ladders, command: str) -> Any:
         counts=f"{found.num_seeds} seeds",
         statements=tuple(pages.Statement(line, "", ()) for line in told),
         warnings=tuple(warnings(found)),
-        tiles=(),
         first=row(found.ladders[0]),
         tests=publication_table(found),
         labels=(pages.Label("measured", "Measured clock", measured),),

@@ -29,7 +29,6 @@ from analysis.findings.groups import Group, LeftOut, groups_of, is_registered
 from analysis.findings.judging import TestRow, judge, sort_rows
 from analysis.findings.sentence import Headline, headlines_of
 from analysis.findings.single_runs import HardwareRow, RunRow, hardware_rows, run_rows
-from analysis.findings.tiles import Tile, tiles_of
 from analysis.findings.timelines import Timeline, timelines
 from analysis.findings.times import ReachedPanel, Sensitivity, reached_panels, sensitivities
 from analysis.findings.trust import TrustItem, trust_of
@@ -76,7 +75,6 @@ class Results:
     """The primary group first."""
     headlines: tuple[Headline, ...]
     """Never empty: without a comparison it says why there is none."""
-    tiles: tuple[Tile, ...]
     tests: tuple[TestRow, ...]
     """Primary family first."""
     trust: tuple[TrustItem, ...]
@@ -164,7 +162,6 @@ def results(study: Study, generator: numpy.random.Generator) -> Results:
     in_tests |= {run.name for arm in scores.runs.values() for own in arm.values() for run in own if run.run is not None}
     sensitivity = sensitivities(study, comparisons, generator)
     headlines = headlines_of(study, groups, comparisons, tests, tuning, sensitivity)
-    first = next((one for one in comparisons if one.treatment.name == headlines[0].treatment), None)
     left_out += _absent(study, tests, reached, tuning, downstream)
     return Results(
         title=study.name,
@@ -177,7 +174,6 @@ def results(study: Study, generator: numpy.random.Generator) -> Results:
         arms=arm_infos(study, scope, labels),
         groups=groups,
         headlines=headlines,
-        tiles=tiles_of(first, tests, delays, generator),
         tests=tests,
         trust=trust_of(study, groups, comparisons, tests, tuning, hardware, scope, why),
         counts=counts_of(study),

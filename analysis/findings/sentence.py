@@ -450,7 +450,7 @@ def _numbers(row: TestRow, names: Mapping[str, str], reached: TestRow | None = N
     reference = names[row.reference]
     what = _SMALL_WORDS[row.endpoint]
     if row.by_divergence is not None:
-        told = [f"{what}: {_ranked_text(row)} ({row.test}{p_text(row)})"]
+        told = [f"{what}: {_ranked_text(row)} ({row.test}{_p_text(row)})"]
     elif row.estimate is None:
         told = [f"{what}: {row.reason}"]
     elif row.times is not None:
@@ -488,7 +488,7 @@ def _difference_text(row: TestRow, reference: str) -> str:
     assert found is not None
     unit = " nats" if row.unit == "nats" else ""
     form = supported(found, further=1)
-    ends = f"({_ends_in_words(found, 'lower', 'higher', form)}, n = {row.n}{p_text(row)})"
+    ends = f"({_ends_in_words(found, 'lower', 'higher', form)}, n = {row.n}{_p_text(row)})"
     if found.estimate == 0:
         return f"the same mean as {reference} {ends}"
     side = "higher" if found.estimate > 0 else "lower"
@@ -504,7 +504,7 @@ def _time_numbers(row: TestRow, times: RestrictedTimes, difference: Interval, na
         side = "later" if logs.estimate < 0 else "sooner"
         won = f"sooner in {row.wins} of {row.n} seeds"
         return [
-            f"time to the target: {_times(abs(logs.estimate))} {side} than {reference} ({ends}, {won}{p_text(row)})"
+            f"time to the target: {_times(abs(logs.estimate))} {side} than {reference} ({ends}, {won}{_p_text(row)})"
         ]
     budget = f"{float(short(times.budget)):g}"
     ended = "where the first run that missed it ended" if times.cut_short else "how long the longest run took"
@@ -514,7 +514,7 @@ def _time_numbers(row: TestRow, times: RestrictedTimes, difference: Interval, na
     ends = _ends_in_words(difference, "lower", "higher", form)
     return [
         f"mean time to the target, counted up to {budget} {row.unit}: {means}, {form(abs(difference.estimate))} {side} "
-        f"({ends}{p_text(row)})",
+        f"({ends}{_p_text(row)})",
         f"{budget} {row.unit} is {'the budget of every run' if times.common else ended}",
     ]
 
@@ -524,7 +524,7 @@ def _reached_text(reached: TestRow | None, reference: str) -> list[str]:
     if reached is None or reached.estimate is None or reached.estimate.estimate == 0:
         return []
     word = {"better": f", more than with {reference}", "worse": f", fewer than with {reference}"}.get(reached.word, "")
-    return [f"runs that reached it{word}: exact McNemar test{p_text(reached)}"]
+    return [f"runs that reached it{word}: exact McNemar test{_p_text(reached)}"]
 
 
 def _logarithms(ratio: Interval) -> Interval:
@@ -536,7 +536,7 @@ def _times(logarithm: float) -> str:
     return f"{math.exp(logarithm):.2f}{TIMES}"
 
 
-def p_text(row: TestRow) -> str:
+def _p_text(row: TestRow) -> str:
     return "" if row.p_holm is None else f", p_Holm {row.p_holm:.2g}"
 
 
@@ -550,17 +550,17 @@ def _ends_in_words(interval: Interval, below: str, above: str, form: Callable[[f
     """
     low, high = interval.low, interval.high
     if low is None or high is None:
-        return no_ends(interval)
+        return _no_ends(interval)
     if (low >= 0 and interval.estimate > 0) or (high <= 0 and interval.estimate < 0):
         small, large = sorted((abs(low), abs(high)))
-        return f"{level_text(interval)} {form(small)} to {form(large)}"
+        return f"{_level_text(interval)} {form(small)} to {form(large)}"
     ends = [form(abs(end)) + (f" {below if end < 0 else above}" if end else "") for end in (low, high)]
-    return f"{level_text(interval)} {' to '.join(ends)}"
+    return f"{_level_text(interval)} {' to '.join(ends)}"
 
 
-def level_text(interval: Interval) -> str:
+def _level_text(interval: Interval) -> str:
     return f"{100 * interval.level:.3g} % CI"
 
 
-def no_ends(interval: Interval) -> str:
-    return f"no {level_text(interval)} from {interval.n} pair{'s' * (interval.n != 1)}"
+def _no_ends(interval: Interval) -> str:
+    return f"no {_level_text(interval)} from {interval.n} pair{'s' * (interval.n != 1)}"

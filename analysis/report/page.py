@@ -16,7 +16,6 @@ from analysis.findings.comparisons import FROM_SCRATCH
 from analysis.findings.groups import LeftOut
 from analysis.findings.results import Results
 from analysis.findings.sentence import Headline, conditions
-from analysis.findings.tiles import Tile
 from analysis.findings.trust import TrustItem
 from analysis.report.figures.arm_names import Cast
 from analysis.report.figures.pictures import Look, Picture, Row, inline, key
@@ -25,7 +24,7 @@ from analysis.report.tables.arms import clocks_of
 from analysis.report.tables.comparisons import first_tests
 from analysis.report.tables.contents import all_tables
 from analysis.report.tables.runs import relative_link
-from analysis.report.tables.table import Table, badge
+from analysis.report.tables.table import Table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,17 +62,6 @@ class Statement:
     conditions: str
     """In words; empty where a statement before it has named them."""
     details: tuple[str, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class PageTile:
-    title: str
-    value: str
-    unit: str
-    interval: str
-    word: str
-    tone: str
-    about: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +122,6 @@ class Page:
     counts: str
     statements: tuple[Statement, ...]
     warnings: tuple[str, ...]
-    tiles: tuple[PageTile, ...]
     first: tuple[PageRow, ...]
     tests: Table
     labels: tuple[Label, ...]
@@ -269,7 +256,6 @@ def page(results: Results, out: Path, study_folder: Path) -> Page:
         counts=_counted(results),
         statements=_statements(results),
         warnings=tuple(warnings),
-        tiles=tuple(_tile(tile) for tile in results.tiles),
         first=first,
         tests=tests,
         labels=tuple(_CLOCKS[clock] for clock in clocks_of(results) if clock in _CLOCKS)
@@ -349,19 +335,6 @@ def _title(picture: Picture, row: Row, cast: Cast) -> str:
 def _kept_together(text: str) -> str:
     """No line ends inside "n = 8"."""
     return re.sub(r"\bn = (?=\d)", "n\u00a0=\u00a0", text)
-
-
-def _tile(tile: Tile) -> PageTile:
-
-    return PageTile(
-        tile.title,
-        tile.text,
-        "" if tile.text == "-" or tile.unit in tile.text else tile.unit,
-        _kept_together(tile.interval_text or ("no interval" if tile.text != "-" else "")),
-        tile.word,
-        badge(tile.word).tone if tile.registered else "open",
-        tile.note,
-    )
 
 
 def _check(item: TrustItem) -> Check:

@@ -131,7 +131,6 @@ def test_the_page_has_its_parts_in_the_order_of_the_eye(example_page):
     order = positions(
         example_page,
         "<h1>Asynchronous training",
-        'class="tiles"',
         "Evaluation loss versus seconds",
         "Evaluation loss versus samples",
         'id="first-tests-title"',
