@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis.commands import carried_out
 from asyncsgd.errors import UsageError
-from asyncsgd.records.events import EVENTS, Lines, current_summary, parsed, read_json
+from asyncsgd.records.events import EVENTS, Lines, parsed, read_json
 from asyncsgd.records.locks import is_locked
 from asyncsgd.records.totals import Delays, Progress
 from asyncsgd.records.usage import USAGE
@@ -148,7 +148,7 @@ class Watched:
             return None
         if not isinstance(summary, dict):
             raise ValueError("summary.json is damaged: not an object")
-        return current_summary(summary)
+        return summary
 
     def _take(self, record: Mapping[str, Any]) -> None:
         kind = record.get("kind")

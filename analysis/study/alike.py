@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from analysis.study.run import Condition, Run, labels
-from asyncsgd.study.plan import ADDED_LATER
 
 _OF_THE_CONDITION = frozenset(("mode", "rule", "nproc", "workers", "batch_size", "clock"))
 """Settings that `Condition` already holds."""
@@ -149,10 +148,10 @@ def kind_labels(kinds: Iterable[Kind]) -> dict[Kind, str]:
 
 
 def setting(run: Run, key: str) -> Any:
-    """A run's value of a setting, also of one that is younger than the run; None where nothing says it."""
+    """A run's value of a setting; None where nothing says it."""
     if key == "speeds" and run.summary.get("speeds") is not None:
         return run.summary["speeds"]
-    return run.settings.get(key, ADDED_LATER.get(key))
+    return run.settings.get(key)
 
 
 def _hashable(value: Any) -> Any:

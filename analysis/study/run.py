@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -16,8 +16,6 @@ from asyncsgd.records.events import (
     DONE,
     EVENTS,
     SCHEMA,
-    current_summary,
-    parsed,
     read_better,
     read_events,
     read_json,
@@ -27,8 +25,8 @@ from asyncsgd.settings.yaml_reader import read_yaml
 UNFINISHED = "UNFINISHED"
 """Status of a run without a summary: it crashed, was killed or is still running."""
 UNREADABLE = "UNREADABLE"
-"""Status of a run that has ended, and one of whose files is damaged or newer than this reader. It may well be DONE. It
-is named and in no number: what can still be read of it may be as wrong as the rest.
+"""Status of a run one of whose files is damaged or newer than this reader. It may well be DONE. It is named and in no
+number: what can still be read of it may be as wrong as the rest.
 """
 
 EVALUATION_COLUMNS = {
@@ -55,18 +53,19 @@ PLAIN_RULES = {
 }
 """Rules that the name of the mode already says; every other rule is named beside it."""
 
-_COUNTS = ("num_workers", "threads", "seed", "batch_size", "num_samples")
-_NUMBERS = ("train_seconds", "final_eval_loss", "eval_weight", "samples_per_second", "oversubscription")
-_NAMES = ("mode", "rule", "data_fingerprint", "clock")
-_MEASURED = ("threads", "oversubscription", "eval_weight")
-"""What a simulation need not have: it has no threads, and a closed-form problem has no loss terms."""
-_NO_KEYS_AND_VALUES = (
-    *("experiment", "task", "mode", "rule", "clock", "speeds", "network", "data", "data_fingerprint", "base_model"),
-    *("model", "transport", "hogwild_state", "init_sha256", "parameters_sha256", "candidates_sha256", "num_updates"),
-    *("accumulate", "micro_batches", "num_parameters", "num_samples_applied", "eval_seconds", "first_eval_loss"),
-    *("new_parameters", "num_train_samples", "num_eval_samples", "message"),
-)
-"""What is one value wherever it is there, and may be compared with those of other runs."""
+_FIELDS: dict[type, tuple[str, ...]] = {
+    int: ("seed", "num_workers", "batch_size", "accumulate", "num_samples", "num_updates", "num_samples_applied"),
+    float: (
+        *("train_seconds", "eval_seconds", "samples_per_second", "final_eval_loss", "eval_weight", "oversubscription"),
+    ),
+    str: (
+        *("experiment", "task", "mode", "rule", "clock", "speeds", "data", "data_fingerprint", "eval_masking"),
+        "parameters_sha256",
+    ),
+    bool: ("from_scratch",),
+    dict: ("metrics", "details", "delay", "parent", "hatecheck"),
+}
+"""What each field of a summary that numbers are made of has to be, unless it is null or missing."""
 _DELAYS = ("mean", "p50", "p95", "max")
 
 PREDICTION = re.compile(r"predicted-\d+")
@@ -77,12 +76,6 @@ USUAL_MASKING = "token:0.15"
 
 FINETUNING = "stilt_finetune"
 """`Run.experiment` of a fine-tuning run, whose summary has scores of a labelled task and no mode or rule of its own."""
-
-_FINETUNING_COUNTS = ("seed", "batch_size", "num_samples", "num_train_samples", "num_eval_samples")
-_FINETUNING_NUMBERS = ("train_seconds", "final_eval_loss")
-_FINETUNING_NAMES = ("data_fingerprint",)
-_FINETUNING_METRICS = ("macro_f1", "accuracy")
-"""What a finished run of schema 1 has to have, whose header names no metrics."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,12 +187,8 @@ class Run:
     def evaluation_set(self) -> str | None:
         """What a loss has to share with another one: the data's fingerprint, and the masks where they are not the usual
         ones. None where the summary does not say on which data.
-
-        A run from before ``--eval-mask`` was evaluated with the masks that it trained with.
         """
         fingerprint, masking = self.summary.get("data_fingerprint"), self.summary.get("eval_masking")
-        if masking is None and "mask" in self.settings:
-            masking = f"{self.settings['mask']}:{self.settings.get('mask_prob')}"
         if fingerprint is None or masking in (None, USUAL_MASKING):
             return fingerprint
         return f"{fingerprint} masked {masking}"
@@ -223,9 +212,9 @@ class Run:
 def load_runs(folder: Path | str) -> tuple[list[Run], list[str]]:
     """Load every run folder at or below `folder`.
 
-    A run folder is one that holds an events.jsonl or a summary.json. A damaged or unfinished run is never skipped: it
-    is kept with its evaluations, as far as they can be read. What ``experiments/calibrate.py`` has predicted of a run
-    lies inside that run's folder and is no run of its own; it is loaded only where `folder` names it.
+    A run folder is one that holds an events.jsonl or a summary.json. A damaged or unfinished run is never skipped. What
+    ``experiments/calibrate.py`` has predicted of a run lies inside that run's folder and is no run of its own; it is
+    loaded only where `folder` names it.
 
     Args:
         folder: a run folder, or a folder with run folders at any depth.
@@ -291,39 +280,38 @@ def _is_plain(condition: Condition) -> bool:
 
 
 def _load_run(path: Path, name: str) -> Run:
-    damage: list[str] = []
+    better: dict[str, str] = {}
     problems: list[str] = []
-    better = read_better(path / EVENTS) if (path / EVENTS).is_file() else {}
-    summary = _read_summary(path / "summary.json", better, damage, problems)
-    ended = summary["status"] != UNFINISHED
-    evaluations, num_resumes = _read_records(path / EVENTS, better, damage, problems)
-    has_end = summary["status"] == DONE and summary.get("experiment") != FINETUNING
-    if (path / EVENTS).is_file() and (lost := _lost_end(evaluations, summary.get("num_samples") if has_end else None)):
-        (damage if has_end else problems).append(lost)
-    settings = _read_settings(path / "settings.yaml", damage)
-    environment = _read_environment(path / "environment.json", problems)
-    if damage and ended:
-        summary, settings, environment = {"status": UNREADABLE}, {}, {}
-    told = (*damage, *problems)
-    run = Run(path, name, summary, evaluations, told, settings, better, num_resumes, environment)
-    if run.timed_in_parts and run.status != UNREADABLE:
-        problem = f"resumed: its seconds were measured in {num_resumes + 1} parts"
-        run = dataclasses.replace(run, problems=(*told, problem))
-    return run
+    try:
+        if (path / EVENTS).is_file():
+            better = read_better(path / EVENTS)
+        summary = _read_summary(path / "summary.json", better, problems)
+        evaluations, num_resumes = _read_records(path / EVENTS, better, problems)
+        if summary["status"] == DONE and summary.get("experiment") != FINETUNING and (path / EVENTS).is_file():
+            _check_end(evaluations, summary.get("num_samples"))
+        settings = _read_settings(path / "settings.yaml")
+        environment = _read_object(path / "environment.json")
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        return Run(path, name, {"status": UNREADABLE}, _frame([], better), (reason,), better=better)
+    run = Run(path, name, summary, evaluations, (), settings, better, num_resumes, environment)
+    if run.timed_in_parts:
+        problems.append(f"resumed: its seconds were measured in {num_resumes + 1} parts")
+    return dataclasses.replace(run, problems=tuple(problems))
 
 
-def _lost_end(evaluations: pandas.DataFrame, num_samples: int | None) -> str:
-    """What is lost of a curve; empty where it has its end, at `num_samples`.
+def _check_end(evaluations: pandas.DataFrame, num_samples: int | None) -> None:
+    """Every run is evaluated where it ends. Without that evaluation its last loss is one of another number of samples,
+    and all others would have to be compared there.
 
-    Every run is evaluated where it ends. Without that evaluation its last loss is one of another number of samples, and
-    all others would have to be compared there.
+    Raises:
+        ValueError: if the curve has lost its end, at `num_samples`.
     """
     if not len(evaluations):
-        return "events.jsonl has no evaluation: it has no curve in the figures"
+        raise ValueError("events.jsonl has no evaluation")
     last = evaluations["total_samples"].max()
-    if num_samples is None or pandas.isna(last) or last >= num_samples:
-        return ""
-    return f"its evaluations in events.jsonl end at {last} of {num_samples} samples"
+    if num_samples is not None and last < num_samples:
+        raise ValueError(f"its evaluations in events.jsonl end at {last} of {num_samples} samples")
 
 
 def loss_label(runs: Sequence[Run]) -> str:
@@ -335,125 +323,64 @@ def loss_label(runs: Sequence[Run]) -> str:
     return "evaluation loss (nats per masked token)" if masked else "evaluation loss"
 
 
-def _read_settings(path: Path, damage: list[str]) -> dict[str, Any]:
-    """The flat settings of a run; those of experiments/simulate.py lie one level deeper and are taken from there."""
-    if not path.is_file():
-        return {}
-    try:
-        settings = read_yaml(path.read_text(encoding="utf-8"), "it")
-    except (OSError, ValueError) as error:
-        damage.append(f"settings.yaml cannot be read: {' '.join(str(error).split())[:120]}")
-        return {}
-    if settings is None:
-        return {}
-    if not isinstance(settings, dict):
-        damage.append("settings.yaml is damaged: no keys and values")
-        return {}
-    simulated = settings.get("simulate")
-    settings = {str(key): value for key, value in (simulated if isinstance(simulated, dict) else settings).items()}
-    rate = settings.get("learning_rate")
-    if rate is not None and not _is_number(rate):
-        damage.append(f"settings.yaml has an unusable learning_rate{_shown(rate)}")
-    return settings
+def _read_object(path: Path) -> dict[str, Any]:
+    """What a JSON file holds; empty where there is none.
 
-
-def _read_environment(path: Path, problems: list[str]) -> dict[str, Any]:
-    if not path.is_file():
+    Raises:
+        ValueError: if it cannot be read, or is no object.
+    """
+    if not path.exists():
         return {}
     try:
         content = read_json(path)
-    except (OSError, ValueError) as error:
-        problems.append(f"environment.json cannot be read: {error}")
-        return {}
+    except (OSError, ValueError) as error:  # ValueError: not JSON, or not UTF-8
+        raise ValueError(f"{path.name} cannot be read: {error}") from error
     if not isinstance(content, dict):
-        problems.append("environment.json is damaged: not an object")
-        return {}
+        raise ValueError(f"{path.name} is damaged: it is no object")
     return content
 
 
-def _read_summary(path: Path, better: Mapping[str, str], damage: list[str], problems: list[str]) -> dict[str, Any]:
-    if not path.is_file():
+def _read_settings(path: Path) -> dict[str, Any]:
+    """The flat settings of a run; those of experiments/simulate.py lie one level deeper and are taken from there."""
+    settings = read_yaml(path.read_text(encoding="utf-8"), path.name) if path.is_file() else {}
+    if not isinstance(settings, dict | None):
+        raise ValueError(f"{path.name} is damaged: it holds no keys and values")
+    settings = settings or {}
+    simulated = settings.get("simulate")
+    settings = {str(key): value for key, value in (simulated if isinstance(simulated, dict) else settings).items()}
+    _check({"learning_rate": settings.get("learning_rate")}, float, path.name)
+    return settings
+
+
+def _read_summary(path: Path, better: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
+    """The summary, with all metrics that the header names and all delays, which may be null."""
+    if not path.exists():
         problems.append("no summary.json: the run crashed, was killed or is still running")
         return {"status": UNFINISHED}
-    try:
-        summary = read_json(path)
-    except (OSError, ValueError) as error:  # ValueError: not JSON, or not UTF-8
-        damage.append(f"summary.json cannot be read: {error}")
-        return {"status": UNREADABLE}
-    if not isinstance(summary, dict):
-        damage.append("summary.json is damaged: not an object")
-        return {"status": UNREADABLE}
-    schema = summary.get("schema")
-    if not isinstance(schema, int):
-        damage.append(f"summary.json is damaged: schema is {schema!r}")
-        return {"status": UNREADABLE}
-    if schema > SCHEMA:
-        damage.append(f"summary.json has schema {schema}, this version reads up to {SCHEMA}")
-        return {"status": UNREADABLE}
-    if not isinstance(summary.get("status"), str):
-        damage.append("summary.json has no status")
-        return {"status": UNREADABLE}
-    return _checked(current_summary(summary), better, damage, problems)
-
-
-def _checked(
-    summary: Mapping[str, Any], better: Mapping[str, str], damage: list[str], problems: list[str]
-) -> dict[str, Any]:
-    """`summary` with all metrics and delays. A field used by the analysis that is not of its type is damage; one that
-    is missing where a finished run has it is a problem.
-    """
-    counts: tuple[str, ...] = _COUNTS
-    numbers: tuple[str, ...] = _NUMBERS
-    names: tuple[str, ...] = _NAMES
-    if summary.get("experiment") == FINETUNING:
-        counts, numbers, names = _FINETUNING_COUNTS, _FINETUNING_NUMBERS, _FINETUNING_NAMES
-    usable: dict[str, Callable[[Any], bool]] = {
-        **dict.fromkeys(_NO_KEYS_AND_VALUES, lambda value: not isinstance(value, Mapping | list)),
-        **dict.fromkeys(counts, _is_count),
-        **dict.fromkeys(numbers, _is_number),
-        **dict.fromkeys((*names, "eval_masking"), lambda value: isinstance(value, str)),
-        **dict.fromkeys(("metrics", "details", "delay"), lambda value: isinstance(value, Mapping)),
-        "from_scratch": lambda value: isinstance(value, bool),
-    }
-    for key, is_usable in usable.items():
-        value = summary.get(key)
-        if value is not None and not is_usable(value):
-            damage.append(f"summary.json has an unusable {key}{_shown(value)}")
-    # A failed run may have no result, and hogwild no rule. A finished run has to have everything else.
-    if summary["status"] == DONE:
-        virtual = summary.get("clock") == "virtual"
-        needed = (key for key in (*counts, *numbers, *names) if key != "rule" and not (virtual and key in _MEASURED))
-        problems += [f"summary.json has no {key}" for key in needed if summary.get(key) is None]
-    delay = summary.get("delay")
-    delay = delay if isinstance(delay, Mapping) else {}
-    # Each may be null: a run without updates has no delay.
-    for key in _DELAYS:
-        if delay.get(key) is not None and not _is_number(delay[key]):
-            damage.append(f"summary.json has an unusable delay {key}{_shown(delay[key])}")
-    metrics = _checked_metrics(summary, better, damage, problems)
+    summary = _read_object(path)
+    if not isinstance(summary.get("status"), str) or summary.get("schema") != SCHEMA:
+        raise ValueError(f"{path.name} has no status of schema {SCHEMA}")
+    for kind, keys in _FIELDS.items():
+        _check({key: summary.get(key) for key in keys}, kind, path.name)
+    metrics, delay = summary.get("metrics") or {}, summary.get("delay") or {}
+    _check(metrics, float, path.name)
+    _check(delay, float, path.name)
+    metrics = {name: metrics.get(name) for name in dict.fromkeys((*better, *metrics))}
     return {**summary, "metrics": metrics, "delay": {key: delay.get(key) for key in _DELAYS}}
 
 
-def _checked_metrics(
-    summary: Mapping[str, Any], better: Mapping[str, str], damage: list[str], problems: list[str]
-) -> dict[str, float | None]:
-    """The metrics; a finished run has to have all that its header names."""
-    metrics = summary.get("metrics")
-    metrics = metrics if isinstance(metrics, Mapping) else {}
-    needed = better or (_FINETUNING_METRICS if summary.get("experiment") == FINETUNING else ())
-    names = dict.fromkeys((*needed, *metrics))
-    for name in names:
-        value = metrics.get(name)
-        if value is not None and not _is_number(value):
-            damage.append(f"summary.json has an unusable {name}{_shown(value)}")
-        elif value is None and summary["status"] == DONE:
-            problems.append(f"summary.json has no {name}")
-    return {name: metrics.get(name) for name in names}
+def _check(values: Mapping[str, Any], kind: type, where: str) -> None:
+    """
+    Raises:
+        ValueError: if one of the values is neither null nor of this kind.
+    """
+    usable = {int: _is_count, float: _is_number}.get(kind, lambda value: isinstance(value, kind))
+    for key, value in values.items():
+        if value is not None and not usable(value):
+            raise ValueError(f"{where} is damaged: its {key} is {str(value)[:60]!r}")
 
 
-def _read_records(
-    path: Path, better: Mapping[str, str], damage: list[str], problems: list[str]
-) -> tuple[pandas.DataFrame, int]:
+def _read_records(path: Path, better: Mapping[str, str], problems: list[str]) -> tuple[pandas.DataFrame, int]:
     """The evaluations, and how often the run went on."""
     rows: list[dict[str, Any]] = []
     num_resumes = 0
@@ -461,21 +388,10 @@ def _read_records(
     if not path.is_file():
         problems.append("no events.jsonl: it has no curve in the figures")
         return _frame(rows, better), 0
-    records = read_events(path)
-    while True:
-        try:
-            record = next(records, None)
-        except (OSError, ValueError) as error:
-            told = str(error)
-            problems.append(f"{told}; read up to there: {len(rows)} evaluation{'s' * (len(rows) != 1)}")
-            break
-        if record is None:
-            if _last_line_is_torn(path):
-                problems.append("events.jsonl: the last line is torn and was left out")
-            break
+    for record in read_events(path):
         kind = record.get("kind")
         if kind == "evaluate":
-            rows.append(_evaluation(record, damage, problems))
+            rows.append(_evaluation(record, problems))
         elif kind == "resume":
             num_resumes += 1
         elif kind == "fault":
@@ -489,24 +405,18 @@ def _read_records(
     return _frame(rows, better), num_resumes
 
 
-def _evaluation(record: Mapping[str, Any], damage: list[str], problems: list[str]) -> dict[str, Any]:
-    row: dict[str, Any] = {}
-    at = f"the evaluation at version {record.get('version')} has no finite"
-    for key, dtype in EVALUATION_COLUMNS.items():
-        value = record.get(key)
-        usable = _is_number(value) if dtype == "float64" else _is_count(value)
-        row[key] = value if usable else None
-        # A null weight is legitimate (a closed-form problem has none), and so is a null loss (it was not finite).
-        if not usable and (value is not None or key in ("train_seconds", "total_samples")):
-            damage.append(f"{at} {key}{_shown(value)}")
-        elif value is None and key == "loss":
-            problems.append(f"{at} {key}")
-    metrics = record.get("metrics")
-    for name, value in metrics.items() if isinstance(metrics, Mapping) else ():
-        row[f"metrics.{name}"] = value if _is_number(value) else None
-        if not _is_number(value) and value is not None:
-            damage.append(f"{at} {name}{_shown(value)}")
-    return row
+def _evaluation(record: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+    at = f"the evaluation at version {record.get('version')}"
+    values, metrics = {key: record.get(key) for key in EVALUATION_COLUMNS}, record.get("metrics") or {}
+    _check({"metrics": metrics}, dict, at)
+    _check({key: values[key] for key, dtype in EVALUATION_COLUMNS.items() if dtype == "Int64"}, int, at)
+    _check({key: values[key] for key, dtype in EVALUATION_COLUMNS.items() if dtype == "float64"} | metrics, float, at)
+    # A null weight is legitimate (a closed-form problem has none), and so is a null loss (it was not finite).
+    if values["train_seconds"] is None or values["total_samples"] is None:
+        raise ValueError(f"{at} is damaged: it says no seconds or samples")
+    if values["loss"] is None:
+        problems.append(f"{at} has no finite loss")
+    return values | {f"metrics.{name}": value for name, value in metrics.items()}
 
 
 def _frame(rows: list[dict[str, Any]], better: Mapping[str, str]) -> pandas.DataFrame:
@@ -522,18 +432,6 @@ def _frame(rows: list[dict[str, Any]], better: Mapping[str, str]) -> pandas.Data
     return pandas.DataFrame(columns)
 
 
-def _last_line_is_torn(path: Path) -> bool:
-    last = b"{}"
-    with open(path, "rb") as file:
-        for line in file:
-            last = line
-    try:
-        parsed(last)
-    except ValueError:
-        return True
-    return False
-
-
 def _is_number(value: Any) -> TypeGuard[float]:
     """Whether `value` is a number that a float can hold; not a bool, which Python counts among the integers."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
@@ -541,7 +439,3 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 def _is_count(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-
-
-def _shown(value: Any) -> str:
-    return "" if value is None else f": {str(value)[:60]!r}"

@@ -45,8 +45,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from asyncsgd.errors import UsageError
-from asyncsgd.settings.finetuning import FINETUNE_FLAGS
-from asyncsgd.settings.training import FLAGS
 from asyncsgd.study.arms import Arm, Tuning, arms_of, references_of, resolve, tuning_in, typed_settings
 from asyncsgd.study.config import (
     CONFIG_KEYS,
@@ -71,9 +69,6 @@ BASE = "base"
 """Folder, and arm, of the run that makes the base model."""
 BASELINE = "baseline"
 """The arm of fine-tuning runs that start from the base model, without intermediate training."""
-
-ADDED_LATER: Mapping[str, object] = {**FINETUNE_FLAGS.later, **FLAGS.later}
-"""Settings that did not exist at first, as runs without them had them."""
 
 _FINETUNE_SEEDS = 1000
 """Fine-tuning seeds of one block: seed 7 has 7000 to 7999."""

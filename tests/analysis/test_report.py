@@ -238,7 +238,6 @@ def test_a_section_without_data_is_left_out_and_the_page_says_why_in_one_line_an
         "No timeline:",
         "Exploratory: there is no analysis.yaml",
         "one: no summary.json: the run crashed, was killed or is still running",
-        "one: events.jsonl: the last line is torn and was left out",
     ):
         assert words in outline.text, words
     # a reason of the results goes before a general one
