@@ -14,8 +14,6 @@ from typing import Any
 import pandas
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from running import Train
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM
@@ -301,26 +299,6 @@ def test_what_the_cores_did_is_split_into_the_run_the_others_and_what_was_stolen
         "stolen_share": 80 / 1020,
     }
     assert after.load_until(after) is None
-
-
-@given(spent=st.lists(st.integers(0, 10**6), min_size=10, max_size=10), own=st.integers(0, 10**7))
-def test_shares_of_the_machine_lie_between_nothing_and_all_of_it(spent: list[int], own: int) -> None:
-    load = Look.of(proc_stat(*[7] * 10), own=3).load_until(Look.of(proc_stat(*(7 + x for x in spent)), own=3 + own))
-    if load is None:
-        assert sum(spent[:8]) == 0
-    else:
-        assert {name for name in load if not 0 <= load[name] <= 1} == {"cores"}
-
-
-@pytest.mark.processes
-@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the system has no /proc/stat")
-def test_a_process_that_has_ended_was_a_part_of_the_run() -> None:
-    before = Look.now(os.getpid())
-    subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"], check=True)
-    after = Look.now(os.getpid())
-    assert before is not None
-    assert after is not None
-    assert after.own - before.own >= 0.3 * os.sysconf("SC_CLK_TCK") - 2
 
 
 def test_without_proc_stat_and_after_a_resume_the_load_is_unknown(tmp_path: Path) -> None:
