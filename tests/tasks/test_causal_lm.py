@@ -457,20 +457,6 @@ def test_an_encoder_which_sees_what_it_is_to_predict_is_refused(task: CausalLM, 
         prepared(root, model_name=folder)
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"model_name": "./nowhere"}, "--model takes tiny-gpt, small-gpt, a folder or a Hub id"),
-        ({"model_name": "gpt2", "vocab_size": 500}, "--vocab-size is for --model tiny-gpt and small-gpt"),
-        ({"data_name": "pydocs", "eval_data": None, "text_column": "body"}, "--text-column does nothing for pydocs"),
-        ({"vocab_size": 256}, "a vocabulary of 256 entries is too small; use at least 257"),
-    ],
-)
-def test_what_the_user_has_to_change_is_said(root: Path, values: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        prepared(root, **values)
-
-
 def test_a_tokenizer_without_an_end_of_text_is_refused(task: CausalLM, root: Path, tmp_path: Path) -> None:
     folder = saved(task, gpt2(), tmp_path / "model")
     tokenizer = AutoTokenizer.from_pretrained(folder)

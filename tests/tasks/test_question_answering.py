@@ -247,21 +247,6 @@ def test_published_data_are_read_and_scored(tmp_path: Path) -> None:
     assert details["best_f1"]["score"] >= details["best_exact_match"]["score"] >= numbers[1] / 20
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"eval_data": "./nowhere"}, "there is no file or folder './nowhere'; --eval-data takes a folder"),
-        ({"init_from": "somebody/model"}, "--vocab-size 128 does nothing for somebody/model"),
-        ({"predictions": __file__}, "--predictions .* is a file; name a folder"),
-    ],
-)
-def test_settings_that_cannot_be_meant_are_refused(
-    prepared: Callable[..., Any], values: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        prepared(**values)
-
-
 def test_one_run_at_a_time_writes_predictions_into_a_folder_and_the_earlier_ones_are_kept(
     prepared: Callable[..., QuestionAnswering], tmp_path: Path
 ) -> None:

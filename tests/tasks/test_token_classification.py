@@ -344,24 +344,6 @@ def test_on_published_data_it_beats_the_majority_tag(tmp_path: Path) -> None:
     assert scores["accuracy"] > task.majority_accuracy
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"data_name": None}, "--data is missing: name a folder"),
-        ({"data_name": "./nowhere"}, "there is no file or folder './nowhere'; --data takes"),
-        ({"init_from": "./nowhere"}, "--init-from ./nowhere: there is no such folder"),
-        ({"init_from": "somebody/model", "vocab_size": 64}, "--vocab-size 64 does nothing for somebody/model"),
-        ({"eval_split": "validation"}, "names has no validation split; drop --split, or type --split test"),
-        ({"tags_column": "tags"}, "has no column 'tags'.*choose one with --tags-column NAME"),
-    ],
-)
-def test_settings_that_cannot_be_meant_are_refused(
-    prepared: Callable[..., Any], values: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        prepared(**values)
-
-
 def test_before_it_is_prepared_it_says_what_to_call() -> None:
     task = TokenClassification(data_name="names")
     assert task.facts() == {}
