@@ -4,13 +4,12 @@
 
     runs/<name>/checkpoints/
       000000002400.pt    the state, for torch.load(weights_only=True)
-      000000002400.json  its description: where in the run it was taken, and hashes
+      000000002400.json  its description: where in the run it was taken, and the hash of the state
 
 A state is plain values and tensors (see `asyncsgd.packing`), so reading one runs no code. Training stands still while
 the state is copied. A thread writes the copy. A description is written when its state is durable.
 
-A description holds the hash of its state, of the records before it, of the description before it, and of itself. So
-what was changed afterwards is not used. These hashes find damage. They keep out nobody who can compute them anew.
+A state that does not have the hash of its description is damaged: it is not used, but the one before it is.
 
 torch.save writes them and not torch.distributed.checkpoint: that one keeps its index as a pickle.
 """
@@ -19,11 +18,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import json
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -38,14 +35,12 @@ from asyncsgd.errors import UsageError, reason
 from asyncsgd.packing import Plain
 from asyncsgd.records.console import Recorder
 from asyncsgd.records.events import EVENTS, Checkpointed
-from asyncsgd.records.run_folder import RunFolder, write_text
-from asyncsgd.settings.yaml_reader import read_yaml
+from asyncsgd.records.run_folder import RunFolder, write_json
 
 SCHEMA = 2
 """Of the state and of what is kept beside it. Another one is refused by name."""
 
 FOLDER = "checkpoints"
-_OWN_NAME = re.compile(r"\d{12,}\.(pt|json|partial|json\.partial)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +64,6 @@ class Written:
     """A state that was written, or was not."""
 
     name: str
-    num_bytes: int = 0
     sha256: str = ""
     error: str = ""
 
@@ -84,7 +78,6 @@ class Checkpoint:
     train_seconds: float
     eval_loss: float | None
     """Of the last evaluation before it."""
-    num_bytes: int
     sha256: str
     """Of the file with the state."""
     events_bytes: int
@@ -100,25 +93,9 @@ class Checkpoint:
     schema: int = SCHEMA
     asyncsgd: str = __version__
     """The version that wrote it, for messages."""
-    events_sha256: str | None = None
-    """Of events.jsonl up to this moment. Earlier versions wrote this and what follows nowhere."""
-    settings: Mapping[str, Any] | None = None
-    """What settings.yaml said. Only the budget may have grown since."""
-    previous: Mapping[str, str] | None = None
-    """The `description_sha256` of the checkpoint before it, by its name; empty for the first."""
-    description_sha256: str | None = None
-    """Of all the rest that is said here."""
 
 
 _FIELDS = {field.name for field in dataclasses.fields(Checkpoint)}
-_UNHASHED = _FIELDS - {"events_sha256", "settings", "previous", "description_sha256"}
-"""What descriptions of earlier versions held, at most."""
-_KINDS: Mapping[str, Any] = {
-    **dict.fromkeys(("total_samples", "version", "num_bytes", "events_bytes", "schema"), int),
-    **dict.fromkeys(("totals", "began_from", "policy"), dict),
-    "train_seconds": int | float,
-    "sha256": str,
-}
 
 
 def name_of(total_samples: int) -> str:
@@ -133,13 +110,17 @@ class StateWriter:
         folder: of the run.
         policy: when a state is due.
         written: called in the thread with what was written.
-        num_samples: that have arrived when the run begins, or goes on.
+        resumes_at: the samples that had arrived at the checkpoint from which the run goes on; None for a new run.
     """
 
-    def __init__(self, folder: Path, policy: Policy, written: Callable[[Written], None], num_samples: int = 0) -> None:
+    def __init__(
+        self, folder: Path, policy: Policy, written: Callable[[Written], None], resumes_at: int | None = None
+    ) -> None:
         self._folder, self._policy, self._written = Path(folder) / FOLDER, policy, written
+        self.resumes_at = resumes_at
+        """There is a state of this moment already. A run that is stopped there keeps it and writes no other."""
         self._thread: threading.Thread | None = None
-        self._wait_for_next(num_samples)
+        self._wait_for_next(resumes_at or 0)
 
     def _wait_for_next(self, num_samples: int) -> None:
         every = self._policy.every
@@ -187,7 +168,7 @@ class StateWriter:
                 torch.save({"schema": SCHEMA, "state": state}, file)
                 file.flush()
                 os.fsync(file.fileno())
-            done = Written(name, partial.stat().st_size, sha256_of(partial))
+            done = Written(name, sha256_of(partial))
             os.replace(partial, path)
             _sync_folder(self._folder)
         except (OSError, RuntimeError) as error:  # torch says in a RuntimeError that a disk is full
@@ -214,12 +195,7 @@ class Checkpoints:
         self._run, self._policy, self._tell, self._began_from = Path(folder), policy, tell, began_from
         self._marks: dict[str, dict[str, Any]] = {}
 
-    @functools.cached_property
-    def _settings(self) -> dict[str, Any]:
-        """As they are at the first checkpoint: before it a run that becomes longer may have the old ones."""
-        return settings_of(self._run)
-
-    def mark(self, record: Checkpointed, events_bytes: int, events_sha256: str, totals: Mapping[str, Any]) -> None:
+    def mark(self, record: Checkpointed, events_bytes: int, totals: Mapping[str, Any]) -> None:
         """Note where in the records a state was taken; to be called as soon as its record is written."""
         last = totals["last"]
         self._marks[record.name] = {
@@ -228,8 +204,6 @@ class Checkpoints:
             "train_seconds": record.train_seconds,
             "eval_loss": None if last is None else last["loss"],
             "events_bytes": events_bytes,
-            "events_sha256": events_sha256,
-            "settings": self._settings,
             "totals": totals,
             "began_from": self._began_from,
             "cut_short": record.cut_short,
@@ -243,12 +217,9 @@ class Checkpoints:
         earlier = [checkpoint for checkpoint in _all(folder) if checkpoint.name < written.name]
         error = written.error
         if not error:
-            previous = {each.name: each.description_sha256 for each in earlier[-1:] if each.description_sha256}
-            made = Checkpoint(
-                name=written.name, num_bytes=written.num_bytes, sha256=written.sha256, previous=previous, **mark
-            )
+            made = Checkpoint(name=written.name, sha256=written.sha256, **mark)
             try:
-                write_text(folder / f"{made.name}.json", described(made))
+                write_json(folder / f"{made.name}.json", dataclasses.asdict(made))
                 _sync_folder(folder)
             except OSError as failed:
                 error = reason(failed)
@@ -282,8 +253,8 @@ class RunSaver:
 
     def __init__(self, folder: RunFolder, policy: Policy, checkpoints: Checkpoints, record: Recorder) -> None:
         self._folder, self._checkpoints, self._record = folder, checkpoints, record
-        begins = 0 if folder.resume is None else folder.resume.checkpoint.total_samples
-        self._writer = StateWriter(folder.path, policy, checkpoints.complete, begins)
+        resumes_at = None if folder.resume is None else folder.resume.checkpoint.total_samples
+        self._writer = StateWriter(folder.path, policy, checkpoints.complete, resumes_at)
         self.due = self._writer.due
         self.finish = self._writer.finish
 
@@ -291,11 +262,11 @@ class RunSaver:
         self, state: Plain, *, version: int, num_samples: int, train_seconds: float, cut_short: str | None = None
     ) -> None:
         """See `asyncsgd.runtime.base.Saver`."""
-        if not self._folder.begun:
-            return  # stopped before it went on from a checkpoint, which is this state
+        if num_samples == self._writer.resumes_at:
+            return
         taken = self._writer.take(state, version, num_samples, train_seconds, cut_short)
         self._record(taken)
-        self._checkpoints.mark(taken, *self._folder.extent(), self._record.totals.state())
+        self._checkpoints.mark(taken, self._folder.flushed_bytes(), self._record.totals.state())
         self._writer.start()
 
 
@@ -315,8 +286,7 @@ class Found:
 
     def forget_later(self) -> None:
         """Remove the checkpoints after this one: what they hold is computed again."""
-        folder = self.folder / FOLDER
-        for path in _own_files(folder):
+        for path in (self.folder / FOLDER).glob("[0-9]*.*"):
             if path.name.partition(".")[0] > self.checkpoint.name:
                 path.unlink()
 
@@ -340,7 +310,6 @@ def find(
         UsageError: if there is none, or it is of another schema.
     """
     notes, cut_short = [], None
-    vouched: dict[str, str] = {}
     for path in reversed(_descriptions(folder / FOLDER)):
         checkpoint = _read(path)
         if checkpoint is not None and checkpoint.schema != SCHEMA:
@@ -348,19 +317,12 @@ def find(
                 f"checkpoint {path.stem} in {folder} has schema {checkpoint.schema} (asyncsgd {checkpoint.asyncsgd}), "
                 f"this version ({__version__}) reads schema {SCHEMA}; go on with that version"
             )
-        fault = "its description was changed" if checkpoint is None else _fault(folder, checkpoint, vouched)
-        if checkpoint is not None:
-            vouched.update(checkpoint.previous or {})
+        fault = "its description cannot be read" if checkpoint is None else _fault(folder, checkpoint)
         if checkpoint is None or fault:
             notes.append(f"checkpoint {path.stem} is damaged and not used: {fault}")
         elif becomes_longer and checkpoint.cut_short is not None:
             cut_short = checkpoint.cut_short
         elif fits(checkpoint):
-            if checkpoint.description_sha256 is None:
-                notes.append(
-                    f"checkpoint {path.stem} was written by asyncsgd {checkpoint.asyncsgd}, which kept no hash of its "
-                    f"description; nothing can be said of changes to it"
-                )
             return Found(folder, checkpoint, tuple(notes))
     if cut_short is not None:
         raise UsageError(
@@ -372,12 +334,6 @@ def find(
         f"{folder} has no checkpoint to go on from{damaged}. Begin a new run, with --checkpoint-every SAMPLES or "
         f"--checkpoint-seconds S to have some"
     )
-
-
-def settings_of(folder: Path) -> dict[str, Any]:
-    """What settings.yaml of a run says; nothing where there is none."""
-    path = folder / "settings.yaml"
-    return (read_yaml(path.read_text(encoding="utf-8"), str(path)) or {}) if path.is_file() else {}
 
 
 def sha256_of(path: Path) -> str:
@@ -403,93 +359,29 @@ def copied(value: Plain, made: dict[int, Tensor]) -> Plain:
     return value
 
 
-def described(checkpoint: Checkpoint) -> str:
-    """The text of a description, with the hash of all that it says."""
-    content = dataclasses.asdict(checkpoint)
-    del content["description_sha256"]
-    return _with_hash(content)
-
-
-def _with_hash(content: Mapping[str, Any]) -> str:
-    sha256 = hashlib.sha256(json.dumps(content, indent=2).encode()).hexdigest()
-    return json.dumps({**content, "description_sha256": sha256}, indent=2) + "\n"
-
-
-def understood(text: bytes, name: str) -> Checkpoint | None:
-    """The description of checkpoint `name`; None if `text` is not as it was written, or is that of another one."""
-    try:
-        content = json.loads(text)
-        hashed = {key: value for key, value in content.items() if key != "description_sha256"}
-        if not (content.keys() <= _UNHASHED or _with_hash(hashed).encode() == text):
-            return None
-        checkpoint = Checkpoint(**{key: value for key, value in content.items() if key in _FIELDS})
-        right = all(isinstance(getattr(checkpoint, field), kind) for field, kind in _KINDS.items())
-        return checkpoint if right and checkpoint.name == name == name_of(checkpoint.total_samples) else None
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        return None
-
-
 def _read(path: Path) -> Checkpoint | None:
     try:
-        return understood(path.read_bytes(), path.stem)
-    except OSError:
+        content = json.loads(path.read_bytes())
+        return Checkpoint(**{key: value for key, value in content.items() if key in _FIELDS})
+    except (OSError, ValueError, TypeError, AttributeError):
         return None
 
 
-def _fault(folder: Path, checkpoint: Checkpoint, vouched: Mapping[str, str]) -> str:
-    """What is wrong with a checkpoint whose description can be read; empty if nothing is.
-
-    Args:
-        vouched: what newer descriptions say of the hashes of those before them, by name.
-    """
-    name, sha256 = checkpoint.name, checkpoint.description_sha256
-    if vouched.get(name, sha256) != sha256:
-        return "a newer one came after another description"
+def _fault(folder: Path, checkpoint: Checkpoint) -> str:
+    """What is wrong with a checkpoint whose description can be read; empty if nothing is."""
     try:
-        if not _follows_records(folder / EVENTS, checkpoint):
-            return f"{EVENTS} is not what it was when it was taken"
-        path = folder / FOLDER / f"{name}.pt"
-        if path.stat().st_size != checkpoint.num_bytes or sha256_of(path) != checkpoint.sha256:
+        if sha256_of(folder / FOLDER / f"{checkpoint.name}.pt") != checkpoint.sha256:
             return "its state was changed"
-        torch.load(path, map_location="cpu", weights_only=True, mmap=True)["state"]  # maps the file and reads little
+        if (folder / EVENTS).stat().st_size < checkpoint.events_bytes:  # as a power cut may leave it
+            return f"{EVENTS} ends before it"
     except OSError as error:
         return reason(error)
-    except Exception as error:  # of a state that another program has written, in any of torch's ways
-        return f"its state cannot be read ({type(error).__name__})"
     return ""
-
-
-def _follows_records(path: Path, checkpoint: Checkpoint) -> bool:
-    """Whether the records up to the checkpoint are those before it, and the last of them is its own."""
-    digest, line, left = hashlib.sha256(), b"", checkpoint.events_bytes
-    with open(path, "rb") as file:
-        while left > 0 and (line := file.readline(left)):
-            digest.update(line)
-            left -= len(line)
-    try:
-        last = json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    own = {"kind": "checkpoint", "name": checkpoint.name, "version": checkpoint.version}
-    return (
-        left == 0
-        and line.endswith(b"\n")
-        and isinstance(last, dict)
-        and last.items() >= own.items()
-        and checkpoint.events_sha256 in (None, digest.hexdigest())
-    )
-
-
-def _own_files(folder: Path) -> list[Path]:
-    """What was written here. Anything else in the folder is the user's, and stays."""
-    if not folder.is_dir():
-        return []
-    return [path for path in sorted(folder.iterdir()) if _OWN_NAME.fullmatch(path.name) and path.is_file()]
 
 
 def _descriptions(folder: Path) -> list[Path]:
     """Oldest first."""
-    return [path for path in _own_files(folder) if path.suffix == ".json"]
+    return sorted(folder.glob("[0-9]*.json"))
 
 
 def _all(folder: Path) -> list[Checkpoint]:

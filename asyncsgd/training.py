@@ -74,7 +74,7 @@ from asyncsgd.settings.flags import flag_of
 from asyncsgd.signals import StopRequest, held
 from asyncsgd.stages import anatomy
 from asyncsgd.tasks import is_built_in
-from asyncsgd.tasks.base import Task, training_fingerprints
+from asyncsgd.tasks.base import Task
 from asyncsgd.tasks.checking import check
 from asyncsgd.throughput import throughput
 from asyncsgd.worker import check_compiler, checkpoint_activations, is_out_of_memory
@@ -83,8 +83,6 @@ EXIT_CODES = {DONE: 0, INTERRUPTED: 130}
 """Every other status exits with 1."""
 
 TWICE = Result(INTERRUPTED, "interrupted by the user, twice: only the records are saved", has_parameters=False)
-MOST_HASHED_BATCHES = 32
-"""Of training, where a task has no hash of its data."""
 
 BEFORE_TRAINING = Result(INTERRUPTED, "interrupted by the user before training")
 
@@ -220,7 +218,7 @@ def carry_out(
             else:
                 summary = experiment.summary() | {"status": result.status, "message": result.message}
                 summary |= tracking.finish(result.status)
-                _write_last(folder, summary)
+                _write_last(folder, summary, run)
         except OSError as error:
             where = None if folder is None else folder.path
             message = f"{where} cannot be written ({reason(error)})"
@@ -229,12 +227,12 @@ def carry_out(
     return Ended(result, summary, run, unexpected)
 
 
-def _write_last(folder: RunFolder | None, summary: Mapping[str, Any]) -> None:
-    """Write the summary and close the folder; signals wait meanwhile. A run that could not go on leaves its own."""
+def _write_last(folder: RunFolder | None, summary: Mapping[str, Any], run: Run | None) -> None:
+    """Write the summary and close the folder; signals wait meanwhile. A resume that was refused leaves the old one."""
     if folder is None:
         return
     with held():
-        if folder.begun:
+        if run is not None or folder.resume is None:
             folder.write_summary(summary)
         folder.close()
 
@@ -267,14 +265,12 @@ def _attempt(
         run.usage.start()
         with stop.leaving():
             result = _TRAIN[type(experiment.setup.runtime)](run, board)
-            if result.status == DONE:
-                run.record.go_on()  # its checkpoint may have been at its end
             return run, result, None
     except UsageError as error:
         summary = experiment.summary() | {"status": FAILED, "message": str(error)} | tracking.finish(FAILED)
         if run is not None:
             run.usage.finish()
-        _write_last(folder, summary)
+        _write_last(folder, summary, run)
         raise
     except KeyboardInterrupt:
         if run is None:
@@ -332,7 +328,7 @@ def _open(
     environment = _environment(setup, launch, board)
     init_sha256 = parameters_sha256(flat.layout, flat.parameters)
     if folder is not None:
-        began_from = _began_from(task, setup, course, init_sha256)
+        began_from = _began_from(task, setup, init_sha256)
         if folder.resume is not None:
             _check_began_from(folder.resume, began_from)
         else:
@@ -350,8 +346,9 @@ def _open(
         quiet=quiet,
         receivers=(*receivers, tracking, usage, machine_load),
         micro_batches=setup.micro_batches,
-        go_on=None if folder is None or folder.resume is None else lambda: _go_on(folder, environment, record, tell),
     )
+    if folder is not None and folder.resume is not None:
+        _go_on(folder, environment, record, tell)
     checkpoints = saver = None
     if folder is not None:
         checkpoints = Checkpoints(folder.path, policy, tell, began_from)
@@ -399,17 +396,10 @@ def _environment(setup: Setup, launch: Launch, board: Noticeboard | None) -> dic
     return described
 
 
-def _began_from(task: Task, setup: Setup, course: Course, init_sha256: str) -> dict[str, Any]:
-    """Hashes of the data and the initial parameters; see `Checkpoints`. Where the task has no hash of all its data,
-    they are of its evaluation and of its first training batches.
-    """
+def _began_from(task: Task, setup: Setup, init_sha256: str) -> dict[str, Any]:
+    """Hashes of the data and the initial parameters; see `Checkpoints`."""
     facts = facts_of(task, setup.seed)
     began_from = {"data": facts["data_fingerprint"], "initial parameters": init_sha256}
-    if "data_fingerprint" not in task.facts():
-        number, samples = MOST_HASHED_BATCHES, course.budget.samples
-        if samples is not None:  # a worker may have no more batches than these
-            number = min(number, -(-samples // task.batch_size) // setup.runtime.num_workers)
-        began_from["training data"] = training_fingerprints(task.data(setup.seed), number)
     if "candidates_sha256" in facts:
         began_from["candidates"] = facts["candidates_sha256"]
     return began_from
@@ -421,32 +411,28 @@ def _check_began_from(found: Found, now: Mapping[str, Any]) -> None:
     Raises:
         UsageError: if the run did not begin from those of `now`.
     """
-    for what, recorded in found.checkpoint.began_from.items():
-        if recorded is None:
-            continue  # an earlier version had no hash of a user's own data
-        was, here = (value if isinstance(value, list) else [value] for value in (recorded, now.get(what)))
-        # A longer run has more batches, and the first of them are the same.
-        for one, other in zip(was, here, strict=False):
-            if one != other:
-                raise UsageError(
-                    f"{found.folder} began with other {what} than there are now ({str(one)[:12]} -> "
-                    f"{str(other)[:12]}); put the old ones back, or begin a new run"
-                )
+    for what, here in now.items():
+        recorded = found.checkpoint.began_from.get(what, here)
+        if recorded != here:
+            raise UsageError(
+                f"{found.folder} began with other {what} than there are now ({str(recorded)[:12]} -> "
+                f"{str(here)[:12]}); put the old ones back, or begin a new run"
+            )
 
 
-def _go_on(folder: RunFolder, environment: Mapping[str, Any], record: Recorder, tell: Callable[[str], None]) -> Resumed:
-    """Take the folder up, say where the run goes on, and add up its records from there."""
+def _go_on(folder: RunFolder, environment: Mapping[str, Any], record: Recorder, tell: Callable[[str], None]) -> None:
+    """Take the folder up, say where the run goes on, and add up its records from there. Nothing is refused any more."""
+    found: Found = folder.resume
     with held():
-        folder.go_on()
-    folder.write_environment(environment)
-    found, discarded = folder.resume, folder.discarded
+        folder.write_environment(environment)
+        discarded = folder.go_on()
     checkpoint = found.checkpoint
     record.totals.load_state(checkpoint.totals)
     for note in found.notes:
         tell(f"note   {note}")
     lost = f"; {discarded} arrivals after it are computed again" if discarded else ""
     tell(f"resume at {checkpoint.total_samples} samples and {checkpoint.version} updates{lost}")
-    return Resumed(checkpoint.name, checkpoint.version, checkpoint.total_samples, checkpoint.train_seconds, discarded)
+    record(Resumed(checkpoint.name, checkpoint.version, checkpoint.total_samples, checkpoint.train_seconds, discarded))
 
 
 def _check(task: Task, setup: Setup, processes: bool) -> tuple[str, ...]:
@@ -730,7 +716,6 @@ def follow_records(run: Run, records: Connection, processes: Processes, segment:
     """
     sentinels = {sentinel: rank for rank, sentinel in processes.sentinels.items()}
     sources: list[Connection | int] = [records, *sentinels]
-    waits = run.resume is not None
     while True:
         if run.stop_requested():
             segment.control[STOP_REQUESTED] = 1
@@ -747,14 +732,10 @@ def follow_records(run: Run, records: Connection, processes: Processes, segment:
                 run.checkpoints.complete(record)
                 continue
             run.record(record)
-            if waits:  # rank 0, which is about to write states
-                run.record.go_on()
-                records.send("gone on")
-                waits = False
             if isinstance(record, Checkpointed):
                 assert run.checkpoints is not None
                 assert run.record.folder is not None
-                run.checkpoints.mark(record, *run.record.folder.extent(), run.record.totals.state())
+                run.checkpoints.mark(record, run.record.folder.flushed_bytes(), run.record.totals.state())
             continue
         for sentinel in ready:
             assert isinstance(sentinel, int)
@@ -844,7 +825,7 @@ def _finish(run: Run, result: Result) -> tuple[Result, dict[str, Any]]:
                 if result.status == DONE:
                     with evaluating(run.flat.model):
                         facts |= run.task.final(run.flat.model)
-                if run.experiment.saves_model and folder is not None and folder.begun:
+                if run.experiment.saves_model and folder is not None:
                     summary = _summary(run, result, sha256, facts)
                     save_model(run.experiment, run.task, run.flat.model, folder.path / LAST_MODEL, summary, folder.path)
                     _save_best(run, result, summary)
@@ -860,7 +841,7 @@ def _finish(run: Run, result: Result) -> tuple[Result, dict[str, Any]]:
     with contextlib.suppress(KeyboardInterrupt), run.stop_requested.leaving():
         cost = _cost(run, result, totals.as_summary())
     summary = _summary(run, result, sha256, facts) | cost | run.tracking.finish(result.status)
-    _write_last(folder, summary)
+    _write_last(folder, summary, run)
     if result.status == DONE and result.message:
         run.tell(result.message)
     if totals.last is not None:
@@ -880,8 +861,7 @@ def _finish(run: Run, result: Result) -> tuple[Result, dict[str, Any]]:
         run.tell(sentence)
     if run.profile is not None:
         run.tell(run.profile.describe())
-    as_before = "" if folder is None or folder.begun else ", which is as it was before"
-    run.tell(f"{result.status.lower():6} {'' if folder is None else folder.path}{as_before}".rstrip())
+    run.tell(f"{result.status.lower():6} {'' if folder is None else folder.path}".rstrip())
     return result, summary
 
 

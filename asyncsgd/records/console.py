@@ -189,9 +189,6 @@ class Recorder:
         quiet: whether the user is told nothing.
         receivers: called with each record after the others.
         micro_batches: the parts of a batch that the run begins with.
-        go_on: of a run that goes on from a checkpoint: takes up its folder, and gives the first record. It is called
-            when a record says that the run has come further. Until then the folder holds what was there, and other
-            records wait.
     """
 
     def __init__(
@@ -203,7 +200,6 @@ class Recorder:
         receivers: Sequence[Callable[[Record], None]] = (),
         out: TextIO | None = None,
         micro_batches: int = 1,
-        go_on: Callable[[], Record] | None = None,
     ) -> None:
         self.folder, self.totals, self.quiet = folder, Totals(), quiet
         self.totals.micro_batches = micro_batches
@@ -211,24 +207,12 @@ class Recorder:
         """Of the server, which counts in it; None where there is no server."""
         self._console = None if quiet else Console(self.totals, samples, out, folder)
         console = [] if self._console is None else [self._console]
-        self._go_on, self._waiting = go_on, list[Record]()
         written = [] if folder is None else [folder.append]
         self._sinks: list[Callable[[Record], None]] = [*written, self.totals, *console, *receivers]
 
     def __call__(self, record: Record) -> None:
-        self._waiting.append(record)
-        if self._go_on is None or isinstance(record, Event | Evaluation):
-            self.go_on()
-
-    def go_on(self) -> None:
-        """Take up the folder of a run that goes on, if that was not done, and hand on what waits."""
-        if self._go_on is not None:
-            self._waiting.insert(0, self._go_on())
-            self._go_on = None
-        waiting, self._waiting = self._waiting, []
-        for record in waiting:
-            for sink in self._sinks:
-                sink(record)
+        for sink in self._sinks:
+            sink(record)
 
     def close(self) -> None:
         if self._console is not None:

@@ -244,8 +244,7 @@ class Resumed:
     total_samples: int
     train_seconds: float
     discarded: int
-    """Arrivals that were recorded after the checkpoint and are computed again. They lie in files
-    ``events.discarded-N.jsonl``, and no other such record counts them."""
+    """Arrivals that were recorded after the checkpoint and are computed again. They lie in events.discarded.jsonl."""
     kind: str = "resume"
 
 

@@ -17,12 +17,11 @@ Analysis reads these files and nothing else.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import math
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TextIO
@@ -43,9 +42,8 @@ of it.
 LAST_MODEL, BEST_MODEL = "model", "best_model"
 """Folders of models."""
 
-_DISCARDED = "events.discarded-{}.jsonl"
-_COPY = "events.copy.{}"
-"""What will be discarded, with the length that events.jsonl is cut to."""
+DISCARDED = "events.discarded.jsonl"
+"""Records of what is computed again."""
 
 
 class RunFolder:
@@ -76,35 +74,35 @@ class RunFolder:
     ) -> None:
         self.path = Path(path)
         self.resume = resume
-        self.begun = resume is None
-        """Whether the folder holds this run; not before `go_on` where the run goes on."""
-        self.discarded = 0
-        """Arrivals that earlier parts of this run had recorded, which are computed again and counted nowhere yet."""
         self.settings_yaml = settings_yaml
         """What `go_on` writes, or has written; None: settings.yaml stays as it is."""
-        self._digest = hashlib.sha256()
-        """Of events.jsonl."""
         self._events = own(self.path) if events is None else events
         if resume is None:
             self._events.truncate(0)
             header = {"kind": "header", "schema": SCHEMA, "task": task, "better": dict(better)}
-            line = json.dumps(header) + "\n"
-            self._events.write(line)
-            self._digest.update(line.encode())
+            self._events.write(json.dumps(header) + "\n")
             self._events.flush()
         self._lock = threading.Lock()
         self._failure: OSError | None = None
         self._closed = threading.Event()
         threading.Thread(target=self._flush_regularly, name="records", daemon=True).start()
 
-    def go_on(self) -> None:
-        """Take the run up at its checkpoint, to be called when it has a new state.
+    def go_on(self) -> int:
+        """Take the run up at its checkpoint; how many arrivals after it are computed again.
 
-        What came after the checkpoint is removed or set aside, and the summary is removed. What a full disk can refuse
-        is written first, beside what is there.
+        The records after the checkpoint are added to events.discarded.jsonl, and the summary is removed. What a full
+        disk can refuse comes first. A kill meanwhile loses no record; it may leave some in both files.
         """
         num_bytes = self.resume.checkpoint.events_bytes
-        copy = self._copied_after(num_bytes)
+        with open(self.path / EVENTS, "rb") as file:
+            file.seek(num_bytes)
+            rest = file.read()
+        whole_lines = rest[: rest.rfind(b"\n") + 1]
+        if whole_lines:
+            with open(self.path / DISCARDED, "ab") as file:
+                file.write(whole_lines)
+                file.flush()
+                os.fsync(file.fileno())
         settings = self.path / "settings.yaml"
         partial = None if self.settings_yaml is None else _written_partial(settings, self.settings_yaml)
         self.resume.forget_later()
@@ -112,52 +110,8 @@ class RunFolder:
         (self.path / "summary.json").unlink(missing_ok=True)
         if partial is not None:
             os.replace(partial, settings)
-        if copy is not None:
-            self._events.truncate(num_bytes)
-            self._name_discarded(copy)
-        self.discarded = self._count_discarded()
-        with open(self.path / EVENTS, "rb") as file:
-            self._digest = hashlib.file_digest(file, hashlib.sha256)
-        self.begun = True
-
-    def _copied_after(self, num_bytes: int) -> Path | None:
-        """Copy what the records hold after so many bytes to a file of its own; None where they hold no more.
-
-        A kill at any moment leaves every record once: in the records, or in one file of discarded ones. The copy has
-        its final name only when the records are cut.
-        """
-        for copy in self.path.glob(_COPY.format("*")):  # of a run that was killed meanwhile
-            if (self.path / EVENTS).stat().st_size > int(copy.suffix[1:]):
-                copy.unlink()  # the records are not cut
-            else:
-                self._name_discarded(copy)
-        with open(self.path / EVENTS, "rb") as file:
-            file.seek(num_bytes)
-            rest = file.read()
-        if not rest:
-            return None
-        copy = self.path / _COPY.format(num_bytes)
-        with open(copy, "wb") as file:
-            file.write(rest)
-            file.flush()
-            os.fsync(file.fileno())
-        return copy
-
-    def _count_discarded(self) -> int:
-        """The arrivals in files of discarded records that no record `Resumed` counts. A run that was killed before it
-        wrote one has left some.
-        """
-        discarded = list(self.path.glob(_DISCARDED.format("*")))
-        in_files = sum(1 for path in discarded for _ in _lines_of("arrival", path))
-        resumes = (line for path in [self.path / EVENTS, *discarded] for line in _lines_of("resume", path))
-        # Somebody may have removed files that were counted.
-        return max(0, in_files - sum(json.loads(line)["discarded"] for line in resumes))
-
-    def _name_discarded(self, copy: Path) -> None:
-        number = 1
-        while (path := self.path / _DISCARDED.format(number)).exists():
-            number += 1
-        copy.rename(path)
+        self._events.truncate(num_bytes)
+        return whole_lines.count(b'"kind":"arrival"}\n')
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         name, number = "environment.json", 1
@@ -176,17 +130,16 @@ class RunFolder:
             if self._failure is not None:
                 raise self._failure
             self._events.write(line)
-            self._digest.update(line.encode())
             if record.kind != "arrival":
                 self._events.flush()
 
-    def extent(self) -> tuple[int, str]:
-        """Write all records; the length of events.jsonl with them, and its hash."""
+    def flushed_bytes(self) -> int:
+        """Write all records; the length of events.jsonl with them."""
         with self._lock:
             if self._failure is not None:
                 raise self._failure
             self._events.flush()
-            return os.fstat(self._events.fileno()).st_size, self._digest.hexdigest()
+            return os.fstat(self._events.fileno()).st_size
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write all records, then the summary.
@@ -257,13 +210,6 @@ def _written_partial(path: Path, content: str) -> Path:
         file.flush()
         os.fsync(file.fileno())
     return partial
-
-
-def _lines_of(kind: str, path: Path) -> Iterator[bytes]:
-    """The whole lines of a file of records that are of one kind."""
-    ending = f'"kind":"{kind}"}}\n'.encode()
-    with open(path, "rb") as file:
-        yield from (line for line in file if line.endswith(ending))
 
 
 def _finite(value: Any) -> Any:

@@ -19,7 +19,6 @@ from asyncsgd.checkpoints import Policy, StateWriter, load_state
 from asyncsgd.flat import FlatModel
 from asyncsgd.optimizers import OptimizerRecipe
 from asyncsgd.packing import Plain
-from asyncsgd.records.events import Record
 from asyncsgd.runtime.all_ranks import TIMEOUT, AllRanks
 from asyncsgd.runtime.all_reduce import AllReduce
 from asyncsgd.runtime.base import Budget, NeverSaves, Report, Result, Saver
@@ -139,9 +138,7 @@ class SaverOfRank:
 
     def __init__(self, records: Connection, folder: Path, policy: Policy, resume: str | None) -> None:
         self._records, self._lock = records, threading.Lock()
-        self._goes_on = resume is not None
-        num_samples = 0 if resume is None else int(resume)
-        self._writer = StateWriter(folder, policy, self.send, num_samples)
+        self._writer = StateWriter(folder, policy, self.send, None if resume is None else int(resume))
         self.due = self._writer.due
         self.finish = self._writer.finish
 
@@ -150,20 +147,13 @@ class SaverOfRank:
         with self._lock:
             self._records.send(message)
 
-    def report(self, record: Record) -> None:
-        """Send a record. After the first one of a run that goes on, wait until the parent has taken its folder up: it
-        removes states that may have the names of those that come.
-        """
-        self.send(record)
-        if self._goes_on:
-            self._goes_on = False
-            self._records.recv()
-
     def save(
         self, state: Plain, *, version: int, num_samples: int, train_seconds: float, cut_short: str | None = None
     ) -> None:
         """See `Saver`."""
-        self.report(self._writer.take(state, version, num_samples, train_seconds, cut_short))
+        if num_samples == self._writer.resumes_at:
+            return
+        self.send(self._writer.take(state, version, num_samples, train_seconds, cut_short))
         self._writer.start()
 
 
@@ -253,7 +243,7 @@ def serve_rank(
         if records is not None and meeting.folder is not None:
             resume = None if training.resume is None else training.resume[1]
             saver = SaverOfRank(records, meeting.folder, meeting.policy, resume)
-            report = saver.report
+            report = saver.send
         result, runtime = training.run(assignment, whole, report, lambda: bool(segment.control[STOP_REQUESTED]), saver)
         if saver is not None:
             saver.finish()

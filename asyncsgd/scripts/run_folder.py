@@ -130,7 +130,7 @@ def open_again(path: Path, different: Sequence[tuple[str, object, object]], sett
     Raises:
         UsageError: if anything but a larger number of samples differs, if the run is DONE, or has no checkpoint.
     """
-    from asyncsgd.checkpoints import find, settings_of  # imports torch, which is slow
+    from asyncsgd.checkpoints import find  # imports torch, which is slow
 
     with contextlib.ExitStack() as undo:
         events = undo.enter_context(own(path))
@@ -143,16 +143,7 @@ def open_again(path: Path, different: Sequence[tuple[str, object, object]], sett
             )
         if _summary(path).get("status") == DONE and not different:
             raise UsageError(f"{path} is DONE; type a larger --samples to train on, or another folder for a new run")
-        found, now = find(path, becomes_longer=bool(different)), settings_of(path)
-        edited = {key: was for key, was in (found.checkpoint.settings or {}).items() if now.get(key) != was}
-        listed = ", ".join(f"{key} {was} -> {now.get(key)}" for key, was in edited.items())
-        if any(not _grows(key, was, now.get(key)) for key, was in edited.items()):
-            raise UsageError(
-                f"{path / 'settings.yaml'} was changed after checkpoint {found.checkpoint.name} was taken ({listed}); "
-                f"put back what it said, or begin a new run"
-            )
-        if edited:  # it became longer, and was stopped before its next checkpoint
-            found = find(path, becomes_longer=True)
+        found = find(path, becomes_longer=bool(different))
         folder = RunFolder(path, events, resume=found, settings_yaml=settings_yaml if different else None)
         undo.pop_all()
     return folder

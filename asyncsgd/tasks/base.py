@@ -345,16 +345,6 @@ def fingerprint(data: Data) -> str:
     return digest.hexdigest()[:16]
 
 
-def training_fingerprints(data: Data, number: int) -> list[str]:
-    """8 hexadecimal digits for each of the first training batches, which change whenever a tensor in it does."""
-    digests = []
-    for index in range(number):
-        digest = hashlib.sha256()
-        _add_to(digest, data.batch(0, index))
-        digests.append(digest.hexdigest()[:8])
-    return digests
-
-
 def _add_to(digest: Any, batch: Batch) -> None:
     import torch
 
