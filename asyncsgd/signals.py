@@ -24,19 +24,16 @@ within this time both are one request."""
 class StopRequest:
     """Whether the user has asked to stop; a call gives the answer. A context manager: it listens within the context.
 
-    A signal never raises while modules are imported: numpy's import from C discards the exception, and the request
-    would be lost. The signal is noted, and `check` raises. Entering an instance that listens already changes nothing.
-    The previous listener hears the first signal too, e.g. a sweep that makes this run among others. A SIGHUP that is
-    ignored (``nohup``) stays ignored.
-
-    The second signal raises KeyboardInterrupt wherever the process is, until `ends_in_order` is called. From then on
-    one raises within `leaving` alone, and once, so that what saves and writes the summary is never left.
+    A signal raises KeyboardInterrupt. Within `during_a_run` the first one is only noted, so that the run can save, and
+    the second raises, once. The previous listener hears the first signal too, e.g. a sweep that makes this run among
+    others. A SIGHUP that is ignored (``nohup``) stays ignored. Entering an instance that listens already changes
+    nothing.
 
     Args:
         ends_with_process: signals that come after the context do nothing, since nothing is left to stop. Otherwise the
             previous listener listens again.
 
-    >>> with StopRequest() as stop:
+    >>> with StopRequest() as stop, stop.during_a_run():
     ...     asked_before = stop()
     ...     os.kill(os.getpid(), signal.SIGTERM)
     ...     asked_before, stop()
@@ -47,8 +44,7 @@ class StopRequest:
         self._num_requests = 0
         self._asked_at = -math.inf
         self._ends_with_process = ends_with_process
-        self._raises_at: int | None = 2
-        """The number of the request that raises; None: none does."""
+        self._in_a_run = False
         self._before: dict[int, Any] = {}
         self._depth = 0
 
@@ -56,55 +52,26 @@ class StopRequest:
         return self._num_requests > 0
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt if the user has asked to stop."""
+        """Raise KeyboardInterrupt if the user has asked to stop. An import from C, as numpy's, discards one."""
         if self():
             raise KeyboardInterrupt
 
     @contextlib.contextmanager
-    def at_once(self) -> Iterator[None]:
-        """Within it the first signal raises KeyboardInterrupt; for what takes long and has nothing to save."""
-        with self._raising_at(1):
-            self.check()
-            yield
-        self.check()  # if something within has swallowed the exception
-
-    @contextlib.contextmanager
-    def leaving(self) -> Iterator[None]:
-        """Within it the second signal raises KeyboardInterrupt; for what may be left, where `ends_in_order`."""
-        with self._raising_at(2):
-            yield
-
-    @contextlib.contextmanager
     def during_a_run(self) -> Iterator[None]:
-        """Within `at_once`, for a campaign: within it one of its runs listens, and saves what it has. The campaign
-        stops after it, also where the signal came too late to be heard by the run.
-        """
-        with self.leaving():
-            yield
-        self.check()
-
-    def ends_in_order(self) -> None:
-        """From here on no signal raises but within `at_once` and `leaving`."""
-        self._raises_at = None
-
-    @contextlib.contextmanager
-    def _raising_at(self, number: int) -> Iterator[None]:
-        before, self._raises_at = self._raises_at, number
+        """Within it the first signal is noted and the second raises; for what saves what it has, or looks itself."""
+        before, self._in_a_run = self._in_a_run, True
         try:
             yield
         finally:
-            self._raises_at = before
+            self._in_a_run = before
 
     def __enter__(self) -> StopRequest:
         self._depth += 1
-        if self._depth == 1:
-            # Python lets the main thread alone hear signals; a run in another one goes on until its budget is spent.
-            numbers: tuple[signal.Signals, ...] = (
-                NUMBERS if threading.current_thread() is threading.main_thread() else ()
-            )
-            if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-                numbers = tuple(number for number in numbers if number != signal.SIGHUP)
-            self._before = {number: signal.signal(number, self._ask) for number in numbers}
+        # Python lets the main thread alone hear signals; a run in another one goes on until its budget is spent.
+        if self._depth == 1 and threading.current_thread() is threading.main_thread():
+            nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            heard = [number for number in NUMBERS if not (nohup and number == signal.SIGHUP)]
+            self._before = {number: signal.signal(number, self._ask) for number in heard}
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -121,11 +88,11 @@ class StopRequest:
         self._num_requests += 1
         if self._num_requests == 1:
             self._asked_at = now
-            handler = self._before[number]
-            if callable(handler) and handler is not signal.default_int_handler:
-                handler(number, frame)
-        if self._raises_at is not None and self._num_requests >= self._raises_at:
-            self._raises_at = None  # once: what handles the exception is not left
+            previous = self._before[number]
+            if callable(previous) and previous is not signal.default_int_handler:
+                with contextlib.suppress(KeyboardInterrupt):  # whether one is raised is for this listener to say
+                    previous(number, frame)
+        if not self._in_a_run or self._num_requests == 2:
             raise KeyboardInterrupt
         if self._num_requests == 1:
             with contextlib.suppress(OSError):  # the terminal may be closed

@@ -208,7 +208,6 @@ def carry_out(
         if folder is not None:
             closing.callback(folder.close)
         listening = closing.enter_context(stop or StopRequest())
-        listening.ends_in_order()
         run, result, unexpected = _attempt(
             experiment, launch, folder, context, listening, quiet, receivers, tracking, closing
         )
@@ -258,14 +257,18 @@ def _attempt(
         for name in task.output_folders:
             if (output := getattr(task, name)) is not None:
                 closing.enter_context(one_writer(Path(output), flag_of(name)))
-        with stop.at_once():
-            end_with_launcher(leads=True)
-            board = None if launch.rank is None else Noticeboard()
-            run = _open(experiment, launch, board, folder, context, stop, quiet, receivers, tracking)
+        stop.check()
+        end_with_launcher(leads=True)
+        board = None if launch.rank is None else Noticeboard()
+        opened = _open(experiment, launch, board, folder, context, stop, quiet, receivers, tracking)
+        stop.check()
+        closing.enter_context(stop.during_a_run())
+        run = opened
         run.usage.start()
-        with stop.leaving():
-            result = _TRAIN[type(experiment.setup.runtime)](run, board)
-            return run, result, None
+        result = _TRAIN[type(experiment.setup.runtime)](run, board)
+        if run.saver is not None:
+            run.saver.finish()  # here, where it can be left
+        return run, result, None
     except UsageError as error:
         summary = experiment.summary() | {"status": FAILED, "message": str(error)} | tracking.finish(FAILED)
         if run is not None:
@@ -820,15 +823,14 @@ def _finish(run: Run, result: Result) -> tuple[Result, dict[str, Any]]:
     sha256, facts = None, facts_of(run.task, run.setup.seed)
     try:
         if result.has_parameters:
-            with run.stop_requested.leaving():
-                sha256 = parameters_sha256(run.flat.layout, run.flat.parameters)
-                if result.status == DONE:
-                    with evaluating(run.flat.model):
-                        facts |= run.task.final(run.flat.model)
-                if run.experiment.saves_model and folder is not None:
-                    summary = _summary(run, result, sha256, facts)
-                    save_model(run.experiment, run.task, run.flat.model, folder.path / LAST_MODEL, summary, folder.path)
-                    _save_best(run, result, summary)
+            sha256 = parameters_sha256(run.flat.layout, run.flat.parameters)
+            if result.status == DONE:
+                with evaluating(run.flat.model):
+                    facts |= run.task.final(run.flat.model)
+            if run.experiment.saves_model and folder is not None:
+                summary = _summary(run, result, sha256, facts)
+                save_model(run.experiment, run.task, run.flat.model, folder.path / LAST_MODEL, summary, folder.path)
+                _save_best(run, result, summary)
         else:
             totals.last = None  # the loss of another version than the run's last one
     except KeyboardInterrupt:
@@ -838,7 +840,7 @@ def _finish(run: Run, result: Result) -> tuple[Result, dict[str, Any]]:
         result = Result(FAILED, f"the model could not be saved ({what}); mend that and run again")
     cost: dict[str, Any] = {}
     # The run has ended; only what it cost is not known then.
-    with contextlib.suppress(KeyboardInterrupt), run.stop_requested.leaving():
+    with contextlib.suppress(KeyboardInterrupt):
         cost = _cost(run, result, totals.as_summary())
     summary = _summary(run, result, sha256, facts) | cost | run.tracking.finish(result.status)
     _write_last(folder, summary, run)

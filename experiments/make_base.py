@@ -84,7 +84,6 @@ def run(argv: list[str], stop: StopRequest) -> int:
     from asyncsgd.training import lead
 
     experiment = pretraining(settings)
-    stop.ends_in_order()
     folder = open_run_folder("make_base", settings, "python experiments/make_base.py " + " ".join(argv))
     exit_code = lead(experiment, Launch(1, None, False), folder, None, stop)
     if exit_code == 0:

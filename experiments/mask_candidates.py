@@ -46,8 +46,7 @@ def run(argv: list[str], stop: StopRequest) -> int:
     finder = parse_finder(given.finder)
     if not finder.asks_hub:
         go_offline(given.model, f"{given.data} {given.eval_data}")
-    with stop.at_once():
-        manifest = find(given, finder)
+    manifest = find(given, finder)
     statistics = manifest["statistics"]
     for side in ("train", "eval"):
         numbers = statistics[side]

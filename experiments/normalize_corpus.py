@@ -39,7 +39,7 @@ def run(argv: list[str], stop: StopRequest) -> int:
         for flag, source, target in files
         if source is not None
     ]
-    with stop.at_once(), Pool(given.processes, modules=["asyncsgd.data.normalizing"]) as pool:
+    with Pool(given.processes, modules=["asyncsgd.data.normalizing"]) as pool:
         for source, target in sources:
             before = time.perf_counter()
             changes = normalize_file(source, target, lower=given.lower, text_column=given.text_column, mapped=pool.map)

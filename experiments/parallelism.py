@@ -154,6 +154,7 @@ def measure_bubbles(out: Path, micro_batches: tuple[int, ...], stop: StopRequest
                     shutil.rmtree(folder)  # of a measurement that was interrupted
                 with stop.during_a_run():
                     share = bubble(task, schedule, m, folder)
+                stop.check()
                 formula = (num_stages - 1) / (m + num_stages - 1)
                 kind = "sleeping" if sleeps else "computing"
                 print(

@@ -89,7 +89,6 @@ def simulate(settings: Any, runs_dir: Path, command: str, stop: StopRequest) -> 
     from asyncsgd.scripts.run_folder import free_folder
     from asyncsgd.simulation.simulate import vector_sha256
 
-    stop.ends_in_order()
     try:
         folder = RunFolder(free_folder(runs_dir, name_of(settings)))
         write_settings(folder.path / "settings.yaml", settings, command)
@@ -101,7 +100,7 @@ def simulate(settings: Any, runs_dir: Path, command: str, stop: StopRequest) -> 
     tell(f"run    {folder.path}\nrule   {settings.method()}\nproblem {settings.problem}   speeds {settings.speeds}")
     recorder = Recorder(folder, settings.samples)
     try:
-        with stop.leaving():
+        with stop.during_a_run():
             done = settings.run(recorder, stop)
     except UsageError as error:
         folder.write_summary({"experiment": EXPERIMENT, "status": FAILED, "message": str(error)})

@@ -464,7 +464,7 @@ def carry_out(flags: argparse.Namespace, stop: StopRequest) -> None:
 @best_effort()
 def main(argv: Sequence[str] | None = None) -> int:
     try:
-        with StopRequest() as stop, stop.at_once():
+        with StopRequest() as stop:
             carry_out(parser().parse_args(argv), stop)
     except (UsageError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)

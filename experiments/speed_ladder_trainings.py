@@ -275,6 +275,7 @@ class Subject:
                 quiet=True,
                 report=meter,
             )
+        self._stop.check()
         if run.status != "DONE":
             raise RunError(f"a training of {self.name} ended {run.status}: {run.summary.get('message')}")
         memory = run.summary["memory"]

@@ -67,7 +67,6 @@ def run(argv: list[str], stop: StopRequest) -> int:
 
     from asyncsgd.training import lead
 
-    stop.ends_in_order()
     exit_code = 0
     for seed in seeds:
         settings = make_finetune_settings(FINETUNE_FLAGS.flatten(settings) | {"seed": seed})

@@ -373,7 +373,7 @@ def test_ctrl_c_saves_the_model_and_leaves_nothing_behind(
 
 def test_the_first_signal_is_also_heard_by_whoever_listened_before() -> None:
     """A sweep that makes the run: it must not begin another one."""
-    with StopRequest() as sweep_is_asked, StopRequest() as run_is_asked:
+    with StopRequest() as sweep_is_asked, StopRequest() as run_is_asked, run_is_asked.during_a_run():
         os.kill(os.getpid(), signal.SIGTERM)
         assert run_is_asked()
         assert sweep_is_asked()

@@ -100,7 +100,7 @@ def test_the_bubble_of_stages_that_sleep_is_that_of_the_formula(tmp_path: Path) 
 
 def test_a_bubble_that_was_interrupted_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("parallelism.bubble", lambda *given: os.kill(os.getpid(), signal.SIGTERM) or 0.5)
-    with StopRequest() as stop, pytest.raises(KeyboardInterrupt), stop.at_once():
+    with StopRequest() as stop, pytest.raises(KeyboardInterrupt):
         measure_bubbles(tmp_path, (4,), stop)
     assert read_bubbles(tmp_path) == []
 

@@ -85,12 +85,10 @@ class TaskScript(Generic[S]):
         stop.check()
         if settings.output.find_batch_size:
             return told_batch_size(experiment, context or fork_server(self.model(settings), *self.modules))
-        stop.ends_in_order()  # the folder says how the run ended
-        folder = self.folder(settings, f"python experiments/{prog} " + " ".join(argv))
-        print(f"run    {folder.path}", flush=True)
-
         from asyncsgd.training import lead
 
+        folder = self.folder(settings, f"python experiments/{prog} " + " ".join(argv))
+        print(f"run    {folder.path}", flush=True)
         tracking = Tracking(names_in(settings.output.track), folder.path)
         exit_code = lead(experiment, launch, folder, context, stop, tracking)
         say(f"next   python -m analysis.compare {shlex.quote(str(folder.path.parent))}")

@@ -250,6 +250,7 @@ def make_all(out: Path, jobs: Sequence[Job], stop: StopRequest, lacks: Callable[
         began = time.monotonic()
         with stop.during_a_run():
             code = make(job, out)
+        stop.check()
         diverged = code != 0 and is_finished(out / job.folder)
         word = "   it diverged" if diverged else ""
         print(f"[{number:3}/{len(jobs)}] {job.folder:44} {time.monotonic() - began:6.1f} s{word}", flush=True)
@@ -268,7 +269,7 @@ def run_comparisons(
         carry_out: a campaign. A signal raises KeyboardInterrupt at once, but `StopRequest.during_a_run`.
     """
     try:
-        with StopRequest() as stop, stop.at_once():
+        with StopRequest() as stop:
             carry_out(parser.parse_args(), stop)
     except (UsageError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
