@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from asyncsgd.errors import UsageError
-from asyncsgd.records.events import Evaluation, Event, read_events
+from asyncsgd.records.events import Evaluation, Event
 from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.scripts.run_folder import open_finetune_folder, open_run_folder, set_aside
 from asyncsgd.settings.training import FLAGS, make_settings
@@ -28,21 +28,6 @@ from asyncsgd.scripts.run_folder import open_run_folder
 from asyncsgd.settings.training import make_settings
 folder = open_run_folder("tests", make_settings({"run_dir": sys.argv[1]}), "python first.py")
 print("ready", flush=True)
-time.sleep(600)
-"""
-
-WRITER = """
-import sys, time
-from pathlib import Path
-from asyncsgd.records.events import Event
-from asyncsgd.records.run_folder import RunFolder
-folder = RunFolder(Path(sys.argv[1]))
-number = int(sys.argv[2])
-print("ready", flush=True)
-for dispatch in range(number):
-    folder.append(Event(dispatch, 0, ((0, dispatch, dispatch + 1),), dispatch, dispatch + 1, 0, "applied",
-                        ((dispatch, 0),), (), (), (), 1.0, 1.0, 1, 0.1, time.time(), dispatch + 1))
-print("written", flush=True)
 time.sleep(600)
 """
 
@@ -110,67 +95,6 @@ def test_a_folder_is_free_once_its_run_has_closed_it(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run.before-1"]
 
 
-@pytest.mark.slow
-@pytest.mark.processes
-def test_a_live_run_of_the_script_is_left_alone_and_its_workers_do_not_hold_its_lock(tmp_path: Path) -> None:
-    flags = f"--mode async --nproc 2 --model tiny --vocab-size 512 --seq-len 16 --batch-size 2 --cache-dir {tmp_path}/c"
-    (tmp_path / "text.txt").write_text("\n".join(f"one two three four five six {line}" for line in range(300)))
-    script = [sys.executable, str(EXPERIMENTS / "stilt_mlm.py"), *flags.split(), "--data", str(tmp_path / "text.txt")]
-    script += ["--run-dir", str(tmp_path / "run"), "--warmup", "0"]
-    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    first = subprocess.Popen([*script, "--seconds", "600"], env=environment, stdout=subprocess.DEVNULL)
-    try:
-        events = tmp_path / "run" / "events.jsonl"
-        deadline = time.monotonic() + 300
-        while not (events.exists() and "arrival" in events.read_text()):
-            assert first.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        holders = [pid for pid in family_of(first.pid) if holds(pid, events)]
-        assert holders == [first.pid]
-        assert len(family_of(first.pid)) >= 4  # the fork server and two workers beside it
-        for more in (["--seconds", "600"], ["--samples", "8", "--overwrite"]):
-            with open(tmp_path / "said", "w+") as said:  # no pipe, which the fork server would hold while it imports
-                second = subprocess.run([*script, *more], env=environment, stdout=said, stderr=said, timeout=300)
-            lines = (tmp_path / "said").read_text().splitlines()
-            assert second.returncode == 2
-            assert lines[-1].startswith(f"error: another run is at work in {tmp_path / 'run'}; ")
-        assert first.poll() is None
-    finally:
-        first.kill()
-        first.wait()
-    assert not (tmp_path / "run.before-1").exists()
-    done = subprocess.run(
-        [*script, "--samples", "8", "--overwrite"], env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["num_samples"] == 8
-
-
-def family_of(pid: int) -> list[int]:
-    """A process and all that descend from it."""
-    parents = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue  # has just ended
-    found = [pid]
-    for ancestor in found:
-        found += [child for child, parent in parents.items() if parent == ancestor]
-    return found
-
-
-def holds(pid: int, path: Path) -> bool:
-    def target(link: Path) -> str:
-        try:
-            return os.readlink(link)
-        except OSError:
-            return ""
-
-    return any(target(link) == str(path) for link in Path(f"/proc/{pid}/fd").glob("*"))
-
-
 EVALUATION = Evaluation(0, 0, 0.0, 2.0, 10.0, {}, 0.1)
 
 
@@ -222,15 +146,6 @@ def test_a_folder_with_something_measured_is_refused_to_other_settings(
     with pytest.raises(UsageError, match=r"holds a run with other settings \(seed 77 -> 0\); type another --run-dir"):
         open_run_folder("tests", make_settings({"run_dir": str(tmp_path / "run")}), "tests")
     assert files_below(tmp_path) == before
-
-
-def test_a_run_that_is_killed_one_second_after_its_last_record_has_them_all(start: Start, tmp_path: Path) -> None:
-    writer = start(WRITER, tmp_path / "run", 10)
-    assert writer.stdout is not None
-    assert writer.stdout.readline() == "written\n"
-    time.sleep(1.0)
-    kill(writer)
-    assert [record["dispatch"] for record in read_events(tmp_path / "run" / "events.jsonl")] == list(range(10))
 
 
 def test_a_summary_is_the_old_one_or_all_of_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

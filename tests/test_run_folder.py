@@ -25,7 +25,6 @@ from marks import slow
 
 import stilt_mlm
 from analysis.compare import main as compare
-from asyncsgd.errors import UsageError
 from asyncsgd.records.environment import available_cores
 from asyncsgd.records.events import Evaluation, Event, Fault, Membership, read_events
 from asyncsgd.records.run_folder import RunFolder
@@ -243,13 +242,6 @@ def test_a_folder_whose_run_was_killed_while_it_was_made_can_be_used_again(
     assert make_settings(FLAGS.load_yaml(path / "settings.yaml")).budget == settings.budget
 
 
-def test_a_torn_settings_file_beside_anything_else_is_not_taken_for_a_folder_of_ours(tmp_path: Path) -> None:
-    for name in ("settings.yaml.partial", "thesis.tex"):
-        (tmp_path / name).write_text("x")
-    with pytest.raises(UsageError, match="exists and is not a run folder"):
-        open_run_folder("tests", make_settings({"run_dir": str(tmp_path)}), "python train.py")
-
-
 def test_the_script_ends_by_saying_how_to_compare_its_run(train: Train) -> None:
     ended = train("--mode single --samples 0 --eval-samples 8")
     assert ended.out.splitlines()[-1] == "next   python -m analysis.compare runs"
@@ -397,25 +389,7 @@ def test_a_file_cut_anywhere_gives_all_its_complete_records(cut: int, tmp_path: 
     assert list(read_events(path)) == [json.loads(line) for line in LINES[1:whole]]
 
 
-@hypothesis_settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(junk=st.binary(min_size=1, max_size=40).filter(lambda junk: not {*b"\r\n}"} & set(junk)))
-def test_junk_behind_the_last_record_is_left_out(junk: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    path.write_bytes(("\n".join(LINES) + "\n").encode() + b"{" + junk)
-    assert list(read_events(path)) == [json.loads(line) for line in LINES[1:]]
-
-
-@pytest.mark.parametrize("line", ["3", "null", "[]", '"arrival"', "true", "NaN"])
-def test_a_line_that_is_json_but_no_record_is_damage_unless_it_is_the_last(line: str, tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    path.write_text("\n".join([*LINES, line]) + "\n")
-    assert list(read_events(path)) == [json.loads(record) for record in LINES[1:]]
-    path.write_text("\n".join([*LINES[:3], line, *LINES[3:]]) + "\n")
-    with pytest.raises(ValueError, match=r"events\.jsonl: line 4 is damaged"):
-        list(read_events(path))
-
-
-@pytest.mark.parametrize("damaged", ["", "{", '{"kind": "arrival"', "\0\0\0"])
+@pytest.mark.parametrize("damaged", ["{", "null"])
 def test_damage_before_the_last_line_is_an_error_that_names_the_line(damaged: str, tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text("\n".join([*LINES[:2], damaged, *LINES[2:]]) + "\n")
