@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ def experiment_of_run(folder: Path, cache_dir: str | None = None, kind: type[Tas
     Raises:
         UsageError: if the settings cannot be read, or the run's task is none of the library's own.
     """
-    name, file = _task_of_run(folder), folder / "settings.yaml"
+    name, file = str(read_header(folder / EVENTS).get("task")), folder / "settings.yaml"
     changes = {"speeds": None, "cache_dir": cache_dir, "prefetch": 0}
     if name == "masked_lm":
         from asyncsgd.scripts.pretraining import pretraining
@@ -52,14 +51,6 @@ def experiment_of_run(folder: Path, cache_dir: str | None = None, kind: type[Tas
         return finetuning(FINETUNE_FLAGS.make(FINETUNE_FLAGS.load_yaml(file) | changes))
     flags = task_flags(kind or task_class(name))
     return experiment_of(name, flags.make(flags.load_yaml(file) | changes))
-
-
-def _task_of_run(folder: Path) -> str:
-    """What its records call the run's task; before schema 2 only two scripts had records."""
-    if (header := read_header(folder / "events.jsonl")).get("task") is not None:
-        return str(header["task"])
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    return "classification" if summary.get("experiment") == "stilt_finetune" else "masked_lm"
 
 
 def nearest_checkpoint(

@@ -25,7 +25,7 @@ from typing import Any
 
 from asyncsgd.errors import UsageError
 from asyncsgd.records.environment import available_cores
-from asyncsgd.records.events import SCHEMA, current_summary
+from asyncsgd.records.events import SCHEMA
 from asyncsgd.records.run_folder import write_json
 from asyncsgd.runtime.ranks import Launch
 from asyncsgd.scripts.base import run_script
@@ -156,7 +156,7 @@ def make_room(out: Path, overwrite: bool) -> None:
 
 def keep(out: Path) -> None:
     """Move the model to where ``--model OUT`` finds it; base.json comes last and says that all is there."""
-    summary = current_summary(json.loads((out / "run" / "summary.json").read_text(encoding="utf-8")))
+    summary = json.loads((out / "run" / "summary.json").read_text(encoding="utf-8"))
     saved = out / "run" / "model"
     for path in sorted(saved.iterdir()):
         os.replace(path, out / path.name)

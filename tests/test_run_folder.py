@@ -374,7 +374,7 @@ def test_compare_prints_a_table_of_what_was_run(train: Train, capsys: pytest.Cap
     assert any("UNFINISHED" in line and failed.path.name in line for line in lines)
 
 
-LINES = [json.dumps({"kind": "header", "schema": 1})] + [
+LINES = [json.dumps({"kind": "header", "schema": 2})] + [
     json.dumps({"kind": "arrival", "dispatch": number, "loss": 1.5, "batches": [[0, number, number + 1]]})
     for number in range(5)
 ]
@@ -400,6 +400,6 @@ def test_damage_before_the_last_line_is_an_error_that_names_the_line(damaged: st
 def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text('{"kind": "header", "schema": 3}\n' + LINES[1] + "\n")
-    with pytest.raises(ValueError, match=r"events\.jsonl has schema 3, this version reads up to 2"):
+    with pytest.raises(ValueError, match=r"events\.jsonl has schema 3, this version reads 2"):
         list(read_events(path))
     assert os.listdir(tmp_path) == ["events.jsonl"]

@@ -51,7 +51,7 @@ random_models = pytest.mark.parametrize("speeds", RANDOM, ids=str)
 
 
 def write_trace(folder: Path, arrivals: list[dict[str, object]]) -> str:
-    lines = [{"kind": "header", "schema": 1}, {"kind": "join", "worker": 2}, *arrivals]
+    lines = [{"kind": "header", "schema": 2}, {"kind": "join", "worker": 2}, *arrivals]
     folder.mkdir(exist_ok=True)
     (folder / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return str(folder)

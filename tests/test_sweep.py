@@ -201,7 +201,7 @@ def scored(small: dict[str, Any], out: Path, losses: dict[str, list[float | None
         summary = {"status": status, "final_eval_loss": loss or 1.0, "train_seconds": 10.0 * (loss or 0.0)}
         (folder / "summary.json").write_text(json.dumps(summary))
         curve = [8.0, (loss or 1.0) - 0.5, loss]
-        records = [{"kind": "header", "schema": 1}, *({"kind": "evaluate", "loss": value} for value in curve)]
+        records = [{"kind": "header", "schema": 2}, *({"kind": "evaluate", "loss": value} for value in curve)]
         (folder / "events.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     return Sweep(plan, "", out)
 

@@ -313,15 +313,14 @@ class RuleActed:
 
 
 def read_events(path: Path, num_bytes: int | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the records of an events.jsonl after its header, as dicts; a torn last line is left out. Evaluations of
-    schema 1 are given the fields of this one.
+    """Yield the records of an events.jsonl after its header, as dicts; a torn last line is left out.
 
     Args:
         path: of the file.
         num_bytes: what comes after so many bytes is left out; None: nothing is.
 
     Raises:
-        ValueError: if a line other than the last is not JSON, or the schema is newer than this reader.
+        ValueError: if a line other than the last is not JSON, or the schema is another one than this reader's.
     """
     return (record for _, record in read_numbered_events(path, num_bytes))
 
@@ -357,7 +356,7 @@ class Lines:
         """The record in the next line; None for the header, and for a line that is no record.
 
         Raises:
-            ValueError: if the line before this one is no record, or the schema is newer than this reader.
+            ValueError: if the line before this one is no record, or the schema is another one than this reader's.
         """
         if self._torn is not None:
             raise ValueError(f"{self._name}: line {self.number} is damaged: {self._torn[:60]!r}")
@@ -370,11 +369,10 @@ class Lines:
             self._torn = line
             return None
         if record.get("kind") == "header":
-            schema = record.get("schema")
-            if not isinstance(schema, int) or schema > SCHEMA:
-                raise ValueError(f"{self._name} has schema {schema}, this version reads up to {SCHEMA}")
+            if (schema := record.get("schema")) != SCHEMA:
+                raise ValueError(f"{self._name} has schema {schema}, this version reads {SCHEMA}")
             return None
-        return _current_record(record)
+        return record
 
 
 def read_header(path: Path) -> dict[str, Any]:
@@ -390,24 +388,10 @@ def read_header(path: Path) -> dict[str, Any]:
 def read_better(path: Path) -> dict[str, str]:
     """The metrics that the header of an events.jsonl names, and which way each is better, the primary one first.
 
-    Empty where it names none: on closed-form problems, in schema 1, and in a file that is damaged there.
+    Empty where it names none: on closed-form problems, and in a file that is damaged there.
     """
     better = read_header(path).get("better")
     return {name: str(way) for name, way in better.items()} if isinstance(better, dict) else {}
-
-
-_OLD_METRICS = {"macro_f1": "macro_f1", "accuracy": "accuracy"}
-"""By the key of an evaluation in schema 1, the metric that it is; the primary one first."""
-_OLD_SUMMARY_METRICS = _OLD_METRICS | {"masked_token_accuracy": "accuracy", "perplexity": "perplexity"}
-_OLD_SUMMARY_DETAILS = ("per_class_f1", "confusion")
-
-
-def _current_record(record: dict[str, Any]) -> dict[str, Any]:
-    """`record` in the form of this schema, whatever the schema that it was written in."""
-    if record.get("kind") != "evaluate" or "metrics" in record:
-        return record
-    kept = {key: value for key, value in record.items() if key not in (*_OLD_METRICS, "masked_tokens")}
-    return kept | {"weight": record.get("masked_tokens"), "metrics": _renamed(record, _OLD_METRICS)}
 
 
 def read_json(path: Path) -> Any:
@@ -426,24 +410,3 @@ def parsed(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-
-
-def current_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """What a summary.json holds, in the form of this schema, whatever the schema that it was written in.
-
-    >>> current_summary({"schema": 1, "status": "DONE", "masked_token_accuracy": 0.5, "eval_masked_tokens": 90})
-    {'schema': 1, 'status': 'DONE', 'metrics': {'accuracy': 0.5}, 'details': {}, 'eval_weight': 90}
-    """
-    schema = summary.get("schema")
-    if not isinstance(schema, int) or schema > 1 or "metrics" in summary:
-        return dict(summary)
-    old = (*_OLD_SUMMARY_METRICS, *_OLD_SUMMARY_DETAILS, "eval_masked_tokens")
-    return {key: value for key, value in summary.items() if key not in old} | {
-        "metrics": _renamed(summary, _OLD_SUMMARY_METRICS),
-        "details": {key: summary[key] for key in _OLD_SUMMARY_DETAILS if summary.get(key) is not None},
-        "eval_weight": summary.get("eval_masked_tokens"),
-    }
-
-
-def _renamed(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    return {name: values[key] for key, name in names.items() if values.get(key) is not None}
