@@ -144,7 +144,7 @@ def results(study: Study, generator: numpy.random.Generator) -> Results:
         for arm in group.arms
     }
     delays = histograms(activities)
-    reached = reached_panels(scope, generator)
+    reached = reached_panels(scope)
     tuning = tuning_results(study)
     downstream = downstream_arms(study, scores, labels, problems)
     scaling = scalings(study, scope)

@@ -5,41 +5,38 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy
 
 from analysis.findings.comparable_runs import Scope
 from analysis.findings.comparisons import Comparison
-from analysis.findings.groups import Group
 from analysis.statistics.crossings import target_grid
 from analysis.statistics.intervals import Interval, t_interval
-from analysis.statistics.survival import kaplan_meier, log_rank
 from analysis.statistics.time_to_target import restricted, restricted_times, speed_up
-from analysis.study.curves import budget_of, crossings_of, end_of, improvement_of
+from analysis.study.curves import budget_of, crossings_of, improvement_of
 from analysis.study.machines import timing_notes
-from analysis.study.types import Study, StudyRun
+from analysis.study.types import Study
 
 
 @dataclasses.dataclass(frozen=True)
 class ReachedCurve:
-    """Share of runs of one arm that have reached the target, as a step function of seconds."""
+    """When the runs of one arm reached the target."""
 
     arm: str
     n: int
-    reached: int
+    """Runs."""
     seconds: tuple[float, ...]
-    """Where the steps are; starts at 0."""
-    share: tuple[float, ...]
-    """After each step; starts at 0."""
-    at_risk: tuple[int, ...]
-    """Runs neither through nor stopped just before each of `seconds`."""
-    censored: tuple[float, ...]
-    """Seconds at which runs that had not reached it ended; a diverged run never ends and is not here."""
+    """Of those that reached it, ascending; one that diverged afterwards is not among them."""
     median: float | None
     """Seconds; None where fewer than half reached it."""
     restricted_mean: Interval | None
     """Of min(T, budget) over seeds."""
+
+    @property
+    def reached(self) -> int:
+        """Runs that reached it."""
+        return len(self.seconds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +51,6 @@ class ReachedPanel:
     spacing: float | None
     """Median gap in seconds between the evaluations around a crossing: the resolution of the times."""
     curves: tuple[ReachedCurve, ...]
-    log_rank_p: tuple[tuple[str, float], ...]
-    """(treatment arm, permutation p against the reference): S3b."""
     notes: tuple[str, ...]
 
 
@@ -86,7 +81,7 @@ class Sensitivity:
     """Whether the targets are shares of the test runs' own improvement, since no pilot runs were registered."""
 
 
-def reached_panels(scope: Scope, generator: numpy.random.Generator) -> tuple[ReachedPanel, ...]:
+def reached_panels(scope: Scope) -> tuple[ReachedPanel, ...]:
     """Who reached the declared target when, per group."""
     panels = []
     for group in scope.groups:
@@ -97,9 +92,18 @@ def reached_panels(scope: Scope, generator: numpy.random.Generator) -> tuple[Rea
         budget, reason = budget_of(runs, [crossing.at for crossing in found])
         curves = []
         for arm in group.arms:
-            own = [place for place, run in enumerate(runs) if run.arm == arm]
+            own = [crossing.at for run, crossing in zip(runs, found, strict=True) if run.arm == arm]
             if own:
-                curves.append(_reached_curve(arm, [runs[k] for k in own], [found[k].at for k in own], budget))
+                median = float(numpy.median(own))
+                curves.append(
+                    ReachedCurve(
+                        arm=arm,
+                        n=len(own),
+                        seconds=tuple(sorted(filter(math.isfinite, own))),
+                        median=median if math.isfinite(median) else None,
+                        restricted_mean=None if budget is None else t_interval(restricted(own, budget)),
+                    )
+                )
         spacings = [crossing.spacing for crossing in found if crossing.spacing]
         panels.append(
             ReachedPanel(
@@ -110,60 +114,10 @@ def reached_panels(scope: Scope, generator: numpy.random.Generator) -> tuple[Rea
                 budget_reason=reason,
                 spacing=statistics.median(spacings) if spacings else None,
                 curves=tuple(curves),
-                log_rank_p=tuple(_log_ranks(scope, group, generator)),
                 notes=tuple(timing_notes(run.run for run in runs if run.run is not None)),
             )
         )
     return tuple(panels)
-
-
-def _observed(runs: Sequence[StudyRun], to_target: Sequence[float]) -> tuple[list[float], list[bool]]:
-    """Time of every run, and whether it is the target's: else it is its end, and inf for a run that diverged."""
-    times, observed = [], []
-    for run, at in zip(runs, to_target, strict=True):
-        assert run.run is not None
-        observed.append(math.isfinite(at))
-        times.append(at if math.isfinite(at) or run.diverged else end_of(run.run, "train_seconds"))
-    return times, observed
-
-
-def _reached_curve(
-    arm: str, runs: Sequence[StudyRun], to_target: Sequence[float], budget: float | None
-) -> ReachedCurve:
-    times, observed = _observed(runs, to_target)
-    reached = sum(observed)
-    curve = kaplan_meier(times, observed)
-    median = float(numpy.median(to_target))
-    return ReachedCurve(
-        arm=arm,
-        n=len(runs),
-        reached=reached,
-        seconds=(0.0, *curve.times),
-        share=(0.0, *(1 - probability for probability in curve.probability)),
-        at_risk=(len(runs), *curve.at_risk),
-        censored=tuple(sorted(t for t, seen in zip(times, observed, strict=True) if not seen and math.isfinite(t))),
-        median=median if math.isfinite(median) else None,
-        restricted_mean=None if budget is None else t_interval(restricted(to_target, budget)),
-    )
-
-
-def _log_ranks(scope: Scope, group: Group, generator: numpy.random.Generator) -> Iterator[tuple[str, float]]:
-    if group.reference is None or group.target is None:
-        return
-    theirs = {run.seed: run for run in scope.usable[group.reference]}
-    for arm in group.arms[1:]:
-        ours = {run.seed: run for run in scope.usable[arm]}
-        seeds = sorted(seed for seed in set(ours) & set(theirs) if seed is not None)
-        if not seeds:
-            continue
-        pairs = [(ours[seed], theirs[seed]) for seed in seeds]
-        times = [[found.at for found in crossings_of(pair, group.target)] for pair in pairs]
-        sides = [
-            _observed(runs, to_target)
-            for runs, to_target in zip(zip(*pairs, strict=True), zip(*times, strict=True), strict=True)
-        ]
-        found = log_rank(*sides[0], *sides[1], generator, paired=True)
-        yield arm, found.p
 
 
 def sensitivities(

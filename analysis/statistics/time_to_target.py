@@ -54,7 +54,7 @@ def restricted_times(
     """S3: which reaches the target sooner, up to a budget that all runs had.
 
     Compares mean(min(T, budget)), which is defined however many runs never get there. The budget must not be larger
-    than any run lasted (else use `log_rank`, which knows runs that stopped early).
+    than any run lasted.
 
     Args:
         treatment, reference: seconds to the target, one per seed (S), paired; inf where it was not reached.

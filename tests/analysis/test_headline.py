@@ -496,9 +496,8 @@ def test_a_tuning_criterion_that_is_not_the_endpoint_is_told(tmp_path, endpoint,
 
 @pytest.fixture
 def drawn(example):
-    def draw(*curves: ReachedCurve, log_rank_p=()):
-        group = example.groups[0].name
-        panel = ReachedPanel(group, 5.0, "pilots", None, "", None, curves, log_rank_p, ())
+    def draw(*curves: ReachedCurve):
+        panel = ReachedPanel(example.groups[0].name, 5.0, "pilots", 20.0, "of every run", None, curves, ())
         picture = time_to_target(Cast(example), panel)
         assert picture is not None
         return picture, picture.figure.axes[0]
@@ -506,48 +505,17 @@ def drawn(example):
     return draw
 
 
-def curve(arm: str, n: int, seconds, share, at_risk, censored=()) -> ReachedCurve:
-    reached = len(seconds)
-    return ReachedCurve(
-        arm,
-        n,
-        reached,
-        (0.0, *seconds),
-        (0.0, *share),
-        (n, *at_risk),
-        censored,
-        None,
-        Interval(1.0, None, None, 0.95, n),
-    )
-
-
-def test_a_curve_ends_with_its_last_run_at_risk(drawn):
-    stopped = curve("a", 4, (1.0, 2.0), (0.25, 0.5), (4, 3), (5.0, 5.0))
-    through = curve("b", 2, (3.0, 20.0), (0.5, 1.0), (2, 1))
-    diverged = curve("c", 2, (4.0,), (0.5,), (2,))
-    _, axes = drawn(stopped, through, diverged)
-    ends = [line.get_xdata()[-1] for line in axes.lines if line.get_drawstyle() == "steps-post"]
-    assert ends == pytest.approx([5.0, 20.4, 20.4])
-
-
-def test_only_an_estimate_that_is_no_share_of_the_runs_is_called_kaplan_meier(drawn):
-    share = curve("a", 4, (1.0, 2.0), (0.25, 0.5), (4, 3), (5.0, 5.0))
-    estimate = curve("a", 4, (1.0, 9.0), (0.25, 1.0), (4, 1), (5.0, 5.0))
-    assert drawn(share)[1].get_ylabel() == "runs at or below 5.000"
-    picture, axes = drawn(estimate)
-    assert axes.get_ylabel().replace("\n", " ") == "Kaplan-Meier estimate of runs at or below 5.000"
-    assert "the estimate is not the share of runs that got there" in picture.caption
-
-
-def test_the_caption_counts_the_others_only_where_there_are_some_and_calls_the_log_rank_exploratory(drawn):
-    none = curve("a", 6, (), (), (), (5.0,) * 6)
-    every = curve("b", 2, (1.0, 2.0), (0.5, 1.0), (2, 1))
-    alone, _ = drawn(none, log_rank_p=(("a", 0.03),))
-    assert "Reached by 0 of 6 a runs. " in alone.caption
-    assert "Exploratory, not corrected, in no verdict: permutation log-rank against the reference, a p = 0.030." in (
-        alone.caption
-    )
-    assert "Reached by 0 of 6 a runs; by all runs of the others. " in drawn(none, every)[0].caption
+def test_a_step_is_the_share_of_runs_that_are_there_and_the_caption_counts_those_that_are_not(drawn):
+    none, every = ReachedCurve("a", 6, (), None, None), ReachedCurve("b", 2, (3.0, 10.0), 6.5, None)
+    picture, axes = drawn(none, every)
+    steps = [line.get_xydata().tolist() for line in axes.lines if line.get_drawstyle() == "steps-post"]
+    assert steps == [
+        [[0.0, 0.0], [pytest.approx(20.4), 0.0]],
+        [[0.0, 0.0], [3.0, 0.5], [10.0, 1.0], [pytest.approx(20.4), 1.0]],
+    ]
+    assert "Reached by 0 of 6 a runs; by all runs of the others. " in picture.caption
+    assert picture.caption.endswith(" counts as not there. Dashed: the common budget, 20 s (of every run).")
+    assert "Reached by 0 of 6 a runs. " in drawn(none)[0].caption
     assert "Reached by every run. " in drawn(every)[0].caption
 
 

@@ -20,7 +20,6 @@ from analysis.statistics.power import (
     minimum_pairs,
     smallest_p,
 )
-from analysis.statistics.survival import kaplan_meier, log_rank
 from analysis.statistics.time_to_target import restricted_times
 from analysis.statistics.wins import mcnemar, mcnemar_interval, most_of, probability_of_improvement, win_share
 
@@ -29,22 +28,10 @@ INF = math.inf
 DARWIN = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
 """Crossed minus self-fertilised maize, eighths of an inch (Darwin 1876, in Fisher 1935)."""
 
-# Weeks of survival with malignant glioma (Bland and Altman, BMJ 2004; the example of scipy.stats.logrank)
-ASTROCYTOMA = ([6, 13, 21, 30, 37, 38, 49, 50, 63, 79, 86, 98, 202, 219], [31, 47, 80, 82, 82, 149])
-GLIOBLASTOMA = (
-    [10, 10, 12, 13, 14, 15, 16, 17, 18, 20, 24, 24, 25, 28, 30, 33, 35, 37, 40, 40, 46, 48, 76, 81, 82, 91, 112, 181],
-    [34, 40, 70],
-)
-
 
 def untouched() -> np.random.Generator:
     """A generator whose state `test_small_samples_draw_nothing` checks."""
     return np.random.default_rng(0)
-
-
-def censored(sample: tuple[list[int], list[int]]) -> tuple[list[int], list[bool]]:
-    died, left = sample
-    return died + left, [True] * len(died) + [False] * len(left)
 
 
 def test_darwins_maize_gives_fishers_1726_of_32768_sign_patterns() -> None:
@@ -117,29 +104,7 @@ def test_smallest_difference_that_six_pairs_find() -> None:
     assert detectable_effect(6) == pytest.approx(stats.norm.ppf(0.8 ** (1 / 6)), abs=0.03)
 
 
-def test_log_rank_of_the_glioma_trial() -> None:
-    generator = np.random.default_rng(0)
-    result = log_rank(*censored(ASTROCYTOMA), *censored(GLIOBLASTOMA), generator, paired=False)
-    assert result.statistic == pytest.approx(-2.737991, abs=5e-7)
-    assert result.statistic**2 == pytest.approx(7.4966, abs=5e-5)
-    assert result.chi2_p == pytest.approx(0.0061816, abs=5e-8)
-    assert result.p == pytest.approx(result.chi2_p, abs=0.004)  # 9,999 relabellings of large samples
-    assert result.p >= 1 / 10_000
-
-
-def test_log_rank_of_fully_separated_triples_is_a_tenth_and_not_what_chi_squared_says() -> None:
-    result = log_rank([1, 2, 3], [True] * 3, [4, 5, 6], [True] * 3, untouched(), paired=False)
-    assert result.p == 0.1
-    assert result.chi2_p == pytest.approx(0.025, abs=5e-4)
-    assert result.statistic > 0  # more events than expected: the first sample is the sooner one
-
-
 def test_restricted_mean_with_a_common_budget() -> None:
-    times, observed = [3, 5, 7, 9, 10, 10], [True] * 4 + [False] * 2
-    curve = kaplan_meier(times, observed)
-    assert curve.times == (3, 5, 7, 9)
-    assert curve.at_risk == (6, 5, 4, 3)
-    assert curve.probability == pytest.approx([5 / 6, 4 / 6, 3 / 6, 2 / 6])  # one minus the empirical distribution
     with_inf = restricted_times([3, 5, 7, 9, INF, INF], [10] * 6, 10, untouched())
     assert with_inf.treatment_mean == 44 / 6
 
@@ -175,7 +140,6 @@ def test_small_samples_draw_nothing() -> None:
     generator = untouched()
     before = generator.bit_generator.state
     sign_flip(DARWIN * 2, generator)
-    log_rank([1, 2, 3], [True] * 3, [4, 5, 6], [True] * 3, generator, paired=False)
     assert generator.bit_generator.state == before
 
 

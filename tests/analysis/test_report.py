@@ -412,19 +412,6 @@ def test_a_run_that_diverged_is_drawn_to_its_end_with_a_cross_and_is_in_no_mean(
     assert "A cross ends a run that did not finish" in panel.caption
 
 
-def test_the_runs_at_risk_below_the_curves_are_those_not_yet_there(pictures, example):
-    item = next(item for item in example.reached if item.group.startswith("4 workers"))
-    picture = next(picture for _, picture in pictures if picture.name.startswith("time-to-target-4-workers"))
-    axes = picture.figure.axes[0]
-    ticks = [tick for tick in axes.get_xticks() if 0 <= tick <= axes.get_xlim()[1]]
-    numbers = [text.get_text() for text in axes.texts]
-    expected = []
-    for curve in item.curves:
-        expected += ["\N{BLACK SQUARE}", curve.arm.split("-")[0]]
-        expected += [str(sum(second >= tick for second in curve.seconds[1:])) for tick in ticks]
-    assert numbers == expected
-
-
 def test_the_final_loss_of_an_arm_of_which_a_run_diverged_has_no_mean(drawn):
     pictures = [picture for row in drawn.sections["final-loss"] for picture in row.pictures]
     assert [picture.name.split("-")[2] for picture in pictures] == ["virtual", "measured"]

@@ -1,12 +1,9 @@
-"""Times to a target: crossings between evaluations, runs that never arrive, and runs that stopped early."""
+"""Times to a target: crossings between evaluations, and runs that never arrive."""
 
 from __future__ import annotations
 
-import itertools
 import math
-import operator
 from collections.abc import Callable
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -16,7 +13,6 @@ from scipy import stats
 
 from analysis.statistics.crossings import NEVER, Crossing, crossing, loss_at, lowest_held, on_common_looks, target_grid
 from analysis.statistics.paired import paired_difference
-from analysis.statistics.survival import kaplan_meier, log_rank
 from analysis.statistics.time_to_target import restricted, restricted_times, speed_up
 
 INF, NAN = math.inf, math.nan
@@ -207,144 +203,6 @@ def test_eight_of_eight() -> None:
     assert (result.n, result.left_out, result.p) == (8, (), 2 / 256)
 
 
-def random_sample(draws: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Times with ties, about a third of them of runs that stopped early."""
-    return draws.integers(1, 12, n).astype(float), draws.random(n) < 0.67
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_kaplan_meier_is_the_product_over_events_of_the_share_that_is_left(seed: int) -> None:
-    t, observed = random_sample(np.random.default_rng(seed), 14)
-    t[~observed & (t > 9)] = INF
-    curve = kaplan_meier(t, observed)
-    assert curve.times == tuple(sorted(set(t[observed])))
-    assert curve.at_risk == tuple(int((t >= step).sum()) for step in curve.times)
-    events = [int((t[observed] == step).sum()) for step in curve.times]
-    left = itertools.accumulate((1 - d / n for d, n in zip(events, curve.at_risk, strict=True)), operator.mul)
-    assert curve.probability == pytest.approx(tuple(left))
-
-
-def test_kaplan_meier_without_an_event_has_no_step() -> None:
-    assert kaplan_meier([3.0, INF], [False, False]).times == ()
-
-
-@given(st.lists(times, min_size=1, max_size=9))
-@examples
-def test_the_mean_of_restricted_times_is_the_area_under_the_kaplan_meier_curve(t: list[float]) -> None:
-    budget = 25.0
-    curve = kaplan_meier(restricted(t, budget), [time <= budget for time in t])
-    steps = [0.0, *curve.times, budget]
-    heights = [1.0, *curve.probability]
-    area = sum(height * (end - begin) for height, (begin, end) in zip(heights, itertools.pairwise(steps), strict=True))
-    assert restricted(t, budget).mean() == pytest.approx(area)
-
-
-def observed_minus_expected(t, events, first) -> Fraction:
-    """Of the first sample (a mask): at each event time, its events less its share of all events by those at risk."""
-    total = Fraction(0)
-    for step in sorted(set(t[events])):
-        at_risk = t >= step
-        share = Fraction(int((at_risk & first).sum()), int(at_risk.sum()))
-        now = events & (t == step)
-        total += int((now & first).sum()) - share * int(now.sum())
-    return total
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_the_paired_log_rank_counts_all_swaps_within_pairs(seed: int) -> None:
-    draws = np.random.default_rng(seed)
-    n = 6
-    (a, a_events), (b, b_events) = random_sample(draws, n), random_sample(draws, n)
-    result = log_rank(a, a_events, b, b_events, generator(), paired=True)
-    t, events = np.concatenate((a, b)), np.concatenate((a_events, b_events))
-
-    def statistic(swaps) -> Fraction:
-        first = np.array([*(not swap for swap in swaps), *swaps])
-        return abs(observed_minus_expected(t, events, first))
-
-    observed = statistic([False] * n)
-    hits = [statistic(swaps) >= observed for swaps in itertools.product((False, True), repeat=n)]
-    assert Fraction(result.p) == Fraction(sum(hits), 2**n)
-    theirs = stats.logrank(
-        stats.CensoredData(uncensored=a[a_events], right=a[~a_events]),
-        stats.CensoredData(uncensored=b[b_events], right=b[~b_events]),
-    )
-    assert (result.statistic, result.chi2_p) == pytest.approx((theirs.statistic, theirs.pvalue))
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_the_unpaired_log_rank_counts_all_labels(seed: int) -> None:
-    draws = np.random.default_rng(seed)
-    (a, a_events), (b, b_events) = random_sample(draws, 4), random_sample(draws, 5)
-    result = log_rank(a, a_events, b, b_events, generator(), paired=False)
-    t, events = np.concatenate((a, b)), np.concatenate((a_events, b_events))
-    values = []
-    for chosen in itertools.combinations(range(9), 4):
-        values.append(abs(observed_minus_expected(t, events, np.isin(np.arange(9), chosen))))
-    assert result.p == pytest.approx(sum(value >= values[0] for value in values) / len(values), rel=1e-12)
-
-
-def test_sampled_labels_agree_with_all_of_them() -> None:
-    draws = np.random.default_rng(5)
-    a, b = draws.exponential(1.0, 8), draws.exponential(2.0, 8)
-    everybody = [True] * 8
-    exact = log_rank(a, everybody, b, everybody, generator(), paired=False).p  # 12,870 labellings
-    # two runs that stopped before anything happened score 0 and change nothing but the number of labellings
-    early, nobody = [0.0, 0.0], [False, False]
-    sampled = log_rank([*a, *early], everybody + nobody, [*b, *early], everybody + nobody, generator(), paired=False).p
-    turned = log_rank([*early, *a], nobody + everybody, [*b, *early], everybody + nobody, generator(), paired=False).p
-    assert turned == sampled  # the same draws, whatever the order of the runs
-    assert sampled != exact
-    assert sampled == pytest.approx(exact, abs=0.03)
-    assert sampled * 10_000 == pytest.approx(round(sampled * 10_000))
-
-
-@given(
-    st.lists(st.tuples(times, st.booleans(), times, st.booleans()), min_size=2, max_size=6),
-    st.booleans(),
-    st.randoms(use_true_random=False),
-)
-@examples
-def test_the_log_rank_turns_and_does_not_see_the_order_nor_the_scale(runs, paired: bool, random) -> None:
-    def test_of(rows, scale: float = 1.0):
-        a, a_events, b, b_events = zip(*rows, strict=True)
-        a_events = [event and time < INF for event, time in zip(a_events, a, strict=True)]
-        b_events = [event and time < INF for event, time in zip(b_events, b, strict=True)]
-        a, b = [scale * time for time in a], [scale * time for time in b]
-        return (a, a_events), (b, b_events)
-
-    first, second = test_of(runs)
-    result = log_rank(*first, *second, generator(), paired=paired)
-    swapped = log_rank(*second, *first, generator(), paired=paired)
-    assert swapped.p == pytest.approx(result.p)
-    assert swapped.statistic == pytest.approx(-result.statistic, abs=1e-9)
-    assert 0 < result.p <= 1
-    scaled = [*test_of(runs, 8.0)]
-    assert log_rank(*scaled[0], *scaled[1], generator(), paired=paired).p == result.p
-    random.shuffle(runs)
-    first, second = test_of(runs)
-    assert log_rank(*first, *second, generator(), paired=paired).p == result.p
-
-
-def test_when_no_run_arrives_the_log_rank_finds_nothing() -> None:
-    never = log_rank([INF] * 6, [False] * 6, [5.0] * 6, [False] * 6, generator(), paired=True)
-    assert (never.statistic, never.p, never.chi2_p) == (0.0, 1.0, 1.0)
-
-
-def test_the_permutation_log_rank_holds_its_level_where_chi_squared_does_not() -> None:
-    draws = np.random.default_rng(0)
-    n, studies, end = 4, 600, 1.5
-    exact = approximate = 0
-    for _ in range(studies):
-        t = draws.exponential(1.0, (2, n))
-        stopped, reached = np.minimum(t, end), t <= end
-        result = log_rank(stopped[0], reached[0], stopped[1], reached[1], generator(), paired=False)
-        exact += result.p <= 0.05
-        approximate += result.chi2_p <= 0.05
-    assert exact / studies <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / studies)
-    assert approximate > exact
-
-
 REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: crossing([0, 1], [1.0], 0.5), "as many losses as positions"),
     (lambda: crossing([], [], 0.5), "at least one"),
@@ -363,11 +221,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: restricted_times([1.0, 2.0], [1.0], 5.0, generator()), "no pairs"),
     (lambda: speed_up([1.0], [NAN], generator()), r"reference\[0\] is nan"),
     (lambda: speed_up([1.0], [1.0, 2.0], generator()), "no pairs"),
-    (lambda: kaplan_meier([1.0, 2.0], [True]), "one True or False per time"),
-    (lambda: kaplan_meier([1.0, 2.0], [1, 0]), "one True or False per time"),
-    (lambda: kaplan_meier([1.0, INF], [True, True]), "reached at inf"),
     (lambda: restricted([1.0], INF), "budget must be a finite number"),
-    (lambda: log_rank([1.0], [True], [1.0, 2.0], [True, True], generator(), paired=True), "no pairs"),
 ]
 
 

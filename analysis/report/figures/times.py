@@ -5,47 +5,35 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
-from matplotlib.transforms import blended_transform_factory
 
 from analysis.findings.times import ReachedPanel, Sensitivity
-from analysis.report.figures.arm_names import Cast, cut, draw_intervals, in_all
+from analysis.report.figures.arm_names import Cast, draw_intervals, in_all
 from analysis.report.figures.pictures import (
     DECLARED,
-    INK,
-    MUTED,
     PAPER,
     THOUSANDS,
-    Entry,
     Picture,
     finish,
     panel,
-    written,
 )
-from analysis.report.tables.number_formats import p_value
 from analysis.report.tables.table import sentence, whose_targets
 from analysis.statistics.intervals import Interval
 
 
 def time_to_target(cast: Cast, item: ReachedPanel) -> Picture | None:
-    """Figure 2: the share of runs that have reached the target by a time, with the runs still at risk below."""
+    """Figure 2: the share of runs that have reached the target by a time."""
     if not item.curves:
         return None
     entries = cast.entries([curve.arm for curve in item.curves])
-    rows = len(item.curves)
-    figure, axes = panel(height=3.0 + 0.17 * rows, left=1.25, bottom=0.62 + 0.17 * rows)
-    last = max((second for curve in item.curves for second in (*curve.seconds, *curve.censored)), default=0.0)
-    last = max(last, item.budget or 0.0) or 1.0
+    figure, axes = panel()
+    last = max([item.budget or 0.0, *(second for curve in item.curves for second in curve.seconds)]) or 1.0
     said = []
     for curve in item.curves:
         entry = entries[curve.arm]
-        # a curve ends with its last run at risk; one that diverged is at risk for ever, and 100 % stays
-        watched = max([*curve.seconds, *curve.censored]) if curve.censored else last * 1.02
-        if curve.reached + len(curve.censored) < curve.n:
-            watched = last * 1.02
-        seconds, share = [*curve.seconds, watched], [*curve.share, curve.share[-1] if curve.share else 0.0]
+        seconds = [0.0, *curve.seconds, 1.02 * last]
+        share = [number / curve.n for number in (*range(curve.reached + 1), curve.reached)]
         axes.step(
             seconds,
             share,
@@ -58,11 +46,6 @@ def time_to_target(cast: Cast, item: ReachedPanel) -> Picture | None:
             markevery=slice(1, len(seconds) - 1),
             zorder=3,
         )
-        if curve.censored:
-            at = [
-                share[max(0, int(numpy.searchsorted(curve.seconds, end, side="right")) - 1)] for end in curve.censored
-            ]
-            axes.plot(curve.censored, at, "|", markersize=9, markeredgewidth=1.3, color=entry.look.colour, zorder=4)
         median = "" if curve.median is None else f", median {curve.median:,.4g} s"
         said.append(f"{entry.text}: {curve.reached} of {curve.n} reached it{median}")
     if item.budget is not None:
@@ -71,30 +54,18 @@ def time_to_target(cast: Cast, item: ReachedPanel) -> Picture | None:
     axes.set_xlim(0, last * 1.02)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     seconds_label = cast.groups[item.group].seconds_label if item.group in cast.groups else "seconds"
-    # censoring before another run got there makes the curve an estimate that is no share of the runs
-    estimated = any(curve.share and abs(curve.share[-1] - curve.reached / curve.n) > 1e-9 for curve in item.curves)
-    finish(axes, seconds_label, f"{'Kaplan-Meier estimate of ' * estimated}runs at or below {item.target:.3f}")
+    finish(axes, seconds_label, f"runs at or below {item.target:.3f}")
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter(THOUSANDS)
-    _at_risk(axes, item, entries, last)
     caption = f"Target {item.target:.4f}: {item.target_from}. " if item.target_from else ""
     missed = [f"{c.reached} of {c.n} {entries[c.arm].text} runs" for c in item.curves if c.reached < c.n]
     others = "; by all runs of the others" if len(missed) < len(item.curves) else ""
-    caption += f"Reached by {', '.join(missed)}{others}. " if missed else "Reached by every run. "
-    caption += "Below: runs at risk, neither there nor stopped."
-    if any(curve.censored for curve in item.curves):
-        caption += " A bar marks a run that ended before it got there; a curve ends where no run is at risk."
-    if estimated:
-        caption += " Kaplan-Meier: where runs ended early, the estimate is not the share of runs that got there."
+    caption += f"Reached by {', '.join(missed)}{others}." if missed else "Reached by every run."
+    caption += " A run that ended before it got there counts as not there." * bool(missed)
     if item.budget is not None:
         caption += f" Dashed: the common budget, {item.budget:,.4g} s ({item.budget_reason})."
     if item.spacing is not None:
         caption += f" Evaluations around a crossing lie {item.spacing:,.3g} s apart (median)."
-    if item.log_rank_p:
-        told = ", ".join(
-            f"{entries[arm].text if arm in entries else arm} p = {p_value(p)}" for arm, p in item.log_rank_p
-        )
-        caption += f" Exploratory, not corrected, in no verdict: permutation log-rank against the reference, {told}."
     return Picture(
         cast.name("time-to-target", item.group),
         "Time to the target",
@@ -182,39 +153,3 @@ def _ratio_axis(axes: Axes, ratios: Sequence[Interval]) -> None:
     axes.yaxis.set_major_locator(FixedLocator(ticks))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}\N{MULTIPLICATION SIGN}"))
-
-
-def _at_risk(axes: Axes, item: ReachedPanel, entries: dict[str, Entry], last: float) -> None:
-    """Below the axes, under its ticks: how many runs are neither through nor stopped."""
-    ticks = [tick for tick in axes.get_xticks() if 0 <= tick <= last * 1.02]
-    for row, curve in enumerate(item.curves):
-        offset = -(38 + 12.2 * row)
-        entry = entries[curve.arm]
-        for x, text, colour in ((-82, "\N{BLACK SQUARE}", entry.look.colour), (-72, cut(entry.text, 11), INK)):
-            axes.annotate(
-                written(text),
-                (0, 0),
-                xytext=(x, offset),
-                xycoords="axes fraction",
-                textcoords="offset points",
-                fontsize=7.5,
-                color=colour,
-                annotation_clip=False,
-            )
-        for tick in ticks:
-            place = int(numpy.searchsorted(curve.seconds, tick, side="left"))
-            if place < len(curve.at_risk):
-                left = curve.at_risk[place] + sum(tick <= end < curve.seconds[place] for end in curve.censored)
-            else:
-                left = curve.n - curve.reached - sum(end < tick for end in curve.censored)
-            axes.annotate(
-                str(left),
-                (tick, 0),
-                xytext=(0, offset),
-                xycoords=blended_transform_factory(axes.transData, axes.transAxes),
-                textcoords="offset points",
-                fontsize=7.5,
-                color=MUTED,
-                ha="center",
-                annotation_clip=False,
-            )
