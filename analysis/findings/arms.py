@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from analysis.findings.comparable_runs import Scope
 from analysis.findings.comparisons import samples_per_update
 from analysis.findings.delays import Activity, DelayHistogram
-from analysis.findings.judging import TestRow
 from analysis.findings.times import ReachedPanel
 from analysis.findings.tuning import rate_of, texts_of
 from analysis.findings.workers import loss_of
@@ -75,7 +74,6 @@ class ArmRow:
     n: int
     median_seconds: float | None
     restricted_mean: Interval | None
-    speed_up: Interval | None
     loss_at_equal_samples: Interval | None
     loss_at_equal_seconds: Interval | None
     """At the largest time that all finished runs of the group reached."""
@@ -105,13 +103,11 @@ def arm_rows(
     study: Study,
     scope: Scope,
     reached: Sequence[ReachedPanel],
-    rows: Sequence[TestRow],
     delays: Sequence[DelayHistogram],
     activities: Mapping[str, Sequence[Activity]],
 ) -> tuple[ArmRow, ...]:
     """Table 1: one row per arm with pretraining runs."""
     curves = {curve.arm: curve for panel in reached for curve in panel.curves}
-    speed_ups = {row.treatment: row.speed_up for row in rows if row.endpoint == "time_to_target"}
     histograms = {histogram.arm: histogram for histogram in delays}
     found = []
     for arm in _in_order(study, scope):
@@ -122,7 +118,6 @@ def arm_rows(
         everything = [run for name in group.arms for run in scope.usable[name]]
         curve = curves.get(arm.name)
         histogram = histograms.get(arm.name)
-        speed = speed_ups.get(arm.name)
         metric = next((run.primary_metric for run in finished if run.primary_metric is not None), None)
         compute, wait, communication = _shares(study, arm, activities.get(arm.name, ()))
         found.append(
@@ -132,7 +127,6 @@ def arm_rows(
                 n=len(runs),
                 median_seconds=None if curve is None else curve.median,
                 restricted_mean=None if curve is None else curve.restricted_mean,
-                speed_up=None if speed is None else speed.ratio,
                 loss_at_equal_samples=_common_loss(runs, everything, "total_samples"),
                 loss_at_equal_seconds=_common_loss(runs, everything, "train_seconds"),
                 metric_name=metric,

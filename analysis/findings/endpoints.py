@@ -135,11 +135,9 @@ def times_to_target(
     """
     seeds = [pair.seed for pair in comparison.pairs]
     times = list(zip(seeds, seconds[::2], seconds[1::2], strict=True))
-    alone = [str(seed) for seed, ours, theirs in times if not (0 < ours < math.inf and 0 < theirs < math.inf)]
-    told = f"seed{'s' * (len(alone) > 1)} {', '.join(alone)}: not in the speed-up, which needs both to reach the target"
     sides = zip(*((pair.treatment, pair.reference) for pair in comparison.pairs), strict=True)
     ours, theirs = (sum(_was_there(run, target) for run in side) for side in sides)
-    paired = dataclasses.replace(_paired(times, [told] * bool(alone)), diverged_later=(ours, theirs))
+    paired = dataclasses.replace(_paired(times), diverged_later=(ours, theirs))
     earliest = min(paired.treatment + paired.reference, default=0.0)
     if earliest < budget or (earliest == budget and not cut_short):
         return paired

@@ -22,9 +22,9 @@ from analysis.statistics.paired import (
     signed_ranks,
 )
 from analysis.statistics.power import holm, least_p_holm, minimum_pairs
-from analysis.statistics.time_to_target import restricted, speed_up
+from analysis.statistics.time_to_target import restricted
 from analysis.statistics.verdict import MINIMUM_PAIRS, margin_too_wide, margin_unexplained, nothing_to_find, verdict
-from analysis.statistics.wins import mcnemar, mcnemar_interval, win_share
+from analysis.statistics.wins import mcnemar, mcnemar_interval
 
 Endpoint = Literal[
     "time_to_target", "target_reached", "loss_at_equal_samples", "loss_at_equal_seconds", "macro_f1", "span_f1"
@@ -47,19 +47,6 @@ RESTS_ON_MARGIN = ("equivalent", "different but negligible")
 
 DECIDED = ("better", "worse", *RESTS_ON_MARGIN)
 """The verdicts that claim something."""
-
-
-@dataclasses.dataclass(frozen=True)
-class SpeedUpResult:
-    """S4: how many times sooner the treatment reached the target; geometric mean of per-seed ratios."""
-
-    ratio: Interval | None
-    """T_reference / T_treatment; above 1: the treatment was sooner. `ratio.n`: pairs where both reached it; None where
-    there is no such pair."""
-    p: float | None
-    num_pairs: int
-    left_out: int
-    """Pairs without a ratio, because one of the two did not reach the target."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,16 +110,12 @@ class TestRow:
     """`estimate` over the reference's improvement (losses), or treatment mean / reference mean (times); else None."""
     effect: float | None
     """d_z: mean over standard deviation of the differences."""
-    correlation: float | None
-    """Of the pairs; what pairing is worth."""
     test: str
     """Name of the test, e.g. ``exact sign-flip``."""
     p: float | None
     p_holm: float | None
     least_p_holm: float | None
     """The smallest that so many pairs can give in this family: at `alpha` or above, nothing can be found."""
-    t_p: float | None
-    """Of the paired t test, shown beside the exact one."""
     margin: float | None
     margin_share: float | None
     """`margin` over the reference's improvement; None without one of them, or where it did not improve."""
@@ -144,23 +127,17 @@ class TestRow:
     """At `alpha` / `family_size`, as `estimate` is; None without a margin, and where it is refused."""
     p_equivalence: float | None
     """Of `equivalence`, by Holm's method over the family: below `alpha` the row is equivalent."""
-    speed_up: SpeedUpResult | None
-    """For `time_to_target` only."""
     times: RestrictedTimes | None
     """For `time_to_target` only."""
-    share: Interval | None
-    """S5: share of pairs that the treatment won, ties one half, with Clopper-Pearson; of times up to the budget."""
     by_divergence: tuple[int, int] | None
     """Pairs that differ because only the treatment's run diverged, or only the reference's; None where none did. Then
-    pairs are compared by ranks: there is no `estimate` and no mean, and `share` says how often which was better."""
+    pairs are compared by ranks: there is no `estimate` and no mean, and `wins` says how often which was better."""
     wins: int
     """Pairs in which the treatment is better."""
     ties: int
     """Pairs in which neither is; of times, those in which neither got there within the budget."""
     outside: int | None
     """Pairs whose difference does not lie within ±`margin`; None without `equivalence`."""
-    convincing: bool | None
-    """S5: whether the interval of `share` lies above one half and the share above 0.75; None without a pair."""
     word: str
     """The verdict: too few seeds, equivalent, different but negligible, better, worse, undecided, not comparable."""
     reason: str
@@ -281,7 +258,7 @@ def _equivalence(question: Question, result: PairedResult | None, size: int) -> 
     if _margin_refused(question):
         return None
     level = question.alpha / size
-    return tost_paired(*_compared(question), question.margin, level, lower_is_better=question.lower_is_better)
+    return tost_paired(*_compared(question), question.margin, level)
 
 
 def _margin_refused(question: Question) -> str:
@@ -302,7 +279,7 @@ def _tested(question: Question, generator: numpy.random.Generator) -> PairedResu
         found = paired_difference(ours, theirs, generator, question.alpha)
     if question.endpoint == "target_reached":
         found = dataclasses.replace(found, p=mcnemar(ours, theirs))
-    return dataclasses.replace(found, p=None, t_p=None) if values.nothing_because else found
+    return dataclasses.replace(found, p=None) if values.nothing_because else found
 
 
 def _ranked(question: Question) -> bool:
@@ -313,7 +290,7 @@ def _tested_by_ranks(ours: Sequence[float], theirs: Sequence[float], generator: 
     """Wilcoxon's signed-rank test; the mean signed rank stands for the difference, which has no unit or interval."""
     ranks = signed_ranks(ours, theirs)
     mean = Interval(math.fsum(ranks) / len(ranks), None, None, 0.95, len(ranks))
-    return PairedResult(len(ranks), mean, mean, None, sign_flip(ranks, generator), None, None)
+    return PairedResult(len(ranks), mean, mean, None, sign_flip(ranks, generator), None)
 
 
 def _compared(question: Question) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -334,8 +311,7 @@ def _row(
     n = len(values.treatment)
     notes = list(question.notes + values.notes)
     estimate = None
-    speed = times = None
-    share = convincing = outside = None
+    times = outside = None
     wins = ties = 0
     relative = by_divergence = None
     ranked = _ranked(question)
@@ -367,14 +343,11 @@ def _row(
                 times = dataclasses.replace(times, ratio=ratio)
             if treatment_mean is not None and reference_mean is not None:
                 relative = _relative(question, result, treatment_mean, reference_mean, gained)
-            level = 1 - question.alpha
-            counted = win_share(ours, theirs, lower_is_better=question.lower_is_better, level=level)
-            share = Interval(counted.estimate, counted.low, counted.high, level, n)
-            wins, ties, convincing = counted.wins, counted.ties, counted.convincing
+            better, worse = (ours, theirs) if question.lower_is_better else (theirs, ours)
+            wins = int(numpy.less(better, worse).sum())
+            ties = int(numpy.equal(better, worse).sum())
             if (margin := question.margin) is not None and judged.equivalence is not None:
                 outside = sum(not -margin < one - other < margin for one, other in zip(ours, theirs, strict=True))
-        if question.endpoint == "time_to_target":
-            speed = _speed_up(question, generator)
         if values.nothing_because and n >= minimum_pairs(1, question.alpha):
             word, reason = "undecided", values.nothing_because
         else:
@@ -420,26 +393,21 @@ def _row(
         treatment_mean=treatment_mean,
         relative=relative,
         effect=None if result is None else result.effect,
-        correlation=None if result is None else result.correlation,
         test=_test_name(question.endpoint, n, ranked),
         p=None if result is None else result.p,
         p_holm=None if result is None or result.p is None else judged.p_holm,
         least_p_holm=None if result is None else judged.least_p_holm,
-        t_p=None if result is None else result.t_p,
         margin=question.margin,
         margin_share=margin_share,
         margin_reason=question.margin_reason,
         margin_refused=refused,
         equivalence=judged.equivalence,
         p_equivalence=None if judged.equivalence is None else judged.p_equivalence,
-        speed_up=speed,
         times=times,
-        share=share,
         by_divergence=by_divergence,
         wins=wins,
         ties=ties,
         outside=outside,
-        convincing=convincing,
         word=word,
         reason=reason,
         notes=tuple(notes),
@@ -492,11 +460,6 @@ def _relative(
     if question.endpoint == "time_to_target":
         return treatment / reference if reference else None
     return result.difference.estimate / gained if gained else None
-
-
-def _speed_up(question: Question, generator: numpy.random.Generator) -> SpeedUpResult:
-    found = speed_up(question.values.treatment, question.values.reference, generator, 1 - question.alpha)
-    return SpeedUpResult(found.ratio, found.p, found.n, len(found.left_out))
 
 
 def sort_rows(rows: Iterable[TestRow]) -> tuple[TestRow, ...]:

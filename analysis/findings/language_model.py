@@ -17,7 +17,7 @@ from analysis.findings.costs import Cost, cost_of
 from analysis.statistics.crossings import crossing
 from analysis.statistics.equivalence import Equivalence, tost_paired
 from analysis.statistics.intervals import Interval, t_interval
-from analysis.statistics.paired import paired_difference, sign_flip
+from analysis.statistics.paired import paired_difference
 from analysis.statistics.power import holm, least_p_holm
 from analysis.statistics.verdict import Verdict, verdict
 from analysis.study.curves import curve_of
@@ -57,7 +57,6 @@ class Arm:
     verdict: Verdict | None = None
     speed: Interval | None = None
     """Geometric mean of the ratios of samples a second, arm / reference."""
-    speed_p: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,7 +178,6 @@ def _paired(arm: Arm, pairs: Sequence[tuple[Run, Run]]) -> Arm:
         equivalence=tost_paired(ours, theirs, arm.margin),
         p=compared.p,
         speed=t_interval(logs).mapped(math.exp),
-        speed_p=sign_flip(logs, generator),
         verdict=Verdict("undecided", "") if compared.p is None else None,  # nothing varied
     )
 

@@ -30,7 +30,7 @@ from analysis.findings.judging import TestRow, judge, sort_rows
 from analysis.findings.sentence import Headline, headlines_of
 from analysis.findings.single_runs import HardwareRow, RunRow, hardware_rows, run_rows
 from analysis.findings.timelines import Timeline, timelines
-from analysis.findings.times import ReachedPanel, Sensitivity, reached_panels, sensitivities
+from analysis.findings.times import ReachedPanel, reached_panels, sensitivities
 from analysis.findings.trust import TrustItem, trust_of
 from analysis.findings.tuning import TuningResult, tuning_results
 from analysis.findings.workers import Scaling, scalings
@@ -82,7 +82,6 @@ class Results:
     curves: tuple[CurvePanel, ...]
     """Per group: seconds, then samples."""
     reached: tuple[ReachedPanel, ...]
-    sensitivity: tuple[Sensitivity, ...]
     scaling: tuple[Scaling, ...]
     delays: tuple[DelayHistogram, ...]
     delay_gaps: tuple[DelayGap, ...]
@@ -179,14 +178,13 @@ def results(study: Study, generator: numpy.random.Generator) -> Results:
         counts=counts_of(study),
         curves=curve_panels(scope),
         reached=reached,
-        sensitivity=sensitivity,
         scaling=scaling,
         delays=delays,
         delay_gaps=delay_gaps(tests, delays, groups),
         timelines=timelines(study, scope),
         tuning=tuning,
         downstream=downstream,
-        table=arm_rows(study, scope, reached, tests, delays, activities),
+        table=arm_rows(study, scope, reached, delays, activities),
         hardware=hardware,
         runs=run_rows(study, frozenset(in_tests), left_out),
         left_out=_unique(left_out),

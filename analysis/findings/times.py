@@ -70,15 +70,12 @@ class SensitivityPoint:
 
 @dataclasses.dataclass(frozen=True)
 class Sensitivity:
-    """S13: the speed-up at every target of the grid, for one comparison."""
+    """The speed-up at every target of the grid, for one comparison."""
 
-    comparison: str
     treatment: str
     reference: str
     group: str
     points: tuple[SensitivityPoint, ...]
-    after_the_fact: bool
-    """Whether the targets are shares of the test runs' own improvement, since no pilot runs were registered."""
 
 
 def reached_panels(scope: Scope) -> tuple[ReachedPanel, ...]:
@@ -123,7 +120,7 @@ def reached_panels(scope: Scope) -> tuple[ReachedPanel, ...]:
 def sensitivities(
     study: Study, comparisons: Sequence[Comparison], generator: numpy.random.Generator
 ) -> tuple[Sensitivity, ...]:
-    """S13: the speed-up of every comparison at the whole grid of targets.
+    """The speed-up of every comparison at the whole grid of targets.
 
     They are shares of what the registered pilot runs improved; else of what the compared runs themselves did, which was
     not known before.
@@ -152,7 +149,7 @@ def sensitivities(
                 SensitivityPoint(
                     share=share,
                     target=target,
-                    speed_up=speed_up(ours, theirs, generator).ratio,
+                    speed_up=speed_up(ours, theirs),
                     restricted_ratio=ratio,
                     reached_treatment=sum(map(math.isfinite, ours)),
                     reached_reference=sum(map(math.isfinite, theirs)),
@@ -161,12 +158,10 @@ def sensitivities(
             )
         found.append(
             Sensitivity(
-                comparison.name,
                 comparison.treatment.name,
                 comparison.reference.name,
                 comparison.group.name,
                 tuple(points),
-                after_the_fact=pilots is None,
             )
         )
     return tuple(found)

@@ -16,7 +16,7 @@ from analysis.report.figures.loss_curves import final_losses, loss_curves, step_
 from analysis.report.figures.pictures import Picture, Row, save_all
 from analysis.report.figures.runs import learning_rates, timeline
 from analysis.report.figures.scaling import throughput
-from analysis.report.figures.times import target_sensitivity, time_to_target
+from analysis.report.figures.times import time_to_target
 from analysis.report.tables.arms import clocks_of
 from asyncsgd.study.finetuning import SCORES
 
@@ -73,10 +73,6 @@ def gallery(results: Results) -> Gallery:
         "curves": tuple(row for name in group_names if name not in shown for row in curves(name))
     }
     sections["time-to-target"] = rows((clock_of(item.group), time_to_target(cast, item)) for item in results.reached)
-    over_targets = [(name, [item for item in results.sensitivity if item.group == name]) for name in group_names]
-    sections["target-sensitivity"] = rows(
-        (clock_of(name), target_sensitivity(cast, compared)) for name, compared in over_targets
-    )
     kinds = list(dict.fromkeys((item.clock, item.speeds, item.unit) for item in results.scaling))
     sections["throughput"] = rows(
         (

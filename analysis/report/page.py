@@ -154,7 +154,6 @@ _MARKS = {"good": ("ok", "✓"), "warning": ("warn", "!"), "bad": ("bad", "✗")
 _NOTHING = {
     "curves": "No other group of arms has an evaluation.",
     "time-to-target": "No curves of time to target: no target loss was declared, or no arm has an evaluation.",
-    "target-sensitivity": "No speed-up at other targets: no arm and its reference both got there in any pair of runs.",
     "throughput": "No throughput: no finished run says how many samples per second it took.",
     "delays": "No delays: no finished run has a gradient that was applied and recorded.",
     "final-loss": "No final losses: no arm has a finished run with a loss and seconds.",
@@ -210,7 +209,6 @@ def page(results: Results, out: Path, study_folder: Path) -> Page:
     )
     sections += [
         section("time-to-target", "Time to the target"),
-        section("target-sensitivity", "Speed-up at other targets", "sensitivity"),
         section("throughput", "Throughput", "scaling", "costs"),
         section("delays", "Delays, and what they cost", "delays"),
         section("final-loss", "Final loss against seconds"),

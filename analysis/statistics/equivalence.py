@@ -1,4 +1,4 @@
-"""Equivalence and non-inferiority: is a difference smaller than a margin that was declared before the data?"""
+"""Equivalence: is a difference smaller than a margin that was declared before the data?"""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from analysis.statistics.paired import paired_values, vary
 
 @dataclasses.dataclass(frozen=True)
 class Equivalence:
-    """S2: two one-sided t tests (TOST) against a margin, and the one side that is non-inferiority."""
+    """S2: two one-sided t tests (TOST) against a margin."""
 
     p: float | None
     """The larger of the two one-sided p values; None with fewer than two values, and where they do not vary."""
@@ -27,14 +27,9 @@ class Equivalence:
     """The 1 - 2 alpha interval of the mean difference (90 %); it lies inside the margin exactly when p < alpha."""
     margin: float
     equivalent: bool
-    non_inferior: bool
-    """Whether the treatment was shown to be worse by less than the margin."""
-    p_non_inferior: float | None
 
 
-def tost_paired(
-    treatment: ArrayLike, reference: ArrayLike, margin: float, alpha: float = 0.05, *, lower_is_better: bool = True
-) -> Equivalence:
+def tost_paired(treatment: ArrayLike, reference: ArrayLike, margin: float, alpha: float = 0.05) -> Equivalence:
     """S2: is the mean paired difference within ±`margin`?
 
     Rejects "the difference is at least the margin" when both (d + margin) / se and (margin - d) / se exceed
@@ -44,7 +39,6 @@ def tost_paired(
     Args:
         treatment, reference: one finite value per seed (S), paired.
         margin: above 0, in the unit of the values.
-        lower_is_better: says which side is non-inferiority.
     Raises:
         ValueError: for a margin that is not above 0, unequal lengths, or values that are not finite.
 
@@ -60,12 +54,10 @@ def tost_paired(
     mean, sd = mean_and_sd(differences)
     if not vary(differences, ours, theirs):
         sd = 0.0
-    return _tost(mean, sd / math.sqrt(len(ours)), len(ours) - 1, len(ours), margin, alpha, lower_is_better)
+    return _tost(mean, sd / math.sqrt(len(ours)), len(ours) - 1, len(ours), margin, alpha)
 
 
-def tost_independent(
-    treatment: ArrayLike, reference: ArrayLike, margin: float, alpha: float = 0.05, *, lower_is_better: bool = True
-) -> Equivalence:
+def tost_independent(treatment: ArrayLike, reference: ArrayLike, margin: float, alpha: float = 0.05) -> Equivalence:
     """As `tost_paired` for samples that are not paired, with the pooled variance; `interval.n` counts both samples.
 
     >>> round(tost_independent([4, 7, 8, 6, 3, 2], [6, 8, 7, 10, 11, 9], margin=1).p, 6)
@@ -79,22 +71,19 @@ def tost_independent(
     else:
         pooled = ((n - 1) * sd**2 + (m - 1) * reference_sd**2) / (n + m - 2)
         error = math.sqrt(pooled * (1 / n + 1 / m))
-    return _tost(mean - reference_mean, error, n + m - 2, n + m, margin, alpha, lower_is_better)
+    return _tost(mean - reference_mean, error, n + m - 2, n + m, margin, alpha)
 
 
-def _tost(
-    mean: float, error: float, freedom: int, n: int, margin: float, alpha: float, lower_is_better: bool
-) -> Equivalence:
+def _tost(mean: float, error: float, freedom: int, n: int, margin: float, alpha: float) -> Equivalence:
     if not 0 < margin < math.inf:
         raise ValueError(f"the margin must be a number above 0 (declared in analysis.yaml), got {margin}")
     check_level(alpha)
     level = 1 - 2 * alpha
     if freedom < 1 or not error > 0:  # without noise there is nothing that the distance to the margin is measured in
-        return Equivalence(None, Interval(mean, None, None, level, n), margin, False, False, None)
+        return Equivalence(None, Interval(mean, None, None, level, n), margin, False)
     half = float(stats.t.isf(alpha, freedom)) * error
     interval = Interval(mean, mean - half, mean + half, level, n)
     p_above = float(stats.t.sf((margin - mean) / error, freedom))  # of "the difference is at least the margin"
     p_below = float(stats.t.sf((margin + mean) / error, freedom))
-    p_non_inferior = p_above if lower_is_better else p_below
     p = max(p_above, p_below)
-    return Equivalence(p, interval, margin, p < alpha, p_non_inferior < alpha, p_non_inferior)
+    return Equivalence(p, interval, margin, p < alpha)

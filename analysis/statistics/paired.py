@@ -143,8 +143,6 @@ class PairedResult:
     """Of the exact sign-flip test; None where two or more differences do not vary."""
     t_p: float | None
     """Of the paired t test; None where the differences do not vary."""
-    correlation: float | None
-    """Of treatment and reference over the seeds: what pairing is worth; None where one of them does not vary."""
 
     @property
     def nothing_varied(self) -> bool:
@@ -175,7 +173,7 @@ def paired_difference(
     mean, sd = mean_and_sd(differences)
     if n > 1 and not (sd > 0 and vary(differences, ours, theirs)):  # squares of tiny differences are 0
         wide, narrow = (Interval(mean, None, None, level, n) for level in (1 - alpha, 1 - 2 * alpha))
-        return PairedResult(n, wide, narrow, None, None, None, _correlation(ours, theirs))
+        return PairedResult(n, wide, narrow, None, None, None)
     effect = t_p = None
     if n > 1:
         effect = mean / sd
@@ -187,7 +185,6 @@ def paired_difference(
         effect,
         sign_flip(differences, generator),
         t_p,
-        _correlation(ours, theirs),
     )
 
 
@@ -303,13 +300,3 @@ def _end(rejects: Callable[[float], bool], rejected: float, accepted: float, nul
         else:
             accepted = middle
     return accepted
-
-
-def _correlation(x: NDArray[numpy.float64], y: NDArray[numpy.float64]) -> float | None:
-    if len(x) < 2:
-        return None
-    (x_mean, x_sd), (y_mean, y_sd) = mean_and_sd(x), mean_and_sd(y)
-    if x_sd == 0 or y_sd == 0:
-        return None
-    covariance = math.fsum((x - x_mean) * (y - y_mean)) / (len(x) - 1)
-    return max(-1.0, min(1.0, covariance / (x_sd * y_sd)))

@@ -1,8 +1,6 @@
-"""How often one side is better: shares of wins, McNemar's test of yes and no, the probability of improvement."""
+"""How often one side is better: McNemar's test of yes and no, the probability of improvement."""
 
 from __future__ import annotations
-
-import dataclasses
 
 import numpy
 from numpy.typing import ArrayLike
@@ -11,62 +9,9 @@ from scipy import stats
 from analysis.statistics.intervals import (
     Interval,
     check_level,
-    check_paired,
     without_nan,
 )
 from analysis.statistics.paired import paired_values
-
-CONVINCING_SHARE = 0.75
-"""Bouthillier et al. (2021): the share of wins below which an improvement is not called one."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Share:
-    """S5: in how many pairs the treatment is better, and the share with its exact (Clopper-Pearson) interval."""
-
-    wins: int
-    ties: int
-    n: int
-    estimate: float
-    """(wins + ties / 2) / n."""
-    low: float
-    high: float
-    convincing: bool
-    """`low` above 1/2 and `estimate` above 3/4."""
-
-
-def win_share(
-    treatment: ArrayLike, reference: ArrayLike, *, lower_is_better: bool = True, level: float = 0.95
-) -> Share:
-    """S5: the share of seeds in which the treatment is better, ties one half.
-
-    Where ties make the count of wins end in one half, the lower end is computed from the count rounded down and the
-    upper from the count rounded up.
-
-    Args:
-        treatment, reference: one value per seed (S), paired. Times to a target that some runs ended without reaching
-            have to be cut to their common budget first: whether such a run would have been the later one is not known.
-            Infinite ones, of runs that can never get there, may be compared.
-    Raises:
-        ValueError: for unequal lengths, no values, or nan.
-
-    >>> win_share([1, 2, 3, 4, 5, 6], [2, 3, 4, 5, 6, 7])
-    Share(wins=6, ties=0, n=6, estimate=1.0, low=0.5407418735600996, high=1.0, convincing=True)
-
-    References:
-        Bouthillier et al., Accounting for Variance in Machine Learning Benchmarks, MLSys 2021, section 4 (the rule).
-    """
-    ours, theirs = without_nan(treatment, "treatment"), without_nan(reference, "reference")
-    check_paired(len(ours), len(theirs))
-    check_level(level, "level")
-    n, ties = len(ours), int((ours == theirs).sum())
-    wins = int(((ours < theirs) if lower_is_better else (ours > theirs)).sum())
-    halves = 2 * wins + ties
-    down, up, tail = halves // 2, (halves + 1) // 2, (1 - level) / 2
-    low = float(stats.beta.ppf(tail, down, n - down + 1)) if down > 0 else 0.0
-    high = float(stats.beta.isf(tail, up + 1, n - up)) if up < n else 1.0
-    estimate = halves / (2 * n)
-    return Share(wins, ties, n, estimate, low, high, low > 0.5 and estimate > CONVINCING_SHARE)
 
 
 def most_of(count: int, n: int, level: float = 0.95) -> float:

@@ -35,7 +35,7 @@ def example_page(example) -> str:
 @pytest.fixture(scope="session")
 def lean(example) -> Results:
     """One of everything that is drawn in the example: enough where many of a kind would show nothing more."""
-    many = ("curves", "reached", "sensitivity", "scaling", "delays", "delay_gaps", "timelines", "tuning")
+    many = ("curves", "reached", "scaling", "delays", "delay_gaps", "timelines", "tuning")
     fewer = {name: getattr(example, name)[:1] for name in many}
     return dataclasses.replace(example, **fewer, downstream=example.downstream[1:2])
 

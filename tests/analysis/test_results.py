@@ -25,9 +25,11 @@ from synthetic import (
     write_study,
 )
 
-from analysis.findings.comparisons import FROM_SCRATCH
+from analysis.findings.comparisons import FROM_SCRATCH, comparisons_of
+from analysis.findings.groups import groups_of
 from analysis.findings.judging import judge
 from analysis.findings.results import Results
+from analysis.findings.times import sensitivities
 from analysis.study.read import load_study
 
 RING = SyntheticArm("ringmaster")
@@ -55,10 +57,7 @@ def test_times_to_the_target_are_the_crossings_and_their_exact_test(fast):
     assert row.estimate.estimate == pytest.approx(-3.75)
     assert (row.treatment_mean, row.reference_mean) == pytest.approx((3.75, 7.5))
     assert row.relative == pytest.approx(0.5)
-    assert (row.p, row.p_holm, row.wins, row.convincing) == (2 / 64, 2 / 64, 6, True)
-    assert row.speed_up is not None
-    assert row.speed_up.ratio is not None
-    assert row.speed_up.ratio.estimate == pytest.approx(2.0)
+    assert (row.p, row.p_holm, row.wins) == (2 / 64, 2 / 64, 6)
     assert row.notes == ("restricted to 20.0 virtual s, the longest run; every run that did not diverge got there",)
     assert row.margin is None
     assert row.unit == "virtual s"
@@ -106,8 +105,7 @@ def test_losses_at_equal_samples_have_the_declared_margin_and_the_share_of_the_i
     assert row.relative == pytest.approx(0.35 / 2.0)
     assert row.equivalence is not None
     assert not row.equivalence.equivalent
-    assert row.share is not None
-    assert row.share.estimate == 0.0
+    assert row.wins == 0
 
 
 @pytest.mark.parametrize(
@@ -166,8 +164,7 @@ def test_the_budget_is_the_shortest_run_that_ended_without_the_target(tmp_path):
     )
     assert "restricted to 7.00 virtual s, the shortest of 1 run that ended without reaching the target" in row.notes
     assert row.reference_mean == pytest.approx((7 + 6 + 7 + 7 + 7 + 7) / 6)
-    assert row.speed_up is not None
-    assert (row.speed_up.left_out, row.wins, row.ties, row.n) == (1, 6, 0, 6)
+    assert (row.wins, row.ties, row.n) == (6, 0, 6)
 
 
 def diverging(seeds: int = 6, which: int = 5):
@@ -181,7 +178,7 @@ def test_a_diverged_run_is_worse_than_any_loss_and_takes_infinitely_long(tmp_pat
     loss, time = row_of(found, "loss_at_equal_samples"), row_of(found, "time_to_target")
     assert (loss.word, loss.reason, loss.p) == ("undecided", "p_Holm = 1.00", 1.0)  # the other losses are equal
     assert (loss.estimate, loss.treatment_mean, loss.reference_mean, loss.equivalence) == (None,) * 4
-    assert (loss.by_divergence, loss.wins, loss.ties, loss.share.estimate) == ((1, 0), 0, 5, 5 / 12)
+    assert (loss.by_divergence, loss.wins, loss.ties) == ((1, 0), 0, 5)
     assert loss.test == "exact signed-rank test"
     assert loss.notes == (
         "async: diverged 1/6",
@@ -203,10 +200,7 @@ def test_a_run_that_diverged_after_it_reached_the_target_never_reached_it(tmp_pa
     found = results_of(write_study(tmp_path, curves, [SYNC, ASYNC], registration={"num_seeds": 6}))
     row = row_of(found, "time_to_target")
     assert row.treatment_mean == pytest.approx((2.5 + 3 + 3.5 + 4 + 4.5 + 20) / 6)
-    assert row.speed_up is not None
-    assert (row.wins, row.ties, row.speed_up.left_out) == (5, 0, 1)
-    assert "seed 105: not in the speed-up, which needs both to reach the target" in row.notes
-    assert row.convincing is False  # 5 of 6: the interval reaches below one half
+    assert (row.wins, row.ties) == (5, 0)
 
 
 def test_a_failed_or_missing_run_takes_its_pair_with_it_and_is_listed(tmp_path):
@@ -526,22 +520,15 @@ def test_the_seconds_at_which_runs_reached_the_target_are_in_order(fast):
     assert sync.restricted_mean.estimate == pytest.approx(7.5)
 
 
-def test_the_speed_up_is_the_same_at_every_target_of_straight_lines(fast):
-    (sensitivity,) = fast.sensitivity
-    assert [point.share for point in sensitivity.points] == [0.25, 0.5, 0.8, 0.9, 0.95, 0.98]
-    assert [point.target for point in sensitivity.points] == pytest.approx([5.5, 5.0, 4.4, 4.2, 4.1, 4.04])
-    assert [point.speed_up.estimate for point in sensitivity.points] == pytest.approx([2.0] * 6)
-    assert [point.restricted_ratio for point in sensitivity.points] == pytest.approx([0.5] * 6)
-    assert {(point.reached_treatment, point.reached_reference, point.n) for point in sensitivity.points} == {(6, 6, 6)}
-    assert sensitivity.after_the_fact
-
-
 def test_the_targets_of_the_sensitivity_are_those_of_the_registered_pilots(tmp_path):
     pilots = {SYNC.name: {"runs": 10, "first_loss": 6.0, "best_loss": 5.0}}
     registration = {"num_seeds": 6, "pilots": pilots}
-    (item,) = results_of(write_study(tmp_path, twice_as_fast(), [SYNC, ASYNC], registration=registration)).sensitivity
+    study = load_study(write_study(tmp_path, twice_as_fast(), [SYNC, ASYNC], registration=registration))
+    comparisons, _ = comparisons_of(study, groups_of(study)[0])
+    (item,) = sensitivities(study, comparisons, numpy.random.default_rng(0))
     assert [point.target for point in item.points] == pytest.approx([5.75, 5.5, 5.2, 5.1, 5.05, 5.02])
-    assert not item.after_the_fact
+    assert [point.speed_up.estimate for point in item.points] == pytest.approx([2.0] * 6)  # of straight lines
+    assert [point.restricted_ratio for point in item.points] == pytest.approx([0.5] * 6)
 
 
 def test_delays_are_counted_over_the_applied_gradients_of_all_runs(tmp_path):
@@ -631,15 +618,7 @@ def test_the_largest_value_of_a_grid_is_an_edge_too(tmp_path):
 
 def test_table_1_has_the_reference_of_each_group_first(fast):
     sync, late = fast.table
-    assert (sync.arm, sync.reached, sync.n, sync.median_seconds, sync.speed_up) == (
-        SYNC.name,
-        6,
-        6,
-        pytest.approx(7.5),
-        None,
-    )
-    assert late.speed_up is not None
-    assert late.speed_up.estimate == pytest.approx(2.0)
+    assert (sync.arm, sync.reached, sync.n, sync.median_seconds) == (SYNC.name, 6, 6, pytest.approx(7.5))
     assert late.train_seconds is not None
     assert late.train_seconds.estimate == pytest.approx(7.5)
     assert late.loss_at_equal_seconds is not None

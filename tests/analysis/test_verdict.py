@@ -79,7 +79,7 @@ def within(low: float, high: float, margin: float = 0.1, level: float = 0.9, alp
     """An equivalence test with that interval."""
     inside = -margin < low and high < margin
     p = alpha / 2 if inside else 2 * alpha
-    return Equivalence(p, Interval((low + high) / 2, low, high, level, 8), margin, inside, inside, p)
+    return Equivalence(p, Interval((low + high) / 2, low, high, level, 8), margin, inside)
 
 
 VERDICTS = [

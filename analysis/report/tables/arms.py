@@ -7,7 +7,7 @@ import math
 
 from analysis.findings.arms import ArmRow
 from analysis.findings.results import Results
-from analysis.report.tables.number_formats import between, level_of, nats, number, percent, ratio
+from analysis.report.tables.number_formats import between, nats, number, percent
 from analysis.report.tables.table import Cell, Table, tabled, value, words
 from analysis.report.tables.text import MISSING, or_missing
 from analysis.statistics.intervals import Interval
@@ -37,7 +37,6 @@ def conditions(results: Results) -> list[Table]:
                     number(row.median_seconds) if row.median_seconds is not None or not row.reached else MISSING,
                 ),
                 value(f"restricted mean time ({unit})", _restricted(row.restricted_mean, budgets.get(row.arm), unit)),
-                value("speed-up", between(row.speed_up, ratio)),
                 value("loss, equal samples (nats)", _of_the_rest(between(row.loss_at_equal_samples, nats), row)),
                 value(
                     "loss, equal seconds (nats)",
@@ -75,8 +74,7 @@ def conditions(results: Results) -> list[Table]:
                 f"Table 1{'ab'[len(tables)]}. Arms, {clock} clock" if len(results.clocks) > 1 else "Table 1. Arms",
                 cells,
                 rows,
-                lead="Means over test seeds with 95 % t intervals; speed-up as a geometric mean of the seeds' ratios, "
-                f"with its {level_of(row.speed_up for row in rows)}. Restricted mean time: of min(time, the second "
+                lead="Means over test seeds with 95 % t intervals. Restricted mean time: of min(time, the second "
                 "beside it), up to which all runs of the group were watched. Loss at equal seconds: at the last second "
                 "that all finished runs of the group reached; Table 2 takes the last of the two runs of each pair, and "
                 "so has other means.",

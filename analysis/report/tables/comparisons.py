@@ -1,4 +1,4 @@
-"""Tables with a row a comparison: its test, correction, margin and verdict, and its speed-up at other targets."""
+"""Tables with a row a comparison: its test, correction, margin and verdict."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from analysis.findings.judging import TestRow
 from analysis.findings.results import Results
 from analysis.report.tables.number_formats import between, gap, level_of, nats, number, p_value, percent, ratio
-from analysis.report.tables.table import Cell, Table, badge, prose, sentence, tabled, value, whose_targets, words
-from analysis.report.tables.text import MISSING, or_missing
+from analysis.report.tables.table import Cell, Table, badge, prose, sentence, tabled, value, words
+from analysis.report.tables.text import MISSING
 from asyncsgd.study.finetuning import SCORES
 
 
@@ -60,16 +60,12 @@ def difference(row: TestRow) -> Cell:
 
 def comparisons(results: Results) -> Table:
     """Table 2: every comparison with its test, correction, margin and verdict."""
-    share_won = f"share won [{level_of(row.share for row in results.tests)}]"
     rows = []
     for row in results.tests:
         form = number if row.endpoint == "time_to_target" else nats
         equivalence = MISSING
         if row.margin is not None:
-            found = row.equivalence
-            tested = (None, None) if found is None else (row.p_equivalence, found.p_non_inferior)
-            equivalence = "; ".join([f"±{row.margin:g}", *map(p_value, tested)])
-        won = _won(row) + ", convincing" * bool(row.convincing) if row.share is not None else ""
+            equivalence = f"±{row.margin:g}; {p_value(row.p_equivalence)}"
         rows.append(
             [
                 words("comparison", row.comparison),
@@ -78,13 +74,11 @@ def comparisons(results: Results) -> Table:
                 value("reference", form(row.reference_mean)),
                 value("treatment", form(row.treatment_mean)),
                 value("difference [CI]", difference(row)),
-                value("d_z", or_missing(row.effect, ".2f")),
                 value("ratio of mean times [CI]", between(None if row.times is None else row.times.ratio, ratio)),
-                value(share_won, Cell(between(row.share, percent).text, won)),
+                value("won", MISSING if row.p is None else _won(row)),
                 value("p", p_value(row.p)),
                 value("p, Holm", p_value(row.p_holm)),
-                value("p, t test", p_value(row.t_p)),
-                value("margin; p, Holm, equivalence; p, non-inferiority", Cell(equivalence, _margin(row))),
+                value("margin; p, Holm, equivalence", Cell(equivalence, _margin(row))),
                 words("verdict", _verdict(row)),
                 prose("why, and what limits it", " ".join(sentence(text) for text in (row.reason, *row.notes) if text)),
             ]
@@ -100,10 +94,9 @@ def comparisons(results: Results) -> Table:
         "family. Where the verdict rests on the margin, the interval is that of the equivalence test. "
         "Holm's correction within a family, whose size is in brackets: one endpoint in one group, and all comparisons "
         "with the baseline. Secondary: corrected, but not registered. Times are compared up to the second in their "
-        "row: a pair in which neither got there by then is even and counts one half. Their ratio is reference / "
-        "treatment, at the level of the difference. A share won is convincing above 75 % with its interval above one "
-        "half. Where a run diverged, pairs are compared by ranks: its difference is the largest, and has no size. "
-        "Non-inferiority: the side of the equivalence test that says not worse by more than the margin.",
+        "row: a pair in which neither got there by then is even. Their ratio is reference / treatment, at the level "
+        "of the difference. Where a run diverged, pairs are compared by ranks: its difference is the largest, and has "
+        "no size.",
         notes=by_chance(results.tests),
         narrow=True,
     )
@@ -141,30 +134,3 @@ def first_tests(results: Results, most: int = 6) -> Table:
         notes.append(f"{len(results.tests) - most} more comparisons are in Table 2 below.")
     notes += by_chance(results.tests)
     return tabled("first-tests", "The tests", rows, ordered, notes=tuple(notes), narrow=True, cards=True)
-
-
-def sensitivity(results: Results) -> Table:
-    shares = sorted({point.share for item in results.sensitivity for point in item.points})
-    rows = []
-    for item in results.sensitivity:
-        points = {point.share: point for point in item.points}
-        row = [words("comparison", item.comparison)]
-        for share in shares:
-            point, cell = points.get(share), Cell(MISSING)
-            if point is not None:
-                cell = between(point.speed_up, ratio)
-                got = f"target {nats(point.target)}"
-                if min(point.reached_treatment, point.reached_reference) < point.n:
-                    got += f", reached {point.reached_treatment} : {point.reached_reference} of {point.n}"
-                cell = Cell(cell.text, "; ".join(part for part in (cell.small, got) if part))
-            row.append(value(f"at {percent(share)} [95 % CI]", cell))
-        rows.append(row)
-    return tabled(
-        "sensitivity",
-        "Speed-up at every target",
-        rows,
-        [(item, point) for item in results.sensitivity for point in item.points],
-        lead="Target: that share of the reference's improvement. Speed-up: geometric mean over the pairs that got "
-        "there." + whose_targets(results.sensitivity),
-        narrow=True,
-    )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from analysis.findings.results import Results
 from analysis.report.tables.arms import conditions, delays, settings
-from analysis.report.tables.comparisons import comparisons, sensitivity
+from analysis.report.tables.comparisons import comparisons
 from analysis.report.tables.costs import costs
 from analysis.report.tables.downstream import classes, downstream, hatecheck
 from analysis.report.tables.runs import counts, environment, left_out, runs, tuning
@@ -25,7 +25,6 @@ def all_tables(results: Results, link: Callable[[str], str]) -> list[Table]:
         *conditions(results),
         settings(results),
         comparisons(results),
-        sensitivity(results),
         scaling(results),
         costs(results),
         delays(results),

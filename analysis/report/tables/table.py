@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from analysis.findings.times import Sensitivity
 from analysis.report.tables import text
 
 
@@ -243,15 +242,6 @@ def _markdown(text: str) -> str:
 
 def _latex(text: str) -> str:
     return text.translate(_LATEX)
-
-
-def whose_targets(items: Sequence[Sensitivity]) -> str:
-    """A sentence about targets that nobody fixed before the test runs; empty where all were."""
-    late = [item.comparison for item in items if item.after_the_fact]
-    if not late:
-        return ""
-    which = "" if len(late) == len(items) else f" ({'; '.join(late)})"
-    return f" Targets chosen after the fact, from the test runs{which}."
 
 
 def sentence(text: str) -> str:
