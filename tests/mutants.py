@@ -266,10 +266,10 @@ MUTANTS = [
     ),
     Mutant(
         "ties count as wins",
-        "analysis/statistics/wins.py",
-        "halves = 2 * wins + ties",
-        "halves = 2 * wins + 2 * ties",
-        "tests/analysis analysis/statistics/wins.py -k wins or win_share",
+        "analysis/findings/judging.py",
+        "wins = int(numpy.less(better, worse).sum())",
+        "wins = int(numpy.less_equal(better, worse).sum())",
+        "tests/analysis/test_results.py -k diverged",
     ),
     Mutant(
         "better and worse change places",

@@ -97,7 +97,6 @@ TONES = {
     "worse": "bad",
     "equivalent": "same",
     "different but negligible": "same",
-    "non-inferior": "same",
     "DONE": "",
     "DIVERGED": "bad",
     "FAILED": "bad",
