@@ -131,6 +131,18 @@ def test_two_arrivals_in_flight_together_swapped_are_found_out(
     assert "all compared losses agree, the final parameters do not" in capsys.readouterr().out
 
 
+def test_a_run_that_was_stopped_at_its_end_and_went_on_there_is_replayed(train: Train) -> None:
+    """Its workers leave and join again after the last gradient, as a run says that goes on for its last evaluation."""
+    run = train(mode="async", nproc=2, clock="virtual")
+    last = run.records("evaluate")[-1]
+    reply = {"reason": "", "lost": [], "uses": [], "started": [], "drops": [], "abandoned": []}
+    clock = {name: last[name] for name in ("version", "total_samples", "train_seconds")}
+    with open(run.path / "events.jsonl", "a") as log:
+        for kind, worker in (("leave", 0), ("leave", 1), ("join", 0), ("join", 1)):
+            log.write(json.dumps({"kind": kind, "worker": worker, **clock, **reply}) + "\n")
+    assert replay([str(run.path), "--cache-dir", cache_of(run)]) == 0
+
+
 def test_a_replay_to_a_version_saves_the_model_of_that_version(train: Train, tmp_path: Path) -> None:
     run = train(mode="async", nproc=2, evaluations=4)
     version = run.records("evaluate")[2]["version"]

@@ -109,8 +109,8 @@ class Replay:
         for place, record in enumerate(self._records):
             if until is not None and self._server.version >= until:
                 return None
-            if place > end and isinstance(record, LoggedReply) and record.kind == "leave" and not record.uses:
-                continue  # lost in the last evaluation, after which the rule was not asked any more
+            if place > end and isinstance(record, LoggedReply) and not record.uses:
+                continue  # lost in the last evaluation, or joined in a run that went on from its end: nothing follows
             difference = self._take(record) or self._compare_counts(record)
             if difference is not None:
                 return difference
