@@ -193,6 +193,10 @@ class Simulated(NamedTuple):
         """Where `worker` computed its gradients, in order."""
         return np.stack([point for who, _, point, _ in self.computed if who == worker])
 
+    @property
+    def abandoned(self) -> set[int]:
+        return {dispatch for event in self.events for dispatch in event.abandoned}
+
     def started(self) -> dict[int, tuple[int, int, float, tuple]]:
         """dispatch -> (worker, version, seconds, batches)."""
         records = [record for record in self.records if isinstance(record, Event | Membership)]

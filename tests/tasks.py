@@ -1,0 +1,91 @@
+"""Small tasks that need no transformers, for tests whose subject is not a text."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from doors import Task, TensorData, seeded
+from torch import nn
+
+
+def points(number, seed):
+    """Noisy points of a plane: (`(number, 16)`, `(number, 1)`)."""
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(number, 16, generator=draw)
+    return x, x.sum(1, keepdim=True) + 0.1 * torch.randn(number, 1, generator=draw)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plane(Task):
+    """A plane through noisy points, by a layer whose 16 weights fill a cache line."""
+
+    name: ClassVar[str] = "plane"
+    better: ClassVar[Mapping[str, Any]] = {"error": "lower"}
+    batch_size: int = 8
+
+    def model(self, seed):
+        with seeded(seed):
+            return nn.Linear(16, 1, bias=False)
+
+    def data(self, seed):
+        return TensorData(points(100, 1), points(30, 2), self.batch_size, seed)
+
+    def outputs(self, model, batch):
+        return model(batch[0])
+
+    def loss(self, outputs, batch):
+        return (outputs - batch[1]).square().mean()
+
+    def sums(self, outputs, batch):
+        return {"absolute": (outputs - batch[1]).abs().sum(dtype=torch.float64)}
+
+    def metrics(self, sums):
+        return {"error": sums["absolute"] / sums["weight"]}
+
+
+@dataclasses.dataclass(frozen=True)
+class Noisy(Plane):
+    """Two layers with dropout, so that a gradient depends on more than its batch and its point."""
+
+    name: ClassVar[str] = "noisy"
+
+    def model(self, seed):
+        with seeded(seed):
+            return nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 1, bias=False))
+
+
+@dataclasses.dataclass(frozen=True)
+class Classes(Plane):
+    """Whether a point lies above the plane. Some have no label, so a batch has fewer loss terms than rows."""
+
+    name: ClassVar[str] = "classes"
+    better: ClassVar[Mapping[str, Any]] = {}
+
+    def model(self, seed):
+        with seeded(seed):
+            return nn.Linear(16, 2)
+
+    def data(self, seed):
+        def labelled(number, of):
+            x, y = points(number, of)
+            labels = (y[:, 0] > 0).long()
+            labels[x[:, 0] > 1] = -100
+            labels[0] = 0
+            return x, labels
+
+        return TensorData(labelled(100, 1), labelled(30, 2), self.batch_size, seed)
+
+    def weight(self, batch):
+        return float((batch[1] >= 0).sum())
+
+    def loss(self, outputs, batch):
+        return nn.functional.cross_entropy(outputs, batch[1])
+
+    def sums(self, outputs, batch):
+        return {}
+
+    def metrics(self, sums):
+        return {}
