@@ -21,6 +21,7 @@ _HOME = {
     "simulate": "simulation.simulate",
     "check": "tasks.checking",
     "seeded": "models",
+    "dropout_seed": "data.random",
     "TrainedRun": "api",
     "Replayed": "api",
     # what is learned
@@ -49,6 +50,7 @@ _HOME = {
     "InFlight": "rules.base",
     "WeightedMean": "rules.base",
     "parse_rule": "rules",
+    "describe_rules": "rules",
     **dict.fromkeys(
         [
             *("Asynchronous", "Synchronous", "KSync", "FixedDelay", "SSP", "StalenessAware"),
@@ -75,7 +77,8 @@ _HOME = {
     **dict.fromkeys(["Event", "Membership", "Evaluation"], "records.events"),
     # the parts
     "FlatModel": "flat",
-    "Server": "server",
+    "parameters_sha256": "flat",
+    **dict.fromkeys(["Server", "Starting", "Outcome"], "server"),
     "Worker": "worker",
     "Settings": "settings.training",
     "Defaults": "settings.training",

@@ -7,8 +7,8 @@ import signal
 
 import pytest
 import torch
+from gallery import trainer
 from hypothesis import settings
-from running import Train, trainer
 
 collect_ignore_glob = ["*conftest.py"]  # as modules with doctests two of one name would clash
 
@@ -16,9 +16,9 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as from a terminal, though nohup
 torch.set_num_threads(1)  # bits depend on the number of threads, and test processes share the machine
 
 # Without a deadline anywhere: how long an example takes says more about the machine's load than about the code.
-settings.register_profile("ci", derandomize=True, deadline=None)
-settings.register_profile("local", deadline=None)
-settings.load_profile("ci" if os.environ.get("CI") else "local")
+settings.register_profile("ci", derandomize=True, deadline=None, max_examples=100)
+settings.register_profile("quick", deadline=None, max_examples=10)
+settings.load_profile("ci" if os.environ.get("CI") else "quick")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,6 +26,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session")
-def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
-    """Run with some settings; equal settings run once a session."""
-    return trainer(tmp_path_factory.mktemp("runs"))
+def gallery(tmp_path_factory):
+    """A folder that all test processes share."""
+    root = tmp_path_factory.getbasetemp()
+    root = (root.parent if os.environ.get("PYTEST_XDIST_WORKER") else root) / "gallery"
+    root.mkdir(exist_ok=True)
+    return root
+
+
+@pytest.fixture(scope="session")
+def train(gallery):
+    """Run ``stilt_mlm.py`` with some settings; equal settings run once."""
+    return trainer(gallery)

@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import copy
 import dataclasses
 import functools
-import pickle
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+import io
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
-from torch import Tensor, nn
-
-from asyncsgd.errors import UsageError
-from asyncsgd.optimizers import SGD, AdamW, Optimizer
-from asyncsgd.records.events import APPLIED, DROPPED, HELD
-from asyncsgd.rules import (
+from doors import (
     ALL,
     DANA,
     DCASGD,
     EASGD,
     IA2SGD,
+    SGD,
     SSP,
+    AdamW,
     Asynchronous,
     AsyncLocalSGD,
     DelayAdaptive,
@@ -42,19 +34,25 @@ from asyncsgd.rules import (
     Koloskova,
     KSync,
     LocalSGD,
+    Optimizer,
     OrMo,
     Polynomial,
     Rennala,
     Rescaled,
     Ringleader,
     Ringmaster,
+    Server,
     StalenessAware,
+    Start,
+    Starting,
     Synchronous,
-    describe_rules,
+    UsageError,
+    WeightedMean,
     parse_rule,
 )
-from asyncsgd.rules.base import Rule, Start, WeightedMean
-from asyncsgd.server import Outcome, Server, Starting
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
 
 SIZE, NUM_DECAYED = 48, 32  # multiples of 16, as in a flat vector
 LEARNING_RATE = 0.125
@@ -63,27 +61,27 @@ every_rule = pytest.mark.parametrize("rule", ALL, ids=str)
 
 
 @functools.cache
-def quadratic(dispatch: int) -> tuple[np.ndarray, np.ndarray]:
+def quadratic(dispatch):
     """Curvature and minimum of the quadratic that belongs to `dispatch`."""
     draw = np.random.default_rng(dispatch)
     return draw.uniform(0.5, 1.5, SIZE), draw.normal(size=SIZE)
 
 
-def gradient(point: np.ndarray, dispatch: int) -> np.ndarray:
+def gradient(point, dispatch):
     """Of the quadratic that belongs to `dispatch`; never zero in practice."""
     curvature, minimum = quadratic(dispatch)
     return curvature * (point - minimum)
 
 
-def weight(dispatch: int) -> float:
+def weight(dispatch):
     return 1.0 + dispatch * 7 % 5
 
 
-def seconds(dispatch: int) -> float:
+def seconds(dispatch):
     return 1.0 + dispatch % 3
 
 
-def initial() -> np.ndarray:
+def initial():
     return np.random.default_rng(99).normal(size=SIZE)
 
 
@@ -109,50 +107,50 @@ class Driver:
 
     def __init__(
         self,
-        rule: Rule,
+        rule,
         *,
-        num_workers: int,
-        dtype: torch.dtype = torch.float64,
-        build: Any = SGD(),  # noqa: B008 - frozen
-        weight_decay: float = 0.0,
-        learning_rate: Callable[[int], float] = lambda num_samples: LEARNING_RATE,
-    ) -> None:
+        num_workers,
+        dtype=torch.float64,
+        build=SGD(),  # noqa: B008 - frozen
+        weight_decay=0.0,
+        learning_rate=lambda num_samples: LEARNING_RATE,
+    ):
         self.parameters = torch.from_numpy(initial()).to(dtype)
         self.points = [self.parameters.clone()]
         optimizer = Optimizer(self.parameters, NUM_DECAYED, build, weight_decay=weight_decay)
         self.server = Server(self.parameters, rule, optimizer, learning_rate, self._writing)
-        self.pending: dict[int, Pending] = {}
-        self.log: list[Outcome] = []
+        self.pending = {}
+        self.log = []
         """Without the points of starts, which cannot be compared."""
-        self.delays: list[int] = []
+        self.delays = []
         """Of first uses."""
-        self.started: list[int] = []
-        self.held: set[int] = set()
-        self.used: set[int] = set()
-        self.dropped: set[int] = set()
-        self.lost: set[int] = set()
+        self.started = []
+        self.held = set()
+        self.used = set()
+        self.dropped = set()
+        self.lost = set()
         """With a worker that left, or abandoned."""
         self._uses_again = isinstance(rule, Ringleader | IA2SGD)
-        self._read: dict[int, int] = {}
-        self._samples: dict[int, int] = {}
+        self._read = {}
+        self._samples = {}
         self.final_ages = 0
         self.outstanding_at_updates = 0
         for worker in range(num_workers):
             self.join(worker)
 
     @contextlib.contextmanager
-    def _writing(self, version: int) -> Iterator[None]:
+    def _writing(self, version):
         assert version == len(self.points) - 1
         yield
         self.points.append(self.parameters.clone())
 
-    def join(self, worker: int) -> Outcome:
+    def join(self, worker):
         return self._book(lambda: self.server.join(worker), None)
 
-    def leave(self, worker: int) -> Outcome:
+    def leave(self, worker):
         gone = self.pending.pop(worker, None)
 
-        def leave() -> Outcome:
+        def leave():
             outcome, dispatch = self.server.leave(worker)
             assert dispatch == (None if gone is None else gone.dispatch)
             return outcome
@@ -161,7 +159,7 @@ class Driver:
             self._lose(gone)
         return self._book(leave, None)
 
-    def arrive(self, worker: int) -> Outcome:
+    def arrive(self, worker):
         arriving = self.pending.pop(worker)
         outcome = self._book(lambda: self._hand_over(worker, arriving), arriving.dispatch)
         arriving.slot.fill_(torch.nan)  # the slot is valid during the call only
@@ -169,7 +167,7 @@ class Driver:
             arriving.point.fill_(torch.nan)  # and so is the point it started from
         return outcome
 
-    def _hand_over(self, worker: int, arriving: Pending) -> Outcome:
+    def _hand_over(self, worker, arriving):
         before = arriving.slot.clone()
         if arriving.point is not None:
             assert torch.equal(arriving.point, arriving.start)
@@ -186,11 +184,11 @@ class Driver:
         assert torch.equal(arriving.slot, before)
         return outcome
 
-    def _lose(self, gone: Pending) -> None:
+    def _lose(self, gone):
         self.lost.add(gone.dispatch)
         self.final_ages += self.server.version - gone.read_version
 
-    def _book(self, act: Callable[[], Outcome], arriving: int | None) -> Outcome:
+    def _book(self, act, arriving):
         server, version = self.server, self.server.version
         if arriving is not None:
             self.held.add(arriving)
@@ -209,7 +207,7 @@ class Driver:
             assert abandoned.dispatch == dispatch
             self._lose(abandoned)
         if arriving is not None:
-            whereabouts = {APPLIED: self.used, HELD: self.held, DROPPED: self.dropped}
+            whereabouts = {"applied": self.used, "held": self.held, "dropped": self.dropped}
             assert arriving in whereabouts[outcome.outcome]
         starts = tuple([Start(starting.worker, starting.num_local_steps) for starting in outcome.start])
         self.log.append(dataclasses.replace(outcome, start=starts))
@@ -224,7 +222,7 @@ class Driver:
         assert bool(flights) == bool(server.workers)  # always one in flight while somebody is present
         return outcome
 
-    def _book_uses(self, outcome: Outcome, version: int, outstanding: int) -> None:
+    def _book_uses(self, outcome, version, outstanding):
         """One update after the other, each along gradients that have arrived and are used for the first time or, in
         a rule with a table, again.
         """
@@ -246,7 +244,7 @@ class Driver:
                 self.delays.append(update - self._read[dispatch])
                 self.final_ages += update - self._read[dispatch]
 
-    def _start(self, starting: Starting | Start) -> None:
+    def _start(self, starting):
         server, dispatch = self.server, self.server.start(starting)
         assert dispatch == len(self.started)
         self.started.append(dispatch)
@@ -270,7 +268,7 @@ class Driver:
             dispatch, version, slot, starting.num_local_steps, point, start, borrowed
         )
 
-    def settle(self) -> None:
+    def settle(self):
         """Check that every gradient ever started is in exactly one place, and the general law of their ages."""
         in_flight = {pending.dispatch for pending in self.pending.values()}
         places = (self.used, self.dropped, self.lost, self.held, in_flight)
@@ -281,7 +279,18 @@ class Driver:
         assert self.server.num_samples == sum(self._samples.values())
         assert self.server.num_samples_applied == sum(self._samples[dispatch] for dispatch in self.used)
 
-    def drive(self, plan: Sequence[tuple[str, int]]) -> Driver:
+    def through_a_file(self):
+        """Let the server go on from its saved state alone; what its rule had is destroyed."""
+        file = io.BytesIO()
+        state = self.server.state_dict()
+        torch.save(state, file)
+        file.seek(0)
+        saved = torch.load(file, weights_only=True)
+        poison(state["rule_state"])
+        self.points.pop()  # which loading writes again
+        self.server.load_state_dict(saved)
+
+    def drive(self, plan):
         for what, number in plan:
             if what == "arrive" and self.pending:
                 self.arrive(sorted(self.pending)[number % len(self.pending)])
@@ -294,7 +303,7 @@ class Driver:
         return self
 
 
-def assert_same_run(first: Driver, second: Driver) -> None:
+def assert_same_run(first, second):
     """Replies, parameters and the gradients in flight, and so the points at which these started, bit for bit."""
     assert first.log == second.log
     assert torch.equal(first.parameters, second.parameters)
@@ -312,27 +321,7 @@ everybody_leaves_and_comes_back = [("arrive", 2), ("arrive", 1), *[("leave", 0)]
 turn_by_turn = [("arrive", 0), ("arrive", 1), ("arrive", 2)] * 5
 
 
-@every_rule
-@given(plan=comings_and_goings, num_workers=num_workers_)
-@example(plan=everybody_leaves_and_comes_back + turn_by_turn, num_workers=4)
-@example(plan=turn_by_turn + everybody_leaves_and_comes_back + turn_by_turn, num_workers=4)
-@settings(deadline=None, max_examples=40)
-def test_every_gradient_is_in_one_place_and_somebody_is_always_computing_while_workers_come_and_go(
-    rule, plan, num_workers
-):
-    Driver(rule, num_workers=num_workers).drive(plan).settle()  # `Driver` checks after each event
-
-
-@every_rule
-@given(plan=comings_and_goings, num_workers=num_workers_)
-@example(plan=turn_by_turn, num_workers=3)
-@settings(deadline=None, max_examples=12)
-def test_the_same_arrivals_give_the_same_replies_and_the_same_bits(rule, plan, num_workers):
-    first, second = (Driver(rule, num_workers=num_workers, dtype=torch.float32).drive(plan) for _ in range(2))
-    assert_same_run(first, second)
-
-
-def poison(thing: Any) -> None:
+def poison(thing):
     """Destroy all that can be changed in `thing`: whoever still looks at it sees rubbish."""
     if isinstance(thing, Tensor):
         thing.fill_(torch.nan)
@@ -340,40 +329,33 @@ def poison(thing: Any) -> None:
         for value in thing.values():
             poison(value)
         thing.clear()
-    elif isinstance(thing, list | set | collections.deque):
+    elif isinstance(thing, list):
         for value in thing:
             poison(value)
         thing.clear()
     elif isinstance(thing, tuple):
         for value in thing:
             poison(value)
-    elif hasattr(thing, "__dict__"):
-        for value in vars(thing).values():
-            poison(value)
-        vars(thing).clear()
 
 
 @every_rule
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["deepcopy", "pickle"])
 @given(before=comings_and_goings, after=comings_and_goings, num_workers=num_workers_)
+@example(before=[], after=everybody_leaves_and_comes_back + turn_by_turn, num_workers=4)
+@example(before=turn_by_turn, after=everybody_leaves_and_comes_back + turn_by_turn, num_workers=4)
 @example(before=turn_by_turn[:7], after=turn_by_turn, num_workers=3)
 @example(before=turn_by_turn[:8], after=everybody_leaves_and_comes_back + turn_by_turn, num_workers=4)
-@settings(deadline=None, max_examples=8)
-def test_a_rule_and_its_state_continue_from_a_copy_made_in_mid_run(rule, copied, before, after, num_workers):
-    straight = Driver(rule, num_workers=num_workers, dtype=torch.float32).drive(before)
-    resumed = Driver(rule, num_workers=num_workers, dtype=torch.float32).drive(before)
-    server = resumed.server
-    original = server._state
-    server.rule, server._state = copied((server.rule, original))
-    poison(original)
-    assert server.rule == rule
-    assert (original is None) == (server._state is None)
-    straight.drive(after)
-    resumed.drive(after)
-    assert_same_run(straight, resumed)
+@settings(deadline=None)
+def test_a_rule_keeps_its_contract(rule, before, after, num_workers):
+    """Every gradient is in one place and somebody is always computing (`Driver` looks after each event); the same
+    arrivals give the same replies and bits; and the state comes back from a file in mid-run, with nothing shared."""
+    straight, again = (Driver(rule, num_workers=num_workers, dtype=torch.float32) for _ in range(2))
+    straight.drive(before).drive(after).settle()
+    again.drive(before).through_a_file()
+    again.drive(after)
+    assert_same_run(straight, again)
 
 
-def plain_loop(build: Any, weight_decay: float, learning_rate: Callable[[int], float], steps: int) -> Tensor:
+def plain_loop(build, weight_decay, learning_rate, steps):
     """torch's own optimizer on a weight and a bias, one gradient after the other."""
     start = torch.from_numpy(initial()).float()
     parts = [nn.Parameter(start[:NUM_DECAYED].clone()), nn.Parameter(start[NUM_DECAYED:].clone())]
@@ -426,11 +408,11 @@ optimizers = pytest.mark.parametrize(
 )
 
 
-def falling(num_samples: int) -> float:
+def falling(num_samples):
     return 0.1 / (1 + num_samples)
 
 
-def alone(rule: Rule, ours: Any = SGD(), weight_decay: float = 0.0) -> Driver:  # noqa: B008 - frozen
+def alone(rule, ours=SGD(), weight_decay=0.0):  # noqa: B008 - frozen
     """The driver after 40 gradients of the only worker, each fresh."""
     driver = Driver(
         rule, num_workers=1, dtype=torch.float32, build=ours, weight_decay=weight_decay, learning_rate=falling
@@ -532,7 +514,7 @@ def test_workers_of_one_constant_speed_have_delays_0_1_up_to_n_minus_one_and_the
 def test_a_worker_twice_as_fast_as_the_other_has_half_an_update_of_delay_and_the_other_two():
     # Speeds 2:1, so shares p = 2/3 and 1/3, and mean delays (1 - p) / p.
     driver = Driver(Asynchronous(), num_workers=2)
-    delays: dict[int, list[int]] = {0: [], 1: []}
+    delays = {0: [], 1: []}
     for _ in range(30):
         for worker in (0, 0, 1):
             delays[worker].append(driver.arrive(worker).uses[0][1])
@@ -626,18 +608,10 @@ def test_a_rule_that_cannot_be_read_says_what_is_wrong_and_what_to_type(text, me
         parse_rule(text)
 
 
-RULE_CLASSES: list[type[Rule]] = list(dict.fromkeys(map(type, ALL)))
+RULE_CLASSES = list(dict.fromkeys(map(type, ALL)))
 
 
-@pytest.mark.parametrize("rule_class", RULE_CLASSES)
-def test_a_rules_class_and_file_are_named_as_its_flag(rule_class):
-    assert rule_class.__name__.lower() == rule_class.name.replace("_", "")
-    in_one_paper = {"k_batch_async": "k_async", "hinge": "polynomial"}  # the second of two rules in one file
-    file = in_one_paper.get(rule_class.name, rule_class.name)
-    assert rule_class.__module__ == f"asyncsgd.rules.{file}"
-
-
-def parameters_of(kind: type) -> list[str]:
+def parameters_of(kind):
     return [
         f"{rule_class.name}:{field.name}"
         for rule_class in RULE_CLASSES
@@ -658,12 +632,3 @@ def test_a_real_parameter_that_is_negative_or_no_number_is_refused(parameter, va
     # Fails for FedBuff, which looks at neither of its two, and with nan where a rule asks `x < 0` or `x <= 0`.
     with pytest.raises(UsageError):
         parse_rule(f"{parameter}={value}")
-
-
-def test_the_help_on_rules_has_a_line_for_each_with_its_summary_and_parameters():
-    lines = describe_rules().splitlines()[1:]
-    assert [line.split()[0] for line in lines] == [rule_class.name for rule_class in RULE_CLASSES]
-    for line, rule_class in zip(lines, RULE_CLASSES, strict=True):
-        assert rule_class.summary in line
-        for field in dataclasses.fields(rule_class):
-            assert f"{field.name}={field.default}" in line
