@@ -6,6 +6,7 @@ public names of the library are here too, so that a test imports what it needs f
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import io
@@ -52,7 +53,7 @@ def cli(line: str | list[str], *, alone: bool = False) -> Ended:
         alone: in a process of its own, which may be stopped; else in this one.
     """
     name, *arguments = line.split() if isinstance(line, str) else map(str, line)
-    if not alone:
+    if not alone and hasattr(importlib.import_module(name.removesuffix(".py")), "main"):
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = _main(name, arguments)
@@ -105,6 +106,11 @@ class Finished(NamedTuple):
     path: Path
 
     @property
+    def cache(self) -> Path:
+        """Of prepared data, beside the runs."""
+        return self.path.parent / "cache"
+
+    @property
     def summary(self) -> dict[str, Any]:
         return json.loads((self.path / "summary.json").read_text())
 
@@ -123,6 +129,15 @@ class Finished(NamedTuple):
 
     def parameters(self) -> torch.Tensor:
         return torch.cat([p.detach().flatten() for p in self.model().parameters()])
+
+
+def prepared_task(name: str, run: Finished) -> Any:
+    """The library's task of that name with the settings of `run`, prepared with the cache beside the run."""
+    kind, settings = asyncsgd.tasks.task_class(name), run.settings
+    spelled = {"model_name": "model", "data_name": "data"}
+    names = {field.name: spelled.get(field.name, field.name) for field in dataclasses.fields(kind)}
+    task = kind(**{field: settings[flag] for field, flag in names.items() if flag in settings})
+    return task.prepare(settings["seed"], run.cache)
 
 
 class Watched(Instance):

@@ -306,6 +306,70 @@ MUTANTS = [
         "return numpy.where(numpy.isinf(checked_times(times, name)), 0.0, numpy.minimum(times, budget))",
         "tests/analysis/test_time_to_target.py",
     ),
+    # Chosen by somebody who had seen no test.
+    Mutant(
+        "rule ringleader: every gradient counts alike, so a fast worker's data weigh more",
+        "asyncsgd/rules/ringleader.py",
+        "state.direction.add_(mean.total, alpha=1.0 / (len(mean.dispatches) * len(state.now)))",
+        "state.direction.add_(mean.total, alpha=1.0 / sum(len(other.dispatches) for other in state.now.values()))",
+        ORACLES,
+    ),
+    Mutant(
+        "pipeline: parameters that two stages hold count twice in the norm that gradients are clipped by",
+        "asyncsgd/runtime/pipeline.py",
+        "        for name in self._shared.again:",
+        "        for name in ():",
+        "tests/test_pipeline.py",
+    ),
+    Mutant(
+        "tagging: words cut off by --seq-len vanish from the scores and do not count as predicted O",
+        "asyncsgd/tasks/token_classification.py",
+        "true, predicted_tags = batch.tags.cpu().numpy(), predicted",
+        "true, predicted_tags = batch.tags.where(batch.pieces >= 0, spans.OUTSIDE).cpu().numpy(), predicted",
+        "tests/tasks/test_token_classification.py",
+    ),
+    Mutant(
+        "data order: the samples left over are the last ones in every epoch, so they are never trained on",
+        "asyncsgd/data/batching.py",
+        "order = np.resize(order, wanted)  # leaves out",
+        "order = np.resize(order[order < wanted], wanted)  # leaves out",
+        "tests/data/test_batching.py tests/tasks/test_sampling.py",
+    ),
+    Mutant(
+        "resume: the evaluations without a new lowest loss are counted from 0 again, so --patience ends a run later",
+        "asyncsgd/runtime/base.py",
+        'self._since, self._newest = state["since"], state["newest"]',
+        'self._since, self._newest = 0, state["newest"]',
+        "tests/test_resume.py tests/test_state.py",
+    ),
+    Mutant(
+        "summary: the samples of a gradient that is used in several steps are counted in each of them",
+        "asyncsgd/records/totals.py",
+        "self.num_samples_applied += self._samples_of.pop(dispatch, 0)",
+        "self.num_samples_applied += self._samples_of.get(dispatch, 0)",
+        "tests/test_state.py tests/rules tests/test_run_folder.py tests/test_evidence.py",
+    ),
+    Mutant(
+        "margin: with a reason, a margin above half of the improvement is used too",
+        "analysis/findings/judging.py",
+        "return too_wide or margin_unexplained(",
+        'return ("" if question.margin_reason else too_wide) or margin_unexplained(',
+        "tests/analysis/test_scenarios_of_families.py tests/analysis/test_headline.py",
+    ),
+    Mutant(
+        "time to target: each run keeps all its own evaluations, so whoever is evaluated more often is sooner",
+        "analysis/findings/comparisons.py",
+        "return [found.at for pair in self.pairs for found in crossings_of((pair.treatment, pair.reference), target)]",
+        "return [found.at for run in self.runs for found in crossings_of((run,), target)]",
+        "tests/analysis/test_scenarios_of_times.py tests/analysis/test_results.py",
+    ),
+    Mutant(
+        "fine-tuning: a seed that lost one of its fine-tuning runs stays in the pairs, with the mean of the others",
+        "analysis/findings/downstream.py",
+        "arm: {seed: tuple(own) for seed, own in sorted(of_arm.items()) if seed not in lost[arm]}",
+        "arm: {seed: tuple(own) for seed, own in sorted(of_arm.items())}",
+        "tests/analysis/test_results.py",
+    ),
 ]
 
 

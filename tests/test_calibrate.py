@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import Train
+from gallery import Train
 
 import calibrate
 from analysis.study.run import load_runs
@@ -27,7 +27,7 @@ def test_a_measured_run_is_predicted_with_its_own_times_and_its_own_samples(
     values: dict[str, Any], train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = train(nproc=2, evaluations=2, speeds="two_groups:share=0.5,factor=3,seconds=0.05", **values)
-    assert calibrate.main([str(run.path), "--cache-dir", str(run.settings.data.cache_dir)]) == 0
+    assert calibrate.main([str(run.path), "--cache-dir", str(run.cache)]) == 0
     # a table of the run and its prediction would be one of two clocks, and readers leave the prediction out
     assert "analysis.compare" not in capsys.readouterr().out
     assert [loaded.path for loaded in load_runs(run.path)[0]] == [run.path]
@@ -44,7 +44,7 @@ def test_a_measured_run_is_predicted_with_its_own_times_and_its_own_samples(
 
 def test_times_may_come_from_another_run(train: Train) -> None:
     run, slow = train(mode="async", nproc=2), train(mode="async", nproc=2, speeds="constant:0.2")
-    arguments = [str(run.path), "--times-from", str(slow.path), "--cache-dir", str(run.settings.data.cache_dir)]
+    arguments = [str(run.path), "--times-from", str(slow.path), "--cache-dir", str(run.cache)]
     assert calibrate.main(arguments) == 0
     (folder,) = run.path.glob("predicted-*")
     assert float(rows(folder)["seconds in all"][1]) >= 2.0  # 10 gradients each at 0.2 s

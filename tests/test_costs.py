@@ -14,7 +14,7 @@ from typing import Any
 import pandas
 import pytest
 import torch
-from running import Train
+from gallery import Train
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM
 

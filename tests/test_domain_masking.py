@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from gallery import Train, trainer
 from marks import slow
-from running import Train, trainer
 
 import mask_candidates
 import stilt_mlm

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from running import Train
+from gallery import Train
 from torch.nn import functional
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForMaskedLM
 

@@ -4,29 +4,15 @@ Every run here is one that ``experiments/stilt_mlm.py`` could have been asked fo
 are compared with: a loop on a model's own parameters with torch's own optimizer, without rules, server or flat vector.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from doors import cli, dropout_seed, prepared_task
+from gallery import BATCH_SIZE
 from marks import slow
-from running import BATCH_SIZE, Train, Trained
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
-
-from asyncsgd.data.batching import EvaluationBatches, TrainingBatches
-from asyncsgd.data.random import dropout_seed
-from asyncsgd.data.tokenization import Tokens
-from asyncsgd.records.run_folder import RunFolder
-from asyncsgd.runtime.ranks import Launch
-from asyncsgd.scripts.pretraining import pretraining
-from asyncsgd.settings.training import Settings
-from asyncsgd.tasks.masked_lm import MaskedLM
-from asyncsgd.training import lead
 
 pytestmark = pytest.mark.processes
 
@@ -34,79 +20,72 @@ pytestmark = pytest.mark.processes
 class Plain:
     """The model with its own parameters, torch's own optimizer in two groups, and a batch's gradient."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(self, run):
         torch.set_num_threads(1)
-        seed = settings.job.seed
-        experiment = pretraining(settings)
-        task = experiment.task.prepare(seed, experiment.cache)
-        assert isinstance(task, MaskedLM)
-        self.model = task.model(seed)
-        self.evaluation = task.data(seed).evaluation["main"]
-        self._batches = TrainingBatches(
-            Tokens.load(Path(str(task.tokens)) / "train"), task.frame, task.masking, BATCH_SIZE, seed
-        )
-        self._task = task
+        self.settings = run.settings
+        self.task = prepared_task("masked_lm", run)
+        self.model = self.task.model(self.settings["seed"])
+        data = self.task.data(self.settings["seed"])
+        self.evaluation, self._batches = data.evaluation["main"], data
         self._parameters = list(self.model.parameters())
-        optimization = settings.optimization
         groups = [
-            {"params": [p for p in self._parameters if p.ndim >= 2], "weight_decay": optimization.weight_decay},
+            {
+                "params": [p for p in self._parameters if p.ndim >= 2],
+                "weight_decay": self.settings["weight_decay"],
+            },
             {"params": [p for p in self._parameters if p.ndim < 2], "weight_decay": 0.0},
         ]
-        if optimization.optimizer == "sgd":
-            self._optimizer: torch.optim.Optimizer = torch.optim.SGD(
-                groups, lr=1.0, momentum=optimization.momentum, fused=True
-            )
+        if self.settings["optimizer"] == "sgd":
+            self._optimizer = torch.optim.SGD(groups, lr=1.0, momentum=self.settings["momentum"], fused=True)
         else:
-            betas = (optimization.beta1, optimization.beta2)
+            betas = (self.settings["beta1"], self.settings["beta2"])
             self._optimizer = torch.optim.AdamW(groups, lr=1.0, betas=betas, fused=True)
 
-    def learning_rate(self, arrived: int) -> float:
+    def learning_rate(self, arrived):
         """After `arrived` samples."""
-        optimization, samples = self.settings.optimization, self.settings.budget.samples
-        peak, warmup = optimization.learning_rate, optimization.warmup
+        peak, warmup, samples = (self.settings[name] for name in ("learning_rate", "warmup", "samples"))
         if arrived < warmup:
             return peak * arrived / warmup
-        falls = 0.9 if optimization.schedule == "linear" else 0.0
+        falls = 0.9 if self.settings["schedule"] == "linear" else 0.0
         return peak * (1.0 - falls * min(1.0, (arrived - warmup) / (samples - warmup)))
 
-    def gradient(self, index: int, point: Sequence[Tensor] | None = None) -> tuple[list[Tensor], int]:
+    def gradient(self, index, point=None):
         """Of batch `index`, at `point` or where the model is; and the masked tokens behind it."""
         here = self.point()
         if point is not None:
             self._go(point)
         self.model.zero_grad()
-        torch.manual_seed(dropout_seed(self.settings.job.seed, 0, index))
-        batch = self._batches.batch(index)
-        self._task.loss(self._task.outputs(self.model, batch), batch).backward()
+        torch.manual_seed(dropout_seed(self.settings["seed"], 0, index))
+        batch = self._batches.batch(0, index)
+        self.task.loss(self.task.outputs(self.model, batch), batch).backward()
         self._go(here)
         return [p.grad.clone() for p in self._parameters], batch.num_masked
 
-    def step(self, gradients: Sequence[Tensor], learning_rate: float) -> None:
+    def step(self, gradients, learning_rate):
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = gradient
-        if self.settings.optimization.clip_norm:
-            nn.utils.clip_grad_norm_(self._parameters, self.settings.optimization.clip_norm)
+        if self.settings["clip_norm"]:
+            nn.utils.clip_grad_norm_(self._parameters, self.settings["clip_norm"])
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._optimizer.step()
 
-    def point(self) -> list[Tensor]:
+    def point(self):
         return [p.detach().clone() for p in self._parameters]
 
-    def flat(self) -> Tensor:
+    def flat(self):
         return torch.cat([p.flatten() for p in self.point()])
 
-    def _go(self, point: Sequence[Tensor]) -> None:
+    def _go(self, point):
         with torch.no_grad():
             for parameter, value in zip(self._parameters, point, strict=True):
                 parameter.copy_(value)
 
-    def eval_loss(self) -> float:
+    def eval_loss(self):
         return eval_loss(self.model, self.evaluation)
 
 
-def eval_loss(model: nn.Module, batches: EvaluationBatches, shard: int = 0, num_shards: int = 1) -> float:
+def eval_loss(model, batches, shard=0, num_shards=1):
     """Mean loss per masked token from logits everywhere, summed in float64 by one process."""
     training = model.training
     model.eval()
@@ -122,7 +101,7 @@ def eval_loss(model: nn.Module, batches: EvaluationBatches, shard: int = 0, num_
     return total / count
 
 
-def same_evaluation(record: dict[str, Any], plain: Plain) -> bool:
+def same_evaluation(record, plain):
     tokens = sum(plain.evaluation[index].num_masked for index in range(len(plain.evaluation)))
     return record["weight"] == tokens and record["loss"] == pytest.approx(plain.eval_loss(), rel=1e-6)
 
@@ -157,7 +136,7 @@ MODES = {
 def test_one_worker_is_the_plain_loop_bit_for_bit_in_every_mode(train, optimizer, schedule, modes):
     values = OPTIMIZERS[optimizer] | SCHEDULES[schedule] | {"dropout": 0.1, "samples": 50 * BATCH_SIZE}
     runs = {mode: train(**values, **MODES[mode]) for mode in modes}
-    plain = Plain(runs["single"].settings)
+    plain = Plain(runs["single"])
     for index in range(50):
         gradients, _ = plain.gradient(index)
         plain.step(gradients, plain.learning_rate((index + 1) * BATCH_SIZE))
@@ -176,8 +155,10 @@ def test_another_seed_is_another_run(train):
 
 def test_the_same_single_run_twice_has_the_same_bits(train, tmp_path):
     run = train(mode="single", dropout=0.1)
-    assert lead(pretraining(run.settings), Launch(1, None, False), RunFolder(tmp_path / "again"), None) == 0
-    again = Trained(run.settings, tmp_path / "again")
+    settings = ["--config", run.path / "settings.yaml", "--cache-dir", run.cache]
+    ended = cli(["stilt_mlm.py", *settings, "--run-dir", tmp_path / "again"])
+    assert ended.code == 0, ended.err
+    again = run._replace(path=tmp_path / "again")
     assert again.summary["parameters_sha256"] == run.summary["parameters_sha256"]
     assert [e["loss"] for e in again.records("arrival")] == [e["loss"] for e in run.records("arrival")]
 
@@ -190,15 +171,15 @@ SYNCHRONOUS = {
 }
 
 
-def synchronous_run(train: Train, name: str, num_workers: int, **values: object) -> Trained:
+def synchronous_run(train, name, num_workers, **values):
     workers = {"accumulate" if name == "accumulate" else "nproc": num_workers}
     return train(**SYNCHRONOUS[name], **workers, **values)
 
 
-def accumulated(settings: Settings, num_workers: int) -> Plain:
+def accumulated(run, num_workers):
     """Several batches an update: the gradient of the mean loss per masked token of all of them together."""
-    plain = Plain(settings)
-    num_batches = math.ceil(settings.budget.samples / BATCH_SIZE)
+    plain = Plain(run)
+    num_batches = math.ceil(run.settings["samples"] / BATCH_SIZE)
     for first in range(0, num_batches, num_workers):
         indices = range(first, min(first + num_workers, num_batches))
         parts = [plain.gradient(index) for index in indices]
@@ -217,9 +198,9 @@ def accumulated(settings: Settings, num_workers: int) -> Plain:
 def test_all_reduce_equals_the_rule_synchronous_equals_accumulated_batches(train, optimizer, clip_norm):
     values = OPTIMIZERS[optimizer] | {"clip_norm": clip_norm, "samples": 20 * 2 * BATCH_SIZE}
     runs = {name: synchronous_run(train, name, 2, **values) for name in SYNCHRONOUS}
-    plain = accumulated(runs["accumulate"].settings, 2)
+    plain = accumulated(runs["accumulate"], 2)
     expected = plain.flat()
-    assert float((expected - Plain(plain.settings).flat()).norm() / expected.norm()) > 1e-3  # it has gone somewhere
+    assert float((expected - Plain(runs["accumulate"]).flat()).norm() / expected.norm()) > 1e-3  # it has gone somewhere
     for name, run in runs.items():
         assert run.summary["num_updates"] == 20
         assert float((run.parameters() - expected).norm() / expected.norm()) <= 1e-5, name
@@ -235,15 +216,15 @@ def test_a_last_round_with_fewer_batches_than_workers_counts_those_and_no_other(
     # 42 samples are 11 batches of 4: three rounds of three and one of two, 44 samples.
     run = synchronous_run(train, name, 3, **OPTIMIZERS["sgd"], samples=42)
     assert (run.summary["num_updates"], run.summary["num_samples"], run.summary["num_samples_applied"]) == (4, 44, 44)
-    expected = accumulated(run.settings, 3).flat()
+    expected = accumulated(run, 3).flat()
     assert float((run.parameters() - expected).norm() / expected.norm()) <= 1e-5
     uses = [[dispatch for dispatch, _ in event["uses"]] for event in run.records("arrival") if event["uses"]]
     assert uses == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10]]
 
 
-def replay(run: Trained) -> tuple[Plain, int]:
+def replay(run):
     """Run the recorded order of arrivals again in a plain loop; compare every evaluation on the way, and count them."""
-    plain = Plain(run.settings)
+    plain = Plain(run)
     versions, evaluations = [plain.point()], 0
     for record in run.records("arrival", "evaluate"):
         if record["kind"] == "evaluate":
@@ -253,7 +234,7 @@ def replay(run: Trained) -> tuple[Plain, int]:
         elif record["outcome"] == "applied":
             ((_, index, _),) = record["batches"]
             delay = len(versions) - 1 - record["read_version"]
-            factor = 1.0 / max(1, delay) if run.settings.job.rule == "staleness_aware" else 1.0
+            factor = 1.0 / max(1, delay) if run.settings["rule"] == "staleness_aware" else 1.0
             gradients, _ = plain.gradient(index, versions[record["read_version"]])
             plain.step(gradients, plain.learning_rate(record["total_samples"]) * factor)
             versions.append(plain.point())
@@ -281,7 +262,7 @@ asynchronous_runs = pytest.mark.parametrize(
 )
 
 
-def asynchronous_run(train: Train, more: dict[str, object]) -> Trained:
+def asynchronous_run(train, more):
     return train(**ASYNCHRONOUS_VALUES, **more)
 
 
@@ -307,7 +288,7 @@ def test_the_recorded_order_of_arrivals_gives_the_run_again_bit_for_bit_and_ever
 )
 def test_first_and_final_evaluation_are_those_of_one_process_with_the_initial_and_the_saved_model(train, more):
     run = train(**more)
-    plain = Plain(run.settings)
+    plain = Plain(run)
     assert len(plain.evaluation) == 7
     first, last = (run.records("evaluate")[i] for i in (0, -1))
     assert (first["version"], last["version"]) == (0, run.summary["num_updates"])
@@ -316,7 +297,7 @@ def test_first_and_final_evaluation_are_those_of_one_process_with_the_initial_an
     assert run.summary["final_eval_loss"] == last["loss"]
     assert last["loss"] == pytest.approx(eval_loss(run.model(), plain.evaluation), rel=1e-6)
     assert last["loss"] < first["loss"]
-    workers = run.settings.job.nproc
+    workers = run.settings["nproc"]
     shares = [eval_loss(run.model(), plain.evaluation, worker, workers) for worker in range(workers)]
     assert last["worker_losses"] == pytest.approx(shares, rel=1e-6)
 
@@ -362,14 +343,13 @@ def test_epochs_are_that_many_samples_rounded_up_to_whole_batches(train):
 
 
 @pytest.mark.parametrize("mode", ["single", "virtual", *slow("async", "sync", "hogwild", "process_group")])
-def test_patience_ends_a_run_at_the_first_evaluation_after_so_many_without_a_new_lowest_loss(train, mode, capfd):
+def test_patience_ends_a_run_at_the_first_evaluation_after_so_many_without_a_new_lowest_loss(train, mode):
     more = {
         "virtual": {"mode": "async", "nproc": 2, "clock": "virtual"},
         "process_group": {"mode": "async", "nproc": 2, "transport": "process_group"},
     }.get(mode) or MODES[mode]
     more |= {"optimizer": "adamw", "learning_rate": 0.05, "schedule": "constant", "evaluate_every": "8"}
     more |= {"evaluations": 8, "samples": 120}
-    capfd.readouterr()
     run = train(**more, patience=3)
     losses = [e["loss"] for e in run.records("evaluate")]
     best = losses.index(min(losses))
@@ -381,7 +361,7 @@ def test_patience_ends_a_run_at_the_first_evaluation_after_so_many_without_a_new
     assert summary["stopped_early"]["best_samples"] == run.records("evaluate")[best]["total_samples"]
     said = "stopped early: 3 evaluations without a loss below"
     assert summary["message"].startswith(said)
-    assert said in capfd.readouterr().out
+    assert said in (run.path / "printed.txt").read_text()
     if mode in ("single", "virtual", "sync"):
         patient = train(**more)
         assert [e["loss"] for e in patient.records("evaluate")][: len(losses)] == losses
@@ -403,11 +383,11 @@ COUNTED = [
 @pytest.mark.parametrize("more", COUNTED, ids=lambda more: "-".join(map(str, list(more.values())[:4])))
 def test_every_batch_of_the_budget_arrives_once_and_the_counts_follow_what_arrived(train, more):
     run = train(**SCHEDULES["linear"] | more)
-    plain, summary, events = Plain(run.settings), run.summary, run.records("arrival")
-    num_batches = math.ceil(run.settings.budget.samples / BATCH_SIZE)
+    plain, summary, events = Plain(run), run.summary, run.records("arrival")
+    num_batches = math.ceil(run.settings["samples"] / BATCH_SIZE)
     assert summary["status"] == "DONE"
-    has_no_more = run.settings.job.mode != "async" or run.settings.job.rule == "synchronous"
-    in_flight = 0 if has_no_more else run.settings.job.nproc - 1  # discarded, when the last sample has arrived
+    has_no_more = run.settings["mode"] != "async" or run.settings["rule"] == "synchronous"
+    in_flight = 0 if has_no_more else run.settings["nproc"] - 1  # discarded, when the last sample has arrived
     assert len(events) == num_batches
     assert summary["num_samples"] == len(events) * BATCH_SIZE
     assert [event["total_samples"] for event in events] == [(k + 1) * BATCH_SIZE for k in range(len(events))]
@@ -430,13 +410,13 @@ def test_every_batch_of_the_budget_arrives_once_and_the_counts_follow_what_arriv
     uses = [dispatch for event in events for dispatch, _ in event["uses"]]
     drops = [dispatch for event in events for dispatch in event["drops"]]
     assert sorted(uses + drops) == sorted(dispatches)
-    assert {event["worker"] for event in events} <= set(range(run.settings.job.accumulate * run.settings.job.nproc))
+    assert {event["worker"] for event in events} <= set(range(run.settings["accumulate"] * run.settings["nproc"]))
 
 
 @asynchronous_runs
 def test_delays_keep_to_the_conservation_law_and_a_worker_never_reads_before_its_previous_gradient_arrived(train, more):
     run = asynchronous_run(train, more)
-    num_workers, threshold = run.settings.job.nproc, 1 if "ringmaster" in run.settings.job.rule else math.inf
+    num_workers, threshold = run.settings["nproc"], 1 if "ringmaster" in run.settings["rule"] else math.inf
     events, previous, delays = run.records("arrival"), {}, []
     for event in events:
         assert event["read_version"] >= previous.get(event["worker"], 0)
@@ -457,7 +437,7 @@ def test_delays_keep_to_the_conservation_law_and_a_worker_never_reads_before_its
 @asynchronous_runs
 def test_a_worker_is_started_again_at_its_own_arrival_with_the_next_batch_until_the_budget_is_spent(train, more):
     run = asynchronous_run(train, more)
-    num_workers, events = run.settings.job.nproc, run.records("arrival")
+    num_workers, events = run.settings["nproc"], run.records("arrival")
     for number, event in enumerate(events):
         following = number + num_workers  # as many were started before the first arrival as there are workers
         expected = [[event["worker"], following, [[0, following, following + 1]], None]]

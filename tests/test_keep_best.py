@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from gallery import Train
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from running import Train
 from test_resume import SAMPLES, Noisy, results
 from test_resume import train as train_noisy
 from torch import nn

@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from doors import Finished
+from gallery import Train
 from huggingface_hub import ModelCard
-from running import Train, Trained
 from torch import nn
 
 import asyncsgd
@@ -75,12 +76,12 @@ def sha256_of(model: nn.Module) -> str:
 
 
 @pytest.fixture(scope="module")
-def pretrained(train: Train) -> Trained:
+def pretrained(train: Train) -> Finished:
     return train(mode="single", samples=16, checkpoint_every="8")
 
 
 def test_a_masked_language_model_loads_by_its_card_and_says_what_its_summary_says(
-    pretrained: Trained, monkeypatch: pytest.MonkeyPatch
+    pretrained: Finished, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     summary, folder = pretrained.summary, pretrained.path / "model"
     text = card_of(folder)
@@ -116,7 +117,7 @@ def test_a_masked_language_model_loads_by_its_card_and_says_what_its_summary_say
 
 
 def test_the_model_of_a_checkpoint_says_after_how_many_samples_it_was_taken(
-    pretrained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pretrained: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache, out = str(pretrained.path.parent / "cache"), tmp_path / "out"
     name = sorted(path.stem for path in (pretrained.path / "checkpoints").glob("*.json"))[0]
@@ -128,7 +129,7 @@ def test_the_model_of_a_checkpoint_says_after_how_many_samples_it_was_taken(
 
 
 def test_the_model_of_a_finished_run_is_that_of_its_end_and_not_of_its_last_checkpoint(
-    pretrained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pretrained: Finished, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, out = tmp_path / "run", tmp_path / "out"
     shutil.copytree(pretrained.path, run)
@@ -147,7 +148,7 @@ def test_the_model_of_a_finished_run_is_that_of_its_end_and_not_of_its_last_chec
 
 
 def test_a_fine_tuned_model_names_the_model_it_began_from(
-    pretrained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pretrained: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for side in ("train", "test"):
         rows = [f"{word} {side} {number},{label}" for number in range(4) for word, label in (("ba", "A"), ("fo", "B"))]

@@ -11,7 +11,7 @@ from typing import Any
 import pandas
 import pytest
 import torch
-from running import sentences
+from gallery import sentences
 
 from analysis.findings.parallelism import Way, f1_curve, read_bubbles
 from analysis.parallelism import about_silence, scores_table

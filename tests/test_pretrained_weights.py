@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from running import Train
+from gallery import Train
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModel
@@ -87,9 +87,7 @@ def test_a_tensor_that_is_no_number_is_refused_by_name(value: float, checkpoint:
     assert str(refused.value).startswith(f"{folder}: 1 of 42 tensors holds NaN or infinity, e.g. {name}; ")
 
 
-def test_a_missing_head_is_drawn_from_the_seed_recorded_and_said(
-    saved: Path, tmp_path: Path, train: Train, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_head_is_drawn_from_the_seed_recorded_and_said(saved: Path, tmp_path: Path, train: Train) -> None:
     folder = shutil.copytree(saved, tmp_path / "headless")
     AutoModel.from_pretrained(saved).save_pretrained(folder)
     built = build(str(folder))
@@ -97,11 +95,11 @@ def test_a_missing_head_is_drawn_from_the_seed_recorded_and_said(
     assert all(name.startswith("cls.predictions.") for name in built.new_parameters)
     again = build(str(folder)).model.state_dict()
     assert all(torch.equal(tensor, again[name]) for name, tensor in built.model.state_dict().items())
-    capsys.readouterr()
     run = train(mode="single", samples=0, model=str(folder), vocab_size=8192)
     assert (run.summary["new_parameters"], run.summary["from_scratch"]) == (5, False)
     assert (
-        "note   5 of 42 tensors are not in the checkpoint, so they are drawn from the seed" in capsys.readouterr().out
+        "note   5 of 42 tensors are not in the checkpoint, so they are drawn from the seed"
+        in (run.path / "printed.txt").read_text()
     )
     assert train(mode="single", samples=0, model=str(saved), vocab_size=8192).summary["new_parameters"] == 0
 

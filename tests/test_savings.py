@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from gallery import Train
 from marks import slow
-from running import Train
+from running import settings_of
 from torch import Tensor
 
 import asyncsgd
@@ -53,7 +54,7 @@ def worker_of(task: Task, savings: Savings, **values: object) -> Worker:
 def test_checkpointed_activations_give_the_same_bits(
     dropout: float, micro_batches: int, precision: torch.dtype, train: Train
 ) -> None:
-    task = prepared(train(mode="single", dropout=dropout, samples=0).settings)
+    task = prepared(settings_of(train(mode="single", dropout=dropout, samples=0)))
 
     def gradient_of(savings: Savings) -> tuple[float, Tensor, int]:
         worker = worker_of(task, savings, micro_batches=micro_batches, precision=precision)
@@ -151,7 +152,7 @@ def test_the_virtual_clock_has_no_next_batch_to_guess() -> None:
 
 @pytest.mark.slow
 def test_a_compiled_loss_has_the_gradient_of_the_plain_one(train: Train) -> None:
-    task = prepared(train(mode="single", samples=0).settings)
+    task = prepared(settings_of(train(mode="single", samples=0)))
     plain, compiled = worker_of(task, Savings()), worker_of(task, Savings(compile=True))
     assert compiled.compile_seconds > 0 == plain.compile_seconds
     with torch.compiler.set_stance("fail_on_recompile"):
@@ -164,7 +165,7 @@ def test_a_compiled_loss_has_the_gradient_of_the_plain_one(train: Train) -> None
 
 
 def test_a_compiled_run_is_not_replayed_and_needs_a_compiler(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    values = FLAGS.flatten(train(mode="single", samples=0).settings)
+    values = FLAGS.flatten(settings_of(train(mode="single", samples=0)))
     with pytest.raises(UsageError, match="a run with --compile cannot be replayed: which code computes a batch"):
         PreparedReplay(pretraining(make_settings(values | {"compile": True})), [])
     monkeypatch.setattr(shutil, "which", lambda name: None)

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+from gallery import sentences
 from hypothesis import given
 from hypothesis import strategies as st
-from running import sentences
 
 import speed_ladder
 from analysis.findings.speed_ladder import NO_MEMORY, read

@@ -19,7 +19,7 @@ from typing import Any
 import numpy
 import pytest
 import yaml
-from running import sentences
+from gallery import sentences
 from safetensors.torch import load_file, save_file
 from scipy import stats
 from test_faults import Command, needs_proc, until

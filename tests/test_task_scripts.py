@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from running import sentences
+from gallery import sentences
 from transformers import AutoModelForCausalLM
 
 from asyncsgd.scripts.base import run_script

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from running import sentences
+from gallery import sentences
 from torch import nn
 
 import asyncsgd

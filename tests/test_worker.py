@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
+from gallery import Train
 from marks import slow
-from running import Train
+from running import settings_of
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -83,7 +84,7 @@ def gradient_of(settings: Settings, micro_batches: int) -> tuple[Gradient, Tenso
 
 @pytest.mark.parametrize("micro_batches", [2, 3, 4])
 def test_the_gradient_in_parts_is_that_of_the_whole_batch(micro_batches: int, train: Train) -> None:
-    settings = train(mode="single").settings
+    settings = settings_of(train(mode="single"))
     experiment = pretraining(settings)
     task = experiment.task.prepare(0, experiment.cache)
     parts = task.split(task.data(0).batch(0, INDEX), micro_batches)
@@ -101,7 +102,7 @@ def test_every_part_has_dropout_of_its_own_and_the_whole_batch_that_of_its_first
 
 
 def test_an_overflow_in_any_part_computes_all_parts_again_at_one_scale(train: Train) -> None:
-    settings = train(mode="single").settings
+    settings = settings_of(train(mode="single"))
     experiment = pretraining(settings)
     task = experiment.task.prepare(0, experiment.cache)
     # As a factor that overflows in the second part at every scale above 2^12 does.
@@ -145,7 +146,7 @@ def test_a_run_in_parts_ends_where_the_run_in_whole_batches_does(values: dict[st
 
 
 def test_ranks_exchange_the_gradients_of_all_parts_at_once(train: Train) -> None:
-    settings = train(mode="single").settings
+    settings = settings_of(train(mode="single"))
     experiment = pretraining(settings)
     task = experiment.task.prepare(0, experiment.cache)
     worker = Worker(FlatModel(task.model(0)), task, task.data(0), seed=0, micro_batches=4)

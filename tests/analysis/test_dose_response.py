@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 import yaml
-from running import sentences
+from gallery import sentences
 
 from analysis.statistics.intervals import Interval
 from asyncsgd.errors import UsageError

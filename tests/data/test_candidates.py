@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gallery import sentences
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from running import sentences
 
 import mask_candidates
 from asyncsgd.data.candidate_chunks import (

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gallery import sentences
 from hypothesis import given
 from hypothesis import strategies as st
-from running import sentences
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,

@@ -1,0 +1,70 @@
+"""Runs of ``experiments/stilt_mlm.py`` on a small text, which many tests look at: each is trained once, for all of the
+processes that the tests are shared out to."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+from doors import Finished, cli
+from filelock import FileLock
+
+BATCH_SIZE = 4
+Train = Callable[..., Finished]
+
+
+def sentences(number, seed):
+    draw = random.Random(seed)
+    syllables = [c + v for c in "bdfgklmnprst" for v in "aeiou"]
+    words = ["".join(draw.choices(syllables, k=draw.randint(1, 3))) for _ in range(300)]
+    return "\n".join(" ".join(draw.choices(words, k=draw.randint(3, 25))) + "." for _ in range(number))
+
+
+def flags_of(values):
+    """A command line: None is spelled none, a flag without a value is there or not."""
+    line = []
+    for name, value in values.items():
+        if value is not False:
+            line += [
+                f"--{name.replace('_', '-')}",
+                *([] if value is True else ["none" if value is None else str(value)]),
+            ]
+    return line
+
+
+def trainer(root: Path) -> Train:
+    """What runs with some settings below `root`, where equal settings run once."""
+    with FileLock(root / "texts.lock"):
+        if not (root / "eval.txt").exists():
+            (root / "train.txt").write_text(sentences(400, seed=0))
+            (root / "eval.txt").write_text(sentences(150, seed=1))
+    # The evaluation set makes 7 batches, so that 2 and 3 workers have shards of different sizes.
+    small = {
+        "data": root / "train.txt",
+        "eval_data": root / "eval.txt",
+        "cache_dir": root / "cache",
+        "vocab_size": 512,
+        "seq_len": 32,
+        "batch_size": BATCH_SIZE,
+        "samples": 80,
+        "evaluations": 1,
+        "warmup": 0,
+        "clip_norm": 0,
+        "device": "cpu",
+        "threads": 1,
+    }
+
+    @functools.cache
+    def trained(line):
+        path = root / hashlib.sha256(repr(line).encode()).hexdigest()[:12]
+        with FileLock(f"{path}.lock"):
+            if not path.exists():
+                ended = cli(["stilt_mlm.py", *line, "--run-dir", path])
+                assert ended.code == 0, f"{ended.out}{ended.err}"
+                (path / "printed.txt").write_text(ended.out)
+        return Finished(path)
+
+    return lambda **values: trained(tuple(flags_of(small | values)))
