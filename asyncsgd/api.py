@@ -65,10 +65,6 @@ _OPTIMIZERS: Mapping[str, Callable[..., BuildOptimizer]] = {"sgd": SGD, "adamw":
 
 
 _SAVINGS = dataclasses.asdict(NO_SAVINGS)
-_ADDED_LATER: dict[str, Any] = {
-    **{"epochs": None, "micro_batches": 1, "evaluate_every": None, "patience": None, "keep_best": False}
-}
-"""Arguments of `train` that it did not have at first, as they were for earlier runs; so are the `_SAVINGS`."""
 _BOUNDED = (
     *("samples", "epochs", "seconds", "evaluations", "patience", "keep_best"),
     *("learning_rate", "schedule", "warmup", "seed", "device", "precision", "micro_batches"),
@@ -329,7 +325,7 @@ def replay(
         UsageError: if the run cannot be replayed; the message gives the reason.
     """
     folder = Path(folder)
-    settings, summary = _settings_of(folder), summary_to_replay(folder)
+    settings, summary = read_of_run(folder, "settings.yaml"), summary_to_replay(folder)
     if "task_class" in settings:
         experiment = _Asked.of(settings, task, rule, optimizer).experiment(cache)
     else:
@@ -512,7 +508,10 @@ class _Asked:
         runtime: modes.Runtime = modes.Virtual(num_workers, threads=threads)
         if settings["mode"] == modes.InProcess.mode:
             runtime = modes.InProcess(settings["accumulate"], threads)
-        names = ("samples", "seconds", "target_loss", "evaluations", "learning_rate", "schedule", "warmup", "seed")
+        names = (
+            *("samples", "epochs", "seconds", "target_loss", "evaluations", "evaluate_every", "patience", "keep_best"),
+            *("learning_rate", "schedule", "warmup", "seed", "micro_batches"),
+        )
         return cls(
             task=task or _task_of(settings),
             runtime=runtime,
@@ -521,14 +520,8 @@ class _Asked:
             device=settings["device"],
             precision=settings["precision"],
             savings=Savings(**{name: settings[name] for name in _SAVINGS} | {"prefetch": 0}),
-            **{name: settings[name] for name in _ADDED_LATER},
             **{name: settings[name] for name in names},
         )
-
-
-def _settings_of(folder: Path) -> dict[str, Any]:
-    """The settings of a run; what runs did not have at first is as it was then."""
-    return _ADDED_LATER | _SAVINGS | read_of_run(folder, "settings.yaml")
 
 
 def _check_every(name: str, samples: int | None) -> None:
@@ -597,7 +590,7 @@ def _open_folder(path: Path, asked: _Asked, resume: bool) -> RunFolder:
     import yaml
 
     if resume and (path / "settings.yaml").is_file() and has_trained(path):
-        before, now = _settings_of(path), asked.settings()
+        before, now = read_of_run(path, "settings.yaml"), asked.settings()
         # Earlier versions did not write down all of the runtime.
         different = [(key, before[key], now[key]) for key in now if key in before and before[key] != now[key]]
         return open_again(path, different, yaml.safe_dump(now, sort_keys=False))

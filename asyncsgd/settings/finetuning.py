@@ -67,7 +67,7 @@ class LabelledText:
     train_samples: int = setting(0, "training texts to use; 0: all", at_least=0)
     eval_samples: int = setting(0, "texts to score on; 0: all", at_least=0)
     seq_len: int = setting(128, "tokens per text; what is longer is cut", at_least=8)
-    sampling: Sampling = setting("group_by_length", SAMPLING, added_later=True)
+    sampling: Sampling = setting("group_by_length", SAMPLING)
     cache_dir: str | None = setting(None, "folder for prepared data", unset="the user's cache folder")
 
 
@@ -173,18 +173,7 @@ def _contradictions(settings: FinetuneSettings) -> Iterator[str]:
         yield "--keep-best keeps a model, and without --save-model a fine-tuning run keeps none; add --save-model"
 
 
-_LATER = frozenset(field.name for field in dataclasses.fields(Job)) - {"seed"} | {
-    "optimizer",
-    "schedule",
-    "momentum",
-    "beta1",
-    "beta2",
-    "precision",
-}
-
-FINETUNE_FLAGS = Flags(
-    FinetuneSettings, _contradictions, places=("cache_dir",), example=("init_from", "runs/NAME"), added_later=_LATER
-)
+FINETUNE_FLAGS = Flags(FinetuneSettings, _contradictions, places=("cache_dir",), example=("init_from", "runs/NAME"))
 
 
 def make_finetune_settings(values: Mapping[str, object]) -> FinetuneSettings:

@@ -49,17 +49,15 @@ def setting(
     at_most: float | None = None,
     example: object = None,
     aliases: tuple[str, ...] = (),
-    added_later: bool = False,
     name: str | None = None,
     or_number: bool = False,
     or_whole: bool = False,
 ) -> Any:
     """Declare a field of a group: its default, its help line, its bounds, and a value that error messages can propose.
 
-    A default of None means that the setting may be left open; `unset` says in ``--help`` what happens then. With
-    `added_later` the default does not count in `Flags.settings_hash`: runs from before the setting keep their names.
-    `name` is what the user calls it, where the field cannot bear that name. With `or_number` a number in a file needs
-    no quotes, though the field is text. With `or_whole` a whole number stays one, though the field is a float.
+    A default of None means that the setting may be left open; `unset` says in ``--help`` what happens then. `name`
+    is what the user calls it, where the field cannot bear that name. With `or_number` a number in a file needs no
+    quotes, though the field is text. With `or_whole` a whole number stays one, though the field is a float.
     """
     metadata = {
         "help": help,
@@ -70,7 +68,6 @@ def setting(
         "at_most": at_most,
         "example": default if example is None else example,
         "aliases": aliases,
-        "added_later": added_later,
         "name": name,
         "or_number": or_number,
         "or_whole": or_whole,
@@ -192,7 +189,6 @@ class Flags(Generic[S]):
         contradictions: yields what is wrong between settings that are each within bounds, the first cause first.
         places: settings outside the group ``output`` that say where a run is kept, not what it is.
         example: a setting and a value, for messages about files and command lines that hold no settings at all.
-        added_later: settings that did not exist at first, beside those that say so themselves; see `setting`.
 
     >>> Width = dataclasses.make_dataclass("Width", [("width", int, setting(8, "columns", at_least=1))], frozen=True)
     >>> Model = dataclasses.make_dataclass("Model", [("shape", Width, group(Width, "shape"))], frozen=True)
@@ -212,10 +208,8 @@ class Flags(Generic[S]):
         *,
         places: Iterable[str] = (),
         example: tuple[str, str],
-        added_later: Iterable[str] = (),
     ) -> None:
         self._class: Any = settings
-        self._added_later = frozenset(added_later)
         self._contradictions = contradictions
         self._more_places = frozenset(places)
         self._example = example
@@ -252,16 +246,6 @@ class Flags(Generic[S]):
     def places(self) -> frozenset[str]:
         """The settings that say where a run is kept, not what it is."""
         return frozenset(spec.name for spec in self.specs.values() if spec.group == "output") | self._more_places
-
-    @functools.cached_property
-    def later(self) -> Mapping[str, object]:
-        """The defaults of the settings that did not exist at first: what runs without them had."""
-        resolved = self.flatten(self._class())
-        return {
-            spec.name: resolved[spec.name]
-            for spec in self.specs.values()
-            if spec.metadata["added_later"] or spec.name in self._added_later
-        }
 
     def known(self, key: object, where: str) -> Spec:
         """The setting of that name, dashes allowed.
@@ -394,16 +378,17 @@ class Flags(Generic[S]):
         return [(key, old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)]
 
     def settings_hash(self, settings: S) -> str:
-        """Return six hexadecimal digits that name a run: equal for equal settings, wherever the run is kept."""
+        """Return six hexadecimal digits that name a run: equal for equal settings, wherever the run is kept.
+
+        They are of what differs from the defaults. So a setting that is added leaves the names of runs as they were.
+        """
+        defaults = self.flatten(self._class())
         values = {
             # Converted, because Python code may have put 1 where 1.0 is meant; the two print differently.
-            spec.name: _convert(value, spec, spec.flag)
-            for spec, value in zip(self.specs.values(), self.flatten(settings).values(), strict=True)
-            if spec.name not in self.places
+            name: _convert(value, self.specs[name], self.specs[name].flag)
+            for name, value in self.flatten(settings).items()
+            if name not in self.places and value != defaults[name]
         }
-        for name, default in self.later.items():
-            if values[name] == default:
-                del values[name]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:6]
 
     def build_parser(

@@ -125,7 +125,6 @@ class Job:
         "who leaves and joins when, as leave:worker=N,seconds=S;join:...; --clock virtual only",
         unset="all workers stay from beginning to end",
         example="leave:worker=1,seconds=2.0;join:worker=1,seconds=4.0",
-        added_later=True,
     )
     stages: int | None = setting(
         None,
@@ -133,24 +132,20 @@ class Job:
         unset="one for each process",
         at_least=2,
         example=2,
-        added_later=True,
     )
     pipeline_schedule: PipelineSchedule = setting(
         "1f1b",
         "1f1b, gpipe, deepspeed: synchronous; 2bw: asynchronous, gradients one update old; mode pipeline only",
-        added_later=True,
     )
     deepspeed_config: str | None = setting(
         None,
         "configuration of DeepSpeed; --pipeline-schedule deepspeed only",
         unset="as experiments/configs/ds_config.json",
         example="experiments/configs/ds_config.json",
-        added_later=True,
     )
     data_parallel: bool = setting(
         False,
         "compute a batch on all GPUs of one process, as torch.nn.DataParallel does; mode single only",
-        added_later=True,
     )
     accumulate: int = setting(1, "batches per update; mode single only", at_least=1)
     transport: Transport = setting("auto", "how gradients travel between workers and server; mode async only")
@@ -182,7 +177,6 @@ class Length:
         unset="as --samples says",
         above=0,
         example=2,
-        added_later=True,
     )
     evaluations: int = setting(8, "evaluations after the first, evenly over the budget", at_least=1)
     evaluate_every: str | None = setting(
@@ -191,7 +185,6 @@ class Length:
         unset="as --evaluations says",
         example="5000",
         or_number=True,
-        added_later=True,
     )
     patience: int | None = setting(
         None,
@@ -199,11 +192,8 @@ class Length:
         unset="never",
         at_least=1,
         example=3,
-        added_later=True,
     )
-    keep_best: bool = setting(
-        False, "keep the model with the lowest evaluation loss beside the last one", added_later=True
-    )
+    keep_best: bool = setting(False, "keep the model with the lowest evaluation loss beside the last one")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,33 +256,28 @@ class Data:
     eval_data: str | None = setting(None, "text to evaluate on", unset="held out from --data")
     text_column: str = setting("text", "column of the data that holds the text")
     seq_len: int = setting(128, "tokens per sequence", at_least=8)
-    blocks: bool = setting(False, BLOCKS, added_later=True)
+    blocks: bool = setting(False, BLOCKS)
     batch_size: int = setting(16, "sequences in one gradient, per worker", at_least=1)
-    sampling: Sampling = setting("group_by_length", SAMPLING, added_later=True)
+    sampling: Sampling = setting("group_by_length", SAMPLING)
     mask: Mask = setting("token", "mask single tokens, whole words, or words with --candidates first")
     mask_prob: float = setting(0.15, "share of the tokens to predict", above=0, below=1)
-    eval_mask: EvalMask = setting(
-        "token", "as --mask, in evaluations; runs with different ones are not compared", added_later=True
-    )
-    eval_mask_prob: float = setting(0.15, "as --mask-prob, in evaluations", above=0, below=1, added_later=True)
+    eval_mask: EvalMask = setting("token", "as --mask, in evaluations; runs with different ones are not compared")
+    eval_mask_prob: float = setting(0.15, "as --mask-prob, in evaluations", above=0, below=1)
     candidates: str | None = setting(
         None,
         "folder of mask_candidates.py; evaluations are then made on candidates only, too",
         unset="none",
         example="candidates",
-        added_later=True,
     )
     candidate_share: float = setting(
         1.0,
         "share of the masked tokens that comes from candidates; --mask candidates only",
         at_least=0,
         at_most=1,
-        added_later=True,
     )
     tech: bool = setting(
         False,
         "mask candidates only, and leave sequences without one out of training",
-        added_later=True,
     )
     eval_samples: int = setting(500, "sequences in one evaluation; 0: all", at_least=0)
     vocab_size: int = setting(8192, "of the tokenizer trained for a model that is new", at_least=1)
@@ -320,20 +305,13 @@ class Machine:
         "parts of a batch, computed one after the other: less memory for the same gradient",
         at_least=1,
         example=4,
-        added_later=True,
     )
     gradient_checkpointing: bool = setting(
-        False, "compute activations again in the backward pass: less memory, more time", added_later=True
+        False, "compute activations again in the backward pass: less memory, more time"
     )
-    compile: bool = setting(
-        False, "torch.compile the loss: faster gradients after a first one that takes a minute", added_later=True
-    )
-    prefetch: int = setting(
-        0, "batches that a thread makes ahead of each worker", at_least=0, example=4, added_later=True
-    )
-    auto_batch: bool = setting(
-        False, "when memory is out, compute the batch again in twice as many parts", added_later=True
-    )
+    compile: bool = setting(False, "torch.compile the loss: faster gradients after a first one that takes a minute")
+    prefetch: int = setting(0, "batches that a thread makes ahead of each worker", at_least=0, example=4)
+    auto_batch: bool = setting(False, "when memory is out, compute the batch again in twice as many parts")
 
 
 @dataclasses.dataclass(frozen=True)

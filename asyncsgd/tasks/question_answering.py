@@ -73,7 +73,7 @@ class QuestionAnswering(EncoderTask):
         None, "folder for predictions.json and two more at the end", unset="none are written", example="predictions"
     )
     batch_size: int = setting(16, "windows in one gradient", at_least=1)
-    sampling: Sampling = setting("group_by_length", SAMPLING, added_later=True)
+    sampling: Sampling = setting("group_by_length", SAMPLING)
     dropout: float = setting(0.1, "of all dropout layers", at_least=0, below=1)
     vocab_size: int = setting(VOCABULARY, "entries of the tokenizer that tiny and small get", at_least=64)
 

@@ -66,7 +66,7 @@ class TokenClassification(EncoderTask):
     eval_samples: int = setting(0, "sentences to score on; 0: all", at_least=0)
     seq_len: int = setting(128, "tokens per sentence; what is longer is cut", at_least=8)
     batch_size: int = setting(16, "sentences in one gradient", at_least=1)
-    sampling: Sampling = setting("group_by_length", SAMPLING, added_later=True)
+    sampling: Sampling = setting("group_by_length", SAMPLING)
     dropout: float = setting(0.1, "of all dropout layers", at_least=0, below=1)
     vocab_size: int = setting(VOCABULARY, "entries of the tokenizer that tiny and small get", at_least=64)
 
