@@ -1,7 +1,5 @@
 """What all tests share: one thread, and the same examples on every machine of the continuous integration."""
 
-from __future__ import annotations
-
 import os
 import signal
 
@@ -21,7 +19,7 @@ settings.register_profile("quick", deadline=None, max_examples=10)
 settings.load_profile("ci" if os.environ.get("CI") else "quick")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser):
     parser.addoption("--approve", action="store_true", help="write the words of scenarios to tests/analysis/approved")
 
 

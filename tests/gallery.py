@@ -1,13 +1,10 @@
 """Runs of ``experiments/stilt_mlm.py`` on a small text, which many tests look at: each is trained once, for all of the
 processes that the tests are shared out to."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import random
 from collections.abc import Callable
-from pathlib import Path
 
 from doors import Finished, cli
 from filelock import FileLock
@@ -35,7 +32,7 @@ def flags_of(values):
     return line
 
 
-def trainer(root: Path) -> Train:
+def trainer(root):
     """What runs with some settings below `root`, where equal settings run once."""
     with FileLock(root / "texts.lock"):
         if not (root / "eval.txt").exists():

@@ -7,8 +7,6 @@
 A mutant that survives is a promise that no test keeps. Whoever rewrites a room carries its mutants over: the fault
 stays, the line is the new code's. Exits with 1 if one survives, or if a line is not found."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re
@@ -373,13 +371,13 @@ MUTANTS = [
 ]
 
 
-def fault_of(mutant: Mutant) -> str:
+def fault_of(mutant):
     """Why the mutant cannot be made; empty where it can."""
     number = (ROOT / mutant.file).read_text().count(mutant.line) if (ROOT / mutant.file).exists() else 0
     return "" if number == 1 else f"its line stands {number} times in {mutant.file}"
 
 
-def try_out(mutant: Mutant, copy: Path) -> tuple[str, float]:
+def try_out(mutant, copy):
     """The first test that failed, or "survived"; and the seconds."""
     path, began = copy / mutant.file, time.monotonic()
     right = path.read_text()
@@ -399,7 +397,7 @@ def try_out(mutant: Mutant, copy: Path) -> tuple[str, float]:
     return said, time.monotonic() - began
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", metavar="WORDS", help="words of the names, with commas between")
     parser.add_argument("--check", action="store_true", help="only look whether every line is there")

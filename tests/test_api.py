@@ -8,11 +8,11 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import asyncsgd
 from asyncsgd import TensorData, UsageError
@@ -29,33 +29,33 @@ class Plane(asyncsgd.Task):
     better: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {"error": "lower"}
     batch_size: int = BATCH
 
-    def model(self, seed: int) -> nn.Module:
+    def model(self, seed):
         with asyncsgd.seeded(seed):
             return nn.Linear(16, 1, bias=False)
 
-    def data(self, seed: int) -> TensorData:
+    def data(self, seed):
         return TensorData(points(100, 1), points(30, 2), self.batch_size, seed)
 
-    def outputs(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def outputs(self, model, batch):
         return model(batch[0])
 
-    def loss(self, outputs: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def loss(self, outputs, batch):
         return (outputs - batch[1]).square().mean()
 
-    def sums(self, outputs: Tensor, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+    def sums(self, outputs, batch):
         return {"absolute": (outputs - batch[1]).abs().sum(dtype=torch.float64)}
 
-    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+    def metrics(self, sums):
         return {"error": sums["absolute"] / sums["weight"]}
 
 
-def points(number: int, seed: int) -> tuple[Tensor, Tensor]:
+def points(number, seed):
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(number, 16, generator=draw)
     return x, x.sum(1, keepdim=True) + 0.1 * torch.randn(number, 1, generator=draw)
 
 
-def plain_loop(steps: int) -> Tensor:
+def plain_loop(steps):
     model, data = Plane().model(0), Plane().data(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1, fused=True)
     for index in range(steps):
@@ -70,7 +70,7 @@ STEPS = {"learning_rate": 0.01, "weight_decay": 0.1, "quiet": True, "evaluations
 
 
 @pytest.mark.parametrize("runtime", [asyncsgd.InProcess(), asyncsgd.Virtual(1)], ids=["in process", "virtual"])
-def test_one_worker_is_torch_s_own_optimizer_bit_for_bit(runtime: asyncsgd.InProcess | asyncsgd.Virtual) -> None:
+def test_one_worker_is_torch_s_own_optimizer_bit_for_bit(runtime):
     run = asyncsgd.train(Plane(), runtime=runtime, samples=20 * BATCH, **STEPS)
     assert torch.equal(next(run.model().parameters()), plain_loop(20))
     assert (run.status, run.folder, run.summary["num_updates"]) == ("DONE", None, 20)
@@ -82,7 +82,7 @@ def test_one_worker_is_torch_s_own_optimizer_bit_for_bit(runtime: asyncsgd.InPro
 
 @pytest.mark.processes
 @pytest.mark.parametrize("via", ["shared_memory", "process_group"])
-def test_one_worker_process_is_the_same_and_its_folder_tells_all(tmp_path: Path, via: str) -> None:
+def test_one_worker_process_is_the_same_and_its_folder_tells_all(tmp_path, via):
     runtime = asyncsgd.Processes(1, via=via)
     run = asyncsgd.train(Plane(), runtime=runtime, samples=20 * BATCH, folder=tmp_path / "run", **STEPS)
     assert torch.equal(next(run.model().parameters()), plain_loop(20))
@@ -94,7 +94,7 @@ def test_one_worker_process_is_the_same_and_its_folder_tells_all(tmp_path: Path,
     assert loaded.summary["metrics"] == run.summary["metrics"]
 
 
-def test_a_virtual_run_replays_with_the_rule_it_had(tmp_path: Path) -> None:
+def test_a_virtual_run_replays_with_the_rule_it_had(tmp_path):
     rule = asyncsgd.Ringmaster(threshold=2)
     runtime = asyncsgd.Virtual(4, speeds=asyncsgd.Exponential(1.0))
     optimizer = asyncsgd.SGD(momentum=0.5)
@@ -106,7 +106,7 @@ def test_a_virtual_run_replays_with_the_rule_it_had(tmp_path: Path) -> None:
     assert other.difference
 
 
-def test_an_optimizer_of_one_s_own_is_given_to_the_replay(tmp_path: Path) -> None:
+def test_an_optimizer_of_one_s_own_is_given_to_the_replay(tmp_path):
     asyncsgd.train(Plane(), samples=80, optimizer=torch.optim.RMSprop, folder=tmp_path / "a", **STEPS)
     with pytest.raises(UsageError, match=r"the run's optimizer is the user's own; give it"):
         asyncsgd.replay(tmp_path / "a")
@@ -118,10 +118,10 @@ class JustEnough:
 
     evaluation: ClassVar = {"main": [points(30, 2)]}
 
-    def __init__(self, number: int = 10) -> None:
+    def __init__(self, number=10):
         self._number = number
 
-    def batch(self, stream: int, index: int) -> tuple[Tensor, Tensor]:
+    def batch(self, stream, index):
         if index >= self._number:
             raise IndexError(f"there are {self._number} batches, not {index}")
         return points(BATCH, index)
@@ -129,13 +129,13 @@ class JustEnough:
 
 @dataclasses.dataclass(frozen=True)
 class Short(Plane):
-    def data(self, seed: int) -> JustEnough:  # type: ignore[override]
+    def data(self, seed):  # type: ignore[override]
         return JustEnough()
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_worker_that_looks_ahead_of_the_last_batch_lives_on(prefetch: int) -> None:
+def test_a_worker_that_looks_ahead_of_the_last_batch_lives_on(prefetch):
     run = asyncsgd.train(Short(), runtime=asyncsgd.Processes(1), samples=10 * BATCH, prefetch=prefetch, **STEPS)
     in_process = asyncsgd.train(Short(), samples=10 * BATCH, **STEPS)
     assert (run.status, run.summary["num_updates"]) == ("DONE", 10)
@@ -144,10 +144,8 @@ def test_a_worker_that_looks_ahead_of_the_last_batch_lives_on(prefetch: int) -> 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_worker_that_is_given_a_batch_behind_the_budget_leaves_without_a_traceback(
-    prefetch: int, capfd: pytest.CaptureFixture[str]
-) -> None:
-    records: list[Any] = []
+def test_a_worker_that_is_given_a_batch_behind_the_budget_leaves_without_a_traceback(prefetch, capfd):
+    records = []
     runtime = asyncsgd.Processes(2)
     run = asyncsgd.train(
         Short(), runtime=runtime, samples=10 * BATCH, prefetch=prefetch, report=records.append, **STEPS
@@ -160,19 +158,19 @@ def test_a_worker_that_is_given_a_batch_behind_the_budget_leaves_without_a_trace
 
 @dataclasses.dataclass(frozen=True)
 class TooShort(Short):
-    def data(self, seed: int) -> JustEnough:  # type: ignore[override]
+    def data(self, seed):  # type: ignore[override]
         return JustEnough(6)
 
 
 @pytest.mark.processes
-def test_data_that_end_before_the_budget_end_the_run() -> None:
+def test_data_that_end_before_the_budget_end_the_run():
     with pytest.raises(asyncsgd.RunError, match="its process ended with exit code 1") as failed:
         asyncsgd.train(TooShort(), runtime=asyncsgd.Processes(2), samples=10 * BATCH, **STEPS)
     assert "behind" not in str(failed.value)
 
 
-def test_records_go_to_whoever_asks_and_quiet_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    kinds: list[str] = []
+def test_records_go_to_whoever_asks_and_quiet_prints_nothing(capsys):
+    kinds = []
     before = torch.get_num_threads()
     asyncsgd.train(
         Plane(),
@@ -195,13 +193,13 @@ def test_records_go_to_whoever_asks_and_quiet_prints_nothing(capsys: pytest.Capt
         ({"samples": 8, "rule": asyncsgd.DANA(), "runtime": asyncsgd.Virtual(2)}, "rule 'dana' has a momentum or"),
     ],
 )
-def test_arguments_that_cannot_be_meant_are_refused(arguments: dict[str, object], message: str) -> None:
+def test_arguments_that_cannot_be_meant_are_refused(arguments, message):
     with pytest.raises(UsageError) as error:
         asyncsgd.train(Plane(), **arguments)  # type: ignore[arg-type]
     assert str(error.value).startswith(message)
 
 
-def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_that_holds_something_is_left_alone(tmp_path):
     (tmp_path / "note.txt").write_text("mine")
     with pytest.raises(UsageError, match="holds something already; name a new folder"):
         asyncsgd.train(Plane(), samples=8, folder=tmp_path)
@@ -211,11 +209,11 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Broken(Plane):
-    def loss(self, outputs: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def loss(self, outputs, batch):
         raise ZeroDivisionError("mine")
 
 
-def test_what_a_task_raises_comes_through_and_its_folder_may_be_used_again(tmp_path: Path) -> None:
+def test_what_a_task_raises_comes_through_and_its_folder_may_be_used_again(tmp_path):
     with pytest.raises(ZeroDivisionError, match="mine"):
         asyncsgd.train(Broken(), samples=8, quiet=True, folder=tmp_path / "a")
     asyncsgd.train(Plane(), samples=8, quiet=True, folder=tmp_path / "a")
@@ -223,7 +221,7 @@ def test_what_a_task_raises_comes_through_and_its_folder_may_be_used_again(tmp_p
         asyncsgd.train(Plane(), samples=8, quiet=True, folder=tmp_path / "a")
 
 
-def test_every_public_name_is_there_both_ways_twice() -> None:
+def test_every_public_name_is_there_both_ways_twice():
     for _ in range(2):
         for name in asyncsgd.__all__:
             found = getattr(asyncsgd, name)
@@ -234,7 +232,7 @@ def test_every_public_name_is_there_both_ways_twice() -> None:
             importlib.import_module(f"asyncsgd.{module}")
 
 
-def test_own_models_and_simulations_import_no_transformers() -> None:
+def test_own_models_and_simulations_import_no_transformers():
     code = """
 import sys, torch, asyncsgd
 from asyncsgd.simulation.problems import Mode
@@ -251,7 +249,7 @@ print(sorted({"transformers", "datasets", "tokenizers"} & set(sys.modules)))
     assert done.stdout == "[]\n"
 
 
-def test_the_fields_of_a_task_become_flags_with_and_without_a_help_line() -> None:
+def test_the_fields_of_a_task_become_flags_with_and_without_a_help_line():
     specs = task_flags(Plane).specs
     assert (specs["batch_size"].flag, specs["batch_size"].default, specs["batch_size"].group) == (
         "--batch-size",

@@ -1,7 +1,5 @@
 """What a tired researcher types: exit code 2, one message that says what to type instead, and nothing left behind."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -12,10 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -31,25 +27,25 @@ SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "stilt_mlm.py"
 WORDS = ("alpha", "beta", "gamma", "worker", "server", "gradient", "update", "reads", "writes", "stale", "fresh")
 
 
-def sentences(count: int) -> list[str]:
+def sentences(count):
     draw = random.Random(0)
     return [" ".join(draw.choices(WORDS, k=12)) + f" {line}" for line in range(count)]
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture
-def text(tmp_path: Path) -> Path:
+def text(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("\n".join(sentences(300)))
     return path
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+def script(monkeypatch, tmp_path, tmp_path_factory):
     """The script as a module, in an environment without a launcher or a network."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
@@ -63,12 +59,10 @@ Refused = Callable[..., str]
 
 
 @pytest.fixture
-def refused(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cache: Path
-) -> Iterator[Refused]:
+def refused(script, monkeypatch, capsys, cache):
     """Run a command line that must be refused and return the message, which is all there is on stderr."""
 
-    def run(*words: str | Path) -> str:
+    def run(*words):
         monkeypatch.setattr(sys, "argv", ["stilt_mlm.py", "--cache-dir", str(cache), *map(str, words)])
         capsys.readouterr()
         assert script.main() == 2
@@ -85,7 +79,7 @@ def refused(
         path.unlink()  # of a test that has failed for it
 
 
-def small(text: Path) -> list[str]:
+def small(text):
     flags = "--mode single --seq-len 32 --batch-size 4 --vocab-size 512 --eval-samples 8 --samples 8"
     return ["--data", str(text), *flags.split()]
 
@@ -101,9 +95,7 @@ def small(text: Path) -> list[str]:
         ("train.py", "unexpected argument 'train.py'"),
     ],
 )
-def test_a_command_line_that_cannot_be_meant_is_refused_before_anything_is_made(
-    words: str, said: str, refused: Refused, tmp_path: Path
-) -> None:
+def test_a_command_line_that_cannot_be_meant_is_refused_before_anything_is_made(words, said, refused, tmp_path):
     assert refused(*words.split()).startswith(said)
     assert list(tmp_path.iterdir()) == []
 
@@ -112,20 +104,18 @@ def test_a_command_line_that_cannot_be_meant_is_refused_before_anything_is_made(
     ("environment", "said"),
     [({"WORLD_SIZE": "2"}, "RANK"), ({"WORLD_SIZE": ""}, "WORLD_SIZE"), ({"WORLD_SIZE": "two"}, "WORLD_SIZE")],
 )
-def test_launcher_variables_left_over_in_the_shell_are_named(
-    environment: dict[str, str], said: str, refused: Refused, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_launcher_variables_left_over_in_the_shell_are_named(environment, said, refused, monkeypatch):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert said in refused("--mode", "sync")
 
 
-def test_overwrite_without_a_folder_to_overwrite_is_refused(refused: Refused, tmp_path: Path, text: Path) -> None:
+def test_overwrite_without_a_folder_to_overwrite_is_refused(refused, tmp_path, text):
     assert "--run-dir" in refused(*small(text), "--overwrite")
     assert not (tmp_path / "runs").exists()
 
 
-def failed(folder: Path, said: str) -> bool:
+def failed(folder, said):
     """Whether a run folder holds a summary with this failure, and no model."""
     summary = json.loads((folder / "summary.json").read_text())
     return (summary["status"], summary["message"], (folder / "model").exists()) == ("FAILED", said, False)
@@ -143,43 +133,43 @@ def failed(folder: Path, said: str) -> bool:
         ),
     ],
 )
-def test_a_rule_that_does_not_exist_is_refused(rule: str, said: str, refused: Refused, text: Path) -> None:
+def test_a_rule_that_does_not_exist_is_refused(rule, said, refused, text):
     message = refused(*small(text), "--mode", "async", "--rule", rule, "--run-dir", "run")
     assert message.startswith(said)
     assert not Path("run").exists()
 
 
-def empty(folder: Path) -> str:
+def empty(folder):
     (folder / "d.txt").write_text(" \n\n")
     return "d.txt"
 
 
-def missing(folder: Path) -> str:
+def missing(folder):
     return "nowhere.txt"
 
 
-def latin1(folder: Path) -> str:
+def latin1(folder):
     (folder / "d.txt").write_bytes("Schöne Grüße\n".encode("latin-1") * 50)
     return "d.txt"
 
 
-def other_column(folder: Path) -> str:
+def other_column(folder):
     (folder / "d.csv").write_text("id,txt\n" + "".join(f"{i},{s}\n" for i, s in enumerate(sentences(100))))
     return "d.csv"
 
 
-def one_sentence(folder: Path) -> str:
+def one_sentence(folder):
     (folder / "d.txt").write_text("only one sentence here\n")
     return "d.txt"
 
 
-def a_folder_without_text(folder: Path) -> str:
+def a_folder_without_text(folder):
     (folder / "d").mkdir()
     (folder / "d" / "notes.doc").write_text("x")
     return "d"
 
 
-def not_text(folder: Path) -> str:
+def not_text(folder):
     (folder / "d.pdf").write_text("x")
     return "d.pdf"
 
@@ -199,9 +189,7 @@ def not_text(folder: Path) -> str:
         (not_text, "files of this kind cannot be read; known are .txt"),
     ],
 )
-def test_data_that_cannot_be_read_is_refused(
-    make: Callable[[Path], str], said: str, refused: Refused, tmp_path: Path, text: Path
-) -> None:
+def test_data_that_cannot_be_read_is_refused(make, said, refused, tmp_path, text):
     message = refused(*small(text), "--data", make(tmp_path), "--run-dir", "run")
     assert said in message
     if make in (empty, latin1, other_column, one_sentence):  # it takes a reading
@@ -211,7 +199,7 @@ def test_data_that_cannot_be_read_is_refused(
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     """A saved model with its tokenizer."""
     from transformers import BertConfig, BertForMaskedLM
 
@@ -232,37 +220,37 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def without_weights(folder: Path) -> None:
+def without_weights(folder):
     (folder / "model.safetensors").unlink()
 
 
-def with_torn_weights(folder: Path) -> None:
+def with_torn_weights(folder):
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
 
 
-def without_tokenizer(folder: Path) -> None:
+def without_tokenizer(folder):
     for path in folder.iterdir():
         if path.name not in ("config.json", "model.safetensors"):
             path.unlink()
 
 
-def without_config(folder: Path) -> None:
+def without_config(folder):
     (folder / "config.json").unlink()
 
 
-def with_a_torn_config(folder: Path) -> None:
+def with_a_torn_config(folder):
     (folder / "config.json").write_text('{"model_type": "be')
 
 
-def with_code_of_its_own(folder: Path) -> None:
+def with_code_of_its_own(folder):
     (folder / "custom.py").write_text("import pathlib; pathlib.Path('executed').touch()")
     config = json.loads((folder / "config.json").read_text())
     config |= {"model_type": "own", "auto_map": {"AutoConfig": "custom.OwnConfig"}}
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def with_a_pickle(folder: Path) -> None:
+def with_a_pickle(folder):
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb()))
 
@@ -270,15 +258,15 @@ def with_a_pickle(folder: Path) -> None:
 class Bomb:
     """Makes a file when it is unpickled."""
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return Path.touch, (Path("executed"),)
 
 
-def removed(folder: Path) -> None:
+def removed(folder):
     shutil.rmtree(folder)
 
 
-def a_file(folder: Path) -> None:
+def a_file(folder):
     shutil.rmtree(folder)
     folder.write_text("x")
 
@@ -297,9 +285,7 @@ def a_file(folder: Path) -> None:
         (a_file, "mine"),
     ],
 )
-def test_a_model_folder_that_cannot_be_loaded_is_refused(
-    spoil: Callable[[Path], None], said: str, refused: Refused, tmp_path: Path, text: Path, model: Path
-) -> None:
+def test_a_model_folder_that_cannot_be_loaded_is_refused(spoil, said, refused, tmp_path, text, model):
     shutil.copytree(model, tmp_path / "mine")
     spoil(tmp_path / "mine")
     flags = f"--data {text} --mode single --seq-len 32 --samples 8 --eval-samples 8 --model ./mine --run-dir run"
@@ -310,9 +296,7 @@ def test_a_model_folder_that_cannot_be_loaded_is_refused(
         assert failed(Path("run"), message)
 
 
-def test_a_sequence_length_beyond_the_models_positions_is_refused_with_the_longest(
-    refused: Refused, text: Path, model: Path
-) -> None:
+def test_a_sequence_length_beyond_the_models_positions_is_refused_with_the_longest(refused, text, model):
     flags = f"--data {text} --mode single --seq-len 257 --model {model} --run-dir run"
     message = refused(*flags.split())
     assert message == f"--seq-len 257 is longer than the 256 positions of model {str(model)!r}; type --seq-len 256"
@@ -320,7 +304,7 @@ def test_a_sequence_length_beyond_the_models_positions_is_refused_with_the_longe
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_cuda_without_a_gpu_is_refused(refused: Refused, text: Path) -> None:
+def test_cuda_without_a_gpu_is_refused(refused, text):
     message = refused(*small(text), "--device", "cuda", "--run-dir", "run")
     assert message == "--device cuda: torch sees no GPU here; type --device cpu, or leave the flag out"
     assert not Path("run").exists()
@@ -336,13 +320,13 @@ def test_cuda_without_a_gpu_is_refused(refused: Refused, text: Path) -> None:
         ("--data hub:", "'hub:' does not name a Hub data set; write hub:NAME or hub:NAME:CONFIG"),
     ],
 )
-def test_a_mistyped_word_leaves_no_folder_behind(flags: str, said: str, refused: Refused, text: Path) -> None:
+def test_a_mistyped_word_leaves_no_folder_behind(flags, said, refused, text):
     command = [*small(text), "--mode", "async", "--nproc", "2", "--run-dir", "run", *flags.split()]
     assert said in refused(*command)
     assert not Path("run").exists()
 
 
-def test_a_mistyped_word_is_refused_without_the_imports_of_a_run(tmp_path: Path, text: Path) -> None:
+def test_a_mistyped_word_is_refused_without_the_imports_of_a_run(tmp_path, text):
     program = (
         "import json, os, runpy, sys\n"
         "for line in json.loads(sys.argv[1]):\n"
@@ -377,9 +361,7 @@ def test_a_mistyped_word_is_refused_without_the_imports_of_a_run(tmp_path: Path,
         *slow(("--model bert-base-uncased", "or use --model tiny or --model FOLDER")),
     ],
 )
-def test_a_hub_name_without_a_network_is_refused_soon_and_says_what_to_do(
-    flags: str, said: str, tmp_path: Path, text: Path, cache: Path
-) -> None:
+def test_a_hub_name_without_a_network_is_refused_soon_and_says_what_to_do(flags, said, tmp_path, text, cache):
     nobody = {"HTTPS_PROXY": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "hf")}
     known = {name: value for name, value in os.environ.items() if name not in ("HF_HUB_OFFLINE", "WORLD_SIZE", "RANK")}
     command = [sys.executable, str(SCRIPT), *f"--data {text} --mode single --cache-dir {cache}".split()]
@@ -401,9 +383,7 @@ def test_a_hub_name_without_a_network_is_refused_soon_and_says_what_to_do(
     assert failed(tmp_path / "run", done.stderr.removeprefix("error: ").rstrip("\n"))
 
 
-def test_a_folder_with_another_run_is_refused_with_what_differs_and_stays_as_it_is(
-    refused: Refused, script: ModuleType, text: Path, cache: Path
-) -> None:
+def test_a_folder_with_another_run_is_refused_with_what_differs_and_stays_as_it_is(refused, script, text, cache):
     flags = [*small(text), "--cache-dir", str(cache), "--run-dir", "run"]
     assert script.run(flags, StopRequest()) == 0
     before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
@@ -419,9 +399,7 @@ def test_a_folder_with_another_run_is_refused_with_what_differs_and_stays_as_it_
     assert json.loads(Path("run.before-1/summary.json").read_text())["seed"] == 0
 
 
-def test_a_failed_run_is_kept_under_another_name_when_it_is_tried_again(
-    refused: Refused, script: ModuleType, text: Path, cache: Path
-) -> None:
+def test_a_failed_run_is_kept_under_another_name_when_it_is_tried_again(refused, script, text, cache):
     kept = text.read_bytes()
     flags = [*small(text), "--cache-dir", str(cache), "--run-dir", "run"]
     text.write_text("")
@@ -432,9 +410,7 @@ def test_a_failed_run_is_kept_under_another_name_when_it_is_tried_again(
     assert json.loads(Path("run/summary.json").read_text())["status"] == "DONE"
 
 
-def test_a_folder_that_is_no_run_folder_is_refused_and_stays_as_it_is(
-    refused: Refused, text: Path, tmp_path: Path
-) -> None:
+def test_a_folder_that_is_no_run_folder_is_refused_and_stays_as_it_is(refused, text, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("x")
     for overwrite in ([], ["--overwrite"]):
@@ -444,20 +420,20 @@ def test_a_folder_that_is_no_run_folder_is_refused_and_stays_as_it_is(
 
 
 @pytest.mark.parametrize("flag", ["--runs-dir", "--run-dir"])
-def test_a_place_that_cannot_be_written_is_refused(flag: str, refused: Refused, text: Path) -> None:
+def test_a_place_that_cannot_be_written_is_refused(flag, refused, text):
     below_a_file = text / "runs"
     message = refused(*small(text), flag, below_a_file)
     assert message.startswith(f"{below_a_file} cannot be written (Not a directory); type {flag} ")
 
 
-def test_a_cache_folder_that_cannot_be_made_is_refused(refused: Refused, text: Path) -> None:
+def test_a_cache_folder_that_cannot_be_made_is_refused(refused, text):
     below_a_file = text / "cache"
     message = refused(*small(text), "--cache-dir", below_a_file, "--run-dir", "run")
     assert message.startswith(f"the cache folder {below_a_file} cannot be made (Not a directory); type --cache-dir")
     assert not Path("run").exists()
 
 
-def test_a_read_only_folder_is_refused(refused: Refused, text: Path, tmp_path: Path) -> None:
+def test_a_read_only_folder_is_refused(refused, text, tmp_path):
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o500)
     with contextlib.suppress(PermissionError):
@@ -467,7 +443,7 @@ def test_a_read_only_folder_is_refused(refused: Refused, text: Path, tmp_path: P
 
 
 @pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no shared-memory file system here")
-def test_too_little_shared_memory_is_refused_with_the_fix_and_leaves_no_file() -> None:
+def test_too_little_shared_memory_is_refused_with_the_fix_and_leaves_no_file():
     num_floats = shutil.disk_usage("/dev/shm").free // 4 + 2**28
     with pytest.raises(UsageError, match=r"^the run needs \d+\.\d GiB of shared memory and /dev/shm has \d") as error:
         Segment.create(num_floats)
@@ -477,8 +453,8 @@ def test_too_little_shared_memory_is_refused_with_the_fix_and_leaves_no_file() -
 
 @pytest.mark.processes
 def test_a_temporary_folder_with_a_name_too_long_for_a_socket_leaves_no_shared_memory(
-    refused: Refused, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    refused, text, tmp_path, monkeypatch
+):
     """The path of a Unix socket has 107 characters, and clusters like long names for TMPDIR."""
     long = tmp_path / ("x" * 100)
     long.mkdir()
@@ -487,7 +463,7 @@ def test_a_temporary_folder_with_a_name_too_long_for_a_socket_leaves_no_shared_m
     assert "TMPDIR" in message
 
 
-def test_what_torch_says_when_it_is_refused_memory_is_told_from_other_errors() -> None:
+def test_what_torch_says_when_it_is_refused_memory_is_told_from_other_errors():
     with pytest.raises(RuntimeError) as refused_memory:
         torch.empty(2**50)
     assert is_out_of_memory(refused_memory.value)

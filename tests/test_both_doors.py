@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -61,7 +59,7 @@ from asyncsgd.tasks.token_classification import TokenClassification
         ({"seconds": 1.0, "warmup": 0.25}, {"samples": None, "seconds": 1.0, "warmup": 0.25}, "0.25 share"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_by_both_doors(flags: Any, python: Any, words: str) -> None:
+def test_what_cannot_be_meant_is_refused_by_both_doors(flags, python, words):
     with pytest.raises(UsageError) as typed:
         experiment_of("plane", task_flags(Plane).make(flags))
     with pytest.raises(UsageError) as called:
@@ -70,9 +68,9 @@ def test_what_cannot_be_meant_is_refused_by_both_doors(flags: Any, python: Any, 
         assert all(word in str(refused.value) for word in words.split())
 
 
-def test_churn_may_be_given_in_any_order() -> None:
+def test_churn_may_be_given_in_any_order():
     unsorted = (Leave(1, 40.0), Leave(2, 5.0), Join(1, 50.0))
-    seconds: list[float] = []
+    seconds = []
     asyncsgd.train(
         Plane(),
         runtime=Virtual(3, churn=unsorted),
@@ -89,18 +87,18 @@ class OwnDefaults(Plane):
     defaults = asyncsgd.Defaults(learning_rate=0.02, schedule="cosine", warmup=0.25, weight_decay=0.1, clip_norm=2.0)
 
 
-def by_flags(kind: type[asyncsgd.Task], **settings: object) -> dict[str, object]:
+def by_flags(kind, **settings):
     """What a script trains the task with, where nobody says anything."""
     return vars(task_flags(kind).make({"samples": 8, **settings}).optimization)
 
 
-def in_settings_of_train(kind: type[asyncsgd.Task], folder: Path, **arguments: Any) -> dict[str, Any]:
+def in_settings_of_train(kind, folder, **arguments):
     """What `train` trains the task with; the library's own tasks find no data, and are refused after it is written."""
     own = kind.__module__.startswith("asyncsgd")
     task = kind(**{"data_name": str(folder / "nowhere.txt")} if own else {})
     with pytest.raises(UsageError) if own else contextlib.nullcontext():
         asyncsgd.train(task, quiet=True, folder=folder / "run", device="cpu", **{"samples": 8, **arguments})
-    settings: dict[str, Any] = yaml.safe_load((folder / "run" / "settings.yaml").read_text())
+    settings = yaml.safe_load((folder / "run" / "settings.yaml").read_text())
     return settings
 
 
@@ -116,43 +114,41 @@ def in_settings_of_train(kind: type[asyncsgd.Task], folder: Path, **arguments: A
         (OwnDefaults, (0.02, "cosine", 0.25, 0.1, 2.0)),
     ],
 )
-def test_a_task_is_trained_alike_through_both_doors(
-    kind: type[asyncsgd.Task], defaults: tuple[object, ...], tmp_path: Path
-) -> None:
+def test_a_task_is_trained_alike_through_both_doors(kind, defaults, tmp_path):
     names = ("learning_rate", "schedule", "warmup", "weight_decay", "clip_norm")
     ours, theirs = by_flags(kind), in_settings_of_train(kind, tmp_path)
     assert tuple(ours[name] for name in names) == tuple(theirs[name] for name in names) == defaults
 
 
-def test_stilt_mlm_and_stilt_finetune_have_the_defaults_of_their_tasks() -> None:
+def test_stilt_mlm_and_stilt_finetune_have_the_defaults_of_their_tasks():
     assert vars(Settings().optimization) == by_flags(MaskedLM)
     tuning = vars(make_finetune_settings({"init_from": "tiny"}).tuning)
     assert {name: tuning[name] for name in vars(Steps())} == by_flags(Classification)
 
 
-def test_sgd_and_a_run_without_a_number_of_samples_have_the_same_defaults_through_both_doors(tmp_path: Path) -> None:
-    timed: dict[str, Any] = {"samples": None, "seconds": 0.01}
+def test_sgd_and_a_run_without_a_number_of_samples_have_the_same_defaults_through_both_doors(tmp_path):
+    timed = {"samples": None, "seconds": 0.01}
     ours = by_flags(OwnDefaults, optimizer="sgd", warmup=0, **timed)
     theirs = in_settings_of_train(OwnDefaults, tmp_path, optimizer=asyncsgd.SGD(), **timed)
     for settings in (ours, theirs):
         assert (settings["learning_rate"], settings["schedule"], settings["warmup"]) == (0.1, "constant", 0)
 
 
-def test_a_warmup_below_1_is_a_share_through_both_doors() -> None:
+def test_a_warmup_below_1_is_a_share_through_both_doors():
     course = experiment_of("plane", task_flags(Plane).make({"samples": 80, "warmup": "0.25"})).course(Plane())
     assert course.schedule(10) == pytest.approx(0.5 * course.schedule(80))
     python = asyncsgd.train(Plane(), samples=80, warmup=0.25, quiet=True).summary["parameters_sha256"]
     assert python == asyncsgd.train(Plane(), samples=80, warmup=20, quiet=True).summary["parameters_sha256"]
 
 
-def test_the_processes_of_torchrun_are_workers_of_mode_async(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_processes_of_torchrun_are_workers_of_mode_async(monkeypatch):
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "29400")
     flags = task_flags(Plane)
 
-    def adapted(*argv: str) -> tuple[str, int]:
+    def adapted(*argv):
         job = adapt(flags.parse(argv, prog="", description="", examples=""), flags)[0].job
         return job.mode, job.nproc
 

@@ -1,13 +1,8 @@
 """experiments/calibrate.py lays a measured run beside its prediction on the virtual clock."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
-from gallery import Train
 
 import calibrate
 from analysis.study.run import load_runs
@@ -15,7 +10,7 @@ from analysis.study.run import load_runs
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
-def rows(folder: Path) -> dict[str, list[str]]:
+def rows(folder):
     text = (folder / "calibration.md").read_text()
     return {cells[0]: cells[1:] for cells in (re.split(r" *\| *", line.strip("| ")) for line in text.splitlines()[2:])}
 
@@ -23,9 +18,7 @@ def rows(folder: Path) -> dict[str, list[str]]:
 @pytest.mark.parametrize(
     "values", [{"mode": "async"}, {"mode": "sync"}, {"mode": "async", "rule": "ringmaster"}], ids=str
 )
-def test_a_measured_run_is_predicted_with_its_own_times_and_its_own_samples(
-    values: dict[str, Any], train: Train, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_measured_run_is_predicted_with_its_own_times_and_its_own_samples(values, train, capsys):
     run = train(nproc=2, evaluations=2, speeds="two_groups:share=0.5,factor=3,seconds=0.05", **values)
     assert calibrate.main([str(run.path), "--cache-dir", str(run.cache)]) == 0
     # a table of the run and its prediction would be one of two clocks, and readers leave the prediction out
@@ -42,7 +35,7 @@ def test_a_measured_run_is_predicted_with_its_own_times_and_its_own_samples(
     }
 
 
-def test_times_may_come_from_another_run(train: Train) -> None:
+def test_times_may_come_from_another_run(train):
     run, slow = train(mode="async", nproc=2), train(mode="async", nproc=2, speeds="constant:0.2")
     arguments = [str(run.path), "--times-from", str(slow.path), "--cache-dir", str(run.cache)]
     assert calibrate.main(arguments) == 0
@@ -50,7 +43,7 @@ def test_times_may_come_from_another_run(train: Train) -> None:
     assert float(rows(folder)["seconds in all"][1]) >= 2.0  # 10 gradients each at 0.2 s
 
 
-def test_what_cannot_be_predicted_is_refused(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_predicted_is_refused(train, tmp_path, capsys):
     virtual = train(mode="async", nproc=2, clock="virtual")
     assert calibrate.main([str(virtual.path)]) == 2
     assert "has a virtual clock already" in capsys.readouterr().err

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, load_model
 from test_checking import Branches, Regression
 from test_checking import Tokens as TiedTokens
-from torch import Tensor, nn
+from torch import nn
 
 from asyncsgd import modes
 from asyncsgd.errors import UsageError
@@ -24,7 +22,6 @@ from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.processes import fork_server
 from asyncsgd.runtime.ranks import Launch
 from asyncsgd.schedules import WarmupSchedule, constant
-from asyncsgd.tasks.base import Task
 from asyncsgd.training import lead
 
 NUM_STEPS = 6
@@ -35,7 +32,7 @@ LEARNING_RATE = 0.1
 class TwoHeads(Regression):
     """The second head does nothing."""
 
-    def layers(self) -> nn.Module:
+    def layers(self):
         return Branches()
 
 
@@ -43,11 +40,11 @@ class TwoHeads(Regression):
 class Normed(Regression):
     """Wrong: its statistics move in training."""
 
-    def layers(self) -> nn.Module:
+    def layers(self):
         return nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
 
 
-def train(task: Task, runtime: modes.Runtime, path: Path, recipe: OptimizerRecipe, num_samples: int) -> None:
+def train(task, runtime, path, recipe, num_samples):
     rule = Asynchronous() if runtime.follows_rule or runtime.has_server else Synchronous()
     schedule = WarmupSchedule(LEARNING_RATE, 0, num_samples, constant)
     experiment = Experiment(
@@ -62,7 +59,7 @@ def train(task: Task, runtime: modes.Runtime, path: Path, recipe: OptimizerRecip
     assert lead(experiment, launch, folder, context) == 0, (path / "summary.json").read_text()
 
 
-def plain_loop(task: Any, optimizer: torch.optim.Optimizer, model: nn.Module, num_workers: int) -> None:
+def plain_loop(task, optimizer, model, num_workers):
     """Steps along the mean gradient of `num_workers` batches; what has no gradient has zeros."""
     data = task.data(0)
     for step in range(NUM_STEPS):
@@ -76,7 +73,7 @@ def plain_loop(task: Any, optimizer: torch.optim.Optimizer, model: nn.Module, nu
         optimizer.step()
 
 
-def trained(path: Path) -> dict[str, Tensor]:
+def trained(path):
     return load_file(path / "model" / "model.safetensors")
 
 
@@ -84,9 +81,7 @@ RUNTIMES = [modes.InProcess(), modes.Processes(1), modes.Virtual(1), modes.Hogwi
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES, ids=lambda runtime: type(runtime).__name__)
-def test_unused_parameters_are_trained_as_by_a_plain_loop_whose_gradients_there_are_zero(
-    runtime: modes.Runtime, tmp_path: Path
-) -> None:
+def test_unused_parameters_are_trained_as_by_a_plain_loop_whose_gradients_there_are_zero(runtime, tmp_path):
     task, model = TwoHeads(), TwoHeads().model(0)
     num_samples = NUM_STEPS * runtime.num_workers * task.batch_size
     train(task, runtime, tmp_path / "run", OptimizerRecipe(SGD(0.9)), num_samples)
@@ -99,7 +94,7 @@ def test_unused_parameters_are_trained_as_by_a_plain_loop_whose_gradients_there_
         )
 
 
-def test_weight_decay_acts_on_unused_parameters_as_where_a_gradient_is_zero(tmp_path: Path) -> None:
+def test_weight_decay_acts_on_unused_parameters_as_where_a_gradient_is_zero(tmp_path):
     task, model = TwoHeads(), TwoHeads().model(0)
     initial = TwoHeads().model(0).state_dict()
     recipe = OptimizerRecipe(AdamW((0.9, 0.999)), weight_decay=0.5)
@@ -116,7 +111,7 @@ def test_weight_decay_acts_on_unused_parameters_as_where_a_gradient_is_zero(tmp_
     )
 
 
-def test_a_trained_model_with_tied_and_frozen_parameters_is_saved_and_can_be_loaded(tmp_path: Path) -> None:
+def test_a_trained_model_with_tied_and_frozen_parameters_is_saved_and_can_be_loaded(tmp_path):
     task = TiedTokens()
     train(task, modes.Virtual(2), tmp_path / "run", OptimizerRecipe(SGD()), 48)
     model = task.model(1)
@@ -129,9 +124,7 @@ def test_a_trained_model_with_tied_and_frozen_parameters_is_saved_and_can_be_loa
 
 
 @pytest.mark.parametrize("runtime", [modes.InProcess(), modes.Processes(2)], ids=["InProcess", "Processes"])
-def test_a_wrong_task_is_refused_before_its_run_and_the_summary_says_why(
-    runtime: modes.Runtime, tmp_path: Path
-) -> None:
+def test_a_wrong_task_is_refused_before_its_run_and_the_summary_says_why(runtime, tmp_path):
     with pytest.raises(UsageError, match="'0' \\(BatchNorm1d\\) changes its buffer"):
         train(Normed(), runtime, tmp_path / "run", OptimizerRecipe(SGD()), 8)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -139,7 +132,7 @@ def test_a_wrong_task_is_refused_before_its_run_and_the_summary_says_why(
     assert "BatchNorm1d" in summary["message"]
 
 
-def test_a_task_that_cannot_be_pickled_is_refused_for_processes_alone(tmp_path: Path) -> None:
+def test_a_task_that_cannot_be_pickled_is_refused_for_processes_alone(tmp_path):
     @dataclasses.dataclass(frozen=True)
     class Local(Regression):
         pass

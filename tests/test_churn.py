@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,23 +11,22 @@ from hypothesis import strategies as st
 
 from analysis.watch import Watched
 from asyncsgd.errors import UsageError
-from asyncsgd.records.events import DONE, FAILED, Event, Membership, Record
+from asyncsgd.records.events import DONE, FAILED, Event, Membership
 from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.records.totals import Totals
 from asyncsgd.rules import ALL, Asynchronous, Synchronous
-from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.log import read_log
-from asyncsgd.simulation.churn import Change, Join, Leave, in_order, parse_churn
+from asyncsgd.simulation.churn import Join, Leave, in_order, parse_churn
 from asyncsgd.simulation.problems import Quadratic
-from asyncsgd.simulation.simulate import Simulation, SimulationSettings, simulate, vector_sha256
-from asyncsgd.simulation.speeds import Constant, Exponential, Network, Speeds, parse_speeds
+from asyncsgd.simulation.simulate import SimulationSettings, simulate, vector_sha256
+from asyncsgd.simulation.speeds import Constant, Exponential, Network, parse_speeds
 
 CHURN = "leave:worker=1,seconds=2;join:worker=3,seconds=3;join:worker=1,seconds=5;leave:worker=0,seconds=6"
 
 
-def run(rule: Rule, churn: tuple[Change, ...], speeds: Speeds, **more: Any) -> tuple[Simulation, list[Record]]:
-    records: list[Record] = []
+def run(rule, churn, speeds, **more):
+    records = []
     done = simulate(
         rule,
         Quadratic(dimension=3).on(4, 0),
@@ -44,8 +41,8 @@ def run(rule: Rule, churn: tuple[Change, ...], speeds: Speeds, **more: Any) -> t
     return done, records
 
 
-def present_at(records: list[Record], seconds: float) -> set[int]:
-    there: set[int] = set()
+def present_at(records, seconds):
+    there = set()
     for record in records:
         if isinstance(record, Membership) and record.train_seconds <= seconds:
             (there.add if record.kind == "join" else there.discard)(record.worker)
@@ -53,7 +50,7 @@ def present_at(records: list[Record], seconds: float) -> set[int]:
 
 
 @pytest.mark.parametrize("rule", ALL, ids=str)
-def test_only_who_is_there_takes_part_under_every_rule(rule: Rule) -> None:
+def test_only_who_is_there_takes_part_under_every_rule(rule):
     done, records = run(rule, parse_churn(CHURN), Exponential(), budget=Budget(seconds=12.0))
     assert done.result.status == DONE
     changes = [(r.kind, r.worker, r.train_seconds) for r in records if isinstance(r, Membership)]
@@ -69,7 +66,7 @@ def test_only_who_is_there_takes_part_under_every_rule(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("rule", ALL, ids=str)
-def test_a_run_with_churn_is_replayed_bit_for_bit(rule: Rule, tmp_path: Path) -> None:
+def test_a_run_with_churn_is_replayed_bit_for_bit(rule, tmp_path):
     given = SimulationSettings(rule=str(rule), workers=4, samples=80, churn=CHURN)
     given.check()
     folder = RunFolder(tmp_path / "run")
@@ -80,9 +77,9 @@ def test_a_run_with_churn_is_replayed_bit_for_bit(rule: Rule, tmp_path: Path) ->
     assert vector_sha256(server.parameters) == vector_sha256(done.parameters)
 
 
-def test_a_worker_that_leaves_loses_what_it_computes_and_its_sample_is_its_next_one() -> None:
+def test_a_worker_that_leaves_loses_what_it_computes_and_its_sample_is_its_next_one():
     churn = parse_churn("leave:worker=1,seconds=2.5;join:worker=1,seconds=4.5")
-    records: list[Record] = []
+    records = []
     simulate(
         Asynchronous(),
         Quadratic(dimension=3).on(2, 0),
@@ -104,7 +101,7 @@ def test_a_worker_that_leaves_loses_what_it_computes_and_its_sample_is_its_next_
     assert [r.lost for r in records if isinstance(r, Membership) and r.kind == "leave"] == [(5,)]
 
 
-def test_a_synchronous_round_ends_when_the_one_it_waits_for_leaves() -> None:
+def test_a_synchronous_round_ends_when_the_one_it_waits_for_leaves():
     churn = (Leave(3, 1.5),)
     done, records = run(Synchronous(), churn, SlowLast(), budget=Budget(seconds=1.75), network=None)
     (left,) = [r for r in records if isinstance(r, Membership) and r.kind == "leave"]
@@ -113,7 +110,7 @@ def test_a_synchronous_round_ends_when_the_one_it_waits_for_leaves() -> None:
     assert done.version == 1
 
 
-def test_a_step_that_a_leave_causes_is_counted_in_the_totals_and_where_a_run_is_watched(tmp_path: Path) -> None:
+def test_a_step_that_a_leave_causes_is_counted_in_the_totals_and_where_a_run_is_watched(tmp_path):
     _, records = run(Synchronous(), (Leave(3, 1.5),), SlowLast(), budget=Budget(seconds=1.75), network=None)
     totals, folder = Totals(), RunFolder(tmp_path / "run")
     for record in records:
@@ -132,7 +129,7 @@ def test_a_step_that_a_leave_causes_is_counted_in_the_totals_and_where_a_run_is_
 class SlowLast(Exponential):
     """Worker 3 takes ten seconds, the others one."""
 
-    def on(self, num_workers: int, seed: int) -> Any:
+    def on(self, num_workers, seed):
         return parse_speeds(f"slow:worker={num_workers - 1},factor=10").on(num_workers, seed)
 
 
@@ -142,7 +139,7 @@ class SlowLast(Exponential):
     rule=st.sampled_from([rule for rule in ALL if not rule.local_steps]),
     network=st.sampled_from([None, Network(1.0, (2.0,), 4.0)]),
 )
-def test_workers_may_come_and_go_as_often_as_they_like(times: list[float], rule: Rule, network: Network | None) -> None:
+def test_workers_may_come_and_go_as_often_as_they_like(times, rule, network):
     changes = tuple((Leave if k % 2 == 0 else Join)(1, seconds) for k, seconds in enumerate(sorted(times)))
     done, records = run(rule, changes, Exponential(), budget=Budget(seconds=21.0), network=network)
     assert done.result.status == DONE
@@ -152,7 +149,7 @@ def test_workers_may_come_and_go_as_often_as_they_like(times: list[float], rule:
     assert seconds == sorted(seconds)
 
 
-def test_a_run_that_everybody_has_left_fails_and_one_that_waits_for_a_worker_goes_on() -> None:
+def test_a_run_that_everybody_has_left_fails_and_one_that_waits_for_a_worker_goes_on():
     everybody = tuple(Leave(worker, 2.5) for worker in range(4))
     done, _ = run(Asynchronous(), everybody, Constant(), budget=Budget(samples=100))
     assert (done.result.status, done.num_arrivals) == (FAILED, 8)
@@ -173,7 +170,7 @@ def test_a_run_that_everybody_has_left_fails_and_one_that_waits_for_a_worker_goe
         (";".join(f"join:worker={worker},seconds=1" for worker in range(4)), "nobody is there at the beginning"),
     ],
 )
-def test_a_churn_that_cannot_be_is_refused_with_the_reason(text: str, message: str) -> None:
+def test_a_churn_that_cannot_be_is_refused_with_the_reason(text, message):
     with pytest.raises(UsageError) as error:
         in_order(parse_churn(text), 4)
     assert message in str(error.value)

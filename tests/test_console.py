@@ -1,7 +1,5 @@
 """The console is best effort: whatever becomes of it, a script goes on and its exit code says how it ended."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +25,7 @@ sys.exit(run_script(run))
 
 
 @pytest.mark.parametrize("console", ["| head -n 1", "> /dev/full", "| cat > /dev/null"])
-def test_no_console_ends_a_script(console: str, tmp_path: Path) -> None:
+def test_no_console_ends_a_script(console, tmp_path):
     command = f'set -o pipefail; PYTHONIOENCODING=ascii $PYTHON -c "$PROGRAM" records {console}'
     environment = {"PYTHON": sys.executable, "PROGRAM": PROGRAM, "PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, timeout=60)

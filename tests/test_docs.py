@@ -1,7 +1,5 @@
 """The pages of the documentation, and that the commands and the code of two of them run."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re
@@ -43,13 +41,13 @@ def test_the_index_lists_every_page():
     assert {page.name for page in DOCS.glob("*.md")} <= {"index.md", *linked}
 
 
-def blocks(page: str, language: str) -> list[str]:
+def blocks(page, language):
     """The fenced blocks of a page in one language; commands have none."""
     text = (DOCS / page).read_text(encoding="utf-8")
     return [block for kind, block in re.findall(r"```(\w*)\n(.*?)```", text, re.DOTALL) if kind == language]
 
 
-def commands(page: str) -> list[str]:
+def commands(page):
     """The commands of a page that are said to run, without their comments."""
     lines = [line for block in blocks(page, "") for line in block.splitlines()]
     return [line.partition("#")[0].strip() for line in lines if "# not tried here" not in line]
@@ -59,7 +57,7 @@ Do = Callable[[str], None]
 
 
 @pytest.fixture
-def do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Do:
+def do(tmp_path, monkeypatch):
     """Do what a command says, in this process and with few samples, in a folder that has the data it names."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)
@@ -77,7 +75,7 @@ def do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Do:
             Path(folder, f"{side}.{suffix}").write_text("\n".join(rows[folder]))
     data = {"stilt_finetune": "labelled", "train_tagger": "tagged"}
 
-    def run(command: str) -> None:
+    def run(command):
         python, script, *arguments = shlex.split(command.replace(" 5000", " 16").replace(" FOLDER", " tagged"))
         name = Path(script).stem
         assert (python, script) == ("python", f"experiments/{name}.py")
@@ -99,9 +97,7 @@ def do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Do:
 
 
 @pytest.mark.slow
-def test_every_way_of_using_a_model_works_with_a_run_s_model_and_with_an_exported_one(
-    do: Do, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_way_of_using_a_model_works_with_a_run_s_model_and_with_an_exported_one(do, capsys):
     page = "using_the_model.md"
     for command in commands(page):
         do(command)
@@ -118,5 +114,5 @@ def test_every_way_of_using_a_model_works_with_a_run_s_model_and_with_an_exporte
 
 
 @pytest.mark.parametrize("command", commands("adapting.md"))
-def test_what_the_page_about_other_trainings_says_can_be_typed(command: str, do: Do) -> None:
+def test_what_the_page_about_other_trainings_says_can_be_typed(command, do):
     do(command)

@@ -1,14 +1,12 @@
 """Training with candidates: the budget and the test of a run without, in every mode, and a second test beside it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from gallery import Train, trainer
+from gallery import trainer
 from marks import slow
 
 import mask_candidates
@@ -25,17 +23,17 @@ from asyncsgd.scripts.pretraining import task_of
 from asyncsgd.settings.training import make_settings
 from asyncsgd.signals import StopRequest
 from asyncsgd.tasks.base import add_sums
-from asyncsgd.tasks.masked_lm import MaskedLM, MaskedTokens
+from asyncsgd.tasks.masked_lm import MaskedTokens
 from asyncsgd.training import _check_began_from
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory):
     return tmp_path_factory.mktemp("domain")
 
 
 @pytest.fixture(scope="module")
-def train(root: Path) -> Train:
+def train(root):
     """Runs on a small text whose words with b or d are candidates; of some sentences, none is."""
     run = trainer(root)
     text = (root / "train.txt").read_text()
@@ -48,9 +46,7 @@ def train(root: Path) -> Train:
     return lambda **values: run(**({"candidates": str(root / "found")} | values))
 
 
-def test_candidates_that_are_not_complete_are_refused_before_a_run_or_a_sweep_has_begun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_candidates_that_are_not_complete_are_refused_before_a_run_or_a_sweep_has_begun(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("found").mkdir()
     Path("found/manifest.json").write_text(json.dumps({"format": CANDIDATES_FORMAT, "complete": False}))
@@ -65,7 +61,7 @@ def test_candidates_that_are_not_complete_are_refused_before_a_run_or_a_sweep_ha
     assert sorted(path.name for path in tmp_path.iterdir()) == ["few.yaml", "found"]
 
 
-def prepared(train: Train, root: Path, **values: object) -> MaskedLM:
+def prepared(train, root, **values):
     settings = make_settings(
         {
             "data": f"{root}/train.txt",
@@ -81,7 +77,7 @@ def prepared(train: Train, root: Path, **values: object) -> MaskedLM:
     return task_of(settings).prepare(0, root / "cache")
 
 
-def test_batches_have_the_samples_and_the_number_of_masked_tokens_of_uniform_masking(train: Train, root: Path) -> None:
+def test_batches_have_the_samples_and_the_number_of_masked_tokens_of_uniform_masking(train, root):
     uniform, ours, half = (
         prepared(train, root, **more)
         for more in ({"mask": "token"}, {"mask": "candidates"}, {"mask": "candidates", "candidate_share": 0.5})
@@ -102,9 +98,7 @@ def test_batches_have_the_samples_and_the_number_of_masked_tokens_of_uniform_mas
     assert shares[0][1] + 0.1 < shares[2][1] < shares[1][1] - 0.1
 
 
-def test_the_first_test_is_that_of_runs_without_candidates_and_the_second_masks_candidates_only(
-    train: Train, root: Path
-) -> None:
+def test_the_first_test_is_that_of_runs_without_candidates_and_the_second_masks_candidates_only(train, root):
     with_candidates = train(mode="single", samples=0)
     without = train(mode="single", samples=0, candidates=None)
     (ours,), (plain,) = (run.records("evaluate") for run in (with_candidates, without))
@@ -122,7 +116,7 @@ def test_the_first_test_is_that_of_runs_without_candidates_and_the_second_masks_
     assert second["weight"] == sum(batches[index].num_masked for index in range(len(batches)))
 
 
-def test_shards_of_all_sets_add_up(train: Train, root: Path) -> None:
+def test_shards_of_all_sets_add_up(train, root):
     task = prepared(train, root)
     model, sets = task.model(0), task.data(0).evaluation
     device = torch.device("cpu")
@@ -135,9 +129,9 @@ def test_shards_of_all_sets_add_up(train: Train, root: Path) -> None:
     assert parts.loss == pytest.approx(whole.loss, rel=1e-12)
 
 
-def masked_words(task: MaskedLM, tokens: Tokens, num_batches: int = 40) -> list[tuple[int, int, int]]:
+def masked_words(task, tokens, num_batches=40):
     """Of every sample of some batches: masked tokens, those among them in words with a candidate, and all of these."""
-    words: dict[tuple[int, ...], np.ndarray] = {}
+    words = {}
     for sample in map(tokens.sample, range(tokens.num_samples)):
         of_token, _ = sample.words()
         words[tuple(sample.ids.tolist())] = np.isin(of_token, of_token[sample.candidates])
@@ -153,7 +147,7 @@ def masked_words(task: MaskedLM, tokens: Tokens, num_batches: int = 40) -> list[
     return counts
 
 
-def test_tech_masks_candidates_only_as_many_as_the_budget_or_all_there_are(train: Train, root: Path) -> None:
+def test_tech_masks_candidates_only_as_many_as_the_budget_or_all_there_are(train, root):
     only, filled = prepared(train, root, tech=True), prepared(train, root, mask="candidates")
     counts = masked_words(only, Tokens.load(Path(str(only.tokens)) / "train"))
     assert all(masked == candidates > 0 for masked, candidates, _ in counts)
@@ -163,7 +157,7 @@ def test_tech_masks_candidates_only_as_many_as_the_budget_or_all_there_are(train
     assert any(masked > candidates == every for masked, candidates, every in filled_up)
 
 
-def test_tech_leaves_out_sequences_without_a_candidate_and_counts_them(train: Train, root: Path) -> None:
+def test_tech_leaves_out_sequences_without_a_candidate_and_counts_them(train, root):
     every, tech = prepared(train, root), prepared(train, root, tech=True)
     assert every.num_train_samples is not None
     assert tech.num_train_samples is not None
@@ -176,7 +170,7 @@ def test_tech_leaves_out_sequences_without_a_candidate_and_counts_them(train: Tr
     assert "candidates loss" in (run.path / "console.log").read_text()
 
 
-def test_a_resumed_run_needs_the_candidates_that_it_began_with(train: Train, root: Path) -> None:
+def test_a_resumed_run_needs_the_candidates_that_it_began_with(train, root):
     run = train(mode="single", mask="candidates", checkpoint_every="20")
     checkpoint = find(run.path, lambda _: True)
     assert checkpoint.checkpoint.began_from["candidates"] == run.summary["candidates_sha256"]
@@ -185,7 +179,7 @@ def test_a_resumed_run_needs_the_candidates_that_it_began_with(train: Train, roo
         _check_began_from(checkpoint, now)
 
 
-def test_a_folder_that_is_missing_is_refused_before_there_is_a_run(root: Path) -> None:
+def test_a_folder_that_is_missing_is_refused_before_there_is_a_run(root):
     settings = make_settings({"candidates": str(root / "nothing"), "mask": "candidates"})
     with pytest.raises(UsageError, match="is no folder of candidates"):
         task_of(settings).check_names()
@@ -202,7 +196,7 @@ MODES = {
 
 
 @pytest.mark.parametrize("mode", ["virtual", *slow("async", "process_group", "sync", "hogwild")])
-def test_every_mode_takes_both_tests(train: Train, root: Path, mode: str) -> None:
+def test_every_mode_takes_both_tests(train, root, mode):
     run = train(**MODES[mode], mask="candidates", candidate_share=0.7)
     task = prepared(train, root)
     last = run.records("evaluate")[-1]

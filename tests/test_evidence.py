@@ -1,15 +1,11 @@
 """What 03c2f30 answered, before the library was made smaller: its runs, its verdicts and its plans."""
 
-from __future__ import annotations
-
 import ast
 import csv
 import json
 import math
 import tarfile
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy
 import pytest
@@ -33,7 +29,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def unpacked(archive: str, folder: Path, names: Iterable[str] = ()) -> Path:
+def unpacked(archive, folder, names=()):
     """The folder of an archive, with all that is in it or only with what is named there."""
     with tarfile.open(EVIDENCE / archive) as tar:
         members = [member for member in tar if not names or not {*names}.isdisjoint(Path(member.name).parts)]
@@ -42,7 +38,7 @@ def unpacked(archive: str, folder: Path, names: Iterable[str] = ()) -> Path:
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(tmp_path_factory):
     return unpacked("runs.tar.gz", tmp_path_factory.mktemp("evidence"))
 
 
@@ -52,14 +48,14 @@ QUICK = ("single", "async2-ksync-abandons", "virtual-resumed")
 
 
 @pytest.mark.parametrize("name", [*QUICK, *slow(*(name for name in SHAPES if name not in QUICK))])
-def test_a_run_is_replayed_bit_for_bit(runs: Path, name: str) -> None:
+def test_a_run_is_replayed_bit_for_bit(runs, name):
     replayed = asyncsgd.replay(runs / name, Shapes(train_images=320, width=8))
     assert (replayed.difference, replayed.identical) == ("", True)
     assert replayed.parameters_sha256 == summary(runs / name)["parameters_sha256"]
 
 
 @pytest.mark.slow
-def test_a_run_of_a_masked_language_model_is_replayed_bit_for_bit(runs: Path, tmp_path: Path) -> None:
+def test_a_run_of_a_masked_language_model_is_replayed_bit_for_bit(runs, tmp_path):
     """Its texts are the documentation of Python and of its packages, which have to be those of the run."""
     try:
         replayed = asyncsgd.replay(runs / "mlm-async2", cache=tmp_path)
@@ -70,7 +66,7 @@ def test_a_run_of_a_masked_language_model_is_replayed_bit_for_bit(runs: Path, tm
     assert (replayed.difference, replayed.identical) == ("", True)
 
 
-def test_every_run_is_read_with_its_losses(runs: Path) -> None:
+def test_every_run_is_read_with_its_losses(runs):
     for folder in sorted(path.parent for path in runs.glob("*/summary.json")):
         run, said = asyncsgd.load_run(folder), summary(folder)
         assert run.status == "DONE", folder.name
@@ -78,7 +74,7 @@ def test_every_run_is_read_with_its_losses(runs: Path) -> None:
         assert run.evaluations[-1].loss == said["final_eval_loss"], folder.name
 
 
-def test_every_run_is_a_row_of_the_comparison(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_run_is_a_row_of_the_comparison(runs, tmp_path, capsys):
     assert compare.main([str(runs), "--format", "csv", "--out", str(tmp_path)]) == 0
     rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
     losses = sorted(summary(path.parent)["final_eval_loss"] for path in runs.glob("*/summary.json"))
@@ -86,27 +82,27 @@ def test_every_run_is_a_row_of_the_comparison(runs: Path, tmp_path: Path, capsys
     assert sorted(float(row["loss_mean"]) for row in rows) == losses
 
 
-def summary(folder: Path) -> dict[str, Any]:
+def summary(folder):
     return json.loads((folder / "summary.json").read_text())
 
 
-ROWS: dict[str, list[dict[str, Any]]] = json.loads((EVIDENCE / "rows.json").read_text()) if EVIDENCE.is_dir() else {}
+ROWS = json.loads((EVIDENCE / "rows.json").read_text()) if EVIDENCE.is_dir() else {}
 STUDIES = sorted(ROWS)
 SAMPLE = STUDIES[::8]
 OTHERS = [name for name in STUDIES if name not in SAMPLE]
 
 
-def test_there_are_161_studies_with_525_rows() -> None:
+def test_there_are_161_studies_with_525_rows():
     assert (len(ROWS), sum(map(len, ROWS.values()))) == (161, 525)
 
 
 @pytest.mark.parametrize("names", [SAMPLE, *slow(OTHERS)], ids=["every eighth", "all others"])
-def test_studies_are_judged_as_before(tmp_path: Path, names: list[str]) -> None:
+def test_studies_are_judged_as_before(tmp_path, names):
     folder = unpacked("studies.tar.gz", tmp_path, names)
     assert [line for name in names for line in differences(name, ROWS[name], judged(folder / name))] == []
 
 
-def differences(study: str, before: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[str]:
+def differences(study, before, now):
     was, is_now = by_comparison(before), by_comparison(now)
     lines = [f"{study}: {' '.join(key)} is on one side only" for key in was.keys() ^ is_now.keys()]
     for key in was.keys() & is_now.keys():
@@ -116,13 +112,13 @@ def differences(study: str, before: list[dict[str, Any]], now: list[dict[str, An
     return lines
 
 
-def by_comparison(rows: list[dict[str, Any]]) -> dict[tuple[str, str, str], dict[str, Any]]:
+def by_comparison(rows):
     found = {(row["treatment"], row["reference"], row["endpoint"]): row for row in rows}
     assert len(found) == len(rows)
     return found
 
 
-def same(value: Any, other: Any) -> bool:
+def same(value, other):
     """Whether two words, numbers, or a number with its interval are the same; NaN and None are.
 
     >>> same([2.0, None], [2.0 + 1e-12, math.nan]), same(None, math.nan), same(0.5, 0.6), same("better", "worse")
@@ -135,10 +131,10 @@ def same(value: Any, other: Any) -> bool:
     return bool(value == pytest.approx(other, rel=1e-9, nan_ok=True)) if numbers else value == other
 
 
-def judged(folder: Path) -> list[dict[str, Any]]:
+def judged(folder):
     """The rows of a study's table of tests; an estimate and a ratio stand with both ends of their intervals."""
 
-    def ends(interval: Any) -> list[float] | None:
+    def ends(interval):
         return None if interval is None else [interval.estimate, interval.low, interval.high]
 
     names = ("treatment", "reference", "endpoint", "word", "family", "n", "p", "p_holm")
@@ -149,21 +145,21 @@ def judged(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-PLANS: dict[str, list[Any]] = json.loads((EVIDENCE / "plans.json").read_text()) if EVIDENCE.is_dir() else {}
+PLANS = json.loads((EVIDENCE / "plans.json").read_text()) if EVIDENCE.is_dir() else {}
 
 
 @pytest.mark.parametrize("config", sorted(PLANS))
-def test_a_config_plans_the_same_runs(config: str) -> None:
+def test_a_config_plans_the_same_runs(config):
     assert sorted(planned(read_config(CONFIGS / f"{config}.yaml"))) == sorted(map(recorded, PLANS[config]))
 
 
-def planned(config: dict[str, Any]) -> list[str]:
+def planned(config):
     if "comparisons" in config:
         return [json.dumps([job.folder, job.task, job.flags]) for job in jobs_of(config)]
     return [recorded({key: str(value) for key, value in vars(run).items()}) for run in make_plan(config).runs]
 
 
-def recorded(run: dict[str, str] | str) -> str:
+def recorded(run):
     """A run of plans.json: the fields of one of a sweep, or how Python writes one of a comparison.
 
     >>> recorded("Job(folder='a/s1', task='masked_lm', flags=('--mode', 'single'))")

@@ -18,9 +18,8 @@ import time
 import types
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing import forkserver
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +31,9 @@ from running import A_TASK
 import stilt_mlm
 from asyncsgd.models import saved_parameters_sha256
 from asyncsgd.optimizers import SGD, Optimizer, StepTakenByWorker
-from asyncsgd.records.events import DONE, Evaluation, Event, Gradient, Membership, Record, Taken, read_events
+from asyncsgd.records.events import DONE, Evaluation, Event, Gradient, Membership, Taken, read_events
 from asyncsgd.replaying import PreparedReplay, experiment_of_run
 from asyncsgd.rules import Asynchronous, Synchronous
-from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.base import Budget, Result
 from asyncsgd.runtime.hogwild import Hogwild
 from asyncsgd.runtime.log import read_log
@@ -43,7 +41,7 @@ from asyncsgd.runtime.parameter_server import ParameterServer
 from asyncsgd.runtime.processes import Processes, fork_server
 from asyncsgd.runtime.rank_process import Finished
 from asyncsgd.runtime.transport.messages import Compute, Computed, Evaluate, Evaluated, Holding, Ready, Stop
-from asyncsgd.runtime.transport.shared_memory import FROZEN, Segment, SharedMemoryAddress, SharedMemoryServer
+from asyncsgd.runtime.transport.shared_memory import FROZEN, Segment, SharedMemoryServer
 from asyncsgd.server import Server
 from asyncsgd.signals import StopRequest
 from asyncsgd.tasks.base import encode_sums
@@ -57,7 +55,7 @@ needs_proc = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="finds p
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def small(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     draw = random.Random(0)
     text = folder / "text.txt"
@@ -67,7 +65,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     ).split()
 
 
-def until(seen: Callable[[], Any], what: str, seconds: float = DEADLINE) -> Any:
+def until(seen, what, seconds=DEADLINE):
     """Look again and again until something is seen, and return it; an error after `seconds`."""
     deadline = time.monotonic() + seconds
     while not (found := seen()):
@@ -76,28 +74,28 @@ def until(seen: Callable[[], Any], what: str, seconds: float = DEADLINE) -> Any:
     return found
 
 
-def num_evaluations(run: Path) -> int:
+def num_evaluations(run):
     with contextlib.suppress(OSError):
         return (run / "events.jsonl").read_bytes().count(b'"kind":"evaluate"')
     return 0
 
 
-def summary_of(run: Path) -> dict[str, Any]:
+def summary_of(run):
     return json.loads((run / "summary.json").read_text())
 
 
-def records_of(run: Path, kind: str) -> list[dict[str, Any]]:
+def records_of(run, kind):
     return [record for record in read_events(run / "events.jsonl") if record["kind"] == kind]
 
 
-def stat_of(pid: int) -> list[str]:
+def stat_of(pid):
     """The fields of /proc/PID/stat from the state on; empty for a process that is gone."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return []
 
 
-def workers() -> list[int]:
+def workers():
     """Living children of this process's fork server, in the order they were started: worker 0 first."""
     server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     found = []
@@ -120,9 +118,7 @@ Train = Callable[..., Ended]
 
 
 @pytest.fixture
-def train(
-    small: list[str], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Train:
+def train(small, tmp_path, tmp_path_factory, monkeypatch):
     """Run the script in this process; a thread does `fault` to the workers once `after` evaluations are recorded."""
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
@@ -130,11 +126,11 @@ def train(
     temporary = tmp_path_factory.mktemp("t")  # short: the path of a socket has 107 characters
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
 
-    def run(flags: str, fault: Callable[[list[int]], None] | None = None, num_workers: int = 0) -> Ended:
+    def run(flags, fault=None, num_workers=0):
         folder = tmp_path / "run"
-        failed: list[BaseException] = []
+        failed = []
 
-        def do() -> None:
+        def do():
             try:
                 until(lambda: num_evaluations(folder) >= 3, "three evaluations")
                 pids = workers()
@@ -163,8 +159,8 @@ def train(
     return run
 
 
-def kill(*which: int) -> Callable[[list[int]], None]:
-    def fault(pids: list[int]) -> None:
+def kill(*which):
+    def fault(pids):
         for worker in which:
             os.kill(pids[worker], signal.SIGKILL)
 
@@ -176,7 +172,7 @@ def kill(*which: int) -> Callable[[list[int]], None]:
 @pytest.mark.parametrize(
     "mode", ["async", *slow("hogwild", "async --transport process_group", "async --rule synchronous")]
 )
-def test_a_killed_worker_leaves_its_batch_to_another_and_the_run_is_done(mode: str, train: Train) -> None:
+def test_a_killed_worker_leaves_its_batch_to_another_and_the_run_is_done(mode, train):
     ended = train(f"--mode {mode} --nproc 2 --samples 1600 --evaluations 40", kill(1), num_workers=2)
     assert ended.exit_code == 0
     assert ended.summary["status"] == "DONE"
@@ -198,9 +194,7 @@ def test_a_killed_worker_leaves_its_batch_to_another_and_the_run_is_done(mode: s
 @needs_proc
 @pytest.mark.processes
 @pytest.mark.parametrize("mode", ["async", "hogwild"])
-def test_a_run_without_any_worker_left_has_failed_and_says_how_each_ended(
-    mode: str, train: Train, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_without_any_worker_left_has_failed_and_says_how_each_ended(mode, train, capsys):
     ended = train(f"--mode {mode} --nproc 2 --samples 4000 --evaluations 100", kill(0, 1), num_workers=2)
     assert ended.exit_code == 1
     assert ended.summary["status"] == "FAILED"
@@ -216,7 +210,7 @@ def test_a_run_without_any_worker_left_has_failed_and_says_how_each_ended(
 @needs_proc
 @pytest.mark.processes
 @pytest.mark.parametrize("rule", slow("fixed_delay:delay=2", "ringmaster:threshold=2,stops=true", "diloco"))
-def test_a_run_with_a_killed_worker_replays_bit_for_bit(rule: str, train: Train, small: list[str]) -> None:
+def test_a_run_with_a_killed_worker_replays_bit_for_bit(rule, train, small):
     ended = train(f"--mode async --nproc 3 --rule {rule} --samples 1600 --evaluations 40", kill(1), num_workers=3)
     (left,) = records_of(ended.run, "leave")
     assert left["worker"] == 1
@@ -230,7 +224,7 @@ def test_a_run_with_a_killed_worker_replays_bit_for_bit(rule: str, train: Train,
 @needs_proc
 @pytest.mark.processes
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_ends_the_synchronous_run_at_once_and_is_named(rank: int, train: Train) -> None:
+def test_a_killed_rank_ends_the_synchronous_run_at_once_and_is_named(rank, train):
     ended = train("--mode sync --nproc 2 --samples 8000 --evaluations 200", kill(rank), num_workers=2)
     assert ended.exit_code == 1
     assert ended.seconds < DEADLINE
@@ -244,7 +238,7 @@ def test_a_killed_rank_ends_the_synchronous_run_at_once_and_is_named(rank: int, 
     assert [ended.summary[key] for key in ("parameters_sha256", "final_eval_loss", "metrics")] == [None] * 3
 
 
-def hand_over(records: Connection) -> None:
+def hand_over(records):
     """Rank 0, whose handing over takes longer than the others' way out."""
     time.sleep(1.0)
     records.send(Finished(Result(DONE), 7, 28, 0.5))
@@ -253,7 +247,7 @@ def hand_over(records: Connection) -> None:
 
 
 @pytest.mark.processes
-def test_a_rank_that_has_ended_well_is_not_lost_while_rank_0_hands_over() -> None:
+def test_a_rank_that_has_ended_well_is_not_lost_while_rank_0_hands_over():
     context = fork_server("tiny")
     segment = Segment.create(4)
     records, far_end = context.Pipe()
@@ -269,7 +263,7 @@ def test_a_rank_that_has_ended_well_is_not_lost_while_rank_0_hands_over() -> Non
 
 @pytest.mark.processes
 @pytest.mark.parametrize("mode", ["single", "sync --nproc 2", "async --nproc 2", "hogwild --nproc 2"])
-def test_a_loss_that_is_no_number_ends_the_run_as_diverged_with_worker_and_version(mode: str, train: Train) -> None:
+def test_a_loss_that_is_no_number_ends_the_run_as_diverged_with_worker_and_version(mode, train):
     ended = train(
         f"--mode {mode} --samples 400 --evaluations 1 --optimizer sgd --learning-rate 1e30 --warmup 0 --clip-norm 0"
     )
@@ -286,7 +280,7 @@ def test_a_loss_that_is_no_number_ends_the_run_as_diverged_with_worker_and_versi
 class Command:
     """A command in a session of its own, its output in files; everything it starts carries a mark."""
 
-    def __init__(self, words: list[str], folder: Path) -> None:
+    def __init__(self, words, folder):
         self.words = words
         self.mark = uuid.uuid4().hex
         self.folder = folder
@@ -304,11 +298,11 @@ class Command:
                 start_new_session=True,
             )
 
-    def left(self) -> list[str]:
+    def left(self):
         """Names in the folder of temporary files, but for the cache that torch makes when transformers is imported."""
         return [path.name for path in self.temporary.iterdir() if not path.name.startswith("torchinductor_")]
 
-    def pids(self) -> list[int]:
+    def pids(self):
         """Everything living that came from the command."""
         pids = []
         for folder in Path("/proc").glob("[0-9]*"):
@@ -319,13 +313,13 @@ class Command:
         return pids
 
     @property
-    def err(self) -> str:
+    def err(self):
         return (self.folder / "err.txt").read_text()
 
-    def shared(self) -> list[Path]:
+    def shared(self):
         return list(Path("/dev/shm").glob(f"asyncsgd-{self.process.pid}-*"))
 
-    def end(self) -> None:
+    def end(self):
         for pid in self.pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -336,10 +330,10 @@ class Command:
 
 
 @pytest.fixture
-def start(small: list[str], tmp_path: Path) -> Iterator[Callable[[str], Command]]:
-    started: list[Command] = []
+def start(small, tmp_path):
+    started = []
 
-    def run(flags: str) -> Command:
+    def run(flags):
         words = [sys.executable, str(SCRIPT), *small, "--run-dir", "run", *flags.split()]
         started.append(Command(words, tmp_path))
         return started[-1]
@@ -352,9 +346,7 @@ def start(small: list[str], tmp_path: Path) -> Iterator[Callable[[str], Command]
 @needs_proc
 @pytest.mark.processes
 @pytest.mark.parametrize("mode", slow("async --nproc 2", "single", "sync --nproc 2", "hogwild --nproc 2"))
-def test_ctrl_c_saves_the_model_and_leaves_nothing_behind(
-    mode: str, start: Callable[[str], Command], tmp_path: Path
-) -> None:
+def test_ctrl_c_saves_the_model_and_leaves_nothing_behind(mode, start, tmp_path):
     command = start(f"--mode {mode} --samples 200000 --evaluations 2000")
     until(lambda: num_evaluations(tmp_path / "run") >= 3, "three evaluations")
     os.killpg(command.process.pid, signal.SIGINT)  # what a terminal does: to everybody in the foreground
@@ -375,7 +367,7 @@ def test_ctrl_c_saves_the_model_and_leaves_nothing_behind(
     assert all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
 
 
-def test_the_first_signal_is_also_heard_by_whoever_listened_before() -> None:
+def test_the_first_signal_is_also_heard_by_whoever_listened_before():
     """A sweep that makes the run: it must not begin another one."""
     with StopRequest() as sweep_is_asked, StopRequest() as run_is_asked, run_is_asked.during_a_run():
         os.kill(os.getpid(), signal.SIGTERM)
@@ -387,9 +379,7 @@ def test_the_first_signal_is_also_heard_by_whoever_listened_before() -> None:
 @needs_proc
 @pytest.mark.processes
 @pytest.mark.parametrize("mode", ["sync --nproc 2", "async --nproc 2", "hogwild --nproc 2"])
-def test_sigterm_to_every_process_of_a_job_is_heard_by_the_leader_alone(
-    mode: str, start: Callable[[str], Command], tmp_path: Path
-) -> None:
+def test_sigterm_to_every_process_of_a_job_is_heard_by_the_leader_alone(mode, start, tmp_path):
     """What a batch system does at the end of a job's time, some seconds before it kills."""
     command = start(f"--mode {mode} --samples 200000 --evaluations 2000")
     until(lambda: num_evaluations(tmp_path / "run") >= 3, "three evaluations")
@@ -409,9 +399,7 @@ def test_sigterm_to_every_process_of_a_job_is_heard_by_the_leader_alone(
 @needs_proc
 @pytest.mark.processes
 @pytest.mark.parametrize("mode", ["async", "sync"])
-def test_when_the_main_process_is_killed_while_workers_start_nothing_is_left_in_memory(
-    mode: str, start: Callable[[str], Command], tmp_path: Path
-) -> None:
+def test_when_the_main_process_is_killed_while_workers_start_nothing_is_left_in_memory(mode, start, tmp_path):
     command = start(f"--mode {mode} --nproc 2 --samples 200000 --evaluations 2000")
     until(lambda: "\nstep   " in (tmp_path / "out.txt").read_text(), "the workers to be started")
     os.kill(command.process.pid, signal.SIGKILL)
@@ -425,9 +413,7 @@ def test_when_the_main_process_is_killed_while_workers_start_nothing_is_left_in_
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("line", ["run    ", "step   "], ids=["during the imports", "while workers start"])
-def test_a_signal_before_training_ends_everything_soon_and_leaves_a_summary(
-    line: str, number: signal.Signals, start: Callable[[str], Command], tmp_path: Path
-) -> None:
+def test_a_signal_before_training_ends_everything_soon_and_leaves_a_summary(line, number, start, tmp_path):
     command = start("--mode async --nproc 2 --samples 200000 --evaluations 2000")
     until(lambda: f"\n{line}" in (tmp_path / "out.txt").read_text(), f"the line {line!r}")
     os.killpg(command.process.pid, number)
@@ -442,9 +428,7 @@ def test_a_signal_before_training_ends_everything_soon_and_leaves_a_summary(
 @pytest.mark.slow
 @needs_proc
 @pytest.mark.processes
-def test_two_signals_while_the_model_is_saved_leave_all_of_it_or_nothing(
-    start: Callable[[str], Command], tmp_path: Path
-) -> None:
+def test_two_signals_while_the_model_is_saved_leave_all_of_it_or_nothing(start, tmp_path):
     command = start("--mode single --model small --samples 16 --evaluations 1")
     run = tmp_path / "run"
     until((run / "model.partial").is_dir, "the saving to begin")
@@ -464,9 +448,7 @@ def test_two_signals_while_the_model_is_saved_leave_all_of_it_or_nothing(
 @needs_proc
 @pytest.mark.processes
 @pytest.mark.parametrize("mode", ["async", "sync"])
-def test_when_the_main_process_is_killed_its_workers_go_and_shared_memory_is_free(
-    mode: str, start: Callable[[str], Command], tmp_path: Path
-) -> None:
+def test_when_the_main_process_is_killed_its_workers_go_and_shared_memory_is_free(mode, start, tmp_path):
     command = start(f"--mode {mode} --nproc 2 --samples 200000 --evaluations 2000")
     until(lambda: num_evaluations(tmp_path / "run") >= 3, "three evaluations")
     assert len(command.pids()) >= 4  # itself, its fork server and two workers
@@ -481,7 +463,7 @@ def test_when_the_main_process_is_killed_its_workers_go_and_shared_memory_is_fre
 SIZE = 4
 
 
-def sums_of(loss: float, weight: int) -> str:
+def sums_of(loss, weight):
     return encode_sums({"loss": loss, "correct": 0, "weight": float(weight)})
 
 
@@ -491,21 +473,19 @@ class Scripted(threading.Thread):
     It leaves instead of evaluating for the `leaves_at`-th time, or instead of computing anything.
     """
 
-    def __init__(
-        self, address: SharedMemoryAddress, number: int, *, leaves_at: int | None = None, computes: bool = True
-    ) -> None:
+    def __init__(self, address, number, *, leaves_at=None, computes=True):
         super().__init__(daemon=True)
         self.end, self.number, self.leaves_at, self.computes = address.connect(number), number, leaves_at, computes
-        self.shards: list[tuple[int, int]] = []
+        self.shards = []
         self.has_answered = threading.Event()
         """A first `Compute`, if only by leaving."""
 
-    def run(self) -> None:
+    def run(self):
         with contextlib.suppress(EOFError):  # the server is gone
             self.obey()
         self.end._connection.close()  # as the end of a process does
 
-    def obey(self) -> None:
+    def obey(self):
         end = self.end
         parameters = torch.zeros(SIZE)
         end.answer(Ready("four numbers"))
@@ -531,9 +511,9 @@ class Scripted(threading.Thread):
 
 @pytest.mark.parametrize("rule", [Asynchronous(), Synchronous()])
 @pytest.mark.parametrize("leaves_at", [1, 2, 3])
-def test_the_shard_of_a_worker_lost_in_an_evaluation_goes_to_another(leaves_at: int, rule: Rule) -> None:
+def test_the_shard_of_a_worker_lost_in_an_evaluation_goes_to_another(leaves_at, rule):
     transport = SharedMemoryServer(3, SIZE)
-    records: list[Record] = []
+    records = []
     try:
         scripted = [
             Scripted(transport.address, number, leaves_at=leaves_at if number == 1 else None)  # the other two stay
@@ -579,11 +559,9 @@ def test_the_shard_of_a_worker_lost_in_an_evaluation_goes_to_another(leaves_at: 
 
 @pytest.mark.parametrize("hogwild", [False, True])
 @pytest.mark.parametrize("second", ["answers", "leaves"])
-def test_messages_that_come_together_with_one_that_starts_an_evaluation_are_not_lost(
-    second: str, hogwild: bool
-) -> None:
+def test_messages_that_come_together_with_one_that_starts_an_evaluation_are_not_lost(second, hogwild):
     transport = SharedMemoryServer(2, SIZE, slots=not hogwild)
-    records: list[Record] = []
+    records = []
     try:
         scripted = [Scripted(transport.address, 0), Scripted(transport.address, 1, computes=second == "answers")]
         for thread in scripted:
@@ -592,7 +570,7 @@ def test_messages_that_come_together_with_one_that_starts_an_evaluation_are_not_
         server = Server(transport.parameters, Asynchronous(), optimizer, lambda num_samples: 1.0, transport.writing)
         deadline = time.monotonic() + 60
 
-        def asked_to_stop() -> bool:
+        def asked_to_stop():
             """Before the server looks for the first gradients: until both are there. Yes where it hangs."""
             for thread in scripted if server.in_flight else []:
                 thread.has_answered.wait(60)
@@ -624,14 +602,12 @@ def test_messages_that_come_together_with_one_that_starts_an_evaluation_are_not_
 
 
 @pytest.mark.parametrize("seconds", [1.0, None])
-def test_a_hogwild_worker_that_holds_a_gradient_in_the_last_evaluation_does_not_step_after_it(
-    seconds: float | None,
-) -> None:
+def test_a_hogwild_worker_that_holds_a_gradient_in_the_last_evaluation_does_not_step_after_it(seconds):
     """What is saved is what was evaluated last: with --seconds and with --target-loss gradients are in flight then."""
     transport = SharedMemoryServer(2, SIZE, slots=False)
-    answers: list[type] = []
+    answers = []
 
-    def work(number: int) -> None:
+    def work(number):
         end = transport.address.connect(number)
         end.answer(Ready("four numbers"))
         holds = number == 1
@@ -679,10 +655,10 @@ def test_a_hogwild_worker_that_holds_a_gradient_in_the_last_evaluation_does_not_
     assert answers == ([Stop, Stop] if seconds is not None else [Stop])
 
 
-def test_somebody_who_hangs_up_without_a_word_does_not_end_the_run() -> None:
+def test_somebody_who_hangs_up_without_a_word_does_not_end_the_run():
     """A worker that is killed between its connection and its first message."""
     transport = SharedMemoryServer(2, SIZE)
-    records: list[Record] = []
+    records = []
     try:
         with socket.socket(socket.AF_UNIX) as stranger:
             stranger.connect(transport.address.socket_path)

@@ -1,19 +1,15 @@
 """Fine-tuning: an independent loop gives the same bits, the chain is written down, every ending has its summary."""
 
-from __future__ import annotations
-
 import json
 import math
 import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from gallery import Train
 from torch.nn import functional
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForMaskedLM
 
@@ -27,7 +23,7 @@ from asyncsgd.runtime.processes import fork_server
 from asyncsgd.runtime.ranks import Launch
 from asyncsgd.scripts.finetuning import finetuning
 from asyncsgd.scripts.run_folder import open_finetune_folder
-from asyncsgd.settings.finetuning import FINETUNE_FLAGS, FinetuneSettings, make_finetune_settings
+from asyncsgd.settings.finetuning import FINETUNE_FLAGS, make_finetune_settings
 from asyncsgd.signals import StopRequest
 from asyncsgd.study.estimate import Estimator
 from asyncsgd.study.plan import PlannedRun
@@ -45,19 +41,19 @@ BATCH = 4
 class Tuned:
     """A finished fine-tuning run and what it left in its folder."""
 
-    def __init__(self, path: Path, exit_code: int) -> None:
+    def __init__(self, path, exit_code):
         self.path, self.exit_code = path, exit_code
 
     @property
-    def summary(self) -> dict[str, Any]:
+    def summary(self):
         return json.loads((self.path / "summary.json").read_text())
 
-    def evaluations(self) -> list[dict[str, Any]]:
+    def evaluations(self):
         return [record for record in read_events(self.path / "events.jsonl") if record["kind"] == "evaluate"]
 
 
 @pytest.fixture(scope="module")
-def posts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def posts(tmp_path_factory):
     """Texts whose label is their most frequent word, in a folder with splits."""
     folder = tmp_path_factory.mktemp("posts")
     draw = random.Random(0)
@@ -74,12 +70,12 @@ def posts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def parent(train: Train) -> Path:
+def parent(train):
     return train(mode="single", samples=40, learning_rate=0.01).path
 
 
 @pytest.fixture(scope="module")
-def many_classes(posts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def many_classes(posts, tmp_path_factory):
     """The same texts, with names for classes that nobody has."""
     folder = tmp_path_factory.mktemp("many") / "posts"
     shutil.copytree(posts, folder)
@@ -91,11 +87,11 @@ Tune = Callable[..., Tuned]
 
 
 @pytest.fixture
-def tune(posts: Path, parent: Path, tmp_path: Path) -> Tune:
+def tune(posts, parent, tmp_path):
     """Fine-tune in this process with some settings, in a new folder."""
     numbers = iter(range(1000))
 
-    def run(**values: object) -> Tuned:
+    def run(**values):
         path = tmp_path / f"run{next(numbers)}"
         small = {
             "init_from": str(parent),
@@ -116,7 +112,7 @@ def tune(posts: Path, parent: Path, tmp_path: Path) -> Tune:
     return run
 
 
-def plain_loop(settings: FinetuneSettings, parent: Path, weights: torch.Tensor | None = None) -> Any:
+def plain_loop(settings, parent, weights=None):
     """The same training, written down once more on a model that the library loads, with torch's own optimizer."""
     experiment, seed, tuning = finetuning(settings), settings.job.seed, settings.tuning
     data = experiment.task.prepare(seed, experiment.cache).data(seed)
@@ -164,18 +160,16 @@ def plain_loop(settings: FinetuneSettings, parent: Path, weights: torch.Tensor |
     return model
 
 
-def settings_of(tuned: Tuned) -> FinetuneSettings:
+def settings_of(tuned):
     return make_finetune_settings(FINETUNE_FLAGS.load_yaml(tuned.path / "settings.yaml"))
 
 
-def saved(tuned: Tuned) -> dict[str, torch.Tensor]:
+def saved(tuned):
     return dict(AutoModelForSequenceClassification.from_pretrained(tuned.path / "model").named_parameters())
 
 
 @pytest.mark.parametrize("class_weights", [False, True])
-def test_a_plain_torch_loop_gives_the_same_parameters_bit_for_bit(
-    tune: Tune, parent: Path, many_classes: Path, class_weights: bool
-) -> None:
+def test_a_plain_torch_loop_gives_the_same_parameters_bit_for_bit(tune, parent, many_classes, class_weights):
     tuned = tune(data=str(many_classes), seed=3, clip_norm=0, save_model=True, class_weights=class_weights)
     labels = [line.rsplit(",", 1)[1] for line in (many_classes / "train.csv").read_text().split("\n")[1:]]
     counts = torch.tensor([labels.count(label) for label in "abc"])
@@ -187,9 +181,7 @@ def test_a_plain_torch_loop_gives_the_same_parameters_bit_for_bit(
         assert torch.equal(found[name], parameter), name
 
 
-def test_a_plain_loop_with_torch_s_own_clipping_gives_the_same_parameters_but_for_rounding(
-    tune: Tune, parent: Path, many_classes: Path
-) -> None:
+def test_a_plain_loop_with_torch_s_own_clipping_gives_the_same_parameters_but_for_rounding(tune, parent, many_classes):
     tuned = tune(data=str(many_classes), clip_norm=0.5, save_model=True, samples=16)
     expected = dict(plain_loop(settings_of(tuned), parent).named_parameters())
     for name, parameter in saved(tuned).items():
@@ -198,16 +190,14 @@ def test_a_plain_loop_with_torch_s_own_clipping_gives_the_same_parameters_but_fo
     assert any(not torch.allclose(parameter, free[name], atol=1e-5) for name, parameter in expected.items())
 
 
-def test_class_weights_change_what_is_learned(tune: Tune) -> None:
+def test_class_weights_change_what_is_learned(tune):
     plain, weighted = tune().summary, tune(class_weights=True).summary
     assert plain["parameters_sha256"] != weighted["parameters_sha256"]
     assert (plain["class_weights"], weighted["class_weights"]) == (False, True)
     assert plain["first_eval_loss"] == weighted["first_eval_loss"]  # the scored loss is never weighted
 
 
-def test_it_learns_what_can_be_learned_and_its_cases_are_judged_by_what_counts_as_hateful(
-    tune: Tune, tmp_path: Path
-) -> None:
+def test_it_learns_what_can_be_learned_and_its_cases_are_judged_by_what_counts_as_hateful(tune, tmp_path):
     draw = random.Random(1)
     rows = ["functionality,text,label"]
     for number in range(60):
@@ -233,13 +223,13 @@ def test_it_learns_what_can_be_learned_and_its_cases_are_judged_by_what_counts_a
     assert all(item["accuracy"] > 0.8 for item in checked.values())
 
 
-def bert(seed: int) -> Any:
+def bert(seed):
     shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
     with models.seeded(seed):
         return BertForMaskedLM(BertConfig(vocab_size=64, **shape))
 
 
-def test_the_head_and_the_pooler_are_a_function_of_the_seed_whatever_the_model() -> None:
+def test_the_head_and_the_pooler_are_a_function_of_the_seed_whatever_the_model():
     one, other = (models.build_classifier(bert(seed), ["a", "b"], dropout=0.1, seed=9).model for seed in (0, 1))
     for name in ("classifier.weight", "classifier.bias", "bert.pooler.dense.weight", "bert.pooler.dense.bias"):
         assert torch.equal(one.get_parameter(name), other.get_parameter(name))
@@ -248,7 +238,7 @@ def test_the_head_and_the_pooler_are_a_function_of_the_seed_whatever_the_model()
     assert float(one.get_parameter("classifier.weight").std().detach()) == pytest.approx(0.02, rel=0.3)
 
 
-def test_the_encoder_is_that_of_the_masked_language_model_and_a_copy() -> None:
+def test_the_encoder_is_that_of_the_masked_language_model_and_a_copy():
     masked_lm = bert(0)
     classifier = models.build_classifier(masked_lm, ["a", "b"], dropout=0.1, seed=9).model
     for name, parameter in masked_lm.base_model.named_parameters():
@@ -257,7 +247,7 @@ def test_the_encoder_is_that_of_the_masked_language_model_and_a_copy() -> None:
     assert classifier.config.id2label == {0: "a", 1: "b"}
 
 
-def test_a_tagger_has_the_encoder_and_a_head_of_the_seed_too() -> None:
+def test_a_tagger_has_the_encoder_and_a_head_of_the_seed_too():
     masked_lm = bert(0)
     tagger = models.build_tagger(masked_lm, ["B", "I", "O"], dropout=0.3, seed=9)
     for name, parameter in masked_lm.base_model.named_parameters():
@@ -268,7 +258,7 @@ def test_a_tagger_has_the_encoder_and_a_head_of_the_seed_too() -> None:
     assert (tagger.model.config.id2label, tagger.model.dropout.p) == ({0: "B", 1: "I", 2: "O"}, 0.3)
 
 
-def test_a_half_precision_configuration_does_not_round_the_encoder() -> None:
+def test_a_half_precision_configuration_does_not_round_the_encoder():
     masked_lm = bert(0)
     masked_lm.config.dtype = torch.bfloat16
     classifier = models.build_classifier(masked_lm, ["a", "b"], dropout=0.0, seed=9).model
@@ -276,7 +266,7 @@ def test_a_half_precision_configuration_does_not_round_the_encoder() -> None:
     assert torch.equal(classifier.get_parameter("bert.embeddings.word_embeddings.weight"), weight)
 
 
-def test_the_summary_names_the_pretraining_run_and_the_scores_are_those_of_its_table(tune: Tune, parent: Path) -> None:
+def test_the_summary_names_the_pretraining_run_and_the_scores_are_those_of_its_table(tune, parent):
     tuned = tune(seed=7)
     summary, pretraining = tuned.summary, json.loads((parent / "summary.json").read_text())
     assert tuned.exit_code == 0
@@ -324,12 +314,12 @@ def test_the_summary_names_the_pretraining_run_and_the_scores_are_those_of_its_t
     assert json.loads((tuned.path / "environment.json").read_text())["num_workers"] == 1
 
 
-def test_epochs_are_counted_in_training_texts_and_rounded_up_to_whole_batches(tune: Tune) -> None:
+def test_epochs_are_counted_in_training_texts_and_rounded_up_to_whole_batches(tune):
     assert tune(samples=None, epochs=0.5, train_samples=21).summary["num_samples"] == 12
     assert tune(samples=None, train_samples=6).summary["num_updates"] == 3  # two epochs by default
 
 
-def test_random_weights_are_from_scratch_and_have_no_parent(tune: Tune) -> None:
+def test_random_weights_are_from_scratch_and_have_no_parent(tune):
     summary = tune(init_from="tiny", samples=8).summary
     assert (summary["from_scratch"], summary["parent"], summary["status"]) == (True, None, "DONE")
 
@@ -338,9 +328,7 @@ def test_random_weights_are_from_scratch_and_have_no_parent(tune: Tune) -> None:
     ("base", "from_scratch"),
     [(None, False), ({"from_scratch_pretraining": True}, False), ({"from_scratch": True}, True)],
 )
-def test_a_saved_model_is_pretrained_unless_its_base_json_says_otherwise(
-    tune: Tune, parent: Path, tmp_path: Path, base: dict[str, bool] | None, from_scratch: bool
-) -> None:
+def test_a_saved_model_is_pretrained_unless_its_base_json_says_otherwise(tune, parent, tmp_path, base, from_scratch):
     shutil.copytree(parent / "model", tmp_path / "saved")
     if base is not None:
         (tmp_path / "saved" / "base.json").write_text(json.dumps(base))
@@ -349,28 +337,26 @@ def test_a_saved_model_is_pretrained_unless_its_base_json_says_otherwise(
     assert summary["init_sha256"] == json.loads((parent / "summary.json").read_text())["parameters_sha256"]
 
 
-def test_a_run_that_continued_a_pretrained_model_is_not_from_scratch(tune: Tune, parent: Path, tmp_path: Path) -> None:
+def test_a_run_that_continued_a_pretrained_model_is_not_from_scratch(tune, parent, tmp_path):
     continued = copied_run(parent, tmp_path / "continued", from_scratch=False)
     assert tune(init_from=str(continued), samples=8).summary["from_scratch"] is False
 
 
-def test_a_saved_classifier_is_the_one_that_was_scored(tune: Tune) -> None:
+def test_a_saved_classifier_is_the_one_that_was_scored(tune):
     tuned = tune(save_model=True)
     model = AutoModelForSequenceClassification.from_pretrained(tuned.path / "model")
     assert Layout.of(model).num_parameters == tuned.summary["num_parameters"]
     assert model.config.id2label == {0: "a", 1: "b", 2: "c"}
 
 
-def copied_run(parent: Path, to: Path, **changes: object) -> Path:
+def copied_run(parent, to, **changes):
     shutil.copytree(parent, to)
     summary = json.loads((to / "summary.json").read_text()) | changes
     (to / "summary.json").write_text(json.dumps(summary))
     return to
 
 
-def test_only_a_finished_pretraining_run_whose_model_is_whole_can_be_begun_from(
-    tune: Tune, parent: Path, tmp_path: Path
-) -> None:
+def test_only_a_finished_pretraining_run_whose_model_is_whole_can_be_begun_from(tune, parent, tmp_path):
     without_model, bare = copied_run(parent, tmp_path / "one"), copied_run(parent, tmp_path / "two")
     shutil.rmtree(without_model / "model")
     (bare / "summary.json").unlink()
@@ -402,9 +388,7 @@ def test_only_a_finished_pretraining_run_whose_model_is_whole_can_be_begun_from(
         ("--init-from tiny --data words.txt", "words.txt .csv"),
     ],
 )
-def test_a_command_line_that_cannot_be_meant_is_refused_and_leaves_no_folder(
-    line: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_line_that_cannot_be_meant_is_refused_and_leaves_no_folder(line, words, tmp_path, monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "words.txt").write_text("one\ntwo\n")
@@ -414,9 +398,7 @@ def test_a_command_line_that_cannot_be_meant_is_refused_and_leaves_no_folder(
     assert [path.name for path in tmp_path.iterdir()] == ["words.txt"]
 
 
-def test_several_seeds_make_a_run_each_in_one_process(
-    posts: Path, parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_seeds_make_a_run_each_in_one_process(posts, parent, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     flags = f"--init-from {parent} --data {posts} --cache-dir {tmp_path / 'cache'} --seq-len 24 --samples 16"
@@ -433,7 +415,7 @@ def test_several_seeds_make_a_run_each_in_one_process(
     assert any(line.startswith("final  eval loss ") and "macro_f1 0." in line for line in out)
 
 
-def test_a_sweep_can_ask_how_long_a_run_takes(posts: Path, parent: Path, tmp_path: Path) -> None:
+def test_a_sweep_can_ask_how_long_a_run_takes(posts, parent, tmp_path):
     values = {"data": str(posts), "cache_dir": str(tmp_path), "seq_len": 24, "samples": 400}
     estimator = Estimator()
     jobs = [
@@ -446,7 +428,7 @@ def test_a_sweep_can_ask_how_long_a_run_takes(posts: Path, parent: Path, tmp_pat
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the data sets are not beside the repository (../shared/data)")
-def test_a_hate_speech_classifier_is_tested_by_functionality(tune: Tune) -> None:
+def test_a_hate_speech_classifier_is_tested_by_functionality(tune):
     summary = tune(
         data=str(SHARED / "hate_davidson" / "small"),
         hatecheck=str(SHARED / "hatecheck" / "small"),

@@ -1,7 +1,5 @@
 """The flat vector: where tensors lie, that gaps stay zero, and that a tensor that went its own way is noticed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,7 +12,7 @@ from asyncsgd.flat import ALIGNMENT, FlatModel, Layout, parameters_sha256
 from asyncsgd.optimizers import SGD, AdamW, Optimizer
 
 
-def tiny_bert() -> BertForMaskedLM:
+def tiny_bert():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return BertForMaskedLM(
@@ -29,13 +27,13 @@ def tiny_bert() -> BertForMaskedLM:
         )
 
 
-def odd() -> nn.Module:
+def odd():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(5, 3), nn.LayerNorm(3), nn.Linear(3, 7))
 
 
-def gaps(layout: Layout) -> torch.Tensor:
+def gaps(layout):
     outside = torch.ones(layout.size, dtype=torch.bool)
     for view in layout.views(outside).values():
         view.fill_(False)

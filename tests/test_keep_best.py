@@ -1,13 +1,7 @@
 """The model with the lowest evaluation loss is kept beside the last one, in every mode and over a resume."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
-from gallery import Train
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_resume import SAMPLES, Noisy, results
@@ -24,17 +18,17 @@ from asyncsgd.simulation.speeds import Exponential
 from export import main as export
 
 # At this learning rate the loss rises and falls, so that the best version is neither the first nor the last.
-CHOSEN: dict[str, Any] = {"learning_rate": 0.3, "evaluate_every": 12, "evaluations": 8, "keep_best": True}
+CHOSEN = {"learning_rate": 0.3, "evaluate_every": 12, "evaluations": 8, "keep_best": True}
 
 
-def loss_of(model: nn.Module) -> float:
+def loss_of(model):
     batches = list(Noisy().data(0).evaluation["main"])
     with torch.no_grad():
         total = sum(float(nn.functional.cross_entropy(model(x), y, reduction="sum")) for x, y in batches)
     return total / sum(len(y) for _, y in batches)
 
 
-def kept(run: asyncsgd.TrainedRun) -> dict[str, Any]:
+def kept(run):
     """What was kept, after it was compared with the run's evaluations."""
     best = dict(run.summary["best"])
     lowest = min(run.evaluations, key=lambda evaluation: evaluation.loss)
@@ -50,7 +44,7 @@ def kept(run: asyncsgd.TrainedRun) -> dict[str, Any]:
     return best
 
 
-IN_ONE_PROCESS: dict[str, dict[str, Any]] = {
+IN_ONE_PROCESS = {
     "single": {},
     "accumulated": {"runtime": modes.InProcess(accumulate=3)},
     "virtual": {"runtime": modes.Virtual(3, Exponential())},
@@ -61,9 +55,7 @@ IN_ONE_PROCESS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", IN_ONE_PROCESS)
 @given(share=st.floats(0.0, 0.9))
 @settings(deadline=None, max_examples=3, suppress_health_check=list(HealthCheck))
-def test_the_best_model_is_kept_and_a_resumed_run_keeps_the_same(
-    name: str, share: float, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_the_best_model_is_kept_and_a_resumed_run_keeps_the_same(name, share, tmp_path_factory):
     root, arguments = tmp_path_factory.mktemp("best"), CHOSEN | IN_ONE_PROCESS[name]
     plain = train_noisy(root / "plain", **arguments | {"keep_best": False})
     whole = train_noisy(root / "whole", **arguments)
@@ -82,7 +74,7 @@ def test_the_best_model_is_kept_and_a_resumed_run_keeps_the_same(
     assert parameters_sha256(read.layout, read.parameters) == best["parameters_sha256"]
 
 
-def test_without_a_folder_the_best_model_is_there_too_and_one_that_was_not_kept_is_asked_for_by_name() -> None:
+def test_without_a_folder_the_best_model_is_there_too_and_one_that_was_not_kept_is_asked_for_by_name():
     run = asyncsgd.train(Noisy(), samples=SAMPLES, quiet=True, device="cpu", **CHOSEN)
     kept(run)
     last = asyncsgd.train(Noisy(), samples=20, quiet=True, device="cpu")
@@ -93,13 +85,13 @@ def test_without_a_folder_the_best_model_is_there_too_and_one_that_was_not_kept_
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("runtime", [modes.AllReduce(2), modes.Processes(2), modes.Hogwild(2)], ids=str)
-def test_processes_hand_over_the_best_model(runtime: modes.Runtime, tmp_path: Path) -> None:
+def test_processes_hand_over_the_best_model(runtime, tmp_path):
     kept(train_noisy(tmp_path / "run", runtime=runtime, checkpoint_every=100, **CHOSEN))
     state = find(tmp_path / "run").load()
     assert state["judge"]["best_parameters"].shape == state.get("server", state)["parameters"].shape
 
 
-def test_the_best_model_is_exported_and_fine_tuned_as_the_last_one_is(train: Train, tmp_path: Path) -> None:
+def test_the_best_model_is_exported_and_fine_tuned_as_the_last_one_is(train, tmp_path):
     run = train(keep_best=True, evaluations=4, learning_rate=0.05, checkpoint_every="20")
     best = run.summary["best"]
     folder = run.path / BEST_MODEL

@@ -1,14 +1,11 @@
 """The three comparisons of a language model: what is planned, what is refused, and what the report says."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math
 import shutil
 import statistics
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,19 +24,19 @@ CONFIGS = Path(__file__).resolve().parents[1] / "experiments" / "configs"
 SEEDS = range(8)
 
 
-def config() -> dict[str, Any]:
+def config():
     return copy.deepcopy(read_config(CONFIGS / "language_model-quick.yaml"))
 
 
 @pytest.mark.parametrize("name", ["language_model", "language_model-quick"])
-def test_every_run_of_the_configs_has_valid_settings_and_a_folder_of_its_own(name: str) -> None:
+def test_every_run_of_the_configs_has_valid_settings_and_a_folder_of_its_own(name):
     jobs = jobs_of(read_config(CONFIGS / f"{name}.yaml"))
     for job in jobs:
         check(job)
     assert len({job.folder for job in jobs}) == len(jobs)
 
 
-def test_arms_of_a_seed_come_in_a_random_order_that_is_always_the_same() -> None:
+def test_arms_of_a_seed_come_in_a_random_order_that_is_always_the_same():
     first, second = jobs_of(config()), jobs_of(config())
     assert first == second
     assert [job.folder for job in first] != sorted(job.folder for job in first)
@@ -60,21 +57,21 @@ def test_arms_of_a_seed_come_in_a_random_order_that_is_always_the_same() -> None
         (lambda c: (c.pop("comparisons"), c.pop("grid")), "names no models, or neither comparisons nor a grid"),
     ],
 )
-def test_a_config_that_cannot_be_is_refused(change: Any, message: str) -> None:
+def test_a_config_that_cannot_be_is_refused(change, message):
     changed = config()
     change(changed)
     with pytest.raises(UsageError, match=message):
         jobs_of(changed)
 
 
-def test_a_wrong_setting_of_a_run_names_the_run() -> None:
+def test_a_wrong_setting_of_a_run_names_the_run():
     changed = config()
     changed["base"]["batch_size"] = 0
     with pytest.raises(UsageError, match=r"^workers/.*--batch-size must be|^precision/.*--batch-size must be"):
         check(jobs_of(changed)[0])
 
 
-def made(folder: Path, name: str, loss: float, rate: float, seed: int, status: str = "DONE") -> None:
+def made(folder, name, loss, rate, seed, status="DONE"):
     """A run folder with a curve that falls from 9 to `loss` in samples / `rate` seconds."""
     path = folder / name / f"s{seed}"
     path.mkdir(parents=True)
@@ -88,7 +85,7 @@ def made(folder: Path, name: str, loss: float, rate: float, seed: int, status: s
         "throughput": {"tokens_per_second": 64 * rate, "model_flops_utilisation": 0.25},
     }
     (path / "summary.json").write_text(json.dumps(summary))
-    records: list[dict[str, Any]] = [{"kind": "header", "schema": 2, "task": "masked_lm", "better": {}}]
+    records = [{"kind": "header", "schema": 2, "task": "masked_lm", "better": {}}]
     for share in (0.0, 0.5, 1.0):
         facts = {"version": int(100 * share), "total_samples": int(100 * share), "train_seconds": 100 * share / rate}
         value = {
@@ -102,7 +99,7 @@ def made(folder: Path, name: str, loss: float, rate: float, seed: int, status: s
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """Sync is twice as fast and as good; async loses half a nat; bf16 is as fp32. The grid has one point of each."""
     runs = tmp_path / "runs"
     runs.mkdir()
@@ -122,7 +119,7 @@ def folder(tmp_path: Path) -> Path:
     return runs
 
 
-def test_arms_are_judged_against_their_reference_on_the_same_seeds(folder: Path) -> None:
+def test_arms_are_judged_against_their_reference_on_the_same_seeds(folder):
     found = read(folder)
     arms = {(arm.comparison, arm.model, arm.name): arm for arm in found.arms}
     sync, worse = arms["workers", "gpt2", "sync"], arms["workers", "gpt2", "async"]
@@ -140,7 +137,7 @@ def test_arms_are_judged_against_their_reference_on_the_same_seeds(folder: Path)
     assert (sync.cost.utilisation, sync.cost.tokens_per_second) == (0.25, pytest.approx(64 * 207))
 
 
-def test_the_page_prints_the_geometric_mean_of_the_perplexities(folder: Path) -> None:
+def test_the_page_prints_the_geometric_mean_of_the_perplexities(folder):
     """Losses of 6 + .01 sin(seed), so e to their mean."""
     (single, *_), _ = ([arm for arm in read(folder).arms if arm.model == model] for model in ("gpt2", "distilbert"))
     perplexities = [math.exp(6.0 + 0.01 * math.sin(seed)) for seed in SEEDS]
@@ -151,7 +148,7 @@ def test_the_page_prints_the_geometric_mean_of_the_perplexities(folder: Path) ->
     assert "geometric mean of the perplexities" in printed
 
 
-def test_seconds_to_a_loss_are_interpolated_and_of_the_runs_that_reached_it(folder: Path) -> None:
+def test_seconds_to_a_loss_are_interpolated_and_of_the_runs_that_reached_it(folder):
     reached, missed = (next(point for point in read(folder).grid if point.model == m) for m in ("gpt2", "distilbert"))
     assert reached.seconds is not None
     assert reached.seconds.estimate == pytest.approx(0.5)  # half of the way from 9 to 5
@@ -159,7 +156,7 @@ def test_seconds_to_a_loss_are_interpolated_and_of_the_runs_that_reached_it(fold
     assert (missed.seconds, missed.reached) == (None, 0)
 
 
-def test_the_page_says_each_comparison_in_a_sentence(folder: Path, tmp_path: Path) -> None:
+def test_the_page_says_each_comparison_in_a_sentence(folder, tmp_path):
     assert report([str(folder), "--out", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text()
     told = sentences(read(folder))
@@ -170,7 +167,7 @@ def test_the_page_says_each_comparison_in_a_sentence(folder: Path, tmp_path: Pat
     assert "too few" not in page
 
 
-def test_a_run_that_diverged_is_a_result_and_not_made_again(folder: Path) -> None:
+def test_a_run_that_diverged_is_a_result_and_not_made_again(folder):
     """One of the eight of an arm, and all of a learning rate of the grid."""
     shutil.rmtree(folder / "workers/gpt2/sync/s3")
     made(folder, "workers/gpt2/sync", math.nan, 200.0, 3, "DIVERGED")
@@ -192,9 +189,7 @@ def test_a_run_that_diverged_is_a_result_and_not_made_again(folder: Path) -> Non
 
 @pytest.mark.parametrize("left", ["workers/gpt2/async", "workers/gpt2/single", "grid/gpt2/lr0.001-b4-l32"])
 @pytest.mark.parametrize("command", [report, parallelism_report])
-def test_a_study_of_which_one_run_is_made_is_reported(
-    command: Any, left: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_study_of_which_one_run_is_made_is_reported(command, left, folder, tmp_path, capsys):
     for path in folder.glob("*/*/*/s*"):
         if path != folder / left / "s0":
             shutil.rmtree(path)
@@ -204,7 +199,7 @@ def test_a_study_of_which_one_run_is_made_is_reported(
     assert command([str(folder), "--out", str(tmp_path / "page.html")]) == 0
 
 
-def test_two_seeds_bear_no_verdict(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_seeds_bear_no_verdict(folder, tmp_path, capsys):
     for path in folder.glob("*/*/*/s[2-7]"):
         (path / "summary.json").unlink()
         (path / "events.jsonl").unlink()
@@ -213,22 +208,20 @@ def test_two_seeds_bear_no_verdict(folder: Path, tmp_path: Path, capsys: pytest.
     assert "2 seeds bear no verdict" in (tmp_path / "page.html").read_text()
 
 
-def test_what_is_in_no_number_is_printed_with_the_tables(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_in_no_number_is_printed_with_the_tables(folder, capsys):
     (folder / "workers" / "gpt2" / "sync" / "s3" / "summary.json").write_text("{")
     assert report([str(folder)]) == 0
     first, *_ = capsys.readouterr().out.partition("in no number:\n")[2].splitlines()
     assert first == "  workers/gpt2/sync/s3: UNREADABLE"
 
 
-def test_a_folder_of_something_else_is_refused_with_what_to_type(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_of_something_else_is_refused_with_what_to_type(tmp_path, capsys):
     assert report([str(tmp_path)]) == 2
     assert "python experiments/language_model.py" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_a_plan_is_run_goes_on_and_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_is_run_goes_on_and_is_reported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     planned = config()
     planned["base"] |= {"samples": 16, "evaluations": 1, "eval_samples": 8, "warmup": 0, "vocab_size": 512}

@@ -1,7 +1,5 @@
 """Who may import whom, read from the sources; and that `--help` is quick."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

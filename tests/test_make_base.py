@@ -1,11 +1,8 @@
 """The base model: made once, loadable, known by its hash, and never written over by accident."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +19,7 @@ Make = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def text(tmp_path_factory):
     path = tmp_path_factory.mktemp("text") / "text.txt"
     draw = random.Random(0)
     words = ["alpha", "beta", "gamma", "delta", "worker", "server", "gradient"]
@@ -31,11 +28,11 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def make(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Make:
+def make(text, tmp_path, capsys, monkeypatch):
     """Run the script in this process, quickly; returns its exit code and what it printed."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
-    def run(*more: str) -> tuple[int, str]:
+    def run(*more):
         quick = (
             f"--out {tmp_path / 'base'} --model tiny --data {text} --cache-dir {text.parent} --samples 32 --seq-len 24"
         )
@@ -47,7 +44,7 @@ def make(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     return run
 
 
-def test_the_folder_loads_and_base_json_has_the_hash_of_what_is_loaded(make: Make, tmp_path: Path) -> None:
+def test_the_folder_loads_and_base_json_has_the_hash_of_what_is_loaded(make, tmp_path):
     code, out = make()
     assert code == 0
     base = json.loads((tmp_path / "base" / "base.json").read_text())
@@ -65,14 +62,14 @@ def test_the_folder_loads_and_base_json_has_the_hash_of_what_is_loaded(make: Mak
     assert out.splitlines()[-1].startswith(f"next   python experiments/stilt_mlm.py --model {tmp_path / 'base'}")
 
 
-def test_what_starts_from_it_is_not_from_scratch(make: Make, tmp_path: Path) -> None:
+def test_what_starts_from_it_is_not_from_scratch(make, tmp_path):
     make()
     origin = read_origin(str(tmp_path / "base"))
     assert (origin.from_scratch, origin.parent) == (False, None)
     assert origin.parameters_sha256 == json.loads((tmp_path / "base" / "base.json").read_text())["parameters_sha256"]
 
 
-def test_made_again_with_the_same_settings_it_is_there_and_verified(make: Make, tmp_path: Path) -> None:
+def test_made_again_with_the_same_settings_it_is_there_and_verified(make, tmp_path):
     make()
     before = (tmp_path / "base" / "base.json").stat().st_mtime_ns
     code, out = make()
@@ -82,9 +79,7 @@ def test_made_again_with_the_same_settings_it_is_there_and_verified(make: Make, 
     assert (tmp_path / "base" / "base.json").stat().st_mtime_ns == before
 
 
-def test_other_settings_are_refused_and_overwrite_keeps_the_earlier_model_under_another_name(
-    make: Make, tmp_path: Path
-) -> None:
+def test_other_settings_are_refused_and_overwrite_keeps_the_earlier_model_under_another_name(make, tmp_path):
     make()
     first = json.loads((tmp_path / "base" / "base.json").read_text())["parameters_sha256"]
     with pytest.raises(UsageError, match=r"holds a base model with other settings \(seed 0 -> 1\); type another --out"):
@@ -96,7 +91,7 @@ def test_other_settings_are_refused_and_overwrite_keeps_the_earlier_model_under_
     assert json.loads((tmp_path / "base" / "base.json").read_text())["parameters_sha256"] != first
 
 
-def test_a_model_that_was_changed_is_noticed(make: Make, tmp_path: Path) -> None:
+def test_a_model_that_was_changed_is_noticed(make, tmp_path):
     make()
     model = AutoModelForMaskedLM.from_pretrained(tmp_path / "base")
     with torch.no_grad():
@@ -106,7 +101,7 @@ def test_a_model_that_was_changed_is_noticed(make: Make, tmp_path: Path) -> None
         make()
 
 
-def test_a_folder_that_is_no_base_model_is_left_alone(make: Make, tmp_path: Path) -> None:
+def test_a_folder_that_is_no_base_model_is_left_alone(make, tmp_path):
     (tmp_path / "base").mkdir()
     (tmp_path / "base" / "thesis.tex").write_text("years of work")
     with pytest.raises(UsageError, match=r"exists and holds no base model \(no base\.json\); type another --out"):
@@ -114,7 +109,7 @@ def test_a_folder_that_is_no_base_model_is_left_alone(make: Make, tmp_path: Path
     assert [path.name for path in (tmp_path / "base").iterdir()] == ["thesis.tex"]
 
 
-def test_a_pretrained_model_is_no_start_for_a_base_model(make: Make) -> None:
+def test_a_pretrained_model_is_no_start_for_a_base_model(make):
     with pytest.raises(UsageError, match="a base model is made from random weights; type --model small"):
         make("--model", "bert-base-uncased")
     with pytest.raises(UsageError, match=r"--samples must be a whole number, got 'many'"):

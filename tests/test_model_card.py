@@ -6,13 +6,10 @@ import dataclasses
 import json
 import re
 import shutil
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
-from doors import Finished
-from gallery import Train
 from huggingface_hub import ModelCard
 from torch import nn
 
@@ -40,49 +37,47 @@ class Tied(asyncsgd.Task):
     batch_size: int = 4
     width: int = 3
 
-    def model(self, seed: int) -> nn.Module:
+    def model(self, seed):
         with asyncsgd.seeded(seed):
             model = nn.Sequential(nn.Linear(self.width, self.width), nn.Linear(self.width, self.width))
         model[1].weight = model[0].weight  # type: ignore[assignment]
         return model
 
-    def data(self, seed: int) -> asyncsgd.TensorData:
+    def data(self, seed):
         x = torch.linspace(-1.0, 1.0, 8 * self.width).reshape(8, self.width)
         return asyncsgd.TensorData((x,), (x,), self.batch_size, seed)
 
-    def outputs(self, model: nn.Module, batch: Any) -> torch.Tensor:
+    def outputs(self, model, batch):
         return model(batch[0])
 
-    def loss(self, outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+    def loss(self, outputs, batch):
         return (outputs - batch[0]).square().mean()
 
 
-def card_of(folder: Path) -> str:
+def card_of(folder):
     return (folder / "README.md").read_text(encoding="utf-8")
 
 
-def loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def loaded(folder, monkeypatch):
     """What the card's code leaves behind, run in the model's folder."""
     (code,) = re.findall(r"```python\n(.*?)```", card_of(folder), re.DOTALL)
     monkeypatch.chdir(folder)
-    names: dict[str, Any] = {}
+    names = {}
     exec(code, names)
     return names
 
 
-def sha256_of(model: nn.Module) -> str:
+def sha256_of(model):
     flat = FlatModel(model)
     return parameters_sha256(flat.layout, flat.parameters)
 
 
 @pytest.fixture(scope="module")
-def pretrained(train: Train) -> Finished:
+def pretrained(train):
     return train(mode="single", samples=16, checkpoint_every="8")
 
 
-def test_a_masked_language_model_loads_by_its_card_and_says_what_its_summary_says(
-    pretrained: Finished, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_masked_language_model_loads_by_its_card_and_says_what_its_summary_says(pretrained, monkeypatch):
     summary, folder = pretrained.summary, pretrained.path / "model"
     text = card_of(folder)
     data = ModelCard(text).data.to_dict()
@@ -116,9 +111,7 @@ def test_a_masked_language_model_loads_by_its_card_and_says_what_its_summary_say
     assert read_origin(str(pretrained.path)).parameters_sha256 == summary["parameters_sha256"]
 
 
-def test_the_model_of_a_checkpoint_says_after_how_many_samples_it_was_taken(
-    pretrained: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_model_of_a_checkpoint_says_after_how_many_samples_it_was_taken(pretrained, tmp_path, monkeypatch):
     cache, out = str(pretrained.path.parent / "cache"), tmp_path / "out"
     name = sorted(path.stem for path in (pretrained.path / "checkpoints").glob("*.json"))[0]
     assert export([str(pretrained.path), "--checkpoint", name, "--cache-dir", cache, "--out", str(out)]) == 0
@@ -128,9 +121,7 @@ def test_the_model_of_a_checkpoint_says_after_how_many_samples_it_was_taken(
     assert f"have the sha256 `{sha256_of(loaded(out, monkeypatch)['model'])}`." in text
 
 
-def test_the_model_of_a_finished_run_is_that_of_its_end_and_not_of_its_last_checkpoint(
-    pretrained: Finished, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_model_of_a_finished_run_is_that_of_its_end_and_not_of_its_last_checkpoint(pretrained, tmp_path, capsys):
     run, out = tmp_path / "run", tmp_path / "out"
     shutil.copytree(pretrained.path, run)
     first, *later = sorted((run / "checkpoints").glob("*.json"))
@@ -147,9 +138,7 @@ def test_the_model_of_a_finished_run_is_that_of_its_end_and_not_of_its_last_chec
     assert f"type --checkpoint {first.stem}, or train with --save-model" in message
 
 
-def test_a_fine_tuned_model_names_the_model_it_began_from(
-    pretrained: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fine_tuned_model_names_the_model_it_began_from(pretrained, tmp_path, monkeypatch):
     for side in ("train", "test"):
         rows = [f"{word} {side} {number},{label}" for number in range(4) for word, label in (("ba", "A"), ("fo", "B"))]
         (tmp_path / f"{side}.csv").write_text("\n".join(["text,label", *rows]))
@@ -174,9 +163,7 @@ def test_a_fine_tuned_model_names_the_model_it_began_from(
     assert loaded(tmp_path / "run" / "model", monkeypatch)["model"].config.id2label == {0: "A", 1: "B"}
 
 
-def test_a_causal_language_model_has_the_class_that_continues_texts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_causal_language_model_has_the_class_that_continues_texts(tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text("\n".join(f"ba di fo {number}" for number in range(60)))
     script = task_script(CausalLM, "clm", description="", examples="")
     small = {"vocab_size": 300, "seq_len": 16, "batch_size": 2, "samples": 4, "warmup": 0, "device": "cpu"}
@@ -190,9 +177,7 @@ def test_a_causal_language_model_has_the_class_that_continues_texts(
     assert "The command was" not in card_of(tmp_path / "run" / "model")  # "tests" is none
 
 
-def test_an_own_model_is_built_by_its_task_and_gets_its_values_from_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_own_model_is_built_by_its_task_and_gets_its_values_from_the_file(tmp_path, monkeypatch):
     run = asyncsgd.train(Tied(width=5), samples=8, folder=tmp_path / "run", quiet=True, device="cpu")
     text = card_of(tmp_path / "run" / "model")
     data = ModelCard(text).data.to_dict()
@@ -204,7 +189,7 @@ def test_an_own_model_is_built_by_its_task_and_gets_its_values_from_the_file(
     assert torch.equal(model[0].weight, run.model()[0].weight)  # type: ignore[index]
 
 
-def test_a_card_says_only_what_is_known_and_stays_one_line_a_sentence() -> None:
+def test_a_card_says_only_what_is_known_and_stays_one_line_a_sentence():
     text = model_card(
         {"status": "INTERRUPTED", "message": "by the\nuser", "data": "`odd`\nname", "base_model": "org/name"},
         steps={},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,7 @@ from asyncsgd.simulation.speeds import Exponential, Network
 
 CHURN = (Leave(1, 2.5), Join(1, 1e3 / 3))
 
-CHANGES: dict[modes.Runtime, dict[str, Any]] = {
+CHANGES = {
     InProcess(): {"accumulate": 3, "threads": 2, "all_gpus": True},
     AllReduce(2): {"num_workers": 3, "threads": 2, "speeds": Exponential(0.1)},
     Pipeline(4, 2): {
@@ -31,7 +30,7 @@ CHANGES: dict[modes.Runtime, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("runtime", CHANGES, ids=str)
-def test_every_field_of_a_runtime_is_in_its_settings(runtime: modes.Runtime) -> None:
+def test_every_field_of_a_runtime_is_in_its_settings(runtime):
     changes = CHANGES[runtime]
     assert changes.keys() == {field.name for field in dataclasses.fields(runtime)}  # type: ignore[arg-type]
     one_by_one = [dataclasses.replace(runtime, **{name: value}) for name, value in changes.items()]  # type: ignore[type-var]
@@ -39,5 +38,5 @@ def test_every_field_of_a_runtime_is_in_its_settings(runtime: modes.Runtime) -> 
         assert runtime_of(Job(**job_of(each)), each.threads) == each
 
 
-def test_every_kind_of_runtime_is_looked_at() -> None:
+def test_every_kind_of_runtime_is_looked_at():
     assert {type(runtime) for runtime in CHANGES} == set(modes.KINDS)

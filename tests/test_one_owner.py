@@ -1,16 +1,13 @@
 """A run folder has one owner while its process lives, and a killed owner loses at most a second of records."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,11 +32,11 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
+def start():
     """Start a program in a process of its own, which has printed its first line; killed at the end of the test."""
     started = []
 
-    def run(program: str, *arguments: object) -> subprocess.Popen[str]:
+    def run(program, *arguments):
         command = [sys.executable, "-c", program, *map(str, arguments)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         started.append(process)
@@ -53,16 +50,16 @@ def start() -> Iterator[Start]:
         process.communicate()
 
 
-def kill(process: subprocess.Popen[str]) -> None:
+def kill(process):
     process.send_signal(signal.SIGKILL)
     process.wait()
 
 
-def files_below(folder: Path) -> dict[Path, bytes]:
+def files_below(folder):
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def event(dispatch: int) -> Event:
+def event(dispatch):
     batches, uses = ((0, dispatch, dispatch + 1),), ((dispatch, 0),)
     return Event(
         dispatch, 0, batches, dispatch, dispatch + 1, 0, "applied", uses, (), (), (), 1.0, 1.0, 1, 0.1, 0.0, 1
@@ -70,9 +67,7 @@ def event(dispatch: int) -> Event:
 
 
 @pytest.mark.parametrize("values", [{}, {"seed": 1}, {"overwrite": True}])
-def test_a_second_run_is_refused_while_the_first_lives_and_changes_nothing(
-    values: dict[str, object], start: Start, tmp_path: Path
-) -> None:
+def test_a_second_run_is_refused_while_the_first_lives_and_changes_nothing(values, start, tmp_path):
     path = tmp_path / "run"
     first = start(OWNER, path)
     before = files_below(tmp_path)
@@ -88,7 +83,7 @@ def test_a_second_run_is_refused_while_the_first_lives_and_changes_nothing(
     assert (tmp_path / "run.before-1" / "settings.yaml").read_text().startswith("# python first.py")
 
 
-def test_a_folder_is_free_once_its_run_has_closed_it(tmp_path: Path) -> None:
+def test_a_folder_is_free_once_its_run_has_closed_it(tmp_path):
     settings = make_settings({"run_dir": str(tmp_path / "run")})
     for _ in range(2):
         open_run_folder("tests", settings, "tests").close()
@@ -98,7 +93,7 @@ def test_a_folder_is_free_once_its_run_has_closed_it(tmp_path: Path) -> None:
 EVALUATION = Evaluation(0, 0, 0.0, 2.0, 10.0, {}, 0.1)
 
 
-def leave(path: Path, *records: Event | Evaluation, **summary: Any) -> None:
+def leave(path, *records, **summary):
     """A run folder as it is left behind, with settings that no new command has."""
     folder = open_run_folder("tests", make_settings({"run_dir": str(path), "seed": 77}), "python typo.py")
     for record in records:
@@ -110,9 +105,7 @@ def leave(path: Path, *records: Event | Evaluation, **summary: Any) -> None:
 
 @pytest.mark.parametrize("status", [None, "FAILED", "INTERRUPTED"])
 @pytest.mark.parametrize("open_folder", [open_run_folder, open_finetune_folder])
-def test_a_folder_whose_run_has_not_trained_gives_way_to_a_corrected_command(
-    status: str | None, open_folder: Callable[..., RunFolder], tmp_path: Path
-) -> None:
+def test_a_folder_whose_run_has_not_trained_gives_way_to_a_corrected_command(status, open_folder, tmp_path):
     from asyncsgd.settings.finetuning import make_finetune_settings
 
     path = tmp_path / "run"
@@ -138,9 +131,7 @@ def test_a_folder_whose_run_has_not_trained_gives_way_to_a_corrected_command(
         ((), {"status": "DIVERGED"}),
     ],
 )
-def test_a_folder_with_something_measured_is_refused_to_other_settings(
-    records: tuple[Event | Evaluation, ...], summary: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_folder_with_something_measured_is_refused_to_other_settings(records, summary, tmp_path):
     leave(tmp_path / "run", *records, **summary)
     before = files_below(tmp_path)
     with pytest.raises(UsageError, match=r"holds a run with other settings \(seed 77 -> 0\); type another --run-dir"):
@@ -148,11 +139,11 @@ def test_a_folder_with_something_measured_is_refused_to_other_settings(
     assert files_below(tmp_path) == before
 
 
-def test_a_summary_is_the_old_one_or_all_of_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_summary_is_the_old_one_or_all_of_the_new_one(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path)
     folder.write_summary({"number": 1})
 
-    def killed(*arguments: object) -> None:
+    def killed(*arguments):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
@@ -166,7 +157,7 @@ def test_a_summary_is_the_old_one_or_all_of_the_new_one(tmp_path: Path, monkeypa
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no file that is always full here")
-def test_a_full_disk_that_is_found_between_two_records_ends_the_run_at_the_next(tmp_path: Path) -> None:
+def test_a_full_disk_that_is_found_between_two_records_ends_the_run_at_the_next(tmp_path):
     (tmp_path / "run").mkdir()
     folder = RunFolder(tmp_path / "run")
     os.dup2(os.open("/dev/full", os.O_WRONLY), folder._events.fileno())

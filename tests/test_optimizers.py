@@ -5,19 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import signal
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import asyncsgd
 from asyncsgd import TensorData
 from asyncsgd.errors import UsageError
 from asyncsgd.flat import FlatModel
-from asyncsgd.optimizers import AdamW, BuildOptimizer, OptimizerRecipe
+from asyncsgd.optimizers import AdamW, OptimizerRecipe
 
 BATCH = 8
 STEPS = 12
@@ -32,37 +29,37 @@ class Classes(asyncsgd.Task):
     batch_size: int = BATCH
     only_matrices: bool = False
 
-    def model(self, seed: int) -> nn.Module:
+    def model(self, seed):
         with asyncsgd.seeded(seed):
             if self.only_matrices:
                 return nn.Sequential(nn.Linear(6, 5, bias=False), nn.Tanh(), nn.Linear(5, 3, bias=False))
             return nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, 3))
 
-    def data(self, seed: int) -> TensorData:
+    def data(self, seed):
         x = torch.randn(60, 6, generator=torch.Generator().manual_seed(1))
         samples = (x, x[:, :3].argmax(1))
         return TensorData(samples, samples, self.batch_size, seed)
 
-    def outputs(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def outputs(self, model, batch):
         return model(batch[0])
 
-    def loss(self, outputs: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def loss(self, outputs, batch):
         return nn.functional.cross_entropy(outputs, batch[1])
 
 
 MATRICES = Classes(only_matrices=True)
 NADAMW = functools.partial(torch.optim.NAdam, decoupled_weight_decay=True)
-OPTIMIZERS: dict[str, tuple[Classes, BuildOptimizer]] = {
+OPTIMIZERS = {
     "adafactor": (Classes(), torch.optim.Adafactor),
     "nadamw": (Classes(), NADAMW),
     "adagrad": (Classes(), torch.optim.Adagrad),
     "muon": (MATRICES, torch.optim.Muon),
 }
 every_optimizer = pytest.mark.parametrize(("task", "build"), OPTIMIZERS.values(), ids=OPTIMIZERS)
-GIVEN: dict[str, Any] = {"learning_rate": RATE, "weight_decay": DECAY, "evaluations": 2, "quiet": True}
+GIVEN = {"learning_rate": RATE, "weight_decay": DECAY, "evaluations": 2, "quiet": True}
 
 
-def plain_loop(task: Classes, build: BuildOptimizer, steps: int = STEPS) -> nn.Module:
+def plain_loop(task, build, steps=STEPS):
     """The training in torch alone: matrices decay, the rest does not."""
     model, data = task.model(0), task.data(0)
     matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
@@ -77,23 +74,21 @@ def plain_loop(task: Classes, build: BuildOptimizer, steps: int = STEPS) -> nn.M
     return model
 
 
-def assert_same(model: nn.Module, expected: nn.Module) -> None:
+def assert_same(model, expected):
     for name, parameter in expected.named_parameters():
         assert torch.equal(model.get_parameter(name), parameter), name
 
 
 @every_optimizer
 @pytest.mark.parametrize("runtime", [asyncsgd.InProcess(), asyncsgd.Virtual(1)], ids=["in process", "virtual"])
-def test_one_worker_is_plain_torch_bit_for_bit(
-    task: Classes, build: BuildOptimizer, runtime: asyncsgd.InProcess | asyncsgd.Virtual
-) -> None:
+def test_one_worker_is_plain_torch_bit_for_bit(task, build, runtime):
     run = asyncsgd.train(task, runtime=runtime, optimizer=build, samples=STEPS * BATCH, **GIVEN)
     assert_same(run.model(), plain_loop(task, build))
 
 
 @pytest.mark.processes
 @every_optimizer
-def test_one_asynchronous_worker_process_is_plain_torch_bit_for_bit(task: Classes, build: BuildOptimizer) -> None:
+def test_one_asynchronous_worker_process_is_plain_torch_bit_for_bit(task, build):
     run = asyncsgd.train(task, runtime=asyncsgd.Processes(1), optimizer=build, samples=STEPS * BATCH, **GIVEN)
     assert_same(run.model(), plain_loop(task, build))
 
@@ -105,13 +100,13 @@ def test_one_asynchronous_worker_process_is_plain_torch_bit_for_bit(task: Classe
     [asyncsgd.AllReduce(1), asyncsgd.Hogwild(1), asyncsgd.Processes(1, via="process_group")],
     ids=["all-reduce", "hogwild", "process group"],
 )
-def test_ranks_and_hogwild_workers_step_the_shapes_too(runtime: Any) -> None:
+def test_ranks_and_hogwild_workers_step_the_shapes_too(runtime):
     build = torch.optim.Adafactor
     run = asyncsgd.train(Classes(), runtime=runtime, optimizer=build, samples=STEPS * BATCH, **GIVEN)
     assert_same(run.model(), plain_loop(Classes(), build))
 
 
-def test_local_steps_are_taken_on_the_shapes_too() -> None:
+def test_local_steps_are_taken_on_the_shapes_too():
     given = GIVEN | {"rule": asyncsgd.LocalSGD(num_local_steps=3), "optimizer": torch.optim.Adafactor}
     run = asyncsgd.train(Classes(), runtime=asyncsgd.Virtual(1), samples=STEPS * BATCH, **given)
     for name, parameter in plain_loop(Classes(), torch.optim.Adafactor).named_parameters():
@@ -119,13 +114,11 @@ def test_local_steps_are_taken_on_the_shapes_too() -> None:
 
 
 @every_optimizer
-def test_its_state_is_kept_tensor_by_tensor_and_a_resumed_run_is_the_whole_run(
-    task: Classes, build: BuildOptimizer, tmp_path: Path
-) -> None:
-    given: dict[str, Any] = GIVEN | {"runtime": asyncsgd.Virtual(2), "optimizer": build, "samples": STEPS * BATCH}
+def test_its_state_is_kept_tensor_by_tensor_and_a_resumed_run_is_the_whole_run(task, build, tmp_path):
+    given = GIVEN | {"runtime": asyncsgd.Virtual(2), "optimizer": build, "samples": STEPS * BATCH}
     whole = asyncsgd.train(task, **given)
 
-    def stop(record: Any) -> None:
+    def stop(record):
         if record.kind == "arrival" and record.total_samples == 7 * BATCH:
             signal.raise_signal(signal.SIGINT)
 
@@ -135,7 +128,7 @@ def test_its_state_is_kept_tensor_by_tensor_and_a_resumed_run_is_the_whole_run(
     assert_same(resumed.model(), whole.model())
 
 
-def test_the_shapes_of_a_stage_can_be_moved_to_another_vector() -> None:
+def test_the_shapes_of_a_stage_can_be_moved_to_another_vector():
     """As an asynchronous pipeline does, which keeps two versions of its parameters."""
     flat, other = FlatModel(Classes().model(0)), FlatModel(Classes().model(0))
     optimizer = OptimizerRecipe(torch.optim.Adafactor).on(other.parameters, other.layout)
@@ -153,14 +146,14 @@ def test_the_shapes_of_a_stage_can_be_moved_to_another_vector() -> None:
 class Scaling(torch.optim.SGD):
     """Changes the gradients that it is given."""
 
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure=None):
         for group in self.param_groups:
             for parameter in group["params"]:
                 parameter.grad.mul_(2.0)
         return super().step(closure)
 
 
-def lbfgs(groups: Iterable[dict[str, Any]]) -> torch.optim.Optimizer:
+def lbfgs(groups):
     return torch.optim.LBFGS([parameter for group in groups for parameter in group["params"]])
 
 
@@ -189,10 +182,8 @@ def lbfgs(groups: Iterable[dict[str, Any]]) -> torch.optim.Optimizer:
     ],
     ids=lambda value: value if isinstance(value, str) and " " not in value else "",
 )
-def test_an_optimizer_that_cannot_be_served_is_refused_by_name_before_anything_runs(
-    optimizer: Any, message: str
-) -> None:
-    seen: list[Any] = []
+def test_an_optimizer_that_cannot_be_served_is_refused_by_name_before_anything_runs(optimizer, message):
+    seen = []
     with pytest.raises(UsageError) as error:
         asyncsgd.train(Classes(), optimizer=optimizer, samples=80, report=seen.append, **GIVEN)
     assert str(error.value).startswith(message)
@@ -202,15 +193,15 @@ def test_an_optimizer_that_cannot_be_served_is_refused_by_name_before_anything_r
 class Keeps:
     """Makes an Adagrad, and keeps something that it does not need."""
 
-    def __init__(self, kept: Any) -> None:
+    def __init__(self, kept):
         self.kept = kept
 
-    def __call__(self, groups: Any) -> torch.optim.Optimizer:
+    def __call__(self, groups):
         return torch.optim.Adagrad(groups)
 
 
 class Unpicklable:
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         raise RecursionError("too deep")
 
 
@@ -227,22 +218,20 @@ class Unpicklable:
     ],
     ids=["lambda", "unpicklable", "large"],
 )
-def test_an_optimizer_that_cannot_be_sent_to_worker_processes_is_refused_before_any_is_started(
-    build: Callable[..., Any], message: str
-) -> None:
+def test_an_optimizer_that_cannot_be_sent_to_worker_processes_is_refused_before_any_is_started(build, message):
     with pytest.raises(UsageError, match=message):
         asyncsgd.train(Classes(), runtime=asyncsgd.Processes(1), optimizer=build, samples=80, **GIVEN)
     asyncsgd.train(Classes(), optimizer=build, samples=8, **GIVEN)
 
 
-def test_hogwild_workers_share_the_state_of_the_library_s_optimizers_only() -> None:
+def test_hogwild_workers_share_the_state_of_the_library_s_optimizers_only():
     runtime = asyncsgd.Hogwild(2, share_state=True)
     with pytest.raises(UsageError, match=r"share_state=True is for asyncsgd\.SGD and asyncsgd\.AdamW"):
         asyncsgd.train(Classes(), runtime=runtime, optimizer=torch.optim.NAdam, samples=80, **GIVEN)
 
 
-def test_a_run_does_not_go_on_with_another_optimizer(tmp_path: Path) -> None:
-    given: dict[str, Any] = GIVEN | {"folder": tmp_path / "run", "samples": 80, "checkpoint_every": 40}
+def test_a_run_does_not_go_on_with_another_optimizer(tmp_path):
+    given = GIVEN | {"folder": tmp_path / "run", "samples": 80, "checkpoint_every": 40}
     asyncsgd.train(Classes(), optimizer=torch.optim.Adagrad, **given)
     with pytest.raises(UsageError, match="optimizer"):
         asyncsgd.train(Classes(), optimizer=torch.optim.Adafactor, resume=True, **given)
@@ -250,7 +239,7 @@ def test_a_run_does_not_go_on_with_another_optimizer(tmp_path: Path) -> None:
         asyncsgd.train(Classes(), optimizer=NADAMW, resume=True, **given)
 
 
-def test_the_library_s_own_optimizers_take_one_call_for_all_tensors() -> None:
+def test_the_library_s_own_optimizers_take_one_call_for_all_tensors():
     flat = FlatModel(Classes().model(0))
     groups = OptimizerRecipe(AdamW()).on(flat.parameters, flat.layout)._optimizer.param_groups
     assert [len(group["params"]) for group in groups] == [1, 1]

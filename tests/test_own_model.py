@@ -1,7 +1,5 @@
 """A model of the user's own: the README's example, the page about it, the script, and what is refused."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -19,20 +17,20 @@ NOT_IMPORTED = """
 pytestmark = pytest.mark.processes
 
 
-def blocks(page: Path) -> list[str]:
+def blocks(page):
     return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 
 
-def readme_example() -> str:
+def readme_example():
     return next(block for block in blocks(ROOT / "README.md") if "class Spirals" in block)
 
 
-def run(folder: Path, name: str, code: str) -> subprocess.CompletedProcess[str]:
+def run(folder, name, code):
     (folder / name).write_text(code, encoding="utf-8")
     return subprocess.run([sys.executable, name], cwd=folder, capture_output=True, text=True, timeout=300)
 
 
-def test_the_readme_s_example_trains_on_both_clocks_and_replays_without_transformers(tmp_path: Path) -> None:
+def test_the_readme_s_example_trains_on_both_clocks_and_replays_without_transformers(tmp_path):
     code = readme_example()
     assert len([line for line in code.splitlines() if line.strip()]) <= 30
     done = run(tmp_path, "mine.py", code + NOT_IMPORTED)
@@ -43,7 +41,7 @@ def test_the_readme_s_example_trains_on_both_clocks_and_replays_without_transfor
     assert max(losses) < 0.6  # two arms: ln 2 at the beginning
 
 
-def test_without_the_guard_one_message_says_what_is_missing(tmp_path: Path) -> None:
+def test_without_the_guard_one_message_says_what_is_missing(tmp_path):
     done = run(tmp_path, "bad.py", readme_example().replace('if __name__ == "__main__":', "if True:"))
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].endswith('put what it does under if __name__ == "__main__":')
@@ -52,7 +50,7 @@ def test_without_the_guard_one_message_says_what_is_missing(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_the_page_about_own_models_is_two_files_that_run(tmp_path: Path) -> None:
+def test_the_page_about_own_models_is_two_files_that_run(tmp_path):
     task, *rest = blocks(ROOT / "docs" / "own_model.md")
     (tmp_path / "cubic.py").write_text(task, encoding="utf-8")
     code = 'if __name__ == "__main__":\n' + textwrap.indent("\n".join(rest), "    ")
@@ -72,7 +70,7 @@ def test_the_page_about_own_models_is_two_files_that_run(tmp_path: Path) -> None
         "--mode hogwild --nproc 2",
     ],
 )
-def test_the_script_runs_in_every_mode(tmp_path: Path, flags: str) -> None:
+def test_the_script_runs_in_every_mode(tmp_path, flags):
     command = [sys.executable, str(ROOT / "experiments" / "own_model.py"), *flags.split()]
     more = ["--samples", "640", "--evaluations", "1", "--train-images", "400", "--learning-rate", "3e-3"]
     done = subprocess.run([*command, *more], cwd=tmp_path, capture_output=True, text=True, timeout=300)

@@ -1,12 +1,9 @@
 """The comparison of ways to spread a training: its configs, its bubbles, and what its report says."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import pandas
 import pytest
@@ -31,14 +28,14 @@ CONFIGS = Path(__file__).resolve().parents[1] / "experiments" / "configs"
 @pytest.mark.parametrize(
     "name", ["parallelism", "parallelism-quick", "parallelism-planted", "parallelism-bert-base", "squad"]
 )
-def test_every_run_of_the_configs_has_valid_settings_and_a_folder_of_its_own(name: str) -> None:
+def test_every_run_of_the_configs_has_valid_settings_and_a_folder_of_its_own(name):
     jobs = jobs_of(read_config(CONFIGS / f"{name}.yaml"))
     for job in jobs:
         check(job)
     assert len({job.folder for job in jobs}) == len(jobs)
 
 
-def test_planted_answers_are_behind_the_marker(tmp_path: Path) -> None:
+def test_planted_answers_are_behind_the_marker(tmp_path):
     write_planted(tmp_path / "planted")
     data = load_questions(str(tmp_path / "planted"), eval_data=None, train_samples=0, eval_samples=0)
     assert (len(data.train), len(data.eval)) == (2000, 300)
@@ -47,8 +44,8 @@ def test_planted_answers_are_behind_the_marker(tmp_path: Path) -> None:
         assert question.answers == ((words[words.index("key") + 1],) if "key" in words else ())
 
 
-def test_what_silence_scores_is_said_beside_the_scores() -> None:
-    def way(name: str, f1: float, curve: tuple[tuple[int, float], ...] = ()) -> Way:
+def test_what_silence_scores_is_said_beside_the_scores():
+    def way(name, f1, curve=()):
         one = Interval(1.0, None, None, 0.95, 1)
         scores = {"f1": Interval(f1, None, None, 0.95, 1)}
         return Way("bert", name, 1, False, one, None, None, None, None, 1.0, 1, scores, 0.5, 320, one, curve=curve)
@@ -68,8 +65,8 @@ def test_what_silence_scores_is_said_beside_the_scores() -> None:
     assert said.endswith("single: more than 1000 times as many samples, its F1 hardly rises.")
 
 
-def test_the_scores_stand_beside_the_loss_and_the_seconds() -> None:
-    def score(value: float) -> Interval:
+def test_the_scores_stand_beside_the_loss_and_the_seconds():
+    def score(value):
         return Interval(value, None, None, 0.95, 1)
 
     metrics = {"exact_match": score(0.4), "f1": score(0.45)}
@@ -83,8 +80,8 @@ def test_the_scores_stand_beside_the_loss_and_the_seconds() -> None:
     assert cells == ["bert", "DDP", "0.4000", "0.4500", "0.3000", "0.5200", "2.250", "90.00"]
 
 
-def test_a_curve_of_f1_has_the_places_where_all_runs_were_evaluated() -> None:
-    def run(*rows: tuple[int, float | None]) -> Run:
+def test_a_curve_of_f1_has_the_places_where_all_runs_were_evaluated():
+    def run(*rows):
         evaluations = pandas.DataFrame(rows, columns=["total_samples", "metrics.f1"])
         return Run(Path(), "run", {"status": "DONE"}, evaluations, ())
 
@@ -92,13 +89,13 @@ def test_a_curve_of_f1_has_the_places_where_all_runs_were_evaluated() -> None:
 
 
 @pytest.mark.slow
-def test_the_bubble_of_stages_that_sleep_is_that_of_the_formula(tmp_path: Path) -> None:
+def test_the_bubble_of_stages_that_sleep_is_that_of_the_formula(tmp_path):
     """At least it: a wait can be longer on a busy machine, never shorter."""
     task = EqualStages(batch_size=8, num_blocks=2)
     assert bubble(task, "1f1b", 4, tmp_path / "run") > 1 / (4 + 1) - 0.02
 
 
-def test_a_bubble_that_was_interrupted_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bubble_that_was_interrupted_is_measured_again(tmp_path, monkeypatch):
     monkeypatch.setattr("parallelism.bubble", lambda *given: os.kill(os.getpid(), signal.SIGTERM) or 0.5)
     with StopRequest() as stop, pytest.raises(KeyboardInterrupt):
         measure_bubbles(tmp_path, (4,), stop)
@@ -125,8 +122,8 @@ comparisons:
 
 
 def test_models_and_data_are_looked_for_before_the_first_run_and_all_that_is_missing_is_said_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)
     config = CONFIG.replace("data: pydocs", "data: nowhere.txt").replace(
@@ -148,7 +145,7 @@ def test_models_and_data_are_looked_for_before_the_first_run_and_all_that_is_mis
     assert list(tmp_path.iterdir()) == [tmp_path / "few.yaml", tmp_path / "nowhere.txt"]
 
 
-def test_runs_go_into_a_folder_with_the_name_in_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_go_into_a_folder_with_the_name_in_the_config(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("file.yaml").write_text(CONFIG)
     out, jobs = planned(Path("file.yaml"), None)
@@ -157,9 +154,7 @@ def test_runs_go_into_a_folder_with_the_name_in_the_config(tmp_path: Path, monke
 
 
 @pytest.mark.slow
-def test_a_report_of_few_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_of_few_runs(tmp_path, monkeypatch, capsys):
     (tmp_path / "few.yaml").write_text(CONFIG)
     monkeypatch.setattr("sys.argv", ["parallelism.py", str(tmp_path / "few.yaml"), "--out", str(tmp_path / "runs")])
     assert main() == 0
@@ -181,7 +176,7 @@ def test_a_report_of_few_runs(
     assert [one.measured for one in read_bubbles(tmp_path / "runs")] == [1.1 / 4, 1.1 / 8]
     out = tmp_path / "report.html"
     assert report([str(tmp_path / "runs"), "--out", str(out), "--json", str(tmp_path / "report.json")]) == 0
-    numbers: dict[str, Any] = json.loads((tmp_path / "report.json").read_text())
+    numbers = json.loads((tmp_path / "report.json").read_text())
     ways = {way["name"]: way for way in numbers["ways"]}
     assert set(ways) == {"single", "pipeline 2", "async 2", "DeepSpeed 2"} - ({"DeepSpeed 2"} if left_out else set())
     assert ways["pipeline 2"]["formula"] == pytest.approx(1 / 5)
@@ -199,7 +194,7 @@ def test_a_report_of_few_runs(
     assert "(p-1)/(m+p-1)" in capsys.readouterr().out
 
 
-def test_a_data_parallel_batch_without_gpus_is_the_bare_loss() -> None:
+def test_a_data_parallel_batch_without_gpus_is_the_bare_loss():
     from asyncsgd.worker import Loss, OnAllGPUs
 
     task = EqualStages(batch_size=4)

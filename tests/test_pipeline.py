@@ -6,7 +6,6 @@ import dataclasses
 import importlib.util
 import itertools
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -14,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from marks import slow
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 import asyncsgd
@@ -24,26 +23,26 @@ from asyncsgd.optimizers import SGD, AdamW
 from asyncsgd.records.events import EVENTS, read_events
 from asyncsgd.rules import FixedDelay
 from asyncsgd.stages import Anatomy, Stage, anatomy
-from asyncsgd.tasks.base import Batch, Task
+from asyncsgd.tasks.base import Task
 from asyncsgd.tasks.tensors import TensorData
 
 VOCABULARY, WIDTH = 24, 16
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.norm, self.line = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
         self.dropout = nn.Dropout(0.0)
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden):
         return hidden + self.dropout(torch.tanh(self.line(self.norm(hidden))))
 
 
 class Tower(nn.Module):
     """A row of blocks between an embedding and an output that is tied to it."""
 
-    def __init__(self, num_blocks: int, tied: bool = True) -> None:
+    def __init__(self, num_blocks, tied=True):
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
         self.blocks = nn.ModuleList(Block() for _ in range(num_blocks))
@@ -52,7 +51,7 @@ class Tower(nn.Module):
         if tied:
             self.output.weight = self.embedding.weight
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens):
         hidden = self.embedding(tokens)
         for block in self.blocks:
             hidden = block(hidden)
@@ -71,7 +70,7 @@ class NextToken(Task):
     num_frozen: int = 0
     """Of the blocks. Where there are any, the embedding is frozen too."""
 
-    def model(self, seed: int) -> nn.Module:
+    def model(self, seed):
         with asyncsgd.seeded(seed):
             tower = Tower(self.num_blocks, self.tied)
         if self.num_frozen:
@@ -79,23 +78,23 @@ class NextToken(Task):
             tower.blocks[: self.num_frozen].requires_grad_(False)
         return tower
 
-    def data(self, seed: int) -> TensorData:
+    def data(self, seed):
         first, step = torch.arange(96).unsqueeze(1), torch.arange(7)
         rows = (first + step * (1 + first % 5)) % VOCABULARY
         return TensorData(rows[:80], rows[80:], self.batch_size, seed)
 
-    def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
+    def outputs(self, model, batch):
         return model(batch[:, :-1])
 
-    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+    def loss(self, outputs, batch):
         return functional.cross_entropy(outputs.flatten(0, 1), batch[:, 1:].flatten())
 
 
-def parameters(run: asyncsgd.TrainedRun) -> Tensor:
+def parameters(run):
     return torch.cat([parameter.detach().flatten() for parameter in run.model().parameters()])
 
 
-def relative(some: Tensor, others: Tensor) -> float:
+def relative(some, others):
     return float(torch.linalg.vector_norm(some - others) / torch.linalg.vector_norm(others))
 
 
@@ -105,9 +104,7 @@ with_deepspeed = pytest.mark.skipif(
 )
 
 
-def reference(
-    task: Task, num_steps: int, num_replicas: int, optimizer: Any, clip_norm: float
-) -> tuple[Tensor, list[float]]:
+def reference(task, num_steps, num_replicas, optimizer, clip_norm):
     """Plain steps along the mean gradient of `num_replicas` batches; the parameters and the losses."""
     model, data = task.model(0), task.data(0)
     optimizer = optimizer([{"params": list(model.parameters()), "lr": 0.05}])
@@ -134,9 +131,7 @@ def reference(
         pytest.param(2, 2, "deepspeed", True, marks=[pytest.mark.slow, with_deepspeed]),
     ],
 )
-def test_a_synchronous_pipeline_is_one_process(
-    tmp_path: Path, processes: int, stages: int, schedule: Any, tied: bool
-) -> None:
+def test_a_synchronous_pipeline_is_one_process(tmp_path, processes, stages, schedule, tied):
     task, replicas = NextToken(tied=tied), processes // stages
     run = asyncsgd.train(
         task,
@@ -172,16 +167,16 @@ def test_a_synchronous_pipeline_is_one_process(
     ("schedule", "num_frozen", "optimizer"),
     [("1f1b", 1, SGD()), ("1f1b", 3, SGD()), *slow(("2bw", 3, SGD()), ("1f1b", 3, torch.optim.Adafactor))],
 )
-def test_a_pipeline_leaves_frozen_blocks_as_they_are(schedule: Any, num_frozen: int, optimizer: Any) -> None:
+def test_a_pipeline_leaves_frozen_blocks_as_they_are(schedule, num_frozen, optimizer):
     task = NextToken(tied=False, num_frozen=num_frozen)
-    arguments: dict[str, Any] = {"samples": 40, "micro_batches": 2, "optimizer": optimizer, "quiet": True}
+    arguments = {"samples": 40, "micro_batches": 2, "optimizer": optimizer, "quiet": True}
     run = asyncsgd.train(task, runtime=modes.Pipeline(2, 2, schedule), learning_rate=0.05, **arguments)
-    rule: dict[str, Any] = {"rule": FixedDelay(1), "runtime": modes.Virtual(1)} if schedule == "2bw" else {}
+    rule = {"rule": FixedDelay(1), "runtime": modes.Virtual(1)} if schedule == "2bw" else {}
     expected = asyncsgd.train(task, learning_rate=0.05, **rule, **arguments)
     assert relative(parameters(run), parameters(expected)) < 1e-6
 
 
-def _by_decay(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _by_decay(groups):
     (group,) = groups
     matrices = [parameter for parameter in group["params"] if parameter.ndim > 1]
     others = [parameter for parameter in group["params"] if parameter.ndim <= 1]
@@ -191,7 +186,7 @@ def _by_decay(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _evaluated(task: Task, model: nn.Module) -> float:
+def _evaluated(task, model):
     batches = task.data(0).evaluation["main"]
     with torch.no_grad():
         losses = [(float(task.loss(task.outputs(model, b), b)), len(b)) for b in map(batches.__getitem__, range(2))]
@@ -203,11 +198,9 @@ def _evaluated(task: Task, model: nn.Module) -> float:
     [(2, SGD(0.5), 4), *slow((4, SGD(0.5), 4), (3, SGD(), 7), (2, torch.optim.Adafactor, 4))],
     ids=str,
 )
-def test_an_asynchronous_pipeline_is_the_rule_fixed_delay(
-    tmp_path: Path, stages: int, optimizer: Any, blocks: int
-) -> None:
+def test_an_asynchronous_pipeline_is_the_rule_fixed_delay(tmp_path, stages, optimizer, blocks):
     task = NextToken(num_blocks=blocks)
-    arguments: dict[str, Any] = {
+    arguments = {
         "samples": 160,
         "learning_rate": 0.05,
         "schedule": "linear",
@@ -234,10 +227,8 @@ def test_an_asynchronous_pipeline_is_the_rule_fixed_delay(
 @pytest.mark.parametrize(
     ("schedule", "optimizer"), [("2bw", AdamW()), *slow(("1f1b", AdamW()), ("2bw", torch.optim.Adafactor))]
 )
-def test_a_pipeline_that_was_stopped_goes_on_as_if_it_had_not_been(
-    tmp_path: Path, schedule: Any, optimizer: Any
-) -> None:
-    arguments: dict[str, Any] = {
+def test_a_pipeline_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path, schedule, optimizer):
+    arguments = {
         "optimizer": optimizer,
         "runtime": modes.Pipeline(2, 2, schedule),
         "micro_batches": 2,
@@ -269,7 +260,7 @@ def test_a_pipeline_that_was_stopped_goes_on_as_if_it_had_not_been(
         (modes.Pipeline(2, 2), {"prefetch": 2}, "--prefetch is for models that are not"),
     ],
 )
-def test_what_a_pipeline_cannot_do_is_refused(runtime: modes.Pipeline, more: dict[str, Any], said: str) -> None:
+def test_what_a_pipeline_cannot_do_is_refused(runtime, more, said):
     with pytest.raises(UsageError, match=said):
         asyncsgd.train(NextToken(), runtime=runtime, samples=80, **{"micro_batches": 4, "quiet": True, **more})
 
@@ -277,7 +268,7 @@ def test_what_a_pipeline_cannot_do_is_refused(runtime: modes.Pipeline, more: dic
 class Shared(Tower):
     """Runs one block again and again, as ALBERT does."""
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens):
         hidden = self.embedding(tokens)
         for _ in self.blocks:
             hidden = self.blocks[0](hidden)
@@ -292,13 +283,13 @@ class Shared(Tower):
     ],
     ids=["shared", "no blocks"],
 )
-def test_a_model_that_cannot_be_cut_is_refused(model: nn.Module, said: str) -> None:
+def test_a_model_that_cannot_be_cut_is_refused(model, said):
     batch = NextToken().data(0).batch(0, 0)
     with pytest.raises(UsageError, match=said):
         anatomy(NextToken(), model, batch)
 
 
-def language_model(architecture: str) -> nn.Module:
+def language_model(architecture):
     """A small one with four blocks and an output that is tied to its embedding."""
     import transformers
 
@@ -320,7 +311,7 @@ def language_model(architecture: str) -> nn.Module:
 class Padded(NextToken):
     """With rows of different lengths."""
 
-    def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
+    def outputs(self, model, batch):
         mask = torch.ones_like(batch[:, :-1])
         mask[: len(mask) // 2, 4:] = 0
         return model(input_ids=batch[:, :-1], attention_mask=mask).logits
@@ -328,7 +319,7 @@ class Padded(NextToken):
 
 @pytest.mark.parametrize("num_stages", [2, 3, 4])
 @pytest.mark.parametrize("architecture", ["Bert", "DistilBert", "GPT2"])
-def test_the_stages_of_a_language_model_have_the_gradients_of_the_whole(architecture: str, num_stages: int) -> None:
+def test_the_stages_of_a_language_model_have_the_gradients_of_the_whole(architecture, num_stages):
     task = Padded()
     batch, whole = task.data(0).batch(0, 0), language_model(architecture)
     loss = task.loss(task.outputs(whole, batch), batch)
@@ -338,8 +329,8 @@ def test_the_stages_of_a_language_model_have_the_gradients_of_the_whole(architec
         Stage(task, language_model(architecture), parts, num_stages=num_stages, number=number)
         for number in range(num_stages)
     ]
-    received: list[Tensor] = []
-    sent: list[Tensor] = []
+    received = []
+    sent = []
     for stage in stages:
         assert stage.shape(batch) == (8, 6, 32)
         hidden = None if stage.is_first else sent[-1].detach().requires_grad_()
@@ -350,7 +341,7 @@ def test_the_stages_of_a_language_model_have_the_gradients_of_the_whole(architec
     for one, other in zip(reversed(sent), reversed(received), strict=True):
         one.backward(other.grad)
     assert float(last.detach()) == pytest.approx(float(loss.detach()), rel=1e-6)
-    total: dict[str, Tensor] = {}
+    total = {}
     for stage in stages:
         names = stage.names_in_model()
         for name, parameter in stage.named_parameters():
@@ -363,14 +354,14 @@ def test_the_stages_of_a_language_model_have_the_gradients_of_the_whole(architec
 
 
 @given(st.lists(st.integers(0, 9), min_size=4, max_size=9), st.integers(2, 4))
-def test_no_cut_has_a_cheaper_costliest_stage(costs: list[int], num_stages: int) -> None:
+def test_no_cut_has_a_cheaper_costliest_stage(costs, num_stages):
     parts = Anatomy("blocks", (), tuple(costs), WIDTH)
     if parts.num_blocks < num_stages:
         with pytest.raises(UsageError, match="which cannot be cut"):
             parts.cut(num_stages)
         return
 
-    def costliest(ends: tuple[int, ...]) -> int:
+    def costliest(ends):
         bounds = [0, *ends, parts.num_blocks]
         stages = [sum(costs[1 + a : 1 + b]) for a, b in itertools.pairwise(bounds)]
         stages[0] += costs[0]

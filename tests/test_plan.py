@@ -1,15 +1,11 @@
 """From a config to arms and runs, without running anything: names, blocks, budgets, shards, and every refusal."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,7 +17,7 @@ from asyncsgd.settings.training import FLAGS, make_settings
 from asyncsgd.study.arms import resolve
 from asyncsgd.study.commands import flags_of
 from asyncsgd.study.config import CONFIG_KEYS, fill_in, read_config
-from asyncsgd.study.plan import STAGES, Plan, PlannedRun, make_plan, sha256_of
+from asyncsgd.study.plan import STAGES, PlannedRun, make_plan, sha256_of
 from asyncsgd.study.registration import ENDPOINTS
 from asyncsgd.study.sweep import check, share
 
@@ -29,7 +25,7 @@ SYNC, ASYNC = {"mode": "sync"}, {"mode": "async"}
 RATES = {"learning_rate": [5.0e-4, 1.0e-3]}
 
 
-def config_of(**parts: Any) -> dict[str, Any]:
+def config_of(**parts):
     return {"name": "n", "algorithms": {"sync": SYNC, "async": ASYNC}, "conditions": [{"nproc": 2}], **parts}
 
 
@@ -46,15 +42,15 @@ FULL = config_of(
 )
 
 
-def names_of(**parts: Any) -> list[str]:
+def names_of(**parts):
     return [arm.name for arm in make_plan(config_of(**parts)).arms]
 
 
-def folders_of(plan: Plan, stage: Any) -> list[str]:
+def folders_of(plan, stage):
     return [run.folder for run in plan.of_stage(stage)]
 
 
-def test_an_arm_is_named_by_its_algorithm_its_workers_and_the_virtual_clock() -> None:
+def test_an_arm_is_named_by_its_algorithm_its_workers_and_the_virtual_clock():
     assert names_of(conditions=[{"nproc": [2, 4]}, {"nproc": 4, "clock": "virtual"}]) == [
         "sync-w2",
         "async-w2",
@@ -65,7 +61,7 @@ def test_an_arm_is_named_by_its_algorithm_its_workers_and_the_virtual_clock() ->
     ]
 
 
-def test_what_is_the_same_in_all_conditions_of_a_clock_is_not_in_the_names_and_what_differs_is() -> None:
+def test_what_is_the_same_in_all_conditions_of_a_clock_is_not_in_the_names_and_what_differs_is():
     slow = "slow:worker=0,factor=3"
     assert names_of(conditions={"nproc": 2, "clock": "virtual", "speeds": slow}) == [
         "sync-w2-virtual",
@@ -82,7 +78,7 @@ def test_what_is_the_same_in_all_conditions_of_a_clock_is_not_in_the_names_and_w
     assert names_of(algorithms={"async": ASYNC}, conditions=two) == ["async-w2-batch_size_4", "async-w2-batch_size_8"]
 
 
-def test_lists_in_conditions_are_crossed_and_excluded_arms_are_left_out() -> None:
+def test_lists_in_conditions_are_crossed_and_excluded_arms_are_left_out():
     conditions = [{"nproc": [2, 4], "clock": ["measured", "virtual"]}]
     everything = set(names_of(conditions=conditions))
     assert len(everything) == 8
@@ -92,7 +88,7 @@ def test_lists_in_conditions_are_crossed_and_excluded_arms_are_left_out() -> Non
     assert everything - set(left) == {"sync-w4", "sync-w4-virtual", "sync-w2-virtual", "async-w2-virtual"}
 
 
-def test_an_algorithm_with_conditions_of_its_own_runs_under_these_alone() -> None:
+def test_an_algorithm_with_conditions_of_its_own_runs_under_these_alone():
     single = {"mode": "single", "conditions": [{"batch_size": [4, 8]}]}
     assert names_of(algorithms={"async": ASYNC, "single": single}, conditions={"nproc": [2, 4]}) == [
         "async-w2",
@@ -102,7 +98,7 @@ def test_an_algorithm_with_conditions_of_its_own_runs_under_these_alone() -> Non
     ]
 
 
-def test_workers_clock_and_speeds_of_the_base_belong_to_the_arm_as_if_its_condition_had_said_so() -> None:
+def test_workers_clock_and_speeds_of_the_base_belong_to_the_arm_as_if_its_condition_had_said_so():
     condition = {"nproc": 4, "clock": "virtual", "speeds": "exponential:1.0"}
     from_base = make_plan(config_of(base=condition, conditions=[{}], replicates=2))
     from_conditions = make_plan(config_of(conditions=[condition], replicates=2))
@@ -121,7 +117,7 @@ def test_workers_clock_and_speeds_of_the_base_belong_to_the_arm_as_if_its_condit
         ("nothing", "nothing"),
     ],
 )
-def test_braces_are_filled_in_from_the_number_of_workers(text: str, filled: str) -> None:
+def test_braces_are_filled_in_from_the_number_of_workers(text, filled):
     assert fill_in(text, 8, "rule") == filled
 
 
@@ -129,12 +125,12 @@ def test_braces_are_filled_in_from_the_number_of_workers(text: str, filled: str)
     "inside",
     ["nproc/2", "workers", "nproc//0", "", "1.5", "max()", "max(1, key=2)", "open('f')", "nproc**2", "True", "int(3)"],
 )
-def test_anything_else_in_braces_is_refused(inside: str) -> None:
+def test_anything_else_in_braces_is_refused(inside):
     with pytest.raises(UsageError, match=r"rule: .* is not understood; in braces stand nproc"):
         fill_in("{" + inside + "}", 4, "rule")
 
 
-def test_placeholders_are_filled_in_by_the_workers_of_each_arm_in_settings_and_in_trials() -> None:
+def test_placeholders_are_filled_in_by_the_workers_of_each_arm_in_settings_and_in_trials():
     plan = make_plan(
         config_of(
             algorithms={
@@ -150,7 +146,7 @@ def test_placeholders_are_filled_in_by_the_workers_of_each_arm_in_settings_and_i
     assert plan.arm("m_sync-w4").trials == ({"rule": "k_sync:quorum=2"}, {"rule": "k_sync:quorum=3"})
 
 
-def test_on_the_virtual_clock_synchronous_training_is_the_synchronous_rule() -> None:
+def test_on_the_virtual_clock_synchronous_training_is_the_synchronous_rule():
     (arm,) = make_plan(config_of(algorithms={"sync": SYNC}, conditions={"nproc": 4, "clock": "virtual"})).arms
     assert arm.settings == {"mode": "async", "rule": "synchronous", "nproc": 4, "clock": "virtual"}
     measured = {"mode": "sync", "nproc": 4}
@@ -161,7 +157,7 @@ def test_on_the_virtual_clock_synchronous_training_is_the_synchronous_rule() -> 
     assert (arm.settings["mode"], arm.settings["rule"]) == ("async", "synchronous")
 
 
-def test_values_have_the_types_that_settings_have_however_yaml_reads_them() -> None:
+def test_values_have_the_types_that_settings_have_however_yaml_reads_them():
     plan = make_plan(
         config_of(
             seeds=[9], tuning={"grid": {"learning-rate": ["1e-4", 0.0001]}}, conditions={"nproc": 2, "batch-size": "8"}
@@ -174,7 +170,7 @@ def test_values_have_the_types_that_settings_have_however_yaml_reads_them() -> N
     assert len(plan.of_stage("tuning")) == 2  # the two are one trial
 
 
-def test_every_arm_runs_once_in_every_block_in_an_order_of_the_blocks_own() -> None:
+def test_every_arm_runs_once_in_every_block_in_an_order_of_the_blocks_own():
     seeds = list(range(100, 112))
     plan = make_plan(config_of(conditions={"nproc": [2, 3, 4]}, seeds=seeds))
     orders = {}
@@ -186,7 +182,7 @@ def test_every_arm_runs_once_in_every_block_in_an_order_of_the_blocks_own() -> N
     assert len(set(orders.values())) > 6
 
 
-def test_pilots_are_runs_of_the_reference_as_it_was_tuned_under_every_condition() -> None:
+def test_pilots_are_runs_of_the_reference_as_it_was_tuned_under_every_condition():
     plan = make_plan(FULL)
     runs = plan.of_stage("pilot")
     references = [arm.name for arm in plan.arms if arm.algorithm == "sync"]
@@ -198,7 +194,7 @@ def test_pilots_are_runs_of_the_reference_as_it_was_tuned_under_every_condition(
         assert run.folder == f"pilot/{run.arm}/s{run.seed}"
 
 
-def test_where_times_are_compared_all_test_runs_of_a_group_get_the_seconds_of_its_reference() -> None:
+def test_where_times_are_compared_all_test_runs_of_a_group_get_the_seconds_of_its_reference():
     single = {"mode": "single", "conditions": [{"nproc": 1}]}
     plan = make_plan({**FULL, "algorithms": {**FULL["algorithms"], "single": single}})
     assert plan.timed_by == {
@@ -219,18 +215,18 @@ def test_where_times_are_compared_all_test_runs_of_a_group_get_the_seconds_of_it
         plan.values(run, chosen, {})
 
 
-def test_references_that_differ_in_a_setting_time_the_arms_that_have_their_value_of_it() -> None:
+def test_references_that_differ_in_a_setting_time_the_arms_that_have_their_value_of_it():
     plan = make_plan({**FULL, "conditions": {"nproc": 4, "clock": "virtual", "warmup": [0, 8]}})
     assert plan.timed_by["async-w4-warmup_8-virtual"] == "sync-w4-warmup_8-virtual"
 
 
-def test_budgets_of_the_config_stay_where_they_are_in_seconds_or_no_time_is_compared() -> None:
+def test_budgets_of_the_config_stay_where_they_are_in_seconds_or_no_time_is_compared():
     analysis = {**FULL["analysis"], "primary": {**FULL["analysis"]["primary"], "endpoint": "loss_at_equal_samples"}}
     assert make_plan({**FULL, "base": {"samples": 64}, "analysis": analysis}).timed_by == {}
     assert make_plan({**FULL, "base": {"seconds": 3.0}}).timed_by == {}
 
 
-def test_a_control_arm_keeps_its_samples_and_is_not_in_the_primary_family() -> None:
+def test_a_control_arm_keeps_its_samples_and_is_not_in_the_primary_family():
     small = {"mode": "sync", "batch_size": "{8//nproc}"}
     algorithms = {**FULL["algorithms"], "small": small}
     plan = make_plan({**FULL, "algorithms": algorithms, "analysis": {**FULL["analysis"], "control": "small"}})
@@ -240,7 +236,7 @@ def test_a_control_arm_keeps_its_samples_and_is_not_in_the_primary_family() -> N
     assert [plan.arm(f"small-{place}").settings["batch_size"] for place in ("w2", "w4-virtual")] == [4, 2]
 
 
-def test_the_order_is_a_function_of_the_config_alone() -> None:
+def test_the_order_is_a_function_of_the_config_alone():
     random.seed(1)
     runs = make_plan(FULL).runs
     random.seed(2)
@@ -250,7 +246,7 @@ def test_the_order_is_a_function_of_the_config_alone() -> None:
     assert sorted(run.folder for run in other) == sorted(run.folder for run in runs)
 
 
-def test_tuning_gives_every_arm_the_same_trials_on_seeds_that_are_never_tested() -> None:
+def test_tuning_gives_every_arm_the_same_trials_on_seeds_that_are_never_tested():
     plan = make_plan(FULL)
     tuning = plan.of_stage("tuning")
     budgets = Counter(run.arm for run in tuning)
@@ -259,7 +255,7 @@ def test_tuning_gives_every_arm_the_same_trials_on_seeds_that_are_never_tested()
     assert sorted(set(folders_of(plan, "tuning"))) == sorted(folders_of(plan, "tuning"))
 
 
-def test_equal_trials_of_an_arm_are_run_once() -> None:
+def test_equal_trials_of_an_arm_are_run_once():
     rule = {"rule": ["k_sync:quorum={max(1, nproc//2)}", "k_sync:quorum=1"]}
     plan = make_plan(
         config_of(
@@ -274,7 +270,7 @@ def test_equal_trials_of_an_arm_are_run_once() -> None:
     assert len(plan.arm("k-w2").trials) == 2  # the budget is told as it was planned
 
 
-def test_only_the_measured_clock_has_replicates_since_virtual_ones_would_be_the_same_run() -> None:
+def test_only_the_measured_clock_has_replicates_since_virtual_ones_would_be_the_same_run():
     plan = make_plan(FULL)
     for arm in plan.arms:
         runs = [run for run in plan.of_stage("test") if run.arm == arm.name]
@@ -282,10 +278,10 @@ def test_only_the_measured_clock_has_replicates_since_virtual_ones_would_be_the_
     assert "test/sync-w2/s100-r1" in folders_of(plan, "test")
 
 
-def test_fine_tuning_starts_every_arm_of_a_block_and_the_baseline_with_one_seed() -> None:
+def test_fine_tuning_starts_every_arm_of_a_block_and_the_baseline_with_one_seed():
     plan = make_plan(FULL)
     names = {arm.name for arm in plan.arms} | {"baseline"}
-    blocks: dict[tuple[int, int | None], set[str]] = {}
+    blocks = {}
     for run in plan.of_stage("finetune"):
         assert run.parent == (None if run.arm == "baseline" else f"test/{run.arm}/s{run.seed}")
         blocks.setdefault((run.seed, run.finetune_seed), set()).add(run.arm)
@@ -295,7 +291,7 @@ def test_fine_tuning_starts_every_arm_of_a_block_and_the_baseline_with_one_seed(
     assert without.finetune == {"data": "pydocs", "baseline": False, "repetitions": 1, "learning_rate": 1e-4}
 
 
-def test_the_settings_of_a_run_are_base_arm_trial_and_seed_the_later_ones_winning() -> None:
+def test_the_settings_of_a_run_are_base_arm_trial_and_seed_the_later_ones_winning():
     plan = make_plan({**FULL, "base": {**FULL["base"], "learning-rate": 1.0}})
     tuning = next(run for run in plan.of_stage("tuning") if run.arm == "sync-w2" and run.trial == 1)
     assert plan.values(tuning, {}, {}) == {
@@ -316,7 +312,7 @@ def test_the_settings_of_a_run_are_base_arm_trial_and_seed_the_later_ones_winnin
     assert plan.values(base, {}, {}) == {"samples": 64, "mode": "single"}
 
 
-def test_plan_json_tells_arms_trials_and_runs_and_is_json() -> None:
+def test_plan_json_tells_arms_trials_and_runs_and_is_json():
     plan = make_plan(FULL)
     chosen = {"sync-w2": {"learning_rate": 5.0e-4}}
     told = json.loads(
@@ -346,7 +342,7 @@ def test_plan_json_tells_arms_trials_and_runs_and_is_json() -> None:
     assert told["targets"] == {"sync-w2": 6.1}
 
 
-def shuffled(value: Any, draw: random.Random) -> Any:
+def shuffled(value, draw):
     if isinstance(value, dict):
         keys = list(value)
         draw.shuffle(keys)
@@ -355,25 +351,25 @@ def shuffled(value: Any, draw: random.Random) -> Any:
 
 
 @given(st.integers(0, 2**32))
-def test_the_hash_of_a_config_does_not_depend_on_the_order_of_its_keys(seed: int) -> None:
+def test_the_hash_of_a_config_does_not_depend_on_the_order_of_its_keys(seed):
     assert sha256_of(shuffled(FULL, random.Random(seed))) == sha256_of(FULL)
 
 
-def test_the_hash_of_a_config_depends_on_every_value() -> None:
+def test_the_hash_of_a_config_depends_on_every_value():
     for other in ({**FULL, "seeds": [100, 102, 101]}, {**FULL, "order_seed": 0}, {**FULL, "replicates": 3}):
         assert sha256_of(other) != sha256_of(FULL)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 5, 8, 1000])
 @pytest.mark.parametrize("stage", STAGES)
-def test_shards_are_a_partition_of_every_stage(stage: Any, number: int) -> None:
+def test_shards_are_a_partition_of_every_stage(stage, number):
     plan = make_plan(FULL)
     counts = Counter(folder for index in range(1, number + 1) for folder in share(plan, stage, (index, number)))
     assert counts == dict.fromkeys(folders_of(plan, stage), 1)
 
 
 @pytest.mark.parametrize("number", [2, 3, 7])
-def test_a_measured_block_stays_on_one_machine(number: int) -> None:
+def test_a_measured_block_stays_on_one_machine(number):
     plan = make_plan(FULL)
     owner = {folder: index for index in range(1, number + 1) for folder in share(plan, "test", (index, number))}
     for seed in plan.seeds:
@@ -409,7 +405,7 @@ possible = st.fixed_dictionaries(
 
 
 @given(possible)
-def test_the_flags_of_settings_read_back_to_the_same_settings(values: dict[str, Any]) -> None:
+def test_the_flags_of_settings_read_back_to_the_same_settings(values):
     try:
         settings = make_settings(values)
     except UsageError:
@@ -427,7 +423,7 @@ def test_the_flags_of_settings_read_back_to_the_same_settings(values: dict[str, 
         {"seconds": 60.0},
     ],
 )
-def test_a_default_that_follows_from_another_setting_is_said_where_it_does_not_follow(values: dict[str, Any]) -> None:
+def test_a_default_that_follows_from_another_setting_is_said_where_it_does_not_follow(values):
     settings = make_settings(values)
     assert FLAGS.flatten(
         FLAGS.parse(flags_of(settings), prog="p", description="", examples="").settings
@@ -498,14 +494,14 @@ REFERENCE = {"analysis": {"reference": "sync"}}
         ({"pilots": [5], "analysis": {"reference": "sync", "target_loss": 6.2}}, "target_loss pilots"),
     ],
 )
-def test_what_is_wrong_is_named_with_what_to_write_instead(parts: dict[str, Any], words: str) -> None:
+def test_what_is_wrong_is_named_with_what_to_write_instead(parts, words):
     with pytest.raises(UsageError) as error:
         check(make_plan(config_of(**parts)))
     assert all(word in str(error.value) for word in words.split())
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", "hogwild"])
-def test_fine_tuning_in_processes_is_refused_in_a_sweep(mode: str) -> None:
+def test_fine_tuning_in_processes_is_refused_in_a_sweep(mode):
     finetune = {"data": "pydocs", "mode": mode}
     said = f"finetune: mode: {mode} needs processes of its own, .*; write mode: single, or clock: virtual"
     with pytest.raises(UsageError, match=said):
@@ -513,7 +509,7 @@ def test_fine_tuning_in_processes_is_refused_in_a_sweep(mode: str) -> None:
 
 
 @pytest.mark.parametrize("values", [{}, {"mode": "single"}, {"mode": "async", "clock": "virtual", "nproc": 2}], ids=str)
-def test_fine_tuning_in_one_process_is_planned(values: dict[str, Any]) -> None:
+def test_fine_tuning_in_one_process_is_planned(values):
     for task in ("classification", "token_classification"):
         check(make_plan(config_of(finetune={"task": task, "data": "pydocs", **values})))
 
@@ -528,7 +524,7 @@ def test_fine_tuning_in_one_process_is_planned(values: dict[str, Any]) -> None:
         ("name: \xff", "cannot be read"),
     ],
 )
-def test_a_file_that_is_no_config_is_refused_by_its_name(text: str, words: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_config_is_refused_by_its_name(text, words, tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text(text, encoding="latin-1")
     with pytest.raises(UsageError) as raised:
@@ -536,7 +532,7 @@ def test_a_file_that_is_no_config_is_refused_by_its_name(text: str, words: str, 
     assert all(word in str(raised.value) for word in (str(path), *words.split()))
 
 
-def test_texts_name_every_key_of_a_config_and_every_stage() -> None:
+def test_texts_name_every_key_of_a_config_and_every_stage():
     docs = Path(__file__).resolve().parents[1] / "docs"
     assert [key for key in CONFIG_KEYS if f"\n    {key}: " not in str(plan_module.__doc__)] == []
     study, folders = (docs / "study.md").read_text(), (docs / "run_folder.md").read_text()
@@ -550,7 +546,7 @@ COMPARISONS = ("language_model", "parallelism", "squad")
 
 
 @pytest.mark.parametrize("path", [path for path in CONFIGS if not path.stem.startswith(COMPARISONS)], ids=str)
-def test_every_config_that_is_shipped_can_be_planned(path: Path) -> None:
+def test_every_config_that_is_shipped_can_be_planned(path):
     plan = make_plan(read_config(path))
     check(plan)
     assert plan.name == path.stem
@@ -616,11 +612,11 @@ spoiled = st.dictionaries(
 anything = st.builds(lambda some, others: {**some, **others}, sound, spoiled)
 
 
-def keys_of(run: PlannedRun) -> Iterator[object]:
+def keys_of(run):
     yield from (run.folder, (run.stage, run.arm, run.seed, run.replicate, run.trial, run.finetune_seed))
 
 
-def assert_invariants(plan: Plan) -> None:
+def assert_invariants(plan):
     """What holds for every plan, whatever the config."""
     names = [arm.name for arm in plan.arms]
     assert names
@@ -651,7 +647,7 @@ def assert_invariants(plan: Plan) -> None:
 
 
 @given(anything)
-def test_any_config_is_planned_soundly_or_refused_and_nothing_else(config: dict[str, Any]) -> None:
+def test_any_config_is_planned_soundly_or_refused_and_nothing_else(config):
     before = copy.deepcopy(config)
     try:
         plan = make_plan(config)

@@ -1,14 +1,11 @@
 """A checkpoint that does not fit the model is refused by the tensors that do not; a missing head is new and said so."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from gallery import Train
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModel
@@ -23,16 +20,16 @@ Change = Callable[[dict[str, Tensor]], None]
 
 
 @pytest.fixture(scope="module")
-def saved(train: Train) -> Path:
+def saved(train):
     """A saved model with its tokenizer."""
     return train(mode="single", samples=0).path / "model"
 
 
 @pytest.fixture
-def checkpoint(saved: Path, tmp_path: Path) -> Callable[[Change], str]:
+def checkpoint(saved, tmp_path):
     """Makes a folder with the saved model's tensors after a change."""
 
-    def make(change: Change) -> str:
+    def make(change):
         folder = shutil.copytree(saved, tmp_path / "changed")
         tensors = load_file(folder / "model.safetensors")
         change(tensors)
@@ -42,26 +39,26 @@ def checkpoint(saved: Path, tmp_path: Path) -> Callable[[Change], str]:
     return make
 
 
-def build(folder: str) -> models.Built:
+def build(folder):
     nothing = Corpus("none", Documents((), None), Documents((), None), "none")
     tokenizer = load_tokenizer(folder, nothing, vocab_size=512, cache_dir=Path(folder).parent / "cache")
     return models.build_model(folder, tokenizer, seq_len=16, dropout=0.0, seed=0)
 
 
-def without(part: str) -> Change:
-    def change(tensors: dict[str, Tensor]) -> None:
+def without(part):
+    def change(tensors):
         for name in [name for name in tensors if part in name]:
             del tensors[name]
 
     return change
 
 
-def test_a_whole_checkpoint_has_no_new_parameters(saved: Path) -> None:
+def test_a_whole_checkpoint_has_no_new_parameters(saved):
     built = build(str(saved))
     assert built.new_parameters == ()
 
 
-def test_missing_encoder_tensors_are_refused_by_name_and_number(checkpoint: Callable[[Change], str]) -> None:
+def test_missing_encoder_tensors_are_refused_by_name_and_number(checkpoint):
     folder = checkpoint(without("encoder.layer.1."))
     with pytest.raises(UsageError) as refused:
         build(folder)
@@ -70,7 +67,7 @@ def test_missing_encoder_tensors_are_refused_by_name_and_number(checkpoint: Call
     )
 
 
-def test_a_tensor_of_another_shape_is_refused_by_name(checkpoint: Callable[[Change], str]) -> None:
+def test_a_tensor_of_another_shape_is_refused_by_name(checkpoint):
     name = "bert.embeddings.position_embeddings.weight"
     folder = checkpoint(lambda tensors: tensors.update({name: torch.zeros(7, 128)}))
     with pytest.raises(UsageError) as refused:
@@ -79,7 +76,7 @@ def test_a_tensor_of_another_shape_is_refused_by_name(checkpoint: Callable[[Chan
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_tensor_that_is_no_number_is_refused_by_name(value: float, checkpoint: Callable[[Change], str]) -> None:
+def test_a_tensor_that_is_no_number_is_refused_by_name(value, checkpoint):
     name = "bert.encoder.layer.0.output.dense.bias"
     folder = checkpoint(lambda tensors: tensors[name].fill_(value))
     with pytest.raises(UsageError) as refused:
@@ -87,7 +84,7 @@ def test_a_tensor_that_is_no_number_is_refused_by_name(value: float, checkpoint:
     assert str(refused.value).startswith(f"{folder}: 1 of 42 tensors holds NaN or infinity, e.g. {name}; ")
 
 
-def test_a_missing_head_is_drawn_from_the_seed_recorded_and_said(saved: Path, tmp_path: Path, train: Train) -> None:
+def test_a_missing_head_is_drawn_from_the_seed_recorded_and_said(saved, tmp_path, train):
     folder = shutil.copytree(saved, tmp_path / "headless")
     AutoModel.from_pretrained(saved).save_pretrained(folder)
     built = build(str(folder))
@@ -104,7 +101,7 @@ def test_a_missing_head_is_drawn_from_the_seed_recorded_and_said(saved: Path, tm
     assert train(mode="single", samples=0, model=str(saved), vocab_size=8192).summary["new_parameters"] == 0
 
 
-def test_an_encoder_that_has_no_place_in_the_classifier_is_refused(saved: Path) -> None:
+def test_an_encoder_that_has_no_place_in_the_classifier_is_refused(saved):
     masked_lm = build(str(saved)).model
     masked_lm.base_model.extra = torch.nn.Linear(2, 2)
     with pytest.raises(UsageError, match=r"2 tensors of the encoder have no place in a BertForSeq.*, e.g. extra.bias"):

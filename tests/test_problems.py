@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import zlib
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,11 +18,9 @@ from asyncsgd.errors import UsageError
 from asyncsgd.simulation.problems import (
     ALL,
     Heterogeneous,
-    Instance,
     Logistic,
     LogisticData,
     Mode,
-    Problem,
     Quadratic,
     Tridiagonal,
     describe_problems,
@@ -46,20 +43,20 @@ every_example = pytest.mark.parametrize("problem", ALL, ids=str)
 every_small = pytest.mark.parametrize("problem", SMALL, ids=str)
 
 
-def point(instance: Instance) -> np.ndarray:
+def point(instance):
     """The start, disturbed; its last coordinates stay zero where they are, so that `last` noise has something to do."""
     x = instance.initial()
     return x + (x != 0) * 0.5 + 0.3 * np.random.default_rng(5).normal(size=len(x)) * (np.arange(len(x)) <= len(x) // 2)
 
 
-def noiseless(problem: Problem) -> Problem:
+def noiseless(problem):
     """Without noise added to the gradient; what is drawn from data stays."""
     if isinstance(problem, Tridiagonal | Quadratic | Mode | Heterogeneous):
         return dataclasses.replace(problem, noise=float(getattr(problem, "noise_kind", "") == "last"))
     return problem
 
 
-def sample(instance: Instance, x: np.ndarray, worker: int, index: int) -> tuple[float, np.ndarray]:
+def sample(instance, x, worker, index):
     out = np.full(instance.num_parameters, np.nan)
     return instance.gradient(x, worker, index, out), out
 
@@ -68,7 +65,7 @@ def sample(instance: Instance, x: np.ndarray, worker: int, index: int) -> tuple[
 
 
 @pytest.mark.parametrize("problem", ALL + SMALL, ids=str)
-def test_without_noise_the_gradient_is_the_derivative_of_the_returned_loss(problem: Problem) -> None:
+def test_without_noise_the_gradient_is_the_derivative_of_the_returned_loss(problem):
     instance = noiseless(problem).on(WORKERS, seed=3)
     x, draw, step = point(instance), np.random.default_rng(0), 1e-5
     for worker in range(WORKERS):
@@ -84,7 +81,7 @@ def test_without_noise_the_gradient_is_the_derivative_of_the_returned_loss(probl
 
 
 @pytest.mark.parametrize("problem", ALL + SMALL, ids=str)
-def test_the_exact_gradient_is_the_derivative_of_the_excess_loss(problem: Problem) -> None:
+def test_the_exact_gradient_is_the_derivative_of_the_excess_loss(problem):
     instance = problem.on(WORKERS, seed=3)
     x, draw, step = point(instance), np.random.default_rng(1), 1e-5
     exact = instance.exact_gradient(x)
@@ -96,7 +93,7 @@ def test_the_exact_gradient_is_the_derivative_of_the_excess_loss(problem: Proble
 
 
 @every_small
-def test_the_mean_of_stochastic_gradients_is_the_exact_gradient_within_five_standard_errors(problem: Problem) -> None:
+def test_the_mean_of_stochastic_gradients_is_the_exact_gradient_within_five_standard_errors(problem):
     instance = problem.on(WORKERS, seed=11)
     x, per_worker = point(instance), 600
     gradients = np.empty((WORKERS, per_worker, instance.num_parameters))
@@ -112,7 +109,7 @@ def test_the_mean_of_stochastic_gradients_is_the_exact_gradient_within_five_stan
 
 
 @pytest.mark.parametrize("kind", ["add", "full"])
-def test_noise_has_the_stated_standard_deviation_and_rank(kind: str) -> None:
+def test_noise_has_the_stated_standard_deviation_and_rank(kind):
     instance = Tridiagonal(dimension=6, noise=0.5, noise_kind=kind).on(2, seed=1)
     x, num = instance.initial(), 4000
     noise = np.array([sample(instance, x, 1, index)[1] for index in range(num)]) - instance.exact_gradient(x)
@@ -122,7 +119,7 @@ def test_noise_has_the_stated_standard_deviation_and_rank(kind: str) -> None:
     assert np.linalg.matrix_rank(noise[:50], tol=1e-9) == (1 if kind == "add" else 6)
 
 
-def test_scalar_noise_is_the_documented_place_of_a_philox_stream() -> None:
+def test_scalar_noise_is_the_documented_place_of_a_philox_stream():
     instance = Mode(noise=2.0).on(3, seed=7)
     for worker, index in ((2, 70), (0, 0), (2, 63), (1, 640)):
         key, counter = [np.array(words, dtype=np.uint64) for words in ([7, 12], [0, index // 64, worker, 0])]
@@ -134,7 +131,7 @@ def test_scalar_noise_is_the_documented_place_of_a_philox_stream() -> None:
     problem=st.sampled_from(SMALL),
     calls=st.lists(st.tuples(st.integers(0, WORKERS - 1), st.integers(0, 200)), min_size=1, max_size=12),
 )
-def test_a_sample_does_not_depend_on_the_calls_before_it(problem: Problem, calls: list[tuple[int, int]]) -> None:
+def test_a_sample_does_not_depend_on_the_calls_before_it(problem, calls):
     used = problem.on(WORKERS, seed=2)
     x = point(used)
     for worker, index in calls:
@@ -146,9 +143,9 @@ def test_a_sample_does_not_depend_on_the_calls_before_it(problem: Problem, calls
 
 
 @every_small
-def test_seeds_workers_and_indices_have_noise_of_their_own(problem: Problem) -> None:
+def test_seeds_workers_and_indices_have_noise_of_their_own(problem):
     places = [(seed, worker, index) for seed in (0, 1) for worker in (0, 3) for index in range(0, 640, 10)]
-    groups: dict[tuple[int, int], bytes] = {}
+    groups = {}
     for seed, worker, index in places:
         instance = problem.on(WORKERS, seed)
         gradient = sample(instance, np.zeros(instance.num_parameters), worker, index)[1]
@@ -159,7 +156,7 @@ def test_seeds_workers_and_indices_have_noise_of_their_own(problem: Problem) -> 
 
 
 @every_small
-def test_x_is_only_read_and_out_is_wholly_overwritten(problem: Problem) -> None:
+def test_x_is_only_read_and_out_is_wholly_overwritten(problem):
     instance = problem.on(WORKERS, seed=2)
     x = point(instance)
     kept = x.copy()
@@ -170,7 +167,7 @@ def test_x_is_only_read_and_out_is_wholly_overwritten(problem: Problem) -> None:
 
 
 @every_small
-def test_the_start_and_the_optimum_are_the_callers_own_arrays(problem: Problem) -> None:
+def test_the_start_and_the_optimum_are_the_callers_own_arrays(problem):
     instance = problem.on(WORKERS, seed=2)
     for new in (instance.initial, instance.optimum):
         array = new()
@@ -181,7 +178,7 @@ def test_the_start_and_the_optimum_are_the_callers_own_arrays(problem: Problem) 
 
 
 @pytest.mark.parametrize("problem", [p for p in SMALL if noiseless(p) != p], ids=str)
-def test_without_noise_every_sample_is_exact_bit_for_bit(problem: Problem) -> None:
+def test_without_noise_every_sample_is_exact_bit_for_bit(problem):
     exact = {
         sample(instance, point(instance), 1, index)[1].tobytes()
         for seed in (0, 1)
@@ -195,7 +192,7 @@ def test_without_noise_every_sample_is_exact_bit_for_bit(problem: Problem) -> No
 
 
 @every_example
-def test_at_the_optimum_the_excess_and_the_gradient_are_zero(problem: Problem) -> None:
+def test_at_the_optimum_the_excess_and_the_gradient_are_zero(problem):
     instance = problem.on(WORKERS, seed=4)
     optimum = instance.optimum()
     assert optimum is not None
@@ -206,7 +203,7 @@ def test_at_the_optimum_the_excess_and_the_gradient_are_zero(problem: Problem) -
     assert instance.loss(instance.initial()) > 0
 
 
-def test_the_tridiagonal_problem_starts_at_442_8_above_its_minimum() -> None:
+def test_the_tridiagonal_problem_starts_at_442_8_above_its_minimum():
     instance = Tridiagonal().on(6174, seed=0)
     x = instance.initial()
     assert (x[0], np.count_nonzero(x), len(x)) == (math.sqrt(1729), 1, 1729)
@@ -217,7 +214,7 @@ def test_the_tridiagonal_problem_starts_at_442_8_above_its_minimum() -> None:
 
 
 @pytest.mark.parametrize("dimension", [1, 2, 3, 40])
-def test_the_tridiagonal_problem_is_the_dense_quadratic(dimension: int) -> None:
+def test_the_tridiagonal_problem_is_the_dense_quadratic(dimension):
     matrix = (2 * np.eye(dimension) - np.eye(dimension, k=1) - np.eye(dimension, k=-1)) / 4
     slope = np.zeros(dimension)
     slope[0] = -0.25
@@ -234,9 +231,7 @@ def test_the_tridiagonal_problem_is_the_dense_quadratic(dimension: int) -> None:
 
 
 @pytest.mark.parametrize(("nonzero", "progress"), [((), 0), ((0,), 1), ((0, 2), 3), ((4,), 5)])
-def test_last_noise_multiplies_exactly_the_coordinates_beyond_the_last_nonzero_one(
-    nonzero: tuple[int, ...], progress: int
-) -> None:
+def test_last_noise_multiplies_exactly_the_coordinates_beyond_the_last_nonzero_one(nonzero, progress):
     instance = Tridiagonal(dimension=5, noise=0.25, noise_kind="last").on(1, seed=0)
     x = np.zeros(5)
     x[list(nonzero)] = 1.0
@@ -251,7 +246,7 @@ def test_last_noise_multiplies_exactly_the_coordinates_beyond_the_last_nonzero_o
         assert abs(revealed - 100) < 5 * math.sqrt(400 * 0.25 * 0.75)
 
 
-def test_heterogeneous_quadratics_have_their_optimum_at_4_over_7() -> None:
+def test_heterogeneous_quadratics_have_their_optimum_at_4_over_7():
     instance = Heterogeneous().on(3, seed=0)
     optimum = instance.optimum()
     assert optimum is not None
@@ -265,14 +260,14 @@ def test_heterogeneous_quadratics_have_their_optimum_at_4_over_7() -> None:
     assert four[0] == pytest.approx((1 - 2 + 3 + 1) / (1 + 2 + 0.5 + 1), rel=1e-15)
 
 
-def test_the_quadratic_has_the_stated_spectrum_and_start() -> None:
+def test_the_quadratic_has_the_stated_spectrum_and_start():
     instance = Quadratic(dimension=3, curvature=4.0, condition=16.0, noise=0).on(1, seed=0)
     assert instance.initial().tolist() == [1, 1, 1]
     assert instance.exact_gradient(np.ones(3)).tolist() == pytest.approx([0.25, 1, 4])
     assert instance.loss(np.ones(3)) == pytest.approx(5.25 / 2)
 
 
-def test_gradient_descent_on_a_mode_with_fixed_delay_1_contracts_at_the_published_best_rate() -> None:
+def test_gradient_descent_on_a_mode_with_fixed_delay_1_contracts_at_the_published_best_rate():
     """a = 1/4 gives a double root, x_t = (c + d t) 2^-t, so x_{t+1}/x_t tends to tau/(tau+1) = 1/2."""
     instance, out = Mode(curvature=0.5).on(1, seed=0), np.empty(1)
     before, now = instance.initial(), instance.initial()
@@ -285,7 +280,7 @@ def test_gradient_descent_on_a_mode_with_fixed_delay_1_contracts_at_the_publishe
 # data
 
 
-def test_with_one_row_per_worker_the_mean_over_workers_is_the_exact_gradient() -> None:
+def test_with_one_row_per_worker_the_mean_over_workers_is_the_exact_gradient():
     rng = np.random.default_rng(0)
     instance = LogisticData(
         rng.normal(size=(9, 4)), np.arange(9) % 3, [np.array([k]) for k in range(9)], 3, 0.1, seed=0
@@ -296,7 +291,7 @@ def test_with_one_row_per_worker_the_mean_over_workers_is_the_exact_gradient() -
     assert np.mean([value for value, _ in samples]) == pytest.approx(instance.loss(x) + instance.minimum, rel=1e-12)
 
 
-def test_every_worker_has_weight_one_over_n_whatever_the_size_of_its_share() -> None:
+def test_every_worker_has_weight_one_over_n_whatever_the_size_of_its_share():
     features, labels = np.array([[1.0], [1.0], [1.0], [2.0]]), [0, 0, 0, 1]
     instance = LogisticData(features, labels, [[0, 1, 2], [3]], batch=1, penalty=0.1, seed=0)
     weighted = LogisticData(features[[0, 3]], [0, 1], [[0], [1]], batch=1, penalty=0.1, seed=0)
@@ -305,7 +300,7 @@ def test_every_worker_has_weight_one_over_n_whatever_the_size_of_its_share() -> 
     np.testing.assert_allclose(instance.optimum(), weighted.optimum(), atol=1e-8)
 
 
-def test_logistic_loss_at_zero_is_log_of_the_number_of_classes_and_finite_far_away() -> None:
+def test_logistic_loss_at_zero_is_log_of_the_number_of_classes_and_finite_far_away():
     instance = Logistic(features=8, rows=40, classes=5).on(4, seed=0)
     assert sample(instance, instance.initial(), 0, 0)[0] == pytest.approx(math.log(5), rel=1e-15)
     far = np.linspace(-1e5, 1e5, instance.num_parameters)
@@ -314,7 +309,7 @@ def test_logistic_loss_at_zero_is_log_of_the_number_of_classes_and_finite_far_aw
     assert np.isfinite(gradient).all()
 
 
-def test_the_logistic_optimum_of_two_mirrored_rows_solves_the_scalar_equation() -> None:
+def test_the_logistic_optimum_of_two_mirrored_rows_solves_the_scalar_equation():
     """Rows +1 (class 0) and -1 (class 1): W = (w, -w) with w = s(-2 w) / penalty, s the logistic function."""
     instance = LogisticData([[1.0], [-1.0]], [0, 1], [[0], [1]], batch=1, penalty=0.2, seed=0)
     w = instance.optimum()[0]
@@ -328,9 +323,7 @@ def test_the_logistic_optimum_of_two_mirrored_rows_solves_the_scalar_equation() 
     alpha=st.sampled_from([1e-300, 1e-3, 0.1, 1.0, 1e6]),
     seed=st.integers(-3, 2**70),
 )
-def test_dirichlet_shares_are_disjoint_and_of_equal_size(
-    labels: list[int], share: float, alpha: float, seed: int
-) -> None:
+def test_dirichlet_shares_are_disjoint_and_of_equal_size(labels, share, alpha, seed):
     num_workers = 1 + int(share * (len(labels) - 1))
     shares = dirichlet_shares(labels, num_workers, alpha, seed)
     assert [len(rows) for rows in shares] == [len(labels) // num_workers] * num_workers
@@ -341,10 +334,10 @@ def test_dirichlet_shares_are_disjoint_and_of_equal_size(
     assert all(np.array_equal(a, b) for a, b in zip(shares, again, strict=True))
 
 
-def test_small_alpha_separates_the_classes_and_large_alpha_mixes_them() -> None:
+def test_small_alpha_separates_the_classes_and_large_alpha_mixes_them():
     labels = np.arange(4000) % 4
 
-    def largest_class(alpha: float) -> float:
+    def largest_class(alpha):
         shares = dirichlet_shares(labels, 8, alpha, seed=1)
         return float(np.mean([np.bincount(labels[rows], minlength=4).max() / len(rows) for rows in shares]))
 
@@ -355,7 +348,7 @@ def test_small_alpha_separates_the_classes_and_large_alpha_mixes_them() -> None:
         assert abs(unbalanced[rows].mean() - 0.1) < 5 * math.sqrt(0.09 / 1000)
 
 
-def test_synthetic_documents_are_non_negative_sparse_rows_of_length_one() -> None:
+def test_synthetic_documents_are_non_negative_sparse_rows_of_length_one():
     instance = Logistic(features=500, rows=60).on(3, seed=0)
     assert isinstance(instance, LogisticData)
     rows = instance._features
@@ -364,7 +357,7 @@ def test_synthetic_documents_are_non_negative_sparse_rows_of_length_one() -> Non
     assert 0 < np.count_nonzero(rows, axis=1).max() <= 40
 
 
-def test_hashed_bags_count_lower_cased_words_and_have_length_one() -> None:
+def test_hashed_bags_count_lower_cased_words_and_have_length_one():
     bags = hashed_bag_of_words(["The cat, the CAT; the dog", "", "dog"], 1024)
     assert bags.shape == (3, 1024)
     assert sorted(bags[0][bags[0] > 0] ** 2) == pytest.approx([1 / 14, 4 / 14, 9 / 14])
@@ -373,7 +366,7 @@ def test_hashed_bags_count_lower_cased_words_and_have_length_one() -> None:
     assert bags[0][bags[2].argmax()] ** 2 == pytest.approx(1 / 14)
 
 
-def test_hashed_bags_are_the_same_in_every_process() -> None:
+def test_hashed_bags_are_the_same_in_every_process():
     texts = ["asynchronous SGD with stale gradients", "zażółć gęślą jaźń \udc80"]
     program = (
         "import zlib; from asyncsgd.simulation.problems import hashed_bag_of_words as bags; "
@@ -392,12 +385,12 @@ def test_hashed_bags_are_the_same_in_every_process() -> None:
 
 
 @pytest.mark.parametrize("problem", ALL + SMALL, ids=str)
-def test_the_text_of_a_problem_means_that_problem(problem: Problem) -> None:
+def test_the_text_of_a_problem_means_that_problem(problem):
     assert parse_problem(str(problem)) == problem
     assert parse_problem(problem.name) == type(problem)()
 
 
-def test_help_names_every_problem_and_every_parameter_with_its_default() -> None:
+def test_help_names_every_problem_and_every_parameter_with_its_default():
     text = describe_problems()
     for problem in ALL:
         line = next(line for line in text.splitlines() if line.split()[0] == problem.name)
@@ -430,7 +423,7 @@ def test_help_names_every_problem_and_every_parameter_with_its_default() -> None
         ("mode on 0", "num_workers 1 0"),
     ],
 )
-def test_a_problem_that_cannot_be_is_refused_with_what_to_type(text: str, words: str) -> None:
+def test_a_problem_that_cannot_be_is_refused_with_what_to_type(text, words):
     problem, _, number = text.partition(" on ")
     with pytest.raises(UsageError) as error:
         parse_problem(problem).on(int(number or 1), seed=0)
@@ -450,8 +443,8 @@ def test_a_problem_that_cannot_be_is_refused_with_what_to_type(text: str, words:
         ({"penalty": 0.0}, "penalty above 0 0.0"),
     ],
 )
-def test_data_that_do_not_fit_are_refused(changed: dict[str, Any], words: str) -> None:
-    good: dict[str, Any] = {"features": [[1.0], [2.0]], "labels": [0, 1], "shares": [[0], [1]]}
+def test_data_that_do_not_fit_are_refused(changed, words):
+    good = {"features": [[1.0], [2.0]], "labels": [0, 1], "shares": [[0], [1]]}
     good |= {"batch": 1, "penalty": 0.1, "seed": 0}
     with pytest.raises(UsageError) as error:
         LogisticData(**good | changed)

@@ -1,7 +1,5 @@
 """The first four published results: their closed forms, and each script from end to end on a smaller set-up still."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import os
@@ -9,7 +7,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -23,43 +20,43 @@ FOLDER = Path(__file__).resolve().parents[1] / "experiments" / "published"
 
 
 @pytest.fixture(scope="module")
-def ringmaster() -> ModuleType:
+def ringmaster():
     return importlib.import_module("ringmaster")
 
 
 @pytest.fixture(scope="module")
-def error_runtime() -> ModuleType:
+def error_runtime():
     return importlib.import_module("error_runtime")
 
 
 @pytest.fixture(scope="module")
-def backup_workers() -> ModuleType:
+def backup_workers():
     return importlib.import_module("backup_workers")
 
 
 @pytest.fixture(scope="module")
-def implicit_momentum() -> ModuleType:
+def implicit_momentum():
     return importlib.import_module("implicit_momentum")
 
 
-def written(folder: Path) -> set[str]:
+def written(folder):
     files = list(folder.iterdir())
     assert all(file.stat().st_size > 0 for file in files)
     return {file.name for file in files}
 
 
-def table(path: Path) -> list[list[str]]:
+def table(path):
     """The cells of a Markdown table, its headings first."""
     lines = [line for line in path.read_text().splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_the_distance_from_the_prototype_is_in_standard_errors_of_the_difference(ringmaster: ModuleType) -> None:
+def test_the_distance_from_the_prototype_is_in_standard_errors_of_the_difference(ringmaster):
     # ours: mean 3, variance 2 over 2 seeds; theirs: mean 1, variance 3 over 1 seed
     assert ringmaster.standard_errors_apart([2.0, 4.0], 1.0, math.sqrt(3.0), 1) == pytest.approx(2.0 / math.sqrt(4.0))
 
 
-def test_the_exact_excess_is_that_of_the_simulated_mean(ringmaster: ModuleType) -> None:
+def test_the_exact_excess_is_that_of_the_simulated_mean(ringmaster):
     method = next(method for method in ringmaster.METHODS if method.label == "24-sync")
     curve = ringmaster.run_arm(ringmaster.Arm(method, 0, 40))
     problem = ringmaster.Tridiagonal(noise_kind="full")
@@ -70,9 +67,7 @@ def test_the_exact_excess_is_that_of_the_simulated_mean(ringmaster: ModuleType) 
     assert ringmaster.exact_excess(problem, 1.0, 24, 10**9) == pytest.approx(floor)
 
 
-def test_ringmaster_beats_rennala_beats_delay_adaptive_also_on_fifty_workers(
-    ringmaster: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ringmaster_beats_rennala_beats_delay_adaptive_also_on_fifty_workers(ringmaster, tmp_path, monkeypatch):
     monkeypatch.setattr(ringmaster, "NUM_WORKERS", 50)
     assert ringmaster.main(["--quick", "--seeds", "1", "--jobs", "1", "--out", str(tmp_path)]) == 0
     assert written(tmp_path) == {"ringmaster.csv", "ringmaster.md", "ringmaster.png"}
@@ -85,7 +80,7 @@ def test_ringmaster_beats_rennala_beats_delay_adaptive_also_on_fifty_workers(
     assert cells["add", "Rennala B=6, lr 1"][-1] == "466"  # of the prototype
 
 
-def test_seconds_per_update_are_the_published_closed_forms(error_runtime: ModuleType) -> None:
+def test_seconds_per_update_are_the_published_closed_forms(error_runtime):
     exponential, shifted = Exponential(1.0), ShiftedExponential(1.0, 1.0)
     seconds = {
         (method.family, method.quorum): [
@@ -103,7 +98,7 @@ def test_seconds_per_update_are_the_published_closed_forms(error_runtime: Module
     assert seconds["K-batch-async", 8] == pytest.approx([1.0, 2.0])
 
 
-def test_the_floor_of_asynchronous_sgd_is_its_closed_form(error_runtime: ModuleType) -> None:
+def test_the_floor_of_asynchronous_sgd_is_its_closed_form(error_runtime):
     eta, sigma = 0.3, 0.7
     for workers in (2, 8, 16):
         for curvature in (0.1, 1.0):
@@ -113,15 +108,13 @@ def test_the_floor_of_asynchronous_sgd_is_its_closed_form(error_runtime: ModuleT
             assert error_runtime.k_batch_async_floor([curvature], eta, sigma, workers, 1) == pytest.approx(closed)
 
 
-def test_the_floor_of_k_async_with_all_workers_is_that_of_synchronous_sgd(error_runtime: ModuleType) -> None:
+def test_the_floor_of_k_async_with_all_workers_is_that_of_synchronous_sgd(error_runtime):
     exact = error_runtime.synchronous_floor([0.2, 1.0], 0.3, 0.7, 8)
     assert error_runtime.k_async_floor([0.2, 1.0], 0.3, 0.7, 8, 8) == pytest.approx(exact)
     assert error_runtime.k_batch_async_floor([0.2, 1.0], 0.3, 0.7, 8, 8) > 1.02 * exact  # which K-batch-async is not
 
 
-def test_measured_seconds_and_floors_agree_with_the_closed_forms(
-    error_runtime: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_measured_seconds_and_floors_agree_with_the_closed_forms(error_runtime, monkeypatch):
     monkeypatch.setattr(error_runtime, "EVALUATIONS", 300)
     exponential = error_runtime.SPEEDS[0]
     for method in error_runtime.METHODS:
@@ -132,9 +125,7 @@ def test_measured_seconds_and_floors_agree_with_the_closed_forms(
             assert np.mean(curve.losses[150:]) == pytest.approx(error_runtime.floor(method, exponential), rel=0.1)
 
 
-def test_error_runtime_writes_a_picture_for_each_distribution(
-    error_runtime: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_runtime_writes_a_picture_for_each_distribution(error_runtime, tmp_path, monkeypatch):
     monkeypatch.setattr(error_runtime, "QUICK_SECONDS", 12)
     monkeypatch.setattr(error_runtime, "EVALUATIONS", 24)
     assert error_runtime.main(["--quick", "--seeds", "1", "--jobs", "1", "--out", str(tmp_path)]) == 0
@@ -147,14 +138,14 @@ def test_error_runtime_writes_a_picture_for_each_distribution(
         assert cells[times, "K-batch-async", "1"][3:] == cells[times, "async", "1"][3:]
 
 
-def test_the_best_quorums_are_the_expected_ones(backup_workers: ModuleType) -> None:
+def test_the_best_quorums_are_the_expected_ones(backup_workers):
     for mean, (quorum, gain) in backup_workers.PUBLISHED.items():
         best, best_gain = backup_workers.best_quorum(mean)
         assert best == quorum
         assert best_gain == pytest.approx(gain, abs=0.005)
 
 
-def test_the_learning_rate_puts_the_floor_at_half_of_the_target(backup_workers: ModuleType) -> None:
+def test_the_learning_rate_puts_the_floor_at_half_of_the_target(backup_workers):
     problem = backup_workers.quadratic(1.0)
     for quorum in (1, 50, 100):
         eta = backup_workers.learning_rate(problem, quorum)
@@ -163,7 +154,7 @@ def test_the_learning_rate_puts_the_floor_at_half_of_the_target(backup_workers: 
     assert backup_workers.learning_rate(backup_workers.quadratic(0.005), 1) == 1.0
 
 
-def test_without_noise_the_steps_to_the_target_are_those_of_gradient_descent(backup_workers: ModuleType) -> None:
+def test_without_noise_the_steps_to_the_target_are_those_of_gradient_descent(backup_workers):
     problem = backup_workers.quadratic(0.0)
     curvature = backup_workers.spectrum(problem)
     for quorum in (1, 96):
@@ -174,15 +165,13 @@ def test_without_noise_the_steps_to_the_target_are_those_of_gradient_descent(bac
         assert backup_workers.run_arm(arm).steps == steps  # its noise is too small to matter
 
 
-def test_a_round_of_96_takes_as_long_as_its_order_statistic(backup_workers: ModuleType) -> None:
+def test_a_round_of_96_takes_as_long_as_its_order_statistic(backup_workers):
     measured = backup_workers.run_arm(backup_workers.Arm("", 0.05, 96, 0, 60))
     assert measured.steps == 60
     assert measured.virtual_seconds / 60 == pytest.approx(backup_workers.round_seconds(96, 0.05), rel=0.01)
 
 
-def test_backup_workers_writes_both_tables(
-    backup_workers: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_backup_workers_writes_both_tables(backup_workers, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(backup_workers, "PUBLISHED", {1.0: (69, 1.98)})
     monkeypatch.setattr(backup_workers, "QUICK_QUORUMS", (50, 100))
     assert backup_workers.main(["--quick", "--seeds", "1", "--jobs", "1", "--out", str(tmp_path)]) == 0
@@ -194,40 +183,38 @@ def test_backup_workers_writes_both_tables(
     assert "bias-dominated: expected N = 50, measured N = 50" in capsys.readouterr().out
 
 
-def test_one_worker_is_gradient_descent(implicit_momentum: ModuleType) -> None:
+def test_one_worker_is_gradient_descent(implicit_momentum):
     mean = implicit_momentum.mean_iterate(implicit_momentum.MeanArm(1, range(2)))
     assert mean == pytest.approx([0.8**t for t in range(14)], rel=1e-12)
 
 
-def test_the_mean_iterate_obeys_the_closed_recursion(implicit_momentum: ModuleType) -> None:
+def test_the_mean_iterate_obeys_the_closed_recursion(implicit_momentum):
     mean = implicit_momentum.mean_iterate(implicit_momentum.MeanArm(2, range(300)))
     assert mean == pytest.approx(implicit_momentum.expected_iterate(2, len(mean) - 1), abs=0.04)
     # The first two are not random: all workers start at x_0.
     assert mean[:2] == pytest.approx([1.0, 0.8], rel=1e-12)
 
 
-def test_a_fit_to_the_exact_mean_gives_the_momentum(implicit_momentum: ModuleType) -> None:
+def test_a_fit_to_the_exact_mean_gives_the_momentum(implicit_momentum):
     for workers in (2, 4, 8, 16):
         exact = implicit_momentum.expected_iterate(workers, 3 * workers + 10)
         assert implicit_momentum.fit(exact) == pytest.approx((1 - 1 / workers, 0.2 / workers))
 
 
-def test_a_jackknife_removes_the_bias_of_a_square(implicit_momentum: ModuleType) -> None:
+def test_a_jackknife_removes_the_bias_of_a_square(implicit_momentum):
     # The square of a mean of 2 values of variance v overestimates by v / 2.
     result = implicit_momentum.jackknife(lambda mean: mean[0] ** 2, [[1.0], [3.0]])
     assert result.estimate == pytest.approx(2.0**2 - 2.0 / 2)
 
 
-def test_mean_staleness_is_one_less_than_the_workers(implicit_momentum: ModuleType) -> None:
+def test_mean_staleness_is_one_less_than_the_workers(implicit_momentum):
     counts = np.array(implicit_momentum.staleness(implicit_momentum.StalenessArm(4, 0, 4000)))
     assert counts.sum() == 4000
     assert counts @ np.arange(len(counts)) / counts.sum() == pytest.approx(3.0, abs=0.01)  # the conservation law
     assert counts[0] / counts.sum() == pytest.approx(0.25, abs=0.03)
 
 
-def test_implicit_momentum_writes_both_tables(
-    implicit_momentum: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_implicit_momentum_writes_both_tables(implicit_momentum, tmp_path, monkeypatch):
     monkeypatch.setattr(implicit_momentum, "WORKERS", (1, 2))
     monkeypatch.setattr(implicit_momentum, "LONG_RUNS", 2)
     assert implicit_momentum.main(["--quick", "--seeds", "20", "--jobs", "1", "--out", str(tmp_path)]) == 0
@@ -236,15 +223,13 @@ def test_implicit_momentum_writes_both_tables(
     assert table(tmp_path / "implicit_momentum.md")[1][2:4] == ["-", "0.0000"]
 
 
-def test_seeds_that_do_not_fill_the_groups_are_refused(
-    implicit_momentum: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_seeds_that_do_not_fill_the_groups_are_refused(implicit_momentum, tmp_path, capsys):
     assert implicit_momentum.main(["--seeds", "15", "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err == "error: --seeds must be a multiple of 10, the number of groups, got 15\n"
 
 
 @pytest.mark.processes
-def test_a_wrong_flag_ends_with_code_2_and_says_which() -> None:
+def test_a_wrong_flag_ends_with_code_2_and_says_which():
     command = [sys.executable, str(FOLDER / "ringmaster.py"), "--quik"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
@@ -254,7 +239,7 @@ def test_a_wrong_flag_ends_with_code_2_and_says_which() -> None:
 
 @needs_proc
 @pytest.mark.processes
-def test_when_a_script_is_killed_its_processes_go_busy_or_idle(tmp_path: Path) -> None:
+def test_when_a_script_is_killed_its_processes_go_busy_or_idle(tmp_path):
     tasks = ["import time; open('busy', 'w').close(); time.sleep(600)", "open('idle', 'w').close()"]
     code = f"import sys; sys.path[0] = {str(FOLDER)!r}; from reproduction import each; list(each(exec, {tasks}, 2))"
     command = Command([sys.executable, "-c", code], tmp_path)

@@ -1,11 +1,7 @@
 """The pure parts of the published experiments on local updates, unequal data and the phase diagram."""
 
-from __future__ import annotations
-
 import importlib
 import math
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,21 +15,21 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def diloco() -> Any:
+def diloco():
     return importlib.import_module("async_diloco")
 
 
 @pytest.fixture(scope="module")
-def ringleader() -> Any:
+def ringleader():
     return importlib.import_module("ringleader")
 
 
 @pytest.fixture(scope="module")
-def phase() -> Any:
+def phase():
     return importlib.import_module("phase_diagram")
 
 
-def test_the_gradient_of_the_mlp_is_that_of_its_loss(diloco: Any) -> None:
+def test_the_gradient_of_the_mlp_is_that_of_its_loss(diloco):
     mixture = diloco.Mixture(dimension=6, clusters=2, hidden=5, num_held_out=40, seed=3)
     x = mixture.initial()
     direction = np.random.Generator(np.random.Philox(1)).standard_normal(mixture.num_parameters)
@@ -42,7 +38,7 @@ def test_the_gradient_of_the_mlp_is_that_of_its_loss(diloco: Any) -> None:
     assert mixture.exact_gradient(x) @ direction == pytest.approx(slope, rel=1e-6)
 
 
-def test_a_batch_of_the_mixture_is_a_function_of_seed_worker_and_index(diloco: Any) -> None:
+def test_a_batch_of_the_mixture_is_a_function_of_seed_worker_and_index(diloco):
     first, second = (diloco.Mixture(6, 1, 5, 8, seed=3) for _ in range(2))
     x, here, there, other = first.initial(), *(np.empty(first.num_parameters) for _ in range(3))
     first.gradient(x, 2, 7, here)
@@ -52,21 +48,21 @@ def test_a_batch_of_the_mixture_is_a_function_of_seed_worker_and_index(diloco: A
     assert not np.array_equal(here, other)
 
 
-def test_watching_a_rule_does_not_change_its_run(diloco: Any) -> None:
-    def end(rule: Any) -> torch.Tensor:
+def test_watching_a_rule_does_not_change_its_run(diloco):
+    def end(rule):
         mixture = diloco.Mixture(6, 1, 5, 8, seed=0)
         times = diloco.FixedTimes(diloco.SECONDS_PER_STEP)
         budget = Budget(samples=400)
         return simulate(rule, mixture, times, num_workers=4, learning_rate=0.1, budget=budget).parameters
 
-    cosines: list[float] = []
+    cosines = []
     rule = diloco.ARMS[diloco.BOTH].rule
     assert torch.equal(end(diloco.Watched(rule, cosines)), end(rule))
     assert cosines
     assert all(-1.0 - 1e-12 <= cosine <= 1.0 + 1e-12 for cosine in cosines)
 
 
-def test_asynchronous_sgd_ends_at_the_frequency_weighted_point_and_malenia_at_the_optimum(ringleader: Any) -> None:
+def test_asynchronous_sgd_ends_at_the_frequency_weighted_point_and_malenia_at_the_optimum(ringleader):
     rate, seconds = 0.02, 1500.0
     assert ringleader.ending(ringleader.Malenia(), 0.1, seconds) == pytest.approx(ringleader.TRUTH, abs=1e-4)
     assert ringleader.ending(ringleader.Asynchronous(), rate, seconds) == pytest.approx(
@@ -74,7 +70,7 @@ def test_asynchronous_sgd_ends_at_the_frequency_weighted_point_and_malenia_at_th
     )
 
 
-def test_malenia_averages_each_worker_first(ringleader: Any) -> None:
+def test_malenia_averages_each_worker_first(ringleader):
     # In 5.1 seconds the workers bring 5, 2 and 1 gradients, all at 0: each of slope -1, 2, -3.
     done = simulate(
         ringleader.Malenia(),
@@ -88,7 +84,7 @@ def test_malenia_averages_each_worker_first(ringleader: Any) -> None:
     assert done.parameters.item() == pytest.approx(0.3 * (1 - 2 + 3) / 3)
 
 
-def test_permuted_times_are_a_permutation_plus_something_and_a_function_of_worker_and_draw(ringleader: Any) -> None:
+def test_permuted_times_are_a_permutation_plus_something_and_a_function_of_worker_and_draw(ringleader):
     sampler, again = (ringleader.PermutedTimes(8, seed=5) for _ in range(2))
     draws = np.array([[again.draw_one(worker, draw) for draw in reversed(range(300))] for worker in range(8)])
     assert sorted(np.floor(draws.min(axis=1) + 1e-9).astype(int)) == list(range(1, 9))
@@ -96,12 +92,12 @@ def test_permuted_times_are_a_permutation_plus_something_and_a_function_of_worke
     np.testing.assert_array_equal(sampler.draw(np.array([3, 0]), np.array([200, 1])), [draws[3, 99], draws[0, 298]])
 
 
-def test_a_threshold_counts_as_reached_only_for_good(ringleader: Any) -> None:
+def test_a_threshold_counts_as_reached_only_for_good(ringleader):
     curve = ringleader.Curve([0.0, 1.0, 2.0, 3.0], [1.0, 0.1, 0.4, 0.1], 3)
     assert (curve.reached(0.5), curve.reached(0.2), curve.reached(0.05)) == (1.0, 3.0, math.inf)
 
 
-def test_labelled_texts_that_cannot_be_used_are_refused_without_showing_them(ringleader: Any, tmp_path: Path) -> None:
+def test_labelled_texts_that_cannot_be_used_are_refused_without_showing_them(ringleader, tmp_path):
     path = tmp_path / "texts.csv"
     path.write_text("text,kind\nsecret words,1\n", encoding="utf-8")
     with pytest.raises(ValueError, match="has no column 'label'") as refused:
@@ -111,7 +107,7 @@ def test_labelled_texts_that_cannot_be_used_are_refused_without_showing_them(rin
         ringleader.read_labelled(tmp_path / "missing.csv")
 
 
-def test_the_theory_gives_the_design_table(phase: Any) -> None:
+def test_the_theory_gives_the_design_table(phase):
     # tau_i = i, n = 1e4, s = 1, 100, 1e4: the ratios to T*, min over m of the harmonic mean times (1 + s / m)
     taus = phase.mean_seconds(1.0, 10_000)
     numbers = np.arange(1, 10_001)
@@ -121,7 +117,7 @@ def test_the_theory_gives_the_design_table(phase: Any) -> None:
         assert phase.theory_asynchronous(taus, noise) / best == pytest.approx(asynchronous, rel=0.03)
 
 
-def test_stopping_slow_trials_early_changes_nothing_about_the_best(phase: Any) -> None:
+def test_stopping_slow_trials_early_changes_nothing_about_the_best(phase):
     cell = phase.Cell(noise=10.0, exponent=1.0, num_workers=4, jitter=True, num_rates=3, num_seeds=1)
     rates = phase.around(0.1, 5, 8.0)
     rule = phase.Asynchronous()
@@ -130,7 +126,7 @@ def test_stopping_slow_trials_early_changes_nothing_about_the_best(phase: Any) -
     assert phase.tune(cell, [(rule, rates)], 400.0, 0.5)[:2] == (rule, best)
 
 
-def test_a_cell_that_misses_its_target_is_marked_and_not_dropped(phase: Any) -> None:
+def test_a_cell_that_misses_its_target_is_marked_and_not_dropped(phase):
     cell = phase.Cell(noise=1.0, exponent=1.0, num_workers=4, jitter=False, num_rates=3, num_seeds=2)
     missed = phase.Arm("asynchronous", 0.1, False, [60.0, 60.0], num_reached=0)
     reached = phase.Arm("k_sync:quorum=1,interrupt=True", 0.1, False, [30.0, 30.0], num_reached=2)
@@ -141,6 +137,6 @@ def test_a_cell_that_misses_its_target_is_marked_and_not_dropped(phase: Any) -> 
 
 
 @pytest.mark.parametrize("name", ["async_diloco", "ringleader", "phase_diagram"])
-def test_a_wrong_flag_is_one_clear_message_and_code_two(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_flag_is_one_clear_message_and_code_two(name, capsys):
     assert importlib.import_module(name).main(["--seeds", "0"]) == 2
     assert capsys.readouterr().err == "error: --seeds must be 1 or more, got 0\n"

@@ -6,9 +6,6 @@ import dataclasses
 import os
 import shutil
 import signal
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,7 +23,7 @@ IN_ROUNDS = {"runtime": modes.Virtual(3, Exponential()), "rule": asyncsgd.Synchr
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def done(tmp_path_factory):
     """The folder of a run that is DONE, and has checkpoints and a model."""
     folder = tmp_path_factory.mktemp("done") / "run"
     train(folder, checkpoint_every=80)
@@ -34,16 +31,16 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def content(folder: Path) -> dict[Path, bytes]:
+def content(folder):
     return {path.relative_to(folder): path.read_bytes() for path in files_in(folder)}
 
 
-def other_weights(task: Noisy, seed: int) -> Any:
+def other_weights(task, seed):
     with asyncsgd.seeded(seed + 1):
         return torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
 
 
-def other_labels(task: Noisy, seed: int) -> asyncsgd.TensorData:
+def other_labels(task, seed):
     """The data of Noisy with one other label in the evaluation."""
     x, y = (torch.cat(parts) for parts in zip(*DATA(task, seed).evaluation["main"], strict=True))
     changed = y.clone()
@@ -51,11 +48,11 @@ def other_labels(task: Noisy, seed: int) -> asyncsgd.TensorData:
     return asyncsgd.TensorData((x, y), (x, changed), task.batch_size, seed)
 
 
-def refuses(task: Noisy, seed: int, cache: Path) -> Any:
+def refuses(task, seed, cache):
     raise UsageError("the file is not there")
 
 
-def fails(task: Noisy, seed: int, cache: Path) -> Any:
+def fails(task, seed, cache):
     raise ZeroDivisionError("division")
 
 
@@ -74,14 +71,7 @@ def fails(task: Noisy, seed: int, cache: Path) -> Any:
     # a name that holds an address is another one in each test process
     ids=lambda value: f"{value[0]}-{value[1].__name__}" if isinstance(value, tuple) else None,
 )
-def test_a_refused_resume_leaves_every_byte_of_a_finished_run(
-    arguments: dict[str, Any],
-    method: tuple[str, Callable[..., Any]] | None,
-    refusal: str,
-    done: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_refused_resume_leaves_every_byte_of_a_finished_run(arguments, method, refusal, done, tmp_path, monkeypatch):
     path = tmp_path / "run"
     shutil.copytree(done, path)
     if method is not None:
@@ -100,9 +90,7 @@ def test_a_refused_resume_leaves_every_byte_of_a_finished_run(
         ({"threads": 2}, r"threads 1 -> 2"),
     ],
 )
-def test_a_run_goes_on_with_the_runtime_that_it_began_with(
-    changes: dict[str, Any], refusal: str, tmp_path: Path
-) -> None:
+def test_a_run_goes_on_with_the_runtime_that_it_began_with(changes, refusal, tmp_path):
     runtime = modes.Virtual(3, Exponential(), Network(1e3, (1e3,), 1e3), (Leave(1, 4.0),))
     train(tmp_path / "run", samples=24, runtime=runtime, checkpoint_every=8)
     before = content(tmp_path / "run")
@@ -112,12 +100,10 @@ def test_a_run_goes_on_with_the_runtime_that_it_began_with(
     assert train(tmp_path / "run", samples=48, runtime=runtime, resume=True).status == "DONE"
 
 
-def test_a_resume_that_is_stopped_before_it_trains_leaves_every_byte(
-    done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resume_that_is_stopped_before_it_trains_leaves_every_byte(done, tmp_path, monkeypatch):
     shutil.copytree(done, tmp_path / "run")
 
-    def stopped(task: Noisy, seed: int, cache: Path) -> Noisy:
+    def stopped(task, seed, cache):
         os.kill(os.getpid(), signal.SIGINT)
         return task
 

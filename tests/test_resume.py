@@ -12,9 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -30,9 +28,7 @@ from asyncsgd.flat import FlatModel, parameters_sha256
 from asyncsgd.optimizers import SGD, AdamW
 from asyncsgd.records.events import INTERRUPTED, read_events
 from asyncsgd.rules import ALL
-from asyncsgd.rules.base import Rule
 from asyncsgd.simulation.speeds import Exponential
-from asyncsgd.tasks.base import Batch
 
 SAMPLES, BATCH = 240, 4
 
@@ -44,20 +40,20 @@ class Noisy(asyncsgd.Task):
     name = "noisy"
     batch_size: int = BATCH
 
-    def model(self, seed: int) -> nn.Module:
+    def model(self, seed):
         with asyncsgd.seeded(seed):
             return nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 2))
 
-    def data(self, seed: int) -> asyncsgd.TensorData:
+    def data(self, seed):
         draw = torch.Generator().manual_seed(seed)
         x = torch.randn(96, 3, generator=draw)
         y = (x.sum(1) + torch.randn(96, generator=draw) > 0).long()
         return asyncsgd.TensorData((x, y), (x, y), self.batch_size, seed)
 
-    def outputs(self, model: nn.Module, batch: Batch) -> Any:
+    def outputs(self, model, batch):
         return model(batch[0])
 
-    def loss(self, outputs: Any, batch: Batch) -> torch.Tensor:
+    def loss(self, outputs, batch):
         return nn.functional.cross_entropy(outputs, batch[1])
 
 
@@ -70,23 +66,17 @@ class Held(Noisy):
 
     asked: str = ""
 
-    def outputs(self, model: nn.Module, batch: Batch) -> Any:
+    def outputs(self, model, batch):
         while model.training and next(BATCHES) >= 30 and not Path(self.asked).exists():
             time.sleep(0.001)
         return super().outputs(model, batch)
 
 
-def train(
-    folder: Path,
-    stop_at: int | None = None,
-    also: Callable[[Any], None] = lambda record: None,
-    task: Noisy = Noisy(),
-    **arguments: Any,
-) -> asyncsgd.TrainedRun:
+def train(folder, stop_at=None, also=lambda record: None, task=Noisy(), **arguments):
     """A run, asked to stop as soon as it has reported `stop_at` samples; `also` gets each record."""
     asked = []
 
-    def stop(record: Any) -> None:
+    def stop(record):
         also(record)
         if asked and isinstance(task, Held):  # a record after the request, so that was handed on to the ranks
             Path(task.asked).touch()
@@ -94,11 +84,11 @@ def train(
             asked.append(True)
             os.kill(os.getpid(), signal.SIGTERM)
 
-    chosen: dict[str, Any] = {"samples": SAMPLES, "evaluations": 5, "learning_rate": 0.02, "device": "cpu"}
+    chosen = {"samples": SAMPLES, "evaluations": 5, "learning_rate": 0.02, "device": "cpu"}
     return asyncsgd.train(task, folder=folder, quiet=True, report=stop, **(chosen | arguments))
 
 
-def records(folder: Path) -> list[dict[str, Any]]:
+def records(folder):
     """What happened, without seconds and memory, and without checkpoints and where the run went on."""
     return [
         {key: value for key, value in record.items() if not key.endswith("seconds")}
@@ -107,17 +97,17 @@ def records(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def sha256(folder: Path) -> str:
+def sha256(folder):
     return str(json.loads((folder / "summary.json").read_text())["parameters_sha256"])
 
 
-def results(folder: Path) -> dict[str, Any]:
+def results(folder):
     summary = json.loads((folder / "summary.json").read_text())
     measured = ("seconds", "per_second", "memory", "usage", "machine_load", "throughput")
     return {key: value for key, value in summary.items() if not any(word in key for word in measured)}
 
 
-IN_ONE_PROCESS: dict[str, dict[str, Any]] = {
+IN_ONE_PROCESS = {
     "single": {"optimizer": AdamW(), "schedule": "linear", "warmup": 20},
     "accumulated": {"runtime": modes.InProcess(accumulate=3), "optimizer": SGD(momentum=0.9)},
     "virtual": {"runtime": modes.Virtual(3, Exponential()), "optimizer": AdamW(), "clip_norm": 1.0},
@@ -126,11 +116,11 @@ IN_ONE_PROCESS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def whole(tmp_path_factory):
     """The folder of an unbroken run, made once."""
     root = tmp_path_factory.mktemp("whole")
 
-    def folder(name: str) -> Path:
+    def folder(name):
         if not (root / name).exists():
             train(root / name, **IN_ONE_PROCESS[name])
         return root / name
@@ -141,9 +131,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.mark.parametrize("name", IN_ONE_PROCESS)
 @given(stops=st.lists(st.integers(1, SAMPLES - BATCH), min_size=1, max_size=3).map(sorted), every=st.integers(1, 90))
 @settings(deadline=None, max_examples=3, suppress_health_check=list(HealthCheck))
-def test_stopped_anywhere_and_resumed_is_never_stopped(
-    name: str, stops: list[int], every: int, whole: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_stopped_anywhere_and_resumed_is_never_stopped(name, stops, every, whole, tmp_path_factory):
     arguments = IN_ONE_PROCESS[name]
     path = tmp_path_factory.mktemp("cut") / "run"
     for stop in stops:
@@ -157,20 +145,20 @@ def test_stopped_anywhere_and_resumed_is_never_stopped(
     ]
 
 
-def wait_for_checkpoint(record: Any) -> None:
+def wait_for_checkpoint(record):
     """The next one is then due when its samples are there, however slow the disk is."""
     for thread in threading.enumerate():
         if thread.name == "checkpoint":
             thread.join()
 
 
-def killed_at(num_samples: int, folder: Path, **arguments: Any) -> Path:
+def killed_at(num_samples, folder, **arguments):
     """A run that a kill has ended when so many samples had arrived, and its newest evaluation was of fewer."""
     whole = folder.with_name(f"{folder.name}-whole")
     if folder.exists():
         folder.rename(whole)
 
-    def copy_the_folder(record: Any) -> None:  # as a kill at this moment leaves it
+    def copy_the_folder(record):  # as a kill at this moment leaves it
         wait_for_checkpoint(record)  # no file may vanish while it is copied
         if record.kind == "arrival" and record.total_samples == num_samples:
             shutil.copytree(whole, folder)
@@ -181,9 +169,7 @@ def killed_at(num_samples: int, folder: Path, **arguments: Any) -> Path:
 
 
 @pytest.mark.parametrize("name", ["single", "virtual"])
-def test_a_run_that_was_killed_repeats_what_it_had_done_since_and_keeps_the_record_of_it(
-    name: str, whole: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_a_run_that_was_killed_repeats_what_it_had_done_since_and_keeps_the_record_of_it(name, whole, tmp_path):
     path = killed_at(148, tmp_path / "run", checkpoint_every=50, **IN_ONE_PROCESS[name])
     killed_at(148, path, resume=True, checkpoint_every=1000, **IN_ONE_PROCESS[name])
     newest = find(path).checkpoint
@@ -198,12 +184,12 @@ def test_a_run_that_was_killed_repeats_what_it_had_done_since_and_keeps_the_reco
     assert sum(each["discarded"] for each in seams) == [each["kind"] for each in discarded].count("arrival") > 0
 
 
-def files_in(folder: Path) -> list[Path]:
+def files_in(folder):
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 @pytest.mark.parametrize("rule", [*ALL[:2], *slow(*ALL[2:])], ids=str)
-def test_every_rule_goes_on_and_a_replay_crosses_the_seam(rule: Rule, tmp_path: Path) -> None:
+def test_every_rule_goes_on_and_a_replay_crosses_the_seam(rule, tmp_path):
     arguments = {"runtime": modes.Virtual(3, Exponential()), "rule": rule, "optimizer": SGD()}
     train(tmp_path / "run", stop_at=100, **arguments)
     train(tmp_path / "run", resume=True, **arguments)
@@ -213,9 +199,7 @@ def test_every_rule_goes_on_and_a_replay_crosses_the_seam(rule: Rule, tmp_path: 
 
 
 @pytest.mark.parametrize("runtime", [None, modes.Virtual(3, Exponential())], ids=["single", "virtual"])
-def test_a_run_that_stops_early_does_so_where_it_would_have_and_is_replayed(
-    runtime: modes.Runtime | None, tmp_path: Path
-) -> None:
+def test_a_run_that_stops_early_does_so_where_it_would_have_and_is_replayed(runtime, tmp_path):
     arguments = {"runtime": runtime, "learning_rate": 0.1, "evaluations": 8, "evaluate_every": 12, "patience": 2}
     whole = train(tmp_path / "whole", **arguments)
     losses = [evaluation.loss for evaluation in whole.evaluations]
@@ -236,7 +220,7 @@ def test_a_run_that_stops_early_does_so_where_it_would_have_and_is_replayed(
         assert asyncsgd.replay(path, Noisy()).identical
 
 
-def test_two_checkpoints_of_a_training_run_differ_and_only_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
+def test_two_checkpoints_of_a_training_run_differ_and_only_the_newest_and_the_best_are_kept(tmp_path):
     run = train(tmp_path / "run", checkpoint_every=20, keep=2, evaluations=12)
     names = sorted(path.stem for path in (tmp_path / "run" / "checkpoints").glob("*.pt"))
     assert len(names) in (2, 3)
@@ -247,7 +231,7 @@ def test_two_checkpoints_of_a_training_run_differ_and_only_the_newest_and_the_be
     assert run.summary["status"] == "DONE"
 
 
-def test_a_copied_state_shares_nothing_with_the_run_and_keeps_what_the_state_shares_within() -> None:
+def test_a_copied_state_shares_nothing_with_the_run_and_keeps_what_the_state_shares_within():
     vector = torch.zeros(3)
     state = {"server": vector, "flights": [[0, vector], [1, torch.ones(2)]]}
     copy = checkpoints.copied(state, {})
@@ -259,13 +243,13 @@ def test_a_copied_state_shares_nothing_with_the_run_and_keeps_what_the_state_sha
 
 
 @pytest.fixture
-def stopped(tmp_path: Path) -> Path:
+def stopped(tmp_path):
     run = train(tmp_path / "run", stop_at=150, checkpoint_every=40)
     assert run.summary["status"] == INTERRUPTED
     return tmp_path / "run"
 
 
-def test_a_run_that_goes_on_takes_checkpoints_as_before_unless_told_otherwise(stopped: Path) -> None:
+def test_a_run_that_goes_on_takes_checkpoints_as_before_unless_told_otherwise(stopped):
     train(stopped, resume=True, also=wait_for_checkpoint)
     assert [path.stem for path in sorted((stopped / "checkpoints").glob("*.pt"))][-2:] == [
         "000000000200",
@@ -275,9 +259,7 @@ def test_a_run_that_goes_on_takes_checkpoints_as_before_unless_told_otherwise(st
 
 
 @pytest.mark.parametrize("damage", ["cut", "bit", "gone", "described"])
-def test_a_damaged_checkpoint_is_said_and_the_one_before_it_is_used(
-    damage: str, stopped: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_checkpoint_is_said_and_the_one_before_it_is_used(damage, stopped, capsys):
     newest, before = sorted((stopped / "checkpoints").glob("*.pt"))[:-3:-1]
     content = newest.read_bytes()
     if damage == "cut":
@@ -298,7 +280,7 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_it_is_used(
     assert sha256(stopped) == sha256(stopped.parent / "whole")
 
 
-def test_without_any_checkpoint_and_with_one_of_another_schema_the_user_is_told(stopped: Path) -> None:
+def test_without_any_checkpoint_and_with_one_of_another_schema_the_user_is_told(stopped):
     for path in (stopped / "checkpoints").glob("*.json"):
         path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": 99}))
     with pytest.raises(UsageError, match=r"has schema 99 \(asyncsgd .*\), this version .* reads schema 2"):
@@ -309,7 +291,7 @@ def test_without_any_checkpoint_and_with_one_of_another_schema_the_user_is_told(
             train(stopped, resume=True, **changes)
 
 
-def test_a_run_that_is_done_without_checkpoints_says_at_once_that_it_has_none(tmp_path: Path) -> None:
+def test_a_run_that_is_done_without_checkpoints_says_at_once_that_it_has_none(tmp_path):
     train(tmp_path / "run")
     for changes in ({}, {"samples": 2 * SAMPLES}):
         with pytest.raises(UsageError, match=r"no checkpoint to go on from\. Begin a new run, with --checkpoint-every"):
@@ -320,12 +302,12 @@ def test_a_run_that_is_done_without_checkpoints_says_at_once_that_it_has_none(tm
 class Counted(Noisy):
     """It says how many samples it has."""
 
-    def facts(self) -> Mapping[str, Any]:
+    def facts(self):
         return {"num_train_samples": 96}
 
 
-def test_epochs_may_grow_as_samples_may(tmp_path: Path) -> None:
-    chosen: dict[str, Any] = {"quiet": True, "device": "cpu", "checkpoint_every": 40}
+def test_epochs_may_grow_as_samples_may(tmp_path):
+    chosen = {"quiet": True, "device": "cpu", "checkpoint_every": 40}
     asyncsgd.train(Counted(), folder=tmp_path / "run", epochs=1, **chosen)
     longer = asyncsgd.train(Counted(), folder=tmp_path / "run", epochs=1.5, resume=True, **chosen)
     asyncsgd.train(Counted(), folder=tmp_path / "whole", samples=144, **chosen)
@@ -341,7 +323,7 @@ def test_epochs_may_grow_as_samples_may(tmp_path: Path) -> None:
         asyncsgd.train(Noisy(), epochs=1, quiet=True)
 
 
-def test_settings_must_agree_and_only_samples_may_grow(stopped: Path) -> None:
+def test_settings_must_agree_and_only_samples_may_grow(stopped):
     with pytest.raises(UsageError, match=r"other settings \(seed 0 -> 7\)"):
         train(stopped, resume=True, seed=7)
     with pytest.raises(UsageError, match=r"samples 240 -> 200"):
@@ -357,7 +339,7 @@ def test_settings_must_agree_and_only_samples_may_grow(stopped: Path) -> None:
 IN_ROUNDS = {"runtime": modes.Virtual(3, Exponential()), "rule": asyncsgd.Synchronous(), "optimizer": SGD()}
 
 
-def test_a_round_that_the_budget_has_cut_short_cannot_become_longer(tmp_path: Path) -> None:
+def test_a_round_that_the_budget_has_cut_short_cannot_become_longer(tmp_path):
     train(tmp_path / "run", samples=40, checkpoint_seconds=100.0, **IN_ROUNDS)
     before = {path: path.read_bytes() for path in files_in(tmp_path / "run")}
     with pytest.raises(UsageError) as refused:
@@ -383,9 +365,7 @@ def test_a_round_that_the_budget_has_cut_short_cannot_become_longer(tmp_path: Pa
     ],
     ids=str,
 )
-def test_a_finished_run_has_a_checkpoint_of_its_end_and_becomes_the_longer_run(
-    arguments: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_finished_run_has_a_checkpoint_of_its_end_and_becomes_the_longer_run(arguments, tmp_path):
     path, every = tmp_path / "run", {"evaluate_every": 12, "evaluations": 8, "checkpoint_every": 10}
     done = train(path, **arguments, **every)
     at_end = find(path).checkpoint
@@ -401,9 +381,7 @@ def test_a_finished_run_has_a_checkpoint_of_its_end_and_becomes_the_longer_run(
 
 
 @pytest.mark.parametrize("runtime", [None, modes.Virtual(2, Exponential())], ids=["single", "virtual"])
-def test_a_run_that_its_evaluations_have_ended_ends_there_with_a_larger_budget_too(
-    runtime: modes.Runtime | None, tmp_path: Path
-) -> None:
+def test_a_run_that_its_evaluations_have_ended_ends_there_with_a_larger_budget_too(runtime, tmp_path):
     arguments = {"runtime": runtime, "learning_rate": 0.1, "evaluations": 8, "evaluate_every": 12, "patience": 2}
     early = train(tmp_path / "run", checkpoint_every=40, **arguments)
     longer = train(tmp_path / "run", resume=True, samples=2 * SAMPLES, **arguments)
@@ -412,12 +390,10 @@ def test_a_run_that_its_evaluations_have_ended_ends_there_with_a_larger_budget_t
         assert longer.summary[name] == early.summary[name]
 
 
-def test_a_full_disk_in_the_middle_of_a_checkpoint_keeps_the_run_and_the_last_good_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_in_the_middle_of_a_checkpoint_keeps_the_run_and_the_last_good_one(tmp_path, monkeypatch, capsys):
     saved, calls = torch.save, []
 
-    def full(content: Any, file: Any) -> None:
+    def full(content, file):
         calls.append(True)
         if len(calls) > 2:
             file.write(b"half of it")
@@ -471,11 +447,11 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_a_run_that_is_asked_to_stop_while_a_checkpoint_is_written_keeps_a_whole_one(tmp_path: Path) -> None:
+def test_a_run_that_is_asked_to_stop_while_a_checkpoint_is_written_keeps_a_whole_one(tmp_path):
     script = tmp_path / "large.py"
     script.write_text(LARGE)
 
-    def begin(folder: Path) -> subprocess.Popen[bytes]:
+    def begin(folder):
         flags = f"--mode single --samples 80 --evaluations 1 --checkpoint-every 16 --run-dir {folder}"
         return subprocess.Popen([sys.executable, str(script), *flags.split()], stdout=subprocess.DEVNULL)
 
@@ -512,8 +488,8 @@ def test_a_run_that_is_asked_to_stop_while_a_checkpoint_is_written_keeps_a_whole
     ids=str,
 )
 def test_processes_are_replaced_what_they_had_in_flight_is_lost_and_a_replay_crosses_the_seam(
-    transport: Any, rule: Rule, tmp_path: Path
-) -> None:
+    transport, rule, tmp_path
+):
     arguments = {"runtime": modes.Processes(2, via=transport), "rule": rule, "optimizer": AdamW()}
     train(tmp_path / "run", stop_at=120, **arguments)
     train(tmp_path / "run", resume=True, **arguments)
@@ -533,7 +509,7 @@ def test_processes_are_replaced_what_they_had_in_flight_is_lost_and_a_replay_cro
     [(2, {}), (3, {}), (2, {"micro_batches": 2, "learning_rate": 0.3, "evaluations": 40, "patience": 10})],
     ids=["2", "3", "in parts until nothing improves"],
 )
-def test_synchronous_ranks_go_on_as_if_they_had_never_stopped(ranks: int, more: dict[str, Any], tmp_path: Path) -> None:
+def test_synchronous_ranks_go_on_as_if_they_had_never_stopped(ranks, more, tmp_path):
     task = Held(asked=str(tmp_path / "asked"))
     arguments = {"task": task, "runtime": modes.AllReduce(ranks), "optimizer": AdamW(), "samples": 480, **more}
     train(tmp_path / "run", stop_at=100, **arguments)
@@ -549,7 +525,7 @@ def test_synchronous_ranks_go_on_as_if_they_had_never_stopped(ranks: int, more: 
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("share_state", [False, True])
-def test_hogwild_goes_on_from_a_frozen_vector_and_uses_its_budget_exactly(share_state: bool, tmp_path: Path) -> None:
+def test_hogwild_goes_on_from_a_frozen_vector_and_uses_its_budget_exactly(share_state, tmp_path):
     runtime = modes.Hogwild(2, share_state=share_state)
     train(tmp_path / "run", stop_at=100, runtime=runtime, optimizer=AdamW(), checkpoint_every=60)
     frozen = find(tmp_path / "run")
@@ -561,7 +537,7 @@ def test_hogwild_goes_on_from_a_frozen_vector_and_uses_its_budget_exactly(share_
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", [modes.Processes, modes.Hogwild])
-def test_the_times_that_are_drawn_for_a_real_worker_go_on_where_they_stopped(kind: Any, tmp_path: Path) -> None:
+def test_the_times_that_are_drawn_for_a_real_worker_go_on_where_they_stopped(kind, tmp_path):
     arguments = {"runtime": kind(1, speeds=Exponential(0.05)), "samples": 30 * BATCH, "evaluations": 1}
     train(tmp_path / "run", stop_at=12 * BATCH, **arguments)
     train(tmp_path / "run", resume=True, **arguments)
@@ -577,7 +553,7 @@ def test_the_times_that_are_drawn_for_a_real_worker_go_on_where_they_stopped(kin
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("samples", [96, 100], ids=["at its end", "before the round that was cut short"])
-def test_synchronous_ranks_that_had_finished_become_the_longer_run(samples: int, tmp_path: Path) -> None:
+def test_synchronous_ranks_that_had_finished_become_the_longer_run(samples, tmp_path):
     arguments = {"runtime": modes.AllReduce(2), "optimizer": AdamW(), "evaluations": 1}
     train(tmp_path / "run", samples=samples, checkpoint_every=8, **arguments)
     at_end = find(tmp_path / "run").checkpoint

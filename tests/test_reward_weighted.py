@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 import asyncsgd
 import reward_weighted
@@ -20,7 +19,7 @@ SCRIPT = Path(reward_weighted.__file__)
 
 
 @pytest.fixture(scope="module")
-def task(tmp_path_factory: pytest.TempPathFactory) -> RewardWeighted:
+def task(tmp_path_factory):
     """Prepared, on a text whose lines have either reward."""
     root = tmp_path_factory.mktemp("rewards")
     lines = [f"ba di {'return' * (number % 2)} {'fo ' * (number % 7)}{number}" for number in range(120)]
@@ -30,27 +29,25 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> RewardWeighted:
 
 
 @pytest.fixture(scope="module")
-def batch(task: RewardWeighted) -> RewardedBatch:
+def batch(task):
     return task.data(0).batch(0, 0)
 
 
 @pytest.fixture(scope="module")
-def model(task: RewardWeighted) -> nn.Module:
+def model(task):
     return task.model(0).eval()
 
 
-def loss_of(task: RewardWeighted, model: nn.Module, batch: RewardedBatch) -> float:
+def loss_of(task, model, batch):
     return task.loss(task.outputs(model, batch), batch).item()
 
 
-def rows_of(batch: RewardedBatch, rows: slice) -> RewardedBatch:
+def rows_of(batch, rows):
     return RewardedBatch(batch.input_ids[rows], batch.labels[rows], None, batch.rewards[rows])
 
 
 @pytest.mark.parametrize("reward", [1.0, 0.25, 3.0])
-def test_with_equal_rewards_it_is_the_loss_of_a_causal_language_model_and_has_its_gradient(
-    reward: float, task: RewardWeighted, batch: RewardedBatch, model: nn.Module
-) -> None:
+def test_with_equal_rewards_it_is_the_loss_of_a_causal_language_model_and_has_its_gradient(reward, task, batch, model):
     equal = dataclasses.replace(batch, rewards=torch.full((6,), reward))
     outputs = task.outputs(model, equal).detach().requires_grad_()
     ours, causal = task.loss(outputs, equal), super(RewardWeighted, task).loss(outputs, equal)
@@ -60,9 +57,7 @@ def test_with_equal_rewards_it_is_the_loss_of_a_causal_language_model_and_has_it
     assert task.weight(equal) == pytest.approx(reward * super(RewardWeighted, task).weight(equal))
 
 
-def test_a_text_of_reward_0_is_not_there_and_one_of_reward_2_is_there_twice(
-    task: RewardWeighted, batch: RewardedBatch, model: nn.Module
-) -> None:
+def test_a_text_of_reward_0_is_not_there_and_one_of_reward_2_is_there_twice(task, batch, model):
     ones = dataclasses.replace(batch, rewards=torch.ones(6))
     without_last = dataclasses.replace(batch, rewards=torch.tensor([1.0, 1, 1, 1, 1, 0]))
     assert loss_of(task, model, without_last) == pytest.approx(loss_of(task, model, rows_of(ones, slice(5))), rel=1e-6)
@@ -74,9 +69,7 @@ def test_a_text_of_reward_0_is_not_there_and_one_of_reward_2_is_there_twice(
     assert loss_of(task, model, doubled) == pytest.approx(loss_of(task, model, twice), rel=1e-6)
 
 
-def test_the_losses_of_two_workers_weighted_by_their_weights_are_the_loss_of_both_batches(
-    task: RewardWeighted, batch: RewardedBatch, model: nn.Module
-) -> None:
+def test_the_losses_of_two_workers_weighted_by_their_weights_are_the_loss_of_both_batches(task, batch, model):
     parts = [rows_of(batch, slice(2)), rows_of(batch, slice(2, 6))]
     weights = [task.weight(part) for part in parts]
     losses = [loss_of(task, model, part) for part in parts]
@@ -84,7 +77,7 @@ def test_the_losses_of_two_workers_weighted_by_their_weights_are_the_loss_of_bot
     assert mean == pytest.approx(loss_of(task, model, batch), rel=1e-6)
 
 
-def test_rewards_are_those_of_the_texts(task: RewardWeighted, batch: RewardedBatch) -> None:
+def test_rewards_are_those_of_the_texts(task, batch):
     from transformers import AutoTokenizer
 
     texts = AutoTokenizer.from_pretrained(task.tokenizer_folder).batch_decode(batch.input_ids)
@@ -93,22 +86,18 @@ def test_rewards_are_those_of_the_texts(task: RewardWeighted, batch: RewardedBat
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0])
-def test_a_batch_that_teaches_nothing_or_teaches_away_is_refused(
-    value: float, task: RewardWeighted, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_that_teaches_nothing_or_teaches_away_is_refused(value, task, monkeypatch):
     monkeypatch.setattr(reward_weighted, "reward", lambda text: value)
     with pytest.raises(asyncsgd.UsageError, match="a batch has a negative reward, or none above 0"):
         task.data(0).batch(0, 0)
 
 
-def test_a_part_of_a_batch_without_rewards_has_neither_loss_nor_weight(
-    task: RewardWeighted, batch: RewardedBatch, model: nn.Module
-) -> None:
+def test_a_part_of_a_batch_without_rewards_has_neither_loss_nor_weight(task, batch, model):
     part = dataclasses.replace(batch, rewards=torch.zeros(6))
     assert (loss_of(task, model, part), task.weight(part)) == (0.0, 0.0)
 
 
-def test_check_finds_no_mistake_in_it(task: RewardWeighted) -> None:
+def test_check_finds_no_mistake_in_it(task):
     checked = asyncsgd.check(task)
     assert (checked.unused, checked.notes) == ((), ())
 
@@ -125,7 +114,7 @@ def test_check_finds_no_mistake_in_it(task: RewardWeighted) -> None:
         "--clock virtual --nproc 3 --speeds exponential:1",
     ],
 )
-def test_the_script_trains_in_every_mode(flags: str, tmp_path: Path) -> None:
+def test_the_script_trains_in_every_mode(flags, tmp_path):
     (tmp_path / "text.txt").write_text("\n".join(f"ba di {'return' * (n % 2)} fo {n}" for n in range(120)))
     small = "--data text.txt --vocab-size 300 --seq-len 16 --batch-size 4 --samples 64 --warmup 0 --evaluations 1"
     command = [sys.executable, str(SCRIPT), *flags.split(), *small.split(), "--cache-dir", "cache", "--device", "cpu"]

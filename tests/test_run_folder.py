@@ -14,7 +14,6 @@ import socket
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -45,10 +44,10 @@ class Ended:
     out: str
 
     @property
-    def summary(self) -> dict[str, Any]:
+    def summary(self):
         return json.loads((self.path / "summary.json").read_text())
 
-    def records(self, kind: str) -> list[dict[str, Any]]:
+    def records(self, kind):
         return [record for record in read_events(self.path / "events.jsonl") if record["kind"] == kind]
 
 
@@ -56,7 +55,7 @@ Train = Callable[[str], Ended]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory):
     """A folder with a text and a cache, for all runs of this file."""
     folder = tmp_path_factory.mktemp("place")
     draw = random.Random(0)
@@ -66,13 +65,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def train(
-    place: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Train:
+def train(place, monkeypatch, capsys, tmp_path, tmp_path_factory):
     """Run the script in this process, in a folder of the test's own; workers come from a fork server."""
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
@@ -81,7 +74,7 @@ def train(
     monkeypatch.chdir(tmp_path)
     text = f"--data {place / 'text.txt'} --cache-dir {place / 'cache'} --seq-len 32 --batch-size 4"
 
-    def run(flags: str) -> Ended:
+    def run(flags):
         vocabulary = "" if "--model " in flags or "--config " in flags else "--vocab-size 512"
         given = f"--cache-dir {place / 'cache'}" if "--config " in flags or "--data " in flags else text
         capsys.readouterr()
@@ -95,7 +88,7 @@ def train(
 
 @pytest.mark.processes
 @pytest.mark.parametrize("mode", MODES)
-def test_a_run_leaves_settings_environment_events_summary_and_a_model(mode: str, train: Train) -> None:
+def test_a_run_leaves_settings_environment_events_summary_and_a_model(mode, train):
     ended = train(f"--mode {mode} --samples 40 --evaluations 2 --eval-samples 8 --warmup 8 --seed 5")
     assert ended.exit_code == 0
     files = sorted(path.name for path in ended.path.iterdir() if path.name != "usage.jsonl")  # after a second
@@ -179,7 +172,7 @@ def test_a_run_leaves_settings_environment_events_summary_and_a_model(mode: str,
     assert f'"{getpass.getuser()}"' not in environment
 
 
-def test_the_console_log_holds_the_lines_from_those_about_the_task_to_the_last_one_of_the_run(train: Train) -> None:
+def test_the_console_log_holds_the_lines_from_those_about_the_task_to_the_last_one_of_the_run(train):
     ended = train("--mode single --samples 40 --evaluations 2 --eval-samples 8")
     shown = ended.out.splitlines()
     first = next(number for number, line in enumerate(shown) if line.startswith("run ")) + 1
@@ -187,7 +180,7 @@ def test_the_console_log_holds_the_lines_from_those_about_the_task_to_the_last_o
     assert (ended.path / "console.log").read_text().splitlines() == shown[first:-1]
 
 
-def test_the_page_about_run_folders_names_every_key_that_a_run_leaves(train: Train) -> None:
+def test_the_page_about_run_folders_names_every_key_that_a_run_leaves(train):
     page = (Path(__file__).resolve().parents[1] / "docs" / "run_folder.md").read_text()
     keys = {field.name for kind in (Event, Evaluation, Membership, Fault) for field in dataclasses.fields(kind)}
     keys |= set(train("--mode single --samples 8 --evaluations 1 --eval-samples 8").summary) - {"schema"}
@@ -196,7 +189,7 @@ def test_the_page_about_run_folders_names_every_key_that_a_run_leaves(train: Tra
 
 @pytest.mark.processes
 @pytest.mark.parametrize("mode", ["single", "async --nproc 2 --rule ringmaster:threshold=3"])
-def test_settings_given_back_with_config_are_the_same_settings(mode: str, train: Train) -> None:
+def test_settings_given_back_with_config_are_the_same_settings(mode, train):
     first = train(f"--mode {mode} --samples 8 --evaluations 1 --eval-samples 8 --learning-rate 1e-4")
     again = train(f"--config {first.path / 'settings.yaml'}")
     written = [make_settings(FLAGS.load_yaml(run.path / "settings.yaml")) for run in (first, again)]
@@ -207,7 +200,7 @@ def test_settings_given_back_with_config_are_the_same_settings(mode: str, train:
         assert first.summary["parameters_sha256"] == again.summary["parameters_sha256"]
 
 
-def test_the_line_that_says_how_to_run_it_again_works_where_the_command_was_typed(train: Train, tmp_path: Path) -> None:
+def test_the_line_that_says_how_to_run_it_again_works_where_the_command_was_typed(train, tmp_path):
     (tmp_path / "my runs").mkdir()
     open_run_folder("tests", make_settings({"runs_dir": "my runs", "mode": "single"}), "python train.py")
     for folder in (*(tmp_path / "my runs").iterdir(), train("--mode single --samples 0 --eval-samples 8").path):
@@ -219,13 +212,11 @@ def test_the_line_that_says_how_to_run_it_again_works_where_the_command_was_type
 
 
 @pytest.mark.parametrize("moment", ["settings", "events"])
-def test_a_folder_whose_run_was_killed_while_it_was_made_can_be_used_again(
-    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_whose_run_was_killed_while_it_was_made_can_be_used_again(moment, tmp_path, monkeypatch):
     path = tmp_path / "run"
     settings = make_settings({"run_dir": str(path)})
 
-    def killed(*arguments: object, **named: object) -> None:
+    def killed(*arguments, **named):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
@@ -242,18 +233,18 @@ def test_a_folder_whose_run_was_killed_while_it_was_made_can_be_used_again(
     assert make_settings(FLAGS.load_yaml(path / "settings.yaml")).budget == settings.budget
 
 
-def test_the_script_ends_by_saying_how_to_compare_its_run(train: Train) -> None:
+def test_the_script_ends_by_saying_how_to_compare_its_run(train):
     ended = train("--mode single --samples 0 --eval-samples 8")
     assert ended.out.splitlines()[-1] == "next   python -m analysis.compare runs"
 
 
-def test_the_same_command_twice_gives_two_folders(train: Train) -> None:
+def test_the_same_command_twice_gives_two_folders(train):
     runs = [train("--mode single --samples 0 --eval-samples 8") for _ in range(3)]
     names = [run.path.name for run in runs]
     assert names == [names[0], names[0] + "-2", names[0] + "-3"]
 
 
-def test_the_saved_model_is_read_by_transformers_with_its_tokenizer(train: Train) -> None:
+def test_the_saved_model_is_read_by_transformers_with_its_tokenizer(train):
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
     ended = train("--mode single --samples 40 --evaluations 1 --eval-samples 8")
@@ -271,7 +262,7 @@ def test_the_saved_model_is_read_by_transformers_with_its_tokenizer(train: Train
 
 @pytest.mark.processes
 @pytest.mark.parametrize("mode", MODES)
-def test_no_samples_is_one_evaluation_and_no_training(mode: str, train: Train) -> None:
+def test_no_samples_is_one_evaluation_and_no_training(mode, train):
     ended = train(f"--mode {mode} --samples 0 --eval-samples 8")
     assert ended.exit_code == 0
     summary = ended.summary
@@ -285,14 +276,14 @@ def test_no_samples_is_one_evaluation_and_no_training(mode: str, train: Train) -
 
 @pytest.mark.processes
 @pytest.mark.parametrize("mode", MODES)
-def test_the_evaluated_loss_of_an_untrained_model_does_not_depend_on_mode_or_workers(mode: str, train: Train) -> None:
+def test_the_evaluated_loss_of_an_untrained_model_does_not_depend_on_mode_or_workers(mode, train):
     losses = [
         train(f"--mode {each} --samples 0 --eval-samples 40").summary["final_eval_loss"] for each in ("single", mode)
     ]
     assert losses[1] == pytest.approx(losses[0], rel=1e-9)
 
 
-def test_what_is_masked_in_training_does_not_change_the_test(train: Train) -> None:
+def test_what_is_masked_in_training_does_not_change_the_test(train):
     untrained = "--mode single --samples 0 --eval-samples 20"
     plain, other = train(untrained).summary, train(f"{untrained} --mask word --mask-prob 0.4").summary
     assert (plain["eval_masking"], other["eval_masking"]) == ("token:0.15", "token:0.15")
@@ -305,7 +296,7 @@ def test_what_is_masked_in_training_does_not_change_the_test(train: Train) -> No
 
 @pytest.mark.processes
 @pytest.mark.parametrize("mode", MODES)
-def test_a_target_loss_ends_the_run_at_the_evaluation_that_reaches_it(mode: str, train: Train) -> None:
+def test_a_target_loss_ends_the_run_at_the_evaluation_that_reaches_it(mode, train):
     ended = train(
         f"--mode {mode} --samples 4000 --evaluations 100 --eval-samples 8 --learning-rate 5e-3 --warmup 40 "
         "--target-loss 5.5"
@@ -319,7 +310,7 @@ def test_a_target_loss_ends_the_run_at_the_evaluation_that_reaches_it(mode: str,
 
 @pytest.mark.processes
 @pytest.mark.parametrize("mode", ["async --nproc 2", *slow("single", "sync --nproc 2", "hogwild --nproc 2")])
-def test_the_model_saved_after_a_limit_in_seconds_is_the_one_evaluated_last(mode: str, train: Train) -> None:
+def test_the_model_saved_after_a_limit_in_seconds_is_the_one_evaluated_last(mode, train):
     ended = train(f"--mode {mode} --seconds 2 --evaluations 2 --eval-samples 40 --learning-rate 1e-2 --warmup 0")
     summary = ended.summary
     assert (ended.exit_code, summary["status"]) == (0, "DONE")
@@ -333,7 +324,7 @@ def test_the_model_saved_after_a_limit_in_seconds_is_the_one_evaluated_last(mode
 
 
 @pytest.fixture(scope="module")
-def first_stage(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def first_stage(tmp_path_factory):
     """Where the first stage is kept between the tests of one module; filled by the first of them."""
     return {"folder": tmp_path_factory.mktemp("first")}
 
@@ -341,9 +332,7 @@ def first_stage(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.processes
 @pytest.mark.skipif(not HATE.is_dir(), reason="the shared data set hate_mlm/small is not beside this checkout")
 @pytest.mark.parametrize("mode", ["async --nproc 2", *slow("single", "sync --nproc 2", "hogwild --nproc 2")])
-def test_continued_pretraining_on_social_media_text_lowers_the_loss(
-    mode: str, train: Train, first_stage: dict[str, Path]
-) -> None:
+def test_continued_pretraining_on_social_media_text_lowers_the_loss(mode, train, first_stage):
     model = first_stage["folder"] / "model"
     if not model.exists():
         first = train(f"--data {HATE} --mode single --seq-len 32 --samples 640 --evaluations 1 --eval-samples 40")
@@ -361,7 +350,7 @@ def test_continued_pretraining_on_social_media_text_lowers_the_loss(
 
 
 @pytest.mark.processes
-def test_compare_prints_a_table_of_what_was_run(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_prints_a_table_of_what_was_run(train, capsys):
     for mode in ("single", "async --nproc 2"):
         train(f"--mode {mode} --samples 40 --evaluations 2 --eval-samples 8")
     failed = train("--mode single --samples 0 --eval-samples 8 --seed 1")
@@ -382,7 +371,7 @@ LINES = [json.dumps({"kind": "header", "schema": 2})] + [
 
 @hypothesis_settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut=st.integers(0, len("\n".join(LINES)) + 1))
-def test_a_file_cut_anywhere_gives_all_its_complete_records(cut: int, tmp_path: Path) -> None:
+def test_a_file_cut_anywhere_gives_all_its_complete_records(cut, tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_text(("\n".join(LINES) + "\n")[:cut])
     whole = ("\n".join(LINES) + "\n")[: cut + 1].count("\n")  # a record needs no line end to be complete
@@ -390,14 +379,14 @@ def test_a_file_cut_anywhere_gives_all_its_complete_records(cut: int, tmp_path: 
 
 
 @pytest.mark.parametrize("damaged", ["{", "null"])
-def test_damage_before_the_last_line_is_an_error_that_names_the_line(damaged: str, tmp_path: Path) -> None:
+def test_damage_before_the_last_line_is_an_error_that_names_the_line(damaged, tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_text("\n".join([*LINES[:2], damaged, *LINES[2:]]) + "\n")
     with pytest.raises(ValueError, match=r"events\.jsonl: line 3 is damaged"):
         list(read_events(path))
 
 
-def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
+def test_a_newer_schema_is_refused(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_text('{"kind": "header", "schema": 3}\n' + LINES[1] + "\n")
     with pytest.raises(ValueError, match=r"events\.jsonl has schema 3, this version reads 2"):

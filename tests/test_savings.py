@@ -10,14 +10,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from gallery import Train
 from marks import slow
 from running import settings_of
-from torch import Tensor
 
 import asyncsgd
 from asyncsgd.errors import NOT_ONE_SAMPLE, UsageError
@@ -32,33 +29,30 @@ from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.processes import fork_server
 from asyncsgd.schedules import constant
 from asyncsgd.scripts.pretraining import pretraining
-from asyncsgd.settings.training import FLAGS, Settings, make_settings
-from asyncsgd.tasks.base import Task
+from asyncsgd.settings.training import FLAGS, make_settings
 from asyncsgd.worker import Savings, Worker, check_compiler
 
 INDEX = 5
 
 
-def prepared(settings: Settings) -> Task:
+def prepared(settings):
     experiment = pretraining(settings)
     return experiment.task.prepare(0, experiment.cache)
 
 
-def worker_of(task: Task, savings: Savings, **values: object) -> Worker:
+def worker_of(task, savings, **values):
     return Worker(FlatModel(task.model(0)), task, task.data(0), seed=0, savings=savings, **values)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("micro_batches", [1, 2])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_checkpointed_activations_give_the_same_bits(
-    dropout: float, micro_batches: int, precision: torch.dtype, train: Train
-) -> None:
+def test_checkpointed_activations_give_the_same_bits(dropout, micro_batches, precision, train):
     task = prepared(settings_of(train(mode="single", dropout=dropout, samples=0)))
 
-    def gradient_of(savings: Savings) -> tuple[float, Tensor, int]:
+    def gradient_of(savings):
         worker = worker_of(task, savings, micro_batches=micro_batches, precision=precision)
-        calls: list[None] = []
+        calls = []
         layer = worker.flat.model.base_model.encoder.layer[0]  # type: ignore[union-attr]
         layer.intermediate.register_forward_hook(lambda *_: calls.append(None))
         loss = worker.gradient(INDEX).loss
@@ -75,22 +69,22 @@ class Plain(asyncsgd.Task):
     name = "plain"
     batch_size: int = 2
 
-    def model(self, seed: int) -> torch.nn.Module:
+    def model(self, seed):
         with asyncsgd.seeded(seed):
             return torch.nn.Linear(1, 1)
 
-    def data(self, seed: int) -> asyncsgd.TensorData:
+    def data(self, seed):
         x = torch.linspace(-1.0, 1.0, 40).unsqueeze(1)
         return asyncsgd.TensorData((x, 3 * x), (x, 3 * x), self.batch_size, seed)
 
-    def outputs(self, model: torch.nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def outputs(self, model, batch):
         return model(batch[0])
 
-    def loss(self, outputs: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def loss(self, outputs, batch):
         return (outputs - batch[1]).square().mean()
 
 
-def test_a_model_that_cannot_compute_again_is_refused_with_the_reason() -> None:
+def test_a_model_that_cannot_compute_again_is_refused_with_the_reason():
     with pytest.raises(UsageError, match="a Linear has no method gradient_checkpointing_enable, as transformers"):
         asyncsgd.train(Plain(), samples=8, gradient_checkpointing=True, quiet=True)
 
@@ -107,14 +101,14 @@ IN_EVERY_MODE = [
 
 
 @pytest.mark.parametrize("values", IN_EVERY_MODE, ids=str)
-def test_a_run_with_checkpointed_activations_ends_at_the_same_bits(values: dict[str, object], train: Train) -> None:
+def test_a_run_with_checkpointed_activations_ends_at_the_same_bits(values, train):
     values = values | {"dropout": 0.1}
     kept, again = train(**values), train(**values, gradient_checkpointing=True)
     assert again.summary["parameters_sha256"] == kept.summary["parameters_sha256"]
 
 
-def test_a_thread_makes_the_guessed_batches_in_their_order_and_throws_wrong_ones_away() -> None:
-    made: list[int] = []
+def test_a_thread_makes_the_guessed_batches_in_their_order_and_throws_wrong_ones_away():
+    made = []
     prefetching = Prefetching(lambda index: (made.append(index), index)[1], ahead=2)
     taken = [prefetching.take(index) for index in (0, 1, 2, 5, 8, 3)]
     prefetching._thread.shutdown()
@@ -137,13 +131,13 @@ def test_a_thread_makes_the_guessed_batches_in_their_order_and_throws_wrong_ones
     ],
     ids=str,
 )
-def test_a_run_whose_batches_are_made_ahead_ends_at_the_same_bits(values: dict[str, object], train: Train) -> None:
+def test_a_run_whose_batches_are_made_ahead_ends_at_the_same_bits(values, train):
     values = values | {"dropout": 0.1, "micro_batches": 2}
     without, ahead = train(**values), train(**values, prefetch=3)
     assert ahead.summary["parameters_sha256"] == without.summary["parameters_sha256"]
 
 
-def test_the_virtual_clock_has_no_next_batch_to_guess() -> None:
+def test_the_virtual_clock_has_no_next_batch_to_guess():
     with pytest.raises(UsageError, match="--prefetch 2 guesses a worker's next batch, and on the virtual clock"):
         make_settings({"clock": "virtual", "prefetch": 2})
     with pytest.raises(UsageError, match="prefetch=2 guesses a worker's next batch, and on the virtual clock"):
@@ -151,7 +145,7 @@ def test_the_virtual_clock_has_no_next_batch_to_guess() -> None:
 
 
 @pytest.mark.slow
-def test_a_compiled_loss_has_the_gradient_of_the_plain_one(train: Train) -> None:
+def test_a_compiled_loss_has_the_gradient_of_the_plain_one(train):
     task = prepared(settings_of(train(mode="single", samples=0)))
     plain, compiled = worker_of(task, Savings()), worker_of(task, Savings(compile=True))
     assert compiled.compile_seconds > 0 == plain.compile_seconds
@@ -164,7 +158,7 @@ def test_a_compiled_loss_has_the_gradient_of_the_plain_one(train: Train) -> None
         assert float(difference / plain.flat.gradients.norm()) < 1e-5
 
 
-def test_a_compiled_run_is_not_replayed_and_needs_a_compiler(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_run_is_not_replayed_and_needs_a_compiler(train, monkeypatch):
     values = FLAGS.flatten(settings_of(train(mode="single", samples=0)))
     with pytest.raises(UsageError, match="a run with --compile cannot be replayed: which code computes a batch"):
         PreparedReplay(pretraining(make_settings(values | {"compile": True})), [])
@@ -178,12 +172,12 @@ class Keeping(torch.autograd.Function):
     """The sum of its input and 0, for whose gradient it keeps 128 MiB per sample; nobody writes into them."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor) -> Tensor:
+    def forward(ctx, inputs):
         ctx.save_for_backward(torch.empty(len(inputs), 2**25))
         return inputs.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+    def backward(ctx, gradient):
         assert len(ctx.saved_tensors) == 1
         return gradient
 
@@ -199,7 +193,7 @@ class Wide(asyncsgd.Task):
     batch_size: int = 8
     megabytes: int = 0
 
-    def model(self, seed: int) -> torch.nn.Module:
+    def model(self, seed):
         if self.megabytes:
             pages = int(Path("/proc/self/statm").read_text().split()[0])
             limit = pages * resource.getpagesize() + self.megabytes * 2**20
@@ -207,19 +201,19 @@ class Wide(asyncsgd.Task):
         with asyncsgd.seeded(seed):
             return torch.nn.Linear(1, 1)
 
-    def data(self, seed: int) -> asyncsgd.TensorData:
+    def data(self, seed):
         x = torch.linspace(-1.0, 1.0, 64).unsqueeze(1)
         return asyncsgd.TensorData((x, 3 * x), (x, 3 * x), self.batch_size, seed)
 
-    def outputs(self, model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def outputs(self, model, batch):
         outputs = model(batch[0])
         return Keeping.apply(outputs) if model.training else outputs  # type: ignore[no-untyped-call]
 
-    def loss(self, outputs: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def loss(self, outputs, batch):
         return (outputs - batch[1]).square().mean()
 
 
-def train_wide(kind: str, num_workers: int, megabytes: int, auto_batch: bool, folder: str) -> dict[str, Any]:
+def train_wide(kind, num_workers, megabytes, auto_batch, folder):
     """The losses of a run in this process, and its parts."""
     runtime = {
         "single": asyncsgd.InProcess(),
@@ -241,7 +235,7 @@ def train_wide(kind: str, num_workers: int, megabytes: int, auto_batch: bool, fo
     return {"losses": [evaluation.loss for evaluation in run.evaluations], "parts": run.summary["micro_batches"]}
 
 
-def wide(kind: str, num_workers: int, megabytes: int, folder: Path, auto_batch: bool = True) -> Any:
+def wide(kind, num_workers, megabytes, folder, auto_batch=True):
     """`train_wide` in a process of its own, and what it said; text where it has failed."""
     call = f"test_savings.train_wide({kind!r}, {num_workers}, {megabytes}, {auto_batch}, {str(folder)!r})"
     # Another thread's arena would take 64 MiB of the addresses.
@@ -258,9 +252,7 @@ def wide(kind: str, num_workers: int, megabytes: int, folder: Path, auto_batch: 
 @pytest.mark.parametrize(
     ("kind", "num_workers"), [("single", 1), ("sync", 2), ("async", 1), ("hogwild", 1), ("virtual", 3)]
 )
-def test_a_run_short_of_memory_has_the_loss_curve_of_one_that_is_not(
-    kind: str, num_workers: int, tmp_path: Path
-) -> None:
+def test_a_run_short_of_memory_has_the_loss_curve_of_one_that_is_not(kind, num_workers, tmp_path):
     full = wide(kind, num_workers, 0, tmp_path / "full", auto_batch=False)
     short = wide(kind, num_workers, 600, tmp_path / "short")
     assert short["losses"] == pytest.approx(full["losses"], rel=1e-5)
@@ -274,7 +266,7 @@ def test_a_run_short_of_memory_has_the_loss_curve_of_one_that_is_not(
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize(("kind", "num_workers"), [("single", 1), ("sync", 2), ("async", 2)])
-def test_a_run_with_no_memory_for_one_sample_says_so_once(kind: str, num_workers: int, tmp_path: Path) -> None:
+def test_a_run_with_no_memory_for_one_sample_says_so_once(kind, num_workers, tmp_path):
     said = wide(kind, num_workers, 100, tmp_path / "run")
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "FAILED"
     assert NOT_ONE_SAMPLE in said.splitlines()[-1]
@@ -282,8 +274,8 @@ def test_a_run_with_no_memory_for_one_sample_says_so_once(kind: str, num_workers
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_the_largest_batch_that_fits_is_found_by_trying() -> None:
-    tries: list[str] = []
+def test_the_largest_batch_that_fits_is_found_by_trying():
+    tries = []
     setup = Setup(asyncsgd.InProcess(), Synchronous(), OptimizerRecipe(SGD()))
     experiment = Experiment("tests", Wide(megabytes=600), setup, lambda task: Course(Budget(8), 1, constant), Path())
     found = find_batch_size(experiment, fork_server(None), tries.append)
@@ -297,7 +289,7 @@ def test_the_largest_batch_that_fits_is_found_by_trying() -> None:
 
 
 @pytest.mark.parametrize("values", [{"run_dir": "runs/a"}, {"profile": 5}, {"track": "tensorboard"}], ids=str)
-def test_what_a_search_for_a_batch_size_would_not_do_is_refused(values: dict[str, object]) -> None:
+def test_what_a_search_for_a_batch_size_would_not_do_is_refused(values):
     flag = "--" + next(iter(values)).replace("_", "-")
     with pytest.raises(UsageError, match=f"{flag} does nothing with --find-batch-size, which trains nothing; drop"):
         make_settings({"find_batch_size": True, **values})

@@ -5,15 +5,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from asyncsgd.flat import FlatModel, Layout
 from asyncsgd.optimizers import SGD, AdamW, Optimizer, OptimizerRecipe, PlainSGD, StepTakenByWorker
@@ -33,25 +31,25 @@ from asyncsgd.rules import (
     StalenessAware,
     Synchronous,
 )
-from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
+from asyncsgd.rules.base import Arrival, Reply, Rule, Start
 from asyncsgd.schedules import WarmupSchedule, constant, cosine, linear
 from asyncsgd.server import CHUNK, Server, Starting, is_asynchronous
 
 
-def starting(worker: int) -> Starting:
+def starting(worker):
     return Starting(worker, 1, 0, None)
 
 
-def randn(*shape: int, seed: int = 0) -> Tensor:
+def randn(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def acted(rule: Rule, order: list[int], num_workers: int = 3) -> tuple[int, int]:
+def acted(rule, order, num_workers=3):
     """(altered, arrivals) after workers have arrived in this order."""
     x = randn(8)
     server = Server(x, rule, Optimizer(x, 8, SGD()), lambda num_samples: 5e-4)
     ready = [start for worker in range(num_workers) for start in server.join(worker).start]
-    flights: dict[int, tuple[int, int]] = {}
+    flights = {}
     for worker in order:
         for start in ready:
             flights[start.worker] = server.start(start), server.version
@@ -104,13 +102,13 @@ def test_a_direction_that_differs_in_its_last_element_only_is_seen_too():
     assert not is_asynchronous(Reply(direction, uses=(0,), start=(Start(0),)), arrival)
 
 
-def network(*sizes: int) -> nn.Sequential:
+def network(*sizes):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.Sequential(*(nn.Linear(a, b) for a, b in itertools.pairwise(sizes)))
 
 
-BUILDERS: list[tuple[Any, Callable[[Any], torch.optim.Optimizer]]] = [
+BUILDERS = [
     (SGD(), lambda groups: torch.optim.SGD(groups, lr=1.0, fused=True)),
     (SGD(0.9), lambda groups: torch.optim.SGD(groups, lr=1.0, momentum=0.9, fused=True)),
     (AdamW((0.7, 0.9)), lambda groups: torch.optim.AdamW(groups, lr=1.0, betas=(0.7, 0.9), fused=True)),
@@ -258,12 +256,12 @@ def test_without_a_number_of_samples_or_with_one_within_the_warmup_the_rate_stay
     assert WarmupSchedule(1.0, 0, 100, linear)(0) == 1.0
 
 
-def server(rule: Rule | None = None, **more: Any) -> Server:
+def server(rule=None, **more):
     x = torch.zeros(16)
     return Server(x, rule or Asynchronous(), Optimizer(x, 16, SGD()), lambda num_samples: float(num_samples), **more)
 
 
-def hand_over(to: Server, worker: int, dispatch: int, read_version: int = 0) -> Any:
+def hand_over(to, worker, dispatch, read_version=0):
     return to.arrive(worker, dispatch, read_version, torch.ones(16), weight=1.0, num_samples=2, seconds=0.5)
 
 
@@ -276,11 +274,11 @@ class Replying(Rule):
     arrivals: list[Arrival] = dataclasses.field(default_factory=list)
     replies: list[Reply] = dataclasses.field(default_factory=list)
 
-    def arrive(self, state: Any, arrival: Arrival, view: View) -> Reply:
+    def arrive(self, state, arrival, view):
         self.arrivals.append(arrival)
         return self.replies.pop(0)
 
-    def resume(self, state: Any, view: View) -> Reply:
+    def resume(self, state, view):
         return self.replies.pop(0)
 
 
@@ -373,7 +371,7 @@ def test_parameters_change_only_within_the_transports_context_of_their_version()
     seen = []
 
     @contextmanager
-    def writing(version: int) -> Any:
+    def writing(version):
         before = s.parameters.clone()
         yield
         seen.append((version, not torch.equal(before, s.parameters)))

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import re
 import signal
 import textwrap
-from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 import yaml
@@ -21,7 +17,7 @@ import stilt_finetune
 import stilt_mlm
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.finetuning import FINETUNE_FLAGS
-from asyncsgd.settings.flags import Flags, Parsed
+from asyncsgd.settings.flags import Parsed
 from asyncsgd.settings.task import task_flags
 from asyncsgd.settings.training import (
     FLAGS,
@@ -40,25 +36,25 @@ from asyncsgd.tasks.token_classification import TokenClassification
 EXAMPLES = "train.py --mode sync\ntrain.py --model prajjwal1/bert-tiny\ntrain.py --config sweep.yaml"
 
 
-def parse(*argv: str) -> Parsed:
+def parse(*argv):
     return FLAGS.parse(argv, prog="train.py", description="Train.", examples=EXAMPLES)
 
 
-def write(folder: Path, text: str) -> str:
+def write(folder, text):
     path = folder / "config.yaml"
     path.write_text(text, encoding="utf-8")
     return str(path)
 
 
-def all_flags() -> list[str]:
+def all_flags():
     parser = FLAGS.build_parser("train.py", "", EXAMPLES)
     return [option for action in parser._actions for option in action.option_strings]
 
 
-def torchrun_accepts(*arguments: str) -> bool:
+def torchrun_accepts(*arguments):
     from torch.distributed.run import get_args_parser
 
-    parser: argparse.ArgumentParser = get_args_parser()
+    parser = get_args_parser()
     try:
         parsed = parser.parse_args(["script.py", *arguments])
     except SystemExit:
@@ -66,16 +62,14 @@ def torchrun_accepts(*arguments: str) -> bool:
     return [parsed.training_script, *parsed.training_script_args] == ["script.py", *arguments]
 
 
-def test_stock_torchrun_hands_every_flag_through_except_nproc_which_is_repaired_elsewhere(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_stock_torchrun_hands_every_flag_through_except_nproc_which_is_repaired_elsewhere(capsys):
     rejected = {flag for flag in all_flags() for form in ([flag, "1"], [f"{flag}=1"]) if not torchrun_accepts(*form)}
     assert rejected == {"--nproc"}
     assert "ambiguous option: --nproc" in capsys.readouterr().err
     assert {"--nprocs", "--nproc-per-node", "--workers", "--print-config", "-h"} <= set(all_flags())
 
 
-def test_every_field_is_a_flag_and_no_name_is_used_twice() -> None:
+def test_every_field_is_a_flag_and_no_name_is_used_twice():
     groups = [type(getattr(Settings(), group.name)) for group in dataclasses.fields(Settings)]
     names = [field.name for group in groups for field in dataclasses.fields(group)]
     assert len(names) == len(set(names)) > 30
@@ -83,7 +77,7 @@ def test_every_field_is_a_flag_and_no_name_is_used_twice() -> None:
 
 
 @pytest.mark.parametrize("script", [stilt_mlm, stilt_finetune], ids=lambda script: script.__name__)
-def test_help_has_one_heading_for_its_examples_and_leaves_their_lines_as_they_are(script: ModuleType) -> None:
+def test_help_has_one_heading_for_its_examples_and_leaves_their_lines_as_they_are(script):
     shown = FLAGS.build_parser(script.__name__, "", script.EXAMPLES).format_help()
     assert shown.count("examples:") == 1
     indented = textwrap.indent(textwrap.dedent(script.EXAMPLES), "  ")
@@ -94,40 +88,40 @@ def test_help_has_one_heading_for_its_examples_and_leaves_their_lines_as_they_ar
     assert "the earlier one is kept as NAME.before-N" in " ".join(shown.split())
 
 
-def test_help_names_every_signal_that_takes_a_checkpoint() -> None:
+def test_help_names_every_signal_that_takes_a_checkpoint():
     shown = " ".join(FLAGS.build_parser("stilt_mlm", "", "").format_help().split())
     typed = {signal.SIGINT: "Ctrl-C"}
     *others, last = (typed.get(number, number.name) for number in NUMBERS)
     assert shown.count(f"(default: only when {', '.join(others)} or {last} stops the run") == 2
 
 
-def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_that_of_the_package(capsys):
     with pytest.raises(SystemExit) as left:
         parse("--version")
     assert (left.value.code, capsys.readouterr().out) == (0, "asyncsgd 0.1.0\n")
 
 
 @pytest.mark.parametrize("flag", ["--nproc", "--nproc-per-node", "--nprocs", "--workers"])
-def test_each_name_of_nproc_sets_nproc(flag: str) -> None:
+def test_each_name_of_nproc_sets_nproc(flag):
     parsed = parse(flag, "3")
     assert (parsed.settings.job.nproc, parsed.given) == (3, {"nproc"})
 
 
-def test_a_flag_beats_the_file_and_the_file_beats_the_default(tmp_path: Path) -> None:
+def test_a_flag_beats_the_file_and_the_file_beats_the_default(tmp_path):
     config = write(tmp_path, "seed: 5\nbatch-size: 4\n")
     parsed = parse("--config", config, "--seed", "7")
     assert (parsed.settings.job.seed, parsed.settings.data.batch_size, parsed.settings.data.seq_len) == (7, 4, 128)
     assert parsed.given == {"seed", "batch_size"}
 
 
-def test_none_as_a_flag_takes_the_limit_of_a_file_back(tmp_path: Path) -> None:
+def test_none_as_a_flag_takes_the_limit_of_a_file_back(tmp_path):
     config = write(tmp_path, "seconds: 60\nlearning_rate: 0.5\n")
     assert parse("--config", config).settings.budget == Budget(samples=None, seconds=60.0)
     taken_back = parse("--config", config, "--seconds", "none", "--learning-rate", "none").settings
     assert taken_back == Settings()
 
 
-def test_yaml_numbers_that_pyyaml_takes_for_text_are_numbers(tmp_path: Path) -> None:
+def test_yaml_numbers_that_pyyaml_takes_for_text_are_numbers(tmp_path):
     assert yaml.safe_load("a: 1e-4")["a"] == "1e-4"
     loaded = FLAGS.load_yaml(write(tmp_path, "learning_rate: 1e-4\nsamples: 1e4\nclip_norm: 0\nseconds: null\n"))
     assert loaded == {"learning_rate": 1e-4, "samples": 10_000, "clip_norm": 0.0, "seconds": None}
@@ -135,7 +129,7 @@ def test_yaml_numbers_that_pyyaml_takes_for_text_are_numbers(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("text", ["5000", "'5000'", "0.5epoch"])
-def test_a_file_says_how_often_with_or_without_quotes(text: str, tmp_path: Path) -> None:
+def test_a_file_says_how_often_with_or_without_quotes(text, tmp_path):
     config = write(tmp_path, f"checkpoint_every: {text}\nevaluate_every: {text}\n")
     settings = parse("--config", config).settings
     assert settings.output.checkpoint_every == settings.budget.evaluate_every == text.strip("'")
@@ -143,7 +137,7 @@ def test_a_file_says_how_often_with_or_without_quotes(text: str, tmp_path: Path)
         parse("--config", write(tmp_path, "checkpoint_every: 5000.5"))
 
 
-def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
+def test_an_empty_file_changes_nothing(tmp_path):
     assert parse("--config", write(tmp_path, "# nothing\n")) == Parsed(Settings(), frozenset())
 
 
@@ -166,13 +160,13 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
         ("mode: sync\naccumulate: 2", "and the command line together"),
     ],
 )
-def test_a_file_that_cannot_be_meant_is_refused_by_name(tmp_path: Path, text: str, words: str) -> None:
+def test_a_file_that_cannot_be_meant_is_refused_by_name(tmp_path, text, words):
     with pytest.raises(UsageError) as error:
         parse("--config", write(tmp_path, text))
     assert all(word in str(error.value) for word in ("config.yaml", *words.split()))
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"--config .*absent\.yaml cannot be read: No such file"):
         parse("--config", str(tmp_path / "absent.yaml"))
 
@@ -189,14 +183,14 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         ("--learning-rate inf", "--learning-rate number 'inf'"),
     ],
 )
-def test_a_command_line_that_cannot_be_meant_says_what_to_type(line: str, words: str) -> None:
+def test_a_command_line_that_cannot_be_meant_says_what_to_type(line, words):
     with pytest.raises(UsageError) as error:
         parse(*line.split())
     assert all(word in str(error.value) for word in words.split())
     assert error.value.exit_code == 2
 
 
-def test_a_flag_may_have_underscores_and_a_value_keeps_its_own() -> None:
+def test_a_flag_may_have_underscores_and_a_value_keeps_its_own():
     parsed = parse("--eval_data", "my_text", "--mask_prob=0.2", "--run-dir=a_b").settings
     assert (parsed.data.eval_data, parsed.data.mask_prob, parsed.output.run_dir) == ("my_text", 0.2, "a_b")
     with pytest.raises(UsageError, match="unknown flag --mask_porb"):
@@ -215,9 +209,7 @@ def test_a_flag_may_have_underscores_and_a_value_keeps_its_own() -> None:
         (FINETUNE_FLAGS, "--init-from tiny --train_file a --compile True", {"data": "a", "compile": True}),
     ],
 )
-def test_the_words_of_other_tools_are_taken_for_the_flag_that_means_the_same(
-    script: Any, argv: str, settings: dict[str, Any]
-) -> None:
+def test_the_words_of_other_tools_are_taken_for_the_flag_that_means_the_same(script, argv, settings):
     flat = script.flatten(script.parse(argv.split(), prog="t", description="", examples="").settings)
     assert {name: flat[name] for name in settings} == settings
 
@@ -231,12 +223,12 @@ def test_the_words_of_other_tools_are_taken_for_the_flag_that_means_the_same(
         (task_flags(TokenClassification), "--val_file b", "--data"),
     ],
 )
-def test_the_words_of_other_tools_lead_to_the_flags_that_do_the_same(script: Any, argv: str, flag: str) -> None:
+def test_the_words_of_other_tools_lead_to_the_flags_that_do_the_same(script, argv, flag):
     with pytest.raises(UsageError, match=f"unknown flag .* type {flag} FOLDER"):
         script.parse(argv.split(), prog="t", description="", examples="")
 
 
-def test_tech_is_a_masking_of_its_own() -> None:
+def test_tech_is_a_masking_of_its_own():
     assert make_settings({"tech": True, "candidates": "c"}).data.tech
 
 
@@ -256,11 +248,11 @@ def test_tech_is_a_masking_of_its_own() -> None:
         ({"epochs": 0.5, "seconds": 60}, {"samples": None, "schedule": "linear"}),
     ],
 )
-def test_open_settings_are_resolved_from_the_others(values: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_open_settings_are_resolved_from_the_others(values, expected):
     assert FLAGS.flatten(make_settings(values)).items() >= expected.items()
 
 
-def test_settings_built_in_python_are_resolved_too() -> None:
+def test_settings_built_in_python_are_resolved_too():
     built = Settings(optimization=Steps(optimizer="sgd"), budget=Budget(seconds=1.0))
     assert built == make_settings({"optimizer": "sgd", "seconds": 1})
 
@@ -269,9 +261,7 @@ FINETUNE = {"init_from": "tiny"}
 
 
 @pytest.mark.parametrize(("flags", "base"), [(FLAGS, {}), (FINETUNE_FLAGS, FINETUNE)], ids=["pretraining", "tuning"])
-def test_a_value_out_of_bounds_or_no_choice_is_refused_with_flag_bound_and_value(
-    flags: Flags[Any], base: dict[str, str]
-) -> None:
+def test_a_value_out_of_bounds_or_no_choice_is_refused_with_flag_bound_and_value(flags, base):
     for spec in flags.specs.values():
         outside = [
             (spec.metadata[bound], spec.kind(spec.metadata[bound] + more))
@@ -326,24 +316,24 @@ def test_a_value_out_of_bounds_or_no_choice_is_refused_with_flag_bound_and_value
         ({"mode": "sync", "nproc": 1025}, "--nproc 1025 1024"),
     ],
 )
-def test_a_setting_without_effect_is_refused_and_the_flags_are_named(values: dict[str, Any], words: str) -> None:
+def test_a_setting_without_effect_is_refused_and_the_flags_are_named(values, words):
     with pytest.raises(UsageError) as error:
         make_settings(values)
     assert all(word in str(error.value) for word in words.split())
 
 
 @pytest.mark.parametrize("text", ["010", "1_000", "0x10", "1:30", "1,5"])
-def test_a_number_has_one_spelling(text: str) -> None:
+def test_a_number_has_one_spelling(text):
     for name in ("nproc", "learning_rate"):
         with pytest.raises(UsageError, match=re.escape(f"{text!r}")):
             make_settings({name: text})
 
 
-def test_virtual_workers_may_be_many() -> None:
+def test_virtual_workers_may_be_many():
     assert make_settings({"nproc": 100_000, "clock": "virtual"}).job.nproc == 100_000
 
 
-def test_not_a_number_is_out_of_bounds() -> None:
+def test_not_a_number_is_out_of_bounds():
     with pytest.raises(UsageError, match="--learning-rate must be more than 0, got nan"):
         FLAGS.validate(Settings(optimization=Steps(learning_rate=float("nan"))))
 
@@ -360,11 +350,11 @@ def test_not_a_number_is_out_of_bounds() -> None:
         {"precision": "fp16", "device": "cpu"},
     ],
 )
-def test_a_setting_that_has_an_effect_is_accepted(values: dict[str, Any]) -> None:
+def test_a_setting_that_has_an_effect_is_accepted(values):
     assert FLAGS.flatten(make_settings(values)).items() >= values.items()
 
 
-def one_of(*values: str) -> st.SearchStrategy[str]:
+def one_of(*values):
     return st.sampled_from(values)
 
 
@@ -378,16 +368,16 @@ POSITIVE = st.floats(0, exclude_min=True, **PROPER)  # type: ignore[arg-type]
 
 
 @st.composite
-def valid_settings(draw: st.DrawFn) -> Settings:
+def valid_settings(draw):
     mode = draw(one_of("single", "sync", "async", "hogwild"))
     optimizer = draw(one_of("sgd", "adamw"))
     seconds = draw(st.none() | st.floats(0, 1e9, exclude_min=True))
     only_seconds = seconds is not None and draw(st.booleans())
 
-    def whole(name: str) -> st.SearchStrategy[int]:
+    def whole(name):
         return st.integers(FLAGS.specs[name].metadata["at_least"], 10**6)
 
-    strategies: dict[str, st.SearchStrategy[Any]] = {
+    strategies = {
         "seed": st.integers(0, 2**32 - 1),
         "target_loss": st.none() | POSITIVE,
         "evaluations": whole("evaluations"),
@@ -432,9 +422,7 @@ def valid_settings(draw: st.DrawFn) -> Settings:
 
 @given(valid_settings(), st.text())
 @settings(deadline=None)
-def test_what_to_yaml_writes_reads_back_as_equal_settings(
-    tmp_path_factory: pytest.TempPathFactory, some: Settings, comment: str
-) -> None:
+def test_what_to_yaml_writes_reads_back_as_equal_settings(tmp_path_factory, some, comment):
     path = write(tmp_path_factory.getbasetemp(), FLAGS.to_yaml(some, comment=comment))
     parsed = parse("--config", path)
     assert parsed == Parsed(some, frozenset(FLAGS.flatten(some)))
@@ -442,21 +430,19 @@ def test_what_to_yaml_writes_reads_back_as_equal_settings(
     assert make_settings(FLAGS.flatten(some)) == some
 
 
-def test_yaml_shows_every_default_resolved() -> None:
+def test_yaml_shows_every_default_resolved():
     shown = yaml.safe_load(FLAGS.to_yaml(make_settings({"optimizer": "sgd"})))
     assert shown == FLAGS.flatten(make_settings({"optimizer": "sgd"}))
     assert (shown["learning_rate"], shown["samples"], shown["schedule"]) == (0.1, 9600, "linear")
 
 
-def test_a_run_folder_s_settings_neither_name_its_place_nor_overwrite_it() -> None:
+def test_a_run_folder_s_settings_neither_name_its_place_nor_overwrite_it():
     kept = Settings(output=Output(run_dir="mine", overwrite=True))
     missing = FLAGS.flatten(kept).keys() - yaml.safe_load(FLAGS.to_yaml(kept, places=False)).keys()
     assert missing == FLAGS.places >= {"runs_dir", "run_dir", "overwrite", "resume", "cache_dir"}
 
 
-def test_print_config_prints_the_resolved_settings_and_leaves_with_0(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_print_config_prints_the_resolved_settings_and_leaves_with_0(tmp_path, capsys):
     with pytest.raises(SystemExit) as left:
         parse("--print-config", "--mode", "sync", "--learning-rate", "1e-5")
     assert left.value.code == 0
@@ -465,30 +451,30 @@ def test_print_config_prints_the_resolved_settings_and_leaves_with_0(
 
 
 @pytest.mark.parametrize("values", [{"seed": 1}, {"rule": "ringmaster"}, {"nproc": 2}, {"learning_rate": 2e-3}])
-def test_the_hash_changes_with_what_is_run(values: dict[str, Any]) -> None:
+def test_the_hash_changes_with_what_is_run(values):
     assert FLAGS.settings_hash(make_settings(values)) != FLAGS.settings_hash(Settings())
 
 
 @pytest.mark.parametrize("values", [{"runs_dir": "a"}, {"run_dir": "a"}, {"cache_dir": "a"}, {"learning_rate": 5e-4}])
-def test_the_hash_does_not_change_with_where_it_is_kept_or_with_a_default_typed_out(values: dict[str, Any]) -> None:
+def test_the_hash_does_not_change_with_where_it_is_kept_or_with_a_default_typed_out(values):
     assert FLAGS.settings_hash(make_settings(values)) == FLAGS.settings_hash(Settings())
 
 
-def test_the_hash_is_six_hexadecimal_digits_and_the_same_for_1_and_1_point_0() -> None:
+def test_the_hash_is_six_hexadecimal_digits_and_the_same_for_1_and_1_point_0():
     whole, real = (FLAGS.settings_hash(Settings(optimization=Steps(learning_rate=rate))) for rate in (1, 1.0))
     assert whole == real
     assert len(whole) == 6
     int(whole, 16)
 
 
-def test_a_run_from_before_eval_mask_was_evaluated_with_the_masks_it_trained_with(tmp_path: Path) -> None:
+def test_a_run_from_before_eval_mask_was_evaluated_with_the_masks_it_trained_with(tmp_path):
     old = load_run_settings(write(tmp_path, "mask: word\nmask_prob: 0.3\n"))
     assert (old.data.eval_mask, old.data.eval_mask_prob) == ("word", 0.3)
     new = load_run_settings(write(tmp_path, FLAGS.to_yaml(make_settings({"mask": "word"}))))
     assert (new.data.eval_mask, new.data.eval_mask_prob) == ("token", 0.15)
 
 
-def test_differing_keys_are_those_of_the_run_and_not_of_its_place() -> None:
+def test_differing_keys_are_those_of_the_run_and_not_of_its_place():
     old = FLAGS.flatten(Settings())
     new = FLAGS.flatten(make_settings({"seed": 3, "seconds": 60, "runs_dir": "b", "cache_dir": "c"}))
     assert FLAGS.differing_keys(old, new) == [

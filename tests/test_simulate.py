@@ -1,7 +1,5 @@
 """experiments/simulate.py: every rule and method runs, leaves a run folder, and its log replays to the same bits."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -9,7 +7,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from marks import slow
@@ -23,17 +20,17 @@ from simulate import main as simulate
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 
 
-def only_run(folder: Path) -> Path:
+def only_run(folder):
     (run,) = folder.iterdir()
     return run
 
 
-def summary_of(run: Path) -> dict[str, Any]:
+def summary_of(run):
     return json.loads((run / "summary.json").read_text())
 
 
 @pytest.mark.parametrize("rule", ALL, ids=str)
-def test_every_rule_runs_and_its_log_replays_to_the_same_bits(rule: Any, tmp_path: Path, capsys: Any) -> None:
+def test_every_rule_runs_and_its_log_replays_to_the_same_bits(rule, tmp_path, capsys):
     arguments = ["--rule", str(rule), "--workers", "5", "--samples", "150", "--runs-dir", str(tmp_path)]
     assert simulate(arguments) == 0
     run = only_run(tmp_path)
@@ -55,9 +52,7 @@ def test_every_rule_runs_and_its_log_replays_to_the_same_bits(rule: Any, tmp_pat
         ("asynchronous", 0, None),
     ],
 )
-def test_a_run_says_how_often_its_rule_did_something_else_than_asynchronous_sgd(
-    rule: str, altered: int, said: str | None, tmp_path: Path, capsys: Any
-) -> None:
+def test_a_run_says_how_often_its_rule_did_something_else_than_asynchronous_sgd(rule, altered, said, tmp_path, capsys):
     arguments = ["--rule", rule, "--workers", "4", "--samples", "200", "--learning-rate", "5e-4"]
     assert simulate([*arguments, "--runs-dir", str(tmp_path)]) == 0
     assert summary_of(only_run(tmp_path))["rule_acted"] == {"arrivals": 200, "altered": altered}
@@ -66,9 +61,7 @@ def test_a_run_says_how_often_its_rule_did_something_else_than_asynchronous_sgd(
 
 
 @pytest.mark.parametrize("method", ["ad_psgd:topology=ring", "sgp:delay=1", "streaming_diloco:num_local_steps=4"])
-def test_methods_with_a_runtime_of_their_own_run_and_their_replay_is_refused(
-    method: str, tmp_path: Path, capsys: Any
-) -> None:
+def test_methods_with_a_runtime_of_their_own_run_and_their_replay_is_refused(method, tmp_path, capsys):
     assert simulate(["--rule", method, "--workers", "4", "--samples", "400", "--runs-dir", str(tmp_path)]) == 0
     run = only_run(tmp_path)
     assert summary_of(run)["final_eval_loss"] < summary_of(run)["first_eval_loss"]
@@ -77,14 +70,14 @@ def test_methods_with_a_runtime_of_their_own_run_and_their_replay_is_refused(
 
 
 @pytest.mark.parametrize("speeds", ALL_SPEEDS, ids=str)
-def test_every_model_of_speeds_runs(speeds: Any, tmp_path: Path) -> None:
+def test_every_model_of_speeds_runs(speeds, tmp_path):
     # 2 seconds are enough for somebody to arrive; where gradients may take for ever only seconds end a run
     arguments = ["--speeds", str(speeds), "--budget-seconds", "60", "--runs-dir", str(tmp_path)]
     assert simulate(arguments) == 0
     assert summary_of(only_run(tmp_path))["train_seconds"] == 60.0
 
 
-def test_equal_settings_give_equal_bits_and_a_folder_each(tmp_path: Path) -> None:
+def test_equal_settings_give_equal_bits_and_a_folder_each(tmp_path):
     for _ in range(2):
         network = ["--network", "bytes=1,worker=2,server=8"]
         assert simulate(["--samples", "100", *network, "--runs-dir", str(tmp_path)]) == 0
@@ -93,7 +86,7 @@ def test_equal_settings_give_equal_bits_and_a_folder_each(tmp_path: Path) -> Non
     assert list(read_events(first / "events.jsonl")) == list(read_events(second / "events.jsonl"))
 
 
-def test_a_changed_log_is_found_out_at_its_change(tmp_path: Path, capsys: Any) -> None:
+def test_a_changed_log_is_found_out_at_its_change(tmp_path, capsys):
     assert simulate(["--samples", "60", "--runs-dir", str(tmp_path)]) == 0
     events = only_run(tmp_path) / "events.jsonl"
     lines = events.read_text().splitlines()
@@ -105,14 +98,14 @@ def test_a_changed_log_is_found_out_at_its_change(tmp_path: Path, capsys: Any) -
     assert f"dispatch {record['dispatch']} at version {record['read_version']}" in capsys.readouterr().out
 
 
-def test_a_diverged_run_replays_too(tmp_path: Path, capsys: Any) -> None:
+def test_a_diverged_run_replays_too(tmp_path, capsys):
     assert simulate(["--samples", "300", "--learning-rate", "1e200", "--runs-dir", str(tmp_path)]) == 1
     assert summary_of(only_run(tmp_path))["status"] == "DIVERGED"
     capsys.readouterr()
     assert replay([str(only_run(tmp_path))]) == 0
 
 
-def test_the_last_evaluation_is_at_the_end_of_the_budget_to_the_bit(tmp_path: Path) -> None:
+def test_the_last_evaluation_is_at_the_end_of_the_budget_to_the_bit(tmp_path):
     arguments = ["--rule", "rennala:batch=100", "--evaluations", "3", "--runs-dir", str(tmp_path)]
     for seconds in ("0.1", "0.7"):
         assert simulate([*arguments, "--budget-seconds", seconds]) == 0
@@ -122,7 +115,7 @@ def test_the_last_evaluation_is_at_the_end_of_the_budget_to_the_bit(tmp_path: Pa
         assert times[-1] in (0.1, 0.7)
 
 
-def test_help_shows_a_command_that_can_be_pasted_whole(capsys: Any) -> None:
+def test_help_shows_a_command_that_can_be_pasted_whole(capsys):
     with pytest.raises(SystemExit):
         simulate(["--help"])
     lines = capsys.readouterr().out.splitlines()
@@ -131,7 +124,7 @@ def test_help_shows_a_command_that_can_be_pasted_whole(capsys: Any) -> None:
     assert second.strip().startswith("--problem tridiagonal")
 
 
-def test_help_lists_every_rule_method_speed_and_problem(capsys: Any) -> None:
+def test_help_lists_every_rule_method_speed_and_problem(capsys):
     assert simulate(["--rule", "help"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(describe_rules())
@@ -152,7 +145,7 @@ def test_help_lists_every_rule_method_speed_and_problem(capsys: Any) -> None:
         ("--sample 9", "--sample --help"),
     ],
 )
-def test_wrong_input_gets_one_line_that_says_what_to_type(line: str, words: str, tmp_path: Path, capsys: Any) -> None:
+def test_wrong_input_gets_one_line_that_says_what_to_type(line, words, tmp_path, capsys):
     assert simulate([*line.split(), "--runs-dir", str(tmp_path / "runs")]) == 2
     error = capsys.readouterr().err
     assert all(word in error for word in words.split())
@@ -160,7 +153,7 @@ def test_wrong_input_gets_one_line_that_says_what_to_type(line: str, words: str,
     assert not (tmp_path / "runs").exists()
 
 
-def test_workers_that_take_for_ever_end_the_run_with_a_reason(tmp_path: Path, capsys: Any) -> None:
+def test_workers_that_take_for_ever_end_the_run_with_a_reason(tmp_path, capsys):
     arguments = ["--speeds", "infinite:probability=0.9", "--samples", "500", "--runs-dir", str(tmp_path)]
     assert simulate(arguments) == 1
     assert "every worker in flight takes for ever" in capsys.readouterr().err
@@ -169,7 +162,7 @@ def test_workers_that_take_for_ever_end_the_run_with_a_reason(tmp_path: Path, ca
 
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGINT, *slow(signal.SIGTERM)])
-def test_ctrl_c_and_sigterm_save_what_there_is_and_exit_with_130(number: signal.Signals, tmp_path: Path) -> None:
+def test_ctrl_c_and_sigterm_save_what_there_is_and_exit_with_130(number, tmp_path):
     command = [sys.executable, str(EXPERIMENTS / "simulate.py"), "--samples", "100000000", "--runs-dir", str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONUNBUFFERED": "1"}, text=True)
     assert process.stdout is not None

@@ -1,7 +1,5 @@
 """Spans of tagged sentences: cases made by hand, and a slow reader of one word at a time that must agree."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,7 +11,7 @@ TAGS = ("B-A", "B-B", "I-A", "I-B", "O")
 TAGGING = Tagging.of(TAGS)
 
 
-def rows(*sentences: str) -> np.ndarray:
+def rows(*sentences):
     """Tags by name, separated by spaces, as numbers in rows of one length."""
     numbers = [[TAGS.index(tag) for tag in sentence.split()] for sentence in sentences]
     longest = max(map(len, numbers), default=0)
@@ -21,7 +19,7 @@ def rows(*sentences: str) -> np.ndarray:
     return np.array(filled, dtype=np.int64).reshape(len(sentences), longest)
 
 
-def named(*sentences: str) -> list[tuple[int, int, str]]:
+def named(*sentences):
     return [(first, last, TAGGING.types[kind]) for first, last, kind in TAGGING.spans(rows(*sentences)).tolist()]
 
 
@@ -41,11 +39,11 @@ def named(*sentences: str) -> list[tuple[int, int, str]]:
         ("", []),
     ],
 )
-def test_spans_are_those_of_conlleval(sentence: str, spans: list[tuple[int, int, str]]) -> None:
+def test_spans_are_those_of_conlleval(sentence, spans):
     assert named(sentence) == spans
 
 
-def test_no_span_goes_on_in_the_next_sentence() -> None:
+def test_no_span_goes_on_in_the_next_sentence():
     # Three words a row and one between the rows: the second sentence begins at place 4.
     assert named("O B-A I-A", "I-A", "") == [(1, 2, "A"), (4, 4, "A")]
     assert named("", "") == []
@@ -64,11 +62,11 @@ def test_no_span_goes_on_in_the_next_sentence() -> None:
         ("", "", [[0, 0, 0], [0, 0, 0]]),
     ],
 )
-def test_a_span_is_right_if_its_ends_and_its_type_are(true: str, predicted: str, counts: list[list[int]]) -> None:
+def test_a_span_is_right_if_its_ends_and_its_type_are(true, predicted, counts):
     assert TAGGING.counts(rows(true), rows(predicted)).tolist() == counts
 
 
-def slow_spans(tags: list[str]) -> set[tuple[int, int, str]]:
+def slow_spans(tags):
     """One word at a time, as a reader does it; on names, without an array."""
     spans, first, kind = set(), 0, ""
     for place, tag in enumerate([*tags, "O"]):
@@ -85,7 +83,7 @@ sentences = st.lists(st.lists(st.tuples(st.sampled_from(TAGS), st.sampled_from(T
 
 
 @given(sentences)
-def test_counts_are_those_of_reading_one_word_at_a_time_and_add_up(pairs: list[list[tuple[str, str]]]) -> None:
+def test_counts_are_those_of_reading_one_word_at_a_time_and_add_up(pairs):
     sides = [[[pair[side] for pair in sentence] for sentence in pairs] for side in (0, 1)]
     expected = np.zeros((2, 3), dtype=np.int64)
     for true, predicted in zip(*sides, strict=True):
@@ -101,18 +99,18 @@ def test_counts_are_those_of_reading_one_word_at_a_time_and_add_up(pairs: list[l
     assert counts.tolist() == sum(parts, np.zeros((2, 3), dtype=np.int64)).tolist()
 
 
-def test_scores_have_none_where_nothing_can_be_divided() -> None:
+def test_scores_have_none_where_nothing_can_be_divided():
     assert (precision(np.array([2, 0, 0])), recall(np.array([2, 0, 0])), f1(np.array([2, 0, 0]))) == (None, 0.0, 0.0)
     assert (precision(np.array([0, 3, 0])), recall(np.array([0, 3, 0])), f1(np.array([0, 3, 0]))) == (0.0, None, 0.0)
     assert f1(np.array([0, 0, 0])) is None
 
 
 @pytest.mark.parametrize("tag", ["S-A", "A", "", "B-", "b-A", "NN"])
-def test_other_schemes_are_refused(tag: str) -> None:
+def test_other_schemes_are_refused(tag):
     with pytest.raises(ValueError, match="is no BIO tag, which is O, B-TYPE or I-TYPE"):
         split_tag(tag)
 
 
-def test_shapes_must_agree() -> None:
+def test_shapes_must_agree():
     with pytest.raises(ValueError, match=r"true tags \(1, 2\) and predicted tags \(1, 1\)"):
         TAGGING.counts(rows("O O"), rows("O"))

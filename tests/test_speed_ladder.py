@@ -7,9 +7,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -44,15 +42,15 @@ from speed_ladder_trainings import DecodedEverywhere, Meter, Stack, Subject
 NOTEBOOK = Path(__file__).resolve().parents[1] / "docs" / "speed_ladder.ipynb"
 
 
-def rate(samples_per_second: float) -> dict[str, Any]:
+def rate(samples_per_second):
     return {
         **{"samples_per_second": samples_per_second, "warmup_seconds": 0.1, "loss": 1.0, "score": 1.0},
         **{"memory_bytes": 1, "gpu_bytes": 0, "busy_cores": None, "busy_gpu": None},
     }
 
 
-def test_the_sides_of_a_turn_come_in_an_order_that_is_drawn_once() -> None:
-    calls: list[str] = []
+def test_the_sides_of_a_turn_come_in_an_order_that_is_drawn_once():
+    calls = []
     sides = [lambda turn, name=name: calls.append(f"{name}{turn}") or f"{name}{turn}" for name in "ab"]
     assert in_turns("x", 3, sides, now) == [["a0", "a1", "a2"], ["b0", "b1", "b2"]]
     first = list(calls)
@@ -64,23 +62,23 @@ def test_the_sides_of_a_turn_come_in_an_order_that_is_drawn_once() -> None:
     assert orders == {("a", "b"), ("b", "a")}
 
 
-def in_order(name: str) -> list[str]:
-    calls: list[str] = []
+def in_order(name):
+    calls = []
     in_turns(name, 1, [lambda turn: calls.append("a"), lambda turn: calls.append("b")], now)
     return calls
 
 
-def now(name: str, measure: Callable[[], list[Any]]) -> list[Any]:
+def now(name, measure):
     """Keeps nothing."""
     return measure()
 
 
 @given(stop=st.integers(0, 11))
-def test_a_ladder_that_was_interrupted_goes_on_with_the_turn_that_it_was_cut_in(stop: int) -> None:
+def test_a_ladder_that_was_interrupted_goes_on_with_the_turn_that_it_was_cut_in(stop):
     """12 trainings, two a turn; whatever was cut, each whole turn is measured once and its numbers stay."""
     calls = 0
 
-    def measure(turn: int) -> dict[str, int]:
+    def measure(turn):
         nonlocal calls
         if calls == stop:
             calls = 100
@@ -100,7 +98,7 @@ def test_a_ladder_that_was_interrupted_goes_on_with_the_turn_that_it_was_cut_in(
         assert in_turns("x", 6, [measure, measure], Parts(file, {"turns": 6}).keep) == [first, second]
 
 
-def test_a_ladder_goes_on_with_the_same_settings_only(tmp_path: Path) -> None:
+def test_a_ladder_goes_on_with_the_same_settings_only(tmp_path):
     file = tmp_path / "parts.json"
     Parts(file, {"turns": 3, "device": "cpu"}).keep("x", lambda: [1])
     with pytest.raises(UsageError, match=r"other settings \(turns 3 -> 5\); type another --out"):
@@ -110,8 +108,8 @@ def test_a_ladder_goes_on_with_the_same_settings_only(tmp_path: Path) -> None:
         Parts(file, {"turns": 3, "device": "cpu"})
 
 
-def test_a_rung_without_memory_is_left_out_and_the_climb_goes_on() -> None:
-    def train(stack: Stack, turn: int) -> dict[str, Any]:
+def test_a_rung_without_memory_is_left_out_and_the_climb_goes_on():
+    def train(stack, turn):
         if stack.batch_size == 64:
             raise RunError(f"a training ended FAILED: {OUT_OF_MEMORY}")
         return rate(100.0 + turn)
@@ -122,9 +120,7 @@ def test_a_rung_without_memory_is_left_out_and_the_climb_goes_on() -> None:
 
 
 @pytest.mark.parametrize(("device", "number", "measured"), [("cpu", 0, False), ("cuda", 1, False), ("cuda", 2, True)])
-def test_data_parallel_is_a_rung_where_there_are_two_gpus(
-    device: str, number: int, measured: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_parallel_is_a_rung_where_there_are_two_gpus(device, number, measured, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: number)
     (step,) = (step for step in steps_of("classification", device, 32) if step.box == "All GPUs")
     assert stack_of([step]).workers == "data_parallel"
@@ -134,11 +130,11 @@ def test_data_parallel_is_a_rung_where_there_are_two_gpus(
     )
 
 
-def test_a_rung_that_does_not_pay_is_not_in_the_stack_of_the_next_one() -> None:
+def test_a_rung_that_does_not_pay_is_not_in_the_stack_of_the_next_one():
     """bf16 is slower, the batch is faster, micro-batches are not measured; each is tried on what was kept."""
-    seen: list[Stack] = []
+    seen = []
 
-    def train(stack: Stack, turn: int) -> dict[str, Any]:
+    def train(stack, turn):
         seen.append(stack)
         noise = 1 + 0.01 * turn
         return rate(100 * noise * (0.5 if stack.precision == "bf16" else 1.0) * stack.batch_size / 16)
@@ -157,7 +153,7 @@ def test_a_rung_that_does_not_pay_is_not_in_the_stack_of_the_next_one() -> None:
     assert [len(rung["before"]) for rung in rungs] == [3, 3, 0, 3]
 
 
-def test_the_stacks_of_the_proof_begin_with_what_leaves_updates_as_they_were() -> None:
+def test_the_stacks_of_the_proof_begin_with_what_leaves_updates_as_they_were():
     kept = [
         FIRST,
         Step("lengths", "", "", {"sampling": "group_by_length"}, False),
@@ -171,7 +167,7 @@ def test_the_stacks_of_the_proof_begin_with_what_leaves_updates_as_they_were() -
     assert tried([FIRST]) == [[FIRST]]
 
 
-def test_every_rung_names_settings_of_the_stack_and_a_flag() -> None:
+def test_every_rung_names_settings_of_the_stack_and_a_flag():
     names = {field.name for field in dataclasses.fields(Stack)}
     for task in ("classification", "masked_lm"):
         steps = steps_of(task, "cpu", 32)
@@ -181,7 +177,7 @@ def test_every_rung_names_settings_of_the_stack_and_a_flag() -> None:
             dataclasses.replace(Stack(), **step.change)
 
 
-def test_a_rung_is_left_out_on_request() -> None:
+def test_a_rung_is_left_out_on_request():
     step = steps_of("classification", "cpu", 32)[0]
     assert reason_not_to(step, "cpu", QUICK, [step.box]) == "left out by --leave-out"
     assert reason_not_to(step, "cpu", QUICK, []) == ""
@@ -200,17 +196,17 @@ def test_a_rung_is_left_out_on_request() -> None:
         (["--leave-out", "Sleep"], "--leave-out takes .*Mixed precision.*; got Sleep"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(words: list[str], message: str) -> None:
+def test_what_cannot_be_measured_is_refused(words, message):
     with pytest.raises(UsageError, match=message):
         size_of(parser().parse_args(words))
 
 
-def test_a_larger_batch_takes_steps_that_are_longer_by_the_square_root() -> None:
+def test_a_larger_batch_takes_steps_that_are_longer_by_the_square_root():
     assert Stack().learning_rate(1e-3) == 1e-3
     assert Stack(batch_size=64).learning_rate(1e-3) == pytest.approx(2e-3)
 
 
-def test_rates_are_those_after_the_warm_up() -> None:
+def test_rates_are_those_after_the_warm_up():
     meter = Meter(16, 32, "cpu")
     for samples, seconds in ((8, 5.0), (16, 10.0), (32, 11.0), (48, 14.0), (64, 100.0)):
         meter.arrived(samples, seconds)
@@ -219,7 +215,7 @@ def test_rates_are_those_after_the_warm_up() -> None:
     assert (found["warmup_seconds"], found["loss"], found["score"], found["memory_bytes"]) == (10.0, 2.0, 0.5, 7)
 
 
-def test_an_event_counts_with_the_server_s_part() -> None:
+def test_an_event_counts_with_the_server_s_part():
     meter = Meter(0, 16, "cpu")
     event = Event(
         *(0, 0, ((0, 0, 1),), 0, 1, 0, "applied", (), (), (), ()),
@@ -230,11 +226,11 @@ def test_an_event_counts_with_the_server_s_part() -> None:
     assert meter.turnarounds == [0.75]
 
 
-def test_the_naive_loop_predicts_15_of_100_words_and_no_special_ones() -> None:
+def test_the_naive_loop_predicts_15_of_100_words_and_no_special_ones():
     class Words:
         all_special_ids, mask_token_id = (0, 1, 4), 4
 
-        def __len__(self) -> int:
+        def __len__(self):
             return 100
 
     input_ids = torch.randint(5, 100, (64, 200), generator=torch.Generator().manual_seed(0))
@@ -252,12 +248,12 @@ def test_the_naive_loop_predicts_15_of_100_words_and_no_special_ones() -> None:
 
 
 @pytest.fixture
-def text(tmp_path: Path) -> str:
+def text(tmp_path):
     (tmp_path / "text.txt").write_text(sentences(120, seed=0))
     return str(tmp_path / "text.txt")
 
 
-def test_decoding_everywhere_gives_the_same_gradient(text: str, tmp_path: Path) -> None:
+def test_decoding_everywhere_gives_the_same_gradient(text, tmp_path):
     few = MaskedLM(data_name=text, vocab_size=256, seq_len=32, batch_size=4).prepare(0, tmp_path / "cache")
     fields = {field.name: getattr(few, field.name) for field in dataclasses.fields(few)}
     gradients = []
@@ -271,9 +267,7 @@ def test_decoding_everywhere_gives_the_same_gradient(text: str, tmp_path: Path) 
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_a_small_ladder_of_both_tasks_is_measured_and_reported(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_small_ladder_of_both_tasks_is_measured_and_reported(text, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)
     small = dataclasses.replace(QUICK, turns=2, climb_samples=32, warmup=16, eval_samples=16)
@@ -290,7 +284,7 @@ def test_a_small_ladder_of_both_tasks_is_measured_and_reported(
         words += ["--leave-out", box]
     train = Subject.train
 
-    def interrupted(subject: Subject, *arguments: Any) -> Any:
+    def interrupted(subject, *arguments):
         if subject.name == "masked_lm":
             raise KeyboardInterrupt
         return train(subject, *arguments)
@@ -330,7 +324,7 @@ def test_a_small_ladder_of_both_tasks_is_measured_and_reported(
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
+def test_the_notebook_runs_from_top_to_bottom(tmp_path):
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     program = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=1200)
@@ -339,7 +333,7 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "speed_ladder" / "report.html").exists()
 
 
-def test_the_notebook_is_kept_without_outputs() -> None:
+def test_the_notebook_is_kept_without_outputs():
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     assert code

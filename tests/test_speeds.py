@@ -5,16 +5,10 @@ fixed), distribution functions within the Dvoretzky-Kiefer-Wolfowitz bound sup|F
 which fails with probability at most 1e-9.
 """
 
-from __future__ import annotations
-
 import json
 import math
-import random
 import tracemalloc
-from collections.abc import Callable
-from pathlib import Path
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +30,6 @@ from asyncsgd.simulation.speeds import (
     Power,
     ShiftedExponential,
     Slow,
-    Speeds,
     Trace,
     TwoGroups,
     describe_speeds,
@@ -50,27 +43,27 @@ RECORDED = {5: [1.5, 0.25, 3.0], 2: [7.0]}
 random_models = pytest.mark.parametrize("speeds", RANDOM, ids=str)
 
 
-def write_trace(folder: Path, arrivals: list[dict[str, object]]) -> str:
+def write_trace(folder, arrivals):
     lines = [{"kind": "header", "schema": 2}, {"kind": "join", "worker": 2}, *arrivals]
     folder.mkdir(exist_ok=True)
     (folder / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return str(folder)
 
 
-def arrival(worker: int, seconds: float) -> dict[str, object]:
+def arrival(worker, seconds):
     """Seconds that are sums of powers of two, so that the three parts add up exactly."""
     parts = {"pull_seconds": seconds / 4, "compute_seconds": seconds / 2, "push_seconds": seconds / 4}
     return {"kind": "arrival", "dispatch": 7, "worker": worker, **parts}
 
 
 @pytest.fixture
-def trace(tmp_path: Path) -> Trace:
+def trace(tmp_path):
     order = [5, 2, 5, 5]  # arrivals of the workers interleaved, as a server sees them
     pending = {worker: list(seconds) for worker, seconds in RECORDED.items()}
     return Trace(write_trace(tmp_path / "run", [arrival(worker, pending[worker].pop(0)) for worker in order]))
 
 
-def many(speeds: Speeds, worker: int, num_draws: int, seed: int = 20) -> np.ndarray:
+def many(speeds, worker, num_draws, seed=20):
     """The first draws of one worker."""
     return speeds.on(worker + 1, seed).draw(np.full(num_draws, worker), np.arange(num_draws))
 
@@ -82,9 +75,7 @@ def many(speeds: Speeds, worker: int, num_draws: int, seed: int = 20) -> np.ndar
     order=st.randoms(use_true_random=False),
 )
 @settings(max_examples=150, deadline=None)
-def test_a_draw_depends_on_seed_worker_and_draw_and_not_on_who_asked_what_before(
-    speeds: Speeds, seed: int, questions: list[tuple[int, int]], order: random.Random
-) -> None:
+def test_a_draw_depends_on_seed_worker_and_draw_and_not_on_who_asked_what_before(speeds, seed, questions, order):
     shuffled = list(questions)
     order.shuffle(shuffled)
     together = speeds.on(7, seed)
@@ -99,7 +90,7 @@ def test_a_draw_depends_on_seed_worker_and_draw_and_not_on_who_asked_what_before
 
 
 @pytest.mark.parametrize("speeds", [*(s for s in FIXED if not isinstance(s, TwoGroups)), *RANDOM], ids=str)
-def test_a_workers_seconds_do_not_depend_on_how_many_workers_there_are(speeds: Speeds) -> None:
+def test_a_workers_seconds_do_not_depend_on_how_many_workers_there_are(speeds):
     workers, draws = np.repeat(np.arange(4), 80), np.tile(np.arange(80), 4)
     few, more = speeds.on(4, 3), speeds.on(50, 3)
     more.draw(np.arange(50), np.full(50, 9))  # the others have been asked before
@@ -107,7 +98,7 @@ def test_a_workers_seconds_do_not_depend_on_how_many_workers_there_are(speeds: S
 
 
 @random_models
-def test_the_stream_is_philox_at_counter_block_worker_under_the_purpose_of_service_times(speeds: Any) -> None:
+def test_the_stream_is_philox_at_counter_block_worker_under_the_purpose_of_service_times(speeds):
     """The definition, with a new generator for each block; recorded runs depend on it."""
     sampler = speeds.on(3, seed=-5)
     for worker in range(3):
@@ -118,11 +109,11 @@ def test_the_stream_is_philox_at_counter_block_worker_under_the_purpose_of_servi
             assert [sampler.draw_one(worker, block * 32 + place) for place in range(32)] == expected.tolist()
 
 
-def test_service_times_have_a_purpose_of_their_own() -> None:
+def test_service_times_have_a_purpose_of_their_own():
     assert 11 not in set(Purpose)
 
 
-def test_known_values_of_the_stream_stay_what_they_are() -> None:
+def test_known_values_of_the_stream_stay_what_they_are():
     # From the first version. Exponential draws hardly ever need libm, so they are the same on every machine.
     sampler = Exponential().on(3, seed=0)
     assert [sampler.draw_one(0, 0), sampler.draw_one(2, 0), sampler.draw_one(2, 40)] == [
@@ -133,7 +124,7 @@ def test_known_values_of_the_stream_stay_what_they_are() -> None:
 
 
 @random_models
-def test_draws_differ_between_seeds_workers_draws_and_blocks_and_are_uncorrelated(speeds: Speeds) -> None:
+def test_draws_differ_between_seeds_workers_draws_and_blocks_and_are_uncorrelated(speeds):
     if isinstance(speeds, Infinite | Outages):  # atoms: compare on the uncorrelated indicator alone
         values = [(many(speeds, worker, 4096) > 1.0).astype(float) for worker in (0, 1)]
         values.append((many(speeds, 0, 4096, seed=21) > 1.0).astype(float))
@@ -148,7 +139,7 @@ def test_draws_differ_between_seeds_workers_draws_and_blocks_and_are_uncorrelate
         assert abs(np.corrcoef(left, right)[0, 1]) < 5 / math.sqrt(len(left))
 
 
-def test_the_window_of_kept_draws_does_not_grow_with_the_run() -> None:
+def test_the_window_of_kept_draws_does_not_grow_with_the_run():
     sampler = Exponential().on(100, 0)
     sampler.draw_one(0, 0)
     tracemalloc.start()
@@ -160,8 +151,8 @@ def test_the_window_of_kept_draws_does_not_grow_with_the_run() -> None:
 
 
 @pytest.mark.parametrize("speeds", FIXED, ids=str)
-def test_models_without_randomness_make_no_generator(speeds: Speeds, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: object, **named: object) -> None:
+def test_models_without_randomness_make_no_generator(speeds, monkeypatch):
+    def refuse(*arguments, **named):
         raise AssertionError("drew")
 
     for name in ("Philox", "Generator", "default_rng"):
@@ -186,13 +177,13 @@ def test_models_without_randomness_make_no_generator(speeds: Speeds, monkeypatch
     ],
     ids=str,
 )
-def test_models_without_randomness_give_these_seconds(speeds: Speeds, expected: list[float]) -> None:
+def test_models_without_randomness_give_these_seconds(speeds, expected):
     sampler = speeds.on(4, seed=1)
     for draw in (0, 1, 1000):
         assert sampler.draw(np.arange(4), np.full(4, draw)).tolist() == pytest.approx(expected, rel=1e-15)
 
 
-def test_a_trace_repeats_each_recorded_worker_and_hands_the_recorded_workers_out_in_turn(trace: Trace) -> None:
+def test_a_trace_repeats_each_recorded_worker_and_hands_the_recorded_workers_out_in_turn(trace):
     sampler = trace.on(5, seed=0)
     sequences = [RECORDED[2], RECORDED[5]]
     for worker in range(5):
@@ -202,12 +193,12 @@ def test_a_trace_repeats_each_recorded_worker_and_hands_the_recorded_workers_out
     assert sampler.stretched(0, 0, 6.0) == 7.0
 
 
-def half_normal_cdf(x: float) -> float:
+def half_normal_cdf(x):
     worker = 3
     return max(0.0, math.erf((x - 1 - math.sqrt(worker)) / math.sqrt(2 * (worker + 1))))
 
 
-CLOSED_FORMS: list[tuple[Speeds, Callable[[float], float], float, float]] = [
+CLOSED_FORMS = [
     # model, P(X <= x), mean, variance; all for worker 3
     (Exponential(mean=2), lambda x: 1 - math.exp(-x / 2), 2, 4),
     (ShiftedExponential(shift=3, mean=0.5), lambda x: 1 - math.exp(-2 * max(0, x - 3)), 3.5, 0.25),
@@ -224,9 +215,7 @@ CLOSED_FORMS: list[tuple[Speeds, Callable[[float], float], float, float]] = [
 
 
 @pytest.mark.parametrize(("speeds", "cdf", "mean", "variance"), CLOSED_FORMS, ids=lambda value: str(value)[:20])
-def test_draws_have_the_distribution_of_the_closed_form(
-    speeds: Speeds, cdf: Callable[[float], float], mean: float, variance: float
-) -> None:
+def test_draws_have_the_distribution_of_the_closed_form(speeds, cdf, mean, variance):
     num_draws = 20_000
     sample = np.sort(many(speeds, 3, num_draws))
     assert abs(sample.mean() - mean) < 5 * math.sqrt(variance / num_draws)
@@ -236,7 +225,7 @@ def test_draws_have_the_distribution_of_the_closed_form(
     assert distance < math.sqrt(math.log(2e9) / (2 * num_draws))
 
 
-def test_pareto_has_its_tail_even_where_the_variance_is_infinite() -> None:
+def test_pareto_has_its_tail_even_where_the_variance_is_infinite():
     num_draws = 20_000
     sample = many(Pareto(), 0, num_draws)  # shape 2, mean 1: least value 1/2
     assert sample.min() >= 0.5
@@ -246,7 +235,7 @@ def test_pareto_has_its_tail_even_where_the_variance_is_infinite() -> None:
 
 
 @pytest.mark.parametrize("speeds", [Outages(), Outages(seconds=3, up=2, down=0.5)], ids=str)
-def test_outages_are_a_poisson_number_of_exponential_pauses(speeds: Outages) -> None:
+def test_outages_are_a_poisson_number_of_exponential_pauses(speeds):
     num_draws = 40_000
     sample = many(speeds, 3, num_draws)
     rate = speeds.seconds / speeds.up
@@ -264,7 +253,7 @@ def test_outages_are_a_poisson_number_of_exponential_pauses(speeds: Outages) -> 
     assert abs(sample.var() - variance) < 5 * math.sqrt((fourth - variance**2) / num_draws)
 
 
-def test_infinite_never_answers_with_its_probability_and_takes_its_seconds_otherwise() -> None:
+def test_infinite_never_answers_with_its_probability_and_takes_its_seconds_otherwise():
     num_draws = 20_000
     sample = many(Infinite(probability=0.1, seconds=3), 3, num_draws)
     assert set(sample.tolist()) == {3.0, math.inf}
@@ -272,7 +261,7 @@ def test_infinite_never_answers_with_its_probability_and_takes_its_seconds_other
 
 
 @pytest.mark.parametrize("speeds", [s for s in ALL if not isinstance(s, Slow)], ids=str)
-def test_a_real_gradient_takes_the_drawn_time_or_its_own_if_that_is_longer(speeds: Speeds) -> None:
+def test_a_real_gradient_takes_the_drawn_time_or_its_own_if_that_is_longer(speeds):
     sampler = speeds.on(3, 0)
     for draw in range(5):
         drawn = sampler.draw_one(2, draw)
@@ -281,23 +270,23 @@ def test_a_real_gradient_takes_the_drawn_time_or_its_own_if_that_is_longer(speed
         assert sampler.stretched(2, draw, drawn * 2) == drawn * 2
 
 
-def test_slow_multiplies_what_its_worker_computed_and_leaves_the_others_alone() -> None:
+def test_slow_multiplies_what_its_worker_computed_and_leaves_the_others_alone():
     sampler = Slow(worker=1, factor=5, seconds=100).on(3, 0)
     assert [sampler.stretched(worker, 4, 0.25) for worker in range(3)] == [0.25, 1.25, 0.25]
 
 
-def test_a_worker_that_never_answers_does_so_in_a_real_run_too() -> None:
+def test_a_worker_that_never_answers_does_so_in_a_real_run_too():
     sampler = Infinite(0.5).on(1, 0)
     never = next(draw for draw in range(100) if math.isinf(sampler.draw_one(0, draw)))
     assert sampler.stretched(0, never, 1.0) == math.inf
 
 
 @pytest.mark.parametrize("speeds", [*ALL, Trace("runs/a=b"), Exponential(0.1 + 0.2), Slow(3, 1.5)], ids=str)
-def test_the_text_of_a_model_is_read_back_to_an_equal_one(speeds: Speeds) -> None:
+def test_the_text_of_a_model_is_read_back_to_an_equal_one(speeds):
     assert parse_speeds(str(speeds)) == speeds
 
 
-def test_models_are_read_from_short_texts() -> None:
+def test_models_are_read_from_short_texts():
     assert parse_speeds("exponential:1.5") == Exponential(mean=1.5)
     assert parse_speeds("constant:2") == Constant(2.0)
     assert parse_speeds("power") == parse_speeds("power:") == Power()
@@ -307,7 +296,7 @@ def test_models_are_read_from_short_texts() -> None:
     assert parse_speeds("trace:runs/first") == Trace("runs/first")
 
 
-def test_all_has_one_example_of_each_model_but_the_trace_and_help_names_every_one() -> None:
+def test_all_has_one_example_of_each_model_but_the_trace_and_help_names_every_one():
     assert len({speeds.name for speeds in ALL}) == len(ALL) == 11
     described = describe_speeds()
     for speeds in ALL:
@@ -316,7 +305,7 @@ def test_all_has_one_example_of_each_model_but_the_trace_and_help_names_every_on
     assert "[run=VALUE, turnaround=False]" in described
 
 
-def test_a_transfer_takes_bytes_over_the_narrower_of_the_two_links() -> None:
+def test_a_transfer_takes_bytes_over_the_narrower_of_the_two_links():
     network = parse_network("bytes=4e6,worker=1e8/5e7/4e9,server=1e9")
     assert network == Network(4e6, (1e8, 5e7, 4e9), 1e9)
     assert [network.transfer_seconds(worker) for worker in range(4)] == [0.04, 0.08, 0.004, 0.04]
@@ -364,7 +353,7 @@ def test_a_transfer_takes_bytes_over_the_narrower_of_the_two_links() -> None:
         ("network bytes=1,worker=inf,server=inf", "inf out"),
     ],
 )
-def test_what_means_nothing_is_refused_with_what_to_type(text: str, words: str) -> None:
+def test_what_means_nothing_is_refused_with_what_to_type(text, words):
     model, _, number = text.partition(" on ")
     kind, _, network = text.partition("network ")
     with pytest.raises(UsageError) as caught:
@@ -372,7 +361,7 @@ def test_what_means_nothing_is_refused_with_what_to_type(text: str, words: str) 
     assert all(word in str(caught.value) for word in words.split())
 
 
-def test_a_folder_without_a_usable_trace_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_usable_trace_is_refused(tmp_path):
     without = arrival(0, 1.0)
     del without["push_seconds"]
     for records, word in (([], "no arrivals"), ([arrival(1, 1.0), without], "dispatch 7")):
@@ -380,7 +369,7 @@ def test_a_folder_without_a_usable_trace_is_refused(tmp_path: Path) -> None:
             Trace(write_trace(tmp_path / "run", records)).on(2, 0)
 
 
-def test_a_turnaround_is_the_flight_and_the_servers_part_and_local_steps_share_it(tmp_path: Path) -> None:
+def test_a_turnaround_is_the_flight_and_the_servers_part_and_local_steps_share_it(tmp_path):
     whole = arrival(0, 1.0) | {"flight_seconds": 1.5, "apply_seconds": 0.5, "num_local_steps": 4}
     run = write_trace(tmp_path / "run", [whole])
     assert [Trace(run).on(1, seed=0).draw_one(0, k) for k in range(5)] == [0.25] * 5

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +14,8 @@ from hypothesis import strategies as st
 from asyncsgd.batches import OwnStreams
 from asyncsgd.optimizers import SGD, AdamW, Optimizer, OptimizerRecipe, PlainSGD
 from asyncsgd.packing import classes_in, pack, unpack
-from asyncsgd.records.events import DONE, INTERRUPTED, Event, Extended, Record
+from asyncsgd.records.events import DONE, INTERRUPTED, Event, Extended
 from asyncsgd.rules import ALL, Asynchronous, DiLoCo, parse_rule
-from asyncsgd.rules.base import Rule
 from asyncsgd.runtime.base import Budget, EvaluationPoints, TrainingClock
 from asyncsgd.runtime.computation import ProblemGradients
 from asyncsgd.runtime.virtual import Virtual
@@ -29,7 +27,7 @@ WORKERS, SAMPLES = 4, 60
 WHOLE = Budget(samples=SAMPLES)
 
 
-def through_a_file(state: Any) -> Any:
+def through_a_file(state):
     """As a checkpoint keeps it: readable without running code that it names."""
     file = io.BytesIO()
     torch.save(state, file)
@@ -40,22 +38,13 @@ def through_a_file(state: Any) -> Any:
 class Simulated:
     """A new simulation, stopped after some arrivals if so asked."""
 
-    def __init__(
-        self,
-        rule: Rule,
-        *,
-        budget: Budget = WHOLE,
-        network: Network | None = None,
-        stop_after: int | None = None,
-        adamw: bool = False,
-        num_workers: int = WORKERS,
-    ) -> None:
+    def __init__(self, rule, *, budget=WHOLE, network=None, stop_after=None, adamw=False, num_workers=WORKERS):
         inner = OptimizerRecipe(SGD(momentum=0.9)) if rule.local_steps else None
         self.computation = ProblemGradients(Quadratic(dimension=5).on(num_workers, 0), inner)
         self.parameters = self.computation.initial()
         optimizer = Optimizer(self.parameters, 5, AdamW()) if adamw else PlainSGD(self.parameters)
-        self.records: list[Record] = []
-        self.saved: list[tuple[Any, str | None]] = []
+        self.records = []
+        self.saved = []
         """States and why they cannot become longer, as a checkpoint at the end keeps them."""
         self.server = Server(self.parameters, rule, optimizer, lambda num_samples: 0.05 / (1 + 0.01 * num_samples))
         self.runtime = Virtual(
@@ -73,14 +62,14 @@ class Simulated:
             stop_requested=lambda: stop_after is not None and self.runtime.num_arrivals >= stop_after,
         )
 
-    def due(self, num_samples: int, *, at_end: bool = False) -> bool:
+    def due(self, num_samples, *, at_end=False):
         return at_end
 
-    def save(self, state: Any, *, cut_short: str | None = None, **where: Any) -> None:
+    def save(self, state, *, cut_short=None, **where):
         self.saved.append((through_a_file(state), cut_short))
 
 
-def resumed(stop_after: int, rule: Rule, **settings: Any) -> tuple[list[Record], Simulated]:
+def resumed(stop_after, rule, **settings):
     """All records of a run that was stopped and went on in a new object, and that object at its end."""
     stopped = Simulated(rule, stop_after=stop_after, **settings)
     assert stopped.runtime.run().status in (INTERRUPTED, DONE)
@@ -90,7 +79,7 @@ def resumed(stop_after: int, rule: Rule, **settings: Any) -> tuple[list[Record],
     return stopped.records + following.records, following
 
 
-def same(one: Simulated, other: Simulated) -> bool:
+def same(one, other):
     return (
         one.parameters.numpy().tobytes() == other.parameters.numpy().tobytes()
         and one.runtime.evaluations == other.runtime.evaluations
@@ -104,7 +93,7 @@ def same(one: Simulated, other: Simulated) -> bool:
 @pytest.mark.parametrize("rule", ALL, ids=str)
 @given(stop_after=st.integers(0, SAMPLES))
 @settings(deadline=None, max_examples=6)
-def test_stopped_anywhere_and_resumed_is_never_stopped_under_every_rule(rule: Rule, stop_after: int) -> None:
+def test_stopped_anywhere_and_resumed_is_never_stopped_under_every_rule(rule, stop_after):
     whole = Simulated(rule)
     whole.runtime.run()
     records, last = resumed(stop_after, rule)
@@ -112,9 +101,9 @@ def test_stopped_anywhere_and_resumed_is_never_stopped_under_every_rule(rule: Ru
     assert same(last, whole)
 
 
-def merged(records: list[Record]) -> list[Record]:
+def merged(records):
     """What was started when the run went on stands in the arrival before it, as in a run of the larger budget."""
-    found: list[Record] = []
+    found = []
     for record in records:
         if isinstance(record, Extended):
             (number,) = [place for place, before in enumerate(found) if is_last_arrival(before, record)]
@@ -124,7 +113,7 @@ def merged(records: list[Record]) -> list[Record]:
     return found
 
 
-def is_last_arrival(record: Record, extended: Extended) -> bool:
+def is_last_arrival(record, extended):
     at_end = isinstance(record, Event) and record.total_samples == extended.total_samples
     return at_end and record.started == () and record.version == extended.version
 
@@ -138,8 +127,8 @@ def is_last_arrival(record: Record, extended: Extended) -> bool:
 )
 @settings(deadline=None, max_examples=12)
 def test_a_run_that_is_extended_is_a_run_of_the_larger_budget_unless_a_round_was_cut_short(
-    rule: Rule, num_workers: int, end: int, stop_after: int | None, network: Network | None
-) -> None:
+    rule, num_workers, end, stop_after, network
+):
     budget = dataclasses.replace(WHOLE, evaluate_every=12)
     whole, extended = [Simulated(rule, budget=budget, num_workers=num_workers, network=network) for _ in range(2)]
     before = Simulated(
@@ -182,9 +171,7 @@ def test_a_run_that_is_extended_is_a_run_of_the_larger_budget_unless_a_round_was
     ids=str,
 )
 @pytest.mark.parametrize("stop_after", [1, 7, 23, 59])
-def test_optimizers_networks_seconds_and_many_workers_are_resumed_too(
-    rule: str, settings: dict[str, Any], stop_after: int
-) -> None:
+def test_optimizers_networks_seconds_and_many_workers_are_resumed_too(rule, settings, stop_after):
     whole = Simulated(parse_rule(rule), **settings)
     whole.runtime.run()
     records, last = resumed(stop_after, parse_rule(rule), **settings)
@@ -192,13 +179,13 @@ def test_optimizers_networks_seconds_and_many_workers_are_resumed_too(
     assert same(last, whole)
 
 
-def test_a_state_of_another_rule_is_refused_by_name() -> None:
+def test_a_state_of_another_rule_is_refused_by_name():
     state = Simulated(Asynchronous()).runtime.state_dict()
     with pytest.raises(ValueError, match=r"^the state is of rule asynchronous, this server's is diloco"):
         Simulated(DiLoCo()).runtime.load_state_dict(state)
 
 
-def test_clock_and_evaluation_points_go_on_where_they_were() -> None:
+def test_clock_and_evaluation_points_go_on_where_they_were():
     clock, later = TrainingClock(), TrainingClock()
     clock.resume()
     clock.pause()
@@ -219,7 +206,7 @@ class Mine:
     who: set[int]
 
 
-def test_what_a_users_own_rule_keeps_is_packed_and_only_known_classes_come_back() -> None:
+def test_what_a_users_own_rule_keeps_is_packed_and_only_known_classes_come_back():
     mine = Mine({3: (torch.ones(2), 0.1), 1: (torch.zeros(2), -1.0)}, {5, 2})
     packed = through_a_file(pack(mine))
     back = unpack(packed, classes_in(__name__))
@@ -248,11 +235,11 @@ plain = st.recursive(
 
 @given(plain)
 @settings(max_examples=60)
-def test_packing_through_a_file_changes_nothing(value: Any) -> None:
+def test_packing_through_a_file_changes_nothing(value):
     assert unpack(through_a_file(pack(value)), {}) == value
 
 
-def test_arrays_come_back_with_their_type() -> None:
+def test_arrays_come_back_with_their_type():
     floats = np.array([[0.5, -1.0]])
     back = unpack(through_a_file(pack(floats)), {})
     assert back.dtype == floats.dtype

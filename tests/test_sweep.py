@@ -1,7 +1,5 @@
 """Sweeps made for real on a small text: in order, once each, stopped and killed anywhere, and the same afterwards."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json
@@ -12,9 +10,7 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy
 import pytest
@@ -33,7 +29,7 @@ from analysis.study.read import load_study
 from asyncsgd.records.events import read_events
 from asyncsgd.scripts.tagging import TAGGER
 from asyncsgd.signals import StopRequest
-from asyncsgd.study.plan import Plan, make_plan, sha256_of
+from asyncsgd.study.plan import make_plan, sha256_of
 from asyncsgd.study.sweep import Job, Sweep, share
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
@@ -41,14 +37,14 @@ SCRIPT = EXPERIMENTS / "sweep.py"
 
 
 @pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def _alone(monkeypatch):
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def small(tmp_path_factory):
     """A sweep of 2 arms, 2 trials each (one of them diverges), and 2 seeds, all on the virtual clock."""
     folder = tmp_path_factory.mktemp("text")
     (folder / "train.txt").write_text(sentences(200, seed=0))
@@ -76,13 +72,13 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }
 
 
-def written(config: dict[str, Any], folder: Path) -> Path:
+def written(config, folder):
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(config))
     return path
 
 
-def sweep(config: Path, out: Path, *flags: str) -> int:
+def sweep(config, out, *flags):
     """The script, in this process."""
     arguments = [str(config), "--out", str(out), *flags]
     before = sys.argv
@@ -93,15 +89,15 @@ def sweep(config: Path, out: Path, *flags: str) -> int:
         sys.argv = before
 
 
-def plan_of(out: Path) -> Plan:
+def plan_of(out):
     return make_plan(yaml.safe_load((out / "sweep.yaml").read_text()))
 
 
-def summary_of(out: Path, folder: str) -> dict[str, Any]:
+def summary_of(out, folder):
     return json.loads((out / folder / "summary.json").read_text())
 
 
-def results_of(out: Path) -> dict[str, Any]:
+def results_of(out):
     """What must be the same however the sweep was cut: parameters and virtual seconds of every run."""
     plan = plan_of(out)
     found = {}
@@ -116,20 +112,20 @@ def results_of(out: Path) -> dict[str, Any]:
     return found
 
 
-def files_of(out: Path) -> dict[str, tuple[int, int]]:
+def files_of(out):
     """Every file below the folder, with its inode and its time: what has been written, and what has not."""
     stats = {path: path.stat() for path in out.rglob("*") if path.is_file() and not path.name.startswith(".lock")}
     return {str(path.relative_to(out)): (stat.st_ino, stat.st_mtime_ns) for path, stat in stats.items()}
 
 
-def forget(out: Path, folder: str, status: str = "FAILED") -> None:
+def forget(out, folder, status="FAILED"):
     """Let a finished run look as if it had ended in another way."""
     path = out / folder / "summary.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "status": status, "message": "as told"}))
 
 
 @pytest.fixture(scope="module")
-def unbroken(small: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def unbroken(small, tmp_path_factory):
     """(config, folder) of a sweep that nobody has disturbed; tests copy it before they change it."""
     folder = tmp_path_factory.mktemp("unbroken")
     config, out = written(small, folder), folder / "out"
@@ -138,14 +134,14 @@ def unbroken(small: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture
-def finished(unbroken: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
+def finished(unbroken, tmp_path):
     """A copy of `unbroken` that may be changed; a sweep's folder can be moved."""
     config, out = unbroken
     shutil.copytree(out, tmp_path / "out")
     return config, tmp_path / "out"
 
 
-def test_every_run_of_the_plan_is_made_in_its_folder_with_its_settings(unbroken: tuple[Path, Path]) -> None:
+def test_every_run_of_the_plan_is_made_in_its_folder_with_its_settings(unbroken):
     _, out = unbroken
     plan = plan_of(out)
     assert len(plan.runs) == 1 + 2 * 3 + 2 + 2 * 2
@@ -164,15 +160,13 @@ def test_every_run_of_the_plan_is_made_in_its_folder_with_its_settings(unbroken:
     assert not list(out.rglob("*.partial"))
 
 
-def test_the_analysis_knows_every_key_that_a_sweep_writes(unbroken: tuple[Path, Path]) -> None:
+def test_the_analysis_knows_every_key_that_a_sweep_writes(unbroken):
     _, out = unbroken
     problems = load_study(out).problems
     assert [problem for problem in problems if problem.startswith(("plan.json", "analysis.yaml"))] == []
 
 
-def test_the_chosen_trial_has_the_lowest_mean_loss_and_a_diverged_one_is_never_chosen(
-    unbroken: tuple[Path, Path],
-) -> None:
+def test_the_chosen_trial_has_the_lowest_mean_loss_and_a_diverged_one_is_never_chosen(unbroken):
     _, out = unbroken
     told = json.loads((out / "plan.json").read_text())
     for arm in told["arms"]:
@@ -187,7 +181,7 @@ def test_the_chosen_trial_has_the_lowest_mean_loss_and_a_diverged_one_is_never_c
             assert yaml.safe_load((out / folder / "settings.yaml").read_text())["learning_rate"] == best
 
 
-def scored(small: dict[str, Any], out: Path, losses: dict[str, list[float | None]]) -> Sweep:
+def scored(small, out, losses):
     """A sweep whose tuning runs ended with given losses; None has diverged. No run is made."""
     tuning = {"grid": {"learning_rate": [1.0, 2.0, 3.0]}, "seeds": [0, 1]}
     config = {**small, "base_model": None, "tuning": tuning, "pilots": None}
@@ -209,24 +203,20 @@ def scored(small: dict[str, Any], out: Path, losses: dict[str, list[float | None
 SYNC, ASYNC = "sync-w2-virtual", "async-w2-virtual"
 
 
-def test_trials_are_judged_by_the_mean_over_seeds_and_one_divergence_rules_a_trial_out(
-    small: dict[str, Any], tmp_path: Path
-) -> None:
+def test_trials_are_judged_by_the_mean_over_seeds_and_one_divergence_rules_a_trial_out(small, tmp_path):
     made = scored(small, tmp_path, {SYNC: [4.0, 7.0, 5.0, 5.0, 1.0, None], ASYNC: [6.0, 6.0, 5.0, 7.0, 9.0, 9.0]})
     assert made.choose() == []
     assert made.chosen == {SYNC: {"learning_rate": 2.0}, ASYNC: {"learning_rate": 1.0}}  # of equal ones the first
 
 
-def test_nothing_is_chosen_for_an_arm_before_all_its_trials_are_finished(small: dict[str, Any], tmp_path: Path) -> None:
+def test_nothing_is_chosen_for_an_arm_before_all_its_trials_are_finished(small, tmp_path):
     made = scored(small, tmp_path, {SYNC: [4.0] * 6, ASYNC: [4.0] * 6})
     forget(tmp_path, f"tuning/{SYNC}/t2-s1", "INTERRUPTED")
     assert [run.folder for run in made.choose()] == [f"tuning/{SYNC}/t2-s1"]
     assert set(made.chosen) == {ASYNC}
 
 
-def test_without_pilots_the_target_is_a_share_of_the_median_improvement_of_the_references_tuning_runs(
-    small: dict[str, Any], tmp_path: Path
-) -> None:
+def test_without_pilots_the_target_is_a_share_of_the_median_improvement_of_the_references_tuning_runs(small, tmp_path):
     made = scored(small, tmp_path, {SYNC: [4.0, 5.0, 6.0, 6.0, 7.0, 7.0], ASYNC: [1.0] * 6})
     made.choose()
     made.register()
@@ -239,9 +229,7 @@ def test_without_pilots_the_target_is_a_share_of_the_median_improvement_of_the_r
     assert [told[key] for key in ("targets", "budget_seconds")] == [registered["targets"], {SYNC: 45.0}]
 
 
-def test_the_registered_target_is_what_the_formula_says_of_the_recorded_evaluations(
-    unbroken: tuple[Path, Path],
-) -> None:
+def test_the_registered_target_is_what_the_formula_says_of_the_recorded_evaluations(unbroken):
     _, out = unbroken
     paths = [out / f"pilot/{SYNC}/s{seed}/events.jsonl" for seed in (50, 51)]
     curves = [[record["loss"] for record in read_events(path) if record["kind"] == "evaluate"] for path in paths]
@@ -269,9 +257,7 @@ def test_the_registered_target_is_what_the_formula_says_of_the_recorded_evaluati
     }
 
 
-def test_every_test_run_has_the_seconds_that_the_references_pilots_took_for_their_samples(
-    unbroken: tuple[Path, Path],
-) -> None:
+def test_every_test_run_has_the_seconds_that_the_references_pilots_took_for_their_samples(unbroken):
     _, out = unbroken
     assert [summary_of(out, f"pilot/{SYNC}/s{seed}")["train_seconds"] for seed in (50, 51)] == [9.0, 9.0]
     for arm, samples in ((SYNC, 12), (ASYNC, 24)):  # 12 samples are 6 gradients; a slow worker makes 3, the other 9
@@ -282,9 +268,7 @@ def test_every_test_run_has_the_seconds_that_the_references_pilots_took_for_thei
             assert (summary["train_seconds"], summary["num_samples"]) == (9.0, samples)
 
 
-def test_budgets_are_not_known_before_the_pilots_have_ended_and_then_come_from_their_folders(
-    finished: tuple[Path, Path],
-) -> None:
+def test_budgets_are_not_known_before_the_pilots_have_ended_and_then_come_from_their_folders(finished):
     config, out = finished
     (out / "plan.json").unlink()
     made = Sweep(plan_of(out), config.read_text(), out)
@@ -297,7 +281,7 @@ def test_budgets_are_not_known_before_the_pilots_have_ended_and_then_come_from_t
     assert made.to_do("test") == []
 
 
-def test_the_analysis_is_registered_before_the_first_test_run(unbroken: tuple[Path, Path]) -> None:
+def test_the_analysis_is_registered_before_the_first_test_run(unbroken):
     _, out = unbroken
     registered = (out / "analysis.yaml").stat().st_mtime_ns
     before = [*out.glob("tuning/*/*/summary.json"), *out.glob("pilot/*/*/summary.json")]
@@ -308,9 +292,7 @@ def test_the_analysis_is_registered_before_the_first_test_run(unbroken: tuple[Pa
     assert recorded == hashlib.sha256((out / "analysis.yaml").read_bytes()).hexdigest()
 
 
-def test_what_is_done_is_not_run_again_and_nothing_of_it_is_written(
-    unbroken: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_done_is_not_run_again_and_nothing_of_it_is_written(unbroken, capsys):
     config, out = unbroken
     before = files_of(out)
     assert sweep(config, out) == 0
@@ -322,9 +304,7 @@ def test_what_is_done_is_not_run_again_and_nothing_of_it_is_written(
     assert said.err == ""
 
 
-def test_a_failed_run_is_told_and_run_again_only_with_retry(
-    finished: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failed_run_is_told_and_run_again_only_with_retry(finished, capsys):
     config, out = finished
     folder = f"test/{ASYNC}/s101"
     before = results_of(out)
@@ -339,9 +319,7 @@ def test_a_failed_run_is_told_and_run_again_only_with_retry(
     assert results_of(out) == before
 
 
-def test_a_sweep_does_not_go_on_with_another_config(
-    finished: tuple[Path, Path], small: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_does_not_go_on_with_another_config(finished, small, tmp_path, capsys):
     _, out = finished
     before = files_of(out)
     other = written({**small, "seeds": [100, 102]}, tmp_path)
@@ -353,9 +331,7 @@ def test_a_sweep_does_not_go_on_with_another_config(
     assert files_of(out) == before
 
 
-def test_a_registration_is_never_changed_nor_made_afterwards(
-    finished: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_registration_is_never_changed_nor_made_afterwards(finished, capsys):
     config, out = finished
     path = out / "analysis.yaml"
     text = path.read_text()
@@ -376,9 +352,7 @@ def test_a_registration_is_never_changed_nor_made_afterwards(
     assert path.read_text() == text
 
 
-def test_a_finished_run_with_other_settings_is_refused(
-    finished: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finished_run_with_other_settings_is_refused(finished, capsys):
     config, out = finished
     path = out / f"test/{SYNC}/s100/settings.yaml"
     path.write_text(path.read_text().replace("seq_len: 16", "seq_len: 32"))
@@ -386,9 +360,7 @@ def test_a_finished_run_with_other_settings_is_refused(
     assert "is done with other settings (seq_len 32 -> 16); type another --out" in capsys.readouterr().err
 
 
-def test_a_base_model_that_was_made_again_meanwhile_is_seen(
-    finished: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_base_model_that_was_made_again_meanwhile_is_seen(finished, capsys):
     config, out = finished
     base = summary_of(out, "base")
     begins = {summary_of(out, run.folder)["init_sha256"] for run in plan_of(out).runs if run.stage != "base"}
@@ -404,9 +376,7 @@ POWERS = [(6, 1, "0.05", 6), (7, 3, "0.05 / 3 (Holm's method, 3 comparisons)", 7
 
 
 @pytest.mark.parametrize("flag", ["--dry-run", "--print-commands"])
-def test_a_look_writes_nothing_before_and_after(
-    flag: str, unbroken: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_look_writes_nothing_before_and_after(flag, unbroken, tmp_path, capsys):
     config, out = unbroken
     assert sweep(config, tmp_path / "new", flag) == 0
     assert not (tmp_path / "new").exists()
@@ -430,9 +400,7 @@ def test_a_look_writes_nothing_before_and_after(
 
 
 @pytest.mark.parametrize(("num_seeds", "num_comparisons", "level", "least"), POWERS)
-def test_a_plan_says_what_its_seeds_can_find(
-    num_seeds: int, num_comparisons: int, level: str, least: int, small: dict[str, Any]
-) -> None:
+def test_a_plan_says_what_its_seeds_can_find(num_seeds, num_comparisons, level, least, small):
     algorithms = {"sync": {"mode": "sync"}} | {f"async{k}": {"mode": "async"} for k in range(num_comparisons)}
     plan = make_plan({**small, "algorithms": algorithms, "seeds": list(range(100, 100 + num_seeds))})
     # 2 / 2^n is the only p below alpha / m: all differences have one sign, which n normal ones have with Phi(d)^n
@@ -443,9 +411,7 @@ def test_a_plan_says_what_its_seeds_can_find(
     )
 
 
-def test_the_printed_command_of_a_run_makes_the_same_run(
-    finished: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_printed_command_of_a_run_makes_the_same_run(finished, capsys):
     config, out = finished
     before = results_of(out)
     for folder in (f"tuning/{ASYNC}/t1-s0", f"tuning/{SYNC}/t2-s0"):
@@ -459,14 +425,12 @@ def test_the_printed_command_of_a_run_makes_the_same_run(
     assert sweep(config, out) == 0  # and the sweep takes it as its own
 
 
-def test_dose_response_shows_its_speeds_as_one_types_them() -> None:
+def test_dose_response_shows_its_speeds_as_one_types_them():
     shown = " ".join(dose_response.parser().format_help().split())
     assert "declared speeds; repeat for more (default: constant:1, log_normal:0.5, exponential:1)" in shown
 
 
-def test_wrong_flags_and_files_end_with_2_and_one_line(
-    unbroken: tuple[Path, Path], small: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_flags_and_files_end_with_2_and_one_line(unbroken, small, tmp_path, capsys):
     config, _ = unbroken
     new = tmp_path / "new"
     occupied = tmp_path / "occupied"
@@ -490,9 +454,7 @@ def test_wrong_flags_and_files_end_with_2_and_one_line(
     assert [path.name for path in occupied.iterdir()] == ["holiday"]
 
 
-def test_a_base_model_that_cannot_be_made_ends_the_sweep_with_where_to_look(
-    small: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_base_model_that_cannot_be_made_ends_the_sweep_with_where_to_look(small, tmp_path, capsys):
     config = copy.deepcopy(small)
     config["base_model"]["data"] = str(tmp_path / ("deep" * 20) / "nowhere.txt")  # its name is told, however long
     out = tmp_path / "out"
@@ -504,9 +466,7 @@ def test_a_base_model_that_cannot_be_made_ends_the_sweep_with_where_to_look(
     assert not (out / "tuning").exists()
 
 
-def test_fine_tuning_starts_from_every_model_of_the_test_and_from_the_base_model(
-    small: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fine_tuning_starts_from_every_model_of_the_test_and_from_the_base_model(small, tmp_path, capsys):
     draw = random.Random(0)
     words = ["bada gimo", "sune kata"]
     table = ["text,label", *(f"{words[(label := draw.randrange(2))]} {draw.random()},{label}" for _ in range(24))]
@@ -550,9 +510,7 @@ def test_fine_tuning_starts_from_every_model_of_the_test_and_from_the_base_model
     assert again["class_weights"]
 
 
-def test_a_sweep_judges_its_models_by_the_spans_that_their_taggers_find(
-    small: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_judges_its_models_by_the_spans_that_their_taggers_find(small, tmp_path, capsys):
     draw = random.Random(0)
     (tmp_path / "tagged").mkdir()
     for side, number in (("train", 24), ("test", 8)):
@@ -591,7 +549,7 @@ def test_a_sweep_judges_its_models_by_the_spans_that_their_taggers_find(
 
 
 @pytest.fixture(scope="module")
-def stoppable(small: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def stoppable(small, tmp_path_factory):
     """(config, folder) of a sweep of a virtual arm, a measured one and fine-tuning; tests copy it."""
     folder = tmp_path_factory.mktemp("stoppable")
     (folder / "posts").mkdir()
@@ -616,7 +574,7 @@ def stoppable(small: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -
 VIRTUAL, MEASURED, TUNED = "test/async-w2-virtual/s7", "test/single-w1/s7", "finetune/async-w2-virtual/s7-f0"
 
 
-def stop_in_the_middle(out: Path, folder: str) -> None:
+def stop_in_the_middle(out, folder):
     """Let a run look as a kill leaves it: without a summary, its newest checkpoint before its end."""
     made = Sweep(plan_of(out), "", out)
     (run,) = (run for run in made.plan.runs if run.folder == folder)
@@ -633,7 +591,7 @@ def stop_in_the_middle(out: Path, folder: str) -> None:
 
 
 @pytest.fixture
-def stopped(stoppable: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
+def stopped(stoppable, tmp_path):
     """A copy of `stoppable` in which a run of each kind was killed, and the model that one started from as well."""
     config, out = stoppable
     shutil.copytree(out, tmp_path / "out")
@@ -642,18 +600,18 @@ def stopped(stoppable: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
     return config, tmp_path / "out"
 
 
-def resumes(out: Path, folder: str) -> list[int]:
+def resumes(out, folder):
     """The samples at which a run went on."""
     records = read_events(out / folder / "events.jsonl")
     return [record["total_samples"] for record in records if record["kind"] == "resume"]
 
 
-def test_a_finished_run_keeps_no_checkpoints(stoppable: tuple[Path, Path]) -> None:
+def test_a_finished_run_keeps_no_checkpoints(stoppable):
     assert {status for status, _, _ in results_of_all(stoppable[1]).values()} == {"DONE"}
     assert not list(stoppable[1].rglob("checkpoints"))
 
 
-def results_of_all(out: Path) -> dict[str, tuple[str, str, int]]:
+def results_of_all(out):
     """Status, parameters and samples of every run."""
     summaries = {run.folder: summary_of(out, run.folder) for run in plan_of(out).runs}
     return {
@@ -662,9 +620,7 @@ def results_of_all(out: Path) -> dict[str, tuple[str, str, int]]:
     }
 
 
-def test_what_was_stopped_goes_on_bit_for_bit_unless_it_measures_time(
-    stoppable: tuple[Path, Path], stopped: tuple[Path, Path]
-) -> None:
+def test_what_was_stopped_goes_on_bit_for_bit_unless_it_measures_time(stoppable, stopped):
     config, out = stopped
     assert sweep(config, out) == 0
     assert results_of_all(out) == results_of_all(stoppable[1])  # one process is the same every time, also anew
@@ -674,7 +630,7 @@ def test_what_was_stopped_goes_on_bit_for_bit_unless_it_measures_time(
     assert not (out / TUNED / "checkpoints").exists()
 
 
-def test_a_run_does_not_go_on_from_another_base_model(stopped: tuple[Path, Path]) -> None:
+def test_a_run_does_not_go_on_from_another_base_model(stopped):
     config, out = stopped
     path = out / "base" / "model" / "model.safetensors"
     weights = load_file(path)
@@ -687,7 +643,7 @@ def test_a_run_does_not_go_on_from_another_base_model(stopped: tuple[Path, Path]
     assert "put the old ones back, or begin a new run" in log
 
 
-def test_a_config_decides_how_often_runs_are_kept(small: dict[str, Any], tmp_path: Path) -> None:
+def test_a_config_decides_how_often_runs_are_kept(small, tmp_path):
     chosen = {**small, "base": {**small["base"], "checkpoint_seconds": 5, "checkpoint_every": "1epoch"}}
     for config, policy in ((small, (60.0, None, 1)), (chosen, (5.0, "1epoch", 1))):
         made = Sweep(make_plan(config), "", tmp_path)
@@ -696,9 +652,7 @@ def test_a_config_decides_how_often_runs_are_kept(small: dict[str, Any], tmp_pat
         assert {tuple(value.get(key) for key in keys) for value in values} == {policy}
 
 
-def test_shards_together_make_what_one_sweep_makes(
-    unbroken: tuple[Path, Path], finished: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_shards_together_make_what_one_sweep_makes(unbroken, finished, capsys):
     whole = unbroken[1]
     config, out = finished
     parts = {index: share(plan_of(out), "tuning", (index, 2)) for index in (1, 2)}
@@ -727,10 +681,10 @@ def test_shards_together_make_what_one_sweep_makes(
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Command]]:
-    started: list[Command] = []
+def start(tmp_path):
+    started = []
 
-    def run(config: Path, *flags: str) -> Command:
+    def run(config, *flags):
         folder = tmp_path / f"command{len(started)}"
         folder.mkdir()
         words = [sys.executable, str(SCRIPT), str(config), "--out", str(tmp_path / "out"), *flags]
@@ -742,7 +696,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Command]]:
         command.end()
 
 
-def settles(command: Command) -> None:
+def settles(command):
     """After its end: nothing of it lives, nothing is locked, no shared memory is left."""
     until(lambda: not command.pids(), "all processes to be gone", 30)  # a fork server first ends its imports
     assert command.shared() == []
@@ -752,11 +706,8 @@ def settles(command: Command) -> None:
 @needs_proc
 @pytest.mark.processes
 def test_a_sweep_killed_on_the_virtual_clock_ends_like_an_unbroken_one_and_is_alone_while_it_runs(
-    unbroken: tuple[Path, Path],
-    start: Callable[..., Command],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    unbroken, start, tmp_path, capsys
+):
     config, whole = unbroken
     out = tmp_path / "out"
     command = start(config, "--jobs", "2")

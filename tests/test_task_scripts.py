@@ -1,7 +1,5 @@
 """The scripts whose flags are a task's fields, as a user meets them: help, mistyped words, settings, Ctrl-C."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import random
@@ -10,7 +8,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -23,13 +20,13 @@ EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 SCRIPTS = {"clm": "causal_lm", "train_tagger": "token_classification", "answer_questions": "question_answering"}
 
 
-def run(name: str, line: str) -> int:
+def run(name, line):
     """The exit code of a command line, in this process."""
     return run_script(importlib.import_module(name).SCRIPT.run, line.split())
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """The working folder, with a text and a table in it."""
     monkeypatch.chdir(tmp_path)
     for name in ("WORLD_SIZE", "RANK"):
@@ -48,7 +45,7 @@ SMALL = (
 )
 
 
-def the_only_run() -> tuple[Path, dict[str, Any]]:
+def the_only_run():
     (path,) = Path("runs").iterdir()
     return path, json.loads((path / "summary.json").read_text())
 
@@ -72,9 +69,7 @@ def the_only_run() -> tuple[Path, dict[str, Any]]:
         ("answer_questions", "--data table.jsonl --stride 999", "--stride 999 --seq"),
     ],
 )
-def test_a_mistyped_word_is_one_line_and_leaves_no_folder_behind(
-    name: str, line: str, words: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mistyped_word_is_one_line_and_leaves_no_folder_behind(name, line, words, folder, capsys):
     assert run(name, line) == 2
     shown = capsys.readouterr().err
     assert shown.startswith("error: ")
@@ -84,15 +79,13 @@ def test_a_mistyped_word_is_one_line_and_leaves_no_folder_behind(
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_the_rules_can_be_listed(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_rules_can_be_listed(name, folder, capsys):
     assert run(name, "--rule help") == 0
     assert "ringmaster" in capsys.readouterr().out
     assert not Path("runs").exists()
 
 
-def test_a_run_is_made_again_from_its_settings_and_not_over_itself(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_made_again_from_its_settings_and_not_over_itself(folder, capsys):
     line = f"{SMALL} --mode single --run-dir first"
     assert run("clm", line) == 0
     assert run("clm", line) == 2
@@ -111,7 +104,7 @@ def test_a_run_is_made_again_from_its_settings_and_not_over_itself(
 
 @pytest.mark.processes
 @pytest.mark.parametrize("flags", ["--mode sync --nproc 2", "--mode async --nproc 2"])
-def test_perplexity_falls_with_two_workers_and_the_model_loads(flags: str, folder: Path) -> None:
+def test_perplexity_falls_with_two_workers_and_the_model_loads(flags, folder):
     assert run("clm", f"{SMALL} --samples 240 {flags}") == 0
     path, summary = the_only_run()
     perplexities = [
@@ -129,7 +122,7 @@ def test_perplexity_falls_with_two_workers_and_the_model_loads(flags: str, folde
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_ctrl_c_ends_a_run_with_its_model_and_a_summary(folder: Path) -> None:
+def test_ctrl_c_ends_a_run_with_its_model_and_a_summary(folder):
     flags = f"{SMALL} --mode async --nproc 2 --samples 100000 --evaluations 1000 --run-dir run"
     command = [sys.executable, str(EXPERIMENTS / "clm.py"), *flags.split()]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

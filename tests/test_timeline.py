@@ -1,9 +1,6 @@
 """The timeline of a run: where spans lie, what the trace holds, and what is refused."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +9,7 @@ from asyncsgd.records.events import Evaluation, Event
 from asyncsgd.records.run_folder import RunFolder
 
 
-def arrival(worker: int, train_seconds: float, **seconds: float) -> Event:
+def arrival(worker, train_seconds, **seconds):
     return Event(
         dispatch=0,
         worker=worker,
@@ -36,7 +33,7 @@ def arrival(worker: int, train_seconds: float, **seconds: float) -> Event:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path):
     folder = RunFolder(tmp_path / "run")
     folder.append(arrival(1, 10.0, wait_seconds=1.0, pull_seconds=0.5, compute_seconds=4.0, apply_seconds=0.25))
     folder.append(Evaluation(1, 1, 10.0, 5.0, 10.0, {}, 2.0))
@@ -45,7 +42,7 @@ def run(tmp_path: Path) -> Path:
     return folder.path
 
 
-def test_spans_lie_backwards_from_the_arrival_and_the_step_after_it(run: Path) -> None:
+def test_spans_lie_backwards_from_the_arrival_and_the_step_after_it(run):
     records = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()][1:]
     assert [span[:4] for span in timeline.spans_of(records)] == [
         ("server", "apply", 9.75, 0.25),
@@ -59,7 +56,7 @@ def test_spans_lie_backwards_from_the_arrival_and_the_step_after_it(run: Path) -
     ]
 
 
-def test_the_trace_has_a_named_row_each_and_times_in_microseconds(run: Path) -> None:
+def test_the_trace_has_a_named_row_each_and_times_in_microseconds(run):
     assert timeline.main([str(run)]) == 0
     events = json.loads((run / "timeline.json").read_text())["traceEvents"]
     rows = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
@@ -77,13 +74,11 @@ def test_the_trace_has_a_named_row_each_and_times_in_microseconds(run: Path) -> 
         (["--begin", "99"], "--begin 99 is outside the run, which trained for 12.0 seconds"),
     ],
 )
-def test_a_window_outside_the_run_is_refused(
-    flags: list[str], said: str, run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_window_outside_the_run_is_refused(flags, said, run, capsys):
     assert timeline.main([str(run), *flags]) == 2
     assert capsys.readouterr().err == f"error: {said}\n"
 
 
-def test_a_folder_without_a_log_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_log_is_refused(tmp_path, capsys):
     assert timeline.main([str(tmp_path)]) == 2
     assert "holds no event log that can be read" in capsys.readouterr().err

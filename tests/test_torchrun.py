@@ -1,7 +1,5 @@
 """The documented command, typed literally: torchrun starts the script, and the script knows who starts the workers."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import importlib.util
@@ -13,9 +11,8 @@ import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -34,7 +31,7 @@ WORDS = ("alpha", "beta", "gamma", "worker", "server", "gradient", "update", "re
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def small(tmp_path_factory):
     """Flags of a run that takes a second once everything is imported."""
     folder = tmp_path_factory.mktemp("data")
     draw = random.Random(0)
@@ -50,12 +47,12 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def command(tmp_path: Path) -> Iterator[Command]:
+def command(tmp_path):
     """Run a command line in `tmp_path`; whatever it started is gone afterwards (torchrun's ranks have own sessions)."""
     mark = uuid.uuid4().hex
     environment = {name: value for name, value in os.environ.items() if name not in ("WORLD_SIZE", "RANK")}
 
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
+    def run(*words):
         return subprocess.run(
             words,
             cwd=tmp_path,
@@ -74,7 +71,7 @@ def command(tmp_path: Path) -> Iterator[Command]:
     assert left == []
 
 
-def marked(mark: str) -> list[int]:
+def marked(mark):
     """The living processes whose environment carries `mark`; none where there is no /proc."""
     pids = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -85,7 +82,7 @@ def marked(mark: str) -> list[int]:
     return pids
 
 
-def the_only_run(folder: Path) -> tuple[Path, dict[str, Any]]:
+def the_only_run(folder):
     (run,) = (folder / "runs").iterdir()
     return run, json.loads((run / "summary.json").read_text())
 
@@ -104,7 +101,7 @@ def the_only_run(folder: Path) -> tuple[Path, dict[str, Any]]:
         ([], []),
     ],
 )
-def test_nproc_is_spelt_out_up_to_two_dashes_and_nothing_else_changes(typed: list[str], spelt: list[str]) -> None:
+def test_nproc_is_spelt_out_up_to_two_dashes_and_nothing_else_changes(typed, spelt):
     before = list(typed)
     assert spell_out(typed) == spelt
     assert typed == before
@@ -125,18 +122,18 @@ def test_nproc_is_spelt_out_up_to_two_dashes_and_nothing_else_changes(typed: lis
         ("python", False),
     ],
 )
-def test_torchrun_is_told_by_the_interpreters_own_command_line(line: str, yes: bool) -> None:
+def test_torchrun_is_told_by_the_interpreters_own_command_line(line, yes):
     assert is_torchrun(line.split()) is yes
 
 
-def test_torchruns_own_argv_is_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchruns_own_argv_is_rewritten(monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["python", "/usr/bin/torchrun", "a.py", "--nproc", "4"])
     monkeypatch.setattr(sys, "argv", ["/usr/bin/torchrun", "a.py", "--nproc", "4"])
     accept_nproc()
     assert sys.argv == ["/usr/bin/torchrun", "a.py", "--nproc-per-node", "4"]
 
 
-def test_one_process_of_torchruns_starts_the_workers_itself() -> None:
+def test_one_process_of_torchruns_starts_the_workers_itself():
     environment = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     assert Launch.read(environment, 4, nproc_given=True) == Launch(4, None, False)
     left_over = {"RANK": "3", "MASTER_ADDR": "127.0.0.1"}
@@ -144,16 +141,14 @@ def test_one_process_of_torchruns_starts_the_workers_itself() -> None:
     assert not another_speaks(left_over)
 
 
-def test_ranks_of_torchruns_are_the_workers_and_nproc_may_repeat_their_number() -> None:
+def test_ranks_of_torchruns_are_the_workers_and_nproc_may_repeat_their_number():
     environment = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_WORLD_SIZE": "2"}
     assert Launch.read(environment, 4, nproc_given=True) == Launch(4, 3, True)
     assert Launch.read(environment, 1, nproc_given=False) == Launch(4, 3, True)
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
-def test_another_number_than_torchruns_exits_with_2_and_rank_0_says_what_to_type(
-    rank: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_another_number_than_torchruns_exits_with_2_and_rank_0_says_what_to_type(rank, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     launched = {"WORLD_SIZE": "2", "RANK": rank, "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "::1", "MASTER_PORT": "1"}
     for name, value in launched.items():
@@ -175,13 +170,7 @@ def test_another_number_than_torchruns_exits_with_2_and_rank_0_says_what_to_type
         ("hogwild", {"WORLD_SIZE": "4", "RANK": "0", "LOCAL_WORLD_SIZE": "2"}, "type --mode sync"),
     ],
 )
-def test_a_mode_that_cannot_use_torchruns_ranks_says_so(
-    mode: str,
-    environment: dict[str, str],
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_mode_that_cannot_use_torchruns_ranks_says_so(mode, environment, said, monkeypatch, capsys):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "argv", ["stilt_mlm.py", "--mode", mode])
@@ -191,7 +180,7 @@ def test_a_mode_that_cannot_use_torchruns_ranks_says_so(
 
 @needs_entry_point
 @pytest.mark.processes
-def test_the_documented_command_trains_with_four_workers(command: Command, small: list[str], tmp_path: Path) -> None:
+def test_the_documented_command_trains_with_four_workers(command, small, tmp_path):
     done = command(TORCHRUN, str(REPOSITORY / "experiments/stilt_mlm.py"), "--mode", "async", "--nproc", "4", *small)
     assert done.returncode == 0, done.stderr
     run, summary = the_only_run(tmp_path)
@@ -221,9 +210,7 @@ def test_the_documented_command_trains_with_four_workers(command: Command, small
     ],
     ids=["console script, async", "module, sync", "accelerate, sync"],
 )
-def test_ranks_made_by_torchrun_train_together(
-    start: str, mode: str, num_updates: int, command: Command, small: list[str], tmp_path: Path
-) -> None:
+def test_ranks_made_by_torchrun_train_together(start, mode, num_updates, command, small, tmp_path):
     done = command(*start.split(), str(REPOSITORY / "experiments/stilt_mlm.py"), "--mode", mode, *small)
     assert done.returncode == 0, done.stderr
     _, summary = the_only_run(tmp_path)
@@ -234,9 +221,7 @@ def test_ranks_made_by_torchrun_train_together(
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_a_run_on_several_hosts_names_the_hardware_of_every_rank(
-    command: Command, small: list[str], tmp_path: Path
-) -> None:
+def test_a_run_on_several_hosts_names_the_hardware_of_every_rank(command, small, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -263,9 +248,7 @@ def test_a_run_on_several_hosts_names_the_hardware_of_every_rank(
         ("stilt_finetune", "--data table --init-from tiny --save-model", "async", 12),
     ],
 )
-def test_ranks_train_any_task(
-    script: str, flags: str, mode: str, num_updates: int, command: Command, tmp_path: Path
-) -> None:
+def test_ranks_train_any_task(script, flags, mode, num_updates, command, tmp_path):
     (tmp_path / "text.txt").write_text("".join(f"{' '.join(WORDS)} {line}\n" for line in range(100)))
     (tmp_path / "table").mkdir()
     for side, numbers in (("train", range(40)), ("test", range(40, 52))):

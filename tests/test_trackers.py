@@ -13,9 +13,8 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
@@ -25,9 +24,9 @@ from torch import nn
 import asyncsgd
 from asyncsgd import TensorData, seeded
 from asyncsgd.errors import UsageError
-from asyncsgd.records.events import DONE, Evaluation, Event, MemoryUsed, Record
+from asyncsgd.records.events import DONE, Evaluation, Event, MemoryUsed
 from asyncsgd.records.trackers import ALL, names_in
-from asyncsgd.records.trackers.base import Identity, Point
+from asyncsgd.records.trackers.base import Point
 from asyncsgd.records.trackers.points import Points
 from asyncsgd.runtime.processes import fork_server
 from asyncsgd.settings.training import FLAGS, make_settings
@@ -43,38 +42,38 @@ class Line(asyncsgd.Task):
     name = "line"
     batch_size: int = 10
 
-    def model(self, seed: int) -> nn.Module:
+    def model(self, seed):
         with seeded(seed):
             return nn.Linear(1, 1)
 
-    def data(self, seed: int) -> TensorData:
+    def data(self, seed):
         x = torch.linspace(-1.0, 1.0, 40).unsqueeze(1)
         return TensorData((x, 3 * x), (x, 3 * x), self.batch_size, seed)
 
-    def outputs(self, model: nn.Module, batch: Any) -> torch.Tensor:
+    def outputs(self, model, batch):
         return model(batch[0])
 
-    def loss(self, outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+    def loss(self, outputs, batch):
         return (outputs - batch[1]).square().mean()
 
 
-def run(folder: Path, track: str | None, **more: Any) -> tuple[asyncsgd.TrainedRun, list[Point]]:
+def run(folder, track, **more):
     """A run of 3 virtual workers, and the points that its records make."""
     points, made = Points(), []
-    report: Callable[[Record], None] = more.pop("report", lambda record: None)
+    report = more.pop("report", lambda record: None)
 
-    def note(record: Record) -> None:
+    def note(record):
         made.extend(points(record))
         report(record)
 
-    arguments: dict[str, Any] = {"samples": 1000, "runtime": asyncsgd.Virtual(3), "quiet": True} | more
+    arguments = {"samples": 1000, "runtime": asyncsgd.Virtual(3), "quiet": True} | more
     done = asyncsgd.train(Line(), folder=folder, track=track, report=note, **arguments)
     return done, made + points.rest()
 
 
-def arrival(number: int, **more: Any) -> Event:
+def arrival(number, **more):
     """The `number`-th, counted from 0, with a loss of that number."""
-    facts: dict[str, Any] = {
+    facts = {
         **{"dispatch": number, "worker": 0, "batches": (), "read_version": number, "version": number + 1},
         **{"arrival_delay": 0, "outcome": "applied", "uses": ((number, number % 10),), "drops": (), "abandoned": ()},
         **{"started": (), "loss": float(number), "weight": 1.0, "num_samples": 4, "learning_rate": 0.5},
@@ -83,7 +82,7 @@ def arrival(number: int, **more: Any) -> Event:
     return Event(**facts | more)
 
 
-def evaluation(loss: float, number: int = 0) -> Evaluation:
+def evaluation(loss, number=0):
     return Evaluation(number, 4 * number, 0.5 * number, loss, 7.0, {"accuracy": 0.25}, 0.1)
 
 
@@ -92,23 +91,23 @@ class Kept:
 
     made: ClassVar[list[Kept]] = []
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity):
         self.identity, self.points, self.status = identity, list[Point](), ""
         Kept.made.append(self)
 
-    def send(self, points: Sequence[Point]) -> None:
+    def send(self, points):
         self.points += points
 
-    def close(self, status: str) -> None:
+    def close(self, status):
         self.status = status
 
 
 @pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> Callable[[type], str]:
+def kept(monkeypatch):
     """Makes a class a tracker that is called ``kept``."""
     Kept.made.clear()
 
-    def register(kind: type) -> str:
+    def register(kind):
         monkeypatch.setitem(ALL, "kept", kind)  # type: ignore[arg-type]
         return "kept"
 
@@ -118,7 +117,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Callable[[type], str]:
 # What a user may type
 
 
-def test_a_name_that_is_no_tracker_is_refused_with_the_nearest_one() -> None:
+def test_a_name_that_is_no_tracker_is_refused_with_the_nearest_one():
     with pytest.raises(UsageError, match=r"--track .*'tensorboard'"):
         make_settings({"track": "tensorbord"})
     with pytest.raises(UsageError, match="names wandb twice"):
@@ -126,7 +125,7 @@ def test_a_name_that_is_no_tracker_is_refused_with_the_nearest_one() -> None:
     assert names_in("wandb, mlflow") == ("wandb", "mlflow")
 
 
-def test_where_a_run_is_shown_is_no_part_of_what_it_is() -> None:
+def test_where_a_run_is_shown_is_no_part_of_what_it_is():
     plain, shown = make_settings({}), make_settings({"track": "wandb"})
     assert FLAGS.settings_hash(plain) == FLAGS.settings_hash(shown)
     assert FLAGS.differing_keys(FLAGS.flatten(plain), FLAGS.flatten(shown)) == []
@@ -134,12 +133,12 @@ def test_where_a_run_is_shown_is_no_part_of_what_it_is() -> None:
 
 
 @pytest.mark.parametrize("part", ["base", "base_model", "finetune"])
-def test_a_sweep_takes_trackers_from_its_command_line_and_not_from_its_config(part: str) -> None:
+def test_a_sweep_takes_trackers_from_its_command_line_and_not_from_its_config(part):
     with pytest.raises(UsageError, match="track is decided by the sweep"):
         make_plan({"algorithms": {"single": {"mode": "single"}}, part: {"track": "wandb"}})
 
 
-def test_a_run_that_writes_nothing_cannot_be_tracked() -> None:
+def test_a_run_that_writes_nothing_cannot_be_tracked():
     with pytest.raises(UsageError, match="track='wandb' needs a folder"):
         asyncsgd.train(Line(), samples=10, track="wandb")
 
@@ -147,7 +146,7 @@ def test_a_run_that_writes_nothing_cannot_be_tracked() -> None:
 # What a tracker is told
 
 
-def test_ten_arrivals_make_a_point() -> None:
+def test_ten_arrivals_make_a_point():
     points = Points()
     assert [points(arrival(number)) for number in range(9)] == [[]] * 9
     (point,) = points(arrival(9))
@@ -158,7 +157,7 @@ def test_ten_arrivals_make_a_point() -> None:
     }
 
 
-def test_the_loss_of_a_point_is_weighted_by_loss_terms() -> None:
+def test_the_loss_of_a_point_is_weighted_by_loss_terms():
     points = Points()
     points(arrival(0, loss=1.0, weight=3.0))
     points(arrival(1, loss=5.0, weight=1.0))
@@ -166,7 +165,7 @@ def test_the_loss_of_a_point_is_weighted_by_loss_terms() -> None:
     assert point.values["train/loss"] == 2.0
 
 
-def test_an_evaluation_is_a_point_and_ends_the_one_before_it() -> None:
+def test_an_evaluation_is_a_point_and_ends_the_one_before_it():
     points = Points()
     points(arrival(0))
     before, point = points(evaluation(1.5, number=1))
@@ -176,21 +175,19 @@ def test_an_evaluation_is_a_point_and_ends_the_one_before_it() -> None:
     assert points.rest() == []
 
 
-def test_the_memory_of_the_workers_is_a_point_in_gib() -> None:
+def test_the_memory_of_the_workers_is_a_point_in_gib():
     (point,) = Points()(MemoryUsed(((0, 2**30, 0), (1, 2**31, 2**29)), 3, 12, 1.5))
     expected = {"memory/worker0_gib": 1.0, "memory/worker1_gib": 2.0, "memory/worker1_gpu_gib": 0.5}
     assert (point.num_samples, point.values) == (12, expected | {"train_seconds": 1.5})
 
 
-def test_a_long_run_has_few_points() -> None:
+def test_a_long_run_has_few_points():
     points = Points()
     number = sum(len(points(arrival(number))) for number in range(50_000))
     assert 200 < number < 200 * (1 + math.log(50_000 / 2000)) + 10
 
 
-def test_a_tracker_receives_every_point_in_order_and_how_the_run_ended(
-    tmp_path: Path, kept: Callable[[type], str]
-) -> None:
+def test_a_tracker_receives_every_point_in_order_and_how_the_run_ended(tmp_path, kept):
     done, points = run(tmp_path / "a", kept(Kept), learning_rate=0.25)
     (tracker,) = Kept.made
     assert tracker.points == points
@@ -203,7 +200,7 @@ def test_a_tracker_receives_every_point_in_order_and_how_the_run_ended(
     assert tracker.identity.settings["learning_rate"] == 0.25
 
 
-def test_a_sweep_tells_trackers_the_study_the_stage_and_the_arm(tmp_path: Path, kept: Callable[[type], str]) -> None:
+def test_a_sweep_tells_trackers_the_study_the_stage_and_the_arm(tmp_path, kept):
     (tmp_path / "train.txt").write_text(sentences(200, seed=0))
     (tmp_path / "eval.txt").write_text(sentences(20, seed=1))
     text = {"data": str(tmp_path / "train.txt"), "eval_data": str(tmp_path / "eval.txt"), "vocab_size": 512}
@@ -228,13 +225,11 @@ def test_a_sweep_tells_trackers_the_study_the_stage_and_the_arm(tmp_path: Path, 
 
 
 class Breaks(Kept):
-    def send(self, points: Sequence[Point]) -> None:
+    def send(self, points):
         raise ConnectionError("the server\nis gone")
 
 
-def test_a_tracker_that_raises_costs_nothing_and_is_said_once(
-    tmp_path: Path, kept: Callable[[type], str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tracker_that_raises_costs_nothing_and_is_said_once(tmp_path, kept, capsys):
     done, points = run(tmp_path / "a", kept(Breaks), quiet=False)
     plain, _ = run(tmp_path / "plain", None)
     assert done.summary["parameters_sha256"] == plain.summary["parameters_sha256"]
@@ -245,7 +240,7 @@ def test_a_tracker_that_raises_costs_nothing_and_is_said_once(
     assert len(said) == 2
 
 
-def test_flags_and_extras_know_the_same_trackers() -> None:
+def test_flags_and_extras_know_the_same_trackers():
     import configparser
 
     root = Path(__file__).resolve().parents[1]
@@ -259,27 +254,27 @@ def test_flags_and_extras_know_the_same_trackers() -> None:
 # The four packages
 
 
-def needs(name: str) -> pytest.MarkDecorator:
+def needs(name):
     missing = importlib.util.find_spec(name) is None
     return pytest.mark.skipif(missing, reason=f"{name} is not installed")
 
 
-def curves(points: Sequence[Point]) -> dict[str, list[tuple[int, float]]]:
+def curves(points):
     """(samples, value) by the name of the value."""
-    found: dict[str, list[tuple[int, float]]] = {}
+    found = {}
     for point in points:
         for name, value in point.values.items():
             found.setdefault(name, []).append((point.num_samples, value))
     return found
 
 
-def single(curve: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+def single(curve):
     """In single precision, which TensorBoard keeps."""
     return [(step, struct.unpack("f", struct.pack("f", value))[0]) for step, value in curve]
 
 
 @needs("tensorboard")
-def test_tensorboard_reads_every_point_and_the_settings_back(tmp_path: Path) -> None:
+def test_tensorboard_reads_every_point_and_the_settings_back(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams import plugin_data_pb2
 
@@ -304,7 +299,7 @@ def test_tensorboard_reads_every_point_and_the_settings_back(tmp_path: Path) -> 
     assert start.hparams["clock"].string_value == "virtual"
 
 
-def wandb_records(path: Path) -> Iterator[Any]:
+def wandb_records(path):
     """The records of a .wandb file: LevelDB's log format behind seven bytes."""
     from wandb.proto.wandb_internal_pb2 import Record as Written
 
@@ -323,7 +318,7 @@ def wandb_records(path: Path) -> Iterator[Any]:
 
 
 @needs("wandb")
-def test_wandb_keeps_every_point_offline_in_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_keeps_every_point_offline_in_the_run_folder(tmp_path, monkeypatch):
     for name in list(os.environ):
         if name.startswith("WANDB_"):
             monkeypatch.delenv(name)
@@ -345,7 +340,7 @@ def test_wandb_keeps_every_point_offline_in_the_run_folder(tmp_path: Path, monke
     assert ended.exit_code == 0
 
 
-def mlflow_curves(uri: str, name: str) -> tuple[Any, dict[str, list[tuple[int, float]]]]:
+def mlflow_curves(uri, name):
     """A run and its curves, as MLflow's client reads them."""
     from mlflow import MlflowClient
 
@@ -358,9 +353,7 @@ def mlflow_curves(uri: str, name: str) -> tuple[Any, dict[str, list[tuple[int, f
 
 @needs("mlflow")
 @pytest.mark.slow
-def test_mlflow_reads_every_point_and_the_settings_back_from_its_database(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mlflow_reads_every_point_and_the_settings_back_from_its_database(tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     done, points = run(tmp_path / "a", "mlflow", learning_rate=0.25)
     assert done.summary["tracking"]["mlflow"] == {"points": len(points), "dropped": 0, "failure": None}
@@ -374,7 +367,7 @@ def test_mlflow_reads_every_point_and_the_settings_back_from_its_database(
 
 
 @needs("trackio")
-def test_trackio_keeps_every_point_in_its_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trackio_keeps_every_point_in_its_database(tmp_path, monkeypatch):
     import sqlite3
 
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read when trackio is imported, once

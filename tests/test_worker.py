@@ -1,46 +1,42 @@
 """A worker's loss scale, what half precision changes of a run, and gradients in parts."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
 import torch.distributed as dist
-from gallery import Train
 from marks import slow
 from running import settings_of
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import asyncsgd
-from asyncsgd.data.batching import Batch
 from asyncsgd.data.random import dropout_seed
 from asyncsgd.errors import UsageError
 from asyncsgd.flat import FlatModel
 from asyncsgd.scripts.pretraining import pretraining
 from asyncsgd.settings.finetuning import make_finetune_settings
 from asyncsgd.settings.task import task_flags
-from asyncsgd.settings.training import Settings, make_settings
+from asyncsgd.settings.training import make_settings
 from asyncsgd.tasks import task_class
 from asyncsgd.tasks.masked_lm import MaskedLM
-from asyncsgd.worker import Gradient, LossScale, Worker
+from asyncsgd.worker import LossScale, Worker
 
 
-def flat_with(gradient: float) -> FlatModel:
+def flat_with(gradient):
     flat = FlatModel(nn.Linear(3, 2))
     flat.gradients.fill_(gradient)
     return flat
 
 
-def test_an_overflowed_gradient_halves_the_scale_and_is_computed_again() -> None:
+def test_an_overflowed_gradient_halves_the_scale_and_is_computed_again():
     scale = LossScale()
     assert not scale.accept(flat_with(float("inf")))
     assert scale.value == 2.0**15
     assert scale.accept(flat_with(1.0))
 
 
-def test_the_scale_doubles_after_a_run_of_good_gradients() -> None:
+def test_the_scale_doubles_after_a_run_of_good_gradients():
     scale = LossScale()
     for _ in range(LossScale.PATIENCE - 1):
         assert scale.accept(flat_with(1.0))
@@ -49,7 +45,7 @@ def test_the_scale_doubles_after_a_run_of_good_gradients() -> None:
     assert scale.value == 2.0**17
 
 
-def test_an_overflow_that_no_scale_explains_is_passed_on() -> None:
+def test_an_overflow_that_no_scale_explains_is_passed_on():
     scale = LossScale()
     for _ in range(16):
         assert not scale.accept(flat_with(float("nan")))
@@ -62,9 +58,7 @@ def test_an_overflow_that_no_scale_explains_is_passed_on() -> None:
     "values", [{"mode": "async", "nproc": 1}, *slow({"mode": "single"}, {"mode": "sync", "nproc": 2})]
 )
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_half_precision_ends_near_single_precision_and_not_at_it(
-    precision: str, values: dict[str, object], train: Train
-) -> None:
+def test_half_precision_ends_near_single_precision_and_not_at_it(precision, values, train):
     half, full = train(precision=precision, **values), train(**values)
     difference = (half.parameters() - full.parameters()).norm() / full.parameters().norm()
     assert 0 < float(difference) < 0.02
@@ -74,7 +68,7 @@ def test_half_precision_ends_near_single_precision_and_not_at_it(
 INDEX = 5
 
 
-def gradient_of(settings: Settings, micro_batches: int) -> tuple[Gradient, Tensor]:
+def gradient_of(settings, micro_batches):
     """Of the run's batch `INDEX`, in so many parts."""
     experiment = pretraining(settings)
     task = experiment.task.prepare(0, experiment.cache)
@@ -83,7 +77,7 @@ def gradient_of(settings: Settings, micro_batches: int) -> tuple[Gradient, Tenso
 
 
 @pytest.mark.parametrize("micro_batches", [2, 3, 4])
-def test_the_gradient_in_parts_is_that_of_the_whole_batch(micro_batches: int, train: Train) -> None:
+def test_the_gradient_in_parts_is_that_of_the_whole_batch(micro_batches, train):
     settings = settings_of(train(mode="single"))
     experiment = pretraining(settings)
     task = experiment.task.prepare(0, experiment.cache)
@@ -95,13 +89,13 @@ def test_the_gradient_in_parts_is_that_of_the_whole_batch(micro_batches: int, tr
     assert (in_parts.weight, in_parts.num_samples) == (whole.weight, whole.num_samples)
 
 
-def test_every_part_has_dropout_of_its_own_and_the_whole_batch_that_of_its_first_part() -> None:
+def test_every_part_has_dropout_of_its_own_and_the_whole_batch_that_of_its_first_part():
     seeds = [[dropout_seed(0, 0, index, part) for part in range(5)] for index in range(5)]
     assert len({seed for of_batch in seeds for seed in of_batch}) == 25
     assert [of_batch[0] for of_batch in seeds] == [dropout_seed(0, 0, index) for index in range(5)]
 
 
-def test_an_overflow_in_any_part_computes_all_parts_again_at_one_scale(train: Train) -> None:
+def test_an_overflow_in_any_part_computes_all_parts_again_at_one_scale(train):
     settings = settings_of(train(mode="single"))
     experiment = pretraining(settings)
     task = experiment.task.prepare(0, experiment.cache)
@@ -110,7 +104,7 @@ def test_an_overflow_in_any_part_computes_all_parts_again_at_one_scale(train: Tr
     scales = []
     loss_of = worker.loss.forward
 
-    def overflows(batch: Batch) -> Tensor:
+    def overflows(batch):
         loss = loss_of(batch)
         scales.append(scale := worker.state_dict()["value"])
         return loss * math.inf if len(scales) % 2 == 0 and scale > 2.0**12 else loss
@@ -137,7 +131,7 @@ def test_an_overflow_in_any_part_computes_all_parts_again_at_one_scale(train: Tr
     ],
     ids=str,
 )
-def test_a_run_in_parts_ends_where_the_run_in_whole_batches_does(values: dict[str, object], train: Train) -> None:
+def test_a_run_in_parts_ends_where_the_run_in_whole_batches_does(values, train):
     values |= {"optimizer": "sgd", "learning_rate": 0.1}
     whole, parts = train(**values), train(**values, micro_batches=3)
     assert parts.summary["parameters_sha256"] != whole.summary["parameters_sha256"]
@@ -145,7 +139,7 @@ def test_a_run_in_parts_ends_where_the_run_in_whole_batches_does(values: dict[st
     assert parts.summary["final_eval_loss"] == pytest.approx(whole.summary["final_eval_loss"], rel=1e-5)
 
 
-def test_ranks_exchange_the_gradients_of_all_parts_at_once(train: Train) -> None:
+def test_ranks_exchange_the_gradients_of_all_parts_at_once(train):
     settings = settings_of(train(mode="single"))
     experiment = pretraining(settings)
     task = experiment.task.prepare(0, experiment.cache)
@@ -154,7 +148,7 @@ def test_ranks_exchange_the_gradients_of_all_parts_at_once(train: Train) -> None
 
     def count(state, bucket):  # torch reads annotations here, and takes no text for them
         exchanged.append(bucket.is_last())
-        done: torch.futures.Future[Tensor] = torch.futures.Future()
+        done = torch.futures.Future()
         done.set_result(bucket.buffer())
         return done
 
@@ -170,7 +164,7 @@ def test_ranks_exchange_the_gradients_of_all_parts_at_once(train: Train) -> None
     assert torch.equal(worker.flat.gradients, gradient_of(settings, 4)[1])
 
 
-def test_more_parts_than_samples_are_refused_before_there_is_a_run() -> None:
+def test_more_parts_than_samples_are_refused_before_there_is_a_run():
     values = {"batch_size": 4, "micro_batches": 5}
     of_tags = task_flags(task_class("token_classification")).make
     for make in (make_settings, of_tags, lambda values: make_finetune_settings({"init_from": "tiny", **values})):

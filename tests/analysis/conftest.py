@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,21 +10,19 @@ from reading import results_of
 from scenarios import words
 from synthetic import SyntheticArm, example_study, planned, write_plan, write_run
 
-from analysis.findings.results import Results
-
 
 @pytest.fixture(scope="session")
-def example_folder(tmp_path_factory) -> Path:
+def example_folder(tmp_path_factory):
     return example_study(tmp_path_factory.mktemp("example"))
 
 
 @pytest.fixture(scope="session")
-def example(example_folder) -> Results:
+def example(example_folder):
     return results_of(example_folder)
 
 
 @pytest.fixture(scope="session")
-def example_page(example) -> str:
+def example_page(example):
     """As it is written to out/report.html, beside the study's folder."""
     from analysis.report.page import page, render  # matplotlib takes a second, which most tests here do not need
 
@@ -33,7 +30,7 @@ def example_page(example) -> str:
 
 
 @pytest.fixture(scope="session")
-def lean(example) -> Results:
+def lean(example):
     """One of everything that is drawn in the example: enough where many of a kind would show nothing more."""
     many = ("curves", "reached", "scaling", "delays", "delay_gaps", "timelines", "tuning")
     fewer = {name: getattr(example, name)[:1] for name in many}
@@ -41,7 +38,7 @@ def lean(example) -> Results:
 
 
 @pytest.fixture(scope="session")
-def empty(tmp_path_factory) -> Results:
+def empty(tmp_path_factory):
     """The least there is: one planned run that was killed, nothing to compare, nothing to draw."""
     folder, arm = tmp_path_factory.mktemp("empty"), SyntheticArm("async", 2, "measured", None)
     write_plan(folder, [arm], [planned("one", "test", arm.name, 0)])
@@ -51,11 +48,11 @@ def empty(tmp_path_factory) -> Results:
 
 
 @pytest.fixture
-def approved(request: pytest.FixtureRequest) -> Callable[[Results], None]:
+def approved(request):
     """Compare the words of a scenario with its approved file, named after the test; --approve writes that file."""
     file = Path(__file__).parent / "approved" / f"{request.node.name.removeprefix('test_')}.txt"
 
-    def check(found: Results) -> None:
+    def check(found):
         if request.config.getoption("--approve"):
             file.parent.mkdir(exist_ok=True)
             file.write_text(words(found), encoding="utf-8")

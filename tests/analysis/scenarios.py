@@ -4,16 +4,8 @@ A scenario test makes a study, asserts its verdict and its reason, and hands its
 which compares their words with ``tests/analysis/approved/NAME.txt``. A better sentence changes that file alone.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
-
 from reading import results_of
-from synthetic import Curve, SyntheticArm, write_study
-
-from analysis.findings.results import Results
+from synthetic import SyntheticArm, write_study
 
 TARGET = 5.0
 """The registered target of every scenario, and `BUDGET_SECONDS` is what every run was given."""
@@ -22,20 +14,20 @@ FIRST_LOSS = 6.0
 SYNC, ASYNC = (SyntheticArm(name, settings={"seconds": BUDGET_SECONDS}) for name in ("sync", "async"))
 
 
-def reaches(seconds: float, *, evaluations: int = 21, samples: int = 1600, end: float = BUDGET_SECONDS) -> Curve:
+def reaches(seconds, *, evaluations=21, samples=1600, end=BUDGET_SECONDS):
     """A straight curve that is at the target after `seconds`."""
     slope = (FIRST_LOSS - TARGET) / seconds
     shares = [number / (evaluations - 1) for number in range(evaluations)]
     return [(round(samples * share), end * share, FIRST_LOSS - slope * end * share) for share in shares]
 
 
-def ends_at(loss: float, *, first: float = FIRST_LOSS, evaluations: int = 21, end: float = BUDGET_SECONDS) -> Curve:
+def ends_at(loss, *, first=FIRST_LOSS, evaluations=21, end=BUDGET_SECONDS):
     """A straight curve from `first` to `loss`."""
     shares = [number / (evaluations - 1) for number in range(evaluations)]
     return [(round(1600 * share), end * share, first + (loss - first) * share) for share in shares]
 
 
-def diverges(curve: Curve, at: int) -> Curve:
+def diverges(curve, at):
     """The same curve, whose loss is no number from evaluation `at` on."""
     return [*curve[:at], (*curve[at][:2], None)]
 
@@ -46,27 +38,13 @@ SOONER = (40, 41, 42, 43, 44, 45, 46, 48)
 """Of a treatment that is sooner in every seed."""
 
 
-def two_arms(
-    folder: Path,
-    reference: Sequence[Curve],
-    treatment: Sequence[Curve],
-    *,
-    arms: tuple[SyntheticArm, SyntheticArm] = (SYNC, ASYNC),
-    registration: Mapping[str, Any] | None = None,
-    afterwards: Callable[[Path], object] | None = None,
-) -> Results:
+def two_arms(folder, reference, treatment, *, arms=(SYNC, ASYNC), registration=None, afterwards=None):
     """As `study_of`, of two `arms` (reference, treatment)."""
     both = list(zip(arms, (reference, treatment), strict=True))
     return study_of(folder, both, registration=registration, afterwards=afterwards)
 
 
-def study_of(
-    folder: Path,
-    arms: Sequence[tuple[SyntheticArm, Sequence[Curve]]],
-    *,
-    registration: Mapping[str, Any] | None = None,
-    afterwards: Callable[[Path], object] | None = None,
-) -> Results:
+def study_of(folder, arms, *, registration=None, afterwards=None):
     """The results of a registered study of arms with their curves, the reference first; a curve is a seed from 100 on.
 
     Args:
@@ -74,7 +52,7 @@ def study_of(
         afterwards: changes the written folder before it is read.
     """
     (reference, curves), *_ = arms
-    declared: dict[str, Any] = {"num_seeds": len(curves), "targets": {reference.name: TARGET}}
+    declared = {"num_seeds": len(curves), "targets": {reference.name: TARGET}}
     if reference.clock == "measured":
         declared["primary"] = {"endpoint": "time_to_target", "num_workers": 4, "clock": "measured"}
     named = {arm.name: of_arm for arm, of_arm in arms}
@@ -84,7 +62,7 @@ def study_of(
     return results_of(folder)
 
 
-def words(found: Results) -> str:
+def words(found):
     """What a report says at its top: headlines with their small type, and the verdict of every row with its reason."""
     lines = []
     for headline in found.headlines:

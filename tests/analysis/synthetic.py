@@ -11,7 +11,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy
@@ -44,26 +43,26 @@ class SyntheticArm:
     """Of its first step; that of step k is k times as large."""
 
     @property
-    def name(self) -> str:
+    def name(self):
         return f"{self.algorithm}-w{self.num_workers}" + "-virtual" * (self.clock == "virtual")
 
     @property
-    def mode(self) -> str:
+    def mode(self):
         if self.algorithm in ("single", "hogwild"):
             return self.algorithm
         return "sync" if self.algorithm == "sync" and self.clock == "measured" else "async"
 
     @property
-    def rule(self) -> str:
+    def rule(self):
         return {"sync": "synchronous", "async": "asynchronous", "single": "synchronous"}.get(
             self.algorithm, self.algorithm
         )
 
     @property
-    def learning_rate(self) -> float:
+    def learning_rate(self):
         return self.learning_rates[0] if self.learning_rates else 5e-4
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self):
         """Its entry in plan.json."""
         trials = []
         for number, rate in enumerate(self.learning_rates):
@@ -89,28 +88,28 @@ Curve = Sequence[tuple[float, float, float | None]]
 """(samples, seconds, loss) of the evaluations; None: not a number."""
 
 
-def straight(first: float, last: float, *, seconds: float, samples: int = 160, evaluations: int = 5) -> Curve:
+def straight(first, last, *, seconds, samples=160, evaluations=5):
     """A curve that falls on a straight line from `first` to `last` in `seconds` and `samples`."""
     shares = [number / (evaluations - 1) for number in range(evaluations)]
     return [(round(samples * share), seconds * share, first + (last - first) * share) for share in shares]
 
 
 def write_run(
-    path: Path,
-    arm: SyntheticArm,
-    curve: Curve,
+    path,
+    arm,
+    curve,
     *,
-    seed: int = 0,
-    status: str | None = DONE,
-    message: str = "",
-    delays: Sequence[int] = (),
-    from_scratch: bool = False,
-    data_fingerprint: str | None = "f00d",
-    oversubscription: float | None = None,
-    learning_rate: float | None = None,
-    summary: Mapping[str, Any] | None = None,
-    environment: Mapping[str, Any] | None = None,
-) -> Path:
+    seed=0,
+    status=DONE,
+    message="",
+    delays=(),
+    from_scratch=False,
+    data_fingerprint="f00d",
+    oversubscription=None,
+    learning_rate=None,
+    summary=None,
+    environment=None,
+):
     """Write one pretraining run folder.
 
     Args:
@@ -201,7 +200,7 @@ def write_run(
     return path
 
 
-def _arrival(number: int, delay: int, arm: SyntheticArm, of: int, seconds: float, samples: int) -> Event:
+def _arrival(number, delay, arm, of, seconds, samples):
     end = seconds * (number + 1) / of
     cycle = seconds * arm.num_workers / of
     return Event(
@@ -232,12 +231,12 @@ def _arrival(number: int, delay: int, arm: SyntheticArm, of: int, seconds: float
     )
 
 
-def _delay_summary(delays: Sequence[int]) -> dict[str, float | None]:
+def _delay_summary(delays):
     ordered = sorted(delays)
     if not ordered:
         return {"mean": None, "p50": None, "p95": None, "max": None}
 
-    def quantile(share: float) -> int:
+    def quantile(share):
         return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
     mean = sum(ordered) / len(ordered)
@@ -245,21 +244,21 @@ def _delay_summary(delays: Sequence[int]) -> dict[str, float | None]:
 
 
 def write_finetuning(
-    path: Path,
+    path,
     *,
-    seed: int,
-    macro_f1: float,
-    parent: Mapping[str, Any] | None,
-    accuracy: float = 0.8,
-    status: str = DONE,
-    from_scratch: bool = False,
-    confusion: Sequence[Sequence[int]] = ((40, 10), (10, 40)),
-    labels: Sequence[str] = ("hate", "other"),
-    hatecheck: Mapping[str, Any] | None = None,
-    data_fingerprint: str = "feed",
-    majority: Mapping[str, Any] | None = None,
-    summary: Mapping[str, Any] | None = None,
-) -> Path:
+    seed,
+    macro_f1,
+    parent,
+    accuracy=0.8,
+    status=DONE,
+    from_scratch=False,
+    confusion=((40, 10), (10, 40)),
+    labels=("hate", "other"),
+    hatecheck=None,
+    data_fingerprint="feed",
+    majority=None,
+    summary=None,
+):
     """Write one fine-tuning run folder; that of a tagger, whose span F1 is `macro_f1`, where `majority` is given."""
     tagger = majority is not None
     better = {"span_f1": "higher", "accuracy": "higher"} if tagger else BETTER
@@ -309,26 +308,24 @@ def write_finetuning(
     return path
 
 
-def planned(folder: str, stage: str, arm: str, seed: int, **other: Any) -> dict[str, Any]:
+def planned(folder, stage, arm, seed, **other):
     """An entry of plan.json's list of runs."""
     entry = {"folder": folder, "stage": stage, "arm": arm, "seed": seed, "replicate": 0, "trial": None}
     return entry | {"parent": None, "finetune_seed": None} | other
 
 
-def write_plan(
-    folder: Path, arms: Sequence[SyntheticArm | Mapping[str, Any]], runs: Sequence[Mapping[str, Any]], **other: Any
-) -> None:
+def write_plan(folder, arms, runs, **other):
     """Write plan.json; an arm may also be given as its entry there."""
-    content: dict[str, Any] = {"schema": 1, "study": "synthetic", "config_sha256": "00"}
+    content = {"schema": 1, "study": "synthetic", "config_sha256": "00"}
     entries = [arm.as_json() if isinstance(arm, SyntheticArm) else dict(arm) for arm in arms]
     content |= {"arms": entries, "runs": list(runs), "targets": {}}
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "plan.json", content | other)
 
 
-def write_registration(folder: Path, **other: Any) -> str:
+def write_registration(folder, **other):
     """Write analysis.yaml (time to a target of 5.0, sync, 4 workers, virtual clock) and return its sha256."""
-    content: dict[str, Any] = {
+    content = {
         "schema": 1,
         "study": "synthetic",
         "reference": "sync",
@@ -345,16 +342,7 @@ def write_registration(folder: Path, **other: Any) -> str:
     return hashlib.sha256(text).hexdigest()
 
 
-def write_study(
-    folder: Path,
-    curves: Mapping[SyntheticArm | str, Sequence[Curve]],
-    arms: Sequence[SyntheticArm],
-    *,
-    first_seed: int = 100,
-    registration: Mapping[str, Any] | None = None,
-    delays: Mapping[str, Sequence[int]] | None = None,
-    from_scratch: bool = False,
-) -> Path:
+def write_study(folder, curves, arms, *, first_seed=100, registration=None, delays=None, from_scratch=False):
     """Write a planned study with one test run per arm and seed.
 
     Args:
@@ -382,7 +370,7 @@ def write_study(
     return folder
 
 
-def example_study(folder: Path, *, seeds: int = 8, generator_seed: int = 0, from_scratch: bool = False) -> Path:
+def example_study(folder, *, seeds=8, generator_seed=0, from_scratch=False):
     """Write a study that has every part: a base model, two clocks on two machines, three algorithms, 2 to 16 workers,
     tuning, fine-tuning, replicates, pilots of one arm, a diverged run, a missing one.
 
@@ -474,7 +462,7 @@ def example_study(folder: Path, *, seeds: int = 8, generator_seed: int = 0, from
     return folder
 
 
-def edit_json(path: Path, **changes: Any) -> None:
+def edit_json(path, **changes):
     """Change keys of a JSON file."""
     content = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps(content | changes), encoding="utf-8")

@@ -1,7 +1,5 @@
 """Scores over several tasks against direct computations, and the resampling of paired tables."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -24,18 +22,18 @@ INF, NAN = math.inf, math.nan
 examples = settings(derandomize=True, deadline=None, max_examples=50)
 
 
-def generator() -> np.random.Generator:
+def generator():
     return np.random.default_rng(4)
 
 
 @given(st.lists(st.integers(-20, 20), min_size=1, max_size=40))
 @examples
-def test_the_interquartile_mean_is_the_trimmed_mean(scores: list[int]) -> None:
+def test_the_interquartile_mean_is_the_trimmed_mean(scores):
     assert iqm(scores) == pytest.approx(stats.trim_mean(scores, 0.25))
     assert iqm(scores[::-1]) == iqm(scores)
 
 
-def test_the_score_distribution_falls_from_one_to_zero() -> None:
+def test_the_score_distribution_falls_from_one_to_zero():
     scores = generator().random((5, 3))
     shares = score_distribution(scores, np.linspace(-0.1, 1.1, 50))
     assert (shares[0], shares[-1]) == (1.0, 0.0)
@@ -43,7 +41,7 @@ def test_the_score_distribution_falls_from_one_to_zero() -> None:
     assert score_distribution([[0.5, 0.5]], [0.5]).tolist() == [0.0]  # above, not at
 
 
-def test_the_band_of_a_profile_is_that_of_a_binomial_count_where_tasks_are_alike() -> None:
+def test_the_band_of_a_profile_is_that_of_a_binomial_count_where_tasks_are_alike():
     above = np.array([[1.0], [1.0], [0.0], [0.0], [0.0]]).repeat(3, axis=1)
     (zero, share), (one, none) = performance_profile(above, generator(), resamples=4_000)
     low, high = stats.binom.ppf([0.025, 0.975], 15, 0.4) / 15
@@ -52,7 +50,7 @@ def test_the_band_of_a_profile_is_that_of_a_binomial_count_where_tasks_are_alike
     assert (share.level, share.n) == (0.95, 15)
 
 
-def test_a_profile_resamples_no_task_and_does_not_see_the_order_of_the_seeds() -> None:
+def test_a_profile_resamples_no_task_and_does_not_see_the_order_of_the_seeds():
     apart = np.tile([1.0, 0.0, 0.0], (5, 1))
     assert [(share.low, share.high) for _, share in performance_profile(apart, generator())] == [(1 / 3, 1 / 3), (0, 0)]
     scores = generator().normal(0, 1, (6, 3))
@@ -64,12 +62,12 @@ def test_a_profile_resamples_no_task_and_does_not_see_the_order_of_the_seeds() -
     assert all(share.low <= share.estimate <= share.high for _, share in profile)
 
 
-def test_mean_improvement_is_the_mean_of_the_tasks() -> None:
+def test_mean_improvement_is_the_mean_of_the_tasks():
     # task 1: x always larger; task 2: always equal
     assert mean_improvement([[2, 1], [3, 1]], [[1, 1], [0, 1], [1, 1]]) == 0.75
 
 
-def test_a_bootstrap_takes_the_same_seeds_of_all_tables_within_a_task() -> None:
+def test_a_bootstrap_takes_the_same_seeds_of_all_tables_within_a_task():
     a = generator().normal(0, 1, (5, 3))
     b = a - [0.1, 0.2, 0.3]  # the same seeds, apart by a constant per task
     found = stratified_bootstrap([a, b], lambda x, y: float(np.mean(x - y)), generator(), resamples=200)
@@ -77,14 +75,14 @@ def test_a_bootstrap_takes_the_same_seeds_of_all_tables_within_a_task() -> None:
     assert (found.n, found.level) == (15, 0.95)
     # never a score of another task
     far_apart = np.arange(5)[:, None] + [0.0, 100.0, 10_000.0]
-    seen: list[np.ndarray] = []
+    seen = []
     stratified_bootstrap([far_apart], lambda x: float(seen.append(x) or 0.0), generator(), resamples=20)
     for resample in seen:
         assert (resample // 100 == [[0, 1, 100]] * 5).all()
     assert any(resample[:, 0].tolist() != (resample[:, 1] - 100).tolist() for resample in seen[1:])  # drawn per task
 
 
-def test_a_bootstrap_does_not_see_the_order_of_the_seeds() -> None:
+def test_a_bootstrap_does_not_see_the_order_of_the_seeds():
     a, b = generator().normal(0, 1, (2, 6, 3))
     order = [3, 1, 5, 0, 2, 4]
     found = stratified_bootstrap([a, b], lambda x, y: iqm(x) - iqm(y), generator(), resamples=300)
@@ -92,7 +90,7 @@ def test_a_bootstrap_does_not_see_the_order_of_the_seeds() -> None:
     assert found.low < found.estimate < found.high
 
 
-def test_a_bootstrap_of_many_seeds_covers_the_mean() -> None:
+def test_a_bootstrap_of_many_seeds_covers_the_mean():
     draws = np.random.default_rng(5)
     hits = 0
     for _ in range(200):
@@ -101,7 +99,7 @@ def test_a_bootstrap_of_many_seeds_covers_the_mean() -> None:
     assert 0.89 <= hits / 200 <= 0.99
 
 
-def test_few_tasks_or_runs_are_refused_with_the_reason() -> None:
+def test_few_tasks_or_runs_are_refused_with_the_reason():
     reason = "2 tasks and 40 runs; an interval over tasks needs 3 and 15"
     assert stratified_bootstrap([np.ones((20, 2))], iqm, generator()) == Refused(reason)
     few = stratified_bootstrap([np.ones((4, 3))], iqm, generator())
@@ -112,7 +110,7 @@ def test_few_tasks_or_runs_are_refused_with_the_reason() -> None:
     assert performance_score([[1.0, 2.0], [1.0, 2.0]]) == Refused("2 workloads; one number over workloads needs 3")
 
 
-def test_the_performance_score_is_the_area_under_the_profile() -> None:
+def test_the_performance_score_is_the_area_under_the_profile():
     times = generator().uniform(10, 60, (5, 3))
     times[1, 2] = INF
     ratios = times / times.min(axis=1, keepdims=True)
@@ -124,7 +122,7 @@ def test_the_performance_score_is_the_area_under_the_profile() -> None:
     assert performance_score(times[:, ::-1]) == pytest.approx(scores[::-1])
 
 
-def test_a_workload_that_nobody_finished_gives_nobody_anything() -> None:
+def test_a_workload_that_nobody_finished_gives_nobody_anything():
     assert performance_score([[1, 1], [1, 5], [INF, INF]]) == pytest.approx([2 / 3, 1 / 3])
 
 
@@ -141,6 +139,6 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("call", "message"), REFUSED, ids=[f"{i}-{message}" for i, (_, message) in enumerate(REFUSED)])
-def test_what_cannot_be_used_is_refused_with_a_message(call, message: str) -> None:
+def test_what_cannot_be_used_is_refused_with_a_message(call, message):
     with pytest.raises(ValueError, match=message):
         call()

@@ -1,7 +1,6 @@
 """Run folders written by the library itself load completely; damaged ones load as far as they go, with a message."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 
@@ -43,7 +42,7 @@ EVALUATIONS = (
 )
 
 
-def write_run(path: Path, *, records=EVALUATIONS, summary=SUMMARY) -> Path:
+def write_run(path, *, records=EVALUATIONS, summary=SUMMARY):
     better = {} if summary is None else dict.fromkeys(summary["metrics"], "higher")
     folder = RunFolder(path, task="some_task", better=better)
     for record in records:
@@ -54,7 +53,7 @@ def write_run(path: Path, *, records=EVALUATIONS, summary=SUMMARY) -> Path:
     return path
 
 
-def only_run(folder: Path):
+def only_run(folder):
     (run,), messages = load_runs(folder)
     assert messages == [f"{run.name}: {problem}" for problem in run.problems]
     return run

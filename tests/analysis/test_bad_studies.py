@@ -2,13 +2,12 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import numpy
 import pytest
 from synthetic import SyntheticArm, edit_json, planned, straight, write_finetuning, write_plan, write_run, write_study
 
-from analysis.findings.results import Results, results
+from analysis.findings.results import results
 from analysis.study.read import load_study
 
 SYNC, ASYNC = SyntheticArm("sync"), SyntheticArm("async")
@@ -17,12 +16,12 @@ FIRST = f"test/{SYNC.name}/s100"
 GROUP = "4 workers, virtual clock, slow:worker=0,factor=3"
 
 
-def results_of(folder: Path) -> Results:
+def results_of(folder):
     return results(load_study(folder), numpy.random.default_rng(0))
 
 
 @pytest.fixture
-def folder(tmp_path) -> Path:
+def folder(tmp_path):
     curves = {
         SYNC.name: [straight(6.0, 4.0, seconds=10.0 + number) for number in range(SEEDS)],
         ASYNC.name: [straight(6.0, 4.0, seconds=5.0 + 0.9 * number) for number in range(SEEDS)],
@@ -31,11 +30,11 @@ def folder(tmp_path) -> Path:
     return write_study(tmp_path / "s", curves, [SYNC, ASYNC], registration={"num_seeds": SEEDS}, delays=delays)
 
 
-def pairs(found: Results) -> int:
+def pairs(found):
     return next(row.n for row in found.tests if row.endpoint == "loss_at_equal_samples")
 
 
-def reasons(found: Results) -> dict[str, str]:
+def reasons(found):
     return {item.name: item.reason for item in found.left_out}
 
 

@@ -1,10 +1,6 @@
 """``python -m analysis.candidates``: what a reader sees of a folder of candidates."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +10,7 @@ SIDE = {"texts": 3, "texts_without_candidates": 1, "pieces": 40, "candidate_piec
 STATISTICS = {"train": SIDE, "eval": SIDE, "distinct_terms": 2, "top_terms": [["oxide", 7], ["cell [bold]", 2]]}
 
 
-def folder_with(path: Path, *, complete: bool = True, **changed: Any) -> Path:
+def folder_with(path, *, complete=True, **changed):
     path.mkdir(exist_ok=True)
     manifest = {"complete": complete, "finder": "terms:x", "data": "d", "model": "tiny", "statistics": STATISTICS}
     (path / "manifest.json").write_text(json.dumps(manifest | changed))
@@ -23,7 +19,7 @@ def folder_with(path: Path, *, complete: bool = True, **changed: Any) -> Path:
     return path
 
 
-def test_texts_are_shown_with_their_candidates_and_masks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_texts_are_shown_with_their_candidates_and_masks(tmp_path, capsys):
     assert main([str(folder_with(tmp_path)), "--number", "2"]) == 0
     told = capsys.readouterr().out
     assert "[text] 0 [x] <oxide>" in told
@@ -43,9 +39,7 @@ def test_texts_are_shown_with_their_candidates_and_masks(tmp_path: Path, capsys:
         ({}, "is no folder of candidates: it has no examples.json"),
     ],
 )
-def test_other_folders_are_refused_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: dict[str, Any], message: str
-) -> None:
+def test_other_folders_are_refused_in_one_line(tmp_path, capsys, changed, message):
     folder_with(tmp_path, **changed)
     if not changed:
         (tmp_path / "examples.json").unlink()

@@ -1,9 +1,6 @@
 """``python -m analysis``: what commands there are."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,7 +9,7 @@ from analysis.__main__ import COMMANDS, main
 ANALYSIS = Path(__file__).resolve().parents[2] / "analysis"
 
 
-def test_every_module_that_can_be_started_is_listed_with_how_it_is_typed(capsys: Any) -> None:
+def test_every_module_that_can_be_started_is_listed_with_how_it_is_typed(capsys):
     assert main([]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[2] for line in lines] == [f"analysis.{command}" for command in COMMANDS]
@@ -30,7 +27,7 @@ def test_every_module_that_can_be_started_is_listed_with_how_it_is_typed(capsys:
         ("lab-notes", "analysis.lab_notes"),
     ],
 )
-def test_another_word_is_refused_with_the_nearest_command(typed: str, hint: str, capsys: Any) -> None:
+def test_another_word_is_refused_with_the_nearest_command(typed, hint, capsys):
     assert main([typed, "runs"]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: python -m analysis takes no arguments, got {typed!r}; ")

@@ -1,7 +1,5 @@
 """Any damage to any file: a run that cannot be read is named with one reason and is in no number of any command."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import io
@@ -9,7 +7,6 @@ import json
 import re
 import shutil
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -39,14 +36,14 @@ UNREADABLE = [
 """File and what becomes of it."""
 
 
-def write(folder: Path, arm: SyntheticArm, seed: int) -> Path:
+def write(folder, arm, seed):
     end = 4.0 + 0.1 * seed + 0.05 * ARMS.index(arm) if seed < SEEDS else 1.0
     return write_run(
         folder, arm, straight(6.0, end, seconds=9.0 - seed % 3 - ARMS.index(arm)), seed=seed, delays=[1, 2]
     )
 
 
-def study(folder: Path, more: int = 1) -> Path:
+def study(folder, more=1):
     """A registered study with so many runs of async beyond those of sync."""
     runs = [(arm, seed) for arm in ARMS for seed in range(SEEDS)] + [(ARMS[1], SEEDS + n) for n in range(more)]
     for arm, seed in runs:
@@ -59,7 +56,7 @@ def study(folder: Path, more: int = 1) -> Path:
 
 
 @st.composite
-def damage(draw, folder: Path) -> str:
+def damage(draw, folder):
     """Cut, flip, double or replace a part of one file below `folder`; its path in the end."""
     victim = draw(st.sampled_from(sorted(path for path in folder.rglob("*") if path.is_file())))
     content = victim.read_bytes()
@@ -69,16 +66,16 @@ def damage(draw, folder: Path) -> str:
     return str(victim.relative_to(folder))
 
 
-def numbers_of(folder: Path) -> list:
+def numbers_of(folder):
     return [(row.endpoint, row.n, row.estimate, row.p_holm, row.word) for row in results_of(folder).tests]
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sound(tmp_path_factory):
     return study(tmp_path_factory.mktemp("sound") / "s")
 
 
-def test_a_damaged_run_is_read_or_is_named_with_one_reason_and_is_in_no_number(sound: Path, tmp_path_factory) -> None:
+def test_a_damaged_run_is_read_or_is_named_with_one_reason_and_is_in_no_number(sound, tmp_path_factory):
     (apart := tmp_path_factory.mktemp("without")).rmdir()
     shutil.copytree(sound, apart)
     shutil.rmtree(apart / VICTIM)
@@ -86,7 +83,7 @@ def test_a_damaged_run_is_read_or_is_named_with_one_reason_and_is_in_no_number(s
 
     @settings(max_examples=15, deadline=None, phases=[Phase.generate])
     @given(data=st.data())
-    def check(data) -> None:
+    def check(data):
         folder = shutil.copytree(sound, tmp_path_factory.mktemp("damaged") / "s")
         data.draw(damage(folder / VICTIM))
         (run,) = [run for run in load_study(folder).runs if run.name == VICTIM]
@@ -100,7 +97,7 @@ def test_a_damaged_run_is_read_or_is_named_with_one_reason_and_is_in_no_number(s
 
 @settings(max_examples=15, deadline=None, phases=[Phase.generate])
 @given(data=st.data())
-def test_a_report_ends_with_0_or_with_2_and_one_line(sound: Path, tmp_path_factory, data) -> None:
+def test_a_report_ends_with_0_or_with_2_and_one_line(sound, tmp_path_factory, data):
     folder = shutil.copytree(sound, tmp_path_factory.mktemp("damaged") / "s")
     data.draw(damage(folder))
     errors = io.StringIO()
@@ -111,7 +108,7 @@ def test_a_report_ends_with_0_or_with_2_and_one_line(sound: Path, tmp_path_facto
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def folders(tmp_path_factory):
     """The same good runs, without and with one unreadable run of every kind; the folders have one name."""
     both = [tmp_path_factory.mktemp(name) for name in ("good", "bad")]
     for folder, more in zip(both, (0, len(UNREADABLE)), strict=True):
@@ -126,8 +123,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name not in ("candidates", "speed_ladder", "watch")])
 def test_a_command_names_every_unreadable_run_and_says_of_the_others_what_it_says_without_them(
-    command: str, folders: list[Path], capsys, monkeypatch
-) -> None:
+    command, folders, capsys, monkeypatch
+):
     said = []
     for folder in folders:
         monkeypatch.chdir(folder)

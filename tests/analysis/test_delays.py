@@ -1,7 +1,5 @@
 """The crossing point against a scan of t tests, in all the ways a mean can cross, touch or never reach 0."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -16,13 +14,13 @@ DELAYS = [0, 1, 2, 4, 8, 16]
 examples = settings(derandomize=True, deadline=None, max_examples=60)
 
 
-def table(means: list[float], spread: float | list[float] = 0.1, seeds: int = 8) -> np.ndarray:
+def table(means, spread=0.1, seeds=8):
     """Values of `seeds` seeds with exactly these means; their noise differs from delay to delay."""
     noise = np.random.default_rng(1).normal(size=(seeds, len(means)))
     return np.array(means) + np.array(spread) * (noise - noise.mean(axis=0))
 
 
-def scan(delays, values, level: float = 0.95, points: int = 4_001) -> tuple[float | None, list[float]]:
+def scan(delays, values, level=0.95, points=4_001):
     """Independently: where the mean first reaches 0, and where a t test does not exclude 0, on a fine grid."""
     x = np.log2(np.asarray(delays, dtype=float) + 1)
     grid = np.unique(np.concatenate([np.linspace(x[0], x[-1], points), x]))
@@ -33,7 +31,7 @@ def scan(delays, values, level: float = 0.95, points: int = 4_001) -> tuple[floa
     return (2 ** grid[crossings[0]] - 1 if crossings else None), list(2 ** grid[p > 1 - level] - 1)
 
 
-def assert_agrees_with_the_scan(found: CrossingPoint, delays, values, level: float = 0.95) -> None:
+def assert_agrees_with_the_scan(found, delays, values, level=0.95):
     at, kept = scan(delays, values, level)
     near = {"rel": 6e-3, "abs": 6e-3}
     if at is None:
@@ -51,7 +49,7 @@ def assert_agrees_with_the_scan(found: CrossingPoint, delays, values, level: flo
             assert found.high == pytest.approx(kept[-1], **near)
 
 
-def test_an_advantage_that_is_lost_between_two_delays() -> None:
+def test_an_advantage_that_is_lost_between_two_delays():
     values = table([-0.5, -0.4, -0.3, -0.1, 0.2, 0.5])
     found = crossing_point(DELAYS, values)
     third = math.log2(5) + (math.log2(9) - math.log2(5)) / 3  # of the way from delay 4 to 8 in log2(delay + 1)
@@ -61,7 +59,7 @@ def test_an_advantage_that_is_lost_between_two_delays() -> None:
     assert 2 < found.low < found.at < found.high < 8
 
 
-def test_one_log_ratio_per_doubling_is_a_line_on_the_scale_of_the_delays() -> None:
+def test_one_log_ratio_per_doubling_is_a_line_on_the_scale_of_the_delays():
     # mean = log2(delay + 1) - 2 with the same noise at all delays: the interval of delay + 1 is 4 times 2^(±error)
     noise = np.array([-0.3, -0.1, 0.0, 0.1, 0.3])
     delays = [0, 1, 3, 7, 15]
@@ -71,7 +69,7 @@ def test_one_log_ratio_per_doubling_is_a_line_on_the_scale_of_the_delays() -> No
     assert (found.low, found.high) == pytest.approx((4 * 2**-error - 1, 4 * 2**error - 1))
 
 
-def test_an_advantage_at_every_delay_is_said_to_reach_beyond_the_last() -> None:
+def test_an_advantage_at_every_delay_is_said_to_reach_beyond_the_last():
     clear = crossing_point(DELAYS, table([-0.9, -0.8, -0.8, -0.7, -0.6, -0.5]))
     assert (clear.at, clear.low, clear.high) == (None, None, None)
     assert "an advantage at every measured delay, up to 16" in clear.reason
@@ -85,7 +83,7 @@ def test_an_advantage_at_every_delay_is_said_to_reach_beyond_the_last() -> None:
     assert_agrees_with_the_scan(found, DELAYS, nearly)
 
 
-def test_no_advantage_at_any_delay() -> None:
+def test_no_advantage_at_any_delay():
     clear = crossing_point(DELAYS, table([0.5, 0.6, 0.6, 0.7, 0.8, 0.9]))
     assert (clear.at, clear.low, clear.high) == (None, None, None)
     assert "no advantage at any measured delay, from 0 on" in clear.reason
@@ -99,14 +97,14 @@ def test_no_advantage_at_any_delay() -> None:
     assert at_the_first.at is None  # nothing to lose
 
 
-def test_an_advantage_that_begins_late_and_stays() -> None:
+def test_an_advantage_that_begins_late_and_stays():
     found = crossing_point(DELAYS, table([0.5, 0.3, -0.3, -0.5, -0.5, -0.5]))
     assert found.at is None
     assert "no advantage at delay 0 and gains one by 16" in found.reason
     assert 1 < found.low < found.high < 2
 
 
-def test_several_crossings_are_counted_and_the_first_from_below_is_given() -> None:
+def test_several_crossings_are_counted_and_the_first_from_below_is_given():
     values = table([-0.5, 0.5, -0.5, -0.5, 0.5, 0.5])
     found = crossing_point(DELAYS, values)
     assert 0 < found.at < 1
@@ -119,7 +117,7 @@ def test_several_crossings_are_counted_and_the_first_from_below_is_given() -> No
     assert "crosses 0 2 times, 1 of them from below" in late.reason
 
 
-def test_noise_everywhere_excludes_nothing() -> None:
+def test_noise_everywhere_excludes_nothing():
     found = crossing_point(DELAYS, table([-0.1, -0.05, -0.02, 0.02, 0.05, 0.1], spread=5.0))
     assert 2 < found.at < 4
     assert (found.low, found.high) == (None, None)
@@ -127,7 +125,7 @@ def test_noise_everywhere_excludes_nothing() -> None:
     assert "ends at or beyond delay 16" in found.reason
 
 
-def test_noisy_ends_make_a_set_of_parts() -> None:
+def test_noisy_ends_make_a_set_of_parts():
     means, spread = [-0.5, -0.5, -0.3, 0.3, 0.5, 0.5], [0.05, 0.05, 0.05, 0.05, 0.05, 3.0]
     values = table(means, spread)
     found = crossing_point(DELAYS, values)
@@ -136,7 +134,7 @@ def test_noisy_ends_make_a_set_of_parts() -> None:
     assert_agrees_with_the_scan(found, DELAYS, values)
 
 
-def test_without_noise_the_interval_is_the_point() -> None:
+def test_without_noise_the_interval_is_the_point():
     found = crossing_point([0, 1, 3, 7], table([-1.0, -0.5, 0.5, 1.0], spread=0.0))
     point = pytest.approx(math.sqrt(8) - 1)
     assert found == CrossingPoint(point, point, point, "", (found.at,))
@@ -149,7 +147,7 @@ def test_without_noise_the_interval_is_the_point() -> None:
     assert "crosses 0 2 times" in touching.reason
 
 
-def test_one_seed_has_a_crossing_and_no_interval() -> None:
+def test_one_seed_has_a_crossing_and_no_interval():
     one_seed = crossing_point([0, 1, 3], [[-1.0, -0.5, 0.5]])
     assert one_seed.at == pytest.approx(math.sqrt(8) - 1)
     assert (one_seed.low, one_seed.high, one_seed.reason) == (None, None, "one seed gives no interval")
@@ -160,7 +158,7 @@ means = st.lists(st.integers(-20, 20).map(lambda k: k / 10), min_size=2, max_siz
 
 @given(means, st.integers(0, 1_000), st.sampled_from([0.02, 0.2, 1.0]), st.integers(2, 9), st.sampled_from([0.9, 0.95]))
 @examples
-def test_the_crossing_point_is_where_a_fine_scan_finds_it(means, seed, spread, seeds, level) -> None:
+def test_the_crossing_point_is_where_a_fine_scan_finds_it(means, seed, spread, seeds, level):
     delays = DELAYS[: len(means)]
     noise = np.random.default_rng(seed).normal(size=(seeds, len(means)))
     values = np.array(means) + spread * noise
@@ -169,7 +167,7 @@ def test_the_crossing_point_is_where_a_fine_scan_finds_it(means, seed, spread, s
 
 @given(means, st.integers(0, 1_000), st.randoms(use_true_random=False))
 @examples
-def test_neither_the_order_of_seeds_nor_of_delays_nor_the_unit_of_the_logarithm_matters(means, seed, random) -> None:
+def test_neither_the_order_of_seeds_nor_of_delays_nor_the_unit_of_the_logarithm_matters(means, seed, random):
     delays = DELAYS[: len(means)]
     values = np.array(means) + 0.3 * np.random.default_rng(seed).normal(size=(6, len(means)))
     found = crossing_point(delays, values)
@@ -184,7 +182,7 @@ def test_neither_the_order_of_seeds_nor_of_delays_nor_the_unit_of_the_logarithm_
             assert ours == (None if theirs is None else pytest.approx(theirs, rel=1e-9, abs=1e-9))
 
 
-def test_the_interval_covers_the_crossing_point_in_95_of_100_studies() -> None:
+def test_the_interval_covers_the_crossing_point_in_95_of_100_studies():
     draws = np.random.default_rng(0)
     truth, studies, covered = 3.0, 1_000, 0
     means = np.log2(np.array(DELAYS) + 1) - 2
@@ -208,6 +206,6 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("delays", "values", "message"), REFUSED, ids=[message for *_, message in REFUSED])
-def test_what_cannot_be_used_is_refused_with_a_message(delays, values, message) -> None:
+def test_what_cannot_be_used_is_refused_with_a_message(delays, values, message):
     with pytest.raises(ValueError, match=message):
         crossing_point(delays, values)

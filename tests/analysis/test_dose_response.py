@@ -6,7 +6,6 @@ import dataclasses
 import importlib
 import json
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import yaml
@@ -20,13 +19,13 @@ from dose_response_findings import DELAYED, REFERENCE, SHARES, Curve, Dose, Meas
 SEEDS = (100, 101, 102)
 
 
-def falling(updates: int, per_update: float, workers: int = 1) -> Curve:
+def falling(updates, per_update, workers=1):
     """A loss of 9 that falls by `per_update` with every update, evaluated at every update."""
     versions = tuple(range(updates + 1))
     return Curve(versions, tuple(9.0 - per_update * version for version in versions), updates * workers)
 
 
-def dose_of(slowdown: dict[int, float]) -> Dose:
+def dose_of(slowdown):
     """Every delayed update brings 0.1 / slowdown[tau]; a synchronous round of tau + 1 gradients always brings 0.1."""
     curves = {
         DELAYED: {tau: dict.fromkeys(SEEDS, falling(40 * (tau + 1), 0.1 / slow)) for tau, slow in slowdown.items()},
@@ -36,7 +35,7 @@ def dose_of(slowdown: dict[int, float]) -> Dose:
     return Dose(curves, dict.fromkeys(slowdown, 8.0), chosen, "given")
 
 
-def test_at_equal_speeds_updates_of_tau_plus_1_workers_come_tau_plus_1_times_as_often_as_rounds() -> None:
+def test_at_equal_speeds_updates_of_tau_plus_1_workers_come_tau_plus_1_times_as_often_as_rounds():
     # loss 8 needs 10 rounds, that is 10 s; 10 * slow delayed updates, of which ceil(10 slow / (tau + 1)) s bring enough
     dose = dose_of({0: 1.0, 1: 1.0, 3: 2.0})
     dose.put_on_clock("constant:1", arrival_seconds)
@@ -47,7 +46,7 @@ def test_at_equal_speeds_updates_of_tau_plus_1_workers_come_tau_plus_1_times_as_
     assert (one.delayed_reached, one.reference_reached) == (3, 3)
 
 
-def test_the_advantage_is_lost_where_an_update_is_worth_less_than_one_of_tau_plus_1() -> None:
+def test_the_advantage_is_lost_where_an_update_is_worth_less_than_one_of_tau_plus_1():
     # tau = 3: half the worth, 4 times as often; tau = 7: worth 1/16, 8 times as often: twice as long
     dose = dose_of({1: 1.0, 3: 4.0, 7: 16.0})
     dose.put_on_clock("constant:1", arrival_seconds)
@@ -57,7 +56,7 @@ def test_the_advantage_is_lost_where_an_update_is_worth_less_than_one_of_tau_plu
     assert answer(dose.clocks[0].points[-1]).startswith("the advantage is lost at tau = 3")
 
 
-def test_synchronous_rounds_wait_for_the_slowest_under_random_speeds_and_delayed_updates_do_not() -> None:
+def test_synchronous_rounds_wait_for_the_slowest_under_random_speeds_and_delayed_updates_do_not():
     dose = dose_of({1: 1.0, 3: 1.0})
     dose.put_on_clock("constant:1", arrival_seconds)
     dose.put_on_clock("exponential:1", arrival_seconds)
@@ -66,12 +65,12 @@ def test_synchronous_rounds_wait_for_the_slowest_under_random_speeds_and_delayed
         assert uneven.ratios[-1].estimate < even.ratios[-1].estimate
 
 
-def test_a_round_ends_with_its_last_arrival() -> None:
+def test_a_round_ends_with_its_last_arrival():
     arrivals = arrival_seconds("slow:worker=0,factor=3", "synchronous", 2, 0, 6)
     assert arrivals[1::2] == [3.0, 6.0, 9.0]
 
 
-def test_times_are_compared_at_the_lowest_loss_that_both_reach_so_that_a_short_budget_is_no_advantage() -> None:
+def test_times_are_compared_at_the_lowest_loss_that_both_reach_so_that_a_short_budget_is_no_advantage():
     # under exponential times 80 delayed updates end long before 40 rounds of two, and bring next to nothing
     dose = dose_of({1: 100.0, 3: 1.0})
     dose.put_on_clock("exponential:1", arrival_seconds)
@@ -83,7 +82,7 @@ def test_times_are_compared_at_the_lowest_loss_that_both_reach_so_that_a_short_b
     assert response.gap.estimate > 1
 
 
-def test_the_gap_is_taken_when_the_shorter_budget_ends() -> None:
+def test_the_gap_is_taken_when_the_shorter_budget_ends():
     # 80 updates in 40 s bring 4.0 at half the worth; 40 rounds in 40 s bring 4.0 too
     dose = dose_of({1: 2.0, 3: 1.0})
     dose.put_on_clock("constant:1", arrival_seconds)
@@ -92,7 +91,7 @@ def test_the_gap_is_taken_when_the_shorter_budget_ends() -> None:
     assert ahead.gap.estimate == pytest.approx(4.0 - 16.0)
 
 
-def test_which_share_of_the_improvement_is_compared_moves_the_ratio_and_all_are_told() -> None:
+def test_which_share_of_the_improvement_is_compared_moves_the_ratio_and_all_are_told():
     # rounds bring .1 each; delayed updates .2 each down to 7 and then next to nothing: soon half way, late at the end
     dose = dose_of({1: 1.0, 3: 1.0})
     bent = tuple(max(9.0 - 0.2 * version, 7.0 - 0.01 * (version - 10)) for version in range(81))
@@ -112,7 +111,7 @@ def test_which_share_of_the_improvement_is_compared_moves_the_ratio_and_all_are_
         assert f"seconds to {100 * share:3g} %: {answer(point)}" in text
 
 
-def test_a_mean_that_crosses_more_than_once_has_no_single_crossing() -> None:
+def test_a_mean_that_crosses_more_than_once_has_no_single_crossing():
     dose = dose_of({1: 1.0, 3: 8.0, 7: 4.0, 15: 32.0})
     dose.put_on_clock("constant:1", arrival_seconds)
     told = answer(dose.clocks[0].points[-1])
@@ -124,7 +123,7 @@ def test_a_mean_that_crosses_more_than_once_has_no_single_crossing() -> None:
     assert "is lost at" not in told
 
 
-def test_a_run_that_stands_for_both_algorithms_counts_once_among_the_rates_at_an_edge() -> None:
+def test_a_run_that_stands_for_both_algorithms_counts_once_among_the_rates_at_an_edge():
     dose = dose_of({0: 1.0, 1: 1.0, 3: 1.0})
     curves = {DELAYED: dose.curves[DELAYED], REFERENCE: {**dose.curves[REFERENCE], 0: dose.curves[DELAYED][0]}}
     chosen = {name: {**dose.chosen[name], 0: (5e-4, True)} for name in (DELAYED, REFERENCE)}
@@ -133,19 +132,19 @@ def test_a_run_that_stands_for_both_algorithms_counts_once_among_the_rates_at_an
     assert any("the same run" in line for line in dose.lines())
 
 
-def test_a_run_that_never_gets_below_its_first_loss_has_no_time_and_says_so() -> None:
+def test_a_run_that_never_gets_below_its_first_loss_has_no_time_and_says_so():
     dose = dose_of({1: -1.0, 3: 1.0})
     with pytest.raises(UsageError, match="delay 1, seed 100: one of the two runs never gets below its first loss"):
         dose.put_on_clock("constant:1", arrival_seconds)
 
 
-def test_at_delay_0_there_is_nothing_to_compare() -> None:
+def test_at_delay_0_there_is_nothing_to_compare():
     dose = dose_of({0: 1.0, 1: 1.0, 3: 1.0})
     dose.put_on_clock("constant:1", arrival_seconds)
     assert [response.delay for response in dose.clocks[0].responses] == [1, 3]
 
 
-def test_table_and_picture_are_written(tmp_path: Path) -> None:
+def test_table_and_picture_are_written(tmp_path):
     dose = dose_of({0: 1.0, 1: 1.0, 3: 2.0, 7: 16.0})
     dose.put_on_clock("constant:1", arrival_seconds)
     text = "\n".join(dose.lines())
@@ -157,7 +156,7 @@ def test_table_and_picture_are_written(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def script(monkeypatch):
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -166,8 +165,8 @@ def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.slow
 def test_pairs_of_real_processes_are_timed_at_the_rates_of_the_virtual_clock_and_kept_apart(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    script, tmp_path, monkeypatch, capsys
+):
     (tmp_path / "train.txt").write_text(sentences(200, seed=0))
     (tmp_path / "eval.txt").write_text(sentences(20, seed=1))
     text = {"data": str(tmp_path / "train.txt"), "eval_data": str(tmp_path / "eval.txt")}
@@ -220,9 +219,7 @@ def test_pairs_of_real_processes_are_timed_at_the_rates_of_the_virtual_clock_and
     assert "--measured needs a core for every thread" in capsys.readouterr().err
 
 
-def test_a_measured_pair_says_which_is_sooner_and_an_oversubscribed_one_that_it_compares_nothing(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_measured_pair_says_which_is_sooner_and_an_oversubscribed_one_that_it_compares_nothing(capsys):
     dose = dose_of({1: 1.0, 3: 1.0})
     dose.put_on_clock("constant:1", arrival_seconds)
     even, _ = dose.clocks[0].responses
@@ -240,7 +237,7 @@ def test_a_measured_pair_says_which_is_sooner_and_an_oversubscribed_one_that_it_
     assert "2 of these runs had more threads than cores" in note
 
 
-def test_a_folder_that_is_no_dose_response_sweep_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_dose_response_sweep_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"run experiments/dose_response\.py"):
         read_dose(tmp_path)
     (tmp_path / "plan.json").write_text(json.dumps({"arms": [{"name": "a", "algorithm": "async"}], "runs": []}))

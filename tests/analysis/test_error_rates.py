@@ -1,7 +1,5 @@
 """The tables of error rates: all rows, rates that belong to their studies, and messages for bad flags."""
 
-from __future__ import annotations
-
 import statistics
 import subprocess
 import sys
@@ -13,16 +11,16 @@ SCRIPT = Path(__file__).resolve().parents[2] / "experiments" / "benchmarks" / "e
 FEW = ("--studies", "10", "--task-studies", "2")
 
 
-def error_rates(*flags: str) -> subprocess.CompletedProcess[str]:
+def error_rates(*flags):
     return subprocess.run([sys.executable, str(SCRIPT), *flags], capture_output=True, text=True, timeout=240)
 
 
-def shares_of(row: str) -> list[float]:
+def shares_of(row):
     return [float(cell) for cell in row.split()[2::4]]
 
 
 @pytest.mark.slow
-def test_the_tables_have_a_row_per_noise_and_number_of_pairs() -> None:
+def test_the_tables_have_a_row_per_noise_and_number_of_pairs():
     done = error_rates(*FEW)
     assert (done.returncode, done.stderr) == (0, "")
     nulls, one_arm, families, looks, power, intervals, improvement = (
@@ -56,7 +54,7 @@ def test_the_tables_have_a_row_per_noise_and_number_of_pairs() -> None:
 
 
 @pytest.mark.parametrize(("flag", "value"), [("--studies", "0"), ("--task-studies", "0"), ("--seed", "-1")])
-def test_bad_flags_are_refused_with_exit_code_2(flag: str, value: str) -> None:
+def test_bad_flags_are_refused_with_exit_code_2(flag, value):
     done = error_rates(flag, value)
     assert done.returncode == 2
     assert f"error: {flag} must be" in done.stderr

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from pathlib import Path
 
 import numpy
 import pytest
@@ -12,7 +11,6 @@ from reading import ASYNC, SYNC, question, results_of, row_of, trust_of
 from synthetic import STRAGGLER, SyntheticArm, edit_json, planned, straight, write_finetuning, write_study
 
 from analysis.findings.judging import FOUND_AFTER_OTHERS, SHOWN_AFTER_OTHERS, RestrictedTimes, judge
-from analysis.findings.results import Results
 from analysis.findings.sentence import conditions as conditions_in_words
 from analysis.findings.sentence import supported
 from analysis.findings.times import ReachedCurve, ReachedPanel
@@ -27,19 +25,19 @@ from analysis.statistics.intervals import Interval
 GROUP = f"4 workers, virtual clock, {STRAGGLER}"
 
 
-def study_of(folder: Path, treatment, reference, **registration) -> Results:
+def study_of(folder, treatment, reference, **registration):
     curves = {SYNC.name: reference, ASYNC.name: treatment}
     return results_of(
         write_study(folder, curves, [SYNC, ASYNC], registration={"num_seeds": len(treatment), **registration})
     )
 
 
-def everything(found: Results) -> str:
+def everything(found):
     """What is said at the top, in the headline and in small type below it."""
     return " ".join(text for headline in found.headlines for text in (headline.text, *headline.details))
 
 
-def ends_early(missing: int):
+def ends_early(missing):
     """Async is watched for 10 s: 8 - `missing` runs are at 5.0 after 6 to 9.5 s, the others never. Sync needs 20 s."""
     there = [straight(6.0, 4.0, seconds=12.0 + number)[:4] for number in range(8 - missing)]
     treatment = [[*curve[:3], (160, 10.0, 4.9)] for curve in there]
@@ -70,13 +68,13 @@ def test_times_are_told_up_to_the_end_of_the_first_run_that_missed_the_target(tm
     )
 
 
-def never_there(seeds: int = 8):
+def never_there(seeds=8):
     """Async ends at 5.2 with all its seconds used up; sync reaches the target of 5.0 after 5, 5.5, ... of its 10 s."""
     treatment = [straight(6.0, 5.2, seconds=10.0, samples=320)] * seeds
     return treatment, [straight(6.0, 4.0 + 0.1 * number, seconds=10.0) for number in range(seeds)]
 
 
-def in_seconds(folder: Path, treatment, reference, seconds: float = 10.0) -> Results:
+def in_seconds(folder, treatment, reference, seconds=10.0):
     """A study in which every run had the same budget in seconds."""
     budget = {"samples": None, "seconds": seconds}
     arms = [dataclasses.replace(arm, settings=budget) for arm in (SYNC, ASYNC)]
@@ -169,7 +167,7 @@ def test_losses_between_two_evaluations_are_said_to_be_read_there(tmp_path):
 SMALL = SyntheticArm("sync_small", batch_size=4)
 
 
-def of_unequal_batches(folder: Path) -> Path:
+def of_unequal_batches(folder):
     """Async and the control arm make 40 updates of 16 samples, sync 10 of 64."""
     curves = {
         SYNC.name: [straight(6.0, 4.0, seconds=10.0, samples=640)] * 8,
@@ -369,7 +367,7 @@ def test_table_1_says_up_to_which_second_and_at_which(tmp_path):
     assert {row[5].small for row in table.rows} == {"n = 8; at 10.00 virtual s"}
 
 
-def close(improvement: float):
+def close(improvement):
     """Both arms end alike after an improvement of so much; the margin is 0.02."""
     gaps = [0.001, -0.001, 0.002, -0.002, 0.001, -0.001, 0.002, -0.002]
     reference = [straight(6.0, 6.0 - improvement, seconds=10.0)] * 8
@@ -486,7 +484,7 @@ def test_a_tuning_criterion_that_is_not_the_endpoint_is_told(tmp_path, endpoint,
 
 @pytest.fixture
 def drawn(example):
-    def draw(*curves: ReachedCurve):
+    def draw(*curves):
         panel = ReachedPanel(example.groups[0].name, 5.0, "pilots", 20.0, "of every run", None, curves, ())
         picture = time_to_target(Cast(example), panel)
         assert picture is not None

@@ -1,10 +1,7 @@
 """Exact tests hold their level whatever the data, mathematics survives rounding, and the verdict follows its rules."""
 
-from __future__ import annotations
-
 import itertools
 import math
-from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
@@ -33,11 +30,11 @@ dyadic = st.integers(-4096, 4096).map(lambda k: k / 64)
 integers = st.lists(st.integers(-50, 50), min_size=1, max_size=10)
 
 
-def generator() -> np.random.Generator:
+def generator():
     return np.random.default_rng(7)
 
 
-def exact_p(differences: list[Fraction]) -> Fraction:
+def exact_p(differences):
     """The definition, in rational numbers."""
     observed = abs(sum(differences))
     patterns = list(itertools.product((-1, 1), repeat=len(differences)))
@@ -47,17 +44,17 @@ def exact_p(differences: list[Fraction]) -> Fraction:
 
 @given(integers)
 @examples
-def test_sign_flip_is_the_count_of_all_patterns(differences: list[int]) -> None:
+def test_sign_flip_is_the_count_of_all_patterns(differences):
     assert Fraction(sign_flip(differences, generator())) == exact_p([Fraction(d) for d in differences])
 
 
 @given(integers, st.sampled_from([0.1, 1 / 3, 1e-9, 7e200, 1e-300]))
 @examples
-def test_sign_flip_counts_sums_as_equal_that_only_rounding_tells_apart(differences: list[int], unit: float) -> None:
+def test_sign_flip_counts_sums_as_equal_that_only_rounding_tells_apart(differences, unit):
     assert sign_flip([unit * d for d in differences], generator()) == sign_flip(differences, generator())
 
 
-def test_sums_that_are_equal_in_mathematics_are_equal() -> None:
+def test_sums_that_are_equal_in_mathematics_are_equal():
     assert 0.1 + 0.2 != 0.3
     assert sign_flip([0.1, 0.2, -0.3], generator()) == 1.0
     assert sign_flip([0.1, 0.2, 0.3, -0.6, 0.0], generator()) == 1.0
@@ -69,7 +66,7 @@ def test_sums_that_are_equal_in_mathematics_are_equal() -> None:
 
 @given(st.lists(dyadic, min_size=1, max_size=EXACT_PAIRS), st.randoms(use_true_random=False))
 @quick
-def test_sign_flip_does_not_see_the_order_nor_the_direction(differences: list[float], random) -> None:
+def test_sign_flip_does_not_see_the_order_nor_the_direction(differences, random):
     p = sign_flip(differences, generator())
     shuffled = list(differences)
     random.shuffle(shuffled)
@@ -80,7 +77,7 @@ def test_sign_flip_does_not_see_the_order_nor_the_direction(differences: list[fl
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=6))
 @quick
-def test_sign_flip_rejects_at_most_alpha_of_the_patterns_of_any_magnitudes(magnitudes: list[float]) -> None:
+def test_sign_flip_rejects_at_most_alpha_of_the_patterns_of_any_magnitudes(magnitudes):
     patterns = itertools.product((-1, 1), repeat=len(magnitudes))
     p_values = [sign_flip(np.multiply(signs, magnitudes), generator()) for signs in patterns]
     # the share of patterns with p <= alpha is at most alpha, at every alpha that occurs
@@ -88,19 +85,19 @@ def test_sign_flip_rejects_at_most_alpha_of_the_patterns_of_any_magnitudes(magni
         assert sum(p <= alpha for p in p_values) / len(p_values) <= alpha
 
 
-def test_sums_that_differ_by_a_billionth_are_not_equal() -> None:
+def test_sums_that_differ_by_a_billionth_are_not_equal():
     assert sign_flip([1.0, 1e-9], generator()) == 2 / 4
     assert sign_flip([1.0, -1e-9], generator()) == 4 / 4
 
 
-def test_zero_differences_take_part() -> None:
+def test_zero_differences_take_part():
     assert sign_flip([0.0] * 8, generator()) == 1.0
     assert sign_flip([-0.0, 0.0], generator()) == 1.0
     # 2 of the 2^6 patterns of the others are as far; each zero doubles both
     assert sign_flip([1, 2, 3, 4, 5, 6, 0, 0], generator()) == 2 / 64
 
 
-def test_sign_flip_agrees_with_scipy() -> None:
+def test_sign_flip_agrees_with_scipy():
     differences = generator().normal(0.4, 1, 11)
     theirs = stats.permutation_test(
         (differences,), np.sum, permutation_type="samples", n_resamples=np.inf, alternative="two-sided"
@@ -109,7 +106,7 @@ def test_sign_flip_agrees_with_scipy() -> None:
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.4, 0.7])
-def test_many_pairs_are_sampled_and_agree_with_the_normal_limit(shift: float) -> None:
+def test_many_pairs_are_sampled_and_agree_with_the_normal_limit(shift):
     differences = generator().normal(shift, 1, 60)
     p = sign_flip(differences, generator())
     z = abs(differences.sum()) / math.sqrt((differences**2).sum())
@@ -119,7 +116,7 @@ def test_many_pairs_are_sampled_and_agree_with_the_normal_limit(shift: float) ->
     assert sign_flip(differences[::-1], generator()) == p  # the same draws, whatever the order of the seeds
 
 
-def test_the_largest_exact_count_and_the_sampled_one_agree() -> None:
+def test_the_largest_exact_count_and_the_sampled_one_agree():
     differences = generator().normal(0.3, 1, EXACT_PAIRS)
     exact = sign_flip(differences, generator())
     sampled = sign_flip([*differences, 0.0], generator())  # a zero changes no share, but 31 pairs are sampled
@@ -129,7 +126,7 @@ def test_the_largest_exact_count_and_the_sampled_one_agree() -> None:
 
 @given(st.lists(st.tuples(dyadic, dyadic), min_size=2, max_size=12), dyadic, st.randoms(use_true_random=False))
 @examples
-def test_a_paired_difference_turns_shifts_and_forgets_the_order(pairs, constant: float, random) -> None:
+def test_a_paired_difference_turns_shifts_and_forgets_the_order(pairs, constant, random):
     treatment, reference = (list(side) for side in zip(*pairs, strict=True))
     result = paired_difference(treatment, reference, generator())
     assume(not result.nothing_varied)
@@ -150,13 +147,13 @@ def test_a_paired_difference_turns_shifts_and_forgets_the_order(pairs, constant:
     assert paired_difference(*zip(*pairs, strict=True), generator()) == result  # bit for bit, the interval included
 
 
-def test_the_order_of_seeds_changes_no_bit_of_ordinary_losses_either() -> None:
+def test_the_order_of_seeds_changes_no_bit_of_ordinary_losses_either():
     ours, theirs = generator().normal(6, 0.1, (2, 9))
     order = generator().permutation(9)
     assert paired_difference(ours[order], theirs[order], generator()) == paired_difference(ours, theirs, generator())
 
 
-def test_the_t_test_is_scipys() -> None:
+def test_the_t_test_is_scipys():
     ours, theirs = generator().normal(6, 0.1, (2, 9))
     result = paired_difference(ours, theirs, generator())
     scipys = stats.ttest_rel(ours, theirs)
@@ -169,7 +166,7 @@ def test_the_t_test_is_scipys() -> None:
     assert result.effect == pytest.approx(scipys.statistic / 3)
 
 
-def test_one_pair_and_equal_differences_leave_out_what_is_not_defined() -> None:
+def test_one_pair_and_equal_differences_leave_out_what_is_not_defined():
     one = paired_difference([1.0], [2.0], generator())
     assert (one.difference, one.effect, one.t_p, one.p) == (Interval(-1.0, None, None, 0.95, 1), None, None, 1.0)
     assert not one.nothing_varied
@@ -178,7 +175,7 @@ def test_one_pair_and_equal_differences_leave_out_what_is_not_defined() -> None:
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.1])
-def test_differences_that_do_not_vary_measure_nothing(shift: float) -> None:
+def test_differences_that_do_not_vary_measure_nothing(shift):
     reference = [6.1, 6.2, 6.3, 5.9, 6.7, 6.4, 6.6, 5.3]
     treatment = [value + shift for value in reference]  # with 0.1 they are equal but for rounding
     result = paired_difference(treatment, reference, generator())
@@ -190,7 +187,7 @@ def test_differences_that_do_not_vary_measure_nothing(shift: float) -> None:
     assert (equivalence.interval.low, equivalence.interval.high) == (None, None)
 
 
-NOT_NUMBERS: list[tuple[Callable[[], object], str]] = [
+NOT_NUMBERS = [
     (lambda: sign_flip([1.0, math.nan], generator()), r"differences\[1\] is nan"),
     (lambda: sign_flip([], generator()), "must be a list of numbers"),
     (lambda: t_interval([[1.0]]), r"shape \(1, 1\)"),
@@ -216,7 +213,7 @@ NOT_NUMBERS: list[tuple[Callable[[], object], str]] = [
 
 
 @pytest.mark.parametrize(("call", "message"), NOT_NUMBERS, ids=[message for _, message in NOT_NUMBERS])
-def test_what_cannot_be_used_is_refused_with_a_message(call: Callable[[], object], message: str) -> None:
+def test_what_cannot_be_used_is_refused_with_a_message(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 
@@ -225,14 +222,14 @@ SIZES = (6, 8, 10)
 STUDIES = 2_000
 
 
-def null_pairs(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def null_pairs(n, seed):
     """Losses of `STUDIES` studies: a seed's own level and exchangeable noise, so that differences are normal."""
     draws = np.random.default_rng(seed)
     level = draws.normal(6, 0.2, (STUDIES, n))
     return level + draws.normal(0, 0.1, (STUDIES, n)), level + draws.normal(0, 0.1, (STUDIES, n))
 
 
-def test_null_studies_are_rejected_at_the_nominal_level() -> None:
+def test_null_studies_are_rejected_at_the_nominal_level():
     all_by_t = 0
     for n in SIZES:
         results = [paired_difference(a, b, generator()) for a, b in zip(*null_pairs(n, seed=n), strict=True)]
@@ -250,7 +247,7 @@ def test_null_studies_are_rejected_at_the_nominal_level() -> None:
 
 
 @pytest.mark.parametrize("n", SIZES)
-def test_equivalence_at_the_margin_itself_is_found_in_at_most_alpha_of_the_studies(n: int) -> None:
+def test_equivalence_at_the_margin_itself_is_found_in_at_most_alpha_of_the_studies(n):
     margin = 0.2
     found = inside = 0
     for a, b in zip(*null_pairs(n, seed=100 + n), strict=True):
@@ -261,7 +258,7 @@ def test_equivalence_at_the_margin_itself_is_found_in_at_most_alpha_of_the_studi
     assert found / STUDIES <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / STUDIES)
 
 
-def test_equivalence_is_two_one_sided_t_tests() -> None:
+def test_equivalence_is_two_one_sided_t_tests():
     ours, theirs = generator().normal(6, 0.1, (2, 8))
     result = tost_paired(ours, theirs, 0.1)
     above = stats.ttest_1samp(ours - theirs, 0.1, alternative="less").pvalue
@@ -276,7 +273,7 @@ def test_equivalence_is_two_one_sided_t_tests() -> None:
     assert [unpaired.interval.low, unpaired.interval.high] == pytest.approx([interval.low, interval.high])
 
 
-def test_one_pair_is_not_equivalent() -> None:
+def test_one_pair_is_not_equivalent():
     one = tost_paired([6.0], [6.0], margin=1.0)
     assert (one.p, one.equivalent) == (None, False)
     assert tost_independent([6.0], [6.0, 6.0], margin=1.0).p is None
@@ -285,7 +282,7 @@ def test_one_pair_is_not_equivalent() -> None:
 
 @given(st.lists(st.tuples(dyadic, dyadic), min_size=2, max_size=9))
 @examples
-def test_equivalence_does_not_see_which_is_which(pairs) -> None:
+def test_equivalence_does_not_see_which_is_which(pairs):
     ours, theirs = zip(*pairs, strict=True)
     result, swapped = tost_paired(ours, theirs, 1.0), tost_paired(theirs, ours, 1.0)
     assert (result.p, result.equivalent) == (swapped.p, swapped.equivalent)
@@ -293,19 +290,19 @@ def test_equivalence_does_not_see_which_is_which(pairs) -> None:
 
 @given(integers, integers)
 @examples
-def test_the_probability_of_improvement_is_mann_whitneys_and_swaps(x: list[int], y: list[int]) -> None:
+def test_the_probability_of_improvement_is_mann_whitneys_and_swaps(x, y):
     u = stats.mannwhitneyu(x, y, method="asymptotic").statistic
     assert probability_of_improvement(x, y) == pytest.approx(u / (len(x) * len(y)))
     assert probability_of_improvement(y, x) == pytest.approx(1 - probability_of_improvement(x, y))
 
 
-def subset_means(values: list[float]) -> list[float]:
+def subset_means(values):
     subsets = itertools.chain.from_iterable(itertools.combinations(values, size) for size in range(1, len(values) + 1))
     return sorted(math.fsum(subset) / len(subset) for subset in subsets)
 
 
 @pytest.mark.parametrize(("n", "alpha", "divisor"), [(6, 0.05, 1), (7, 0.05, 2), (8, 0.05, 1), (9, 0.1, 3)])
-def test_the_interval_of_the_sign_flip_test_ends_at_means_of_subsets(n: int, alpha: float, divisor: int) -> None:
+def test_the_interval_of_the_sign_flip_test_ends_at_means_of_subsets(n, alpha, divisor):
     reference = generator().normal(6, 1, n)
     treatment = reference + generator().normal(0.4, 1, n)
     p = sign_flip(treatment - reference, generator())
@@ -316,7 +313,7 @@ def test_the_interval_of_the_sign_flip_test_ends_at_means_of_subsets(n: int, alp
     assert found.level == pytest.approx(1 - alpha / divisor)
 
 
-def test_an_interval_that_ends_at_0_holds_it() -> None:
+def test_an_interval_that_ends_at_0_holds_it():
     values = [0.0, 0.0, 1.0, 2.0, 3.0, 4.0]
     p = sign_flip(values, generator())
     assert p >= 0.05
@@ -324,19 +321,19 @@ def test_an_interval_that_ends_at_0_holds_it() -> None:
     assert found.low == 0.0
 
 
-def test_so_few_pairs_have_no_interval_where_nothing_can_be_rejected() -> None:
+def test_so_few_pairs_have_no_interval_where_nothing_can_be_rejected():
     assert shift_interval([1.0] * 5, [0.0, 1.0, 2.0, 0.0, 1.0], 0.0625, generator()).low is None
     assert ratio_interval([1.0] * 6, [2.0] * 6, 0.03125, generator(), 0.05, 2).high is None
 
 
-def test_the_interval_of_many_pairs_agrees_with_the_p_that_it_is_given() -> None:
+def test_the_interval_of_many_pairs_agrees_with_the_p_that_it_is_given():
     ours, theirs = generator().normal(0.35, 1, 40), [0.0] * 40
     for p in (0.049, 0.051):  # whatever patterns were drawn
         found = shift_interval(ours, theirs, p, generator())
         assert (found.low <= 0 <= found.high) == (p >= 0.05)
 
 
-def test_the_ratio_is_rejected_with_the_difference() -> None:
+def test_the_ratio_is_rejected_with_the_difference():
     ours, theirs = generator().uniform(5, 9, (2, 8))
     p = sign_flip(ours - theirs, generator())
     for alpha in (p * 0.99, p * 1.01):

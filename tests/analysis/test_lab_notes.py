@@ -19,7 +19,7 @@ ONE = SyntheticArm("single", 1, "measured", None, batch_size=64)
 SYNC, ASYNC = (SyntheticArm(name, 2, "measured", None, batch_size=32) for name in ("sync", "async"))
 
 
-def study_of(folder: Path) -> Path:
+def study_of(folder):
     curves = {
         ONE.name: [straight(6.0, 5.0, seconds=20.0), straight(6.0, 5.2, seconds=24.0)],
         SYNC.name: [straight(6.0, 5.1, seconds=10.0), straight(6.0, 5.1, seconds=14.0)],
@@ -28,7 +28,7 @@ def study_of(folder: Path) -> Path:
     return write_study(folder, curves, [ONE, SYNC, ASYNC])
 
 
-def cells(line: str) -> list[str]:
+def cells(line):
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 

@@ -1,17 +1,13 @@
 """The arithmetic of the speed ladder, on rates that were made up: which rungs are kept, and what is said of them."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from analysis.findings.sentence import TIMES
-from analysis.findings.speed_ladder import NO_MEMORY, PARTS, Ladder, Ladders, ladder_of, read
+from analysis.findings.speed_ladder import NO_MEMORY, PARTS, Ladders, ladder_of, read
 from analysis.report.tables.speed_ladder import block, checklist, gains, prediction, score, validation
 from analysis.speed_ladder import main as report
 from analysis.speed_ladder import text as text_of
@@ -29,14 +25,14 @@ TURNS = range(5)
 SEEDS = range(8)
 
 
-def training(rate: float, loss: float = 1.0, score: float = 0.6) -> dict[str, Any]:
+def training(rate, loss=1.0, score=0.6):
     return {
         **{"samples_per_second": rate, "warmup_seconds": 0.5, "loss": loss, "score": score},
         **{"memory_bytes": 2**30, "gpu_bytes": 0, "busy_cores": 1.5, "busy_gpu": None},
     }
 
 
-def rung(name: str, box: str, times: float, spread: float = 0.01, loss: float = 0.0) -> dict[str, Any]:
+def rung(name, box, times, spread=0.01, loss=0.0):
     """A rung `times` as fast, up to a factor that rises and falls with the turns."""
     noise = [math.exp(spread * (-1) ** turn) for turn in TURNS]
     before = [training(10.0 + turn) for turn in TURNS]
@@ -44,7 +40,7 @@ def rung(name: str, box: str, times: float, spread: float = 0.01, loss: float = 
     return {"name": name, "box": box, "flags": f"--{name}", "reason": "", "before": before, "after": after}
 
 
-def ladder(**changes: Any) -> dict[str, Any]:
+def ladder(**changes):
     """Three rungs that pay, 4 x 2 x 1.5; one that costs, one that is noise, one that was not measured."""
     skipped = {"name": "compile", "box": "torch.compile", "flags": "--compile", "reason": "too long", "before": []}
     noise = [0.002 * (-1) ** seed for seed in SEEDS]
@@ -77,7 +73,7 @@ def ladder(**changes: Any) -> dict[str, Any]:
     return found | changes
 
 
-def test_ratios_are_taken_turn_by_turn_and_pay_only_with_their_whole_interval() -> None:
+def test_ratios_are_taken_turn_by_turn_and_pay_only_with_their_whole_interval():
     found = speed_up([1.0, 10.0, 100.0], [2.0, 20.0, 200.0])
     assert (found.median, found.lowest, found.highest, found.n) == (2.0, 2.0, 2.0, 3)
     assert found.pays
@@ -88,12 +84,12 @@ def test_ratios_are_taken_turn_by_turn_and_pay_only_with_their_whole_interval() 
 
 
 @pytest.mark.parametrize(("before", "after"), [([1.0], [1.0, 2.0]), ([0.0], [1.0]), ([], []), ([1.0], [math.inf])])
-def test_rates_that_are_no_pairs_or_no_rates_are_refused(before: list[float], after: list[float]) -> None:
+def test_rates_that_are_no_pairs_or_no_rates_are_refused(before, after):
     with pytest.raises(ValueError, match=r"pairs|above 0|list of numbers|is inf"):
         speed_up(before, after)
 
 
-def test_a_rung_that_does_not_pay_is_left_out_of_the_product() -> None:
+def test_a_rung_that_does_not_pay_is_left_out_of_the_product():
     found = ladder_of(ladder())
     words = {rung.name: rung.word for rung in found.rungs}
     assert words == {
@@ -110,7 +106,7 @@ def test_a_rung_that_does_not_pay_is_left_out_of_the_product() -> None:
     assert change.estimate == pytest.approx(0.25)
 
 
-def test_the_first_rung_stays_though_it_does_not_pay_and_its_box_is_not_ticked() -> None:
+def test_the_first_rung_stays_though_it_does_not_pay_and_its_box_is_not_ticked():
     rungs = [rung("padding", "Dynamic padding", 0.9), rung("fused", "Fused optimizer", 1.5)]
     found = ladder_of(ladder(rungs=rungs, stacks=ladder()["stacks"][:1]))
     assert [(each.word, each.in_stack) for each in found.rungs] == [("does not pay", True), ("kept", True)]
@@ -118,7 +114,7 @@ def test_the_first_rung_stays_though_it_does_not_pay_and_its_box_is_not_ticked()
     assert [line[:3] for line in checklist(found)] == ["[ ]", "[x]"]
 
 
-def test_the_block_has_the_guide_s_three_lines_and_the_score() -> None:
+def test_the_block_has_the_guide_s_three_lines_and_the_score():
     assert block(ladder_of(ladder())).splitlines() == [
         "TRAINING SPEED COMPARISON: classification, posts",
         "=" * 60,
@@ -129,7 +125,7 @@ def test_the_block_has_the_guide_s_three_lines_and_the_score() -> None:
     ]
 
 
-def test_a_box_is_ticked_by_a_measured_gain_and_by_nothing_else() -> None:
+def test_a_box_is_ticked_by_a_measured_gain_and_by_nothing_else():
     ticked = {line.partition("] ")[2].partition(":")[0]: line[1] == "x" for line in checklist(ladder_of(ladder()))}
     assert ticked == {
         **{"Dynamic padding": True, "Gradient checkpointing": False, "More workers": True, "Prefetch": False},
@@ -140,7 +136,7 @@ def test_a_box_is_ticked_by_a_measured_gain_and_by_nothing_else() -> None:
     assert "[ ] torch.compile: compile not measured (too long)" in lines
 
 
-def test_every_box_of_the_validation_checklist_stands_beside_what_was_measured() -> None:
+def test_every_box_of_the_validation_checklist_stands_beside_what_was_measured():
     """The final stack takes 213.9 s an epoch where 2,000 s / 12.37 = 161.7 s were predicted: more than 1.2 times."""
     boxes = {
         box.name: (box.wanted, box.before, box.after, box.passed) for box in validation(ladder_of(ladder()), MACHINE)
@@ -159,7 +155,7 @@ def test_every_box_of_the_validation_checklist_stands_beside_what_was_measured()
     }
 
 
-def test_a_rung_that_ran_out_of_memory_fails_two_boxes() -> None:
+def test_a_rung_that_ran_out_of_memory_fails_two_boxes():
     rungs = [*ladder()["rungs"], {**rung("large", "Larger batch", 2.0), "reason": NO_MEMORY, "before": [], "after": []}]
     passed = {box.name: (box.after, box.passed) for box in validation(ladder_of(ladder(rungs=rungs)), MACHINE)}
     assert passed["no training out of memory"] == ("large", False)
@@ -170,12 +166,12 @@ def test_a_rung_that_ran_out_of_memory_fails_two_boxes() -> None:
     ("change", "box"),
     [({"loss": 1.1}, "loss as before"), ({"score": 0.5}, "score as before: macro_f1")],
 )
-def test_a_loss_or_a_score_that_is_lost_fails_its_box(change: dict[str, float], box: str) -> None:
+def test_a_loss_or_a_score_that_is_lost_fails_its_box(change, box):
     stacks = [{"rungs": ["padding"], "trainings": [training(50.0 + seed, 1.0, 0.6) | change for seed in SEEDS]}]
     assert {each.name: each.passed for each in validation(ladder_of(ladder(stacks=stacks)), MACHINE)}[box] is False
 
 
-def test_what_nobody_measured_is_not_known() -> None:
+def test_what_nobody_measured_is_not_known():
     few = scores(0.001, number=2)
     unknown = [box.name for box in validation(few, {"cores": 2}) if box.passed is None]
     assert unknown == ["memory used", "loss as before", "score as before: macro_f1"]
@@ -186,13 +182,13 @@ def test_what_nobody_measured_is_not_known() -> None:
     ]
 
 
-def test_the_product_of_the_rungs_stands_beside_what_was_measured() -> None:
+def test_the_product_of_the_rungs_stands_beside_what_was_measured():
     found = prediction(ladder_of(ladder()))
     assert found.startswith(f"Theoretical speed-up: 4.04 x 2.02 x 1.52 = 12.4{TIMES}. Measured: 9.35{TIMES}")
     assert f"{100 * 9.35 / ladder_of(ladder()).predicted:.0f} % of it" in found
 
 
-def test_what_the_gain_buys_follows_from_the_measured_ratio_and_counted_operations() -> None:
+def test_what_the_gain_buys_follows_from_the_measured_ratio_and_counted_operations():
     data, epochs, length, model = gains(ladder_of(ladder()))
     assert f"9.35{TIMES} the texts" in data
     assert "187,000" in data
@@ -204,7 +200,7 @@ def test_what_the_gain_buys_follows_from_the_measured_ratio_and_counted_operatio
     assert f"leaves 3.74{TIMES}" in gains(ladder_of(ladder(longest=256)))[2]
 
 
-def scores(*shifts: float, spread: float = 0.002, number: int = 8) -> Ladder:
+def scores(*shifts, spread=0.002, number=8):
     """A stack for each shift of the score, each with one rung more."""
     noise = [spread * (-1) ** seed for seed in range(number)]
     naive = [training(10.0, score=0.6 + each) for each in noise]
@@ -218,8 +214,8 @@ def scores(*shifts: float, spread: float = 0.002, number: int = 8) -> Ladder:
     return ladder_of(ladder(naive=naive, stacks=stacks))
 
 
-def test_the_score_is_called_equivalent_only_where_the_interval_lies_inside_the_margin() -> None:
-    def word(found: Ladder) -> str:
+def test_the_score_is_called_equivalent_only_where_the_interval_lies_inside_the_margin():
+    def word(found):
         return found.final.verdict.word
 
     assert word(scores(0.001)) == "equivalent"
@@ -243,9 +239,7 @@ def test_the_score_is_called_equivalent_only_where_the_interval_lies_inside_the_
         ((-0.1, -0.1, -0.1), 2, 2),  # no verdict at all
     ],
 )
-def test_the_final_stack_is_the_last_before_the_first_that_loses_score(
-    shifts: tuple[float, ...], number: int, final: int
-) -> None:
+def test_the_final_stack_is_the_last_before_the_first_that_loses_score(shifts, number, final):
     found = scores(*shifts, number=number)
     assert found.final is found.stacks[final]
     words = {rung.name: rung.word for rung in found.rungs}
@@ -260,7 +254,7 @@ def test_the_final_stack_is_the_last_before_the_first_that_loses_score(
         assert "left out for the score" in said
 
 
-def test_the_page_and_the_markdown_say_it_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_and_the_markdown_say_it_all(tmp_path, capsys):
     other = copy.deepcopy(ladder()) | {"task": "masked_lm", "score": "loss", "lower_is_better": True}
     found = {"schema": 2, "quick": False, "machine": MACHINE, "ladders": [ladder(), other]}
     (tmp_path / "ladder.json").write_text(json.dumps(found))
@@ -283,9 +277,7 @@ def test_the_page_and_the_markdown_say_it_all(tmp_path: Path, capsys: pytest.Cap
     assert read(tmp_path).num_seeds == 8
 
 
-def test_a_folder_without_a_ladder_is_refused_with_what_to_type(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_without_a_ladder_is_refused_with_what_to_type(tmp_path, capsys):
     assert report([str(tmp_path)]) == 2
     assert "python experiments/speed_ladder.py --quick" in capsys.readouterr().err
     (tmp_path / PARTS).write_text("{}")

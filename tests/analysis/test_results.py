@@ -6,7 +6,6 @@ import math
 import random
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy
 import pytest
@@ -28,7 +27,6 @@ from synthetic import (
 from analysis.findings.comparisons import FROM_SCRATCH, comparisons_of
 from analysis.findings.groups import groups_of
 from analysis.findings.judging import judge
-from analysis.findings.results import Results
 from analysis.findings.times import sensitivities
 from analysis.study.read import load_study
 
@@ -36,7 +34,7 @@ RING = SyntheticArm("ringmaster")
 GROUP = f"4 workers, virtual clock, {STRAGGLER}"
 
 
-def twice_as_fast(seeds: int = 6):
+def twice_as_fast(seeds=6):
     """Loss falls from 6 to 4: sync needs 10, 12, 14, ... seconds for it, async half of that."""
     return {
         SYNC.name: [straight(6.0, 4.0, seconds=10.0 + 2 * number) for number in range(seeds)],
@@ -45,7 +43,7 @@ def twice_as_fast(seeds: int = 6):
 
 
 @pytest.fixture(scope="module")
-def fast(tmp_path_factory) -> Results:
+def fast(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fast")
     return results_of(write_study(folder, twice_as_fast(), [SYNC, ASYNC], registration={"num_seeds": 6}))
 
@@ -167,7 +165,7 @@ def test_the_budget_is_the_shortest_run_that_ended_without_the_target(tmp_path):
     assert (row.wins, row.ties, row.n) == (6, 0, 6)
 
 
-def diverging(seeds: int = 6, which: int = 5):
+def diverging(seeds=6, which=5):
     curves = twice_as_fast(seeds)
     curves[ASYNC.name][which] = [(0, 0.0, 6.0), (40, 2.0, 7.0), (80, 4.0, None)]
     return curves
@@ -664,7 +662,7 @@ def test_a_guard_that_shows_nothing_is_not_passed(tmp_path):
     assert "does not lie inside ±64.0" in detail
 
 
-def guarded_study(folder: Path, curves: dict[str, list], arms: list[SyntheticArm]) -> tuple[str, str, str]:
+def guarded_study(folder, curves, arms):
     found = results_of(write_study(folder, curves, arms, registration={"num_seeds": 6}))
     item = trust_of(found, "sync guard")
     return item.value, item.level, item.detail
@@ -746,7 +744,7 @@ def test_without_a_one_process_arm_the_guard_is_not_run(fast):
     assert trust_of(fast, "sync guard").value == "not run"
 
 
-def write_scored(folder: Path, gains: dict[str, float], *, seeds: int = 6, repetitions: int = 2, **more: Any) -> None:
+def write_scored(folder, gains, *, seeds=6, repetitions=2, **more):
     """Fine-tuning runs whose macro-F1 is 0.5 + 0.01 seed + gain, ± 0.005 by repetition; a gain grows with the seed."""
     runs = []
     for number in range(seeds):
@@ -764,7 +762,7 @@ def write_scored(folder: Path, gains: dict[str, float], *, seeds: int = 6, repet
 
 
 @pytest.fixture(scope="module")
-def scored(tmp_path_factory) -> Results:
+def scored(tmp_path_factory):
     folder = write_study(
         tmp_path_factory.mktemp("scored"),
         twice_as_fast(7),

@@ -34,10 +34,10 @@ def test_a_third_arm_that_nobody_registered_and_whose_runs_failed(tmp_path, appr
     approved(found)
 
 
-def in_two_stretches(first: float, second: float):
+def in_two_stretches(first, second):
     """A curve that is halfway to the target after `first` seconds, and at it after `second`."""
 
-    def loss(time: float) -> float:
+    def loss(time):
         half = (FIRST_LOSS - TARGET) / 2
         return FIRST_LOSS - half * (time / first if time < first else 1 + (time - first) / (second - first))
 

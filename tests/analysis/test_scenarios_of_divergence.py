@@ -1,17 +1,13 @@
 """Diverged runs: worse than any loss, never at a target, and no gain for their arm."""
 
-from collections.abc import Sequence
-
 import pytest
 from reading import row_of
 from scenarios import EIGHT, SOONER, diverges, ends_at, reaches, two_arms
 
-from analysis.findings.results import Results
-
 FINAL = (5.00, 5.01, 4.99, 5.02, 4.98, 5.005, 4.995, 5.015)
 
 
-def ended(folder, ours: Sequence[float | None], first: float = 6.0) -> Results:
+def ended(folder, ours, first=6.0):
     """Against a reference that ends at `FINAL`; None: a run that diverged."""
     curves = [diverges(ends_at(4.9, first=first), 5) if loss is None else ends_at(loss, first=first) for loss in ours]
     return two_arms(folder, [ends_at(loss, first=first) for loss in FINAL], curves)

@@ -47,7 +47,7 @@ GAPS = (0.001, -0.001, 0.002, -0.002, 0.001, -0.001, 0.002, -0.002)
 LOSSES_DECIDE = {"primary": {"endpoint": "loss_at_equal_samples", "num_workers": 4, "clock": "virtual"}, "targets": {}}
 
 
-def gained(tenths: int, tmp_path, **registration):
+def gained(tenths, tmp_path, **registration):
     """A study in which both arms gain so many tenths of a nat, within 0.002 of each other; the margin is 0.02."""
     ours, theirs = ([ends_at(6 - tenths / 10 + gap) for gap in gaps] for gaps in (GAPS, [0.0] * 8))
     return two_arms(tmp_path, theirs, ours, registration=LOSSES_DECIDE | registration)

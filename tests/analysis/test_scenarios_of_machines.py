@@ -2,7 +2,6 @@
 
 import dataclasses
 import shutil
-from pathlib import Path
 
 import pytest
 from reading import row_of, trust_of
@@ -15,18 +14,18 @@ OLD = {"cpu": "slow old cpu", "cores": 4}
 NEW = {"cpu": "fast new cpu", "cores": 64}
 
 
-def measured(folder: Path, afterwards):
+def measured(folder, afterwards):
     """Async is 1.54 times sooner in every seed, by seconds that were measured."""
     curves = [[reaches(time) for time in times] for times in (EIGHT, SOONER)]
     return two_arms(folder, *curves, arms=ARMS, afterwards=afterwards)
 
 
-def folders(study: Path, arm: str) -> list[Path]:
+def folders(study, arm):
     return sorted((study / "test" / arm).glob("s*"))
 
 
 def test_all_runs_of_an_arm_on_a_faster_machine(tmp_path, approved):
-    def two_machines(study: Path) -> None:
+    def two_machines(study):
         for arm, machine in zip(ARMS, (OLD, NEW), strict=True):
             for run in folders(study, arm.name):
                 edit_json(run / "environment.json", **machine)
@@ -44,7 +43,7 @@ def test_all_runs_of_an_arm_on_a_faster_machine(tmp_path, approved):
 
 
 def test_pairs_on_two_machines_each_on_one_are_compared(tmp_path):
-    def by_seed(study: Path) -> None:
+    def by_seed(study):
         for arm in ARMS:
             for number, run in enumerate(folders(study, arm.name)):
                 edit_json(run / "environment.json", **(OLD if number % 2 else NEW))
@@ -54,7 +53,7 @@ def test_pairs_on_two_machines_each_on_one_are_compared(tmp_path):
 
 
 def test_two_pairs_of_eight_on_unlike_machines(tmp_path, approved):
-    def two_of_async(study: Path) -> None:
+    def two_of_async(study):
         for run in folders(study, ARMS[1].name)[6:]:
             edit_json(run / "environment.json", **NEW)
 
@@ -68,7 +67,7 @@ def test_two_pairs_of_eight_on_unlike_machines(tmp_path, approved):
 
 @pytest.mark.parametrize("change", [{"threads_per_worker": 2}, {"device": "cuda"}])
 def test_threads_and_devices_are_a_part_of_an_arm(tmp_path, change):
-    def one_of_sync(study: Path) -> None:
+    def one_of_sync(study):
         edit_json(folders(study, ARMS[0].name)[0] / "environment.json", **change)
 
     row = row_of(measured(tmp_path, one_of_sync), "time_to_target", **NAMES)
@@ -77,27 +76,27 @@ def test_threads_and_devices_are_a_part_of_an_arm(tmp_path, change):
 
 
 def test_other_builds_of_torch_are_other_machines(tmp_path):
-    def newer(study: Path) -> None:
+    def newer(study):
         for run in folders(study, ARMS[1].name):
             edit_json(run / "environment.json", versions={"torch": "2.13.0+cu130"})
 
     assert row_of(measured(tmp_path, newer), "time_to_target", **NAMES).word == "not comparable"
 
 
-def load(others: float, stolen: float) -> dict:
+def load(others, stolen):
     return {"machine_load": {"cores": 2, "own_share": 0.05, "others_share": others, "stolen_share": stolen}}
 
 
 @pytest.mark.parametrize(("others", "stolen", "family"), [(0.05, 0.04, "primary"), (0.02, 0.09, "exploratory")])
 def test_a_tenth_of_the_machine_may_be_used_by_others_or_stolen(tmp_path, others, stolen, family):
-    def busy(study: Path) -> None:
+    def busy(study):
         edit_json(folders(study, ARMS[0].name)[3] / "summary.json", **load(others, stolen))
 
     assert row_of(measured(tmp_path, busy), "time_to_target", **NAMES).family == family
 
 
 def test_a_machine_that_others_used(tmp_path, approved):
-    def busy(study: Path) -> None:
+    def busy(study):
         for run in folders(study, ARMS[0].name):
             edit_json(run / "summary.json", **load(0.9, 0.0))
 
@@ -114,7 +113,7 @@ def test_a_machine_that_others_used(tmp_path, approved):
 
 
 def test_the_slowest_runs_of_an_arm_failed(tmp_path, approved):
-    def two_fail(study: Path) -> None:
+    def two_fail(study):
         for run in folders(study, ASYNC.name)[6:]:
             edit_json(run / "summary.json", status="FAILED", message="worker died")
 
@@ -128,7 +127,7 @@ def test_the_slowest_runs_of_an_arm_failed(tmp_path, approved):
 
 
 def test_the_slowest_runs_of_an_arm_are_missing(tmp_path, approved):
-    def two_vanish(study: Path) -> None:
+    def two_vanish(study):
         for run in folders(study, ASYNC.name)[6:]:
             shutil.rmtree(run)
 

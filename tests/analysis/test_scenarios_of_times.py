@@ -4,19 +4,17 @@ import numpy
 import pytest
 from reading import results_of, row_of
 from scenarios import ASYNC, EIGHT, SOONER, SYNC, reaches, two_arms
-from synthetic import Curve, SyntheticArm, write_study
-
-from analysis.findings.results import Results
+from synthetic import SyntheticArm, write_study
 
 
-def falls(generator: numpy.random.Generator, evaluations: int) -> Curve:
+def falls(generator, evaluations):
     """One true curve, whose plateau is just below the target, with the fluctuation of every evaluation."""
     shares = numpy.linspace(0.0, 1.0, evaluations)
     losses = 4.98 + 1.02 * numpy.exp(-4 * shares) + generator.normal(0.0, 0.03, evaluations) * (shares > 0)
     return [(round(1600 * share), 100.0 * share, loss) for share, loss in zip(shares, losses, strict=True)]
 
 
-def seconds_of(found: Results) -> tuple[float, float]:
+def seconds_of(found):
     row = row_of(found, "time_to_target")
     return row.treatment_mean, row.reference_mean
 
@@ -32,7 +30,7 @@ def test_an_arm_that_was_evaluated_eight_times_as_often(tmp_path, approved):
 
 
 def test_a_dip_below_the_target_for_one_evaluation(tmp_path, approved):
-    def dips(seconds: int) -> Curve:
+    def dips(seconds):
         curve = [(80 * k, 5.0 * k, 6.0 - 0.85 * min(1.0, k / 10)) for k in range(21)]
         curve[seconds // 5] = (*curve[seconds // 5][:2], 4.999)
         return curve

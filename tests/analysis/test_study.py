@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from pathlib import Path
 
 import pytest
 import yaml
@@ -28,7 +27,7 @@ SYNC, ASYNC = SyntheticArm("sync"), SyntheticArm("async")
 FALL = straight(6.0, 4.0, seconds=10.0)
 
 
-def small(folder: Path, *, seeds: int = 2, registration=None) -> Path:
+def small(folder, *, seeds=2, registration=None):
     curves = {SYNC.name: [FALL] * seeds, ASYNC.name: [FALL] * seeds}
     return write_study(folder, curves, [SYNC, ASYNC], registration=registration)
 

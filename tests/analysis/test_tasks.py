@@ -1,7 +1,5 @@
 """``python -m analysis.tasks``: what it prints and draws of several studies, and which it refuses."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy
@@ -9,7 +7,7 @@ import pytest
 from matplotlib.colors import to_hex
 from synthetic import SyntheticArm, straight, write_study
 
-from analysis.findings.tasks import AcrossTasks, Task, across, read_task
+from analysis.findings.tasks import Task, across, read_task
 from analysis.report.figures.pictures import looks
 from analysis.report.figures.profiles import pictures, save_profiles
 from analysis.tasks import main
@@ -18,7 +16,7 @@ NAMES = ("performance-profile", "interquartile-mean", "probability-of-improvemen
 
 
 @pytest.fixture
-def found() -> AcrossTasks:
+def found():
     """Three tasks of six seeds; a run of async is worse than before training."""
     draws = numpy.random.default_rng(7)
     tasks = []
@@ -31,7 +29,7 @@ def found() -> AcrossTasks:
     return across(tasks, numpy.random.default_rng(0))
 
 
-def test_the_profile_shows_the_share_of_runs_above_each_score_and_its_band(found: AcrossTasks) -> None:
+def test_the_profile_shows_the_share_of_runs_above_each_score_and_its_band(found):
     axes = pictures(found)[0].figure.axes[0]
     left, right = axes.get_xlim()
     assert -0.2 < left < 0 < 1 < right  # what is worse than before training is not worth the room
@@ -53,7 +51,7 @@ def test_the_profile_shows_the_share_of_runs_above_each_score_and_its_band(found
         assert corners >= {(score, share.high) for score, share in row.profile}
 
 
-def test_the_bars_reach_over_the_intervals_with_a_line_at_the_estimate(found: AcrossTasks) -> None:
+def test_the_bars_reach_over_the_intervals_with_a_line_at_the_estimate(found):
     sync, late = found.algorithms
     _, middles, better = (picture.figure.axes[0] for picture in pictures(found))
     for axes, expected in (
@@ -74,13 +72,13 @@ def test_the_bars_reach_over_the_intervals_with_a_line_at_the_estimate(found: Ac
     assert better.lines[0].get_xdata() == [0.5, 0.5]
 
 
-def test_pictures_are_the_same_bytes_every_time(found: AcrossTasks, tmp_path: Path) -> None:
+def test_pictures_are_the_same_bytes_every_time(found, tmp_path):
     first, again = (save_profiles(found, tmp_path / name) for name in ("first", "again"))
     assert [path.name for path in first] == [f"{name}.{end}" for name in NAMES for end in ("png", "svg")]
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
 
 
-def written_tasks(folder: Path, number: int, seeds: int = 6) -> list[str]:
+def written_tasks(folder, number, seeds=6):
     """Studies in which async takes half of sync's seconds and makes 90 % of its improvement, on scales of their own."""
     sync, late = SyntheticArm("sync"), SyntheticArm("async")
     for task in range(number):
@@ -95,7 +93,7 @@ def written_tasks(folder: Path, number: int, seeds: int = 6) -> list[str]:
     return [str(folder / f"task{task}") for task in range(number)]
 
 
-def test_three_studies_are_compared_on_the_scale_of_their_reference(tmp_path: Path, capsys) -> None:
+def test_three_studies_are_compared_on_the_scale_of_their_reference(tmp_path, capsys):
     assert main(written_tasks(tmp_path, 3)) == 0
     printed = capsys.readouterr().out
     assert "3 tasks (task0, task1, task2), 6 seeds each, virtual clock" in printed
@@ -110,7 +108,7 @@ def test_three_studies_are_compared_on_the_scale_of_their_reference(tmp_path: Pa
     assert f"sync {(4 - 1.8) / 3:.3f}, async 1.000" in printed
 
 
-def test_two_studies_are_too_few_and_few_runs_have_no_interval(tmp_path: Path, capsys) -> None:
+def test_two_studies_are_too_few_and_few_runs_have_no_interval(tmp_path, capsys):
     folders = written_tasks(tmp_path, 3, seeds=2)
     assert main(folders[:2]) == 2
     assert "2 tasks; a statement over tasks needs 3 studies or more" in capsys.readouterr().err
@@ -122,7 +120,7 @@ def test_two_studies_are_too_few_and_few_runs_have_no_interval(tmp_path: Path, c
     assert not picture.figure.axes[0].collections
 
 
-def test_the_pictures_are_written_where_figures_says(tmp_path: Path, capsys) -> None:
+def test_the_pictures_are_written_where_figures_says(tmp_path, capsys):
     folders, pictures = written_tasks(tmp_path, 3), tmp_path / "deep" / "pictures"
     assert main([*folders, "--figures", str(pictures)]) == 0
     paths = [str(pictures / f"{name}.{end}") for name in NAMES for end in ("png", "svg")]
@@ -132,7 +130,7 @@ def test_the_pictures_are_written_where_figures_says(tmp_path: Path, capsys) -> 
     assert "the pictures cannot be written there" in capsys.readouterr().err
 
 
-def test_studies_on_different_clocks_are_not_one_comparison(tmp_path: Path, capsys) -> None:
+def test_studies_on_different_clocks_are_not_one_comparison(tmp_path, capsys):
     folders = written_tasks(tmp_path, 2)
     measured = [SyntheticArm(name, 4, "measured", None) for name in ("sync", "async")]
     curves = {arm.name: [straight(6.0, 4.0, seconds=10.0)] * 6 for arm in measured}
@@ -142,7 +140,7 @@ def test_studies_on_different_clocks_are_not_one_comparison(tmp_path: Path, caps
     assert "studies of one clock and one reference go together" in capsys.readouterr().err
 
 
-def test_a_study_without_a_registration_is_no_task(tmp_path: Path, capsys) -> None:
+def test_a_study_without_a_registration_is_no_task(tmp_path, capsys):
     folders = written_tasks(tmp_path, 3)
     (tmp_path / "task1" / "analysis.yaml").unlink()
     assert main(folders) == 2
@@ -150,7 +148,7 @@ def test_a_study_without_a_registration_is_no_task(tmp_path: Path, capsys) -> No
 
 
 @pytest.mark.parametrize("again", ["{0}", "{0}/", "{0}/../{0.name}"])
-def test_a_study_that_is_given_twice_is_refused_with_what_to_type(tmp_path: Path, capsys, again: str) -> None:
+def test_a_study_that_is_given_twice_is_refused_with_what_to_type(tmp_path, capsys, again):
     folders = written_tasks(tmp_path, 3)
     first = Path(folders[0])
     assert main([folders[0], again.format(first), again.format(first)]) == 2
@@ -161,7 +159,7 @@ def test_a_study_that_is_given_twice_is_refused_with_what_to_type(tmp_path: Path
     assert capsys.readouterr().err.endswith(f"type: python -m analysis.tasks {' '.join(folders)}\n")
 
 
-def test_a_run_that_diverged_made_none_of_the_improvement(tmp_path: Path) -> None:
+def test_a_run_that_diverged_made_none_of_the_improvement(tmp_path):
     arms = [SyntheticArm("sync"), SyntheticArm("async")]
     whole = [straight(6.0, 4.0 + 0.1 * number, seconds=10.0) for number in range(3)]
     curves = {arms[0].name: whole, arms[1].name: [*whole[:2], [(0, 0.0, 6.0), (40, 2.0, 9.0), (80, 4.0, None)]]}

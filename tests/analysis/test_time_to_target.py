@@ -1,9 +1,6 @@
 """Times to a target: crossings between evaluations, and runs that never arrive."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -20,7 +17,7 @@ examples = settings(derandomize=True, deadline=None, max_examples=60)
 times = st.one_of(st.integers(0, 40).map(float), st.just(INF))
 
 
-def generator() -> np.random.Generator:
+def generator():
     return np.random.default_rng(3)
 
 
@@ -43,15 +40,13 @@ CROSSINGS = [
 
 
 @pytest.mark.parametrize(("positions", "losses", "target", "expected"), CROSSINGS)
-def test_the_first_evaluation_at_the_target_is_interpolated_to_the_one_before(
-    positions, losses, target, expected
-) -> None:
+def test_the_first_evaluation_at_the_target_is_interpolated_to_the_one_before(positions, losses, target, expected):
     assert crossing(positions, losses, target) == expected
 
 
 @given(st.lists(st.integers(0, 60), min_size=2, max_size=8), st.integers(0, 60))
 @examples
-def test_a_crossing_lies_on_the_line_between_two_evaluations(losses: list[int], target: int) -> None:
+def test_a_crossing_lies_on_the_line_between_two_evaluations(losses, target):
     positions = np.cumsum([1.0] * len(losses))
     found = crossing(positions, losses, target)
     held = [index for index in range(len(losses)) if max(losses[index : index + 2]) <= target]
@@ -68,7 +63,7 @@ def test_a_crossing_lies_on_the_line_between_two_evaluations(losses: list[int], 
         assert shifted.at == pytest.approx(found.at + 100)
 
 
-def curve(positions, losses=None) -> tuple[np.ndarray, np.ndarray]:
+def curve(positions, losses=None):
     x = np.array(positions, dtype=float)
     return x, x if losses is None else np.array(losses, dtype=float)
 
@@ -85,7 +80,7 @@ def curve(positions, losses=None) -> tuple[np.ndarray, np.ndarray]:
         ([0, 1, 2, 9], [0, 4, 5, 6, 9], [0, 4, 5, 9]),  # each once, in order
     ],
 )
-def test_the_curve_that_is_looked_at_more_often_keeps_the_looks_next_to_the_others(sparse, dense, kept) -> None:
+def test_the_curve_that_is_looked_at_more_often_keeps_the_looks_next_to_the_others(sparse, dense, kept):
     (one, _), (other, losses) = on_common_looks([curve(sparse), curve(dense, np.negative(dense))])
     assert (one.tolist(), other.tolist(), losses.tolist()) == (sparse, kept, np.negative(kept).tolist())
     assert [x.tolist() for x, _ in on_common_looks([curve(dense), curve(sparse)])] == [kept, sparse]
@@ -93,7 +88,7 @@ def test_the_curve_that_is_looked_at_more_often_keeps_the_looks_next_to_the_othe
 
 @given(st.lists(st.sets(st.integers(0, 50), max_size=20).map({0}.union), min_size=1, max_size=3))
 @examples
-def test_no_curve_keeps_more_looks_than_the_sparsest_has_up_to_where_the_first_ends(sets: list[set[int]]) -> None:
+def test_no_curve_keeps_more_looks_than_the_sparsest_has_up_to_where_the_first_ends(sets):
     given_curves = [curve(sorted(positions)) for positions in sets]
     found = [x for x, _ in on_common_looks(given_curves)]
     shortest = min(map(max, sets))
@@ -109,7 +104,7 @@ def test_no_curve_keeps_more_looks_than_the_sparsest_has_up_to_where_the_first_e
 
 @given(st.integers(3, 40), st.integers(3, 40), st.floats(0.5, 3))
 @examples
-def test_arms_that_truly_differ_keep_their_ratio_up_to_the_spacing_of_the_looks(n: int, m: int, speed: float) -> None:
+def test_arms_that_truly_differ_keep_their_ratio_up_to_the_spacing_of_the_looks(n, m, speed):
     ours, theirs = np.linspace(0, 100, n), np.linspace(0, 100, m)
     curves = [(ours, np.exp(-speed * ours / 50)), (theirs, np.exp(-theirs / 50))]
     found, reference = (crossing(*each, 0.4) for each in on_common_looks(curves))
@@ -120,7 +115,7 @@ def test_arms_that_truly_differ_keep_their_ratio_up_to_the_spacing_of_the_looks(
         assert abs(found.at + 50 * math.log(0.4) / speed) <= 1.5 * sparse
 
 
-def test_the_loss_at_a_position_is_linear_and_not_known_beyond_or_beside_a_hole() -> None:
+def test_the_loss_at_a_position_is_linear_and_not_known_beyond_or_beside_a_hole():
     x, y = [0.0, 10.0, 20.0, 30.0], [6.0, 5.0, NAN, 3.0]
     assert [loss_at(x, y, at) for at in (0, 2.5, 10, 30)] == [6.0, 5.75, 5.0, 3.0]
     assert all(math.isnan(loss_at(x, y, at)) for at in (-1, 15, 20, 25, 30.001))
@@ -129,7 +124,7 @@ def test_the_loss_at_a_position_is_linear_and_not_known_beyond_or_beside_a_hole(
     assert loss_at([4], [5.5], 4) == 5.5
 
 
-def test_the_grid_of_targets() -> None:
+def test_the_grid_of_targets():
     shares = {0.25: 8.75, 0.5: 7.5, 0.8: 6.0, 0.9: 5.5, 0.95: 5.25, 0.98: pytest.approx(5.1)}
     assert target_grid(10.0, 5.0) == shares
     assert target_grid(10.0, 5.0, shares=[1.0]) == {1.0: 5.0}
@@ -137,7 +132,7 @@ def test_the_grid_of_targets() -> None:
 
 @given(st.lists(st.tuples(times, times), min_size=1, max_size=9), st.randoms(use_true_random=False))
 @examples
-def test_restricted_times_are_paired_differences_of_times_up_to_the_budget(pairs, random) -> None:
+def test_restricted_times_are_paired_differences_of_times_up_to_the_budget(pairs, random):
     ours, theirs = zip(*pairs, strict=True)
     budget = 25.0
     result = restricted_times(ours, theirs, budget, generator())
@@ -156,12 +151,12 @@ def test_restricted_times_are_paired_differences_of_times_up_to_the_budget(pairs
     assert restricted_times(*zip(*pairs, strict=True), budget, generator()) == result
 
 
-def test_when_nobody_arrives_nothing_differs() -> None:
+def test_when_nobody_arrives_nothing_differs():
     result = restricted_times([INF] * 6, [INF] * 6, 10.0, generator())
     assert (result.p, result.ratio, result.difference.estimate) == (None, 1.0, 0.0)
 
 
-def test_when_only_one_of_the_modes_arrives_it_is_sooner() -> None:
+def test_when_only_one_of_the_modes_arrives_it_is_sooner():
     result = restricted_times([1, 2, 3, 4, 5, 6], [INF] * 6, 10.0, generator())
     assert (result.p, result.reference_mean) == (2 / 64, 10.0)
     assert result.difference.high < 0
@@ -169,7 +164,7 @@ def test_when_only_one_of_the_modes_arrives_it_is_sooner() -> None:
 
 @given(st.lists(st.tuples(times, times), min_size=1, max_size=9), st.randoms(use_true_random=False))
 @examples
-def test_a_speed_up_is_the_geometric_mean_over_pairs_that_both_arrived(pairs, random) -> None:
+def test_a_speed_up_is_the_geometric_mean_over_pairs_that_both_arrived(pairs, random):
     ours, theirs = zip(*pairs, strict=True)
     result, swapped = speed_up(ours, theirs), speed_up(theirs, ours)
     kept = [(a, b) for a, b in pairs if 0 < a < INF and 0 < b < INF]
@@ -190,7 +185,7 @@ def test_a_speed_up_is_the_geometric_mean_over_pairs_that_both_arrived(pairs, ra
     assert speed_up(*zip(*pairs, strict=True)) == result
 
 
-REFUSED: list[tuple[Callable[[], object], str]] = [
+REFUSED = [
     (lambda: crossing([0, 1], [1.0], 0.5), "as many losses as positions"),
     (lambda: crossing([], [], 0.5), "at least one"),
     (lambda: crossing([0, 2, 1], [3, 2, 1], 0.5), "must not go back"),
@@ -213,6 +208,6 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
 
 
 @pytest.mark.parametrize(("call", "message"), REFUSED, ids=[f"{i}-{message}" for i, (_, message) in enumerate(REFUSED)])
-def test_what_cannot_be_used_is_refused_with_a_message(call: Callable[[], object], message: str) -> None:
+def test_what_cannot_be_used_is_refused_with_a_message(call, message):
     with pytest.raises(ValueError, match=message):
         call()

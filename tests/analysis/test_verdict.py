@@ -1,7 +1,5 @@
 """Families, sizes of studies and the words of a verdict follow their rules."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -32,7 +30,7 @@ probabilities = st.lists(st.floats(0, 1), min_size=0, max_size=9)
 
 @given(probabilities)
 @examples
-def test_holm_is_monotone_and_never_below_p(p_values: list[float]) -> None:
+def test_holm_is_monotone_and_never_below_p(p_values):
     adjusted = holm(p_values)
     assert all(p <= q <= 1 for p, q in zip(p_values, adjusted, strict=True))
     by_p = [q for _, q in sorted(zip(p_values, adjusted, strict=True))]
@@ -41,7 +39,7 @@ def test_holm_is_monotone_and_never_below_p(p_values: list[float]) -> None:
 
 @given(probabilities, st.randoms(use_true_random=False))
 @examples
-def test_holm_rejects_what_its_step_down_procedure_rejects_in_any_order(p_values: list[float], random) -> None:
+def test_holm_rejects_what_its_step_down_procedure_rejects_in_any_order(p_values, random):
     adjusted = holm(p_values)
     for alpha in (0.01, 0.05, 0.2):
         rejected = set()
@@ -56,26 +54,26 @@ def test_holm_rejects_what_its_step_down_procedure_rejects_in_any_order(p_values
 
 
 @pytest.mark.parametrize(("n", "alpha"), [(6, 0.05), (8, 0.05 / 3), (14, 0.05)])
-def test_the_sign_flip_test_finds_the_detectable_effect_in_80_percent_of_studies(n: int, alpha: float) -> None:
+def test_the_sign_flip_test_finds_the_detectable_effect_in_80_percent_of_studies(n, alpha):
     draws = np.random.default_rng(11).normal(detectable_effect(n, alpha=alpha), 1.0, (1_500, n))
     found = np.mean([sign_flip(differences, np.random.default_rng(7)) < alpha for differences in draws])
     assert found == pytest.approx(0.8, abs=0.045)  # three standard errors of these studies and of those in it
 
 
-def test_no_effect_is_detectable_where_nothing_can_be_rejected() -> None:
+def test_no_effect_is_detectable_where_nothing_can_be_rejected():
     assert detectable_effect(5) == math.inf
     assert detectable_effect(6, alpha=0.05 / 2) == math.inf
 
 
 @pytest.mark.parametrize(("comparisons", "alpha"), list(itertools.product((1, 3, 12), (0.01, 2 / 2**6, 0.05, 0.1))))
-def test_the_minimum_number_of_pairs_can_reject_and_one_less_cannot(comparisons: int, alpha: float) -> None:
+def test_the_minimum_number_of_pairs_can_reject_and_one_less_cannot(comparisons, alpha):
     n = minimum_pairs(comparisons, alpha)
     family = [smallest_p(n)] + [1.0] * (comparisons - 1)
     assert min(holm(family)) < alpha
     assert min(holm([smallest_p(n - 1)] + [1.0] * (comparisons - 1))) >= alpha
 
 
-def within(low: float, high: float, margin: float = 0.1, level: float = 0.9, alpha: float = 0.05) -> Equivalence:
+def within(low, high, margin=0.1, level=0.9, alpha=0.05):
     """An equivalence test with that interval."""
     inside = -margin < low and high < margin
     p = alpha / 2 if inside else 2 * alpha
@@ -102,11 +100,11 @@ VERDICTS = [
 
 
 @pytest.mark.parametrize(("n", "estimate", "p", "equivalence", "p_equivalence", "lower", "word"), VERDICTS)
-def test_the_verdict_follows_its_rules(n, estimate, p, equivalence, p_equivalence, lower, word) -> None:
+def test_the_verdict_follows_its_rules(n, estimate, p, equivalence, p_equivalence, lower, word):
     assert verdict(n, estimate, p, equivalence, p_equivalence, lower_is_better=lower).word == word
 
 
-def test_a_verdict_says_why() -> None:
+def test_a_verdict_says_why():
     few = verdict(5, 0.0, 0.5, within(-1, 1, 1.0))
     assert few.reason == "5 of the 6 pairs that a verdict needs; the smallest p of 5 pairs is 0.0625"
     assert verdict(7, 0.0, 0.5, None, minimum=8).word == "too few seeds"
@@ -121,7 +119,7 @@ def test_a_verdict_says_why() -> None:
     assert after_others.reason == "p_Holm of equivalence within ±0.0500 = 0.0400 < 0.05; p_Holm = 0.300"
 
 
-def test_what_could_have_been_found_is_said_for_the_level_that_holm_tests_at() -> None:
+def test_what_could_have_been_found_is_said_for_the_level_that_holm_tests_at():
     of_three = verdict(8, 0.1, 0.3, None, num_comparisons=3)
     effect = detectable_effect(8, alpha=0.05 / 3)
     assert effect > 1.4 > detectable_effect(8)
@@ -133,17 +131,17 @@ def test_what_could_have_been_found_is_said_for_the_level_that_holm_tests_at() -
 
 @given(st.integers(6, 12), st.integers(1, 40), st.sampled_from([0.1, 0.05, 0.01, 2 / 2**7]))
 @examples
-def test_nothing_can_be_found_below_the_minimum_of_pairs_and_something_from_there_on(n, comparisons, alpha) -> None:
+def test_nothing_can_be_found_below_the_minimum_of_pairs_and_something_from_there_on(n, comparisons, alpha):
     least = least_p_holm([n] * comparisons)[0]
     assert (nothing_to_find(n, comparisons, least, alpha) == "") == (n >= minimum_pairs(comparisons, alpha))
 
 
-def test_a_test_with_more_pairs_leaves_the_others_of_its_family_a_larger_share() -> None:
+def test_a_test_with_more_pairs_leaves_the_others_of_its_family_a_larger_share():
     assert least_p_holm([6, 7]) == [2 / 64, 2 / 64]  # 6 pairs alone could not: 2 x 2 / 64
     assert least_p_holm([6, 0]) == [4 / 64, 1.0]
 
 
-def test_a_margin_wider_than_half_of_the_improvement_is_refused() -> None:
+def test_a_margin_wider_than_half_of_the_improvement_is_refused():
     assert margin_too_wide(0.5, 1.0) == ""
     assert margin_too_wide(0.05, None) == ""
     assert "is 51 % of the reference's improvement" in margin_too_wide(0.51, 1.0)
@@ -153,7 +151,7 @@ def test_a_margin_wider_than_half_of_the_improvement_is_refused() -> None:
 
 @given(st.lists(st.tuples(dyadic, dyadic), min_size=6, max_size=9), st.sampled_from([None, 0.5, 10.0]))
 @examples
-def test_swapped_labels_and_another_direction_swap_better_and_worse(pairs, margin) -> None:
+def test_swapped_labels_and_another_direction_swap_better_and_worse(pairs, margin):
     turn = {"better": "worse", "worse": "better"}
     ours, theirs = zip(*pairs, strict=True)
     words = []

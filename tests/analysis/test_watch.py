@@ -1,7 +1,5 @@
 """The live view of a run: what it shows, and how it ends."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -10,7 +8,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,14 +15,14 @@ from hypothesis import strategies as st
 
 from analysis.watch import DEAD, QUIET_SECONDS, RUNNING, Watched, main
 from asyncsgd.errors import UsageError
-from asyncsgd.records.events import DONE, Evaluation, Event, Fault, Membership, Record
+from asyncsgd.records.events import DONE, Evaluation, Event, Fault, Membership
 from asyncsgd.records.locks import is_locked
 from asyncsgd.records.run_folder import RunFolder
 
 
-def arrival(number: int, worker: int = 0, **more: Any) -> Event:
+def arrival(number, worker=0, **more):
     """The `number`-th, counted from 0: 4 samples and half a second later than the one before."""
-    facts: dict[str, Any] = {
+    facts = {
         **{"dispatch": number, "worker": worker, "batches": (), "read_version": number, "version": number + 1},
         **{"arrival_delay": 0, "outcome": "applied", "uses": ((number, number),), "drops": (), "abandoned": ()},
         **{"started": (), "loss": 1.0, "weight": 1.0, "num_samples": 4, "learning_rate": 0.5},
@@ -34,13 +31,13 @@ def arrival(number: int, worker: int = 0, **more: Any) -> Event:
     return Event(**facts | more)
 
 
-def evaluation(number: int, loss: float) -> Evaluation:
+def evaluation(number, loss):
     return Evaluation(number, 4 * number, 0.5 * number, loss, 7.0, {"accuracy": 0.25}, 0.1)
 
 
 LOOK = {"machine": 1.5, "processes": {"leader": [0.25, 2**30]}, "gpus": [{"utilisation": 0.5, "bytes": 2**31}]}
 
-RECORDS: tuple[Record, ...] = (
+RECORDS = (
     evaluation(0, 4.0),
     Membership("join", 0, 0, 0, 0.0),
     Membership("join", 1, 0, 0, 0.0),
@@ -51,7 +48,7 @@ RECORDS: tuple[Record, ...] = (
 )
 
 
-def begin(path: Path, settings: str = "mode: async\nnproc: 2\nrule: ringmaster\nsamples: 80\n") -> RunFolder:
+def begin(path, settings="mode: async\nnproc: 2\nrule: ringmaster\nsamples: 80\n"):
     """A live run of this process with these records."""
     folder = RunFolder(path, task="line", better={"accuracy": "higher"})
     (path / "settings.yaml").write_text(settings)
@@ -61,34 +58,32 @@ def begin(path: Path, settings: str = "mode: async\nnproc: 2\nrule: ringmaster\n
     return folder
 
 
-def finished(path: Path, **summary: Any) -> Path:
+def finished(path, **summary):
     folder = begin(path)
     folder.write_summary({"status": DONE, "message": "", **summary})
     folder.close()
     return path
 
 
-def age(path: Path) -> None:
+def age(path):
     """Let the log look as if nothing had been written for a while."""
     past = time.time() - 2 * QUIET_SECONDS
     os.utime(path / "events.jsonl", (past, past))
 
 
-def read(path: Path) -> Watched:
+def read(path):
     run = Watched(path)
     run.read()
     return run
 
 
-def shown(path: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+def shown(path, capsys):
     """The lines of one picture, without the space between columns."""
     assert main([str(path), "--once"]) == 0
     return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_one_picture_has_status_budget_speed_delays_losses_and_workers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_picture_has_status_budget_speed_delays_losses_and_workers(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     lines = shown(finished(tmp_path / "a"), capsys)
     assert lines[0].endswith("async, ringmaster, 2 workers")
@@ -117,14 +112,12 @@ def test_one_picture_has_status_budget_speed_delays_losses_and_workers(
         ("epochs: 2.0\nsamples: null\n", None),
     ],
 )
-def test_the_share_of_the_budget_is_that_of_the_limit_which_ends_the_run(
-    tmp_path: Path, settings: str, share: float | None
-) -> None:
+def test_the_share_of_the_budget_is_that_of_the_limit_which_ends_the_run(tmp_path, settings, share):
     begin(tmp_path / "a", settings).close()
     assert read(tmp_path / "a").budget_share == share
 
 
-def test_the_speed_is_that_of_the_last_arrivals(tmp_path: Path) -> None:
+def test_the_speed_is_that_of_the_last_arrivals(tmp_path):
     folder = begin(tmp_path / "a")
     for number in range(10, 510):  # ten times as fast as before
         folder.append(arrival(number, train_seconds=5.0 + 0.05 * (number - 9)))
@@ -132,13 +125,13 @@ def test_the_speed_is_that_of_the_last_arrivals(tmp_path: Path) -> None:
     assert read(tmp_path / "a").samples_per_second == pytest.approx(80.0)
 
 
-def test_a_log_that_grows_is_read_once_wherever_it_is_cut(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_log_that_grows_is_read_once_wherever_it_is_cut(tmp_path_factory):
     whole = finished(tmp_path_factory.mktemp("whole") / "a")
     content = (whole / "events.jsonl").read_bytes()
     wanted = read(whole)
 
     @given(st.lists(st.integers(0, len(content)), max_size=6))
-    def check(cuts: list[int]) -> None:
+    def check(cuts):
         path = tmp_path_factory.mktemp("cut")
         (path / "settings.yaml").write_bytes((whole / "settings.yaml").read_bytes())
         (path / "events.jsonl").touch()
@@ -155,7 +148,7 @@ def test_a_log_that_grows_is_read_once_wherever_it_is_cut(tmp_path_factory: pyte
     check()
 
 
-def test_a_run_is_running_while_its_owner_has_the_lock_however_long_it_is_silent(tmp_path: Path) -> None:
+def test_a_run_is_running_while_its_owner_has_the_lock_however_long_it_is_silent(tmp_path):
     folder = begin(tmp_path / "a")
     age(tmp_path / "a")
     assert is_locked(tmp_path / "a" / "events.jsonl")
@@ -177,7 +170,7 @@ time.sleep(600)
 
 
 @pytest.mark.processes
-def test_a_run_that_was_killed_has_ended_without_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_was_killed_has_ended_without_a_summary(tmp_path, capsys):
     owner = subprocess.Popen([sys.executable, "-c", LIVE, str(tmp_path / "a")], stdout=subprocess.PIPE)
     assert owner.stdout is not None
     try:
@@ -191,10 +184,10 @@ def test_a_run_that_was_killed_has_ended_without_a_summary(tmp_path: Path, capsy
     assert "ended without a summary" in capsys.readouterr().out
 
 
-def test_it_ends_when_the_run_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_ends_when_the_run_is_done(tmp_path, capsys):
     folder = begin(tmp_path / "a")
 
-    def end() -> None:
+    def end():
         time.sleep(0.3)
         folder.append(arrival(10))
         folder.write_summary({"status": DONE, "message": ""})
@@ -210,7 +203,7 @@ def test_it_ends_when_the_run_is_done(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.processes
-def test_ctrl_c_ends_it_with_exit_code_0(tmp_path: Path) -> None:
+def test_ctrl_c_ends_it_with_exit_code_0(tmp_path):
     folder = begin(tmp_path / "a")
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "FORCE_COLOR": "1", "TTY_COMPATIBLE": "1"}
     watching = subprocess.Popen(
@@ -231,12 +224,12 @@ def test_ctrl_c_ends_it_with_exit_code_0(tmp_path: Path) -> None:
     assert (watching.returncode, err) == (0, b"")
 
 
-def test_a_failure_is_shown_with_its_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_is_shown_with_its_message(tmp_path, capsys):
     path = finished(tmp_path / "a", status="FAILED", message="all workers are lost")
     assert "status FAILED: all workers are lost" in shown(path, capsys)
 
 
-def test_a_damaged_log_is_said_with_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_log_is_said_with_its_line(tmp_path, capsys):
     finished(tmp_path / "a")
     header, *rest = (tmp_path / "a" / "events.jsonl").read_text().splitlines()
     (tmp_path / "a" / "events.jsonl").write_text("\n".join([header, "not json", *rest]) + "\n")
@@ -244,21 +237,21 @@ def test_a_damaged_log_is_said_with_its_line(tmp_path: Path, capsys: pytest.Capt
     assert "events.jsonl: line 2 is damaged: 'not json'" in capsys.readouterr().err
 
 
-def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_left_out(tmp_path):
     path = finished(tmp_path / "a")
     with open(path / "events.jsonl", "a") as file:
         file.write('{"kind": "arrival", "vers')
     assert read(path).progress.num_samples == 40
 
 
-def test_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_run_is_refused(tmp_path, capsys):
     assert main([str(tmp_path)]) == 2
     assert "holds no events.jsonl; name a run's folder" in capsys.readouterr().err
     with pytest.raises(UsageError):
         Watched(tmp_path / "nowhere")
 
 
-def test_the_last_look_at_the_machine_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_last_look_at_the_machine_is_shown(tmp_path, capsys):
     begin(tmp_path).close()
     lines = [json.dumps(LOOK | {"machine": 0.5}), json.dumps(LOOK), '{"machine": 9']
     (tmp_path / "usage.jsonl").write_text("\n".join(lines))

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncsgd.data.batching import RUN, Batch, EvaluationBatches, Frame, Order, TrainingBatches
-from asyncsgd.data.masking import ByCandidate, ByToken, ByWord, Masking, OnlyCandidates, Sample, Strategy
+from asyncsgd.data.masking import ByCandidate, ByToken, ByWord, Masking, OnlyCandidates, Sample
 from asyncsgd.data.random import Purpose, dropout_seed, generator
 from asyncsgd.data.tokenization import Tokens
 from asyncsgd.tasks.masked_lm import MaskedLM
@@ -25,11 +25,11 @@ VOCABULARY = 105  # 100 ordinary ids
 FRAME = Frame((CLS,), (SEP,), PAD)
 
 
-def masking(strategy: Strategy | None = None, probability: float = 0.15) -> Masking:
+def masking(strategy=None, probability=0.15):
     return Masking(strategy or ByToken(), probability, MASK, VOCABULARY, SPECIAL)
 
 
-def corpus(num_samples: int, seed: int = 0, longest: int = 30) -> Tokens:
+def corpus(num_samples, seed=0, longest=30):
     draw = np.random.default_rng(seed)
     starts = np.concatenate([[0], np.cumsum(draw.integers(1, longest + 1, num_samples))])
     ids = draw.integers(len(SPECIAL), VOCABULARY, starts[-1]).astype(np.int32)
@@ -38,22 +38,22 @@ def corpus(num_samples: int, seed: int = 0, longest: int = 30) -> Tokens:
     return Tokens(ids, starts, word_starts)
 
 
-def training(tokens: Tokens, batch_size: int = 4, seed: int = 0, stream: int = 0, **more) -> TrainingBatches:
+def training(tokens, batch_size=4, seed=0, stream=0, **more):
     return TrainingBatches(tokens, FRAME, masking(**more), batch_size, seed, stream)
 
 
-def equal(first: Batch, second: Batch) -> bool:
+def equal(first, second):
     return all(torch.equal(getattr(first, f.name), getattr(second, f.name)) for f in dataclasses.fields(Batch))
 
 
-def unmasked(batch: Batch) -> np.ndarray:
+def unmasked(batch):
     """The ids `(B, L)` with every masked token put back."""
     ids = batch.input_ids.clone()
     ids.view(-1)[batch.masked_positions] = batch.labels
     return ids.numpy()
 
 
-def framed(tokens: Tokens, sample: int) -> list[int]:
+def framed(tokens, sample):
     return [CLS, *tokens.ids[tokens.starts[sample] : tokens.starts[sample + 1]].tolist(), SEP]
 
 
@@ -225,7 +225,7 @@ def test_padding_attention_positions_and_labels_agree_with_the_tokens(num_sample
     }
 
 
-def within_five_sigma(count: int, number: int, probability: float) -> bool:
+def within_five_sigma(count, number, probability):
     return abs(count - number * probability) <= 5 * math.sqrt(number * probability * (1 - probability))
 
 
@@ -291,7 +291,7 @@ def test_masks_have_the_bits_that_they_have_always_had(strategy, sha256):
 
 
 @st.composite
-def samples_with_candidates(draw) -> Sample:
+def samples_with_candidates(draw):
     length = draw(st.integers(1, 60))
     numbers = np.random.default_rng(draw(st.integers(0, 10**6)))
     word_starts, candidates = (
@@ -301,7 +301,7 @@ def samples_with_candidates(draw) -> Sample:
     return Sample(np.arange(length), word_starts, candidates)
 
 
-def words_of(sample: Sample) -> list[np.ndarray]:
+def words_of(sample):
     return np.split(np.arange(len(sample.ids)), np.flatnonzero(sample.word_starts[1:]) + 1)
 
 
@@ -313,7 +313,7 @@ def words_of(sample: Sample) -> list[np.ndarray]:
 )
 @settings(deadline=None, max_examples=300)
 def test_candidate_masking_chooses_as_many_tokens_as_uniform_masking_in_whole_words(sample, seed, probability, share):
-    def chosen_by(strategy: Strategy) -> np.ndarray:
+    def chosen_by(strategy):
         return strategy.choose(sample, probability, np.random.default_rng(seed))
 
     budget = int(chosen_by(ByToken()).sum())
@@ -365,7 +365,7 @@ def test_without_candidates_all_words_are_alike():
     assert abs(counts - counts.mean()).max() < 5 * math.sqrt(counts.mean())
 
 
-def masked_samples(batches: EvaluationBatches) -> dict[tuple[int, ...], tuple[int, ...]]:
+def masked_samples(batches):
     """The sample with its frame -> what the model sees of it."""
     seen = {}
     for index in range(len(batches)):
@@ -398,7 +398,7 @@ def test_the_evaluation_of_a_task_is_the_same_for_every_seed_and_batch_size(tmp_
     corpus(50, seed=3).save(tmp_path / "train")
     corpus(50, seed=3).save(tmp_path / "eval")
 
-    def evaluation(seed: int, batch_size: int) -> EvaluationBatches:
+    def evaluation(seed, batch_size):
         masked = masking()
         task = MaskedLM(
             batch_size=batch_size,

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -42,14 +41,14 @@ CORPUS = Corpus("test", Documents(tuple(TEXTS[:100]), None), Documents(tuple(TEX
 TOKENIZER = train_wordpiece(TEXTS, 256)
 
 
-def fill(folder: Path, find: Find = LEXICON, corpus: Corpus = CORPUS, tokenizer=TOKENIZER, chunk_texts: int = 16):
+def fill(folder, find=LEXICON, corpus=CORPUS, tokenizer=TOKENIZER, chunk_texts=16):
     begin(find, plain_backend(tokenizer).to_str(), [], 0)
     return find_candidates(
         corpus, tokenizer, find, folder, map, finder="terms:x", model="tiny", chunk_texts=chunk_texts
     )
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
 
 
@@ -59,7 +58,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     kind=st.sampled_from([train_wordpiece(["ab ba é ß , -"] * 9, 64), train_byte_bpe(["ab ba"], 260)]),
 )
 @settings(deadline=None)
-def test_a_piece_is_a_candidate_if_one_of_its_characters_is_in_a_span(text, bounds, kind) -> None:
+def test_a_piece_is_a_candidate_if_one_of_its_characters_is_in_a_span(text, bounds, kind):
     places = sorted(place for place in bounds if place <= len(text))
     spans = list(zip(places[::2], places[1::2], strict=False))
     encoding = plain_backend(kind).encode(text, add_special_tokens=False)
@@ -68,16 +67,14 @@ def test_a_piece_is_a_candidate_if_one_of_its_characters_is_in_a_span(text, boun
     assert candidate_pieces(encoding, spans).tolist() == wanted
 
 
-def marked(
-    tmp_path: Path, *, seq_len: int = 16, drop: bool = False, corpus=CORPUS, tokenizer=TOKENIZER, blocks: bool = False
-) -> Path:
+def marked(tmp_path, *, seq_len=16, drop=False, corpus=CORPUS, tokenizer=TOKENIZER, blocks=False):
     """The tokens of a run with the candidates of ``tmp_path/found``."""
     cut = {"seq_len": seq_len, "cache_dir": tmp_path, "blocks": blocks}
     tokens = tokenized_folder(corpus, tokenizer, **cut)
     return tokens_with_candidates(tokens, str(tmp_path / "found"), corpus, tokenizer, drop=drop, **cut)
 
 
-def test_in_blocks_every_token_keeps_its_mark(tmp_path: Path) -> None:
+def test_in_blocks_every_token_keeps_its_mark(tmp_path):
     fill(tmp_path / "found")
     whole, blocks = (Tokens.load(marked(tmp_path, seq_len=128, blocks=each) / "train") for each in (False, True))
     texts = [whole.sample(number) for number in range(whole.num_samples)]
@@ -87,7 +84,7 @@ def test_in_blocks_every_token_keeps_its_mark(tmp_path: Path) -> None:
     assert set(blocks.lengths[:-1].tolist()) == {126}
 
 
-def test_tokens_have_the_candidates_of_their_texts_however_they_are_cut(tmp_path: Path) -> None:
+def test_tokens_have_the_candidates_of_their_texts_however_they_are_cut(tmp_path):
     fill(tmp_path / "found")
     backend = plain_backend(TOKENIZER)
     for seq_len in (8, 16, 128):
@@ -110,17 +107,17 @@ def test_tokens_have_the_candidates_of_their_texts_however_they_are_cut(tmp_path
         assert with_candidates(dropped).all()
 
 
-def candidates_of(text: str):
+def candidates_of(text):
     import re
 
     return [word for word in re.finditer(r"\w+", text) if word[0] in TERMS]
 
 
-def word_spans(encoding) -> list[tuple[int, int]]:
+def word_spans(encoding):
     return [encoding.word_to_chars(word) for word in encoding.word_ids]
 
 
-def test_statistics_and_examples_say_what_was_found(tmp_path: Path) -> None:
+def test_statistics_and_examples_say_what_was_found(tmp_path):
     manifest = fill(tmp_path / "found")
     found = found_in(CORPUS.train.texts, Lexicon(TERMS), plain_backend(TOKENIZER))
     train = manifest["statistics"]["train"]
@@ -145,17 +142,17 @@ class Wrong(Find):
     wrong: tuple[Span, ...]
     key = "wrong"
 
-    def spans(self, texts: Sequence[str], device: str) -> list[list[Span]]:
+    def spans(self, texts, device):
         return [list(self.wrong) for _ in texts]
 
 
 @pytest.mark.parametrize("spans", [((0, 1000),), ((-1, 2),), ((3, 3),), ((2, 4), (3, 5))])
-def test_spans_past_the_end_or_out_of_order_are_refused(spans) -> None:
+def test_spans_past_the_end_or_out_of_order_are_refused(spans):
     with pytest.raises(UsageError, match="the finder gave the span"):
         found_in(["a short text"], Wrong(spans), plain_backend(TOKENIZER))
 
 
-def test_a_folder_of_something_else_is_not_written_into(tmp_path: Path) -> None:
+def test_a_folder_of_something_else_is_not_written_into(tmp_path):
     fill(tmp_path / "found")
     others = {
         "another finder": {"find": Lexicon(TERMS[1:])},
@@ -175,7 +172,7 @@ def test_a_folder_of_something_else_is_not_written_into(tmp_path: Path) -> None:
     assert contents(tmp_path / "found") == before
 
 
-def test_training_refuses_candidates_that_are_not_its_own_and_says_why(tmp_path: Path) -> None:
+def test_training_refuses_candidates_that_are_not_its_own_and_says_why(tmp_path):
     with pytest.raises(UsageError, match="is no folder of candidates"):
         marked(tmp_path)
     folder = tmp_path / "found"
@@ -192,26 +189,26 @@ def test_training_refuses_candidates_that_are_not_its_own_and_says_why(tmp_path:
         marked(tmp_path)
 
 
-def test_a_finder_that_finds_nothing_in_training_is_refused_there(tmp_path: Path) -> None:
+def test_a_finder_that_finds_nothing_in_training_is_refused_there(tmp_path):
     manifest = fill(tmp_path / "found", Wrong(()))
     assert manifest["statistics"]["train"]["candidate_share"] == 0
     with pytest.raises(UsageError, match="has no candidate in any training sequence"):
         marked(tmp_path)
 
 
-def command(tmp_path: Path, out: str, *more: str) -> list[str]:
+def command(tmp_path, out, *more):
     (tmp_path / "terms.txt").write_text("\n".join(TERMS))
     (tmp_path / "text.txt").write_text("\n".join(TEXTS))
     argv = ["--data", f"{tmp_path}/text.txt", "--vocab-size", "256", "--cache-dir", f"{tmp_path}/cache"]
     return [*argv, "--finder", f"terms:{tmp_path}/terms.txt", "--out", f"{tmp_path}/{out}", "--chunk-texts", "8", *more]
 
 
-def run(argv: list[str]) -> int:
+def run(argv):
     with StopRequest() as stop:
         return mask_candidates.run(argv, stop)
 
 
-def test_the_script_fills_a_folder_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_script_fills_a_folder_and_goes_on(tmp_path, capsys):
     assert run(command(tmp_path, "found", "--processes", "1")) == 0
     told = capsys.readouterr().out
     assert "texts have none" in told
@@ -227,7 +224,7 @@ def test_the_script_fills_a_folder_and_goes_on(tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.slow
-def test_a_killed_command_resumes_and_two_processes_write_the_bytes_of_one(tmp_path: Path) -> None:
+def test_a_killed_command_resumes_and_two_processes_write_the_bytes_of_one(tmp_path):
     assert run(command(tmp_path, "one", "--processes", "1")) == 0
     whole = contents(tmp_path / "one")
     assert run(command(tmp_path, "two", "--processes", "2")) == 0

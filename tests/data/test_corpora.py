@@ -1,7 +1,5 @@
 """Corpora: what becomes a document, which side it falls on, and what a user reads when the source is unusable."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import socket
@@ -12,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncsgd.data import pydocs
-from asyncsgd.data.corpora import Corpus, load_corpus, read_texts, split_documents
+from asyncsgd.data.corpora import load_corpus, read_texts, split_documents
 from asyncsgd.data.documents import Documents
 from asyncsgd.data.pydocs import _read_cached, _write_cached, clean_docstring, collect_docstrings
 from asyncsgd.errors import UsageError
@@ -21,12 +19,12 @@ SHARED_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 WORDS = st.text(alphabet="abcdefgh ", min_size=1, max_size=20).filter(str.strip).map(str.strip)
 
 
-def load(data: Path | str, cache_dir: Path, **changed) -> Corpus:
+def load(data, cache_dir, **changed):
     arguments = {"eval_data": None, "text_column": "text", "cache_dir": cache_dir, "eval_fraction": 0.25} | changed
     return load_corpus(str(data), **arguments)
 
 
-def lines(path: Path, *texts: str) -> Path:
+def lines(path, *texts):
     path.write_text("".join(text + "\n" for text in texts))
     return path
 
@@ -192,7 +190,7 @@ def offline(monkeypatch):
 
 
 @pytest.fixture
-def cached_data_set(tmp_path, monkeypatch, offline) -> str:
+def cached_data_set(tmp_path, monkeypatch, offline):
     """A data set in the local cache as load_dataset leaves it there, with splits train and test."""
     import datasets
     import pandas as pd
@@ -256,12 +254,12 @@ def test_cleaning_gives_single_spaces_and_text_that_can_be_encoded_for_any_docst
     text.encode()
 
 
-def prose(subject: str) -> str:
+def prose(subject):
     return f"A sentence of more than forty characters about {subject}."
 
 
 @pytest.fixture
-def packages(tmp_path) -> dict[str, Path]:
+def packages(tmp_path):
     sources = {
         "one/b.py": f'"""{prose("modules")}"""\nclass A:\n    """{prose("classes")}"""\n'
         f'    def f(self):\n        """Short."""\n    async def g(self):\n        """{prose("functions")}"""\n',

@@ -1,8 +1,5 @@
 """Finders: what they find in a text, and what they refuse."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +20,7 @@ WORDS = ["the", "film", "of", "zirconia", "grows", "on", "nickel", "oxide", "at"
 TEXTS = [f"{a} {b} {c}, {d}!" for a, b, c, d in zip(WORDS, WORDS[1:], WORDS[2:], WORDS[3:], strict=False)] * 3
 
 
-def found(finder: str, texts: Sequence[str], tmp_path: Path, corpus: Sequence[str] = ()) -> list[list[str]]:
+def found(finder, texts, tmp_path, corpus=()):
     spans = parse_finder(finder).prepare(corpus, tmp_path).spans(texts, "cpu")
     return [[text[start:end] for start, end in of] for text, of in zip(texts, spans, strict=True)]
 
@@ -82,7 +79,7 @@ def test_key_words_are_common_here_rare_there_and_seen_often_enough(tmp_path):
         found(f"{finder},threshold=1000", [], tmp_path, corpus)
 
 
-def saved_tagger(folder: Path, labels: Sequence[str], *, positions: int = 64, by_word: bool = True) -> Path:
+def saved_tagger(folder, labels, *, positions=64, by_word=True):
     """A model that says of a piece what its id says: id modulo the number of labels."""
     tokenizer = train_wordpiece(TEXTS * 5, 128)
     config = BertConfig(
@@ -108,7 +105,7 @@ def saved_tagger(folder: Path, labels: Sequence[str], *, positions: int = 64, by
     return folder
 
 
-def expected(folder: Path, text: str, labels: Sequence[str]) -> list[str]:
+def expected(folder, text, labels):
     """Word by word, without windows and batches."""
     backend = _load(str(folder), "cpu").backend
     spans, before = [], ""
@@ -191,11 +188,11 @@ def test_finders_that_cannot_be_meant_say_what_to_type(tmp_path, monkeypatch, fi
         found(finder, [], tmp_path)
 
 
-def test_only_what_may_need_the_hub_asks_it(tmp_path: Path) -> None:
+def test_only_what_may_need_the_hub_asks_it(tmp_path):
     names = ["ner:dslim/bert-base-NER", "keyness:hub:imdb", f"ner:{tmp_path}", "keyness", "terms:x"]
     assert [parse_finder(name).asks_hub for name in names] == [True, True, False, False, False]
 
 
-def test_every_finder_is_explained() -> None:
+def test_every_finder_is_explained():
     text = describe_finders()
     assert all(f"  {name} " in text for name in ALL)

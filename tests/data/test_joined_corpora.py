@@ -1,19 +1,17 @@
 """``--data A+B``: the training texts of both, the evaluation texts that each sets aside, and no text on both sides."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
-from asyncsgd.data.corpora import Corpus, joined_parts, load_corpus, split_documents
+from asyncsgd.data.corpora import joined_parts, load_corpus, split_documents
 from asyncsgd.data.documents import Documents
 
 LINES = [f"line number {number} of the first text" for number in range(200)]
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def place(tmp_path):
     """A file that is split by its texts, and a folder that brings its own split and shares texts with the file."""
     (tmp_path / "a.txt").write_text("\n".join(LINES))
     (tmp_path / "b").mkdir()
@@ -23,11 +21,11 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def load(data: str, place: Path, eval_data: str | None = None) -> Corpus:
+def load(data, place, eval_data=None):
     return load_corpus(data, eval_data=eval_data, text_column="text", cache_dir=place / "cache")
 
 
-def test_both_sides_of_both_are_joined_in_order_and_evaluation_texts_leave_training(place: Path) -> None:
+def test_both_sides_of_both_are_joined_in_order_and_evaluation_texts_leave_training(place):
     a, b = load(str(place / "a.txt"), place), load(str(place / "b"), place)
     joined = load(f"{place / 'a.txt'}+{place / 'b'}", place)
     assert joined.name == "a.txt+b"
@@ -39,7 +37,7 @@ def test_both_sides_of_both_are_joined_in_order_and_evaluation_texts_leave_train
     assert len(expected) == len(a.train.texts) - 1 + 2
 
 
-def test_the_fingerprint_is_that_of_the_join(place: Path) -> None:
+def test_the_fingerprint_is_that_of_the_join(place):
     names = [
         str(place / "a.txt"),
         str(place / "b"),
@@ -50,16 +48,14 @@ def test_the_fingerprint_is_that_of_the_join(place: Path) -> None:
     assert load(names[2], place).fingerprint == load(names[2], place).fingerprint
 
 
-def test_given_evaluation_texts_replace_those_of_every_part(place: Path) -> None:
+def test_given_evaluation_texts_replace_those_of_every_part(place):
     (place / "eval.txt").write_text("b one\nanother\n")
     joined = load(f"{place / 'a.txt'}+{place / 'b'}", place, eval_data=str(place / "eval.txt"))
     assert joined.eval.texts == ("b one", "another")
     assert len(joined.train.texts) == 200 + 3
 
 
-def test_pydocs_joins_and_its_package_versions_stay_in_the_fingerprint(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pydocs_joins_and_its_package_versions_stay_in_the_fingerprint(place, monkeypatch):
     from asyncsgd.data import corpora
 
     monkeypatch.setattr(corpora, "load_pydocs", lambda cache_dir: Documents(tuple(LINES), ("stdlib",) * 200))
@@ -70,7 +66,7 @@ def test_pydocs_joins_and_its_package_versions_stay_in_the_fingerprint(
     assert load(f"pydocs+{place / 'b'}", place).fingerprint != first.fingerprint
 
 
-def test_a_path_that_exists_with_its_plus_signs_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_that_exists_with_its_plus_signs_wins(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("c++").mkdir()
     Path("c++/notes.txt").write_text("\n".join(LINES))

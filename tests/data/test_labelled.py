@@ -1,9 +1,6 @@
 """Labelled texts: sides that share nothing, labels that have names, and every input that cannot be meant."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +17,6 @@ from asyncsgd.data.documents import Documents
 from asyncsgd.data.labelled import (
     HateCheck,
     LabelledBatches,
-    LabelledData,
     LabelledEvaluation,
     hub_side,
     load_hatecheck,
@@ -34,9 +30,7 @@ TRAIN = [("good day", "yes"), ("bad day", "no"), ("fine day", "yes"), ("poor day
 TEST = [("good night", "yes"), ("bad night", "no")]
 
 
-def write(
-    folder: Path, name: str, rows: Sequence[tuple[object, object]], columns: Sequence[str] = ("text", "label")
-) -> None:
+def write(folder, name, rows, columns=("text", "label")):
     folder.mkdir(parents=True, exist_ok=True)
     table = pd.DataFrame(rows, columns=list(columns))
     if name.endswith(".csv"):
@@ -48,20 +42,20 @@ def write(
         table.to_parquet(folder / name)
 
 
-def load(path: Path | str, tmp_path: Path, **more: object) -> LabelledData:
+def load(path, tmp_path, **more):
     arguments = {"text_column": "text", "label_column": "label", "cache_dir": tmp_path / "cache"} | more
     return load_labelled(str(path), **arguments)  # type: ignore[arg-type]
 
 
 @pytest.fixture
-def yes_no(tmp_path: Path) -> Path:
+def yes_no(tmp_path):
     write(tmp_path / "yes_no", "train.csv", TRAIN)
     write(tmp_path / "yes_no", "test.csv", TEST)
     return tmp_path / "yes_no"
 
 
 @pytest.mark.parametrize("kind", [".csv", ".jsonl", ".parquet"])
-def test_a_folder_with_splits_is_read_the_same_from_every_kind_of_file(tmp_path: Path, kind: str) -> None:
+def test_a_folder_with_splits_is_read_the_same_from_every_kind_of_file(tmp_path, kind):
     write(tmp_path / "d", f"train{kind}", TRAIN)
     write(tmp_path / "d", f"test{kind}", TEST)
     data = load(tmp_path / "d", tmp_path)
@@ -71,9 +65,7 @@ def test_a_folder_with_splits_is_read_the_same_from_every_kind_of_file(tmp_path:
     assert data.classes(data.train).tolist() == [1, 0, 1, 0]
 
 
-def test_test_is_scored_where_it_is_there_and_validation_otherwise_or_when_asked_for(
-    yes_no: Path, tmp_path: Path
-) -> None:
+def test_test_is_scored_where_it_is_there_and_validation_otherwise_or_when_asked_for(yes_no, tmp_path):
     write(yes_no, "validation.csv", [("so so day", "no")])
     assert load(yes_no, tmp_path).split == "test"
     asked = load(yes_no, tmp_path, split="validation")
@@ -84,7 +76,7 @@ def test_test_is_scored_where_it_is_there_and_validation_otherwise_or_when_asked
         load(yes_no, tmp_path, split="test")
 
 
-def test_of_one_file_a_twentieth_is_set_aside_by_the_texts_alone(tmp_path: Path) -> None:
+def test_of_one_file_a_twentieth_is_set_aside_by_the_texts_alone(tmp_path):
     rows = [(f"text number {number}", "odd" if number % 2 else "even") for number in range(400)]
     write(tmp_path / "a", "posts.csv", rows)
     write(tmp_path / "b", "posts.csv", rows[::-1])
@@ -97,7 +89,7 @@ def test_of_one_file_a_twentieth_is_set_aside_by_the_texts_alone(tmp_path: Path)
         load(tmp_path / "a" / "posts.csv", tmp_path, split="validation")
 
 
-def test_no_text_that_is_scored_was_training_text_of_pretraining(tmp_path: Path) -> None:
+def test_no_text_that_is_scored_was_training_text_of_pretraining(tmp_path):
     rows = [(f"text number {number}", "odd" if number % 2 else "even") for number in range(2000)]
     write(tmp_path, "posts.csv", rows)
     scored = load(tmp_path / "posts.csv", tmp_path).eval.texts
@@ -108,9 +100,7 @@ def test_no_text_that_is_scored_was_training_text_of_pretraining(tmp_path: Path)
     assert not set(scored) & set(pretrained_on)
 
 
-def test_pydocs_is_labelled_with_the_packages_in_the_order_they_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pydocs_is_labelled_with_the_packages_in_the_order_they_are_read(tmp_path, monkeypatch):
     packages = ("stdlib", "numpy", "scipy", "pandas")
     labels = tuple(package for package in packages for _ in range(100))
     texts = tuple(f"docstring {number}" for number in range(400))
@@ -124,14 +114,14 @@ def test_pydocs_is_labelled_with_the_packages_in_the_order_they_are_read(
     assert load("pydocs", tmp_path, train_samples=200, eval_samples=10).fingerprint != before
 
 
-def test_a_training_text_that_is_scored_too_is_left_out_and_counted(yes_no: Path, tmp_path: Path) -> None:
+def test_a_training_text_that_is_scored_too_is_left_out_and_counted(yes_no, tmp_path):
     write(yes_no, "test.csv", [*TEST, ("good day", "no")])
     data = load(yes_no, tmp_path)
     assert data.train.texts == ("bad day", "fine day", "poor day")
     assert data.notes == ("1 training texts that are test texts too are left out",)
 
 
-def test_rows_without_text_are_left_out_and_counted(yes_no: Path, tmp_path: Path) -> None:
+def test_rows_without_text_are_left_out_and_counted(yes_no, tmp_path):
     write(yes_no, "train.csv", [*TRAIN, ("  ", "yes"), ("", "no")])
     data = load(yes_no, tmp_path)
     assert data.train.texts == tuple(text for text, _ in TRAIN)
@@ -139,7 +129,7 @@ def test_rows_without_text_are_left_out_and_counted(yes_no: Path, tmp_path: Path
 
 
 @given(st.integers(1, 60), st.integers(1, 60))
-def test_a_limit_takes_so_many_texts_evenly_and_in_their_order(total: int, limit: int) -> None:
+def test_a_limit_takes_so_many_texts_evenly_and_in_their_order(total, limit):
     documents = Documents(tuple(map(str, range(total))), ("x",) * total)
     kept = [int(text) for text in labelled.limited(documents, limit).texts]
     assert len(kept) == min(limit, total)
@@ -148,7 +138,7 @@ def test_a_limit_takes_so_many_texts_evenly_and_in_their_order(total: int, limit
     assert gaps.max(initial=0) - gaps.min(initial=total) <= 1
 
 
-def test_numbers_are_their_own_names_in_numeric_order(tmp_path: Path) -> None:
+def test_numbers_are_their_own_names_in_numeric_order(tmp_path):
     write(tmp_path / "d", "train.parquet", [("a", 10), ("b", 9), ("c", 10)])
     write(tmp_path / "d", "test.parquet", [("d", 9)])
     assert load(tmp_path / "d", tmp_path).labels == ("9", "10")
@@ -156,7 +146,7 @@ def test_numbers_are_their_own_names_in_numeric_order(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [["cold", "warm", "hot"], {"0": "cold", "1": "warm", "2": "hot"}])
 @pytest.mark.parametrize("kind", [".csv", ".jsonl", ".parquet"])
-def test_labels_json_names_the_numbers(tmp_path: Path, content: object, kind: str) -> None:
+def test_labels_json_names_the_numbers(tmp_path, content, kind):
     write(tmp_path / "d", f"train{kind}", [("a", 0), ("b", 2), ("c", 0)])
     write(tmp_path / "d", f"test{kind}", [("d", 2)])
     (tmp_path / "d" / "labels.json").write_text(json.dumps(content))
@@ -166,7 +156,7 @@ def test_labels_json_names_the_numbers(tmp_path: Path, content: object, kind: st
     assert data.classes(data.eval).tolist() == [2]
 
 
-def test_the_names_that_the_datasets_library_left_in_a_parquet_file_are_found(tmp_path: Path) -> None:
+def test_the_names_that_the_datasets_library_left_in_a_parquet_file_are_found(tmp_path):
     import datasets
 
     features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["off", "on"])})
@@ -178,7 +168,7 @@ def test_the_names_that_the_datasets_library_left_in_a_parquet_file_are_found(tm
     assert (data.labels, data.train.labels) == (("off", "on"), ("off", "on", "off"))
 
 
-def test_a_split_of_a_hub_data_set_brings_the_names_of_its_features() -> None:
+def test_a_split_of_a_hub_data_set_brings_the_names_of_its_features():
     import datasets
 
     features = datasets.Features({"tweet": datasets.Value("string"), "hate": datasets.ClassLabel(names=["no", "yes"])})
@@ -189,7 +179,7 @@ def test_a_split_of_a_hub_data_set_brings_the_names_of_its_features() -> None:
         hub_side("tweets", split, {"tweets": "--text-column", "hate": "--label-column"})
 
 
-def test_the_fingerprint_names_texts_labels_and_sides(yes_no: Path, tmp_path: Path) -> None:
+def test_the_fingerprint_names_texts_labels_and_sides(yes_no, tmp_path):
     first = load(yes_no, tmp_path).fingerprint
     assert load(yes_no, tmp_path).fingerprint == first
     assert load(yes_no, tmp_path, train_samples=3).fingerprint != first
@@ -221,14 +211,14 @@ def test_what_cannot_be_meant_is_refused(tmp_path, train, test, more, words):
 FRAME = Frame(prefix=(2,), suffix=(3,), pad_id=0)
 
 
-def tokens_of(lengths: Sequence[int]) -> tuple[Tokens, np.ndarray]:
+def tokens_of(lengths):
     """Samples that tell themselves apart: sample s holds the id 10 + s, as often as it is long, and is of class s."""
     ids = np.concatenate([np.full(length, 10 + sample, dtype=np.int32) for sample, length in enumerate(lengths)])
     starts = np.cumsum([0, *lengths])
     return Tokens(ids, starts, np.ones(len(ids), dtype=bool)), np.arange(len(lengths))
 
 
-def test_a_batch_is_a_function_of_the_seed_and_its_index_alone() -> None:
+def test_a_batch_is_a_function_of_the_seed_and_its_index_alone():
     tokens, classes = tokens_of([3, 8, 1, 5, 4, 4, 9, 2, 7, 6])
     forward, backward = (LabelledBatches(tokens, classes, FRAME, 3, seed=1) for _ in range(2))
     some = [forward.batch(0, index) for index in range(7)]
@@ -242,7 +232,7 @@ def test_a_batch_is_a_function_of_the_seed_and_its_index_alone() -> None:
     assert any(not torch.equal(other.batch(0, index).input_ids, some[index].input_ids) for index in range(7))
 
 
-def test_every_text_of_an_evaluation_is_there_once_with_its_own_label_and_mask() -> None:
+def test_every_text_of_an_evaluation_is_there_once_with_its_own_label_and_mask():
     lengths = [3, 8, 0, 5, 4, 4, 9]
     tokens, classes = tokens_of(lengths)
     batches = LabelledEvaluation(tokens, classes, FRAME, batch_size=3)
@@ -260,7 +250,7 @@ def test_every_text_of_an_evaluation_is_there_once_with_its_own_label_and_mask()
     assert sorted(seen) == list(range(7))
 
 
-def test_a_long_text_is_cut_and_a_text_without_tokens_stays() -> None:
+def test_a_long_text_is_cut_and_a_text_without_tokens_stays():
     texts = ["alpha beta gamma " * 20, "alpha", "\u200b"]
     tokenizer = train_wordpiece(texts, 64)
     tokens = tokenize_beginnings(texts, tokenizer, seq_len=10)
@@ -270,7 +260,7 @@ def test_a_long_text_is_cut_and_a_text_without_tokens_stays() -> None:
     assert tokens.ids[:8].tolist() == whole[1:-1]
 
 
-def test_hatecheck_scores_each_functionality_by_itself() -> None:
+def test_hatecheck_scores_each_functionality_by_itself():
     cases = HateCheck(("a", "b", "c", "d"), ("slur_h", "slur_h", "slur_h", "negate_nh"), np.array([True] * 3 + [False]))
     assert cases.scores(np.array([True, False, True, True])) == {
         "accuracy": 0.5,
@@ -282,13 +272,13 @@ def test_hatecheck_scores_each_functionality_by_itself() -> None:
     }
 
 
-def hatecheck_table(folder: Path, rows: Mapping[str, Sequence[object]]) -> Path:
+def hatecheck_table(folder, rows):
     folder.mkdir()
     pd.DataFrame(rows).to_csv(folder / "test.csv", index=False)
     return folder
 
 
-def test_hatecheck_is_read_from_a_folder_or_a_file(tmp_path: Path) -> None:
+def test_hatecheck_is_read_from_a_folder_or_a_file(tmp_path):
     folder = hatecheck_table(tmp_path / "h", {"functionality": ["x_h", "y_nh"], "text": ["a", "b"], "label": [1, 0]})
     for place in (folder, folder / "test.csv"):
         cases = load_hatecheck(str(place))
@@ -308,9 +298,7 @@ def test_hatecheck_is_read_from_a_folder_or_a_file(tmp_path: Path) -> None:
         ("hate_tweeteval/small", ("not-hate", "hate"), 700, 150),
     ],
 )
-def test_the_shared_sets_have_their_names_and_sizes(
-    tmp_path: Path, name: str, labels: tuple[str, ...], num_train: int, num_test: int
-) -> None:
+def test_the_shared_sets_have_their_names_and_sizes(tmp_path, name, labels, num_train, num_test):
     data = load(SHARED / name, tmp_path)
     assert (data.labels, data.split) == (labels, "test")
     left_out = sum(int(note.split()[0]) for note in data.notes)
@@ -319,7 +307,7 @@ def test_the_shared_sets_have_their_names_and_sizes(
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the data sets are not beside the repository (../shared/data)")
-def test_the_shared_hatecheck_has_its_29_functionalities() -> None:
+def test_the_shared_hatecheck_has_its_29_functionalities():
     cases = load_hatecheck(str(SHARED / "hatecheck"))
     assert (len(cases.texts), len(set(cases.functionalities)), int(cases.hateful.sum())) == (3728, 29, 2563)
     assert all(

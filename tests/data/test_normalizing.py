@@ -2,13 +2,10 @@
 
 # ruff: noqa: RUF001 - the dashes and quotes of other scripts are the subject
 
-from __future__ import annotations
-
 import gzip
 import json
 import sys
 import unicodedata
-from pathlib import Path
 
 import pyarrow
 import pytest
@@ -23,7 +20,7 @@ from asyncsgd.errors import UsageError
 from asyncsgd.signals import StopRequest
 
 
-def one(line: str, *, lower: bool = False) -> str:
+def one(line, *, lower=False):
     (changed,) = normalize([line], lower=lower).lines
     return changed
 
@@ -45,15 +42,15 @@ def one(line: str, *, lower: bool = False) -> str:
         ("नि\u200dक", "नि\u200dक"),
     ],
 )
-def test_a_character_has_one_spelling_and_formulae_and_units_keep_theirs(line: str, expected: str) -> None:
+def test_a_character_has_one_spelling_and_formulae_and_units_keep_theirs(line, expected):
     assert one(line) == expected
 
 
-def test_lower_case_is_asked_for() -> None:
+def test_lower_case_is_asked_for():
     assert one("Co and CO", lower=True) == "co and co"
 
 
-def test_all_characters_are_those_of_nfkc_but_for_the_exceptions() -> None:
+def test_all_characters_are_those_of_nfkc_but_for_the_exceptions():
     characters = [c for c in map(chr, range(sys.maxunicode + 1)) if unicodedata.decomposition(c)]
     ours = {c: unicodedata.normalize("NFC", normalizing._expanded(c)) for c in characters}
     differ = {c for c in characters if ours[c] != unicodedata.normalize("NFKC", c)}
@@ -76,11 +73,11 @@ def test_all_characters_are_those_of_nfkc_but_for_the_exceptions() -> None:
         (["a dash -", "film"], ["a dash -", "film"]),
     ],
 )
-def test_a_word_hyphenated_at_the_end_of_a_line_is_joined(lines: list[str], expected: list[str]) -> None:
+def test_a_word_hyphenated_at_the_end_of_a_line_is_joined(lines, expected):
     assert normalize(lines, lower=False).lines == expected
 
 
-def test_a_line_stays_a_line_and_no_line_becomes_empty() -> None:
+def test_a_line_stays_a_line_and_no_line_becomes_empty():
     changed = normalize(["one", "", " \t", "\u200b", "two\u2028three"], lower=False)
     assert changed.lines == ["one", "", "", "two three"]
     assert changed.changes["lines_left_out"] == 1
@@ -92,12 +89,12 @@ def test_a_line_stays_a_line_and_no_line_becomes_empty() -> None:
     lower=st.booleans(),
 )
 @settings(deadline=None, max_examples=200)
-def test_what_is_normalized_stays_as_it_is(lines: list[str], lower: bool) -> None:
+def test_what_is_normalized_stays_as_it_is(lines, lower):
     once = normalize(lines, lower=lower).lines
     assert [one(line, lower=lower) for line in once] == once
 
 
-def test_blocks_change_nothing_and_the_report_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_change_nothing_and_the_report_counts(tmp_path, monkeypatch):
     lines = [f"sen\u00adtence {number} – H₂O" + (" electro-" if number % 3 else "") for number in range(500)]
     lines[1::2] = ["lyte and " + line for line in lines[1::2]]
     source, whole, blocks = tmp_path / "in.txt", tmp_path / "whole.txt", tmp_path / "new" / "blocks.txt.gz"
@@ -111,7 +108,7 @@ def test_blocks_change_nothing_and_the_report_counts(tmp_path: Path, monkeypatch
     assert report["lines_written"] == 500 - report["hyphenations_joined"] == len(whole.read_text().splitlines())
 
 
-def test_a_table_and_a_zipped_text_give_the_lines_of_a_plain_one(tmp_path: Path) -> None:
+def test_a_table_and_a_zipped_text_give_the_lines_of_a_plain_one(tmp_path):
     texts = ["a – b", "two\nlines", "c"]
     (tmp_path / "in.txt").write_text("a – b\r\ntwo lines\r\nc", newline="")
     (tmp_path / "in.txt.gz").write_bytes(gzip.compress("\ufeffa – b\ntwo lines\nc\n".encode()))
@@ -123,7 +120,7 @@ def test_a_table_and_a_zipped_text_give_the_lines_of_a_plain_one(tmp_path: Path)
     assert written == {"a - b\ntwo lines\nc\n"}
 
 
-def files(tmp_path: Path) -> None:
+def files(tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
     (tmp_path / "in.csv").write_text("text\n")
     (tmp_path / "in.txt").write_text("text\n")
@@ -141,9 +138,7 @@ def files(tmp_path: Path) -> None:
         ("in.txt", "in.txt/out.txt", "cannot be written"),
     ],
 )
-def test_files_that_cannot_be_meant_leave_nothing_behind(
-    tmp_path: Path, source: str, target: str, message: str
-) -> None:
+def test_files_that_cannot_be_meant_leave_nothing_behind(tmp_path, source, target, message):
     files(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(UsageError, match=message):
@@ -151,7 +146,7 @@ def test_files_that_cannot_be_meant_leave_nothing_behind(
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_the_script_takes_the_underscored_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_script_takes_the_underscored_flags(tmp_path, capsys):
     files(tmp_path)
     for file in ("train", "val"):
         (tmp_path / f"{file}.txt").write_text(f"{file} – text\n")
@@ -170,7 +165,7 @@ def test_the_script_takes_the_underscored_flags(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.slow
-def test_two_processes_write_the_bytes_of_one(tmp_path: Path) -> None:
+def test_two_processes_write_the_bytes_of_one(tmp_path):
     (tmp_path / "in.txt").write_text("".join(f"sentence {number} – H₂O electro-\nlyte\n" for number in range(100_000)))
     written = []
     for processes in ("1", "2"):

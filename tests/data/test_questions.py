@@ -1,17 +1,13 @@
 """Questions: their scores, the windows of their texts, and what is read and refused."""
 
-from __future__ import annotations
-
 import gzip
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerBase
 
 from asyncsgd.data.question_scores import at_threshold, best_spans, best_threshold, exact_match, f1
 from asyncsgd.data.question_windows import make_windows, pair_frame_of
@@ -24,12 +20,12 @@ WORDS = [first + second for first in "bdfgkl" for second in "aeiou"]
 QUESTION, SEQ_LEN = "what comes behind ba", 24
 
 
-def row(**changes: Any) -> Row:
+def row(**changes):
     answers = {"text": ["Bern"], "answer_start": [8]}
     return {"id": "1", "context": "Li left Bern .", "question": "What ?", "answers": answers} | changes
 
 
-def write(folder: Path, **sides: list[Row]) -> None:
+def write(folder, **sides):
     for side, of in sides.items():
         (folder / f"{side}.jsonl").write_text("\n".join(map(json.dumps, of)))
 
@@ -52,9 +48,7 @@ def write(folder: Path, **sides: list[Row]) -> None:
         ("", ["the", "Denver"], 0, 0.0),  # an answer of which nothing is left is none
     ],
 )
-def test_scores_are_those_of_the_published_definition(
-    text: str, answers: list[str], exact: int, overlap: float
-) -> None:
+def test_scores_are_those_of_the_published_definition(text, answers, exact, overlap):
     assert exact_match(text, answers) == exact
     assert f1(text, answers) == pytest.approx(overlap, abs=1e-15)
 
@@ -63,7 +57,7 @@ scored = st.tuples(st.sampled_from([-2.0, -0.5, 0.0, 1.5, 3.0]), st.sampled_from
 
 
 @given(st.lists(scored, min_size=1, max_size=12))
-def test_the_best_threshold_is_that_of_trying_them_all(questions: list[tuple[float, float, bool]]) -> None:
+def test_the_best_threshold_is_that_of_trying_them_all(questions):
     differences, answered, answerable = (np.array(column) for column in zip(*questions, strict=True))
     abstained = 1.0 - answerable
     means = {
@@ -79,7 +73,7 @@ def test_the_best_threshold_is_that_of_trying_them_all(questions: list[tuple[flo
     assert below < score or threshold < differences.min()
 
 
-def test_no_answer_at_all_may_be_the_best_and_the_threshold_need_not_be_zero() -> None:
+def test_no_answer_at_all_may_be_the_best_and_the_threshold_need_not_be_zero():
     differences, unanswerable = np.array([-4.0, -1.0]), np.ones(2)
     score, threshold = best_threshold(differences, np.zeros(2), unanswerable)
     assert (score, at_threshold(differences, np.zeros(2), unanswerable, threshold).tolist()) == (1.0, [1.0, 1.0])
@@ -92,13 +86,11 @@ logit = st.sampled_from([-3.0, -1.0, 0.0, 0.5, 2.0, 4.0])
 
 
 @given(st.lists(st.tuples(logit, logit), min_size=1, max_size=9), st.integers(1, 4), st.integers(1, 5), st.data())
-def test_the_best_spans_are_those_of_trying_them_all(
-    pieces: list[tuple[float, float]], longest: int, number: int, data: st.DataObject
-) -> None:
+def test_the_best_spans_are_those_of_trying_them_all(pieces, longest, number, data):
     # Two windows that overlap, with logits of their own.
     cut = data.draw(st.integers(0, len(pieces)))
     windows = [(0, np.array(pieces).T), (cut, np.array([piece[::-1] for piece in pieces[cut:]]).reshape(-1, 2).T)]
-    best: dict[tuple[int, int], float] = {}
+    best = {}
     for begin, (start, end) in windows:
         for i in range(len(start)):
             for j in range(i, min(i + longest, len(end))):
@@ -111,7 +103,7 @@ def test_the_best_spans_are_those_of_trying_them_all(
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerBase:
+def tokenizer():
     return train_wordpiece([" ".join(WORDS), f"{QUESTION} . , -", "lona kibo dufe"], 400)
 
 
@@ -125,9 +117,7 @@ some_words = st.integers(1, 40).flatmap(
 
 
 @given(some_words, st.data())
-def test_windows_hold_every_piece_and_the_answer_reads_as_it_was_written(
-    tokenizer: PreTrainedTokenizerBase, words: list[tuple[str, str]], data: st.DataObject
-) -> None:
+def test_windows_hold_every_piece_and_the_answer_reads_as_it_was_written(tokenizer, words, data):
     context = "".join(map("".join, words))
     first = data.draw(st.integers(0, len(words) - 1))
     answer = "".join(map("".join, words[first : first + data.draw(st.integers(1, 6))])).rstrip(" ,\t-")
@@ -160,14 +150,12 @@ def test_windows_hold_every_piece_and_the_answer_reads_as_it_was_written(
         ("what", 20, "--stride 20 is not smaller than the window: beside the question 1 of 1 word pieces"),
     ],
 )
-def test_windows_without_room_or_without_overlap_are_refused(
-    tokenizer: PreTrainedTokenizerBase, question: str, stride: int, message: str
-) -> None:
+def test_windows_without_room_or_without_overlap_are_refused(tokenizer, question, stride, message):
     with pytest.raises(UsageError, match=message):
         make_windows([Question("1", question, " ".join(WORDS), (), None)], tokenizer, seq_len=SEQ_LEN, stride=stride)
 
 
-def test_every_kind_of_file_gives_the_same_questions(tmp_path: Path) -> None:
+def test_every_kind_of_file_gives_the_same_questions(tmp_path):
     dev = row(id="2", context="It is here .", answers={"text": [], "answer_start": []})
     pandas = pytest.importorskip("pandas")
     for side, of in (("train", row()), ("dev", dev)):
@@ -198,7 +186,7 @@ def test_every_kind_of_file_gives_the_same_questions(tmp_path: Path) -> None:
     assert joined.notes == ("1 training questions about contexts of the evaluation are left out",)
 
 
-def test_an_answer_is_taken_where_it_stands_and_left_out_where_it_does_not(tmp_path: Path) -> None:
+def test_an_answer_is_taken_where_it_stands_and_left_out_where_it_does_not(tmp_path):
     thrice = {"context": "Bern is big . Bern is old . Bern", "answers": {"text": ["Bern"], "answer_start": [12]}}
     nowhere = {"answers": {"text": ["Basel"], "answer_start": [8]}}
     write(tmp_path, train=[row(), row(id="2", **thrice), row(id="3", **nowhere)], dev=[row(id="4", context="x")])
@@ -222,7 +210,7 @@ def test_an_answer_is_taken_where_it_stands_and_left_out_where_it_does_not(tmp_p
         ("train.txt", "x", "train* .jsonl"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(tmp_path: Path, name: str, content: str, words: str) -> None:
+def test_what_cannot_be_meant_is_refused(tmp_path, name, content, words):
     write(tmp_path, dev=[row(id="2", context="x")])
     (tmp_path / name).write_text(content + "\n")
     with pytest.raises(UsageError) as error:

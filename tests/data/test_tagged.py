@@ -1,12 +1,7 @@
 """Tagged sentences: what is read and refused, which piece is a word's first, and arrays that survive on disk."""
 
-from __future__ import annotations
-
 import itertools
 import json
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,16 +10,16 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from asyncsgd.data.documents import Documents
-from asyncsgd.data.tagged import TaggedData, TaggedTokens, load_tagged, tagged_folder, tokenize_words
+from asyncsgd.data.tagged import TaggedTokens, load_tagged, tagged_folder, tokenize_words
 from asyncsgd.data.tokenization import train_wordpiece
 from asyncsgd.errors import UsageError
 
 Row = tuple[object, object]
-TRAIN: list[Row] = [(["Li", "ran"], ["B-PER", "O"]), (["in", "New", "York"], ["O", "B-LOC", "I-LOC"])]
-TEST: list[Row] = [(["York", "ran"], ["B-LOC", "O"])]
+TRAIN = [(["Li", "ran"], ["B-PER", "O"]), (["in", "New", "York"], ["O", "B-LOC", "I-LOC"])]
+TEST = [(["York", "ran"], ["B-LOC", "O"])]
 
 
-def write(folder: Path, name: str, rows: Sequence[Row], columns: tuple[str, str] = ("tokens", "ner_tags")) -> None:
+def write(folder, name, rows, columns=("tokens", "ner_tags")):
     folder.mkdir(parents=True, exist_ok=True)
     values = [dict(zip(columns, row, strict=True)) for row in rows]
     if name.endswith(".jsonl"):
@@ -33,12 +28,12 @@ def write(folder: Path, name: str, rows: Sequence[Row], columns: tuple[str, str]
         pytest.importorskip("pandas").DataFrame(values).to_parquet(folder / name)
 
 
-def load(folder: Path, **more: Any) -> TaggedData:
+def load(folder, **more):
     return load_tagged(str(folder), **{"tokens_column": "tokens", "tags_column": "ner_tags"} | more)
 
 
 @pytest.mark.parametrize("kind", [".jsonl", ".parquet"])
-def test_a_folder_is_read_the_same_from_every_kind_of_file(tmp_path: Path, kind: str) -> None:
+def test_a_folder_is_read_the_same_from_every_kind_of_file(tmp_path, kind):
     write(tmp_path / "d", f"train{kind}", TRAIN)
     write(tmp_path / "d", f"test{kind}", TEST)
     data = load(tmp_path / "d")
@@ -48,10 +43,10 @@ def test_a_folder_is_read_the_same_from_every_kind_of_file(tmp_path: Path, kind:
     assert [tags.tolist() for tags in data.tags(data.train)] == [[1, 3], [3, 0, 2]]
 
 
-def test_numbers_get_their_names_from_labels_json_or_from_the_feature(tmp_path: Path) -> None:
+def test_numbers_get_their_names_from_labels_json_or_from_the_feature(tmp_path):
     names = ["O", "B-PER", "B-LOC", "I-LOC", "I-PER"]
-    numbers: list[Row] = [(words, [names.index(tag) for tag in tags]) for words, tags in TRAIN]  # type: ignore[attr-defined]
-    test: list[Row] = [(["York", "ran"], [2, 0])]
+    numbers = [(words, [names.index(tag) for tag in tags]) for words, tags in TRAIN]  # type: ignore[attr-defined]
+    test = [(["York", "ran"], [2, 0])]
     write(tmp_path / "json", "train.jsonl", numbers)
     write(tmp_path / "json", "test.jsonl", test)
     with pytest.raises(UsageError, match=r"line 1: '1' is no BIO tag.*numbers need names, in labels.json"):
@@ -73,7 +68,7 @@ def test_numbers_get_their_names_from_labels_json_or_from_the_feature(tmp_path: 
             assert data.notes == ("no training word has the tag I-PER",)
 
 
-def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
+def test_what_is_left_out_is_counted(tmp_path):
     write(tmp_path, "train.jsonl", [*TRAIN, *TEST, ([], []), ([" "], ["O"])])
     write(tmp_path, "test.jsonl", TEST)
     data = load(tmp_path)
@@ -86,7 +81,7 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
     assert load(tmp_path, train_samples=1).fingerprint != data.fingerprint
 
 
-def test_an_i_without_a_b_is_read_and_a_space_in_a_word_does_not_part_it(tmp_path: Path) -> None:
+def test_an_i_without_a_b_is_read_and_a_space_in_a_word_does_not_part_it(tmp_path):
     write(tmp_path, "train.jsonl", [(["New York", "ran"], ["I-LOC", "O"]), (["a"], ["O"])])
     write(tmp_path, "test.jsonl", [(["Bern"], ["I-LOC"])])
     assert load(tmp_path).train.texts[0] == "New\u00a0York ran"
@@ -106,9 +101,7 @@ def test_an_i_without_a_b_is_read_and_a_space_in_a_word_does_not_part_it(tmp_pat
         (TRAIN, TEST, {"split": "validation"}, "validation --split"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(
-    tmp_path: Path, train: list[Row], test: list[Row], more: dict[str, Any], words: str
-) -> None:
+def test_what_cannot_be_meant_is_refused(tmp_path, train, test, more, words):
     write(tmp_path, "train.jsonl", train)
     write(tmp_path, "test.jsonl", test)
     with pytest.raises(UsageError) as error:
@@ -119,7 +112,7 @@ def test_what_cannot_be_meant_is_refused(
 CORPUS = ["the unbelievable low-temperature fuel-cell (YSZ) ran at 650 °C", "Ärger mit naïve 2nd-order don't"]
 
 
-def byte_level() -> PreTrainedTokenizerFast:
+def byte_level():
     """As GPT-2's and RoBERTa's: a space belongs to the piece behind it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
@@ -136,7 +129,7 @@ def byte_level() -> PreTrainedTokenizerFast:
 TOKENIZERS = {"wordpiece": train_wordpiece(CORPUS, 128), "byte_level": byte_level()}
 
 
-def tokenized(sentence: list[str], tokenizer: Any, seq_len: int = 64) -> TaggedTokens:
+def tokenized(sentence, tokenizer, seq_len=64):
     return tokenize_words(
         Documents((" ".join(sentence),), None), [np.arange(len(sentence), dtype=np.int32)], tokenizer, seq_len=seq_len
     )
@@ -146,7 +139,7 @@ words = st.text("abcdehtr-°ÄÄ.'", min_size=1, max_size=6)
 
 
 @given(st.lists(words, min_size=1, max_size=5))
-def test_the_first_piece_of_a_word_is_that_of_the_word_tokenized_by_itself(sentence: list[str]) -> None:
+def test_the_first_piece_of_a_word_is_that_of_the_word_tokenized_by_itself(sentence):
     tokenizer = TOKENIZERS["wordpiece"]
     tokens = tokenized(sentence, tokenizer)
     alone = [tokenizer(word, add_special_tokens=False)["input_ids"] for word in sentence]
@@ -156,7 +149,7 @@ def test_the_first_piece_of_a_word_is_that_of_the_word_tokenized_by_itself(sente
 
 
 @given(st.lists(words, min_size=1, max_size=5))
-def test_of_a_tokenizer_whose_pieces_begin_with_a_space_the_pieces_of_a_word_spell_it(sentence: list[str]) -> None:
+def test_of_a_tokenizer_whose_pieces_begin_with_a_space_the_pieces_of_a_word_spell_it(sentence):
     tokenizer = TOKENIZERS["byte_level"]
     tokens = tokenized(sentence, tokenizer)
     bounds = [*tokens.pieces.tolist(), len(tokens.tokens.ids)]
@@ -164,7 +157,7 @@ def test_of_a_tokenizer_whose_pieces_begin_with_a_space_the_pieces_of_a_word_spe
     assert [text.strip() for text in spelled] == sentence
 
 
-def test_words_behind_the_cut_and_words_without_pieces_have_none() -> None:
+def test_words_behind_the_cut_and_words_without_pieces_have_none():
     tokenizer = TOKENIZERS["wordpiece"]
     sentence = ["ran", "\u200b\ufffd", "", "at", "the", "unbelievable", "ran", "the"]
     whole = tokenized(sentence, tokenizer)
@@ -176,7 +169,7 @@ def test_words_behind_the_cut_and_words_without_pieces_have_none() -> None:
     assert tokenized(sentence, tokenizer, seq_len).tokens.ids.tolist() == whole.tokens.ids[: first[6]].tolist()
 
 
-def test_the_arrays_lie_in_the_cache(tmp_path: Path) -> None:
+def test_the_arrays_lie_in_the_cache(tmp_path):
     write(tmp_path / "d", "train.jsonl", [(["\ufffd"], ["O"]), *TRAIN])
     write(tmp_path / "d", "test.jsonl", [(["\ufffd"], ["O"]), *TEST])
     data, tokenizer = load(tmp_path / "d"), TOKENIZERS["wordpiece"]

@@ -1,13 +1,10 @@
 """Tokenizers and token arrays: samples tile the documents, caches are shared, and nothing is lost silently."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -45,7 +42,7 @@ def bpe():
     return train_byte_bpe(TEXTS, 300)
 
 
-def word_tokenizer(*words: str):
+def word_tokenizer(*words):
     """A tokenizer whose vocabulary is given, so that ids can be written down in a test."""
     from transformers import BertTokenizer
 
@@ -293,7 +290,7 @@ def test_the_tokenizer_of_a_tiny_model_is_trained_once_and_then_read_from_the_ca
     assert len(list((tmp_path / "new").iterdir())) == 2
 
 
-def load(model: Path | str, tmp_path: Path):
+def load(model, tmp_path):
     return load_tokenizer(str(model), CORPUS, vocab_size=256, cache_dir=tmp_path / "cache")
 
 
@@ -331,7 +328,7 @@ def test_a_tokenizer_without_a_fast_implementation_is_an_error(tmp_path):
         load(tmp_path / "model", tmp_path)
 
 
-def assert_same(tokens: Tokens, expected: Tokens) -> None:
+def assert_same(tokens, expected):
     np.testing.assert_array_equal(tokens.ids, expected.ids)
     np.testing.assert_array_equal(tokens.starts, expected.starts)
     np.testing.assert_array_equal(tokens.word_starts, expected.word_starts)

@@ -3,8 +3,6 @@
 Monte-Carlo bounds are 5 standard errors wide, with fixed seeds.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 
@@ -14,24 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncsgd.errors import UsageError
-from asyncsgd.records.events import DIVERGED, DONE, FAILED, INTERRUPTED, Evaluation, Event, Fault, Membership, Record
+from asyncsgd.records.events import DIVERGED, DONE, FAILED, INTERRUPTED, Evaluation, Event, Fault, Membership
 from asyncsgd.rules import Asynchronous, Synchronous
 from asyncsgd.runtime.base import Budget
 from asyncsgd.simulation.gossip import (
     ADPSGD,
     METHODS,
     SGP,
-    GossipSimulation,
-    Method,
     Partners,
     describe,
     exponential_distance,
     gossip,
     parse,
 )
-from asyncsgd.simulation.problems import Array, Heterogeneous, Instance, Mode, Quadratic, Tridiagonal
+from asyncsgd.simulation.problems import Heterogeneous, Instance, Mode, Quadratic, Tridiagonal
 from asyncsgd.simulation.simulate import simulate
-from asyncsgd.simulation.speeds import Constant, Exponential, Infinite, Power, Speeds
+from asyncsgd.simulation.speeds import Constant, Exponential, Infinite, Power
 
 every_method = pytest.mark.parametrize("method", [ADPSGD(), ADPSGD("ring"), SGP(), SGP(delay=2)], ids=str)
 
@@ -39,39 +35,37 @@ every_method = pytest.mark.parametrize("method", [ADPSGD(), ADPSGD("ring"), SGP(
 class Slopes(Instance):
     """f_i(x) = c_i . x with whole numbers c_i: gradients that do not depend on x, so means are exact sums."""
 
-    def __init__(self, num_workers: int, num_parameters: int = 3) -> None:
+    def __init__(self, num_workers, num_parameters=3):
         self.num_workers, self.num_parameters = num_workers, num_parameters
 
-    def slope(self, worker: int, index: int) -> Array:
+    def slope(self, worker, index):
         return np.array([(7 * worker + 3 * index + 5 * place) % 11 - 5.0 for place in range(self.num_parameters)])
 
-    def initial(self) -> Array:
+    def initial(self):
         return np.arange(self.num_parameters, dtype=np.float64)
 
-    def gradient(self, x: Array, worker: int, index: int, out: Array) -> float:
+    def gradient(self, x, worker, index, out):
         out[:] = self.slope(worker, index)
         return float(out @ x)
 
-    def exact_gradient(self, x: Array) -> Array:
+    def exact_gradient(self, x):
         raise AssertionError("not needed")
 
-    def loss(self, x: Array) -> float:
+    def loss(self, x):
         return float(x.sum())
 
-    def optimum(self) -> None:
+    def optimum(self):
         return None
 
 
-def run(
-    method: Method, num_workers: int = 4, *, speeds: Speeds | None = None, problem: object = None, **changes: object
-) -> GossipSimulation:
+def run(method, num_workers=4, *, speeds=None, problem=None, **changes):
     speeds = speeds or Exponential()
     instance = problem if isinstance(problem, Instance) else (problem or Heterogeneous()).on(num_workers, seed=1)  # type: ignore[attr-defined]
-    arguments: dict = {"learning_rate": 0.125, "budget": Budget(samples=24), "evaluations": 4, "seed": 5, **changes}
+    arguments = {"learning_rate": 0.125, "budget": Budget(samples=24), "evaluations": 4, "seed": 5, **changes}
     return gossip(method, instance, speeds.on(num_workers, seed=2), num_workers=num_workers, **arguments)
 
 
-def pure_gossip(method: Method, num_workers: int, rounds: int, start: Array, **changes: object) -> GossipSimulation:
+def pure_gossip(method, num_workers, rounds, start, **changes):
     """Gossip alone, the learning rate being 0; as many evaluations as samples."""
     problem = Quadratic(dimension=start.shape[1])
     samples = rounds * num_workers if isinstance(method, SGP) else rounds
@@ -86,15 +80,15 @@ def pure_gossip(method: Method, num_workers: int, rounds: int, start: Array, **c
     )
 
 
-def spread(num_workers: int, num_parameters: int = 3, seed: int = 0) -> Array:
+def spread(num_workers, num_parameters=3, seed=0):
     return np.random.default_rng(seed).standard_normal((num_workers, num_parameters))
 
 
-def events_of(records: list[Record]) -> list[Event]:
+def events_of(records):
     return [record for record in records if isinstance(record, Event)]
 
 
-def same(first: GossipSimulation, second: GossipSimulation) -> bool:
+def same(first, second):
     return (
         first.models.tobytes() == second.models.tobytes()
         and first.weights.tobytes() == second.weights.tobytes()
@@ -104,7 +98,7 @@ def same(first: GossipSimulation, second: GossipSimulation) -> bool:
 
 
 @every_method
-def test_one_worker_is_sequential_sgd_to_the_last_bit(method: Method) -> None:
+def test_one_worker_is_sequential_sgd_to_the_last_bit(method):
     if method == SGP(delay=2):
         method = SGP()  # one worker has no messages to delay, see the refusals below
     problem = Tridiagonal(dimension=7, noise=0.3)
@@ -122,7 +116,7 @@ def test_one_worker_is_sequential_sgd_to_the_last_bit(method: Method) -> None:
     assert np.allclose(x, alone.parameters.numpy(), rtol=0, atol=1e-12)
 
 
-def test_sgp_of_two_workers_is_synchronous_sgd() -> None:
+def test_sgp_of_two_workers_is_synchronous_sgd():
     problem = Tridiagonal(dimension=5, noise=0.2)
     done = run(SGP(), 2, problem=problem, evaluations=12)
     synchronous = simulate(
@@ -143,13 +137,13 @@ def test_sgp_of_two_workers_is_synchronous_sgd() -> None:
 
 
 @pytest.mark.parametrize("delay", [0, 1, 3])
-def test_sgp_is_its_plain_loop(delay: int) -> None:
+def test_sgp_is_its_plain_loop(delay):
     num_workers, rounds, rate = 5, 9, 0.125
     problem = Heterogeneous(noise=0.3)
     instance = problem.on(num_workers, seed=1)
     x = [instance.initial() for _ in range(num_workers)]
     w = [1.0] * num_workers
-    inbox: dict[tuple[int, int], tuple[Array, float]] = {}
+    inbox = {}
     gradient = np.empty(instance.num_parameters)
     for k in range(rounds):
         for i in range(num_workers):
@@ -169,10 +163,10 @@ def test_sgp_is_its_plain_loop(delay: int) -> None:
 
 
 @pytest.mark.parametrize("topology", ["complete", "ring"])
-def test_ad_psgd_is_its_plain_loop(topology: str) -> None:
+def test_ad_psgd_is_its_plain_loop(topology):
     num_workers, rate = 5, 0.125
     problem = Heterogeneous(noise=0.3)
-    records: list[Record] = []
+    records = []
     done = run(ADPSGD(topology), num_workers, problem=problem, budget=Budget(samples=60), report=records.append)
     instance, sampler = problem.on(num_workers, seed=1), Exponential().on(num_workers, seed=2)
     partners = Partners(topology, num_workers, seed=5)
@@ -205,11 +199,9 @@ def test_ad_psgd_is_its_plain_loop(topology: str) -> None:
     speeds=st.sampled_from([Constant(), Power(1.0), Exponential()]),
     seed=st.integers(0, 2**70),
 )
-def test_the_mean_of_ad_psgd_moves_by_gradients_alone(
-    num_workers: int, samples: int, topology: str, speeds: Speeds, seed: int
-) -> None:
+def test_the_mean_of_ad_psgd_moves_by_gradients_alone(num_workers, samples, topology, speeds, seed):
     problem = Slopes(num_workers)
-    records: list[Record] = []
+    records = []
     done = run(
         ADPSGD(topology),
         num_workers,
@@ -234,9 +226,7 @@ def test_the_mean_of_ad_psgd_moves_by_gradients_alone(
     delay=st.integers(0, 4),
     speeds=st.sampled_from([Constant(), Power(1.0), Exponential()]),
 )
-def test_push_sum_conserves_the_sums_of_numerators_and_weights(
-    num_workers: int, rounds: int, delay: int, speeds: Speeds
-) -> None:
+def test_push_sum_conserves_the_sums_of_numerators_and_weights(num_workers, rounds, delay, speeds):
     problem = Slopes(num_workers)
     done = run(SGP(delay), num_workers, problem=problem, speeds=speeds, budget=Budget(samples=rounds * num_workers))
     # Powers of two throughout, so the weights add up to N exactly.
@@ -249,9 +239,7 @@ def test_push_sum_conserves_the_sums_of_numerators_and_weights(
 
 
 @pytest.mark.parametrize(("num_workers", "rounds"), [(2, 1), (4, 2), (8, 3), (16, 4)])
-def test_a_power_of_two_of_workers_agrees_exactly_after_one_sweep_of_the_exponential_graph(
-    num_workers: int, rounds: int
-) -> None:
+def test_a_power_of_two_of_workers_agrees_exactly_after_one_sweep_of_the_exponential_graph(num_workers, rounds):
     start = np.arange(2.0 * num_workers).reshape(num_workers, 2) ** 2
     done = pure_gossip(SGP(), num_workers, rounds, start)
     assert np.array_equal(done.models, np.tile(start.mean(axis=0), (num_workers, 1)))
@@ -259,7 +247,7 @@ def test_a_power_of_two_of_workers_agrees_exactly_after_one_sweep_of_the_exponen
 
 
 @pytest.mark.parametrize("delay", [1, 2, 6])
-def test_without_the_weight_the_limit_of_late_push_sum_is_biased(delay: int) -> None:
+def test_without_the_weight_the_limit_of_late_push_sum_is_biased(delay):
     start = 1.0 + spread(6)
     done = pure_gossip(SGP(delay), 6, 1500, start, evaluations=1)
     mean = start.mean(axis=0)
@@ -273,7 +261,7 @@ def test_without_the_weight_the_limit_of_late_push_sum_is_biased(delay: int) -> 
 
 
 @pytest.mark.parametrize("num_workers", [3, 10])
-def test_a_random_pair_average_contracts_the_consensus_distance_by_one_in_n_minus_1(num_workers: int) -> None:
+def test_a_random_pair_average_contracts_the_consensus_distance_by_one_in_n_minus_1(num_workers):
     # With exponential times whoever finishes next is uniform, whatever went before: uniform random pairs.
     ratios = []
     for seed in range(40):
@@ -299,13 +287,13 @@ def test_a_random_pair_average_contracts_the_consensus_distance_by_one_in_n_minu
     assert abs(float(ratio.mean()) - (1 - 1 / (num_workers - 1))) < 5 * error
 
 
-def test_a_ring_contracts_more_slowly_than_the_complete_graph() -> None:
+def test_a_ring_contracts_more_slowly_than_the_complete_graph():
     start = spread(12)
     complete, ring = (pure_gossip(ADPSGD(topology), 12, 120, start) for topology in ("complete", "ring"))
     assert complete.consensus[-1] < 0.01 * ring.consensus[-1] < 0.01 * ring.consensus[0]
 
 
-def test_the_consensus_distance_is_the_mean_squared_distance_from_the_mean() -> None:
+def test_the_consensus_distance_is_the_mean_squared_distance_from_the_mean():
     start = np.array([[0.0, 0.0], [2.0, 4.0]])
     done = pure_gossip(ADPSGD(), 2, 1, start)
     assert done.consensus == [5.0, 0.0]  # the mean is (1, 2), either distance 1 + 4
@@ -314,8 +302,8 @@ def test_the_consensus_distance_is_the_mean_squared_distance_from_the_mean() -> 
 
 @pytest.mark.parametrize("topology", ["complete", "ring"])
 @pytest.mark.parametrize("speeds", [Constant(), Power(1.0), Exponential()], ids=str)
-def test_delays_and_delays_in_flight_add_up_to_the_number_of_exchanges(topology: str, speeds: Speeds) -> None:
-    records: list[Record] = []
+def test_delays_and_delays_in_flight_add_up_to_the_number_of_exchanges(topology, speeds):
+    records = []
     budget = Budget(seconds=40.0)
     done = run(ADPSGD(topology), 5, speeds=speeds, budget=budget, report=records.append)
     events = events_of(records)
@@ -324,8 +312,8 @@ def test_delays_and_delays_in_flight_add_up_to_the_number_of_exchanges(topology:
     assert sum(delay for event in events for _, delay in event.uses) + in_flight == len(events) == done.num_arrivals
 
 
-def test_two_equally_fast_workers_alternate_with_delays_0_1_1_1() -> None:
-    records: list[Record] = []
+def test_two_equally_fast_workers_alternate_with_delays_0_1_1_1():
+    records = []
     run(ADPSGD(), 2, speeds=Constant(), budget=Budget(samples=6), report=records.append)
     events = events_of(records)
     assert [(e.worker, e.train_seconds, e.read_version, e.version, e.arrival_delay) for e in events] == [
@@ -349,8 +337,8 @@ def test_two_equally_fast_workers_alternate_with_delays_0_1_1_1() -> None:
     assert [join.started for join in joins] == [((0, 0, ((0, 0, 1),), None),), ((1, 1, ((1, 0, 1),), None),)]
 
 
-def test_the_records_of_sgp_say_how_long_everybody_waited_for_the_slowest() -> None:
-    records: list[Record] = []
+def test_the_records_of_sgp_say_how_long_everybody_waited_for_the_slowest():
+    records = []
     done = run(SGP(), 3, speeds=Power(1.0), budget=Budget(samples=6), report=records.append)
     assert done.virtual_seconds == 6.0
     events = events_of(records)
@@ -373,9 +361,7 @@ def test_the_records_of_sgp_say_how_long_everybody_waited_for_the_slowest() -> N
     seed=st.integers(-(2**70), 2**70),
     data=st.data(),
 )
-def test_a_partner_is_a_neighbour_and_does_not_depend_on_the_order_of_questions(
-    topology: str, num_workers: int, seed: int, data: st.DataObject
-) -> None:
+def test_a_partner_is_a_neighbour_and_does_not_depend_on_the_order_of_questions(topology, num_workers, seed, data):
     questions = st.tuples(st.integers(0, num_workers - 1), st.integers(0, 200))
     asked = data.draw(st.lists(questions, max_size=20))
     partners = Partners(topology, num_workers, seed)
@@ -388,7 +374,7 @@ def test_a_partner_is_a_neighbour_and_does_not_depend_on_the_order_of_questions(
 
 
 @pytest.mark.parametrize(("topology", "neighbours"), [("complete", 5), ("ring", 2)])
-def test_partners_are_uniform_over_the_neighbours(topology: str, neighbours: int) -> None:
+def test_partners_are_uniform_over_the_neighbours(topology, neighbours):
     partners, draws = Partners(topology, 6, seed=3), 4000
     counts = Counter(partners.of(2, exchange) for exchange in range(draws))
     assert len(counts) == neighbours
@@ -397,8 +383,8 @@ def test_partners_are_uniform_over_the_neighbours(topology: str, neighbours: int
         assert abs(count / draws - share) < 5 * math.sqrt(share * (1 - share) / draws)
 
 
-def test_other_seeds_and_workers_meet_others() -> None:
-    def met(seed: int, worker: int) -> list[int]:
+def test_other_seeds_and_workers_meet_others():
+    def met(seed, worker):
         partners = Partners("ring", 8, seed)
         return [(partners.of(worker, exchange) - worker) % 8 for exchange in range(64)]
 
@@ -407,7 +393,7 @@ def test_other_seeds_and_workers_meet_others() -> None:
     assert not same(run(ADPSGD(), seed=0), run(ADPSGD(), seed=1))
 
 
-def test_the_exponential_graph_sweeps_the_distances_below_n() -> None:
+def test_the_exponential_graph_sweeps_the_distances_below_n():
     assert [exponential_distance(k, 2) for k in range(3)] == [1, 1, 1]
     assert [exponential_distance(k, 8) for k in range(4)] == [1, 2, 4, 1]
     assert [exponential_distance(k, 9) for k in range(5)] == [1, 2, 4, 8, 1]
@@ -416,11 +402,9 @@ def test_the_exponential_graph_sweeps_the_distances_below_n() -> None:
 @every_method
 @settings(max_examples=10, deadline=None)
 @given(num_workers=st.integers(2, 5), speeds=st.sampled_from([Constant(), Power(2.0), Exponential(3.0)]))
-def test_two_runs_are_bitwise_equal_and_reporting_changes_nothing(
-    method: Method, num_workers: int, speeds: Speeds
-) -> None:
+def test_two_runs_are_bitwise_equal_and_reporting_changes_nothing(method, num_workers, speeds):
     first = run(method, num_workers, speeds=speeds)
-    records: list[Record] = []
+    records = []
     assert same(first, run(method, num_workers, speeds=speeds, report=records.append))
     assert [record for record in records if isinstance(record, Evaluation)] == first.evaluations
     seconds = [event.train_seconds for event in events_of(records)]
@@ -433,25 +417,25 @@ def test_two_runs_are_bitwise_equal_and_reporting_changes_nothing(
 
 
 @every_method
-def test_all_methods_reach_the_neighbourhood_of_a_heterogeneous_optimum(method: Method) -> None:
+def test_all_methods_reach_the_neighbourhood_of_a_heterogeneous_optimum(method):
     done = run(method, 4, problem=Heterogeneous(noise=0.0), learning_rate=0.02, budget=Budget(samples=4000))
     assert done.result.status == DONE
     assert done.evaluations[-1].loss < 0.02 * done.evaluations[0].loss
 
 
-def test_a_budget_in_samples_is_rounded_up_to_whole_rounds_of_sgp() -> None:
+def test_a_budget_in_samples_is_rounded_up_to_whole_rounds_of_sgp():
     assert run(SGP(), 4, budget=Budget(samples=9)).num_arrivals == 12
     assert run(ADPSGD(), 4, budget=Budget(samples=9)).num_arrivals == 9
 
 
 @every_method
-def test_a_budget_of_no_samples_evaluates_the_start(method: Method) -> None:
+def test_a_budget_of_no_samples_evaluates_the_start(method):
     done = run(method, budget=Budget(samples=0))
     assert (done.num_arrivals, len(done.evaluations), done.virtual_seconds) == (0, 1, 0.0)
 
 
 @every_method
-def test_points_of_time_are_evaluated_exactly_and_the_limit_ends_the_run(method: Method) -> None:
+def test_points_of_time_are_evaluated_exactly_and_the_limit_ends_the_run(method):
     done = run(method, speeds=Constant(), budget=Budget(seconds=3.5), evaluations=7)
     assert [e.train_seconds for e in done.evaluations] == [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5]
     assert [e.total_samples for e in done.evaluations] == [0, 0, 4, 4, 8, 8, 12, 12]
@@ -460,14 +444,14 @@ def test_points_of_time_are_evaluated_exactly_and_the_limit_ends_the_run(method:
 
 
 @every_method
-def test_seconds_may_end_a_run_before_its_samples_and_the_end_is_evaluated(method: Method) -> None:
+def test_seconds_may_end_a_run_before_its_samples_and_the_end_is_evaluated(method):
     done = run(method, speeds=Constant(), budget=Budget(samples=40, seconds=3.5), evaluations=5)
     assert [(e.total_samples, e.train_seconds) for e in done.evaluations] == [(0, 0.0), (8, 2.0), (12, 3.5)]
     assert (done.result.status, done.virtual_seconds) == (DONE, 3.5)
 
 
 @every_method
-def test_a_target_loss_ends_the_run(method: Method) -> None:
+def test_a_target_loss_ends_the_run(method):
     done = run(method, problem=Mode(), budget=Budget(samples=4000, target_loss=0.01), evaluations=400)
     assert done.result.status == DONE
     assert done.num_arrivals < 400
@@ -475,11 +459,11 @@ def test_a_target_loss_ends_the_run(method: Method) -> None:
 
 
 @every_method
-def test_the_learning_rate_may_depend_on_the_samples_that_arrived(method: Method) -> None:
-    def stops_after_8(num_samples: int) -> float:
+def test_the_learning_rate_may_depend_on_the_samples_that_arrived(method):
+    def stops_after_8(num_samples):
         return 0.125 if num_samples <= 8 else 0.0
 
-    records: list[Record] = []
+    records = []
     run(method, learning_rate=stops_after_8, report=records.append)
     assert [event.learning_rate for event in events_of(records)] == [0.125] * 8 + [0.0] * 16
     before, *after = [e.loss for e in run(method, learning_rate=stops_after_8, evaluations=3).evaluations][1:]
@@ -487,8 +471,8 @@ def test_the_learning_rate_may_depend_on_the_samples_that_arrived(method: Method
 
 
 @every_method
-def test_a_loss_that_is_not_finite_ends_the_run(method: Method) -> None:
-    records: list[Record] = []
+def test_a_loss_that_is_not_finite_ends_the_run(method):
+    records = []
     with np.errstate(all="ignore"):
         done = run(
             method,
@@ -507,7 +491,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(method: Method) -> None:
 
 
 @every_method
-def test_workers_that_take_for_ever(method: Method) -> None:
+def test_workers_that_take_for_ever(method):
     for_ever = Infinite(probability=0.999999)
     done = run(method, speeds=for_ever)
     assert (done.result.status, done.num_arrivals) == (FAILED, 0)
@@ -518,12 +502,12 @@ def test_workers_that_take_for_ever(method: Method) -> None:
 
 
 @every_method
-def test_the_user_may_stop_a_run(method: Method) -> None:
+def test_the_user_may_stop_a_run(method):
     done = run(method, stop_requested=lambda: True)
     assert (done.result.status, done.num_arrivals) == (INTERRUPTED, 0)
 
 
-def test_the_text_of_a_method_means_the_method() -> None:
+def test_the_text_of_a_method_means_the_method():
     for method in (ADPSGD(), ADPSGD("ring"), SGP(), SGP(delay=3)):
         assert parse(str(method)) == method
     assert parse("ad_psgd") == ADPSGD()
@@ -552,7 +536,7 @@ def test_the_text_of_a_method_means_the_method() -> None:
         ("sgp", {"start": np.zeros((3, 2))}, "start (4, 1) (3, 2)"),
     ],
 )
-def test_what_cannot_be_run_is_refused(text: str, changes: dict, words: str) -> None:
+def test_what_cannot_be_run_is_refused(text, changes, words):
     with pytest.raises(UsageError) as caught:
         run(parse(text), **{"problem": Mode(), **changes})
     assert all(word in str(caught.value) for word in words.split())

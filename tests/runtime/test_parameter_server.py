@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
@@ -14,12 +13,12 @@ from running import A_TASK
 
 from asyncsgd.batches import Batches
 from asyncsgd.optimizers import SGD, Optimizer
-from asyncsgd.records.events import APPLIED, DONE, Evaluation, Event, Fault, Gradient, Membership, Record, Taken
+from asyncsgd.records.events import APPLIED, DONE, Evaluation, Event, Fault, Gradient, Membership, Taken
 from asyncsgd.rules import Asynchronous, Synchronous
-from asyncsgd.rules.base import Arrival, Reply, Rule, Start, View
+from asyncsgd.rules.base import Reply, Rule, Start
 from asyncsgd.runtime.base import Budget, EvaluationPoints, Judge
 from asyncsgd.runtime.parameter_server import ParameterServer
-from asyncsgd.runtime.transport.messages import Compute, Computed, Evaluate, Evaluated, Ready, Stop, WorkerEnd
+from asyncsgd.runtime.transport.messages import Compute, Computed, Evaluate, Evaluated, Ready, Stop
 from asyncsgd.runtime.transport.process_group import ProcessGroupServer
 from asyncsgd.runtime.transport.shared_memory import SharedMemoryServer
 from asyncsgd.server import Server
@@ -36,20 +35,14 @@ class ThreadWorker(threading.Thread):
         on_compute, on_evaluate: called before the answer; returning False ends the worker as if it had been killed.
     """
 
-    def __init__(
-        self,
-        address: Any,
-        worker: int,
-        on_compute: Callable[[Compute, torch.Tensor], object] = lambda command, pulled: None,
-        on_evaluate: Callable[[Evaluate], object] = lambda command: None,
-    ) -> None:
+    def __init__(self, address, worker, on_compute=lambda command, pulled: None, on_evaluate=lambda command: None):
         super().__init__(daemon=True)
         self.address, self.worker = address, worker
         self.on_compute, self.on_evaluate = on_compute, on_evaluate
         self.start()
 
-    def run(self) -> None:
-        end: WorkerEnd = self.address.connect(self.worker)
+    def run(self):
+        end = self.address.connect(self.worker)
         pulled = torch.zeros(self.address.size)
         gradient = torch.zeros(self.address.size) if end.slot is None else end.slot
         end.answer(Ready("layout"))
@@ -70,12 +63,10 @@ class ThreadWorker(threading.Thread):
             end._connection.close()
 
 
-def serve(
-    transport: Any, rule: Rule, num_workers: int, samples: int, *, evaluations: int = 1
-) -> tuple[Server, list[Record], str]:
+def serve(transport, rule, num_workers, samples, *, evaluations=1):
     x = transport.parameters
     server = Server(x, rule, Optimizer(x, len(x), SGD()), lambda num_samples: 1.0, transport.writing)
-    records: list[Record] = []
+    records = []
     runtime = ParameterServer(
         server,
         transport,
@@ -93,16 +84,16 @@ def serve(
         transport.close()
 
 
-def arrivals(records: list[Record]) -> list[Event]:
+def arrivals(records):
     return [record for record in records if isinstance(record, Event)]
 
 
 @pytest.mark.parametrize("make", TRANSPORTS)
-def test_every_pull_is_one_consistent_version_while_the_server_writes(make: Any) -> None:
+def test_every_pull_is_one_consistent_version_while_the_server_writes(make):
     transport = make(3, 400_000)
-    torn: list[tuple[float, float]] = []
+    torn = []
 
-    def look(command: Compute, pulled: torch.Tensor) -> None:
+    def look(command, pulled):
         low, high = float(pulled.min()), float(pulled.max())
         if low != high:
             torn.append((low, high))
@@ -119,9 +110,9 @@ def test_every_pull_is_one_consistent_version_while_the_server_writes(make: Any)
 
 
 @pytest.mark.parametrize("make", TRANSPORTS)
-def test_the_version_a_worker_reports_is_the_one_it_read(make: Any) -> None:
+def test_the_version_a_worker_reports_is_the_one_it_read(make):
     transport = make(2, 1000)
-    seen: dict[int, float] = {}
+    seen = {}
     for worker in range(2):
         ThreadWorker(
             transport.address, worker, lambda command, pulled: seen.update({command.dispatch: float(pulled[0])})
@@ -133,7 +124,7 @@ def test_the_version_a_worker_reports_is_the_one_it_read(make: Any) -> None:
 
 
 @pytest.mark.parametrize("make", TRANSPORTS)
-def test_a_worker_lost_in_an_evaluation_leaves_its_shard_to_another(make: Any) -> None:
+def test_a_worker_lost_in_an_evaluation_leaves_its_shard_to_another(make):
     transport = make(3, 100)
     ThreadWorker(transport.address, 0)
     ThreadWorker(transport.address, 1, on_evaluate=lambda command: False if make is SharedMemoryServer else None)
@@ -146,7 +137,7 @@ def test_a_worker_lost_in_an_evaluation_leaves_its_shard_to_another(make: Any) -
     assert lost == ([1] if make is SharedMemoryServer else [])
 
 
-def test_a_lost_workers_batch_goes_to_another_and_every_batch_arrives_once() -> None:
+def test_a_lost_workers_batch_goes_to_another_and_every_batch_arrives_once():
     transport = SharedMemoryServer(3, 100)
     ThreadWorker(transport.address, 0)
     ThreadWorker(transport.address, 1, on_compute=lambda command, pulled: command.dispatch < 6)
@@ -162,12 +153,12 @@ def test_a_lost_workers_batch_goes_to_another_and_every_batch_arrives_once() -> 
     assert left[0].lost[0] not in {event.dispatch for event in arrivals(records)}
 
 
-def test_a_worker_that_pulls_when_the_server_is_killed_at_writing_learns_that_it_is_gone() -> None:
+def test_a_worker_that_pulls_when_the_server_is_killed_at_writing_learns_that_it_is_gone():
     """The sequence word of a server killed at writing stays odd; only its closed socket tells."""
     transport = SharedMemoryServer(1, 100)
-    outcome: list[object] = []
+    outcome = []
 
-    def pull() -> None:
+    def pull():
         end = transport.address.connect(0)
         end.answer(Ready("layout"))
         try:
@@ -188,7 +179,7 @@ def test_a_worker_that_pulls_when_the_server_is_killed_at_writing_learns_that_it
         assert outcome == ["the server is gone"]
 
 
-def test_the_synchronous_rule_goes_on_without_a_lost_worker() -> None:
+def test_the_synchronous_rule_goes_on_without_a_lost_worker():
     transport = SharedMemoryServer(2, 100)
     ThreadWorker(transport.address, 0)
     ThreadWorker(transport.address, 1, on_compute=lambda command, pulled: command.dispatch < 3)
@@ -198,15 +189,15 @@ def test_the_synchronous_rule_goes_on_without_a_lost_worker() -> None:
     assert {delay for event in arrivals(records) for _, delay in event.uses} == {0}
 
 
-def test_a_gradient_in_flight_during_an_evaluation_keeps_its_version_and_its_place_in_time() -> None:
+def test_a_gradient_in_flight_during_an_evaluation_keeps_its_version_and_its_place_in_time():
     """Worker 1 computes `extra` seconds into the evaluation; on the training clock it still arrives that much later."""
     extra = 0.4
     transport = SharedMemoryServer(2, 100)
     computing, evaluating, arrived = threading.Event(), threading.Event(), threading.Event()
-    slow_dispatch: list[int] = []
-    read: list[float] = []
+    slow_dispatch = []
+    read = []
 
-    def compute_slowly(command: Compute, pulled: torch.Tensor) -> None:
+    def compute_slowly(command, pulled):
         if not slow_dispatch:
             slow_dispatch.append(command.dispatch)
             read.append(float(pulled[0]))
@@ -216,14 +207,14 @@ def test_a_gradient_in_flight_during_an_evaluation_keeps_its_version_and_its_pla
         else:
             arrived.set()
 
-    def compute(command: Compute, pulled: torch.Tensor) -> None:
+    def compute(command, pulled):
         """Begin only when the other computes, or all updates before the evaluation could have been made before that;
         and leave some of the budget until it has arrived."""
         computing.wait(TIMEOUT)
         if evaluating.is_set():
             arrived.wait(TIMEOUT)
 
-    def evaluate_after_start(command: Evaluate) -> None:
+    def evaluate_after_start(command):
         if slow_dispatch:
             evaluating.set()
 
@@ -248,13 +239,13 @@ class FirstOfRound(Rule):
     name: ClassVar[str] = "first_of_round"
     summary: ClassVar[str] = "for this test"
 
-    def arrive(self, state: Any, arrival: Arrival, view: View) -> Reply:
+    def arrive(self, state, arrival, view):
         others = tuple(flight.dispatch for flight in view.in_flight.values())
         return Reply(arrival.gradient, uses=(arrival.dispatch,), abandon=others, start=tuple(map(Start, view.workers)))
 
 
 @pytest.mark.parametrize("make", TRANSPORTS)
-def test_abandoned_gradients_count_in_no_budget_and_their_batches_are_handed_out_again(make: Any) -> None:
+def test_abandoned_gradients_count_in_no_budget_and_their_batches_are_handed_out_again(make):
     transport = make(3, 100)
     for worker in range(3):
         ThreadWorker(transport.address, worker)
@@ -272,20 +263,20 @@ def test_abandoned_gradients_count_in_no_budget_and_their_batches_are_handed_out
 
 
 @pytest.mark.parametrize("make", TRANSPORTS)
-def test_a_worker_that_stands_still_is_sent_only_the_last_of_1000_gradients_it_is_asked_for(make: Any) -> None:
+def test_a_worker_that_stands_still_is_sent_only_the_last_of_1000_gradients_it_is_asked_for(make):
     transport = make(1, 100)
     goes_on = threading.Event()
-    obeyed: list[int] = []
+    obeyed = []
 
-    def stand_still(command: Compute, pulled: torch.Tensor) -> bool:
+    def stand_still(command, pulled):
         obeyed.append(command.dispatch)
         return goes_on.wait(TIMEOUT)
 
     worker = ThreadWorker(transport.address, 0, on_compute=stand_still)
-    heard: list[object] = []
+    heard = []
     deadline = time.monotonic() + TIMEOUT
 
-    def hear(until: Callable[[], bool]) -> None:
+    def hear(until):
         while not until():
             assert time.monotonic() < deadline
             heard.extend(message for _, message in transport.wait(0.05))
@@ -308,18 +299,18 @@ def test_a_worker_that_stands_still_is_sent_only_the_last_of_1000_gradients_it_i
 
 
 @pytest.mark.parametrize("make", TRANSPORTS)
-def test_a_worker_that_stands_still_blocks_nobody_under_a_rule_that_abandons_its_gradients(make: Any) -> None:
+def test_a_worker_that_stands_still_blocks_nobody_under_a_rule_that_abandons_its_gradients(make):
     """It is sent another command every round, more than its socket holds, and what it missed it never computes."""
     num_rounds = 600
     transport = make(2, 100)
     goes_on = threading.Event()
-    obeyed: list[int] = []
+    obeyed = []
 
-    def count(command: Compute, pulled: torch.Tensor) -> None:
+    def count(command, pulled):
         if command.dispatch > 2 * (num_rounds - 100):
             goes_on.set()
 
-    def stand_still(command: Compute, pulled: torch.Tensor) -> bool:
+    def stand_still(command, pulled):
         obeyed.append(command.dispatch)
         return goes_on.wait(TIMEOUT)
 
@@ -333,11 +324,11 @@ def test_a_worker_that_stands_still_blocks_nobody_under_a_rule_that_abandons_its
     assert sum(dispatch <= 2 * (num_rounds - 100) for dispatch in obeyed) <= 2
 
 
-def test_a_loss_that_is_not_a_number_ends_the_run_and_names_worker_and_version() -> None:
+def test_a_loss_that_is_not_a_number_ends_the_run_and_names_worker_and_version():
     transport = SharedMemoryServer(1, 100)
 
     class Diverging(ThreadWorker):
-        def run(self) -> None:
+        def run(self):
             end = self.address.connect(0)
             end.answer(Ready("layout"))
             while not isinstance(command := end.receive(), Stop):
@@ -353,7 +344,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run_and_names_worker_and_version()
     assert (fault.worker, fault.message) == (0, "the loss of worker 0 at version 0 is nan")
 
 
-def test_batches_come_back_lowest_first_and_before_new_ones() -> None:
+def test_batches_come_back_lowest_first_and_before_new_ones():
     batches = Batches(samples=100, batch_size=10)
     assert [batches.take(0) for _ in range(4)] == [((0, index, index + 1),) for index in range(4)]
     for index in (3, 1):
@@ -362,14 +353,14 @@ def test_batches_come_back_lowest_first_and_before_new_ones() -> None:
     assert Batches(samples=31, batch_size=10)._limit == 4
 
 
-def test_evaluation_points_lie_evenly_over_samples_or_over_seconds() -> None:
+def test_evaluation_points_lie_evenly_over_samples_or_over_seconds():
     points = EvaluationPoints(Budget(samples=100), count=4)
     assert [points.passed(n, 0.0) for n in (24, 25, 26, 99, 100)] == [False, True, False, True, True]
     timed = EvaluationPoints(Budget(seconds=10.0), count=2)
     assert [timed.passed(0, seconds) for seconds in (4.9, 5.1, 9.0, 10.0)] == [False, True, False, True]
 
 
-def test_evaluation_points_lie_at_multiples_of_evaluate_every_and_at_the_end() -> None:
+def test_evaluation_points_lie_at_multiples_of_evaluate_every_and_at_the_end():
     points = EvaluationPoints(Budget(samples=100, evaluate_every=40), count=8)
     assert [points.passed(n, 1e9) for n in (39, 40, 79, 99, 100, 120)] == [False, True, False, True, True, False]
     timed = EvaluationPoints(Budget(seconds=10.0, evaluate_every=40), count=8)
@@ -379,8 +370,8 @@ def test_evaluation_points_lie_at_multiples_of_evaluate_every_and_at_the_end() -
     assert [later.passed(n, 0.0) for n in (160, 199, 200)] == [False, False, True]
 
 
-def test_no_run_stops_early_at_the_end_of_its_budget() -> None:
-    def looked_at(total_samples: int, loss: float) -> Evaluation:
+def test_no_run_stops_early_at_the_end_of_its_budget():
+    def looked_at(total_samples, loss):
         return Evaluation(0, total_samples, 0.0, loss, None, {}, 0.0)
 
     for samples, last, ends in ((50, False, False), (51, True, False), (51, False, True)):

@@ -1,7 +1,5 @@
 """Streaming DiLoCo: against the rule DiLoCo to the last bit, closed forms on a quadratic, and the clock."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -11,32 +9,25 @@ from hypothesis import strategies as st
 
 from asyncsgd.errors import UsageError
 from asyncsgd.optimizers import SGD, AdamW, OptimizerRecipe
-from asyncsgd.records.events import DIVERGED, DONE, FAILED, INTERRUPTED, Evaluation, Event, Fault, Membership, Record
+from asyncsgd.records.events import DIVERGED, DONE, FAILED, INTERRUPTED, Evaluation, Event, Fault, Membership
 from asyncsgd.rules import DiLoCo, Synchronous
 from asyncsgd.runtime.base import Budget
-from asyncsgd.simulation.problems import Heterogeneous, Mode, Problem, Quadratic, Tridiagonal
-from asyncsgd.simulation.simulate import Simulation, simulate
-from asyncsgd.simulation.speeds import Constant, Exponential, Infinite, Power, Speeds
-from asyncsgd.simulation.streaming import METHODS, StreamingDiLoCo, StreamingSimulation, describe, parse, stream
+from asyncsgd.simulation.problems import Heterogeneous, Mode, Quadratic, Tridiagonal
+from asyncsgd.simulation.simulate import simulate
+from asyncsgd.simulation.speeds import Constant, Exponential, Infinite, Power
+from asyncsgd.simulation.streaming import METHODS, StreamingDiLoCo, describe, parse, stream
 
 NOISY = Tridiagonal(dimension=11, noise=0.3)
 
 
-def method(**changes: float) -> StreamingDiLoCo:
+def method(**changes):
     """DiLoCo with 4 inner steps, but for `changes`."""
     return StreamingDiLoCo(**{"num_local_steps": 4, "fragments": 1, "overlap": 0, "mix": 0.0, **changes})  # type: ignore[arg-type]
 
 
-def run(
-    streaming: StreamingDiLoCo,
-    num_workers: int = 3,
-    *,
-    problem: Problem = NOISY,
-    speeds: Speeds | None = None,
-    **changes: object,
-) -> StreamingSimulation:
+def run(streaming, num_workers=3, *, problem=NOISY, speeds=None, **changes):
     speeds = speeds or Exponential()
-    arguments: dict = {"learning_rate": 0.125, "budget": Budget(samples=24 * num_workers), "evaluations": 6, **changes}
+    arguments = {"learning_rate": 0.125, "budget": Budget(samples=24 * num_workers), "evaluations": 6, **changes}
     return stream(
         streaming,
         problem.on(num_workers, seed=1),
@@ -46,9 +37,7 @@ def run(
     )
 
 
-def diloco(
-    num_workers: int, samples: int, inner: OptimizerRecipe | None = None, evaluations: int = 6, **changes: float
-) -> Simulation:
+def diloco(num_workers, samples, inner=None, evaluations=6, **changes):
     return simulate(
         DiLoCo(**{"num_local_steps": 4, **changes}),  # type: ignore[arg-type]
         NOISY.on(num_workers, seed=1),
@@ -61,11 +50,11 @@ def diloco(
     )
 
 
-def events_of(records: list[Record]) -> list[Event]:
+def events_of(records):
     return [record for record in records if isinstance(record, Event)]
 
 
-def same(first: StreamingSimulation, second: StreamingSimulation) -> bool:
+def same(first, second):
     return (
         first.models.tobytes() == second.models.tobytes()
         and first.outer.tobytes() == second.outer.tobytes()
@@ -77,9 +66,7 @@ def same(first: StreamingSimulation, second: StreamingSimulation) -> bool:
 
 @pytest.mark.parametrize("inner", [None, OptimizerRecipe(SGD(momentum=0.9)), OptimizerRecipe(AdamW(), 0.1)], ids=str)
 @pytest.mark.parametrize("num_workers", [1, 2, 3, 5])
-def test_one_fragment_without_overlap_and_mix_is_diloco_to_the_last_bit(
-    num_workers: int, inner: OptimizerRecipe | None
-) -> None:
+def test_one_fragment_without_overlap_and_mix_is_diloco_to_the_last_bit(num_workers, inner):
     done, rule = run(method(), num_workers, inner=inner), diloco(num_workers, 24 * num_workers, inner)
     assert done.outer.tobytes() == rule.parameters.numpy().tobytes()
     assert all(model.tobytes() == done.outer.tobytes() for model in done.models)
@@ -103,8 +90,8 @@ def test_one_fragment_without_overlap_and_mix_is_diloco_to_the_last_bit(
     outer_momentum=st.floats(0.0, 0.9),
 )
 def test_it_is_diloco_for_every_outer_optimizer(
-    num_workers: int, num_local_steps: int, rounds: int, outer_learning_rate: float, outer_momentum: float
-) -> None:
+    num_workers, num_local_steps, rounds, outer_learning_rate, outer_momentum
+):
     changes = {
         "num_local_steps": num_local_steps,
         "outer_learning_rate": outer_learning_rate,
@@ -118,7 +105,7 @@ def test_it_is_diloco_for_every_outer_optimizer(
     assert done.version == rule.version == rounds
 
 
-def test_one_inner_step_and_plain_outer_sgd_is_synchronous_sgd() -> None:
+def test_one_inner_step_and_plain_outer_sgd_is_synchronous_sgd():
     done = run(method(num_local_steps=1, outer_learning_rate=1.0, outer_momentum=0.0))
     synchronous = simulate(
         Synchronous(),
@@ -133,7 +120,7 @@ def test_one_inner_step_and_plain_outer_sgd_is_synchronous_sgd() -> None:
 
 
 @pytest.mark.parametrize("fragments", [1, 2, 3, 4])
-def test_one_worker_with_plain_outer_sgd_and_no_overlap_is_the_inner_optimizer_alone(fragments: int) -> None:
+def test_one_worker_with_plain_outer_sgd_and_no_overlap_is_the_inner_optimizer_alone(fragments):
     recipe = OptimizerRecipe(AdamW(), weight_decay=0.1)
     streaming = method(fragments=fragments, outer_learning_rate=1.0, outer_momentum=0.0)
     done = run(streaming, 1, inner=recipe)
@@ -143,7 +130,7 @@ def test_one_worker_with_plain_outer_sgd_and_no_overlap_is_the_inner_optimizer_a
 
 @settings(max_examples=30, deadline=None)
 @given(data=st.data(), num_workers=st.integers(1, 4), steps=st.integers(1, 17), period=st.integers(1, 6))
-def test_it_is_its_plain_loop(data: st.DataObject, num_workers: int, steps: int, period: int) -> None:
+def test_it_is_its_plain_loop(data, num_workers, steps, period):
     streaming = StreamingDiLoCo(
         num_local_steps=period,
         fragments=data.draw(st.integers(1, period)),
@@ -176,9 +163,7 @@ def test_it_is_its_plain_loop(data: st.DataObject, num_workers: int, steps: int,
 
 @pytest.mark.parametrize("overlap", [0, 1, 3, 5])
 @pytest.mark.parametrize("mix", [0.0, 0.5])
-def test_the_outer_parameters_of_noiseless_workers_shrink_by_a_known_factor_per_period(
-    overlap: int, mix: float
-) -> None:
+def test_the_outer_parameters_of_noiseless_workers_shrink_by_a_known_factor_per_period(overlap, mix):
     # With a = 1 - eta lambda, H inner steps between two sendings and plain outer SGD, x_1 = a^o and
     # x_{k+1} = a^(H - D) (mix a^D + 1 - mix) x_k: what is done during the overlap counts with weight mix.
     period, fragments, rounds, rate, num_parameters = 6, 3, 4, 0.25, 7
@@ -203,13 +188,13 @@ def test_the_outer_parameters_of_noiseless_workers_shrink_by_a_known_factor_per_
         assert done.outer[place] == pytest.approx(initial[place] * a[place] ** first * factor**more, rel=1e-12)
 
 
-def test_fragments_are_sent_at_their_own_offsets_and_are_every_fth_parameter() -> None:
+def test_fragments_are_sent_at_their_own_offsets_and_are_every_fth_parameter():
     streaming = StreamingDiLoCo(4, fragments=2, overlap=1, mix=0.0, outer_learning_rate=1.0, outer_momentum=0.0)
     assert [streaming.offset(fragment) for fragment in range(2)] == [0, 2]
     problem = Quadratic(dimension=3, noise=0.0)
     first = problem.on(1, seed=0).initial()
 
-    def moved(steps: int) -> list[bool]:
+    def moved(steps):
         done = run(streaming, 1, problem=problem, budget=Budget(samples=steps))
         return [bool(value) for value in done.outer != first]
 
@@ -227,7 +212,7 @@ def test_fragments_are_sent_at_their_own_offsets_and_are_every_fth_parameter() -
     ("overlap", "transfer", "round_seconds"),
     [(0, 0.0, 6.0), (0, 1.5, 7.5), (1, 1.5, 6.5), (2, 1.5, 6.0), (4, 1.5, 6.0), (2, 4.25, 8.25)],
 )
-def test_a_transfer_costs_what_is_longer_than_the_overlap(overlap: int, transfer: float, round_seconds: float) -> None:
+def test_a_transfer_costs_what_is_longer_than_the_overlap(overlap, transfer, round_seconds):
     done = run(
         method(num_local_steps=6, overlap=overlap),
         speeds=Constant(),
@@ -241,14 +226,14 @@ def test_a_transfer_costs_what_is_longer_than_the_overlap(overlap: int, transfer
     assert done.wait_seconds.tolist() == [4 * max(0.0, transfer - overlap)] * 3
 
 
-def test_without_overlap_everybody_waits_for_the_slowest_at_every_synchronisation() -> None:
+def test_without_overlap_everybody_waits_for_the_slowest_at_every_synchronisation():
     done = run(method(), 3, speeds=Power(1.0), budget=Budget(seconds=36.0))
     assert done.wait_seconds.tolist() == [3 * 8.0, 3 * 4.0, 0.0]  # three rounds of 4 steps of 3 seconds
     assert done.num_arrivals == 36
     assert done.virtual_seconds == 36.0
 
 
-def test_with_overlap_a_worker_waits_only_if_the_result_is_not_there() -> None:
+def test_with_overlap_a_worker_waits_only_if_the_result_is_not_there():
     # 2 steps per round: worker 0 (1 s a step) sends at 2, takes its third step, and waits until worker 1 (1.25 s) has
     # sent at 2.5: not at all, its third step ends at 3. With worker 1 at 2 s a step it waits from 3 to 4.
     streaming = method(num_local_steps=2, overlap=1)
@@ -268,9 +253,7 @@ def test_with_overlap_a_worker_waits_only_if_the_result_is_not_there() -> None:
     speeds=st.sampled_from([Constant(), Power(1.0), Exponential()]),
     transfer=st.sampled_from([0.0, 0.75, 5.0]),
 )
-def test_more_overlap_never_makes_fewer_inner_steps(
-    num_workers: int, fragments: int, speeds: Speeds, transfer: float
-) -> None:
+def test_more_overlap_never_makes_fewer_inner_steps(num_workers, fragments, speeds, transfer):
     steps = [
         run(
             method(num_local_steps=5, fragments=fragments, overlap=overlap),
@@ -291,11 +274,9 @@ def test_more_overlap_never_makes_fewer_inner_steps(
     speeds=st.sampled_from([Power(0.3), Power(2.0), Exponential()]),
     transfer=st.sampled_from([0.0, 2.5]),
 )
-def test_what_is_computed_does_not_depend_on_the_speeds(
-    overlap: int, fragments: int, speeds: Speeds, transfer: float
-) -> None:
-    def trajectory(speeds: Speeds, transfer: float) -> dict[tuple[int, int], float]:
-        records: list[Record] = []
+def test_what_is_computed_does_not_depend_on_the_speeds(overlap, fragments, speeds, transfer):
+    def trajectory(speeds, transfer):
+        records = []
         run(
             method(overlap=overlap, fragments=fragments, mix=0.25),
             speeds=speeds,
@@ -319,13 +300,11 @@ def test_what_is_computed_does_not_depend_on_the_speeds(
     samples=st.integers(0, 50),
     transfer=st.sampled_from([0.0, 1.5]),
 )
-def test_two_runs_are_bitwise_equal_and_all_samples_arrive(
-    num_workers: int, overlap: int, speeds: Speeds, samples: int, transfer: float
-) -> None:
+def test_two_runs_are_bitwise_equal_and_all_samples_arrive(num_workers, overlap, speeds, samples, transfer):
     streaming = method(fragments=3, overlap=overlap, mix=0.5)
-    arguments: dict = {"speeds": speeds, "budget": Budget(samples=samples), "transfer_seconds": transfer}
+    arguments = {"speeds": speeds, "budget": Budget(samples=samples), "transfer_seconds": transfer}
     first = run(streaming, num_workers, **arguments)
-    records: list[Record] = []
+    records = []
     assert same(first, run(streaming, num_workers, report=records.append, **arguments))
     assert first.num_arrivals == samples
     assert [record for record in records if isinstance(record, Evaluation)] == first.evaluations
@@ -344,7 +323,7 @@ def test_two_runs_are_bitwise_equal_and_all_samples_arrive(
         assert sum(event.wait_seconds for event in own) == pytest.approx(first.wait_seconds[worker], abs=1e-9)
 
 
-def test_points_of_time_are_evaluated_exactly_and_the_limit_ends_the_run() -> None:
+def test_points_of_time_are_evaluated_exactly_and_the_limit_ends_the_run():
     done = run(method(), problem=Mode(), speeds=Constant(), budget=Budget(seconds=3.5), evaluations=7)
     assert [e.train_seconds for e in done.evaluations] == [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5]
     assert [e.total_samples for e in done.evaluations] == [0, 0, 3, 3, 6, 6, 9, 9]
@@ -352,12 +331,12 @@ def test_points_of_time_are_evaluated_exactly_and_the_limit_ends_the_run() -> No
     assert (done.virtual_seconds, done.version) == (3.5, 0)
 
 
-def test_a_point_in_samples_is_evaluated_after_all_that_happens_at_the_same_instant() -> None:
+def test_a_point_in_samples_is_evaluated_after_all_that_happens_at_the_same_instant():
     done = run(method(), speeds=Constant(), budget=Budget(samples=9), evaluations=9)
     assert [(e.total_samples, e.train_seconds) for e in done.evaluations] == [(0, 0.0), (3, 1.0), (6, 2.0), (9, 3.0)]
 
 
-def test_a_result_that_is_still_on_its_way_is_mixed_in_before_the_run_ends() -> None:
+def test_a_result_that_is_still_on_its_way_is_mixed_in_before_the_run_ends():
     done = run(method(outer_learning_rate=1.0), 2, speeds=Constant(), budget=Budget(samples=8), transfer_seconds=2.0)
     assert done.virtual_seconds == 6.0
     assert np.array_equal(done.models, np.tile(done.outer, (2, 1)))
@@ -365,15 +344,15 @@ def test_a_result_that_is_still_on_its_way_is_mixed_in_before_the_run_ends() -> 
     assert done.consensus[-1] == 0.0 < done.consensus[-2]
 
 
-def test_a_target_loss_ends_the_run() -> None:
+def test_a_target_loss_ends_the_run():
     done = run(method(), problem=Mode(), budget=Budget(samples=4000, target_loss=0.01), evaluations=400)
     assert done.result.status == DONE
     assert done.num_arrivals < 400
     assert done.evaluations[-1].loss <= 0.01 < done.evaluations[-2].loss
 
 
-def test_a_schedule_counts_the_samples_of_all_as_if_all_were_as_far_as_the_worker() -> None:
-    records: list[Record] = []
+def test_a_schedule_counts_the_samples_of_all_as_if_all_were_as_far_as_the_worker():
+    records = []
     run(method(), 2, learning_rate=lambda num_samples: 1.0 / (1 + num_samples), report=records.append)
     for event in events_of(records):
         assert event.learning_rate == 1.0 / (1 + 2 * event.batches[0][1])
@@ -382,8 +361,8 @@ def test_a_schedule_counts_the_samples_of_all_as_if_all_were_as_far_as_the_worke
             assert all(rate == 1.0 / (1 + 2 * batches[0][1]) for _, _, batches, rate in record.started)
 
 
-def test_a_loss_that_is_not_finite_ends_the_run() -> None:
-    records: list[Record] = []
+def test_a_loss_that_is_not_finite_ends_the_run():
+    records = []
     with np.errstate(all="ignore"):
         done = run(method(), problem=Mode(), learning_rate=1e200, evaluations=1, report=records.append)
     assert done.result.status == DIVERGED
@@ -391,7 +370,7 @@ def test_a_loss_that_is_not_finite_ends_the_run() -> None:
     assert isinstance(records[-1], Fault)
 
 
-def test_workers_that_take_for_ever() -> None:
+def test_workers_that_take_for_ever():
     for_ever = Infinite(probability=0.999999)
     done = run(method(), speeds=for_ever)
     assert (done.result.status, done.num_arrivals) == (FAILED, 0)
@@ -400,13 +379,13 @@ def test_workers_that_take_for_ever() -> None:
     assert [e.train_seconds for e in timed.evaluations] == [0.0, 1.0, 2.0]
 
 
-def test_the_user_may_stop_a_run() -> None:
+def test_the_user_may_stop_a_run():
     done = run(method(), stop_requested=lambda: True)
     assert (done.result.status, done.num_arrivals) == (INTERRUPTED, 0)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_heterogeneous_workers_end_at_the_fixed_point_of_local_steps(momentum: float) -> None:
+def test_heterogeneous_workers_end_at_the_fixed_point_of_local_steps(momentum):
     # x = (sum P_i)^-1 sum P_i x_i with P_i = 1 - (1 - eta A_i)^H: not the optimum .5714, which is client drift.
     streaming = method(outer_momentum=momentum)
     done = run(streaming, 3, problem=Heterogeneous(), learning_rate=0.2, budget=Budget(samples=12 * 200))
@@ -416,7 +395,7 @@ def test_heterogeneous_workers_end_at_the_fixed_point_of_local_steps(momentum: f
     assert abs(expected - 2 / 3.5) > 0.1
 
 
-def test_the_text_of_a_method_means_the_method() -> None:
+def test_the_text_of_a_method_means_the_method():
     for streaming in (StreamingDiLoCo(), method(), method(mix=0.25, fragments=3, overlap=2)):
         assert parse(str(streaming)) == streaming
     assert parse("streaming_diloco:fragments=4,overlap=2") == StreamingDiLoCo(fragments=4, overlap=2)
@@ -448,7 +427,7 @@ def test_the_text_of_a_method_means_the_method() -> None:
         ("", {"problem": Mode()}, "2 fragments 1 parameters fragments=1"),
     ],
 )
-def test_what_cannot_be_run_is_refused(parameters: str, changes: dict, words: str) -> None:
+def test_what_cannot_be_run_is_refused(parameters, changes, words):
     with pytest.raises(UsageError) as caught:
         run(parse(f"streaming_diloco:{parameters}"), **changes)
     assert all(word in str(caught.value) for word in words.split())

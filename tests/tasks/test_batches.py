@@ -6,14 +6,14 @@ import collections
 import dataclasses
 import pickle
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 from transformers import BatchEncoding
 
 import asyncsgd
@@ -25,24 +25,24 @@ from asyncsgd.tasks.tensors import TensorData
 class ReadOnly(Mapping[str, Any]):
     """A mapping of somebody's own."""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    def __init__(self, values):
         self._values = dict(values)
 
-    def __getitem__(self, key: str) -> Any:
+    def __getitem__(self, key):
         return self._values[key]
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self):
         return iter(self._values)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self._values)
 
 
-def default(values: dict[str, Any]) -> Any:
+def default(values):
     return collections.defaultdict(list, values)
 
 
-MAPPINGS: dict[str, Callable[[dict[str, Any]], Any]] = {
+MAPPINGS = {
     "dict": dict,
     "OrderedDict": collections.OrderedDict,
     "defaultdict": default,
@@ -56,9 +56,7 @@ every_mapping = pytest.mark.parametrize("kind", MAPPINGS.values(), ids=MAPPINGS)
 
 @every_mapping
 @given(rows=st.integers(1, 9), parts=st.integers(1, 9))
-def test_a_mapping_is_cut_into_mappings_of_its_kind_and_stays_as_it_was(
-    kind: Callable[..., Any], rows: int, parts: int
-) -> None:
+def test_a_mapping_is_cut_into_mappings_of_its_kind_and_stays_as_it_was(kind, rows, parts):
     parts = min(rows, parts)
     batch = kind({"x": torch.arange(2 * rows).view(rows, 2), "inner": kind({"y": torch.arange(rows)}), "name": "a"})
     assert row_counts(batch) == [rows, rows]
@@ -70,12 +68,12 @@ def test_a_mapping_is_cut_into_mappings_of_its_kind_and_stays_as_it_was(
 
 
 @every_mapping
-def test_a_mapping_is_moved_whole(kind: Callable[..., Any]) -> None:
+def test_a_mapping_is_moved_whole(kind):
     moved = to_device(kind({"x": torch.zeros(2, 3), "name": "a"}), torch.device("meta"))
     assert (moved["x"].device.type, moved["x"].shape, moved["name"]) == ("meta", (2, 3), "a")
 
 
-def test_the_words_of_a_tokenizer_s_batch_are_still_there() -> None:
+def test_the_words_of_a_tokenizer_s_batch_are_still_there():
     batch = to_device(BatchEncoding({"input_ids": torch.zeros(2, 3, dtype=torch.int64)}), torch.device("cpu"))
     assert batch.input_ids.shape == (2, 3)
     assert pickle.loads(pickle.dumps(batch)).input_ids.shape == (2, 3)
@@ -92,24 +90,24 @@ class Cubic(asyncsgd.Task):
     batch_size: int = 10
     kind: str = "dict"
 
-    def model(self, seed: int) -> nn.Module:
+    def model(self, seed):
         with asyncsgd.seeded(seed):
             return nn.Linear(1, 1)
 
-    def data(self, seed: int) -> TensorData:
+    def data(self, seed):
         samples = MAPPINGS[self.kind]({"x": X, "y": X**3})
         return TensorData(samples, samples, self.batch_size, seed)
 
-    def outputs(self, model: nn.Module, batch: Any) -> Tensor:
+    def outputs(self, model, batch):
         return model(batch["x"])
 
-    def loss(self, outputs: Tensor, batch: Any) -> Tensor:
+    def loss(self, outputs, batch):
         return (outputs - batch["y"]).square().mean()
 
 
 @pytest.mark.parametrize("kind", [kind for kind in MAPPINGS if kind != "dict"])
-def test_whatever_mapping_a_batch_is_the_run_is_that_of_a_dict(kind: str) -> None:
-    given: dict[str, Any] = {"samples": 100, "evaluations": 2, "micro_batches": 3, "quiet": True}
+def test_whatever_mapping_a_batch_is_the_run_is_that_of_a_dict(kind):
+    given = {"samples": 100, "evaluations": 2, "micro_batches": 3, "quiet": True}
     expected, run = asyncsgd.train(Cubic(), **given), asyncsgd.train(Cubic(kind=kind), **given)
     assert [evaluation.loss for evaluation in run.evaluations] == [each.loss for each in expected.evaluations]
     assert [evaluation.weight for evaluation in run.evaluations] == [101.0] * 3
@@ -119,17 +117,17 @@ def test_whatever_mapping_a_batch_is_the_run_is_that_of_a_dict(kind: str) -> Non
 
 
 class Opaque:
-    def __init__(self, values: dict[str, Any]) -> None:
+    def __init__(self, values):
         self.values = values
 
-    def __getitem__(self, key: str) -> Any:
+    def __getitem__(self, key):
         return self.values[key]
 
 
 @dataclasses.dataclass(frozen=True)
 class OfOpaque(Cubic):
-    def data(self, seed: int) -> Any:
-        def wrapped(batches: Any) -> list[Opaque]:
+    def data(self, seed):
+        def wrapped(batches):
             return [Opaque(batches[index]) for index in range(len(batches))]
 
         plain = super().data(seed)
@@ -138,6 +136,6 @@ class OfOpaque(Cubic):
         return batches
 
 
-def test_a_batch_whose_rows_cannot_be_seen_is_not_counted_as_a_full_one() -> None:
+def test_a_batch_whose_rows_cannot_be_seen_is_not_counted_as_a_full_one():
     with pytest.raises(UsageError, match=r"no tensor can be seen in a batch of type Opaque, .* give the task a method"):
         asyncsgd.train(OfOpaque(), samples=100, quiet=True)

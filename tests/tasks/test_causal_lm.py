@@ -8,7 +8,6 @@ import math
 import pickle
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ import torch
 from gallery import sentences
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -37,7 +36,6 @@ from asyncsgd.errors import UsageError
 from asyncsgd.evaluation import evaluate_shard, evaluating, measured
 from asyncsgd.flat import FlatModel
 from asyncsgd.optimizers import AdamW, Optimizer, OptimizerRecipe
-from asyncsgd.records.events import Record
 from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.rules import Asynchronous
 from asyncsgd.runtime.base import Budget
@@ -47,7 +45,7 @@ from asyncsgd.runtime.replay import Replay
 from asyncsgd.runtime.virtual import Virtual
 from asyncsgd.server import Server
 from asyncsgd.simulation.speeds import Exponential
-from asyncsgd.tasks.base import Sums, add_sums
+from asyncsgd.tasks.base import add_sums
 from asyncsgd.tasks.causal_lm import IGNORED, CausalLM, Rows, pack
 from asyncsgd.worker import Worker
 
@@ -56,14 +54,14 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory):
     folder = tmp_path_factory.mktemp("causal")
     (folder / "train.txt").write_text(sentences(120, seed=0))
     (folder / "eval.txt").write_text(sentences(40, seed=1))
     return folder
 
 
-def prepared(root: Path, **values: Any) -> CausalLM:
+def prepared(root, **values):
     small = {
         "data_name": str(root / "train.txt"),
         "eval_data": str(root / "eval.txt"),
@@ -75,25 +73,25 @@ def prepared(root: Path, **values: Any) -> CausalLM:
 
 
 @pytest.fixture(scope="module")
-def task(root: Path) -> CausalLM:
+def task(root):
     return prepared(root, vocab_size=VOCABULARY)
 
 
-def gpt2() -> nn.Module:
+def gpt2():
     return GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=2, n_positions=64))
 
 
-def llama() -> nn.Module:
+def llama():
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
     return LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=64, **shape))
 
 
-def opt() -> nn.Module:
+def opt():
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 48}
     return OPTForCausalLM(OPTConfig(vocab_size=VOCABULARY, max_position_embeddings=64, word_embed_proj_dim=32, **shape))
 
 
-def louder(model: nn.Module) -> nn.Module:
+def louder(model):
     """With weights larger than usual, so that losses and hits differ between tokens."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -102,18 +100,18 @@ def louder(model: nn.Module) -> nn.Module:
     return model
 
 
-def saved(task: CausalLM, model: nn.Module, folder: Path) -> str:
+def saved(task, model, folder):
     """A pretrained model of the tests' own, in a folder."""
     task.save(louder(model), folder)
     return str(folder)
 
 
 @pytest.fixture(scope="module", params=[gpt2, llama, opt], ids=lambda make: make.__name__)
-def any_task(request: pytest.FixtureRequest, task: CausalLM, root: Path) -> CausalLM:
+def any_task(request, task, root):
     return prepared(root, model_name=saved(task, request.param(), root / request.param.__name__))
 
 
-def documents_of(task: CausalLM, side: str) -> list[Tensor]:
+def documents_of(task, side):
     """As they lie on disk, one at a time."""
     tokens = Tokens.load(Path(task.tokens_folder) / side)
     return [
@@ -122,27 +120,27 @@ def documents_of(task: CausalLM, side: str) -> list[Tensor]:
     ]
 
 
-def loss_of(task: CausalLM, model: nn.Module, batch: Any) -> Tensor:
+def loss_of(task, model, batch):
     return task.loss(task.outputs(model, batch), batch)
 
 
-def gradients_of(model: nn.Module, loss: Tensor) -> Tensor:
+def gradients_of(model, loss):
     model.zero_grad()
     loss.backward()
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
-def test_a_document_is_a_line_with_the_end_behind_it_cut_at_the_length_of_a_row(task: CausalLM) -> None:
+def test_a_document_is_a_line_with_the_end_behind_it_cut_at_the_length_of_a_row(task):
     tokenizer = AutoTokenizer.from_pretrained(task.tokenizer_folder)
     lines = [[*tokenizer(line)["input_ids"], task.end_id] for line in sentences(40, seed=1).split("\n")]
     pieces = [line[first : first + SEQ_LEN] for line in lines for first in range(0, len(line), SEQ_LEN)]
     assert [ids.tolist() for ids in documents_of(task, "eval")] == [piece for piece in pieces if len(piece) >= 4]
 
 
-def test_the_rows_of_a_side_hold_each_of_its_documents_once(any_task: CausalLM) -> None:
+def test_the_rows_of_a_side_hold_each_of_its_documents_once(any_task):
     rows = Rows(any_task, "train")
     batch = rows.batch(np.arange(len(rows)))
-    found: Counter[tuple[int, ...]] = Counter()
+    found = Counter()
     for row, ids in enumerate(batch.input_ids):
         used = ids[: rows.lengths[row]]
         firsts = [0] if batch.position_ids is None else (batch.position_ids[row] == 0).nonzero().flatten().tolist()
@@ -151,7 +149,7 @@ def test_the_rows_of_a_side_hold_each_of_its_documents_once(any_task: CausalLM) 
     assert found == Counter(tuple(ids.tolist()) for ids in documents_of(any_task, "train"))
 
 
-def test_every_token_but_the_first_of_its_document_is_predicted_once(any_task: CausalLM) -> None:
+def test_every_token_but_the_first_of_its_document_is_predicted_once(any_task):
     rows = Rows(any_task, "train")
     batch = rows.batch(np.arange(len(rows)))
     documents = documents_of(any_task, "train")
@@ -161,7 +159,7 @@ def test_every_token_but_the_first_of_its_document_is_predicted_once(any_task: C
 
 
 @given(st.lists(st.integers(1, 20), max_size=40))
-def test_packing_loses_no_document_and_overfills_no_row(lengths: list[int]) -> None:
+def test_packing_loses_no_document_and_overfills_no_row(lengths):
     rows = pack(lengths, 20)
     assert sorted(itertools.chain(*rows)) == list(range(len(lengths)))
     filled = sorted(sum(lengths[document] for document in row) for row in rows)
@@ -169,7 +167,7 @@ def test_packing_loses_no_document_and_overfills_no_row(lengths: list[int]) -> N
     assert all(a + b > 20 for a, b in itertools.pairwise(filled))  # no two rows would fit one
 
 
-def test_only_models_that_keep_documents_apart_get_several_in_a_row(any_task: CausalLM) -> None:
+def test_only_models_that_keep_documents_apart_get_several_in_a_row(any_task):
     rows, num_documents = Rows(any_task, "train"), len(documents_of(any_task, "train"))
     is_opt = str(any_task.model_folder).endswith("opt")
     assert any_task.packed == (not is_opt)
@@ -183,7 +181,7 @@ def test_only_models_that_keep_documents_apart_get_several_in_a_row(any_task: Ca
         assert any_task.facts()["notes"] == []
 
 
-def test_the_logits_of_a_document_in_a_row_are_those_of_the_document_alone(any_task: CausalLM) -> None:
+def test_the_logits_of_a_document_in_a_row_are_those_of_the_document_alone(any_task):
     model = any_task.model(0).eval()
     rows = Rows(any_task, "eval")
     batch = rows.batch(np.arange(len(rows)))
@@ -203,7 +201,7 @@ def test_the_logits_of_a_document_in_a_row_are_those_of_the_document_alone(any_t
     assert compared == len(documents_of(any_task, "eval"))
 
 
-def test_loss_and_gradient_are_those_of_transformers_over_single_documents(any_task: CausalLM) -> None:
+def test_loss_and_gradient_are_those_of_transformers_over_single_documents(any_task):
     model = any_task.model(0)
     rows = Rows(any_task, "train")
     loss = loss_of(any_task, model, rows.batch(np.arange(len(rows))))
@@ -217,7 +215,7 @@ def test_loss_and_gradient_are_those_of_transformers_over_single_documents(any_t
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 4])
-def test_parts_weighted_by_their_tokens_are_the_whole_batch(any_task: CausalLM, parts: int) -> None:
+def test_parts_weighted_by_their_tokens_are_the_whole_batch(any_task, parts):
     model, batch = any_task.model(0), any_task.data(0).batch(0, 3)
     whole = gradients_of(model, loss_of(any_task, model, batch))
     split = any_task.split(batch, parts)
@@ -229,14 +227,12 @@ def test_parts_weighted_by_their_tokens_are_the_whole_batch(any_task: CausalLM, 
     torch.testing.assert_close(gradients_of(model, torch.stack(losses).sum()), whole, rtol=1e-4, atol=1e-5)
 
 
-def same(one: Any, other: Any) -> bool:
+def same(one, other):
     return all(torch.equal(getattr(one, f.name), getattr(other, f.name)) for f in dataclasses.fields(one))
 
 
 @given(stream=st.integers(0, 3), index=st.integers(0, 200), before=st.integers(0, 200))
-def test_a_batch_is_the_same_whoever_makes_it_and_whatever_was_made_before(
-    task: CausalLM, stream: int, index: int, before: int
-) -> None:
+def test_a_batch_is_the_same_whoever_makes_it_and_whatever_was_made_before(task, stream, index, before):
     busy = task.data(7)
     for other in (before, index + 1):
         busy.batch(stream, other)
@@ -247,7 +243,7 @@ def test_a_batch_is_the_same_whoever_makes_it_and_whatever_was_made_before(
     assert task.weight(batch) > 0
 
 
-def test_seeds_and_streams_have_batches_of_their_own_and_one_evaluation(task: CausalLM) -> None:
+def test_seeds_and_streams_have_batches_of_their_own_and_one_evaluation(task):
     data, other = task.data(0), task.data(1)
     batches = [data.batch(0, 0), data.batch(1, 0), other.batch(0, 0)]
     for one, two in itertools.combinations(batches, 2):
@@ -259,21 +255,19 @@ def test_seeds_and_streams_have_batches_of_their_own_and_one_evaluation(task: Ca
         main[len(main)]
 
 
-def test_an_evaluation_takes_so_many_rows_evenly_over_the_set(task: CausalLM) -> None:
+def test_an_evaluation_takes_so_many_rows_evenly_over_the_set(task):
     few = dataclasses.replace(task, eval_samples=5).data(0).evaluation["main"]
     assert sum(len(few[index].input_ids) for index in range(len(few))) == 5
     total = len(Rows(task, "eval"))
     assert sorted(few.rows) == [row * total // 5 for row in range(5)]
 
 
-def sums_of(task: CausalLM, model: nn.Module, num_shards: int) -> Sums:
+def sums_of(task, model, num_shards):
     batches = task.data(0).evaluation["main"]
     return add_sums(evaluate_shard(task, model, batches, shard, num_shards, CPU) for shard in range(num_shards))
 
 
-def test_evaluation_sums_are_those_of_single_documents_in_float64_over_any_number_of_shards(
-    task: CausalLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evaluation_sums_are_those_of_single_documents_in_float64_over_any_number_of_shards(task, monkeypatch):
     monkeypatch.setattr("asyncsgd.tasks.causal_lm._EVALUATION_TOKENS", 4 * SEQ_LEN)  # several batches
     model = louder(task.model(0))
     whole = sums_of(task, model, 1)
@@ -296,25 +290,25 @@ def test_evaluation_sums_are_those_of_single_documents_in_float64_over_any_numbe
         assert sums["loss"] == pytest.approx(whole["loss"], rel=1e-12)
 
 
-def test_a_perplexity_that_is_too_large_for_a_float_is_infinite(task: CausalLM) -> None:
+def test_a_perplexity_that_is_too_large_for_a_float_is_infinite(task):
     assert task.metrics({"loss": 1e6, "weight": 10.0, "correct": 5}) == {"perplexity": math.inf, "accuracy": 0.5}
 
 
-def worker_of(task: CausalLM) -> Worker:
+def worker_of(task):
     return Worker(FlatModel(task.model(0)), task, task.data(0), seed=0)
 
 
-def server_of(worker: Worker) -> Server:
+def server_of(worker):
     x = worker.flat.parameters.clone()
     optimizer = Optimizer(x, worker.flat.layout.num_decayed, AdamW(), weight_decay=0.1)
     return Server(x, Asynchronous(), optimizer, lambda num_samples: 3e-3)
 
 
-def run(task: CausalLM, num_workers: int, num_batches: int, folder: RunFolder | None = None) -> tuple[Virtual, Tensor]:
+def run(task, num_workers, num_batches, folder=None):
     """A run, and its parameters at the end."""
     worker = worker_of(task)
     server = server_of(worker)
-    records: list[Record] = []
+    records = []
     runtime = Virtual(
         server,
         ModelGradients(worker, OptimizerRecipe(AdamW())),
@@ -331,7 +325,7 @@ def run(task: CausalLM, num_workers: int, num_batches: int, folder: RunFolder | 
     return runtime, server.parameters
 
 
-def test_one_asynchronous_worker_is_the_plain_loop_bit_for_bit(task: CausalLM) -> None:
+def test_one_asynchronous_worker_is_the_plain_loop_bit_for_bit(task):
     task = dataclasses.replace(task, dropout=0.1)
     _, parameters_of_run = run(task, 1, 12)
     model, data = task.model(0), task.data(0)
@@ -350,7 +344,7 @@ def test_one_asynchronous_worker_is_the_plain_loop_bit_for_bit(task: CausalLM) -
     assert torch.equal(parameters_of_run, flat.parameters)
 
 
-def test_a_virtual_run_of_three_workers_is_replayed_bit_for_bit(task: CausalLM, tmp_path: Path) -> None:
+def test_a_virtual_run_of_three_workers_is_replayed_bit_for_bit(task, tmp_path):
     task = dataclasses.replace(task, dropout=0.1)
     (tmp_path / "run").mkdir()
     folder = RunFolder(tmp_path / "run")
@@ -367,12 +361,12 @@ def test_a_virtual_run_of_three_workers_is_replayed_bit_for_bit(task: CausalLM, 
     assert not torch.equal(server.parameters, run(task, 1, 15)[1])
 
 
-def test_a_few_dozen_updates_halve_the_perplexity(task: CausalLM) -> None:
+def test_a_few_dozen_updates_halve_the_perplexity(task):
     first, last = run(task, 2, 40)[0].evaluations
     assert math.exp(last.loss) < math.exp(first.loss) / 2
 
 
-def test_preparing_again_gives_the_same_task_from_the_cache(task: CausalLM, root: Path) -> None:
+def test_preparing_again_gives_the_same_task_from_the_cache(task, root):
     made = {path: path.stat().st_mtime_ns for path in (root / "cache").rglob("*")}
     assert task.prepare(1, root / "cache") == task
     assert prepared(root, vocab_size=VOCABULARY) == task
@@ -381,9 +375,7 @@ def test_preparing_again_gives_the_same_task_from_the_cache(task: CausalLM, root
 
 
 @pytest.mark.parametrize(("name", "millions"), [("tiny-gpt", 1.5), ("small-gpt", 5.4)])
-def test_a_built_model_is_a_function_of_the_seed_with_tied_embeddings(
-    task: CausalLM, name: str, millions: float
-) -> None:
+def test_a_built_model_is_a_function_of_the_seed_with_tied_embeddings(task, name, millions):
     named = dataclasses.replace(task, model_name=name, num_tokens=8192, seq_len=128)
     first, again, other = named.model(0), named.model(0), named.model(1)
     parameters = [torch.cat([p.flatten() for p in model.parameters()]) for model in (first, again, other)]
@@ -395,9 +387,7 @@ def test_a_built_model_is_a_function_of_the_seed_with_tied_embeddings(
     assert len(parameters[0]) / 1e6 == pytest.approx(millions, rel=0.02)
 
 
-def test_a_saved_folder_is_loaded_by_transformers_and_trained_further(
-    task: CausalLM, root: Path, tmp_path: Path
-) -> None:
+def test_a_saved_folder_is_loaded_by_transformers_and_trained_further(task, root, tmp_path):
     folder = saved(task, task.model(0), tmp_path / "model")
     loaded = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer, text = AutoTokenizer.from_pretrained(folder), "Gradients, été <|endoftext|> \n of 4 workers"
@@ -415,9 +405,7 @@ def test_a_saved_folder_is_loaded_by_transformers_and_trained_further(
     assert again.model(3).training
 
 
-def test_what_a_tokenizer_puts_in_front_of_a_text_stands_in_front_of_every_document(
-    task: CausalLM, root: Path, tmp_path: Path
-) -> None:
+def test_what_a_tokenizer_puts_in_front_of_a_text_stands_in_front_of_every_document(task, root, tmp_path):
     from tokenizers import processors
 
     folder = saved(task, gpt2(), tmp_path / "model")
@@ -432,7 +420,7 @@ def test_what_a_tokenizer_puts_in_front_of_a_text_stands_in_front_of_every_docum
     assert batch.input_ids.shape[1] <= SEQ_LEN
 
 
-def without(folder: Path, name: str) -> None:
+def without(folder, name):
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(folder / "model.safetensors")
@@ -440,7 +428,7 @@ def without(folder: Path, name: str) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_a_checkpoint_that_lacks_weights_is_refused_by_their_name(task: CausalLM, root: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_that_lacks_weights_is_refused_by_their_name(task, root, tmp_path):
     folder = saved(task, gpt2(), tmp_path / "model")
     without(tmp_path / "model", "transformer.h.1.mlp.c_fc.weight")
     with pytest.raises(
@@ -449,7 +437,7 @@ def test_a_checkpoint_that_lacks_weights_is_refused_by_their_name(task: CausalLM
         prepared(root, model_name=folder)
 
 
-def test_an_encoder_which_sees_what_it_is_to_predict_is_refused(task: CausalLM, root: Path, tmp_path: Path) -> None:
+def test_an_encoder_which_sees_what_it_is_to_predict_is_refused(task, root, tmp_path):
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
     model = RobertaForMaskedLM(RobertaConfig(vocab_size=VOCABULARY, max_position_embeddings=64, **shape))
     folder = saved(task, model, tmp_path / "model")
@@ -457,7 +445,7 @@ def test_an_encoder_which_sees_what_it_is_to_predict_is_refused(task: CausalLM, 
         prepared(root, model_name=folder)
 
 
-def test_a_tokenizer_without_an_end_of_text_is_refused(task: CausalLM, root: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_without_an_end_of_text_is_refused(task, root, tmp_path):
     folder = saved(task, gpt2(), tmp_path / "model")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.eos_token = None

@@ -1,7 +1,5 @@
 """The loss of a classifier: torch's own without weights, its formula with them, and exact sums."""
 
-from __future__ import annotations
-
 import copy
 import types
 
@@ -10,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 
 from asyncsgd.data.labelled import LabelledBatch
@@ -24,45 +22,45 @@ PLAIN = Classification(counts=COUNTS)
 WEIGHTED = Classification(counts=COUNTS, class_weights=True)
 
 
-def loss_of(task: Classification, model: nn.Module, some: LabelledBatch) -> Tensor:
+def loss_of(task, model, some):
     return task.loss(task.outputs(model, some), some)
 
 
 class Bag(nn.Module):
     """The smallest model with the call of a transformers classifier: mean of embeddings, dropout, a linear layer."""
 
-    def __init__(self, dropout: float = 0.0) -> None:
+    def __init__(self, dropout=0.0):
         super().__init__()
         self.embedding = nn.Embedding(TOKENS, 5)
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(5, CLASSES)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> types.SimpleNamespace:
+    def forward(self, input_ids, attention_mask):
         mask = attention_mask.unsqueeze(-1)
         mean = (self.embedding(input_ids) * mask).sum(1) / mask.sum(1)
         return types.SimpleNamespace(logits=self.head(self.dropout(mean)))
 
 
-def bag(dropout: float = 0.0) -> Bag:
+def bag(dropout=0.0):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return Bag(dropout).train()
 
 
-def batch(size: int, seed: int = 0) -> LabelledBatch:
+def batch(size, seed=0):
     draw = torch.Generator().manual_seed(seed)
     ids = torch.randint(TOKENS, (size, 7), generator=draw)
     lengths = torch.randint(1, 8, (size, 1), generator=draw)
     return LabelledBatch(ids, (torch.arange(7) < lengths).long(), torch.randint(CLASSES, (size,), generator=draw))
 
 
-def test_without_weights_the_loss_is_torch_s_mean_cross_entropy() -> None:
+def test_without_weights_the_loss_is_torch_s_mean_cross_entropy():
     model, some = bag(), batch(8)
     logits = model(some.input_ids, some.attention_mask).logits
     assert torch.equal(loss_of(PLAIN, model, some), functional.cross_entropy(logits, some.labels))
 
 
-def test_a_weight_multiplies_the_loss_of_its_texts_and_the_divisor_stays_the_number_of_texts() -> None:
+def test_a_weight_multiplies_the_loss_of_its_texts_and_the_divisor_stays_the_number_of_texts():
     model, some = bag(), batch(8)
     logits = model(some.input_ids, some.attention_mask).logits.detach().double()
     expected = sum(
@@ -71,7 +69,7 @@ def test_a_weight_multiplies_the_loss_of_its_texts_and_the_divisor_stays_the_num
     assert float(loss_of(WEIGHTED, model, some).detach()) == pytest.approx(float(expected) / 8, rel=1e-6)
 
 
-def test_weighted_gradients_of_two_halves_add_up_to_that_of_the_whole() -> None:
+def test_weighted_gradients_of_two_halves_add_up_to_that_of_the_whole():
     """The reason for the divisor: torch's ``weight=`` would give the half with rare classes more than its share."""
     whole = batch(12)
     halves = [
@@ -79,7 +77,7 @@ def test_weighted_gradients_of_two_halves_add_up_to_that_of_the_whole() -> None:
         for s in (slice(6), slice(6, 12))
     ]
 
-    def gradient(some: LabelledBatch) -> Tensor:
+    def gradient(some):
         model = bag()
         loss_of(WEIGHTED, model, some).backward()
         return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
@@ -87,7 +85,7 @@ def test_weighted_gradients_of_two_halves_add_up_to_that_of_the_whole() -> None:
     assert torch.allclose((gradient(halves[0]) + gradient(halves[1])) / 2, gradient(whole), atol=1e-7)
 
 
-def test_inverse_frequency_gives_every_class_the_same_share_of_the_loss() -> None:
+def test_inverse_frequency_gives_every_class_the_same_share_of_the_loss():
     counts = [55, 772, 173]
     weights = inverse_frequency(counts)
     assert weights.tolist() == pytest.approx([1000 / 3 / count for count in counts])
@@ -95,13 +93,13 @@ def test_inverse_frequency_gives_every_class_the_same_share_of_the_loss() -> Non
 
 
 @given(st.lists(st.integers(0, 10**6), min_size=1).filter(any))
-def test_the_weights_have_mean_1_over_the_samples_whatever_the_counts(counts: list[int]) -> None:
+def test_the_weights_have_mean_1_over_the_samples_whatever_the_counts(counts):
     weights = inverse_frequency(counts)
     assert np.dot(weights, counts) / sum(counts) == pytest.approx(1.0)
     assert all((weight == 0) == (count == 0) for weight, count in zip(weights, counts, strict=True))
 
 
-def test_sums_are_without_dropout_and_without_weights_and_leave_the_model_in_training() -> None:
+def test_sums_are_without_dropout_and_without_weights_and_leave_the_model_in_training():
     model, some = bag(dropout=0.5), batch(40)
     sums = evaluate_shard(WEIGHTED, model, [some], 0, 1, torch.device("cpu"))
     assert model.training

@@ -1,13 +1,11 @@
 """Logits at masked positions only: the same loss, gradients and sums as with logits everywhere."""
 
-from __future__ import annotations
-
 import copy
 import math
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 from transformers import (
     BertConfig,
@@ -22,24 +20,23 @@ from transformers import (
 from asyncsgd.data.batching import Batch
 from asyncsgd.data.masking import ByToken, Masking
 from asyncsgd.evaluation import evaluate_shard
-from asyncsgd.tasks.base import Sums
 from asyncsgd.tasks.masked_lm import MaskedLM, MaskedPositions
 
 VOCABULARY, PAD, LENGTHS = 97, 1, (13, 9, 4, 1)
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
 
 
-def bert(dropout: float) -> nn.Module:
+def bert(dropout):
     more = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout, "max_position_embeddings": 20}
     return BertForMaskedLM(BertConfig(vocab_size=VOCABULARY, pad_token_id=PAD, **SHAPE, **more))
 
 
-def roberta(dropout: float) -> nn.Module:
+def roberta(dropout):
     more = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout, "max_position_embeddings": 20}
     return RobertaForMaskedLM(RobertaConfig(vocab_size=VOCABULARY, pad_token_id=PAD, **SHAPE, **more))
 
 
-def distilbert(dropout: float) -> nn.Module:
+def distilbert(dropout):
     shape = {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48, "max_position_embeddings": 20}
     more = {"dropout": dropout, "attention_dropout": dropout}
     return DistilBertForMaskedLM(DistilBertConfig(vocab_size=VOCABULARY, pad_token_id=PAD, **shape, **more))
@@ -49,18 +46,18 @@ MASKING = Masking(ByToken(), 0.15, 4, VOCABULARY, (0, 1, 2, 3, 4))
 TASK = MaskedLM(batch_size=len(LENGTHS))
 
 
-def loss_of(model: nn.Module, batch: Batch) -> Tensor:
+def loss_of(model, batch):
     return TASK.loss(TASK.outputs(model, batch), batch)
 
 
-def sums_of(model: nn.Module, *batches: Batch) -> Sums:
+def sums_of(model, *batches):
     return evaluate_shard(TASK, model, batches, 0, 1, torch.device("cpu"))
 
 
 every_architecture = pytest.mark.parametrize("architecture", [bert, roberta, distilbert])
 
 
-def model_of(architecture, dropout: float = 0.0) -> nn.Module:
+def model_of(architecture, dropout=0.0):
     """With weights larger than usual, so that losses and hits differ between tokens."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -71,7 +68,7 @@ def model_of(architecture, dropout: float = 0.0) -> nn.Module:
     return model.train()
 
 
-def batch_of(seed: int = 0) -> Batch:
+def batch_of(seed=0):
     generator = torch.Generator().manual_seed(seed)
     input_ids = torch.randint(5, VOCABULARY, (len(LENGTHS), max(LENGTHS)), generator=generator)
     attention_mask = (torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]).long()
@@ -84,7 +81,7 @@ def batch_of(seed: int = 0) -> Batch:
     )
 
 
-def full_logits_loss(model: nn.Module, batch: Batch) -> Tensor:
+def full_logits_loss(model, batch):
     """Logits everywhere, and label -100 at every position that is not masked."""
     labels = torch.full((batch.input_ids.numel(),), -100)
     labels[batch.masked_positions] = batch.labels
@@ -198,7 +195,7 @@ def test_a_model_without_an_encoder_of_its_own_is_refused(model):
 
 def test_a_head_that_does_not_work_token_by_token_is_refused():
     class Pooling(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.base_model = BertModel(BertConfig(vocab_size=VOCABULARY, **SHAPE))
 

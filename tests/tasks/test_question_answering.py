@@ -1,22 +1,18 @@
 """Question answering on small made texts: the loss, the scores, and that planted answers are found."""
 
-from __future__ import annotations
-
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 import asyncsgd
 from asyncsgd.data.question_scores import exact_match
-from asyncsgd.data.question_windows import WindowBatch
 from asyncsgd.data.random import dropout_seed
 from asyncsgd.errors import UsageError
 from asyncsgd.evaluation import evaluate_shard
@@ -32,12 +28,12 @@ MARKER, QUESTION = "key", "what comes behind key"
 Row = dict[str, Any]
 
 
-def rows(number: int, seed: int, longest: int = 40) -> list[Row]:
+def rows(number, seed, longest=40):
     """Texts of some words; the answer is the word behind the marker, and a text without the marker has none."""
     draw, made = random.Random(seed), []
     for index in range(number):
         words = draw.choices(WORDS, k=draw.randint(6, longest))
-        answers: dict[str, list[Any]] = {"text": [], "answer_start": []}
+        answers = {"text": [], "answer_start": []}
         if draw.random() < 0.7:
             marked = draw.randrange(len(words) - 1)
             words[marked] = MARKER
@@ -47,19 +43,19 @@ def rows(number: int, seed: int, longest: int = 40) -> list[Row]:
     return made
 
 
-def write(folder: Path, **sides: list[Row]) -> None:
+def write(folder, **sides):
     folder.mkdir(parents=True, exist_ok=True)
     for side, of in sides.items():
         (folder / f"{side}.jsonl").write_text("\n".join(map(json.dumps, of)))
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., QuestionAnswering]:
+def prepared(tmp_path_factory):
     root = tmp_path_factory.mktemp("answering")
     write(root / "planted", train=rows(60, 0), dev=rows(37, 1))
     small = {"vocab_size": 128, "seq_len": SEQ_LEN, "stride": STRIDE, "batch_size": BATCH_SIZE}
 
-    def prepare(**values: Any) -> QuestionAnswering:
+    def prepare(**values):
         values = {"data_name": str(root / "planted"), **small} | values
         return QuestionAnswering(**values).prepare(SEED, root / "cache")
 
@@ -67,11 +63,11 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Question
 
 
 @pytest.fixture(scope="module")
-def task(prepared: Callable[..., QuestionAnswering]) -> QuestionAnswering:
+def task(prepared):
     return prepared()
 
 
-def evaluation_mode(task: QuestionAnswering) -> nn.Module:
+def evaluation_mode(task):
     """The model with weights larger than usual, so that it does not say the same of every token."""
     model = task.model(SEED).eval()
     draw = torch.Generator().manual_seed(0)
@@ -81,11 +77,11 @@ def evaluation_mode(task: QuestionAnswering) -> nn.Module:
     return model
 
 
-def tensors(batch: WindowBatch) -> list[Tensor]:
+def tensors(batch):
     return [value for value in vars(batch).values() if isinstance(value, Tensor)]
 
 
-def plain_loss(model: nn.Module, batch: WindowBatch) -> Tensor:
+def plain_loss(model, batch):
     """The sum over windows, one by one and without padding."""
     total = torch.zeros(())
     for ids, mask, types, allowed, targets in zip(*tensors(batch), strict=True):
@@ -97,7 +93,7 @@ def plain_loss(model: nn.Module, batch: WindowBatch) -> Tensor:
     return total
 
 
-def test_loss_and_gradient_are_those_of_single_windows(task: QuestionAnswering) -> None:
+def test_loss_and_gradient_are_those_of_single_windows(task):
     model, batch = evaluation_mode(task), task.data(SEED).batch(0, 2)
     losses = task.loss(task.outputs(model, batch), batch), plain_loss(model, batch) / BATCH_SIZE
     torch.testing.assert_close(*losses)
@@ -105,7 +101,7 @@ def test_loss_and_gradient_are_those_of_single_windows(task: QuestionAnswering) 
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_a_row_is_what_the_tokenizer_makes_of_question_and_window(task: QuestionAnswering) -> None:
+def test_a_row_is_what_the_tokenizer_makes_of_question_and_window(task):
     tokenizer = AutoTokenizer.from_pretrained(Path(task.folder or "") / "tokenizer")
     batches = task.data(SEED).evaluation["main"]
     texts = {each["id"]: each for each in rows(37, 1)}
@@ -126,9 +122,7 @@ def test_a_row_is_what_the_tokenizer_makes_of_question_and_window(task: Question
                     assert MARKER not in text or text.endswith(MARKER)
 
 
-def test_it_passes_the_dry_run_and_is_prepared_to_the_same_task(
-    task: QuestionAnswering, prepared: Callable[..., QuestionAnswering]
-) -> None:
+def test_it_passes_the_dry_run_and_is_prepared_to_the_same_task(task, prepared):
     checked = asyncsgd.check(task)
     assert (checked.weight, checked.unused, checked.notes) == (BATCH_SIZE, (), ())
     assert prepared() == task
@@ -137,7 +131,7 @@ def test_it_passes_the_dry_run_and_is_prepared_to_the_same_task(
 
 
 @torch.no_grad()
-def test_sums_are_the_same_bits_for_any_number_of_shards(task: QuestionAnswering) -> None:
+def test_sums_are_the_same_bits_for_any_number_of_shards(task):
     model, batches = evaluation_mode(task), task.data(SEED).evaluation["main"]
     asked = [asked.number for index in range(len(batches)) for asked in batches[index].asked]
     assert sorted(asked) == list(range(37))
@@ -155,7 +149,7 @@ def test_sums_are_the_same_bits_for_any_number_of_shards(task: QuestionAnswering
         assert (task.metrics(total), task.details(total)) == (task.metrics(whole), task.details(whole))
 
 
-def test_a_question_is_answered_by_its_best_window_and_unanswered_by_its_most_certain(task: QuestionAnswering) -> None:
+def test_a_question_is_answered_by_its_best_window_and_unanswered_by_its_most_certain(task):
     batches = task.data(SEED).evaluation["main"]
     batch = batches[len(batches) - 1]
     asked = batch.asked[-1]
@@ -167,7 +161,7 @@ def test_a_question_is_answered_by_its_best_window_and_unanswered_by_its_most_ce
     assert task.sums(logits, batch)["difference"][asked.number] == 2.0 - 4.0
 
 
-def test_metrics_count_answers_that_are_given_and_details_part_the_questions(task: QuestionAnswering) -> None:
+def test_metrics_count_answers_that_are_given_and_details_part_the_questions(task):
     sums = {
         "difference": np.array([-1.0, 1.0, -2.0, 0.0]),  # answered, not, answered, answered
         "exact": np.array([1, 1, 0, 0]),
@@ -184,8 +178,8 @@ def test_metrics_count_answers_that_are_given_and_details_part_the_questions(tas
     assert none["no_answer"] == {"exact_match": None, "f1": None, "num_questions": 0}
 
 
-def test_a_run_is_the_plain_loop_bit_for_bit(task: QuestionAnswering, tmp_path: Path) -> None:
-    plain: dict[str, Any] = {"schedule": "constant", "warmup": 0, "weight_decay": 0.0, "clip_norm": 0.0}
+def test_a_run_is_the_plain_loop_bit_for_bit(task, tmp_path):
+    plain = {"schedule": "constant", "warmup": 0, "weight_decay": 0.0, "clip_norm": 0.0}
     steps = {"optimizer": torch.optim.SGD, "learning_rate": 0.1, "seed": SEED, "evaluations": 1, "quiet": True, **plain}
     run = asyncsgd.train(task, samples=8 * BATCH_SIZE, cache=tmp_path, device="cpu", **steps)
     model, data = task.model(SEED), task.data(SEED)
@@ -199,9 +193,7 @@ def test_a_run_is_the_plain_loop_bit_for_bit(task: QuestionAnswering, tmp_path: 
     assert all(torch.equal(one, two) for one, two in zip(run.model().parameters(), model.parameters(), strict=True))
 
 
-def test_planted_answers_are_found_and_the_files_say_so(
-    prepared: Callable[..., QuestionAnswering], tmp_path: Path
-) -> None:
+def test_planted_answers_are_found_and_the_files_say_so(prepared, tmp_path):
     write(tmp_path / "data", train=rows(2000, 5, longest=12), dev=rows(100, 6, longest=12))
     task = prepared(data_name=str(tmp_path / "data"), dropout=0.0, batch_size=32)
     model, data = task.model(SEED), task.data(SEED)
@@ -230,7 +222,7 @@ def test_planted_answers_are_found_and_the_files_say_so(
     assert all(torch.equal(one, two) for one, two in zip(loaded.parameters(), model.parameters(), strict=True))
 
 
-def test_published_data_are_read_and_scored(tmp_path: Path) -> None:
+def test_published_data_are_read_and_scored(tmp_path):
     folder = SHARED / "squad_v2" / "small"
     if not folder.is_dir():
         pytest.skip(f"{folder} is not there")
@@ -247,17 +239,15 @@ def test_published_data_are_read_and_scored(tmp_path: Path) -> None:
     assert details["best_f1"]["score"] >= details["best_exact_match"]["score"] >= numbers[1] / 20
 
 
-def test_one_run_at_a_time_writes_predictions_into_a_folder_and_the_earlier_ones_are_kept(
-    prepared: Callable[..., QuestionAnswering], tmp_path: Path
-) -> None:
+def test_one_run_at_a_time_writes_predictions_into_a_folder_and_the_earlier_ones_are_kept(prepared, tmp_path):
     link, messages = tmp_path / "link", []
     link.symlink_to(tmp_path / "said")
 
-    def train(name: str, into: Path, samples: int = 8, **options: Any) -> None:
+    def train(name, into, samples=8, **options):
         task = prepared(predictions=str(into), eval_samples=4)
         asyncsgd.train(task, samples=samples, evaluations=1, folder=tmp_path / name, quiet=True, seed=SEED, **options)
 
-    def begin_another(record: object) -> None:
+    def begin_another(record):
         with pytest.raises(UsageError) as refused:
             train("second", link)
         messages.append(str(refused.value))
@@ -279,9 +269,7 @@ def test_one_run_at_a_time_writes_predictions_into_a_folder_and_the_earlier_ones
     assert later["null_odds.json"] != first["null_odds.json"]
 
 
-def test_a_folder_for_predictions_that_cannot_be_made_is_refused_before_training(
-    prepared: Callable[..., QuestionAnswering], tmp_path: Path
-) -> None:
+def test_a_folder_for_predictions_that_cannot_be_made_is_refused_before_training(prepared, tmp_path):
     task = prepared(predictions=f"{__file__}/inside")
     with pytest.raises(UsageError, match=r"--predictions .* cannot be made \(Not a directory\); name another folder"):
         asyncsgd.train(task, samples=8, folder=tmp_path / "run", quiet=True)

@@ -1,17 +1,13 @@
 """Every task with texts of its own lengths: batches of similar lengths by default, any length or blocks on request."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from asyncsgd.data.tokenization import Tokens
 from asyncsgd.errors import UsageError
-from asyncsgd.tasks.base import Task
 from asyncsgd.tasks.causal_lm import CausalLM
 from asyncsgd.tasks.classification import Classification
 from asyncsgd.tasks.masked_lm import MaskedLM
@@ -28,7 +24,7 @@ EVERY_TASK = {
 }
 
 
-def write(folder: Path, number: int, name: str) -> None:
+def write(folder, number, name):
     """Texts of 4 to 60 words, in the forms that the tasks read."""
     draw, lines = random.Random(name), []
     for index in range(number):
@@ -43,16 +39,16 @@ def write(folder: Path, number: int, name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", EVERY_TASK)
-def test_the_samples_of_a_batch_are_of_similar_or_of_any_lengths(kind: type[Task], tmp_path: Path) -> None:
+def test_the_samples_of_a_batch_are_of_similar_or_of_any_lengths(kind, tmp_path):
     write(tmp_path, 320, "train")
     write(tmp_path, 20, "dev" if kind is QuestionAnswering else "test")
-    values: dict[str, Any] = {"seq_len": 64, "batch_size": 4, **EVERY_TASK[kind]}
+    values = {"seq_len": 64, "batch_size": 4, **EVERY_TASK[kind]}
     values["data_name"] = str(tmp_path)
     if kind in (MaskedLM, CausalLM):
         values |= {"data_name": str(tmp_path / "train.jsonl"), "eval_data": str(tmp_path / "test.jsonl")}
     padding = []
     for sampling in ("group_by_length", "random"):
-        task: Any = kind(**values, sampling=sampling).prepare(0, tmp_path / "cache")
+        task = kind(**values, sampling=sampling).prepare(0, tmp_path / "cache")
         batches = [task.data(0).batch(0, index) for index in range(16)]
         padding.append(1 - sum(map(task.count_tokens, batches)) / sum(batch.input_ids.numel() for batch in batches))
     with pytest.raises(UsageError, match="--sampling takes group_by_length or random, got 'lengths'"):
@@ -63,12 +59,12 @@ def test_the_samples_of_a_batch_are_of_similar_or_of_any_lengths(kind: type[Task
 
 
 @pytest.mark.parametrize("kind", [MaskedLM, CausalLM])
-def test_blocks_are_another_task_of_full_rows_the_same_in_every_process(kind: type[Task], tmp_path: Path) -> None:
+def test_blocks_are_another_task_of_full_rows_the_same_in_every_process(kind, tmp_path):
     write(tmp_path, 320, "train")
     write(tmp_path, 60, "test")
-    values: dict[str, Any] = {"seq_len": 64, "batch_size": 4, "eval_samples": 0, **EVERY_TASK[kind]}
+    values = {"seq_len": 64, "batch_size": 4, "eval_samples": 0, **EVERY_TASK[kind]}
     values |= {"data_name": str(tmp_path / "train.jsonl"), "eval_data": str(tmp_path / "test.jsonl")}
-    tasks: list[Any] = [kind(**values, blocks=blocks).prepare(0, tmp_path / "cache") for blocks in (False, True)]
+    tasks = [kind(**values, blocks=blocks).prepare(0, tmp_path / "cache") for blocks in (False, True)]
     texts, blocks = tasks
     assert texts.facts()["data_fingerprint"] != blocks.facts()["data_fingerprint"]
     assert (
@@ -85,5 +81,5 @@ def test_blocks_are_another_task_of_full_rows_the_same_in_every_process(kind: ty
     assert set(lengths[:-1].tolist()) == {64 if kind is CausalLM else 62}
 
 
-def folder_of(task: Any) -> Path:
+def folder_of(task):
     return Path(task.tokens if isinstance(task, MaskedLM) else task.tokens_folder)

@@ -1,7 +1,5 @@
 """Samples in memory: every sample once an epoch, and batches that are pure functions."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -17,12 +15,12 @@ from asyncsgd.tasks.tensors import TensorData
 sizes = st.integers(1, 40)
 
 
-def numbered(num_samples: int, batch_size: int = 4, seed: int = 0) -> TensorData:
+def numbered(num_samples, batch_size=4, seed=0):
     return TensorData(torch.arange(num_samples), torch.arange(num_samples), batch_size, seed)
 
 
 @given(num_samples=sizes, batch_size=sizes, seed=st.integers(0, 2**32), stream=st.integers(0, 3))
-def test_every_epoch_has_every_sample_once(num_samples: int, batch_size: int, seed: int, stream: int) -> None:
+def test_every_epoch_has_every_sample_once(num_samples, batch_size, seed, stream):
     data = numbered(num_samples, batch_size, seed)
     batches = [data.batch(stream, index) for index in range(3 * num_samples // batch_size + 1)]
     assert {len(batch) for batch in batches} == {batch_size}
@@ -33,23 +31,21 @@ def test_every_epoch_has_every_sample_once(num_samples: int, batch_size: int, se
 
 
 @given(num_samples=sizes, batch_size=sizes, order=st.permutations(range(8)))
-def test_a_batch_is_the_same_in_whatever_order_and_process_it_is_asked_for(
-    num_samples: int, batch_size: int, order: list[int]
-) -> None:
+def test_a_batch_is_the_same_in_whatever_order_and_process_it_is_asked_for(num_samples, batch_size, order):
     data = numbered(num_samples, batch_size)
     asked = {index: data.batch(0, index).tolist() for index in order}
     assert asked == {index: numbered(num_samples, batch_size).batch(0, index).tolist() for index in range(8)}
 
 
-def test_seeds_streams_and_epochs_have_orders_of_their_own() -> None:
-    def epoch(seed: int, stream: int, index: int) -> tuple[int, ...]:
+def test_seeds_streams_and_epochs_have_orders_of_their_own():
+    def epoch(seed, stream, index):
         return tuple(numbered(100, 100, seed).batch(stream, index).tolist())
 
     assert len({epoch(0, 0, 0), epoch(1, 0, 0), epoch(0, 1, 0), epoch(0, 0, 1), tuple(range(100))}) == 5
 
 
 @given(num_samples=sizes, batch_size=sizes)
-def test_the_evaluation_set_is_all_samples_in_order_for_every_seed(num_samples: int, batch_size: int) -> None:
+def test_the_evaluation_set_is_all_samples_in_order_for_every_seed(num_samples, batch_size):
     for seed in (0, 1):
         main = numbered(num_samples, batch_size, seed).evaluation["main"]
         batches = [main[index] for index in range(len(main))]
@@ -62,7 +58,7 @@ class Pair(NamedTuple):
     y: torch.Tensor
 
 
-def test_the_rows_of_a_batch_belong_together_in_tuples_dicts_and_arrays() -> None:
+def test_the_rows_of_a_batch_belong_together_in_tuples_dicts_and_arrays():
     x = np.arange(20.0).reshape(10, 2)
     for samples in ((x, x[:, 0]), [x, x[:, 0]], {"x": x, "y": x[:, 0]}, Pair(torch.tensor(x), torch.tensor(x[:, 0]))):
         batch = TensorData(samples, samples, 4, seed=0).batch(0, 1)
@@ -81,7 +77,7 @@ def test_the_rows_of_a_batch_belong_together_in_tuples_dicts_and_arrays() -> Non
         (torch.zeros(3), torch.zeros(3), 0, "batch_size must be at least 1, got 0"),
     ],
 )
-def test_what_is_no_set_of_samples_is_refused(train, evaluation, batch_size, message) -> None:
+def test_what_is_no_set_of_samples_is_refused(train, evaluation, batch_size, message):
     with pytest.raises(UsageError, match=message):
         TensorData(train, evaluation, batch_size, seed=0)
 
@@ -104,7 +100,7 @@ class Numbers(Task):
         return outputs.double().mean()
 
 
-def test_a_short_last_batch_counts_as_many_terms_as_it_has_rows() -> None:
+def test_a_short_last_batch_counts_as_many_terms_as_it_has_rows():
     task = Numbers()
     main = task.data(0).evaluation["main"]
     batches = [main[index] for index in range(len(main))]

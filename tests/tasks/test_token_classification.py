@@ -6,14 +6,11 @@ import dataclasses
 import json
 import pickle
 import random
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
@@ -25,7 +22,6 @@ from asyncsgd.errors import UsageError
 from asyncsgd.evaluation import evaluate_shard
 from asyncsgd.flat import FlatModel
 from asyncsgd.optimizers import AdamW, Optimizer, OptimizerRecipe
-from asyncsgd.records.events import Record
 from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.rules import Asynchronous
 from asyncsgd.runtime.base import Budget
@@ -34,7 +30,7 @@ from asyncsgd.runtime.log import read_log
 from asyncsgd.runtime.replay import Replay
 from asyncsgd.runtime.virtual import Virtual
 from asyncsgd.server import Server
-from asyncsgd.simulation.speeds import Constant, Exponential, Speeds
+from asyncsgd.simulation.speeds import Constant, Exponential
 from asyncsgd.tasks.base import add_sums
 from asyncsgd.tasks.token_classification import TokenClassification
 from asyncsgd.worker import Worker
@@ -46,7 +42,7 @@ NAMES = {"PER": (["maria", "li"], ["bogdanow", "smith"]), "LOC": (["bern", "new"
 CPU = torch.device("cpu")
 
 
-def sentences(number: int, seed: int) -> list[dict[str, list[str]]]:
+def sentences(number, seed):
     """Names of one or two words with another word behind each, some sentences too long for the model."""
     draw, rows = random.Random(seed), []
     for _ in range(number):
@@ -63,14 +59,14 @@ def sentences(number: int, seed: int) -> list[dict[str, list[str]]]:
     return rows
 
 
-def write(folder: Path, **sides: list[dict[str, list[str]]]) -> None:
+def write(folder, **sides):
     folder.mkdir(parents=True, exist_ok=True)
     for side, rows in sides.items():
         (folder / f"{side}.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TokenClassification]:
+def prepared(tmp_path_factory):
     root = tmp_path_factory.mktemp("tagging")
     for name in ("names", "sixteen"):
         write(root / name, train=sentences(60, 0), test=sentences(50, 1))
@@ -79,7 +75,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TokenCla
     (root / "sixteen" / "labels.json").write_text(json.dumps(["O", *kinds[:-1]]))
     small = {"vocab_size": 64, "seq_len": SEQ_LEN, "batch_size": BATCH_SIZE}
 
-    def prepare(data: str = "names", **values: Any) -> TokenClassification:
+    def prepare(data="names", **values):
         values = {"data_name": str(root / data)} | values
         return TokenClassification(**small | values).prepare(SEED, root / "cache")
 
@@ -87,11 +83,11 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TokenCla
 
 
 @pytest.fixture(scope="module")
-def task(prepared: Callable[..., TokenClassification]) -> TokenClassification:
+def task(prepared):
     return prepared()
 
 
-def evaluation_mode(task: TokenClassification) -> nn.Module:
+def evaluation_mode(task):
     """The model with weights larger than usual, so that it does not say the same of every word."""
     model = task.model(SEED).eval()
     draw = torch.Generator().manual_seed(0)
@@ -101,7 +97,7 @@ def evaluation_mode(task: TokenClassification) -> nn.Module:
     return model
 
 
-def plain_loss(model: nn.Module, batch: TaggedBatch) -> tuple[Tensor, int]:
+def plain_loss(model, batch):
     """The sum over labelled words, sentence by sentence without padding, and how many there are."""
     total, number = torch.zeros(()), 0
     for ids, mask, tags, pieces in zip(*vars(batch).values(), strict=True):
@@ -113,11 +109,11 @@ def plain_loss(model: nn.Module, batch: TaggedBatch) -> tuple[Tensor, int]:
     return total, number
 
 
-def gradients(model: nn.Module, loss: Tensor) -> list[Tensor]:
+def gradients(model, loss):
     return list(torch.autograd.grad(loss, list(model.parameters())))
 
 
-def test_loss_and_gradient_are_those_of_single_sentences(task: TokenClassification) -> None:
+def test_loss_and_gradient_are_those_of_single_sentences(task):
     model, batch = evaluation_mode(task), task.data(SEED).batch(0, 2)
     loss = task.loss(task.outputs(model, batch), batch)
     total, number = plain_loss(model, batch)
@@ -127,7 +123,7 @@ def test_loss_and_gradient_are_those_of_single_sentences(task: TokenClassificati
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_parts_weighted_by_their_words_are_the_whole_even_where_one_has_no_word(task: TokenClassification) -> None:
+def test_parts_weighted_by_their_words_are_the_whole_even_where_one_has_no_word(task):
     model, batch = evaluation_mode(task), task.data(SEED).batch(0, 0)
     batch.pieces[0] = -1
     parts = task.split(batch, BATCH_SIZE)
@@ -142,7 +138,7 @@ def test_parts_weighted_by_their_words_are_the_whole_even_where_one_has_no_word(
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_a_batch_and_a_model_are_the_same_whoever_makes_them(task: TokenClassification) -> None:
+def test_a_batch_and_a_model_are_the_same_whoever_makes_them(task):
     other = pickle.loads(pickle.dumps(task))
     for stream, index in ((0, 0), (0, 40), (1, 0), (0, 1)):
         first, again = task.data(SEED).batch(stream, index), other.data(SEED).batch(stream, index)
@@ -154,16 +150,14 @@ def test_a_batch_and_a_model_are_the_same_whoever_makes_them(task: TokenClassifi
     assert both[0].training
 
 
-def test_prepared_again_it_is_the_same_task(task: TokenClassification, prepared: Callable[..., Any]) -> None:
+def test_prepared_again_it_is_the_same_task(task, prepared):
     assert prepared() == task
     for field in dataclasses.fields(task):
         if field.metadata.get("found"):
             assert isinstance(getattr(task, field.name), int | float | str | bool | None | tuple), field.name
 
 
-def test_the_encoder_is_that_of_the_saved_model_and_must_be_the_one_that_was_written_down(
-    task: TokenClassification, prepared: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_the_encoder_is_that_of_the_saved_model_and_must_be_the_one_that_was_written_down(task, prepared, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(Path(task.folder or "") / "tokenizer")
     masked_lm = models.build_model("tiny", tokenizer, seq_len=SEQ_LEN, dropout=0.0, seed=99).model
     models.save_pretrained(masked_lm, tokenizer.name_or_path, tmp_path / "base")
@@ -178,7 +172,7 @@ def test_the_encoder_is_that_of_the_saved_model_and_must_be_the_one_that_was_wri
         prepared(init_from=str(tmp_path / "base"), vocab_size=8192)
 
 
-def test_every_sentence_is_scored_once_in_order_of_length(task: TokenClassification) -> None:
+def test_every_sentence_is_scored_once_in_order_of_length(task):
     batches = task.data(SEED).evaluation["main"]
     lengths = [int(row.sum()) for batch in batches for row in batch.attention_mask]
     assert len(lengths) == 50
@@ -189,7 +183,7 @@ def test_every_sentence_is_scored_once_in_order_of_length(task: TokenClassificat
 
 
 @torch.no_grad()
-def test_sums_do_not_depend_on_the_number_of_shards(task: TokenClassification) -> None:
+def test_sums_do_not_depend_on_the_number_of_shards(task):
     model, batches = evaluation_mode(task), task.data(SEED).evaluation["main"]
     whole = evaluate_shard(task, model, batches, 0, 1, CPU)
     for num_shards in (2, 3):
@@ -202,7 +196,7 @@ def test_sums_do_not_depend_on_the_number_of_shards(task: TokenClassification) -
     assert whole["loss"] == pytest.approx(sum(float(plain_loss(model, batch)[0]) for batch in batches), rel=1e-5)
 
 
-def tagging(task: TokenClassification, batch: TaggedBatch, said: list[list[str]]) -> dict[str, Any]:
+def tagging(task, batch, said):
     """The scores if the model said so of the words of `batch`."""
     logits = torch.zeros(*batch.tags.shape, len(task.labels))
     for row, tags in enumerate(said):
@@ -211,7 +205,7 @@ def tagging(task: TokenClassification, batch: TaggedBatch, said: list[list[str]]
     return task.sums(logits, batch)
 
 
-def test_words_that_are_cut_off_count_as_outside(task: TokenClassification) -> None:
+def test_words_that_are_cut_off_count_as_outside(task):
     # Sentences as the data has them, the second one cut behind its first word.
     names = [["B-PER", "I-PER", "O"], ["O", "B-LOC", "O"]]
     tags = torch.tensor([[task.labels.index(tag) for tag in row] for row in names])
@@ -226,7 +220,7 @@ def test_words_that_are_cut_off_count_as_outside(task: TokenClassification) -> N
     assert float(sums["loss"]) == pytest.approx(4 * (np.log(len(task.labels) - 1 + np.e) - 1), rel=1e-6)
 
 
-def test_the_facts_count_the_words_that_are_cut_off(task: TokenClassification) -> None:
+def test_the_facts_count_the_words_that_are_cut_off(task):
     facts = task.facts()
     batches = list(task.data(SEED).evaluation["main"])
     cut = sum(int(((batch.tags >= 0) & (batch.pieces < 0)).sum()) for batch in batches)
@@ -252,9 +246,7 @@ def test_the_facts_count_the_words_that_are_cut_off(task: TokenClassification) -
     assert task.majority_accuracy == outside / num_words
 
 
-def virtual_run(
-    task: TokenClassification, speeds: Speeds, num_workers: int, report: Callable[[Record], None] | None = None
-) -> Tensor:
+def virtual_run(task, speeds, num_workers, report=None):
     worker = Worker(FlatModel(task.model(SEED)), task, task.data(SEED), seed=SEED)
     server, recipe = server_of(worker)
     runtime = Virtual(
@@ -273,13 +265,13 @@ def virtual_run(
     return server.parameters
 
 
-def server_of(worker: Worker) -> tuple[Server, OptimizerRecipe]:
+def server_of(worker):
     parameters, recipe = worker.flat.parameters.clone(), OptimizerRecipe(AdamW())
     optimizer = Optimizer(parameters, worker.flat.layout.num_decayed, AdamW())
     return Server(parameters, Asynchronous(), optimizer, lambda num_samples: 1e-3), recipe
 
 
-def test_one_asynchronous_worker_is_the_plain_loop_bit_for_bit(prepared: Callable[..., Any]) -> None:
+def test_one_asynchronous_worker_is_the_plain_loop_bit_for_bit(prepared):
     task = prepared("sixteen")
     parameters = virtual_run(task, Constant(), 1)
     model, data = task.model(SEED), task.data(SEED)
@@ -293,7 +285,7 @@ def test_one_asynchronous_worker_is_the_plain_loop_bit_for_bit(prepared: Callabl
     assert torch.equal(FlatModel(model).parameters, parameters)
 
 
-def test_three_virtual_workers_replay_from_their_log(task: TokenClassification, tmp_path: Path) -> None:
+def test_three_virtual_workers_replay_from_their_log(task, tmp_path):
     folder = RunFolder(tmp_path)
     parameters = virtual_run(task, Exponential(), 3, folder.append)
     folder.close()
@@ -306,7 +298,7 @@ def test_three_virtual_workers_replay_from_their_log(task: TokenClassification, 
     assert torch.equal(server.parameters, parameters)
 
 
-def test_it_learns_names_and_its_saved_folder_loads(prepared: Callable[..., Any], tmp_path: Path) -> None:
+def test_it_learns_names_and_its_saved_folder_loads(prepared, tmp_path):
     task = prepared(dropout=0.0, seq_len=64, batch_size=16, vocab_size=256)
     model, scores = trained(task, 30, 2e-3)
     assert scores["span_f1"] > 0.8 > task.majority_f1
@@ -321,7 +313,7 @@ def test_it_learns_names_and_its_saved_folder_loads(prepared: Callable[..., Any]
     assert [task.labels[said[first]] for first in firsts] == ["O", "B-PER", "I-PER", "O"]
 
 
-def trained(task: TokenClassification, steps: int, learning_rate: float) -> tuple[nn.Module, dict[str, float]]:
+def trained(task, steps, learning_rate):
     model, data = task.model(SEED), task.data(SEED)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
     for index in range(steps):
@@ -332,7 +324,7 @@ def trained(task: TokenClassification, steps: int, learning_rate: float) -> tupl
     return model, task.metrics(evaluate_shard(task, model, data.evaluation["main"], 0, 1, CPU))
 
 
-def test_on_published_data_it_beats_the_majority_tag(tmp_path: Path) -> None:
+def test_on_published_data_it_beats_the_majority_tag(tmp_path):
     folder = SHARED / "matsci_ner_sofc" / "small"
     if not folder.is_dir():
         pytest.skip(f"{folder} is not there")
@@ -344,7 +336,7 @@ def test_on_published_data_it_beats_the_majority_tag(tmp_path: Path) -> None:
     assert scores["accuracy"] > task.majority_accuracy
 
 
-def test_before_it_is_prepared_it_says_what_to_call() -> None:
+def test_before_it_is_prepared_it_says_what_to_call():
     task = TokenClassification(data_name="names")
     assert task.facts() == {}
     with pytest.raises(ValueError, match=r"is not known yet; call prepare\(seed, cache\)"):
