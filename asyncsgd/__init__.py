@@ -73,6 +73,8 @@ _HOME = {
         ["Instance", "Mode", "Quadratic", "Tridiagonal", "Logistic", "Heterogeneous"], "simulation.problems"
     ),
     "Budget": "runtime.base",
+    # who leaves and joins on the virtual clock
+    **dict.fromkeys(["Join", "Leave"], "simulation.churn"),
     # what a run writes down
     **dict.fromkeys(["Event", "Membership", "Evaluation"], "records.events"),
     # the parts
