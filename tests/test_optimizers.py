@@ -213,7 +213,7 @@ class Unpicklable:
             r"optimizer <lambda> cannot be sent to worker processes, since it cannot be pickled \(.*\); .* "
             r"functools\.partial\(torch\.optim\.NAdam, momentum_decay=0\.01\)",
         ),
-        (Keeps(Unpicklable()), r"since it cannot be pickled \(its field 'kept' holds a value of type Unpicklable\)"),
+        (Keeps(Unpicklable()), r"since it cannot be pickled \(for its field 'kept': too deep\)"),
         (Keeps(torch.zeros(300_000)), r"optimizer Keeps has 1\.2 MB when it is sent .*, most of it in 'kept'; let it"),
     ],
     ids=["lambda", "unpicklable", "large"],
