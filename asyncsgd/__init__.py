@@ -64,14 +64,22 @@ _HOME = {
     **dict.fromkeys(
         [
             *("Constant", "Power", "TwoGroups", "Exponential", "ShiftedExponential", "HalfNormal", "LogNormal"),
-            *("Pareto", "Outages", "Slow", "Trace", "Network", "Sampler"),
+            *("Pareto", "Outages", "Infinite", "Slow", "Trace", "Network", "Sampler", "parse_speeds"),
         ],
         "simulation.speeds",
     ),
+    **dict.fromkeys(["Leave", "Join"], "simulation.churn"),
     # what is simulated, and for how long
     **dict.fromkeys(
-        ["Instance", "Mode", "Quadratic", "Tridiagonal", "Logistic", "Heterogeneous"], "simulation.problems"
+        [
+            *("Instance", "Mode", "Quadratic", "Tridiagonal", "Logistic", "Heterogeneous", "LogisticData"),
+            *("dirichlet_shares", "hashed_bag_of_words", "parse_problem"),
+        ],
+        "simulation.problems",
     ),
+    # without a server
+    **dict.fromkeys(["gossip", "ADPSGD", "SGP", "Partners"], "simulation.gossip"),
+    **dict.fromkeys(["stream", "StreamingDiLoCo"], "simulation.streaming"),
     "Budget": "runtime.base",
     # who leaves and joins on the virtual clock
     **dict.fromkeys(["Join", "Leave"], "simulation.churn"),
