@@ -1,47 +1,22 @@
-"""experiments/simulate.py: every rule and method runs, leaves a run folder, and its log replays to the same bits."""
+"""experiments/simulate.py: what a run says and leaves, what it takes, and what it refuses."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from doors import ALL, PROBLEMS, ROOT, SPEEDS, Finished, cli
 from marks import slow
 
-from asyncsgd.records.events import read_events
-from asyncsgd.rules import ALL, describe_rules
-from asyncsgd.simulation.speeds import ALL as ALL_SPEEDS
-from replay import main as replay
-from simulate import main as simulate
 
-EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
+def simulate(line, folder):
+    return cli(["simulate.py", *line.split(), "--runs-dir", folder])
 
 
 def only_run(folder):
-    (run,) = folder.iterdir()
-    return run
-
-
-def summary_of(run):
-    return json.loads((run / "summary.json").read_text())
-
-
-@pytest.mark.parametrize("rule", ALL, ids=str)
-def test_every_rule_runs_and_its_log_replays_to_the_same_bits(rule, tmp_path, capsys):
-    arguments = ["--rule", str(rule), "--workers", "5", "--samples", "150", "--runs-dir", str(tmp_path)]
-    assert simulate(arguments) == 0
-    run = only_run(tmp_path)
-    summary = summary_of(run)
-    assert (summary["status"], summary["rule"], summary["clock"]) == ("DONE", str(rule), "virtual")
-    assert summary["experiment"] == "simulate"
-    assert 150 <= summary["num_samples"] < 150 + 3  # rounded up to whole arrivals, of 3 local steps at most
-    assert summary["final_eval_loss"] < summary["first_eval_loss"]
-    capsys.readouterr()
-    assert replay([str(run)]) == 0
-    assert capsys.readouterr().out.count(summary["parameters_sha256"]) == 2
+    return Finished(*folder.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -52,127 +27,152 @@ def test_every_rule_runs_and_its_log_replays_to_the_same_bits(rule, tmp_path, ca
         ("asynchronous", 0, None),
     ],
 )
-def test_a_run_says_how_often_its_rule_did_something_else_than_asynchronous_sgd(rule, altered, said, tmp_path, capsys):
-    arguments = ["--rule", rule, "--workers", "4", "--samples", "200", "--learning-rate", "5e-4"]
-    assert simulate([*arguments, "--runs-dir", str(tmp_path)]) == 0
-    assert summary_of(only_run(tmp_path))["rule_acted"] == {"arrivals": 200, "altered": altered}
-    lines = [line.removeprefix("rule   ") for line in capsys.readouterr().out.splitlines() if " arrivals" in line]
+def test_a_run_says_how_often_its_rule_did_something_else_than_asynchronous_sgd(rule, altered, said, tmp_path):
+    ended = simulate(f"--rule {rule} --workers 4 --samples 200 --learning-rate 5e-4", tmp_path)
+    assert ended.code == 0
+    assert only_run(tmp_path).summary["rule_acted"] == {"arrivals": 200, "altered": altered}
+    lines = [line.removeprefix("rule   ") for line in ended.out.splitlines() if " arrivals" in line]
     assert lines == ([] if said is None else [said])
 
 
 @pytest.mark.parametrize("method", ["ad_psgd:topology=ring", "sgp:delay=1", "streaming_diloco:num_local_steps=4"])
-def test_methods_with_a_runtime_of_their_own_run_and_their_replay_is_refused(method, tmp_path, capsys):
-    assert simulate(["--rule", method, "--workers", "4", "--samples", "400", "--runs-dir", str(tmp_path)]) == 0
+def test_methods_with_a_runtime_of_their_own_run_and_their_replay_is_refused(method, tmp_path):
+    assert simulate(f"--rule {method} --workers 4 --samples 400", tmp_path).code == 0
     run = only_run(tmp_path)
-    assert summary_of(run)["final_eval_loss"] < summary_of(run)["first_eval_loss"]
-    assert replay([str(run)]) == 2
-    assert "has no server whose log could be replayed" in capsys.readouterr().err
+    assert run.summary["final_eval_loss"] < run.summary["first_eval_loss"]
+    replayed = cli(["replay.py", run.path])
+    assert replayed.code == 2
+    assert "has no server whose log could be replayed" in replayed.err
 
 
-@pytest.mark.parametrize("speeds", ALL_SPEEDS, ids=str)
+@pytest.mark.parametrize("speeds", SPEEDS, ids=str)
 def test_every_model_of_speeds_runs(speeds, tmp_path):
     # 2 seconds are enough for somebody to arrive; where gradients may take for ever only seconds end a run
-    arguments = ["--speeds", str(speeds), "--budget-seconds", "60", "--runs-dir", str(tmp_path)]
-    assert simulate(arguments) == 0
-    assert summary_of(only_run(tmp_path))["train_seconds"] == 60.0
+    assert simulate(f"--speeds {speeds} --budget-seconds 60", tmp_path).code == 0
+    assert only_run(tmp_path).summary["train_seconds"] == 60.0
 
 
 def test_equal_settings_give_equal_bits_and_a_folder_each(tmp_path):
     for _ in range(2):
-        network = ["--network", "bytes=1,worker=2,server=8"]
-        assert simulate(["--samples", "100", *network, "--runs-dir", str(tmp_path)]) == 0
+        assert simulate("--samples 100 --network bytes=1,worker=2,server=8", tmp_path).code == 0
     first, second = sorted(tmp_path.iterdir())
     assert second.name == f"{first.name}-2"
-    assert list(read_events(first / "events.jsonl")) == list(read_events(second / "events.jsonl"))
+    assert Finished(first).records() == Finished(second).records()
 
 
-def test_a_changed_log_is_found_out_at_its_change(tmp_path, capsys):
-    assert simulate(["--samples", "60", "--runs-dir", str(tmp_path)]) == 0
-    events = only_run(tmp_path) / "events.jsonl"
-    lines = events.read_text().splitlines()
-    place, record = next((i, r) for i, r in enumerate(map(json.loads, lines)) if r.get("version") == 30)
-    lines[place] = json.dumps(record | {"loss": record["loss"] + 1e-9})
-    events.write_text("\n".join(lines) + "\n")
-    capsys.readouterr()
-    assert replay([str(events.parent)]) == 1
-    assert f"dispatch {record['dispatch']} at version {record['read_version']}" in capsys.readouterr().out
+def test_a_diverged_run_replays_too(tmp_path):
+    assert simulate("--samples 300 --learning-rate 1e200", tmp_path).code == 1
+    run = only_run(tmp_path)
+    assert run.summary["status"] == "DIVERGED"
+    assert cli(["replay.py", run.path]).code == 0
 
 
-def test_a_diverged_run_replays_too(tmp_path, capsys):
-    assert simulate(["--samples", "300", "--learning-rate", "1e200", "--runs-dir", str(tmp_path)]) == 1
-    assert summary_of(only_run(tmp_path))["status"] == "DIVERGED"
-    capsys.readouterr()
-    assert replay([str(only_run(tmp_path))]) == 0
+@pytest.mark.parametrize("seconds", [0.1, 0.7])
+def test_the_last_evaluation_is_at_the_end_of_the_budget_to_the_bit(seconds, tmp_path):
+    assert simulate(f"--rule rennala:batch=100 --evaluations 3 --budget-seconds {seconds}", tmp_path).code == 0
+    times = [record["train_seconds"] for record in only_run(tmp_path).records("evaluate")]
+    assert len(times) == 4
+    assert times[-1] == seconds
 
 
-def test_the_last_evaluation_is_at_the_end_of_the_budget_to_the_bit(tmp_path):
-    arguments = ["--rule", "rennala:batch=100", "--evaluations", "3", "--runs-dir", str(tmp_path)]
-    for seconds in ("0.1", "0.7"):
-        assert simulate([*arguments, "--budget-seconds", seconds]) == 0
-    for run in tmp_path.iterdir():
-        times = [r["train_seconds"] for r in read_events(run / "events.jsonl") if r["kind"] == "evaluate"]
-        assert len(times) == 4
-        assert times[-1] in (0.1, 0.7)
-
-
-def test_help_shows_a_command_that_can_be_pasted_whole(capsys):
-    with pytest.raises(SystemExit):
-        simulate(["--help"])
-    lines = capsys.readouterr().out.splitlines()
-    first, second = (line for line in lines if "half_normal" in line or "tridiagonal" in line)
-    assert first.endswith(" \\")
-    assert second.strip().startswith("--problem tridiagonal")
-
-
-def test_help_lists_every_rule_method_speed_and_problem(capsys):
-    assert simulate(["--rule", "help"]) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith(describe_rules())
-    assert all(name in shown for name in ("ad_psgd", "sgp", "streaming_diloco"))
-    assert simulate(["--speeds", "help"]) == simulate(["--problem", "help"]) == 0
-    assert "half_normal" in (shown := capsys.readouterr().out)
-    assert "tridiagonal" in shown
+def test_help_lists_every_rule_method_speed_and_problem_and_shows_a_command(tmp_path):
+    shown = simulate("--rule help", tmp_path).out
+    assert all(name in shown for name in (*(rule.name for rule in ALL), "ad_psgd", "sgp", "streaming_diloco"))
+    for flag, choices in (("--speeds", SPEEDS), ("--problem", PROBLEMS)):
+        shown = simulate(f"{flag} help", tmp_path).out
+        assert all(choice.name in shown and choice.summary in shown for choice in choices)
+    assert "--problem tridiagonal" in simulate("--help", tmp_path).out
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
         ("", "--samples --budget-seconds"),
-        ("--samples 0", "--samples more 0"),
-        ("--samples 9 --learning-rate nan", "--learning-rate 'nan' number"),
-        ("--samples 9 --speeds slow:worker=9", "no worker 9"),
-        ("--samples 9 --rule sgp --network bytes=1,worker=1,server=1", "sgp drop it"),
         ("--sample 9", "--sample --help"),
+        ("--samples 0", "--samples more 0"),
+        ("--learning-rate nan", "--learning-rate 'nan' number"),
+        ("--rule sgp --network bytes=1,worker=1,server=1", "sgp drop it"),
+        ("--rule ad_psgd:topolgy=ring", "'topolgy' 'topology'"),
+        ("--rule ad_psgd:topology=rings", "topology complete 'rings' 'ring'"),
+        ("--rule sgp:delay=1.5", "delay whole '1.5'"),
+        ("--rule streaming_diloco:fragments=11", "fragments num_local_steps=10 11"),
+        ("--rule streaming_diloco:overlap=10", "overlap num_local_steps=10 10"),
+        ("--rule streaming_diloco:mix=1", "mix [0, 1) 1.0"),
+        ("--speeds exponental", "'exponental' 'exponential'"),
+        ("--speeds slow:factr=2", "'factr' 'factor'"),
+        ("--speeds constant:1,seconds=2", "'seconds' twice"),
+        ("--speeds slow:factor", "'factor' factor=VALUE"),
+        ("--speeds constant:soon", "'soon' number"),
+        ("--speeds constant:nan", "seconds positive nan"),
+        ("--speeds trace", "run=VALUE"),
+        ("--speeds trace:run=nowhere", "nowhere/events.jsonl"),
+        ("--speeds power:2000", "worker 2 exponent"),
+        ("--speeds two_groups:0.01", "share=0.0625"),
+        ("--speeds pareto:1", "shape above 1 1.0"),
+        ("--speeds infinite:1", "probability below 1 1.0"),
+        ("--speeds slow:worker=9", "no worker 9"),
+        ("--network bytes=1,server=1", "worker --network"),
+        ("--network bytes=0,worker=1,server=1", "bytes positive 0.0"),
+        ("--network bytes=1,worker=1/x,server=1", "worker='1/x' number"),
+        ("--problem tridiagnal", "'tridiagnal' 'tridiagonal'"),
+        ("--problem mode:curvture=2", "'curvture' 'curvature'"),
+        ("--problem tridiagonal:noise_kind=ful", "noise_kind 'ful' 'full'"),
+        ("--problem tridiagonal:noise_kind=last,noise=1.5", "noise_kind=last at most 1 1.5"),
+        ("--problem quadratic:condition=0.5", "condition 1 0.5"),
+        ("--problem mode:noise=-1", "noise 0 -1.0"),
+        ("--problem logistic:classes=5,rows=4", "rows 5 4"),
+        ("--problem logistic:rows=10 --workers 11", "10 rows 11 workers"),
+        ("--churn leave:worker=8,seconds=1", "there is no worker 8; the workers are 0 to 7"),
+        ("--churn leave:worker=1,seconds=1;leave:worker=1,seconds=3", "worker 1 has left at 1 already"),
+        ("--churn leave:worker=1,seconds=0", "seconds must be above 0, got 0"),
+        ("--churn leave:worker=1", "'leave' needs seconds; --churn leave:seconds=VALUE"),
+        ("--churn quit:worker=1,seconds=3", "unknown change 'quit'"),
+        ("--workers 1 --churn join:worker=0,seconds=1", "nobody is there at the beginning"),
     ],
 )
-def test_wrong_input_gets_one_line_that_says_what_to_type(line, words, tmp_path, capsys):
-    assert simulate([*line.split(), "--runs-dir", str(tmp_path / "runs")]) == 2
-    error = capsys.readouterr().err
-    assert all(word in error for word in words.split())
-    assert error.count("\n") == 1
+def test_wrong_input_gets_one_line_that_says_what_to_type(line, words, tmp_path):
+    budget = "" if line in ("", "--sample 9", "--samples 0") else "--samples 9 "
+    ended = simulate(budget + line, tmp_path / "runs")
+    assert ended.code == 2
+    assert all(word in ended.err for word in words.split())
+    assert ended.err.count("\n") == 1
     assert not (tmp_path / "runs").exists()
 
 
-def test_workers_that_take_for_ever_end_the_run_with_a_reason(tmp_path, capsys):
-    arguments = ["--speeds", "infinite:probability=0.9", "--samples", "500", "--runs-dir", str(tmp_path)]
-    assert simulate(arguments) == 1
-    assert "every worker in flight takes for ever" in capsys.readouterr().err
-    assert summary_of(only_run(tmp_path))["status"] == "FAILED"
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--rule sgp:delay=1 --workers 1", "delay=1 sgp:delay=0"),
+        ("--rule streaming_diloco --problem mode", "2 fragments 1 parameters fragments=1"),
+    ],
+)
+def test_a_method_that_does_not_fit_its_workers_or_its_problem_says_what_to_type(line, words, tmp_path):
+    ended = simulate(f"--samples 9 {line}", tmp_path)
+    assert ended.code == 2
+    assert all(word in ended.err for word in words.split())
+    assert only_run(tmp_path).summary["status"] == "FAILED"
+
+
+def test_workers_that_take_for_ever_end_the_run_with_a_reason(tmp_path):
+    ended = simulate("--speeds infinite:probability=0.9 --samples 500", tmp_path)
+    assert ended.code == 1
+    assert "every worker in flight takes for ever" in ended.err
+    assert only_run(tmp_path).summary["status"] == "FAILED"
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGINT, *slow(signal.SIGTERM)])
 def test_ctrl_c_and_sigterm_save_what_there_is_and_exit_with_130(number, tmp_path):
-    command = [sys.executable, str(EXPERIMENTS / "simulate.py"), "--samples", "100000000", "--runs-dir", str(tmp_path)]
+    script = str(ROOT / "experiments" / "simulate.py")
+    command = [sys.executable, script, "--samples", "100000000", "--runs-dir", str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONUNBUFFERED": "1"}, text=True)
-    assert process.stdout is not None
     began = any("samples" in line for line in iter(process.stdout.readline, ""))  # the headings; "" if it has ended
     assert began, process.wait(60)
     time.sleep(0.5)
     process.send_signal(number)
     process.communicate(timeout=60)
     assert process.returncode == 130
-    summary = summary_of(only_run(tmp_path))
+    summary = only_run(tmp_path).summary
     assert summary["status"] == "INTERRUPTED"
     assert summary["num_samples"] > 0
     assert summary["parameters_sha256"] is not None
