@@ -85,7 +85,7 @@ MUTANTS = [
         "asyncsgd/batches.py",
         "return heapq.heappop(self._returned)",
         "return self._returned.pop()",
-        "asyncsgd/batches.py tests/runtime/test_parameter_server.py",
+        "tests/runtime/test_transports.py",
     ),
     Mutant(
         "a budget of one arrival more",

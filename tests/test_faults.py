@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 import torch
 from marks import slow
-from running import A_TASK
+from tasks import Classes
 
 import stilt_mlm
 from asyncsgd.models import saved_parameters_sha256
@@ -526,7 +526,7 @@ def test_the_shard_of_a_worker_lost_in_an_evaluation_goes_to_another(leaves_at, 
         result = ParameterServer(
             server,
             transport,
-            A_TASK,
+            Classes(),
             num_workers=3,
             batch_size=2,
             budget=Budget(samples=48),
@@ -579,7 +579,7 @@ def test_messages_that_come_together_with_one_that_starts_an_evaluation_are_not_
         result = (Hogwild if hogwild else ParameterServer)(
             server,
             transport,
-            A_TASK,
+            Classes(),
             num_workers=2,
             batch_size=2,
             budget=Budget(samples=16),
@@ -638,7 +638,7 @@ def test_a_hogwild_worker_that_holds_a_gradient_in_the_last_evaluation_does_not_
         result = Hogwild(
             server,
             transport,
-            A_TASK,
+            Classes(),
             num_workers=2,
             batch_size=2,
             budget=Budget(seconds=seconds) if seconds is not None else Budget(samples=16, target_loss=2.0),
@@ -669,7 +669,7 @@ def test_somebody_who_hangs_up_without_a_word_does_not_end_the_run():
         result = ParameterServer(
             server,
             transport,
-            A_TASK,
+            Classes(),
             num_workers=2,
             batch_size=2,
             budget=Budget(samples=8),

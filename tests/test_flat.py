@@ -1,36 +1,24 @@
-"""The flat vector: where tensors lie, that gaps stay zero, and that a tensor that went its own way is noticed."""
+"""The optimizer on a flat vector: where a model's tensors lie in it, and that it steps them as torch.optim does."""
+
+import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
+from doors import SGD, AdamW, FlatModel, OptimizerRecipe, parameters_sha256, seeded
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from transformers import BertConfig, BertForMaskedLM
 
-from asyncsgd.errors import UsageError
-from asyncsgd.flat import ALIGNMENT, FlatModel, Layout, parameters_sha256
-from asyncsgd.optimizers import SGD, AdamW, Optimizer
-
-
-def tiny_bert():
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return BertForMaskedLM(
-            BertConfig(
-                vocab_size=50,
-                hidden_size=24,
-                num_hidden_layers=2,
-                num_attention_heads=2,
-                intermediate_size=40,
-                max_position_embeddings=20,
-            )
-        )
+RECIPES = {
+    "sgd": (SGD(), lambda groups: torch.optim.SGD(groups, lr=1.0, fused=True)),
+    "momentum": (SGD(0.9), lambda groups: torch.optim.SGD(groups, lr=1.0, momentum=0.9, fused=True)),
+    "adamw": (AdamW((0.7, 0.9)), lambda groups: torch.optim.AdamW(groups, lr=1.0, betas=(0.7, 0.9), fused=True)),
+}
 
 
-def odd():
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(5, 3), nn.LayerNorm(3), nn.Linear(3, 7))
+def network(*sizes):
+    with seeded(0):
+        return nn.Sequential(*(nn.Linear(a, b) for a, b in itertools.pairwise(sizes)))
 
 
 def gaps(layout):
@@ -40,138 +28,57 @@ def gaps(layout):
     return outside
 
 
-def test_tied_weights_stand_in_the_vector_once():
-    model = tiny_bert()
-    layout = Layout.of(model)
-    assert len(layout.names) == 42
-    assert len(model.state_dict()) == 44
-    assert layout.num_parameters == sum(p.numel() for p in model.parameters())
-    flat = FlatModel(model)
-    embeddings = flat.layout.views(flat.parameters)["bert.embeddings.word_embeddings.weight"]
-    assert model.cls.predictions.decoder.weight.data_ptr() == embeddings.data_ptr()
-    assert model.cls.predictions.decoder.bias.data_ptr() == model.cls.predictions.bias.data_ptr()
+@pytest.mark.parametrize("clip_norm", [0.0, 1.0])
+@pytest.mark.parametrize(("ours", "theirs"), RECIPES.values(), ids=RECIPES)
+def test_one_call_on_the_flat_vector_is_torch_optim_on_every_tensor(ours, theirs, clip_norm):
+    """Bit for bit but for clipping, which adds up the norm in another order; only matrices decay."""
+    flat, plain = FlatModel(network(32, 48, 16)), network(32, 48, 16)
+    optimizer = OptimizerRecipe(ours, weight_decay=0.1, clip_norm=clip_norm).on(flat.parameters, flat.layout)
+    matrices, vectors = ([p for p in plain.parameters() if p.ndim == ndim] for ndim in (2, 1))
+    expected = theirs([{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}])
+    for step in range(10):
+        direction = torch.randn(flat.layout.size, generator=torch.Generator().manual_seed(step))
+        for name, view in flat.layout.views(direction).items():
+            plain.get_parameter(name).grad = view.clone()
+        if clip_norm:
+            nn.utils.clip_grad_norm_(plain.parameters(), clip_norm)
+        for group in expected.param_groups:
+            group["lr"] = 0.1 / (1 + step)
+        before = direction.clone()
+        optimizer.step(direction, 0.1 / (1 + step))
+        expected.step()
+        assert torch.equal(direction, before)
+        for name, parameter in plain.named_parameters():
+            tolerance = 1e-5 if clip_norm else 0.0
+            torch.testing.assert_close(flat.model.get_parameter(name), parameter, rtol=tolerance, atol=tolerance / 10)
 
 
 @given(shapes=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3), min_size=1, max_size=8))
-@settings(deadline=None, max_examples=60)
-def test_tensors_tile_the_vector_from_multiples_of_16_decayed_ones_first(shapes):
-    model = nn.ParameterList(nn.Parameter(torch.zeros(shape)) for shape in shapes)
-    layout = Layout.of(model)
+def test_tensors_tile_the_vector_from_cache_lines_matrices_first_and_gaps_stay_zero(shapes):
+    model = nn.ParameterList(nn.Parameter(torch.ones(shape)) for shape in shapes)
+    flat = FlatModel(model)
     order = sorted(range(len(shapes)), key=lambda i: (len(shapes[i]) < 2, i))
-    assert layout.names == tuple(str(i) for i in order)
-    end = num_decayed = 0
-    for name, shape, offset in zip(layout.names, layout.shapes, layout.offsets, strict=True):
-        assert (offset, list(shape)) == (end, shapes[int(name)])
-        end += -(-torch.Size(shape).numel() // ALIGNMENT) * ALIGNMENT
-        num_decayed = end if len(shape) >= 2 else num_decayed
-    assert (layout.size, layout.num_decayed) == (end, num_decayed)
-
-
-def test_every_tensor_of_a_bound_model_starts_on_a_cache_line():
-    flat = FlatModel(tiny_bert())
-    assert {p.data_ptr() % 64 for p in flat.model.parameters()} == {0}
-    assert {p.grad.data_ptr() % 64 for p in flat.model.parameters()} == {0}
-
-
-def test_frozen_parameters_do_not_stand_in_the_vector():
-    model = odd()
-    model[0].requires_grad_(False)
-    assert Layout.of(model).names == ("2.weight", "1.weight", "1.bias", "2.bias")
-
-
-def test_a_parameter_that_is_not_float32_is_refused_by_name():
-    model = odd()
-    model[2].to(torch.bfloat16)
-    with pytest.raises(UsageError, match=r"parameter '2.weight' is torch.bfloat16; load the model in float32"):
-        Layout.of(model)
-
-
-def test_fingerprints_are_equal_for_equal_layouts_only():
-    assert Layout.of(odd()).fingerprint == Layout.of(odd()).fingerprint
-    assert Layout.of(odd()).fingerprint != Layout.of(nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 7))).fingerprint
-
-
-def test_binding_changes_no_value_and_backward_writes_the_gradients_of_the_unbound_model():
-    plain, flat = tiny_bert(), FlatModel(tiny_bert())
-    for (name, ours), theirs in zip(flat.model.named_parameters(), plain.parameters(), strict=True):
-        assert torch.equal(ours, theirs), name
-    ids = torch.arange(10).view(1, 10)
-    for model in (plain, flat.model):
-        torch.manual_seed(0)
-        model(input_ids=ids, labels=ids).loss.backward()
-    views = flat.layout.views(flat.gradients)
-    for name, parameter in plain.named_parameters():
-        assert torch.equal(views[name], parameter.grad), name
-
-
-@pytest.mark.parametrize("build", [SGD(0.9), AdamW()], ids=["momentum", "adamw"])
-def test_gaps_are_zero_and_stay_zero_under_an_optimizer_with_weight_decay(build):
-    flat = FlatModel(odd())
-    outside = gaps(flat.layout)
-    assert int(outside.sum()) == flat.layout.size - flat.layout.num_parameters > 0
-    optimizer = Optimizer(flat.parameters, flat.layout.num_decayed, build, weight_decay=0.3, clip_norm=1.0)
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(10):
-        flat.gradients.zero_()
-        flat.model(torch.randn(4, 5, generator=generator)).square().sum().backward()
-        optimizer.step(flat.gradients, 0.1)
-        assert not flat.parameters[outside].any()
-        assert not flat.gradients[outside].any()
-
-
-def test_a_vector_that_others_own_keeps_its_values_when_asked_to():
-    vector = torch.arange(Layout.of(odd()).size, dtype=torch.float32)
-    flat = FlatModel(odd(), parameters=vector, keep_parameters=True)
-    assert vector.tolist() == list(range(flat.layout.size))
-    assert flat.model[0].weight.flatten().tolist() == list(range(15))
-    vector[0] = -1.0
-    assert flat.model[0].weight[0, 0].item() == -1.0
-
-
-@pytest.mark.parametrize("wrong", [torch.zeros(95), torch.zeros(112, dtype=torch.float64), torch.zeros(224)[::2]])
-def test_a_vector_of_another_size_type_or_stride_is_refused(wrong):
-    assert Layout.of(odd()).size == 112
-    with pytest.raises(ValueError, match=r"a flat vector is contiguous float32 \(112,\)"):
-        FlatModel(odd(), parameters=wrong)
-
-
-def test_a_rebound_parameter_is_noticed():
-    flat = FlatModel(odd())
-    flat.check()
-    flat.model[2].weight.data = flat.model[2].weight.data.clone()
-    with pytest.raises(RuntimeError, match=r"parameter '2.weight' was rebound"):
-        flat.check()
-
-
-def test_a_parameter_that_was_replaced_by_another_object_is_noticed():
-    flat = FlatModel(odd())
-    flat.model[2].weight = nn.Parameter(flat.model[2].weight.detach().clone())
-    with pytest.raises(RuntimeError, match=r"parameter '2.weight' was rebound"):
-        flat.check()
-
-
-@pytest.mark.parametrize(
-    "rebind",
-    [
-        lambda model: model.zero_grad(set_to_none=True),
-        lambda model: setattr(model[0].weight, "grad", model[0].weight.grad.clone()),
-    ],
-    ids=["set to none", "another tensor"],
-)
-def test_a_rebound_gradient_is_noticed(rebind):
-    flat = FlatModel(odd())
-    rebind(flat.model)
-    with pytest.raises(RuntimeError, match=r"the gradient of '0.weight' was rebound"):
-        flat.check()
+    assert flat.layout.names == tuple(map(str, order))
+    assert {parameter.data_ptr() % 64 for parameter in model} == {0}
+    assert int(flat.parameters.sum()) == flat.layout.num_parameters == sum(p.numel() for p in model)
+    optimizer = OptimizerRecipe(AdamW(), weight_decay=0.3).on(flat.parameters, flat.layout)
+    sum(parameter.square().sum() for parameter in model).backward()
+    optimizer.step(flat.gradients, 0.1)
+    assert not flat.parameters[gaps(flat.layout)].any()
 
 
 @given(data=st.data())
-@settings(deadline=None, max_examples=60)
 def test_the_digest_changes_with_any_bit_of_a_parameter_and_with_none_of_a_gap(data):
-    flat = FlatModel(odd())
+    flat = FlatModel(network(5, 3, 7))
     before = parameters_sha256(flat.layout, flat.parameters)
     element, bit = data.draw(st.integers(0, flat.layout.size - 1)), data.draw(st.integers(0, 31))
-    bits = flat.parameters.view(torch.int32)
-    bits[element] ^= 1 << bit if bit < 31 else -(1 << 31)
-    in_gap = bool(gaps(flat.layout)[element])
-    assert (parameters_sha256(flat.layout, flat.parameters) == before) == in_gap
+    flat.parameters.view(torch.int32)[element] ^= 1 << bit if bit < 31 else -(1 << 31)
+    assert (parameters_sha256(flat.layout, flat.parameters) == before) == bool(gaps(flat.layout)[element])
+
+
+def test_a_tensor_that_went_its_own_way_is_noticed():
+    flat = FlatModel(network(5, 3, 7))
+    flat.check()
+    flat.model[1].weight.data = flat.model[1].weight.data.clone()
+    with pytest.raises(RuntimeError, match=r"parameter '1.weight' was rebound"):
+        flat.check()
