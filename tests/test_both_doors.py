@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 import yaml
-from test_api import Plane
+from tasks import Plane
 
 import asyncsgd
 from asyncsgd import InProcess, Processes, UsageError, Virtual

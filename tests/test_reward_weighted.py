@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from doors import UsageError, check
 
-import asyncsgd
 import reward_weighted
 from reward_weighted import RewardedBatch, RewardWeighted
 
@@ -88,7 +88,7 @@ def test_rewards_are_those_of_the_texts(task, batch):
 @pytest.mark.parametrize("value", [0.0, -1.0])
 def test_a_batch_that_teaches_nothing_or_teaches_away_is_refused(value, task, monkeypatch):
     monkeypatch.setattr(reward_weighted, "reward", lambda text: value)
-    with pytest.raises(asyncsgd.UsageError, match="a batch has a negative reward, or none above 0"):
+    with pytest.raises(UsageError, match="a batch has a negative reward, or none above 0"):
         task.data(0).batch(0, 0)
 
 
@@ -98,7 +98,7 @@ def test_a_part_of_a_batch_without_rewards_has_neither_loss_nor_weight(task, bat
 
 
 def test_check_finds_no_mistake_in_it(task):
-    checked = asyncsgd.check(task)
+    checked = check(task)
     assert (checked.unused, checked.notes) == ((), ())
 
 
