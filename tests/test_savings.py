@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from doors import prepared_task
 from marks import slow
-from running import settings_of
 
 import asyncsgd
 from asyncsgd.errors import NOT_ONE_SAMPLE, UsageError
@@ -29,15 +29,10 @@ from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.processes import fork_server
 from asyncsgd.schedules import constant
 from asyncsgd.scripts.pretraining import pretraining
-from asyncsgd.settings.training import FLAGS, make_settings
+from asyncsgd.settings.training import make_settings
 from asyncsgd.worker import Savings, Worker, check_compiler
 
 INDEX = 5
-
-
-def prepared(settings):
-    experiment = pretraining(settings)
-    return experiment.task.prepare(0, experiment.cache)
 
 
 def worker_of(task, savings, **values):
@@ -48,7 +43,7 @@ def worker_of(task, savings, **values):
 @pytest.mark.parametrize("micro_batches", [1, 2])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_checkpointed_activations_give_the_same_bits(dropout, micro_batches, precision, train):
-    task = prepared(settings_of(train(mode="single", dropout=dropout, samples=0)))
+    task = prepared_task("masked_lm", train(mode="single", dropout=dropout, samples=0))
 
     def gradient_of(savings):
         worker = worker_of(task, savings, micro_batches=micro_batches, precision=precision)
@@ -146,7 +141,7 @@ def test_the_virtual_clock_has_no_next_batch_to_guess():
 
 @pytest.mark.slow
 def test_a_compiled_loss_has_the_gradient_of_the_plain_one(train):
-    task = prepared(settings_of(train(mode="single", samples=0)))
+    task = prepared_task("masked_lm", train(mode="single", samples=0))
     plain, compiled = worker_of(task, Savings()), worker_of(task, Savings(compile=True))
     assert compiled.compile_seconds > 0 == plain.compile_seconds
     with torch.compiler.set_stance("fail_on_recompile"):
@@ -159,7 +154,8 @@ def test_a_compiled_loss_has_the_gradient_of_the_plain_one(train):
 
 
 def test_a_compiled_run_is_not_replayed_and_needs_a_compiler(train, monkeypatch):
-    values = FLAGS.flatten(settings_of(train(mode="single", samples=0)))
+    run = train(mode="single", samples=0)
+    values = run.settings | {"cache_dir": str(run.cache)}
     with pytest.raises(UsageError, match="a run with --compile cannot be replayed: which code computes a batch"):
         PreparedReplay(pretraining(make_settings(values | {"compile": True})), [])
     monkeypatch.setattr(shutil, "which", lambda name: None)

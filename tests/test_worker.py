@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from marks import slow
-from running import settings_of
+from tasks import Classes
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -14,7 +14,6 @@ import asyncsgd
 from asyncsgd.data.random import dropout_seed
 from asyncsgd.errors import UsageError
 from asyncsgd.flat import FlatModel
-from asyncsgd.scripts.pretraining import pretraining
 from asyncsgd.settings.finetuning import make_finetune_settings
 from asyncsgd.settings.task import task_flags
 from asyncsgd.settings.training import make_settings
@@ -68,22 +67,18 @@ def test_half_precision_ends_near_single_precision_and_not_at_it(precision, valu
 INDEX = 5
 
 
-def gradient_of(settings, micro_batches):
-    """Of the run's batch `INDEX`, in so many parts."""
-    experiment = pretraining(settings)
-    task = experiment.task.prepare(0, experiment.cache)
+def gradient_of(task, micro_batches):
+    """Of batch `INDEX`, in so many parts."""
     worker = Worker(FlatModel(task.model(0)), task, task.data(0), seed=0, micro_batches=micro_batches)
     return worker.gradient(INDEX), worker.flat.gradients
 
 
 @pytest.mark.parametrize("micro_batches", [2, 3, 4])
-def test_the_gradient_in_parts_is_that_of_the_whole_batch(micro_batches, train):
-    settings = settings_of(train(mode="single"))
-    experiment = pretraining(settings)
-    task = experiment.task.prepare(0, experiment.cache)
+def test_the_gradient_in_parts_is_that_of_the_whole_batch(micro_batches):
+    task = Classes()
     parts = task.split(task.data(0).batch(0, INDEX), micro_batches)
     assert len({task.weight(part) for part in parts}) > 1  # otherwise a mean of means would do
-    (whole, expected), (in_parts, gradient) = gradient_of(settings, 1), gradient_of(settings, micro_batches)
+    (whole, expected), (in_parts, gradient) = gradient_of(task, 1), gradient_of(task, micro_batches)
     assert float((gradient - expected).norm() / expected.norm()) < 1e-6
     assert in_parts.loss == pytest.approx(whole.loss, rel=1e-6)
     assert (in_parts.weight, in_parts.num_samples) == (whole.weight, whole.num_samples)
@@ -95,10 +90,8 @@ def test_every_part_has_dropout_of_its_own_and_the_whole_batch_that_of_its_first
     assert [of_batch[0] for of_batch in seeds] == [dropout_seed(0, 0, index) for index in range(5)]
 
 
-def test_an_overflow_in_any_part_computes_all_parts_again_at_one_scale(train):
-    settings = settings_of(train(mode="single"))
-    experiment = pretraining(settings)
-    task = experiment.task.prepare(0, experiment.cache)
+def test_an_overflow_in_any_part_computes_all_parts_again_at_one_scale():
+    task = Classes()
     # As a factor that overflows in the second part at every scale above 2^12 does.
     worker = Worker(FlatModel(task.model(0)), task, task.data(0), seed=0, micro_batches=2, precision=torch.float16)
     scales = []
@@ -139,10 +132,8 @@ def test_a_run_in_parts_ends_where_the_run_in_whole_batches_does(values, train):
     assert parts.summary["final_eval_loss"] == pytest.approx(whole.summary["final_eval_loss"], rel=1e-5)
 
 
-def test_ranks_exchange_the_gradients_of_all_parts_at_once(train):
-    settings = settings_of(train(mode="single"))
-    experiment = pretraining(settings)
-    task = experiment.task.prepare(0, experiment.cache)
+def test_ranks_exchange_the_gradients_of_all_parts_at_once():
+    task = Classes()
     worker = Worker(FlatModel(task.model(0)), task, task.data(0), seed=0, micro_batches=4)
     exchanged = []
 
@@ -160,8 +151,8 @@ def test_ranks_exchange_the_gradients_of_all_parts_at_once(train):
     finally:
         dist.destroy_process_group()
     assert exchanged.count(True) == 1
-    assert gradient.loss == gradient_of(settings, 4)[0].loss
-    assert torch.equal(worker.flat.gradients, gradient_of(settings, 4)[1])
+    assert gradient.loss == gradient_of(task, 4)[0].loss
+    assert torch.equal(worker.flat.gradients, gradient_of(task, 4)[1])
 
 
 def test_more_parts_than_samples_are_refused_before_there_is_a_run():
