@@ -239,7 +239,7 @@ MUTANTS = [
         "asyncsgd/server.py",
         '        self._optimizer.load_state_dict(state["optimizer"])\n',
         "",
-        "tests/test_resume.py tests/test_state.py",
+        "tests/test_resume.py",
     ),
     Mutant(
         "a one-sided p",
@@ -338,14 +338,14 @@ MUTANTS = [
         "asyncsgd/runtime/base.py",
         'self._since, self._newest = state["since"], state["newest"]',
         'self._since, self._newest = 0, state["newest"]',
-        "tests/test_resume.py tests/test_state.py",
+        "tests/test_resume.py",
     ),
     Mutant(
         "summary: the samples of a gradient that is used in several steps are counted in each of them",
         "asyncsgd/records/totals.py",
         "self.num_samples_applied += self._samples_of.pop(dispatch, 0)",
         "self.num_samples_applied += self._samples_of.get(dispatch, 0)",
-        "tests/test_state.py tests/rules tests/test_run_folder.py tests/test_evidence.py",
+        "tests/rules tests/test_run_folder.py tests/test_evidence.py",
     ),
     Mutant(
         "margin: with a reason, a margin above half of the improvement is used too",

@@ -1,54 +1,62 @@
 """A run that was stopped and goes on from a checkpoint is the run that was never stopped."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from doors import (
+    ALL,
+    SGD,
+    AdamW,
+    AllReduce,
+    Asynchronous,
+    DiLoCo,
+    Exponential,
+    Finished,
+    FixedDelay,
+    Hogwild,
+    InProcess,
+    Processes,
+    Synchronous,
+    Task,
+    TensorData,
+    UsageError,
+    Virtual,
+    asyncsgd,
+    seeded,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from marks import slow
 from torch import nn
 
-import asyncsgd
-from asyncsgd import UsageError, checkpoints, modes
-from asyncsgd.checkpoints import find, load_state
-from asyncsgd.flat import FlatModel, parameters_sha256
-from asyncsgd.optimizers import SGD, AdamW
-from asyncsgd.records.events import INTERRUPTED, read_events
-from asyncsgd.rules import ALL
-from asyncsgd.simulation.speeds import Exponential
-
 SAMPLES, BATCH = 240, 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Noisy(asyncsgd.Task):
+class Noisy(Task):
     """A small net with dropout on two noisy classes."""
 
     name = "noisy"
     batch_size: int = BATCH
 
     def model(self, seed):
-        with asyncsgd.seeded(seed):
+        with seeded(seed):
             return nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 2))
 
     def data(self, seed):
         draw = torch.Generator().manual_seed(seed)
         x = torch.randn(96, 3, generator=draw)
         y = (x.sum(1) + torch.randn(96, generator=draw) > 0).long()
-        return asyncsgd.TensorData((x, y), (x, y), self.batch_size, seed)
+        return TensorData((x, y), (x, y), self.batch_size, seed)
 
     def outputs(self, model, batch):
         return model(batch[0])
@@ -88,30 +96,46 @@ def train(folder, stop_at=None, also=lambda record: None, task=Noisy(), **argume
     return asyncsgd.train(task, folder=folder, quiet=True, report=stop, **(chosen | arguments))
 
 
+def log(folder, *kinds):
+    return Finished(folder).records(*kinds)
+
+
 def records(folder):
     """What happened, without seconds and memory, and without checkpoints and where the run went on."""
     return [
         {key: value for key, value in record.items() if not key.endswith("seconds")}
-        for record in read_events(folder / "events.jsonl")
+        for record in log(folder)
         if record["kind"] not in ("checkpoint", "memory", "resume")
     ]
 
 
+def summary(folder):
+    return Finished(folder).summary
+
+
 def sha256(folder):
-    return str(json.loads((folder / "summary.json").read_text())["parameters_sha256"])
+    return summary(folder)["parameters_sha256"]
 
 
 def results(folder):
-    summary = json.loads((folder / "summary.json").read_text())
     measured = ("seconds", "per_second", "memory", "usage", "machine_load", "throughput")
-    return {key: value for key, value in summary.items() if not any(word in key for word in measured)}
+    return {key: value for key, value in summary(folder).items() if not any(word in key for word in measured)}
+
+
+def checkpoints(folder):
+    """The descriptions of its checkpoints, oldest first."""
+    return [json.loads(path.read_text()) for path in sorted((folder / "checkpoints").glob("*.json"))]
+
+
+def checkpointed(folder):
+    return [int(path.stem) for path in sorted((folder / "checkpoints").glob("*.pt"))]
 
 
 IN_ONE_PROCESS = {
     "single": {"optimizer": AdamW(), "schedule": "linear", "warmup": 20},
-    "accumulated": {"runtime": modes.InProcess(accumulate=3), "optimizer": SGD(momentum=0.9)},
-    "virtual": {"runtime": modes.Virtual(3, Exponential()), "optimizer": AdamW(), "clip_norm": 1.0},
-    "seconds": {"runtime": modes.Virtual(3, Exponential()), "samples": None, "seconds": 20.0},
+    "accumulated": {"runtime": InProcess(accumulate=3), "optimizer": SGD(momentum=0.9)},
+    "virtual": {"runtime": Virtual(3, Exponential()), "optimizer": AdamW(), "clip_norm": 1.0},
+    "seconds": {"runtime": Virtual(3, Exponential()), "samples": None, "seconds": 20.0},
 }
 
 
@@ -172,13 +196,13 @@ def killed_at(num_samples, folder, **arguments):
 def test_a_run_that_was_killed_repeats_what_it_had_done_since_and_keeps_the_record_of_it(name, whole, tmp_path):
     path = killed_at(148, tmp_path / "run", checkpoint_every=50, **IN_ONE_PROCESS[name])
     killed_at(148, path, resume=True, checkpoint_every=1000, **IN_ONE_PROCESS[name])
-    newest = find(path).checkpoint
-    assert newest.total_samples < 144  # the last evaluation, with which all arrivals before it were written
+    newest = checkpointed(path)[-1]
+    assert newest < 144  # the last evaluation, with which all arrivals before it were written
     train(path, resume=True, **IN_ONE_PROCESS[name])
     assert records(path) == records(whole(name))
-    (seam,) = [record for record in read_events(path / "events.jsonl") if record["kind"] == "resume"]
-    assert seam["total_samples"] == newest.total_samples
-    discarded = list(read_events(path / "events.discarded.jsonl"))
+    (seam,) = log(path, "resume")
+    assert seam["total_samples"] == newest
+    discarded = [json.loads(line) for line in (path / "events.discarded.jsonl").read_text().splitlines()]
     seams = [seam, *(record for record in discarded if record["kind"] == "resume")]
     assert len(seams) == 2
     assert sum(each["discarded"] for each in seams) == [each["kind"] for each in discarded].count("arrival") > 0
@@ -188,17 +212,39 @@ def files_in(folder):
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize("rule", [*ALL[:2], *slow(*ALL[2:])], ids=str)
-def test_every_rule_goes_on_and_a_replay_crosses_the_seam(rule, tmp_path):
-    arguments = {"runtime": modes.Virtual(3, Exponential()), "rule": rule, "optimizer": SGD()}
-    train(tmp_path / "run", stop_at=100, **arguments)
-    train(tmp_path / "run", resume=True, **arguments)
-    train(tmp_path / "whole", **arguments)
-    assert records(tmp_path / "run") == records(tmp_path / "whole")
-    assert asyncsgd.replay(tmp_path / "run", Noisy()).identical
+@pytest.mark.parametrize("rule", [*ALL[:3], *slow(*ALL[3:])], ids=str)
+@given(
+    num_workers=st.integers(1, 4),
+    stop=st.integers(1, 120),
+    end=st.just(SAMPLES) | st.integers(32, 56).map(lambda number: number * BATCH),
+)
+@settings(max_examples=2)
+def test_under_every_rule_a_run_that_is_stopped_and_made_longer_is_the_whole_run_and_is_replayed(
+    rule, num_workers, stop, end, tmp_path_factory
+):
+    root = tmp_path_factory.mktemp("rule")
+    path, whole, budget, refused = root / "run", root / "whole", SAMPLES, ""
+    optimizer = SGD() if rule.needs_plain_sgd else SGD(momentum=0.9)
+    arguments = {"runtime": Virtual(num_workers, Exponential()), "rule": rule, "optimizer": optimizer}
+    train(path, samples=end, stop_at=stop, checkpoint_every=40, **arguments)
+    assert train(path, samples=end, resume=True, **arguments).status == "DONE"
+    if end < SAMPLES:
+        try:
+            train(path, resume=True, **arguments)
+        except UsageError as error:
+            refused, budget = str(error), end
+    assert not refused or (rule.in_rounds and "works in rounds, and the budget cuts one short" in refused)
+    train(whole, samples=budget, **arguments)
+    if end == SAMPLES:
+        assert records(path) == records(whole)
+        assert results(path) == results(whole)
+    assert sha256(path) == sha256(whole)
+    losses = [[(r["dispatch"], r["loss"]) for r in log(each, "arrival")] for each in (path, whole)]
+    assert losses[0] == losses[1]
+    assert asyncsgd.replay(path, Noisy()).identical
 
 
-@pytest.mark.parametrize("runtime", [None, modes.Virtual(3, Exponential())], ids=["single", "virtual"])
+@pytest.mark.parametrize("runtime", [None, Virtual(3, Exponential())], ids=["single", "virtual"])
 def test_a_run_that_stops_early_does_so_where_it_would_have_and_is_replayed(runtime, tmp_path):
     arguments = {"runtime": runtime, "learning_rate": 0.1, "evaluations": 8, "evaluate_every": 12, "patience": 2}
     whole = train(tmp_path / "whole", **arguments)
@@ -213,49 +259,23 @@ def test_a_run_that_stops_early_does_so_where_it_would_have_and_is_replayed(runt
     # Amid the evaluations without a new lowest loss, and before them.
     for stop in (whole.summary["num_samples"] - 6, 16):
         path = tmp_path / f"run{stop}"
-        assert train(path, stop_at=stop, **arguments).status == INTERRUPTED
+        assert train(path, stop_at=stop, **arguments).status == "INTERRUPTED"
         train(path, resume=True, **arguments)
         assert records(path) == records(tmp_path / "whole")
         assert results(path) == results(tmp_path / "whole")
         assert asyncsgd.replay(path, Noisy()).identical
 
 
-def test_two_checkpoints_of_a_training_run_differ_and_only_the_newest_and_the_best_are_kept(tmp_path):
-    run = train(tmp_path / "run", checkpoint_every=20, keep=2, evaluations=12)
-    names = sorted(path.stem for path in (tmp_path / "run" / "checkpoints").glob("*.pt"))
-    assert len(names) in (2, 3)
-    one, other = [load_state(tmp_path / "run", name)["server"]["parameters"] for name in names[-2:]]
-    assert not torch.equal(one, other)
-    found = find(tmp_path / "run").checkpoint
-    assert found.name == names[-1]
-    assert run.summary["status"] == "DONE"
-
-
-def test_a_copied_state_shares_nothing_with_the_run_and_keeps_what_the_state_shares_within():
-    vector = torch.zeros(3)
-    state = {"server": vector, "flights": [[0, vector], [1, torch.ones(2)]]}
-    copy = checkpoints.copied(state, {})
-    vector += 1
-    state["flights"][1][1] += 1
-    assert torch.equal(copy["server"], torch.zeros(3))
-    assert torch.equal(copy["flights"][1][1], torch.ones(2))
-    assert copy["server"] is copy["flights"][0][1]
-
-
 @pytest.fixture
 def stopped(tmp_path):
     run = train(tmp_path / "run", stop_at=150, checkpoint_every=40)
-    assert run.summary["status"] == INTERRUPTED
+    assert run.summary["status"] == "INTERRUPTED"
     return tmp_path / "run"
 
 
 def test_a_run_that_goes_on_takes_checkpoints_as_before_unless_told_otherwise(stopped):
     train(stopped, resume=True, also=wait_for_checkpoint)
-    assert [path.stem for path in sorted((stopped / "checkpoints").glob("*.pt"))][-2:] == [
-        "000000000200",
-        "000000000240",
-    ]
-    assert find(stopped).checkpoint.policy == {"every": 40, "seconds": None, "keep": 2}
+    assert checkpointed(stopped)[-2:] == [200, 240]
 
 
 @pytest.mark.parametrize("damage", ["cut", "bit", "gone", "described"])
@@ -270,12 +290,12 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_it_is_used(damage, stop
         newest.unlink()
     else:
         newest.with_suffix(".json").write_text("{")
-    assert find(stopped).checkpoint.name == before.stem
     asyncsgd.train(
         Noisy(), folder=stopped, resume=True, samples=SAMPLES, evaluations=5, learning_rate=0.02, device="cpu"
     )
     said = capsys.readouterr().out
     assert f"checkpoint {newest.stem} is damaged and not used" in said
+    assert log(stopped, "resume")[-1]["total_samples"] == int(before.stem)
     train(stopped.parent / "whole")
     assert sha256(stopped) == sha256(stopped.parent / "whole")
 
@@ -289,13 +309,6 @@ def test_without_any_checkpoint_and_with_one_of_another_schema_the_user_is_told(
     for changes in ({}, {"samples": 2 * SAMPLES}, {"seed": 7}):
         with pytest.raises(UsageError, match=r"no checkpoint to go on from\. Begin a new run, with --checkpoint-every"):
             train(stopped, resume=True, **changes)
-
-
-def test_a_run_that_is_done_without_checkpoints_says_at_once_that_it_has_none(tmp_path):
-    train(tmp_path / "run")
-    for changes in ({}, {"samples": 2 * SAMPLES}):
-        with pytest.raises(UsageError, match=r"no checkpoint to go on from\. Begin a new run, with --checkpoint-every"):
-            train(tmp_path / "run", resume=True, **changes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -336,7 +349,7 @@ def test_settings_must_agree_and_only_samples_may_grow(stopped):
     assert sha256(stopped) == sha256(stopped.parent / "long")
 
 
-IN_ROUNDS = {"runtime": modes.Virtual(3, Exponential()), "rule": asyncsgd.Synchronous(), "optimizer": SGD()}
+IN_ROUNDS = {"runtime": Virtual(3, Exponential()), "rule": Synchronous(), "optimizer": SGD()}
 
 
 def test_a_round_that_the_budget_has_cut_short_cannot_become_longer(tmp_path):
@@ -344,34 +357,27 @@ def test_a_round_that_the_budget_has_cut_short_cannot_become_longer(tmp_path):
     before = {path: path.read_bytes() for path in files_in(tmp_path / "run")}
     with pytest.raises(UsageError) as refused:
         train(tmp_path / "run", resume=True, samples=80, **IN_ROUNDS)
-    assert str(refused.value) == (
-        f"{tmp_path / 'run'} cannot become longer: rule synchronous works in rounds, and the budget cuts one short, so "
-        f"a run of the larger budget would have gone on otherwise from every checkpoint; begin a new run with the "
-        f"larger --samples"
-    )
+    assert "rule synchronous works in rounds, and the budget cuts one short" in str(refused.value)
     assert {path: path.read_bytes() for path in files_in(tmp_path / "run")} == before
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"samples": 100, "runtime": modes.Virtual(1, Exponential())},
-        {"samples": 100, "runtime": modes.Virtual(4, Exponential())},
+        {"samples": 100, "runtime": Virtual(1, Exponential())},
+        {"samples": 100, "runtime": Virtual(4, Exponential())},
         {"samples": 96, **IN_ROUNDS},
         {"samples": 100, **IN_ROUNDS},  # whose last checkpoints lie in a round that is cut short
         {"samples": 100},
-        {"samples": 100, "runtime": modes.InProcess(accumulate=5)},
-        {"samples": 96, "runtime": modes.InProcess(accumulate=5)},
+        {"samples": 100, "runtime": InProcess(accumulate=5)},
+        {"samples": 96, "runtime": InProcess(accumulate=5)},
     ],
     ids=str,
 )
 def test_a_finished_run_has_a_checkpoint_of_its_end_and_becomes_the_longer_run(arguments, tmp_path):
     path, every = tmp_path / "run", {"evaluate_every": 12, "evaluations": 8, "checkpoint_every": 10}
     done = train(path, **arguments, **every)
-    at_end = find(path).checkpoint
-    assert (at_end.total_samples, at_end.eval_loss) == (arguments["samples"], done.summary["final_eval_loss"])
-    parameters = load_state(path, at_end.name)["server"]["parameters"]
-    assert parameters_sha256(FlatModel(Noisy().model(0)).layout, parameters) == done.summary["parameters_sha256"]
+    assert checkpointed(path)[-1] == arguments["samples"] == done.summary["num_samples"]
     train(path, resume=True, **arguments | {"samples": 200}, **every)
     train(tmp_path / "whole", **arguments | {"samples": 200}, **every)
     assert sha256(path) == sha256(tmp_path / "whole")
@@ -380,7 +386,7 @@ def test_a_finished_run_has_a_checkpoint_of_its_end_and_becomes_the_longer_run(a
     assert asyncsgd.replay(path, Noisy()).identical
 
 
-@pytest.mark.parametrize("runtime", [None, modes.Virtual(2, Exponential())], ids=["single", "virtual"])
+@pytest.mark.parametrize("runtime", [None, Virtual(2, Exponential())], ids=["single", "virtual"])
 def test_a_run_that_its_evaluations_have_ended_ends_there_with_a_larger_budget_too(runtime, tmp_path):
     arguments = {"runtime": runtime, "learning_rate": 0.1, "evaluations": 8, "evaluate_every": 12, "patience": 2}
     early = train(tmp_path / "run", checkpoint_every=40, **arguments)
@@ -400,79 +406,13 @@ def test_a_full_disk_in_the_middle_of_a_checkpoint_keeps_the_run_and_the_last_go
             raise OSError(28, "No space left on device")
         saved(content, file)
 
-    monkeypatch.setattr(checkpoints.torch, "save", full)
+    monkeypatch.setattr(torch, "save", full)
     run = asyncsgd.train(Noisy(), folder=tmp_path / "run", samples=SAMPLES, checkpoint_every=40, device="cpu")
     assert run.summary["status"] == "DONE"
     said = capsys.readouterr().out
     assert "could not be written (No space left on device: free some space); the run goes on, and the last good" in said
     assert not list((tmp_path / "run" / "checkpoints").glob("*.partial"))
-    assert f"the last good one is {find(tmp_path / 'run').checkpoint.name}" in said
-
-
-LARGE = """
-import dataclasses, sys
-import torch
-from torch import nn
-import asyncsgd
-from asyncsgd.scripts.base import run_script
-from asyncsgd.scripts.task import task_script
-
-
-@dataclasses.dataclass(frozen=True)
-class Large(asyncsgd.Task):
-    name = "large"
-    batch_size: int = 4
-
-    def model(self, seed):
-        with asyncsgd.seeded(seed):
-            return nn.Sequential(nn.Embedding(1_000_000, 8), nn.Flatten(), nn.Dropout(0.1), nn.Linear(8, 2))
-
-    def data(self, seed):
-        draw = torch.Generator().manual_seed(seed)
-        x = torch.randint(1_000_000, (32, 1), generator=draw)
-        return asyncsgd.TensorData((x, x[:, 0] % 2), (x, x[:, 0] % 2), self.batch_size, seed)
-
-    def outputs(self, model, batch):
-        return model(batch[0])
-
-    def loss(self, outputs, batch):
-        return nn.functional.cross_entropy(outputs, batch[1])
-
-
-if __name__ == "__main__":
-    script = task_script(Large, "large", description="Its checkpoints take long to write.", examples="")
-    sys.exit(run_script(script.run, ends_with_process=True))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.processes
-def test_a_run_that_is_asked_to_stop_while_a_checkpoint_is_written_keeps_a_whole_one(tmp_path):
-    script = tmp_path / "large.py"
-    script.write_text(LARGE)
-
-    def begin(folder):
-        flags = f"--mode single --samples 80 --evaluations 1 --checkpoint-every 16 --run-dir {folder}"
-        return subprocess.Popen([sys.executable, str(script), *flags.split()], stdout=subprocess.DEVNULL)
-
-    assert begin(tmp_path / "whole").wait(120) == 0
-    run = begin(tmp_path / "run")
-    deadline = time.monotonic() + 120
-    while not (written := list((tmp_path / "run" / "checkpoints").glob("*.partial"))):
-        assert run.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    run.send_signal(signal.SIGTERM)
-    assert written[0].exists()  # so it came while that was written
-    assert run.wait(60) == 130
-    assert not list((tmp_path / "run" / "checkpoints").glob("*.partial"))
-    found = find(tmp_path / "run")
-    assert found.notes == ()
-    assert found.checkpoint.name == sorted((tmp_path / "run" / "checkpoints").glob("*.json"))[-1].stem
-    assert int(written[0].stem) <= found.checkpoint.total_samples < 80
-    assert begin(tmp_path / "run").wait(120) == 0
-    assert records(tmp_path / "run") == records(tmp_path / "whole")
-    assert sha256(tmp_path / "run") == sha256(tmp_path / "whole")
+    assert f"the last good one is {checkpointed(tmp_path / 'run')[-1]:012}" in said
 
 
 @pytest.mark.slow
@@ -480,25 +420,25 @@ def test_a_run_that_is_asked_to_stop_while_a_checkpoint_is_written_keeps_a_whole
 @pytest.mark.parametrize(
     ("transport", "rule"),
     [
-        ("shared_memory", asyncsgd.Asynchronous()),
-        ("process_group", asyncsgd.Synchronous()),
-        ("shared_memory", asyncsgd.DiLoCo(num_local_steps=3)),
-        ("shared_memory", asyncsgd.FixedDelay(delay=2)),
+        ("shared_memory", Asynchronous()),
+        ("process_group", Synchronous()),
+        ("shared_memory", DiLoCo(num_local_steps=3)),
+        ("shared_memory", FixedDelay(delay=2)),
     ],
     ids=str,
 )
 def test_processes_are_replaced_what_they_had_in_flight_is_lost_and_a_replay_crosses_the_seam(
     transport, rule, tmp_path
 ):
-    arguments = {"runtime": modes.Processes(2, via=transport), "rule": rule, "optimizer": AdamW()}
+    arguments = {"runtime": Processes(2, via=transport), "rule": rule, "optimizer": AdamW()}
     train(tmp_path / "run", stop_at=120, **arguments)
     train(tmp_path / "run", resume=True, **arguments)
-    log = list(read_events(tmp_path / "run" / "events.jsonl"))
-    members = [record for record in log if record["kind"] in ("leave", "join")]
+    happened = log(tmp_path / "run")
+    members = [record for record in happened if record["kind"] in ("leave", "join")]
     assert [record["kind"] for record in members] == ["join"] * 2 + ["leave"] * 2 + ["join"] * 2
     lost = [dispatch for record in members[2:4] for dispatch in record["lost"]]
     assert lost
-    assert not {record["dispatch"] for record in log if record["kind"] == "arrival"} & set(lost)
+    assert not {record["dispatch"] for record in happened if record["kind"] == "arrival"} & set(lost)
     assert asyncsgd.replay(tmp_path / "run", Noisy()).identical
 
 
@@ -511,13 +451,13 @@ def test_processes_are_replaced_what_they_had_in_flight_is_lost_and_a_replay_cro
 )
 def test_synchronous_ranks_go_on_as_if_they_had_never_stopped(ranks, more, tmp_path):
     task = Held(asked=str(tmp_path / "asked"))
-    arguments = {"task": task, "runtime": modes.AllReduce(ranks), "optimizer": AdamW(), "samples": 480, **more}
+    arguments = {"task": task, "runtime": AllReduce(ranks), "optimizer": AdamW(), "samples": 480, **more}
     train(tmp_path / "run", stop_at=100, **arguments)
     train(tmp_path / "run", resume=True, **arguments)
     train(tmp_path / "whole", **arguments)
     assert sha256(tmp_path / "run") == sha256(tmp_path / "whole")
     assert records(tmp_path / "run") == records(tmp_path / "whole")
-    stopped = [json.loads((tmp_path / name / "summary.json").read_text())["stopped_early"] for name in ("run", "whole")]
+    stopped = [summary(tmp_path / name)["stopped_early"] for name in ("run", "whole")]
     assert stopped[0] == stopped[1]
     assert (stopped[0] is None) == (more == {})
 
@@ -526,22 +466,22 @@ def test_synchronous_ranks_go_on_as_if_they_had_never_stopped(ranks, more, tmp_p
 @pytest.mark.processes
 @pytest.mark.parametrize("share_state", [False, True])
 def test_hogwild_goes_on_from_a_frozen_vector_and_uses_its_budget_exactly(share_state, tmp_path):
-    runtime = modes.Hogwild(2, share_state=share_state)
+    runtime = Hogwild(2, share_state=share_state)
     train(tmp_path / "run", stop_at=100, runtime=runtime, optimizer=AdamW(), checkpoint_every=60)
-    frozen = find(tmp_path / "run")
+    frozen = checkpointed(tmp_path / "run")[-1]
     run = train(tmp_path / "run", resume=True, runtime=runtime, optimizer=AdamW())
     assert run.summary["num_samples"] == SAMPLES
-    assert 0 < frozen.checkpoint.total_samples < SAMPLES
+    assert 0 < frozen < SAMPLES
 
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize("kind", [modes.Processes, modes.Hogwild])
+@pytest.mark.parametrize("kind", [Processes, Hogwild])
 def test_the_times_that_are_drawn_for_a_real_worker_go_on_where_they_stopped(kind, tmp_path):
     arguments = {"runtime": kind(1, speeds=Exponential(0.05)), "samples": 30 * BATCH, "evaluations": 1}
     train(tmp_path / "run", stop_at=12 * BATCH, **arguments)
     train(tmp_path / "run", resume=True, **arguments)
-    arrivals = [record for record in read_events(tmp_path / "run" / "events.jsonl") if record["kind"] == "arrival"]
+    arrivals = log(tmp_path / "run", "arrival")
     sampler = Exponential(0.05).on(1, 0)
     drawn = [sampler.draw_one(0, number) for number in range(30)]
     assert [arrival["compute_seconds"] >= seconds for arrival, seconds in zip(arrivals, drawn, strict=True)] == [
@@ -554,10 +494,9 @@ def test_the_times_that_are_drawn_for_a_real_worker_go_on_where_they_stopped(kin
 @pytest.mark.processes
 @pytest.mark.parametrize("samples", [96, 100], ids=["at its end", "before the round that was cut short"])
 def test_synchronous_ranks_that_had_finished_become_the_longer_run(samples, tmp_path):
-    arguments = {"runtime": modes.AllReduce(2), "optimizer": AdamW(), "evaluations": 1}
+    arguments = {"runtime": AllReduce(2), "optimizer": AdamW(), "evaluations": 1}
     train(tmp_path / "run", samples=samples, checkpoint_every=8, **arguments)
-    at_end = find(tmp_path / "run").checkpoint
-    assert (at_end.total_samples, at_end.cut_short is None) == (samples, samples == 96)
+    assert checkpointed(tmp_path / "run")[-1] == samples
     train(tmp_path / "run", samples=200, resume=True, **arguments)
     train(tmp_path / "whole", samples=200, **arguments)
     assert sha256(tmp_path / "run") == sha256(tmp_path / "whole")
