@@ -15,6 +15,7 @@ import pytest
 import torch
 from doors import prepared_task
 from marks import slow
+from tasks import Plane
 
 import asyncsgd
 from asyncsgd.errors import NOT_ONE_SAMPLE, UsageError
@@ -59,29 +60,9 @@ def test_checkpointed_activations_give_the_same_bits(dropout, micro_batches, pre
     assert torch.equal(kept[1], again[1])
 
 
-@dataclasses.dataclass(frozen=True)
-class Plain(asyncsgd.Task):
-    name = "plain"
-    batch_size: int = 2
-
-    def model(self, seed):
-        with asyncsgd.seeded(seed):
-            return torch.nn.Linear(1, 1)
-
-    def data(self, seed):
-        x = torch.linspace(-1.0, 1.0, 40).unsqueeze(1)
-        return asyncsgd.TensorData((x, 3 * x), (x, 3 * x), self.batch_size, seed)
-
-    def outputs(self, model, batch):
-        return model(batch[0])
-
-    def loss(self, outputs, batch):
-        return (outputs - batch[1]).square().mean()
-
-
 def test_a_model_that_cannot_compute_again_is_refused_with_the_reason():
     with pytest.raises(UsageError, match="a Linear has no method gradient_checkpointing_enable, as transformers"):
-        asyncsgd.train(Plain(), samples=8, gradient_checkpointing=True, quiet=True)
+        asyncsgd.train(Plane(), samples=8, gradient_checkpointing=True, quiet=True)
 
 
 IN_EVERY_MODE = [
@@ -136,7 +117,7 @@ def test_the_virtual_clock_has_no_next_batch_to_guess():
     with pytest.raises(UsageError, match="--prefetch 2 guesses a worker's next batch, and on the virtual clock"):
         make_settings({"clock": "virtual", "prefetch": 2})
     with pytest.raises(UsageError, match="prefetch=2 guesses a worker's next batch, and on the virtual clock"):
-        asyncsgd.train(Plain(), runtime=asyncsgd.Virtual(2), samples=8, prefetch=2)
+        asyncsgd.train(Plane(), runtime=asyncsgd.Virtual(2), samples=8, prefetch=2)
 
 
 @pytest.mark.slow
