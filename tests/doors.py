@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import importlib
 import io
 import json
@@ -255,9 +254,3 @@ def simulated(
         **more,
     )
     return Simulated(done, torch.stack(points), records, watched.computed)
-
-
-@functools.cache
-def shared_folder() -> Path:
-    """Of the library's own checkout: data sets that tests skip without."""
-    return ROOT.parent / "shared"

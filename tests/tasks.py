@@ -47,17 +47,6 @@ class Plane(Task):
 
 
 @dataclasses.dataclass(frozen=True)
-class Noisy(Plane):
-    """Two layers with dropout, so that a gradient depends on more than its batch and its point."""
-
-    name: ClassVar[str] = "noisy"
-
-    def model(self, seed):
-        with seeded(seed):
-            return nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 1, bias=False))
-
-
-@dataclasses.dataclass(frozen=True)
 class Classes(Plane):
     """Whether a point lies above the plane. Some have no label, so a batch has fewer loss terms than rows."""
 
