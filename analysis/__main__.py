@@ -1,8 +1,9 @@
-"""``python -m analysis``: the commands, each with what it shows."""
+"""``python -m analysis``: the commands, each with what it shows; ``python -m analysis COMMAND ...`` runs one."""
 
 from __future__ import annotations
 
 import ast
+import runpy
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from asyncsgd.errors import nearest
 
 COMMANDS = (
     *("compare", "report", "tasks", "language_model", "parallelism", "speed_ladder"),
-    *("candidates", "lab_notes", "watch"),
+    *("candidates", "lab_notes", "timeline", "watch"),
 )
 
 
@@ -29,9 +30,12 @@ def main(argv: list[str]) -> int:
         print("\n".join(map(summary, COMMANDS)))
         return 0
     name = argv[0].replace("-", "_")
-    hint = f"; type python -m analysis.{name}" if name in COMMANDS else nearest(name, COMMANDS)
-    print(f"error: python -m analysis takes no arguments, got {argv[0]!r}{hint}", file=sys.stderr)
-    return 2
+    if name not in COMMANDS:
+        print(f"error: {argv[0]!r} is no command of python -m analysis{nearest(name, COMMANDS)}", file=sys.stderr)
+        return 2
+    sys.argv = [f"analysis.{name}", *argv[1:]]
+    runpy.run_module(f"analysis.{name}", run_name="__main__")
+    return 0
 
 
 if __name__ == "__main__":

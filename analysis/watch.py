@@ -23,6 +23,7 @@ from analysis.commands import carried_out
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import EVENTS, Lines, parsed, read_json
 from asyncsgd.records.locks import is_locked
+from asyncsgd.records.run_folder import find_run
 from asyncsgd.records.totals import Delays, Progress
 from asyncsgd.records.usage import USAGE
 from asyncsgd.settings.yaml_reader import read_yaml
@@ -351,14 +352,14 @@ def watch(path: Path, once: bool, stop: threading.Event) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m analysis.watch", description=__doc__.splitlines()[2])
-    parser.add_argument("run", type=Path, metavar="RUN_DIR", help="folder of a run, live or ended")
+    parser.add_argument("run", metavar="RUN", help="a run folder, the beginning of its name in runs/, or last")
     parser.add_argument("--once", action="store_true", help="print one picture and stop, e.g. for a pipe")
     given = parser.parse_args(argv)
     # An exception would be lost where the signal comes amid an import from C.
     stop = threading.Event()
     before = signal.signal(signal.SIGINT, lambda number, interrupted: stop.set())
     try:
-        return carried_out(lambda: watch(given.run, given.once, stop))
+        return carried_out(lambda: watch(find_run(given.run), given.once, stop))
     finally:
         signal.signal(signal.SIGINT, before)
 

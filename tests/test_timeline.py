@@ -1,12 +1,10 @@
-"""The timeline of a run: where spans lie, what the trace holds, and what is refused."""
+"""The timeline of a run: where spans lie, what the trace holds, and which runs a command finds."""
 
 import json
+import os
 
 import pytest
-
-import timeline
-from asyncsgd.records.events import Evaluation, Event
-from asyncsgd.records.run_folder import RunFolder
+from doors import Evaluation, Event, RunFolder, cli
 
 
 def arrival(worker, train_seconds, **seconds):
@@ -33,8 +31,9 @@ def arrival(worker, train_seconds, **seconds):
 
 
 @pytest.fixture
-def run(tmp_path):
-    folder = RunFolder(tmp_path / "run")
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = RunFolder(tmp_path / "runs" / "first")
     folder.append(arrival(1, 10.0, wait_seconds=1.0, pull_seconds=0.5, compute_seconds=4.0, apply_seconds=0.25))
     folder.append(Evaluation(1, 1, 10.0, 5.0, 10.0, {}, 2.0))
     folder.append(arrival(0, 12.0, compute_seconds=8.0, push_seconds=1.0))
@@ -42,43 +41,47 @@ def run(tmp_path):
     return folder.path
 
 
-def test_spans_lie_backwards_from_the_arrival_and_the_step_after_it(run):
-    records = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()][1:]
-    assert [span[:4] for span in timeline.spans_of(records)] == [
-        ("server", "apply", 9.75, 0.25),
-        ("worker 1", "compute", 5.75, 4.0),
-        ("worker 1", "pull", 5.25, 0.5),
-        ("worker 1", "wait", 4.25, 1.0),
-        ("server", "evaluate", 10.0, 0.0),
-        ("server", "apply", 12.0, 0.0),
-        ("worker 0", "push", 11.0, 1.0),
-        ("worker 0", "compute", 3.0, 8.0),
-    ]
-
-
-def test_the_trace_has_a_named_row_each_and_times_in_microseconds(run):
-    assert timeline.main([str(run)]) == 0
+def test_a_trace_has_a_row_each_and_spans_lie_backwards_from_an_arrival_in_microseconds(run):
+    assert cli("analysis.timeline runs/first").code == 0
     events = json.loads((run / "timeline.json").read_text())["traceEvents"]
     rows = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
-    assert sorted(rows.values()) == ["server", "worker 0", "worker 1"]
-    compute = next(event for event in events if event["name"] == "compute" and rows[event["tid"]] == "worker 0")
-    assert (compute["ph"], compute["ts"], compute["dur"]) == ("X", 3e6, 8e6)
-    assert [event["ph"] for event in events if event["name"] == "evaluate"] == ["i"]
+    spans = [
+        (rows[event["tid"]], event["name"], event["ts"], event.get("dur")) for event in events if event["ph"] != "M"
+    ]
+    assert spans == [
+        ("server", "apply", 9.75e6, 0.25e6),
+        ("worker 1", "compute", 5.75e6, 4e6),
+        ("worker 1", "pull", 5.25e6, 0.5e6),
+        ("worker 1", "wait", 4.25e6, 1e6),
+        ("server", "evaluate", 10e6, None),
+        ("server", "apply", 12e6, 0.0),
+        ("worker 0", "push", 11e6, 1e6),
+        ("worker 0", "compute", 3e6, 8e6),
+    ]
     assert (run / "timeline.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("line", "said"),
     [
-        (["--seconds", "0"], "--seconds must be more than 0, got 0"),
-        (["--begin", "99"], "--begin 99 is outside the run, which trained for 12.0 seconds"),
+        ("runs/first --seconds 0", "--seconds must be more than 0, got 0"),
+        ("runs/first --begin 99", "--begin 99 is outside the run, which trained for 12.0 seconds"),
+        ("runs", "runs holds no event log that can be read"),
+        ("second", "second is no folder, and no run in runs/ begins so"),
     ],
 )
-def test_a_window_outside_the_run_is_refused(flags, said, run, capsys):
-    assert timeline.main([str(run), *flags]) == 2
-    assert capsys.readouterr().err == f"error: {said}\n"
+def test_what_cannot_be_drawn_is_refused(line, said, run):
+    ended = cli(f"analysis.timeline {line}")
+    assert (ended.code, ended.err.startswith(f"error: {said}")) == (2, True)
 
 
-def test_a_folder_without_a_log_is_refused(tmp_path, capsys):
-    assert timeline.main([str(tmp_path)]) == 2
-    assert "holds no event log that can be read" in capsys.readouterr().err
+def test_a_run_is_named_by_the_beginning_of_its_name_or_as_the_last(run):
+    other = RunFolder(run.parent / "fist")
+    other.append(arrival(0, 1.0, compute_seconds=1.0))
+    other.close()
+    os.utime(run / "events.jsonl", (2e9, 2e9))
+    last, bare, whole = (cli(f"analysis.timeline {name}").out for name in ("last", "fir", "runs/fir"))
+    assert last == bare == whole
+    assert last.splitlines()[0] == "runs/first/timeline.json"
+    said = "error: fi: these runs begin so: runs/fist, runs/first; type more of one\n"
+    assert cli("analysis.timeline fi").err == said

@@ -104,7 +104,7 @@ def _timeline(run: StudyRun, group: Group, window: float) -> Timeline | None:
 
 
 def _spans(run: Run) -> Iterator[TimelineSpan]:
-    """What workers and server did, laid backwards from every arrival as in experiments/timeline.py."""
+    """What workers and server did, laid backwards from every arrival, as in `analysis.timeline`."""
     kinds: tuple[Literal["push", "compute", "pull", "wait"], ...] = ("push", "compute", "pull", "wait")
     for record in events_of(run):
         if record.get("kind") != "arrival":

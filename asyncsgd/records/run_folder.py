@@ -39,11 +39,42 @@ FLUSH_SECONDS = 0.5
 of it.
 """
 
+RUNS = Path("runs")
+"""Where runs get their folders unless ``--runs-dir`` says otherwise."""
+
 LAST_MODEL, BEST_MODEL = "model", "best_model"
 """Folders of models."""
 
 DISCARDED = "events.discarded.jsonl"
 """Records of what is computed again."""
+
+
+def find_run(name: str | Path) -> Path:
+    """The folder of the run that a command names.
+
+    Args:
+        name: the folder, or the beginning of its path or of its name in ``runs/``, if only one run begins so; ``last``
+            is the run in ``runs/`` that was written to last.
+
+    Raises:
+        UsageError: if no run begins so, or several.
+    """
+    path = Path(name)
+    if path.is_dir():
+        return path
+    parent = RUNS if path.parent == Path() else path.parent
+    runs = sorted(parent.glob(f"*/{EVENTS}"), key=lambda events: events.stat().st_mtime)
+    if str(name) == "last" and runs:
+        return runs[-1].parent
+    found = [events.parent for events in runs if events.parent.name.startswith(path.name)]
+    if len(found) != 1:
+        several = ", ".join(str(run) for run in found)
+        raise UsageError(
+            f"{name}: these runs begin so: {several}; type more of one"
+            if found
+            else f"{name} is no folder, and no run in {parent}/ begins so"
+        )
+    return found[0]
 
 
 class RunFolder:

@@ -1,6 +1,4 @@
-"""Draw who did what when: one row per worker and one for the server, from a run's event log.
-
-    python experiments/timeline.py runs/stilt_mlm-async-w4-s0-3f9a1c
+"""``python -m analysis.timeline RUN``: who did what when, a row for each worker and one for the server.
 
 Writes ``timeline.json`` (Chrome trace format: open it in ui.perfetto.dev or chrome://tracing) and ``timeline.png``,
 a window of two seconds from the middle of the run, into the run folder. Times are seconds of the training clock,
@@ -17,9 +15,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from analysis.commands import carried_out
 from asyncsgd.errors import UsageError
-from asyncsgd.records.console import best_effort
 from asyncsgd.records.events import read_events
+from asyncsgd.records.run_folder import find_run
 
 COLOURS = {"compute": "#029e73", "wait": "#dddddd", "pull": "#0173b2", "push": "#de8f05", "apply": "#cc78bc"}
 """Of seaborn's colour-blind-safe palette, and a light grey for waiting."""
@@ -93,36 +92,38 @@ def draw(spans: list[Span], begin: float, seconds: float, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-@best_effort()
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Draw who did what when in a run.", allow_abbrev=False)
-    parser.add_argument("run_dir", type=Path)
-    parser.add_argument("--seconds", type=float, default=2.0, help="length of the picture's window (default 2)")
-    parser.add_argument(
-        "--begin", type=float, help="its beginning, in training seconds (default: the middle of the run)"
-    )
-    arguments = parser.parse_args(argv)
+def write(run: Path, seconds: float, begin: float | None) -> None:
+    """Write the trace and the picture of a run into its folder.
+
+    Args:
+        seconds: length of the picture's window.
+        begin: its beginning, in training seconds; None: it lies in the middle of the run.
+    """
+    if seconds <= 0:
+        raise UsageError(f"--seconds must be more than 0, got {seconds:g}")
     try:
-        if arguments.seconds <= 0:
-            raise UsageError(f"--seconds must be more than 0, got {arguments.seconds:g}")
-        try:
-            spans = list(spans_of(read_events(arguments.run_dir / "events.jsonl")))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{arguments.run_dir} holds no event log that can be read: {error}") from error
-        if all(span.kind == "evaluate" for span in spans):
-            raise UsageError(f"{arguments.run_dir} has no arrival: nothing to draw")
-        last = max(span.start + span.seconds for span in spans)
-        begin = max(0.0, (last - arguments.seconds) / 2) if arguments.begin is None else arguments.begin
-        if not 0 <= begin < last:
-            raise UsageError(f"--begin {begin:g} is outside the run, which trained for {last:.1f} seconds")
-        trace, picture = arguments.run_dir / "timeline.json", arguments.run_dir / "timeline.png"
-        trace.write_text(json.dumps(chrome_trace(spans)), encoding="utf-8")
-        draw(spans, begin, min(arguments.seconds, last), picture)
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    print(f"{trace}\n{picture}")
-    return 0
+        spans = list(spans_of(read_events(run / "events.jsonl")))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{run} holds no event log that can be read: {error}") from error
+    if all(span.kind == "evaluate" for span in spans):
+        raise UsageError(f"{run} has no arrival: nothing to draw")
+    last = max(span.start + span.seconds for span in spans)
+    if begin is None:
+        begin = max(0.0, (last - seconds) / 2)
+    if not 0 <= begin < last:
+        raise UsageError(f"--begin {begin:g} is outside the run, which trained for {last:.1f} seconds")
+    (run / "timeline.json").write_text(json.dumps(chrome_trace(spans)), encoding="utf-8")
+    draw(spans, begin, min(seconds, last), run / "timeline.png")
+    print(f"{run / 'timeline.json'}\n{run / 'timeline.png'}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m analysis timeline", allow_abbrev=False)
+    parser.add_argument("run", metavar="RUN", help="a run folder, the beginning of its name in runs/, or last")
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of the picture's window (default 2)")
+    parser.add_argument("--begin", type=float, help="its beginning, in training seconds (default: the middle)")
+    given = parser.parse_args(argv)
+    return carried_out(lambda: write(find_run(given.run), given.seconds, given.begin))
 
 
 if __name__ == "__main__":
