@@ -47,6 +47,14 @@ class Plane(Task):
 
 
 @dataclasses.dataclass(frozen=True)
+class Steep(Plane):
+    """Its gradients overflow at the first scales of float16's loss, so that the scale changes."""
+
+    def loss(self, outputs, batch):
+        return 100 * super().loss(outputs, batch)
+
+
+@dataclasses.dataclass(frozen=True)
 class Classes(Plane):
     """Whether a point lies above the plane. Some have no label, so a batch has fewer loss terms than rows."""
 

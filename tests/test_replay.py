@@ -1,6 +1,5 @@
 """A recorded run, executed again in one process, ends at the same bits; a log that is not the run's is found out."""
 
-import dataclasses
 import json
 import math
 import shutil
@@ -9,7 +8,7 @@ import pytest
 import torch
 from doors import Asynchronous, AsyncLocalSGD, Finished, Virtual, asyncsgd, cli
 from marks import slow
-from tasks import Plane
+from tasks import Steep
 from transformers import AutoModelForMaskedLM
 
 pytestmark = pytest.mark.processes
@@ -49,14 +48,6 @@ def test_a_replayed_run_ends_at_the_same_parameters_bit_for_bit(values, train):
     assert ended.code == 0
     assert ended.out.count(run.summary["parameters_sha256"]) == 2
     assert ended.out.startswith(f"updates    {run.summary['num_updates']} replayed, 20 losses compared\n")
-
-
-@dataclasses.dataclass(frozen=True)
-class Steep(Plane):
-    """Its gradients overflow at the first loss scale, so that the scale changes."""
-
-    def loss(self, outputs, batch):
-        return 100 * super().loss(outputs, batch)
 
 
 @pytest.mark.parametrize("rule", [Asynchronous(), AsyncLocalSGD(num_local_steps=2)], ids=str)

@@ -1,9 +1,9 @@
-"""Ways to a gradient in less time or memory: each gives the gradient that there is without it."""
-
-from __future__ import annotations
+"""Ways to a gradient in less time or memory: a run with one of them is the run without it."""
 
 import dataclasses
+import itertools
 import json
+import math
 import os
 import resource
 import shutil
@@ -13,136 +13,142 @@ from pathlib import Path
 
 import pytest
 import torch
-from doors import prepared_task
+from doors import AllReduce, Finished, Hogwild, InProcess, Processes, UsageError, Virtual, asyncsgd, cli, dropout_seed
 from marks import slow
-from tasks import Plane
+from tasks import Classes, Plane, Steep
 
-import asyncsgd
-from asyncsgd.errors import NOT_ONE_SAMPLE, UsageError
-from asyncsgd.experiment import Course, Experiment, Setup
-from asyncsgd.fitting import find_batch_size
-from asyncsgd.flat import FlatModel
-from asyncsgd.optimizers import SGD, OptimizerRecipe
-from asyncsgd.prefetching import Prefetching
-from asyncsgd.replaying import PreparedReplay
-from asyncsgd.rules.synchronous import Synchronous
-from asyncsgd.runtime.base import Budget
-from asyncsgd.runtime.processes import fork_server
-from asyncsgd.schedules import constant
-from asyncsgd.scripts.pretraining import pretraining
-from asyncsgd.settings.training import make_settings
-from asyncsgd.worker import Savings, Worker, check_compiler
-
-INDEX = 5
+MODES = {
+    "single": {"mode": "single"},
+    "accumulated": {"mode": "single", "accumulate": 2},
+    "sync": {"mode": "sync", "nproc": 2},
+    "async": {"mode": "async", "nproc": 1},
+    "hogwild": {"mode": "hogwild", "nproc": 1},
+    "virtual": {"mode": "async", "nproc": 2, "clock": "virtual", "rule": "local_sgd:num_local_steps=2"},
+}
+BITS, ROUNDING, HALF, CODE = 0.0, 1e-5, 0.02, 1e-4  # how far the parameters may be from the others, relatively
+DROPOUT = {"dropout": 0.1}
 
 
-def worker_of(task, savings, **values):
-    return Worker(FlatModel(task.model(0)), task, task.data(0), seed=0, savings=savings, **values)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("micro_batches", [1, 2])
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_checkpointed_activations_give_the_same_bits(dropout, micro_batches, precision, train):
-    task = prepared_task("masked_lm", train(mode="single", dropout=dropout, samples=0))
-
-    def gradient_of(savings):
-        worker = worker_of(task, savings, micro_batches=micro_batches, precision=precision)
-        calls = []
-        layer = worker.flat.model.base_model.encoder.layer[0]  # type: ignore[union-attr]
-        layer.intermediate.register_forward_hook(lambda *_: calls.append(None))
-        loss = worker.gradient(INDEX).loss
-        return loss, worker.flat.gradients, len(calls) // micro_batches
-
-    kept, again = gradient_of(Savings()), gradient_of(Savings(gradient_checkpointing=True))
-    assert (kept[2], again[2]) == (1, 2)
-    assert kept[0] == again[0]
-    assert torch.equal(kept[1], again[1])
-
-
-def test_a_model_that_cannot_compute_again_is_refused_with_the_reason():
-    with pytest.raises(UsageError, match="a Linear has no method gradient_checkpointing_enable, as transformers"):
-        asyncsgd.train(Plane(), samples=8, gradient_checkpointing=True, quiet=True)
-
-
-IN_EVERY_MODE = [
-    {"mode": "single"},
-    *slow(
-        {"mode": "sync", "nproc": 2},
-        {"mode": "async", "nproc": 1},
-        {"mode": "hogwild", "nproc": 1},
-        {"mode": "async", "nproc": 3, "clock": "virtual", "rule": "local_sgd:num_local_steps=2"},
-    ),
-]
-
-
-@pytest.mark.parametrize("values", IN_EVERY_MODE, ids=str)
-def test_a_run_with_checkpointed_activations_ends_at_the_same_bits(values, train):
-    values = values | {"dropout": 0.1}
-    kept, again = train(**values), train(**values, gradient_checkpointing=True)
-    assert again.summary["parameters_sha256"] == kept.summary["parameters_sha256"]
-
-
-def test_a_thread_makes_the_guessed_batches_in_their_order_and_throws_wrong_ones_away():
-    made = []
-    prefetching = Prefetching(lambda index: (made.append(index), index)[1], ahead=2)
-    taken = [prefetching.take(index) for index in (0, 1, 2, 5, 8, 3)]
-    prefetching._thread.shutdown()
-    assert taken == [0, 1, 2, 5, 8, 3]
-    once = [index for index in dict.fromkeys(made) if index in (0, 1, 2, 5, 8)]
-    assert once == [0, 1, 2, 5, 8]  # each before it was asked for, or then
-    assert set(made) <= {0, 1, 2, 3, 4, 5, 8, 11, 14}
-    assert made[-3:] == [3, 4, 5]
-
-
+@pytest.mark.processes
 @pytest.mark.parametrize(
-    "values",
+    ("saving", "distance", "mode", "more"),
     [
-        {"mode": "single", "accumulate": 2},
+        ({"gradient_checkpointing": True}, BITS, "single", DROPOUT),
+        ({"gradient_checkpointing": True}, BITS, "single", DROPOUT | {"micro_batches": 2, "precision": "bf16"}),
+        ({"prefetch": 3}, BITS, "accumulated", DROPOUT | {"micro_batches": 2}),
+        ({"micro_batches": 3}, ROUNDING, "single", {}),
+        ({"precision": "bf16"}, HALF, "single", {}),
         *slow(
-            {"mode": "sync", "nproc": 2},
-            {"mode": "async", "nproc": 1, "rule": "local_sgd:num_local_steps=2"},
-            {"mode": "hogwild", "nproc": 1},
+            *(({"gradient_checkpointing": True}, BITS, mode, DROPOUT) for mode in MODES if mode != "single"),
+            *(({"prefetch": 3}, BITS, mode, DROPOUT) for mode in ("sync", "async", "hogwild")),
+            *(({"micro_batches": 3}, ROUNDING, mode, {}) for mode in MODES if mode != "single"),
+            *(({"precision": half}, HALF, mode, {}) for half in ("bf16", "fp16") for mode in ("sync", "async")),
+            ({"precision": "fp16"}, HALF, "single", {}),
+            ({"compile": True}, CODE, "single", {}),
         ),
     ],
     ids=str,
 )
-def test_a_run_whose_batches_are_made_ahead_ends_at_the_same_bits(values, train):
-    values = values | {"dropout": 0.1, "micro_batches": 2}
-    without, ahead = train(**values), train(**values, prefetch=3)
-    assert ahead.summary["parameters_sha256"] == without.summary["parameters_sha256"]
+def test_a_run_that_saves_is_the_run_that_does_not(saving, distance, mode, more, train):
+    values = MODES[mode] | {"optimizer": "sgd", "learning_rate": 0.1} | more
+    without, saves = train(**values), train(**values, **saving)
+    same_bits = without.summary["parameters_sha256"] == saves.summary["parameters_sha256"]
+    assert same_bits == (distance == BITS)
+    found = (saves.parameters() - without.parameters()).norm() / without.parameters().norm()
+    assert float(found) <= distance
+    loss = without.summary["final_eval_loss"]
+    assert saves.summary["final_eval_loss"] == pytest.approx(loss, rel=10 * distance, abs=0)
 
 
-def test_the_virtual_clock_has_no_next_batch_to_guess():
-    with pytest.raises(UsageError, match="--prefetch 2 guesses a worker's next batch, and on the virtual clock"):
-        make_settings({"clock": "virtual", "prefetch": 2})
-    with pytest.raises(UsageError, match="prefetch=2 guesses a worker's next batch, and on the virtual clock"):
-        asyncsgd.train(Plane(), runtime=asyncsgd.Virtual(2), samples=8, prefetch=2)
+@pytest.mark.parametrize("micro_batches", [2, 3, 4])
+def test_a_gradient_in_parts_weighs_each_part_by_its_loss_terms(micro_batches):
+    task = Classes()
+    parts = task.split(task.data(0).batch(0, 0), micro_batches)
+    assert len({task.weight(part) for part in parts}) > 1  # otherwise a mean of means would do
+    step = {"optimizer": asyncsgd.SGD(), "learning_rate": 1.0, "samples": task.batch_size, "quiet": True}
+    whole, in_parts = (
+        asyncsgd.train(task, micro_batches=number, **step).model().weight for number in (1, micro_batches)
+    )
+    assert float((whole - task.model(0).weight).detach().norm()) > 0.1
+    torch.testing.assert_close(in_parts, whole, rtol=0, atol=1e-6)
+
+
+def test_every_part_has_dropout_of_its_own_and_the_whole_batch_that_of_its_first_part():
+    seeds = [[dropout_seed(0, 0, index, part) for part in range(5)] for index in range(5)]
+    assert len({seed for of_batch in seeds for seed in of_batch}) == 25
+    assert [of_batch[0] for of_batch in seeds] == [dropout_seed(0, 0, index) for index in range(5)]
 
 
 @pytest.mark.slow
-def test_a_compiled_loss_has_the_gradient_of_the_plain_one(train):
-    task = prepared_task("masked_lm", train(mode="single", samples=0))
-    plain, compiled = worker_of(task, Savings()), worker_of(task, Savings(compile=True))
-    assert compiled.compile_seconds > 0 == plain.compile_seconds
-    with torch.compiler.set_stance("fail_on_recompile"):
-        for index in (8, 16, 24):  # each of another length
-            compiled.gradient(index)
-    for index in (0, 9):
-        assert compiled.gradient(index).loss == pytest.approx(plain.gradient(index).loss, rel=1e-5)
-        difference = (compiled.flat.gradients - plain.flat.gradients).norm()
-        assert float(difference / plain.flat.gradients.norm()) < 1e-5
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_a_loss_scale_halves_until_no_part_overflows_and_doubles_after_2000_gradients(micro_batches):
+    records, steps = [], {"samples": 8 * 2100, "learning_rate": 1e-4, "optimizer": asyncsgd.SGD(), "evaluations": 1}
+    more = {"precision": "fp16", "micro_batches": micro_batches, "quiet": True, "report": records.append}
+    asyncsgd.train(Steep(), **steps, **more)
+    scales = [record.loss_scales for record in records if record.kind == "arrival"]
+    assert all(len(of_gradient) == 1 for of_gradient in scales)  # all parts have the same
+    lengths = [(scale, len(list(group))) for (scale,), group in itertools.groupby(scales)]
+    *falling, (lowest, length), (last, _) = lengths
+    assert 2.0**16 > lowest == last / 2
+    assert length == 2000
+    assert all(math.log2(one / other).is_integer() for (one, _), (other, _) in itertools.pairwise(lengths))
+    assert [scale for scale, _ in falling] == sorted((scale for scale, _ in falling), reverse=True)
 
 
-def test_a_compiled_run_is_not_replayed_and_needs_a_compiler(train, monkeypatch):
-    run = train(mode="single", samples=0)
-    values = run.settings | {"cache_dir": str(run.cache)}
-    with pytest.raises(UsageError, match="a run with --compile cannot be replayed: which code computes a batch"):
-        PreparedReplay(pretraining(make_settings(values | {"compile": True})), [])
+@dataclasses.dataclass(frozen=True)
+class NoNumber(Plane):
+    """Its training loss overflows at every scale."""
+
+    def outputs(self, model, batch):
+        return super().outputs(model, batch) * (math.inf if model.training else 1.0)
+
+
+def test_an_overflow_that_no_loss_scale_explains_is_the_models_own():
+    run = asyncsgd.train(NoNumber(), precision="fp16", samples=8, evaluations=1, quiet=True)
+    assert run.status == "DIVERGED"
+    assert "the loss of worker 0 at version 0 is inf" in run.summary["message"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"gradient_checkpointing": True}, "a Linear has no method gradient_checkpointing_enable, as transformers"),
+        ({"prefetch": 2, "runtime": Virtual(2)}, "prefetch=2 guesses a worker's next batch, and on the virtual clock"),
+        ({"micro_batches": 9}, "micro_batches=9 cuts a batch into more parts than its 8 samples; give 8 or"),
+    ],
+)
+def test_what_cannot_save_is_refused_with_the_reason(arguments, words):
+    with pytest.raises(UsageError, match=words):
+        asyncsgd.train(Plane(), samples=8, quiet=True, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("stilt_mlm.py --clock virtual --prefetch 2", "--prefetch 2 guesses a worker's next batch"),
+        ("stilt_mlm.py --batch-size 4 --micro-batches 5", "--micro-batches 5 cuts a batch into more parts than its 4"),
+        ("stilt_mlm.py --find-batch-size --run-dir runs/a", "--run-dir does nothing with --find-batch-size"),
+        ("stilt_mlm.py --find-batch-size --profile 5", "--profile does nothing with --find-batch-size"),
+        ("stilt_mlm.py --find-batch-size --track tensorboard", "--track does nothing with --find-batch-size"),
+    ],
+)
+def test_flags_that_cannot_save_are_refused_with_the_reason(line, words):
+    ended = cli(line)
+    assert ended.code == 2
+    assert words in ended.err
+
+
+def test_a_compiled_run_is_not_replayed_and_needs_a_compiler(train, tmp_path, monkeypatch):
+    run = train(mode="single", samples=8)
+    path = shutil.copytree(run.path, tmp_path / "run")
+    settings = (path / "settings.yaml").read_text()
+    (path / "settings.yaml").write_text(settings.replace("compile: false", "compile: true"))
+    ended = cli(["replay.py", path, "--cache-dir", run.cache])
+    assert ended.code == 2
+    assert "a run with --compile cannot be replayed: which code computes a batch" in ended.err
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(UsageError, match=r"there is no compiler here; install g\+\+, or drop it"):
-        check_compiler("cpu")
-    check_compiler("cuda")
+        asyncsgd.train(Plane(), samples=8, compile=True, device="cpu", quiet=True)
 
 
 class Keeping(torch.autograd.Function):
@@ -160,14 +166,12 @@ class Keeping(torch.autograd.Function):
 
 
 @dataclasses.dataclass(frozen=True)
-class Wide(asyncsgd.Task):
-    """A line that keeps 128 MiB of activations per sample, in processes with little memory.
+class Wide(Plane):
+    """It keeps 128 MiB of activations per sample, in processes with little memory.
 
     Every process calls `model` first, and may have `megabytes` more from there on; 0: as much as there is.
     """
 
-    name = "wide"
-    batch_size: int = 8
     megabytes: int = 0
 
     def model(self, seed):
@@ -175,98 +179,55 @@ class Wide(asyncsgd.Task):
             pages = int(Path("/proc/self/statm").read_text().split()[0])
             limit = pages * resource.getpagesize() + self.megabytes * 2**20
             resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
-        with asyncsgd.seeded(seed):
-            return torch.nn.Linear(1, 1)
-
-    def data(self, seed):
-        x = torch.linspace(-1.0, 1.0, 64).unsqueeze(1)
-        return asyncsgd.TensorData((x, 3 * x), (x, 3 * x), self.batch_size, seed)
+        return super().model(seed)
 
     def outputs(self, model, batch):
-        outputs = model(batch[0])
-        return Keeping.apply(outputs) if model.training else outputs  # type: ignore[no-untyped-call]
-
-    def loss(self, outputs, batch):
-        return (outputs - batch[1]).square().mean()
+        outputs = super().outputs(model, batch)
+        return Keeping.apply(outputs) if model.training else outputs
 
 
-def train_wide(kind, num_workers, megabytes, auto_batch, folder):
-    """The losses of a run in this process, and its parts."""
-    runtime = {
-        "single": asyncsgd.InProcess(),
-        "sync": asyncsgd.AllReduce(num_workers),
-        "async": asyncsgd.Processes(num_workers),
-        "hogwild": asyncsgd.Hogwild(num_workers),
-        "virtual": asyncsgd.Virtual(num_workers),
-    }[kind]
-    run = asyncsgd.train(
-        Wide(megabytes=megabytes),
-        runtime=runtime,
-        samples=64,
-        evaluations=4,
-        learning_rate=0.1,
-        device="cpu",
-        auto_batch=auto_batch,
-        folder=folder,
+RUNTIMES = {
+    "single": InProcess(),
+    "sync": AllReduce(2),
+    "async": Processes(1),
+    "hogwild": Hogwild(1),
+    "virtual": Virtual(3),
+}
+
+
+def wide(kind, megabytes, folder, auto_batch=True):
+    """Train `Wide` in a process of its own; what it printed."""
+    program = (
+        "import asyncsgd, test_savings as its\n"
+        f"asyncsgd.train(its.Wide(megabytes={megabytes}), runtime=its.RUNTIMES[{kind!r}], samples=64, evaluations=4,"
+        f" learning_rate=0.1, device='cpu', auto_batch={auto_batch}, folder={str(folder)!r})"
     )
-    return {"losses": [evaluation.loss for evaluation in run.evaluations], "parts": run.summary["micro_batches"]}
-
-
-def wide(kind, num_workers, megabytes, folder, auto_batch=True):
-    """`train_wide` in a process of its own, and what it said; text where it has failed."""
-    call = f"test_savings.train_wide({kind!r}, {num_workers}, {megabytes}, {auto_batch}, {str(folder)!r})"
     # Another thread's arena would take 64 MiB of the addresses.
     environment = os.environ | {"MALLOC_ARENA_MAX": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    code = f"import json, test_savings; print('RESULT', json.dumps({call}))"
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    if "RESULT" not in done.stdout:
-        return done.stdout + done.stderr
-    return json.loads(done.stdout.partition("RESULT")[2]) | {"said": done.stdout}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    ("kind", "num_workers"), [("single", 1), ("sync", 2), ("async", 1), ("hogwild", 1), ("virtual", 3)]
-)
-def test_a_run_short_of_memory_has_the_loss_curve_of_one_that_is_not(kind, num_workers, tmp_path):
-    full = wide(kind, num_workers, 0, tmp_path / "full", auto_batch=False)
-    short = wide(kind, num_workers, 600, tmp_path / "short")
-    assert short["losses"] == pytest.approx(full["losses"], rel=1e-5)
-    assert full["parts"] == 1 < short["parts"]
-    lines = [line for line in short["said"].splitlines() if line.startswith("memory ")]
-    assert lines[-1].split()[-1] == str(short["parts"])
+@pytest.mark.parametrize("kind", RUNTIMES)
+def test_a_run_short_of_memory_has_the_loss_curve_of_one_that_is_not(kind, tmp_path):
+    wide(kind, 0, tmp_path / "full", auto_batch=False)
+    said = wide(kind, 600, tmp_path / "short")
+    full, short = Finished(tmp_path / "full"), Finished(tmp_path / "short")
+    losses = [[record["loss"] for record in run.records("evaluate")] for run in (short, full)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert full.summary["micro_batches"] == 1 < short.summary["micro_batches"]
+    lines = [line for line in said.splitlines() if line.startswith("memory ")]
+    assert lines[-1].split()[-1] == str(short.summary["micro_batches"])
     if kind in ("single", "async", "virtual"):
-        assert asyncsgd.replay(tmp_path / "short", Wide()).identical
+        assert asyncsgd.replay(short.path, Wide()).identical
 
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize(("kind", "num_workers"), [("single", 1), ("sync", 2), ("async", 2)])
-def test_a_run_with_no_memory_for_one_sample_says_so_once(kind, num_workers, tmp_path):
-    said = wide(kind, num_workers, 100, tmp_path / "run")
+@pytest.mark.parametrize("kind", ["single", "sync", "async"])
+def test_a_run_with_no_memory_for_one_sample_says_so_once(kind, tmp_path):
+    said = wide(kind, 100, tmp_path / "run")
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "FAILED"
-    assert NOT_ONE_SAMPLE in said.splitlines()[-1]
-
-
-@pytest.mark.slow
-@pytest.mark.processes
-def test_the_largest_batch_that_fits_is_found_by_trying():
-    tries = []
-    setup = Setup(asyncsgd.InProcess(), Synchronous(), OptimizerRecipe(SGD()))
-    experiment = Experiment("tests", Wide(megabytes=600), setup, lambda task: Course(Budget(8), 1, constant), Path())
-    found = find_batch_size(experiment, fork_server(None), tries.append)
-    assert found in (3, 4)
-    assert tries[:2] == ["try    1 sample: fit", "try    2 samples: fit"]
-    assert tries[-2:] == [
-        f"fits   {found} samples at once; {found + 1} do not",
-        f"type   --batch-size {found} --micro-batches 1, or --batch-size 8 --micro-batches {-(-8 // found)} for the "
-        f"batch that was asked for",
-    ]
-
-
-@pytest.mark.parametrize("values", [{"run_dir": "runs/a"}, {"profile": 5}, {"track": "tensorboard"}], ids=str)
-def test_what_a_search_for_a_batch_size_would_not_do_is_refused(values):
-    flag = "--" + next(iter(values)).replace("_", "-")
-    with pytest.raises(UsageError, match=f"{flag} does nothing with --find-batch-size, which trains nothing; drop"):
-        make_settings({"find_batch_size": True, **values})
+    assert "there is not enough memory for one sample of a batch; type" in said.splitlines()[-1]
