@@ -1,0 +1,226 @@
+"""What a run says of its cost: gradient norms, memory, what time went to, rates, the machine's use, and a trace."""
+
+import dataclasses
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from doors import SGD, Finished, Task, asyncsgd, cli, seeded
+from torch import nn
+from transformers import BertConfig, BertForMaskedLM
+
+FULL_SECOND = {"seconds": 1.2, "evaluations": 1, "device": "cpu", "quiet": True}  # a shorter run says no rates
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear(Task):
+    """Least squares with a matrix of 6 x 5, on batches of 4."""
+
+    name = "linear"
+    batch_size: int = 4
+
+    def model(self, seed):
+        with seeded(seed):
+            return nn.Linear(5, 6, bias=False)
+
+    def data(self, seed):
+        return self
+
+    def batch(self, stream, index):
+        return torch.randn(4, 5, generator=torch.Generator().manual_seed(1000 * stream + index))
+
+    @property
+    def evaluation(self):
+        return {"main": [self.batch(1, index) for index in range(2)]}
+
+    def outputs(self, model, batch):
+        return model(batch)
+
+    def loss(self, outputs, batch):
+        return outputs.square().sum(1).mean()
+
+
+@dataclasses.dataclass(frozen=True)
+class LooksAtValues(Linear):
+    """Its work depends on what it computes, so its operations cannot be counted."""
+
+    def outputs(self, model, batch):
+        return model(batch) if float(batch.sum()) > 0 else model(-batch)
+
+
+@dataclasses.dataclass(frozen=True)
+class Masked(Linear):
+    """Two texts of 16 tokens through a BERT of three layers."""
+
+    batch_size: int = 2
+
+    def model(self, seed):
+        sizes = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
+        with seeded(seed):
+            return BertForMaskedLM(BertConfig(vocab_size=100, **sizes))
+
+    def batch(self, stream, index):
+        return torch.ones(2, 16, dtype=torch.int64)
+
+    def outputs(self, model, batch):
+        return model(input_ids=batch).logits
+
+    def loss(self, outputs, batch):
+        return outputs.square().mean()
+
+
+def bert_operations(hidden=48, inner=96, layers=3, vocabulary=100, length=16):
+    """A layer has 4 H^2 + 2 H I weights, and 2 L H products of attention per token; then the head's H^2 + H V."""
+    weights = layers * (4 * hidden**2 + 2 * hidden * inner + 2 * length * hidden) + hidden**2 + hidden * vocabulary
+    return 3 * 2 * weights * length
+
+
+def test_the_gradient_norm_is_that_of_the_direction_before_it_is_clipped():
+    task, arrivals = Linear(), []
+
+    def note(record):
+        arrivals.extend([record] if record.kind == "arrival" else [])
+
+    step = {"optimizer": SGD(), "learning_rate": 0.1, "quiet": True, "report": note}
+    asyncsgd.train(task, samples=12, clip_norm=0.5, **step)
+    plain = task.model(0)
+    for index, event in enumerate(arrivals):
+        plain.zero_grad()
+        task.loss(plain(task.batch(0, index)), task.batch(0, index)).backward()
+        norm = float(plain.weight.grad.norm())
+        assert norm > 0.5
+        assert event.gradient_norm == pytest.approx(norm, rel=1e-5)
+        with torch.no_grad():
+            plain.weight -= event.learning_rate * plain.weight.grad * 0.5 / (norm + 1e-6)
+    arrivals.clear()
+    asyncsgd.train(task, samples=12, clip_norm=0.0, **step)
+    assert {event.gradient_norm for event in arrivals} == {None}
+
+
+MODES = [
+    {"mode": "single"},
+    {"mode": "sync", "nproc": 2},
+    {"mode": "async", "nproc": 2},
+    {"mode": "hogwild", "nproc": 2},
+    {"mode": "pipeline", "nproc": 2, "stages": 2, "clip_norm": 0, "micro_batches": 2},
+]
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the system has no /proc/stat")
+@pytest.mark.parametrize("values", MODES, ids=str)
+def test_a_run_says_what_time_went_to_how_much_memory_it_needed_and_what_else_used_the_machine(train, values):
+    run, num_workers = train(**values), values.get("nproc", 1)
+    summary = run.summary
+    if values["mode"] != "pipeline":  # whose stages have records of their own
+        sums = {
+            "compute": [record["compute_seconds"] for record in run.records("arrival")],
+            "wait": [record["wait_seconds"] for record in run.records("arrival")],
+            "communicate": [record["pull_seconds"] + record["push_seconds"] for record in run.records("arrival")],
+            "apply": [record["apply_seconds"] for record in run.records("arrival")],
+            "evaluate": [record["eval_seconds"] for record in run.records("evaluate")],
+            "checkpoint": [record["copy_seconds"] for record in run.records("checkpoint")],
+        }
+        assert summary["seconds"] == {part: pytest.approx(sum(seconds)) for part, seconds in sums.items()}
+    records = run.records("memory")
+    assert [record["version"] for record in records] == [e["version"] for e in run.records("evaluate")]
+    needed = (8 if values["mode"] != "pipeline" else 1) * summary["num_parameters"]  # float32 parameters and gradients
+    for record in records:
+        assert [worker for worker, _, _ in record["workers"]] == list(range(num_workers))
+        assert all(needed < resident < 2**40 and cuda == 0 for _, resident, cuda in record["workers"])
+    peaks = [[worker, [resident, cuda]] for worker, resident, cuda in records[-1]["workers"]]
+    assert summary["memory"]["workers"] == peaks
+    assert summary["memory"]["leader"][0] > needed
+    load = summary["machine_load"]
+    assert load.pop("cores") == os.cpu_count()
+    assert set(load) == {"own_share", "others_share", "stolen_share"}
+    assert 0 < load["own_share"] <= 1
+    assert all(0 <= share <= 1 for share in load.values())
+
+
+def test_virtual_seconds_are_of_no_machine(train):
+    assert "machine_load" not in train(mode="async", nproc=2, clock="virtual").summary
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs /proc, which Linux has")
+def test_a_peak_is_of_the_run_and_not_of_the_process():
+    def needed():
+        return asyncsgd.train(Linear(), samples=8, device="cpu", quiet=True).summary["memory"]["leader"][0]
+
+    large = torch.ones(50_000_000)
+    with_it = needed()
+    del large
+    assert needed() < with_it - 100_000_000
+
+
+@pytest.mark.parametrize(("task", "operations"), [(Linear(), 3 * 2 * 5 * 6), (Masked(), bert_operations())], ids=str)
+def test_operations_and_utilisation_are_counted_from_the_shapes(task, operations):
+    summary = asyncsgd.train(task, **FULL_SECOND).summary
+    found, rate = summary["throughput"], summary["samples_per_second"]
+    assert found["model_flops_per_sample"] == operations
+    assert found["tokens_per_second"] is None  # the task does not count them
+    peak = found["peak_flops_per_second"]
+    assert found["model_flops_utilisation"] == pytest.approx(operations * rate / peak)
+
+
+@dataclasses.dataclass(frozen=True)
+class FewBatches(Linear):
+    """Which end with the budget."""
+
+    def batch(self, stream, index):
+        if stream == 0 and index > 2:
+            raise IndexError(index)
+        return super().batch(stream, index)
+
+
+def test_what_cannot_be_counted_has_no_rates_and_does_not_fail_the_run():
+    looks = asyncsgd.train(LooksAtValues(), **FULL_SECOND).summary["throughput"]
+    assert (looks["model_flops_per_sample"], looks["model_flops_utilisation"]) == (None, None)
+    few = asyncsgd.train(FewBatches(), samples=12, quiet=True)
+    short = asyncsgd.train(Linear(), samples=8, quiet=True)
+    for run in (few, short):
+        assert run.status == "DONE"
+        assert set(run.summary["throughput"].values()) == {None}
+
+
+def test_a_stop_while_the_rates_are_counted_leaves_a_run_that_is_done(tmp_path, monkeypatch):
+    def interrupted(*arguments, **named):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("asyncsgd.training.throughput", interrupted)
+    asyncsgd.train(Linear(), samples=8, folder=tmp_path / "run", quiet=True)
+    summary = Finished(tmp_path / "run").summary
+    assert (summary["status"], "throughput" in summary) == ("DONE", False)
+    assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
+
+
+def test_the_machine_is_looked_at_while_a_run_with_a_folder_goes_on(tmp_path):
+    pytest.importorskip("psutil", reason="needs the extra usage: python -m pip install psutil")
+    run = Finished(tmp_path / "run")
+    asyncsgd.train(Linear(), folder=run.path, **FULL_SECOND | {"seconds": 2.5})
+    lines = [json.loads(line) for line in (run.path / "usage.jsonl").read_text().splitlines()]
+    assert run.summary["usage"]["looks"] == len(lines) >= 2
+    assert lines[-1]["processes"]["leader"][1] > 2**20
+    assert 0.1 < run.summary["usage"]["cores"]["leader"] < 64
+    assert [line["seconds"] for line in lines] == sorted(line["seconds"] for line in lines)
+    assert asyncsgd.train(Linear(), samples=8, quiet=True).summary["usage"] is None
+
+
+def test_a_trace_has_the_gradients_that_were_asked_for_and_changes_no_bit(train):
+    traced, plain = train(mode="single", profile=4), train(mode="single")
+    with gzip.open(traced.path / "profile" / "worker0.json.gz") as file:
+        names = [str(event.get("name")) for event in json.load(file)["traceEvents"]]
+    assert {name for name in names if name.startswith("gradient of")} == {f"gradient of batch {k}" for k in range(3, 7)}
+    assert traced.summary["parameters_sha256"] == plain.summary["parameters_sha256"]
+    assert "perfetto" in (traced.path / "console.log").read_text()
+
+
+@pytest.mark.processes
+def test_a_run_too_short_for_its_trace_says_so_and_its_process_ends_well(tmp_path):
+    run = ["--mode", "single", "--samples", "320", "--profile", "1000", "--run-dir", tmp_path / "run"]
+    ended = cli(["own_model.py", *run], alone=True)
+    assert ended.code == 0, ended.err  # torch's profiler ended it with a segmentation fault
+    assert "fewer than 1003 gradients" in (tmp_path / "run" / "console.log").read_text()
