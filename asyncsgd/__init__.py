@@ -18,6 +18,8 @@ _HOME = {
     "train": "api",
     "replay": "api",
     "load_run": "api",
+    "load": "api",
+    "compare": "api",
     "simulate": "simulation.simulate",
     "check": "tasks.checking",
     "seeded": "models",

@@ -16,10 +16,10 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -60,6 +60,11 @@ from asyncsgd.tasks.base import Task
 from asyncsgd.tasks.checking import check_main, check_optimizer_can_be_sent, is_main_of_package, refuse_in_worker
 from asyncsgd.training import carry_out, follow
 from asyncsgd.worker import NO_SAVINGS, Savings
+
+if TYPE_CHECKING:  # they take a second to import, which training should not
+    import pandas
+
+    from analysis.load import Study
 
 _OPTIMIZERS: Mapping[str, Callable[..., BuildOptimizer]] = {"sgd": SGD, "adamw": AdamW}
 
@@ -355,6 +360,47 @@ def load_run(folder: str | Path, task: Task | None = None) -> TrainedRun:
     records = read_events(folder / "events.jsonl")
     evaluations = tuple(_evaluation(record) for record in records if record["kind"] == "evaluate")
     return TrainedRun(summary, evaluations, folder, functools.partial(_saved_model, folder, settings, task))
+
+
+def load(folder: str | Path) -> Study:
+    """A folder of runs as a study: a sweep's folder, one with loose runs at any depth, or one run's.
+
+    Args:
+        folder: of the study.
+
+    Returns:
+        The study: `runs`, `curves` and `tests` are DataFrames, whose columns docs/tables.md describes.
+
+    Raises:
+        UsageError: if there is no run in it.
+    """
+    from analysis.load import load
+
+    return load(folder)
+
+
+def compare(
+    a: Sequence[float],
+    b: Sequence[float],
+    margin: float | None = None,
+    *,
+    lower_is_better: bool = True,
+    alpha: float = 0.05,
+) -> pandas.Series:
+    """The exact sign-flip test of paired numbers, and the equivalence test within ±`margin`, as a study is judged.
+
+    Args:
+        a, b: one number a pair, in the same order; inf for a run that diverged (-inf of a score).
+        margin: of equivalence, in their unit; None: it is not tested.
+        lower_is_better: as of a loss.
+        alpha: level of the word.
+
+    Returns:
+        A row of `Study.tests`: estimate (the mean of a - b), low, high, p, word, reason and the others.
+    """
+    from analysis.load import compare
+
+    return compare(a, b, margin, lower_is_better=lower_is_better, alpha=alpha)
 
 
 @dataclasses.dataclass(frozen=True)

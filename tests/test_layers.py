@@ -20,7 +20,17 @@ experiment simulation fitting training scripts
 replaying study api __init__
 """
 FLOOR = {f"asyncsgd.{part}": floor for floor, parts in enumerate(FLOORS.strip().split("\n")) for part in parts.split()}
-FLOOR |= {f"analysis.{part}": floor for floor, part in enumerate(["statistics", "study", "findings", "report"])}
+JUDGING = """
+statistics stats questions
+study curves places
+findings read pairs
+report scores
+judge
+load
+"""
+FLOOR |= {
+    f"analysis.{part}": floor for floor, parts in enumerate(JUDGING.strip().split("\n")) for part in parts.split()
+}
 
 
 def imports_of(path):
@@ -43,7 +53,10 @@ def test_every_module_imports_only_what_its_room_and_its_floor_may():
         assert room != "asyncsgd" or floor is not None, f"{name} stands on no floor"
         for imported in imports_of(path):
             first, other = imported.partition(".")[0], floor_of(imported)
-            assert first not in never[room], f"{name} imports {imported}"
+            # a door: asyncsgd.load and asyncsgd.compare import it when they are called
+            assert first not in never[room] or (name, imported) == ("asyncsgd.api", "analysis.load"), (
+                f"{name} imports {imported}"
+            )
             assert first != room or None in (floor, other) or other <= floor, f"{name} imports {imported}"
 
 

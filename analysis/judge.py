@@ -1,0 +1,318 @@
+"""From runs and curves to `tests`: a row is a question asked of pairs of runs, its answer, and what limits it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis import stats
+from analysis.pairs import Measure, Pairs, Values, pairs_of
+from analysis.questions import BASELINE, Plan, exploratory, groups, is_primary
+from analysis.scores import scores_of
+from asyncsgd.study.finetuning import SCORES
+
+TESTS = {
+    "treatment": "arm",
+    "reference": "arm that it is compared with; baseline: no intermediate training",
+    "group": "the conditions that both share",
+    "endpoint": "time_to_target, target_reached, loss_at_equal_samples, loss_at_equal_seconds, macro_f1 or span_f1",
+    "family": "primary (registered), secondary (corrected, not registered) or exploratory",
+    "family_size": "comparisons that Holm's method is over",
+    "unit": "of the estimate",
+    "lower": "whether lower is better",
+    "alpha": "level of the word, before Holm's correction",
+    "n": "pairs",
+    "seeds": "of the pairs",
+    "treatment_values": "one a pair, as compared; inf: diverged",
+    "reference_values": "one a pair",
+    "estimate": "mean of treatment - reference",
+    "low": "lower end of the differences that the test does not reject at alpha / family_size",
+    "high": "upper end of these",
+    "ratio": "mean reference / mean treatment, of times",
+    "ratio_low": "lower end of the ratios that are not rejected",
+    "ratio_high": "upper end of these",
+    "test": "sign flip, signed rank or McNemar",
+    "p": "two-sided",
+    "p_holm": "by Holm's method over the family",
+    "least_p": "the smallest p_holm that so many pairs can give",
+    "margin": "of equivalence, as registered",
+    "margin_reason": "as the plan says",
+    "refused": "why the margin is not used; empty where it is",
+    "gained": "by how much the reference improved",
+    "equal_low": "lower end of the interval of the equivalence test, of level 1 - 2 alpha / family_size",
+    "equal_high": "upper end of this",
+    "p_equal": "of the equivalence test, by Holm's method over the family",
+    "wins": "pairs in which the treatment is better",
+    "ties": "pairs in which neither is",
+    "outside": "pairs outside the margin",
+    "diverged": "pairs that differ because only the treatment's run diverged, or only the reference's",
+    "target": "loss to reach",
+    "budget": "second up to which times are compared",
+    "common": "whether every run was given the budget",
+    "reached": "runs of treatment and reference that were at the target by then",
+    "later": "runs that were there after it",
+    "word": "better, worse, equivalent, different but negligible, undecided, too few seeds or not comparable",
+    "reason": "of the word",
+    "left_out": "pairs that are in no number",
+    "notes": "what limits the row",
+    "caveats": "sentences without which the word would mislead; they make the row exploratory",
+}
+TO_THE_TARGET = ("time_to_target", "target_reached")
+LOSSES = ("loss_at_equal_samples", "loss_at_equal_seconds")
+IN_SECONDS = (*TO_THE_TARGET, "loss_at_equal_seconds")
+ON_MARGIN = ("equivalent", "different but negligible")
+"""The words that rest on the margin."""
+DECIDED = ("better", "worse", *ON_MARGIN)
+WIDEST, EXPLAINED = 0.5, 0.1
+"""Margins as shares of the reference's improvement: never above the first, above the second only with a reason."""
+AFTERWARDS = 0.95
+"""Where no target was declared: this share of the improvement of the reference's own runs, which is exploratory."""
+AFTER_OTHERS = "the interval alone shows no difference: Holm's method found it after others of its family"
+EQUAL_AFTER_OTHERS = "the interval alone shows no equivalence: Holm's method found it after others of its family"
+FAMILIES = ("primary", "secondary", "exploratory")
+
+
+def judge(runs: pd.DataFrame, curves: pd.DataFrame, plan: Plan) -> pd.DataFrame:
+    """Ask every question, correct each family, and say in one word what was shown."""
+    arms, measure = groups(runs, plan), Measure(curves)
+    plan = plan._replace(exploratory=exploratory(runs, arms, plan))
+    found = [row for pairs in pairs_of(runs, arms, plan) for row in _of_pairs(pairs, measure, arms, plan)]
+    for score in scores_of(runs, arms, plan):
+        caveats = score.pairs.caveats
+        row = _question(plan, arms, score.pairs, score.metric, score.values, caveats, bool(caveats))
+        if score.pairs.reference == BASELINE and row["family"] != "exploratory":
+            row["family"] = "secondary"
+        if score.pairs.reference == BASELINE:  # asked once, not in every group
+            row["family_key"] = f"{row['family']} {score.metric} baseline"
+        found.append(row)
+    if not found:
+        return pd.DataFrame(columns=list(TESTS))
+    asked = pd.DataFrame(found)
+    families = [family.to_dict("records") for _, family in asked.groupby("family_key", sort=False)]
+    judged = [row for family in families for row in answer(family, len(plan.family or ()))]
+    endpoints = [*TO_THE_TARGET, *LOSSES, *SCORES]
+    judged.sort(key=lambda row: (FAMILIES.index(row["family"]), endpoints.index(row["endpoint"]), row["order"]))
+    return pd.DataFrame(judged)[list(TESTS)]
+
+
+def target_of(pairs: Pairs, measure: Measure, plan: Plan) -> tuple[float | None, bool]:
+    """The target loss, and whether it was declared."""
+    if pairs.reference in plan.targets:
+        return plan.targets[pairs.reference], True
+    runs = pairs.theirs.loc[~pairs.theirs["diverged"], "run"]
+    losses = [y for run in runs if len(y := measure.curve(run, "samples")[1])]
+    if not losses:
+        return None, False
+    first, best = np.mean([y[0] for y in losses]), np.mean([y.min() for y in losses])
+    return (float(first - AFTERWARDS * (first - best)), False) if best < first else (None, False)
+
+
+def _of_pairs(pairs: Pairs, measure: Measure, arms: pd.DataFrame, plan: Plan) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    target, declared = target_of(pairs, measure, plan)
+    timed = measure.times(pairs, target) if target is not None and not pairs.control else None
+    for endpoint in ("loss_at_equal_samples",) if pairs.control else (*TO_THE_TARGET, *LOSSES):
+        after = ""
+        if endpoint in TO_THE_TARGET:
+            if timed is None or (endpoint == "target_reached" and not timed.common):
+                continue
+            after = (
+                ""
+                if declared
+                else f"target {target:.3g}: chosen after the fact, 95 % of the improvement of {pairs.reference}"
+            )
+            values = timed
+            if endpoint == "target_reached":
+                hit = (timed.crossed <= timed.budget).astype(float)
+                values = timed._replace(ours=hit[:, 0], theirs=hit[:, 1], notes=(), nothing="")
+        else:
+            values = measure.losses(pairs, "samples" if endpoint == "loss_at_equal_samples" else "seconds")
+        if len(pairs.ours) and endpoint in IN_SECONDS and len(pairs.apart) == len(pairs.ours):
+            values = values._replace(nothing=f"{next(iter(pairs.apart.values()))}")
+        caveats = pairs.caveats + (pairs.no_speed if endpoint in IN_SECONDS else ())
+        row = _question(plan, arms, pairs, endpoint, values, caveats, bool(caveats) or bool(after))
+        row["notes"] = (*row["notes"], *[after] * bool(after))
+        row |= {"target": target if endpoint in TO_THE_TARGET else math.nan, "order": len(rows)}
+        rows.append(row)
+    return rows
+
+
+def _question(
+    plan: Plan, arms: pd.DataFrame, pairs: Pairs, endpoint: str, values: Values, caveats: tuple[str, ...], limited: bool
+) -> dict[str, Any]:
+    """A row of `tests` without its answer."""
+    registered = plan.registered
+    primary = is_primary(plan, arms.loc[pairs.treatment, "workers"], arms.loc[pairs.treatment, "clock"])
+    named = (
+        plan.family is None
+        or pairs.treatment in plan.family
+        or arms.loc[pairs.treatment, "algorithm"] == plan.reference
+    )
+    family = "secondary"
+    if limited or plan.exploratory or (primary and not named):
+        family = "exploratory"
+    elif primary and endpoint == plan.primary.get("endpoint") and not pairs.control:
+        family = "primary"
+    score = endpoint if endpoint in SCORES else "loss"
+    seconds = "s" if pairs.clock == "measured" else "virtual s"
+    units = {"time_to_target": seconds, "target_reached": "of the runs", **SCORES}
+    margin = math.nan if endpoint in TO_THE_TARGET else (registered.get("margins") or {}).get(score, math.nan)
+    crossed, sides, own = values.crossed, range(2), " control" * pairs.control
+    timed = endpoint == "time_to_target" and len(crossed) > 0
+    apart = endpoint in IN_SECONDS and len(pairs.ours) > 0 and len(pairs.apart) == len(pairs.ours)
+    return {
+        "treatment": pairs.treatment,
+        "reference": pairs.reference,
+        "group": pairs.group,
+        "endpoint": endpoint,
+        "family": family,
+        "family_key": family if family == "primary" else f"{family} {endpoint} {pairs.group}{own}",
+        "unit": units.get(endpoint, "nats"),
+        "lower": endpoint not in ("target_reached", *SCORES),
+        "alpha": registered.get("alpha", 0.05),
+        "n": len(values.ours),
+        "seeds": values.seeds,
+        "treatment_values": values.ours,
+        "reference_values": values.theirs,
+        "margin": margin,
+        "margin_reason": (registered.get("margin_reasons") or {}).get(score, ""),
+        "gained": values.gained,
+        "target": math.nan,
+        "budget": values.budget,
+        "common": values.common,
+        "reached": tuple(int((crossed[:, side] <= values.budget).sum()) for side in sides) if timed else (0, 0),
+        "later": tuple(
+            int(((values.budget < crossed[:, side]) & np.isfinite(crossed[:, side])).sum()) for side in sides
+        )
+        if timed
+        else (0, 0),
+        "nothing": pairs.unlike or values.nothing,
+        "unlike": bool(pairs.unlike) or apart,
+        "left_out": pairs.left_out,
+        "notes": (*pairs.notes, *values.notes),
+        "caveats": caveats,
+        "order": 0,
+    }
+
+
+def answer(family: Sequence[dict[str, Any]], registered: int = 0) -> list[dict[str, Any]]:
+    """Test the questions of one family together; `registered` ones that are not here count as showing nothing."""
+    missing = max(0, registered - len(family)) if family[0]["family"] == "primary" else 0
+    size = len(family) + missing
+    rows = [tested(row, size) for row in family]
+    for name, source, absent in (
+        ("p_holm", "p", math.nan),
+        ("p_equal", "p_equal", math.nan),
+        ("least_p", "least_p", 1.0),
+    ):
+        values = stats.holm([row[source] for row in rows] + [absent] * missing)
+        for row, value in zip(rows, values, strict=False):
+            row[name] = value if row[source] == row[source] else math.nan
+    for row in rows:
+        row["word"], row["reason"] = word(row)
+        if row["word"] in ("better", "worse") and row["low"] <= 0 <= row["high"]:
+            row["notes"] += (AFTER_OTHERS,)
+        if row["word"] in ON_MARGIN and not (-row["margin"] < row["equal_low"] and row["equal_high"] < row["margin"]):
+            row["notes"] += (EQUAL_AFTER_OTHERS,)
+    return rows
+
+
+ANSWERS = ("estimate", "low", "high", "ratio", "ratio_low", "ratio_high", "p", "p_equal", "equal_low", "equal_high")
+
+
+def tested(question: dict[str, Any], size: int) -> dict[str, Any]:
+    """A question with the answer of its own pairs, in a family of `size`."""
+    row = question | dict.fromkeys((*ANSWERS, "outside", "direction"), math.nan)
+    row |= {"test": "", "wins": 0, "ties": 0, "refused": "", "diverged": (0, 0), "family_size": size}
+    row["least_p"] = stats.smallest_p(row["n"]) if row["n"] else 1.0
+    if not row["n"] or row["nothing"]:
+        return row
+    ours, theirs, level = row["treatment_values"], row["reference_values"], 1 - row["alpha"] / size
+    better = ours < theirs if row["lower"] else ours > theirs
+    row |= {"wins": int(better.sum()), "ties": int((ours == theirs).sum())}
+    lost = np.isinf([ours, theirs])
+    if lost.any():
+        ranks = stats.signed_ranks(ours, theirs)
+        row |= {"test": "signed rank", "direction": float(ranks.sum())}
+        row["diverged"] = (int((lost[0] & ~lost[1]).sum()), int((lost[1] & ~lost[0]).sum()))
+        if not ranks.any():
+            return row | {"nothing": "every pair is a tie"}
+        return row | {"p": stats.sign_flip(ranks, 0 * ranks)[0]}
+    if row["endpoint"] == "target_reached":
+        p, found = stats.mcnemar(ours, theirs, level)
+        if p != p:
+            told = "one run that reached the target and one that did not"
+            return row | {"nothing": f"none of {row['n']} pairs has {told}: there is nothing to test"}
+    else:
+        p, found = stats.sign_flip(ours, theirs, level)
+        if row["n"] > 1 and np.ptp(ours - theirs) <= stats.ROUNDING * np.abs([ours, theirs]).max():
+            same = f"all {row['n']} differences are {found.estimate:.3g}"
+            return row | {"nothing": f"{same}; nothing varied: nothing was measured"}
+    row |= {"p": p, "estimate": found.estimate, "low": found.low, "high": found.high, "direction": found.estimate}
+    row["test"] = "McNemar" if row["endpoint"] == "target_reached" else "sign flip"
+    if row["endpoint"] == "time_to_target" and ours.min() > 0:
+        ratio = stats.sign_flip(ours, theirs, level, ratio=True)[1]
+        row |= {"ratio": ratio.estimate, "ratio_low": ratio.low, "ratio_high": ratio.high}
+    if (margin := row["margin"]) == margin:
+        row["refused"] = refused(margin, row["gained"], row["margin_reason"])
+        if not row["refused"]:
+            p, inside = stats.equivalence(ours, theirs, margin, 1 - 2 * row["alpha"] / size)
+            row |= {"p_equal": p, "equal_low": inside.low, "equal_high": inside.high}
+            row["outside"] = int((np.abs(ours - theirs) >= margin).sum())
+    return row
+
+
+def refused(margin: float, gained: float, reason: str) -> str:
+    """Why a margin says nothing beside what the reference improved by; empty where it may be used."""
+    if gained != gained:
+        return ""
+    if gained <= 0:
+        return f"the reference did not improve, so a margin of ±{margin:.3g} cannot be judged"
+    share = f"the margin of ±{margin:.3g} is {100 * margin / gained:.0f} % of the reference's improvement"
+    if margin > WIDEST * gained:
+        return f"{share}, too wide to mean anything"
+    if margin > EXPLAINED * gained and not reason:
+        return f"{share}, and the plan gives no reason for it (margin_reasons)"
+    return ""
+
+
+def word(row: dict[str, Any]) -> tuple[str, str]:
+    """What was shown, and why that can be said."""
+    n, alpha = row["n"], row["alpha"]
+    minimum = stats.minimum_pairs(1, alpha)
+    if row["unlike"]:
+        return "not comparable", row["nothing"]
+    if row["nothing"] and (n >= minimum or not n):
+        return "undecided", row["nothing"]
+    if n < minimum:
+        possible = f"; the smallest p of {n} pair{'s' * (n != 1)} is {stats.smallest_p(n):.3g}" if n else ""
+        more = f"; {row['nothing']}" * bool(row["nothing"])
+        return "too few seeds", f"{n} of the {minimum} pairs that a verdict needs{possible}{more}"
+    differs, text = row["p_holm"] < alpha, f"p_Holm = {row['p_holm']:.3g}"
+    more = f"; {row['refused']}" * bool(row["refused"])
+    if row["p_equal"] < alpha:
+        level = f"{100 * (1 - 2 * alpha / row['family_size']):.3g} % interval"
+        inside = f"the {level} [{row['equal_low']:.3g}, {row['equal_high']:.3g}] lies inside ±{row['margin']:.3g}"
+        if differs and (row["equal_low"] > 0 or row["equal_high"] < 0):
+            return "different but negligible", f"{text}, but {inside}"
+        return "equivalent", f"{inside}; {text}"
+    if differs:
+        found = "better" if (row["direction"] < 0) == row["lower"] else "worse"
+        return found, f"{text} < {alpha:g}, {'lower' if row['lower'] else 'higher'} is better{more}"
+    if hopeless := hopeless_because(row):
+        return "undecided", f"{text}; {hopeless}{more}"
+    effect = stats.detectable_effect(n, alpha / row["family_size"])
+    found = f"with {n} pairs this test finds a difference of {effect:.2f} SD of the differences in 80 % of studies"
+    return "undecided", "; ".join([text, *[found] * (row["test"] != "signed rank")]) + more
+
+
+def hopeless_because(row: Any) -> str:
+    """Why so few pairs can show nothing in a family so large; empty where they can."""
+    if not row["least_p"] >= row["alpha"]:
+        return ""
+    family = f" and {row['family_size']} comparisons" if row["family_size"] > 1 else ""
+    return f"no difference of any size can be found with {row['n']} pairs{family}"

@@ -1,0 +1,359 @@
+"""Pairs: the runs of a treatment and its reference on the same seeds, and what may be compared in them.
+
+What makes two runs comparable is decided in `unlike`, over the columns of `runs`, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.curves import Curve, curve, loss_at, on_common_looks, reached
+from analysis.questions import Plan
+from asyncsgd.study.arms import differing
+
+FROM_SCRATCH = "from scratch: not STILT"
+UNEQUAL_BATCHES = "unequal batches"
+BY_RANKS = "a diverged run is worse than any other, so the pairs are compared by ranks"
+WHOLE, OTHERS, SAME_BATCH = 0.95, 0.1, 0.01
+"""Share of the planned samples that a run must have; of the cores that others may have had; by which the samples of an
+update may differ."""
+RESULT = {
+    "task": "task",
+    "model": "model",
+    "data": "data",
+    "evaluation": "evaluation masks",
+    "terms": "evaluated terms",
+    "from_scratch": "random start",
+    "start": "initial parameters",
+}
+"""Columns of `runs` that both runs of a pair must share for their losses to be compared, in words."""
+TIMED = {"machine": "machine", "device": "device", "threads": "threads a worker"}
+"""What they must share beside that for measured seconds to be compared."""
+PLANNED = {"device": "device", "threads": "threads"}
+"""The settings by which a plan may mean arms to differ in such a column."""
+
+
+def unlike(ours: Any, theirs: Any, plan: Plan, *, seconds: bool = False) -> str:
+    """The first thing in which two runs of a seed must not differ and do; empty where they are comparable.
+
+    What is known of one run only is a difference. A machine that nobody knows is one too.
+    """
+    for column, words in (TIMED if seconds else RESULT).items():
+        here, there = getattr(ours, column), getattr(theirs, column)
+        known, other = (not (pd.isna(value) or value == "") for value in (here, there))
+        if known and other and here == there:
+            continue
+        if not known and not other and column != "machine":
+            continue
+        if column == "model" and ours.start and ours.start == theirs.start:
+            continue  # the same weights, in another folder
+        if column in PLANNED and len({str(plan.setting(run.arm, PLANNED[column])) for run in (ours, theirs)}) > 1:
+            continue
+        told = [_told(value, column) if there else "not known" for value, there in ((here, known), (there, other))]
+        return f"{words} of {ours.arm}: {told[0]}; of {theirs.arm}: {told[1]}"
+    return ""
+
+
+def _told(value: Any, column: str) -> str:
+    if column == "start":
+        return str(value)[:12]
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+class Pairs(NamedTuple):
+    """A treatment against its reference: the runs of both by seed, all with a result."""
+
+    treatment: str
+    reference: str
+    group: str
+    clock: str
+    ours: pd.DataFrame
+    theirs: pd.DataFrame
+    left_out: str
+    """Pairs that are in no number, and why."""
+    notes: tuple[str, ...]
+    caveats: tuple[str, ...]
+    """Sentences without which any word would mislead."""
+    no_speed: tuple[str, ...]
+    """The same for words on measured seconds."""
+    unlike: str
+    """Why nothing is compared; empty where it is."""
+    apart: Mapping[Any, str]
+    """Seed -> why the seconds of its two runs are not compared."""
+    control: bool = False
+    """Whether the reference is the control arm, of which losses at equal samples are compared and nothing else."""
+
+
+def pairs_of(runs: pd.DataFrame, arms: pd.DataFrame, plan: Plan) -> Iterator[Pairs]:
+    """Every arm against the reference arm of its group, and against the control arm that makes updates as small."""
+    control = plan.registered.get("control")
+    tests = runs[(runs["stage"] == "test") & (runs["replicate"] == 0)].set_index("seed", drop=False)
+    for group, members in arms.groupby("group", sort=False):
+        for treatment, reference, variant in _compared(members, plan):
+            clock = str(members["clock"].iloc[0])
+            yield _pairs(tests, treatment, reference, f"{group}{variant}", clock, plan)
+            for other in arms.index[arms["algorithm"] == control] if control else ():
+                ours, theirs = (_samples_per_update(tests[tests["arm"] == arm]) for arm in (treatment, other))
+                same = all(arms.loc[other, key] == members[key].iloc[0] for key in ("workers", "clock", "speeds"))
+                if other != treatment and same and abs(ours - theirs) <= SAME_BATCH * max(ours, theirs):
+                    yield _pairs(tests, treatment, other, str(group), clock, plan)._replace(control=True)
+
+
+def _compared(members: pd.DataFrame, plan: Plan) -> Iterator[tuple[str, str, str]]:
+    """(treatment, reference, what tells the reference from others); an arm goes to the one that has its settings."""
+    references = list(members.index[members["algorithm"] == plan.reference])
+    settings = [plan.arms.get(arm, {}).get("settings") or {} for arm in references]
+    keys = differing(settings) if len(references) > 1 else []
+    for treatment in members.index:
+        if treatment in references or members.loc[treatment, "algorithm"] == plan.registered.get("control"):
+            continue
+        own = [one for one in references if all(plan.setting(one, key) == plan.setting(treatment, key) for key in keys)]
+        if len(own) == 1:
+            yield treatment, own[0], "".join(f", {key} {plan.setting(own[0], key)}" for key in keys)
+
+
+def _pairs(tests: pd.DataFrame, treatment: str, reference: str, group: str, clock: str, plan: Plan) -> Pairs:
+    ours, theirs = (tests[tests["arm"] == arm] for arm in (treatment, reference))
+    seeds = ours.index.intersection(theirs.index)
+    whole = [seed for seed in seeds if ours["usable"][seed] and theirs["usable"][seed]]
+    lost = [f"{seed:g}" for seed in seeds if seed not in whole]
+    alone = [f"{seed:g}" for seed in sorted(set(ours.index) ^ set(theirs.index))]
+    left = [f"{len(lost)} pair{'s' * (len(lost) != 1)} left out (seed {', '.join(lost)})"] * bool(lost)
+    left += [f"seed {', '.join(alone)} only in one of the two arms"] * bool(alone)
+    notes, caveats = [], []
+    for side, arm in ((ours, treatment), (theirs, reference)):
+        caveats += lost_runs(side, f"runs of {arm}")
+        if number := int(side.loc[whole, "diverged"].sum()):
+            notes.append(f"{arm}: diverged {number}/{len(whole)}")
+    ours, theirs = ours.loc[whole], theirs.loc[whole]
+    both = pd.concat((ours, theirs))
+    notes += _batches(ours, theirs, treatment, reference)
+    notes += [FROM_SCRATCH] * bool((both["from_scratch"] == True).any())  # noqa: E712
+    matched = list(zip(ours.itertuples(), theirs.itertuples(), strict=True))
+    differences = {one.Index: why for one, other in matched if (why := unlike(one, other, plan))}
+    apart: dict[Any, str] = {}
+    no_speed: list[str] = []
+    if clock == "measured":
+        no_speed = timing_caveats(both)
+        apart = {one.Index: why for one, other in matched if (why := unlike(one, other, plan, seconds=True))}
+        if mixed := [why for side in (ours, theirs) if (why := _mixed(side))]:
+            apart = dict.fromkeys(whole, "; ".join(mixed))
+        if apart and len(apart) < len(whole):
+            told = ", ".join(f"{seed:g}" for seed in apart)
+            no_speed.append(
+                f"The runs of seed {told} were made on different hardware, so their seconds are not compared."
+            )
+    return Pairs(
+        treatment,
+        reference,
+        group,
+        clock,
+        ours,
+        theirs,
+        "; ".join(left),
+        tuple(notes),
+        tuple(caveats),
+        tuple(no_speed),
+        next(iter(differences.values()), ""),
+        apart,
+    )
+
+
+def _mixed(side: pd.DataFrame) -> str:
+    """Threads and devices are a part of an arm: where its runs differ in them, their mean seconds are none of it."""
+    told = {f"{run.threads:g} threads a worker on {run.device}" for run in side.itertuples() if run.device}
+    return f"runs of {side['arm'].iloc[0]} had {' and '.join(sorted(told))}" if len(told) > 1 else ""
+
+
+def lost_runs(runs: pd.DataFrame, what: str) -> list[str]:
+    """How many of `runs` have no result, each status a sentence."""
+    counts = runs.loc[~runs["usable"], "status"].value_counts().sort_index()
+    return [
+        f"{number} of {len(runs)} {what} {'is' if number == 1 else 'are'} "
+        f"{'DONE without a curve' if status == 'DONE' else status}, and in no number."
+        for status, number in counts.items()
+    ]
+
+
+def _samples_per_update(runs: pd.DataFrame) -> float:
+    known = runs[runs["samples_per_update"].notna() & runs["usable"]]
+    updates = known["updates"].sum()
+    return float((known["samples_per_update"] * known["updates"]).sum() / updates) if updates else math.nan
+
+
+def _batches(ours: pd.DataFrame, theirs: pd.DataFrame, treatment: str, reference: str) -> list[str]:
+    """At equal samples an arm with smaller updates makes more of them, which is a difference of its own."""
+    sizes = [_samples_per_update(side) for side in (ours, theirs)]
+    if not np.isfinite(sizes).all() or abs(sizes[0] - sizes[1]) <= SAME_BATCH * max(sizes):
+        return []
+    return [
+        f"{UNEQUAL_BATCHES}: {treatment} makes {sizes[1] / sizes[0]:.3g} times as many updates of the same samples as "
+        f"{reference} ({sizes[0]:.3g} and {sizes[1]:.3g} samples an update)"
+    ]
+
+
+def timing_caveats(runs: pd.DataFrame) -> list[str]:
+    """Why the measured seconds of some of these runs are no speed comparison, each a sentence."""
+    told, busy = [], runs["other_load"] > OTHERS
+    if (runs["oversubscribed"] == True).any():  # noqa: E712
+        told.append("The machine had more threads than cores, so its seconds are no speed comparison.")
+    if (runs["resumes"] > 0).any():
+        told.append("Some runs were stopped and resumed, so their seconds are no speed comparison.")
+    if busy.any():
+        told.append(
+            f"Other programs used up to {100 * runs['other_load'].max():.0f} % of the machine during {busy.sum()} of "
+            f"{len(runs)} runs, so their seconds are no speed comparison."
+        )
+    return told
+
+
+class Values(NamedTuple):
+    """One value a pair of an endpoint; inf of a run that diverged."""
+
+    ours: NDArray[np.float64]
+    theirs: NDArray[np.float64]
+    seeds: list[Any]
+    notes: tuple[str, ...] = ()
+    nothing: str = ""
+    """Why the values say nothing although there are some; empty where they do."""
+    gained: float = math.nan
+    """By how much the reference improved."""
+    budget: float = math.nan
+    """Seconds up to which times are compared."""
+    common: bool = False
+    """Whether every run was given the budget."""
+    crossed: NDArray[np.float64] = np.array([])
+    """Seconds to the target of both runs of every pair (P x 2); inf: never."""
+
+
+NONE = np.array([])
+
+
+class Measure:
+    """Reads the values of every endpoint off the curves."""
+
+    def __init__(self, curves: pd.DataFrame) -> None:
+        self._frames = dict(iter(curves.groupby("run")))
+        self._known: dict[tuple[str, str], Curve] = {}
+
+    def curve(self, run: str, x: str) -> Curve:
+        """Empty for a run without an evaluation."""
+        if (run, x) not in self._known:
+            self._known[run, x] = curve(self._frames[run], x) if run in self._frames else (NONE, NONE)
+        return self._known[run, x]
+
+    def end(self, run: str, x: str) -> float:
+        """The last position at which a run was watched; nan without an evaluation."""
+        return float(self._frames[run][x].max()) if run in self._frames else math.nan
+
+    def crossings(self, runs: Sequence[Any], target: float, x: str = "seconds") -> list[float]:
+        """When each of `runs` is at the target, on looks that all had; never for one that diverged."""
+        own = [None if run.diverged or not len(self.curve(run.run, x)[0]) else self.curve(run.run, x) for run in runs]
+        known = iter(on_common_looks([one for one in own if one is not None]))
+        return [math.inf if one is None else reached(next(known), target) for one in own]
+
+    def losses(self, pairs: Pairs, x: str) -> Values:
+        """Losses at the samples that all runs reached, or at the seconds that both runs of a pair did."""
+        rows = [
+            both
+            for both in zip(pairs.ours.itertuples(), pairs.theirs.itertuples(), strict=True)
+            if x == "samples" or both[0].Index not in pairs.apart
+        ]
+        alive = [run for both in rows for run in both if not run.diverged]
+        seeds = [ours.Index for ours, _ in rows]
+        if not alive:
+            same = np.full(len(rows), math.inf)
+            return Values(same, same, seeds, nothing="every run of both arms diverged" if rows else "")
+        if why := self._cut_short(alive):
+            return Values(NONE, NONE, [], nothing=why)
+        ends = {run.run: float(self.curve(run.run, x)[0][-1]) for run in alive}
+        common, last = min(ends.values()), max(ends.values())
+        values, shared = [], []
+        for both in rows:
+            own = [ends[run.run] for run in both if run.run in ends]
+            at = common if x == "samples" else min(own, default=math.nan)
+            shared += [at] * bool(own)
+            values.append([math.inf if run.diverged else loss_at(self.curve(run.run, x), at) for run in both])
+        known = [not math.isnan(sum(pair)) for pair in values]
+        ours, theirs = np.array([pair for pair, there in zip(values, known, strict=True) if there]).reshape(-1, 2).T
+        notes = [_where(x, shared, last)] if min(shared) < WHOLE * last else []
+        ranked = bool(np.isinf([ours, theirs]).any())
+        first = np.mean([self.curve(run.run, "samples")[1][0] for _, run in rows if run.run in ends] or [math.nan])
+        gained = math.nan if ranked or not len(theirs) else float(first - theirs.mean())
+        seeds = [seed for seed, there in zip(seeds, known, strict=True) if there]
+        return Values(ours, theirs, seeds, (*notes, *[BY_RANKS] * ranked), gained=gained)
+
+    def _cut_short(self, alive: Sequence[Any]) -> str:
+        """A run that ended before the samples that alone were to end it; it would move the comparison of all others."""
+        planned: dict[str, float] = {}
+        for run in alive:
+            planned[run.arm] = max(planned.get(run.arm, 0.0), _planned_samples(run))
+        for run in alive:
+            if (end := self.end(run.run, "samples")) < WHOLE * planned[run.arm]:
+                return f"refused: {run.run} ended at {end:g} of the {planned[run.arm]:g} samples of its arm"
+        return ""
+
+    def times(self, pairs: Pairs, target: float) -> Values:
+        """Seconds to the target, up to the second at which all are known."""
+        both = [
+            pair
+            for pair in zip(pairs.ours.itertuples(), pairs.theirs.itertuples(), strict=True)
+            if pair[0].Index not in pairs.apart
+        ]
+        if not both:
+            return Values(NONE, NONE, [])
+        times = np.array([self.crossings(pair, target) for pair in both])
+        budget, common, why = self._budget([run for pair in both for run in pair], times.ravel())
+        unit = "s" if pairs.clock == "measured" else "virtual s"
+        nothing = ""
+        cut_short = why == CUT_SHORT
+        if times.min() > budget or (times.min() == budget and cut_short):
+            nothing = f"no run reached the target of {target:.3g}"
+            nothing += f" within the {budget:.4g} {unit} of every run" * common
+            if not common and np.isfinite(times).any():
+                counts = ", ".join(
+                    f"{arm} {np.isfinite(side).sum()} of {len(side)}"
+                    for arm, side in zip((pairs.treatment, pairs.reference), times.T, strict=True)
+                )
+                nothing += f" before {budget:.4g} {unit}, when the first run that missed it ended (later: {counts})"
+        note = f"{why} {budget:.4g} {unit}"
+        ours, theirs = np.minimum(times, budget).T
+        seeds = [pair[0].Index for pair in both]
+        return Values(ours, theirs, seeds, (note,), nothing, budget=budget, common=common, crossed=times)
+
+    def _budget(self, runs: Sequence[Any], times: NDArray[np.float64]) -> tuple[float, bool, str]:
+        """The second up to which all are known: what every run was given; else where the first that missed it ended."""
+        given = {run.settings.get("seconds") for run in runs}
+        missed = [
+            self.end(run.run, "seconds")
+            for run, at in zip(runs, times, strict=True)
+            if math.isinf(at) and not run.diverged
+        ]
+        budget = given.pop() if len(given) == 1 else None
+        if budget and all(end >= budget for end in missed):
+            return float(budget), True, "every run had"
+        if any(end > 0 for end in missed):
+            return min(end for end in missed if end > 0), False, CUT_SHORT
+        return max(self.end(run.run, "seconds") for run in runs), False, "restricted to the longest run,"
+
+
+CUT_SHORT = "restricted to where the first run that missed it ended,"
+
+
+def _where(x: str, shared: Sequence[float], last: float) -> str:
+    if x == "samples":
+        return f"compared at {shared[0]:g} samples, where the first run ended; the last ended at {last:g}"
+    span = " to ".join(dict.fromkeys((f"{min(shared):.4g}", f"{max(shared):.4g}")))
+    return f"compared at {span} s, where the shorter run of each pair ended; the longest is {last:.4g}"
+
+
+def _planned_samples(run: Any) -> float:
+    """The samples that alone end a run; 0 where something else may."""
+    alone = not any(run.settings.get(key) for key in ("seconds", "target_loss", "patience"))
+    return float(run.settings.get("samples") or 0) if alone else 0.0

@@ -1,0 +1,156 @@
+"""Which run belongs where: as the plan says, as its folder is named, or as its own settings say."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.questions import Plan
+from asyncsgd.study.arms import resolve
+
+UNREADABLE, MISSING = "UNREADABLE", "MISSING"
+PLACE = re.compile(r"(?:^|/)(tuning|pilot|test|finetune)/([^/]+)/(?:t(\d+)-)?s(\d+)(?:-r(\d+))?(?:-f(\d+))?$")
+OF_THE_MACHINE = frozenset(("model", "cache_dir", "run_dir", "runs_dir", "overwrite"))
+"""Settings that say where something lies: the base model that a sweep makes has another path in every copy of it."""
+NOT_OF_AN_ARM = frozenset(
+    (
+        *("mode", "rule", "nproc", "workers", "clock", "speeds", "batch_size"),  # they have a column
+        *("seed", "samples", "epochs", "seconds", "budget_seconds", "target_loss", "patience"),
+        *("evaluations", "evaluate_every", "eval_samples", "threads", "device", "run_dir", "cache_dir", "overwrite"),
+    )
+)
+"""Settings that do not tell arms of loose runs apart: the seed, the budget and the machine."""
+PLACED = ("stage", "arm", "seed", "replicate", "trial", "parent", "finetune_seed", "algorithm")
+"""Columns that say where a run belongs, for which a plan's word goes before the run's."""
+
+
+def missing(path: Path) -> dict[str, Any]:
+    return {"path": path, "status": MISSING, "settings": {}, "details": {}, "left_out": "planned, and no folder there"}
+
+
+def planned(entry: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+    """What a plan says of a run; what the run says of its condition goes before it."""
+    arm = plan.arms.get(entry["arm"], {})
+    place = {key: entry.get(key) for key in PLACED if key != "algorithm"}
+    place["algorithm"] = arm.get("algorithm") or re.sub(r"-w\d+(-.*)?$", "", str(entry["arm"]))
+    if entry["stage"] == "finetune":
+        return place
+    return place | {
+        "workers": arm.get("num_workers"),
+        "clock": arm.get("clock") or "measured",
+        "speeds": arm.get("speeds") or "",
+    }
+
+
+def misplaced(row: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+    """A folder that holds another run than the plan says: the place stays, without a run. What a run does not record
+    is not held against it.
+    """
+    if row["status"] in (MISSING, UNREADABLE):
+        return {}
+    arm = plan.arms.get(row["arm"], {})
+    trials = [trial["settings"] for trial in arm.get("trials") or ()]
+    tuned = arm.get("chosen") or {}
+    if row["stage"] == "tuning":
+        tuned = trials[int(row["trial"])] if row["trial"] is not None and row["trial"] < len(trials) else {}
+    expected = {"seed": row["seed"], **(resolve({**(arm.get("settings") or {}), **tuned}))}
+    if row["stage"] == "finetune":
+        expected = {}
+    for key, value in expected.items():
+        here = row["settings"].get(key)
+        if key not in OF_THE_MACHINE and here is not None and value is not None and not _same(here, value):
+            why = f"its folder holds another run: {key} {here}, not {value}"
+            return {"status": MISSING, "usable": False, "diverged": False, "left_out": why}
+    return {}
+
+
+def _same(here: Any, there: Any) -> bool:
+    try:
+        return bool(here == there or float(str(here)) == float(str(there)))
+    except ValueError:
+        return str(here) == str(there)
+
+
+def placed(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a run belongs that no plan speaks of: as its folder is named, else a test run of its own settings."""
+    if found := PLACE.search(name):
+        stage, arm, trial, seed, replicate, repetition = found.groups()
+        place = {"stage": stage, "arm": arm, "seed": int(seed), "replicate": int(replicate or 0)}
+        place |= {"trial": int(trial)} if trial else {}
+        place |= {"finetune_seed": int(repetition)} if repetition else {}
+        if stage == "finetune" and arm != "baseline":
+            place["parent"] = f"{name[: found.start(1)]}test/{arm}/s{seed}"
+        return place
+    finetuned = row.get("task") == "finetuning"
+    return {"stage": "finetune" if finetuned else "base" if name == "base" else "test", "arm": None, "replicate": 0}
+
+
+CONDITION = ["task", "algorithm", "workers", "batch_size", "clock", "speeds"]
+"""Columns that tell loose arms apart before their settings do."""
+
+
+def with_arms(runs: pd.DataFrame) -> pd.DataFrame:
+    """Give loose runs an arm: those that differ in nothing but their seed, budget and machine share one."""
+    loose = runs["arm"].isna() & (runs["stage"] == "test")
+    if not loose.any():
+        return runs
+    known = runs[loose & (runs["status"] != UNREADABLE)]
+    tasks, batches = known["task"].nunique() > 1, known["batch_size"].nunique() > 1
+    names = {}
+    for name, row in runs[loose].iterrows():
+        alike = known[(known[CONDITION].astype(str) == row[CONDITION].astype(str)).all(axis=1)]
+        parts = [row["rule"] if alike["rule"].nunique() > 1 else row["algorithm"]]
+        parts += [row["task"]] * (tasks and bool(row["task"]))
+        parts += [f"w{row['workers']:g}"] if row["workers"] == row["workers"] else []
+        parts += [f"b{row['batch_size']:g}"] * batches + ["virtual"] * (row["clock"] == "virtual")
+        apart = varying(alike["settings"], NOT_OF_AN_ARM)
+        names[name] = "-".join([*parts, *(f"{key} {row['settings'].get(key)}" for key in apart)])
+    runs.loc[list(names), "arm"] = pd.Series(names, dtype=object)
+    counts: Counter[tuple[str, float]] = Counter()
+    for name in names:  # of several runs of a seed the first by name is in the tests
+        place = (names[name], runs.loc[name, "seed"])
+        runs.loc[name, "replicate"] = counts[place]
+        counts[place] += 1
+    return runs
+
+
+def varying(settings: Sequence[Mapping[str, Any]] | pd.Series, ignored: frozenset[str] = frozenset()) -> list[str]:
+    """The keys of which not all `settings` have one value."""
+    keys = sorted({key for one in settings for key in one} - ignored)
+    return [key for key in keys if len({str(one.get(key)) for one in settings}) > 1]
+
+
+def with_parents(runs: pd.DataFrame) -> pd.DataFrame:
+    """Give loose fine-tuning runs the arm and the seed of the run that they started from."""
+    loose = runs["arm"].isna() & (runs["stage"] == "finetune")
+    for name, arm, seed, parent, why in _origins(runs, runs.index[loose]):
+        runs.loc[name, "finetune_seed"] = runs.loc[name, "seed"]
+        runs.loc[name, ["arm", "parent"]] = [arm, parent]
+        runs.loc[name, "seed"] = seed
+        if why:
+            runs.loc[name, "left_out"] = why
+            runs.loc[name, "usable"] = False
+    runs["arm"] = runs["arm"].astype(object).where(runs["arm"].notna(), "")
+    return runs
+
+
+def _origins(runs: pd.DataFrame, names: Sequence[str]) -> Iterator[tuple[str, str, float, str, str]]:
+    tests = runs[runs["stage"] == "test"]
+    for name in names:
+        told = str(runs.loc[name, "parent"])
+        if not told:
+            yield name, "baseline", runs.loc[name, "seed"], "", ""
+            continue
+        # the folder may have been moved since, so only the end of its path is looked at
+        found = [one for one in tests.index if Path(one).name == Path(told).name]
+        if len(found) == 1:
+            yield name, tests.loc[found[0], "arm"], tests.loc[found[0], "seed"], found[0], ""
+        else:
+            where = f"may be any of {', '.join(found)}" if found else "is not in this folder"
+            yield name, "", math.nan, told, f"the run it was fine-tuned from ({told}) {where}"

@@ -1,0 +1,238 @@
+"""What was planned and registered before the runs, and which arms may be compared: the questions of a study."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from asyncsgd.records.events import read_json
+from asyncsgd.settings.yaml_reader import read_yaml
+from asyncsgd.study.plan import PLAN_SCHEMA
+from asyncsgd.study.registration import ENDPOINTS, alpha_in
+
+SCHEMA = 1
+"""Of analysis.yaml."""
+DEFAULT_REFERENCE = "sync"
+BASELINE = "baseline"
+"""The arm of the base model that was fine-tuned without intermediate training."""
+
+
+class Plan(NamedTuple):
+    """What was planned and registered; empty where a folder holds loose runs."""
+
+    name: str
+    arms: Mapping[str, dict[str, Any]]
+    """As plan.json has them, by name."""
+    runs: list[dict[str, Any]]
+    """As plan.json has them."""
+    registered: Mapping[str, Any]
+    """As analysis.yaml has it; empty without one that can be used."""
+    targets: Mapping[str, float]
+    """Declared target losses by reference arm: of the registration, else of the plan."""
+    sha256: str
+    """Of analysis.yaml."""
+    exploratory: str
+    """Why nothing can be confirmed; empty where the registration stands."""
+    problems: tuple[str, ...] = ()
+    """What could not be read."""
+
+    @property
+    def reference(self) -> str:
+        """The algorithm that all others are compared with."""
+        return str(self.registered.get("reference") or DEFAULT_REFERENCE)
+
+    @property
+    def primary(self) -> Mapping[str, Any]:
+        """Endpoint, num_workers and clock of the registered comparison."""
+        return self.registered.get("primary") or {}
+
+    @property
+    def family(self) -> tuple[str, ...] | None:
+        """The arms that were registered; None where the file names none, and means all."""
+        named = self.registered.get("family")
+        return None if named is None else tuple(dict.fromkeys(named))
+
+    def setting(self, arm: str, key: str) -> Any:
+        """A setting that tells an arm from others."""
+        return (self.arms.get(arm, {}).get("settings") or {}).get(key)
+
+
+def read_plan(folder: Path) -> Plan:
+    """plan.json and analysis.yaml; the latter counts only where its bytes are those that the plan recorded."""
+    problems: list[str] = []
+    name, plan, why = folder.resolve().name, None, ""
+    if (folder / "plan.json").is_file():
+        try:
+            plan = _planned(read_json(folder / "plan.json"))
+            name = str(plan["study"])
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            problems.append(f"plan.json cannot be read ({error!r}): runs that are missing cannot be counted")
+    arms = {} if plan is None else {arm["name"]: arm for arm in plan["arms"]}
+    runs = [] if plan is None else plan["runs"]
+    planned = {} if plan is None else {str(arm): float(loss) for arm, loss in (plan.get("targets") or {}).items()}
+    registered: Mapping[str, Any] = {}
+    sha256, file = "", folder / "analysis.yaml"
+    if not file.is_file():
+        why = "there is no analysis.yaml: nothing was declared before the runs"
+    else:
+        try:
+            content = file.read_bytes()
+            sha256, registered = hashlib.sha256(content).hexdigest(), _registered(content.decode("utf-8"))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            told = f"it has no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:160]
+            why = f"analysis.yaml cannot be used: {told}"
+            problems.append(why)
+        else:
+            why = _changed(plan, registered, sha256, planned)
+            problems += [why] * bool(why)
+            problems += [
+                f"analysis.yaml registers {arm} in the primary family, and nothing of it is here: it counts as a "
+                "comparison that shows nothing (p = 1)"
+                for arm in registered.get("family") or ()
+                if arms and arm not in arms
+            ]
+    targets = registered.get("targets") if registered else planned
+    return Plan(name, arms, runs, registered, targets or {}, sha256, why, tuple(problems))
+
+
+def _planned(content: Any) -> dict[str, Any]:
+    if content["schema"] != PLAN_SCHEMA:
+        raise ValueError(f"schema {content['schema']!r}, this version reads {PLAN_SCHEMA}")
+    for arm in content["arms"]:
+        arm["name"], arm["algorithm"], dict(arm["settings"])
+    for run in content["runs"]:
+        run["folder"], run["stage"], run["arm"], int(run["seed"])
+    return dict(content)
+
+
+def _registered(text: str) -> dict[str, Any]:
+    """
+    Raises:
+        ValueError: if something that a verdict rests on is not as it must be.
+        KeyError: if it is missing.
+    """
+    values = dict(read_yaml(text, "it"))
+    if values.get("schema", SCHEMA) != SCHEMA:
+        raise ValueError(f"it has schema {values['schema']!r}, this version reads {SCHEMA}")
+    if values["primary"]["endpoint"] not in ENDPOINTS:
+        raise ValueError(f"it names no primary endpoint (primary: {{endpoint: one of {', '.join(ENDPOINTS)}}})")
+    for key in ("margins", "targets"):
+        values[key] = {str(name): float(value) for name, value in (values.get(key) or {}).items()}
+    if any(margin <= 0 for margin in values["margins"].values()):
+        raise ValueError(f"its margins must be above 0, got {values['margins']}")
+    for key in ("family", "seeds"):
+        if values.get(key) is not None:
+            values[key] = list(dict.fromkeys(map({"family": str, "seeds": int}[key], values[key])))
+    return values | {"reference": str(values["reference"]), "alpha": alpha_in(values, "its alpha")}
+
+
+def _changed(plan: Mapping[str, Any] | None, registered: Mapping[str, Any], sha256: str, planned: Any) -> str:
+    """Why a registration is not known to be what was declared before the runs; empty where it is."""
+    if plan is None:
+        return "there is no plan.json that could be read: whether all that was registered is here cannot be checked"
+    if plan.get("analysis_sha256") not in (None, sha256):
+        return f"analysis.yaml was changed after it was written: plan.json recorded {plan['analysis_sha256'][:16]}"
+    if planned and planned != registered["targets"]:
+        return "analysis.yaml is not what it was when the test runs began: plan.json has other targets"
+    if registered.get("config_sha256") not in (None, plan.get("config_sha256")):
+        return "plan.json is of another config than the one that analysis.yaml registers"
+    seeds = {run["seed"] for run in plan["runs"] if run["stage"] == "test"}
+    if registered.get("seeds") is not None and set(registered["seeds"]) != seeds:
+        told = (", ".join(map(str, sorted(one))) for one in (set(registered["seeds"]), seeds))
+        return "analysis.yaml registers test seeds {}, plan.json has {}".format(*told)
+    return ""
+
+
+def groups(runs: pd.DataFrame, plan: Plan) -> pd.DataFrame:
+    """Arm -> algorithm, workers, clock, speeds, batch size, and the name of its group, of arms that share
+    all but the first.
+
+    Arms of one group may be compared. Measured and virtual seconds never meet: the clock is part of a group.
+    """
+    tests = runs[(runs["stage"] == "test") & (runs["arm"] != "")]
+    facts = ["algorithm", "workers", "clock", "speeds", "batch_size", "task"]
+    arms = pd.DataFrame([_facts(own[facts]) for _, own in tests.groupby("arm", sort=False)], columns=facts)
+    arms.index = pd.Index(list(dict.fromkeys(tests["arm"])), dtype=object)
+    absent = {name: _meant(arm) for name, arm in plan.arms.items() if name not in arms.index and name != BASELINE}
+    if absent and plan.runs:  # they were planned, and are a part of the family
+        arms = pd.concat((arms, pd.DataFrame.from_dict(absent, orient="index", columns=facts)))
+    sizes = arms["batch_size"].dropna().unique()
+    if len(sizes) == 1:  # an arm of which nothing has run yet has that of the others
+        arms["batch_size"] = sizes[0]
+    tasks = arms["task"][arms["task"] != ""].nunique() > 1
+    names = [_name(arm, len(sizes) > 1) + f", {arm.task}" * tasks for arm in arms.itertuples()]
+    return arms.assign(group=pd.Series(names, index=arms.index, dtype=object))
+
+
+def _meant(arm: Mapping[str, Any]) -> list[Any]:
+    """What the plan says of an arm without a run."""
+    return [arm["algorithm"], arm.get("num_workers"), arm.get("clock") or "measured", arm.get("speeds") or "", None, ""]
+
+
+def _facts(own: pd.DataFrame) -> dict[str, Any]:
+    """What most runs of an arm say."""
+    known = {name: own[name][own[name].notna() & (own[name] != "")] for name in own}
+    most = {name: values.mode().iloc[0] if len(values) else "" for name, values in known.items()}
+    return most | {name: float(most[name] or "nan") for name in ("workers", "batch_size")}
+
+
+def _name(arm: Any, several: bool) -> str:
+    count = "unknown workers" if arm.workers != arm.workers else f"{arm.workers:g} worker{'s' * (arm.workers != 1)}"
+    parts = [count, f"{arm.clock or 'measured'} clock", *[arm.speeds] * bool(arm.speeds)]
+    return ", ".join([*parts, *[f"batch {arm.batch_size:g}"] * several])
+
+
+def is_primary(plan: Plan, workers: float, clock: str) -> bool:
+    """Whether the registered comparison is made under these conditions."""
+    wanted = plan.primary
+    return bool(wanted) and wanted.get("num_workers") in (None, workers) and wanted.get("clock") in (None, clock)
+
+
+def exploratory(runs: pd.DataFrame, arms: pd.DataFrame, plan: Plan) -> str:
+    """Why nothing of the study can be called confirmed; empty where the registration stands."""
+    if plan.exploratory:
+        return plan.exploratory
+    here = arms[[is_primary(plan, arm.workers, arm.clock) for arm in arms.itertuples()]]
+    if not (here["algorithm"] == plan.reference).any():
+        shown = ", ".join(f"{key} {plan.primary[key]}" for key in ("num_workers", "clock") if plan.primary.get(key))
+        return f"the folder has no {plan.reference} arm under the registered conditions ({shown})"
+    number = plan.registered.get("num_seeds")
+    if number is None:
+        return ""
+    named = here["algorithm"].eq(plan.reference) | (plan.family is None or here.index.isin(plan.family))
+    names = here.index[named]
+    tests = runs[(runs["stage"] == "test") & runs["arm"].isin(names)]
+    most = tests.groupby("arm")["seed"].nunique().max()
+    if most > number:
+        return f"{most} seeds were run and {number} registered: seeds added after looking are no confirmation"
+    # a run that was begun and lost drops its block; one that was never begun may have been left out on purpose
+    there = tests[tests["status"] != "MISSING"]
+    begun = there.groupby("arm")["seed"].nunique().reindex(names).fillna(0).min()
+    if begun < number:
+        return (
+            f"{number} seeds were registered and an arm of the primary comparison has {begun:g} so far: stopping early "
+            "is a choice made after looking"
+        )
+    return ""
+
+
+TIMES = "\N{MULTIPLICATION SIGN}"
+SLOW_WORKER = re.compile(r"slow:(?:worker=\d+,)?factor=(\d+(?:\.\d+)?)")
+"""`speeds` that slow one worker down."""
+
+
+def conditions(group: str) -> str:
+    """A group in words.
+
+    >>> conditions("4 workers, virtual clock, slow:worker=0,factor=3")
+    'one of 4 workers 3× slower, simulated'
+    """
+    slow = SLOW_WORKER.search(group)
+    told = SLOW_WORKER.sub("", group).replace("virtual clock", "simulated").replace("measured clock", "measured")
+    told = ", ".join(part for part in told.split(", ") if part)
+    return f"one of {told.replace(' workers', f' workers {float(slow[1]):g}{TIMES} slower', 1)}" if slow else told

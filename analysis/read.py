@@ -1,0 +1,382 @@
+"""Run folders as two tables. `RUNS` and `CURVES` say what a column is; all that is shown is made from them.
+
+A run that cannot be read (a text where a number belongs, a torn or an empty file) is UNREADABLE with one reason, and it
+is in no number.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from analysis.places import PLACED, UNREADABLE, misplaced, missing, placed, planned, with_arms, with_parents
+from analysis.questions import Plan, read_plan
+from asyncsgd.errors import UsageError
+from asyncsgd.records.events import DIVERGED, DONE, EVENTS, SCHEMA, read_better, read_events, read_json
+from asyncsgd.settings.yaml_reader import read_yaml
+from asyncsgd.study.finetuning import SCORES
+
+RUNS = {
+    "run": "folder below the study's; also the index",
+    "stage": "base, tuning, pilot, test or finetune",
+    "arm": "an algorithm under one condition",
+    "algorithm": "what colours and comparisons go by: the rule where it is one of its own, else the mode",
+    "seed": "the block; of a fine-tuning run that of its pretraining",
+    "replicate": "0 takes part in tests",
+    "trial": "of tuning",
+    "parent": "run that a fine-tuning started from; empty: the base model",
+    "finetune_seed": "seed of a fine-tuning run's own",
+    "status": "DONE, DIVERGED, FAILED, INTERRUPTED, UNFINISHED, UNREADABLE or MISSING",
+    "diverged": "whether its loss went to infinity, which is a result",
+    "usable": "whether it has a result",
+    "left_out": "why it is in no number; empty where it is",
+    "notes": "what went wrong and does not leave it out",
+    "task": "name of the task; finetuning for a fine-tuning run",
+    "model": "name or folder of the model, as in its settings",
+    "data": "fingerprint of the data",
+    "evaluation": "masks of the evaluation",
+    "terms": "weight of the evaluation: its masked tokens, tokens or examples",
+    "start": "hash of the parameters it began with",
+    "from_scratch": "whether these were random",
+    "mode": "single, sync, pipeline, async or hogwild",
+    "rule": "of the server",
+    "workers": "number of workers",
+    "batch_size": "samples of one gradient of one worker",
+    "clock": "measured or virtual",
+    "speeds": "declared; empty: as long as they took",
+    "learning_rate": "of its settings",
+    "loss": "at the end",
+    "metric": "the task's primary metric at the end",
+    "seconds": "of the training clock",
+    "samples": "that arrived",
+    "updates": "of the parameters",
+    "samples_per_update": "applied",
+    "samples_per_second": "samples over seconds",
+    "delay_mean": "updates between reading and use",
+    "delay_p95": "95 % of the gradients had at most this delay",
+    "delay_max": "the largest delay",
+    "computing": "share of the workers' seconds",
+    "waiting": "share of the workers' seconds",
+    "communicating": "share of the workers' seconds",
+    "memory_gib": "sum of the peaks of its processes (GiB)",
+    "gpu_gib": "the same on GPUs (GiB)",
+    "tokens_per_second": "of training",
+    "mfu": "model FLOPs utilisation",
+    "altered": "gradients that the rule held, dropped, changed, scaled or averaged",
+    "oversubscribed": "whether it had more threads than cores",
+    "other_load": "share of the machine that others had while it trained",
+    "resumes": "how often it went on from a checkpoint",
+    "machine": "processor, cores, GPUs and torch's build; empty: not known",
+    "device": "cpu or cuda, and how many",
+    "threads": "of a worker",
+    "commit": "of the code",
+    "parameters_sha256": "at the end",
+    "settings": "of settings.yaml, a dict",
+    "details": "what else the last evaluation says, a dict",
+    "path": "of the folder",
+}
+CURVES = {
+    "run": "as in `runs`",
+    "updates": "of the parameters until then",
+    "samples": "that had arrived",
+    "seconds": "of the training clock",
+    "loss": "of the evaluation; nan: it was not finite",
+    "metric.*": "every metric of the task",
+}
+NUMBERS = (
+    *("terms", "workers", "batch_size", "learning_rate", "loss", "metric", "seconds", "samples", "updates"),
+    *("samples_per_update", "samples_per_second", "delay_mean", "delay_p95", "delay_max", "computing", "waiting"),
+    *("communicating", "memory_gib", "gpu_gib", "tokens_per_second", "mfu", "altered", "other_load", "resumes"),
+    *("threads", "seed", "replicate", "trial", "finetune_seed"),
+)
+"""Columns of `runs` that hold numbers."""
+TEXTS = (
+    "arm",
+    "algorithm",
+    "status",
+    "task",
+    "model",
+    "data",
+    "evaluation",
+    "start",
+    "mode",
+    "rule",
+    "clock",
+    "speeds",
+)
+UNFINISHED = "UNFINISHED"
+PLAIN_RULES = ("", "asynchronous")
+PREDICTED, REPLACED = re.compile(r"(^|/)predicted-\d+$"), re.compile(r"\.before-\d+(/|$)")
+
+
+def read(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame, Plan]:
+    """The runs and the evaluations of a folder: a sweep's, one with loose runs, or one run's.
+
+    Raises:
+        UsageError: if there is no run and no plan in it, or nothing but whole sweeps.
+    """
+    plan = read_plan(folder)
+    there = _folders(folder, plan)
+    read_ones = {name: read_run(path) for name, path in there.items()}
+    in_plan = {entry["folder"]: planned(entry, plan) for entry in plan.runs}
+    rows = []
+    for name in sorted(in_plan | read_ones):
+        row = {"run": name, **(read_ones[name][0] if name in read_ones else missing(folder / name))}
+        if name in in_plan:
+            row |= {key: value for key, value in in_plan[name].items() if key in PLACED or row.get(key) in (None, "")}
+            row |= misplaced(row, plan)
+        else:
+            row |= placed(name, row)
+            if plan.runs:
+                row |= {"left_out": "not in plan.json", "usable": False, "stage": ""}
+        rows.append(row)
+    runs = _table(rows)
+    shown = [curve.assign(run=name) for name, (_, curve) in read_ones.items() if len(curve)]
+    curves = pd.concat(shown, ignore_index=True) if shown else pd.DataFrame(columns=list(CURVES)[:-1])
+    return with_parents(with_arms(runs)), curves, plan
+
+
+def _folders(folder: Path, plan: Plan) -> dict[str, Path]:
+    """Name -> path of every run folder at or below `folder`, but for those of sweeps further down."""
+    make_one = "make one: python experiments/stilt_mlm.py --mode async --nproc 4"
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: {'not a folder' if folder.exists() else 'no such folder'}; {make_one}")
+    inner = sorted(file.parent for file in folder.rglob("plan.json") if file.parent != folder)
+    found = {file.parent for name in ("summary.json", EVENTS) for file in folder.rglob(name)}
+    own = {path for path in found if not any(sweep in path.parents for sweep in inner)}
+    names = {path.resolve().name if path == folder else path.relative_to(folder).as_posix(): path for path in own}
+    kept = {
+        name: path
+        for name, path in sorted(names.items())
+        if path == folder or not ((PREDICTED.search(name) and path.parent in own) or REPLACED.search(name))
+    }
+    if not kept and not plan.runs:
+        if inner:
+            listed = ", ".join(map(str, inner))
+            raise UsageError(f"{folder} holds no runs of its own, but sweeps; give one of them: {listed}")
+        raise UsageError(f"{folder}: no run folder here (none has an events.jsonl or a summary.json); {make_one}")
+    return kept
+
+
+def read_run(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
+    """The row of one run folder, without its place in a study, and its curve."""
+    row: dict[str, Any] = {"path": path, "settings": {}, "details": {}, "left_out": "", "notes": "", "usable": False}
+    curve = pd.DataFrame(columns=list(CURVES)[1:-1], dtype=float)
+    try:
+        row |= _of_settings(path / "settings.yaml") | _of_environment(path / "environment.json")
+        summary = _summary(path / "summary.json")
+        better: dict[str, str] = {}
+        if (path / EVENTS).is_file():
+            better = read_better(path / EVENTS)
+            curve, told = _events(path / EVENTS)
+            row |= told
+        if not summary:
+            why = "no summary.json: it was killed or is still running"
+            return row | {"status": UNFINISHED, "left_out": f"{UNFINISHED}: {why}"}, curve
+        row |= {key: value for key, value in _of_summary(summary, better).items() if value is not None}
+        told = {key: summary[key] for key in ("metrics", "labels", "hatecheck") if summary.get(key)}
+        row["details"] = {**(summary.get("details") or {}), **row["details"], **told}
+        _check(row)
+        if row["status"] == DONE and row["task"] != "finetuning" and (path / EVENTS).is_file():
+            _check_end(curve, row.get("samples"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
+        why = f"{UNREADABLE}: {' '.join(str(error).split())[:200]}"
+        return {**row, "status": UNREADABLE, "left_out": why, "usable": False}, curve.iloc[:0]
+    lost = len(curve) > 0 and not math.isfinite(curve["loss"].iloc[-1])
+    row["diverged"] = row["status"] == DIVERGED or (row["status"] == DONE and lost)
+    row["usable"] = row["diverged"] or (row["status"] == DONE and (len(curve) > 0 or row["task"] == "finetuning"))
+    if not row["usable"]:
+        row["left_out"] = f"{row['status']}: {summary.get('message') or 'it has no evaluation'}"
+    return row, curve
+
+
+def _summary(path: Path) -> dict[str, Any]:
+    """What summary.json holds; empty where there is none."""
+    if not path.exists():
+        return {}
+    summary = read_json(path)
+    if not isinstance(summary, dict) or not isinstance(summary.get("status"), str) or summary.get("schema") != SCHEMA:
+        raise ValueError(f"{path.name} has no status of schema {SCHEMA}")
+    return summary
+
+
+def _events(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """The curve, and what else its records say of a run."""
+    rows: list[dict[str, float]] = []
+    faults: list[str] = []
+    last: Mapping[str, Any] = {}
+    resumes = 0
+    for record in read_events(path):
+        kind = record.get("kind")
+        if kind == "evaluate":
+            last = record
+            metrics = {f"metric.{name}": value for name, value in (record.get("metrics") or {}).items()}
+            at = {name: record[key] for name, key in (("updates", "version"), ("samples", "total_samples"))}
+            at |= {"seconds": record["train_seconds"], "loss": record["loss"]}
+            if None in (at["samples"], at["seconds"]):
+                raise ValueError(f"the evaluation at version {at['updates']} says no seconds or samples")
+            rows.append({name: _number(value, name) for name, value in (at | metrics).items()})
+        elif kind == "resume":
+            resumes += 1
+        elif kind == "fault":
+            faults.append(f"fault at version {record.get('version')}: {record.get('message')}")
+        elif kind == "leave" and record.get("reason"):
+            faults.append(f"worker {record.get('worker')} left: {record['reason']}")
+    notes = faults if len(faults) < 2 else [f"{len(faults)} faults, the last: {faults[-1]}"]
+    details = {"worker_losses": last["worker_losses"]} if last.get("worker_losses") else {}
+    curve = pd.DataFrame(rows) if rows else pd.DataFrame(columns=list(CURVES)[1:-1])
+    return curve.astype(float), {"notes": "".join(notes), "resumes": resumes, "details": details}
+
+
+def _number(value: Any, name: str) -> float:
+    """A number of a file; null is one that was not finite.
+
+    Raises:
+        ValueError: for a text, a truth value, or a number that is too large.
+    """
+    if value is None:
+        return math.nan
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"its {name} is {str(value)[:60]!r}, which is no number")
+    return float(value)
+
+
+def _check(row: dict[str, Any]) -> None:
+    for name in NUMBERS:
+        if name in row:
+            row[name] = _number(row[name], name)
+    for name in TEXTS:
+        if not isinstance(row.get(name, ""), str):
+            raise ValueError(f"its {name} is {str(row[name])[:60]!r}, which is no text")
+
+
+def _check_end(curve: pd.DataFrame, samples: float | None) -> None:
+    """Every run is evaluated where it ends; without that evaluation its last loss is one of other samples."""
+    if not len(curve):
+        raise ValueError("events.jsonl has no evaluation")
+    if samples is not None and curve["samples"].max() < samples:
+        raise ValueError(f"its evaluations end at {curve['samples'].max():g} of {samples:g} samples")
+
+
+def algorithm(mode: str, rule: str) -> str:
+    """What a colour and a comparison go by.
+
+    >>> algorithm("async", "ringmaster:threshold=2"), algorithm("async", "synchronous"), algorithm("single", "")
+    ('ringmaster', 'sync', 'single')
+    """
+    rule = rule.partition(":")[0].casefold()
+    if mode in ("single", "hogwild") or (mode == "pipeline" and rule == "synchronous"):
+        return mode
+    if mode == "sync" or rule == "synchronous":
+        return "sync"
+    return (mode or "unknown") if rule in PLAIN_RULES else rule
+
+
+def _of_summary(summary: dict[str, Any], better: Mapping[str, str]) -> dict[str, Any]:
+    """The columns that summary.json has a say in."""
+    get = summary.get
+    delay, memory, work = get("delay") or {}, get("memory") or {}, get("seconds") or {}
+    load, rates, metrics = get("machine_load") or {}, get("throughput") or {}, get("metrics") or {}
+    peaks = [memory["leader"], *(peak for _, peak in memory["workers"])] if memory else []
+    total = sum(work.get(part, 0.0) for part in ("compute", "wait", "communicate")) or math.nan
+    finetuned = "parent" in summary
+    named = [*(name for name in SCORES if finetuned and metrics.get(name) is not None), *better, *metrics]
+    shares = [load.get(key) for key in ("others_share", "stolen_share")]
+    return {
+        "status": summary["status"],
+        "task": "finetuning" if finetuned else get("task") or "",
+        "mode": get("mode") or "",
+        "rule": get("rule") or "",
+        "algorithm": algorithm(get("mode") or "", get("rule") or ""),
+        "workers": get("num_workers"),
+        "batch_size": get("batch_size"),
+        "clock": get("clock"),
+        "speeds": get("speeds"),
+        "seed": get("seed"),
+        "parent": _parent(get("parent")) if finetuned else None,
+        "data": get("data_fingerprint"),
+        "evaluation": get("eval_masking"),
+        "terms": get("eval_weight"),
+        "start": get("init_sha256"),
+        "from_scratch": get("from_scratch"),
+        "loss": get("final_eval_loss"),
+        "metric": metrics.get(named[0]) if named else None,
+        "seconds": get("train_seconds"),
+        "samples": get("num_samples"),
+        "updates": get("num_updates"),
+        "samples_per_update": (get("num_samples_applied") or 0) / (get("num_updates") or math.inf) or math.nan,
+        "samples_per_second": get("samples_per_second"),
+        **{f"delay_{key}": delay.get(key) for key in ("mean", "p95", "max")},
+        "computing": work.get("compute", math.nan) / total,
+        "waiting": work.get("wait", math.nan) / total,
+        "communicating": work.get("communicate", math.nan) / total,
+        "memory_gib": sum(peak[0] for peak in peaks) / 2**30 or math.nan,
+        "gpu_gib": sum(peak[1] for peak in peaks) / 2**30 if peaks else math.nan,
+        "tokens_per_second": rates.get("tokens_per_second"),
+        "mfu": rates.get("model_flops_utilisation"),
+        "altered": (get("rule_acted") or {}).get("altered"),
+        "oversubscribed": (get("oversubscription") or 0) > 1,
+        "other_load": sum(share for share in shares if share is not None) if load else math.nan,
+        "parameters_sha256": get("parameters_sha256"),
+        "notes": None,
+        "details": None,
+    } | ({"settings": None} if not finetuned else {"model": get("model")})
+
+
+def _parent(parent: Any) -> str:
+    return str(parent.get("run") or "") if isinstance(parent, dict) else ""
+
+
+def _of_settings(path: Path) -> dict[str, Any]:
+    """The flat settings; those of experiments/simulate.py lie one level deeper. A killed run has nothing else."""
+    settings = (read_yaml(path.read_text(encoding="utf-8"), path.name) if path.is_file() else {}) or {}
+    settings = settings.get("simulate") or settings
+    mode, rule = settings.get("mode") or "", settings.get("rule") or ""
+    return {
+        "settings": settings,
+        "learning_rate": _number(settings.get("learning_rate"), "learning_rate"),
+        "mode": mode,
+        "rule": rule,
+        "algorithm": algorithm(str(mode), str(rule)),
+        "workers": settings.get("nproc"),
+        "batch_size": settings.get("batch_size"),
+        "clock": settings.get("clock") or "measured",
+        "speeds": settings.get("speeds") or "",
+        "seed": settings.get("seed"),
+        "model": str(settings.get("model") or ""),
+    }
+
+
+def _of_environment(path: Path) -> dict[str, Any]:
+    found = read_json(path) if path.is_file() else {}
+    if not isinstance(found, dict):
+        raise ValueError("environment.json is damaged: it is no object")
+    parts = [found.get("cpu"), found.get("cores") and f"{found['cores']} cores", *(found.get("gpus") or ())]
+    build = found.get("torch_build") or (found.get("versions") or {}).get("torch")
+    device, number = found.get("device") or "", found.get("num_devices")
+    return {
+        "machine": ", ".join(map(str, filter(None, (*parts, build and f"torch {build}")))),
+        "device": f"{number} x {device}" if number and device not in ("", "cpu") else device,
+        "threads": found.get("threads_per_worker"),
+        "commit": (found.get("commit") or "") + " modified" * bool(found.get("modified")),
+    }
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    runs = pd.DataFrame(rows, columns=list(RUNS)).set_index("run", drop=False)
+    runs.index.name = None
+    for name in NUMBERS:
+        runs[name] = pd.to_numeric(runs[name]).astype(float)
+    for name in ("usable", "diverged"):
+        runs[name] = [value is True for value in runs[name]]
+    for name in ("oversubscribed", "from_scratch"):
+        runs[name] = runs[name].astype("boolean")
+    for name in (*TEXTS, "left_out", "notes", "parent", "machine", "device", "commit", "parameters_sha256"):
+        if name != "arm":
+            runs[name] = runs[name].astype(object).where(runs[name].notna(), "")
+    return runs

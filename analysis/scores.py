@@ -1,0 +1,110 @@
+"""Scores after fine-tuning as pairs: means over the repetitions of a pretraining seed, then pair by seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from analysis.pairs import BY_RANKS, FROM_SCRATCH, Pairs, Values
+from analysis.questions import BASELINE, Plan
+from asyncsgd.study.finetuning import SCORES
+
+
+class Score(NamedTuple):
+    """A question on the score of two arms."""
+
+    metric: str
+    pairs: Pairs
+    values: Values
+
+
+def metric_of(runs: pd.DataFrame) -> str:
+    """What fine-tuned models of a study are judged by: the span F1 of taggers, else the macro-F1."""
+    tagged = any("per_type" in details or details.get("majority") for details in runs["details"])
+    return list(SCORES)[tagged]
+
+
+def by_seed(runs: pd.DataFrame) -> pd.DataFrame:
+    """Mean scores (seeds x arms); nan where a run of the seed was lost, -inf where one diverged or could not begin."""
+    tuned = runs[runs["stage"] == "finetune"].copy()
+    diverged = set(runs.index[runs["diverged"]])
+    missing = tuned["status"].eq("MISSING")
+    nowhere = tuned["diverged"] | (missing & tuned["parent"].isin(diverged))
+    tuned["metric"] = tuned["metric"].where(tuned["usable"])
+    tuned.loc[nowhere, "metric"] = -math.inf
+    data = tuned["data"][tuned["metric"].notna() & (tuned["data"] != "")].mode()
+    if len(data):
+        tuned.loc[(tuned["data"] != data.iloc[0]) & ~nowhere, "metric"] = math.nan
+    found = tuned.groupby(["arm", "seed"], sort=False)["metric"].agg(lambda one: one.mean(skipna=False))
+    return found.unstack(0)
+
+
+def scores_of(runs: pd.DataFrame, arms: pd.DataFrame, plan: Plan) -> Iterator[Score]:
+    """The score of every arm against its reference, and of the reference against no intermediate training."""
+    tuned = runs[runs["stage"] == "finetune"]
+    if not (tuned["usable"] & ~tuned["diverged"]).any():
+        return
+    means, metric = by_seed(runs), metric_of(tuned)
+    for group, members in arms.groupby("group", sort=False):
+        there = [name for name in members.index if name in means]
+        reference = next((name for name in there if members.loc[name, "algorithm"] == plan.reference), None)
+        asked = [(name, reference) for name in there if reference and name != reference]
+        if BASELINE in means:
+            control = plan.registered.get("control")
+            own = [name for name in there if members.loc[name, "algorithm"] != control]
+            asked += [(name, BASELINE) for name in ([reference] if reference else own)]
+        for treatment, other in asked:
+            assert other is not None
+            yield _score(tuned, means, treatment, other, str(group), arms.loc[treatment, "clock"], metric)
+
+
+def _score(
+    tuned: pd.DataFrame, means: pd.DataFrame, treatment: str, reference: str, group: str, clock: str, metric: str
+) -> Score:
+    both = means[[treatment, reference]].dropna()
+    own = {arm: tuned[(tuned["arm"] == arm) & tuned["seed"].isin(both.index)] for arm in (treatment, reference)}
+    gained = math.nan
+    if BASELINE in means and reference != BASELINE:
+        before = means.loc[both.index, BASELINE]
+        if np.isfinite(both).all(axis=None) and np.isfinite(before).all():
+            gained = float((both[reference] - before).mean())
+    ignorant = [arm for arm, runs in own.items() if not_learned(runs)]
+    be = "is" if len(ignorant) == 1 else "are"
+    told = f"{' and '.join(ignorant)} {be} no better than a tagger that gives every word the commonest tag"
+    seeds = set(tuned.loc[tuned["arm"].isin((treatment, reference)), "seed"])
+    lost = [f"{seed:g}" for seed in sorted(seeds - set(both.index))]
+    left = f"{len(lost)} pair{'s' * (len(lost) != 1)} left out (seed {', '.join(lost)})" if lost else ""
+    notes = []
+    for arm in (treatment, reference):
+        if number := int(np.isinf(both[arm]).sum()):
+            notes += [f"{arm}: diverged {number}/{len(both)}", BY_RANKS]
+    notes += [FROM_SCRATCH] * bool((pd.concat(own.values())["from_scratch"] == True).any())  # noqa: E712
+    values = Values(
+        both[treatment].to_numpy(),
+        both[reference].to_numpy(),
+        list(both.index),
+        nothing=told * bool(ignorant),
+        gained=gained,
+    )
+    empty = tuned.iloc[:0]
+    pairs = Pairs(treatment, reference, group, clock, empty, empty, left, tuple(dict.fromkeys(notes)), (), (), "", {})
+    return Score(metric, pairs, values)
+
+
+def not_learned(runs: pd.DataFrame) -> bool:
+    """Whether taggers are no better, in span F1 or accuracy, than one that gives every word the commonest tag."""
+    told = [row.details for row in runs.itertuples() if row.usable and not row.diverged and row.details.get("majority")]
+    for metric in ("span_f1", "accuracy"):
+        pairs = [(_metric(one, metric), one["majority"].get(metric)) for one in told]
+        known = [own - other for own, other in pairs if own is not None and other is not None]
+        if known and sum(known) <= 0:
+            return True
+    return False
+
+
+def _metric(details: dict[str, Any], name: str) -> float | None:
+    return (details.get("metrics") or {}).get(name)

@@ -1,0 +1,143 @@
+"""The tests of paired seeds, and their intervals. All that a verdict rests on is here; the rest is `scipy.stats`."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+Numbers: TypeAlias = Sequence[float] | NDArray[np.float64]
+
+EXACT_PAIRS, SUBSETS = 16, 50_000
+"""Up to so many pairs all subsets are looked at; beyond, so many random ones, which are always the same."""
+MINIMUM_PAIRS = 6
+"""Below it the two-sided sign-flip test cannot reach 0.05."""
+ROUNDING = 1e-12
+
+
+class Interval(NamedTuple):
+    """An estimate from `n` values with its two-sided interval; nan where there is none."""
+
+    estimate: float
+    low: float
+    high: float
+    level: float
+    n: int
+
+
+def t_interval(values: Numbers, level: float = 0.95) -> Interval:
+    """The mean with Student's interval, over the finite ones of `values`."""
+    x = np.asarray(values, float)
+    x = x[np.isfinite(x)]
+    if len(x) < 2 or np.ptp(x) == 0:
+        return Interval(float(x.mean()) if len(x) else math.nan, math.nan, math.nan, level, len(x))
+    low, high = stats.ttest_1samp(x, 0).confidence_interval(level)
+    return Interval(float(x.mean()), float(low), float(high), level, len(x))
+
+
+@functools.cache
+def _subsets(n: int) -> NDArray[np.int8]:
+    """Non-empty subsets of n pairs as rows of 0 and 1: all, or a fixed random sample with each one's complement."""
+    if n <= EXACT_PAIRS:
+        return ((np.arange(1, 2**n)[:, None] >> np.arange(n)) & 1).astype(np.int8)
+    drawn = np.random.default_rng(n).integers(0, 2, size=(SUBSETS // 2, n), dtype=np.int8)
+    both = np.concatenate((drawn, 1 - drawn))
+    return np.concatenate((both[both.any(axis=1)], np.ones((1, n), np.int8)))
+
+
+def sign_flip(
+    treatment: Numbers, reference: Numbers, level: float = 0.95, *, ratio: bool = False
+) -> tuple[float, Interval]:
+    """The exact sign-flip test of paired values and the interval of what it does not reject.
+
+    A pattern of signs gives a sum as far from 0 as the observed one exactly where it turns a subset of the differences
+    whose sum is 0 or has the other sign, or the complement of one. So the p value and the interval (Hartigan 1969) are
+    read from one list: the means of all subsets. With `ratio` the list is that of sum(reference) / sum(treatment).
+    """
+    ours, theirs = np.asarray(treatment, float), np.asarray(reference, float)
+    n, chosen = len(ours), _subsets(len(ours))
+    if ratio:
+        values, estimate, null = (chosen @ theirs) / (chosen @ ours), theirs.sum() / ours.sum(), 1.0
+        tolerance = ROUNDING
+    else:
+        differences = ours - theirs
+        values, estimate, null = (chosen @ differences) / chosen.sum(axis=1), differences.mean(), 0.0
+        tolerance = ROUNDING * float(np.abs(differences).max())
+    values = np.sort(values)
+    patterns = len(values) + 1
+    at_most, at_least = (values <= null + tolerance).sum(), (values >= null - tolerance).sum()
+    p = min(1.0, 2 * (1 + min(at_most, at_least)) / patterns)
+    rank = math.ceil((1 - level) * patterns / 2) - 1  # the largest k with 2 k / patterns below 1 - level
+    low, high = (values[rank - 1], values[-rank]) if rank > 0 else (math.nan, math.nan)
+    return float(p), Interval(float(estimate), float(low), float(high), level, n)
+
+
+def signed_ranks(treatment: Numbers, reference: Numbers) -> NDArray[np.float64]:
+    """Signed ranks of paired values, of which some may be infinite: `sign_flip` of them is Wilcoxon's exact test."""
+    ours, theirs = np.asarray(treatment, float), np.asarray(reference, float)
+    apart = ours != theirs
+    ranks = np.zeros(len(ours))
+    ranks[apart] = np.sign(ours[apart] - theirs[apart]) * stats.rankdata(np.abs(ours[apart] - theirs[apart]))
+    return ranks
+
+
+def mcnemar(treatment: Numbers, reference: Numbers, level: float = 0.95) -> tuple[float, Interval]:
+    """McNemar's exact test of yes (1) and no (0), and the interval of the difference of their shares."""
+    ours, theirs = np.asarray(treatment, float), np.asarray(reference, float)
+    n, apart = len(ours), int((ours != theirs).sum())
+    if not apart:
+        return math.nan, Interval(0.0, math.nan, math.nan, level, n)
+    test = stats.binomtest(int((ours > theirs).sum()), apart)
+    low, high = ((2 * end - 1) * apart / n for end in test.proportion_ci(level))
+    return float(test.pvalue), Interval(float((ours - theirs).mean()), float(low), float(high), level, n)
+
+
+def equivalence(treatment: Numbers, reference: Numbers, margin: float, level: float) -> tuple[float, Interval]:
+    """Two one-sided paired t tests (Schuirmann 1987): the larger p, and the interval of `level` of the difference."""
+    differences = np.asarray(treatment, float) - np.asarray(reference, float)
+    if len(differences) < 2 or np.ptp(differences) == 0:
+        return math.nan, t_interval(differences, level)
+    above = stats.ttest_1samp(differences, -margin, alternative="greater").pvalue
+    below = stats.ttest_1samp(differences, margin, alternative="less").pvalue
+    return float(max(above, below)), t_interval(differences, level)
+
+
+def holm(p_values: Numbers) -> NDArray[np.float64]:
+    """Holm's adjusted p values of one family; nan counts as 1, as leaving it out makes the others easier."""
+    p = np.nan_to_num(np.asarray(p_values, float), nan=1.0)
+    order = np.argsort(p, kind="stable")
+    adjusted = np.empty(len(p))
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate((len(p) - np.arange(len(p))) * p[order]))
+    return adjusted
+
+
+def smallest_p(n: int) -> float:
+    """The smallest p value that `sign_flip` can give for n pairs."""
+    return 2 / 2**n if n else 1.0
+
+
+def minimum_pairs(comparisons: int = 1, alpha: float = 0.05) -> int:
+    """The fewest pairs with which a family of so many comparisons can show anything at `alpha`."""
+    return max(MINIMUM_PAIRS, math.ceil(math.log2(2 * comparisons / alpha) + ROUNDING))
+
+
+def most_of(count: int, n: int, level: float = 0.95) -> float:
+    """The largest share of all seeds that may do what `count` of `n` did (Clopper and Pearson 1934, one-sided)."""
+    return float(stats.binomtest(count, n, alternative="less").proportion_ci(level).high)
+
+
+@functools.cache
+def detectable_effect(n: int, alpha: float = 0.05) -> float:
+    """The difference in SD of the differences that `sign_flip` finds in 80 % of 4,000 simulated normal studies."""
+    if smallest_p(n) >= alpha:
+        return math.inf
+    chosen = _subsets(n) if n <= 12 else _subsets(n)[:10_000]
+    draws = np.random.default_rng(n).normal(size=(4_000, n))
+    means = draws @ (chosen / chosen.sum(axis=1, keepdims=True)).T
+    rank = math.ceil(alpha * (len(chosen) + 1) / 2) - 1
+    return float(np.quantile(-np.partition(means, rank - 1, axis=1)[:, rank - 1], 0.8))

@@ -1,0 +1,98 @@
+"""The three tables: their columns are the documented ones, and their answers are those of plain loops."""
+
+import itertools
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from doors import asyncsgd
+from hypothesis import given
+from hypothesis import strategies as st
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "tables.md"
+DARWIN = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
+"""Crossed minus self-fertilised maize, eighths of an inch (Darwin 1876, in Fisher 1935)."""
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def documented(title):
+    part = PAGE.read_text("utf-8").partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    return re.findall(r"^\| `([^`]+)` \| \S", part, flags=re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def study(example_folder):
+    return asyncsgd.load(example_folder)
+
+
+def test_every_column_is_documented_and_every_documented_one_is_there(study):
+    assert list(study.runs) == documented("Runs")
+    assert list(study.tests) == documented("Tests")
+    metrics = [name for name in study.curves if name.startswith("metric.")]
+    assert {*study.curves, "metric.*"} - set(metrics) == set(documented("Curves"))
+    assert metrics == ["metric.accuracy", "metric.perplexity", "metric.macro_f1"]
+
+
+def test_every_run_is_a_row_and_every_evaluation_one_of_the_curves(study):
+    assert study.runs["status"].value_counts().to_dict() == {"DONE": 252, "DIVERGED": 1, "MISSING": 1}
+    assert set(study.curves["run"]) == set(study.runs.index[study.runs["status"] != "MISSING"])
+    (lost,) = study.runs.index[study.runs["status"] == "MISSING"]
+    assert study.runs.loc[lost, "left_out"] == "planned, and no folder there"
+
+
+def test_a_table_may_go_to_every_usual_file_and_back(study, tmp_path):
+    import pandas
+
+    study.curves.to_parquet(tmp_path / "curves.parquet")
+    pandas.testing.assert_frame_equal(pandas.read_parquet(tmp_path / "curves.parquet"), study.curves)
+    study.tests.to_csv(tmp_path / "tests.csv")
+    assert list(pandas.read_csv(tmp_path / "tests.csv")["word"]) == list(study.tests["word"])
+
+
+differences = st.lists(st.integers(-20, 20).map(float), min_size=1, max_size=10)
+
+
+@given(differences)
+def test_the_p_value_counts_the_patterns_of_signs_that_are_as_far_from_0(values):
+    sums = [abs(sum(s * d for s, d in zip(signs, values, strict=True))) for signs in flips(len(values))]
+    row = asyncsgd.compare(values, [0.0] * len(values))
+    if len(set(values)) > 1:  # else nothing varied
+        assert row["p"] == pytest.approx(sum(one >= abs(sum(values)) for one in sums) / len(sums))
+
+
+def flips(n):
+    return itertools.product((1, -1), repeat=n)
+
+
+@given(st.lists(st.integers(-20, 20).map(float), min_size=6, max_size=9, unique=True), st.sampled_from([0.05, 0.1]))
+def test_the_interval_holds_the_differences_that_the_test_does_not_reject(values, alpha):
+    row = asyncsgd.compare(values, [0.0] * len(values), alpha=alpha)
+    for end, outwards in ((row["low"], -1e-6), (row["high"], 1e-6)):
+        outside = asyncsgd.compare([one - end - outwards for one in values], [0.0] * len(values))
+        inside = asyncsgd.compare([one - end + outwards for one in values], [0.0] * len(values))
+        assert outside["p"] < alpha <= inside["p"]
+
+
+def test_darwins_maize_gives_fishers_1726_of_32768_sign_patterns():
+    assert asyncsgd.compare(DARWIN, [0] * 15)["p"] == 1726 / 32768 == 0.05267333984375
+
+
+def test_the_equivalence_test_is_that_of_pingouins_example():
+    row = asyncsgd.compare([4, 7, 8, 6, 3, 2], [6, 8, 7, 10, 11, 9], margin=0.5)
+    assert row["p_equal"] == pytest.approx(0.954854, abs=5e-7)
+    assert row["word"] == "undecided"
+
+
+def test_a_run_that_diverged_is_worse_than_any_other():
+    ours, theirs = [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7], [2.0] * 8
+    assert asyncsgd.compare(ours, theirs)["word"] == "better"
+    row = asyncsgd.compare([*ours[:7], math.inf], theirs)
+    assert (row["test"], row["diverged"], row["wins"], math.isnan(row["estimate"])) == ("signed rank", (1, 0), 7, True)
+
+
+def test_numbers_without_a_pair_are_refused():
+    for a, b in (([1.0], [1.0, 2.0]), ([np.nan], [1.0])):
+        with pytest.raises(ValueError, match="a and b"):
+            asyncsgd.compare(a, b)
