@@ -192,11 +192,12 @@ def train(
             method `gradient_checkpointing_enable`, as those of transformers have.
         compile: `torch.compile` the loss. Gradients are faster, after a first one that may take a minute.
         prefetch: batches that a thread makes ahead of each worker. Results are the same to the bit. Not for `Virtual`.
-        auto_batch: when memory is out, compute the batch again in twice as many parts, and go on so. The summary's
-            `micro_batches` is the number at the end.
+        auto_batch: try before training in how few parts a batch fits in memory, and compute it in those. The summary's
+            `micro_batches` is the number.
         folder: a new folder for the run's records and model. None: nothing is written.
         resume: whether a run that is in `folder` already goes on from its last checkpoint. All arguments must be those
-            of the run; only `samples` or `epochs` may grow. Where the folder holds no run yet, one is begun.
+            of the run; only `samples`, `epochs` and `micro_batches` may grow. Where the folder holds no run yet, one is
+            begun.
         checkpoint_every, checkpoint_seconds: samples and seconds between two checkpoints. None: one is written only
             when the run is interrupted.
         keep: how many checkpoints are kept, beside the one with the best evaluation loss.

@@ -32,13 +32,6 @@ NOT_ONE_SAMPLE = (
 )
 
 
-class NotOneSample(RunError):
-    """Not even one sample of a batch fits in memory."""
-
-    def __init__(self) -> None:
-        super().__init__(NOT_ONE_SAMPLE)
-
-
 _ADVICE = {
     errno.EMFILE: "type ulimit -n 4096",
     errno.EFBIG: "type ulimit -f unlimited",

@@ -1,4 +1,9 @@
-"""The largest batch that fits in memory, found by trying: ``--find-batch-size``."""
+"""What fits in memory, found by trying: the largest batch (``--find-batch-size``), or the fewest parts of a batch
+(``--auto-batch``).
+
+A try is a gradient and an optimizer step in a process of its own, so that a kill does not take this one along. Workers
+on one CPU share its memory in equal parts, and so do workers on one GPU.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +15,8 @@ from multiprocessing.context import ForkServerContext
 
 import torch
 
-from asyncsgd.errors import NotOneSample, RunError, UsageError
-from asyncsgd.experiment import Experiment
+from asyncsgd.errors import NOT_ONE_SAMPLE, RunError, UsageError
+from asyncsgd.experiment import Experiment, Setup
 from asyncsgd.flat import FlatModel
 from asyncsgd.optimizers import OptimizerRecipe
 from asyncsgd.runtime.memory import leave_memory_for
@@ -33,16 +38,14 @@ LARGEST = 65_536
 def find_batch_size(experiment: Experiment, context: ForkServerContext, tell: Callable[[str], None]) -> int:
     """The most samples whose gradient and optimizer step fit in the memory of a worker; nothing is trained or written.
 
-    Sizes are doubled until one does not fit, and then bisected. Each is tried with the batch that has the most numbers,
-    in a process of its own, so that a kill does not take this one along. Workers on one CPU share its memory in equal
-    parts, and so do workers on one GPU.
+    Sizes are doubled until one does not fit, and then bisected. Each is tried with the batch that has the most numbers.
 
     Args:
         context: of `asyncsgd.runtime.processes.fork_server`.
         tell: says a line to the user.
 
     Raises:
-        NotOneSample: if not even one sample fits.
+        RunError: if not even one sample fits.
         UsageError: for ``--auto-batch``, which would let every size fit.
     """
     setup = experiment.setup
@@ -54,21 +57,15 @@ def find_batch_size(experiment: Experiment, context: ForkServerContext, tell: Ca
 
     def fits(size: int) -> bool:
         of_size = dataclasses.replace(task, batch_size=size)  # type: ignore[type-var]
-        assignment = dataclasses.replace(setup.assignment(of_size, 0), micro_batches=1)
-        with Processes(context) as processes:
-            processes.start(0, _try, assignment, setup.recipe, largest.index(of_size))
-            wait([processes.sentinels[0]])
-            code = processes.exit_code(0)
-        if code not in (0, OUT_OF_MEMORY, KILLED):
-            raise RunError(f"a batch of {size} samples could not be tried: {processes.how_it_ended(0, 1.0)}")
-        tell(f"try    {size} sample{'s' * (size > 1)}: {'too many' if code else 'fit'}")
-        return code == 0
+        fitted = _fits(setup, of_size, 1, largest.index(of_size), context)
+        tell(f"try    {size} sample{'s' * (size > 1)}: {'fit' if fitted else 'too many'}")
+        return fitted
 
     good, bad = 0, 1
     while bad <= most and fits(bad):
         good, bad = bad, most + 1 if bad == most else min(2 * bad, most)
     if good == 0:
-        raise NotOneSample
+        raise RunError(NOT_ONE_SAMPLE)
     while bad <= most and bad - good > max(1, good // STEPS):
         middle = (good + bad) // 2
         good, bad = (middle, bad) if fits(middle) else (good, middle)
@@ -79,6 +76,35 @@ def find_batch_size(experiment: Experiment, context: ForkServerContext, tell: Ca
         tuned = f", or --batch-size {asked} --micro-batches {math.ceil(asked / good)} for the batch that was asked for"
     tell(f"type   --batch-size {good} --micro-batches 1{tuned}")
     return good
+
+
+def find_micro_batches(setup: Setup, task: Task, context: ForkServerContext) -> int:
+    """The fewest parts from `Setup.micro_batches` on, doubled at a time, in which a batch of `task` fits in memory.
+
+    Args:
+        task: prepared.
+
+    Raises:
+        RunError: if not even one sample fits.
+    """
+    index = _LargestBatch(setup.seed).index(task)
+    parts = setup.micro_batches
+    while not _fits(setup, task, parts, index, context):
+        if parts >= task.batch_size:
+            raise RunError(NOT_ONE_SAMPLE)
+        parts = min(2 * parts, task.batch_size)
+    return parts
+
+
+def _fits(setup: Setup, task: Task, micro_batches: int, index: int, context: ForkServerContext) -> bool:
+    assignment = dataclasses.replace(setup.assignment(task, 0), micro_batches=micro_batches)
+    with Processes(context) as processes:
+        processes.start(0, _try, assignment, setup.recipe, index)
+        wait([processes.sentinels[0]])
+        code = processes.exit_code(0)
+    if code not in (0, OUT_OF_MEMORY, KILLED):
+        raise RunError(f"a batch of {task.batch_size} samples could not be tried: {processes.how_it_ended(0, 1.0)}")
+    return code == 0
 
 
 class _LargestBatch:

@@ -50,7 +50,6 @@ class ProfiledWorker(Worker):
         index: int,
         weigh: Callable[[float], float] | None = None,
         loss_scale: float | None = None,
-        micro_batches: int | None = None,
     ) -> Gradient:
         if self._computed == WARM_UP:
             self._profiler = torch.profiler.profile(record_shapes=True)
@@ -58,7 +57,7 @@ class ProfiledWorker(Worker):
             # a run that ends before its trace does: torch crashes if its profiler still runs when the process ends
             self._stop = weakref.finalize(self, self._profiler.stop)
         with torch.profiler.record_function(f"gradient of batch {index}"):
-            gradient = super().gradient(index, weigh, loss_scale, micro_batches)
+            gradient = super().gradient(index, weigh, loss_scale)
         self._computed += 1
         if self._profiler is not None and self._computed == WARM_UP + self.profile.num_gradients:
             self._write(self._profiler)

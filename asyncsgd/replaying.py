@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from asyncsgd.flat import FlatModel, parameters_sha256
 from asyncsgd.packing import Plain
 from asyncsgd.records.events import EVENTS, read_header
 from asyncsgd.runtime.computation import ModelGradients
-from asyncsgd.runtime.log import LoggedArrival, LogRecord
+from asyncsgd.runtime.log import LoggedArrival, LoggedParts, LogRecord
 from asyncsgd.runtime.replay import Difference, Replay, follows
 from asyncsgd.server import Server
 from asyncsgd.settings.task import task_flags
@@ -67,7 +68,7 @@ def nearest_checkpoint(
             return None
         with open(folder / EVENTS, "rb") as log:
             lines = log.read(found.checkpoint.events_bytes).count(b"\n")
-        after = [record for record in records if record.line > lines]
+        after = [record for record in records if record.line > lines or isinstance(record, LoggedParts)]
         state = found.load()
         if follows(state, after):
             return found, state, after
@@ -106,7 +107,9 @@ class PreparedReplay:
         self._facts = facts_of(self.task, setup.seed)
         self._flat = FlatModel(self.task.model(setup.seed))
         device = device_of_worker(setup.device, 0)
-        worker = setup.assignment(self.task).worker(FlatModel(self.task.model(setup.seed).to(device)))
+        parts = next((r.before for r in records if isinstance(r, LoggedParts)), setup.micro_batches)
+        assignment = dataclasses.replace(setup.assignment(self.task), micro_batches=parts)
+        worker = assignment.worker(FlatModel(self.task.model(setup.seed).to(device)))
         optimizer = setup.server_recipe.on(self._flat.parameters, self._flat.layout)
         self._server = Server(self._flat.parameters, setup.rule, optimizer, experiment.course(self.task).schedule)
         runtime = setup.runtime

@@ -29,13 +29,14 @@ from asyncsgd.checkpoints import Checkpoints, Found, Policy, RunSaver, Written
 from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError, reason
 from asyncsgd.evaluation import evaluating
 from asyncsgd.experiment import Course, Experiment, Setup, device_of_worker, facts_of, model_at, save_model
+from asyncsgd.fitting import find_micro_batches
 from asyncsgd.flat import FlatModel, Layout, parameters_sha256
 from asyncsgd.hardware import Hardware, by_ranks
 from asyncsgd.optimizers import Optimizer, StepTakenByWorker
 from asyncsgd.profiling import TRACE, Profile
 from asyncsgd.records.console import Recorder, shown_metrics, teller
 from asyncsgd.records.environment import available_cores, describe_environment
-from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Checkpointed, Record, Resumed
+from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Checkpointed, Parts, Record, Resumed
 from asyncsgd.records.locks import one_writer
 from asyncsgd.records.machine_load import MachineLoad
 from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL, RunFolder
@@ -47,7 +48,7 @@ from asyncsgd.runtime.computation import ModelGradients, whole_evaluation
 from asyncsgd.runtime.hogwild import Hogwild
 from asyncsgd.runtime.memory import forget_peaks, peak_bytes
 from asyncsgd.runtime.parameter_server import Dead, ParameterServer
-from asyncsgd.runtime.processes import Processes
+from asyncsgd.runtime.processes import Processes, fork_server
 from asyncsgd.runtime.rank_process import (
     LOST_CONTACT,
     STOP_REQUESTED,
@@ -213,7 +214,7 @@ def carry_out(
         )
         try:
             if run is not None:
-                result, summary = _finish(run, result)
+                result, summary = _finish(run, _advised(run, result))
             else:
                 summary = experiment.summary() | {"status": result.status, "message": result.message}
                 summary |= tracking.finish(result.status)
@@ -224,6 +225,16 @@ def carry_out(
             result = Result(FAILED, message)
             summary = experiment.summary() | {"status": result.status, "message": result.message}
     return Ended(result, summary, run, unexpected)
+
+
+def _advised(run: Run, result: Result) -> Result:
+    """Where memory was out after a checkpoint, what to type to go on from there."""
+    folder = run.record.folder
+    if OUT_OF_MEMORY not in result.message or folder is None or not any(folder.path.glob("checkpoints/*.json")):
+        return result
+    parts = min(2 * run.setup.micro_batches, run.task.batch_size)
+    how = f"to go on from the last checkpoint, type --resume {folder.path} --micro-batches {parts}"
+    return dataclasses.replace(result, message=f"{result.message}; {how}")
 
 
 def _write_last(folder: RunFolder | None, summary: Mapping[str, Any], run: Run | None) -> None:
@@ -322,12 +333,19 @@ def _open(
         checkpoint_activations(flat.model)  # refused here, and not in every worker
     if setup.savings.compile:
         check_compiler(setup.device)
+    resume = None if folder is None else folder.resume
+    before = (resume.checkpoint.totals if resume else {}).get("micro_batches", setup.micro_batches)
+    parts = max(before, setup.micro_batches)
+    if setup.savings.auto_batch and resume is None:
+        parts = find_micro_batches(setup, task, context or fork_server(None, *task.preload))
+    setup = dataclasses.replace(setup, micro_batches=parts)
+    experiment = dataclasses.replace(experiment, setup=setup)
     if isinstance(setup.runtime, modes.Pipeline) and setup.runtime.schedule == "deepspeed":
         _check_deepspeed(setup.runtime, experiment.cache, setup.device)
     lines = [*experiment.describe(task, flat), *_describe(setup, course), *_stages(task, setup, flat)]
     policy = experiment.checkpoints(task)
-    if folder is not None and folder.resume is not None and policy == Policy():
-        policy = Policy(**folder.resume.checkpoint.policy)
+    if resume is not None and policy == Policy():
+        policy = Policy(**resume.checkpoint.policy)
     environment = _environment(setup, launch, board)
     init_sha256 = parameters_sha256(flat.layout, flat.parameters)
     if folder is not None:
@@ -348,10 +366,13 @@ def _open(
         course.budget.samples,
         quiet=quiet,
         receivers=(*receivers, tracking, usage, machine_load),
-        micro_batches=setup.micro_batches,
+        micro_batches=before,
     )
     if folder is not None and folder.resume is not None:
         _go_on(folder, environment, record, tell)
+    if parts != before:
+        now = record.totals
+        record(Parts(before, parts, now.num_updates, now.num_samples, now.train_seconds))
     checkpoints = saver = None
     if folder is not None:
         checkpoints = Checkpoints(folder.path, policy, tell, began_from)
@@ -571,7 +592,7 @@ def _serve_workers(
     started_here = range(run.num_workers) if board is None else range(1)
     address = transport.address
     if board is not None:
-        board.put(encode_found(run.task) + b"\n" + _ADDRESSES.encode(address))
+        board.put(_notice(run, address))
     try:
         with Processes(run.context) as processes:
             for worker in started_here:
@@ -634,7 +655,7 @@ def _train_sync(run: Run, board: Noticeboard | None) -> Result:
     training = _training(run.setup, run.course, run.experiment.cache, bool(run.unused), resume)
     if board is None:
         return _watch_ranks(run, training)
-    board.put(encode_found(run.task) + b"\n" + _ADDRESSES.encode(_Resume(*map(str, resume or ("", "")))))
+    board.put(_notice(run, _Resume(*map(str, resume or ("", "")))))
     _init_process_group(board, run.setup.device)
     try:
         result, rank = training.run(run.assignment(0), lambda: run.flat, run.record, run.stop_requested, run.saver)
@@ -792,6 +813,11 @@ _HARDWARE = Codec(Hardware)
 """What the others tell rank 0 where they are on several hosts."""
 
 
+def _notice(run: Run, address: SharedMemoryAddress | ProcessGroupAddress | _Resume) -> bytes:
+    """What the other ranks of torchrun are told: what the task has found out, the parts of a batch, the address."""
+    return b"\n".join((encode_found(run.task), b"%d" % run.setup.micro_batches, _ADDRESSES.encode(address)))
+
+
 def follow(experiment: Experiment) -> int:
     """A rank other than 0: wait for what rank 0 has prepared and do its part; return the exit code."""
     end_with_launcher(leads=False)
@@ -799,9 +825,9 @@ def follow(experiment: Experiment) -> int:
     if board.several_hosts:
         board.say(_HARDWARE.encode(Hardware.here(setup.device)))
     try:
-        notice, *addresses = board.get().split(b"\n")
-        task = decode_found(experiment.task, notice)
-        (address,) = [_ADDRESSES.decode(line) for line in addresses]
+        found, parts, address_line = board.get().split(b"\n")
+        task, address = decode_found(experiment.task, found), _ADDRESSES.decode(address_line)
+        setup = dataclasses.replace(setup, micro_batches=int(parts))
     except (ProtocolError, ValueError) as error:
         raise RunError(f"the notice of rank 0 is not one: {error}; start the run again") from error
     course = experiment.course(task)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
-import gc
 import os
 import shutil
 import time
@@ -18,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel, parallel_apply, replicate
 
 from asyncsgd.data.random import dropout_seed
-from asyncsgd.errors import NotOneSample, UsageError
+from asyncsgd.errors import UsageError
 from asyncsgd.evaluation import evaluate_sets
 from asyncsgd.flat import FlatModel
 from asyncsgd.packing import Plain
@@ -54,7 +52,6 @@ def take_local_steps(
     loss = weight = 0.0
     num_samples = 0
     loss_scales: tuple[float, ...] = ()
-    micro_batches: tuple[int, ...] = ()
     for index in indices:
         gradient = gradient_of(index)
         optimizer.step(gradients, learning_rate)
@@ -62,10 +59,9 @@ def take_local_steps(
         weight += gradient.weight
         num_samples += gradient.num_samples
         loss_scales += gradient.loss_scales
-        micro_batches += gradient.micro_batches
     with torch.no_grad():
         torch.sub(start, parameters, out=gradients)
-    return Gradient(loss / weight, weight, num_samples, loss_scales, micro_batches)
+    return Gradient(loss / weight, weight, num_samples, loss_scales)
 
 
 class Loss(nn.Module):
@@ -118,7 +114,7 @@ class Savings:
     prefetch: int = 0
     """Batches that a thread makes ahead; see `asyncsgd.prefetching`."""
     auto_batch: bool = False
-    """Where memory is out, the batch is computed again in twice as many parts, and so are all that follow."""
+    """Every batch is cut into the fewest parts that fit in memory, tried before training; see `asyncsgd.fitting`."""
 
 
 NO_SAVINGS = Savings()
@@ -245,7 +241,6 @@ class Worker:
         index: int,
         weigh: Callable[[float], float] | None = None,
         loss_scale: float | None = None,
-        micro_batches: int | None = None,
     ) -> Gradient:
         """Compute the gradient of batch `index` at the current parameters into ``flat.gradients``, `(P,)`.
 
@@ -254,54 +249,22 @@ class Worker:
                 that adds gradients inside the backward pass needs it.
             loss_scale: of a gradient in float16 that is computed again; None: this worker's own, which depends on what
                 it has computed before.
-            micro_batches: parts from here on, where a gradient is computed again; None: as many as before.
-
-        Raises:
-            NotOneSample: with `Savings.auto_batch`, if a part of one sample does not fit in memory.
         """
-        if micro_batches is not None:
-            self._cut_into(micro_batches)
         parts, weight = self._take(index)
         factor = 1.0 if weigh is None else weigh(weight)
         while True:
             self.flat.release_gradients()
             used = self._scale_of_next(loss_scale)
-            loss = self._backward_if_it_fits(index, parts, factor if used is None else factor * used)
-            if loss is None:
-                parts.clear()  # gives its memory back
-                self._cut_further()
-                parts, _ = self._take(index)
-                continue
+            loss = self._backward(index, parts, factor if used is None else factor * used)
             self.flat.gather_gradients()
             if used is not None:
                 self.flat.gradients.div_(used)
             if loss_scale is None and self._loss_scale is not None and not self._loss_scale.accept(self.flat):
                 continue
-            loss_scales = () if used is None else (used,)
-            used_parts = (self._micro_batches,) if self.savings.auto_batch else ()
-            return Gradient(loss, weight, self.task.batch_size, loss_scales, used_parts)
+            return Gradient(loss, weight, self.task.batch_size, () if used is None else (used,))
 
-    def _backward_if_it_fits(self, index: int, parts: Sequence[_Part], factor: float) -> float | None:
-        """As `_backward`; None where memory is out and there is an answer to that."""
-        try:
-            return self._backward(index, parts, factor)
-        except (MemoryError, RuntimeError) as error:
-            if not (self.savings.auto_batch and is_out_of_memory(error)):
-                raise
-        return None  # not within the except clause, where the error keeps all tensors of the pass alive
-
-    def _cut_further(self) -> None:
-        if self._micro_batches >= self.task.batch_size:
-            raise NotOneSample
-        self._cut_into(min(2 * self._micro_batches, self.task.batch_size))
-        self.flat.release_gradients()
-        gc.collect()
-        with contextlib.suppress(AttributeError, OSError):
-            ctypes.CDLL(None).malloc_trim(0)  # glibc keeps what was freed in pieces that are no use for smaller parts
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
-
-    def _cut_into(self, micro_batches: int) -> None:
+    def cut_into(self, micro_batches: int) -> None:
+        """Compute batches in so many parts from here on, as a run did that went on in more."""
         if micro_batches != self._micro_batches:
             self._micro_batches, self._prepared = micro_batches, None
             if self._prefetching is not None:
@@ -334,7 +297,6 @@ class Worker:
         optimizer: InnerOptimizer,
         learning_rate: float,
         loss_scales: Sequence[float] = (),
-        micro_batches: Sequence[int] = (),
     ) -> Gradient:
         """Take one local step per batch from the current parameters; ``flat.gradients`` becomes start minus end.
 
@@ -342,16 +304,16 @@ class Worker:
 
         Args:
             optimizer: steps ``flat.parameters``; its state is this worker's own and stays from call to call.
-            loss_scales, micro_batches: one per batch where they are computed again; see `gradient`.
+            loss_scales: one per batch where they are computed again; see `gradient`.
         """
         if self._start is None:
             self._start = torch.empty_like(self.flat.parameters)
         with torch.no_grad():
             self._start.copy_(self.flat.parameters)
-        flat, scales, numbers = self.flat, iter(loss_scales), iter(micro_batches)
+        flat, scales = self.flat, iter(loss_scales)
 
         def gradient_of(index: int) -> Gradient:
-            return self.gradient(index, loss_scale=next(scales, None), micro_batches=next(numbers, None))
+            return self.gradient(index, loss_scale=next(scales, None))
 
         return take_local_steps(
             indices, gradient_of, flat.parameters, flat.gradients, self._start, optimizer, learning_rate
@@ -362,16 +324,13 @@ class Worker:
         return evaluate_sets(self.task, self.flat.model, self.data.evaluation, shard, num_shards, self._device)
 
     def state_dict(self) -> Plain:
-        """What later gradients depend on: float16's loss scale, and the parts of a batch; see `asyncsgd.packing`."""
-        state = {} if self._loss_scale is None else self._loss_scale.state_dict()
-        return state | ({"micro_batches": self._micro_batches} if self.savings.auto_batch else {})
+        """What later gradients depend on: float16's loss scale; see `asyncsgd.packing`."""
+        return {} if self._loss_scale is None else self._loss_scale.state_dict()
 
     def load_state_dict(self, state: Plain) -> None:
         """Go on from `state`, of a worker of the same precision."""
         if self._loss_scale is not None:
             self._loss_scale.load_state_dict(state)
-        if self.savings.auto_batch:
-            self._cut_into(state["micro_batches"])
 
     def prepare(self, index: int) -> None:
         """Make batch `index` ahead of time, as a guess. A wrong guess costs only its computation, and what it raises is

@@ -327,7 +327,7 @@ def test_epochs_may_grow_as_samples_may(tmp_path):
     assert longer.summary["num_samples"] == 144
     assert sha256(tmp_path / "run") == sha256(tmp_path / "whole")
     with pytest.raises(
-        UsageError, match=r"other settings \(epochs 1.5 -> 1.0\); drop them, only --samples or --epochs may"
+        UsageError, match=r"other settings \(epochs 1.5 -> 1.0\); drop them, only --samples, --epochs and"
     ):
         asyncsgd.train(Counted(), folder=tmp_path / "run", epochs=1, resume=True, **chosen)
     with pytest.raises(

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
-from asyncsgd.records.events import Evaluation, Event, Fault, Membership, Record, RuleActed
+from asyncsgd.records.events import Evaluation, Event, Fault, Membership, Parts, Record, RuleActed
 from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.records.totals import Totals
 
@@ -130,7 +130,6 @@ class Console:
         self, totals: Totals, samples: int | None, out: TextIO | None = None, folder: RunFolder | None = None
     ) -> None:
         self._totals, self._folder = totals, folder
-        self._micro_batches = totals.micro_batches
         self._out = out or sys.stdout
         self._bar = None
         if samples and BestEffort(sys.stderr).isatty():
@@ -144,16 +143,12 @@ class Console:
         if isinstance(record, Event):
             if self._bar is not None:
                 self._bar.update(record.num_samples)
-            if self._totals.micro_batches > self._micro_batches:
-                self._micro_batches = self._totals.micro_batches
-                self._say(
-                    f"memory a batch did not fit into worker {record.worker}; it is computed in "
-                    f"{self._micro_batches} parts from here on, as with --micro-batches {self._micro_batches}"
-                )
         elif isinstance(record, Evaluation):
             self._evaluated(record)
         elif isinstance(record, Membership) and record.reason:
             self._say(f"worker {record.worker} is lost: {record.reason}; the others go on")
+        elif isinstance(record, Parts):
+            self._say(f"memory a batch is computed in {record.micro_batches} parts, {record.before} before")
         elif isinstance(record, Fault):
             self._say(f"fault: {record.message}")
 

@@ -40,8 +40,6 @@ class Gradient(NamedTuple):
     """In float16 the scale of the loss in each local step. A replay needs it beside the parameters and the batch. Empty
     otherwise.
     """
-    micro_batches: tuple[int, ...] = ()
-    """With `Savings.auto_batch` the parts in each local step, which decide the rounding. Empty otherwise."""
 
 
 class Taken(NamedTuple):
@@ -104,8 +102,6 @@ class Event:
     loss_scales: tuple[float, ...] = ()
     """In float16 the scale of the loss in each local step; empty otherwise, and in logs that are older than this field.
     """
-    micro_batches: tuple[int, ...] = ()
-    """With ``--auto-batch`` the parts that the batch was computed in, in each local step; empty otherwise."""
     gradient_norm: float | None = None
     """Euclidean norm of the direction of this event's last step, before it was clipped. None where no step was taken,
     where nothing is clipped (``--clip-norm 0``) and where workers take the steps.
@@ -162,7 +158,6 @@ def arrival(
         wait_seconds=taken.wait,
         apply_seconds=taken.apply,
         loss_scales=gradient.loss_scales,
-        micro_batches=gradient.micro_batches,
         gradient_norm=gradient_norm,
     )
 
@@ -235,6 +230,20 @@ class Checkpointed:
 
 
 @dataclasses.dataclass(frozen=True)
+class Parts:
+    """From here on every batch is computed in another number of parts: with ``--auto-batch``, and in a run that goes on
+    with more.
+    """
+
+    before: int
+    micro_batches: int
+    version: int
+    total_samples: int
+    train_seconds: float
+    kind: str = "parts"
+
+
+@dataclasses.dataclass(frozen=True)
 class Resumed:
     """The run goes on from a checkpoint, in new processes."""
 
@@ -286,7 +295,7 @@ class StagesUsed:
     kind: str = "stages"
 
 
-Record = Event | Evaluation | Membership | Fault | Checkpointed | Resumed | Extended | MemoryUsed | StagesUsed
+Record = Event | Evaluation | Membership | Fault | Checkpointed | Parts | Resumed | Extended | MemoryUsed | StagesUsed
 
 
 @dataclasses.dataclass

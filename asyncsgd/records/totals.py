@@ -6,7 +6,7 @@ import collections
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from asyncsgd.records.events import Checkpointed, Evaluation, Event, Membership, MemoryUsed, Record
+from asyncsgd.records.events import Checkpointed, Evaluation, Event, Membership, MemoryUsed, Parts, Record
 
 
 class Delays:
@@ -102,7 +102,7 @@ class Totals(Progress):
         self.peak_bytes: dict[int, tuple[int, int]] = {}
         """Of each worker's process: its resident set, and torch's memory on its GPU."""
         self.micro_batches = 1
-        """The most parts that a batch was computed in."""
+        """The parts that a batch is computed in."""
         self._samples_of: dict[int, int] = {}
 
     def __call__(self, record: Record) -> None:
@@ -111,7 +111,6 @@ class Totals(Progress):
             self.advance(record.version, record.total_samples, record.train_seconds, uses)
         if isinstance(record, Event):
             self._samples_of[record.dispatch] = record.num_samples
-            self.micro_batches = max(self.micro_batches, *record.micro_batches, 1)
             seconds = self.seconds
             seconds["compute"] += record.compute_seconds
             seconds["wait"] += record.wait_seconds
@@ -130,6 +129,8 @@ class Totals(Progress):
             self._use(record.uses)
         elif isinstance(record, Checkpointed):
             self.seconds["checkpoint"] += record.copy_seconds
+        elif isinstance(record, Parts):
+            self.micro_batches = record.micro_batches
         elif isinstance(record, MemoryUsed):
             for worker, resident, cuda in record.workers:
                 before = self.peak_bytes.get(worker, (0, 0))  # larger where a worker has another process since
@@ -157,7 +158,7 @@ class Totals(Progress):
         self._samples_of = dict(state["samples_of"])
         self.seconds = dict.fromkeys(PARTS, 0.0) | dict(state.get("seconds", {}))  # a checkpoint may be older
         self.peak_bytes = {worker: (peak[0], peak[1]) for worker, peak in state.get("peak_bytes", ())}
-        self.micro_batches = max(self.micro_batches, state.get("micro_batches", 1))
+        self.micro_batches = state.get("micro_batches", self.micro_batches)
 
     def _use(self, uses: tuple[tuple[int, int], ...]) -> None:
         for dispatch, _ in uses:

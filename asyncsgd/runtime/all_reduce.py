@@ -108,22 +108,16 @@ class AllReduce(Lockstep):
         seconds: tuple[float, ...],
     ) -> Result | None:
         """Report one Event per replica, the last one taking the step, as the rule `Synchronous` would; look for NaN."""
-        parts = gradient.micro_batches[0] if gradient.micro_batches else 0
-        row = torch.tensor([gradient.loss, *seconds, parts], dtype=torch.float64)
+        row = torch.tensor([gradient.loss, *seconds], dtype=torch.float64)
         table = self._ranks.gather(row)[self._speakers]
         version = self.version - 1
         for rank in range(busy):
             last = rank == busy - 1
-            compute, wait, apply, of_rank = table[rank, 1:].tolist()
+            compute, wait, apply = table[rank, 1:].tolist()
             arrived = self.num_samples - (busy - 1 - rank) * self._batch_size
             self._report(
                 arrival(
-                    Gradient(
-                        float(table[rank, 0]),
-                        float(weights[rank]),
-                        self._batch_size,
-                        micro_batches=(int(of_rank),) if of_rank else (),
-                    ),
+                    Gradient(float(table[rank, 0]), float(weights[rank]), self._batch_size),
                     Taken(compute=compute, wait=wait, apply=apply),
                     dispatch=first + rank,
                     worker=rank,

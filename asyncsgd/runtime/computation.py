@@ -34,13 +34,15 @@ class Computation(Protocol):
         start: Tensor,
         learning_rate: float | None,
         loss_scales: tuple[float, ...] = (),
-        micro_batches: tuple[int, ...] = (),
     ) -> Gradient:
         """Compute `worker`'s gradient at `start`, or its local steps from there at `learning_rate`.
 
         Args:
-            loss_scales, micro_batches: of a gradient that is computed again, one per batch; see `Gradient`.
+            loss_scales: of a gradient that is computed again, one per batch; see `Gradient`.
         """
+
+    def cut_into(self, micro_batches: int) -> None:
+        """Compute batches in so many parts from here on."""
 
     def forget(self, worker: int) -> None:
         """`worker` has left: its inner optimizer is gone."""
@@ -75,23 +77,19 @@ class ModelGradients:
         start: Tensor,
         learning_rate: float | None,
         loss_scales: tuple[float, ...] = (),
-        micro_batches: tuple[int, ...] = (),
     ) -> Gradient:
         flat = self._worker.flat
         with torch.no_grad():
             flat.parameters.copy_(start)
         indices = indices_of(batches)
         if learning_rate is None:
-            return self._worker.gradient(
-                indices[0],
-                loss_scale=loss_scales[0] if loss_scales else None,
-                micro_batches=micro_batches[0] if micro_batches else None,
-            )
+            return self._worker.gradient(indices[0], loss_scale=loss_scales[0] if loss_scales else None)
         if worker not in self._optimizers:
             self._optimizers[worker] = self._inner.on(flat.parameters, flat.layout)
-        return self._worker.pseudo_gradient(
-            indices, self._optimizers[worker], learning_rate, loss_scales, micro_batches
-        )
+        return self._worker.pseudo_gradient(indices, self._optimizers[worker], learning_rate, loss_scales)
+
+    def cut_into(self, micro_batches: int) -> None:
+        self._worker.cut_into(micro_batches)
 
     def forget(self, worker: int) -> None:
         self._optimizers.pop(worker, None)
@@ -146,12 +144,9 @@ class ProblemGradients:
         start: Tensor,
         learning_rate: float | None,
         loss_scales: tuple[float, ...] = (),
-        micro_batches: tuple[int, ...] = (),
     ) -> Gradient:
-        if loss_scales or micro_batches:
-            raise UsageError(
-                "a closed-form problem has no loss_scales and no micro_batches; give the log as the run wrote it"
-            )
+        if loss_scales:
+            raise UsageError("a closed-form problem has no loss_scales; give the log as the run wrote it")
         if learning_rate is None:
             return self._one(start, worker, batches[0][1])
         self._scratch.copy_(start)
@@ -164,6 +159,9 @@ class ProblemGradients:
             self._optimizer(worker),
             learning_rate,
         )
+
+    def cut_into(self, micro_batches: int) -> None:
+        pass  # one sample is one part
 
     def forget(self, worker: int) -> None:
         self._optimizers.pop(worker, None)

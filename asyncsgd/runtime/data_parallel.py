@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -38,26 +37,17 @@ class DataParallel:
         self._worker, self._optimizer, self._ranks, self._flat = worker, optimizer, ranks, worker.flat
         self._worker_state = worker.state_dict()  # as it was after the last step
         find_unused = bool(ranks.gather(torch.tensor([find_unused]))[0, 0])
-        if worker.savings.auto_batch:
-            # A rank may compute a gradient again, and the others would wait in its exchange; so it comes afterwards.
-            dist.broadcast(self._flat.parameters, 0)
-        else:
-            with warnings.catch_warnings():
-                # torch 2.13 has another name for it that older versions do not know; buffers stay as each rank built
-                # them.
-                warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
-                # Copies rank 0's parameters to all ranks, in place.
-                worker.loss = DistributedDataParallel(
-                    worker.loss, broadcast_buffers=False, find_unused_parameters=find_unused
-                )
+        with warnings.catch_warnings():
+            # torch 2.13 has another name for it that older versions do not know; buffers stay as each rank built them.
+            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+            # Copies rank 0's parameters to all ranks, in place.
+            worker.loss = DistributedDataParallel(
+                worker.loss, broadcast_buffers=False, find_unused_parameters=find_unused
+            )
         self._flat.check()
 
     def gradient(self, index: int, weigh: Callable[[float], float]) -> Gradient:
-        gradient = self._worker.gradient(index, lambda weight: self._ranks.number * weigh(weight))
-        if self._worker.savings.auto_batch:
-            dist.all_reduce(self._flat.gradients)
-            self._flat.gradients.div_(self._ranks.number)
-        return gradient
+        return self._worker.gradient(index, lambda weight: self._ranks.number * weigh(weight))
 
     def step(self, learning_rate: float) -> None:
         self._optimizer.step(self._flat.gradients, learning_rate)

@@ -16,7 +16,9 @@ from asyncsgd.records.events import Range, Started, read_numbered_events
 
 @dataclasses.dataclass(frozen=True)
 class LogRecord:
-    """An arrival, evaluation, join, leave or extension. What is None is not in the log and is not compared."""
+    """An arrival, evaluation, join, leave, extension or change of the parts. What is None is not in the log and is not
+    compared.
+    """
 
     line: int
     kind: str
@@ -55,7 +57,14 @@ class LoggedArrival(LoggedReply):
     num_samples: int | None
     flight_seconds: float
     loss_scales: tuple[float, ...]
-    micro_batches: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class LoggedParts(LogRecord):
+    """From here on a batch is computed in another number of parts; see `asyncsgd.records.events.Parts`."""
+
+    before: int
+    micro_batches: int
 
 
 def read_log(path: Path) -> list[LogRecord]:
@@ -82,12 +91,14 @@ def read_log(path: Path) -> list[LogRecord]:
 
 def _typed(line: int, fields: Mapping[str, Any]) -> LogRecord | None:
     kind = fields["kind"]
-    if kind not in ("arrival", "evaluate", "join", "leave", "extend"):
+    if kind not in ("arrival", "evaluate", "join", "leave", "extend", "parts"):
         return None
     known: dict[str, Any] = {"line": line, "kind": kind, "version": int(fields["version"])}
     known["total_samples"] = fields.get("total_samples")
     if kind == "evaluate":
         return LogRecord(**known)
+    if kind == "parts":
+        return LoggedParts(**known, before=int(fields["before"]), micro_batches=int(fields["micro_batches"]))
     known["started"] = tuple(
         (int(worker), int(dispatch), _ranges(batches), None if not rate or rate[0] is None else float(rate[0]))
         for worker, dispatch, batches, *rate in fields["started"]
@@ -106,7 +117,6 @@ def _typed(line: int, fields: Mapping[str, Any]) -> LogRecord | None:
         read_version=int(fields["read_version"]),
         flight_seconds=float(fields["flight_seconds"]),
         loss_scales=tuple(map(float, fields.get("loss_scales") or ())),
-        micro_batches=tuple(map(int, fields.get("micro_batches") or ())),
     )
 
 

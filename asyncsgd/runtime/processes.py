@@ -124,11 +124,10 @@ def _run(target: Callable[..., None], arguments: tuple[object, ...]) -> None:
         target(*arguments)
 
 
-OUT_OF_MEMORY, NOT_ONE_SAMPLE_FITS, NO_BATCH_LEFT = 4, 5, 6
+OUT_OF_MEMORY, NO_BATCH_LEFT = 4, 6
 """Exit codes of processes for which the leader has a sentence."""
 REASONS = {
     OUT_OF_MEMORY: errors.OUT_OF_MEMORY,
-    NOT_ONE_SAMPLE_FITS: errors.NOT_ONE_SAMPLE,
     NO_BATCH_LEFT: "the data end with the budget, and it was given a batch behind it",
 }
 

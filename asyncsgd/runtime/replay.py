@@ -27,7 +27,7 @@ from asyncsgd.dispatcher import Dispatcher
 from asyncsgd.packing import Plain, classes_in, unpack
 from asyncsgd.records.events import Membership, Range
 from asyncsgd.runtime.computation import Computation
-from asyncsgd.runtime.log import LoggedArrival, LoggedReply, LoggedStarts, LogRecord
+from asyncsgd.runtime.log import LoggedArrival, LoggedParts, LoggedReply, LoggedStarts, LogRecord
 from asyncsgd.server import Outcome, Server
 from asyncsgd.worker import Gradient
 
@@ -111,6 +111,9 @@ class Replay:
                 return None
             if place > end and isinstance(record, LoggedReply) and not record.uses:
                 continue  # lost in the last evaluation, or joined in a run that went on from its end: nothing follows
+            if isinstance(record, LoggedParts):
+                self._computation.cut_into(record.micro_batches)
+                continue
             difference = self._take(record) or self._compare_counts(record)
             if difference is not None:
                 return difference
@@ -177,9 +180,7 @@ class Replay:
                 f"it has read version {version}"
             )
         self._readers[version] -= 1
-        gradient = self._computation.compute(
-            worker, batches, start, self._rates[worker], record.loss_scales, record.micro_batches
-        )
+        gradient = self._computation.compute(worker, batches, start, self._rates[worker], record.loss_scales)
         difference = self._compare_gradient(record, gradient)
         if difference is not None:
             return difference

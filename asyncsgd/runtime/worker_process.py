@@ -16,13 +16,12 @@ from typing import NoReturn, Protocol
 import torch
 
 from asyncsgd.batches import indices_of
-from asyncsgd.errors import NotOneSample
 from asyncsgd.flat import FlatModel
 from asyncsgd.optimizers import Optimizer, OptimizerRecipe
 from asyncsgd.profiling import Profile, ProfiledWorker
 from asyncsgd.records.events import Taken
 from asyncsgd.runtime.memory import peak_bytes
-from asyncsgd.runtime.processes import NO_BATCH_LEFT, NOT_ONE_SAMPLE_FITS, OUT_OF_MEMORY, REASONS
+from asyncsgd.runtime.processes import NO_BATCH_LEFT, OUT_OF_MEMORY, REASONS
 from asyncsgd.runtime.transport.messages import (
     Compute,
     Computed,
@@ -163,11 +162,7 @@ def _run(worker: int, obey: Callable[[], None]) -> None:
 
 def fail(who: str, error: Exception) -> NoReturn:
     """End this process because of `error`. A leader that has started it knows by the exit code that memory was out."""
-    code = 1
-    if isinstance(error, NotOneSample):
-        code = NOT_ONE_SAMPLE_FITS
-    elif is_out_of_memory(error):
-        code = OUT_OF_MEMORY
+    code = OUT_OF_MEMORY if is_out_of_memory(error) else 1
     if code == 1:
         print(f"{who} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
     elif parent_process() is None:

@@ -128,7 +128,8 @@ def open_again(path: Path, different: Sequence[tuple[str, object, object]], sett
         settings_yaml: all settings, written where the run has become longer.
 
     Raises:
-        UsageError: if anything but a larger number of samples differs, if the run is DONE, or has no checkpoint.
+        UsageError: if anything but a larger number of samples or of micro-batches differs, if the run is DONE, or has
+            no checkpoint.
     """
     from asyncsgd.checkpoints import find  # imports torch, which is slow
 
@@ -139,11 +140,13 @@ def open_again(path: Path, different: Sequence[tuple[str, object, object]], sett
         if not all(_grows(key, was, wanted) for key, was, wanted in different):
             listed = ", ".join(f"{key} {was} -> {wanted}" for key, was, wanted in different)
             raise UsageError(
-                f"{path} cannot go on with other settings ({listed}); drop them, only --samples or --epochs may grow"
+                f"{path} cannot go on with other settings ({listed}); drop them, only --samples, --epochs and "
+                f"--micro-batches may grow"
             )
-        if _summary(path).get("status") == DONE and not different:
+        longer = any(key != "micro_batches" for key, _, _ in different)
+        if _summary(path).get("status") == DONE and not longer:
             raise UsageError(f"{path} is DONE; type a larger --samples to train on, or another folder for a new run")
-        found = find(path, becomes_longer=bool(different))
+        found = find(path, becomes_longer=longer)
         folder = RunFolder(path, events, resume=found, settings_yaml=settings_yaml if different else None)
         undo.pop_all()
     return folder
@@ -151,8 +154,8 @@ def open_again(path: Path, different: Sequence[tuple[str, object, object]], sett
 
 def _grows(key: str, was: object, wanted: object) -> bool:
     """Whether a run may go on with this other setting."""
-    is_budget = key in ("samples", "epochs")
-    return is_budget and isinstance(was, int | float) and isinstance(wanted, int | float) and wanted > was
+    grows = key in ("samples", "epochs", "micro_batches")
+    return grows and isinstance(was, int | float) and isinstance(wanted, int | float) and wanted > was
 
 
 def free_folder(parent: Path, name: str) -> Path:

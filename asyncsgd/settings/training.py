@@ -311,7 +311,7 @@ class Machine:
     )
     compile: bool = setting(False, "torch.compile the loss: faster gradients after a first one that takes a minute")
     prefetch: int = setting(0, "batches that a thread makes ahead of each worker", at_least=0, example=4)
-    auto_batch: bool = setting(False, "when memory is out, compute the batch again in twice as many parts")
+    auto_batch: bool = setting(False, "find out before training in how few parts a batch fits in memory")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -323,7 +323,7 @@ class Output:
     overwrite: bool = setting(False, "run again where a run is already; the earlier one is kept as NAME.before-N")
     resume: str | None = setting(
         None,
-        "go on with the run in this folder, from its last checkpoint; --samples or --epochs may grow",
+        "go on with the run in this folder, from its last checkpoint; --samples, --epochs, --micro-batches may grow",
         unset="begin a new run",
         example="runs/NAME",
     )
