@@ -190,7 +190,7 @@ MUTANTS = [
         "asyncsgd/worker.py",
         "weights[number] / weight)",
         "1.0 / len(split))",
-        "tests/test_worker.py",
+        "tests/test_savings.py",
     ),
     Mutant(
         "ranks' gradients weigh alike",
