@@ -29,25 +29,11 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
-from asyncsgd.batches import Batches
-from asyncsgd.data.random import dropout_seed
 from asyncsgd.data.tokenization import Tokens
 from asyncsgd.errors import UsageError
 from asyncsgd.evaluation import evaluate_shard, evaluating, measured
-from asyncsgd.flat import FlatModel
-from asyncsgd.optimizers import AdamW, Optimizer, OptimizerRecipe
-from asyncsgd.records.run_folder import RunFolder
-from asyncsgd.rules import Asynchronous
-from asyncsgd.runtime.base import Budget
-from asyncsgd.runtime.computation import ModelGradients, whole_evaluation
-from asyncsgd.runtime.log import read_log
-from asyncsgd.runtime.replay import Replay
-from asyncsgd.runtime.virtual import Virtual
-from asyncsgd.server import Server
-from asyncsgd.simulation.speeds import Exponential
 from asyncsgd.tasks.base import add_sums
 from asyncsgd.tasks.causal_lm import IGNORED, CausalLM, Rows, pack
-from asyncsgd.worker import Worker
 
 SEQ_LEN, BATCH_SIZE, VOCABULARY = 24, 4, 304
 CPU = torch.device("cpu")
@@ -292,78 +278,6 @@ def test_evaluation_sums_are_those_of_single_documents_in_float64_over_any_numbe
 
 def test_a_perplexity_that_is_too_large_for_a_float_is_infinite(task):
     assert task.metrics({"loss": 1e6, "weight": 10.0, "correct": 5}) == {"perplexity": math.inf, "accuracy": 0.5}
-
-
-def worker_of(task):
-    return Worker(FlatModel(task.model(0)), task, task.data(0), seed=0)
-
-
-def server_of(worker):
-    x = worker.flat.parameters.clone()
-    optimizer = Optimizer(x, worker.flat.layout.num_decayed, AdamW(), weight_decay=0.1)
-    return Server(x, Asynchronous(), optimizer, lambda num_samples: 3e-3)
-
-
-def run(task, num_workers, num_batches, folder=None):
-    """A run, and its parameters at the end."""
-    worker = worker_of(task)
-    server = server_of(worker)
-    records = []
-    runtime = Virtual(
-        server,
-        ModelGradients(worker, OptimizerRecipe(AdamW())),
-        Exponential().on(num_workers, 0),
-        Batches(num_batches * BATCH_SIZE, BATCH_SIZE),
-        whole_evaluation(worker),
-        num_workers=num_workers,
-        budget=Budget(samples=num_batches * BATCH_SIZE),
-        batch_size=BATCH_SIZE,
-        evaluations=1,
-        report=records.append if folder is None else folder.append,
-    )
-    runtime.run()
-    return runtime, server.parameters
-
-
-def test_one_asynchronous_worker_is_the_plain_loop_bit_for_bit(task):
-    task = dataclasses.replace(task, dropout=0.1)
-    _, parameters_of_run = run(task, 1, 12)
-    model, data = task.model(0), task.data(0)
-    parameters = list(model.parameters())
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": 0.1},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=3e-3, fused=True)
-    for index in range(12):
-        optimizer.zero_grad()
-        torch.manual_seed(dropout_seed(0, 0, index))
-        loss_of(task, model, data.batch(0, index)).backward()
-        optimizer.step()
-    flat = FlatModel(model)
-    assert torch.equal(parameters_of_run, flat.parameters)
-
-
-def test_a_virtual_run_of_three_workers_is_replayed_bit_for_bit(task, tmp_path):
-    task = dataclasses.replace(task, dropout=0.1)
-    (tmp_path / "run").mkdir()
-    folder = RunFolder(tmp_path / "run")
-    _, parameters_of_run = run(task, 3, 15, folder)
-    folder.close()
-    log = read_log(tmp_path / "run" / "events.jsonl")
-    worker = worker_of(task)
-    server = server_of(worker)
-    computation = ModelGradients(worker, OptimizerRecipe(AdamW()))
-    replay = Replay(server, computation, Batches(None, BATCH_SIZE), log, num_workers=3)
-    assert replay.run() is None
-    assert replay.num_checked == 15
-    assert torch.equal(server.parameters, parameters_of_run)
-    assert not torch.equal(server.parameters, run(task, 1, 15)[1])
-
-
-def test_a_few_dozen_updates_halve_the_perplexity(task):
-    first, last = run(task, 2, 40)[0].evaluations
-    assert math.exp(last.loss) < math.exp(first.loss) / 2
 
 
 def test_preparing_again_gives_the_same_task_from_the_cache(task, root):

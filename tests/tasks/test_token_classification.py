@@ -15,25 +15,11 @@ from torch.nn import functional
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from asyncsgd import models
-from asyncsgd.batches import Batches
-from asyncsgd.data.random import dropout_seed
 from asyncsgd.data.tagged import TaggedBatch
 from asyncsgd.errors import UsageError
 from asyncsgd.evaluation import evaluate_shard
-from asyncsgd.flat import FlatModel
-from asyncsgd.optimizers import AdamW, Optimizer, OptimizerRecipe
-from asyncsgd.records.run_folder import RunFolder
-from asyncsgd.rules import Asynchronous
-from asyncsgd.runtime.base import Budget
-from asyncsgd.runtime.computation import ModelGradients, whole_evaluation
-from asyncsgd.runtime.log import read_log
-from asyncsgd.runtime.replay import Replay
-from asyncsgd.runtime.virtual import Virtual
-from asyncsgd.server import Server
-from asyncsgd.simulation.speeds import Constant, Exponential
 from asyncsgd.tasks.base import add_sums
 from asyncsgd.tasks.token_classification import TokenClassification
-from asyncsgd.worker import Worker
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 SEED, SEQ_LEN, BATCH_SIZE = 3, 16, 4
@@ -68,11 +54,7 @@ def write(folder, **sides):
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
     root = tmp_path_factory.mktemp("tagging")
-    for name in ("names", "sixteen"):
-        write(root / name, train=sentences(60, 0), test=sentences(50, 1))
-    # Whole cache lines of tags: fused optimizers then round alike on the flat vector and on single tensors.
-    kinds = [f"{prefix}-{kind}" for kind in ("PER", "LOC", *"abcdef") for prefix in "BI"]
-    (root / "sixteen" / "labels.json").write_text(json.dumps(["O", *kinds[:-1]]))
+    write(root / "names", train=sentences(60, 0), test=sentences(50, 1))
     small = {"vocab_size": 64, "seq_len": SEQ_LEN, "batch_size": BATCH_SIZE}
 
     def prepare(data="names", **values):
@@ -244,58 +226,6 @@ def test_the_facts_count_the_words_that_are_cut_off(task):
     assert json.loads(json.dumps(facts)) == facts
     outside = sum(tag == "O" for row in sentences(50, 1) for tag in row["ner_tags"])
     assert task.majority_accuracy == outside / num_words
-
-
-def virtual_run(task, speeds, num_workers, report=None):
-    worker = Worker(FlatModel(task.model(SEED)), task, task.data(SEED), seed=SEED)
-    server, recipe = server_of(worker)
-    runtime = Virtual(
-        server,
-        ModelGradients(worker, recipe),
-        speeds.on(num_workers, 0),
-        Batches(12 * BATCH_SIZE, BATCH_SIZE),
-        whole_evaluation(worker),
-        num_workers=num_workers,
-        budget=Budget(samples=12 * BATCH_SIZE),
-        evaluations=1,
-        report=report,
-    )
-    runtime.run()
-    assert runtime.evaluations[-1].loss < runtime.evaluations[0].loss
-    return server.parameters
-
-
-def server_of(worker):
-    parameters, recipe = worker.flat.parameters.clone(), OptimizerRecipe(AdamW())
-    optimizer = Optimizer(parameters, worker.flat.layout.num_decayed, AdamW())
-    return Server(parameters, Asynchronous(), optimizer, lambda num_samples: 1e-3), recipe
-
-
-def test_one_asynchronous_worker_is_the_plain_loop_bit_for_bit(prepared):
-    task = prepared("sixteen")
-    parameters = virtual_run(task, Constant(), 1)
-    model, data = task.model(SEED), task.data(SEED)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0, fused=True)
-    for index in range(12):
-        batch = data.batch(0, index)
-        optimizer.zero_grad()
-        torch.manual_seed(dropout_seed(SEED, 0, index))
-        task.loss(task.outputs(model, batch), batch).backward()
-        optimizer.step()
-    assert torch.equal(FlatModel(model).parameters, parameters)
-
-
-def test_three_virtual_workers_replay_from_their_log(task, tmp_path):
-    folder = RunFolder(tmp_path)
-    parameters = virtual_run(task, Exponential(), 3, folder.append)
-    folder.close()
-    worker = Worker(FlatModel(task.model(SEED)), task, task.data(SEED), seed=SEED)
-    server, recipe = server_of(worker)
-    records = read_log(tmp_path / "events.jsonl")
-    replay = Replay(server, ModelGradients(worker, recipe), Batches(None, BATCH_SIZE), records, num_workers=3)
-    assert replay.run() is None
-    assert (replay.num_checked, server.version) == (12, 12)
-    assert torch.equal(server.parameters, parameters)
 
 
 def test_it_learns_names_and_its_saved_folder_loads(prepared, tmp_path):
