@@ -92,7 +92,6 @@ _HOME = {
     "parameters_sha256": "flat",
     **dict.fromkeys(["Server", "Starting", "Outcome"], "server"),
     "Worker": "worker",
-    "Settings": "settings.training",
     "Defaults": "settings.training",
     "RunFolder": "records.run_folder",
     "UsageError": "errors",

@@ -194,7 +194,7 @@ class Experiment:
 
 
 def experiment_of(name: str, settings: Any) -> Experiment:
-    """The experiment of settings that hold a task among their groups; see `asyncsgd.scripts.task`.
+    """The experiment of settings that hold a task among their groups; see `asyncsgd.settings.task`.
 
     Raises:
         UsageError: if the settings alone show a mistake; the message says what to change.
@@ -300,7 +300,10 @@ def _loading(task: Task, seed: int) -> str:
 
 def describe(task: Task, flat: FlatModel) -> list[str]:
     """Lines about any task."""
-    facts = task.facts()
+    facts, size = task.facts(), f"{flat.layout.num_parameters:,} parameters"
+    model = getattr(task, "model_name", None)
+    if model is not None:
+        size = f"model {model}, {size}"
     counts = [
         f"{facts[key]} {what} samples"
         for key, what in (("num_train_samples", "training"), ("num_eval_samples", "evaluation"))
@@ -309,7 +312,7 @@ def describe(task: Task, flat: FlatModel) -> list[str]:
     data = f"   data  {facts['data']}" if facts.get("data") else ""
     named = f" ({', '.join(counts)})" if counts else ""
     return [
-        f"task   {task.name} ({flat.layout.num_parameters:,} parameters){data}{named}",
+        f"task   {task.name} ({size}){data}{named}",
         *(f"note   {note}" for note in facts.get("notes") or ()),
     ]
 
@@ -350,17 +353,10 @@ def course_of(budget: settings.Budget, optimization: settings.Steps, task: Task)
         UsageError: for epochs of a task that does not say how many samples it has.
     """
     samples = samples_in(budget.samples, budget.epochs, task)
-    course = course_over(samples, budget, optimization, task)
-    limits = dataclasses.replace(course.budget, seconds=budget.seconds, target_loss=budget.target_loss)
-    return dataclasses.replace(course, budget=limits)
-
-
-def course_over(samples: int | None, length: settings.Length, steps: settings.Steps, task: Task) -> Course:
-    """The course of a run of `samples`; `task` is prepared."""
-    every = samples_between("--evaluate-every", length.evaluate_every, task)
-    schedule = schedule_of(steps.learning_rate, steps.warmup, samples, steps.schedule)
-    budget = Budget(samples, evaluate_every=every, patience=length.patience, keep_best=length.keep_best)
-    return Course(budget, length.evaluations, schedule)
+    every = samples_between("--evaluate-every", budget.evaluate_every, task)
+    schedule = schedule_of(optimization.learning_rate, optimization.warmup, samples, optimization.schedule)
+    limits = (budget.seconds, budget.target_loss, every, budget.patience, budget.keep_best)
+    return Course(Budget(samples, *limits), budget.evaluations, schedule)
 
 
 def schedule_of(peak: float, warmup: float, samples: int | None, shape: str) -> WarmupSchedule:

@@ -38,20 +38,14 @@ def experiment_of_run(folder: Path, cache_dir: str | None = None, kind: type[Tas
     Raises:
         UsageError: if the settings cannot be read, or the run's task is none of the library's own.
     """
-    name, file = str(read_header(folder / EVENTS).get("task")), folder / "settings.yaml"
-    changes = {"speeds": None, "cache_dir": cache_dir, "prefetch": 0}
-    if name == "masked_lm":
-        from asyncsgd.scripts.pretraining import pretraining
-        from asyncsgd.settings.training import FLAGS
+    settings = settings_of_run(folder, {"speeds": None, "cache_dir": cache_dir, "prefetch": 0}, kind)
+    return experiment_of(settings.task.name, settings)
 
-        return pretraining(FLAGS.make(FLAGS.load_yaml(file) | changes))
-    if name == "classification":
-        from asyncsgd.scripts.finetuning import finetuning
-        from asyncsgd.settings.finetuning import FINETUNE_FLAGS
 
-        return finetuning(FINETUNE_FLAGS.make(FINETUNE_FLAGS.load_yaml(file) | changes))
-    flags = task_flags(kind or task_class(name))
-    return experiment_of(name, flags.make(flags.load_yaml(file) | changes))
+def settings_of_run(folder: Path, changes: Mapping[str, Any], kind: type[Task] | None = None) -> Any:
+    """The settings of a script's run with changes; see `experiment_of_run`."""
+    flags = task_flags(kind or task_class(str(read_header(folder / EVENTS).get("task"))))
+    return flags.make({**flags.load_yaml(folder / "settings.yaml"), **changes})
 
 
 def nearest_checkpoint(

@@ -26,8 +26,8 @@ from asyncsgd.runtime.pool import Pool
 from asyncsgd.runtime.ranks import go_offline
 from asyncsgd.scripts.base import run_script
 from asyncsgd.settings.flags import Parser
-from asyncsgd.settings.training import Data, Model
 from asyncsgd.signals import StopRequest
+from asyncsgd.tasks.masked_lm import MaskedLM
 
 
 def run(argv: list[str], stop: StopRequest) -> int:
@@ -68,10 +68,11 @@ def find(given: argparse.Namespace, finder: Any) -> dict[str, Any]:
     from asyncsgd.data.corpora import load_corpus
     from asyncsgd.data.tokenization import load_tokenizer, plain_backend
     from asyncsgd.experiment import cache_folder
+    from asyncsgd.origin import read_origin
 
     cache, out = cache_folder(given.cache_dir), Path(given.out)
     corpus = load_corpus(given.data, eval_data=given.eval_data, text_column=given.text_column, cache_dir=cache)
-    tokenizer = load_tokenizer(given.model, corpus, vocab_size=given.vocab_size, cache_dir=cache)
+    tokenizer = load_tokenizer(read_origin(given.model).model, corpus, vocab_size=given.vocab_size, cache_dir=cache)
     ready = finder.prepare(corpus.train.texts, cache)
     devices = devices_of(given) if finder.has_model else []
     processes = len(devices) or given.processes or available_cores()
@@ -127,16 +128,19 @@ def devices_of(given: argparse.Namespace) -> list[str]:
 
 
 def parser() -> argparse.ArgumentParser:
-    data, model = Data(), Model()
+    task = MaskedLM()
     made = Parser(description=str(__doc__), formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    made.add_argument("--data", default=data.data, metavar="TEXT", help=f"as in stilt_mlm.py (default: {data.data})")
+    made.add_argument("--data", default=task.data_name, metavar="TEXT", help="as in stilt_mlm.py (default: pydocs)")
     made.add_argument("--eval-data", metavar="TEXT", help="as in stilt_mlm.py (default: held out from --data)")
-    made.add_argument("--text-column", default=data.text_column, metavar="NAME", help="column that holds the text")
+    made.add_argument("--text-column", default=task.text_column, metavar="NAME", help="column that holds the text")
     made.add_argument(
-        "--model", default=model.model, metavar="NAME", help=f"whose word pieces are marked (default: {model.model})"
+        "--model",
+        default=task.model_name,
+        metavar="NAME",
+        help="whose word pieces are marked (default: tiny)",
     )
     made.add_argument(
-        "--vocab-size", type=whole_number, default=data.vocab_size, metavar="N", help="as in stilt_mlm.py"
+        "--vocab-size", type=whole_number, default=task.vocab_size, metavar="N", help="as in stilt_mlm.py"
     )
     made.add_argument("--finder", required=True, metavar="NAME:VALUE", help="ner:MODEL, terms:FILE, keyness:REFERENCE")
     made.add_argument("--out", required=True, metavar="DIR", help="folder of the candidates")

@@ -1,7 +1,7 @@
 """A model of your own in any mode and under any rule: a convolutional network that tells drawn shapes apart.
 
     python experiments/own_model.py --mode async --nproc 2
-    python experiments/own_model.py --clock virtual --nproc 16 --speeds exponential:1 --rule ringmaster:threshold=8
+    python experiments/own_model.py --clock virtual --nproc 16 --times exponential:1 --rule ringmaster:threshold=8
 
 The images are drawn by this file, so nothing is downloaded. To train something else, copy it and change the class: its
 fields become flags, its methods say what is learned. ``--help`` lists the settings, docs/own_model.md explains them."""
@@ -19,7 +19,7 @@ from torch.nn import functional
 
 import asyncsgd
 from asyncsgd.scripts.base import run_script
-from asyncsgd.scripts.task import task_script
+from asyncsgd.scripts.task import TaskScript
 from asyncsgd.settings.flags import setting
 
 SIDE = 16
@@ -92,7 +92,7 @@ def draw(number: int, noise: float, seed: int) -> tuple[torch.Tensor, torch.Tens
     return (image + noise * torch.randn(image.shape, generator=random)).unsqueeze(1), label
 
 
-SCRIPT = task_script(
+SCRIPT = TaskScript(
     Shapes,
     "own_model",
     description="A convolutional network that tells drawn shapes apart, in any mode and under any rule.",

@@ -1,7 +1,7 @@
 """A causal language model that learns more from texts with a higher reward: a loss of one's own, in any mode.
 
     python experiments/reward_weighted.py --mode async --nproc 2
-    python experiments/reward_weighted.py --mode sync --nproc 2 --model runs/clm-async-w4-.../model --data answers.txt
+    python experiments/reward_weighted.py --mode sync --nproc 2 --model runs/causal_lm-async-w4-... --data answers.txt
 
 Over the texts i of a batch, with rewards r_i >= 0 and T_i predicted tokens each,
 
@@ -27,9 +27,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from asyncsgd.errors import UsageError
-from asyncsgd.runtime.ranks import go_offline
 from asyncsgd.scripts.base import run_script
-from asyncsgd.scripts.task import task_script
+from asyncsgd.scripts.task import TaskScript
 from asyncsgd.tasks.base import Sums
 from asyncsgd.tasks.causal_lm import IGNORED, Batch, CausalLM, DocumentRows, EvaluationRows, Rows
 
@@ -119,17 +118,11 @@ class Rewarded(DocumentRows):
         return RewardedBatch(**vars(batch), rewards=torch.tensor([reward(text) for text in texts]))
 
 
-def before(settings: Any) -> None:
-    go_offline(settings.task.model_name, settings.task.data_name)
-
-
-SCRIPT = task_script(
+SCRIPT = TaskScript(
     RewardWeighted,
     "reward_weighted",
     description="A causal language model that learns more from texts with a higher reward.",
     examples="  python experiments/reward_weighted.py --mode async --nproc 2",
-    model="model_name",
-    before=before,
 )
 
 if __name__ == "__main__":

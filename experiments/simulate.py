@@ -1,10 +1,10 @@
 r"""Simulate a rule on a closed-form problem under virtual time, with any number of workers.
 
-    python experiments/simulate.py --rule ringmaster:threshold=6,stops=true --workers 6174 --speeds half_normal \
-        --problem tridiagonal --learning-rate 0.25 --budget-seconds 500
+    python experiments/simulate.py --rule ringmaster:threshold=6,stops=true --nproc 6174 --times half_normal \
+        --problem tridiagonal --learning-rate 0.25 --seconds 500
 
 Leaves a run folder like a real run's, with the clock marked as virtual and the excess f(x) - f* as the loss.
-``--rule help``, ``--speeds help`` and ``--problem help`` list what there is."""
+``--rule help``, ``--times help`` and ``--problem help`` list what there is."""
 
 from __future__ import annotations
 
@@ -33,12 +33,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(argv: list[str], stop: StopRequest) -> int:
     parser = Parser(description=str(__doc__), formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--rule", help="NAME[:key=value,...] (default: asynchronous); help lists them")
-    parser.add_argument("--workers", type=whole_number, metavar="N", help="virtual workers (default: 8)")
+    parser.add_argument("--nproc", dest="workers", type=whole_number, metavar="N", help="virtual workers (default: 8)")
     parser.add_argument("--problem", help="NAME[:key=value,...] (default: quadratic); help lists them")
-    parser.add_argument("--speeds", help="NAME[:value,key=value,...] (default: exponential:1); help lists them")
+    parser.add_argument(
+        "--times",
+        "--speeds",
+        dest="speeds",
+        help="NAME[:value,key=value,...] (default: exponential:1); help lists them",
+    )
     parser.add_argument("--learning-rate", type=number, metavar="X", help="constant (default: 0.05)")
     parser.add_argument("--samples", type=whole_number, metavar="N", help="gradients, used or not")
-    parser.add_argument("--budget-seconds", type=number, metavar="X", help="virtual seconds")
+    parser.add_argument("--seconds", dest="budget_seconds", type=number, metavar="X", help="virtual seconds")
     parser.add_argument(
         "--evaluations", type=whole_number, metavar="N", help="after the first, evenly over the budget (8)"
     )
@@ -59,7 +64,7 @@ def run(argv: list[str], stop: StopRequest) -> int:
 
 
 def show_help(given: dict[str, Any]) -> bool:
-    """Print the list that ``--rule help``, ``--speeds help`` or ``--problem help`` asks for."""
+    """Print the list that ``--rule help``, ``--times help`` or ``--problem help`` asks for."""
     if given.get("rule") == "help":
         from asyncsgd.rules import describe_rules
         from asyncsgd.simulation import gossip, streaming

@@ -38,7 +38,7 @@ from asyncsgd.throughput import flops_per_sample
 BATCH_SIZE, SEQ_LEN, DROPOUT, WEIGHT_DECAY = 16, 256, 0.1, 0.01
 """Of the naive loop; weight decay is what torch's AdamW has by default."""
 LEARNING_RATE = {"classification": 5e-4, "masked_lm": 1e-3}
-"""That of a classification is the default of ``stilt_finetune.py``: at 1e-3 some seeds learn one class alone."""
+"""That of a classification is the default of the task: at 1e-3 some seeds learn one class alone."""
 SCORE = {"classification": "macro_f1", "masked_lm": "loss"}
 VOCABULARY = 4096
 """Of the tokenizer for masked words, trained on the chosen texts."""
@@ -305,7 +305,7 @@ class Subject:
         """Of a forward and a backward pass on one text that fills its length, by model and length."""
         found = {}
         for model, length in (("tiny", SEQ_LEN), ("tiny", 2 * SEQ_LEN), ("small", SEQ_LEN)):
-            other: dict[str, Any] = {"init_from" if self.name == "classification" else "model_name": model}
+            other: dict[str, Any] = {"model_name": model}
             task = dataclasses.replace(self.task, seq_len=length, **other).prepare(0, self._cache)
             rows = task.batch_size
             input_ids = torch.full((rows, length), 5)

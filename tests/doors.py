@@ -48,14 +48,14 @@ class Ended(NamedTuple):
 
 
 def cli(line: str | list[str], *, alone: bool = False) -> Ended:
-    """``python experiments/LINE``, or ``python -m LINE`` for analysis.
+    """``python experiments/LINE``, or ``python -m LINE``.
 
     Args:
-        line: the script (stilt_mlm.py) or module (analysis.compare), and its arguments.
+        line: the script (stilt_mlm.py) or module (analysis.compare, asyncsgd), and its arguments.
         alone: in a process of its own, which may be stopped; else in this one.
     """
     name, *arguments = line.split() if isinstance(line, str) else map(str, line)
-    if not alone and hasattr(importlib.import_module(name.removesuffix(".py")), "main"):
+    if not alone and hasattr(_module(name), "main"):
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = _main(name, arguments)
@@ -71,8 +71,12 @@ def cli(line: str | list[str], *, alone: bool = False) -> Ended:
     return Ended(process.exitcode or 0, *out_and_err)
 
 
+def _module(name: str) -> Any:
+    return importlib.import_module("asyncsgd.__main__" if name == "asyncsgd" else name.removesuffix(".py"))
+
+
 def _main(name: str, arguments: list[str]) -> int:
-    module = importlib.import_module(name.removesuffix(".py"))
+    module = _module(name)
     before, sys.argv = sys.argv, [name, *arguments]
     try:
         return int(module.main() or 0)
@@ -136,7 +140,7 @@ class Finished(NamedTuple):
 def prepared_task(name: str, run: Finished) -> Any:
     """The library's task of that name with the settings of `run`, prepared with the cache beside the run."""
     kind, settings = asyncsgd.tasks.task_class(name), run.settings
-    spelled = {"model_name": "model", "data_name": "data"}
+    spelled = {"model_name": "model", "data_name": "data", "eval_split": "split"}
     names = {field.name: spelled.get(field.name, field.name) for field in dataclasses.fields(kind)}
     task = kind(**{field: settings[flag] for field, flag in names.items() if flag in settings})
     return task.prepare(settings["seed"], run.cache)

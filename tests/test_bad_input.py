@@ -277,11 +277,11 @@ def a_file(folder):
         (without_weights, "a configuration but no weights (model.safetensors); copy them there or type --model tiny"),
         (with_torn_weights, "cannot be loaded as a masked-language model"),
         (without_tokenizer, "holds no tokenizer that can be read"),
-        (without_config, "no config.json there; --model takes a folder written by save_pretrained"),
+        (without_config, "./mine is neither a run folder (settings.yaml, summary.json, model/) nor a saved"),
         (with_a_torn_config, "mine"),
         (with_code_of_its_own, "needs code of its own"),
         (with_a_pickle, "the weights (pytorch_model.bin) are damaged or hold more than tensors"),
-        (removed, "there is no folder './mine'; --model takes tiny, small, tiny-distilbert, a folder or a Hub id"),
+        (removed, "./mine: there is no such folder; name a run folder, a saved model, a name on the Hub, or tiny"),
         (a_file, "mine"),
     ],
 )
@@ -337,15 +337,15 @@ def test_a_mistyped_word_is_refused_without_the_imports_of_a_run(tmp_path, text)
         "        heavy = {'transformers', 'datasets', 'tokenizers', 'pandas', 'pyarrow'} & set(sys.modules)\n"
         "        print(exit.code, sorted(heavy), os.path.exists('run'))\n"
     )
-    finetune = SCRIPT.with_name("stilt_finetune.py")
-    tuning = ["--init-from", "tiny", "--run-dir", "run"]
+    train = SCRIPT.with_name("train.py")
+    tuning = ["classification", "--run-dir", "run"]
     lines = [
         [str(script), *flags, "--cache-dir", str(tmp_path / "cache")]
         for script, flags in (
             (SCRIPT, [*small(text), "--run-dir", "run", "--model", "./nowhere"]),
             (SCRIPT, [*small(text), "--run-dir", "run", "--mode", "async", "--rule", "asynchronus"]),
-            (finetune, [*tuning, "--data", "nowhere.csv"]),
-            (finetune, ["--init-from", "./nowhere", "--run-dir", "run"]),
+            (train, [*tuning, "--data", "nowhere.csv"]),
+            (train, [*tuning, "--model", "./nowhere"]),
         )
     ]
     command = [sys.executable, "-c", program, json.dumps(lines)]
@@ -385,7 +385,7 @@ def test_a_hub_name_without_a_network_is_refused_soon_and_says_what_to_do(flags,
 
 def test_a_folder_with_another_run_is_refused_with_what_differs_and_stays_as_it_is(refused, script, text, cache):
     flags = [*small(text), "--cache-dir", str(cache), "--run-dir", "run"]
-    assert script.run(flags, StopRequest()) == 0
+    assert script.SCRIPT.run(flags, StopRequest()) == 0
     before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
     assert refused(*flags, "--seed", "3", "--warmup", "0") == (
         "run holds a run with other settings (seed 0 -> 3, warmup 640 -> 0); type another --run-dir, or --overwrite"
@@ -394,7 +394,7 @@ def test_a_folder_with_another_run_is_refused_with_what_differs_and_stays_as_it_
         "run holds this run already, DONE; type another --run-dir, or --overwrite to run it again"
     )
     assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
-    assert script.run([*flags, "--seed", "3", "--overwrite"], StopRequest()) == 0
+    assert script.SCRIPT.run([*flags, "--seed", "3", "--overwrite"], StopRequest()) == 0
     assert json.loads(Path("run/summary.json").read_text())["seed"] == 3
     assert json.loads(Path("run.before-1/summary.json").read_text())["seed"] == 0
 
@@ -405,7 +405,7 @@ def test_a_failed_run_is_kept_under_another_name_when_it_is_tried_again(refused,
     text.write_text("")
     message = refused(*flags)
     text.write_bytes(kept)
-    assert script.run(flags, StopRequest()) == 0
+    assert script.SCRIPT.run(flags, StopRequest()) == 0
     assert failed(Path("run.before-1"), message)
     assert json.loads(Path("run/summary.json").read_text())["status"] == "DONE"
 

@@ -13,9 +13,7 @@ import asyncsgd
 from asyncsgd import InProcess, Processes, UsageError, Virtual
 from asyncsgd.experiment import experiment_of
 from asyncsgd.scripts.task import adapt
-from asyncsgd.settings.finetuning import make_finetune_settings
 from asyncsgd.settings.task import task_flags
-from asyncsgd.settings.training import Settings, Steps
 from asyncsgd.simulation.churn import Join, Leave
 from asyncsgd.simulation.speeds import Infinite, Slow
 from asyncsgd.tasks.causal_lm import CausalLM
@@ -118,12 +116,6 @@ def test_a_task_is_trained_alike_through_both_doors(kind, defaults, tmp_path):
     names = ("learning_rate", "schedule", "warmup", "weight_decay", "clip_norm")
     ours, theirs = by_flags(kind), in_settings_of_train(kind, tmp_path)
     assert tuple(ours[name] for name in names) == tuple(theirs[name] for name in names) == defaults
-
-
-def test_stilt_mlm_and_stilt_finetune_have_the_defaults_of_their_tasks():
-    assert vars(Settings().optimization) == by_flags(MaskedLM)
-    tuning = vars(make_finetune_settings({"init_from": "tiny"}).tuning)
-    assert {name: tuning[name] for name in vars(Steps())} == by_flags(Classification)
 
 
 def test_sgd_and_a_run_without_a_number_of_samples_have_the_same_defaults_through_both_doors(tmp_path):

@@ -35,7 +35,7 @@ def membership(records):
 
 @pytest.mark.parametrize("rule", ALL, ids=str)
 def test_under_every_rule_only_who_is_there_takes_part_and_the_run_is_replayed(rule, tmp_path):
-    words = ["--workers", 4, "--budget-seconds", 12, "--churn", CHURN, "--runs-dir", tmp_path]
+    words = ["--nproc", 4, "--seconds", 12, "--churn", CHURN, "--runs-dir", tmp_path]
     assert cli(["simulate.py", "--rule", rule, *words]).code == 0
     run = Finished(*tmp_path.iterdir())
     assert (run.summary["status"], run.summary["rule"], run.summary["clock"]) == ("DONE", str(rule), "virtual")
@@ -53,7 +53,7 @@ def test_under_every_rule_only_who_is_there_takes_part_and_the_run_is_replayed(r
         else:
             (there.add if record["kind"] == "join" else there.discard)(record["worker"])
             lost |= set(record["lost"])
-    replayed = cli(["replay.py", run.path])
+    replayed = cli(["asyncsgd", "replay", run.path])
     assert replayed.code == 0
     assert replayed.out.count(run.summary["parameters_sha256"]) == 2
 
@@ -79,8 +79,8 @@ def test_a_synchronous_round_ends_when_the_one_it_waits_for_leaves(tmp_path):
     assert [worker for worker, *_ in left.started] == [0, 1, 2]
     assert result.done.version == 1
     # The step has no arrival of its own, and is counted.
-    words = ["--budget-seconds", 1.75, "--speeds", slow, "--churn", "leave:worker=3,seconds=1.5"]
-    assert cli(["simulate.py", "--rule", "synchronous", "--workers", 4, *words, "--runs-dir", tmp_path]).code == 0
+    words = ["--seconds", 1.75, "--speeds", slow, "--churn", "leave:worker=3,seconds=1.5"]
+    assert cli(["simulate.py", "--rule", "synchronous", "--nproc", 4, *words, "--runs-dir", tmp_path]).code == 0
     summary = Finished(*tmp_path.iterdir()).summary
     assert (summary["num_updates"], summary["num_samples"], summary["num_samples_applied"]) == (1, 3, 3)
     assert summary["train_seconds"] == 1.75

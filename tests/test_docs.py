@@ -1,6 +1,5 @@
 """The pages of the documentation, and that the commands and the code of two of them run."""
 
-import importlib
 import json
 import re
 import shlex
@@ -8,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from asyncsgd.signals import StopRequest
+from doors import cli
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -33,6 +31,8 @@ def test_every_link_leads_to_a_file_and_every_flag_of_a_page_exists(page):
     sources = [path.read_text("utf-8") for path in files]
     flags = re.findall(r'"(--[a-z_-]+)"', "".join(sources))
     fields = re.findall(r"^ +(\w+): .*= setting\(", "".join(sources), re.MULTILINE)
+    aliases = re.findall(r"aliases=\((.*?),?\)", "".join(sources))
+    fields += re.findall(r'"(\w+)"', "".join(aliases))
     known = {flag.replace("_", "-") for flag in (*flags, *(f"--{field}" for field in fields), *OF_OTHERS)}
     assert {flag.replace("_", "-") for flag in re.findall(r"(?<![\w-])(--[a-z][a-z_-]*)", text)} <= known
 
@@ -74,25 +74,24 @@ def do(tmp_path, monkeypatch):
                 "tagged": [json.dumps({"tokens": [side, line], "ner_tags": ["O", "B-A"]}) for line in lines],
             }
             Path(folder, f"{side}.{suffix}").write_text("\n".join(rows[folder]))
-    data = {"stilt_finetune": "labelled", "train_tagger": "tagged"}
+    data = {"classification": "labelled", "token_classification": "tagged"}
 
     def run(command):
-        python, script, *arguments = shlex.split(command.replace(" 5000", " 16").replace(" FOLDER", " tagged"))
-        name = Path(script).stem
-        assert (python, script) == ("python", f"experiments/{name}.py")
-        module = importlib.import_module(name)
-        if name == "export":
-            assert module.main([*arguments, "--cache-dir", "cache"]) == 0
-            return
-        arguments += ["--samples", "48", "--evaluations", "1", "--cache-dir", "cache", "--device", "cpu"]
-        if "--data" not in arguments:
-            arguments += ["--data", data.get(name, "text.txt")]
-        if "texts" in arguments:
-            arguments += ["--text-column", "body"]
-        if "--clock" not in arguments and "--mode" not in arguments:
-            arguments += ["--mode", "single"]
-        script_run = module.SCRIPT.run if hasattr(module, "SCRIPT") else module.run
-        assert script_run(arguments, StopRequest()) == 0, command
+        line = shlex.split(command.replace(" 5000", " 16").replace(" FOLDER", " tagged"))
+        assert line.pop(0) == "python"
+        if line[:2] == ["-m", "asyncsgd"]:
+            ended = cli([*line[1:], "--cache-dir", "cache"])
+        else:
+            line[0] = line[0].removeprefix("experiments/")
+            line += ["--samples", "48", "--evaluations", "1", "--cache-dir", "cache", "--device", "cpu"]
+            if "--data" not in line:
+                line += ["--data", data.get(line[1], "text.txt")]
+            if "texts" in line:
+                line += ["--text-column", "body"]
+            if "--clock" not in line and "--mode" not in line:
+                line += ["--mode", "single"]
+            ended = cli(line)
+        assert ended.code == 0, ended.err
 
     return run
 
@@ -107,7 +106,7 @@ def test_every_way_of_using_a_model_works_with_a_run_s_model_and_with_an_exporte
     for code in codes:
         (run,) = re.findall(r"runs/(\w+)/model", code)
         if not Path("exported", run).exists():
-            do(f"python experiments/export.py runs/{run} --out exported/{run}")
+            do(f"python -m asyncsgd export runs/{run} --out exported/{run}")
         for version in (code, code.replace(f"runs/{run}/model", f"exported/{run}")):
             capsys.readouterr()
             exec(version, {})

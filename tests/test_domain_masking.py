@@ -19,9 +19,8 @@ from asyncsgd.data.masking import ByCandidate, ByToken, OnlyCandidates
 from asyncsgd.data.tokenization import Tokens
 from asyncsgd.errors import UsageError
 from asyncsgd.evaluation import evaluate_sets, measured
-from asyncsgd.scripts.pretraining import task_of
-from asyncsgd.settings.training import make_settings
 from asyncsgd.signals import StopRequest
+from asyncsgd.study.arms import FLAGS
 from asyncsgd.tasks.base import add_sums
 from asyncsgd.tasks.masked_lm import MaskedTokens
 from asyncsgd.training import _check_began_from
@@ -51,7 +50,7 @@ def test_candidates_that_are_not_complete_are_refused_before_a_run_or_a_sweep_ha
     Path("found").mkdir()
     Path("found/manifest.json").write_text(json.dumps({"format": CANDIDATES_FORMAT, "complete": False}))
     with StopRequest() as stop, pytest.raises(UsageError, match=r"found is not complete; .*goes on where it was"):
-        stilt_mlm.run(["--mask", "candidates", "--candidates", "found"], stop)
+        stilt_mlm.SCRIPT.run(["--mask", "candidates", "--candidates", "found"], stop)
     algorithms = {name: {"mode": "single", "mask": name} for name in ("token", "candidates")}
     base = {"candidates": "found", "samples": 64}
     config = {"name": "few", "base": base, "algorithms": algorithms, "conditions": {}, "seeds": [0]}
@@ -62,7 +61,7 @@ def test_candidates_that_are_not_complete_are_refused_before_a_run_or_a_sweep_ha
 
 
 def prepared(train, root, **values):
-    settings = make_settings(
+    settings = FLAGS.make(
         {
             "data": f"{root}/train.txt",
             "eval_data": f"{root}/eval.txt",
@@ -74,7 +73,7 @@ def prepared(train, root, **values):
             **values,
         }
     )
-    return task_of(settings).prepare(0, root / "cache")
+    return settings.task.prepare(0, root / "cache")
 
 
 def test_batches_have_the_samples_and_the_number_of_masked_tokens_of_uniform_masking(train, root):
@@ -180,9 +179,9 @@ def test_a_resumed_run_needs_the_candidates_that_it_began_with(train, root):
 
 
 def test_a_folder_that_is_missing_is_refused_before_there_is_a_run(root):
-    settings = make_settings({"candidates": str(root / "nothing"), "mask": "candidates"})
+    settings = FLAGS.make({"candidates": str(root / "nothing"), "mask": "candidates"})
     with pytest.raises(UsageError, match="is no folder of candidates"):
-        task_of(settings).check_names()
+        settings.task.check_names()
 
 
 MODES = {

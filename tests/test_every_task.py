@@ -37,7 +37,7 @@ def labelled(root):
     for side, number in (("train", 40), ("test", 12)):
         lines = [f"{' '.join(draw.choices(WORDS[kind] + WORDS['O'], k=9))},{kind}" for kind in "AAAB" * (number // 4)]
         (root / f"{side}.csv").write_text("\n".join(["text,label", *lines]))
-    return {"data": root, "init_from": "tiny", "save_model": True}
+    return {"data": root, "model": "tiny"}
 
 
 def tagged(root):
@@ -71,10 +71,10 @@ def asked(root):
 
 SCRIPTS = {
     "masked_lm": ("stilt_mlm.py", texts, "AutoModelForMaskedLM"),
-    "classification": ("stilt_finetune.py", labelled, "AutoModelForSequenceClassification"),
-    "causal_lm": ("clm.py", texts, "AutoModelForCausalLM"),
-    "token_classification": ("train_tagger.py", tagged, "AutoModelForTokenClassification"),
-    "question_answering": ("answer_questions.py", asked, "AutoModelForQuestionAnswering"),
+    "classification": ("train.py classification", labelled, "AutoModelForSequenceClassification"),
+    "causal_lm": ("train.py causal_lm", texts, "AutoModelForCausalLM"),
+    "token_classification": ("train.py token_classification", tagged, "AutoModelForTokenClassification"),
+    "question_answering": ("train.py question_answering", asked, "AutoModelForQuestionAnswering"),
 }
 MODES = {
     "single": {"mode": "single"},
@@ -109,7 +109,7 @@ def finish(tmp_path_factory):
             "device": "cpu",
             "run_dir": path,
         }
-        ended = cli([script, *flags_of(small | MODES[mode])])
+        ended = cli([*script.split(), *flags_of(small | MODES[mode])])
         assert ended.code == 0, f"{ended.out}{ended.err}"
         return Finished(path)
 
@@ -136,7 +136,7 @@ def test_a_task_trains_in_a_mode_and_its_model_loads(task, mode, finish):
     assert parameters_sha256(flat.layout, flat.parameters) == summary["parameters_sha256"]
 
     if mode not in ("sync", "hogwild"):
-        replayed = cli(["replay.py", run.path, "--cache-dir", run.cache])
+        replayed = cli(["asyncsgd", "replay", run.path, "--cache-dir", run.cache])
         assert f" {NUM_BATCHES} losses compared" in replayed.out
         assert replayed.out.endswith("identical\n")
         assert replayed.code == 0

@@ -174,7 +174,7 @@ def test_a_run_with_a_killed_worker_replays_bit_for_bit(rule, train, small):
     assert left["worker"] == 1
     assert left["lost"] or not rule.startswith("ringmaster")  # under the others a worker may be idle when it is killed
     cache = small[small.index("--cache-dir") + 1]
-    assert cli(["replay.py", run.path, "--cache-dir", cache]).out.endswith("identical\n")
+    assert cli(["asyncsgd", "replay", run.path, "--cache-dir", cache]).out.endswith("identical\n")
 
 
 @needs_proc

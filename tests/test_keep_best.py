@@ -102,7 +102,7 @@ def test_the_best_model_is_exported_and_trained_further_as_the_last_one_is(train
     last = f"{checkpointed(run.path)[-1]:012}"
     for name in ([], ["--checkpoint", last]):
         out = tmp_path / f"out{len(name)}"
-        assert cli(["export.py", run.path, "--best", *name, "--cache-dir", run.cache, "--out", out]).code == 0
+        assert cli(["asyncsgd", "export", run.path, "--best", *name, "--cache-dir", run.cache, "--out", out]).code == 0
         assert (out / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
     further = train(model=folder, samples=0, vocab_size=8192)
     assert further.summary["parameters_sha256"] == best["parameters_sha256"]

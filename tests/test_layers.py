@@ -13,11 +13,11 @@ SCRIPTS = [path for path in (ROOT / "experiments").glob("*.py") if "__main__" in
 FLOORS = """
 __main__ delay_factors errors numbers packing prefetching schedules signals torchrun flat named_choices records
 batches data hardware optimizers rules settings simulation.churn simulation.problems simulation.speeds
-checkpoints init_from models modes server study.config dispatcher recorded_run study.arms tasks
+checkpoints models origin modes server study.config dispatcher recorded_run study.arms tasks
 evaluation study.finetuning stages study.registration throughput worker profiling study.plan
 runtime
 experiment simulation fitting training scripts
-replaying study api __init__
+replaying scripts.export scripts.predict scripts.replay study api __init__
 """
 FLOOR = {f"asyncsgd.{part}": floor for floor, parts in enumerate(FLOORS.strip().split("\n")) for part in parts.split()}
 JUDGING = """

@@ -14,19 +14,12 @@ from huggingface_hub import ModelCard
 from torch import nn
 
 import asyncsgd
+from asyncsgd.__main__ import main as command
 from asyncsgd.flat import FlatModel, parameters_sha256
-from asyncsgd.init_from import read_origin
+from asyncsgd.origin import read_origin
 from asyncsgd.records.model_card import model_card
-from asyncsgd.runtime.ranks import Launch
-from asyncsgd.scripts.finetuning import finetuning
-from asyncsgd.scripts.run_folder import open_finetune_folder
-from asyncsgd.scripts.task import task_script
-from asyncsgd.settings.finetuning import FINETUNE_FLAGS
-from asyncsgd.tasks.causal_lm import CausalLM
-from asyncsgd.training import lead
-from export import main as export
-
-TOGETHER = Launch(1, None, False)
+from asyncsgd.scripts.task import run_task
+from asyncsgd.signals import StopRequest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +107,7 @@ def test_a_masked_language_model_loads_by_its_card_and_says_what_its_summary_say
 def test_the_model_of_a_checkpoint_says_after_how_many_samples_it_was_taken(pretrained, tmp_path, monkeypatch):
     cache, out = str(pretrained.path.parent / "cache"), tmp_path / "out"
     name = sorted(path.stem for path in (pretrained.path / "checkpoints").glob("*.json"))[0]
-    assert export([str(pretrained.path), "--checkpoint", name, "--cache-dir", cache, "--out", str(out)]) == 0
+    assert command(["export", str(pretrained.path), "--checkpoint", name, "--cache-dir", cache, "--out", str(out)]) == 0
     text = card_of(out)
     assert "It has seen 8 samples in 2 updates." in text
     assert "The run may have gone on after this." in text
@@ -127,31 +120,26 @@ def test_the_model_of_a_finished_run_is_that_of_its_end_and_not_of_its_last_chec
     first, *later = sorted((run / "checkpoints").glob("*.json"))
     for path in later:
         path.unlink()
-    assert export([str(run), "--out", str(out)]) == 0
+    assert command(["export", str(run), "--out", str(out)]) == 0
     assert {path.name for path in out.iterdir()} == {path.name for path in (run / "model").iterdir()}
     assert (out / "model.safetensors").read_bytes() == (run / "model" / "model.safetensors").read_bytes()
     shutil.rmtree(run / "model")
     capsys.readouterr()
-    assert export([str(run), "--out", str(tmp_path / "other")]) == 2
+    assert command(["export", str(run), "--out", str(tmp_path / "other")]) == 2
     message = capsys.readouterr().err
     assert "is DONE after 4 updates and has kept no model, and its last checkpoint is of 2" in message
-    assert f"type --checkpoint {first.stem}, or train with --save-model" in message
+    assert f"type --checkpoint {first.stem}" in message
 
 
 def test_a_fine_tuned_model_names_the_model_it_began_from(pretrained, tmp_path, monkeypatch):
     for side in ("train", "test"):
         rows = [f"{word} {side} {number},{label}" for number in range(4) for word, label in (("ba", "A"), ("fo", "B"))]
         (tmp_path / f"{side}.csv").write_text("\n".join(["text,label", *rows]))
-    values = {
-        "data": str(tmp_path),
-        "init_from": str(pretrained.path),
-        "cache_dir": str(tmp_path / "cache"),
-        "run_dir": str(tmp_path / "run"),
-        **{"save_model": True, "seq_len": 16, "batch_size": 4, "samples": 8, "device": "cpu"},
-    }
-    settings = FINETUNE_FLAGS.make(values)
-    folder = open_finetune_folder(settings, "python experiments/stilt_finetune.py --init-from x")
-    assert lead(finetuning(settings), TOGETHER, folder, None) == 0
+    line = (
+        f"classification --data {tmp_path} --model {pretrained.path} --cache-dir {tmp_path}/cache "
+        f"--run-dir {tmp_path}/run --seq-len 16 --batch-size 4 --samples 8 --device cpu"
+    )
+    assert run_task(line.split(), StopRequest()) == 0
     text = card_of(tmp_path / "run" / "model")
     data = ModelCard(text).data.to_dict()
     assert data["pipeline_tag"] == "text-classification"
@@ -159,22 +147,21 @@ def test_a_fine_tuned_model_names_the_model_it_began_from(pretrained, tmp_path, 
     assert f"Training began from `{pretrained.path}`." in text
     assert f"That was the model of the run `{pretrained.path.name}` (mode single)." in text
     assert "macro_f1 " in text
-    assert "The command was `python experiments/stilt_finetune.py --init-from x`." in text
+    assert f"The command was `python experiments/train.py {line}`." in text
     assert loaded(tmp_path / "run" / "model", monkeypatch)["model"].config.id2label == {0: "A", 1: "B"}
 
 
 def test_a_causal_language_model_has_the_class_that_continues_texts(tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text("\n".join(f"ba di fo {number}" for number in range(60)))
-    script = task_script(CausalLM, "clm", description="", examples="")
-    small = {"vocab_size": 300, "seq_len": 16, "batch_size": 2, "samples": 4, "warmup": 0, "device": "cpu"}
-    places = {"cache_dir": str(tmp_path / "cache"), "run_dir": str(tmp_path / "run")}
-    settings = script.flags.make({"mode": "single", "data": str(tmp_path / "text.txt"), **small, **places})
-    assert lead(script.experiment(settings), TOGETHER, script.folder(settings, "tests"), None) == 0
+    line = (
+        f"causal_lm --data {tmp_path}/text.txt --cache-dir {tmp_path}/cache --run-dir {tmp_path}/run --vocab-size 300 "
+        f"--seq-len 16 --batch-size 2 --samples 4 --warmup 0 --device cpu"
+    )
+    assert run_task(line.split(), StopRequest()) == 0
     data = ModelCard(card_of(tmp_path / "run" / "model")).data
     assert (data.library_name, data.pipeline_tag) == ("transformers", "text-generation")
     names = loaded(tmp_path / "run" / "model", monkeypatch)
     assert type(names["model"]).__name__ == "GPT2LMHeadModel"
-    assert "The command was" not in card_of(tmp_path / "run" / "model")  # "tests" is none
 
 
 def test_an_own_model_is_built_by_its_task_and_gets_its_values_from_the_file(tmp_path, monkeypatch):

@@ -14,16 +14,16 @@ import pytest
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import Evaluation, Event
 from asyncsgd.records.run_folder import RunFolder
-from asyncsgd.scripts.run_folder import open_finetune_folder, open_run_folder, set_aside
-from asyncsgd.settings.training import FLAGS, make_settings
+from asyncsgd.scripts.run_folder import open_run_folder, set_aside
+from asyncsgd.study.arms import FLAGS
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 
 OWNER = """
 import sys, time
 from asyncsgd.scripts.run_folder import open_run_folder
-from asyncsgd.settings.training import make_settings
-folder = open_run_folder("tests", make_settings({"run_dir": sys.argv[1]}), "python first.py")
+from asyncsgd.study.arms import FLAGS
+folder = open_run_folder("tests", FLAGS.make({"run_dir": sys.argv[1]}), "python first.py")
 print("ready", flush=True)
 time.sleep(600)
 """
@@ -71,7 +71,7 @@ def test_a_second_run_is_refused_while_the_first_lives_and_changes_nothing(value
     path = tmp_path / "run"
     first = start(OWNER, path)
     before = files_below(tmp_path)
-    settings = make_settings({"run_dir": str(path)} | values)
+    settings = FLAGS.make({"run_dir": str(path)} | values)
     with pytest.raises(UsageError, match=f"^another run is at work in {path}; wait for it, or stop it, or name"):
         open_run_folder("tests", settings, "python second.py")
     with pytest.raises(UsageError, match="another run is at work"):
@@ -84,7 +84,7 @@ def test_a_second_run_is_refused_while_the_first_lives_and_changes_nothing(value
 
 
 def test_a_folder_is_free_once_its_run_has_closed_it(tmp_path):
-    settings = make_settings({"run_dir": str(tmp_path / "run")})
+    settings = FLAGS.make({"run_dir": str(tmp_path / "run")})
     for _ in range(2):
         open_run_folder("tests", settings, "tests").close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run.before-1"]
@@ -95,7 +95,7 @@ EVALUATION = Evaluation(0, 0, 0.0, 2.0, 10.0, {}, 0.1)
 
 def leave(path, *records, **summary):
     """A run folder as it is left behind, with settings that no new command has."""
-    folder = open_run_folder("tests", make_settings({"run_dir": str(path), "seed": 77}), "python typo.py")
+    folder = open_run_folder("tests", FLAGS.make({"run_dir": str(path), "seed": 77}), "python typo.py")
     for record in records:
         folder.append(record)
     if summary:
@@ -104,18 +104,12 @@ def leave(path, *records, **summary):
 
 
 @pytest.mark.parametrize("status", [None, "FAILED", "INTERRUPTED"])
-@pytest.mark.parametrize("open_folder", [open_run_folder, open_finetune_folder])
-def test_a_folder_whose_run_has_not_trained_gives_way_to_a_corrected_command(status, open_folder, tmp_path):
-    from asyncsgd.settings.finetuning import make_finetune_settings
-
+def test_a_folder_whose_run_has_not_trained_gives_way_to_a_corrected_command(status, tmp_path):
     path = tmp_path / "run"
     leave(path, EVALUATION, **({"status": status} if status else {}))
     (path / "checkpoints").mkdir()
     (path / "checkpoints" / "notes.json").write_text("{}")  # not ours, so there is nothing to go on from
-    if open_folder is open_run_folder:
-        open_run_folder("tests", make_settings({"run_dir": str(path)}), "tests").close()
-    else:
-        open_finetune_folder(make_finetune_settings({"init_from": "tiny", "run_dir": str(path)}), "tests").close()
+    open_run_folder("tests", FLAGS.make({"run_dir": str(path)}), "tests").close()
     assert "seed: 77" not in (path / "settings.yaml").read_text()
     assert FLAGS.load_yaml(tmp_path / "run.before-1" / "settings.yaml")["seed"] == 77  # nothing is lost
 
@@ -135,7 +129,7 @@ def test_a_folder_with_something_measured_is_refused_to_other_settings(records, 
     leave(tmp_path / "run", *records, **summary)
     before = files_below(tmp_path)
     with pytest.raises(UsageError, match=r"holds a run with other settings \(seed 77 -> 0\); type another --run-dir"):
-        open_run_folder("tests", make_settings({"run_dir": str(tmp_path / "run")}), "tests")
+        open_run_folder("tests", FLAGS.make({"run_dir": str(tmp_path / "run")}), "tests")
     assert files_below(tmp_path) == before
 
 

@@ -126,7 +126,7 @@ def test_models_and_data_are_looked_for_before_the_first_run_and_all_that_is_mis
 ):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)
-    config = CONFIG.replace("data: pydocs", "data: nowhere.txt").replace(
+    config = CONFIG.replace("data: pydocs, vocab_size: 512", "data: nowhere.txt").replace(
         "models:\n", "models:\n  other: {task: masked_lm, model: base/nobody}\n"
     )
     Path("few.yaml").write_text(config)

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 import asyncsgd.study.plan as plan_module
 from asyncsgd.errors import UsageError
-from asyncsgd.settings.training import FLAGS, make_settings
-from asyncsgd.study.arms import resolve
+from asyncsgd.study.arms import FLAGS, resolve
 from asyncsgd.study.commands import flags_of
 from asyncsgd.study.config import CONFIG_KEYS, fill_in, read_config
 from asyncsgd.study.plan import STAGES, PlannedRun, make_plan, sha256_of
@@ -205,7 +204,7 @@ def test_where_times_are_compared_all_test_runs_of_a_group_get_the_seconds_of_it
     chosen = {arm.name: arm.trials[0] for arm in plan.arms}
     budgets = {"sync-w2": 1.5, "sync-w4-virtual": 12.0, "sync-w8-virtual": 6.0}
     for run in (*plan.of_stage("tuning"), *plan.of_stage("pilot"), *plan.of_stage("test")):
-        budget = make_settings(plan.values(run, chosen, budgets)).budget
+        budget = FLAGS.make(plan.values(run, chosen, budgets)).budget
         if run.stage == "test" and not run.arm.startswith("single"):
             assert (budget.samples, budget.seconds) == (None, budgets[plan.timed_by[run.arm]])
         else:
@@ -407,7 +406,7 @@ possible = st.fixed_dictionaries(
 @given(possible)
 def test_the_flags_of_settings_read_back_to_the_same_settings(values):
     try:
-        settings = make_settings(values)
+        settings = FLAGS.make(values)
     except UsageError:
         return  # not settings that a run can have
     read = FLAGS.parse(flags_of(settings), prog="p", description="", examples="").settings
@@ -424,7 +423,7 @@ def test_the_flags_of_settings_read_back_to_the_same_settings(values):
     ],
 )
 def test_a_default_that_follows_from_another_setting_is_said_where_it_does_not_follow(values):
-    settings = make_settings(values)
+    settings = FLAGS.make(values)
     assert FLAGS.flatten(
         FLAGS.parse(flags_of(settings), prog="p", description="", examples="").settings
     ) == FLAGS.flatten(settings)
@@ -473,7 +472,7 @@ REFERENCE = {"analysis": {"reference": "sync"}}
         ),
         ({"finetune": {"repetitions": 0}}, "finetune.repetitions 1 0"),
         ({"finetune": {"sampels": 8}}, "finetune 'sampels' 'samples'"),
-        ({"finetune": {"init-from": "x"}}, "finetune init_from"),
+        ({"finetune": {"model": "x"}}, "finetune model"),
         ({"finetune": {"task": "tagging"}}, "finetune task classification 'tagging'"),
         ({"finetune": {"patience": 3}}, "finetune patience"),
         ({"finetune": {}, "seeds": [4294967]}, "seeds 4294967"),
@@ -633,7 +632,7 @@ def assert_invariants(plan):
     chosen = {arm.name: arm.trials[0] for arm in plan.arms if arm.trials}
     for run in plan.runs:
         if run.stage != "finetune":
-            settings = make_settings(plan.values(run, chosen, dict.fromkeys(names, 7.5)))
+            settings = FLAGS.make(plan.values(run, chosen, dict.fromkeys(names, 7.5)))
             assert settings.job.seed == run.seed
             if run.stage != "base":
                 arm = plan.arm(run.arm)

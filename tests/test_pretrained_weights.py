@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModel
+from transformers import AutoModel, BertConfig, BertForMaskedLM
 
 from asyncsgd import models
 from asyncsgd.data.corpora import Corpus
@@ -95,7 +95,7 @@ def test_a_missing_head_is_drawn_from_the_seed_recorded_and_said(saved, tmp_path
     run = train(mode="single", samples=0, model=str(folder), vocab_size=8192)
     assert (run.summary["new_parameters"], run.summary["from_scratch"]) == (5, False)
     assert (
-        "note   5 of 42 tensors are not in the checkpoint, so they are drawn from the seed"
+        "note   5 tensors are not in the checkpoint, so they are drawn from the seed"
         in (run.path / "printed.txt").read_text()
     )
     assert train(mode="single", samples=0, model=str(saved), vocab_size=8192).summary["new_parameters"] == 0
@@ -106,3 +106,26 @@ def test_an_encoder_that_has_no_place_in_the_classifier_is_refused(saved):
     masked_lm.base_model.extra = torch.nn.Linear(2, 2)
     with pytest.raises(UsageError, match=r"2 tensors of the encoder have no place in a BertForSeq.*, e.g. extra.bias"):
         models.build_classifier(masked_lm, ["a", "b"], dropout=0.0, seed=0)
+
+
+def bert(seed):
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
+    with models.seeded(seed):
+        return BertForMaskedLM(BertConfig(vocab_size=64, **shape))
+
+
+def test_a_new_head_is_a_function_of_the_seed_whatever_the_model():
+    one, other = (models.build_classifier(bert(seed), ["a", "b"], dropout=0.1, seed=9).model for seed in (0, 1))
+    for name in ("classifier.weight", "classifier.bias", "bert.pooler.dense.weight", "bert.pooler.dense.bias"):
+        assert torch.equal(one.get_parameter(name), other.get_parameter(name))
+    tagger = models.build_tagger(bert(0), ["B", "I", "O"], dropout=0.3, seed=9)
+    drawn = torch.empty(3, 32).normal_(0.0, 0.02, generator=torch.Generator().manual_seed(9))
+    assert torch.equal(tagger.model.classifier.weight, drawn)
+
+
+def test_a_half_precision_configuration_does_not_round_the_encoder():
+    masked_lm = bert(0)
+    masked_lm.config.dtype = torch.bfloat16
+    classifier = models.build_classifier(masked_lm, ["a", "b"], dropout=0.0, seed=9).model
+    weight = masked_lm.base_model.embeddings.word_embeddings.weight
+    assert torch.equal(classifier.get_parameter("bert.embeddings.word_embeddings.weight"), weight)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.processes
 
 
 def replay(run, *more):
-    return cli(["replay.py", run.path, "--cache-dir", run.cache, *more])
+    return cli(["asyncsgd", "replay", run.path, "--cache-dir", run.cache, *more])
 
 
 def copy_of(run, folder, lines=None):
@@ -85,13 +85,13 @@ def nudged(line):
     ],
 )
 def test_a_log_is_the_runs_or_is_found_out(code, said, damage, tmp_path):
-    words = ["--workers", "3", "--samples", "24", "--problem", "heterogeneous", "--evaluations", "3"]
+    words = ["--nproc", "3", "--samples", "24", "--problem", "heterogeneous", "--evaluations", "3"]
     assert cli(["simulate.py", *words, "--runs-dir", tmp_path]).code == 0
     (path,) = tmp_path.glob("simulate-*")
     lines = (path / "events.jsonl").read_text().splitlines()
     arrivals = [number for number, line in enumerate(lines) if json.loads(line)["kind"] == "arrival"]
     (path / "events.jsonl").write_text("\n".join(damage(lines, arrivals[8])) + "\n")
-    ended = cli(["replay.py", path])
+    ended = cli(["asyncsgd", "replay", path])
     assert ended.code == code
     assert said in (ended.err if code == 2 else ended.out)
     assert ("identical" in ended.out) == (code == 0)
@@ -147,7 +147,7 @@ def test_runs_whose_reads_are_not_recorded_are_refused_with_the_reason(mode, rea
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
-    ended = cli(["replay.py", tmp_path])
+    ended = cli(["asyncsgd", "replay", tmp_path])
     assert ended.code == 2
     assert "holds no finished run" in ended.err
 
@@ -159,7 +159,7 @@ def without_checkpoints(run, folder):
 
 def model_at(run, version, cache, out):
     """What the replay has said, and the bytes of the model of a version."""
-    ended = cli(["replay.py", run.path, "--cache-dir", cache, "--to", version, "--out", out])
+    ended = cli(["asyncsgd", "replay", run.path, "--cache-dir", cache, "--to", version, "--out", out])
     assert ended.code == 0, ended
     return ended.out, (out / "model.safetensors").read_bytes()
 
@@ -168,7 +168,17 @@ def test_the_model_of_a_checkpoint_is_the_one_that_a_replay_to_its_version_saves
     run = train(mode="single", checkpoint_every="32")
     name = min(path.stem for path in (run.path / "checkpoints").glob("*.pt"))
     (checkpoint,) = [record for record in run.records("checkpoint") if record["name"] == name]
-    exported = ["export.py", run.path, "--cache-dir", run.cache, "--out", tmp_path / "out", "--checkpoint", name]
+    exported = [
+        "asyncsgd",
+        "export",
+        run.path,
+        "--cache-dir",
+        run.cache,
+        "--out",
+        tmp_path / "out",
+        "--checkpoint",
+        name,
+    ]
     assert cli(exported).code == 0
     plain = without_checkpoints(run, tmp_path)
     _, replayed = model_at(plain, checkpoint["version"], run.cache, tmp_path / "replayed")

@@ -12,7 +12,7 @@ PLAIN_SGD = {"optimizer": "sgd", "learning_rate": 0.05, "weight_decay": 0}
 
 
 def assert_replays(run):
-    replayed = cli(["replay.py", run.path, "--cache-dir", run.cache])
+    replayed = cli(["asyncsgd", "replay", run.path, "--cache-dir", run.cache])
     assert replayed.out.endswith("identical\n"), replayed
     assert replayed.out.startswith(f"updates    {run.summary['num_updates']} replayed, ")
 

@@ -143,7 +143,7 @@ def test_a_compiled_run_is_not_replayed_and_needs_a_compiler(train, tmp_path, mo
     path = shutil.copytree(run.path, tmp_path / "run")
     settings = (path / "settings.yaml").read_text()
     (path / "settings.yaml").write_text(settings.replace("compile: false", "compile: true"))
-    ended = cli(["replay.py", path, "--cache-dir", run.cache])
+    ended = cli(["asyncsgd", "replay", path, "--cache-dir", run.cache])
     assert ended.code == 2
     assert "a run with --compile cannot be replayed: which code computes a batch" in ended.err
     monkeypatch.setattr(shutil, "which", lambda name: None)

@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import re
 import signal
-import textwrap
 
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import stilt_finetune
-import stilt_mlm
 from asyncsgd.errors import UsageError
-from asyncsgd.settings.finetuning import FINETUNE_FLAGS
 from asyncsgd.settings.flags import Parsed
 from asyncsgd.settings.task import task_flags
-from asyncsgd.settings.training import (
-    FLAGS,
-    Budget,
-    Output,
-    Settings,
-    Steps,
-    load_run_settings,
-    make_settings,
-)
+from asyncsgd.settings.training import Budget
 from asyncsgd.signals import NUMBERS
+from asyncsgd.tasks import TASKS, task_class
 from asyncsgd.tasks.causal_lm import CausalLM
+from asyncsgd.tasks.classification import Classification
+from asyncsgd.tasks.masked_lm import MaskedLM
 from asyncsgd.tasks.question_answering import QuestionAnswering
 from asyncsgd.tasks.token_classification import TokenClassification
 
+FLAGS = task_flags(MaskedLM)
+make_settings = FLAGS.make
 EXAMPLES = "train.py --mode sync\ntrain.py --model prajjwal1/bert-tiny\ntrain.py --config sweep.yaml"
 
 
@@ -69,25 +60,6 @@ def test_stock_torchrun_hands_every_flag_through_except_nproc_which_is_repaired_
     assert {"--nprocs", "--nproc-per-node", "--workers", "--print-config", "-h"} <= set(all_flags())
 
 
-def test_every_field_is_a_flag_and_no_name_is_used_twice():
-    groups = [type(getattr(Settings(), group.name)) for group in dataclasses.fields(Settings)]
-    names = [field.name for group in groups for field in dataclasses.fields(group)]
-    assert len(names) == len(set(names)) > 30
-    assert {"--" + name.replace("_", "-") for name in names} <= set(all_flags())
-
-
-@pytest.mark.parametrize("script", [stilt_mlm, stilt_finetune], ids=lambda script: script.__name__)
-def test_help_has_one_heading_for_its_examples_and_leaves_their_lines_as_they_are(script):
-    shown = FLAGS.build_parser(script.__name__, "", script.EXAMPLES).format_help()
-    assert shown.count("examples:") == 1
-    indented = textwrap.indent(textwrap.dedent(script.EXAMPLES), "  ")
-    assert shown.endswith("\nexamples:\n" + indented)
-    for line, following in itertools.pairwise(indented.splitlines()):
-        if line.endswith("\\"):  # a continued line stands further in than the one that it continues
-            assert len(following) - len(following.lstrip()) > len(line) - len(line.lstrip())
-    assert "the earlier one is kept as NAME.before-N" in " ".join(shown.split())
-
-
 def test_help_names_every_signal_that_takes_a_checkpoint():
     shown = " ".join(FLAGS.build_parser("stilt_mlm", "", "").format_help().split())
     typed = {signal.SIGINT: "Ctrl-C"}
@@ -110,15 +82,15 @@ def test_each_name_of_nproc_sets_nproc(flag):
 def test_a_flag_beats_the_file_and_the_file_beats_the_default(tmp_path):
     config = write(tmp_path, "seed: 5\nbatch-size: 4\n")
     parsed = parse("--config", config, "--seed", "7")
-    assert (parsed.settings.job.seed, parsed.settings.data.batch_size, parsed.settings.data.seq_len) == (7, 4, 128)
+    assert (parsed.settings.job.seed, parsed.settings.task.batch_size, parsed.settings.task.seq_len) == (7, 4, 128)
     assert parsed.given == {"seed", "batch_size"}
 
 
 def test_none_as_a_flag_takes_the_limit_of_a_file_back(tmp_path):
     config = write(tmp_path, "seconds: 60\nlearning_rate: 0.5\n")
-    assert parse("--config", config).settings.budget == Budget(samples=None, seconds=60.0)
+    assert vars(parse("--config", config).settings.budget) == vars(Budget(samples=None, seconds=60.0))
     taken_back = parse("--config", config, "--seconds", "none", "--learning-rate", "none").settings
-    assert taken_back == Settings()
+    assert taken_back == make_settings({})
 
 
 def test_yaml_numbers_that_pyyaml_takes_for_text_are_numbers(tmp_path):
@@ -138,14 +110,13 @@ def test_a_file_says_how_often_with_or_without_quotes(text, tmp_path):
 
 
 def test_an_empty_file_changes_nothing(tmp_path):
-    assert parse("--config", write(tmp_path, "# nothing\n")) == Parsed(Settings(), frozenset())
+    assert parse("--config", write(tmp_path, "# nothing\n")) == Parsed(FLAGS.make({}), frozenset())
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("lerning_rate: 1", "unknown key 'lerning_rate' 'learning_rate'"),
-        ("workers: 4", "unknown key 'workers' 'nproc'"),
         ("samples: many", "samples whole 'many'"),
         ("samples: true", "samples whole True"),
         ("learning_rate: .nan", "learning_rate number nan"),
@@ -192,7 +163,7 @@ def test_a_command_line_that_cannot_be_meant_says_what_to_type(line, words):
 
 def test_a_flag_may_have_underscores_and_a_value_keeps_its_own():
     parsed = parse("--eval_data", "my_text", "--mask_prob=0.2", "--run-dir=a_b").settings
-    assert (parsed.data.eval_data, parsed.data.mask_prob, parsed.output.run_dir) == ("my_text", 0.2, "a_b")
+    assert (parsed.task.eval_data, parsed.task.mask_prob, parsed.output.run_dir) == ("my_text", 0.2, "a_b")
     with pytest.raises(UsageError, match="unknown flag --mask_porb"):
         parse("--mask_porb", "0.2")
 
@@ -206,7 +177,10 @@ def test_a_flag_may_have_underscores_and_a_value_keeps_its_own():
         (task_flags(CausalLM), "--train-file a.txt --val-file b.txt", {"data": "a.txt", "eval_data": "b.txt"}),
         (task_flags(QuestionAnswering), "--train_file a --val_file b", {"data": "a", "eval_data": "b"}),
         (task_flags(TokenClassification), "--train_file a --cache_dir d", {"data": "a", "cache_dir": "d"}),
-        (FINETUNE_FLAGS, "--init-from tiny --train_file a --compile True", {"data": "a", "compile": True}),
+        (task_flags(Classification), "--train_file a --compile True", {"data": "a", "compile": True}),
+        (FLAGS, "--model_save_dir m --checkpoint-every 1epoch", {"run_dir": "m", "checkpoint_every": "1epoch"}),
+        (FLAGS, "--times exponential:1 --nproc 2", {"speeds": "exponential:1"}),
+        (task_flags(Classification), "--model runs/x --nproc_per_node 2", {"model": "runs/x", "nproc": 2}),
     ],
 )
 def test_the_words_of_other_tools_are_taken_for_the_flag_that_means_the_same(script, argv, settings):
@@ -214,22 +188,28 @@ def test_the_words_of_other_tools_are_taken_for_the_flag_that_means_the_same(scr
     assert {name: flat[name] for name in settings} == settings
 
 
+def test_a_file_of_before_names_the_task_and_the_settings_as_they_were_called(tmp_path):
+    flags = task_flags(Classification)
+    old = write(tmp_path, "task: classification\ninit_from: tiny\nsave_model: true\nepochs: 2.0\n")
+    assert flags.make(flags.load_yaml(old)) == flags.make({})
+    with pytest.raises(UsageError, match="unknown key 'task'"):
+        flags.load_yaml(write(tmp_path, "task: causal_lm\n"))
+
+
 @pytest.mark.parametrize(
-    ("script", "argv", "flag"),
-    [
-        (FLAGS, "--model_save_dir m", "--run-dir"),
-        (task_flags(CausalLM), "--model-save-dir=m", "--run-dir"),
-        (FINETUNE_FLAGS, "--val_file b", "--data"),
-        (task_flags(TokenClassification), "--val_file b", "--data"),
-    ],
+    ("task", "length"),
+    [("masked_lm", (9600, None, 8)), ("classification", (None, 2.0, 4)), ("question_answering", (9600, None, 8))],
 )
-def test_the_words_of_other_tools_lead_to_the_flags_that_do_the_same(script, argv, flag):
-    with pytest.raises(UsageError, match=f"unknown flag .* type {flag} FOLDER"):
-        script.parse(argv.split(), prog="t", description="", examples="")
+def test_a_task_says_how_long_it_is_trained_unless_the_user_does(task, length):
+    flags = task_flags(task_class(task))
+    budget = flags.make({}).budget
+    assert (budget.samples, budget.epochs, budget.evaluations) == length
+    assert (flags.make({"seconds": 5}).budget.samples, flags.make({"seconds": 5}).budget.epochs) == (None, None)
+    assert (flags.make({"samples": 48}).budget.samples, flags.make({"samples": 48}).budget.epochs) == (48, None)
 
 
 def test_tech_is_a_masking_of_its_own():
-    assert make_settings({"tech": True, "candidates": "c"}).data.tech
+    assert make_settings({"tech": True, "candidates": "c"}).task.tech
 
 
 @pytest.mark.parametrize(
@@ -252,16 +232,9 @@ def test_open_settings_are_resolved_from_the_others(values, expected):
     assert FLAGS.flatten(make_settings(values)).items() >= expected.items()
 
 
-def test_settings_built_in_python_are_resolved_too():
-    built = Settings(optimization=Steps(optimizer="sgd"), budget=Budget(seconds=1.0))
-    assert built == make_settings({"optimizer": "sgd", "seconds": 1})
-
-
-FINETUNE = {"init_from": "tiny"}
-
-
-@pytest.mark.parametrize(("flags", "base"), [(FLAGS, {}), (FINETUNE_FLAGS, FINETUNE)], ids=["pretraining", "tuning"])
-def test_a_value_out_of_bounds_or_no_choice_is_refused_with_flag_bound_and_value(flags, base):
+@pytest.mark.parametrize("task", TASKS)
+def test_a_value_out_of_bounds_or_no_choice_is_refused_with_flag_bound_and_value(task):
+    flags = task_flags(task_class(task))
     for spec in flags.specs.values():
         outside = [
             (spec.metadata[bound], spec.kind(spec.metadata[bound] + more))
@@ -270,7 +243,7 @@ def test_a_value_out_of_bounds_or_no_choice_is_refused_with_flag_bound_and_value
         ]
         for bound, value in [*outside, *((choice, "x") for choice in spec.choices)]:
             with pytest.raises(UsageError) as error:
-                flags.make(base | {spec.name: value})
+                flags.make({spec.name: value})
             assert str(error.value).startswith(f"{spec.flag} must be ")
             assert all(word in str(error.value) for word in (str(bound), ", got ", str(value)[:2]))
 
@@ -333,9 +306,9 @@ def test_virtual_workers_may_be_many():
     assert make_settings({"nproc": 100_000, "clock": "virtual"}).job.nproc == 100_000
 
 
-def test_not_a_number_is_out_of_bounds():
-    with pytest.raises(UsageError, match="--learning-rate must be more than 0, got nan"):
-        FLAGS.validate(Settings(optimization=Steps(learning_rate=float("nan"))))
+def test_not_a_number_is_refused():
+    with pytest.raises(UsageError, match="--learning-rate must be a number, got nan"):
+        make_settings({"learning_rate": float("nan")})
 
 
 @pytest.mark.parametrize(
@@ -437,7 +410,7 @@ def test_yaml_shows_every_default_resolved():
 
 
 def test_a_run_folder_s_settings_neither_name_its_place_nor_overwrite_it():
-    kept = Settings(output=Output(run_dir="mine", overwrite=True))
+    kept = make_settings({"run_dir": "mine", "overwrite": True})
     missing = FLAGS.flatten(kept).keys() - yaml.safe_load(FLAGS.to_yaml(kept, places=False)).keys()
     assert missing == FLAGS.places >= {"runs_dir", "run_dir", "overwrite", "resume", "cache_dir"}
 
@@ -452,30 +425,23 @@ def test_print_config_prints_the_resolved_settings_and_leaves_with_0(tmp_path, c
 
 @pytest.mark.parametrize("values", [{"seed": 1}, {"rule": "ringmaster"}, {"nproc": 2}, {"learning_rate": 2e-3}])
 def test_the_hash_changes_with_what_is_run(values):
-    assert FLAGS.settings_hash(make_settings(values)) != FLAGS.settings_hash(Settings())
+    assert FLAGS.settings_hash(make_settings(values)) != FLAGS.settings_hash(make_settings({}))
 
 
 @pytest.mark.parametrize("values", [{"runs_dir": "a"}, {"run_dir": "a"}, {"cache_dir": "a"}, {"learning_rate": 5e-4}])
 def test_the_hash_does_not_change_with_where_it_is_kept_or_with_a_default_typed_out(values):
-    assert FLAGS.settings_hash(make_settings(values)) == FLAGS.settings_hash(Settings())
+    assert FLAGS.settings_hash(make_settings(values)) == FLAGS.settings_hash(make_settings({}))
 
 
 def test_the_hash_is_six_hexadecimal_digits_and_the_same_for_1_and_1_point_0():
-    whole, real = (FLAGS.settings_hash(Settings(optimization=Steps(learning_rate=rate))) for rate in (1, 1.0))
+    whole, real = (FLAGS.settings_hash(make_settings({"learning_rate": rate})) for rate in (1, 1.0))
     assert whole == real
     assert len(whole) == 6
     int(whole, 16)
 
 
-def test_a_run_from_before_eval_mask_was_evaluated_with_the_masks_it_trained_with(tmp_path):
-    old = load_run_settings(write(tmp_path, "mask: word\nmask_prob: 0.3\n"))
-    assert (old.data.eval_mask, old.data.eval_mask_prob) == ("word", 0.3)
-    new = load_run_settings(write(tmp_path, FLAGS.to_yaml(make_settings({"mask": "word"}))))
-    assert (new.data.eval_mask, new.data.eval_mask_prob) == ("token", 0.15)
-
-
 def test_differing_keys_are_those_of_the_run_and_not_of_its_place():
-    old = FLAGS.flatten(Settings())
+    old = FLAGS.flatten(make_settings({}))
     new = FLAGS.flatten(make_settings({"seed": 3, "seconds": 60, "runs_dir": "b", "cache_dir": "c"}))
     assert FLAGS.differing_keys(old, new) == [
         ("seed", 0, 3),

@@ -28,7 +28,7 @@ def only_run(folder):
     ],
 )
 def test_a_run_says_how_often_its_rule_did_something_else_than_asynchronous_sgd(rule, altered, said, tmp_path):
-    ended = simulate(f"--rule {rule} --workers 4 --samples 200 --learning-rate 5e-4", tmp_path)
+    ended = simulate(f"--rule {rule} --nproc 4 --samples 200 --learning-rate 5e-4", tmp_path)
     assert ended.code == 0
     assert only_run(tmp_path).summary["rule_acted"] == {"arrivals": 200, "altered": altered}
     lines = [line.removeprefix("rule   ") for line in ended.out.splitlines() if " arrivals" in line]
@@ -37,10 +37,10 @@ def test_a_run_says_how_often_its_rule_did_something_else_than_asynchronous_sgd(
 
 @pytest.mark.parametrize("method", ["ad_psgd:topology=ring", "sgp:delay=1", "streaming_diloco:num_local_steps=4"])
 def test_methods_with_a_runtime_of_their_own_run_and_their_replay_is_refused(method, tmp_path):
-    assert simulate(f"--rule {method} --workers 4 --samples 400", tmp_path).code == 0
+    assert simulate(f"--rule {method} --nproc 4 --samples 400", tmp_path).code == 0
     run = only_run(tmp_path)
     assert run.summary["final_eval_loss"] < run.summary["first_eval_loss"]
-    replayed = cli(["replay.py", run.path])
+    replayed = cli(["asyncsgd", "replay", run.path])
     assert replayed.code == 2
     assert "has no server whose log could be replayed" in replayed.err
 
@@ -48,7 +48,7 @@ def test_methods_with_a_runtime_of_their_own_run_and_their_replay_is_refused(met
 @pytest.mark.parametrize("speeds", SPEEDS, ids=str)
 def test_every_model_of_speeds_runs(speeds, tmp_path):
     # 2 seconds are enough for somebody to arrive; where gradients may take for ever only seconds end a run
-    assert simulate(f"--speeds {speeds} --budget-seconds 60", tmp_path).code == 0
+    assert simulate(f"--speeds {speeds} --seconds 60", tmp_path).code == 0
     assert only_run(tmp_path).summary["train_seconds"] == 60.0
 
 
@@ -64,12 +64,12 @@ def test_a_diverged_run_replays_too(tmp_path):
     assert simulate("--samples 300 --learning-rate 1e200", tmp_path).code == 1
     run = only_run(tmp_path)
     assert run.summary["status"] == "DIVERGED"
-    assert cli(["replay.py", run.path]).code == 0
+    assert cli(["asyncsgd", "replay", run.path]).code == 0
 
 
 @pytest.mark.parametrize("seconds", [0.1, 0.7])
 def test_the_last_evaluation_is_at_the_end_of_the_budget_to_the_bit(seconds, tmp_path):
-    assert simulate(f"--rule rennala:batch=100 --evaluations 3 --budget-seconds {seconds}", tmp_path).code == 0
+    assert simulate(f"--rule rennala:batch=100 --evaluations 3 --seconds {seconds}", tmp_path).code == 0
     times = [record["train_seconds"] for record in only_run(tmp_path).records("evaluate")]
     assert len(times) == 4
     assert times[-1] == seconds
@@ -87,7 +87,7 @@ def test_help_lists_every_rule_method_speed_and_problem_and_shows_a_command(tmp_
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("", "--samples --budget-seconds"),
+        ("", "--samples --seconds"),
         ("--sample 9", "--sample --help"),
         ("--samples 0", "--samples more 0"),
         ("--learning-rate nan", "--learning-rate 'nan' number"),
@@ -121,13 +121,13 @@ def test_help_lists_every_rule_method_speed_and_problem_and_shows_a_command(tmp_
         ("--problem quadratic:condition=0.5", "condition 1 0.5"),
         ("--problem mode:noise=-1", "noise 0 -1.0"),
         ("--problem logistic:classes=5,rows=4", "rows 5 4"),
-        ("--problem logistic:rows=10 --workers 11", "10 rows 11 workers"),
+        ("--problem logistic:rows=10 --nproc 11", "10 rows 11 workers"),
         ("--churn leave:worker=8,seconds=1", "there is no worker 8; the workers are 0 to 7"),
         ("--churn leave:worker=1,seconds=1;leave:worker=1,seconds=3", "worker 1 has left at 1 already"),
         ("--churn leave:worker=1,seconds=0", "seconds must be above 0, got 0"),
         ("--churn leave:worker=1", "'leave' needs seconds; --churn leave:seconds=VALUE"),
         ("--churn quit:worker=1,seconds=3", "unknown change 'quit'"),
-        ("--workers 1 --churn join:worker=0,seconds=1", "nobody is there at the beginning"),
+        ("--nproc 1 --churn join:worker=0,seconds=1", "nobody is there at the beginning"),
     ],
 )
 def test_wrong_input_gets_one_line_that_says_what_to_type(line, words, tmp_path):
@@ -142,7 +142,7 @@ def test_wrong_input_gets_one_line_that_says_what_to_type(line, words, tmp_path)
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("--rule sgp:delay=1 --workers 1", "delay=1 sgp:delay=0"),
+        ("--rule sgp:delay=1 --nproc 1", "delay=1 sgp:delay=0"),
         ("--rule streaming_diloco --problem mode", "2 fragments 1 parameters fragments=1"),
     ],
 )

@@ -21,13 +21,12 @@ from scipy import stats
 from test_faults import Command, needs_proc, until
 
 import dose_response
-import stilt_finetune
 import stilt_mlm
 import sweep as sweep_script
 from analysis.findings.results import results as findings_of
 from analysis.study.read import load_study
 from asyncsgd.records.events import read_events
-from asyncsgd.scripts.tagging import TAGGER
+from asyncsgd.scripts.task import run_task
 from asyncsgd.signals import StopRequest
 from asyncsgd.study.plan import make_plan, sha256_of
 from asyncsgd.study.sweep import Job, Sweep, share
@@ -420,7 +419,7 @@ def test_the_printed_command_of_a_run_makes_the_same_run(finished, capsys):
     commands = [shlex.split(line) for line in capsys.readouterr().out.splitlines() if line.startswith("python ")]
     assert [command[:2] for command in commands] == [["python", "experiments/stilt_mlm.py"]] * 2
     for command in commands:
-        assert stilt_mlm.run(command[2:], StopRequest()) == 0
+        assert stilt_mlm.SCRIPT.run(command[2:], StopRequest()) == 0
     assert results_of(out) == before
     assert sweep(config, out) == 0  # and the sweep takes it as its own
 
@@ -503,8 +502,8 @@ def test_fine_tuning_starts_from_every_model_of_the_test_and_from_the_base_model
     shutil.rmtree(out / "finetune" / "async-w2-virtual" / "s7-f0")
     assert sweep(path, out, "--print-commands") == 0
     (command,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("python "))
-    assert shlex.split(command)[:2] == ["python", "experiments/stilt_finetune.py"]
-    assert stilt_finetune.run(shlex.split(command)[2:], StopRequest()) == 0
+    assert shlex.split(command)[:3] == ["python", "experiments/train.py", "classification"]
+    assert run_task(shlex.split(command)[2:], StopRequest()) == 0
     again = summary_of(out, "finetune/async-w2-virtual/s7-f0")
     assert again["parameters_sha256"] == child["parameters_sha256"]
     assert again["class_weights"]
@@ -543,8 +542,8 @@ def test_a_sweep_judges_its_models_by_the_spans_that_their_taggers_find(small, t
     shutil.rmtree(out / "finetune" / "words-w1" / "s7-f0")
     assert sweep(path, out, "--print-commands") == 0
     (command,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("python "))
-    assert shlex.split(command)[:2] == ["python", "experiments/train_tagger.py"]
-    assert TAGGER.run(shlex.split(command)[2:], StopRequest()) == 0
+    assert shlex.split(command)[:3] == ["python", "experiments/train.py", "token_classification"]
+    assert run_task(shlex.split(command)[2:], StopRequest()) == 0
     assert summary_of(out, "finetune/words-w1/s7-f0")["parameters_sha256"] == child["parameters_sha256"]
 
 
@@ -582,8 +581,8 @@ def stop_in_the_middle(out, folder):
     assert values is not None
     shutil.rmtree(out / folder)
     command = Job(run, {**values, "checkpoint_every": "4", "keep": 9}).command
-    script = {"stilt_mlm": stilt_mlm, "stilt_finetune": stilt_finetune}[Path(command[1]).stem]
-    assert script.run(command[2:], StopRequest()) == 0
+    run = {"stilt_mlm": stilt_mlm.SCRIPT.run, "train": run_task}[Path(command[1]).stem]
+    assert run(command[2:], StopRequest()) == 0
     for later in sorted((out / folder / "checkpoints").glob("*.json"))[1:]:
         later.unlink()
     (out / folder / "summary.json").unlink()

@@ -1,28 +1,17 @@
-"""The scripts whose flags are a task's fields, as a user meets them: help, mistyped words, settings, Ctrl-C."""
+"""``train.py TASK`` as a user meets it: mistyped words, settings, own tasks, runs that are named, Ctrl-C."""
 
-import importlib
 import json
 import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import yaml
+from doors import ROOT, Finished, asyncsgd, cli
 from gallery import sentences
 from transformers import AutoModelForCausalLM
-
-from asyncsgd.scripts.base import run_script
-
-EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
-SCRIPTS = {"clm": "causal_lm", "train_tagger": "token_classification", "answer_questions": "question_answering"}
-
-
-def run(name, line):
-    """The exit code of a command line, in this process."""
-    return run_script(importlib.import_module(name).SCRIPT.run, line.split())
 
 
 @pytest.fixture
@@ -45,100 +34,139 @@ SMALL = (
 )
 
 
-def the_only_run():
-    (path,) = Path("runs").iterdir()
-    return path, json.loads((path / "summary.json").read_text())
-
-
 @pytest.mark.parametrize(
-    ("name", "line", "words"),
+    ("line", "words"),
     [
-        ("clm", "--data nowhere", "'nowhere' --data"),
-        ("clm", "--eval-data nowhere", "'nowhere' --eval-data"),
-        ("clm", "--model ./nowhere", "'./nowhere' --model"),
-        ("clm", "--model .", "config.json --model"),
-        ("clm", "--model gpt2 --vocab-size 400", "--vocab-size --model 'gpt2'"),
-        ("clm", "--text-column body", "--text-column pydocs"),
-        ("clm", "--rule asynchronus", "'asynchronus'"),
-        ("train_tagger", "", "--data"),
-        ("train_tagger", "--data ./text.txt", "text.txt columns"),
-        ("train_tagger", "--data table.jsonl --tags-column tokens", "--tokens-column --tags-column"),
-        ("train_tagger", "--data table.jsonl --init-from ./nowhere", "--init-from ./nowhere"),
-        ("answer_questions", "", "--data"),
-        ("answer_questions", "--data text.txt", "text.txt questions"),
-        ("answer_questions", "--data table.jsonl --stride 999", "--stride 999 --seq"),
+        ("", "masked_lm, question_answering MODULE:CLASS"),
+        ("causal", "'causal' 'causal_lm'"),
+        ("nowhere:Task", "nowhere:Task"),
+        ("json:JSONDecoder", "json:JSONDecoder dataclass asyncsgd.Task"),
+        ("causal_lm --data nowhere", "'nowhere' --data"),
+        ("causal_lm --eval-data nowhere", "'nowhere' --eval-data"),
+        ("causal_lm --model ./nowhere", "--model ./nowhere"),
+        ("causal_lm --model .", "config.json --model"),
+        ("causal_lm --model gpt2 --vocab-size 400", "--vocab-size --model 'gpt2'"),
+        ("causal_lm --text-column body", "--text-column pydocs"),
+        ("causal_lm --rule asynchronus", "'asynchronus'"),
+        ("token_classification", "--data"),
+        ("token_classification --data ./text.txt", "text.txt columns"),
+        ("token_classification --data table.jsonl --tags-column tokens", "--tokens-column --tags-column"),
+        ("token_classification --data table.jsonl --model ./nowhere", "--model ./nowhere"),
+        ("question_answering", "--data"),
+        ("question_answering --data text.txt", "text.txt questions"),
+        ("question_answering --data table.jsonl --stride 999", "--stride 999 --seq"),
     ],
 )
-def test_a_mistyped_word_is_one_line_and_leaves_no_folder_behind(name, line, words, folder, capsys):
-    assert run(name, line) == 2
-    shown = capsys.readouterr().err
-    assert shown.startswith("error: ")
-    assert all(word in shown for word in words.split())
-    assert shown.count("\n") == 1
+def test_a_mistyped_word_is_one_line_and_leaves_no_folder_behind(line, words, folder):
+    ended = cli(["train.py", *line.split()])
+    assert ended.code == 2
+    assert line == "" or (ended.err.startswith("error: ") and ended.err.count("\n") == 1)
+    assert all(word in ended.out + ended.err for word in words.split())
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_the_rules_can_be_listed(name, folder, capsys):
-    assert run(name, "--rule help") == 0
-    assert "ringmaster" in capsys.readouterr().out
-    assert not Path("runs").exists()
+def test_the_rules_can_be_listed(folder):
+    ended = cli("train.py causal_lm --rule help")
+    assert (ended.code, "ringmaster" in ended.out, Path("runs").exists()) == (0, True, False)
 
 
-def test_a_run_is_made_again_from_its_settings_and_not_over_itself(folder, capsys):
-    line = f"{SMALL} --mode single --run-dir first"
-    assert run("clm", line) == 0
-    assert run("clm", line) == 2
-    assert "first holds this run already, DONE; type another --run-dir, or --overwrite" in capsys.readouterr().err
-    assert run("clm", "--cache-dir cache --config first/settings.yaml") == 0
-    path, again = the_only_run()
-    first = json.loads(Path("first/summary.json").read_text())
-    assert again["parameters_sha256"] == first["parameters_sha256"]
-    assert "next   python -m analysis.compare runs" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        run("clm", f"--config {path}/settings.yaml --print-config")
-    printed = yaml.safe_load(capsys.readouterr().out)
-    written = yaml.safe_load((path / "settings.yaml").read_text())
-    assert printed.items() >= written.items()
+def test_a_run_is_made_again_from_its_settings_and_not_over_itself(folder):
+    line = f"train.py causal_lm {SMALL} --mode single --run-dir first"
+    assert cli(line).code == 0
+    again = cli(line)
+    assert again.code == 2
+    assert "first holds this run already, DONE; type another --run-dir, or --overwrite" in again.err
+    copy = cli("train.py causal_lm --cache-dir cache --config first/settings.yaml")
+    assert "next   python -m analysis.compare runs" in copy.out
+    (run,) = map(Finished, Path("runs").iterdir())
+    assert run.path.name.startswith("causal_lm-single-w1-s0-")
+    assert run.summary["parameters_sha256"] == Finished(Path("first")).summary["parameters_sha256"]
+    printed = yaml.safe_load(cli(f"train.py causal_lm --config {run.path}/settings.yaml --print-config").out)
+    assert printed.items() >= run.settings.items()
+
+    # A run is named by how it begins, and may go on, be trained further, be exported and be replayed.
+    assert cli("train.py causal_lm --cache-dir cache --resume last --samples 96").code == 2  # it has no checkpoint
+    more = SMALL.replace(" --vocab-size 320", "")
+    assert cli(f"train.py causal_lm {more} --samples 0 --run-dir more --model runs/causal_lm").code == 0
+    assert Finished(Path("more")).settings["model"] == str(run.path)
+    assert Finished(Path("more")).summary["parameters_sha256"] == run.summary["parameters_sha256"]
+    assert cli("asyncsgd export last --out model").code == 0
+    assert Path("model/model.safetensors").read_bytes() == (run.path / "model" / "model.safetensors").read_bytes()
+    assert cli("asyncsgd replay causal --cache-dir cache").out.endswith("identical\n")
 
 
+OWN = """
+import dataclasses, torch, asyncsgd
+
+@dataclasses.dataclass(frozen=True)
+class Line(asyncsgd.Task):
+    "A line through points."
+    name = "line"
+    batch_size: int = 10
+    slope: float = 3.0
+
+    def model(self, seed):
+        with asyncsgd.seeded(seed):
+            return torch.nn.Linear(1, 1)
+
+    def data(self, seed):
+        x = torch.linspace(-1.0, 1.0, 40).unsqueeze(1)
+        return asyncsgd.TensorData((x, self.slope * x), (x, self.slope * x), self.batch_size, seed)
+
+    def outputs(self, model, batch):
+        return model(batch[0])
+
+    def loss(self, outputs, batch):
+        return (outputs - batch[1]).square().mean()
+"""
+
+
+def test_a_task_of_one_s_own_needs_no_script(folder):
+    (folder / "mine.py").write_text(OWN)
+    line = "train.py mine:Line --clock virtual --nproc 3 --times exponential:1 --samples 200 --slope 2 --device cpu"
+    ended = cli(line)
+    assert ended.code == 0, ended.err
+    (run,) = map(Finished, Path("runs").iterdir())
+    assert (run.settings["slope"], run.summary["experiment"], run.summary["num_workers"]) == (2.0, "line", 3)
+    assert "A line through points." in cli("train.py mine:Line --help").out
+    assert cli("asyncsgd replay last --task mine:Line").out.endswith("identical\n")
+    assert "'line' is no task of this library" in cli("asyncsgd replay last").err
+
+
+@pytest.mark.parametrize("command", ["", "replay", "raplay"])
+def test_python_m_asyncsgd_says_what_there_is(command, folder):
+    ended = cli(["asyncsgd", *command.split()])
+    assert ended.code == (2 if command else 0)
+    assert "replay" in ended.out + ended.err
+    assert command != "" or ended.out.startswith(f"asyncsgd {asyncsgd.__version__} in ")
+
+
+@pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize("flags", ["--mode sync --nproc 2", "--mode async --nproc 2"])
-def test_perplexity_falls_with_two_workers_and_the_model_loads(flags, folder):
-    assert run("clm", f"{SMALL} --samples 240 {flags}") == 0
-    path, summary = the_only_run()
-    perplexities = [
-        json.loads(line)["metrics"]["perplexity"]
-        for line in (path / "events.jsonl").read_text().splitlines()
-        if json.loads(line)["kind"] == "evaluate"
-    ]
-    # With two workers the order of arrivals is the machine's, and of two late evaluations either may be the lower.
-    assert max(perplexities[1:]) < perplexities[0] / 2
-    assert perplexities[-1] < 0.7 * perplexities[0]
-    assert summary["metrics"]["perplexity"] == perplexities[-1]
-    model = AutoModelForCausalLM.from_pretrained(path / "model")
-    assert sum(p.numel() for p in model.parameters()) == summary["num_parameters"]
+def test_perplexity_falls_with_two_workers(folder):
+    assert cli(f"train.py causal_lm {SMALL} --samples 240 --mode async --nproc 2 --run-dir run").code == 0
+    run = Finished(Path("run"))
+    first, *_, last = [record["metrics"]["perplexity"] for record in run.records("evaluate")]
+    assert last < 0.7 * first
+    assert run.summary["metrics"]["perplexity"] == last
 
 
 @pytest.mark.slow
 @pytest.mark.processes
 def test_ctrl_c_ends_a_run_with_its_model_and_a_summary(folder):
-    flags = f"{SMALL} --mode async --nproc 2 --samples 100000 --evaluations 1000 --run-dir run"
-    command = [sys.executable, str(EXPERIMENTS / "clm.py"), *flags.split()]
+    flags = f"causal_lm {SMALL} --mode async --nproc 2 --samples 100000 --evaluations 1000 --run-dir run"
+    command = [sys.executable, str(ROOT / "experiments" / "train.py"), *flags.split()]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        assert running.stdout is not None
         for shown in running.stdout:
             if shown.split()[:1] == ["100"]:  # samples: the second line of the table
                 break
         running.send_signal(signal.SIGINT)
-        began = time.monotonic()
         _, errors = running.communicate(timeout=60)
     finally:
         running.kill()
     assert running.returncode == 130, errors
-    assert time.monotonic() - began < 30
-    summary = json.loads(Path("run/summary.json").read_text())
+    summary = Finished(Path("run")).summary
     assert summary["status"] == "INTERRUPTED"
     assert summary["num_updates"] >= 25
     AutoModelForCausalLM.from_pretrained("run/model")

@@ -241,14 +241,14 @@ def test_a_run_on_several_hosts_names_the_hardware_of_every_rank(command, small,
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("script", "flags", "mode", "num_updates"),
+    ("task", "flags", "mode", "num_updates"),
     [
-        ("clm", "--data text.txt --vocab-size 300 --learning-rate 3e-3 --warmup 0", "sync", 6),
-        ("train_tagger", "--data table --vocab-size 64 --learning-rate 3e-3 --warmup 0", "async", 12),
-        ("stilt_finetune", "--data table --init-from tiny --save-model", "async", 12),
+        ("causal_lm", "--data text.txt --vocab-size 300 --learning-rate 3e-3 --warmup 0", "sync", 6),
+        ("token_classification", "--data table --vocab-size 64 --learning-rate 3e-3 --warmup 0", "async", 12),
+        ("classification", "--data table", "async", 12),
     ],
 )
-def test_ranks_train_any_task(script, flags, mode, num_updates, command, tmp_path):
+def test_ranks_train_any_task(task, flags, mode, num_updates, command, tmp_path):
     (tmp_path / "text.txt").write_text("".join(f"{' '.join(WORDS)} {line}\n" for line in range(100)))
     (tmp_path / "table").mkdir()
     for side, numbers in (("train", range(40)), ("test", range(40, 52))):
@@ -258,7 +258,7 @@ def test_ranks_train_any_task(script, flags, mode, num_updates, command, tmp_pat
         ]
         (tmp_path / "table" / f"{side}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     common = f"--mode {mode} --cache-dir cache --seq-len 32 --batch-size 4 --evaluations 1 --samples 48"
-    start = f"{TORCHRUN} --nproc-per-node 2 {REPOSITORY / 'experiments' / script}.py {common} {flags}"
+    start = f"{TORCHRUN} --nproc-per-node 2 {REPOSITORY / 'experiments/train.py'} {task} {common} {flags}"
     done = command(*start.split())
     assert done.returncode == 0, done.stderr
     run, summary = the_only_run(tmp_path)

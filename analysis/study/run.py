@@ -69,13 +69,13 @@ _FIELDS: dict[type, tuple[str, ...]] = {
 _DELAYS = ("mean", "p50", "p95", "max")
 
 PREDICTION = re.compile(r"predicted-\d+")
-"""Name of a folder inside a run's in which ``experiments/calibrate.py`` has predicted that run."""
+"""Name of a folder inside a run's in which ``python -m asyncsgd predict`` has predicted that run."""
 
 USUAL_MASKING = "token:0.15"
 """``eval_masking`` of a run without ``--eval-mask``."""
 
-FINETUNING = "stilt_finetune"
-"""`Run.experiment` of a fine-tuning run, whose summary has scores of a labelled task and no mode or rule of its own."""
+FINETUNING = "classification"
+"""The task of a fine-tuning run, whose summary has scores of a labelled task and no mode or rule of its own."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Run:
     @property
     def finetuning(self) -> bool:
         """Whether it fine-tuned a model on a labelled task: its numbers never enter a mean with pretraining runs."""
-        return self.summary.get("experiment") == FINETUNING
+        return self.summary.get("task") == FINETUNING
 
     @property
     def metrics(self) -> Mapping[str, float | None]:
@@ -213,7 +213,7 @@ def load_runs(folder: Path | str) -> tuple[list[Run], list[str]]:
     """Load every run folder at or below `folder`.
 
     A run folder is one that holds an events.jsonl or a summary.json. A damaged or unfinished run is never skipped. What
-    ``experiments/calibrate.py`` has predicted of a run lies inside that run's folder and is no run of its own; it is
+    ``python -m asyncsgd predict`` has predicted of a run lies inside that run's folder and is no run of its own; it is
     loaded only where `folder` names it.
 
     Args:
@@ -287,7 +287,7 @@ def _load_run(path: Path, name: str) -> Run:
             better = read_better(path / EVENTS)
         summary = _read_summary(path / "summary.json", better, problems)
         evaluations, num_resumes = _read_records(path / EVENTS, better, problems)
-        if summary["status"] == DONE and summary.get("experiment") != FINETUNING and (path / EVENTS).is_file():
+        if summary["status"] == DONE and summary.get("task") != FINETUNING and (path / EVENTS).is_file():
             _check_end(evaluations, summary.get("num_samples"))
         settings = _read_settings(path / "settings.yaml")
         environment = _read_object(path / "environment.json")

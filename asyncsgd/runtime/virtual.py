@@ -141,7 +141,7 @@ class Heap:
                 heapq.heappush(self._heap, entry)  # it is in flight still
             return None
         if seconds == math.inf:
-            raise Nobody("every worker in flight takes for ever; give --budget-seconds, or other --speeds")
+            raise Nobody("every worker in flight takes for ever; give --seconds, or other --speeds")
         self.now = seconds
         return self._change() if entry is None else self._arrived(worker, dispatch)
 

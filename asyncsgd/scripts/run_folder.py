@@ -12,9 +12,9 @@ from typing import Any, Protocol, TextIO, TypeVar
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import DONE, EVENTS, FAILED, INTERRUPTED, read_events
 from asyncsgd.records.run_folder import RunFolder, own, write_text
-from asyncsgd.settings.finetuning import BETTER, FINETUNE_FLAGS, FinetuneSettings
 from asyncsgd.settings.flags import Flags
-from asyncsgd.settings.training import FLAGS, Output, Settings
+from asyncsgd.settings.task import task_flags
+from asyncsgd.settings.training import Output
 
 
 class HasOutput(Protocol):
@@ -36,19 +36,17 @@ _TORN_SETTINGS = "settings.yaml.partial"
 """How `asyncsgd.records.run_folder.write_text` begins the name of a file that is still being written."""
 
 
-def open_run_folder(experiment: str, settings: Settings, command: str) -> RunFolder:
-    """Make the folder of a pretraining run and write its settings; see `open_folder`."""
-    from asyncsgd.tasks.masked_lm import MaskedLM  # imports torch, which is slow
+def open_run_folder(experiment: str, settings: Any, command: str) -> RunFolder:
+    """Make the folder of a run and write its settings; see `open_folder`.
 
-    job = settings.job
-    name = f"{experiment}-{job.mode}-w{job.nproc}-s{job.seed}-{FLAGS.settings_hash(settings)}"
-    return open_folder(name, FLAGS, settings, command, task=MaskedLM.name, better=MaskedLM.better)
-
-
-def open_finetune_folder(settings: FinetuneSettings, command: str) -> RunFolder:
-    """Make the folder of a fine-tuning run and write its settings; see `open_folder`."""
-    name = f"stilt_finetune-{settings.start.task}-s{settings.job.seed}-{FINETUNE_FLAGS.settings_hash(settings)}"
-    return open_folder(name, FINETUNE_FLAGS, settings, command, task=settings.start.task, better=BETTER)
+    Args:
+        settings: of `asyncsgd.settings.task.task_flags`.
+    """
+    task, job = settings.task, settings.job
+    kind: Any = type(task)
+    flags = task_flags(kind)
+    name = f"{experiment}-{job.mode}-w{job.nproc}-s{job.seed}-{flags.settings_hash(settings)}"
+    return open_folder(name, flags, settings, command, task=task.name, better=task.better)
 
 
 def open_folder(

@@ -5,99 +5,127 @@ Nothing heavy is imported before the flags are understood and the fork server im
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import os
 import shlex
 import signal
+import sys
 from collections.abc import Callable, Iterable
 from multiprocessing.context import ForkServerContext
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from asyncsgd import __version__
-from asyncsgd.errors import UsageError
+from asyncsgd.errors import UsageError, nearest
 from asyncsgd.records.console import say
 from asyncsgd.records.environment import available_cores
-from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.records.trackers import names_in
 from asyncsgd.records.trackers.tracking import Tracking
 from asyncsgd.runtime.processes import fork_server
-from asyncsgd.runtime.ranks import Launch
-from asyncsgd.scripts.run_folder import open_folder
+from asyncsgd.runtime.ranks import Launch, go_offline
+from asyncsgd.scripts.run_folder import open_run_folder
 from asyncsgd.settings.flags import Flags, Parsed
 from asyncsgd.settings.task import task_flags
-from asyncsgd.settings.training import Job, Output
 from asyncsgd.signals import StopRequest
+from asyncsgd.tasks import TASKS, task_class
 
 if TYPE_CHECKING:
     from asyncsgd.experiment import Experiment
     from asyncsgd.tasks.base import Task
 
 
-class Trains(Protocol):
-    """Settings of a training."""
-
-    @property
-    def job(self) -> Job: ...
-
-    @property
-    def machine(self) -> Any: ...
-
-    @property
-    def output(self) -> Output: ...
-
-
-S = TypeVar("S", bound=Trains)
-
-
 @dataclasses.dataclass(frozen=True)
-class TaskScript(Generic[S]):
-    """A script that trains a task."""
+class TaskScript:
+    """A script that trains a task whose fields are its flags."""
 
+    kind: type[Task]
+    """A frozen dataclass."""
     name: str
-    """Its file, without .py."""
-    flags: Flags[S]
+    """Of its runs."""
     description: str
-    examples: str
-    experiment: Callable[[S], Experiment]
-    """Makes the experiment; raises UsageError for what can be seen to be wrong before there is a run."""
-    folder: Callable[[S, str], RunFolder]
-    """Opens the run's folder, given the command."""
-    model: Callable[[S], str | None] = lambda settings: None
-    """The transformers model whose code workers need."""
-    modules: tuple[str, ...] = ()
-    """What else they need; see `Task.preload`."""
-    before: Callable[[S], None] = lambda settings: None
-    """Called before anything heavy is imported."""
+    examples: str = ""
+    command: str = ""
+    """What is typed behind ``python experiments/``; empty: the name and .py."""
+
+    @property
+    def flags(self) -> Flags[Any]:
+        return task_flags(self.kind)
 
     def run(self, argv: list[str], stop: StopRequest) -> int:
         """Do what the command line says; return the exit code."""
         if told_names(argv):
             return 0
-        prog = f"{self.name}.py"
-        parsed = self.flags.parse(argv, prog=prog, description=self.description, examples=self.examples)
+        command = self.command or f"{self.name}.py"
+        parsed = self.flags.parse(argv, prog=command, description=self.description, examples=self.examples)
         settings, launch = adapt(parsed, self.flags)
         if not launch.leads:
             return follow_leader(lambda: self.experiment(settings))
         announce(settings)
         # Its imports and ours go on side by side.
-        context = start_fork_server(settings, launch, self.model(settings), self.modules)
-        self.before(settings)
+        model = getattr(settings.task, "model_name", None)
+        context = start_fork_server(settings, launch, model, self.kind.preload)
+        if model is not None:
+            names = (getattr(settings.task, field, None) for field in ("data_name", "eval_data"))
+            go_offline(model, " ".join(filter(None, names)))
         experiment = self.experiment(settings)
         stop.check()
         if settings.output.find_batch_size:
-            return told_batch_size(experiment, context or fork_server(self.model(settings), *self.modules))
+            return told_batch_size(experiment, context or fork_server(model, *self.kind.preload))
         from asyncsgd.training import lead
 
-        folder = self.folder(settings, f"python experiments/{prog} " + " ".join(argv))
+        folder = open_run_folder(self.name, settings, f"python experiments/{command} {' '.join(argv)}")
         print(f"run    {folder.path}", flush=True)
         tracking = Tracking(names_in(settings.output.track), folder.path)
         exit_code = lead(experiment, launch, folder, context, stop, tracking)
         say(f"next   python -m analysis.compare {shlex.quote(str(folder.path.parent))}")
         return exit_code
 
+    def experiment(self, settings: Any) -> Experiment:
+        """Make the experiment; refuse what can be seen to be wrong before there is a run."""
+        from asyncsgd.experiment import experiment_of
+
+        settings.task.check_names()
+        return experiment_of(self.name, settings)
+
+
+def run_task(argv: list[str], stop: StopRequest) -> int:
+    """Do what ``train.py TASK [flags]`` says; return the exit code."""
+    name, *flags = argv or [""]
+    if name in ("", "-h", "--help"):
+        print(f"usage: train.py TASK [--FLAG VALUE ...]\n\ntasks: {', '.join(TASKS)}, or MODULE:CLASS for your own")
+        return 2 if not name else 0
+    kind = class_named(name)
+    description = (kind.__doc__ or "").partition("\n")[0]
+    return TaskScript(kind, kind.name, description, command=f"train.py {name}").run(flags, stop)
+
+
+def class_named(name: str) -> type[Task]:
+    """The class of a task: one of the library's, or ``MODULE:CLASS``, which may lie in the working folder.
+
+    Raises:
+        UsageError: if there is none.
+    """
+    module, colon, class_name = name.partition(":")
+    if not colon:
+        if name not in TASKS:
+            raise UsageError(
+                f"name a task first: {', '.join(TASKS)} or MODULE:CLASS; got {name!r}{nearest(name, TASKS)}"
+            )
+        return task_class(name)
+    from asyncsgd.tasks.base import Task
+
+    sys.path.insert(0, os.getcwd())
+    try:
+        kind = getattr(importlib.import_module(module), class_name)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"there is no task {name}: {error}") from error
+    if not (isinstance(kind, type) and issubclass(kind, Task) and dataclasses.is_dataclass(kind)):
+        raise UsageError(f"{name} is no task: it must be a dataclass that is a subclass of asyncsgd.Task")
+    return kind
+
 
 def told_names(argv: list[str]) -> bool:
-    """Print what ``--rule help`` or ``--speeds help`` asks for, if either is there."""
-    if "help" in _values_of(argv, "--speeds"):
+    """Print what ``--rule help`` or ``--times help`` asks for, if either is there."""
+    if "help" in _values_of(argv, "--times") + _values_of(argv, "--speeds"):
         from asyncsgd.simulation.speeds import describe_speeds
 
         print(describe_speeds())
@@ -110,7 +138,7 @@ def told_names(argv: list[str]) -> bool:
     return False
 
 
-def adapt(parsed: Parsed[S], flags: Flags[S]) -> tuple[S, Launch]:
+def adapt(parsed: Parsed[Any], flags: Flags[Any]) -> tuple[Any, Launch]:
     """The settings with the launcher's number of workers in them, which may decide the mode.
 
     Raises:
@@ -123,8 +151,8 @@ def adapt(parsed: Parsed[S], flags: Flags[S]) -> tuple[S, Launch]:
     mode: Any = settings.job.mode if "mode" in parsed.given else None  # None: it is decided anew
     job = dataclasses.replace(settings.job, nproc=launch.num_workers, mode=mode)
     if job.mode != settings.job.mode:
-        flags.validate(dataclasses.replace(settings, job=job))  # type: ignore[type-var]
-    settings = dataclasses.replace(settings, job=job)  # type: ignore[type-var]
+        flags.validate(dataclasses.replace(settings, job=job))
+    settings = dataclasses.replace(settings, job=job)
     kind = kind_of(settings.job.mode, settings.job.clock)
     if kind is InProcess and launch.num_workers > 1:
         raise UsageError(
@@ -155,16 +183,14 @@ def follow_leader(experiment: Callable[[], Experiment]) -> int:
     return follow(experiment())
 
 
-def announce(settings: Trains, what: str = "", num_runs: int = 1) -> None:
-    """The first line, before anything heavy is imported: perhaps `what` is trained, and in how many runs."""
+def announce(settings: Any) -> None:
+    """The first line, before anything heavy is imported."""
     from asyncsgd.modes import Virtual, kind_of
 
     kind = kind_of(settings.job.mode, settings.job.clock)
-    runs = f"{num_runs} runs, one after another" if num_runs > 1 else ""
-    first = "".join(f"{part}  " for part in (what, runs) if part)
     if kind is Virtual:
         print(
-            f"asyncsgd {__version__}  {first}{settings.job.nproc} virtual workers in one process; seconds are drawn "
+            f"asyncsgd {__version__}  {settings.job.nproc} virtual workers in one process; seconds are drawn "
             f"from {settings.job.speeds or 'constant:1'}, not measured",
             flush=True,
         )
@@ -175,14 +201,14 @@ def announce(settings: Trains, what: str = "", num_runs: int = 1) -> None:
         load += f", oversubscribed {workers * threads / cores:.1f}x: not a measurement of speed"
     server = " and a server" if kind.has_server else ""
     print(
-        f"asyncsgd {__version__}  {first}mode {settings.job.mode}  {workers} worker{'s' if workers > 1 else ''} with "
+        f"asyncsgd {__version__}  mode {settings.job.mode}  {workers} worker{'s' if workers > 1 else ''} with "
         f"{threads} thread{'s' if threads > 1 else ''} each{server} on {load}",
         flush=True,
     )
 
 
 def start_fork_server(
-    settings: Trains, launch: Launch, model: str | None, modules: Iterable[str] = ()
+    settings: Any, launch: Launch, model: str | None, modules: Iterable[str] = ()
 ) -> ForkServerContext | None:
     """Where workers come from, started early; None where there are none to start."""
     from asyncsgd.modes import kind_of
@@ -205,46 +231,3 @@ def _values_of(argv: list[str], flag: str) -> list[str]:
     return [argv[i + 1] for i in range(len(argv) - 1) if argv[i] == flag] + [
         a[len(flag) + 1 :] for a in argv if a.startswith(flag + "=")
     ]
-
-
-def task_script(
-    kind: type[Task],
-    name: str,
-    *,
-    description: str,
-    examples: str,
-    model: str | None = None,
-    before: Callable[[Any], None] = lambda settings: None,
-) -> TaskScript[Any]:
-    """The script of a task class whose fields are its flags.
-
-    Args:
-        kind: the class.
-        name: of the script's file, without .py.
-        model: the field that names a transformers model, where there is one.
-        before: called with the settings before anything heavy is imported.
-    """
-    flags = task_flags(kind)
-
-    def experiment(settings: Any) -> Experiment:
-        from asyncsgd.experiment import experiment_of
-
-        settings.task.check_names()
-        return experiment_of(name, settings)
-
-    def folder(settings: Any, command: str) -> RunFolder:
-        job = settings.job
-        new = f"{name}-{job.mode}-w{job.nproc}-s{job.seed}-{flags.settings_hash(settings)}"
-        return open_folder(new, flags, settings, command, task=kind.name, better=kind.better)
-
-    return TaskScript(
-        name,
-        flags,
-        description,
-        examples,
-        experiment,
-        folder,
-        model=lambda settings: None if model is None else str(getattr(settings.task, model)),
-        modules=kind.preload,
-        before=before,
-    )

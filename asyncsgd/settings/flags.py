@@ -25,17 +25,10 @@ from typing import Any, Generic, Literal, NoReturn, TypeVar
 from asyncsgd import __version__
 from asyncsgd.errors import UsageError, nearest
 from asyncsgd.numbers import number, out_of_bounds, shortened, whole_number
+from asyncsgd.records.run_folder import find_run
 from asyncsgd.settings.yaml_reader import read_yaml
 
 S = TypeVar("S")
-
-OTHER_WORDS: Mapping[str, str] = {"--train-file": "--data", "--val-file": "--eval-data"}
-"""Flags of other tools that mean what a flag here means. They are taken for it where a script has it."""
-OTHER_WAYS: Mapping[str, str] = {
-    "--model-save-dir": "--run-dir FOLDER; the model is then in FOLDER/model",
-    "--val-file": "--data FOLDER, with train.* and validation.* in it",
-}
-"""Flags of other tools for what is done in another way here, and what to type."""
 
 
 def setting(
@@ -52,12 +45,14 @@ def setting(
     name: str | None = None,
     or_number: bool = False,
     or_whole: bool = False,
+    run: bool = False,
 ) -> Any:
     """Declare a field of a group: its default, its help line, its bounds, and a value that error messages can propose.
 
     A default of None means that the setting may be left open; `unset` says in ``--help`` what happens then. `name`
     is what the user calls it, where the field cannot bear that name. With `or_number` a number in a file needs no
-    quotes, though the field is text. With `or_whole` a whole number stays one, though the field is a float.
+    quotes, though the field is text. With `or_whole` a whole number stays one, though the field is a float. With `run`
+    a flag's value may be the beginning of a run's path, or ``last``; see `asyncsgd.records.run_folder.find_run`.
     """
     metadata = {
         "help": help,
@@ -71,8 +66,13 @@ def setting(
         "name": name,
         "or_number": or_number,
         "or_whole": or_whole,
+        "run": run,
     }
     return dataclasses.field(default=default, metadata=metadata)
+
+
+OF_OLD_FILES = ("save_model",)
+"""Settings of a run folder's settings.yaml that have gone since."""
 
 
 def group(kind: type, title: str) -> Any:
@@ -152,7 +152,7 @@ def _check_value(spec: Spec, value: Any, shown: str, write: str) -> None:
 class Parser(argparse.ArgumentParser):
     """argparse with usage errors raised instead of printed, so that only one of several ranks needs to print them.
 
-    A flag may be typed with underscores: ``--eval_data`` is ``--eval-data``. So may those of `OTHER_WORDS`.
+    A flag may be typed with underscores: ``--eval_data`` is ``--eval-data``.
     """
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -164,11 +164,19 @@ class Parser(argparse.ArgumentParser):
         if not name.startswith("--"):
             return argument
         dashed = flag_of(name.removeprefix("--"))
-        known = [flag for flag in (dashed, OTHER_WORDS.get(dashed)) if flag in self._option_string_actions]
-        return f"{known[0]}{equals}{value}" if known else argument
+        return f"{dashed}{equals}{value}" if dashed in self._option_string_actions else argument
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; --help lists every flag")
+
+
+def _path_of_run(text: str) -> str:
+    """The path of the run that is the last one, or that alone begins so; of what is no run, `text`."""
+    path = Path(text)
+    if text == "last" or (path.parent != Path() and not path.exists()):
+        with contextlib.suppress(UsageError):
+            return str(find_run(text))
+    return text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,8 +185,6 @@ class Parsed(Generic[S]):
 
     settings: S
     given: frozenset[str]
-    extra_flags: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """What was given for flags that belong to the script and are no settings."""
 
 
 class Flags(Generic[S]):
@@ -187,8 +193,8 @@ class Flags(Generic[S]):
     Args:
         settings: the class, see the module.
         contradictions: yields what is wrong between settings that are each within bounds, the first cause first.
-        places: settings outside the group ``output`` that say where a run is kept, not what it is.
         example: a setting and a value, for messages about files and command lines that hold no settings at all.
+        task: its name, which a file may say too.
 
     >>> Width = dataclasses.make_dataclass("Width", [("width", int, setting(8, "columns", at_least=1))], frozen=True)
     >>> Model = dataclasses.make_dataclass("Model", [("shape", Width, group(Width, "shape"))], frozen=True)
@@ -206,13 +212,12 @@ class Flags(Generic[S]):
         settings: type[S],
         contradictions: Callable[[S], Iterable[str]],
         *,
-        places: Iterable[str] = (),
         example: tuple[str, str],
+        task: str | None = None,
     ) -> None:
         self._class: Any = settings
         self._contradictions = contradictions
-        self._more_places = frozenset(places)
-        self._example = example
+        self._example, self._task = example, task
 
     @functools.cached_property
     def specs(self) -> Mapping[str, Spec]:
@@ -245,20 +250,19 @@ class Flags(Generic[S]):
     @functools.cached_property
     def places(self) -> frozenset[str]:
         """The settings that say where a run is kept, not what it is."""
-        return frozenset(spec.name for spec in self.specs.values() if spec.group == "output") | self._more_places
+        return frozenset(spec.name for spec in self.specs.values() if spec.group == "output")
 
     def known(self, key: object, where: str) -> Spec:
-        """The setting of that name, dashes allowed.
+        """The setting of that name or alias, dashes allowed.
 
         Raises:
             UsageError: with the nearest name; `where` stands in front of the message.
         """
         name = str(key).replace("-", "_")
-        if name not in self.specs:
-            owners = {n: spec.name for spec in self.specs.values() for n in (spec.name, *spec.metadata["aliases"])}
-            hint = f"; did you mean {owners[name]!r}?" if name in owners else nearest(name, self.specs)
-            raise UsageError(f"{where}unknown key {str(key)!r}{hint}")
-        return self.specs[name]
+        for spec in self.specs.values():
+            if name == spec.name or name in spec.metadata["aliases"]:
+                return spec
+        raise UsageError(f"{where}unknown key {str(key)!r}{nearest(name, self.specs)}")
 
     def make(self, values: Mapping[str, object]) -> S:
         """Build valid settings from names and values without their groups; what is not named has its default.
@@ -272,7 +276,8 @@ class Flags(Generic[S]):
         grouped: dict[str, dict[str, Any]] = {field.name: {} for field in dataclasses.fields(self._class)}
         for key, value in values.items():
             spec = self.known(key, "")
-            grouped[spec.group][spec.field] = _convert(value, spec, spec.flag)
+            converted = grouped[spec.group][spec.field] = _convert(value, spec, spec.flag)
+            _check_value(spec, converted, spec.flag, f"type e.g. {spec.flag} ")
         groups: dict[str, Any] = {
             name: group_class(**grouped[name]) for name, group_class in typing.get_type_hints(self._class).items()
         }
@@ -362,9 +367,13 @@ class Flags(Generic[S]):
             raise UsageError(f"{path} must hold lines like {line!r}, got {type(loaded).__name__}")
         values: dict[str, object] = {}
         for key, value in loaded.items():
+            if key == "task" and "task" not in self.specs and value == self._task:
+                continue
+            if key in OF_OLD_FILES and key not in self.specs:
+                continue
             spec = self.known(key, f"{path}: ")
             if spec.name in values:  # once with a dash, once with an underscore
-                raise UsageError(f"{path}: the key {spec.name!r} is there twice; keep one")
+                raise UsageError(f"{path}: the setting {spec.name!r} is there twice; keep one")
             values[spec.name] = _convert(value, spec, f"{path}: {spec.name}")
         return values
 
@@ -391,9 +400,7 @@ class Flags(Generic[S]):
         }
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:6]
 
-    def build_parser(
-        self, prog: str, description: str, examples: str, extra_flags: Mapping[str, str] = types.MappingProxyType({})
-    ) -> argparse.ArgumentParser:
+    def build_parser(self, prog: str, description: str, examples: str) -> argparse.ArgumentParser:
         """Return the parser of all settings plus ``--config``, ``--print-config``, ``--version`` and ``--help``.
 
         Parsed values are text as typed, and what was not typed is absent from the namespace: `parse` does the rest.
@@ -403,7 +410,6 @@ class Flags(Generic[S]):
             prog: name of the program in the help.
             description: one or two sentences above the flags.
             examples: command lines for copy and paste, the end of the help; without a heading, which is written here.
-            extra_flags: flags that belong to the script and are no settings, by name, with their help.
         """
         parser = Parser(
             prog=prog,
@@ -438,10 +444,6 @@ class Flags(Generic[S]):
                     metavar="{" + ",".join(spec.choices) + "}" if spec.choices else metavars[spec.kind],
                     help=f"{spec.metadata['help']} (default: {default})".replace("%", "%%"),
                 )
-        if extra_flags:
-            several = parser.add_argument_group("several runs")
-            for name, help in extra_flags.items():
-                several.add_argument(flag_of(name), dest=name, metavar="TEXT", help=help)
         config = parser.add_argument_group("config")
         config.add_argument("--config", metavar="FILE.yaml", help="read settings from a file; flags override it")
         config.add_argument("--print-config", action="store_true", help="print all settings as YAML and exit")
@@ -449,15 +451,7 @@ class Flags(Generic[S]):
         config.add_argument("-h", "--help", action="help", help="print this and exit")
         return parser
 
-    def parse(
-        self,
-        argv: Sequence[str],
-        *,
-        prog: str,
-        description: str,
-        examples: str,
-        extra_flags: Mapping[str, str] = types.MappingProxyType({}),
-    ) -> Parsed[S]:
+    def parse(self, argv: Sequence[str], *, prog: str, description: str, examples: str) -> Parsed[S]:
         """Merge defaults, ``--config`` file and flags, in rising precedence, into valid settings.
 
         ``none`` as the value of a flag takes a file's value back, where the setting may be left open. ``--help``,
@@ -465,19 +459,21 @@ class Flags(Generic[S]):
 
         Args:
             argv: the arguments without the program's name.
-            prog: see `build_parser`, as for `description`, `examples` and `extra_flags`.
+            prog: see `build_parser`, as for `description` and `examples`.
 
         Raises:
             UsageError: for everything the user has to type differently; the script prints it and exits with its code,
                 2.
         """
-        parser = self.build_parser(prog, description, examples, extra_flags)
+        parser = self.build_parser(prog, description, examples)
         namespace, unknown = parser.parse_known_args(list(argv))
         if unknown:
-            raise UsageError(self._unknown_argument(unknown, extra_flags))
+            raise UsageError(self._unknown_argument(unknown))
         typed = vars(namespace)
         config, print_config = typed.pop("config", None), typed.pop("print_config", False)
-        given_extra = {name: typed.pop(name) for name in extra_flags if name in typed}
+        for name in typed:
+            if self.specs[name].metadata["run"]:
+                typed[name] = _path_of_run(typed[name])
         if config is None and "resume" in typed and "resume" in self.specs:
             config = Path(typed["resume"]) / "settings.yaml"  # flags must agree with it, see `scripts.run_folder`
             if not config.is_file():
@@ -498,16 +494,13 @@ class Flags(Generic[S]):
         if print_config:
             print(self.to_yaml(settings), end="")
             raise SystemExit(0)
-        return Parsed(settings, frozenset(values), given_extra)
+        return Parsed(settings, frozenset(values))
 
-    def _unknown_argument(self, unknown: Sequence[str], extra_flags: Mapping[str, str]) -> str:
+    def _unknown_argument(self, unknown: Sequence[str]) -> str:
         flags = [argument.partition("=")[0] for argument in unknown if argument.startswith("-")]
         if not flags:
             name, value = self._example
             return f"unexpected argument {unknown[0]!r}; every setting is a flag, e.g. {flag_of(name)} {value}"
-        dashed = flag_of(flags[0].removeprefix("--"))
-        if dashed in OTHER_WAYS and "data" in self.specs:
-            return f"unknown flag {flags[0]}; type {OTHER_WAYS[dashed]}"
-        known = [flag for spec in self.specs.values() for flag in spec.flags] + [flag_of(name) for name in extra_flags]
+        known = [flag for spec in self.specs.values() for flag in spec.flags]
         hint = nearest(flags[0], [*known, "--config", "--print-config", "--version", "--help"])
         return f"unknown flag {flags[0]}{hint or '; --help lists every flag'}"

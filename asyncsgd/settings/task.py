@@ -1,14 +1,17 @@
-"""The settings of a script that trains one task, made from the fields of the task's class."""
+"""The settings of a training: those that every one has, and the fields of its task's class."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing
+from collections.abc import Mapping
 from typing import Any
 
 from asyncsgd.settings.flags import Flags, group, setting
 from asyncsgd.settings.training import (
     SGD_LEARNING_RATE,
+    Budget,
     Common,
     Defaults,
     Output,
@@ -29,37 +32,55 @@ def steps_of(defaults: Defaults) -> type[Steps]:
     schedule = "constant"
     if defaults.schedule != schedule:
         schedule = f"{defaults.schedule}, or constant when --samples sets no limit"
-    unset = {
-        "learning_rate": f"{defaults.learning_rate:g} for adamw, {SGD_LEARNING_RATE:g} for sgd",
-        "schedule": schedule,
-    }
-    hints, fields = typing.get_type_hints(Steps), []
-    for field in dataclasses.fields(Steps):
+    rates = f"{defaults.learning_rate:g} for adamw, {SGD_LEARNING_RATE:g} for sgd"
+    return _with_defaults(Steps, defaults, {"learning_rate": rates, "schedule": schedule})
+
+
+def budget_of(defaults: Defaults) -> type[Budget]:
+    """`Budget` with these defaults."""
+    samples, epochs = "as --epochs says", "as --samples says"
+    if defaults.samples is not None:
+        samples = f"{defaults.samples}, or no limit with --seconds"
+    if defaults.epochs is not None:
+        epochs = f"{defaults.epochs:g}, or as --samples says"
+    return _with_defaults(Budget, defaults, {"samples": samples, "epochs": epochs})
+
+
+def _with_defaults(kind: type[Any], defaults: Defaults, unset: Mapping[str, str]) -> type[Any]:
+    """A group of settings with the defaults of a task; those in `unset` are filled in by `Common`."""
+    hints, fields = typing.get_type_hints(kind), []
+    for field in dataclasses.fields(kind):
         metadata, default = dict(field.metadata), field.default
         if field.name in unset:
-            metadata["unset"] = unset[field.name]  # `Common` fills it in
+            metadata["unset"] = unset[field.name]
         elif hasattr(defaults, field.name):
             default = getattr(defaults, field.name)
         fields.append((field.name, hints[field.name], dataclasses.field(default=default, metadata=metadata)))
-    return dataclasses.make_dataclass("StepsOfTask", fields, bases=(Steps,), frozen=True)
+    return dataclasses.make_dataclass(f"{kind.__name__}OfTask", fields, bases=(kind,), frozen=True)
 
 
-def task_flags(kind: type[Any]) -> Flags[Any]:
+@functools.cache
+def task_flags(kind: Any) -> Flags[Any]:
     """Flags of every training and of the fields of a task, which is a frozen dataclass.
 
     Raises:
         UsageError: if a field has the name of a setting that every training has.
     """
+    budget, steps = budget_of(kind.defaults), steps_of(kind.defaults)
     fields: list[Any] = [
         ("task", kind, group(kind, f"task: {kind.name}")),
-        ("optimization", steps := steps_of(kind.defaults), group(steps, "optimizer")),
+        ("budget", budget, group(budget, "budget")),
+        ("optimization", steps, group(steps, "optimizer")),
         ("output", TaskOutput, group(TaskOutput, "output")),
     ]
     made = dataclasses.make_dataclass(
         f"{kind.__name__}Settings", fields, bases=(Common,), namespace={"defaults": kind.defaults}, frozen=True
     )
     flags: Flags[Any] = Flags(
-        made, lambda settings: common_contradictions(settings, settings.task.batch_size), example=("mode", "async")
+        made,
+        lambda settings: common_contradictions(settings, settings.task.batch_size),
+        example=("mode", "async"),
+        task=kind.name,
     )
     _ = flags.specs  # refuses
     return flags

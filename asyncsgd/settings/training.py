@@ -2,8 +2,9 @@
 
 Standard library only (PyYAML is imported when a file is read or written), so that ``--help`` answers at once.
 
-A component is given the group it needs (`Steps`, `Data`, ...), never the whole `Settings`. Precedence is
-default < ``--config`` file < flag. A setting that would do nothing in the run it is given for is an error.
+A component is given the group it needs (`Steps`, `Budget`, ...), never all settings. Precedence is
+default < ``--config`` file < flag. A setting that would do nothing in the run it is given for is an error. What a task
+adds of its own are the fields of its class; see `asyncsgd.settings.task`.
 """
 # ruff: noqa: RUF009 - the calls in the dataclasses' defaults are `setting` and `group`, which return dataclasses.field
 
@@ -11,8 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Literal
 
 from asyncsgd.numbers import shortened
@@ -26,8 +26,6 @@ Transport = Literal["auto", "shared_memory", "process_group"]
 HogwildState = Literal["worker", "shared"]
 OptimizerName = Literal["sgd", "adamw"]
 Schedule = Literal["constant", "linear", "cosine"]
-Mask = Literal["token", "word", "candidates"]
-EvalMask = Literal["token", "word"]
 Sampling = Literal["group_by_length", "random"]
 Clock = Literal["measured", "virtual"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -47,7 +45,8 @@ BLOCKS = "join all texts and cut blocks of --seq-len tokens, instead of cutting 
 
 @dataclasses.dataclass(frozen=True)
 class Defaults:
-    """How a task is trained unless somebody says otherwise, by a script as by `asyncsgd.train`.
+    """How a task is trained unless somebody says otherwise, by a script as by `asyncsgd.train`. The last three are for
+    scripts: whoever calls `train` says how long.
 
     >>> Defaults(learning_rate=0.01).schedule
     'constant'
@@ -62,6 +61,10 @@ class Defaults:
     weight_decay: float = 0.0
     clip_norm: float = 0.0
     """0: no clipping."""
+    samples: int | None = DEFAULT_SAMPLES
+    epochs: float | None = None
+    """In place of `samples`."""
+    evaluations: int = 8
 
     def rate(self, optimizer: str) -> float:
         """The learning rate for an optimizer of that name."""
@@ -113,6 +116,7 @@ class Job:
         "how long gradients take, as NAME[:value,key=value,...]; real workers wait until it has passed",
         unset="as long as they take; constant:1 with --clock virtual",
         example="exponential:1.0",
+        aliases=("times",),
     )
     network: str | None = setting(
         None,
@@ -161,8 +165,13 @@ class Job:
 
 
 @dataclasses.dataclass(frozen=True)
-class Length:
-    """How long a run is in samples or epochs, how often the model is evaluated, and whether that may end the run."""
+class Budget:
+    """When training ends and how often the model is evaluated; the first limit that is reached ends the run.
+
+    `samples` is None where `epochs` says how long, or only `seconds` limits the run. Evaluations are spread evenly over
+    the samples, or over `seconds` where they are the only limit. With `evaluate_every` they come after every so many
+    samples, and at the end.
+    """
 
     samples: int | None = setting(
         None,
@@ -194,17 +203,6 @@ class Length:
         example=3,
     )
     keep_best: bool = setting(False, "keep the model with the lowest evaluation loss beside the last one")
-
-
-@dataclasses.dataclass(frozen=True)
-class Budget(Length):
-    """When training ends and how often the model is evaluated; the first limit that is reached ends the run.
-
-    `samples` is None where `epochs` says how long, or only `seconds` limits the run. Evaluations are spread evenly over
-    the samples, or over `seconds` where they are the only limit. With `evaluate_every` they come after every so many
-    samples, and at the end.
-    """
-
     seconds: float | None = setting(
         None,
         "seconds of training, evaluations not counted",
@@ -221,8 +219,8 @@ class Budget(Length):
 class Steps:
     """The optimizer, and the form of its learning rate over the run.
 
-    `learning_rate` and `schedule` are declared with the types that they have inside a `Settings`, which fills them in.
-    They are None only where they were built without them and are not yet part of a `Settings`.
+    `learning_rate` and `schedule` are declared with the types that they have inside a `Common`, which fills them in.
+    They are None only where they were built without them and are not yet part of a `Common`.
     """
 
     optimizer: OptimizerName = setting("adamw", "update rule at the server")
@@ -243,54 +241,6 @@ class Steps:
     beta1: float = setting(0.9, "adamw only", at_least=0, below=1)
     beta2: float = setting(0.999, "adamw only", at_least=0, below=1)
     clip_norm: float = setting(1.0, "gradients longer than this are shortened to it; 0: never", at_least=0)
-
-
-@dataclasses.dataclass(frozen=True)
-class Data:
-    """The text, how it is cut into sequences, and what is masked.
-
-    Evaluations have masks of their own, so runs that train with different masks take the same test.
-    """
-
-    data: str = setting("pydocs", "pydocs (built in, no network), a file, a folder or hub:NAME; A+B joins two")
-    eval_data: str | None = setting(None, "text to evaluate on", unset="held out from --data")
-    text_column: str = setting("text", "column of the data that holds the text")
-    seq_len: int = setting(128, "tokens per sequence", at_least=8)
-    blocks: bool = setting(False, BLOCKS)
-    batch_size: int = setting(16, "sequences in one gradient, per worker", at_least=1)
-    sampling: Sampling = setting("group_by_length", SAMPLING)
-    mask: Mask = setting("token", "mask single tokens, whole words, or words with --candidates first")
-    mask_prob: float = setting(0.15, "share of the tokens to predict", above=0, below=1)
-    eval_mask: EvalMask = setting("token", "as --mask, in evaluations; runs with different ones are not compared")
-    eval_mask_prob: float = setting(0.15, "as --mask-prob, in evaluations", above=0, below=1)
-    candidates: str | None = setting(
-        None,
-        "folder of mask_candidates.py; evaluations are then made on candidates only, too",
-        unset="none",
-        example="candidates",
-    )
-    candidate_share: float = setting(
-        1.0,
-        "share of the masked tokens that comes from candidates; --mask candidates only",
-        at_least=0,
-        at_most=1,
-    )
-    tech: bool = setting(
-        False,
-        "mask candidates only, and leave sequences without one out of training",
-    )
-    eval_samples: int = setting(500, "sequences in one evaluation; 0: all", at_least=0)
-    vocab_size: int = setting(8192, "of the tokenizer trained for a model that is new", at_least=1)
-    # A path of one machine: its default is found at run time and is never written into settings.yaml.
-    cache_dir: str | None = setting(None, "folder for prepared data", unset="the user's cache folder")
-
-
-@dataclasses.dataclass(frozen=True)
-class Model:
-    """Which model is trained."""
-
-    model: str = setting("tiny", "tiny, small or tiny-distilbert (new, no network), a folder or a name on the Hub")
-    dropout: float = setting(0.0, "of all dropout layers", at_least=0, below=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -319,13 +269,16 @@ class Output:
     """Where the run is written; nothing here changes a result."""
 
     runs_dir: str = setting("runs", "folder in which the run gets a folder of its own")
-    run_dir: str | None = setting(None, "the run's folder itself", unset="named after the settings, in --runs-dir")
+    run_dir: str | None = setting(
+        None, "the run's folder itself", unset="named after the settings, in --runs-dir", aliases=("model_save_dir",)
+    )
     overwrite: bool = setting(False, "run again where a run is already; the earlier one is kept as NAME.before-N")
     resume: str | None = setting(
         None,
         "go on with the run in this folder, from its last checkpoint; --samples, --epochs, --micro-batches may grow",
         unset="begin a new run",
         example="runs/NAME",
+        run=True,
     )
     checkpoint_every: str | None = setting(
         None,
@@ -361,7 +314,7 @@ class Output:
 class Common:
     """The settings that every training has, whatever its task; defaults that depend on others are filled in.
 
-    `learning_rate` follows the optimizer and the task. `samples` is 9600 unless `epochs` or `seconds` limit the run.
+    `learning_rate` follows the optimizer and the task. The task says how long a run is that nothing else limits.
     `schedule` is the task's if there is a number of samples to stretch it over, and otherwise constant. Bounds are
     checked by `validate`, not here.
     """
@@ -376,14 +329,16 @@ class Common:
     output: Output = group(Output, "output")
 
     def __post_init__(self) -> None:
-        budget, optimization = self.budget, self.optimization
+        budget, optimization, defaults = self.budget, self.optimization, self.defaults
         if budget.samples is None and budget.epochs is None and budget.seconds is None:
-            budget = dataclasses.replace(budget, samples=DEFAULT_SAMPLES)
+            budget = dataclasses.replace(budget, samples=defaults.samples, epochs=defaults.epochs)
+        has_samples = budget.samples is not None or budget.epochs is not None
         if optimization.schedule is None:
-            schedule = self.defaults.schedule_of(budget.samples is not None or budget.epochs is not None)
-            optimization = dataclasses.replace(optimization, schedule=schedule)
+            optimization = dataclasses.replace(optimization, schedule=defaults.schedule_of(has_samples))
+        if optimization.warmup == defaults.warmup:
+            optimization = dataclasses.replace(optimization, warmup=defaults.warmup_of(has_samples))
         if optimization.learning_rate is None:
-            learning_rate = self.defaults.rate(optimization.optimizer)
+            learning_rate = defaults.rate(optimization.optimizer)
             optimization = dataclasses.replace(optimization, learning_rate=learning_rate)
         object.__setattr__(self, "budget", budget)
         object.__setattr__(self, "optimization", optimization)
@@ -391,21 +346,6 @@ class Common:
 
 COMMON = Flags(Common, lambda settings: (), example=("mode", "async"))
 """For the arguments of Python calls that are settings too; what contradicts what is said by `common_contradictions`."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings(Common):
-    """All settings of one pretraining run, by subject.
-
-    >>> Settings().optimization.learning_rate
-    0.0005
-    >>> timed = Settings(budget=Budget(seconds=60.0))
-    >>> timed.budget.samples, timed.optimization.schedule
-    (None, 'constant')
-    """
-
-    data: Data = group(Data, "data")
-    model: Model = group(Model, "model")
 
 
 def contradictions_of_processes(number: int) -> Iterator[str]:
@@ -495,7 +435,7 @@ def contradictions_of_batches(job: Job, machine: Machine, batch_size: int) -> It
         )
 
 
-def contradictions_of_length(length: Length, default_evaluations: int) -> Iterator[str]:
+def contradictions_of_length(length: Budget, default_evaluations: int) -> Iterator[str]:
     """Yield what is wrong between settings of how long a run is and when it is evaluated."""
     samples, epochs, patience = length.samples, length.epochs, length.patience
     evaluations, every = length.evaluations, length.evaluate_every
@@ -551,7 +491,7 @@ def common_contradictions(settings: Common, batch_size: int) -> Iterator[str]:
     yield from contradictions_of_job(settings.job, optimization.optimizer, optimization.momentum)
     yield from contradictions_of_batches(settings.job, settings.machine, batch_size)
     yield from contradictions_of_steps(optimization)
-    yield from contradictions_of_length(budget, Budget().evaluations)
+    yield from contradictions_of_length(budget, settings.defaults.evaluations)
     if 0 < optimization.warmup < 1 and not has_samples:
         yield (
             f"--warmup {optimization.warmup:g} is a share of the samples, and there is no number of them; type a "
@@ -567,56 +507,3 @@ def common_contradictions(settings: Common, batch_size: int) -> Iterator[str]:
             if getattr(budget, name) not in (None, False):
                 yield f"{flag_of(name)} does nothing with --samples 0, which trains nothing; drop one of the two"
     yield from contradictions_of_output(settings.output)
-
-
-def _contradictions(settings: Settings) -> Iterator[str]:
-    yield from common_contradictions(settings, settings.data.batch_size)
-    defaults = Data()
-    built_here = ("tiny", "small", "tiny-distilbert")
-    if settings.data.vocab_size != defaults.vocab_size and settings.model.model not in built_here:
-        yield (
-            f"--vocab-size is for --model tiny, small and tiny-distilbert; {settings.model.model!r} has its own "
-            f"tokenizer; drop it"
-        )
-    yield from _contradictions_of_masks(settings.data)
-    built_in = settings.data.data == "pydocs" and settings.data.eval_data in (None, "pydocs")
-    if built_in and settings.data.text_column != defaults.text_column:
-        yield "--text-column does nothing for --data pydocs, which has no columns; drop it, or name other data"
-
-
-def _contradictions_of_masks(data: Data) -> Iterator[str]:
-    by_candidate = data.mask == "candidates" or data.tech
-    if by_candidate and data.candidates is None:
-        flag = "--tech" if data.tech else "--mask candidates"
-        yield f"{flag} needs a folder that mask_candidates.py has filled; add --candidates DIR"
-    if data.tech and data.mask == "word":
-        yield "--tech is a masking of its own, got --mask word; drop one of the two"
-    if data.candidate_share != Data().candidate_share and (data.tech or not by_candidate):
-        masking = "--tech, whose share is 1" if data.tech else f"--mask {data.mask}"
-        yield f"--candidate-share is for --mask candidates, got {masking}; drop one of the two"
-
-
-FLAGS = Flags(Settings, _contradictions, places=("cache_dir",), example=("mode", "async"))
-
-
-def make_settings(values: Mapping[str, object]) -> Settings:
-    """Build valid settings from names and values without their groups; see `Flags.make`.
-
-    >>> make_settings({"mode": "sync", "nproc": 4, "learning-rate": "1e-4"}).optimization.learning_rate
-    0.0001
-    """
-    return FLAGS.make(values)
-
-
-def load_run_settings(path: str | Path) -> Settings:
-    """Return the settings of a run from its settings.yaml, as they were understood when it ran.
-
-    A run from before ``--eval-mask`` was evaluated with the masks that it trained with.
-
-    Raises:
-        UsageError: if the file cannot be read, or is not valid.
-    """
-    values = FLAGS.load_yaml(path)
-    if "eval_mask" not in values:
-        values |= {"eval_" + name: values[name] for name in ("mask", "mask_prob") if name in values}
-    return make_settings(values)

@@ -287,7 +287,7 @@ class Recorder:
         limit = self._budget.seconds
         over = limit is not None and seconds > limit
         if seconds == math.inf and not over:
-            return Result(FAILED, "every worker in flight takes for ever; give --budget-seconds, or other --speeds")
+            return Result(FAILED, "every worker in flight takes for ever; give --seconds, or other --speeds")
         if self._budget.samples is None:
             # At a point of time all that happened up to then is in the models.
             for point in self._points.due(limit if over and limit is not None else math.nextafter(seconds, -math.inf)):

@@ -98,9 +98,10 @@ class SimulationSettings:
         for name, bounds in _BOUNDS.items():
             value = getattr(self, name)
             if value is not None and (wanted := out_of_bounds(value, **bounds)):
-                raise UsageError(f"--{name.replace('_', '-')} must be {wanted}, got {shortened(value)}")
+                flag = {"workers": "nproc", "budget_seconds": "seconds"}.get(name, name.replace("_", "-"))
+                raise UsageError(f"--{flag} must be {wanted}, got {shortened(value)}")
         if self.samples is None and self.budget_seconds is None:
-            raise UsageError("a simulation needs an end; type --samples 10000 or --budget-seconds 1000")
+            raise UsageError("a simulation needs an end; type --samples 10000 or --seconds 1000")
         method = self.method()
         if self.network is not None and not isinstance(method, Rule):
             raise UsageError(f"--network is for rules of a server; {method.name} has none; drop it")

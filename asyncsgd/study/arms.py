@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from asyncsgd.errors import UsageError
-from asyncsgd.settings.training import FLAGS, make_settings
+from asyncsgd.settings.task import task_flags
 from asyncsgd.study.config import (
     CONDITION_KEYS,
     check_keys,
@@ -22,7 +22,10 @@ from asyncsgd.study.config import (
     settings_in,
     whole_in,
 )
+from asyncsgd.tasks.masked_lm import MaskedLM
 
+FLAGS = task_flags(MaskedLM)
+"""Of every run of a sweep but those that fine-tune."""
 NOT_A_VARIANT = frozenset(("mode", "rule", *CONDITION_KEYS, "batch_size", "seed"))
 """Settings of the algorithm, or settings that all arms of a group share. Any other setting may distinguish two
 references.
@@ -145,7 +148,7 @@ def _typed_arm(arm: Arm, base: Mapping[str, Any]) -> Arm:
 def typed_settings(where: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """All settings that `values` make, converted to their types."""
     try:
-        return FLAGS.flatten(make_settings(values))
+        return FLAGS.flatten(FLAGS.make(values))
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from error
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from asyncsgd.settings.training import FLAGS, Settings, make_settings
+from asyncsgd.study.arms import FLAGS
 
 
-def flags_of(settings: Settings) -> list[str]:
+def flags_of(settings: Any) -> list[str]:
     """The flags of experiments/stilt_mlm.py that make `settings`; what has its default is left out.
 
-    >>> flags_of(make_settings({"mode": "sync", "nproc": 4}))
+    >>> flags_of(FLAGS.make({"mode": "sync", "nproc": 4}))
     ['--mode', 'sync', '--nproc', '4']
     """
     flags = []
-    default = FLAGS.flatten(make_settings({}))
+    default = FLAGS.flatten(FLAGS.make({}))
     values = FLAGS.flatten(settings)
     # Defaults that follow from other settings, so that a value equal to the usual default may have to be said.
     open_ended = {"samples": "seconds", "schedule": "seconds", "learning_rate": "optimizer"}
@@ -30,8 +30,8 @@ def flags_of(settings: Settings) -> list[str]:
 def flags_of_values(values: Mapping[str, Any]) -> list[str]:
     """Values by name as flags, without looking at what they mean.
 
-    >>> flags_of_values({"init_from": "tiny", "class_weights": True, "eval_data": None})
-    ['--init-from', 'tiny', '--class-weights']
+    >>> flags_of_values({"model": "tiny", "class_weights": True, "eval_data": None})
+    ['--model', 'tiny', '--class-weights']
     """
     return [word for name, value in values.items() if value is not None for word in _flag(name, value)]
 

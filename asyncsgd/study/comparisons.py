@@ -25,15 +25,14 @@ from asyncsgd.records.console import best_effort
 from asyncsgd.records.events import FINISHED
 from asyncsgd.records.run_folder import write_text
 from asyncsgd.scripts.base import run_script
-from asyncsgd.scripts.task import TaskScript, task_script
+from asyncsgd.scripts.task import TaskScript
 from asyncsgd.settings.flags import flag_of
 from asyncsgd.signals import StopRequest
 from asyncsgd.study.config import check_keys, list_in, mapping_in, number_in, read_config, seeds_in, text_in
 from asyncsgd.study.runner import output_to
 from asyncsgd.tasks import task_class
 
-TASKS = {"causal_lm": "model_name", "masked_lm": "model_name", "question_answering": "init_from"}
-"""By task, the field that names its model."""
+TASKS = ("causal_lm", "masked_lm", "question_answering")
 KEYS = ("name", "base", "models", "seeds", "comparisons", "grid")
 GRID_KEYS = ("base", "seeds", "learning_rate", "batch_size", "seq_len", "threshold")
 
@@ -47,14 +46,14 @@ class Job:
     flags: tuple[str, ...]
 
     @property
-    def script(self) -> TaskScript[Any]:
+    def script(self) -> TaskScript:
         return script_of(self.task)
 
 
 @functools.cache
-def script_of(task: str) -> TaskScript[Any]:
+def script_of(task: str) -> TaskScript:
     """What trains a task; its flags are those of every training and the task's fields."""
-    return task_script(task_class(task), "comparisons", description="", examples="", model=TASKS[task])
+    return TaskScript(task_class(task), "comparisons", description="")
 
 
 def jobs_of(config: Mapping[str, Any]) -> list[Job]:
@@ -149,8 +148,7 @@ def check_inputs(config_file: Path, jobs: Sequence[Job]) -> None:
         if repr(task) in seen:
             continue
         seen.add(repr(task))
-        field = TASKS[job.task]
-        for look in (task.check_names, functools.partial(_find_model, field, str(getattr(task, field)))):
+        for look in (task.check_names, functools.partial(_find_model, job.task, task.model_name)):
             try:
                 look()
             except UsageError as error:
@@ -164,25 +162,24 @@ def check_inputs(config_file: Path, jobs: Sequence[Job]) -> None:
 
 
 @functools.cache
-def _find_model(field: str, name: str) -> None:
+def _find_model(task: str, name: str) -> None:
     """Load the tokenizer of a model that is no built-in shape; the Hub is asked where there is no such folder."""
     from asyncsgd import models
     from asyncsgd.data.tokenization import pretrained_tokenizer
-    from asyncsgd.init_from import read_origin
+    from asyncsgd.origin import read_origin
     from asyncsgd.tasks import causal_lm
 
     built_in = *models.SHAPES, *causal_lm.SHAPES
     if name in built_in:
         return
-    path = read_origin(name).model if field == "init_from" else os.path.expanduser(name)
+    path = read_origin(name, "causal_lm" if task == "causal_lm" else "masked_lm").model
     try:
         pretrained_tokenizer(path)
     except UsageError as error:
         if os.path.isdir(path):
             raise
-        flag = flag_of(field.removesuffix("_name"))
         raise UsageError(
-            f"{flag} {name}: here is no such folder, and the Hub does not give a model of that name"
+            f"--model {name}: here is no such folder, and the Hub does not give a model of that name"
             f"{nearest(name, built_in)}"
         ) from error
 

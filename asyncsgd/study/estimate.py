@@ -13,9 +13,8 @@ from asyncsgd.errors import UsageError
 from asyncsgd.modes import AllReduce, Virtual, kind_of
 from asyncsgd.records.environment import available_cores
 from asyncsgd.rules import parse_rule
-from asyncsgd.scripts.downstream import experiment_of
-from asyncsgd.settings.training import Settings, make_settings
 from asyncsgd.simulation.speeds import Constant, parse_speeds
+from asyncsgd.study.arms import FLAGS
 from asyncsgd.study.finetuning import finetuning_in
 from asyncsgd.study.sweep import Job
 
@@ -48,7 +47,7 @@ class Estimator:
 
         if job.run.stage == "finetune":
             return self._of_finetune(job.values)
-        settings = make_settings(job.values)
+        settings = FLAGS.make(job.values)
         task, gradient, evaluation = self._time(settings)
         training = self.training_seconds(settings)
         if kind_of(settings.job.mode, settings.job.clock) is Virtual:
@@ -57,12 +56,12 @@ class Estimator:
         course = course_of(settings.budget, settings.optimization, task)
         return START_SECONDS + training + _num_evaluations(course) * evaluation
 
-    def training_seconds(self, settings: Settings) -> float:
+    def training_seconds(self, settings: Any) -> float:
         """Seconds of training on the run's own clock, measured or virtual."""
         if settings.budget.samples is None:
             assert settings.budget.seconds is not None
             return settings.budget.seconds
-        number = settings.budget.samples / settings.data.batch_size
+        number = settings.budget.samples / settings.task.batch_size
         if kind_of(settings.job.mode, settings.job.clock) is Virtual:
             rate = _gradients_per_second(settings)
             return number / rate if rate > 0 else math.inf
@@ -73,11 +72,13 @@ class Estimator:
         """Runs that differ in where they start, or their seed, are timed once."""
         kind = finetuning_in(values)
         settings = kind.settings(values)
-        without_effect = ("init_from", "seed", *kind.flags.places)
+        without_effect = ("model", "seed", *kind.flags.places)
         flat = kind.flags.flatten(settings)
         key = json.dumps({name: value for name, value in flat.items() if name not in without_effect})
         if key not in self._finetuning:
-            experiment = experiment_of(kind.script, settings)
+            from asyncsgd.experiment import experiment_of
+
+            experiment = experiment_of(kind.task, settings)
             task, gradient, evaluation = _measure(experiment)
             course = experiment.course(task)
             assert course.budget.samples is not None
@@ -85,14 +86,14 @@ class Estimator:
             self._finetuning[key] = num_gradients * gradient + _num_evaluations(course) * evaluation
         return START_SECONDS + self._finetuning[key]
 
-    def _time(self, settings: Settings) -> tuple[Task, float, float]:
+    def _time(self, settings: Any) -> tuple[Task, float, float]:
         """See `_measure`."""
-        keys = (settings.data, settings.model, settings.machine)
+        keys = (settings.task, settings.machine)
         key = json.dumps([str(part) for part in keys])
         if key not in self._timed:
-            from asyncsgd.scripts.pretraining import pretraining
+            from asyncsgd.experiment import experiment_of
 
-            self._timed[key] = _measure(pretraining(settings))
+            self._timed[key] = _measure(experiment_of("stilt_mlm", settings))
         return self._timed[key]
 
 
@@ -126,7 +127,7 @@ def _measure(experiment: Experiment) -> tuple[Task, float, float]:
     return task, gradient, (time.perf_counter() - began) / share
 
 
-def _gradients_per_second(settings: Settings) -> float:
+def _gradients_per_second(settings: Any) -> float:
     """Of all workers together on the virtual clock."""
     job = settings.job
     return _drawn_rate(job.speeds or str(Constant()), job.nproc, parse_rule(job.rule).in_rounds)
@@ -142,7 +143,7 @@ def _drawn_rate(speeds: str, num_workers: int, in_rounds: bool) -> float:
     return sum(DRAWS / sum(of_worker) for of_worker in draws)
 
 
-def _stretch(settings: Settings) -> float:
+def _stretch(settings: Any) -> float:
     """By how much declared speeds lengthen training on real workers: the slowest one's factor where all wait."""
     job = settings.job
     if job.speeds is None:

@@ -14,8 +14,8 @@ like this (``experiments/configs/`` has more):
     seeds: [100, 101, 102, 103, 104, 105]
     tuning: {grid: {learning_rate: [5.0e-4, 1.0e-3]}, seeds: [0]}
     pilots: [10, 11, 12, 13, 14]                    # seeds of runs of the tuned reference that fix target and seconds
-    finetune: {data: pydocs, repetitions: 1}        # any setting of experiments/stilt_finetune.py; or, with
-                                                    # task: token_classification, of experiments/train_tagger.py
+    finetune: {data: pydocs, repetitions: 1}        # any setting of train.py classification; or, with
+                                                    # task: token_classification, of train.py token_classification
     analysis: {reference: sync, primary: {endpoint: time_to_target, num_workers: 4, clock: virtual}}
 
 Three more keys, each with its default:
@@ -118,7 +118,7 @@ class Plan:
     def values(
         self, run: PlannedRun, chosen: Mapping[str, Mapping[str, Any]], budgets: Mapping[str, float]
     ) -> dict[str, Any]:
-        """The settings of a pretraining run by name, as `asyncsgd.settings.training.make_settings` takes them.
+        """The settings of a pretraining run by name, as `asyncsgd.study.arms.FLAGS` takes them.
 
         Args:
             chosen: arm -> the settings that its tuning has chosen; not looked at for tuning runs.
@@ -374,7 +374,7 @@ def _finetune_runs(
 def _finetune(given: Any, seeds: Sequence[int]) -> dict[str, Any] | None:
     if given is None:
         return None
-    hidden = ("seed", "seeds", "init_from", "run_dir", "runs_dir", "overwrite", "track")
+    hidden = ("seed", "model", "run_dir", "runs_dir", "overwrite", "track")
     values = {key.replace("-", "_"): value for key, value in mapping_in(given, "finetune").items()}
     values["repetitions"] = whole_in(values.get("repetitions", 1), "finetune.repetitions", 1)
     if values["repetitions"] > _FINETUNE_SEEDS:
@@ -392,7 +392,7 @@ def _finetune(given: Any, seeds: Sequence[int]) -> dict[str, Any] | None:
     settings_keys = [key for key in values if key not in ("repetitions", "baseline")]
     try:
         kind = finetuning_in(values)
-        settings = kind.settings({"init_from": "tiny", **{key: values[key] for key in settings_keys}})
+        settings = kind.settings({key: values[key] for key in settings_keys})
     except UsageError as error:
         raise UsageError(f"finetune: {error}") from error
     typed = kind.flags.flatten(settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import os
 import shlex
@@ -23,17 +24,17 @@ from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.records.trackers import names_in
 from asyncsgd.records.trackers.tracking import Tracking
 from asyncsgd.runtime.processes import end_with_parent
-from asyncsgd.scripts.downstream import experiment_of, open_folder_of
 from asyncsgd.scripts.run_folder import CHECKPOINTS, open_run_folder, set_aside
-from asyncsgd.settings.training import make_settings
 from asyncsgd.signals import NUMBERS
+from asyncsgd.study.arms import FLAGS
 from asyncsgd.study.finetuning import SCORES, finetuning_in
 from asyncsgd.study.plan import STAGES, PlannedRun, Stage
 from asyncsgd.study.sweep import NOT_STARTED, Job, Sweep, share
 
 PRELOAD = (
     "asyncsgd.training",
-    "asyncsgd.scripts.finetuning",
+    "asyncsgd.experiment",
+    "asyncsgd.data.labelled",
     "transformers.models.auto.tokenization_auto",
     "transformers.models.bert.tokenization_bert",
 )
@@ -218,20 +219,20 @@ def _make_run(job: Job, study: str, context: ForkServerContext | None) -> int:
         tags={"stage": job.run.stage, "arm": job.run.arm},
     )
     try:
+        from asyncsgd.experiment import experiment_of
         from asyncsgd.runtime.ranks import Launch
-        from asyncsgd.scripts.pretraining import pretraining
         from asyncsgd.training import lead
 
         if job.run.stage == "finetune":
             kind = finetuning_in(job.values)
-            tuned = kind.settings(job.values)
-            experiment, num_workers = experiment_of(kind.script, tuned), tuned.job.nproc
-            folder = _folder_of(job, lambda: open_folder_of(kind.script, tuned, command))
+            name, settings = kind.task, kind.settings(job.values)
         else:
-            settings = make_settings(job.values)
-            experiment, num_workers = pretraining(settings), settings.job.nproc
-            folder = _folder_of(job, lambda: open_run_folder("stilt_mlm", settings, command))
-        code = lead(experiment, Launch(num_workers, None, False), folder, context, None, tracking)
+            name, settings = "stilt_mlm", FLAGS.make(job.values)
+        experiment = experiment_of(name, settings)
+        if job.run.stage == "finetune":  # its score is looked at, and its model never
+            experiment = dataclasses.replace(experiment, saves_model=False)
+        folder = _folder_of(job, lambda: open_run_folder(name, settings, command))
+        code = lead(experiment, Launch(settings.job.nproc, None, False), folder, context, None, tracking)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code

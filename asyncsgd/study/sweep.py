@@ -25,12 +25,11 @@ from asyncsgd.errors import RunError, UsageError
 from asyncsgd.records.events import DONE, FAILED, FINISHED, read_events
 from asyncsgd.records.locks import lock, wait_for_lock
 from asyncsgd.records.run_folder import write_json, write_text
-from asyncsgd.settings.training import FLAGS, Settings, load_run_settings, make_settings
 from asyncsgd.settings.yaml_reader import read_yaml
-from asyncsgd.study.arms import Arm, resolve
+from asyncsgd.study.arms import FLAGS, Arm, resolve
 from asyncsgd.study.commands import flags_of, flags_of_values
 from asyncsgd.study.config import read_config
-from asyncsgd.study.finetuning import finetuning_in
+from asyncsgd.study.finetuning import finetuning_in, own
 from asyncsgd.study.plan import BASE, TIMED, Plan, PlannedRun, Stage, sha256_of
 
 NOT_STARTED = "NOT STARTED"
@@ -56,8 +55,8 @@ class Job:
         """The command that makes this run alone."""
         if self.run.stage == "finetune":
             kind = finetuning_in(self.values)
-            return ["python", f"experiments/{kind.script}.py", *flags_of_values(kind.own(self.values))]
-        return ["python", "experiments/stilt_mlm.py", *flags_of(make_settings(self.values))]
+            return ["python", "experiments/train.py", kind.task, *flags_of_values(own(self.values))]
+        return ["python", "experiments/stilt_mlm.py", *flags_of(FLAGS.make(self.values))]
 
 
 class Sweep:
@@ -174,7 +173,7 @@ class Sweep:
                 origin = str(self.out / run.parent)
             elif not pretend:
                 return None
-        return {**CHECKPOINTING, **finetune, "init_from": origin, "seed": run.finetune_seed, **output}
+        return {**CHECKPOINTING, **finetune, "model": origin, "seed": run.finetune_seed, **output}
 
     def _model_of(self, run: PlannedRun, pretend: bool) -> dict[str, Any]:
         """The base model made by this sweep, as a setting; nothing where the config names one."""
@@ -199,8 +198,8 @@ class Sweep:
                     f"{path.parent} started from another base model than the one in {self.out / BASE}, which was made "
                     f"again since; type another --out"
                 )
-        old = FLAGS.flatten(load_run_settings(path))
-        different = FLAGS.differing_keys(old, FLAGS.flatten(make_settings(values)))
+        old = FLAGS.flatten(FLAGS.make(FLAGS.load_yaml(path)))
+        different = FLAGS.differing_keys(old, FLAGS.flatten(FLAGS.make(values)))
         if self.plan.base_model is not None:  # made here: its path has changed where the sweep's folder was moved
             different = [change for change in different if change[0] != "model"]
         if different:
@@ -343,11 +342,11 @@ class Sweep:
                 if seconds:
                     self.budgets[name] = statistics.median(seconds)
 
-    def assume_budgets(self, seconds_of: Callable[[Settings], float]) -> None:
+    def assume_budgets(self, seconds_of: Callable[[Any], float]) -> None:
         """Put an estimate in the place of the budgets that are not known yet."""
         for name in sorted(set(self.plan.timed_by.values()) - set(self.budgets)):
             run = PlannedRun("", "pilot", name, 0)
-            self.budgets[name] = seconds_of(make_settings(self.values(run, pretend=True) or {}))
+            self.budgets[name] = seconds_of(FLAGS.make(self.values(run, pretend=True) or {}))
 
     def _find_targets(self) -> tuple[dict[str, float], str | None, dict[str, dict[str, float]]]:
         """The target loss of every reference arm, how it was found, and between which losses: `runs` pilots fell from
@@ -448,14 +447,14 @@ def check(plan: Plan) -> None:
 
     for arm in plan.arms:
         for trial in arm.trials or ({},):
-            settings = make_settings(resolve({**plan.base, **arm.settings, **trial}))
+            settings = FLAGS.make(resolve({**plan.base, **arm.settings, **trial}))
             try:
                 setup_of(settings.job, settings.machine, settings.optimization)
             except UsageError as error:
                 raise UsageError(f"arm {arm.name}: {error}") from error
     if plan.finetune is not None:
         finetune = {key: value for key, value in plan.finetune.items() if key not in ("repetitions", "baseline")}
-        job = finetuning_in(finetune).settings({"init_from": "tiny", **finetune}).job
+        job = finetuning_in(finetune).settings(finetune).job
         if not kind_of(job.mode, job.clock).in_one_process:
             raise UsageError(
                 f"finetune: mode: {job.mode} needs processes of its own, and a sweep fine-tunes several models side by "
@@ -469,11 +468,9 @@ def check_inputs(plan: Plan) -> None:
     Raises:
         UsageError: for the first one that is not there, or cannot be used.
     """
-    from asyncsgd.scripts.pretraining import task_of
-
     for arm in plan.arms:
         try:
-            task_of(make_settings(resolve({**plan.base, **arm.settings}))).check_names()
+            FLAGS.make(resolve({**plan.base, **arm.settings})).task.check_names()
         except UsageError as error:
             raise UsageError(f"arm {arm.name}: {error}") from error
 

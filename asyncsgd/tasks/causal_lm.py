@@ -82,12 +82,18 @@ class CausalLM(Task):
     auto_class: ClassVar[str | None] = "AutoModelForCausalLM"
 
     model_name: str = setting(
-        "tiny-gpt", "tiny-gpt or small-gpt (new, no network), a folder or a name on the Hub", name="model"
+        "tiny-gpt",
+        "tiny-gpt or small-gpt (new, no network), a run, a folder or a name on the Hub",
+        name="model",
+        run=True,
     )
     data_name: str = setting(
-        "pydocs", "pydocs (built in, no network), a file, a folder or hub:NAME; A+B joins two", name="data"
+        "pydocs",
+        "pydocs (built in, no network), a file, a folder or hub:NAME; A+B joins two",
+        name="data",
+        aliases=("train_file",),
     )
-    eval_data: str | None = setting(None, "text to evaluate on", unset="held out from the data")
+    eval_data: str | None = setting(None, "text to evaluate on", unset="held out from the data", aliases=("val_file",))
     text_column: str = setting("text", "column of the data that holds the text")
     seq_len: int = setting(128, "tokens per row", at_least=8)
     blocks: bool = setting(False, BLOCKS)
@@ -126,11 +132,11 @@ class CausalLM(Task):
         check_sources(self.data_name, self.eval_data)
         from asyncsgd.models import check_model
 
-        check_model(os.path.expanduser(self.model_name), self.seq_len, _family())
+        check_model(self._source(), self.seq_len, _family())
 
     def prepare(self, seed: int, cache: Path) -> Self:
         self.check_names()
-        name = os.path.expanduser(self.model_name)  # a YAML file has no shell to do it
+        name = self._source()
         corpus = load_corpus(self.data_name, eval_data=self.eval_data, text_column=self.text_column, cache_dir=cache)
         if name in SHAPES:
             tokenizer = trained_tokenizer(corpus, self.vocab_size, cache, train_byte_bpe)
@@ -166,6 +172,12 @@ class CausalLM(Task):
         return dataclasses.replace(
             named, num_train_rows=len(Rows(named, "train")), num_eval_rows=len(EvaluationRows(named).rows)
         )
+
+    def _source(self) -> str:
+        """A shape, a folder or a name on the Hub."""
+        from asyncsgd.origin import read_origin
+
+        return read_origin(self.model_name, self.name, tuple(SHAPES)).model
 
     def _with_pretrained(self, name: str, seed: int) -> Self:
         """With what is found out by loading the model.

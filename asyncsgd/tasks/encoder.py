@@ -1,11 +1,9 @@
-"""What tasks share that put a new head on the encoder of a masked-language model, named with ``--init-from``."""
+"""What tasks share that put a new head on the encoder of a masked-language model, named with ``--model``."""
 
 from __future__ import annotations
 
 import abc
-import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -21,8 +19,8 @@ if TYPE_CHECKING:  # the fields of subclasses are flags, and --help is not to wa
 VOCABULARY = 8192
 """Entries of the tokenizer that tiny and small get, unless `vocab_size` says otherwise."""
 
-_OTHER_FLAGS = {"--model": "--init-from", "--data pydocs or --data": "--data"}
-"""What other tasks call these settings, in the messages of the functions that are shared with them."""
+START = "a run of masked_lm, a saved model, a name on the Hub, or tiny or small (random weights)"
+"""Help of `model_name`."""
 
 
 class EncoderTask(Task):
@@ -30,7 +28,7 @@ class EncoderTask(Task):
 
     defaults: ClassVar[Defaults] = OF_TRANSFORMERS
 
-    init_from: str
+    model_name: str
     seq_len: int
     dropout: float
     vocab_size: int
@@ -62,23 +60,22 @@ class EncoderTask(Task):
             UsageError: if the user must change something; the message says what.
         """
         self.check_names()
-        with with_own_flags():
-            return self.read(seed, cache)
+        return self.read(seed, cache)
 
     def check_encoder(self) -> None:
-        """Look at what `init_from` names.
+        """Look at what `model_name` names.
 
         Raises:
             UsageError: if it cannot be used, or another setting does nothing with it.
         """
         from asyncsgd import models
         from asyncsgd.data.tokenization import TRAINED_HERE
-        from asyncsgd.init_from import read_origin
+        from asyncsgd.origin import read_origin
 
-        origin = read_origin(self.init_from)
+        origin = read_origin(self.model_name)
         if self.vocab_size != VOCABULARY and origin.model not in TRAINED_HERE:
             raise UsageError(
-                f"--vocab-size {self.vocab_size} does nothing for {self.init_from}, which brings its own "
+                f"--vocab-size {self.vocab_size} does nothing for {self.model_name}, which brings its own "
                 f"tokenizer; drop it"
             )
         models.check_model(origin.model, self.seq_len)
@@ -87,9 +84,9 @@ class EncoderTask(Task):
         """Build the model once, to see that it can be built; return what was found, by the names of the fields."""
         from asyncsgd import models
         from asyncsgd.data.tokenization import TRAINED_HERE
-        from asyncsgd.init_from import hash_of, read_origin
+        from asyncsgd.origin import hash_of, read_origin
 
-        origin = read_origin(self.init_from)
+        origin = read_origin(self.model_name)
         built = models.build_model(origin.model, tokenizer, seq_len=self.seq_len, dropout=self.dropout, seed=seed)
         init_sha256 = hash_of(built.model, origin)
         self.head(built.model, seed)
@@ -105,9 +102,10 @@ class EncoderTask(Task):
         from asyncsgd.data.tokenization import TRAINED_HERE
 
         return {
+            "model": self.model_name,
             "data": self.corpus,
             "data_fingerprint": self.data_fingerprint,
-            "base_model": None if self.init_from in TRAINED_HERE else self.init_from,
+            "base_model": None if self.model_name in TRAINED_HERE else self.model_name,
             "from_scratch": self.from_scratch,
             "parent": None if self.parent is None else json.loads(self.parent),
             "init_sha256": self.init_sha256,
@@ -144,15 +142,3 @@ class EncoderTask(Task):
         if value is None:
             raise ValueError(f"{name} is not known yet; call prepare(seed, cache) and go on with what it returns")
         return value
-
-
-@contextlib.contextmanager
-def with_own_flags() -> Iterator[None]:
-    """Within it, messages name the flags of these tasks."""
-    try:
-        yield
-    except UsageError as error:
-        message = str(error)
-        for theirs, ours in _OTHER_FLAGS.items():
-            message = message.replace(theirs, ours)
-        raise UsageError(message) from error

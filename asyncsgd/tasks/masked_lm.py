@@ -11,30 +11,28 @@ forward hook on the encoder hands the head only the hidden states of the masked 
 
 Shapes: B sequences, L tokens, M masked tokens, D hidden, V vocabulary.
 """
+# ruff: noqa: RUF009 - the calls in the dataclass's defaults are `setting`, which returns dataclasses.field
 
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional
-
-from asyncsgd import models
-from asyncsgd.data.batching import Batch, EvaluationBatches, Frame, TrainingBatches, is_by_length
-from asyncsgd.data.candidate_tokens import hash_of_candidates, tokens_with_candidates, with_candidates
-from asyncsgd.data.candidates import read_complete
 from asyncsgd.data.corpora import check_sources, load_corpus
 from asyncsgd.data.masking import STRATEGIES, Masking, OnlyCandidates, Strategy
-from asyncsgd.data.tokenization import Tokens, load_tokenizer, tokenized_folder
+from asyncsgd.data.tokenization import TRAINED_HERE, Tokens, load_tokenizer, tokenized_folder
+from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
-from asyncsgd.settings.training import OF_TRANSFORMERS, Defaults, Sampling
+from asyncsgd.settings.training import BLOCKS, OF_TRANSFORMERS, SAMPLING, Defaults, Sampling
 from asyncsgd.tasks.base import Batches, Sums, Task, found, split_rows
 from asyncsgd.tasks.scores import perplexity
+
+if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
+    from torch import Tensor, nn
+
+    from asyncsgd.data.batching import Batch, Frame, TrainingBatches
 
 
 class MaskedPositions:
@@ -80,35 +78,51 @@ class MaskedLM(Task):
     name: ClassVar[str] = "masked_lm"
     defaults: ClassVar[Defaults] = OF_TRANSFORMERS
     better: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {"accuracy": "higher", "perplexity": "lower"}
+    preload: ClassVar[tuple[str, ...]] = ("asyncsgd.data.batching", "asyncsgd.models")
     auto_class: ClassVar[str | None] = "AutoModelForMaskedLM"
 
-    model_name: str = setting("tiny", "as --model of stilt_mlm.py", name="model")
-    """As `asyncsgd.models.build_model` takes it."""
-    data_name: str = setting("pydocs", "as --data of stilt_mlm.py", name="data")
-    """As `asyncsgd.data.corpora.load_corpus` takes it, and the next two."""
-    eval_data: str | None = None
-    text_column: str = "text"
-    seq_len: int = 128
-    blocks: bool = False
-    """See `asyncsgd.data.tokenization.tokenize`."""
-    batch_size: int = 16
-    sampling: Sampling = "group_by_length"
-    """See `asyncsgd.data.batching.Order`."""
-    mask: Literal["token", "word", "candidates"] = "token"
-    mask_prob: float = 0.15
-    eval_mask: Literal["token", "word"] = "token"
-    eval_mask_prob: float = 0.15
-    candidates: str | None = None
-    """Folder that `asyncsgd.data.candidates.find_candidates` filled."""
-    candidate_share: float = 1.0
-    """See `asyncsgd.data.masking.ByCandidate`."""
-    tech: bool = False
-    """Mask candidates only, and leave out training sequences without one."""
-    vocab_size: int = 8192
-    """Of the tokenizer trained for a model that is new."""
-    dropout: float = 0.0
-    eval_samples: int = 500
-    """Sequences in one evaluation; 0: all."""
+    model_name: str = setting(
+        "tiny",
+        "tiny, small or tiny-distilbert (new, no network), a run, a folder or a name on the Hub",
+        name="model",
+        run=True,
+    )
+    data_name: str = setting(
+        "pydocs",
+        "pydocs (built in, no network), a file, a folder or hub:NAME; A+B joins two",
+        name="data",
+        aliases=("train_file",),
+    )
+    eval_data: str | None = setting(None, "text to evaluate on", unset="held out from --data", aliases=("val_file",))
+    text_column: str = setting("text", "column of the data that holds the text")
+    seq_len: int = setting(128, "tokens per sequence", at_least=8)
+    blocks: bool = setting(False, BLOCKS)
+    batch_size: int = setting(16, "sequences in one gradient, per worker", at_least=1)
+    sampling: Sampling = setting("group_by_length", SAMPLING)
+    mask: Literal["token", "word", "candidates"] = setting(
+        "token", "mask single tokens, whole words, or words with --candidates first"
+    )
+    mask_prob: float = setting(0.15, "share of the tokens to predict", above=0, below=1)
+    eval_mask: Literal["token", "word"] = setting(
+        "token", "as --mask, in evaluations; runs with different ones are not compared"
+    )
+    eval_mask_prob: float = setting(0.15, "as --mask-prob, in evaluations", above=0, below=1)
+    candidates: str | None = setting(
+        None,
+        "folder of mask_candidates.py; evaluations are then made on candidates only, too",
+        unset="none",
+        example="candidates",
+    )
+    candidate_share: float = setting(
+        1.0,
+        "share of the masked tokens that comes from candidates; --mask candidates only",
+        at_least=0,
+        at_most=1,
+    )
+    tech: bool = setting(False, "mask candidates only, and leave sequences without one out of training")
+    eval_samples: int = setting(500, "sequences in one evaluation; 0: all", at_least=0)
+    vocab_size: int = setting(8192, "of the tokenizer trained for a model that is new", at_least=1)
+    dropout: float = setting(0.0, "of all dropout layers", at_least=0, below=1)
 
     weights: str | None = found()
     """Folder of a pretrained model; None for one that is made here."""
@@ -135,9 +149,33 @@ class MaskedLM(Task):
     new_parameters: tuple[str, ...] | None = found()
     """See `asyncsgd.models.Built`."""
 
+    def __post_init__(self) -> None:
+        by_candidate = self.mask == "candidates" or self.tech
+        if self.vocab_size != type(self).vocab_size and self.model_name not in TRAINED_HERE:
+            raise UsageError(
+                f"--vocab-size is for --model tiny, small and tiny-distilbert; {self.model_name!r} has its own "
+                f"tokenizer; drop it"
+            )
+        if by_candidate and self.candidates is None:
+            flag = "--tech" if self.tech else "--mask candidates"
+            raise UsageError(f"{flag} needs a folder that mask_candidates.py has filled; add --candidates DIR")
+        if self.tech and self.mask == "word":
+            raise UsageError("--tech is a masking of its own, got --mask word; drop one of the two")
+        if self.candidate_share != type(self).candidate_share and (self.tech or not by_candidate):
+            masking = "--tech, whose share is 1" if self.tech else f"--mask {self.mask}"
+            raise UsageError(f"--candidate-share is for --mask candidates, got {masking}; drop one of the two")
+        if {self.data_name, self.eval_data} <= {"pydocs", None} and self.text_column != type(self).text_column:
+            raise UsageError(
+                "--text-column does nothing for --data pydocs, which has no columns; drop it, or name other data"
+            )
+
     def check_names(self) -> None:
+        from asyncsgd import models
+        from asyncsgd.data.candidates import read_complete
+        from asyncsgd.origin import read_origin
+
         check_sources(self.data_name, self.eval_data)
-        models.check_model(os.path.expanduser(self.model_name), self.seq_len)
+        models.check_model(read_origin(self.model_name).model, self.seq_len)
         if self.candidates is not None:
             read_complete(Path(self.candidates).expanduser())
 
@@ -147,7 +185,12 @@ class MaskedLM(Task):
         Raises:
             UsageError: if the user must change something; the message says what.
         """
-        name = os.path.expanduser(self.model_name)  # a YAML file has no shell to do it
+        from asyncsgd import models
+        from asyncsgd.data.candidate_tokens import hash_of_candidates, tokens_with_candidates, with_candidates
+        from asyncsgd.origin import hash_of, read_origin
+
+        origin = read_origin(self.model_name)
+        name = origin.model
         corpus = load_corpus(self.data_name, eval_data=self.eval_data, text_column=self.text_column, cache_dir=cache)
         tokenizer = load_tokenizer(name, corpus, vocab_size=self.vocab_size, cache_dir=cache)
         cut: dict[str, Any] = {"seq_len": self.seq_len, "cache_dir": cache, "blocks": self.blocks}
@@ -162,11 +205,13 @@ class MaskedLM(Task):
                 "num_without_candidates": plain - int(has_some.sum()),
             }
         initial = models.build_model(name, tokenizer, seq_len=self.seq_len, dropout=self.dropout, seed=seed)
+        if origin.parameters_sha256 is not None:
+            hash_of(initial.model, origin)  # refuses
         frame = models.frame_of(tokenizer)
         num_eval = Tokens.load(folder / "eval").num_samples
         return dataclasses.replace(
             self,
-            weights=None if name in models.SHAPES else models.local_folder(name),
+            weights=None if name in TRAINED_HERE else models.local_folder(name),
             config=models.config_json(initial.model),
             tokenizer=str(tokenizer.name_or_path),
             tokens=str(folder),
@@ -186,8 +231,19 @@ class MaskedLM(Task):
 
     def facts(self) -> Mapping[str, Any]:
         candidates = {name: getattr(self, name) for name in ("candidates_sha256", "num_without_candidates")}
+        from_scratch, notes = self.model_name in TRAINED_HERE, []
+        if self.num_without_candidates:
+            kept = "are left out" if self.tech else "are masked as if there were no candidates"
+            notes.append(f"{self.num_without_candidates} training sequences without a candidate {kept}")
+        if self.new_parameters and not from_scratch:
+            new = ", ".join(self.new_parameters)
+            number = len(self.new_parameters)
+            notes.append(f"{number} tensors are not in the checkpoint, so they are drawn from the seed: {new}")
         return {
             **(candidates if self.candidates is not None else {}),
+            "eval_masking": f"{self.eval_mask}:{self.eval_mask_prob}",
+            "from_scratch": from_scratch,
+            "notes": notes,
             "data": self.corpus,
             "data_fingerprint": self.fingerprint,
             "base_model": None if self.weights is None else self.model_name,
@@ -198,9 +254,13 @@ class MaskedLM(Task):
 
     def save(self, model: nn.Module, folder: Path) -> None:
         """`AutoModelForMaskedLM.from_pretrained(folder)` reads it."""
+        from asyncsgd import models
+
         models.save_pretrained(model, self.tokenizer, folder)
 
     def model(self, seed: int) -> nn.Module:
+        from asyncsgd import models
+
         return models.masked_lm(self.weights, str(self.config), self.dropout, seed)
 
     def data(self, seed: int) -> MaskedTokens:
@@ -209,6 +269,8 @@ class MaskedLM(Task):
     @property
     def frame(self) -> Frame:
         """What stands around each sample."""
+        from asyncsgd.data.batching import Frame
+
         assert self.prefix is not None
         assert self.suffix is not None
         assert self.pad_id is not None
@@ -253,6 +315,8 @@ class MaskedLM(Task):
         return logits[0]
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        from torch.nn import functional
+
         return functional.cross_entropy(outputs, batch.labels)
 
     def weight(self, batch: Batch) -> float:
@@ -264,6 +328,10 @@ class MaskedLM(Task):
 
     def split(self, batch: Batch, parts: int) -> list[Batch]:
         """Parts of whole samples, with the masked positions of their own."""
+        import torch
+
+        from asyncsgd.data.batching import Batch
+
         rows = torch.arange(batch.num_samples)
         length = batch.input_ids.shape[1]
         split = []
@@ -275,6 +343,9 @@ class MaskedLM(Task):
 
     def sums(self, outputs: Tensor, batch: Batch) -> Sums:
         """The loss too, summed in float64 over float32 losses of tokens."""
+        import torch
+        from torch.nn import functional
+
         logits = outputs.float()
         losses = functional.cross_entropy(logits, batch.labels, reduction="none")
         correct = (logits.argmax(-1) == batch.labels).sum()
@@ -292,6 +363,9 @@ class MaskedTokens:
     """The batches of a `MaskedLM` in one process."""
 
     def __init__(self, task: MaskedLM, seed: int) -> None:
+        from asyncsgd.data.batching import EvaluationBatches, is_by_length
+        from asyncsgd.data.candidate_tokens import with_candidates
+
         self._task, self._seed, self._by_length = task, seed, is_by_length(task.sampling)
         self._tokens = Tokens.load(Path(str(task.tokens)) / "train")
         self._streams: dict[int, TrainingBatches] = {}
@@ -306,6 +380,8 @@ class MaskedTokens:
 
     def batch(self, stream: int, index: int) -> Batch:
         if stream not in self._streams:
+            from asyncsgd.data.batching import TrainingBatches
+
             task = self._task
             self._streams[stream] = TrainingBatches(
                 self._tokens,

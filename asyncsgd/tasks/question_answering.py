@@ -28,7 +28,7 @@ from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
 from asyncsgd.settings.training import SAMPLING, Sampling
 from asyncsgd.tasks.base import Sums, found, to_device
-from asyncsgd.tasks.encoder import VOCABULARY, EncoderTask, with_own_flags
+from asyncsgd.tasks.encoder import START, VOCABULARY, EncoderTask
 
 if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
     from torch import Tensor, nn
@@ -48,21 +48,21 @@ class QuestionAnswering(EncoderTask):
     auto_class: ClassVar[str | None] = "AutoModelForQuestionAnswering"
     output_folders: ClassVar[tuple[str, ...]] = ("predictions",)
 
-    init_from: str = setting(
-        "tiny", "run folder of stilt_mlm.py, saved model, name on the Hub, or tiny or small (random weights)"
-    )
+    model_name: str = setting("tiny", START, name="model", aliases=("init_from",), run=True)
     data_name: str | None = setting(
         None,
         "a folder with train*, a file (.parquet, .jsonl, .json, .json.gz), hub:NAME, or several joined by +",
         unset="none: it has to be named",
         example="../shared/data/squad_v2/train_part.parquet",
         name="data",
+        aliases=("train_file",),
     )
     eval_data: str | None = setting(
         None,
         "what to score on, named in the same ways",
         unset="dev* or validation* of --data",
         example="../shared/data/squad_v2/dev_a.parquet",
+        aliases=("val_file",),
     )
     train_samples: int = setting(0, "training questions to use; 0: all", at_least=0)
     eval_samples: int = setting(0, "questions to score on; 0: all", at_least=0)
@@ -107,9 +107,8 @@ class QuestionAnswering(EncoderTask):
             )
         if self.predictions is not None and Path(self.predictions).is_file():
             raise UsageError(f"--predictions {self.predictions} is a file; name a folder")
-        with with_own_flags():
-            check_questions(self.data_name, self.eval_data)
-            self.check_encoder()
+        check_questions(self.data_name, self.eval_data)
+        self.check_encoder()
 
     def read(self, seed: int, cache: Path) -> Self:
         from asyncsgd.data.corpora import Corpus
@@ -117,7 +116,7 @@ class QuestionAnswering(EncoderTask):
         from asyncsgd.data.question_windows import Windows, questions_folder
         from asyncsgd.data.questions import load_questions
         from asyncsgd.data.tokenization import load_tokenizer
-        from asyncsgd.init_from import read_origin
+        from asyncsgd.origin import read_origin
 
         data = load_questions(
             str(self.data_name),
@@ -127,7 +126,7 @@ class QuestionAnswering(EncoderTask):
         )
         texts = [text for question in data.train for text in (question.context, question.question)]
         corpus = Corpus(data.name, Documents(tuple(dict.fromkeys(texts)), None), Documents((), None), data.fingerprint)
-        model = read_origin(self.init_from).model
+        model = read_origin(self.model_name).model
         tokenizer = load_tokenizer(model, corpus, vocab_size=self.vocab_size, cache_dir=cache)
         folder = questions_folder(data, tokenizer, seq_len=self.seq_len, stride=self.stride, cache_dir=cache)
         train, evaluation = (Windows.load(folder / side) for side in ("train", "eval"))

@@ -24,7 +24,7 @@ from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
 from asyncsgd.settings.training import SAMPLING, Sampling
 from asyncsgd.tasks.base import Sums, found
-from asyncsgd.tasks.encoder import VOCABULARY, EncoderTask, with_own_flags
+from asyncsgd.tasks.encoder import START, VOCABULARY, EncoderTask
 
 if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
     from torch import Tensor, nn
@@ -49,15 +49,14 @@ class TokenClassification(EncoderTask):
     preload: ClassVar[tuple[str, ...]] = ("asyncsgd.data.tagged", "asyncsgd.models")
     auto_class: ClassVar[str | None] = "AutoModelForTokenClassification"
 
-    init_from: str = setting(
-        "tiny", "run folder of stilt_mlm.py, saved model, name on the Hub, or tiny or small (random weights)"
-    )
+    model_name: str = setting("tiny", START, name="model", aliases=("init_from",), run=True)
     data_name: str | None = setting(
         None,
         "a folder with train.*, a file (.parquet, .jsonl), or hub:NAME",
         unset="none: it has to be named",
         example="../shared/data/matsci_ner_sofc",
         name="data",
+        aliases=("train_file",),
     )
     eval_split: Split | None = setting(None, "what to score on", unset="test where there is one", name="split")
     tokens_column: str = setting("tokens", "column that holds the words")
@@ -97,16 +96,15 @@ class TokenClassification(EncoderTask):
 
         if self.data_name is None:
             raise UsageError("--data is missing: name a folder with train.*, a file, or hub:NAME")
-        with with_own_flags():
-            check_tagged(self.data_name, self.tokens_column, self.tags_column)
-            self.check_encoder()
+        check_tagged(self.data_name, self.tokens_column, self.tags_column)
+        self.check_encoder()
 
     def read(self, seed: int, cache: Path) -> Self:
         from asyncsgd import models
         from asyncsgd.data.corpora import Corpus
         from asyncsgd.data.tagged import TaggedTokens, load_tagged, tagged_folder
         from asyncsgd.data.tokenization import load_tokenizer
-        from asyncsgd.init_from import read_origin
+        from asyncsgd.origin import read_origin
 
         data = load_tagged(
             str(self.data_name),
@@ -117,7 +115,7 @@ class TokenClassification(EncoderTask):
             eval_samples=self.eval_samples,
         )
         corpus = Corpus(data.name, data.train, data.eval, data.fingerprint)
-        model = read_origin(self.init_from).model
+        model = read_origin(self.model_name).model
         tokenizer = load_tokenizer(model, corpus, vocab_size=self.vocab_size, cache_dir=cache)
         folder = tagged_folder(data, tokenizer, seq_len=self.seq_len, cache_dir=cache)
         train, evaluation = (TaggedTokens.load(folder / side) for side in ("train", "eval"))

@@ -21,16 +21,18 @@ import time
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from asyncsgd.errors import UsageError
+from asyncsgd.experiment import experiment_of
 from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.runtime.processes import Processes, fork_server
 from asyncsgd.runtime.ranks import Launch
 from asyncsgd.runtime.worker_process import Assignment
-from asyncsgd.scripts.pretraining import pretraining
-from asyncsgd.settings.training import Settings, make_settings
+from asyncsgd.settings.task import task_flags
+from asyncsgd.tasks.masked_lm import MaskedLM
 from asyncsgd.training import lead
 
 WARMUP_STEPS = 10
@@ -60,11 +62,11 @@ def measure_bare(assignment: Assignment, num_steps: int, context: ForkServerCont
         return receive.recv()
 
 
-def measure_async(settings: Settings, context: ForkServerContext, folder: Path) -> float:
+def measure_async(settings: Any, context: ForkServerContext, folder: Path) -> float:
     """Samples per second of a run, from after its first batches (in which workers warm up) to its end."""
     launch = Launch(settings.job.nproc, None, False)
     with contextlib.redirect_stdout(io.StringIO()):
-        code = lead(pretraining(settings), launch, RunFolder(folder), context)
+        code = lead(experiment_of("stilt_mlm", settings), launch, RunFolder(folder), context)
     if code:
         raise SystemExit(f"the run in {folder} ended with exit code {code}")
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
@@ -81,8 +83,8 @@ def main() -> int:
     parser.add_argument("--transport", default="auto", choices=["auto", "shared_memory", "process_group"])
     arguments = parser.parse_args()
 
-    def settings_of(num_workers: int) -> Settings:
-        return make_settings(
+    def settings_of(num_workers: int) -> Any:
+        return task_flags(MaskedLM).make(
             {
                 "nproc": num_workers,
                 "model": arguments.model,
@@ -96,7 +98,7 @@ def main() -> int:
 
     context = fork_server(arguments.model)
     one, two = settings_of(1), settings_of(2)
-    experiment = pretraining(one)
+    experiment = experiment_of("stilt_mlm", one)
     assignment = experiment.setup.assignment(experiment.task.prepare(one.job.seed, experiment.cache))
     rows = []
     with tempfile.TemporaryDirectory() as temporary:

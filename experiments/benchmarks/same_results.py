@@ -11,7 +11,7 @@ are replayed. same_results_cases.py has the list. A hash is kept of every field 
     arrival.loss, join.uses, ...          of events.jsonl: what all records of a kind say there, in their order
     order, kinds                          of events.jsonl: the order of the records of the kinds known here, and of all
     clock.train_seconds, ...              the seconds of all records; only of a run on the virtual clock
-    replay                                the last word of experiments/replay.py
+    replay                                the last word of python -m asyncsgd replay
 
 A field that is missing or null has no hash. Hashes belong to one machine and one version of torch: write and compare on
 the same. Exits with 1 where a hash differs, and names the fields and the runs, in the form of tests/differences.md.
@@ -78,13 +78,16 @@ NEW_NAMES: dict[str, str] = {}
 
 
 def run_here(script: str, arguments: list[str], output: Path) -> None:
-    """Be ``python experiments/SCRIPT ARGUMENTS``, whose output goes to a file."""
+    """Be ``python experiments/SCRIPT ARGUMENTS`` or ``python -m asyncsgd``, whose output goes to a file."""
     with open(output, "a") as file:
         for number in (1, 2):
             os.dup2(file.fileno(), number)
     path = str(EXPERIMENTS / script)
     sys.argv = [path, *arguments]
-    runpy.run_path(path, run_name="__main__")
+    if script.endswith(".py"):
+        runpy.run_path(path, run_name="__main__")
+    else:
+        runpy.run_module(script, run_name="__main__", alter_sys=True)
 
 
 # A process's exit code can be read once, and `start` asks for those of all processes that have ended.
@@ -120,7 +123,7 @@ def hashes_of(folder: Path, name: str, case: Case) -> dict[str, str]:
         for path in (run / "checkpoints").glob(f"{last}.*"):
             path.unlink()
     if case.longer:
-        more = ["--resume", str(run), *case.longer.split()]
+        more = [*arguments[: script == "train.py"], "--resume", str(run), *case.longer.split()]
         printed = run_script(script, more, run.with_suffix(".longer.txt"))
     summary = read(run / "summary.json")
     if summary.get("status") != case.status:
@@ -128,7 +131,7 @@ def hashes_of(folder: Path, name: str, case: Case) -> dict[str, str]:
     values = fields_of(run)
     if case.replayed:
         cache = [] if script == "simulate.py" else ["--cache-dir", str(folder / "cache")]
-        replay = run_script("replay.py", [str(run), *cache], run.with_suffix(".replay.txt"))
+        replay = run_script("asyncsgd", ["replay", str(run), *cache], run.with_suffix(".replay.txt"))
         if not replay.endswith("identical\nexit code 0"):
             raise Failed(f"{name}: the replay is not identical\n{case.command}\n{replay}")
         values["replay"] = "identical"

@@ -128,12 +128,13 @@ def _trainings(folder: Path) -> dict[str, Case]:
 def _on_tasks(folder: Path) -> dict[str, str]:
     small = f"--cache-dir {folder}/cache --seq-len 32 --batch-size 8 --samples 80 --evaluations 2 --dropout .1"
     text = f"{small} --data {folder}/train.txt --eval-data {folder}/eval.txt --vocab-size 300 --warmup 32"
+    asked = f"--data {folder}/asked --stride 8 --vocab-size 64 --warmup 32"
     return {
-        "causal language model": f"clm.py {text}",
+        "causal language model": f"train.py causal_lm {text}",
         "reward": f"reward_weighted.py {text}",
-        "tags": f"train_tagger.py {small} --data {folder}/tagged --vocab-size 64 --warmup 32",
-        "questions": f"answer_questions.py {small} --data {folder}/asked --stride 8 --vocab-size 64 --warmup 32",
-        "classification": f"stilt_finetune.py {small} --data {folder}/labelled --init-from tiny",
+        "tags": f"train.py token_classification {small} --data {folder}/tagged --vocab-size 64 --warmup 32",
+        "questions": f"train.py question_answering {small} {asked}",
+        "classification": f"train.py classification {small} --data {folder}/labelled --model tiny",
     }
 
 
@@ -226,8 +227,8 @@ def _resumed(folder: Path) -> dict[str, Case]:
 
 def _simulated() -> dict[str, Case]:
     """Closed-form problems; methods without a server cannot be replayed."""
-    simulate = "simulate.py --workers 7 --samples 210 --evaluations 3"
-    timed = "simulate.py --workers 6 --budget-seconds 30 --evaluations 5"
+    simulate = "simulate.py --nproc 7 --samples 210 --evaluations 3"
+    timed = "simulate.py --nproc 6 --seconds 30 --evaluations 5"
     made = {f"simulated, {rule}": Case(f"{simulate} --rule {rule}", replayed=True) for rule in RULES}
     for method in GOSSIP:
         made[f"simulated, {method}"] = Case(f"{simulate} --rule {method}")
@@ -235,7 +236,7 @@ def _simulated() -> dict[str, Case]:
             f"{timed} --rule {method} --problem logistic --speeds log_normal:1 --learning-rate .01"
         )
     for method in ("ad_psgd", "sgp", "streaming_diloco:num_local_steps=4"):
-        made[f"simulated, {method}, one worker"] = Case(f"simulate.py --workers 1 --samples 40 --rule {method}")
+        made[f"simulated, {method}, one worker"] = Case(f"simulate.py --nproc 1 --samples 40 --rule {method}")
     for rule in ("asynchronous", "synchronous", "ringmaster:threshold=4,stops=true", "ringleader", "easgd"):
         made[f"simulated, {rule}, churn and network"] = Case(
             f"{timed} --rule {rule} --churn {CHURN} --network {NETWORK} --problem heterogeneous", replayed=True
@@ -245,7 +246,7 @@ def _simulated() -> dict[str, Case]:
         )
     return made | {
         "simulated, 300 workers": Case(
-            "simulate.py --workers 300 --samples 3000 --problem tridiagonal --speeds half_normal"
+            "simulate.py --nproc 300 --samples 3000 --problem tridiagonal --speeds half_normal"
             " --rule ringmaster:threshold=40 --learning-rate .2",
             replayed=True,
         ),

@@ -18,7 +18,7 @@ import yaml
 
 from asyncsgd.records.events import DIVERGED, DONE, Evaluation, Event
 from asyncsgd.records.run_folder import RunFolder, write_json
-from asyncsgd.settings.finetuning import BETTER
+from asyncsgd.tasks.classification import Classification
 
 STRAGGLER = "slow:worker=0,factor=3"
 MASKED_LM = {"accuracy": "higher", "perplexity": "lower"}
@@ -261,7 +261,7 @@ def write_finetuning(
 ):
     """Write one fine-tuning run folder; that of a tagger, whose span F1 is `macro_f1`, where `majority` is given."""
     tagger = majority is not None
-    better = {"span_f1": "higher", "accuracy": "higher"} if tagger else BETTER
+    better = {"span_f1": "higher", "accuracy": "higher"} if tagger else Classification.better
     folder = RunFolder(path, task="token_classification" if tagger else "classification", better=better)
     metrics = dict(zip(better, (macro_f1, accuracy), strict=True))
     details: dict[str, Any]
@@ -274,7 +274,7 @@ def write_finetuning(
         record = Evaluation(samples // 10, samples, samples / 100, loss, num_texts, metrics, 0.01, details=details)
         folder.append(record)
     content = {
-        "experiment": "train_tagger" if tagger else "stilt_finetune",
+        "experiment": "token_classification" if tagger else "classification",
         "task": "token_classification" if tagger else "classification",
         "status": status,
         "message": "",

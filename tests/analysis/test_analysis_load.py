@@ -88,7 +88,7 @@ def test_runs_are_found_at_any_depth_and_sorted_by_name(tmp_path):
 
 
 def test_what_was_predicted_of_a_run_is_no_run_of_its_own_unless_it_is_named(tmp_path):
-    # experiments/calibrate.py puts the first two there; the others are runs that somebody has kept so
+    # python -m asyncsgd predict puts the first two there; the others are runs that somebody has kept so
     for name in ("a", "a/predicted-1", "a/predicted-2", "a/tuned", "predicted-1", "a/predicted-1-again"):
         write_run(tmp_path / name)
     runs, messages = load_runs(tmp_path)

@@ -398,7 +398,7 @@ def test_the_books_of_an_event_agree_with_each_other(rule):
 def test_a_run_in_which_everybody_takes_for_ever_fails_and_says_what_to_type():
     done = run(Synchronous(), taking([1.0], [1.0, INF]), budget=Budget(samples=100)).done
     assert done.result.status == "FAILED"
-    assert done.result.message == ("every worker in flight takes for ever; give --budget-seconds, or other --speeds")
+    assert done.result.message == ("every worker in flight takes for ever; give --seconds, or other --speeds")
     assert (done.num_arrivals, done.virtual_seconds) == (3, 2.0)
 
 

@@ -143,7 +143,7 @@ def test_the_encoder_is_that_of_the_saved_model_and_must_be_the_one_that_was_wri
     tokenizer = AutoTokenizer.from_pretrained(Path(task.folder or "") / "tokenizer")
     masked_lm = models.build_model("tiny", tokenizer, seq_len=SEQ_LEN, dropout=0.0, seed=99).model
     models.save_pretrained(masked_lm, tokenizer.name_or_path, tmp_path / "base")
-    started = prepared(init_from=str(tmp_path / "base"), vocab_size=8192)
+    started = prepared(model_name=str(tmp_path / "base"), vocab_size=8192)
     assert (started.from_scratch, started.parent) == (False, None)
     model = started.model(SEED)
     for name, parameter in masked_lm.base_model.named_parameters():
@@ -151,7 +151,7 @@ def test_the_encoder_is_that_of_the_saved_model_and_must_be_the_one_that_was_wri
     assert torch.equal(model.classifier.weight, task.model(SEED).classifier.weight)
     (tmp_path / "base" / "base.json").write_text(json.dumps({"parameters_sha256": "0" * 64}))
     with pytest.raises(UsageError, match="is not the model that was saved there"):
-        prepared(init_from=str(tmp_path / "base"), vocab_size=8192)
+        prepared(model_name=str(tmp_path / "base"), vocab_size=8192)
 
 
 def test_every_sentence_is_scored_once_in_order_of_length(task):
@@ -211,6 +211,7 @@ def test_the_facts_count_the_words_that_are_cut_off(task):
     assert cut > 0
     assert any(line == note + "predicted O" for line in facts["notes"])
     assert facts | {"notes": []} == {
+        "model": "tiny",
         "data": "names",
         "data_fingerprint": task.data_fingerprint,
         "base_model": None,

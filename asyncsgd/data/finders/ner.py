@@ -1,10 +1,9 @@
 """Named entities: the spans that a token-classification model tags.
 
-The model may be a run folder or a model folder of ``experiments/train_tagger.py``, any other folder with a model and a
-fast tokenizer, or a name on the Hub. A word is what stands between spaces, without the signs at its ends; each of these
-signs is a word too. A word has the tag of its first piece, as in training. Neighbours with tags of one type are one
-span, unless the later one begins a span (``B-``, ``S-``, ``U-``). A label without such a prefix is a type, and ``O`` is
-none.
+The model may be a run of ``train.py token_classification``, any other folder with a model and a fast tokenizer, or a
+name on the Hub. A word is what stands between spaces, without the signs at its ends; each of these signs is a word
+too. A word has the tag of its first piece, as in training. Neighbours with tags of one type are one span, unless the
+later one begins a span (``B-``, ``S-``, ``U-``). A label without such a prefix is a type, and ``O`` is none.
 
 A text longer than the model is read in windows of P pieces that overlap by P // 4. A piece has the tag that the window
 says in which it is farther from the edge.
@@ -46,7 +45,7 @@ class Ner(Finder):
     """The entities that a model tags; see the module."""
 
     name: ClassVar[str] = "ner"
-    summary: ClassVar[str] = "what a model tags: a run folder of train_tagger.py, another folder, or a name on the Hub"
+    summary: ClassVar[str] = "what a model tags: a run of token_classification, another folder, or a name on the Hub"
     modules: ClassVar[tuple[str, ...]] = ("asyncsgd.data.finders.ner", "transformers.models.auto.modeling_auto")
     has_model: ClassVar[bool] = True
 
@@ -91,7 +90,7 @@ def _folder(model: str) -> Path:
         reason = str(error).strip().partition("\n")[0]
         raise UsageError(
             f"--finder ner: {model!r} is no folder, and cannot be had from the Hub ({reason}); name a run folder of "
-            f"train_tagger.py, a folder written by save_pretrained, or a model of the Hub"
+            f"train.py token_classification, a folder written by save_pretrained, or a model of the Hub"
         ) from error
 
 
@@ -224,7 +223,7 @@ def _load(folder: str, device: str) -> _Loaded:
     if missing := sorted(report["missing_keys"]):
         raise UsageError(
             f"--finder ner: {folder} is no token-classification model: it has no {missing[0]}; train one with "
-            f"experiments/train_tagger.py"
+            f"experiments/train.py token_classification"
         )
     names = [str(model.config.id2label[number]) for number in range(model.config.num_labels)]
     outside = next((number for number, name in enumerate(names) if name.upper() in ("O", "OUTSIDE")), None)

@@ -1,6 +1,6 @@
 """Replay a recorded run in one process and say whether it ends at the same parameters, bit for bit.
 
-    python experiments/replay.py runs/stilt_mlm-async-w4-s0-3f9a1c
+    python -m asyncsgd replay runs/stilt_mlm-async-w4-s0-3f9a1c
 
 Exit code 0 when the parameters are identical, 1 when they are not (naming the update at which the runs part), 2 for
 a run that cannot be replayed. ``--to VERSION`` stops there and saves that version's model, for finding where a loss
@@ -9,31 +9,29 @@ went wrong. It begins at the last checkpoint before that version, where there is
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
 from asyncsgd.errors import UsageError
 from asyncsgd.recorded_run import difference_at_end, read_of_run, summary_to_replay
-from asyncsgd.records.console import best_effort
+from asyncsgd.records.run_folder import find_run
 
 
-@best_effort()
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Replay a recorded run, bit for bit.", allow_abbrev=False)
-    parser.add_argument("run_dir", type=Path, help="a run folder of mode async or single")
-    parser.add_argument(
-        "--check-every", type=int, default=1, help="compare the loss of every K-th gradient (default 1)"
+def run(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m asyncsgd replay", description="Replay a recorded run, bit for bit.", allow_abbrev=False
     )
-    parser.add_argument("--to", type=int, help="stop at this version and save its model")
-    parser.add_argument("--out", type=Path, help="folder for the model of --to (default RUN_DIR/model-at-VERSION)")
+    parser.add_argument("run", metavar="RUN", help="a run of mode async or single: its folder, how it begins, or last")
+    parser.add_argument("--task", metavar="MODULE:CLASS", help="of the run, where it is none of the library's own")
+    parser.add_argument(
+        "--check-every", type=int, default=1, metavar="K", help="compare the loss of every K-th gradient (default 1)"
+    )
+    parser.add_argument("--to", type=int, metavar="VERSION", help="stop at this version and save its model")
+    parser.add_argument("--out", type=Path, help="folder for the model of --to (default RUN/model-at-VERSION)")
     parser.add_argument("--cache-dir", help="folder of prepared data, if the run had another than the default")
-    arguments = parser.parse_args(argv)
-    try:
-        return replay(arguments)
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    given = parser.parse_args(argv)
+    given.run_dir = find_run(given.run)
+    return replay(given)
 
 
 def replay(arguments: argparse.Namespace) -> int:
@@ -46,8 +44,10 @@ def replay(arguments: argparse.Namespace) -> int:
 
     from asyncsgd.replaying import PreparedReplay, experiment_of_run, nearest_checkpoint
     from asyncsgd.runtime.log import read_log
+    from asyncsgd.scripts.task import class_named
 
-    experiment = experiment_of_run(arguments.run_dir, arguments.cache_dir)
+    kind = None if arguments.task is None else class_named(arguments.task)
+    experiment = experiment_of_run(arguments.run_dir, arguments.cache_dir, kind)
     records = read_log(arguments.run_dir / "events.jsonl")
     state = None
     if arguments.to is not None and (nearest := nearest_checkpoint(arguments.run_dir, arguments.to, records)):
@@ -73,7 +73,7 @@ def replay(arguments: argparse.Namespace) -> int:
 
 
 def replay_simulation(arguments: argparse.Namespace, settings: dict[str, Any], summary: dict[str, Any]) -> int:
-    """A run of experiments/simulate.py: the same server and rule, fed the log's arrivals."""
+    """A run of simulate.py: the same server and rule, fed the log's arrivals."""
     from asyncsgd.runtime.log import read_log
     from asyncsgd.simulation.simulate import SimulationSettings, vector_sha256
 
@@ -108,7 +108,3 @@ def verdict(summary: dict[str, Any], replayed: str, num_samples: int, version: i
 def say_different(message: str, version: int) -> None:
     print(f"different  {message}")
     print(f"           the runs part at update {version} or before it")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,7 @@
 """Write the last model of a run, or that of a checkpoint, as a folder that transformers reads.
 
-    python experiments/export.py runs/stilt_mlm-async-w4-s0-3f9a1c --out model-at-5000
-    python experiments/export.py runs/stilt_mlm-async-w4-s0-3f9a1c --checkpoint 000000005000 --out model-at-5000
+    python -m asyncsgd export runs/stilt_mlm-async-w4-s0-3f9a1c --out model-at-5000
+    python -m asyncsgd export runs/stilt_mlm-async-w4-s0-3f9a1c --checkpoint 000000005000 --out model-at-5000
 
 Without ``--checkpoint`` it is the model at the end of a run that is DONE, and of any other run that of its newest
 checkpoint that is whole. With ``--best`` it is the one of the lowest evaluation loss up to there."""
@@ -11,41 +11,37 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncsgd.errors import UsageError
-from asyncsgd.records.console import best_effort
 from asyncsgd.records.events import DONE
-from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL
+from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL, find_run
 
 if TYPE_CHECKING:
     from asyncsgd.checkpoints import Checkpoint  # imports torch, which is slow
 
 
-@best_effort()
-def main(argv: list[str] | None = None) -> int:
+def run(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
-        description="Write the last model of a run, or that of a checkpoint.", allow_abbrev=False
+        prog="python -m asyncsgd export",
+        description="Write the last model of a run, or that of a checkpoint.",
+        allow_abbrev=False,
     )
-    parser.add_argument("run_dir", type=Path, help="a run folder")
+    parser.add_argument("run", metavar="RUN", help="a run folder, how its name begins, or last")
     parser.add_argument(
         "--checkpoint",
         metavar="NAME",
-        help="its name in RUN_DIR/checkpoints (default: the end of a run that is DONE, else the newest checkpoint)",
+        help="its name in RUN/checkpoints (default: the end of a run that is DONE, else the newest checkpoint)",
     )
     parser.add_argument(
         "--best", action="store_true", help="of the evaluations up to it, the model with the lowest loss (--keep-best)"
     )
     parser.add_argument("--out", type=Path, required=True, help="a new folder for the model")
     parser.add_argument("--cache-dir", help="folder of prepared data, if the run had another than the default")
-    arguments = parser.parse_args(argv)
-    try:
-        export(arguments)
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    given = parser.parse_args(argv)
+    given.run_dir = find_run(given.run)
+    export(given)
     return 0
 
 
@@ -80,7 +76,7 @@ def export(arguments: argparse.Namespace) -> None:
     if finished and checkpoint.version != summary["num_updates"]:
         raise UsageError(
             f"{folder} is DONE after {summary['num_updates']} updates and has kept no model, and its last checkpoint "
-            f"is of {checkpoint.version}; type --checkpoint {checkpoint.name}, or train with --save-model"
+            f"is of {checkpoint.version}; type --checkpoint {checkpoint.name}"
         )
     make(arguments, checkpoint)
 
@@ -127,7 +123,3 @@ def make(arguments: argparse.Namespace, checkpoint: Checkpoint) -> None:
     print(
         f"saved  the model after {known['num_samples']} samples and {known['num_updates']} updates in {arguments.out}"
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

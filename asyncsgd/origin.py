@@ -1,11 +1,11 @@
-"""Where a model that is fine-tuned comes from; torch is imported when a model is hashed, not before."""
+"""Where a model that is trained further comes from; torch is imported when a model is hashed, not before."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Where the model that is fine-tuned comes from."""
+    """Where the model that is trained further comes from."""
 
     model: str
     """What `asyncsgd.models.build_model` takes."""
@@ -33,8 +33,12 @@ class Origin:
     """The hash that the model's parameters must have; None where none was recorded."""
 
 
-def read_origin(init_from: str) -> Origin:
-    """Understand ``--init-from``: a run folder, a saved model, a shape with random weights, or a name on the Hub.
+def read_origin(model: str, task: str = "masked_lm", built_in: Sequence[str] = TRAINED_HERE) -> Origin:
+    """Understand ``--model``: a run folder, a saved model, a shape with random weights, or a name on the Hub.
+
+    Args:
+        task: of the run, where it is one.
+        built_in: the shapes.
 
     Raises:
         UsageError: if there is a folder that is none of these, or a run that has not ended well.
@@ -42,52 +46,49 @@ def read_origin(init_from: str) -> Origin:
     >>> read_origin("tiny")
     Origin(model='tiny', from_scratch=True, parent=None, parameters_sha256=None)
     """
-    if init_from in TRAINED_HERE:
-        return Origin(init_from, True, None, None)
-    folder = Path(os.path.expanduser(init_from))
+    if model in built_in:
+        return Origin(model, True, None, None)
+    folder = Path(os.path.expanduser(model))  # a YAML file has no shell to do it
     if (folder / "settings.yaml").is_file():
-        return _run_origin(folder)
+        return _run_origin(folder, task)
     if folder.name == BEST_MODEL and (folder.parent / "settings.yaml").is_file():
-        return _run_origin(folder.parent, best=True)
+        return _run_origin(folder.parent, task, best=True)
     if (folder / "config.json").is_file():
         base = _read_json(folder / "base.json") if (folder / "base.json").is_file() else {}
         return Origin(str(folder), bool(base.get("from_scratch", False)), None, base.get("parameters_sha256"))
     if folder.is_dir():
         inside = sorted(path.parent.name for path in folder.glob("*/settings.yaml"))
-        hint = f"; it holds run folders, type e.g. --init-from {folder / inside[0]}" if inside else ""
+        hint = f"; it holds run folders, type e.g. --model {folder / inside[0]}" if inside else ""
         raise UsageError(
-            f"--init-from {init_from} is neither a run folder (settings.yaml, summary.json, model/) nor a saved model "
+            f"--model {model} is neither a run folder (settings.yaml, summary.json, model/) nor a saved model "
             f"(config.json){hint}"
         )
-    if init_from.startswith((".", "~", os.sep)) or init_from.count("/") > 1 or folder.exists():
+    if model.startswith((".", "~", os.sep)) or model.count("/") > 1 or folder.exists():
         raise UsageError(
-            f"--init-from {init_from}: there is no such folder; name a run folder, a saved model, a name on the Hub, "
-            f"or tiny or small{nearest(init_from, TRAINED_HERE)}"
+            f"--model {model}: there is no such folder; name a run folder, a saved model, a name on the Hub, or "
+            f"{' or '.join(built_in)}{nearest(model, built_in)}"
         )
-    return Origin(init_from, False, None, None)
+    return Origin(model, False, None, None)
 
 
-def _run_origin(folder: Path, best: bool = False) -> Origin:
+def _run_origin(folder: Path, task: str, best: bool = False) -> Origin:
     if not (folder / "summary.json").is_file():
         raise UsageError(
-            f"--init-from {folder}: the run has no summary.json, so it is still going or was killed; wait for it or "
-            f"run it again"
+            f"--model {folder}: the run has no summary.json, so it is still going or was killed; wait for it or run it "
+            f"again"
         )
     summary = _read_json(folder / "summary.json")
-    experiment = summary.get("experiment", "stilt_mlm")
-    if experiment != "stilt_mlm":
-        raise UsageError(
-            f"--init-from {folder} is a run of {experiment}, not a pretraining run; name a run of stilt_mlm.py"
-        )
+    if (task_of_run := summary.get("task", task)) != task:
+        raise UsageError(f"--model {folder} is a run of the task {task_of_run}; name one of {task}")
     status = summary.get("status")
     if status != DONE:
         raise UsageError(
-            f"--init-from {folder}: the run is {status}, not DONE; run it again, or type --init-from "
-            f"{folder / 'model'} to use the model that it left, without its run"
+            f"--model {folder}: the run is {status}, not DONE; run it again, or type --model {folder / 'model'} to use "
+            f"the model that it left, without its run"
         )
     model = folder / (BEST_MODEL if best else LAST_MODEL)
     if not (model / "config.json").is_file():
-        raise UsageError(f"--init-from {folder}: the run folder has no {model.name}/; run it again, it was not kept")
+        raise UsageError(f"--model {folder}: the run folder has no {model.name}/; run it again, it was not kept")
     sha256 = ((summary.get("best") or {}) if best else summary).get("parameters_sha256")
     settings = _read_yaml(folder / "settings.yaml")
     parent = {
@@ -118,15 +119,15 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def hash_of(masked_lm: nn.Module, origin: Origin) -> str:
-    """The hash of the model that fine-tuning starts from; it must be the one that its run wrote down.
+def hash_of(model: nn.Module, origin: Origin) -> str:
+    """The hash of the model that training starts from; it must be the one that its run wrote down.
 
     Raises:
         UsageError: if it is another one.
     """
     from asyncsgd.flat import FlatModel, parameters_sha256
 
-    flat = FlatModel(masked_lm)
+    flat = FlatModel(model)
     sha256 = parameters_sha256(flat.layout, flat.parameters)
     if origin.parameters_sha256 not in (None, sha256):
         raise UsageError(

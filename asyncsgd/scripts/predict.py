@@ -1,6 +1,6 @@
 """Does the simulation tell the truth? Predict a measured run on the virtual clock and lay the two side by side.
 
-    python experiments/calibrate.py runs/stilt_mlm-async-w4-s0-3f9a1c
+    python -m asyncsgd predict runs/stilt_mlm-async-w4-s0-3f9a1c
 
 Takes the times of the run's gradients, or, with ``--times-from``, those of another run on the same machine. Simulates
 the same settings with real gradients on the virtual clock. Reports predicted against measured values: updates per
@@ -10,71 +10,54 @@ predicted with the rule synchronous. Exit code 0 whatever the agreement: the fig
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import itertools
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from asyncsgd.errors import UsageError
 from asyncsgd.recorded_run import read_of_run
-from asyncsgd.records.console import best_effort
 from asyncsgd.records.events import read_events
-from asyncsgd.settings.training import FLAGS, Settings, make_settings
+from asyncsgd.records.run_folder import find_run
 
 Curve = list[tuple[float, float]]
 """(seconds or samples, loss), ascending."""
 
 
-@best_effort()
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Predict a measured run on the virtual clock.", allow_abbrev=False)
-    parser.add_argument("run_dir", type=Path, help="a finished run of mode async or sync")
-    parser.add_argument("--times-from", type=Path, metavar="RUN", help="take the times of this run's gradients instead")
+def run(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m asyncsgd predict",
+        description="Predict a measured run on the virtual clock.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "run", metavar="RUN", help="a finished run folder of mode async or sync, how its name begins, or last"
+    )
+    parser.add_argument("--times-from", metavar="RUN", help="take the times of this run's gradients instead")
     parser.add_argument("--cache-dir", help="folder of prepared data, if the run had another than the default")
-    arguments = parser.parse_args(argv)
-    try:
-        return calibrate(arguments.run_dir, arguments.times_from or arguments.run_dir, arguments.cache_dir)
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-
-
-def calibrate(measured: Path, times: Path, cache_dir: str | None) -> int:
-    settings, summary = read_run(measured)
+    given = parser.parse_args(argv)
+    measured = find_run(given.run)
+    times = measured if given.times_from is None else find_run(given.times_from)
+    summary = summary_to_predict(measured)
     predicted = free_folder(measured)
-    code = simulate(virtual(settings, times, predicted, cache_dir), predicted)
+    code = simulate(measured, summary, times, predicted, given.cache_dir)
     if code != 0:
         return code
-    rows = compare(measured, summary, predicted, read_of_run(predicted, "summary.json"))
-    text = table(rows)
-    (predicted / "calibration.md").write_text(text, encoding="utf-8")
-    print(f"\n{text}\nwritten to {predicted / 'calibration.md'}")
+    text = table(compare(measured, summary, predicted, read_of_run(predicted, "summary.json")))
+    (predicted / "prediction.md").write_text(text, encoding="utf-8")
+    print(f"\n{text}\nwritten to {predicted / 'prediction.md'}")
     return 0
 
 
-def read_run(folder: Path) -> tuple[Settings, dict[str, Any]]:
-    """The run's settings and summary; refuse what has no measured clock to predict."""
+def summary_to_predict(folder: Path) -> dict[str, Any]:
+    """The run's summary; refuse what has no measured clock to predict."""
     summary = read_of_run(folder, "summary.json")
     if summary.get("status") != "DONE" or summary.get("mode") not in ("async", "sync"):
         what = f"a {summary.get('status')} run of mode {summary.get('mode')}"
         raise UsageError(f"{folder} is {what}; give a DONE run of mode async or sync")
     if summary.get("clock") != "measured":
         raise UsageError(f"{folder} has a virtual clock already; give a run of real processes")
-    return make_settings(FLAGS.load_yaml(folder / "settings.yaml")), summary
-
-
-def virtual(settings: Settings, times: Path, folder: Path, cache_dir: str | None) -> Settings:
-    """The run's settings on the virtual clock, its gradients as long as those of the run `times`."""
-    rule = "synchronous" if settings.job.mode == "sync" else settings.job.rule
-    speeds = f"trace:run={times},turnaround=true"
-    job = dataclasses.replace(
-        settings.job, mode="async", rule=rule, transport="auto", clock="virtual", speeds=speeds, network=None
-    )
-    output = dataclasses.replace(settings.output, run_dir=str(folder), runs_dir="runs", overwrite=False)
-    data = dataclasses.replace(settings.data, cache_dir=cache_dir)
-    return dataclasses.replace(settings, job=job, output=output, data=data)
+    return summary
 
 
 def free_folder(measured: Path) -> Path:
@@ -84,15 +67,28 @@ def free_folder(measured: Path) -> Path:
     return folder
 
 
-def simulate(settings: Settings, folder: Path) -> int:
+def simulate(measured: Path, summary: dict[str, Any], times: Path, folder: Path, cache_dir: str | None) -> int:
+    """Run the settings of a run on the virtual clock, its gradients as long as those of the run `times`."""
+    from asyncsgd.experiment import experiment_of
+    from asyncsgd.replaying import settings_of_run
     from asyncsgd.runtime.ranks import Launch
-    from asyncsgd.scripts.pretraining import pretraining
     from asyncsgd.scripts.run_folder import open_run_folder
     from asyncsgd.training import lead
 
-    experiment = pretraining(settings)
-    opened = open_run_folder("calibrate", settings, f"python experiments/calibrate.py {folder.parent}")
-    return lead(experiment, Launch(settings.job.nproc, None, False), opened, None)
+    changes = {
+        "mode": "async",
+        "transport": "auto",
+        "clock": "virtual",
+        "speeds": f"trace:run={times},turnaround=true",
+        "network": None,
+        "run_dir": str(folder),
+        "cache_dir": cache_dir,
+    }
+    if summary["mode"] == "sync":
+        changes["rule"] = "synchronous"
+    settings = settings_of_run(measured, changes)
+    opened = open_run_folder("predict", settings, f"python -m asyncsgd predict {measured}")
+    return lead(experiment_of(summary["experiment"], settings), Launch(settings.job.nproc, None, False), opened, None)
 
 
 def compare(
@@ -148,7 +144,3 @@ def table(rows: list[tuple[str, float | None, float | None]]) -> str:
         ratio = predicted / measured if measured and predicted is not None else None
         lines.append(f"| {name} | {show(measured)} | {show(predicted)} | {show(ratio)} |")
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
