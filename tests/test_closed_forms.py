@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from doors import (
-    ALL,
     EASGD,
     IA2SGD,
     SSP,
@@ -24,7 +23,6 @@ from doors import (
     DelayAdaptive,
     DiLoCo,
     Drawn,
-    Event,
     Exponential,
     FedBuff,
     FixedDelay,
@@ -34,7 +32,6 @@ from doors import (
     KBatchAsync,
     KSync,
     LocalSGD,
-    Membership,
     Mode,
     Power,
     Rennala,
@@ -50,7 +47,7 @@ from doors import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import linalg, stats
+from scipy import linalg
 
 
 def fixed(*seconds):
@@ -109,39 +106,6 @@ def delays_of(done, worker):
     workers = {event.dispatch: event.worker for event in done.events}
     uses = (use for event in done.events for use in event.uses)
     return [delay for dispatch, delay in uses if workers[dispatch] == worker]
-
-
-MANY_OR_NONE = {"synchronous", "k_sync", "fixed_delay", "ssp", "rennala", "ringmaster", "k_async", "k_batch_async"}
-MANY_OR_NONE |= {"fedbuff", "local_sgd", "diloco", "ringleader"}
-ONE_STEP_PER_ARRIVAL = [rule for rule in ALL if rule.name not in MANY_OR_NONE]
-
-
-@pytest.mark.parametrize("rule", [rule for rule in ALL if rule.name != "fixed_delay"], ids=str)
-@given(num_workers=st.integers(1, 7), seed=st.integers(0, 10**6), seconds=st.floats(0.5, 20.0))
-@settings(deadline=None, max_examples=10)
-def test_final_ages_sum_to_the_gradients_that_each_update_left_outstanding_whatever_is_stopped_or_dropped(
-    rule, num_workers, seed, seconds
-):
-    done = run(rule, Exponential().on(num_workers, seed), seconds=seconds)
-    read, waiting = {}, set()  # waiting: started, and neither used yet nor dropped nor stopped
-    ages = outstanding = version = 0
-    for record in done.records:
-        if isinstance(record, Event):
-            used = {dispatch for dispatch, _ in record.uses} & waiting
-            if record.version > version:
-                assert record.version == version + 1
-                outstanding += len(waiting) - len(used)
-            ages += sum(version - read[dispatch] for dispatch in used)
-            version = record.version
-            gone = set(record.drops) | set(record.abandoned)
-            assert gone <= waiting
-            ages += sum(version - read[dispatch] for dispatch in gone)
-            waiting -= used | gone
-        if isinstance(record, Event | Membership):
-            for _, dispatch, *_ in record.started:
-                read[dispatch] = version
-                waiting.add(dispatch)
-    assert ages + sum(version - read[dispatch] for dispatch in waiting) == outstanding
 
 
 def test_at_fixed_speeds_a_workers_mean_delay_is_one_minus_its_share_over_its_share():
@@ -272,22 +236,6 @@ def test_in_the_mean_exponential_workers_have_momentum_one_minus_one_over_m_exac
         rtol=1e-12,
         atol=1e-12,
     )
-
-
-def test_the_exponential_speeds_of_the_library_have_that_mean_within_four_standard_errors():
-    num_workers, updates, seeds, a = 4, 24, 300, 0.3
-    paths = np.stack(
-        [
-            run(Asynchronous(), Exponential().on(num_workers, seed), Modes([a], num_workers), samples=updates).points
-            for seed in range(seeds)
-        ]
-    )[:, :, 0]
-    expected = [1.0, 1.0 - a]
-    for _ in range(updates - 1):
-        expected.append(expected[-1] + 0.75 * (expected[-1] - expected[-2]) - a / num_workers * expected[-1])
-    error = paths.std(0, ddof=1) / math.sqrt(seeds)
-    assert np.all(np.abs(paths.mean(0) - expected) <= 4 * error + 1e-12)
-    assert error.max() < 0.03
 
 
 CURVATURES, SLOPES = np.array([1.0, 2.0, 0.5]), np.array([1.0, -2.0, 3.0])
@@ -602,9 +550,3 @@ def test_k_batch_sync_at_shifted_exponential_speeds_takes_what_rounds_drawn_apar
         assert drawn.mean() <= order_statistic(1.0, quorum)[0] + 4 * drawn.std() / math.sqrt(rounds)
         if quorum == 4:
             assert abs(times.mean() - 1.627) < 4 * drawn.std() / math.sqrt(len(times))
-
-
-def test_exponential_service_times_of_a_run_are_exponential():
-    done = run(Asynchronous(), Exponential(1.0).on(P, 5), samples=4000)
-    flights = [event.flight_seconds for event in done.events]
-    assert stats.kstest(flights, "expon").pvalue > 1e-3

@@ -73,13 +73,6 @@ def exponential(num_workers, seed):
     return Exponential().on(num_workers, seed)
 
 
-def test_r1_elastic_averaging_of_one_worker_with_rate_one_half_is_sgd_at_half_the_rate():
-    # Both meet in the middle: y = x = x - eta g / 2.
-    close(
-        run(EASGD(alpha=0.5, num_local_steps=1), exponential(1, 3)).points, sequential_sgd(60, rate=LEARNING_RATE / 2)
-    )
-
-
 @pytest.mark.parametrize("of", [KSync, lambda n: KSync(n, interrupt=False), KAsync, lambda n: KSync(n + 3)])
 @several
 @settings_

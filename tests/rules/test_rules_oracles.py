@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import numpy as np
@@ -23,7 +22,6 @@ from doors import (
     DelayAdaptive,
     DiLoCo,
     Downpour,
-    Exponential,
     FedBuff,
     FixedDelay,
     GapAware,
@@ -35,17 +33,12 @@ from doors import (
     LocalSGD,
     OrMo,
     Polynomial,
-    Quadratic,
     Rennala,
-    Reply,
     Rescaled,
     Ringleader,
     Ringmaster,
     StalenessAware,
-    Start,
     Synchronous,
-    WeightedMean,
-    simulated,
 )
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -209,22 +202,6 @@ def test_gap_aware_measures_gaps_in_the_steps_that_its_optimizer_really_takes(bu
     assert_same_points(driver, points, rtol=1e-7)
 
 
-@given(order=orders, threshold=st.integers(1, 5))
-@settings(deadline=None, max_examples=60)
-def test_ringmaster_drops_what_is_too_late_and_applies_no_delay_of_its_threshold_or_more(order, threshold):
-    num_workers, arrivals = order
-    driver = Driver(Ringmaster(threshold), num_workers=num_workers)
-    for worker in arrivals:
-        version, pending = driver.server.version, driver.pending[worker]
-        outcome = driver.arrive(worker)
-        late = version - pending.read_version >= threshold
-        assert outcome.outcome == ("dropped" if late else "applied")
-        assert outcome.drops == ((pending.dispatch,) if late else ())
-        assert [starting.worker for starting in outcome.start] == [worker]
-    assert max(driver.delays, default=0) <= threshold - 1
-    assert len(driver.delays) + len(driver.dropped) == len(arrivals)
-
-
 def test_ringmaster_with_three_workers_of_one_speed_and_threshold_two_drops_every_third_gradient():
     driver = Driver(Ringmaster(2), num_workers=3)
     outcomes = [driver.arrive(step % 3).outcome for step in range(9)]
@@ -284,16 +261,6 @@ def test_ssp_starts_nobody_more_than_its_slack_ahead_of_the_slowest_present(plan
         for worker in driver.pending:
             assert clocks[worker] - min(clocks.values()) <= slack
         assert all(clock - min(clocks.values()) <= slack + 1 for clock in clocks.values())
-
-
-@given(order=orders)
-@example(order=(4, [0, 1, 2, 3, 0, 1, 2, 3, 3, 2, 1, 0, 3, 2, 1, 0]))
-@settings(deadline=None, max_examples=60)
-def test_no_delay_of_ringleader_is_above_two_n_minus_two_at_any_use(order):
-    num_workers, arrivals = order
-    driver = Driver(Ringleader(), num_workers=num_workers).drive([("arrive", worker) for worker in arrivals])
-    delays = [delay for outcome in driver.log for _, delay in outcome.uses]
-    assert max(delays, default=0) <= 2 * num_workers - 2
 
 
 @pytest.mark.parametrize("num_workers", [1, 3, 7])
@@ -360,68 +327,6 @@ def test_synchronous_does_not_depend_on_the_order_of_arrival_in_a_single_bit(rou
     assert [outcome.uses for outcome in in_order.log if outcome.stepped] == [
         outcome.uses for outcome in shuffled.log if outcome.stepped
     ]
-
-
-class ScanningSynchronous(Synchronous):
-    """`Synchronous` written plainly: at each event it looks at everybody in flight and at all that waits."""
-
-    name = "scanning_synchronous"
-
-    def init(self, like):
-        return Scanned(WeightedMean(like), [], {})
-
-    def arrive(self, state, arrival, view):
-        state.waiting[arrival.worker, arrival.dispatch] = (arrival.gradient.clone(), arrival.weight)
-        return self.leave(state, arrival.worker, view)
-
-    def leave(self, state, worker, view):
-        for own, dispatch in sorted(state.waiting):
-            if any(other < own for other in view.in_flight):
-                break
-            state.mean.add(*state.waiting.pop((own, dispatch)))
-            state.uses.append(dispatch)
-        if view.in_flight or not state.uses:
-            return Reply()
-        reply = Reply(direction=state.mean.value(), uses=tuple(state.uses), start=tuple(map(Start, view.workers)))
-        state.mean.clear()
-        state.uses = []
-        return reply
-
-
-@dataclasses.dataclass
-class Scanned:
-    mean: WeightedMean
-    uses: list[int]
-    waiting: dict[tuple[int, int], tuple[torch.Tensor, float]]
-
-
-@given(plan=comings_and_goings, num_workers=num_workers_)
-@example(plan=[("arrive", 4), ("leave", 4), ("join", 0), ("arrive", 4), ("arrive", 0)] * 5, num_workers=5)
-@settings(deadline=None, max_examples=100)
-def test_synchronous_sums_in_the_order_of_a_plain_scan_bit_for_bit_while_workers_come_and_go(plan, num_workers):
-    assert_same_run(
-        *(
-            Driver(rule, num_workers=num_workers, dtype=torch.float32).drive(plan)
-            for rule in (Synchronous(), ScanningSynchronous())
-        )
-    )
-
-
-@given(samples=st.integers(1, 60), num_workers=num_workers_, seed=st.integers(0, 99))
-@settings(deadline=None, max_examples=30)
-def test_synchronous_sums_in_that_order_where_the_budget_has_no_batch_left_for_some(samples, num_workers, seed):
-    plain, fast = (
-        simulated(
-            rule,
-            Exponential().on(num_workers, seed),
-            Quadratic(dimension=8, noise=1.0).on(num_workers, seed),
-            learning_rate=0.1,
-            samples=samples,
-        ).done
-        for rule in (ScanningSynchronous(), Synchronous())
-    )
-    assert torch.equal(plain.parameters, fast.parameters)
-    assert plain.version == fast.version
 
 
 def test_synchronous_steps_along_the_weighted_mean_when_the_last_one_computing_leaves():
