@@ -1,0 +1,115 @@
+"""README: its first pages are typed, its example trains to its verdict, its table can be typed."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from doors import ROOT, cli
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, re.DOTALL)
+FIRST, NOW, MINE, STUDY, TESTS = (block for language, block in BLOCKS if language == "")
+PRINTED, VERDICT = (block for language, block in BLOCKS if language == "text")
+(EXAMPLE,) = (block for language, block in BLOCKS if language == "python")
+IN_TABLE = [
+    command
+    for row in re.findall(r"^\| .* \|$", README, re.MULTILINE)
+    for command in re.findall(r"`((?:python|torchrun) .*?)`", row)
+]
+
+
+@pytest.fixture
+def typed(tmp_path):
+    """What a command prints, typed in a folder that has the experiments."""
+    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    environment |= {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+    def run(command):
+        done = subprocess.run(
+            command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    return run
+
+
+def test_the_commands_that_a_check_looks_for_are_there():
+    """`.ci/run` reads them from the page."""
+    assert FIRST.startswith("python -m pip install -c constraints.txt -e . && torchrun experiments/stilt_mlm.py ")
+    assert TESTS.startswith("python -m pip install -c constraints.txt -e '.[test]' && python -m pytest ")
+    assert README.count("\n") <= 150
+
+
+@pytest.mark.parametrize("command", IN_TABLE)
+def test_every_command_of_the_table_can_be_typed(command, tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(EXAMPLE)
+    monkeypatch.chdir(tmp_path)
+    line = shlex.split(command)[1:]
+    if line[0] == "-m":
+        name, subject, *_ = line[1:]
+        ended = cli([f"analysis.{subject}", "last"] if name == "analysis" else line[1:])
+        assert (ended.code, "last is no folder" in ended.err) == (2, True)
+        return
+    line[0] = line[0].removeprefix("experiments/")
+    if "--resume" in line:
+        assert "last is not a run folder" in cli(line).err
+    elif line[0] == "simulate.py":
+        assert cli([*line, "--samples", "40", "--evaluations", "1"]).code == 0
+    else:
+        assert cli([*line, "--print-config"]).code == 0
+
+
+def test_the_example_trains_and_replays_without_transformers(typed, tmp_path):
+    never = '    import sys\n    assert not {"transformers", "datasets"} & set(sys.modules)\n'
+    (tmp_path / "mine.py").write_text(EXAMPLE.replace("seconds=400", "seconds=20") + never)
+    printed = typed("python mine.py")
+    assert printed.count(" DONE ") == 12
+    assert printed.splitlines()[-1].startswith("Replayed(identical=True")
+
+
+def test_without_the_guard_one_message_says_what_is_missing(tmp_path):
+    code = EXAMPLE.replace('if __name__ == "__main__":', "if True:")
+    clock = re.search(r"Virtual\(4.*?\)\)", code)
+    (tmp_path / "bad.py").write_text(code.replace(clock.group(), "asyncsgd.Processes(2)"))
+    done = subprocess.run([sys.executable, "bad.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith('put what it does under if __name__ == "__main__":')
+    assert not (tmp_path / "spirals").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_the_first_two_commands_print_what_the_page_says_and_the_table_has_both(typed):
+    few = " --samples 320 --evaluations 2 --eval-samples 32"
+    printed = typed(FIRST.strip().partition(" && ")[2] + few)
+    for line in PRINTED.splitlines():
+        assert re.search(rf"^{re.escape(line[:10])}", printed, re.MULTILINE), line
+    sync, compare = NOW.splitlines()
+    typed(sync + few)
+    table = typed(compare)
+    assert re.search(r"^async .* 1/1 ", table, re.MULTILINE)
+    assert re.search(r"^sync .* 1/1 ", table, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_the_example_comes_to_the_verdict_of_the_page(typed, tmp_path):
+    (tmp_path / "mine.py").write_text(EXAMPLE)
+    train, report = MINE.splitlines()
+    assert "Replayed(identical=True, " in typed(train)
+    printed = typed(report)
+    for line in VERDICT.splitlines():
+        assert line in printed
+    assert (tmp_path / "report.html").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_the_study_is_planned(typed):
+    sweep, report = STUDY.splitlines()
+    assert "to make" in typed(f"{sweep} --dry-run")
+    assert report.startswith("python -m analysis report runs/quick ")
