@@ -8,8 +8,6 @@ import torch
 from gallery import trainer
 from hypothesis import settings
 
-collect_ignore_glob = ["*conftest.py"]  # as modules with doctests two of one name would clash
-
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as from a terminal, though nohup may have started the tests
 torch.set_num_threads(1)  # bits depend on the number of threads, and test processes share the machine
 

@@ -134,15 +134,15 @@ MODES = {
     ],
 )
 def test_one_worker_is_the_plain_loop_bit_for_bit_in_every_mode(train, optimizer, schedule, modes):
-    values = OPTIMIZERS[optimizer] | SCHEDULES[schedule] | {"dropout": 0.1, "samples": 50 * BATCH_SIZE}
+    values = OPTIMIZERS[optimizer] | SCHEDULES[schedule] | {"dropout": 0.1, "samples": 20 * BATCH_SIZE}
     runs = {mode: train(**values, **MODES[mode]) for mode in modes}
     plain = Plain(runs["single"])
-    for index in range(50):
+    for index in range(20):
         gradients, _ = plain.gradient(index)
         plain.step(gradients, plain.learning_rate((index + 1) * BATCH_SIZE))
     for mode, run in runs.items():
         assert torch.equal(run.parameters(), plain.flat()), mode
-        assert run.summary["num_updates"] == 50
+        assert run.summary["num_updates"] == 20
         assert run.summary["delay"] == {"mean": 0.0, "p50": 0, "p95": 0, "max": 0}
     assert len({run.summary["parameters_sha256"] for run in runs.values()}) == 1
 
@@ -193,16 +193,16 @@ def accumulated(run, num_workers):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "clip_norm"), [("sgd", 0.0), ("adamw", 0.5), *slow(("sgd", 0.5), ("adamw", 0.0))]
+    ("optimizer", "clip_norm"), [("adamw", 0.5), *slow(("sgd", 0.0), ("sgd", 0.5), ("adamw", 0.0))]
 )
 def test_all_reduce_equals_the_rule_synchronous_equals_accumulated_batches(train, optimizer, clip_norm):
-    values = OPTIMIZERS[optimizer] | {"clip_norm": clip_norm, "samples": 20 * 2 * BATCH_SIZE}
+    values = OPTIMIZERS[optimizer] | {"clip_norm": clip_norm, "samples": 10 * 2 * BATCH_SIZE}
     runs = {name: synchronous_run(train, name, 2, **values) for name in SYNCHRONOUS}
     plain = accumulated(runs["accumulate"], 2)
     expected = plain.flat()
     assert float((expected - Plain(runs["accumulate"]).flat()).norm() / expected.norm()) > 1e-3  # it has gone somewhere
     for name, run in runs.items():
-        assert run.summary["num_updates"] == 20
+        assert run.summary["num_updates"] == 10
         assert float((run.parameters() - expected).norm() / expected.norm()) <= 1e-5, name
         assert run.summary["final_eval_loss"] == pytest.approx(plain.eval_loss(), rel=1e-5)
         assert run.summary["delay"]["max"] == 0
@@ -278,11 +278,10 @@ def test_the_recorded_order_of_arrivals_gives_the_run_again_bit_for_bit_and_ever
     "more",
     [
         MODES["single"],
-        {"mode": "sync", "nproc": 2},
         {"mode": "sync", "nproc": 3},
-        {"mode": "async", "nproc": 2},
         {"mode": "async", "nproc": 3},
         {"mode": "hogwild", "nproc": 2},
+        *slow({"mode": "sync", "nproc": 2}, {"mode": "async", "nproc": 2}),
     ],
     ids=lambda more: "-".join(map(str, more.values())),
 )
@@ -302,7 +301,7 @@ def test_first_and_final_evaluation_are_those_of_one_process_with_the_initial_an
     assert last["worker_losses"] == pytest.approx(shares, rel=1e-6)
 
 
-@pytest.mark.parametrize("mode", ["single", "async", "sync", "hogwild"])
+@pytest.mark.parametrize("mode", ["single", "async", *slow("sync", "hogwild")])
 def test_how_often_a_run_evaluates_changes_no_bit_of_it(train, mode):
     runs = [train(**MODES[mode], dropout=0.1, evaluations=evaluations) for evaluations in (1, 7)]
     assert [len(run.records("evaluate")) for run in runs] == [2, 8]
