@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch
 from gallery import trainer
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as from a terminal, though nohup may have started the tests
 torch.set_num_threads(1)  # bits depend on the number of threads, and test processes share the machine
@@ -14,6 +14,9 @@ torch.set_num_threads(1)  # bits depend on the number of threads, and test proce
 # Without a deadline anywhere: how long an example takes says more about the machine's load than about the code.
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=100)
 settings.register_profile("quick", deadline=None, max_examples=10)
+# A failure as it is found, for tests/mutants.py, which looks at none.
+found = {"deadline": None, "max_examples": 10, "phases": (Phase.explicit, Phase.generate)}
+settings.register_profile("unshrunk", **found)
 settings.load_profile("ci" if os.environ.get("CI") else "quick")
 
 

@@ -384,7 +384,8 @@ def try_out(mutant, copy):
     path.write_text(right.replace(mutant.line, mutant.wrong))
     where, _, expression = mutant.tests.partition(" -k ")
     chosen = ["-k", expression] if expression else []
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *where.split(), *chosen]
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--hypothesis-profile=unshrunk"]
+    command += [*where.split(), *chosen]
     try:
         done = subprocess.run(
             command, cwd=copy, env=os.environ | {"PYTHONPATH": str(copy)}, capture_output=True, text=True, timeout=600

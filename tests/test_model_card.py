@@ -1,50 +1,29 @@
 """The card beside every saved model: its front matter is read by the Hub's library, and its code loads the model."""
 
-from __future__ import annotations
-
 import dataclasses
-import json
 import re
 import shutil
-from typing import ClassVar
 
 import pytest
 import torch
+from doors import Finished, FlatModel, asyncsgd, cli, parameters_sha256, seeded
 from huggingface_hub import ModelCard
+from tasks import Plane
 from torch import nn
-
-import asyncsgd
-from asyncsgd.__main__ import main as command
-from asyncsgd.flat import FlatModel, parameters_sha256
-from asyncsgd.origin import read_origin
-from asyncsgd.records.model_card import model_card
-from asyncsgd.scripts.task import run_task
-from asyncsgd.signals import StopRequest
 
 
 @dataclasses.dataclass(frozen=True)
-class Tied(asyncsgd.Task):
+class Tied(Plane):
     """Two layers that share their matrix."""
 
-    name: ClassVar[str] = "tied"
-    batch_size: int = 4
+    name = "tied"
     width: int = 3
 
     def model(self, seed):
-        with asyncsgd.seeded(seed):
-            model = nn.Sequential(nn.Linear(self.width, self.width), nn.Linear(self.width, self.width))
-        model[1].weight = model[0].weight  # type: ignore[assignment]
+        with seeded(seed):
+            model = nn.Sequential(nn.Linear(16, self.width), nn.Linear(self.width, 16), nn.Linear(16, self.width))
+        model[2].weight = model[0].weight
         return model
-
-    def data(self, seed):
-        x = torch.linspace(-1.0, 1.0, 8 * self.width).reshape(8, self.width)
-        return asyncsgd.TensorData((x,), (x,), self.batch_size, seed)
-
-    def outputs(self, model, batch):
-        return model(batch[0])
-
-    def loss(self, outputs, batch):
-        return (outputs - batch[0]).square().mean()
 
 
 def card_of(folder):
@@ -101,34 +80,43 @@ def test_a_masked_language_model_loads_by_its_card_and_says_what_its_summary_say
         f"The run began with asyncsgd {asyncsgd.__version__}, torch {torch.__version__.partition('+')[0]}",
     ):
         assert sentence in text
-    assert read_origin(str(pretrained.path)).parameters_sha256 == summary["parameters_sha256"]
 
 
 def test_the_model_of_a_checkpoint_says_after_how_many_samples_it_was_taken(pretrained, tmp_path, monkeypatch):
-    cache, out = str(pretrained.path.parent / "cache"), tmp_path / "out"
+    out = tmp_path / "out"
     name = sorted(path.stem for path in (pretrained.path / "checkpoints").glob("*.json"))[0]
-    assert command(["export", str(pretrained.path), "--checkpoint", name, "--cache-dir", cache, "--out", str(out)]) == 0
+    export = [
+        "asyncsgd",
+        "export",
+        pretrained.path,
+        "--checkpoint",
+        name,
+        "--cache-dir",
+        pretrained.cache,
+        "--out",
+        out,
+    ]
+    assert cli(export).code == 0
     text = card_of(out)
     assert "It has seen 8 samples in 2 updates." in text
     assert "The run may have gone on after this." in text
     assert f"have the sha256 `{sha256_of(loaded(out, monkeypatch)['model'])}`." in text
 
 
-def test_the_model_of_a_finished_run_is_that_of_its_end_and_not_of_its_last_checkpoint(pretrained, tmp_path, capsys):
+def test_the_model_of_a_finished_run_is_that_of_its_end_and_not_of_its_last_checkpoint(pretrained, tmp_path):
     run, out = tmp_path / "run", tmp_path / "out"
     shutil.copytree(pretrained.path, run)
     first, *later = sorted((run / "checkpoints").glob("*.json"))
     for path in later:
         path.unlink()
-    assert command(["export", str(run), "--out", str(out)]) == 0
+    assert cli(["asyncsgd", "export", run, "--out", out]).code == 0
     assert {path.name for path in out.iterdir()} == {path.name for path in (run / "model").iterdir()}
     assert (out / "model.safetensors").read_bytes() == (run / "model" / "model.safetensors").read_bytes()
     shutil.rmtree(run / "model")
-    capsys.readouterr()
-    assert command(["export", str(run), "--out", str(tmp_path / "other")]) == 2
-    message = capsys.readouterr().err
-    assert "is DONE after 4 updates and has kept no model, and its last checkpoint is of 2" in message
-    assert f"type --checkpoint {first.stem}" in message
+    ended = cli(["asyncsgd", "export", run, "--out", tmp_path / "other"])
+    assert ended.code == 2
+    assert "is DONE after 4 updates and has kept no model, and its last checkpoint is of 2" in ended.err
+    assert f"type --checkpoint {first.stem}" in ended.err
 
 
 def test_a_fine_tuned_model_names_the_model_it_began_from(pretrained, tmp_path, monkeypatch):
@@ -139,7 +127,7 @@ def test_a_fine_tuned_model_names_the_model_it_began_from(pretrained, tmp_path, 
         f"classification --data {tmp_path} --model {pretrained.path} --cache-dir {tmp_path}/cache "
         f"--run-dir {tmp_path}/run --seq-len 16 --batch-size 4 --samples 8 --device cpu"
     )
-    assert run_task(line.split(), StopRequest()) == 0
+    assert cli(f"train.py {line}").code == 0
     text = card_of(tmp_path / "run" / "model")
     data = ModelCard(text).data.to_dict()
     assert data["pipeline_tag"] == "text-classification"
@@ -157,7 +145,7 @@ def test_a_causal_language_model_has_the_class_that_continues_texts(tmp_path, mo
         f"causal_lm --data {tmp_path}/text.txt --cache-dir {tmp_path}/cache --run-dir {tmp_path}/run --vocab-size 300 "
         f"--seq-len 16 --batch-size 2 --samples 4 --warmup 0 --device cpu"
     )
-    assert run_task(line.split(), StopRequest()) == 0
+    assert cli(f"train.py {line}").code == 0
     data = ModelCard(card_of(tmp_path / "run" / "model")).data
     assert (data.library_name, data.pipeline_tag) == ("transformers", "text-generation")
     names = loaded(tmp_path / "run" / "model", monkeypatch)
@@ -172,23 +160,5 @@ def test_an_own_model_is_built_by_its_task_and_gets_its_values_from_the_file(tmp
     assert f"model = {Tied.__qualname__}(width=5).model(0)" in text
     assert "Training began from" not in text  # the task does not say
     model = loaded(tmp_path / "run" / "model", monkeypatch)["model"]
-    assert sha256_of(model) == json.loads((tmp_path / "run" / "summary.json").read_text())["parameters_sha256"]
-    assert torch.equal(model[0].weight, run.model()[0].weight)  # type: ignore[index]
-
-
-def test_a_card_says_only_what_is_known_and_stays_one_line_a_sentence():
-    text = model_card(
-        {"status": "INTERRUPTED", "message": "by the\nuser", "data": "`odd`\nname", "base_model": "org/name"},
-        steps={},
-        environment={},
-        command=None,
-        loading="pass",
-        auto_class="AutoModelForMaskedLM",
-        hub_model="org/name",
-    )
-    assert ModelCard(text).data.base_model == "org/name"
-    assert [line for line in text.splitlines() if line.startswith("- ") and line != "- asyncsgd"] == [
-        "- The data are `'odd' name`.",
-        "- Training began from `org/name`.",
-        "- The run stopped early (INTERRUPTED): by the user.",
-    ]
+    assert sha256_of(model) == Finished(tmp_path / "run").summary["parameters_sha256"]
+    assert torch.equal(model[0].weight, run.model()[0].weight)
