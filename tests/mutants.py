@@ -345,7 +345,7 @@ MUTANTS = [
         "asyncsgd/records/totals.py",
         "self.num_samples_applied += self._samples_of.pop(dispatch, 0)",
         "self.num_samples_applied += self._samples_of.get(dispatch, 0)",
-        "tests/rules tests/test_run_folder.py tests/test_evidence.py",
+        "tests/test_churn.py",
     ),
     Mutant(
         "margin: with a reason, a margin above half of the improvement is used too",

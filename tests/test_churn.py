@@ -53,6 +53,9 @@ def test_under_every_rule_only_who_is_there_takes_part_and_the_run_is_replayed(r
         else:
             (there.add if record["kind"] == "join" else there.discard)(record["worker"])
             lost |= set(record["lost"])
+    arrived = {record["dispatch"]: record["num_samples"] for record in run.records("arrival")}
+    used = {dispatch for record in run.records("join", "leave", "arrival") for dispatch, _ in record["uses"]}
+    assert run.summary["num_samples_applied"] == sum(arrived[dispatch] for dispatch in used)  # each of them once
     replayed = cli(["asyncsgd", "replay", run.path])
     assert replayed.code == 0
     assert replayed.out.count(run.summary["parameters_sha256"]) == 2
