@@ -388,7 +388,7 @@ def try_out(mutant, copy):
     command += [*where.split(), *chosen]
     try:
         done = subprocess.run(
-            command, cwd=copy, env=os.environ | {"PYTHONPATH": str(copy)}, capture_output=True, text=True, timeout=600
+            command, cwd=copy, env=os.environ | {"PYTHONPATH": str(copy)}, capture_output=True, text=True, timeout=300
         )
         failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
         said = failed[1] if failed else "survived" if done.returncode == 0 else done.stdout[-300:] + done.stderr[-300:]
