@@ -88,8 +88,9 @@ def test_without_the_guard_one_message_says_what_is_missing(tmp_path):
 def test_the_first_two_commands_print_what_the_page_says_and_the_table_has_both(typed):
     few = " --samples 320 --evaluations 2 --eval-samples 32"
     printed = typed(FIRST.strip().partition(" && ")[2] + few)
-    for line in PRINTED.splitlines():
-        assert re.search(rf"^{re.escape(line[:10])}", printed, re.MULTILINE), line
+    for word in ("run    runs/stilt_mlm-async-w4-s0-", "task   masked_lm", "   samples   updates   train_s  eval_loss"):
+        assert f"\n{word}" in printed
+        assert f"\n{word}" in f"\n{PRINTED}"
     sync, compare = NOW.splitlines()
     typed(sync + few)
     table = typed(compare)

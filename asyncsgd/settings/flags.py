@@ -193,12 +193,11 @@ class Flags(Generic[S]):
     Args:
         settings: the class, see the module.
         contradictions: yields what is wrong between settings that are each within bounds, the first cause first.
-        example: a setting and a value, for messages about files and command lines that hold no settings at all.
         task: its name, which a file may say too.
 
     >>> Width = dataclasses.make_dataclass("Width", [("width", int, setting(8, "columns", at_least=1))], frozen=True)
     >>> Model = dataclasses.make_dataclass("Model", [("shape", Width, group(Width, "shape"))], frozen=True)
-    >>> flags = Flags(Model, lambda settings: [], example=("width", "16"))
+    >>> flags = Flags(Model, lambda settings: [])
     >>> flags.make({"width": "16"})
     Model(shape=Width(width=16))
     >>> flags.parse(["--widht", "16"], prog="train", description="", examples="")
@@ -211,13 +210,10 @@ class Flags(Generic[S]):
         self,
         settings: type[S],
         contradictions: Callable[[S], Iterable[str]],
-        *,
-        example: tuple[str, str],
         task: str | None = None,
     ) -> None:
         self._class: Any = settings
-        self._contradictions = contradictions
-        self._example, self._task = example, task
+        self._contradictions, self._task = contradictions, task
 
     @functools.cached_property
     def specs(self) -> Mapping[str, Spec]:
@@ -359,12 +355,9 @@ class Flags(Generic[S]):
             raise UsageError(f"--config {path} cannot be read: {error.strerror or error}") from error
         except ValueError as error:
             raise UsageError(f"{path} is not YAML: {error}") from error
-        loaded = read_yaml(text, str(path))
-        if loaded is None:
-            return {}
+        loaded = read_yaml(text, str(path)) or {}
         if not isinstance(loaded, dict):
-            line = ": ".join(self._example)
-            raise UsageError(f"{path} must hold lines like {line!r}, got {type(loaded).__name__}")
+            raise UsageError(f"{path} must hold lines like 'mode: async', got {type(loaded).__name__}")
         values: dict[str, object] = {}
         for key, value in loaded.items():
             if key == "task" and "task" not in self.specs and value == self._task:
@@ -415,7 +408,7 @@ class Flags(Generic[S]):
             prog=prog,
             usage="%(prog)s [--FLAG VALUE ...]",
             description=description,
-            epilog="examples:\n" + textwrap.indent(textwrap.dedent(examples).strip("\n"), "  "),
+            epilog=examples and "examples:\n" + textwrap.indent(textwrap.dedent(examples).strip("\n"), "  "),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             argument_default=argparse.SUPPRESS,
             allow_abbrev=False,
@@ -499,8 +492,7 @@ class Flags(Generic[S]):
     def _unknown_argument(self, unknown: Sequence[str]) -> str:
         flags = [argument.partition("=")[0] for argument in unknown if argument.startswith("-")]
         if not flags:
-            name, value = self._example
-            return f"unexpected argument {unknown[0]!r}; every setting is a flag, e.g. {flag_of(name)} {value}"
+            return f"unexpected argument {unknown[0]!r}; every setting is a flag, e.g. --mode async"
         known = [flag for spec in self.specs.values() for flag in spec.flags]
         hint = nearest(flags[0], [*known, "--config", "--print-config", "--version", "--help"])
         return f"unknown flag {flags[0]}{hint or '; --help lists every flag'}"

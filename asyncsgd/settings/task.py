@@ -79,8 +79,7 @@ def task_flags(kind: Any) -> Flags[Any]:
     flags: Flags[Any] = Flags(
         made,
         lambda settings: common_contradictions(settings, settings.task.batch_size),
-        example=("mode", "async"),
-        task=kind.name,
+        kind.name,
     )
     _ = flags.specs  # refuses
     return flags

@@ -15,7 +15,6 @@ import re
 from collections.abc import Iterator
 from typing import Literal
 
-from asyncsgd.numbers import shortened
 from asyncsgd.records.trackers import ALL as TRACKERS
 from asyncsgd.records.trackers import names_in
 from asyncsgd.settings.flags import Flags, flag_of, group, setting
@@ -344,132 +343,116 @@ class Common:
         object.__setattr__(self, "optimization", optimization)
 
 
-COMMON = Flags(Common, lambda settings: (), example=("mode", "async"))
+COMMON = Flags(Common, lambda settings: ())
 """For the arguments of Python calls that are settings too; what contradicts what is said by `common_contradictions`."""
+
+
+ONLY = {
+    "rule": "async",
+    "transport": "async",
+    "hogwild_state": "hogwild",
+    "stages": "pipeline",
+    "pipeline_schedule": "pipeline",
+    "data_parallel": "single",
+}
+"""Settings of one mode."""
+ONLY_OF_OPTIMIZER = {"momentum": "sgd", "beta1": "adamw", "beta2": "adamw"}
+PREFETCH_ON_VIRTUAL_CLOCK = (
+    "guesses a worker's next batch, and on the virtual clock one process computes the batches of all workers in the "
+    "order in which drawn times let them arrive"
+)
+_EVERY = re.compile(r"[1-9][0-9]{0,11}|(?=[0.]*[1-9])[0-9]{0,6}\.?[0-9]{1,6}epoch")
+"""A number of samples, or of epochs, more than 0."""
+
+
+def common_contradictions(settings: Common, batch_size: int) -> Iterator[str]:
+    """Yield what is wrong between settings that are each within bounds, in batches of `batch_size`, the first cause
+    first.
+    """
+    yield from _of_job(settings.job, settings.optimization)
+    yield from _of_batches(settings.job, settings.machine, batch_size)
+    yield from _of_length(settings.budget, settings.optimization, settings.defaults.evaluations)
+    yield from _of_output(settings.output)
 
 
 def contradictions_of_processes(number: int) -> Iterator[str]:
     """Yield what is wrong with so many workers that are processes."""
     if number > MOST_PROCESSES:
-        yield (
-            f"--nproc {number} would be as many processes; type --nproc {MOST_PROCESSES} or less, or --mode async "
-            f"--clock virtual"
-        )
+        yield f"--nproc {number} would be as many processes; {MOST_PROCESSES} is the most, but with --clock virtual"
 
 
-def contradictions_of_job(job: Job, optimizer: OptimizerName, momentum: float) -> Iterator[str]:
-    """Yield what is wrong between settings of how a run goes, each within bounds, the first cause first."""
-    mode = job.mode
+def _of_job(job: Job, steps: Steps) -> Iterator[str]:
+    mode, defaults = job.mode, {field.name: field.default for field in dataclasses.fields(Job)}
     if mode == "single" and job.nproc > 1:
         yield f"--mode single has one worker, got --nproc {job.nproc}; type --nproc 1, --mode sync or --mode async"
     if job.clock != "virtual":
         yield from contradictions_of_processes(job.nproc)
-    defaults = {field.name: field.default for field in dataclasses.fields(Job)}
-    for name, owner in (
-        ("rule", "async"),
-        ("transport", "async"),
-        ("hogwild_state", "hogwild"),
-        ("stages", "pipeline"),
-        ("pipeline_schedule", "pipeline"),
-        ("data_parallel", "single"),
-    ):
+    for name, owner in ONLY.items():
         if mode != owner and getattr(job, name) != defaults[name]:
-            flag = flag_of(name)
-            yield f"{flag} is for --mode {owner}, got --mode {mode}; drop {flag}, or type --mode {owner}"
+            yield f"{flag_of(name)} is for --mode {owner}, got --mode {mode}; drop it, or type --mode {owner}"
     if job.deepspeed_config is not None and job.pipeline_schedule != "deepspeed":
         yield "--deepspeed-config is for --pipeline-schedule deepspeed; drop it, or type --pipeline-schedule deepspeed"
     if job.clock == "virtual" and mode != "async":
         yield f"--clock virtual is for --mode async, got --mode {mode}; type --mode async (--rule synchronous for sync)"
     if job.clock == "virtual" and job.transport != defaults["transport"]:
         yield "--transport does nothing with --clock virtual, which has no processes; drop it"
-    if job.network is not None and job.clock != "virtual":
-        yield "--network is for --clock virtual; real workers have the network they have; drop it"
-    if job.churn is not None and job.clock != "virtual":
-        yield "--churn is for --clock virtual; drop it, or type --clock virtual"
+    for name in ("network", "churn"):
+        if getattr(job, name) is not None and job.clock != "virtual":
+            yield f"{flag_of(name)} is for --clock virtual; drop it, or type --clock virtual"
     if job.speeds is not None and mode in ("single", "pipeline"):
         yield f"--speeds is for several workers, got --mode {mode}; drop it, or type --mode async"
-    if optimizer == "sgd" and momentum == 0 and job.hogwild_state != defaults["hogwild_state"]:
+    if job.hogwild_state != defaults["hogwild_state"] and steps.optimizer == "sgd" and steps.momentum == 0:
         yield "--hogwild-state does nothing for --optimizer sgd without --momentum, which keeps no state; drop it"
+    for name, optimizer in ONLY_OF_OPTIMIZER.items():
+        if steps.optimizer != optimizer and getattr(steps, name) != getattr(Steps(), name):
+            yield f"{flag_of(name)} is for --optimizer {optimizer}, got --optimizer {steps.optimizer}; drop one of them"
 
 
-_EVERY = re.compile(r"[1-9][0-9]{0,11}|(?=[0.]*[1-9])[0-9]{0,6}\.?[0-9]{1,6}epoch")
-"""A number of samples, or of epochs, more than 0."""
-
-
-def contradictions_of_every(name: str, every: str | None) -> Iterator[str]:
-    """Yield what is wrong with the setting `name`, samples or epochs between two of something."""
-    if every is not None and not _EVERY.fullmatch(every):
-        flag = flag_of(name)
-        yield (
-            f"{flag} must be a number of samples from 1 up, or epochs, got {shortened(every)}; type e.g. {flag} 5000, "
-            f"or {flag} 1epoch"
-        )
-
-
-PREFETCH_ON_VIRTUAL_CLOCK = (
-    "guesses a worker's next batch, and on the virtual clock one process computes the batches of all workers in the "
-    "order in which drawn times let them arrive"
-)
-
-
-def contradictions_of_batches(job: Job, machine: Machine, batch_size: int) -> Iterator[str]:
-    """Yield what is wrong between settings of what makes one gradient and one update."""
+def _of_batches(job: Job, machine: Machine, batch_size: int) -> Iterator[str]:
     parts = machine.micro_batches
     if job.accumulate > 1 and job.mode != "single":
         yield (
-            f"--accumulate is for --mode single, got --mode {job.mode}; type "
-            f"--batch-size {job.accumulate * batch_size} --micro-batches {job.accumulate * parts}, which makes as "
-            f"large updates in as little memory"
+            f"--accumulate is for --mode single, got --mode {job.mode}; as large updates in as little memory: "
+            f"--batch-size {job.accumulate * batch_size} --micro-batches {job.accumulate * parts}"
         )
     if machine.prefetch and job.clock == "virtual":
         yield f"--prefetch {machine.prefetch} {PREFETCH_ON_VIRTUAL_CLOCK}; drop --prefetch"
     if parts > batch_size:
-        yield (
-            f"--micro-batches {parts} cuts a batch into more parts than its {batch_size} samples; type "
-            f"--micro-batches {batch_size} or less, or a larger --batch-size"
-        )
+        yield f"--micro-batches {parts} cuts a batch into more parts than its {batch_size} samples; type fewer"
     if job.mode == "pipeline" and batch_size % parts:
-        yield (
-            f"--micro-batches {parts} does not divide --batch-size {batch_size}, and the micro-batches of a pipeline "
-            f"have one size; type --batch-size {-(-batch_size // parts) * parts}"
-        )
+        yield f"--micro-batches {parts} of a pipeline have one size: it must divide --batch-size {batch_size}"
 
 
-def contradictions_of_length(length: Budget, default_evaluations: int) -> Iterator[str]:
-    """Yield what is wrong between settings of how long a run is and when it is evaluated."""
-    samples, epochs, patience = length.samples, length.epochs, length.patience
-    evaluations, every = length.evaluations, length.evaluate_every
-    if epochs is not None and samples is not None:
+def _of_length(budget: Budget, steps: Steps, default_evaluations: int) -> Iterator[str]:
+    evaluations, every, patience = budget.evaluations, budget.evaluate_every, budget.patience
+    has_samples = budget.samples is not None or budget.epochs is not None
+    if budget.epochs is not None and budget.samples is not None:
         yield (
-            f"--epochs {epochs:g} and --samples {samples} both say how long; drop one of the two (--samples none takes "
-            f"a file's value back)"
+            f"--epochs {budget.epochs:g} and --samples {budget.samples} both say how long; drop one (--samples none "
+            f"takes a file's value back)"
         )
-    yield from contradictions_of_every("evaluate_every", every)
+    yield from _of_every("evaluate_every", every)
     if every is not None and evaluations != default_evaluations:
-        yield (
-            f"--evaluations {evaluations} and --evaluate-every {every} both say when to evaluate; drop one of the two"
-        )
+        yield f"--evaluations {evaluations} and --evaluate-every {every} both say when to evaluate; drop one of the two"
     if patience is not None and every is None and patience >= evaluations:
-        yield (
-            f"--patience {patience} ends no run of --evaluations {evaluations}, the last of which is at the end; type "
-            f"--evaluations {4 * patience}, or --evaluate-every 1epoch"
-        )
+        yield f"--patience {patience} ends no run of --evaluations {evaluations}; type more evaluations"
+    if not has_samples and 0 < steps.warmup < 1:
+        yield f"--warmup {steps.warmup:g} is a share of the samples, and there is no number of them; add --samples"
+    if not has_samples and steps.schedule != "constant":
+        yield f"--schedule {steps.schedule} needs a number of samples to stretch over; add --samples"
+    if budget.samples == 0:
+        for name in ("seconds", "target_loss", "evaluate_every", "patience", "keep_best"):
+            if getattr(budget, name) not in (None, False):
+                yield f"{flag_of(name)} does nothing with --samples 0, which trains nothing; drop one of the two"
 
 
-def contradictions_of_steps(steps: Steps) -> Iterator[str]:
-    """Yield what is wrong between settings of the optimizer."""
-    defaults = Steps()
-    for name, owner in (("momentum", "sgd"), ("beta1", "adamw"), ("beta2", "adamw")):
-        if steps.optimizer != owner and getattr(steps, name) != getattr(defaults, name):
-            flag = flag_of(name)
-            yield (
-                f"{flag} is for --optimizer {owner}, got --optimizer {steps.optimizer}; drop {flag}, or type "
-                f"--optimizer {owner}"
-            )
+def _of_every(name: str, every: str | None) -> Iterator[str]:
+    if every is not None and not _EVERY.fullmatch(every):
+        flag = flag_of(name)
+        yield f"{flag} must be a number of samples from 1 up, or of epochs, got {every!r}; type e.g. {flag} 1epoch"
 
 
-def contradictions_of_output(output: Output) -> Iterator[str]:
-    """Yield what is wrong between settings of where a run is written."""
+def _of_output(output: Output) -> Iterator[str]:
     if output.overwrite and output.run_dir is None:
         yield "--overwrite does nothing without --run-dir, since every run gets a new folder; name the folder"
     if output.run_dir is not None and output.runs_dir != Output().runs_dir:
@@ -480,30 +463,5 @@ def contradictions_of_output(output: Output) -> Iterator[str]:
     for name in ("resume", "run_dir", "overwrite", "profile", "track", "checkpoint_every", "checkpoint_seconds"):
         if output.find_batch_size and getattr(output, name):
             yield f"{flag_of(name)} does nothing with --find-batch-size, which trains nothing; drop one of the two"
-    yield from contradictions_of_every("checkpoint_every", output.checkpoint_every)
+    yield from _of_every("checkpoint_every", output.checkpoint_every)
     names_in(output.track)  # refuses
-
-
-def common_contradictions(settings: Common, batch_size: int) -> Iterator[str]:
-    """Yield what is wrong between the settings that every training has, in batches of `batch_size`."""
-    budget, optimization = settings.budget, settings.optimization
-    has_samples = budget.samples is not None or budget.epochs is not None
-    yield from contradictions_of_job(settings.job, optimization.optimizer, optimization.momentum)
-    yield from contradictions_of_batches(settings.job, settings.machine, batch_size)
-    yield from contradictions_of_steps(optimization)
-    yield from contradictions_of_length(budget, settings.defaults.evaluations)
-    if 0 < optimization.warmup < 1 and not has_samples:
-        yield (
-            f"--warmup {optimization.warmup:g} is a share of the samples, and there is no number of them; type a "
-            f"number of samples, or add --samples {DEFAULT_SAMPLES}"
-        )
-    if not has_samples and optimization.schedule != "constant":
-        yield (
-            f"--schedule {optimization.schedule} needs a number of samples to stretch over; add --samples "
-            f"{DEFAULT_SAMPLES}, or type --schedule constant"
-        )
-    if budget.samples == 0:
-        for name in ("seconds", "target_loss", "evaluate_every", "patience", "keep_best"):
-            if getattr(budget, name) not in (None, False):
-                yield f"{flag_of(name)} does nothing with --samples 0, which trains nothing; drop one of the two"
-    yield from contradictions_of_output(settings.output)
