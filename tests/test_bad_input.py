@@ -139,63 +139,34 @@ def test_a_rule_that_does_not_exist_is_refused(rule, said, refused, text):
     assert not Path("run").exists()
 
 
-def empty(folder):
-    (folder / "d.txt").write_text(" \n\n")
-    return "d.txt"
-
-
-def missing(folder):
-    return "nowhere.txt"
-
-
-def latin1(folder):
-    (folder / "d.txt").write_bytes("Schöne Grüße\n".encode("latin-1") * 50)
-    return "d.txt"
-
-
-def other_column(folder):
-    (folder / "d.csv").write_text("id,txt\n" + "".join(f"{i},{s}\n" for i, s in enumerate(sentences(100))))
-    return "d.csv"
-
-
-def one_sentence(folder):
-    (folder / "d.txt").write_text("only one sentence here\n")
-    return "d.txt"
-
-
-def a_folder_without_text(folder):
-    (folder / "d").mkdir()
-    (folder / "d" / "notes.doc").write_text("x")
-    return "d"
-
-
-def not_text(folder):
-    (folder / "d.pdf").write_text("x")
-    return "d.pdf"
+LATIN1 = "Schöne Grüße\n".encode("latin-1") * 50
+TABLE = "\n".join(["id,txt", *(f"{i},{s}" for i, s in enumerate(sentences(100)))]).encode()
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("name", "content", "said", "is_read"),
     [
-        (empty, "d.txt"),
-        (missing, "there is no file or folder 'nowhere.txt'; --data takes pydocs, hub:NAME, a folder, or a file"),
-        (latin1, "is not UTF-8 (byte offset 3); convert it, for example: iconv"),
+        ("d.txt", b" \n\n", "d.txt", True),
+        ("nowhere.txt", None, "there is no file or folder 'nowhere.txt'; --data takes pydocs, hub:NAME, a fo", False),
+        ("d.txt", LATIN1, "is not UTF-8 (byte offset 3); convert it, for example: iconv", True),
         (
-            other_column,
-            "has no column 'text'; its columns are id, txt; did you mean 'txt'?; choose one with --text-col",
+            "d.csv",
+            TABLE,
+            "has no column 'text'; its columns are id, txt; did you mean 'txt'?; choose one with --t",
+            True,
         ),
-        (one_sentence, "has too few documents (1) to set some aside for evaluation; give evaluation texts with --eval"),
-        (a_folder_without_text, "holds no file that can be read; known are .txt"),
-        (not_text, "files of this kind cannot be read; known are .txt"),
+        ("d.txt", b"one sentence here\n", "has too few documents (1) to set some aside for evaluation; give", True),
+        ("d/notes.doc", b"x", "holds no file that can be read; known are .txt", False),
+        ("d.pdf", b"x", "files of this kind cannot be read; known are .txt", False),
     ],
 )
-def test_data_that_cannot_be_read_is_refused(make, said, refused, tmp_path, text):
-    message = refused(*small(text), "--data", make(tmp_path), "--run-dir", "run")
+def test_data_that_cannot_be_read_is_refused(name, content, said, is_read, refused, tmp_path, text):
+    if content is not None:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    message = refused(*small(text), "--data", name.partition("/")[0], "--run-dir", "run")
     assert said in message
-    if make in (empty, latin1, other_column, one_sentence):  # it takes a reading
-        assert failed(Path("run"), message)
-    else:
-        assert not Path("run").exists()
+    assert failed(Path("run"), message) if is_read else not Path("run").exists()
 
 
 @pytest.fixture(scope="module")
@@ -220,41 +191,6 @@ def model(tmp_path_factory):
     return folder
 
 
-def without_weights(folder):
-    (folder / "model.safetensors").unlink()
-
-
-def with_torn_weights(folder):
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-
-
-def without_tokenizer(folder):
-    for path in folder.iterdir():
-        if path.name not in ("config.json", "model.safetensors"):
-            path.unlink()
-
-
-def without_config(folder):
-    (folder / "config.json").unlink()
-
-
-def with_a_torn_config(folder):
-    (folder / "config.json").write_text('{"model_type": "be')
-
-
-def with_code_of_its_own(folder):
-    (folder / "custom.py").write_text("import pathlib; pathlib.Path('executed').touch()")
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"model_type": "own", "auto_map": {"AutoConfig": "custom.OwnConfig"}}
-    (folder / "config.json").write_text(json.dumps(config))
-
-
-def with_a_pickle(folder):
-    (folder / "model.safetensors").unlink()
-    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb()))
-
-
 class Bomb:
     """Makes a file when it is unpickled."""
 
@@ -262,32 +198,37 @@ class Bomb:
         return Path.touch, (Path("executed"),)
 
 
-def removed(folder):
-    shutil.rmtree(folder)
-
-
-def a_file(folder):
-    shutil.rmtree(folder)
-    folder.write_text("x")
-
-
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("gone", "written", "said"),
     [
-        (without_weights, "a configuration but no weights (model.safetensors); copy them there or type --model tiny"),
-        (with_torn_weights, "cannot be loaded as a masked-language model"),
-        (without_tokenizer, "holds no tokenizer that can be read"),
-        (without_config, "./mine is neither a run folder (settings.yaml, summary.json, model/) nor a saved"),
-        (with_a_torn_config, "mine"),
-        (with_code_of_its_own, "needs code of its own"),
-        (with_a_pickle, "the weights (pytorch_model.bin) are damaged or hold more than tensors"),
-        (removed, "./mine: there is no such folder; name a run folder, a saved model, a name on the Hub, or tiny"),
-        (a_file, "mine"),
+        (["model.safetensors"], {}, "a configuration but no weights (model.safetensors); copy them there or type --mo"),
+        ([], {"model.safetensors": b"torn"}, "cannot be loaded as a masked-language model"),
+        (["tokenizer.json", "tokenizer_config.json"], {}, "holds no tokenizer that can be read"),
+        (["config.json"], {}, "./mine is neither a run folder (settings.yaml, summary.json, model/) nor a saved model"),
+        ([], {"config.json": b'{"model_type": "be'}, "mine"),
+        (
+            [],
+            {
+                "custom.py": b"import pathlib; pathlib.Path('executed').touch()",
+                "config.json": b'{"model_type": "own", "auto_map": {"AutoConfig": "custom.OwnConfig"}}',
+            },
+            "needs code of its own",
+        ),
+        (
+            ["model.safetensors"],
+            {"pytorch_model.bin": pickle.dumps(Bomb())},
+            "the weights (pytorch_model.bin) are damaged or hold more than tensors",
+        ),
+        (["."], {}, "./mine: there is no such folder; name a run folder, a saved model, a name on the Hub, or tiny"),
+        (["."], {"": b"x"}, "mine"),
     ],
 )
-def test_a_model_folder_that_cannot_be_loaded_is_refused(spoil, said, refused, tmp_path, text, model):
+def test_a_model_folder_that_cannot_be_loaded_is_refused(gone, written, said, refused, tmp_path, text, model):
     shutil.copytree(model, tmp_path / "mine")
-    spoil(tmp_path / "mine")
+    for name in gone:
+        (shutil.rmtree if name == "." else os.remove)(tmp_path / "mine" / name)
+    for name, content in written.items():
+        (tmp_path / "mine" / name if name else tmp_path / "mine").write_bytes(content)
     flags = f"--data {text} --mode single --seq-len 32 --samples 8 --eval-samples 8 --model ./mine --run-dir run"
     message = refused(*flags.split())
     assert said in message

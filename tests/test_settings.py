@@ -326,70 +326,39 @@ PROPER = {"allow_nan": False, "allow_infinity": False}
 TEXTS = one_of("none", "null", "1e-4", "yes", "12:30", "2024-01-01", "a: b", "# c", "~", "ü\u2028x", "\x85") | st.text(
     min_size=1
 )
-SHARES = st.floats(0, 1, exclude_max=True)
 POSITIVE = st.floats(0, exclude_min=True, **PROPER)  # type: ignore[arg-type]
 
 
-@st.composite
-def valid_settings(draw):
-    mode = draw(one_of("single", "sync", "async", "hogwild"))
-    optimizer = draw(one_of("sgd", "adamw"))
-    seconds = draw(st.none() | st.floats(0, 1e9, exclude_min=True))
-    only_seconds = seconds is not None and draw(st.booleans())
-
-    def whole(name):
-        return st.integers(FLAGS.specs[name].metadata["at_least"], 10**6)
-
-    strategies = {
-        "seed": st.integers(0, 2**32 - 1),
-        "target_loss": st.none() | POSITIVE,
-        "evaluations": whole("evaluations"),
-        "eval_samples": whole("eval_samples"),
-        "learning_rate": st.none() | POSITIVE,
-        "schedule": st.none() | st.just("constant") if only_seconds else one_of("constant", "linear", "cosine"),
-        "warmup": whole("warmup"),
-        "weight_decay": st.floats(0, **PROPER),  # type: ignore[arg-type]
-        "clip_norm": st.floats(0, **PROPER),  # type: ignore[arg-type]
-        "data": TEXTS,
-        "eval_data": st.none() | TEXTS,
-        "seq_len": whole("seq_len"),
-        "batch_size": whole("batch_size"),
-        "mask": one_of("token", "word"),
-        "mask_prob": st.floats(0, 1, exclude_min=True, exclude_max=True),
-        "eval_mask": one_of("token", "word"),
-        "eval_mask_prob": st.floats(0, 1, exclude_min=True, exclude_max=True),
-        "cache_dir": st.none() | TEXTS,
-        "model": TEXTS,
-        "dropout": SHARES,
-        "device": one_of("auto", "cpu", "cuda"),
-        "precision": one_of("fp32", "bf16", "fp16"),
-        "threads": whole("threads"),
-        draw(one_of("run_dir", "runs_dir")): TEXTS,
-    }
-    if not only_seconds:
-        strategies["samples"] = st.integers(1, 10**12)
-    if mode == "single":
-        strategies["accumulate"] = whole("accumulate")
-    else:
-        strategies["nproc"] = st.integers(1, 1024)
-    if mode == "async":
-        strategies |= {"rule": TEXTS, "transport": one_of("auto", "shared_memory", "process_group")}
-    if mode == "hogwild" and optimizer == "adamw":
-        strategies["hogwild_state"] = one_of("worker", "shared")
-    strategies |= {"momentum": SHARES} if optimizer == "sgd" else {"beta1": SHARES, "beta2": SHARES}
-    drawn = {name: draw(strategy) for name, strategy in strategies.items()}
-    if drawn.get("run_dir") is not None:
-        drawn["overwrite"] = draw(st.booleans())
-    return make_settings({"mode": mode, "optimizer": optimizer, "seconds": seconds, **drawn})
-
-
-@given(valid_settings(), st.text())
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "seed": st.integers(0, 2**32 - 1),
+            "samples": st.integers(0, 10**12),
+            "learning_rate": POSITIVE,
+            "schedule": one_of("constant", "linear", "cosine"),
+            "warmup": st.integers(0, 10**6),
+            "weight_decay": st.floats(0, **PROPER),
+            "data": TEXTS,
+            "eval_data": st.none() | TEXTS,
+            "seq_len": st.integers(8, 10**6),
+            "mask": one_of("token", "word"),
+            "mask_prob": st.floats(0, 1, exclude_min=True, exclude_max=True),
+            "cache_dir": st.none() | TEXTS,
+            "model": TEXTS,
+            "dropout": st.floats(0, 1, exclude_max=True),
+            "rule": TEXTS,
+            "nproc": st.integers(1, 1024),
+            "run_dir": TEXTS,
+        },
+    ),
+    st.text(),
+)
 @settings(deadline=None)
-def test_what_to_yaml_writes_reads_back_as_equal_settings(tmp_path_factory, some, comment):
+def test_what_to_yaml_writes_reads_back_as_equal_settings(tmp_path_factory, values, comment):
+    some = make_settings({"mode": "async", **values})
     path = write(tmp_path_factory.getbasetemp(), FLAGS.to_yaml(some, comment=comment))
-    parsed = parse("--config", path)
-    assert parsed == Parsed(some, frozenset(FLAGS.flatten(some)))
-    assert FLAGS.settings_hash(parsed.settings) == FLAGS.settings_hash(some)
+    assert parse("--config", path) == Parsed(some, frozenset(FLAGS.flatten(some)))
     assert make_settings(FLAGS.flatten(some)) == some
 
 
