@@ -11,16 +11,11 @@ import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from doors import ROOT, cli
 
-import stilt_mlm
-from asyncsgd.runtime.ranks import Launch, another_speaks
-from asyncsgd.torchrun import accept_nproc, is_torchrun, spell_out
-
-REPOSITORY = Path(__file__).resolve().parents[1]
 TIMEOUT = 90
 needs_entry_point = pytest.mark.skipif(
     all(point.module != "asyncsgd.torchrun" for point in importlib.metadata.entry_points(group="torch.backends")),
@@ -41,9 +36,6 @@ def small(tmp_path_factory):
         f"--data {text} --cache-dir {folder / 'cache'} --runs-dir runs --seq-len 32 --batch-size 4 --vocab-size 512 "
         "--eval-samples 8 --evaluations 1 --samples 48"
     ).split()
-
-
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
@@ -87,78 +79,18 @@ def the_only_run(folder):
     return run, json.loads((run / "summary.json").read_text())
 
 
-@pytest.mark.parametrize(
-    ("typed", "spelt"),
-    [
-        (["a.py", "--nproc", "4"], ["a.py", "--nproc-per-node", "4"]),
-        (["--nproc=4", "a.py"], ["--nproc-per-node=4", "a.py"]),
-        (["a.py", "--nproc="], ["a.py", "--nproc-per-node="]),
-        (["a.py", "--nprocs", "4"], ["a.py", "--nprocs", "4"]),
-        (["a.py", "--nproc-per-node", "4"], ["a.py", "--nproc-per-node", "4"]),
-        (["a.py", "--nproc_per_node=4"], ["a.py", "--nproc_per_node=4"]),
-        (["--", "a.py", "--nproc", "4"], ["--", "a.py", "--nproc", "4"]),
-        (["--nproc", "2", "--", "a.py", "--nproc", "4"], ["--nproc-per-node", "2", "--", "a.py", "--nproc", "4"]),
-        ([], []),
-    ],
-)
-def test_nproc_is_spelt_out_up_to_two_dashes_and_nothing_else_changes(typed, spelt):
-    before = list(typed)
-    assert spell_out(typed) == spelt
-    assert typed == before
-
-
-@pytest.mark.parametrize(
-    ("line", "yes"),
-    [
-        ("python /usr/bin/torchrun a.py", True),
-        ("python -u /v/bin/torchrun a.py", True),
-        ("python -m torch.distributed.run a.py", True),
-        ("python -u -m torch.distributed.run a.py", True),
-        ("python -m pytest torch.distributed.run", False),
-        ("python -m torch.distributed.launch a.py", False),
-        ("python a.py torchrun", False),
-        ("python torchrun_notes.py", False),
-        ("python -m", False),
-        ("python", False),
-    ],
-)
-def test_torchrun_is_told_by_the_interpreters_own_command_line(line, yes):
-    assert is_torchrun(line.split()) is yes
-
-
-def test_torchruns_own_argv_is_rewritten(monkeypatch):
-    monkeypatch.setattr(sys, "orig_argv", ["python", "/usr/bin/torchrun", "a.py", "--nproc", "4"])
-    monkeypatch.setattr(sys, "argv", ["/usr/bin/torchrun", "a.py", "--nproc", "4"])
-    accept_nproc()
-    assert sys.argv == ["/usr/bin/torchrun", "a.py", "--nproc-per-node", "4"]
-
-
-def test_one_process_of_torchruns_starts_the_workers_itself():
-    environment = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    assert Launch.read(environment, 4, nproc_given=True) == Launch(4, None, False)
-    left_over = {"RANK": "3", "MASTER_ADDR": "127.0.0.1"}
-    assert Launch.read(left_over, 4, nproc_given=True) == Launch(4, None, False)
-    assert not another_speaks(left_over)
-
-
-def test_ranks_of_torchruns_are_the_workers_and_nproc_may_repeat_their_number():
-    environment = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_WORLD_SIZE": "2"}
-    assert Launch.read(environment, 4, nproc_given=True) == Launch(4, 3, True)
-    assert Launch.read(environment, 1, nproc_given=False) == Launch(4, 3, True)
-
-
 @pytest.mark.parametrize("rank", ["0", "1"])
-def test_another_number_than_torchruns_exits_with_2_and_rank_0_says_what_to_type(rank, monkeypatch, capsys, tmp_path):
+def test_another_number_than_torchruns_exits_with_2_and_rank_0_says_what_to_type(rank, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     launched = {"WORLD_SIZE": "2", "RANK": rank, "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "::1", "MASTER_PORT": "1"}
     for name, value in launched.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys, "argv", ["stilt_mlm.py", "--mode", "sync", "--nproc", "4"])
-    assert stilt_mlm.main() == 2
+    ended = cli("stilt_mlm.py --mode sync --nproc 4")
+    assert ended.code == 2
     said = (
         "error: the launcher started 2 processes but --nproc is 4; drop --nproc, or type torchrun --nproc-per-node 4\n"
     )
-    assert capsys.readouterr() == ("", said if rank == "0" else "")
+    assert (ended.out, ended.err) == ("", said if rank == "0" else "")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -170,18 +102,18 @@ def test_another_number_than_torchruns_exits_with_2_and_rank_0_says_what_to_type
         ("hogwild", {"WORLD_SIZE": "4", "RANK": "0", "LOCAL_WORLD_SIZE": "2"}, "type --mode sync"),
     ],
 )
-def test_a_mode_that_cannot_use_torchruns_ranks_says_so(mode, environment, said, monkeypatch, capsys):
+def test_a_mode_that_cannot_use_torchruns_ranks_says_so(mode, environment, said, monkeypatch):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys, "argv", ["stilt_mlm.py", "--mode", mode])
-    assert stilt_mlm.main() == 2
-    assert said in capsys.readouterr().err
+    ended = cli(f"stilt_mlm.py --mode {mode}")
+    assert ended.code == 2
+    assert said in ended.err
 
 
 @needs_entry_point
 @pytest.mark.processes
 def test_the_documented_command_trains_with_four_workers(command, small, tmp_path):
-    done = command(TORCHRUN, str(REPOSITORY / "experiments/stilt_mlm.py"), "--mode", "async", "--nproc", "4", *small)
+    done = command(TORCHRUN, str(ROOT / "experiments/stilt_mlm.py"), "--mode", "async", "--nproc", "4", *small)
     assert done.returncode == 0, done.stderr
     run, summary = the_only_run(tmp_path)
     told = [summary[key] for key in ("status", "mode", "num_workers", "num_samples", "num_updates")]
@@ -211,7 +143,7 @@ def test_the_documented_command_trains_with_four_workers(command, small, tmp_pat
     ids=["console script, async", "module, sync", "accelerate, sync"],
 )
 def test_ranks_made_by_torchrun_train_together(start, mode, num_updates, command, small, tmp_path):
-    done = command(*start.split(), str(REPOSITORY / "experiments/stilt_mlm.py"), "--mode", mode, *small)
+    done = command(*start.split(), str(ROOT / "experiments/stilt_mlm.py"), "--mode", mode, *small)
     assert done.returncode == 0, done.stderr
     _, summary = the_only_run(tmp_path)
     told = [summary[key] for key in ("status", "mode", "num_workers", "num_samples", "num_updates")]
@@ -226,7 +158,7 @@ def test_a_run_on_several_hosts_names_the_hardware_of_every_rank(command, small,
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     start = f"{TORCHRUN} --nnodes 2 --master-addr 127.0.0.1 --master-port {port} --nproc-per-node 1"
-    script = f"{REPOSITORY / 'experiments/stilt_mlm.py'} --mode sync {' '.join(small)}"
+    script = f"{ROOT / 'experiments/stilt_mlm.py'} --mode sync {' '.join(small)}"
     hosts = " & ".join(f"{start} --node-rank {number} {script}" for number in (1, 0))
     done = command("bash", "-c", f"export GLOO_SOCKET_IFNAME=lo; {hosts}; wait")
     run, summary = the_only_run(tmp_path)
@@ -258,7 +190,7 @@ def test_ranks_train_any_task(task, flags, mode, num_updates, command, tmp_path)
         ]
         (tmp_path / "table" / f"{side}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     common = f"--mode {mode} --cache-dir cache --seq-len 32 --batch-size 4 --evaluations 1 --samples 48"
-    start = f"{TORCHRUN} --nproc-per-node 2 {REPOSITORY / 'experiments/train.py'} {task} {common} {flags}"
+    start = f"{TORCHRUN} --nproc-per-node 2 {ROOT / 'experiments/train.py'} {task} {common} {flags}"
     done = command(*start.split())
     assert done.returncode == 0, done.stderr
     run, summary = the_only_run(tmp_path)
