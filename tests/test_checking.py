@@ -1,9 +1,8 @@
 """The dry run finds each mistake of a user's own task, names it, and passes what is right."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
+import os
 import random
 import subprocess
 import sys
@@ -12,17 +11,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from doors import ROOT, Task, TensorData, UsageError, check, cli, seeded
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-
-import asyncsgd
-from asyncsgd.errors import UsageError
-from asyncsgd.settings.flags import setting
-from asyncsgd.settings.task import task_flags
-from asyncsgd.tasks.base import Task
-from asyncsgd.tasks.checking import Checked, check, check_main
-from asyncsgd.tasks.tensors import TensorData
 
 X = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
 Y = X @ torch.tensor([1.0, -2.0, 0.5]) + 0.3
@@ -40,7 +32,7 @@ class Regression(Task):
         return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
 
     def model(self, seed):
-        with asyncsgd.seeded(seed):
+        with seeded(seed):
             return self.layers()
 
     def data(self, seed):
@@ -220,7 +212,7 @@ def test_a_right_task_passes_and_the_numbers_are_those_of_its_first_batch():
     task = Regression()
     x, y = task.data(3).batch(0, 0)
     loss = functional.mse_loss(task.model(3)(x)[:, 0], y)
-    assert check(task, seed=3) == Checked(21, (), float(loss.detach()), 8.0, {"main": 7}, ())
+    assert dataclasses.astuple(check(task, seed=3)) == (21, (), float(loss.detach()), 8.0, {"main": 7}, ())
 
 
 def test_tied_weights_frozen_parameters_integer_inputs_and_a_single_tensor_pass():
@@ -329,28 +321,34 @@ def test_global_generators_are_afterwards_as_they_were_before():
     assert [*map(repr, states[1:])] == [repr(np.random.get_state()), repr(random.getstate())]  # noqa: NPY002
 
 
-def test_a_class_of_a_main_that_is_no_file_is_refused_for_processes():
-    check_main(Regression)
-    code = "from asyncsgd.tasks.checking import check_main\nclass Mine: pass\ncheck_main(Mine)"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "from my_task import Mine" in result.stderr
+TRAINS = """
+from doors import Processes, train
+from tasks import Plane
+class Mine(Plane): pass
+train(Mine(), runtime=Processes(1), samples=8, quiet=True)
+"""
 
 
-def test_a_function_that_a_process_runs_may_not_train(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import multiprocessing\nfrom asyncsgd.tasks.checking import refuse_in_worker\nrefuse_in_worker()\n"
-        'multiprocessing.get_context("fork").Process(target=refuse_in_worker).start()'
-    )
-    result = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
-    assert "UsageError: a worker process" in result.stderr
+@pytest.mark.parametrize(
+    ("is_file", "words"),
+    [(False, "from my_task import Mine"), (True, "worker processes import this script, and would train in turn")],
+)
+def test_a_class_of_a_main_that_is_no_file_and_a_file_that_trains_when_it_is_imported_are_refused(
+    is_file, words, tmp_path
+):
+    (tmp_path / "script.py").write_text(TRAINS)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    command = [sys.executable, *([tmp_path / "script.py"] if is_file else ["-c", TRAINS])]
+    assert words in subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stderr
+
+
+@dataclasses.dataclass(frozen=True)
+class Threads(Regression):
+    field: int = 0
+    threads: int = 1
 
 
 def test_a_field_with_the_name_of_a_setting_is_refused():
-    @dataclasses.dataclass(frozen=True)
-    class Threads(Regression):
-        batch_size: int = setting(8, "samples of a gradient")
-        threads: int = setting(1, "threads of the task")
-
-    with pytest.raises(UsageError, match="two settings are called 'threads'"):
-        task_flags(Threads)
+    ended = cli("train.py test_checking:Threads --samples 8")
+    assert ended.code == 2
+    assert "two settings are called 'threads'" in ended.err
