@@ -18,7 +18,7 @@ from asyncsgd.flat import FlatModel, parameters_sha256
 from asyncsgd.packing import Plain
 from asyncsgd.records.events import EVENTS, read_header
 from asyncsgd.runtime.computation import ModelGradients
-from asyncsgd.runtime.log import LoggedArrival, LoggedParts, LogRecord
+from asyncsgd.runtime.log import LogRecord
 from asyncsgd.runtime.replay import Difference, Replay, follows
 from asyncsgd.server import Server
 from asyncsgd.settings.task import task_flags
@@ -62,7 +62,7 @@ def nearest_checkpoint(
             return None
         with open(folder / EVENTS, "rb") as log:
             lines = log.read(found.checkpoint.events_bytes).count(b"\n")
-        after = [record for record in records if record.line > lines or isinstance(record, LoggedParts)]
+        after = [record for record in records if record["line"] > lines or record["kind"] == "parts"]
         state = found.load()
         if follows(state, after):
             return found, state, after
@@ -101,7 +101,7 @@ class PreparedReplay:
         self._facts = facts_of(self.task, setup.seed)
         self._flat = FlatModel(self.task.model(setup.seed))
         device = device_of_worker(setup.device, 0)
-        parts = next((r.before for r in records if isinstance(r, LoggedParts)), setup.micro_batches)
+        parts = next((r["before"] for r in records if r["kind"] == "parts"), setup.micro_batches)
         assignment = dataclasses.replace(setup.assignment(self.task), micro_batches=parts)
         worker = assignment.worker(FlatModel(self.task.model(setup.seed).to(device)))
         optimizer = setup.server_recipe.on(self._flat.parameters, self._flat.layout)
@@ -164,12 +164,12 @@ class PreparedReplay:
 def _check_loss_scales(half: bool, records: Sequence[LogRecord]) -> None:
     """A worker's loss scale depends on everything that it has computed, and the log does not hold all of that."""
     for record in records:
-        if not isinstance(record, LoggedArrival):
+        if record["kind"] != "arrival":
             continue
-        wanted = count_batches(record.batches) if half else 0
-        if len(record.loss_scales) == wanted:
+        wanted, found = count_batches(record["batches"]) if half else 0, len(record["loss_scales"])
+        if found == wanted:
             continue
-        line = f"events.jsonl, line {record.line}: the arrival has {len(record.loss_scales)} loss_scales"
+        line = f"events.jsonl, line {record['line']}: the arrival has {found} loss_scales"
         if not half:
             raise UsageError(
                 f"{line}, which only float16 has, and the run has another --precision; give the log as the run wrote it"

@@ -1,12 +1,10 @@
-"""Replay: re-execute the event log of a parameter-server run in one process, bit for bit.
+"""Replay: the event log of a run as the backend of the one loop, and what happens then beside what the log says.
 
 The log says which worker joined and left when, which version each gradient was computed at, and in what order
 gradients arrived.
 Nothing else decided the run: batches, masks and dropout are functions of (seed, stream, index), and the rule is a
 function of the arrivals. So the same server, fed the same arrivals, must reply the same and end at the same
 parameters. Batches are handed out here as they were in the run, so the log has to name the same ones.
-
-A log may have been edited, or may have lost lines. A line that cannot follow from those before it is a `Difference`.
 
 Every gradient's loss is compared with the loss in the log, to the last bit. It depends on every parameter at which it
 was computed. So the first loss that differs names a version: there, or before it, the two runs first differ. A version
@@ -15,21 +13,30 @@ is kept while a gradient of the log still has to be computed at it, which is one
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
+import json
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor
 
 from asyncsgd.batches import Source, count_batches
-from asyncsgd.dispatcher import Dispatcher
+from asyncsgd.dispatcher import Dispatcher, Launched
+from asyncsgd.evaluation import Measured
 from asyncsgd.packing import Plain, classes_in, unpack
-from asyncsgd.records.events import Membership, Range
+from asyncsgd.records.events import Event, Membership, Record, Taken
+from asyncsgd.runtime.base import Budget
 from asyncsgd.runtime.computation import Computation
-from asyncsgd.runtime.log import LoggedArrival, LoggedParts, LoggedReply, LoggedStarts, LogRecord
-from asyncsgd.server import Outcome, Server
-from asyncsgd.worker import Gradient
+from asyncsgd.runtime.fit import Arrived, Fit, Happened, Joined, Left, Nobody, Sink
+from asyncsgd.runtime.log import LogRecord
+from asyncsgd.runtime.rule_method import RuleMethod
+from asyncsgd.server import Server
+
+COMPARED = ("batches", "weight", "num_samples", "outcome", "uses", "drops", "abandoned", "version", "total_samples")
+"""Keys of a record that the replay's must have with the same value, where the log has them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +46,14 @@ class Difference:
     version: int
     """They differ from this version on, or from an earlier one."""
     message: str
+
+
+class Differs(Exception):
+    """The log cannot follow from what came before: what, and from which version on."""
+
+    def __init__(self, version: int, message: str) -> None:
+        super().__init__(message)
+        self.difference = Difference(version, message)
 
 
 def follows(state: Plain, records: Sequence[LogRecord]) -> bool:
@@ -52,8 +67,8 @@ def follows(state: Plain, records: Sequence[LogRecord]) -> bool:
     launches = unpack(state["dispatcher"]["launches"], classes_in("asyncsgd.dispatcher"))
     flights = {dispatch: launches[worker] for worker, dispatch, *_ in state["server"]["in_flight"]}
     known = {dispatch for dispatch, launch in flights.items() if launch is not None and launch.point is not None}
-    arrivals = [record for record in records if isinstance(record, LoggedArrival)]
-    return all(r.read_version >= state["server"]["version"] or r.dispatch in known for r in arrivals)
+    arrivals = [record for record in records if record["kind"] == "arrival"]
+    return all(r["read_version"] >= state["server"]["version"] or r["dispatch"] in known for r in arrivals)
 
 
 class Replay:
@@ -68,6 +83,10 @@ class Replay:
         check_every: compare every `check_every`-th gradient's loss; every reply is compared.
     """
 
+    present: Sequence[int] = ()
+    """Everybody joins by the log."""
+    now = 0.0
+
     def __init__(
         self,
         server: Server,
@@ -80,11 +99,16 @@ class Replay:
     ) -> None:
         self._server, self._computation = server, computation
         self._dispatcher = Dispatcher(server, batches, num_workers=num_workers, batch_size=1, starts=False)
-        self._num_workers = num_workers
         self._rates: dict[int, float | None] = {}  # by worker, of its local steps: the log's
-        self._records = records
+        arrivals = [place for place, record in enumerate(records) if record["kind"] == "arrival"]
+        last = max(arrivals, default=0)
+        # Who was lost in the last evaluation, or joined in a run that went on from its end: nothing follows.
+        self._records = collections.deque(
+            record for place, record in enumerate(records) if place <= last or record.get("uses")
+        )
+        self._record: LogRecord = {}  # what happens now
         self._check_every = check_every
-        self._readers = collections.Counter(r.read_version for r in records if isinstance(r, LoggedArrival))
+        self._readers = collections.Counter(records[place]["read_version"] for place in arrivals)
         self._kept: dict[int, Tensor] = {}
         self.num_checked = 0
 
@@ -104,133 +128,96 @@ class Replay:
         Args:
             until: stop as soon as the server has this version.
         """
+        server = self._server
+        sink = Sink(self._compare, stop_requested=lambda: until is not None and server.version >= until)
+        try:
+            Fit(RuleMethod(self._dispatcher, lambda: 0.0), self, Budget(), 1, sink).run()
+        except Differs as differs:
+            return differs.difference
+        return None
+
+    def running(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def evaluate(self, parameters: Tensor) -> Measured:
+        """Evaluations change nothing, so they are left out."""
+        return Measured(0.0)
+
+    def state_dict(self) -> Plain:
+        return {}
+
+    def load_state_dict(self, state: Plain) -> None:
+        pass
+
+    def next(self, until: float) -> Happened | None:
         self._keep()
-        end = max((place for place, record in enumerate(self._records) if isinstance(record, LoggedArrival)), default=0)
-        for place, record in enumerate(self._records):
-            if until is not None and self._server.version >= until:
-                return None
-            if place > end and isinstance(record, LoggedReply) and not record.uses:
-                continue  # lost in the last evaluation, or joined in a run that went on from its end: nothing follows
-            if isinstance(record, LoggedParts):
-                self._computation.cut_into(record.micro_batches)
+        while self._records:
+            self._record = record = self._records.popleft()
+            kind = record["kind"]
+            if kind == "arrival":
+                return self._arrived(record)
+            if kind == "join":
+                return Joined(record["worker"])
+            if kind == "leave":
+                self._computation.forget(record["worker"])
+                return Left(record["worker"], record.get("reason", ""))
+            if kind == "parts":
+                self._computation.cut_into(record["micro_batches"])
                 continue
-            difference = self._take(record) or self._compare_counts(record)
-            if difference is not None:
-                return difference
-            self._keep()
-        return None
+            if kind == "extend":  # what the rule had asked for before is started now
+                self.follow(Launched((), ()))
+            self._check(record, {"version": self._server.version, "total_samples": self._server.num_samples})
+        raise Nobody("the log ends")
 
-    def _take(self, record: LogRecord) -> Difference | None:
-        if not isinstance(record, LoggedStarts):
-            return None  # an evaluation changes nothing
-        followed: Outcome | Membership | Difference | None = None
-        if not isinstance(record, LoggedReply):
-            pass  # what the rule had asked for before is started now
-        elif isinstance(record, LoggedArrival):
-            followed = self._arrive(record)
-        elif record.kind == "join":
-            followed = self._join(record)
-        else:
-            _, followed = self._dispatcher.leave(record.worker)
-            self._computation.forget(record.worker)
-        if isinstance(followed, Difference):
-            return followed
-        for started in record.started:
-            difference = self._start(*started)
-            if difference is not None:
-                return difference
-        return self._compare_reply(record, followed) if isinstance(record, LoggedReply) and followed else None
-
-    def _join(self, record: LoggedReply) -> Membership | Difference:
-        worker = record.worker
-        if worker >= self._num_workers:
-            return self._parts(f"worker {worker} joins, the run had {self._num_workers}, from 0 on")
-        if worker in self._server.workers:
-            return self._parts(f"worker {worker} joins, which has joined already")
-        return self._dispatcher.join(worker)[1]
-
-    def _start(
-        self, worker: int, dispatch: int, batches: tuple[Range, ...], learning_rate: float | None
-    ) -> Difference | None:
-        """Start what the log started, if the rule asked for it here and these batches are the next."""
-        if not self._dispatcher.waits(worker):
-            return self._parts(f"dispatch {dispatch} of worker {worker} was not started here")
-        # A round that the budget cuts short has fewer; the loss of its gradient tells whether it was so.
-        here = self._dispatcher.start(worker, count_batches(batches))
-        expected = () if here is None else self._dispatcher.batches_of(worker)
-        if here is None or expected != batches:
-            return self._parts(f"dispatch {dispatch} of worker {worker} gets batches {expected}, the log has {batches}")
-        if here != dispatch:
-            return self._parts(f"worker {worker} starts dispatch {here}, the log has {dispatch}")
-        self._rates[worker] = learning_rate
-        return None
-
-    def _arrive(self, record: LoggedArrival) -> Outcome | Difference:
-        worker, dispatch, version = record.worker, record.dispatch, record.read_version
+    def _arrived(self, record: LogRecord) -> Arrived:
+        worker, dispatch, version = record["worker"], record["dispatch"], record["read_version"]
         if not self._server.is_in_flight(worker, dispatch):
-            return self._parts(f"dispatch {dispatch} of worker {worker} arrives, which is not in flight")
+            raise self._differs(f"dispatch {dispatch} of worker {worker} arrives, which is not in flight")
         launch, batches = self._dispatcher.launch_of(worker), self._dispatcher.batches_of(worker)
-        if batches != record.batches:
-            return self._parts(f"dispatch {dispatch} has batches {batches}, the log has {record.batches}")
         start = self._kept.get(version) if launch.point is None else launch.point
         newest = self._server.version if launch.point is None else launch.version
         if start is None or not launch.version <= version <= newest:
-            return self._parts(
+            raise self._differs(
                 f"dispatch {dispatch} was started at version {launch.version} and arrives now, but the log says that "
                 f"it has read version {version}"
             )
         self._readers[version] -= 1
-        gradient = self._computation.compute(worker, batches, start, self._rates[worker], record.loss_scales)
-        difference = self._compare_gradient(record, gradient)
-        if difference is not None:
-            return difference
-        vector = self._computation.gradient
-        return self._dispatcher.arrive(worker, dispatch, version, vector, gradient, record.flight_seconds).outcome
+        gradient = self._computation.compute(worker, batches, start, self._rates[worker], record["loss_scales"])
+        if dispatch % self._check_every == 0:
+            self.num_checked += 1
+            here = gradient.loss if math.isfinite(gradient.loss) else None  # JSON has no nan
+            if here != record.get("loss"):
+                what = f"the loss of dispatch {dispatch} at version {version} is {here!r}"
+                raise Differs(version, f"{what}, the log has {record.get('loss')!r}")
+        vector, seconds = self._computation.gradient, record["flight_seconds"]
+        return Arrived(worker, dispatch, version, vector, gradient, seconds, Taken())
 
-    def _compare_gradient(self, record: LoggedArrival, gradient: Gradient) -> Difference | None:
-        if record.dispatch % self._check_every:
-            return None
-        self.num_checked += 1
-        pairs: list[tuple[str, float | None, float | None]] = [
-            ("loss", gradient.loss if math.isfinite(gradient.loss) else None, record.loss)  # JSON has no nan
-        ]
-        counts = (("weight", gradient.weight, record.weight), ("num_samples", gradient.num_samples, record.num_samples))
-        pairs += [pair for pair in counts if pair[2] is not None]
-        for name, here, logged in pairs:
-            if here != logged:
-                version = record.read_version
-                what = f"the {name} of dispatch {record.dispatch} at version {version} is {here!r}"
-                return Difference(version, f"{what}, the log has {logged!r}")
-        return None
-
-    def _compare_reply(self, record: LoggedReply, outcome: Outcome | Membership) -> Difference | None:
-        """The rule's reply beside the one in the log."""
-        pairs: list[tuple[str, Any, Any]] = [
-            ("uses", outcome.uses, record.uses),
-            ("drops", outcome.drops, record.drops),
-            ("abandoned", outcome.abandoned, record.abandoned),
-        ]
-        if isinstance(record, LoggedArrival) and isinstance(outcome, Outcome):
-            pairs.append(("outcome", outcome.outcome, record.outcome))
-        for name, here, logged in pairs:
-            if logged is not None and here != logged:
-                return self._parts(
-                    f"at {record.kind} of worker {record.worker}, {name} is {here}, the log has {logged}"
+    def follow(self, launched: Launched, abandoned: tuple[int, ...] = (), lost: tuple[int, ...] = ()) -> None:
+        """Start what the log started, if the rule asked for it here and these batches are the next."""
+        for worker, dispatch, batches, learning_rate in self._record["started"]:
+            if not self._dispatcher.waits(worker):
+                raise self._differs(f"dispatch {dispatch} of worker {worker} was not started here")
+            # A round that the budget cuts short has fewer; the loss of its gradient tells whether it was so.
+            here = self._dispatcher.start(worker, count_batches(batches))
+            expected = () if here is None else self._dispatcher.batches_of(worker)
+            if (here, expected) != (dispatch, batches):
+                raise self._differs(
+                    f"worker {worker} starts dispatch {here} with batches {expected}, the log has {dispatch}, {batches}"
                 )
-        return None
+            self._rates[worker] = learning_rate
 
-    def _compare_counts(self, record: LogRecord) -> Difference | None:
-        if self._server.version != record.version:
-            return self._parts(f"after line {record.line} the log has version {record.version}")
-        if record.total_samples is not None and self._server.num_samples != record.total_samples:
-            return self._parts(
-                f"after line {record.line} {self._server.num_samples} samples have arrived, the log has "
-                f"{record.total_samples}"
-            )
-        return None
+    def _compare(self, record: Record) -> None:
+        """The record of what happened here beside the one in the log."""
+        if isinstance(record, Event | Membership):
+            self._check(self._record, vars(record))
 
-    def _parts(self, what: str) -> Difference:
-        return Difference(self._server.version, f"at version {self._server.version}: {what}")
+    def _check(self, logged: LogRecord, here: dict[str, Any]) -> None:
+        for name in COMPARED:
+            if logged.get(name) is not None and name in here and json.dumps(here[name]) != json.dumps(logged[name]):
+                raise self._differs(f"{name} of line {logged['line']} is {here[name]}, the log has {logged[name]}")
+
+    def _differs(self, what: str) -> Differs:
+        return Differs(self._server.version, f"at version {self._server.version}: {what}")
 
     def _keep(self) -> None:
         """Keep the current version while the log still reads it, and forget those it does not."""
