@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from asyncsgd.errors import UsageError
 from asyncsgd.recorded_run import read_of_run
@@ -123,10 +124,8 @@ def curve(folder: Path, column: str) -> Curve:
 
 def at(points: Curve, x: float) -> float | None:
     """The loss at `x`, on straight lines between evaluations; None outside of them."""
-    for (x0, y0), (x1, y1) in itertools.pairwise(points):
-        if x0 <= x <= x1:
-            return y0 if x1 == x0 else y0 + (y1 - y0) * (x - x0) / (x1 - x0)
-    return None
+    xs, losses = zip(*points, strict=True)
+    return float(np.interp(x, xs, losses)) if xs[0] <= x <= xs[-1] else None
 
 
 def first_at_or_below(points: Curve, loss: float) -> float | None:
@@ -138,9 +137,9 @@ def first_at_or_below(points: Curve, loss: float) -> float | None:
 
 
 def table(rows: list[tuple[str, float | None, float | None]]) -> str:
-    show: Callable[[float | None], str] = lambda value: "-" if value is None else f"{value:.4g}"  # noqa: E731
     lines = ["| | measured | predicted | predicted / measured |", "|---|---|---|---|"]
     for name, measured, predicted in rows:
         ratio = predicted / measured if measured and predicted is not None else None
-        lines.append(f"| {name} | {show(measured)} | {show(predicted)} | {show(ratio)} |")
+        numbers = ("-" if value is None else f"{value:.4g}" for value in (measured, predicted, ratio))
+        lines.append(f"| {name} | {' | '.join(numbers)} |")
     return "\n".join(lines)

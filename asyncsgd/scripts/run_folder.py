@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, TextIO, TypeVar
+from typing import Any, TextIO, cast
 
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import DONE, EVENTS, FAILED, INTERRUPTED, read_events
 from asyncsgd.records.run_folder import RunFolder, own, write_text
 from asyncsgd.settings.flags import Flags
 from asyncsgd.settings.task import task_flags
-from asyncsgd.settings.training import Output
-
-
-class HasOutput(Protocol):
-    """Settings that say where their run is written."""
-
-    @property
-    def output(self) -> Output: ...
-
-
-S = TypeVar("S", bound=HasOutput)
 
 CHECKPOINTS = "checkpoints"
 """See `asyncsgd.checkpoints`."""
@@ -37,42 +27,30 @@ _TORN_SETTINGS = "settings.yaml.partial"
 
 
 def open_run_folder(experiment: str, settings: Any, command: str) -> RunFolder:
-    """Make the folder of a run and write its settings; see `open_folder`.
-
-    Args:
-        settings: of `asyncsgd.settings.task.task_flags`.
-    """
-    task, job = settings.task, settings.job
-    kind: Any = type(task)
-    flags = task_flags(kind)
-    name = f"{experiment}-{job.mode}-w{job.nproc}-s{job.seed}-{flags.settings_hash(settings)}"
-    return open_folder(name, flags, settings, command, task=task.name, better=task.better)
-
-
-def open_folder(
-    name: str, flags: Flags[S], settings: S, command: str, *, task: str | None, better: Mapping[str, str]
-) -> RunFolder:
-    """Make a run's folder and write its settings, or open that of a run that goes on.
+    """Make the folder of a run and write its settings, or open that of a run that goes on.
 
     With ``--resume`` the run in that folder goes on from its last checkpoint. So does one that ``--run-dir`` names, if
     it has a checkpoint and is not DONE.
 
-    Without ``--run-dir`` the folder is called `name`, and a repetition gets the next number behind it. With it, the
-    folder must be new, or hold a run that has not trained, or hold a run with the same settings that is not DONE. An
-    earlier run is kept under another name. With ``--overwrite`` the folder may hold any run that is not still going.
+    Without ``--run-dir`` the folder is called after the experiment and the settings, and a repetition gets the next
+    number behind it. With it, the folder must be new, or hold a run that has not trained, or hold a run with the same
+    settings that is not DONE. An earlier run is kept under another name. With ``--overwrite`` the folder may hold any
+    run that is not still going.
 
     Args:
-        flags: of the settings' class.
-        task, better: for the header of the records; see `RunFolder`.
+        settings: of `asyncsgd.settings.task.task_flags`.
 
     Raises:
         UsageError: if the folder holds another run, has no checkpoint to go on from, or cannot be written.
     """
-    output = settings.output
+    task, job, output, kind = settings.task, settings.job, settings.output, cast("Any", type(settings.task))
+    flags = task_flags(kind)
     try:
         if (resumes := _resumes(flags, settings)) is not None:
-            return _open_again(resumes, flags, settings, command)
+            text = flags.to_yaml(settings, comment=f"{command}\nwhich made an earlier run longer", places=False)
+            return open_again(resumes, _differences(resumes, flags, settings), text)
         if output.run_dir is None:
+            name = f"{experiment}-{job.mode}-w{job.nproc}-s{job.seed}-{flags.settings_hash(settings)}"
             path = free_folder(Path(output.runs_dir), name)
             events = own(path)
         else:
@@ -83,7 +61,7 @@ def open_folder(
             comment = f"{command}\nto run this again: --config {shlex.quote(str(path / 'settings.yaml'))}"
             # Written whole or not at all. If this process is killed from here on, the folder says which run it holds.
             write_text(path / "settings.yaml", flags.to_yaml(settings, comment=comment, places=False))
-            folder = RunFolder(path, events, task=task, better=better)
+            folder = RunFolder(path, events, task=task.name, better=task.better)
             undo.pop_all()
     except OSError as error:
         where, flag = (output.runs_dir, "--runs-dir") if output.run_dir is None else (output.run_dir, "--run-dir")
@@ -91,13 +69,11 @@ def open_folder(
     return folder
 
 
-def _resumes(flags: Flags[S], settings: S) -> Path | None:
+def _resumes(flags: Flags[Any], settings: Any) -> Path | None:
     """The folder of the run that goes on, if one does."""
     output = settings.output
-    if output.resume is not None:
-        return Path(output.resume)
-    if output.run_dir is None or output.overwrite:
-        return None
+    if output.resume is not None or output.run_dir is None or output.overwrite:
+        return None if output.resume is None else Path(output.resume)
     path = Path(output.run_dir)
     begun = any(path.glob(_DESCRIPTIONS)) and (path / "settings.yaml").is_file()
     if not begun or _summary(path).get("status") == DONE or _differences(path, flags, settings):
@@ -105,13 +81,7 @@ def _resumes(flags: Flags[S], settings: S) -> Path | None:
     return path
 
 
-def _open_again(path: Path, flags: Flags[S], settings: S, command: str) -> RunFolder:
-    comment = f"{command}\nwhich made an earlier run longer"
-    settings_yaml = flags.to_yaml(settings, comment=comment, places=False)
-    return open_again(path, _differences(path, flags, settings), settings_yaml)
-
-
-def _differences(path: Path, flags: Flags[S], settings: S) -> list[tuple[str, object, object]]:
+def _differences(path: Path, flags: Flags[Any], settings: Any) -> list[tuple[str, object, object]]:
     """The settings that are not those of the run in `path`: name, value there, value here."""
     old = flags.make(flags.load_yaml(path / "settings.yaml"))
     return flags.differing_keys(flags.flatten(old), flags.flatten(settings))
@@ -159,19 +129,16 @@ def _grows(key: str, was: object, wanted: object) -> bool:
 def free_folder(parent: Path, name: str) -> Path:
     """Make a new folder below `parent`, called `name` or, where that is there already, `name` and a number."""
     parent.mkdir(parents=True, exist_ok=True)
-    number = 1
-    while True:
+    for number in itertools.count(1):
         path = parent / (name if number == 1 else f"{name}-{number}")
-        try:
+        with contextlib.suppress(FileExistsError):
             path.mkdir()
-        except FileExistsError:
-            number += 1
-            continue
-        return path
+            break
+    return path
 
 
-def _take(path: Path, flags: Flags[S], settings: S) -> TextIO:
-    """Own the folder at `path`, after what lies there was set aside; see `open_folder` and `own`."""
+def _take(path: Path, flags: Flags[Any], settings: Any) -> TextIO:
+    """Own the folder at `path`, after what lies there was set aside; see `open_run_folder` and `own`."""
     is_run = (path / "settings.yaml").is_file()
     begun = path.is_dir() and all(
         inside.name == EVENTS or inside.name.startswith(_TORN_SETTINGS) for inside in path.iterdir()
@@ -192,7 +159,7 @@ def _take(path: Path, flags: Flags[S], settings: S) -> TextIO:
         return own(path)
 
 
-def _refuse_to_replace(path: Path, flags: Flags[S], settings: S) -> None:
+def _refuse_to_replace(path: Path, flags: Flags[Any], settings: Any) -> None:
     status = _summary(path).get("status")
     if status in (None, FAILED, INTERRUPTED) and not has_trained(path):
         return  # e.g. a mistyped command: it has left nothing worth keeping
@@ -215,35 +182,19 @@ def has_trained(path: Path) -> bool:
         return True  # damaged: somebody should look at it
 
 
-@contextlib.contextmanager
-def owned(path: Path) -> Iterator[None]:
-    """Own the run folder at `path` meanwhile; nothing happens where there is none.
-
-    Raises:
-        UsageError: if a live run owns it.
-    """
-    if not (path / EVENTS).is_file():
-        yield
-        return
-    with own(path):
-        yield
-
-
 def set_aside(path: Path) -> Path:
     """Rename what is there rather than write over it; return its new name, ``....before-N``.
 
     Raises:
         UsageError: if a live run owns it.
     """
-    with owned(path):
+    with own(path) if (path / EVENTS).is_file() else contextlib.nullcontext():
         return _rename(path)
 
 
 def _rename(path: Path) -> Path:
-    number = 1
-    while (aside := path.with_name(f"{path.name}.before-{number}")).exists():
-        number += 1
-    return path.rename(aside)
+    names = (path.with_name(f"{path.name}.before-{number}") for number in itertools.count(1))
+    return path.rename(next(name for name in names if not name.exists()))
 
 
 def _summary(path: Path) -> dict[str, Any]:
