@@ -71,6 +71,7 @@ def test_the_example_trains_and_replays_without_transformers(typed, tmp_path):
     printed = typed("python mine.py")
     assert printed.count(" DONE ") == 12
     assert printed.splitlines()[-1].startswith("Replayed(identical=True")
+    assert typed("python -m asyncsgd replay spirals/async-s1 --task mine:Spirals").endswith("identical\n")
 
 
 def test_without_the_guard_one_message_says_what_is_missing(tmp_path):

@@ -38,9 +38,11 @@ def replay(arguments: argparse.Namespace) -> int:
     if arguments.check_every < 1:
         raise UsageError(f"--check-every must be 1 or more, got {arguments.check_every}")
     summary = summary_to_replay(arguments.run_dir)
-    simulated = read_of_run(arguments.run_dir, "settings.yaml").get("simulate")
-    if simulated is not None:
-        return replay_simulation(arguments, simulated, summary)
+    settings = read_of_run(arguments.run_dir, "settings.yaml")
+    if "simulate" in settings:
+        return replay_simulation(arguments, settings["simulate"], summary)
+    if "task_class" in settings:
+        return replay_from_python(arguments, settings, summary)
 
     from asyncsgd.replaying import PreparedReplay, experiment_of_run, nearest_checkpoint
     from asyncsgd.runtime.log import read_log
@@ -70,6 +72,25 @@ def replay(arguments: argparse.Namespace) -> int:
         print(f"saved      the model of version {arguments.to} in {folder}")
         return 0
     return verdict(summary, prepared.parameters_sha256, prepared.num_samples, prepared.version)
+
+
+def replay_from_python(arguments: argparse.Namespace, settings: dict[str, Any], summary: dict[str, Any]) -> int:
+    """A run of `asyncsgd.train`."""
+    from asyncsgd import api
+    from asyncsgd.scripts.task import class_named
+
+    if arguments.to is not None or arguments.out is not None or arguments.check_every != 1:
+        raise UsageError("--to, --out and --check-every are for runs of a script; drop them")
+    task: Any = None if arguments.task is None else class_named(arguments.task)
+    module, name = settings["task_class"].removeprefix("__main__").split(":")
+    if task is None and not module:
+        raise UsageError(f"the run's task was defined in the script that was run; type --task FILE:{name}")
+    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in settings["task_fields"].items()}
+    done = api.replay(arguments.run_dir, None if task is None else task(**fields), cache=arguments.cache_dir)
+    print(f"updates    {done.num_updates} replayed, {done.num_checked} losses compared")
+    print(f"recorded   {summary['parameters_sha256']}\nreplayed   {done.parameters_sha256}")
+    print("identical" if done.identical else f"different  {done.difference}")
+    return 0 if done.identical else 1
 
 
 def replay_simulation(arguments: argparse.Namespace, settings: dict[str, Any], summary: dict[str, Any]) -> int:
