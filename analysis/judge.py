@@ -11,7 +11,7 @@ import pandas as pd
 
 from analysis import stats
 from analysis.pairs import Measure, Pairs, Values, pairs_of
-from analysis.questions import BASELINE, Plan, exploratory, groups, is_primary
+from analysis.questions import BASELINE, TIMES, Plan, exploratory, groups, is_primary
 from analysis.scores import scores_of
 from asyncsgd.study.finetuning import SCORES
 
@@ -53,6 +53,8 @@ TESTS = {
     "target": "loss to reach",
     "budget": "second up to which times are compared",
     "common": "whether every run was given the budget",
+    "cut_short": "whether the budget is where a run ended that had not reached the target",
+    "longest": "second at which the last run ended",
     "reached": "runs of treatment and reference that were at the target by then",
     "later": "runs that were there after it",
     "word": "better, worse, equivalent, different but negligible, undecided, too few seeds or not comparable",
@@ -67,8 +69,9 @@ IN_SECONDS = (*TO_THE_TARGET, "loss_at_equal_seconds")
 ON_MARGIN = ("equivalent", "different but negligible")
 """The words that rest on the margin."""
 DECIDED = ("better", "worse", *ON_MARGIN)
-WIDEST, EXPLAINED = 0.5, 0.1
-"""Margins as shares of the reference's improvement: never above the first, above the second only with a reason."""
+WIDEST, EXPLAINED, LEAST_WORDS = 0.5, 0.1, 3
+"""Margins as shares of the reference's improvement: never above the first, above the second only with a reason of so
+many words. A difference above the second is never called negligible."""
 AFTERWARDS = 0.95
 """Where no target was declared: this share of the improvement of the reference's own runs, which is exploratory."""
 AFTER_OTHERS = "the interval alone shows no difference: Holm's method found it after others of its family"
@@ -109,6 +112,39 @@ def target_of(pairs: Pairs, measure: Measure, plan: Plan) -> tuple[float | None,
         return None, False
     first, best = np.mean([y[0] for y in losses]), np.mean([y.min() for y in losses])
     return (float(first - AFTERWARDS * (first - best)), False) if best < first else (None, False)
+
+
+SHARES, LARGE_SPREAD = (0.25, 0.5, 0.8, 0.9, 0.95, 0.98), 1.25
+"""Shares of the reference's improvement whose targets are looked at; two of them disagree where one speed-up is so many
+times the other."""
+
+
+def other_targets(pairs: Pairs, measure: Measure, plan: Plan) -> list[str]:
+    """The two targets at which the speed-up differs most, where all runs reached them and the intervals are apart."""
+    alive = pairs.theirs[~pairs.theirs["diverged"]]
+    losses = [y for run in alive["run"] if len(y := measure.curve(run, "samples")[1])]
+    if len(pairs.ours) < stats.MINIMUM_PAIRS or not losses:
+        return []
+    pilots = (plan.registered.get("pilots") or {}).get(pairs.reference) or {}
+    first = pilots.get("first_loss", np.mean([y[0] for y in losses]))
+    best = pilots.get("best_loss", np.mean([y.min() for y in losses]))
+    found = []
+    for share in SHARES:
+        values = measure.times(pairs, first - share * (first - best))
+        if len(values.ours) and np.isfinite(values.crossed).all() and values.ours.min() > 0:
+            found.append((stats.sign_flip(values.ours, values.theirs, ratio=True)[1], share))
+    if not found:
+        return []
+    most, least = max(found), min(found)
+    if not most[0].low > least[0].high or most[0].estimate < LARGE_SPREAD * least[0].estimate:
+        return []
+    told = " and ".join(f"{sooner(one)} at {100 * share:g} % of the improvement" for one, share in (most, least))
+    return [f"This depends on the target: {told}."]
+
+
+def sooner(ratio: stats.Interval) -> str:
+    """A ratio of times in words, above 1 either way."""
+    return f"{max(ratio.estimate, 1 / ratio.estimate):.2f}{TIMES} {'sooner' if ratio.estimate >= 1 else 'later'}"
 
 
 def _of_pairs(pairs: Pairs, measure: Measure, arms: pd.DataFrame, plan: Plan) -> list[dict[str, Any]]:
@@ -184,6 +220,8 @@ def _question(
         "target": math.nan,
         "budget": values.budget,
         "common": values.common,
+        "cut_short": values.cut_short,
+        "longest": values.longest,
         "reached": tuple(int((crossed[:, side] <= values.budget).sum()) for side in sides) if timed else (0, 0),
         "later": tuple(
             int(((values.budget < crossed[:, side]) & np.isfinite(crossed[:, side])).sum()) for side in sides
@@ -191,7 +229,7 @@ def _question(
         if timed
         else (0, 0),
         "nothing": pairs.unlike or values.nothing,
-        "unlike": bool(pairs.unlike) or apart,
+        "unlike": bool(pairs.unlike) or apart or values.unlike,
         "left_out": pairs.left_out,
         "notes": (*pairs.notes, *values.notes),
         "caveats": caveats,
@@ -275,7 +313,7 @@ def refused(margin: float, gained: float, reason: str) -> str:
     share = f"the margin of ±{margin:.3g} is {100 * margin / gained:.0f} % of the reference's improvement"
     if margin > WIDEST * gained:
         return f"{share}, too wide to mean anything"
-    if margin > EXPLAINED * gained and not reason:
+    if margin > EXPLAINED * gained and len(reason.split()) < LEAST_WORDS:
         return f"{share}, and the plan gives no reason for it (margin_reasons)"
     return ""
 
@@ -297,22 +335,25 @@ def word(row: dict[str, Any]) -> tuple[str, str]:
     if row["p_equal"] < alpha:
         level = f"{100 * (1 - 2 * alpha / row['family_size']):.3g} % interval"
         inside = f"the {level} [{row['equal_low']:.3g}, {row['equal_high']:.3g}] lies inside ±{row['margin']:.3g}"
-        if differs and (row["equal_low"] > 0 or row["equal_high"] < 0):
+        if not differs or row["equal_low"] <= 0 <= row["equal_high"]:
+            return "equivalent", f"{inside}; {text}"
+        if not abs(row["estimate"]) > EXPLAINED * row["gained"]:
             return "different but negligible", f"{text}, but {inside}"
-        return "equivalent", f"{inside}; {text}"
+        share = f"{100 * abs(row['estimate']) / row['gained']:.0f} % of the reference's improvement"
+        more = f"; within the margin of ±{row['margin']:.3g}, but {share}"
     if differs:
         found = "better" if (row["direction"] < 0) == row["lower"] else "worse"
         return found, f"{text} < {alpha:g}, {'lower' if row['lower'] else 'higher'} is better{more}"
-    if hopeless := hopeless_because(row):
+    if hopeless := hopeless_because(n, row["family_size"], row["least_p"], alpha):
         return "undecided", f"{text}; {hopeless}{more}"
     effect = stats.detectable_effect(n, alpha / row["family_size"])
     found = f"with {n} pairs this test finds a difference of {effect:.2f} SD of the differences in 80 % of studies"
     return "undecided", "; ".join([text, *[found] * (row["test"] != "signed rank")]) + more
 
 
-def hopeless_because(row: Any) -> str:
+def hopeless_because(n: int, family_size: int, least_p: float, alpha: float) -> str:
     """Why so few pairs can show nothing in a family so large; empty where they can."""
-    if not row["least_p"] >= row["alpha"]:
+    if not least_p >= alpha:
         return ""
-    family = f" and {row['family_size']} comparisons" if row["family_size"] > 1 else ""
-    return f"no difference of any size can be found with {row['n']} pairs{family}"
+    family = f" and {family_size} comparisons" if family_size > 1 else ""
+    return f"no difference of any size can be found with {n} pairs{family}"

@@ -10,23 +10,23 @@ on the virtual clock and older ones have none).
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from analysis.commands import carried_out
-from analysis.compare import Statistic, counted, drawn
+from analysis.compare import counted
 from analysis.findings.lab_notes import REFERENCE, SOURCE, Ratios, ReferenceRow, reference_ratios, row_beside
-from analysis.report.tables.text import MISSING
-from asyncsgd.records.events import read_json
 
 if TYPE_CHECKING:  # pandas takes a second to import, which --help and a typing error should not
-    from analysis.study.run import Run
-    from analysis.study.types import Arm, Study, StudyRun
+    import pandas as pd
+
+    from analysis.questions import Plan
+
+MISSING = "-"
 
 EXAMPLE = """\
 examples:
@@ -51,28 +51,27 @@ AGREES = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class NotesRow:
+class NotesRow(NamedTuple):
     """One row of the table."""
 
     mode: str
     num_workers: int | None
     batch_size: int | None
     clock: str
-    settings: tuple[tuple[str, str], ...]
-    """(key, value) of the arm's other settings; those in which no rows of one clock differ are not shown."""
+    settings: Mapping[str, str]
+    """The arm's other settings; those in which no rows of one clock differ are not shown."""
     num_done: int
     num_all: int
     num_diverged: int
     device: str
     """What the processes computed on: ``2 cores``, ``4 GPUs``; ``virtual`` where one process computes for all."""
     num_devices: int | None
-    exact_loss: Statistic
-    worker_losses: tuple[float, ...]
+    losses: Sequence[float]
+    worker_losses: Sequence[float]
     """Of each process the mean over runs, each on its own share; empty where no run recorded any."""
-    seconds: Statistic
-    timing_notes: tuple[str, ...]
-    by_seed: Mapping[int, tuple[float, float]]
+    seconds: Sequence[float]
+    timing_notes: Sequence[str]
+    by_seed: Mapping[float, tuple[float, float]]
     """Loss and seconds of the runs with both."""
 
     @property
@@ -80,8 +79,7 @@ class NotesRow:
         return row_beside(self.mode, self.num_workers, self.batch_size, self.num_devices)
 
 
-@dataclasses.dataclass(frozen=True)
-class Notes:
+class Notes(NamedTuple):
     """The table and the lines under it."""
 
     rows: tuple[NotesRow, ...]
@@ -94,116 +92,101 @@ class Notes:
         return tuple(row for row in REFERENCE if row not in beside)
 
 
-def lab_notes(study: Study) -> Notes:
+def lab_notes(runs: pd.DataFrame, plan: Plan) -> Notes:
     """Make the table of a study: the test runs of a sweep, or all pretraining runs of a plain folder.
 
     Only runs with status DONE are in a mean; first replicates only, so that every seed counts once.
     """
-    rows = tuple(
-        row for arm in study.arms if (runs := study.of("test", arm.name)) and (row := _row(arm, runs)) is not None
-    )
+    tests = runs[(runs["stage"] == "test") & (runs["replicate"] == 0) & (runs["status"] != "UNREADABLE")]
+    order = list(plan.arms) or sorted(tests["arm"].unique(), key=_order)
+    arms = dict(iter(tests.groupby("arm", sort=False)))
+    rows = tuple(_row(arms[arm]) for arm in order if arm in arms)
     lines = [PERPLEXITY, PER_PROCESS if any(row.worker_losses for row in rows) else EXACT_ONLY, THE_NOTES]
-    lines += _warnings(study, rows)
-    return Notes(rows, tuple(lines))
+    return Notes(rows, (*lines, *_warnings(runs, plan, rows)))
 
 
-def _row(arm: Arm, runs: Sequence[StudyRun]) -> NotesRow | None:
-    from analysis.study.machines import timing_notes
+def _order(arm: str) -> tuple[int, str]:
+    modes = ("single", "sync", "pipeline", "async")
+    return next((place for place, mode in enumerate(modes) if arm.startswith(mode)), len(modes)), arm
 
-    first = [run for run in runs if run.replicate == 0]
-    done = [run.run for run in first if run.run is not None and run.run.done and not run.diverged]
-    recorded = [losses for run in done if (losses := _worker_losses(run))]
-    keys = {key: value for key, value in arm.settings.items() if key not in _IN_OTHER_COLUMNS}
-    rates = sorted({run.learning_rate for run in done if run.learning_rate is not None})
-    if len(rates) == 1:
-        keys["learning_rate"] = rates[0]
-    device, num_devices = _devices(arm, done)
-    several_gpus = keys.pop("data_parallel", False) and device.endswith("GPUs")
+
+def _row(runs: pd.DataFrame) -> NotesRow:
+    from analysis.pairs import timing_caveats
+    from analysis.places import NOT_OF_AN_ARM
+
+    first, done = runs.iloc[0], runs[(runs["status"] == "DONE") & ~runs["diverged"]]
+    recorded = [told for one in done["details"] if _known(told := one.get("worker_losses"))]
+    settings = {key: value for key, value in first["settings"].items() if key not in NOT_OF_AN_ARM}
+    if done["learning_rate"].nunique() != 1:
+        settings.pop("learning_rate", None)
+    device, number = _devices(runs)
+    several = settings.pop("data_parallel", False) and device.endswith("GPUs")
+    known = done.dropna(subset=["loss", "seconds"])
     return NotesRow(
-        mode="DataParallel" if several_gpus else arm.algorithm,
-        num_workers=arm.num_workers,
-        batch_size=arm.batch_size,
-        clock=arm.clock,
-        settings=tuple(
-            (key, f"{value:g}" if isinstance(value, float) else str(value)) for key, value in sorted(keys.items())
-        ),
+        mode="DataParallel" if several else first["algorithm"],
+        num_workers=_whole(first["workers"]),
+        batch_size=_whole(first["batch_size"]),
+        clock=first["clock"],
+        settings={key: f"{one:g}" if isinstance(one, float) else str(one) for key, one in sorted(settings.items())},
         num_done=len(done),
-        num_all=len(first),
-        num_diverged=sum(run.diverged for run in first),
+        num_all=len(runs),
+        num_diverged=int(runs["diverged"].sum()),
         device=device,
-        num_devices=num_devices,
-        exact_loss=Statistic.of(run.summary.get("final_eval_loss") for run in done),
+        num_devices=number,
+        losses=done["loss"].dropna().tolist(),
         worker_losses=tuple(map(statistics.fmean, zip(*recorded, strict=False))),
-        seconds=Statistic.of(run.summary.get("train_seconds") for run in done),
-        timing_notes=tuple(timing_notes(done)),
-        by_seed={run.summary.get("seed", 0): values for run in done if None not in (values := _loss_and_seconds(run))},
+        seconds=done["seconds"].dropna().tolist(),
+        timing_notes=timing_caveats(done) if first["clock"] == "measured" else (),
+        by_seed={row.seed: (row.loss, row.seconds) for row in known.itertuples()},
     )
 
 
-def _loss_and_seconds(run: Run) -> tuple[Any, Any]:
-    return run.summary.get("final_eval_loss"), run.summary.get("train_seconds")
+def _whole(value: float) -> int | None:
+    return None if value != value else int(value)
 
 
-def _devices(arm: Arm, runs: Sequence[Run]) -> tuple[str, int | None]:
+def _known(losses: Any) -> bool:
+    return isinstance(losses, list) and all(isinstance(loss, int | float) for loss in losses)
+
+
+def _devices(runs: pd.DataFrame) -> tuple[str, int | None]:
     """In words, and how many; of the first run that says so."""
-    if arm.virtual:
+    if runs["clock"].iloc[0] == "virtual":
         return "virtual", None
-    for run in runs:
-        try:
-            environment = read_json(run.path / "environment.json")
-            number, kind = int(environment["num_devices"]), "core" if environment["device"] == "cpu" else "GPU"
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # an older run, or a damaged file
-        return f"{number} {kind}{'s' * (number != 1)}", number
+    for run in runs.itertuples():
+        if run.device and run.num_devices == run.num_devices:
+            number, kind = int(run.num_devices), "core" if run.device == "cpu" else "GPU"
+            return f"{number} {kind}{'s' * (number != 1)}", number
     return MISSING, None
 
 
-_IN_OTHER_COLUMNS = frozenset(("mode", "rule", "nproc", "workers", "batch_size", "clock"))
-
-
-def _worker_losses(run: Run) -> list[float]:
-    from asyncsgd.records.events import read_events
-
-    last: dict[str, Any] = {}
-    try:
-        for record in read_events(run.path / "events.jsonl"):
-            if record.get("kind") == "evaluate":
-                last = record
-    except (OSError, ValueError):
-        pass  # told by loading already
-    losses = last.get("worker_losses")
-    if not isinstance(losses, list) or not all(isinstance(loss, int | float) for loss in losses):
-        return []  # e.g. null of a process whose share is empty
-    return [float(loss) for loss in losses]
-
-
-def _warnings(study: Study, rows: Sequence[NotesRow]) -> list[str]:
+def _warnings(runs: pd.DataFrame, plan: Plan, rows: Sequence[NotesRow]) -> list[str]:
     lines = []
     if len({row.clock for row in rows}) > 1:
         lines.append("WARNING: measured and virtual seconds are both here; they must not be compared")
     for note in dict.fromkeys(note for row in rows for note in row.timing_notes):
         names = [f"{row.mode} {row.num_workers} x {row.batch_size}" for row in rows if note in row.timing_notes]
         lines.append(f"NOTE: {note} ({'; '.join(names)})")
-    runs = [run.run for run in study.of("test") if run.run is not None]
-    if any(run.summary.get("from_scratch") is True for run in runs):
+    tests = runs[runs["stage"] == "test"]
+    done = tests[(tests["status"] == "DONE") & ~tests["diverged"]]
+    machines = done.loc[done["clock"] == "measured", "machine"]
+    if machines.nunique() > 1:
+        lines.append(f"WARNING: seconds of {machines.nunique()} machines are here; they must not be compared")
+    if (tests["from_scratch"] == True).any():  # noqa: E712
         lines.append("NOTE: from scratch: not STILT")
-    told = {run.evaluation_set for run in runs if run.evaluation_set is not None}
+    told = set(zip(tests.loc[tests["data"] != "", "data"], tests.loc[tests["data"] != "", "evaluation"], strict=True))
     if len(told) > 1:
         lines.append(
             f"WARNING: the runs were evaluated on {len(told)} different data sets, or with different masks; their "
             f"losses must not be compared"
         )
-    budgets = sorted({run.summary["num_samples"] for run in runs if run.done and run.summary.get("num_samples")})
-    if len(budgets) > 1 and budgets[0] != budgets[-1]:
-        lines.append(f"NOTE: budgets differ, from {budgets[0]} to {budgets[-1]} samples")
-    lost = [run for run in study.of("test") if run.run is None or not run.run.done]
-    if lost:
-        lines += ["not in the means:", *(f"  {run.name}: {run.unusable_because or run.status}" for run in lost)]
-    if study.set_aside:
-        lines += ["set aside:", *(f"  {item.name}: {item.reason}" for item in study.set_aside)]
-    if study.problems:
-        lines += ["problems:", *(f"  {problem}" for problem in study.problems)]
-    return lines
+    budgets = sorted(done["samples"].dropna())
+    if budgets and budgets[0] != budgets[-1]:
+        lines.append(f"NOTE: budgets differ, from {budgets[0]:g} to {budgets[-1]:g} samples")
+    lost = tests[(tests["status"] != "DONE") | tests["diverged"]]
+    if len(lost):
+        lines += ["not in the means:", *(f"  {row.run}: {row.left_out or row.status}" for row in lost.itertuples())]
+    return lines + ["problems:"] * bool(plan.problems) + [f"  {problem}" for problem in plan.problems]
 
 
 def render(notes: Notes, form: str) -> str:
@@ -211,9 +194,18 @@ def render(notes: Notes, form: str) -> str:
     if not notes.rows:
         return "\n".join(["no pretraining run has been found", "", *notes.lines]) + "\n"
     line_end = "\n\n" if form == "md" else "\n"  # Markdown joins lines with no empty one between them
-    lines = line_end.join(notes.lines)
-    parts = ["\n".join(drawn(_cells(notes), form)), lines, "\n".join(drawn(_agreement(notes.rows), form)), AGREES]
-    return "\n\n".join(parts) + "\n"
+    parts = [_drawn(_cells(notes), form), line_end.join(notes.lines), _drawn(_agreement(notes.rows), form), AGREES]
+    return "\n\n".join(part.rstrip() for part in parts) + "\n"
+
+
+def _drawn(lines: list[list[str]], form: str) -> str:
+    import pandas as pd
+
+    from analysis import tables
+
+    header, *rows = lines
+    table = pd.DataFrame(rows, columns=pd.Index(header))
+    return tables.markdown(table) if form == "md" else table.to_string(index=False)
 
 
 def _agreement(rows: Sequence[NotesRow]) -> list[list[str]]:
@@ -261,12 +253,12 @@ def _agrees(there: Ratios, seconds: Sequence[float], perplexity: Sequence[float]
 def _cells(notes: Notes) -> list[list[str]]:
     rows = notes.rows
     shown = _differing(rows)
-    with_settings = any(key in shown for row in rows for key, _ in row.settings)
+    with_settings = any(key in shown for row in rows for key in row.settings)
     header = ["mode", *["settings"] * with_settings, "devices", "processes x batch", "perplexity", "per process"]
     header += ["eval loss (exact)", "seconds", "runs", "notes: GPUs", "notes: perplexity", "notes: seconds"]
     lines = [header]
     for row in rows:
-        settings = ", ".join(f"{key} {value}" for key, value in row.settings if key in shown)
+        settings = ", ".join(f"{key} {value}" for key, value in row.settings.items() if key in shown)
         several = len(row.worker_losses) > 1
         lines.append(
             [
@@ -274,10 +266,10 @@ def _cells(notes: Notes) -> list[list[str]]:
                 *[settings or MISSING] * with_settings,
                 row.device,
                 f"{row.num_workers or MISSING} x {row.batch_size or MISSING}",
-                MISSING if row.exact_loss.mean is None else f"{math.exp(row.exact_loss.mean):.2f}",
+                f"{math.exp(statistics.fmean(row.losses)):.2f}" if row.losses else MISSING,
                 " to ".join(f"{math.exp(end(row.worker_losses)):.2f}" for end in (min, max)) if several else MISSING,
-                _mean(row.exact_loss, ".4f"),
-                _mean(row.seconds, ".1f") + " virtual" * (row.clock == "virtual" and row.seconds.mean is not None),
+                _mean(row.losses, ".4f"),
+                _mean(row.seconds, ".1f") + " virtual" * (row.clock == "virtual" and len(row.seconds) > 0),
                 counted(row.num_done, row.num_all, row.num_diverged),
                 *_of_the_notes(row.reference),
             ]
@@ -298,15 +290,16 @@ def _differing(rows: Sequence[NotesRow]) -> frozenset[str]:
     """The settings in which rows of one clock differ."""
     differing = set()
     for clock in {row.clock for row in rows}:
-        same = [dict(row.settings) for row in rows if row.clock == clock]
+        same = [row.settings for row in rows if row.clock == clock]
         differing |= {key for row in same for key in row if len({other.get(key) for other in same}) > 1}
     return frozenset(differing)
 
 
-def _mean(statistic: Statistic, form: str) -> str:
-    if statistic.mean is None:
+def _mean(values: Sequence[float], form: str) -> str:
+    if not values:
         return MISSING
-    return format(statistic.mean, form) + ("" if statistic.sd is None else f" ± {statistic.sd:{form}}")
+    told = format(statistics.fmean(values), form)
+    return told if len(values) == 1 else f"{told} ± {statistics.stdev(values):{form}}"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -328,9 +321,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flags = parser().parse_args(arguments)
 
     def command() -> None:
-        from analysis.study.read import load_study
+        from analysis.read import read
 
-        print(render(lab_notes(load_study(flags.runs_dir)), flags.format), end="")
+        runs, _, plan = read(flags.runs_dir)
+        print(render(lab_notes(runs, plan), flags.format), end="")
 
     return carried_out(command)
 

@@ -146,81 +146,47 @@ def page(
         more: further sections, from the looks of the arms.
         by: the command's module.
     """
-    from markupsafe import Markup
-
-    from analysis.report import page as pages
-    from analysis.report.figures.pictures import inline, key, looks
+    from analysis import page as pages
+    from analysis.report.figures.pictures import looks
+    from analysis.report.parts import drawings, laid_out, shown
 
     names = sorted({arm.name for arm in found.arms} | {f"batch {point.batch_size}" for point in found.grid})
     cast = looks(names)
     drawn = pictures(found, cast)
-
-    def rows(name: str) -> tuple[Any, ...]:
-        mine = [picture for part, picture in drawn if part == name]
-        if not mine:
-            return ()
-        legend = dict.fromkeys(entry for picture in mine for entry in picture.legend)
-        return (
-            pages.PageRow(
-                "",
-                "measured",
-                tuple(pages.Legend(Markup(key(entry)), entry.text) for entry in legend),
-                tuple(pages.PagePicture(one.name, one.title, Markup(inline(one, cast)), one.caption) for one in mine),
-                (),
-            ),
-        )
-
-    made = tables_of(found)
-    told = sentences(found)
-    few = found.num_seeds < MINIMUM_PAIRS
-    one = found.num_seeds == 1
-    seeds, are, bear = ("1 seed", "is", "bears") if one else (f"{found.num_seeds} seeds", "are", "bear")
+    made = {table.key: table for table in tables_of(found)}
+    told, few = sentences(found), found.num_seeds < MINIMUM_PAIRS
+    seeds, are, bear = (
+        ("1 seed", "is", "bears") if found.num_seeds == 1 else (f"{found.num_seeds} seeds", "are", "bear")
+    )
     warning = f"{seeds} {are} too few for a verdict on a loss; {MINIMUM_PAIRS} can bear one."
     headline = f"{seeds} {bear} no verdict; this is what was measured." if few else " ".join(told[:2])
     comparisons = list(dict.fromkeys(arm.comparison for arm in found.arms))
+    first = comparisons[0] if comparisons else "grid"
 
-    def table_of(key: str) -> Table:
-        return next(table for table in made if table.key == key)
+    def of(name: str) -> tuple[Any, ...]:
+        return drawings(picture for part, picture in drawn if part == name)
 
-    sections = [
-        pages.Section(
-            name,
-            name.capitalize(),
-            () if name == comparisons[0] else rows(name),
-            (*[table_of(f"comparison-{name}")] * (name != comparisons[0]), table_of(f"costs-{name}")),
-        )
-        for name in comparisons
-    ]
+    sections = []
+    for name in comparisons:
+        own = [made[f"costs-{name}"]] if name == first else [made[f"comparison-{name}"], made[f"costs-{name}"]]
+        pictured = () if name == first else of(name)
+        sections.append(pages.Section(name, name.capitalize(), pictured, tuple(map(shown, own))))
     sections += more(cast)
-    sections += [pages.Section("grid", "Learning rate, batch size, length", rows("grid"), (made[-1],))] * bool(
-        found.grid
-    )
-    sections.append(pages.Section("reproduce", "How to make this again", commands=(command,)))
+    if found.grid:
+        title = "Learning rate, batch size, length"
+        sections.append(pages.Section("grid", title, of("grid"), (shown(made["grid"]),)))
     if found.left_out:
-        sections.append(
-            pages.Section("left-out", "What is left out", lists=(pages.Listing("Runs in no number", found.left_out),))
-        )
-    return pages.Page(
-        title=f"{found.name}: report",
-        study=found.name,
-        clocks=("measured",),
-        flags=(),
-        counts=seeds,
-        statements=(pages.Statement(headline, "", tuple(told if few else told[2:])),),
-        warnings=(warning,) * few,
-        first=rows(comparisons[0] if comparisons else "grid"),
-        tests=made[0],
-        labels=(
-            pages.Label(
-                "measured",
-                "Measured clock",
-                "Seconds were measured, one run at a time; the clock stands still during evaluations.",
-            ),
-        ),
-        checks=(),
-        sections=tuple(sections),
-        looks=tuple(sorted(cast.values(), key=lambda look: look.slot)),
-        footer=f"Made by python -m analysis.{by}. One file, no scripts, nothing is loaded.",
+        sections.append(pages.Section("left-out", "Runs in no number", lead=found.left_out))
+    return laid_out(
+        found.name,
+        command,
+        seeds,
+        ((headline, tuple(told if few else told[2:])),),
+        (warning,) * few,
+        of(first),
+        next(iter(made.values())),
+        tuple(sections),
+        f"Made by python -m analysis.{by}. One file, no scripts, nothing is loaded.",
     )
 
 
@@ -291,7 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if flags.out is None:
             print(printed(found, tables_of(found)))
             return
-        from analysis.report.page import render
+        from analysis.page import render
 
         again = f"python -m analysis.language_model {shlex.quote(str(flags.runs))} --out {shlex.quote(str(flags.out))}"
         try:

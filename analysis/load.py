@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import functools
+import html
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis import judge
-from analysis.questions import exploratory, groups
+from analysis import judge, tables, trust, verdict
+from analysis.pairs import Measure, pairs_of
+from analysis.questions import conditions, exploratory, groups
 from analysis.read import read
+from asyncsgd.errors import UsageError, nearest
 
 
 class Study:
-    """Runs, their curves, and the tests that were asked of them.
+    """Runs, their curves, and the tests that were asked of them; in a notebook it shows its headline.
 
     `runs`, `curves` and `tests` are DataFrames; docs/tables.md says what every column is.
     """
@@ -32,9 +36,115 @@ class Study:
         return judge.judge(self.runs, self.curves, self.plan)
 
     @functools.cached_property
+    def arms(self) -> pd.DataFrame:
+        """Algorithm, workers, clock, speeds, batch size, task and group of every arm."""
+        return groups(self.runs, self.plan)
+
+    @functools.cached_property
     def exploratory(self) -> str:
         """Why nothing of it can be called confirmed; empty where the registration stands."""
-        return exploratory(self.runs, groups(self.runs, self.plan), self.plan)
+        return exploratory(self.runs, self.arms, self.plan)
+
+    @functools.cached_property
+    def trust(self) -> pd.DataFrame:
+        """Title, value, level and detail of every check, failures first."""
+        return trust.trust(trust.Seen(self.runs, self.curves, self.tests, self.plan, self.exploratory))
+
+    @functools.cached_property
+    def headlines(self) -> list[verdict.Headline]:
+        """What is said first; one for each registered comparison."""
+        failed = self.trust[(self.trust["level"] == "bad") & self.trust["title"].isin(("sync guard", "tuning"))]
+        small = [f"{row.title}: {row.value}. {row.detail}" for row in failed.itertuples()]
+        return verdict.headlines(self.tests, self.arms, self.plan, self._remarks(), self._alone(), small)
+
+    @property
+    def verdict(self) -> str:
+        """The headlines with their small type."""
+        return "\n".join(map(str, self.headlines))
+
+    def table(self, name: str) -> pd.DataFrame:
+        """One of `TABLES` as a DataFrame with plain numbers; an interval is three columns."""
+        if name not in TABLES:
+            raise UsageError(f"there is no table {name!r}{nearest(name, TABLES)}; there are: {', '.join(TABLES)}")
+        return tables.numbers(TABLES[name][1](self))
+
+    def plot(self, kind: str = "forest", **options: Any) -> Any:
+        """A figure: forest, loss, reached or against; `options` go to the function of that name in `analysis.plots`."""
+        from analysis import gallery  # matplotlib takes a second
+
+        return gallery.plot(self, kind, **options)
+
+    def report(self, out: Path | str) -> Path:
+        """Write the page, one file without scripts."""
+        from analysis import page
+
+        Path(out).write_text(page.render(page.page(self, Path(out))), encoding="utf-8", errors="backslashreplace")
+        return Path(out)
+
+    def __repr__(self) -> str:
+        return self.verdict
+
+    def _repr_html_(self) -> str:
+        def shown(one: verdict.Headline) -> str:
+            lines = "".join(f"<li>{html.escape(line)}</li>" for line in one.details)
+            return f"<p><b>{html.escape(one.text)}</b></p><ul>{lines}</ul>"
+
+        return "".join(map(shown, self.headlines))
+
+    def _remarks(self) -> dict[str, list[str]]:
+        """What a headline has to add, by "treatment reference"."""
+        edges = {name for name, arm in self.plan.arms.items() if trust.at_edge(arm)}
+        found = {}
+        measure = Measure(self.curves)
+        for pairs in pairs_of(self.runs, self.arms, self.plan):
+            told = [
+                f"The learning rate of {arm} lies at the edge of its grid, so a better one may lie beyond."
+                for arm in (pairs.reference, pairs.treatment)
+                if arm in edges
+            ]
+            if not pairs.control and not pairs.unlike:
+                told += judge.other_targets(pairs, measure, self.plan)
+            found[f"{pairs.treatment} {pairs.reference}"] = told
+        return found
+
+    def _alone(self) -> str:
+        """What is said where there is nothing to compare."""
+        used = self.runs[self.runs["stage"] == "test"]
+        finished = used[used["usable"]]
+        names = list(dict.fromkeys(finished["algorithm"]))
+        if finished.empty:
+            return f"No verdict: none of {len(used)} test runs has a result yet."
+        if finished["arm"].nunique() > 1 and self.plan.reference not in names:
+            return f"No verdict: there is no {self.plan.reference} arm to compare {', '.join(names)} with."
+        if finished["arm"].nunique() > 1:
+            same = "the same workers, clock, speeds and batch size"
+            return f"No verdict: no arm has a {self.plan.reference} arm with {same}."
+        alive = finished[~finished["diverged"]]
+        if alive.empty:
+            return "No verdict: every run of the only arm diverged."
+        first = self.curves[self.curves["run"].isin(alive.index)].groupby("run")["loss"].first().mean()
+        clock = "simulated seconds" if (alive["clock"] == "virtual").all() else "seconds"
+        number = "One run" if len(alive) == 1 else f"{len(alive)} runs"
+        workers = conditions(str(self.arms.loc[alive["arm"].iloc[0], "group"]))
+        return (
+            f"{number} of {names[0]}, {workers}: evaluation loss {first:.3g}, and {alive['loss'].mean():.3g} after "
+            f"{alive['seconds'].mean():.3g} {clock}. Add a second arm for a comparison: the same command with another "
+            "--mode or --rule."
+        )
+
+
+TABLES: dict[str, tuple[str, Callable[[Study], pd.DataFrame]]] = {
+    "tests": ("Table 2. Tests", lambda study: tables.comparisons(study.tests)),
+    "arms": ("Table 1. Arms", lambda study: tables.arms(study.runs, study.tests, study.plan)),
+    "settings": ("Settings in which arms differ", lambda study: tables.settings(study.runs)),
+    "tuning": ("Table 3. Tuning", lambda study: tables.tuning(study.runs, study.plan)),
+    "downstream": ("Scores after fine-tuning", lambda study: tables.downstream(study.runs)),
+    "runs": ("Every run", lambda study: tables.every_run(study.runs)),
+    "environments": ("Table 4. Machines and code", lambda study: tables.environments(study.runs)),
+    "trust": ("How far to trust this", lambda study: study.trust),
+    "paper": ("For a paper", lambda study: tables.paper(study.runs, study.tests, study.plan)),
+}
+"""Name -> title and function of the tables of a report."""
 
 
 def load(folder: Path | str) -> Study:
@@ -76,7 +186,8 @@ def compare(
         **{"treatment": "a", "reference": "b", "endpoint": "numbers", "family": "exploratory", "alpha": alpha},
         **{"n": len(ours), "seeds": list(range(len(ours))), "treatment_values": ours, "reference_values": theirs},
         **{"lower": lower_is_better, "margin": math.nan if margin is None else margin, "gained": math.nan},
-        **{"target": math.nan, "budget": math.nan, "common": False, "reached": (0, 0), "later": (0, 0)},
+        **dict.fromkeys(("target", "budget", "longest"), math.nan),
+        **{"common": False, "cut_short": False, "reached": (0, 0), "later": (0, 0)},
         **{"nothing": "", "unlike": False, "notes": (), "caveats": ()},
     }
     return pd.Series(judge.answer([row])[0])[list(judge.TESTS)]

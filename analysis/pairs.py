@@ -20,9 +20,11 @@ from asyncsgd.study.arms import differing
 FROM_SCRATCH = "from scratch: not STILT"
 UNEQUAL_BATCHES = "unequal batches"
 BY_RANKS = "a diverged run is worse than any other, so the pairs are compared by ranks"
-WHOLE, OTHERS, SAME_BATCH = 0.95, 0.1, 0.01
+WHOLE, OTHERS, SAME_BATCH, SAME_LOOKS = 0.95, 0.1, 0.01, 1.1
 """Share of the planned samples that a run must have; of the cores that others may have had; by which the samples of an
-update may differ."""
+update may differ; how many times as often one of two arms may be evaluated that stop at a target."""
+RISEN = "at the target and"
+"""In the note on runs that do not hold the target at their end."""
 RESULT = {
     "task": "task",
     "model": "model",
@@ -228,6 +230,12 @@ class Values(NamedTuple):
     """Seconds up to which times are compared."""
     common: bool = False
     """Whether every run was given the budget."""
+    cut_short: bool = False
+    """Whether the budget is where a run ended that had not reached the target."""
+    longest: float = math.nan
+    """Second at which the last run ended."""
+    unlike: bool = False
+    """Whether `nothing` says that they must not be compared."""
     crossed: NDArray[np.float64] = np.array([])
     """Seconds to the target of both runs of every pair (P x 2); inf: never."""
 
@@ -253,10 +261,16 @@ class Measure:
         return float(self._frames[run][x].max()) if run in self._frames else math.nan
 
     def crossings(self, runs: Sequence[Any], target: float, x: str = "seconds") -> list[float]:
-        """When each of `runs` is at the target, on looks that all had; never for one that diverged."""
-        own = [None if run.diverged or not len(self.curve(run.run, x)[0]) else self.curve(run.run, x) for run in runs]
+        """When each of `runs` is at the target, on looks that all had; never for one that diverged, or that ends above
+        its own start.
+        """
+        own = [None if run.diverged or self._lost(run.run) else self.curve(run.run, x) for run in runs]
         known = iter(on_common_looks([one for one in own if one is not None]))
         return [math.inf if one is None else reached(next(known), target) for one in own]
+
+    def _lost(self, run: str) -> bool:
+        losses = self.curve(run, "samples")[1]
+        return not len(losses) or bool(losses[-1] > losses[0])
 
     def losses(self, pairs: Pairs, x: str) -> Values:
         """Losses at the samples that all runs reached, or at the seconds that both runs of a pair did."""
@@ -285,7 +299,7 @@ class Measure:
         notes = [_where(x, shared, last)] if min(shared) < WHOLE * last else []
         ranked = bool(np.isinf([ours, theirs]).any())
         first = np.mean([self.curve(run.run, "samples")[1][0] for _, run in rows if run.run in ends] or [math.nan])
-        gained = math.nan if ranked or not len(theirs) else float(first - theirs.mean())
+        gained = float(first - theirs[np.isfinite(theirs)].mean()) if np.isfinite(theirs).any() else math.nan
         seeds = [seed for seed, there in zip(seeds, known, strict=True) if there]
         return Values(ours, theirs, seeds, (*notes, *[BY_RANKS] * ranked), gained=gained)
 
@@ -309,7 +323,10 @@ class Measure:
         if not both:
             return Values(NONE, NONE, [])
         times = np.array([self.crossings(pair, target) for pair in both])
-        budget, common, why = self._budget([run for pair in both for run in pair], times.ravel())
+        runs = [run for pair in both for run in pair]
+        if why := self._looks(both):
+            return Values(NONE, NONE, [], nothing=why, unlike=True)
+        budget, common, why = self._budget(runs, times.ravel())
         unit = "s" if pairs.clock == "measured" else "virtual s"
         nothing = ""
         cut_short = why == CUT_SHORT
@@ -322,10 +339,36 @@ class Measure:
                     for arm, side in zip((pairs.treatment, pairs.reference), times.T, strict=True)
                 )
                 nothing += f" before {budget:.4g} {unit}, when the first run that missed it ended (later: {counts})"
-        note = f"{why} {budget:.4g} {unit}"
+        notes = [f"{why} {budget:.4g} {unit}", *self._risen(both, times <= budget, target)]
         ours, theirs = np.minimum(times, budget).T
         seeds = [pair[0].Index for pair in both]
-        return Values(ours, theirs, seeds, (note,), nothing, budget=budget, common=common, crossed=times)
+        longest = max(self.end(run.run, "seconds") for run in runs)
+        found = Values(ours, theirs, seeds, tuple(notes), nothing, budget=budget, common=common, crossed=times)
+        return found._replace(cut_short=cut_short, longest=longest)
+
+    def _looks(self, both: Sequence[tuple[Any, Any]]) -> str:
+        """Why times cannot be compared: runs stop where they are seen at a target, and one arm is seen more often."""
+        for pair in both:
+            steps = [np.diff(self.curve(run.run, "samples")[0]) for run in pair]
+            if all(run.settings.get("target_loss") for run in pair) and all(len(step) for step in steps):
+                ours, theirs = (float(np.median(step)) for step in steps)
+                if max(ours, theirs) > SAME_LOOKS * min(ours, theirs):
+                    told = (
+                        f"an evaluation every {ours:g} samples in {pair[0].arm} and every {theirs:g} in {pair[1].arm}"
+                    )
+                    return f"runs stop where they are first seen at target_loss, and there is {told}"
+        return ""
+
+    def _risen(self, both: Sequence[tuple[Any, Any]], there: NDArray[np.bool], target: float) -> Iterator[str]:
+        """How many runs of each arm were at the target and do not hold it at their end."""
+        for side, runs in enumerate(zip(*both, strict=True)):
+            ends = [self.curve(run.run, "seconds")[1] for run in runs]
+            above = sum(
+                bool(at and len(end) and end[-1] > target) for at, end in zip(there[:, side], ends, strict=True)
+            )
+            if above:
+                are = ("was", "is", "its") if above == 1 else ("were", "are", "their")
+                yield f"{above} of {len(runs)} runs of {runs[0].arm} {are[0]} {RISEN} {are[1]} above it at {are[2]} end"
 
     def _budget(self, runs: Sequence[Any], times: NDArray[np.float64]) -> tuple[float, bool, str]:
         """The second up to which all are known: what every run was given; else where the first that missed it ended."""

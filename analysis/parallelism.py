@@ -140,36 +140,20 @@ def bubbles_table(found: Sequence[Bubble]) -> Table:
 
 def more_sections(found: Findings, found_ways: Sequence[Way], bubbles: Sequence[Bubble], cast: Any) -> list[Any]:
     """The sections of the page that other comparisons do not have."""
-    from analysis.report import page as pages
+    from analysis import page as pages
+    from analysis.report.parts import drawings, shown
 
     scores = scores_table(found_ways)
-    drawn = [*throughput_bars(found), *f1_pictures(found_ways, cast)]
-    sections = [
-        pages.Section(
-            "ways",
-            "What stages wait for and what is sent",
-            _row(drawn, cast),
-            (ways_table(found_ways), *((scores,) if scores is not None else ())),
-        )
-    ]
-    if drawn := usage_pictures(found, cast):
+    drawn = drawings([*throughput_bars(found), *f1_pictures(found_ways, cast)])
+    tables = [ways_table(found_ways), *((scores,) if scores is not None else ())]
+    sections = [pages.Section("ways", "What stages wait for and what is sent", drawn, tuple(map(shown, tables)))]
+    if drawn := drawings(usage_pictures(found, cast)):
         lead = ("Busy cores (line) and GiB of resident memory (dashes) of all processes of the first seed's run.",)
-        sections.append(pages.Section("usage", "The machine over time", _row(drawn, cast, small=True), lead=lead))
+        sections.append(pages.Section("usage", "The machine over time", drawn, lead=lead))
     if bubbles:
-        sections.append(
-            pages.Section("bubbles", "Bubbles", _row([bubble_picture(bubbles, cast)], cast), (bubbles_table(bubbles),))
-        )
+        drawn = drawings([bubble_picture(bubbles, cast)])
+        sections.append(pages.Section("bubbles", "Bubbles", drawn, (shown(bubbles_table(bubbles)),)))
     return sections
-
-
-def _row(drawn: Sequence[Any], cast: Any, small: bool = False) -> tuple[Any, ...]:
-    from markupsafe import Markup
-
-    from analysis.report import page as pages
-    from analysis.report.figures.pictures import inline
-
-    of_page = tuple(pages.PagePicture(one.name, one.title, Markup(inline(one, cast)), one.caption) for one in drawn)
-    return (pages.PageRow("", "measured", (), of_page, (), small=small),) if of_page else ()
 
 
 def throughput_bars(found: Findings) -> list[Any]:
@@ -338,7 +322,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ]
             print(printed(found, [*tables_of(found), *more]))
             return
-        from analysis.report.page import render
+        from analysis.page import render
 
         again = f"python -m analysis.parallelism {shlex.quote(str(flags.runs))} --out {shlex.quote(str(flags.out))}"
         made = page(found, again, lambda cast: more_sections(found, found_ways, bubbles, cast), "parallelism")

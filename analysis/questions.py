@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -219,6 +220,24 @@ def exploratory(runs: pd.DataFrame, arms: pd.DataFrame, plan: Plan) -> str:
             "is a choice made after looking"
         )
     return ""
+
+
+def labels(arms: pd.DataFrame) -> dict[str, str]:
+    """Every arm in the reader's words: its algorithm, and what not all arms of `groups` share."""
+    several = {name: arms[name].nunique() > 1 for name in ("workers", "clock", "batch_size", "task")}
+    several["speeds"] = bool((arms.groupby("clock")["speeds"].nunique() > 1).any())
+    named = {}
+    for arm in arms.itertuples():
+        parts = [arm.algorithm]
+        parts += [f"{arm.workers:g} worker{'s' * (arm.workers != 1)}"] * (
+            several["workers"] and arm.workers == arm.workers
+        )
+        parts += ["simulated" if arm.clock == "virtual" else "measured"] * several["clock"]
+        parts += [arm.speeds or "equal speeds"] * (several["speeds"] and arm.clock == "virtual")
+        parts += [f"batch {arm.batch_size:g}"] * several["batch_size"] + [arm.task] * several["task"]
+        named[str(arm.Index)] = ", ".join(map(str, parts))
+    counts = Counter(named.values())
+    return {name: label if counts[label] == 1 else name for name, label in named.items()}
 
 
 TIMES = "\N{MULTIPLICATION SIGN}"

@@ -46,7 +46,8 @@ RUNS = {
     "mode": "single, sync, pipeline, async or hogwild",
     "rule": "of the server",
     "workers": "number of workers",
-    "batch_size": "samples of one gradient of one worker",
+    "batch_size": "samples of a batch of one worker",
+    "accumulate": "batches of a gradient",
     "clock": "measured or virtual",
     "speeds": "declared; empty: as long as they took",
     "learning_rate": "of its settings",
@@ -73,6 +74,7 @@ RUNS = {
     "resumes": "how often it went on from a checkpoint",
     "machine": "processor, cores, GPUs and torch's build; empty: not known",
     "device": "cpu or cuda, and how many",
+    "num_devices": "cores or GPUs that its workers computed on",
     "threads": "of a worker",
     "commit": "of the code",
     "parameters_sha256": "at the end",
@@ -89,10 +91,21 @@ CURVES = {
     "metric.*": "every metric of the task",
 }
 NUMBERS = (
-    *("terms", "workers", "batch_size", "learning_rate", "loss", "metric", "seconds", "samples", "updates"),
+    *(
+        "terms",
+        "workers",
+        "batch_size",
+        "accumulate",
+        "learning_rate",
+        "loss",
+        "metric",
+        "seconds",
+        "samples",
+        "updates",
+    ),
     *("samples_per_update", "samples_per_second", "delay_mean", "delay_p95", "delay_max", "computing", "waiting"),
     *("communicating", "memory_gib", "gpu_gib", "tokens_per_second", "mfu", "altered", "other_load", "resumes"),
-    *("threads", "seed", "replicate", "trial", "finetune_seed"),
+    *("num_devices", "threads", "seed", "replicate", "trial", "finetune_seed"),
 )
 """Columns of `runs` that hold numbers."""
 TEXTS = (
@@ -109,6 +122,17 @@ TEXTS = (
     "clock",
     "speeds",
 )
+SUMMARY_TEXTS = ("task", "mode", "rule", "clock", "speeds", "data_fingerprint", "eval_masking", "init_sha256")
+SUMMARY_NUMBERS = (
+    "seed",
+    "num_workers",
+    "batch_size",
+    "num_samples",
+    "num_updates",
+    "num_samples_applied",
+    "train_seconds",
+)
+SUMMARY_PARTS = ("metrics", "details", "delay", "memory", "seconds", "machine_load", "throughput", "rule_acted")
 UNFINISHED = "UNFINISHED"
 PLAIN_RULES = ("", "asynchronous")
 PREDICTED, REPLACED = re.compile(r"(^|/)predicted-\d+$"), re.compile(r"\.before-\d+(/|$)")
@@ -202,6 +226,12 @@ def _summary(path: Path) -> dict[str, Any]:
     summary = read_json(path)
     if not isinstance(summary, dict) or not isinstance(summary.get("status"), str) or summary.get("schema") != SCHEMA:
         raise ValueError(f"{path.name} has no status of schema {SCHEMA}")
+    for key in SUMMARY_NUMBERS:
+        _number(summary.get(key), key)
+    for kind, keys in ((str, SUMMARY_TEXTS), (dict, SUMMARY_PARTS)):
+        for key in keys:
+            if not isinstance(summary.get(key), kind | None):
+                raise ValueError(f"{path.name} is damaged: its {key} is {str(summary[key])[:60]!r}")
     return summary
 
 
@@ -282,8 +312,10 @@ def _of_summary(summary: dict[str, Any], better: Mapping[str, str]) -> dict[str,
     get = summary.get
     delay, memory, work = get("delay") or {}, get("memory") or {}, get("seconds") or {}
     load, rates, metrics = get("machine_load") or {}, get("throughput") or {}, get("metrics") or {}
-    peaks = [memory["leader"], *(peak for _, peak in memory["workers"])] if memory else []
-    total = sum(work.get(part, 0.0) for part in ("compute", "wait", "communicate")) or math.nan
+    workers = [] if get("mode") == "single" else [peak for _, peak in memory.get("workers") or ()]
+    peaks = [memory["leader"], *workers] if memory else []  # alone one process is leader and worker at once
+    whole = (get("train_seconds") or 0.0) * (get("num_workers") or 1)
+    total = max(whole, sum(work.get(part, 0.0) for part in ("compute", "wait", "communicate"))) or math.nan
     finetuned = "parent" in summary
     named = [*(name for name in SCORES if finetuned and metrics.get(name) is not None), *better, *metrics]
     shares = [load.get(key) for key in ("others_share", "stolen_share")]
@@ -295,6 +327,7 @@ def _of_summary(summary: dict[str, Any], better: Mapping[str, str]) -> dict[str,
         "algorithm": algorithm(get("mode") or "", get("rule") or ""),
         "workers": get("num_workers"),
         "batch_size": get("batch_size"),
+        "accumulate": get("accumulate"),
         "clock": get("clock"),
         "speeds": get("speeds"),
         "seed": get("seed"),
@@ -356,15 +389,21 @@ def _of_environment(path: Path) -> dict[str, Any]:
     found = read_json(path) if path.is_file() else {}
     if not isinstance(found, dict):
         raise ValueError("environment.json is damaged: it is no object")
-    parts = [found.get("cpu"), found.get("cores") and f"{found['cores']} cores", *(found.get("gpus") or ())]
-    build = found.get("torch_build") or (found.get("versions") or {}).get("torch")
+    ranks = [one for one in found.get("hardware_of_ranks") or [found] if isinstance(one, dict)]
     device, number = found.get("device") or "", found.get("num_devices")
     return {
-        "machine": ", ".join(map(str, filter(None, (*parts, build and f"torch {build}")))),
+        "machine": "; ".join(dict.fromkeys(map(_machine, ranks))),
         "device": f"{number} x {device}" if number and device not in ("", "cpu") else device,
+        "num_devices": number,
         "threads": found.get("threads_per_worker"),
         "commit": (found.get("commit") or "") + " modified" * bool(found.get("modified")),
     }
+
+
+def _machine(found: dict[str, Any]) -> str:
+    cores, build = found.get("cores"), found.get("torch_build") or (found.get("versions") or {}).get("torch")
+    parts = [found.get("cpu"), found.get("cpu_capability"), cores and f"{cores} core{'s' * (cores != 1)}"]
+    return ", ".join(map(str, filter(None, (*parts, *(found.get("gpus") or ()), build and f"torch {build}"))))
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:

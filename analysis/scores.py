@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.pairs import BY_RANKS, FROM_SCRATCH, Pairs, Values
+from analysis.pairs import BY_RANKS, FROM_SCRATCH, Pairs, Values, lost_runs
 from analysis.questions import BASELINE, Plan
 from asyncsgd.study.finetuning import SCORES
 
@@ -59,11 +59,19 @@ def scores_of(runs: pd.DataFrame, arms: pd.DataFrame, plan: Plan) -> Iterator[Sc
             asked += [(name, BASELINE) for name in ([reference] if reference else own)]
         for treatment, other in asked:
             assert other is not None
-            yield _score(tuned, means, treatment, other, str(group), arms.loc[treatment, "clock"], metric)
+            clock = arms.loc[treatment, "clock"]
+            yield _score(tuned, means, treatment, other, str(group), clock, metric, _lost(runs, (treatment, other)))
 
 
 def _score(
-    tuned: pd.DataFrame, means: pd.DataFrame, treatment: str, reference: str, group: str, clock: str, metric: str
+    tuned: pd.DataFrame,
+    means: pd.DataFrame,
+    treatment: str,
+    reference: str,
+    group: str,
+    clock: str,
+    metric: str,
+    caveats: tuple[str, ...],
 ) -> Score:
     both = means[[treatment, reference]].dropna()
     own = {arm: tuned[(tuned["arm"] == arm) & tuned["seed"].isin(both.index)] for arm in (treatment, reference)}
@@ -91,8 +99,23 @@ def _score(
         gained=gained,
     )
     empty = tuned.iloc[:0]
-    pairs = Pairs(treatment, reference, group, clock, empty, empty, left, tuple(dict.fromkeys(notes)), (), (), "", {})
+    marks = tuple(dict.fromkeys(notes))
+    pairs = Pairs(treatment, reference, group, clock, empty, empty, left, marks, caveats, (), "", {})
     return Score(metric, pairs, values)
+
+
+def _lost(runs: pd.DataFrame, arms: tuple[str, str]) -> tuple[str, ...]:
+    """The runs of every stage that a score needed and that have no result: what is left was not chosen before looking.
+    A model that diverged is a result, and so is that nothing could be made of it.
+    """
+    diverged = set(runs.index[runs["diverged"]])
+    told = []
+    for arm in arms:
+        own = runs[(runs["arm"] == arm) & (runs["replicate"] == 0)]
+        own = own[~((own["status"] == "MISSING") & own["parent"].isin(diverged))]
+        told += lost_runs(own[own["stage"] == "finetune"], f"fine-tunings of {arm}")
+        told += lost_runs(own[own["stage"] == "test"], f"runs of {arm}")
+    return tuple(told)
 
 
 def not_learned(runs: pd.DataFrame) -> bool:

@@ -70,54 +70,29 @@ def text(found: Ladders) -> str:
 
 def page(found: Ladders, command: str) -> Any:
     """The page of a study's report with these findings in it."""
-    from markupsafe import Markup
-
-    from analysis.report import page as pages
-    from analysis.report.figures.pictures import inline, key, looks
+    from analysis import page as pages
+    from analysis.report.figures.pictures import looks
     from analysis.report.figures.speed_ladder import FOR_THE_SCORE, KEPT, LEFT_OUT, rungs_picture
+    from analysis.report.parts import drawings, laid_out, shown
 
     cast = looks([KEPT, LEFT_OUT, FOR_THE_SCORE])
-
-    def row(ladder: Ladder) -> tuple[Any, ...]:
-        picture = rungs_picture(ladder, cast)
-        legend = tuple(pages.Legend(Markup(key(entry)), entry.text) for entry in picture.legend)
-        shown = pages.PagePicture(picture.name, picture.title, Markup(inline(picture, cast)), picture.caption)
-        return (pages.PageRow("", "measured", legend, (shown,), ()),)
-
-    sections = [
-        pages.Section(
-            ladder.task,
-            f"{ladder.task} on {ladder.data}",
-            () if number == 0 else row(ladder),
-            (rungs_table(ladder), stacks_table(ladder), validation_table(ladder, found.machine)),
-            lead=(prediction(ladder),),
-            commands=(block(ladder),),
-            lists=(
-                pages.Listing("Checklist: ticked by a measured gain", tuple(checklist(ladder))),
-                pages.Listing("What the gain buys", tuple(gains(ladder))),
-            ),
-        )
-        for number, ladder in enumerate(found.ladders)
-    ]
-    sections.append(pages.Section("expected", PREDICTED, tables=(expected_table(found),)))
-    sections.append(pages.Section("reproduce", "How to make this again", commands=(command,)))
-    told = [sentence(ladder) for ladder in found.ladders]
-    measured = "Rates were measured in turns on the machine named below, after a warm-up; evaluations are not counted."
-    return pages.Page(
-        title="The speed ladder",
-        study="the speed ladder",
-        clocks=("measured",),
-        flags=("quick",) * found.quick,
-        counts=f"{found.num_seeds} seeds",
-        statements=tuple(pages.Statement(line, "", ()) for line in told),
-        warnings=tuple(warnings(found)),
-        first=row(found.ladders[0]),
-        tests=publication_table(found),
-        labels=(pages.Label("measured", "Measured clock", measured),),
-        checks=(),
-        sections=tuple(sections),
-        looks=tuple(sorted(cast.values(), key=lambda look: look.slot)),
-        footer=f"{machine_of(found)}. Made by python -m analysis.speed_ladder. One file, nothing is loaded.",
+    sections = []
+    for number, ladder in enumerate(found.ladders):
+        tables = rungs_table(ladder), stacks_table(ladder), validation_table(ladder, found.machine)
+        title, pictures = f"{ladder.task} on {ladder.data}", drawings([rungs_picture(ladder, cast)] * (number > 0))
+        lead = (prediction(ladder), *checklist(ladder), *gains(ladder))
+        sections.append(pages.Section(ladder.task, title, pictures, tuple(map(shown, tables)), lead, (block(ladder),)))
+    sections.append(pages.Section("expected", PREDICTED, tables=(shown(expected_table(found)),)))
+    return laid_out(
+        "The speed ladder",
+        command,
+        f"{found.num_seeds} seeds" + ", quick" * found.quick,
+        tuple((sentence(ladder), ()) for ladder in found.ladders),
+        tuple(warnings(found)),
+        drawings([rungs_picture(found.ladders[0], cast)]),
+        publication_table(found),
+        tuple(sections),
+        f"{machine_of(found)}. Made by python -m analysis.speed_ladder. One file, nothing is loaded.",
     )
 
 
@@ -127,7 +102,7 @@ def report(folder: Path) -> None:
     Raises:
         UsageError: if it holds no finished ladder, or nothing can be written there.
     """
-    from analysis.report.page import render
+    from analysis.page import render
 
     found = read(folder)
     told = text(found)

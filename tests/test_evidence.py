@@ -103,6 +103,19 @@ NOT_COMPARABLE = "results-runs_on_different_data_or_evaluation_masks_are_not_com
 """Studies whose runs differ in what they were evaluated on: they had no row, and now have rows that say so."""
 
 
+CHANGED = {
+    # a fine-tuning of it was lost: what is left was not chosen before looking
+    ("results-a_lost_fine_tuning_run_takes_its_own_pair_alone_and_a_d-0-0", "ringmaster-w4-virtual", "macro_f1"): {
+        "family": "exploratory"
+    },
+    # its runs stop at target_loss, where one arm is looked at more often than the other
+    ("results-a_run_that_something_else_may_end_has_no_planned_sample-1-0", "async-w4-virtual", "time_to_target"): {
+        "word": "not comparable"
+    },
+}
+"""(study, treatment, endpoint) of the rows that are no longer what they were -> what they are now, with the reason."""
+
+
 def differences(study, before, now):
     if study.startswith(NOT_COMPARABLE):
         assert not before
@@ -110,6 +123,9 @@ def differences(study, before, now):
     was, is_now = by_comparison(before), by_comparison(now)
     lines = [f"{study}: {' '.join(key)} is on one side only" for key in was.keys() ^ is_now.keys()]
     for key in was.keys() & is_now.keys():
+        if changed := CHANGED.get((study, key[0], key[2])):
+            assert changed.items() <= is_now[key].items()
+            continue
         for column, value in was[key].items():
             if column != "reason" and not same(value, is_now[key][column]):
                 lines.append(f"{study}: {column} of {' '.join(key)} was {value} and is {is_now[key][column]}")

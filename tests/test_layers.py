@@ -23,10 +23,14 @@ FLOOR = {f"asyncsgd.{part}": floor for floor, parts in enumerate(FLOORS.strip().
 JUDGING = """
 statistics stats questions
 study curves places
-findings read pairs
-report scores
+read pairs
+scores
 judge
+verdict trust
+tables
 load
+findings gallery page
+report
 """
 FLOOR |= {
     f"analysis.{part}": floor for floor, parts in enumerate(JUDGING.strip().split("\n")) for part in parts.split()

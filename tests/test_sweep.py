@@ -12,9 +12,9 @@ import sys
 import time
 from pathlib import Path
 
-import numpy
 import pytest
 import yaml
+from doors import asyncsgd
 from gallery import sentences
 from safetensors.torch import load_file, save_file
 from scipy import stats
@@ -23,8 +23,6 @@ from test_faults import Command, needs_proc, until
 import dose_response
 import stilt_mlm
 import sweep as sweep_script
-from analysis.findings.results import results as findings_of
-from analysis.study.read import load_study
 from asyncsgd.records.events import read_events
 from asyncsgd.scripts.task import run_task
 from asyncsgd.signals import StopRequest
@@ -161,8 +159,7 @@ def test_every_run_of_the_plan_is_made_in_its_folder_with_its_settings(unbroken)
 
 def test_the_analysis_knows_every_key_that_a_sweep_writes(unbroken):
     _, out = unbroken
-    problems = load_study(out).problems
-    assert [problem for problem in problems if problem.startswith(("plan.json", "analysis.yaml"))] == []
+    assert asyncsgd.load(out).plan.problems == ()
 
 
 def test_the_chosen_trial_has_the_lowest_mean_loss_and_a_diverged_one_is_never_chosen(unbroken):
@@ -533,10 +530,9 @@ def test_a_sweep_judges_its_models_by_the_spans_that_their_taggers_find(small, t
     child = summary_of(out, "finetune/words-w1/s7-f0")
     parent = summary_of(out, "test/words-w1/s7")
     assert child["parent"]["parameters_sha256"] == child["init_sha256"] == parent["parameters_sha256"]
-    study = load_study(out)
-    assert study.problems == ()
-    tests = findings_of(study, numpy.random.default_rng(0)).tests
-    (row,) = [row for row in tests if (row.treatment, row.endpoint) == ("words-w1", "span_f1")]
+    study = asyncsgd.load(out)
+    assert study.plan.problems == ()
+    (row,) = [row for row in study.tests.itertuples() if (row.treatment, row.endpoint) == ("words-w1", "span_f1")]
     assert (row.reference, row.endpoint, row.n, row.word) == ("token-w1", "span_f1", 1, "too few seeds")
 
     shutil.rmtree(out / "finetune" / "words-w1" / "s7-f0")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from analysis.findings.comparable_runs import Scope
-from analysis.study.machines import disturbed
 from analysis.study.run import Run
 
 
@@ -36,13 +34,6 @@ class Cost:
     """Busy cores of all processes of the run."""
 
 
-@dataclasses.dataclass(frozen=True)
-class ArmCost:
-    arm: str
-    clock: str
-    cost: Cost
-
-
 def cost_of(runs: Sequence[Run]) -> Cost:
     """The cost of runs of one kind. Nothing is said of the machine's use where others used it too."""
     alone = [run for run in runs if not disturbed(run)]
@@ -62,14 +53,22 @@ def cost_of(runs: Sequence[Run]) -> Cost:
     )
 
 
-def arm_costs(scope: Scope) -> tuple[ArmCost, ...]:
-    """Of every arm whose runs say anything of their cost."""
-    found = []
-    for arm, of_arm in scope.usable.items():
-        runs = [run.run for run in of_arm if run.run is not None and run.run.summary.get("memory")]
-        if runs:
-            found.append(ArmCost(arm, str(runs[0].summary.get("clock") or "measured"), cost_of(runs)))
-    return tuple(found)
+MOST_OTHER_LOAD = 0.1
+"""Share of all cores' time that other programs and other virtual machines may have had while a run trained."""
+
+
+def other_load(run: Run) -> float | None:
+    """Share of all cores' time that others had while the run trained; None on the virtual clock, and if not known."""
+    load = run.summary.get("machine_load")
+    if run.virtual or not isinstance(load, Mapping):
+        return None
+    shares = [load.get(key) for key in ("others_share", "stolen_share")]
+    return sum(share for share in shares if isinstance(share, int | float))
+
+
+def disturbed(run: Run) -> bool:
+    """Whether others are known to have had more than `MOST_OTHER_LOAD` of the machine."""
+    return (other_load(run) or 0.0) > MOST_OTHER_LOAD
 
 
 def _said(run: Run, group: str, key: str) -> float | None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy
 
-from analysis.findings.judging import RESTS_ON_MARGIN
+from analysis.judge import ON_MARGIN
 from analysis.statistics.equivalence import tost_paired
 from analysis.statistics.intervals import Interval, interval_over
 from analysis.statistics.paired import PairedResult, paired_difference
@@ -89,7 +89,7 @@ class Stack:
 
     @property
     def keeps_the_score(self) -> bool:
-        return self.verdict.word in RESTS_ON_MARGIN
+        return self.verdict.word in ON_MARGIN
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy
 from numpy.typing import NDArray
 
-from analysis.findings.comparable_runs import scope_of
-from analysis.findings.groups import groups_of
-from analysis.findings.workers import loss_of
+from analysis.load import load
+from analysis.pairs import Measure
+from analysis.questions import is_primary
 from analysis.statistics.across_tasks import (
     MINIMUM_TASKS,
     iqm,
@@ -23,8 +23,6 @@ from analysis.statistics.across_tasks import (
     stratified_bootstrap,
 )
 from analysis.statistics.intervals import Interval, Refused
-from analysis.study.curves import crossings_of, curve_of, end_of
-from analysis.study.read import load_study
 from asyncsgd.errors import UsageError
 
 
@@ -44,47 +42,52 @@ class Task:
 
 
 def read_task(folder: Path) -> Task:
-    """Read one study.
+    """Read one study; its scores come from rows that were judged.
 
     Raises:
-        UsageError: if it registered no primary condition, its arms share no seed, or its reference learned nothing.
+        UsageError: if it registered no primary condition, its rows are exploratory or not comparable, its arms share no
+            seed, or its reference learned nothing.
     """
-    study = load_study(folder)
-    groups, _ = groups_of(study)
-    group = next((group for group in groups if group.primary and group.reference is not None), None)
-    if group is None or group.reference is None:
+    study = load(folder)
+    if not study.plan.registered:
         raise UsageError(f"{folder}: it registered no primary condition with a reference; its analysis.yaml says which")
-    usable = scope_of(study, groups).usable
-    runs = {arm: {run.seed: run for run in usable[arm]} for arm in group.arms if usable[arm]}
-    everybody = [run for of_arm in runs.values() for run in of_arm.values()]
-    finished = [run.run for run in everybody if run.run is not None and not run.diverged]
-    seeds = sorted(seed for seed in set.intersection(*map(set, runs.values())) if seed is not None) if runs else []
-    if group.reference not in runs or not finished or not seeds:
-        raise UsageError(f"{folder}: there is no seed on which every algorithm has a result in {group.name}")
-    common = min(end_of(run, "total_samples") for run in finished)
-    losses = {arm: [loss_of(of_arm[seed], "total_samples", common) for seed in seeds] for arm, of_arm in runs.items()}
-    first = statistics.fmean(
-        float(curve_of(run.run, "total_samples")[1][0])
-        for seed in seeds
-        if (run := runs[group.reference][seed]).run is not None
-    )
-    reached = [loss for loss in losses[group.reference] if math.isfinite(loss)]
-    gained = first - statistics.fmean(reached) if reached else 0.0
+    arms, asked = study.arms, study.tests[study.tests["endpoint"] == "loss_at_equal_samples"]
+    places = [is_primary(study.plan, *arms.loc[arm, ["workers", "clock"]]) for arm in asked["treatment"]]
+    rows = asked[
+        numpy.array(places, bool) & (arms.loc[asked["reference"], "algorithm"] == study.plan.reference).to_numpy()
+    ]
+    if rows.empty:
+        raise UsageError(f"{folder}: it registered no primary condition with a reference; its analysis.yaml says which")
+    told = study.exploratory or next((" ".join(row.caveats) for row in rows.itertuples() if row.caveats), "")
+    told = told or next((row.reason for row in rows.itertuples() if row.word == "not comparable"), "")
+    if told:
+        raise UsageError(f"{folder}: nothing of it is confirmed, so it is no task: {told}")
+    seeds = sorted(set.intersection(*(set(row.seeds) for row in rows.itertuples())))
+    if not seeds:
+        raise UsageError(f"{folder}: there is no seed on which every algorithm has a result")
+    first, *_ = rows.itertuples()
+    algorithm = arms["algorithm"].to_dict()
+    gained, reference = first.gained, algorithm[first.reference]
     if not gained > 0:
-        raise UsageError(f"{folder}: the reference {group.reference} learned nothing, so that no score has a scale")
-    algorithms = {arm: study.arm(arm).algorithm for arm in runs}
-    times = {}
-    if group.target is not None:
-        found = [crossings_of([of_arm[seed] for of_arm in runs.values()], group.target) for seed in seeds]
-        for arm, of_arm in zip(runs, zip(*found, strict=True), strict=True):
-            times[algorithms[arm]] = statistics.median(crossing.at for crossing in of_arm)
-    return Task(
-        folder.name,
-        group.clock,
-        algorithms[group.reference],
-        {algorithms[arm]: tuple(_share(first - loss, gained) for loss in of_arm) for arm, of_arm in losses.items()},
-        times,
-    )
+        raise UsageError(f"{folder}: the reference {first.reference} learned nothing, so that no score has a scale")
+    finite = first.reference_values[numpy.isfinite(first.reference_values)]
+    start = gained + finite.mean()
+
+    def scores(row: Any, values: Any) -> tuple[float, ...]:
+        losses = dict(zip(row.seeds, values, strict=True))
+        return tuple(_share(start - losses[seed], gained) for seed in seeds)
+
+    found = {reference: scores(first, first.reference_values)}
+    found |= {algorithm[row.treatment]: scores(row, row.treatment_values) for row in rows.itertuples()}
+    names = [first.reference, *rows["treatment"]]
+    target = study.plan.targets.get(first.reference)
+    times: dict[str, float] = {}
+    if target is not None:
+        measure, used = Measure(study.curves), study.runs[study.runs["replicate"] == 0]
+        runs = [[used[(used["arm"] == arm) & (used["seed"] == seed)].iloc[0] for arm in names] for seed in seeds]
+        crossed = numpy.array([measure.crossings(of_seed, target) for of_seed in runs])
+        times = {algorithm[arm]: float(numpy.median(at)) for arm, at in zip(names, crossed.T, strict=True)}
+    return Task(folder.name, str(arms.loc[first.reference, "clock"]), reference, found, times)
 
 
 def _share(improvement: float, gained: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -312,15 +312,6 @@ def _check_end(evaluations: pandas.DataFrame, num_samples: int | None) -> None:
     last = evaluations["total_samples"].max()
     if num_samples is not None and last < num_samples:
         raise ValueError(f"its evaluations in events.jsonl end at {last} of {num_samples} samples")
-
-
-def loss_label(runs: Sequence[Run]) -> str:
-    """What an axis with the losses of these runs says, which are of one task."""
-    if runs and all(run.summary.get("eval_weight") is None for run in runs):
-        return "evaluation loss, excess"
-    # Runs from before the task was written down are of masked language models.
-    masked = all(run.summary.get("task") in (None, "masked_lm") for run in runs)
-    return "evaluation loss (nats per masked token)" if masked else "evaluation loss"
 
 
 def _read_object(path: Path) -> dict[str, Any]:

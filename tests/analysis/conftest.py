@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -19,22 +18,6 @@ def example_folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def example(example_folder):
     return results_of(example_folder)
-
-
-@pytest.fixture(scope="session")
-def example_page(example):
-    """As it is written to out/report.html, beside the study's folder."""
-    from analysis.report.page import page, render  # matplotlib takes a second, which most tests here do not need
-
-    return render(page(example, Path("out/report.html"), Path("study")))
-
-
-@pytest.fixture(scope="session")
-def lean(example):
-    """One of everything that is drawn in the example: enough where many of a kind would show nothing more."""
-    many = ("curves", "reached", "scaling", "delays", "delay_gaps", "timelines", "tuning")
-    fewer = {name: getattr(example, name)[:1] for name in many}
-    return dataclasses.replace(example, **fewer, downstream=example.downstream[1:2])
 
 
 @pytest.fixture(scope="session")

@@ -1,35 +1,26 @@
-"""The results of a synthetic study, and the parts of them that tests look at."""
+"""The verdict of a synthetic study, and the parts of it that tests look at."""
 
-import numpy
+from doors import asyncsgd
 from synthetic import SyntheticArm
-
-from analysis.findings.judging import Paired, Question
-from analysis.findings.results import results
-from analysis.study.read import load_study
 
 SYNC, ASYNC = SyntheticArm("sync"), SyntheticArm("async")
 
 
 def results_of(folder):
-    return results(load_study(folder), numpy.random.default_rng(0))
+    return asyncsgd.load(folder)
 
 
-def row_of(found, endpoint, treatment=ASYNC.name, reference=SYNC.name):
+def row_of(study, endpoint, treatment=ASYNC.name, reference=SYNC.name):
+    """The row of `tests` on an endpoint of two arms."""
     (row,) = [
-        row for row in found.tests if (row.endpoint, row.treatment, row.reference) == (endpoint, treatment, reference)
+        row
+        for row in study.tests.itertuples()
+        if (row.endpoint, row.treatment, row.reference) == (endpoint, treatment, reference)
     ]
     return row
 
 
-def trust_of(found, title):
-    (item,) = [item for item in found.trust if item.title == title]
+def trust_of(study, title):
+    """The check with this title."""
+    (item,) = [item for item in study.trust.itertuples() if item.title == title]
     return item
-
-
-def question(treatment, reference=None, **other):
-    """About the difference of pairs, from a reference of 0 unless another is given; of times if there is a budget."""
-    content = {"comparison": "", "treatment": "t", "reference": "r", "group": "g", "label": "", "unit": "nats"}
-    content |= {"family": "f", "kind": "secondary", "lower_is_better": True, "margin": None, "alpha": 0.05, "notes": ()}
-    content["endpoint"] = "loss_at_equal_samples" if other.get("budget") is None else "time_to_target"
-    content["values"] = Paired(tuple(treatment), (0.0,) * len(treatment) if reference is None else tuple(reference))
-    return Question(**content | other)

@@ -45,7 +45,7 @@ def two_arms(folder, reference, treatment, *, arms=(SYNC, ASYNC), registration=N
 
 
 def study_of(folder, arms, *, registration=None, afterwards=None):
-    """The results of a registered study of arms with their curves, the reference first; a curve is a seed from 100 on.
+    """A registered study of arms with their curves, the reference first; a curve is a seed from 100 on.
 
     Args:
         registration: other values of analysis.yaml.
@@ -64,10 +64,8 @@ def study_of(folder, arms, *, registration=None, afterwards=None):
 
 def words(found):
     """What a report says at its top: headlines with their small type, and the verdict of every row with its reason."""
-    lines = []
-    for headline in found.headlines:
-        lines += [headline.text, *(f"  {detail}" for detail in headline.details), ""]
-    for row in found.tests:
-        lines.append(f"{row.family} | {row.comparison} | {row.endpoint} | {row.word} | {row.reason}")
+    lines = [found.verdict, ""]
+    for row in found.tests.itertuples():
+        lines.append(f"{row.family} | {row.treatment} vs {row.reference} | {row.endpoint} | {row.word} | {row.reason}")
         lines += [f"  {note}" for note in row.notes]
     return "\n".join(lines) + "\n"

@@ -15,7 +15,6 @@ from reading import results_of
 from synthetic import SyntheticArm, planned, straight, write_plan, write_registration, write_run
 
 from analysis.__main__ import COMMANDS
-from analysis.study.read import load_study
 
 ARMS = tuple(SyntheticArm(algorithm) for algorithm in ("sync", "async"))
 SEEDS = 7
@@ -34,6 +33,8 @@ UNREADABLE = [
     ("settings.yaml", lambda content: b"{: :"),
 ]
 """File and what becomes of it."""
+NO_STUDY = ("candidates", "speed_ladder", "timeline", "watch", "tasks")
+"""Commands that read something else; `tasks` refuses a study with lost runs."""
 
 
 def write(folder, arm, seed):
@@ -67,7 +68,8 @@ def damage(draw, folder):
 
 
 def numbers_of(folder):
-    return [(row.endpoint, row.n, row.estimate, row.p_holm, row.word) for row in results_of(folder).tests]
+    rows = results_of(folder).tests[["endpoint", "n", "estimate", "p_holm", "word"]]
+    return rows.astype(str).to_numpy().tolist()
 
 
 @pytest.fixture(scope="module")
@@ -86,11 +88,11 @@ def test_a_damaged_run_is_read_or_is_named_with_one_reason_and_is_in_no_number(s
     def check(data):
         folder = shutil.copytree(sound, tmp_path_factory.mktemp("damaged") / "s")
         data.draw(damage(folder / VICTIM))
-        (run,) = [run for run in load_study(folder).runs if run.name == VICTIM]
-        if not run.usable:
+        run = results_of(folder).runs.loc[VICTIM]
+        if not run["usable"]:
             assert numbers_of(folder) == without
-            assert run.status in ("UNREADABLE", "UNFINISHED", "MISSING")
-            assert len(run.run.problems if run.run else [run.misplaced]) == 1
+            assert run["status"] in ("UNREADABLE", "UNFINISHED", "MISSING")
+            assert run["left_out"]
 
     check()
 
@@ -121,7 +123,7 @@ def folders(tmp_path_factory):
     return both
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in ("candidates", "speed_ladder", "watch")])
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in NO_STUDY])
 def test_a_command_names_every_unreadable_run_and_says_of_the_others_what_it_says_without_them(
     command, folders, capsys, monkeypatch
 ):
@@ -129,11 +131,19 @@ def test_a_command_names_every_unreadable_run_and_says_of_the_others_what_it_say
     for folder in folders:
         monkeypatch.chdir(folder)
         main = import_module(f"analysis.{command}" + ".__main__" * (command == "report")).main
-        assert main({"report": ["s", "--format", "md"], "tasks": ["s", "another", "third"]}.get(command, ["s"])) == 0
+        assert main({"report": ["s", "--format", "md"]}.get(command, ["s"])) == 0
         said.append("".join(capsys.readouterr()).splitlines())
     changes = [line for line in difflib.ndiff(*said) if line[0] in "+-"]
     names = {f"s{SEEDS + number}" for number in range(len(UNREADABLE))}
     told = {name for name in names for line in changes if re.search(rf"\b{name}\b", line)}
     if command in ("compare", "language_model", "parallelism"):
         assert [line for line in changes if line[0] == "-"] == []
-    assert told == (names if command != "tasks" else set())  # it prints scores, and each report names its runs
+    assert told == names
+
+
+def test_a_study_with_runs_that_were_lost_is_no_task(folders, capsys, monkeypatch):
+    main = import_module("analysis.tasks").main
+    for folder, code in zip(folders, (0, 2), strict=True):
+        monkeypatch.chdir(folder)
+        assert main(["s", "another", "third"]) == code
+    assert "error: s: nothing of it is confirmed, so it is no task: " in capsys.readouterr().err

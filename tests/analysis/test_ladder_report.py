@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from analysis.findings.sentence import TIMES
 from analysis.findings.speed_ladder import NO_MEMORY, PARTS, Ladders, ladder_of, read
+from analysis.questions import TIMES
 from analysis.report.tables.speed_ladder import block, checklist, gains, prediction, score, validation
 from analysis.speed_ladder import main as report
 from analysis.speed_ladder import text as text_of

@@ -1,15 +1,8 @@
 """Studies whose comparisons are several: what a family does to the words, the intervals and the margins of one row."""
 
-import math
-
-import numpy
-import pytest
-from reading import question, row_of
+from reading import row_of
 from scenarios import ASYNC, EIGHT, SOONER, SYNC, ends_at, reaches, study_of, two_arms
 from synthetic import SyntheticArm
-
-from analysis.findings.judging import FOUND_AFTER_OTHERS, RESTS_ON_MARGIN, SHOWN_AFTER_OTHERS, judge
-from analysis.report.tables.comparisons import first_tests
 
 RINGMASTER = SyntheticArm("ringmaster", settings=SYNC.settings)
 
@@ -19,8 +12,8 @@ def test_two_arms_with_the_same_runs_have_the_same_interval(tmp_path, approved):
     found = study_of(tmp_path, [(SYNC, [reaches(time) for time in EIGHT]), (ASYNC, sooner), (RINGMASTER, sooner)])
     rows = [row_of(found, "time_to_target", arm.name) for arm in (ASYNC, RINGMASTER)]
     assert rows[0].estimate == rows[1].estimate
-    assert [(row.estimate.level, row.word, row.reason) for row in rows] == [
-        (pytest.approx(1 - 0.05 / 2), "better", "p_Holm = 0.0156 < 0.05, lower is better")
+    assert [(row.family_size, row.word, row.reason) for row in rows] == [
+        (2, "better", "p_Holm = 0.0156 < 0.05, lower is better")
     ] * 2
     approved(found)
 
@@ -36,10 +29,8 @@ def test_a_difference_that_holms_method_finds_after_another_says_that_its_interv
     assert (first.word, second.word) == ("better", "better")
     assert second.p == second.p_holm
     assert 0.025 <= second.p < 0.05
-    assert (first.estimate.level, second.estimate.level) == (0.975, 0.975)
-    assert not first.estimate.holds(0.0)
-    assert second.estimate.holds(0.0)
-    assert (FOUND_AFTER_OTHERS in first.notes, FOUND_AFTER_OTHERS in second.notes) == (False, True)
+    assert first.high < 0 < second.high
+    assert [any("Holm's method found it" in note for note in row.notes) for row in (first, second)] == [False, True]
     approved(found)
 
 
@@ -56,9 +47,9 @@ def gained(tenths, tmp_path, **registration):
 def test_a_margin_of_a_fifth_of_the_improvement_without_a_reason_is_not_used(tmp_path, approved):
     found = gained(1, tmp_path)
     row = row_of(found, "loss_at_equal_samples")
-    told = "the margin of ±0.0200 is 20 % of the reference's improvement, and the plan gives no reason for it"
-    assert (row.word, row.equivalence, row.margin_refused) == ("undecided", None, f"{told} (margin_reasons)")
-    assert row.reason.endswith(row.margin_refused)
+    told = "the margin of ±0.02 is 20 % of the reference's improvement, and the plan gives no reason for it"
+    assert (row.word, row.refused) == ("undecided", f"{told} (margin_reasons)")
+    assert row.reason.endswith(row.refused)
     approved(found)
 
 
@@ -66,37 +57,16 @@ def test_a_margin_of_a_fifth_of_the_improvement_is_used_with_the_reason_of_the_p
     reason = "less than what another seed changes"
     found = gained(1, tmp_path, margin_reasons={"loss": reason})
     row = row_of(found, "loss_at_equal_samples")
-    assert (row.word, row.margin_reason, row.margin_refused) == ("equivalent", reason, "")
-    assert f"The margin of ±0.02 is 20 % of sync's improvement: {reason}." in found.headlines[0].details
-    cell = next(row[5] for row in first_tests(found).rows if row[1].text == "evaluation loss at equal samples")
-    assert cell.small == f"20 % of the reference's improvement: {reason}"
+    assert (row.word, row.margin_reason, row.refused) == ("equivalent", reason, "")
+    assert (
+        f"The margin of ±0.02 is 20 % of the improvement of synchronous training: {reason}."
+        in found.headlines[0].details
+    )
     approved(found)
 
 
 def test_a_margin_of_a_tenth_of_the_improvement_needs_no_reason(tmp_path):
     assert row_of(gained(2, tmp_path), "loss_at_equal_samples").word == "equivalent"
-
-
-def test_a_family_at_its_margin_is_called_equivalent_in_at_most_alpha_of_the_studies():
-    generator = numpy.random.default_rng(0)
-    studies, wrong, alone = 400, 0, 0
-    for differences in generator.normal(0.02, 0.02, (studies, 3, 6)):  # whoever says "equivalent" within 0.02 is wrong
-        rows = judge([question(values, margin=0.02) for values in differences], generator)
-        wrong += any(row.word in RESTS_ON_MARGIN for row in rows)
-        alone += any(row.equivalence.p < 0.05 for row in rows)
-    assert wrong / studies <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / studies)
-    assert alone / studies > 0.1  # what the uncorrected tests say
-
-
-def test_an_equivalence_that_holms_method_finds_after_another_says_that_its_interval_reaches_further():
-    clear = [0.001, -0.001, 0.002, -0.002, 0.001, -0.001, 0.002, -0.002]
-    close = [0.01 + 8 * value for value in clear]
-    tight, wide = judge([question(clear, margin=0.02), question(close, margin=0.02)], numpy.random.default_rng(0))
-    assert (tight.word, wide.word) == ("equivalent", "equivalent")
-    assert (tight.equivalence.interval.level, wide.equivalence.interval.level) == (0.95, 0.95)
-    assert (tight.equivalence.equivalent, wide.equivalence.equivalent) == (True, False)
-    assert 0.025 <= wide.equivalence.p == wide.p_equivalence < 0.05
-    assert (SHOWN_AFTER_OTHERS in tight.notes, SHOWN_AFTER_OTHERS in wide.notes) == (False, True)
 
 
 def test_a_catastrophe_that_eight_seeds_did_not_show(tmp_path, approved):
@@ -106,11 +76,9 @@ def test_a_catastrophe_that_eight_seeds_did_not_show(tmp_path, approved):
     found = two_arms(tmp_path, [ends_at(5.0)] * 8, losses, registration=LOSSES_DECIDE | {"margins": {}})
     row = row_of(found, "loss_at_equal_samples")
     assert (row.word, row.wins, row.n) == ("better", 8, 8)
-    for told in (
-        "Loss at equal samples: 0 of 8 seeds were worse, and with 95 % confidence at most 31 % of seeds are.",
-        "Tested: whether a difference and its opposite are equally likely.",
-    ):
-        assert told in found.headlines[0].details
+    details = "\n".join(found.headlines[0].details)
+    assert "0 of 8 seeds were worse, and with 95 % confidence at most 31 % of seeds are." in details
+    assert "if a few runs of one arm can go far wrong, a mean can be worse although most seeds are better." in details
     approved(found)
 
 
@@ -122,17 +90,7 @@ def test_seeds_outside_the_margin_are_counted_beside_an_equivalence(tmp_path):
     assert f"Loss at equal samples: {told}" in found.headlines[0].details
 
 
-def test_a_verdict_that_was_not_registered_says_so_in_the_headline_and_has_no_colour(tmp_path):
+def test_a_verdict_that_was_not_registered_says_so_in_the_headline(tmp_path):
     """Comparisons beyond the primary family: 15 families of them hold a false difference in 48 % of null studies."""
     found = two_arms(tmp_path, [reaches(time) for time in EIGHT], [reaches(time) for time in SOONER])
-    assert "Not registered: its final loss is better" in found.headlines[0].text
-    table = first_tests(found)
-    assert [(row[0].small, row[6].text, row[6].tone) for row in table.rows if row[6].text == "better"] == [
-        ("primary", "better", "good"),
-        ("secondary", "better", "open"),
-        ("secondary", "better", "open"),
-    ]
-    assert table.notes[-1] == (
-        "Not registered: 3 families of secondary comparisons. Where no arm is better, about 0.15 of them hold a "
-        "difference by chance alone."
-    )
+    assert "(secondary)." in found.headlines[0].text

@@ -134,7 +134,7 @@ def test_studies_on_different_clocks_are_not_one_comparison(tmp_path, capsys):
     folders = written_tasks(tmp_path, 2)
     measured = [SyntheticArm(name, 4, "measured", None) for name in ("sync", "async")]
     curves = {arm.name: [straight(6.0, 4.0, seconds=10.0)] * 6 for arm in measured}
-    registration = {"primary": {"endpoint": "time_to_target", "num_workers": 4, "clock": "measured"}}
+    registration = {"primary": {"endpoint": "time_to_target", "num_workers": 4, "clock": "measured"}, "num_seeds": 6}
     write_study(tmp_path / "real", curves, measured, registration=registration)
     assert main([*folders, str(tmp_path / "real")]) == 2
     assert "studies of one clock and one reference go together" in capsys.readouterr().err

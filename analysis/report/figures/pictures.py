@@ -1,44 +1,34 @@
 """What all pictures of the report share: the colour of an algorithm, the inks, how a figure enters a page or a file.
 
-A figure is drawn once with named inks. In a page every ink becomes a CSS variable, so that the same picture is readable
-in light, in dark and in print; in a file it is the colour itself, on white.
+A figure is drawn once, with inks that are readable in light, in dark and in print.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import html
-import io
 import re
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
 import matplotlib
-import numpy
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.markers import MarkerStyle
-from matplotlib.ticker import FuncFormatter
 from matplotlib.transforms import blended_transform_factory
 
 from asyncsgd.errors import UsageError
 
-INK = "#1b1f24"
+INK = "#5f6973"
 """Text and whatever is neither data nor scaffolding."""
-MUTED = "#66707b"
+MUTED = "#78828c"
 """Tick labels, notes, declared values such as a target."""
 DECLARED: dict[str, Any] = {"color": MUTED, "linewidth": 0.9, "linestyle": (0, (4, 3)), "zorder": 1}
 """A line at a value that was declared and not measured, such as a target."""
-RULE = "#d9dde2"
+RULE = "#aab2ba"
 """Grid and axes."""
-PAPER = "#fefefe"
-"""The inside of an open marker: the page's own background."""
-
-_SCAFFOLDING = {INK: "var(--ink)", MUTED: "var(--muted)", RULE: "var(--rule)", PAPER: "var(--card)"}
 
 _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
@@ -145,26 +135,6 @@ class Picture:
     legend: tuple[Entry, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Row:
-    """Pictures that stand beside one another and share a legend, under one clock."""
-
-    pictures: tuple[Picture, ...]
-    label: str = ""
-    clock: str = ""
-    """``measured`` or ``virtual``; empty where no seconds are drawn."""
-    notes: tuple[str, ...] = ()
-    of_one: bool = False
-    """Whether the label says whose all pictures are, so that each is headed by what it shows."""
-    small: bool = False
-    """Whether pictures are small enough for more than two beside one another."""
-
-    @property
-    def legend(self) -> tuple[Entry, ...]:
-        """The entries of all pictures, each once."""
-        return tuple(dict.fromkeys(entry for picture in self.pictures for entry in picture.legend))
-
-
 def panel(width: float = WIDTH, height: float = HEIGHT, left: float = 0.86, bottom: float = 0.5) -> tuple[Figure, Axes]:
     """An empty figure with one axes in the report's style; it depends on no display and on no global state.
 
@@ -200,10 +170,6 @@ def finish(axes: Axes, x: str, y: str, grid: Literal["x", "y", "both"] = "y") ->
     axes.set_axisbelow(True)
 
 
-THOUSANDS = FuncFormatter(lambda value, _: f"{value:,.10g}")
-"""Tick labels such as 12,000 and 0.5."""
-
-
 def slug(text: str) -> str:
     """A word for file names and ids.
 
@@ -220,61 +186,20 @@ def written(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def inline(picture: Picture, colours: Mapping[str, Look]) -> str:
-    """The picture as an SVG element for an HTML page: inks as CSS variables, ids of its own, text as text.
-
-    The picture's name begins every id, since ids are shared by all pictures of a page. The font family is the page's.
-
-    Args:
-        picture: `name` must be a word of letters, digits and hyphens (see `slug`).
-        colours: all looks of the page, by algorithm.
-    """
-    name = picture.name
-    buffer = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-        picture.figure.savefig(buffer, format="svg", transparent=True, metadata=_NO_METADATA)
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)  # labels repeated as comments
-    head, body = text.split(">", 1)
-    head = re.sub(r'\s(?:xmlns(?::xlink)?|version|width|height)="[^"]*"', "", head)
-    body = re.sub(r"<[^>]+>", lambda tag: _own(tag[0], name, colours), body)
-    label = html.escape(picture.description, quote=True)
-    return f'{head} class="picture" role="img" aria-label="{label}">{body}'.strip()
-
-
-def _own(tag: str, name: str, colours: Mapping[str, Look]) -> str:
-    """One tag of matplotlib's SVG with the page's inks and ids; what stands between tags is text and is left alone."""
-    tag = tag.replace("xlink:href=", "href=")
-    tag = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', tag)
-    tag = re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', tag)
-    tag = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", tag)
-    tag = re.sub(r"font: (?:(bold|\d+) )?([\d.]+px) [^;\"]+", _size, tag)
-    inks = {**_SCAFFOLDING, **{look.colour: look.variable for look in colours.values()}}
-    return re.sub(r"#[0-9a-f]{6}\b", lambda found: inks.get(found[0], found[0]), tag)
-
-
-def _size(found: re.Match[str]) -> str:
-    return f"font-size: {found[2]}" + (f"; font-weight: {found[1]}" if found[1] else "")
-
-
-def key(entry: Entry) -> str:
-    """The inside of a legend's key, 34 by 12: a line with the algorithm's dashes and marker."""
-    parts = []
-    colour = entry.look.variable
-    if entry.line:
-        dashes = (
-            "" if entry.dash == "solid" else f' stroke-dasharray="{" ".join(f"{2 * on:g}" for on in entry.dash[1])}"'
+def handles(entries: Iterable[Entry]) -> list[Line2D]:
+    """What a legend of matplotlib is made of."""
+    return [
+        Line2D(
+            [],
+            [],
+            color=entry.look.colour,
+            linestyle=entry.dash if entry.line else "none",
+            marker=entry.look.marker if entry.marker else "",
+            markersize=4.5,
+            label=written(f" {entry.text}" if entry.text.startswith("_") else entry.text),  # "_x" would be hidden
         )
-        parts.append(f'<path d="M1 6H33" style="stroke: {colour}" stroke-width="2.2" fill="none"{dashes}/>')
-    if entry.marker:
-        marker = MarkerStyle(entry.look.marker)
-        shape = marker.get_path().transformed(marker.get_transform())
-        points = numpy.asarray(shape.to_polygons()[0], dtype=float)
-        outline = " ".join(f"{17 + 7.5 * x:.1f},{6 - 7.5 * y:.1f}" for x, y in points)
-        parts.append(f'<polygon points="{outline}" style="fill: {colour}"/>')
-    return "".join(parts)
+        for entry in entries
+    ]
 
 
 def save(picture: Picture, folder: Path, note: str = "") -> list[Path]:
@@ -297,23 +222,11 @@ def save(picture: Picture, folder: Path, note: str = "") -> list[Path]:
     heading += f"\n{note}" if note else ""
     figure.suptitle(written(heading), x=0.01, y=1.0, ha="left", va="bottom", fontsize=9.5, color=INK)
     if picture.legend:
-        handles = [
-            Line2D(
-                [],
-                [],
-                color=entry.look.colour,
-                linestyle=entry.dash if entry.line else "none",
-                marker=entry.look.marker if entry.marker else "",
-                markersize=4.5,
-                label=written(f" {entry.text}" if entry.text.startswith("_") else entry.text),  # "_x" would be hidden
-            )
-            for entry in picture.legend
-        ]
         figure.legend(
-            handles=handles,
+            handles=handles(picture.legend),
             loc="upper left",
             bbox_to_anchor=(0.01, 0.0),
-            ncols=min(4, len(handles), max(1, 110 // (8 + max(len(entry.text) for entry in picture.legend)))),
+            ncols=min(4, len(picture.legend), max(1, 110 // (8 + max(len(entry.text) for entry in picture.legend)))),
             fontsize=8,
             handlelength=4.5,  # the marker stands in the middle, and the dashes have to be seen beside it
             frameon=False,

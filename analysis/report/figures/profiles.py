@@ -6,14 +6,14 @@ References:
 
 from __future__ import annotations
 
+import math
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from analysis.findings.tasks import AcrossTasks
-from analysis.report.figures.arm_names import cut, limits_of
 from analysis.report.figures.pictures import (
     DECLARED,
     INK,
@@ -139,3 +139,15 @@ def _score(found: AcrossTasks) -> str:
 
 def _of(found: AcrossTasks) -> str:
     return f"{len(found.tasks)} tasks, {found.num_seeds} seeds each, {found.clock} clock"
+
+
+def cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def limits_of(values: Iterable[float]) -> tuple[float, float]:
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return 0.0, 1.0
+    margin = 0.05 * (max(finite) - min(finite)) or 0.05
+    return min(finite) - margin, max(finite) + margin

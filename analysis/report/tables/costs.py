@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from analysis.findings.costs import Cost
-from analysis.findings.results import Results
 from analysis.report.tables.number_formats import number, percent
-from analysis.report.tables.table import Headed, Table, tabled, value, words
+from analysis.report.tables.table import Headed, value
 
 GIB = 2.0**30
 ABOUT_COSTS = (
@@ -29,17 +28,3 @@ def cost_cells(cost: Cost) -> list[Headed]:
         value("memory, GiB", number(None if cost.resident_bytes is None else cost.resident_bytes / GIB)),
         value("GPU, GiB", number(cost.gpu_bytes / GIB) if cost.gpu_bytes else "-"),
     ]
-
-
-def costs(results: Results) -> Table:
-    rows = [
-        [
-            words("arm", results.labels.get(item.arm, item.arm)),
-            value("runs", str(item.cost.n)),
-            *cost_cells(item.cost),
-            value("evaluating, s", number(item.cost.evaluate)),
-            value("checkpoints, s", number(item.cost.checkpoint)),
-        ]
-        for item in results.costs
-    ]
-    return tabled("costs", "Time, memory and rates", rows, results.costs, notes=(ABOUT_COSTS,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from analysis.findings.sentence import TIMES
+from analysis.questions import TIMES
 from analysis.report.tables.table import Cell
 from analysis.report.tables.text import MISSING
 from analysis.statistics import intervals

@@ -1,0 +1,184 @@
+"""The pictures of a study, each with a short name; the page, `--figures` and `Study.plot` draw the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from matplotlib.figure import Figure
+
+from analysis import events, plots, tables
+from analysis.questions import BASELINE, conditions, labels
+from asyncsgd.errors import UsageError
+
+if TYPE_CHECKING:
+    from analysis.load import Study
+
+KINDS = ("forest", "loss", "reached", "against")
+
+
+class Picture(NamedTuple):
+    """A figure with what is said beside it."""
+
+    name: str
+    """Of its file, and its id on the page."""
+    title: str
+    figure: Figure
+    caption: str
+    about: str
+    """A sentence of numbers for who cannot see it."""
+
+
+def drawn(
+    name: str,
+    title: str,
+    caption: str,
+    draw: Callable[..., str],
+    *tables: Any,
+    size: tuple[float, float] = (4.9, 3.1),
+    **options: Any,
+) -> Picture:
+    """A picture with one pair of axes and its legend, by a function of `plots`."""
+    figure, (axes,) = plots.figure(*size)
+    about = draw(axes, *tables, **options)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, fontsize=7.5, labelcolor=plots.MUTED)
+    return Picture(name, title, figure, caption, about)
+
+
+def groups_of(study: Study) -> list[str]:
+    """The names of the groups, that of the first comparison first."""
+    known = set(study.arms["group"])
+    return list(dict.fromkeys([*(name for name in study.tests["group"] if name in known), *study.arms["group"]]))
+
+
+def forest(study: Study) -> Iterator[Picture]:
+    """Who is sooner, and whose loss is lower."""
+    tests = study.tests[(study.tests["n"] > 0) & (study.tests["reference"] != BASELINE)]
+    if not len(tests):
+        return
+    pairs = len(tests[["treatment", "reference"]].drop_duplicates())
+    figure, axes = plots.figure(4.9, 0.9 + 0.27 * min(pairs, plots.MOST_ROWS), columns=2)
+    about = plots.forest(tests, labels(study.arms), axes)
+    caption = "Squares in colour: registered; grey: not. Bars: what the test does not reject. Shaded: the margin."
+    caption += f" The first {plots.MOST_ROWS} of {pairs}." * (pairs > plots.MOST_ROWS)
+    title = "Left of the dashed line the treatment is sooner, or its loss is lower"
+    yield Picture("forest", title, figure, caption, about)
+
+
+def curves(study: Study, group: str, number: int) -> Iterator[Picture]:
+    """Loss against seconds and samples of a group."""
+    own, cast, named = _of_group(study, group), plots.looks(study.arms), labels(study.arms)
+    if own.empty or not len(study.curves):
+        return
+    note = "Thin: one run; a cross: it diverged. Thick: the mean, with its 95 % t band. Dashed: the target."
+    for x in ("seconds", "samples"):
+        name, told = f"loss-{x}" + f"-{number}" * (number > 0), f"{conditions(group)}. {note}"
+        target = _target(study, group)
+        yield drawn(name, f"Loss against {x}", told, plots.loss, own, study.curves, cast, named, x, target=target)
+
+
+def times(study: Study) -> Iterator[Picture]:
+    """The share of runs at the target, by group."""
+    cast, named = plots.looks(study.arms), labels(study.arms)
+    for number, group in enumerate(groups_of(study)):
+        own, target = _of_group(study, group), _target(study, group)
+        if target is not None and own["arm"].nunique() > 1:
+            title = f"Runs at the target: {conditions(group)}"
+            yield drawn(f"reached-{number}", title, "", plots.reached, own, study.curves, cast, named, target)
+
+
+def against(study: Study) -> Iterator[Picture]:
+    """Throughput over workers, loss over delay and seconds, loss over tuned rates, delays."""
+    cast, used = plots.looks(study.arms), _used(study)
+    alive = used[~used["diverged"]]
+    for clock, own in alive.groupby("clock"):
+        for x, y in (("workers", "samples_per_second"), ("delay_p95", "loss"), ("seconds", "loss")):
+            if (own.groupby("algorithm")[x].nunique() > 1).any() and _one_machine(own, (x, y)):
+                name, title = f"{y}-{x}-{clock}".replace("_", "-"), f"{y} against {x}, {clock} clock".replace("_", " ")
+                yield drawn(name, title, "", plots.against, own, cast, x, y, log=x == "workers")
+    tried = study.runs[(study.runs["stage"] == "tuning") & study.runs["loss"].notna()]
+    if tried["learning_rate"].nunique() > 1:
+        title = "loss against learning rate"
+        yield drawn("rates", title, "", plots.against, tried, cast, "learning_rate", "loss", log=True)
+    for number, group in enumerate(groups_of(study)):
+        counts = events.delays_of(_of_group(study, group))
+        if counts:
+            yield drawn(f"delays-{number}", f"Delays: {conditions(group)}", "", plots.delays, counts, cast)
+
+
+def confusions(study: Study) -> Iterator[Picture]:
+    """The confusion matrix of every arm that was fine-tuned."""
+    for number, arm in enumerate(study.runs.loc[study.runs["stage"] == "finetune", "arm"].unique()):
+        counts = tables.confusion(study.runs, arm)
+        if counts is not None:
+            size = 1.2 + 0.6 * len(counts)
+            yield drawn(f"confusion-{number}", arm, "", plots.heat, counts, size=(size, size))
+
+
+def everything(study: Study) -> Iterator[Picture]:
+    """All pictures of a study."""
+    yield from forest(study)
+    for number, group in enumerate(groups_of(study)):
+        yield from curves(study, group, number)
+    yield from times(study)
+    yield from against(study)
+    yield from confusions(study)
+
+
+def save(study: Study, folder: Path) -> list[str]:
+    """Write every picture there as PDF and SVG; their names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = []
+    for picture in everything(study):
+        plots.save(picture.figure, folder / picture.name)
+        names.append(picture.name)
+    return names
+
+
+def plot(study: Study, kind: str, **options: Any) -> Figure:
+    """One picture by its kind.
+
+    Raises:
+        UsageError: if there is no such kind, or nothing to draw.
+    """
+    if kind not in KINDS:
+        raise UsageError(f"there is no plot {kind!r}; there are: {', '.join(KINDS)}")
+    group = groups_of(study)[0]
+    own, cast, named = _of_group(study, group), plots.looks(study.arms), labels(study.arms)
+    if kind == "forest":
+        for picture in forest(study):
+            return picture.figure
+        raise UsageError("there is no comparison to draw")
+    target = _target(study, group)
+    if kind == "loss":
+        return drawn(kind, "", "", plots.loss, own, study.curves, cast, named, **{"target": target} | options).figure
+    if kind == "reached":
+        if options.get("target", target) is None:
+            raise UsageError("no target was declared; name one: plot('reached', target=5.0)")
+        options = {"target": target} | options
+        return drawn(kind, "", "", plots.reached, own, study.curves, cast, named, **options).figure
+    used = _used(study)
+    return drawn(kind, "", "", plots.against, used[~used["diverged"]], cast, **options).figure
+
+
+def _used(study: Study) -> Any:
+    runs = study.runs
+    return runs[(runs["stage"] == "test") & runs["usable"] & (runs["replicate"] == 0)]
+
+
+def _of_group(study: Study, group: str) -> Any:
+    used = _used(study)
+    return used[used["arm"].isin(study.arms.index[study.arms["group"] == group])]
+
+
+def _target(study: Study, group: str) -> float | None:
+    arms = study.arms.index[study.arms["group"] == group]
+    return next((loss for arm, loss in study.plan.targets.items() if arm in arms), None)
+
+
+def _one_machine(runs: Any, axes: tuple[str, str]) -> bool:
+    """Whether measured seconds may share a picture: they are of one machine, and it is known."""
+    timed = {"seconds", "samples_per_second"} & {*axes} and (runs["clock"] == "measured").all()
+    return not timed or (runs["machine"].nunique() == 1 and (runs["machine"] != "").all())

@@ -1,0 +1,216 @@
+"""One page of a study: the headline, one forest plot, the curves, the tests, how far to trust them; the rest is folded.
+
+The page is one file without scripts, fonts or addresses. Sections are data, so the other reports use the same page.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
+
+import jinja2
+import markupsafe
+import matplotlib
+import pandas as pd
+
+from analysis import gallery, tables
+from analysis.pairs import FROM_SCRATCH
+from analysis.questions import conditions
+from analysis.stats import Interval
+
+if TYPE_CHECKING:
+    from analysis.load import Study
+
+TONES = {"better": "good", "worse": "bad", "equivalent": "same", "different but negligible": "same"}
+MOST_TESTS = 6
+FIRST = ("treatment", "reference", "endpoint", "family", "n", "difference", "ratio", "p_holm", "margin", "word")
+"""Columns of the tests that stand above the fold."""
+
+
+class Drawing(NamedTuple):
+    """A picture as the page shows it."""
+
+    name: str
+    title: str
+    svg: markupsafe.Markup
+    caption: str
+
+
+class Section(NamedTuple):
+    """A folded part of the page."""
+
+    key: str
+    title: str
+    pictures: tuple[Drawing, ...] = ()
+    tables: tuple[dict[str, Any], ...] = ()
+    lead: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
+
+
+class Page(NamedTuple):
+    """What the template shows."""
+
+    title: str
+    study: str
+    marks: tuple[str, ...]
+    counts: str
+    headlines: tuple[tuple[str, tuple[str, ...]], ...]
+    """Sentence and small type."""
+    warnings: tuple[str, ...]
+    first: tuple[Drawing, ...]
+    tests: dict[str, Any] | None
+    more: str
+    """What stands below the tests."""
+    checks: tuple[dict[str, str], ...]
+    sections: tuple[Section, ...]
+    footer: str
+
+
+def render(page: Page) -> str:
+    """The page as HTML."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    return environment.get_template("page.html.jinja").render(page=page)
+
+
+def drawing(picture: gallery.Picture) -> Drawing:
+    """A picture as an SVG element with ids of its own; text stays text, in the font and the colour of the page."""
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": picture.name}):
+        picture.figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    svg = buffer.getvalue().partition("<svg")[2]
+    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg).replace("xlink:href", "href")
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{picture.name}-", svg)
+    svg = re.sub(r' (?:width|height)="[\d.]+pt"', "", svg, count=2)
+    svg = re.sub(r"(\d+\.\d{2})\d+", r"\1", svg)
+    width = picture.figure.get_figwidth()
+    about = markupsafe.escape(picture.about or picture.title)
+    element = f'<svg role="img" style="min-width:{4.5 * width:.0f}em" aria-label="{about}"{svg}'
+    return Drawing(picture.name, picture.title, markupsafe.Markup(element), picture.caption)
+
+
+def table(
+    frame: pd.DataFrame, title: str = "", notes: Sequence[str] = (), links: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """A DataFrame for the template."""
+    shown = tables.text(frame)
+    numeric = {place for place, name in enumerate(frame) if frame[name].map(_is_number).all()}
+    rows = [
+        {"cells": cells, "tone": TONES.get(row.get("word", ""), "") if row.get("family") == "primary" else ""}
+        for row, cells in zip(frame.to_dict("records"), shown.to_numpy().tolist(), strict=True)
+    ]
+    return {"title": title, "columns": list(shown), "rows": rows, "numeric": numeric, "notes": notes, "links": links}
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or isinstance(value, int | float | Interval)
+
+
+def page(study: Study, out: Path) -> Page:
+    """Arrange a study for the template; `out` is the file that the page will be, to which links are relative."""
+    from analysis.load import TABLES
+
+    runs, tests = study.runs, study.tests
+    used = runs[(runs["stage"] == "test") & runs["usable"] & (runs["replicate"] == 0)]
+    groups = gallery.groups_of(study)
+    checks = study.trust.to_dict("records")
+    failed = study.trust[study.trust["level"] == "bad"]
+    there, prefix = runs.index[runs["status"] != "MISSING"], _relative(study.folder, out)
+    links = {name: quote(f"{prefix}/{name}/") for name in there}
+    made = {name: (title, of(study)) for name, (title, of) in TABLES.items()}
+    words = tables.text(made["tests"][1]) if len(tests) else None
+
+    def table_of(*names: str, **options: Any) -> tuple[dict[str, Any], ...]:
+        return tuple(table(made[name][1], made[name][0], **options) for name in names if len(made[name][1]))
+
+    def pictures(found: Any) -> tuple[Drawing, ...]:
+        return tuple(map(drawing, found))
+
+    others = [one for number, group in enumerate(groups[1:], 1) for one in gallery.curves(study, group, number)]
+    left_out = tables.left_out(runs, tests)
+    note = "Means over the repetitions of a pretraining seed, then over these seeds, with 95 % t intervals."
+    scored = (table(made["downstream"][1], made["downstream"][0], (note,)),) if len(made["downstream"][1]) else ()
+    sections = [
+        Section("curves", "Loss curves of the other groups", pictures(others)),
+        Section("times", "Time to the target", pictures(gallery.times(study))),
+        Section("workers", "Throughput, delay, learning rate", pictures(gallery.against(study)), table_of("tuning")),
+        Section("downstream", "Downstream scores", pictures(gallery.confusions(study)), scored),
+        Section("tables", "Tables", (), table_of("arms", "settings", "tests"), ABOUT_TESTS),
+        Section("runs", "Every run", (), table_of("runs", links=links)),
+        Section("environment", "Machines and code", (), table_of("environments")),
+        Section("left-out", "What is left out, and why", lead=tuple(left_out)),
+        Section("problems", "What could not be read", lead=study.plan.problems),
+        Section("again", "How to make this again", (), (), _declared(study), (_command(study, out),)),
+    ]
+    shown = made["tests"][1].head(MOST_TESTS)[list(FIRST)] if len(tests) else None
+    if shown is not None and shown["ratio"].map(lambda one: one.estimate != one.estimate).all():
+        shown = shown.drop(columns="ratio")
+    more = f"{len(tests) - MOST_TESTS} more tests are in Table 2." if len(tests) > MOST_TESTS else ""
+    warnings = [f"Exploratory: {study.exploratory}."] * bool(study.exploratory)
+    warnings += [f"Checks that failed: {', '.join(failed['title'])}."] * bool(len(failed))
+    forests = pictures(gallery.forest(study))
+    first = (*forests, *(pictures(gallery.curves(study, groups[0], 0)) if groups else ()))
+    marks = [f"{'simulated' if clock == 'virtual' else 'measured'} clock" for clock in sorted(used["clock"].unique())]
+    marks += [FROM_SCRATCH] * bool((used["from_scratch"] == True).any())  # noqa: E712
+    return Page(
+        title=f"{study.plan.name}: report",
+        study=study.plan.name,
+        marks=tuple(marks),
+        counts=f"{used['arm'].nunique()} arms, {len(used)} test runs, {used['seed'].nunique()} seeds",
+        headlines=tuple(_headlines(study)),
+        warnings=tuple(warnings),
+        first=first,
+        tests=None if shown is None or words is None else table(shown),
+        more=more,
+        checks=tuple(one | {"detail": one["detail"] * (one["level"] != "good")} for one in checks),
+        sections=tuple(one for one in sections if one.pictures or one.tables or one.lead or one.commands),
+        footer="Made by python -m analysis.report. One file, no scripts, nothing is loaded.",
+    )
+
+
+ABOUT_TESTS = (
+    "An interval holds what its test does not reject at alpha / family size. Holm's method may find more than that.",
+    "Only the primary family was registered. Each other family holds a difference by chance in alpha of studies.",
+    "Measured rates of a wrong better or worse (experiments/benchmarks/error_rates.py): at most 5 % where noise is "
+    "symmetric or alike in both arms; 13 to 15 % where it is log-normal in one arm; 55 to 60 % where one run in twenty "
+    "of one arm goes far wrong.",
+)
+
+
+def _headlines(study: Study) -> Sequence[tuple[str, tuple[str, ...]]]:
+    """The sentence of every headline with its conditions and small type; the lines of several are told once."""
+    found, told = [], set()
+    for one in study.headlines:
+        place = conditions(one.row.group) if one.row is not None else ""
+        lines = [
+            line for line in (f"{place[:1].upper()}{place[1:]}.", *one.details) if line != "." and line not in told
+        ]
+        told |= set(lines)
+        found.append((one.text, tuple(lines)))
+    return found
+
+
+def _declared(study: Study) -> tuple[str, ...]:
+    return tuple(f"{key.replace('_', ' ')}: {value}" for key, value in study.plan.registered.items() if value)
+
+
+def _command(study: Study, out: Path) -> str:
+    """As it was typed, but for an absolute path, which may hold the name of a user."""
+    folder = study.folder.resolve().name if study.folder.is_absolute() else study.folder.as_posix()
+    return f"python -m analysis.report {shlex.quote(folder)} --out {shlex.quote(out.name)}"
+
+
+def _relative(folder: Path, out: Path) -> str:
+    here, there = out.parent.resolve().parts, folder.resolve().parts
+    common = next((k for k, (a, b) in enumerate(zip(here, there, strict=False)) if a != b), min(len(here), len(there)))
+    return Path(*[".."] * (len(here) - common), *there[common:]).as_posix()

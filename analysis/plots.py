@@ -1,0 +1,272 @@
+"""Pictures, each a function of the tables that draws into given axes and returns what it shows in a sentence.
+
+An algorithm has one colour, one marker and one dash everywhere, which stay apart for the colour-blind and in grey.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from scipy import stats as scipy_stats
+
+from analysis.curves import Curve, band, curve
+from analysis.pairs import Measure
+from analysis.stats import t_interval
+
+FIXED = ("single", "sync", "async", "hogwild", "ringmaster", "m_sync", "rennala", "pipeline")
+MARKERS = "osD^vP*X<>"
+DASHES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
+TONES = {"better": "#0a7d57", "worse": "#c0400c", "equivalent": "#0b6cae", "different but negligible": "#0b6cae"}
+MUTED = "#78828c"
+"""Readable on white and on black."""
+MOST_POINTS, MOST_ROWS = 200, 24
+"""Of a line; of a forest plot."""
+STYLE = {
+    **sns.axes_style("ticks", {"grid.color": MUTED, "axes.grid": True, "axes.edgecolor": MUTED}),
+    **{"grid.alpha": 0.25, "font.size": 9, "axes.titlesize": 9.5, "axes.spines.top": False, "axes.spines.right": False},
+    **{"figure.constrained_layout.use": True, "pdf.fonttype": 42, "font.family": ["DejaVu Sans"]},
+}
+
+
+class Look(NamedTuple):
+    """How an arm is drawn everywhere."""
+
+    colour: Any
+    marker: str
+    dash: Any
+
+
+def looks(arms: pd.DataFrame) -> dict[str, Look]:
+    """Of every arm of `questions.groups`; well-known algorithms have theirs in every report."""
+    names = [*FIXED, *sorted(set(arms["algorithm"]) - set(FIXED))]
+    colours = [*sns.color_palette("colorblind", 10), *sns.color_palette("dark", len(names))]
+    order = {name: number for number, name in enumerate(names)}
+    found: dict[str, Look] = {}
+    seen: dict[tuple[str, str], int] = {}
+    for arm in arms.itertuples():
+        number, own = order[arm.algorithm], (arm.group, arm.algorithm)
+        seen[own] = seen.get(own, -1) + 1
+        marker = MARKERS[number % len(MARKERS)]
+        found[arm.Index] = Look(colours[number], marker, DASHES[(number + seen[own]) % len(DASHES)])
+    return found
+
+
+def figure(width: float = 4.9, height: float = 3.1, columns: int = 1) -> tuple[Figure, NDArray[Any]]:
+    """A figure in the style of all, with its axes beside each other."""
+    with matplotlib.rc_context(STYLE):
+        drawn = Figure(figsize=(width * columns, height))
+        axes = drawn.subplots(1, columns, squeeze=False)[0]
+        for one in axes:
+            one.tick_params(color=MUTED)
+        return drawn, axes
+
+
+def forest(tests: pd.DataFrame, labels: Mapping[str, str], axes: Iterable[Axes]) -> str:
+    """Every comparison as a point with its interval, in the colour of its word: time ratio left, loss right."""
+    left, right = axes
+    pairs = tests[["treatment", "reference"]].drop_duplicates().head(MOST_ROWS)
+    losses = tests[tests["endpoint"].str.startswith("loss")]
+    told = []
+    for axis, rows, ratio in (
+        (left, tests[tests["endpoint"] == "time_to_target"], True),
+        (right, losses[losses["endpoint"] == (losses["endpoint"].iloc[0] if len(losses) else "")], False),
+    ):
+        told += _forest(rows, [tuple(pair) for pair in pairs.to_numpy()], labels, axis, ratio=ratio)
+    left.set_yticks(range(len(pairs)), [_versus(labels.get(a, a), labels.get(b, b)) for a, b in pairs.to_numpy()])
+    right.set_yticks(range(len(pairs)), [""] * len(pairs))
+    return "; ".join(told)
+
+
+def _versus(ours: str, theirs: str) -> str:
+    """
+    >>> _versus("async, 4 workers, measured", "sync, 4 workers, measured")
+    'async vs sync, 4 workers, measured'
+    """
+    (one, *where), (other, *there) = ours.split(", "), theirs.split(", ")
+    return ", ".join([f"{one} vs {other}", *where]) if where == there else f"{ours} vs {theirs}"
+
+
+def _forest(
+    tests: pd.DataFrame, pairs: list[tuple[str, ...]], labels: Mapping[str, str], axes: Axes, *, ratio: bool
+) -> list[str]:
+    columns = ("ratio", "ratio_low", "ratio_high") if ratio else ("estimate", "low", "high")
+    told = []
+    for row in tests.itertuples():
+        if (row.treatment, row.reference) not in pairs:
+            continue
+        place, registered = pairs.index((row.treatment, row.reference)), row.family == "primary"
+        tone = TONES.get(row.word, MUTED) if registered else MUTED
+        told.append(f"{labels.get(row.treatment, row.treatment)}, {row.endpoint.replace('_', ' ')}: {row.word}")
+        axes.annotate(
+            f" {row.word}",
+            (1.0, place),
+            xycoords=("axes fraction", "data"),
+            fontsize=8,
+            color=tone,
+            va="center",
+            annotation_clip=False,
+        )
+        at, low, high = (1 / value if ratio and value else value for value in (getattr(row, name) for name in columns))
+        if at != at:
+            continue
+        told[-1] += f", {at:.3g} of the time" if ratio else f", {at:+.3g} {row.unit}"
+        axes.plot([low, high], [place, place], color=tone, linewidth=2.4 if registered else 1.2, solid_capstyle="butt")
+        axes.plot(at, place, "s" if registered else "o", color=tone, markersize=5.5 if registered else 4.5)
+    if not ratio and tests["margin"].notna().any():
+        axes.axvspan(-tests["margin"].max(), tests["margin"].max(), color="#0b6cae", alpha=0.12, linewidth=0)
+    axes.axvline(1.0 if ratio else 0.0, color=MUTED, linewidth=0.9, linestyle="--")
+    axes.set_ylim(len(pairs) - 0.4, -0.6)
+    axes.grid(axis="y", visible=False)
+    if ratio:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}×")  # noqa: RUF001
+        axes.xaxis.set_minor_formatter("{x:g}×")  # noqa: RUF001
+        axes.xaxis.set_minor_locator(matplotlib.ticker.LogLocator(subs=(0.5, 0.7, 1.5, 2, 3)))
+        axes.set_xlabel("time to the target / the reference's")
+    else:
+        axes.set_xlabel(f"{next(iter(tests['endpoint']), 'loss').replace('_', ' ')} - the reference's")
+        axes.locator_params(axis="x", nbins=5)
+    return told
+
+
+def loss(
+    axes: Axes,
+    runs: pd.DataFrame,
+    curves: pd.DataFrame,
+    cast: Mapping[str, Look],
+    labels: Mapping[str, str],
+    x: str = "seconds",
+    y: str = "loss",
+    target: float | None = None,
+) -> str:
+    """A thin line for every run, the mean of an arm with its t band, and the target. A run that diverged ends in a
+    cross and is in no mean."""
+    frames, told = dict(iter(curves.groupby("run"))), []
+    for arm, of_arm in runs[runs["run"].isin(frames)].groupby("arm", sort=False):
+        look = cast[str(arm)]
+        found = {row.run: curve(frames[row.run], x, y) for row in of_arm.itertuples()}
+        for row in of_arm.itertuples():
+            at, values = _thinned(found[row.run])
+            axes.plot(at, values, color=look.colour, linewidth=0.6, alpha=0.4)
+            if row.diverged and len(at):
+                axes.plot(at[-1], values[-1], "x", color=look.colour)
+        alive = [found[row.run] for row in of_arm.itertuples() if not row.diverged]
+        grid, mean, low, high = band(alive)
+        name = f"{labels.get(str(arm), arm)} (n = {len(alive)})"
+        axes.fill_between(grid, low, high, color=look.colour, alpha=0.16, linewidth=0)
+        every = max(1, len(grid) // 5)
+        axes.plot(
+            grid, mean, color=look.colour, linewidth=1.7, linestyle=look.dash, marker=look.marker, markevery=every,
+            markersize=4, label=name,
+        )  # fmt: skip
+        if len(grid):
+            told.append(f"{name}: {mean[0]:.3g} to {mean[-1]:.3g} at {grid[-1]:.4g} {x}")
+    if target is not None and target == target:
+        axes.axhline(target, color=MUTED, linewidth=0.9, linestyle="--")
+        told.append(f"target {target:.4g}")
+    virtual = len(runs) > 0 and (runs["clock"] == "virtual").all()
+    axes.set_xlabel("virtual seconds" if x == "seconds" and virtual else {"seconds": "training seconds"}.get(x, x))
+    axes.set_ylabel(y.removeprefix("metric.") if y != "loss" else "evaluation loss")
+    return "; ".join(told)
+
+
+def _thinned(curve: Curve) -> Curve:
+    step = max(1, len(curve[0]) // MOST_POINTS)
+    return curve[0][::step], curve[1][::step]
+
+
+def reached(
+    axes: Axes,
+    runs: pd.DataFrame,
+    curves: pd.DataFrame,
+    cast: Mapping[str, Look],
+    labels: Mapping[str, str],
+    target: float,
+) -> str:
+    """The share of runs that are at the target by a time; those that ended before it are censored there."""
+    measure, told = Measure(curves), []
+    for arm, of_arm in runs.groupby("arm", sort=False):
+        rows, look = list(of_arm.itertuples()), cast[str(arm)]
+        at = np.array([measure.crossings([row], target)[0] for row in rows])
+        ends = np.array([math.inf if row.diverged else measure.end(row.run, "seconds") for row in rows])
+        there = np.isfinite(at)
+        told.append(f"{labels.get(str(arm), arm)}: {there.sum()} of {len(rows)}")
+        if there.any():
+            last = max([*at[there], *ends[np.isfinite(ends)]])
+            sample = scipy_stats.CensoredData(uncensored=at[there], right=np.minimum(ends, last)[~there])
+            share = scipy_stats.ecdf(sample).cdf
+            axes.step(
+                [0, *share.quantiles], [0, *share.probabilities], where="post", color=look.colour, linestyle=look.dash,
+                label=labels.get(str(arm), arm),
+            )  # fmt: skip
+    virtual = len(runs) > 0 and (runs["clock"] == "virtual").all()
+    axes.set(ylim=(-0.03, 1.05), xlabel="virtual seconds" if virtual else "training seconds")
+    axes.set_ylabel(f"share of runs at or below {target:.3g}")
+    return "; ".join(told)
+
+
+def against(
+    axes: Axes,
+    runs: pd.DataFrame,
+    cast: Mapping[str, Look],
+    x: str,
+    y: str,
+    *,
+    log: bool = False,
+) -> str:
+    """`y` against `x`: means over seeds with t intervals, a line for each algorithm."""
+    told = []
+    for name, own in runs.dropna(subset=[x, y]).groupby("algorithm", sort=False):
+        look = cast[own["arm"].iloc[0]]
+        exact = own[x].nunique() <= own["arm"].nunique()  # workers, rates; else an arm is a point at its mean
+        means = [(part[x].mean(), t_interval(part[y].to_numpy())) for _, part in own.groupby(x if exact else "arm")]
+        means.sort(key=lambda one: one[0])
+        at = [one for one, _ in means]
+        axes.plot(
+            at, [one.estimate for _, one in means], color=look.colour, marker=look.marker, markersize=4.5,
+            linestyle=look.dash, label=str(name),
+        )  # fmt: skip
+        axes.vlines(at, [one.low for _, one in means], [one.high for _, one in means], color=look.colour, linewidth=1.2)
+        told.append(f"{name}: {', '.join(f'{one.estimate:.3g} at {place:.3g}' for place, one in means)}")
+    axes.set(xlabel=x.replace("_", " "), ylabel=y.replace("_", " "))
+    if log:
+        axes.set_xscale("log", base=2 if x == "workers" else 10)
+        axes.xaxis.set_major_formatter("{x:g}")
+    return "; ".join(told)
+
+
+def delays(axes: Axes, counts: Mapping[str, Mapping[int, int]], cast: Mapping[str, Look]) -> str:
+    """How often a gradient was applied at each delay, in updates."""
+    for arm, of_arm in counts.items():
+        total, at = sum(of_arm.values()), sorted(of_arm)
+        look = cast[arm]
+        shares = [of_arm[delay] / total for delay in at]
+        axes.plot(at, shares, color=look.colour, marker=look.marker, markersize=4, linestyle=look.dash, label=arm)
+    axes.set(xlabel="delay (updates)", ylabel="share of the gradients")
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
+    return "; ".join(f"{arm}: at most {max(of_arm)}" for arm, of_arm in counts.items())
+
+
+def heat(axes: Axes, counts: pd.DataFrame) -> str:
+    """A confusion matrix, rows in percent of the true class."""
+    shares = counts.div(counts.sum(axis=1), axis=0)
+    sns.heatmap(shares, annot=True, fmt=".0%", cmap="Blues", cbar=False, square=True, ax=axes)
+    axes.set(xlabel="predicted", ylabel="true")
+    return "; ".join(f"{name} right in {shares.loc[name, name]:.0%}" for name in counts.index)
+
+
+def save(figure: Figure, path: Any) -> None:
+    """Write a picture as PDF and SVG with its fonts in it; equal pictures give equal bytes."""
+    with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "asyncsgd", "pdf.fonttype": 42}):
+        figure.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None})
+        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})

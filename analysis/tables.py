@@ -1,0 +1,249 @@
+"""Every table of a report as a DataFrame with plain numbers; `written` is how its cells are shown."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.questions import BASELINE, Plan, groups, labels
+from analysis.stats import Interval, t_interval
+from analysis.trust import at_edge
+
+MISSING = "-"
+UNKNOWN = Interval(math.nan, math.nan, math.nan, 0.95, 0)
+ENDS = {"estimate": "", "low": "_low", "high": "_high"}
+MEANS = ("loss", "metric", "seconds", "samples_per_second", "updates", "samples_per_update", "delay_p95", "delay_max")
+COSTS = ("computing", "waiting", "communicating", "memory_gib", "gpu_gib", "tokens_per_second", "mfu")
+
+
+def arms(runs: pd.DataFrame, tests: pd.DataFrame, plan: Plan) -> pd.DataFrame:
+    """Table 1: what every arm reached and cost, means over seeds with 95 % t intervals."""
+    used = runs[(runs["stage"] == "test") & (runs["replicate"] == 0) & runs["usable"]]
+    rows = []
+    for arm, own in used.groupby("arm", sort=False):
+        alive, first = own[~own["diverged"]], own.iloc[0]
+        row = {"arm": arm, "clock": first["clock"], "workers": first["workers"], "runs": len(own)}
+        row |= {"diverged": int(own["diverged"].sum()), "learning_rate": first["learning_rate"]}
+        timed = tests[
+            (tests["endpoint"] == "time_to_target") & ((tests["treatment"] == arm) | (tests["reference"] == arm))
+        ]
+        row |= {"reached": _reached(timed, str(arm)), "time": _time(timed, str(arm))}
+        row |= {name: t_interval(alive[name].to_numpy()) for name in MEANS}
+        row |= _over_one_worker(used, own)
+        row |= {name: float(alive[name].mean()) for name in COSTS}
+        rows.append(row)
+    return _without_empty(pd.DataFrame(rows))
+
+
+def _reached(timed: pd.DataFrame, arm: str) -> str:
+    """Runs at the target by the end of the budget."""
+    if timed.empty:
+        return ""
+    row = timed.iloc[0]
+    return f"{row['reached'][0 if row['treatment'] == arm else 1]} of {row['n']} by {row['budget']:.4g} s"
+
+
+def _time(timed: pd.DataFrame, arm: str) -> Interval:
+    """Mean time to the target, counted up to the budget."""
+    if timed.empty:
+        return UNKNOWN
+    row = timed.iloc[0]
+    values = row["treatment_values"] if row["treatment"] == arm else row["reference_values"]
+    return t_interval(values)
+
+
+def _over_one_worker(used: pd.DataFrame, own: pd.DataFrame) -> dict[str, Any]:
+    """Throughput as a multiple of one worker's and its share per worker, where both are known to be of one machine."""
+    first = own.iloc[0]
+    one = used[(used["workers"] == 1) & (used["clock"] == first["clock"]) & (used["task"] == first["task"])]
+    machines = set(one["machine"]) | set(own["machine"])
+    if one.empty or (first["clock"] == "measured" and (len(machines) > 1 or "" in machines)):
+        return {"speed_up": math.nan, "efficiency": math.nan}
+    ratio = float(own["samples_per_second"].mean() / one["samples_per_second"].mean())
+    return {"speed_up": ratio, "efficiency": ratio / first["workers"]}
+
+
+def settings(runs: pd.DataFrame) -> pd.DataFrame:
+    """The settings in which arms differ, as their runs were started."""
+    first = runs[(runs["stage"] == "test") & runs["usable"]].groupby("arm", sort=False)["settings"].first()
+    table = pd.DataFrame(list(first), index=first.index).drop(columns=["seed", "mode", "rule"], errors="ignore")
+    return table.loc[:, table.astype(str).nunique() > 1].reset_index()
+
+
+def comparisons(tests: pd.DataFrame) -> pd.DataFrame:
+    """Table 2: every question with its answer."""
+    level = 1 - tests["alpha"] / tests["family_size"]
+    parts = {
+        name: tests[name] for name in ("treatment", "reference", "group", "endpoint", "family", "family_size", "n")
+    }
+    parts["better"] = [f"{won} of {n}" for won, n in zip(tests["wins"], tests["n"], strict=True)]
+    for name, columns in (("difference", ("estimate", "low", "high")), ("ratio", ("ratio", "ratio_low", "ratio_high"))):
+        ends = zip(*(tests[column] for column in columns), level, tests["n"], strict=True)
+        parts[name] = pd.Series([Interval(*one) for one in ends], index=tests.index, dtype=object)
+    kept = ("unit", "test", "p", "p_holm", "margin", "p_equal", "word", "reason", "left_out")
+    return pd.DataFrame(parts | {name: tests[name] for name in kept})
+
+
+def paper(runs: pd.DataFrame, tests: pd.DataFrame, plan: Plan) -> pd.DataFrame:
+    """For a column of a paper: arm, time to the target, ratio, loss, word of the registered endpoint."""
+    named, table = labels(groups(runs, plan)), arms(runs, tests, plan)
+    rows = []
+    for row in table.to_dict("records"):
+        own = tests[(tests["treatment"] == row["arm"]) & (tests["reference"] != BASELINE)]
+        timed, first = own[own["endpoint"] == "time_to_target"], own.head(1)
+        ends = timed.iloc[0] if len(timed) else {}
+        ratio = UNKNOWN._replace(**{key: ends[f"ratio{end}"] for key, end in ENDS.items()}) if len(timed) else UNKNOWN
+        word = first.iloc[0]["word"] if len(first) else "reference"
+        cells = {"arm": named.get(row["arm"], row["arm"]), "time (s)": row.get("time", UNKNOWN), "ratio": ratio}
+        rows.append(cells | {"loss": row.get("loss", MISSING), "verdict": word})
+    return pd.DataFrame(rows)
+
+
+def tuning(runs: pd.DataFrame, plan: Plan) -> pd.DataFrame:
+    """Table 3: what was tried, and what was chosen."""
+    tried = runs[runs["stage"] == "tuning"]
+    table = tried.groupby(["arm", "learning_rate"], sort=False).agg(loss=("loss", "mean"), runs=("run", "size"))
+    table = table.reset_index()
+    chosen = {name: (arm.get("chosen") or {}).get("learning_rate") for name, arm in plan.arms.items()}
+    edge = {name for name, arm in plan.arms.items() if at_edge(arm)}
+    table["chosen"] = [rate == chosen.get(arm) for arm, rate in zip(table["arm"], table["learning_rate"], strict=True)]
+    table["at_edge"] = table["chosen"] & table["arm"].isin(edge)
+    return table
+
+
+def downstream(runs: pd.DataFrame) -> pd.DataFrame:
+    """Scores after fine-tuning: means over the repetitions of a pretraining seed, then over these seeds."""
+    tuned = runs[(runs["stage"] == "finetune") & runs["usable"] & ~runs["diverged"]]
+    rows = [
+        {"arm": row.arm, "seed": row.seed, "score": row.metric, **_scores(row.details)} for row in tuned.itertuples()
+    ]
+    if not rows:
+        return pd.DataFrame(columns=["arm", "score"])
+    by_seed = pd.DataFrame(rows).groupby(["arm", "seed"], sort=False).mean(numeric_only=True)
+    return by_seed.groupby("arm", sort=False).agg(lambda one: t_interval(one.to_numpy())).reset_index()
+
+
+def _scores(details: dict[str, Any]) -> dict[str, float]:
+    types = {kind: one.get("f1") for kind, one in (details.get("per_type") or {}).items()}
+    check = details.get("hatecheck") or {}
+    found = {"accuracy": (details.get("metrics") or {}).get("accuracy")}
+    found |= {f"F1 {name}": value for name, value in (details.get("per_class_f1") or types).items()}
+    found |= {"HateCheck": check.get("accuracy")} if check else {}
+    found |= {f"HateCheck {name}": one["accuracy"] for name, one in (check.get("functionalities") or {}).items()}
+    return {name: math.nan if value is None else float(value) for name, value in found.items()}
+
+
+def confusion(runs: pd.DataFrame, arm: str) -> pd.DataFrame | None:
+    """Sum of the confusion matrices of an arm's fine-tunings, rows the true class; None where they do not fit."""
+    own = runs[(runs["stage"] == "finetune") & (runs["arm"] == arm) & runs["usable"]]["details"]
+    named = {tuple(map(str, one.get("labels") or ())) for one in own}
+    matrices = [np.array(one["confusion"]) for one in own if one.get("confusion")]
+    if len(named) != 1 or not matrices or any(one.shape != (len(min(named)),) * 2 for one in matrices):
+        return None
+    return pd.DataFrame(sum(matrices), index=list(min(named)), columns=list(min(named)))
+
+
+def every_run(runs: pd.DataFrame) -> pd.DataFrame:
+    """All runs, with their results and why some are in no number."""
+    kept = [
+        "run",
+        "stage",
+        "arm",
+        "seed",
+        "replicate",
+        "status",
+        "loss",
+        "metric",
+        "seconds",
+        "samples",
+        "learning_rate",
+    ]
+    return runs[[*kept, "left_out", "notes"]].reset_index(drop=True)
+
+
+def environments(runs: pd.DataFrame) -> pd.DataFrame:
+    """The machines and code that runs were made on."""
+    known = runs[(runs["machine"] != "") | (runs["commit"] != "")]
+    return (
+        known.groupby(["machine", "device", "threads", "commit"], dropna=False)
+        .agg(runs=("run", "size"), arms=("arm", lambda one: ", ".join(sorted(set(one)))))
+        .reset_index()
+    )
+
+
+def left_out(runs: pd.DataFrame, tests: pd.DataFrame) -> list[str]:
+    """What is in no number, and why."""
+    lines = [f"{row.run}: {row.left_out}" for row in runs[runs["left_out"] != ""].itertuples()]
+    lines += [f"{row.treatment} vs {row.reference}: {row.left_out}" for row in tests.itertuples() if row.left_out]
+    return list(dict.fromkeys(lines))
+
+
+def _without_empty(table: pd.DataFrame) -> pd.DataFrame:
+    """Without the columns in which nothing is known."""
+    known = [name for name in table if not table[name].map(lambda one: written(one) == MISSING).all()]
+    return table[known]
+
+
+def written(value: Any) -> str:
+    """A cell: four significant digits, an interval as an estimate with its ends.
+
+    >>> written(0.123456), written(12345.6), written(Interval(1.4212, 1.209, 1.66, 0.95, 8)), written(None)
+    ('0.1235', '12,346', '1.421 [1.209, 1.660]', '-')
+    """
+    if isinstance(value, Interval):
+        if value.estimate != value.estimate:
+            return MISSING
+        places = _places(max(abs(end) for end in value[:3] if math.isfinite(end)))
+        low, middle, high = (f"{end:,.{places}f}" for end in (value.low, value.estimate, value.high))
+        return middle if value.low != value.low else f"{middle} [{low}, {high}]"
+    if value is None or value is pd.NA or value != value or value == "":
+        return MISSING
+    if isinstance(value, bool | np.bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        if value.is_integer() and abs(value) < 1e9:
+            return f"{value:,.0f}"
+        return f"{value:,.{_places(value)}f}" if 1e-4 <= abs(value) < 1e9 else f"{value:.3g}"
+    return str(value)
+
+
+def _places(size: float) -> int:
+    return min(6, max(0, 3 - math.floor(math.log10(abs(size))))) if size and math.isfinite(size) else 0
+
+
+def text(table: pd.DataFrame) -> pd.DataFrame:
+    """The cells as they are shown."""
+    return table.map(written).rename(columns=lambda name: str(name).replace("_", " "))
+
+
+def numbers(table: pd.DataFrame) -> pd.DataFrame:
+    """For CSV, Parquet and JSON: an interval as three columns."""
+    parts = []
+    for name in table:
+        if table[name].map(lambda one: isinstance(one, Interval)).any():
+            ends = pd.DataFrame([one[:3] if isinstance(one, Interval) else [math.nan] * 3 for one in table[name]])
+            parts.append(ends.set_axis([name, f"{name}_low", f"{name}_high"], axis=1))
+        else:
+            parts.append(table[[name]].reset_index(drop=True))
+    return pd.concat(parts, axis=1) if parts else table
+
+
+def markdown(table: pd.DataFrame, title: str = "") -> str:
+    """A Markdown table; a bar within a cell is escaped."""
+    shown = text(table)
+    rows = [list(shown), ["---"] * len(shown.columns), *shown.to_numpy().tolist()]
+    lines = ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return "\n".join([*([f"**{title}**", ""] if title else []), *lines, ""])
+
+
+def latex(table: pd.DataFrame, name: str, title: str = "") -> str:
+    """A LaTeX table with booktabs' rules; no cell can be read as a command."""
+    style = text(table).style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis=1)
+    return style.to_latex(hrules=True, label=f"tab:{name}", caption=_escaped(title or name), position_float="centering")
+
+
+def _escaped(words: str) -> str:
+    return "".join({"_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#"}.get(one, one) for one in words)

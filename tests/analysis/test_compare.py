@@ -1,0 +1,125 @@
+"""The table of loose runs, its pictures, and what it says of runs that are in no mean or on other machines."""
+
+import csv
+import dataclasses
+import io
+
+import pytest
+from doors import cli
+from synthetic import SyntheticArm, edit_json, straight, write_finetuning, write_run
+
+SYNC, ASYNC = (SyntheticArm(name, 4, "measured", None) for name in ("sync", "async"))
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def compare(*arguments):
+    return cli(["analysis.compare", *map(str, arguments)])
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    """One run of sync, two of async and a third that diverged."""
+    write_run(tmp_path / "s0", SYNC, straight(9.0, 5.0, seconds=20.0))
+    for seed, loss in enumerate((5.0, 5.5)):
+        write_run(tmp_path / f"a{seed}", ASYNC, straight(9.0, loss, seconds=10.0 + seed), seed=seed, delays=[1, 3])
+    write_run(tmp_path / "x", ASYNC, [(0, 0.0, 9.0), (160, 2.0, None)], seed=2, status="DIVERGED")
+    return tmp_path
+
+
+def test_the_table_has_means_over_seeds_and_lists_what_is_not_in_them(mixed):
+    ended = compare(mixed)
+    assert ended.code == 0
+    row = next(line.split() for line in ended.out.splitlines() if line.split()[:1] == ["async"])
+    assert row[:9] == ["async", "asynchronous", "4", "2/3", "(diverged", "1/3)", "5.2500", "±", "0.3536"]
+    assert "not in the means:\n  x: DIVERGED" in ended.out
+    assert str(mixed / "figures" / "loss_vs_seconds.png") in ended.out
+
+
+def test_csv_is_unrounded(mixed):
+    rows = list(csv.DictReader(io.StringIO(compare(mixed, "--format", "csv").out)))
+    (sync,) = [row for row in rows if row["mode"] == "sync"]
+    (other,) = [row for row in rows if row["mode"] == "async"]
+    assert (sync["loss_mean"], sync["loss_sd"], sync["loss_n"]) == ("5.0", "", "1")
+    assert float(other["loss_sd"]) == 0.125**0.5
+    assert (other["runs"], other["done"], other["diverged"], other["delay_max_mean"]) == ("3", "2", "1", "3.0")
+
+
+def test_the_same_cells_are_in_markdown(mixed):
+    lines = compare(mixed, "--format", "md").out.splitlines()
+    assert any(line.startswith("| async | asynchronous | 4 | 2/3 (diverged 1/3) | 5.2500 ± 0.3536 |") for line in lines)
+
+
+def test_two_folders_are_compared_in_one_table(mixed, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    write_run(other / "s0", SYNC, straight(9.0, 4.0, seconds=20.0), seed=7)
+    out = compare(mixed, other).out
+    assert next(line.split()[3] for line in out.splitlines() if line.split()[:1] == ["sync"]) == "2/2"
+    assert compare(mixed, mixed).err.startswith("error: a folder is given twice")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"data_fingerprint": "beef"}, "data f00d"),
+        ({"eval_masking": "word:0.3"}, "evaluation word:0.3"),
+        ({"eval_weight": 24.0}, "terms 24"),
+        ({"task": "causal_lm"}, "task causal_lm"),
+    ],
+)
+def test_losses_of_unlike_evaluations_are_never_in_one_table(tmp_path, change, told):
+    for name in ("a", "b"):
+        write_run(tmp_path / name, ASYNC, straight(9.0, 5.0, seconds=10.0), seed=int(name == "b"))
+    edit_json(tmp_path / "b" / "summary.json", **change)
+    out = compare(tmp_path).out
+    assert out.startswith("WARNING: losses and metrics of different tables must not be compared\n")
+    assert told in out
+    assert out.count("1/1") == 2
+
+
+def test_runs_with_other_settings_are_rows_of_their_own(tmp_path):
+    for seed, rate in enumerate((0.1, 0.2)):
+        write_run(tmp_path / f"{seed}", ASYNC, straight(9.0, 5.0, seconds=10.0), seed=seed, learning_rate=rate)
+    header, *rows = compare(tmp_path).out.splitlines()[2:5]
+    assert "learning_rate" in header.split()
+    assert [row.split()[header.split().index("learning_rate")] for row in rows] == ["0.1", "0.2"]
+
+
+def test_a_seed_that_occurs_twice_and_other_machines_are_warnings(tmp_path):
+    for name in ("a", "b"):
+        write_run(tmp_path / name, ASYNC, straight(9.0, 5.0, seconds=10.0))
+    edit_json(tmp_path / "b" / "environment.json", cpu="another")
+    out = compare(tmp_path).out
+    assert "2 runs have seed 0; its ± is not over different seeds only" in out
+    assert (
+        "WARNING: seconds of different machines must not be compared: a processor, 2 cores, torch 2.13.0 (1 runs)"
+        in out
+    )
+
+
+def test_measured_and_virtual_seconds_share_no_picture(tmp_path):
+    write_run(tmp_path / "a", ASYNC, straight(9.0, 5.0, seconds=10.0))
+    write_run(tmp_path / "b", dataclasses.replace(ASYNC, clock="virtual"), straight(9.0, 5.0, seconds=10.0))
+    compare(tmp_path, "--out", tmp_path / "pictures")
+    names = {path.stem for path in (tmp_path / "pictures").iterdir()}
+    assert names == {"loss_vs_seconds", "loss_vs_virtual_seconds", "loss_vs_samples"}
+
+
+def test_fine_tuning_runs_are_listed_aside(tmp_path):
+    write_run(tmp_path / "a", ASYNC, straight(9.0, 5.0, seconds=10.0))
+    write_finetuning(tmp_path / "tuned", seed=0, macro_f1=0.5, parent=None)
+    out = compare(tmp_path).out
+    assert "fine-tuning runs (in analysis.report):\n  tuned: DONE\n" in out
+    assert "1/1" in out
+
+
+def test_runs_without_any_summary_are_listed(tmp_path):
+    write_run(tmp_path / "a", ASYNC, straight(9.0, 5.0, seconds=10.0), status=None)
+    out = compare(tmp_path).out
+    assert out.startswith("no pretraining run has a summary yet\n\nnot in the means:\n  a: UNFINISHED")
+
+
+def test_what_the_user_has_to_change_is_exit_code_2(tmp_path, mixed):
+    assert compare(tmp_path / "nothing").code == 2
+    (tmp_path / "file").write_text("")
+    ended = compare(mixed, "--out", tmp_path / "file")
+    assert (ended.code, ended.err.startswith("error: ")) == (2, True)

@@ -1,0 +1,208 @@
+"""The page, the tables and the pictures of a study: what stands where, how much of it, and that nothing is loaded."""
+
+import csv
+import html.parser
+import io
+import re
+
+import pytest
+from doors import UsageError, asyncsgd, cli
+from scenarios import EIGHT, SOONER, reaches, two_arms
+from synthetic import edit_json
+
+VOID = {"meta", "br", "img", "input", "link", "hr", "path", "use", "rect"}
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+class Outline(html.parser.HTMLParser):
+    """Reads a page strictly: every tag is closed in order; keeps what the tests ask for."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.open, self.ids, self.targets, self.shown, self.labels = [], [], [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        values = dict(attributes)
+        assert len(values) == len(attributes), f"<{tag}> has an attribute twice"
+        self.ids += [values.get("id")] * ("id" in values)
+        self.targets += [found for value in values.values() for found in re.findall(r"url\(#([^)]+)\)", value or "")]
+        self.targets += [values.get("href", "")[1:]] * values.get("href", "").startswith("#")
+        self.labels += [values.get("aria-label")] * ("aria-label" in values)
+        self.open.append(tag)
+        if tag in ("meta", "br"):
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if not {"style", "details", "svg", "title"} & {*self.open}:
+            self.shown.append(data)
+
+
+@pytest.fixture(scope="module")
+def page(example, tmp_path_factory):
+    return example.report(tmp_path_factory.mktemp("out") / "report.html").read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def outline(page):
+    return Outline(page)
+
+
+def test_the_page_is_small_enough_to_read_and_to_send(page, outline):
+    assert len(page.encode()) <= 1.5e6
+    assert len(" ".join(outline.shown).split()) <= 700
+
+
+def test_the_page_holds_no_script_and_no_address_and_forbids_both(page):
+    assert "<script" not in page
+    assert not re.search(r"https?://|//[a-z]|@import|src=", page)
+    assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:" in page
+
+
+def test_every_id_is_there_once_and_every_reference_leads_somewhere(outline):
+    assert len(outline.ids) == len(set(outline.ids))
+    assert set(outline.targets) <= set(outline.ids)
+
+
+def test_the_eye_meets_the_headline_the_forest_the_curves_the_tests_and_what_to_trust(page, example):
+    marks = [
+        "<h1>",
+        'id="forest"',
+        'id="loss-seconds"',
+        'id="loss-samples"',
+        'id="first-tests"',
+        'class="trust"',
+        "<details",
+    ]
+    assert sorted(map(page.index, marks)) == [page.index(mark) for mark in marks]
+    assert page.count("<h1>") == 1
+    assert example.headlines[0].text in page.replace("&#39;", "'")
+    assert page.partition('id="first-tests"')[2].partition("</section>")[0].count("<tr") == 7
+
+
+def test_checks_that_failed_come_first(example):
+    levels = example.trust["level"].tolist()
+    assert levels == sorted(levels, key=["bad", "warning", "unknown", "good"].index)
+
+
+def test_every_picture_says_in_numbers_what_it_shows(outline):
+    assert len(outline.labels) >= 20
+    assert all(re.search(r"\d", label) for label in outline.labels)
+
+
+def test_every_run_is_in_the_page_with_a_link_where_it_has_a_folder(page, example):
+    for run in example.runs.itertuples():
+        assert (f">{run.run}</a>" in page) == (run.status != "MISSING"), run.run
+
+
+def test_everything_left_out_is_in_the_page(page, example):
+    for run in example.runs[example.runs["left_out"] != ""].itertuples():
+        assert f"{run.run}: {run.left_out}" in page
+
+
+def test_markup_in_names_is_shown_as_text(tmp_path):
+    def hostile(study):
+        edit_json(study / "plan.json", study="<script>alert(1)</script>")
+
+    study = two_arms(
+        tmp_path, [reaches(time) for time in EIGHT], [reaches(time) for time in SOONER], afterwards=hostile
+    )
+    text = study.report(tmp_path / "report.html").read_text("utf-8")
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+    assert "&lt;" in asyncsgd.load(tmp_path)._repr_html_() or "<script" not in study._repr_html_()
+
+
+def test_equal_studies_give_equal_bytes(example, example_folder, page, tmp_path):
+    again = asyncsgd.load(example_folder).report(tmp_path / "report.html").read_text("utf-8")
+    assert again.partition("<h1>")[2].partition("<details")[0] == page.partition("<h1>")[2].partition("<details")[0]
+
+
+def test_a_study_of_one_killed_run_has_a_page(empty, tmp_path):
+    text = empty.report(tmp_path / "report.html").read_text("utf-8")
+    assert "<h1>No verdict: none of 1 test runs has a result yet.</h1>" in text
+    assert "<svg" not in text
+
+
+@pytest.mark.parametrize("kind", ["forest", "loss", "reached", "against"])
+def test_a_picture_can_be_had_from_python(example, kind):
+    options = {"x": "workers", "y": "samples_per_second"} if kind == "against" else {}
+    figure = example.plot(kind, **options)
+    assert all(axes.get_xlabel() for axes in figure.axes)
+
+
+def test_an_unknown_plot_or_table_is_refused_with_what_there_is(example):
+    with pytest.raises(UsageError, match="there is no plot 'tree'; there are: forest, loss, reached, against"):
+        example.plot("tree")
+    with pytest.raises(UsageError, match="there is no table 'test'; did you mean 'tests'"):
+        example.table("test")
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("command") / "s"
+    two_arms(folder, [reaches(time) for time in EIGHT], [reaches(time) for time in SOONER])
+    return folder
+
+
+def report(*arguments):
+    return cli(["analysis.report.__main__", *map(str, arguments)])
+
+
+def test_the_command_writes_the_page_beside_the_runs_and_prints_the_verdict(study):
+    ended = report(study)
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.startswith("Asynchronous training reached the target 1.54")
+    assert ended.out.splitlines()[-1] == str(study / "report.html")
+    assert (study / "report.html").read_text("utf-8").startswith("<!DOCTYPE html>")
+
+
+def test_the_verdict_alone_is_a_format(study):
+    assert report(study, "--format", "sentence").out.strip() == asyncsgd.load(study).verdict
+
+
+def test_tables_go_to_standard_output_alone(study):
+    markdown, latex, table = (report(study, "--format", form) for form in ("md", "latex", "csv"))
+    assert markdown.out.count("**Table 2. Tests**") == 1
+    assert "| better |" in markdown.out
+    assert latex.out.count(r"\toprule") == latex.out.count(r"\bottomrule") >= 4
+    rows = list(csv.DictReader(io.StringIO(table.out)))
+    assert [row["endpoint"] for row in rows][:2] == ["time_to_target", "target_reached"]
+    assert float(rows[0]["ratio"]) == pytest.approx(sum(EIGHT) / sum(SOONER), rel=1e-12)
+    assert "csv holds one table, this is tests" in table.err
+
+
+def test_a_table_for_a_paper_fits_a_column(study):
+    lines = report(study, "--format", "latex", "--table", "paper").out.splitlines()
+    assert r"arm & time (s) & ratio & loss & verdict \\" in lines
+    assert max(map(len, lines)) < 90
+
+
+def test_figures_are_written_as_pdf_and_svg_with_their_fonts(study, tmp_path):
+    ended = report(study, "--format", "sentence", "--figures", tmp_path / "pictures")
+    assert ended.code == 0
+    names = {path.name for path in (tmp_path / "pictures").iterdir()}
+    assert {"forest.pdf", "forest.svg", "loss-seconds.pdf", "loss-samples.svg"} <= names
+    assert b"/FontFile2" in (tmp_path / "pictures" / "forest.pdf").read_bytes()
+    assert "<text" not in (tmp_path / "pictures" / "forest.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--table", "tests"], "--table goes with tables"),
+        (["--format", "md", "--table", "test"], "has no table 'test'; did you mean 'tests'"),
+        (["--out", "nowhere/report.html"], "name a file in a folder that is there"),
+        (["--figures", __file__], "is a file; name a folder"),
+    ],
+)
+def test_what_cannot_be_used_is_told_with_exit_code_2(study, arguments, told):
+    ended = report(study, *arguments)
+    assert ended.code == 2
+    assert ended.err.startswith("error: ")
+    assert told in ended.err

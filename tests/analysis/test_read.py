@@ -1,0 +1,207 @@
+"""Run folders as tables: which run belongs where, and why a run is in no number."""
+
+import json
+import shutil
+
+import pytest
+from doors import UsageError, asyncsgd
+from reading import ASYNC, SYNC, row_of
+from synthetic import SyntheticArm, edit_json, planned, straight, write_finetuning, write_plan, write_run, write_study
+
+CURVE = straight(6.0, 5.0, seconds=10.0)
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def two_arms(folder, seeds=6, **options):
+    curves = {
+        arm.name: [straight(6.0, 5.0 + 0.01 * seed, seconds=10.0) for seed in range(seeds)] for arm in (SYNC, ASYNC)
+    }
+    return write_study(folder, curves, [SYNC, ASYNC], registration={"num_seeds": seeds} | options)
+
+
+def test_a_run_has_what_its_files_say(tmp_path):
+    write_run(tmp_path / "a", ASYNC, CURVE, seed=7, delays=[1, 3])
+    (run,) = asyncsgd.load(tmp_path).runs.itertuples()
+    assert (run.run, run.stage, run.arm, run.seed, run.status) == ("a", "test", "async-w4-virtual", 7, "DONE")
+    assert (run.mode, run.rule, run.workers, run.batch_size, run.clock) == ("async", "asynchronous", 4, 16, "virtual")
+    assert (run.loss, run.metric, run.seconds, run.samples, run.delay_max) == (5.0, 0.5, 10.0, 160, 3)
+    assert (run.machine, run.device, run.threads) == ("a processor, 2 cores, torch 2.13.0", "cpu", 1)
+    assert (run.usable, run.diverged, run.left_out, run.resumes) == (True, False, "", 0)
+
+
+DAMAGE = {
+    "summary.json": {
+        b"": "UNREADABLE: ",
+        b"[]": "UNREADABLE: summary.json has no status",
+        b'{"schema": 1, "status": "DONE"}': "UNREADABLE: summary.json has no status of schema 2",
+        (
+            b'"train_seconds": 10.0',
+            b'"train_seconds": "ten"',
+        ): "UNREADABLE: its train_seconds is 'ten'",
+        (b'"mode": "async"', b'"mode": {}'): "UNREADABLE: summary.json is damaged: its mode is '{}'",
+        (b'"status": "DONE"', b'"status": "FAILED"'): "FAILED: it has no evaluation",
+    },
+    "events.jsonl": {
+        (b'"loss":6.0', b'"loss":"high"'): "UNREADABLE: its loss is 'high', which is no number",
+        (b'"total_samples":160', b'"total_samples":120'): "UNREADABLE: its evaluations end at 120 of 160 samples",
+    },
+    "settings.yaml": {b"{: :": "UNREADABLE: settings.yaml"},
+    "environment.json": {b"[1]": "UNREADABLE: environment.json is damaged"},
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "told"), [(file, *case) for file, cases in DAMAGE.items() for case in cases.items()]
+)
+def test_a_damaged_run_is_in_no_number_and_says_why(tmp_path, file, change, told):
+    path = write_run(tmp_path / "a", ASYNC, CURVE) / file
+    content = path.read_bytes()
+    path.write_bytes(change if isinstance(change, bytes) else content.replace(*change))
+    (run,) = asyncsgd.load(tmp_path).runs.itertuples()
+    assert run.left_out.startswith(told)
+    assert (run.usable, run.status) == (False, told.partition(":")[0])
+
+
+def test_a_run_without_a_summary_is_unfinished_and_is_of_its_arm(tmp_path):
+    for seed in range(2):
+        write_run(tmp_path / f"s{seed}", ASYNC, CURVE, seed=seed)
+    (tmp_path / "s1" / "summary.json").unlink()
+    runs = asyncsgd.load(tmp_path).runs
+    assert runs["status"].tolist() == ["DONE", "UNFINISHED"]
+    assert runs["arm"].nunique() == 1
+    assert runs["left_out"].iloc[1] == "UNFINISHED: no summary.json: it was killed or is still running"
+
+
+def test_a_loss_that_is_no_number_is_a_run_that_diverged(tmp_path):
+    write_run(tmp_path / "a", ASYNC, [*CURVE[:3], (120, 8.0, None)])
+    (run,) = asyncsgd.load(tmp_path).runs.itertuples()
+    assert (run.diverged, run.usable, run.status) == (True, True, "DONE")
+
+
+def test_a_plan_says_which_runs_there_should_be(tmp_path):
+    folder = two_arms(tmp_path)
+    shutil.rmtree(folder / f"test/{ASYNC.name}/s105")
+    shutil.copytree(folder / f"test/{ASYNC.name}/s104", folder / f"test/{ASYNC.name}/s999")
+    shutil.copytree(folder / f"test/{ASYNC.name}/s104", folder / f"test/{ASYNC.name}/s104.before-1")
+    runs = asyncsgd.load(folder).runs
+    assert runs.loc[f"test/{ASYNC.name}/s105", ["status", "seed"]].tolist() == ["MISSING", 105]
+    assert runs.loc[f"test/{ASYNC.name}/s999", ["left_out", "usable"]].tolist() == ["not in plan.json", False]
+    assert len(runs) == 13
+
+
+def test_a_run_that_is_not_what_its_place_says_leaves_its_place_empty(tmp_path):
+    folder = two_arms(tmp_path)
+    shutil.rmtree(folder / f"test/{ASYNC.name}/s105")
+    shutil.copytree(folder / f"test/{ASYNC.name}/s104", folder / f"test/{ASYNC.name}/s105")
+    run = asyncsgd.load(folder).runs.loc[f"test/{ASYNC.name}/s105"]
+    assert (run["status"], run["left_out"]) == ("MISSING", "its folder holds another run: seed 104, not 105")
+
+
+@pytest.mark.parametrize("damage", ["", "[]", '{"schema": 99}'])
+def test_without_a_plan_that_can_be_read_folders_are_placed_by_their_names(tmp_path, damage):
+    folder = two_arms(tmp_path)
+    (folder / "plan.json").write_text(damage)
+    study = asyncsgd.load(folder)
+    assert study.runs["arm"].value_counts().to_dict() == {SYNC.name: 6, ASYNC.name: 6}
+    assert "there is no plan.json that could be read" in study.exploratory
+    assert study.plan.problems[0].startswith("plan.json cannot be read")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda file: file.unlink(), "there is no analysis.yaml: nothing was declared before the runs"),
+        (lambda file: file.write_text("{"), "analysis.yaml cannot be used: it is not YAML"),
+        (lambda file: file.write_text("reference: sync"), "analysis.yaml cannot be used: it has no 'primary'"),
+        (lambda file: file.write_text(file.read_text() + "#\n"), "analysis.yaml was changed after it was written"),
+        (lambda file: file.write_text(file.read_text() + "seeds: [1]\n"), "analysis.yaml registers test seeds 1"),
+        (lambda file: file.write_text(file.read_text() + "config_sha256: ff\n"), "plan.json is of another config"),
+        (
+            lambda file: file.write_text(file.read_text().replace("loss: 0.02", "loss: -1")),
+            "analysis.yaml cannot be used",
+        ),
+    ],
+)
+def test_a_registration_that_does_not_stand_makes_everything_exploratory(tmp_path, change, told):
+    folder = two_arms(tmp_path)
+    if "was changed" in told:
+        edit_json(folder / "plan.json", analysis_sha256="00ff")
+    change(folder / "analysis.yaml")
+    study = asyncsgd.load(folder)
+    assert study.exploratory.startswith(told)
+    assert set(study.tests["family"]) == {"exploratory"}
+    assert study.headlines[0].text.startswith("Exploratory: ")
+
+
+def test_seeds_beyond_the_registered_ones_or_fewer_make_a_study_exploratory(tmp_path):
+    more, fewer = two_arms(tmp_path / "more", num_seeds=5), two_arms(tmp_path / "fewer", num_seeds=7)
+    assert "6 seeds were run and 5 registered" in asyncsgd.load(more).exploratory
+    assert "7 seeds were registered and an arm of the primary comparison has 6" in asyncsgd.load(fewer).exploratory
+
+
+def test_loose_runs_are_arms_by_their_settings_but_not_by_budget_seed_or_machine(tmp_path):
+    for seed in range(2):
+        write_run(tmp_path / f"a{seed}", ASYNC, CURVE, seed=seed)
+        write_run(tmp_path / f"b{seed}", SYNC, straight(6.0, 5.0, seconds=20.0, samples=320), seed=seed)
+    write_run(tmp_path / "c", ASYNC, CURVE, seed=5, learning_rate=0.1)
+    arms = asyncsgd.load(tmp_path).runs["arm"]
+    assert arms.groupby(arms).size().to_dict() == {
+        "async-w4-virtual-learning_rate 0.0005": 2,
+        "async-w4-virtual-learning_rate 0.1": 1,
+        "sync-w4-virtual": 2,
+    }
+
+
+def test_a_second_loose_run_of_a_seed_is_in_no_test(tmp_path):
+    for name in ("a", "b"):
+        write_run(tmp_path / name, ASYNC, CURVE, seed=3)
+    assert asyncsgd.load(tmp_path).runs["replicate"].tolist() == [0, 1]
+
+
+def test_loose_fine_tunings_belong_to_the_arm_of_their_parent(tmp_path):
+    write_run(tmp_path / "pre", ASYNC, CURVE, seed=3)
+    write_finetuning(tmp_path / "tuned", seed=11, macro_f1=0.5, parent={"run": "/elsewhere/pre"})
+    write_finetuning(tmp_path / "alone", seed=12, macro_f1=0.5, parent=None)
+    write_finetuning(tmp_path / "orphan", seed=13, macro_f1=0.5, parent={"run": "gone"})
+    runs = asyncsgd.load(tmp_path).runs
+    assert runs.loc["tuned", ["arm", "seed", "parent"]].tolist() == ["async-w4-virtual", 3, "pre"]
+    assert runs.loc["alone", "arm"] == "baseline"
+    assert "is not in this folder" in runs.loc["orphan", "left_out"]
+
+
+def test_settings_of_simulate_are_read_one_level_deeper(tmp_path):
+    path = write_run(tmp_path / "a", ASYNC, CURVE)
+    settings = (path / "settings.yaml").read_text().replace("\n", "\n  ")
+    (path / "settings.yaml").write_text(f"simulate:\n  {settings}")
+    assert asyncsgd.load(tmp_path).runs["learning_rate"].tolist() == [0.0005]
+
+
+def test_what_was_predicted_of_a_run_is_no_run_of_its_own_unless_it_is_named(tmp_path):
+    write_run(tmp_path / "a", ASYNC, CURVE)
+    write_run(tmp_path / "a" / "predicted-1", ASYNC, CURVE)
+    assert list(asyncsgd.load(tmp_path).runs.index) == ["a"]
+    assert list(asyncsgd.load(tmp_path / "a" / "predicted-1").runs.index) == ["predicted-1"]
+
+
+def test_a_sweep_inside_a_folder_of_runs_is_a_study_of_its_own(tmp_path):
+    two_arms(tmp_path / "inner")
+    with pytest.raises(UsageError, match="holds no runs of its own, but sweeps; give one of them"):
+        asyncsgd.load(tmp_path)
+    write_run(tmp_path / "a", ASYNC, CURVE)
+    assert list(asyncsgd.load(tmp_path).runs.index) == ["a"]
+
+
+@pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir(), lambda path: path.write_text("")])
+def test_a_folder_without_runs_is_an_error_that_says_how_to_make_one(tmp_path, make):
+    make(tmp_path / "x")
+    with pytest.raises(UsageError, match="make one: python experiments/stilt_mlm"):
+        asyncsgd.load(tmp_path / "x")
+
+
+def test_a_planned_arm_without_a_run_counts_in_the_registered_family(tmp_path):
+    folder, third = two_arms(tmp_path), SyntheticArm("ringmaster")
+    plan = json.loads((folder / "plan.json").read_text())
+    write_plan(folder, [SYNC, ASYNC, third], [*plan["runs"], planned("x", "test", third.name, 100)])
+    study = asyncsgd.load(folder)
+    assert row_of(study, "time_to_target").family_size == 2
+    assert row_of(study, "time_to_target", third.name).word == "too few seeds"

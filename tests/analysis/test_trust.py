@@ -1,0 +1,124 @@
+"""How far a study can be trusted: one check after another says what it has to, at its level."""
+
+import dataclasses
+
+import pytest
+from reading import trust_of
+from scenarios import ASYNC, EIGHT, SOONER, SYNC, ends_at, reaches, study_of, two_arms
+from synthetic import edit_json, planned, straight, write_finetuning, write_plan, write_run
+
+MEASURED = tuple(dataclasses.replace(arm, clock="measured", speeds=None) for arm in (SYNC, ASYNC))
+CURVES = [[reaches(time) for time in times] for times in (EIGHT, SOONER)]
+
+
+def summaries(folder, arm):
+    return sorted((folder / "test" / arm).glob("s*/summary.json"))
+
+
+def every(arm, **changes):
+    """Change the summaries of all runs of an arm."""
+
+    def change(folder):
+        for path in summaries(folder, arm.name):
+            edit_json(path, **changes)
+
+    return change
+
+
+MARK = "from scratch: not STILT"
+SAME = every(ASYNC, parameters_sha256="00")
+
+
+@pytest.mark.parametrize(
+    ("title", "arms", "change", "value", "level"),
+    [
+        ("oversubscribed", MEASURED, every(MEASURED[0], oversubscription=2.0), "8 of 16 measured runs", "bad"),
+        ("oversubscribed", MEASURED, None, "no", "good"),
+        (
+            "initial weights",
+            (SYNC, ASYNC),
+            every(SYNC, from_scratch=True),
+            "8 of 16 runs from scratch: not STILT",
+            "warning",
+        ),
+        ("clock", (SYNC, ASYNC), None, "VIRTUAL", "warning"),
+        ("data", (SYNC, ASYNC), None, "f00d", "good"),
+        ("data", (SYNC, ASYNC), every(ASYNC, data_fingerprint="beef"), "beef, f00d", "warning"),
+        ("comparable runs", (SYNC, ASYNC), every(ASYNC, data_fingerprint="beef"), "not in 4 of 4 tests", "bad"),
+        (
+            "different seeds, different models",
+            (SYNC, ASYNC),
+            every(ASYNC, parameters_sha256="00"),
+            "not in 1 of 2 arms",
+            "bad",
+        ),
+        ("test runs", (SYNC, ASYNC), every(ASYNC, status="FAILED"), "16 planned, 8 finished, 8 FAILED", "warning"),
+        ("seeds", (SYNC, ASYNC), None, "8 complete pairs", "good"),
+        ("common budget in seconds", (SYNC, ASYNC), None, "in every group", "good"),
+        ("equal batches per update", (SYNC, ASYNC), every(ASYNC, num_updates=400), "no", "warning"),
+        ("smallest detectable difference", (SYNC, ASYNC), None, "1.18 SD of the differences", "good"),
+        ("tuning", (SYNC, ASYNC), None, "not tuned", "warning"),
+        ("code", (SYNC, ASYNC), None, "c0ffee (16 runs)", "good"),
+    ],
+)
+def test_a_check_says_what_is_so(tmp_path, title, arms, change, value, level):
+    item = trust_of(two_arms(tmp_path, *CURVES, arms=arms, afterwards=change), title)
+    assert (item.value, item.level) == (value, level)
+
+
+def test_a_rule_that_never_acted_is_asynchronous_sgd(tmp_path):
+    rule = dataclasses.replace(ASYNC, algorithm="ringmaster")
+    for altered, value in ((0, "not in 1 of 1 arms"), (3, "all")):
+        change = every(rule, rule_acted={"arrivals": 9, "altered": altered})
+        study = two_arms(tmp_path / str(altered), *CURVES, arms=(SYNC, rule), afterwards=change)
+        assert trust_of(study, "rules that acted").value == value
+
+
+def tuned(arm, rates, losses, seeds=(0,)):
+    return dataclasses.replace(arm, learning_rates=rates, trial_losses=losses, tuning_seeds=seeds)
+
+
+def test_tuning_is_equal_or_not_and_its_edges_are_told(tmp_path):
+    three = tuned(SYNC, (1e-3, 5e-4, 2e-3), ((5.0,), (5.2,), (5.4,)))
+    two = tuned(ASYNC, (2e-3, 1e-3), ((5.0,), (5.2,)))
+    study = two_arms(tmp_path, *CURVES, arms=(three, two))
+    assert trust_of(study, "tuning").value == "UNEQUAL budgets"
+    assert trust_of(study, "tuned values inside their grids").value == "not in 1 of 2 arms"
+    assert any("Tuning: UNEQUAL budgets" in line for line in study.headlines[0].details)
+
+
+def guarded(folder, ends, batch=64, rate=5e-4):
+    """Two sync workers beside one process with a batch of its own; curves end at `ends`."""
+    sync = dataclasses.replace(MEASURED[0], num_workers=2, batch_size=32)
+    single = dataclasses.replace(sync, algorithm="single", num_workers=1, batch_size=batch, learning_rates=(rate,))
+    other = dataclasses.replace(MEASURED[1], num_workers=2, batch_size=32)
+    curves = [ends_at(5.0 + 0.01 * seed) for seed in range(6)]
+    arms = [(sync, curves), (other, curves), (single, [ends_at(end + 0.01 * k) for k, end in enumerate(ends)])]
+    return trust_of(study_of(folder, arms), "sync guard")
+
+
+def test_sync_is_checked_against_one_process_with_the_same_global_batch_and_rate(tmp_path):
+    assert guarded(tmp_path / "same", [5.0] * 6).value == "passed"
+    assert guarded(tmp_path / "slower", [5.4] * 6).value == "failed"
+    assert guarded(tmp_path / "noisy", [4.4, 5.6, 5.0, 5.5, 4.6, 5.0]).value == "not shown"
+    assert guarded(tmp_path / "batch", [5.0] * 6, batch=32).value == "not run"
+    assert guarded(tmp_path / "rate", [5.0] * 6, rate=1e-3).value == "not run"
+
+
+def test_a_guard_that_failed_stands_in_the_small_type_of_the_headline(tmp_path):
+    guarded(tmp_path, [5.4] * 6)
+    from reading import results_of
+
+    details = results_of(tmp_path).headlines[0].details
+    assert any(line.startswith("Sync guard: failed.") for line in details)
+
+
+def test_classifiers_that_predict_one_class_are_flagged(tmp_path):
+    runs = [planned(f"test/{SYNC.name}/s0", "test", SYNC.name, 0), planned("ft", "finetune", SYNC.name, 0)]
+    write_run(tmp_path / runs[0]["folder"], SYNC, straight(6.0, 5.0, seconds=10.0))
+    write_finetuning(tmp_path / "ft", seed=0, macro_f1=0.3, parent={"run": "x"}, confusion=((50, 0), (50, 0)))
+    write_plan(tmp_path, [SYNC], runs)
+    from reading import results_of
+
+    item = trust_of(results_of(tmp_path), "fine-tuned models that learned")
+    assert (item.value, item.level) == ("not in 1 of 1 arms", "bad")

@@ -1,0 +1,238 @@
+"""Words that could mislead: what was found from outside, each a study with the word and the sentence it must have."""
+
+import dataclasses
+import math
+import shutil
+
+import pytest
+from reading import results_of, row_of
+from scenarios import ASYNC, EIGHT, SOONER, SYNC, ends_at, reaches, two_arms
+from synthetic import (
+    SyntheticArm,
+    edit_json,
+    planned,
+    straight,
+    write_finetuning,
+    write_plan,
+    write_registration,
+    write_run,
+)
+
+CURVES = [[reaches(time) for time in times] for times in (EIGHT, SOONER)]
+LOSSES_DECIDE = {"primary": {"endpoint": "loss_at_equal_samples", "num_workers": 4, "clock": "virtual"}, "targets": {}}
+
+
+def of_arm(folder, arm, file="summary.json"):
+    return sorted((folder / "test" / arm.name).glob(f"s*/{file}"))
+
+
+def changed(folder, file="summary.json", **changes):
+    def change(study):
+        for path in of_arm(study, ASYNC, file):
+            edit_json(path, **changes)
+
+    return two_arms(folder, *CURVES, afterwards=change)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"task": "causal_lm"}, "task of async-w4-virtual: causal_lm; of sync-w4-virtual: not known"),
+        ({"data_fingerprint": "beef"}, "data of async-w4-virtual: beef; of sync-w4-virtual: f00d"),
+        ({"eval_masking": "word:0.3"}, "evaluation masks of async-w4-virtual: word:0.3; of sync-w4-virtual: not known"),
+        ({"eval_weight": 24.0}, "evaluated terms of async-w4-virtual: 24; of sync-w4-virtual: 300"),
+        (
+            {"init_sha256": "ab" * 32},
+            f"initial parameters of async-w4-virtual: {'ab' * 6}; of sync-w4-virtual: not known",
+        ),
+        ({"from_scratch": True}, "random start of async-w4-virtual: True; of sync-w4-virtual: False"),
+    ],
+)
+def test_runs_that_differ_in_what_decides_a_result_are_not_comparable(tmp_path, changes, told):
+    study = changed(tmp_path, **changes)
+    assert set(study.tests["word"]) == {"not comparable"}
+    assert set(study.tests["reason"]) == {told}
+
+
+def test_another_model_is_not_comparable_although_the_plan_says_it(tmp_path):
+    arms = [
+        dataclasses.replace(arm, settings={"seconds": 100.0, "model": model})
+        for arm, model in ((SYNC, "small"), (ASYNC, "tiny"))
+    ]
+    study = two_arms(tmp_path, *CURVES, arms=arms)
+    assert set(study.tests["reason"]) == {"model of async-w4-virtual: tiny; of sync-w4-virtual: small"}
+
+
+MEASURED = [dataclasses.replace(arm, clock="measured", speeds=None) for arm in (SYNC, ASYNC)]
+
+
+@pytest.mark.parametrize("changes", [{"device": "cuda"}, {"threads_per_worker": 4}, {"cpu": "another"}])
+def test_seconds_of_other_devices_threads_or_machines_are_not_compared(tmp_path, changes):
+    def change(study):
+        for path in of_arm(study, MEASURED[1], "environment.json"):
+            edit_json(path, **changes)
+
+    study = two_arms(tmp_path, *CURVES, arms=MEASURED, afterwards=change)
+    words = dict(zip(study.tests["endpoint"], study.tests["word"], strict=True))
+    assert words["time_to_target"] == words["loss_at_equal_seconds"] == "not comparable"
+    assert words["loss_at_equal_samples"] == "better"
+
+
+def test_machines_that_nobody_knows_are_not_the_same(tmp_path):
+    def change(study):
+        for arm in MEASURED:
+            for path in of_arm(study, arm, "environment.json"):
+                path.unlink()
+
+    row = row_of(two_arms(tmp_path, *CURVES, arms=MEASURED, afterwards=change), "time_to_target", "async-w4", "sync-w4")
+    assert (row.word, row.reason) == ("not comparable", "machine of async-w4: not known; of sync-w4: not known")
+
+
+def tuned(folder, scores, lost=None, status="FAILED"):
+    """Six seeds of two arms with macro-F1 registered; `lost`: a fine-tuning, or a pretraining, without a result."""
+    declared = {
+        "primary": {"endpoint": "macro_f1", "num_workers": 4, "clock": "virtual"},
+        "targets": {},
+    }
+    runs = []
+    for arm, of in zip((SYNC, ASYNC), scores, strict=True):
+        for seed, score in enumerate(of):
+            name = f"test/{arm.name}/s{seed}"
+            runs += [planned(name, "test", arm.name, seed)]
+            runs += [
+                planned(f"finetune/{arm.name}/s{seed}-f0", "finetune", arm.name, seed, parent=name, finetune_seed=seed)
+            ]
+            write_run(folder / name, arm, straight(6.0, 5.0 + 0.01 * seed, seconds=10.0), seed=seed)
+            write_finetuning(folder / runs[-1]["folder"], seed=seed, macro_f1=score, parent={"run": name})
+    write_registration(folder, num_seeds=7, **declared)
+    write_plan(folder, [SYNC, ASYNC], runs)
+    if lost is not None and status == "MISSING":
+        shutil.rmtree(folder / lost)
+    elif lost is not None and status == "UNFINISHED":
+        (folder / lost / "summary.json").unlink()
+    elif lost is not None:
+        edit_json(folder / lost / "summary.json", status=status)
+    return results_of(folder)
+
+
+SCORES = [0.5 + 0.01 * k for k in range(7)]
+BETTER = [score + 0.05 + 0.001 * k for k, score in enumerate(SCORES)]
+
+
+def test_scores_after_fine_tuning_are_compared_by_pretraining_seed(tmp_path):
+    row = row_of(tuned(tmp_path, (SCORES, BETTER)), "macro_f1")
+    assert (row.family, row.word, row.n, row.wins) == ("primary", "better", 7, 7)
+    assert row.estimate == pytest.approx(0.053)
+
+
+@pytest.mark.parametrize("status", ["FAILED", "MISSING", "UNFINISHED"])
+@pytest.mark.parametrize("stage", ["finetune", "test"])
+def test_lost_fine_tunings_are_counted_named_and_make_the_row_exploratory(tmp_path, stage, status):
+    lost = f"{stage}/{ASYNC.name}/s6" + "-f0" * (stage == "finetune")
+    row = row_of(tuned(tmp_path, (SCORES, BETTER), lost, status), "macro_f1")
+    assert row.family == "exploratory"
+    assert any(status in caveat and "in no number" in caveat for caveat in row.caveats)
+    assert row.n == (6 if stage == "finetune" else 7)
+
+
+def test_killed_runs_of_a_loose_folder_are_counted(tmp_path):
+    for arm, times in ((SYNC, EIGHT), (ASYNC, SOONER)):
+        for seed, time in enumerate(times):
+            write_run(tmp_path / f"{arm.algorithm}{seed}", arm, reaches(time), seed=seed)
+    (tmp_path / "async7" / "summary.json").unlink()
+    study = results_of(tmp_path)
+    assert "1 of 8 runs of async-w4-virtual is UNFINISHED, and in no number." in study.headlines[0].text
+
+
+def test_a_run_that_ends_far_above_its_start_never_reached_a_target_and_one_that_rises_again_is_told(tmp_path):
+    blown = [*CURVES[1][0][:15], (1400, 87.5, 600.0), (1600, 100.0, 600.0)]
+    risen = [*CURVES[1][1][:15], (1400, 87.5, 5.5), (1600, 100.0, 5.5)]
+    study = two_arms(tmp_path, CURVES[0], [blown, risen, *CURVES[1][2:]])
+    row = row_of(study, "time_to_target")
+    assert row.reached == (7, 8)
+    assert "1 of 8 runs of async-w4-virtual was at the target and is above it at its end." in study.headlines[0].text
+
+
+@pytest.mark.parametrize("times", [2, 6])
+def test_arms_that_stop_at_the_target_must_be_looked_at_equally_often(tmp_path, times):
+    """The same curves stopped where the target was first seen: who looks oftener sees a low loss sooner."""
+    import numpy
+
+    def stopped(seed, evaluations):
+        draws = numpy.random.default_rng(seed)
+        at = numpy.linspace(0, 200, evaluations)
+        losses = 4.9 + 1.1 * numpy.exp(-at / 40) + draws.normal(0, 0.08, evaluations) * (at > 0)
+        end = int(numpy.argmax(losses <= 5.0)) or evaluations - 1
+        return [(round(16 * x), float(x), float(y)) for x, y in zip(at[: end + 1], losses[: end + 1], strict=True)]
+
+    arms = [dataclasses.replace(arm, settings={"target_loss": 5.0}) for arm in (SYNC, ASYNC)]
+    curves = [[stopped(100 * side + seed, 21 * many) for seed in range(12)] for side, many in ((0, 1), (1, times))]
+    study = two_arms(tmp_path, *curves, arms=arms)
+    row = row_of(study, "time_to_target")
+    assert row.word == "not comparable"
+    assert row.reason.startswith(
+        "runs stop where they are first seen at target_loss, and there is an evaluation every "
+    )
+
+
+def test_one_or_three_pairs_have_no_speed_up_in_the_headline(tmp_path):
+    study = two_arms(tmp_path, CURVES[0][:3], CURVES[1][:3])
+    assert study.headlines[0].text == (
+        "There are too few seeds for a verdict on asynchronous training against synchronous training: 3 of the 6 pairs "
+        "that a verdict needs."
+    )
+
+
+def test_a_single_letter_is_no_reason_for_a_margin_and_half_of_the_gain_is_never_negligible(tmp_path):
+    theirs, ours = [ends_at(5.9)] * 8, [ends_at(5.94 + 0.0001 * k) for k in range(8)]
+    for number, reason in enumerate(("x", "less than another seed changes")):
+        declared = LOSSES_DECIDE | {"margins": {"loss": 0.049}, "margin_reasons": {"loss": reason}}
+        row = row_of(two_arms(tmp_path / str(number), theirs, ours, registration=declared), "loss_at_equal_samples")
+        assert row.word == "worse", row.reason
+    assert "within the margin of ±0.049, but 40 % of the reference's improvement" in row.reason
+    wide = LOSSES_DECIDE | {"margins": {"loss": 0.06}, "margin_reasons": {"loss": "less than another seed changes"}}
+    row = row_of(two_arms(tmp_path / "wide", theirs, ours, registration=wide), "loss_at_equal_samples")
+    assert row.refused.endswith("too wide to mean anything")
+
+
+def test_a_budget_that_ended_first_says_what_to_type(tmp_path):
+    arms = [dataclasses.replace(arm, settings={}) for arm in (SYNC, ASYNC)]
+    theirs = [reaches(60 + k, end=100.0) for k in range(8)]
+    ours = [reaches(70 + 2 * k, end=50.0) for k in range(8)]
+    text = two_arms(tmp_path, theirs, ours, arms=arms).headlines[0].text
+    assert "give every run seconds=100 in place of samples=" in text
+
+
+def test_a_difference_within_the_margin_says_which_way(tmp_path):
+    ours = [ends_at(4.99 + 0.0001 * k) for k in range(8)]
+    text = two_arms(tmp_path, [ends_at(5.0)] * 8, ours, registration=LOSSES_DECIDE).headlines[0].text
+    assert (
+        "is better than that of synchronous training by less than the margin of 0.02 nats: 0.00965 nats lower." in text
+    )
+
+
+def test_what_is_undecided_shows_its_estimate_and_interval(tmp_path):
+    ours = [ends_at(5.0 + gap) for gap in (0.1, -0.2, 0.3, -0.1, 0.2, -0.3, 0.1, -0.2)]
+    text = two_arms(tmp_path, [ends_at(5.0)] * 8, ours, registration=LOSSES_DECIDE).headlines[0].text
+    assert "is undecided (-0.01 nats, 95 % CI -0.2" in text
+
+
+def test_a_slower_arm_is_later_by_the_inverse_ratio(tmp_path):
+    study = two_arms(tmp_path, CURVES[1], CURVES[0])
+    assert study.headlines[0].text.startswith(
+        "Asynchronous training reached the target 1.54\N{MULTIPLICATION SIGN} later"
+    )
+    assert row_of(study, "time_to_target").ratio < 1
+
+
+def test_throughput_over_one_worker_is_of_one_machine(tmp_path):
+    one = SyntheticArm("single", 1, "measured", None)
+    four = SyntheticArm("async", 4, "measured", None)
+    for arm, seconds in ((one, 40.0), (four, 20.0)):
+        write_run(tmp_path / arm.algorithm, arm, straight(6.0, 5.0, seconds=seconds))
+    table = results_of(tmp_path).table("arms").set_index("workers")
+    assert (table.loc[4, "speed_up"], table.loc[4, "efficiency"]) == (2.0, 0.5)
+    edit_json(tmp_path / "async" / "environment.json", cpu="another")
+    assert "speed_up" not in results_of(tmp_path).table("arms") or math.isnan(
+        results_of(tmp_path).table("arms").set_index("workers").loc[4, "speed_up"]
+    )
