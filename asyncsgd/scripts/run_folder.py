@@ -69,7 +69,7 @@ def open_run_folder(experiment: str, settings: Any, command: str) -> RunFolder:
     return folder
 
 
-def _resumes(flags: Flags[Any], settings: Any) -> Path | None:
+def _resumes(flags: Flags, settings: Any) -> Path | None:
     """The folder of the run that goes on, if one does."""
     output = settings.output
     if output.resume is not None or output.run_dir is None or output.overwrite:
@@ -81,7 +81,7 @@ def _resumes(flags: Flags[Any], settings: Any) -> Path | None:
     return path
 
 
-def _differences(path: Path, flags: Flags[Any], settings: Any) -> list[tuple[str, object, object]]:
+def _differences(path: Path, flags: Flags, settings: Any) -> list[tuple[str, object, object]]:
     """The settings that are not those of the run in `path`: name, value there, value here."""
     old = flags.make(flags.load_yaml(path / "settings.yaml"))
     return flags.differing_keys(flags.flatten(old), flags.flatten(settings))
@@ -137,7 +137,7 @@ def free_folder(parent: Path, name: str) -> Path:
     return path
 
 
-def _take(path: Path, flags: Flags[Any], settings: Any) -> TextIO:
+def _take(path: Path, flags: Flags, settings: Any) -> TextIO:
     """Own the folder at `path`, after what lies there was set aside; see `open_run_folder` and `own`."""
     is_run = (path / "settings.yaml").is_file()
     begun = path.is_dir() and all(
@@ -159,7 +159,7 @@ def _take(path: Path, flags: Flags[Any], settings: Any) -> TextIO:
         return own(path)
 
 
-def _refuse_to_replace(path: Path, flags: Flags[Any], settings: Any) -> None:
+def _refuse_to_replace(path: Path, flags: Flags, settings: Any) -> None:
     status = _summary(path).get("status")
     if status in (None, FAILED, INTERRUPTED) and not has_trained(path):
         return  # e.g. a mistyped command: it has left nothing worth keeping

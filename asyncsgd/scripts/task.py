@@ -47,7 +47,7 @@ class TaskScript:
     """What is typed behind ``python experiments/``; empty: the name and .py."""
 
     @property
-    def flags(self) -> Flags[Any]:
+    def flags(self) -> Flags:
         return task_flags(self.kind)
 
     def run(self, argv: list[str], stop: StopRequest) -> int:
@@ -138,7 +138,7 @@ def told_names(argv: list[str]) -> bool:
     return False
 
 
-def adapt(parsed: Parsed[Any], flags: Flags[Any]) -> tuple[Any, Launch]:
+def adapt(parsed: Parsed, flags: Flags) -> tuple[Any, Launch]:
     """The settings with the launcher's number of workers in them, which may decide the mode.
 
     Raises:

@@ -20,7 +20,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, Literal, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn
 
 from asyncsgd import __version__
 from asyncsgd.errors import UsageError, nearest
@@ -28,7 +28,9 @@ from asyncsgd.numbers import number, out_of_bounds, shortened, whole_number
 from asyncsgd.records.run_folder import find_run
 from asyncsgd.settings.yaml_reader import read_yaml
 
-S = TypeVar("S")
+OF_OLD_FILES = ("save_model",)
+"""Settings of a run folder's settings.yaml that have gone since."""
+_BOUNDS = ("at_least", "above", "below", "at_most")
 
 
 def setting(
@@ -69,10 +71,6 @@ def setting(
         "run": run,
     }
     return dataclasses.field(default=default, metadata=metadata)
-
-
-OF_OLD_FILES = ("save_model",)
-"""Settings of a run folder's settings.yaml that have gone since."""
 
 
 def group(kind: type, title: str) -> Any:
@@ -144,8 +142,7 @@ def _check_value(spec: Spec, value: Any, shown: str, write: str) -> None:
         raise UsageError(f"{shown} must be one of {', '.join(spec.choices)}, got {shortened(value)}{hint}")
     if value is None:
         return
-    bounds = {bound: spec.metadata[bound] for bound in ("at_least", "above", "below", "at_most")}
-    if wanted := out_of_bounds(value, **bounds):
+    if wanted := out_of_bounds(value, **{bound: spec.metadata[bound] for bound in _BOUNDS}):
         raise UsageError(f"{shown} must be {wanted}, got {shortened(value)}; {write}{spec.metadata['example']}")
 
 
@@ -180,14 +177,14 @@ def _path_of_run(text: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Parsed(Generic[S]):
+class Parsed:
     """A command line, understood: valid `settings`, and the names `given` by a flag or by the file."""
 
-    settings: S
+    settings: Any
     given: frozenset[str]
 
 
-class Flags(Generic[S]):
+class Flags:
     """What a settings class means on a command line, in a YAML file and in Python.
 
     Args:
@@ -208,11 +205,11 @@ class Flags(Generic[S]):
 
     def __init__(
         self,
-        settings: type[S],
-        contradictions: Callable[[S], Iterable[str]],
+        settings: Any,
+        contradictions: Callable[[Any], Iterable[str]],
         task: str | None = None,
     ) -> None:
-        self._class: Any = settings
+        self._class = settings
         self._contradictions, self._task = contradictions, task
 
     @functools.cached_property
@@ -249,22 +246,15 @@ class Flags(Generic[S]):
         return frozenset(spec.name for spec in self.specs.values() if spec.group == "output")
 
     def known(self, key: object, where: str) -> Spec:
-        """The setting of that name or alias, dashes allowed.
-
-        Raises:
-            UsageError: with the nearest name; `where` stands in front of the message.
-        """
+        """The setting of that name or alias, dashes allowed; `where` stands in front of a refusal."""
         name = str(key).replace("-", "_")
         for spec in self.specs.values():
             if name == spec.name or name in spec.metadata["aliases"]:
                 return spec
         raise UsageError(f"{where}unknown key {str(key)!r}{nearest(name, self.specs)}")
 
-    def make(self, values: Mapping[str, object]) -> S:
+    def make(self, values: Mapping[str, object]) -> Any:
         """Build valid settings from names and values without their groups; what is not named has its default.
-
-        Args:
-            values: field names (dashes allowed) and values; numbers may be text.
 
         Raises:
             UsageError: for an unknown name, a value of a wrong type, and all that `validate` rejects.
@@ -277,25 +267,20 @@ class Flags(Generic[S]):
         groups: dict[str, Any] = {
             name: group_class(**grouped[name]) for name, group_class in typing.get_type_hints(self._class).items()
         }
-        settings: S = self._class(**groups)
+        settings = self._class(**groups)
         self.validate(settings)
         return settings
 
-    def flatten(self, settings: S) -> dict[str, object]:
+    def flatten(self, settings: Any) -> dict[str, object]:
         """Return a new dict of all settings by field name, without their groups; the inverse of `make`."""
         return {spec.name: getattr(getattr(settings, spec.group), spec.field) for spec in self.specs.values()}
 
-    def validate(self, settings: S) -> None:
-        """Reject values out of bounds, settings that contradict each other and settings that would do nothing.
-
-        `parse` and `make` have called this; call it again after `dataclasses.replace`.
+    def validate(self, settings: Any) -> None:
+        """Refuse settings that contradict each other or would do nothing; to be called after `dataclasses.replace`.
 
         Raises:
             UsageError: with the value and what to type instead.
         """
-        values = self.flatten(settings)
-        for spec in self.specs.values():
-            _check_value(spec, values[spec.name], spec.flag, f"type e.g. {spec.flag} ")
         for problem in self._contradictions(settings):
             raise UsageError(problem)
 
@@ -303,11 +288,10 @@ class Flags(Generic[S]):
         """Return the value of one setting that Python code has given, in the setting's type.
 
         Args:
-            name: of the setting.
             shown: what Python calls it; None: `name`.
 
         Raises:
-            UsageError: as `make` and `validate`, in Python's words. Numbers are not given as text here.
+            UsageError: as `make`, in Python's words. Numbers are not given as text here.
         """
         spec, shown = self.specs[name], shown or name
         if spec.kind in (int, float) and isinstance(value, str):
@@ -316,12 +300,11 @@ class Flags(Generic[S]):
         _check_value(spec, converted, shown, f"give e.g. {shown}=")
         return converted
 
-    def to_yaml(self, settings: S, *, comment: str = "", places: bool = True) -> str:
+    def to_yaml(self, settings: Any, *, comment: str = "", places: bool = True) -> str:
         """Return all settings, defaults resolved, as YAML that ``--config`` reads back to equal settings.
 
         Args:
-            settings: valid settings.
-            comment: informative lines (version, command line) for the head of the file; readers ignore them.
+            comment: lines for the head of the file.
             places: False leaves out ``cache_dir`` and the output group. A run folder is written so: given back with
                 ``--config``, it must neither aim at the folder of the first run nor carry its ``--overwrite``.
         """
@@ -343,8 +326,7 @@ class Flags(Generic[S]):
         return "\n".join(blocks)
 
     def load_yaml(self, path: str | Path) -> dict[str, object]:
-        """Return the settings named in a YAML file, by field name and converted to their types; not yet validated
-        together.
+        """Return the settings named in a YAML file, by name and converted to their types; not yet validated.
 
         Raises:
             UsageError: the file cannot be read, or has an unknown key, a key twice, or a value of a wrong type.
@@ -371,15 +353,11 @@ class Flags(Generic[S]):
         return values
 
     def differing_keys(self, old: Mapping[str, object], new: Mapping[str, object]) -> list[tuple[str, object, object]]:
-        """Return ``(key, old value, new value)`` where two flat settings differ in what is run, not in where it is
-        kept.
-
-        A key that one of them lacks counts as None there.
-        """
+        """Return ``(key, old value, new value)`` where two flat settings differ in what is run."""
         keys = [key for key in {**old, **new} if key not in self.places]
         return [(key, old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)]
 
-    def settings_hash(self, settings: S) -> str:
+    def settings_hash(self, settings: Any) -> str:
         """Return six hexadecimal digits that name a run: equal for equal settings, wherever the run is kept.
 
         They are of what differs from the defaults. So a setting that is added leaves the names of runs as they were.
@@ -397,12 +375,6 @@ class Flags(Generic[S]):
         """Return the parser of all settings plus ``--config``, ``--print-config``, ``--version`` and ``--help``.
 
         Parsed values are text as typed, and what was not typed is absent from the namespace: `parse` does the rest.
-        Usage errors raise `UsageError`.
-
-        Args:
-            prog: name of the program in the help.
-            description: one or two sentences above the flags.
-            examples: command lines for copy and paste, the end of the help; without a heading, which is written here.
         """
         parser = Parser(
             prog=prog,
@@ -414,29 +386,19 @@ class Flags(Generic[S]):
             allow_abbrev=False,
             add_help=False,
         )
-        metavars: Mapping[type, str] = {int: "N", float: "X", str: "TEXT"}
+        metavars: Mapping[type, str] = {int: "N", float: "X", str: "TEXT", bool: "true"}
         groups = {
             field.name: parser.add_argument_group(field.metadata["title"]) for field in dataclasses.fields(self._class)
         }
         for spec in self.specs.values():
             default = spec.metadata["unset"] if spec.default is None else spec.default
-            if spec.kind is bool:
-                groups[spec.group].add_argument(
-                    *spec.flags,
-                    dest=spec.name,
-                    nargs="?",
-                    const=True,
-                    metavar="true",
-                    help=spec.metadata["help"].replace("%", "%%"),
-                )
-            else:
-                # No choices= or type= here: files and flags are converted and checked by the same code, after merging.
-                groups[spec.group].add_argument(
-                    *spec.flags,
-                    dest=spec.name,
-                    metavar="{" + ",".join(spec.choices) + "}" if spec.choices else metavars[spec.kind],
-                    help=f"{spec.metadata['help']} (default: {default})".replace("%", "%%"),
-                )
+            help, kind = spec.metadata["help"].replace("%", "%%"), dict[str, Any](nargs="?", const=True)
+            if spec.kind is not bool:
+                help += f" (default: {default})".replace("%", "%%")
+                kind = {}
+            # No choices= or type= here: files and flags are converted and checked by the same code, after merging.
+            metavar = "{" + ",".join(spec.choices) + "}" if spec.choices else metavars[spec.kind]
+            groups[spec.group].add_argument(*spec.flags, dest=spec.name, metavar=metavar, help=help, **kind)
         config = parser.add_argument_group("config")
         config.add_argument("--config", metavar="FILE.yaml", help="read settings from a file; flags override it")
         config.add_argument("--print-config", action="store_true", help="print all settings as YAML and exit")
@@ -444,19 +406,14 @@ class Flags(Generic[S]):
         config.add_argument("-h", "--help", action="help", help="print this and exit")
         return parser
 
-    def parse(self, argv: Sequence[str], *, prog: str, description: str, examples: str) -> Parsed[S]:
+    def parse(self, argv: Sequence[str], *, prog: str, description: str, examples: str) -> Parsed:
         """Merge defaults, ``--config`` file and flags, in rising precedence, into valid settings.
 
         ``none`` as the value of a flag takes a file's value back, where the setting may be left open. ``--help``,
         ``--version`` and ``--print-config`` print to stdout and exit with code 0; of several ranks, all do.
 
-        Args:
-            argv: the arguments without the program's name.
-            prog: see `build_parser`, as for `description` and `examples`.
-
         Raises:
-            UsageError: for everything the user has to type differently; the script prints it and exits with its code,
-                2.
+            UsageError: for everything the user has to type differently.
         """
         parser = self.build_parser(prog, description, examples)
         namespace, unknown = parser.parse_known_args(list(argv))

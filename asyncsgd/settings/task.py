@@ -60,7 +60,7 @@ def _with_defaults(kind: type[Any], defaults: Defaults, unset: Mapping[str, str]
 
 
 @functools.cache
-def task_flags(kind: Any) -> Flags[Any]:
+def task_flags(kind: Any) -> Flags:
     """Flags of every training and of the fields of a task, which is a frozen dataclass.
 
     Raises:
@@ -76,7 +76,7 @@ def task_flags(kind: Any) -> Flags[Any]:
     made = dataclasses.make_dataclass(
         f"{kind.__name__}Settings", fields, bases=(Common,), namespace={"defaults": kind.defaults}, frozen=True
     )
-    flags: Flags[Any] = Flags(
+    flags: Flags = Flags(
         made,
         lambda settings: common_contradictions(settings, settings.task.batch_size),
         kind.name,

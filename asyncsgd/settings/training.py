@@ -315,7 +315,7 @@ class Common:
 
     `learning_rate` follows the optimizer and the task. The task says how long a run is that nothing else limits.
     `schedule` is the task's if there is a number of samples to stretch it over, and otherwise constant. Bounds are
-    checked by `validate`, not here.
+    checked by `Flags.make`, not here.
     """
 
     defaults = OF_TRANSFORMERS

@@ -24,7 +24,7 @@ class Finetuning:
     """A task that models are fine-tuned for."""
 
     task: str
-    flags: Flags[Any]
+    flags: Flags
     score: str
     """Of `SCORES`."""
 
