@@ -130,8 +130,12 @@ def devices_of(given: argparse.Namespace) -> list[str]:
 def parser() -> argparse.ArgumentParser:
     task = MaskedLM()
     made = Parser(description=str(__doc__), formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    made.add_argument("--data", default=task.data_name, metavar="TEXT", help="as in stilt_mlm.py (default: pydocs)")
-    made.add_argument("--eval-data", metavar="TEXT", help="as in stilt_mlm.py (default: held out from --data)")
+    made.add_argument(
+        "--data", "--train-file", default=task.data_name, metavar="TEXT", help="as in stilt_mlm.py (default: pydocs)"
+    )
+    made.add_argument(
+        "--eval-data", "--val-file", metavar="TEXT", help="as in stilt_mlm.py (default: held out from --data)"
+    )
     made.add_argument("--text-column", default=task.text_column, metavar="NAME", help="column that holds the text")
     made.add_argument(
         "--model",
