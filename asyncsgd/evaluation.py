@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,16 +26,12 @@ class Measured:
     weight: float | None = None
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    eval_seconds: float = 0.0
+    worker_losses: tuple[float | None, ...] = ()
+    peak_bytes: tuple[tuple[int, int, int], ...] = ()
+    """As in `records.events.MemoryUsed`."""
 
-    def record(
-        self,
-        *,
-        version: int,
-        num_samples: int,
-        train_seconds: float,
-        eval_seconds: float = 0.0,
-        worker_losses: tuple[float | None, ...] = (),
-    ) -> Evaluation:
+    def record(self, *, version: int, num_samples: int, train_seconds: float) -> Evaluation:
         """The record that says so, of that version at that moment."""
         return Evaluation(
             version=version,
@@ -44,8 +40,8 @@ class Measured:
             loss=self.loss,
             weight=self.weight,
             metrics=self.metrics,
-            eval_seconds=eval_seconds,
-            worker_losses=worker_losses,
+            eval_seconds=self.eval_seconds,
+            worker_losses=self.worker_losses,
             details=self.details,
         )
 
@@ -71,6 +67,20 @@ def measured(task: Task, sums: Sums) -> Measured:
         details |= {"evaluations": {name: _numbers(task, others[name]) for name in sorted(others)}}
     loss, weight, metrics = _numbers(task, main).values()
     return Measured(loss, weight, metrics, details)
+
+
+def measured_in_shards(
+    task: Task, shards: Sequence[Sums], seconds: float, peak_bytes: tuple[tuple[int, int, int], ...] = ()
+) -> Measured:
+    """What the sums over the workers' shards of the evaluation set, in order, come to.
+
+    Args:
+        seconds: that the evaluation took.
+        peak_bytes: of the workers; see `records.events.MemoryUsed`.
+    """
+    losses = tuple(shard["loss"] / shard["weight"] if shard["weight"] else None for shard in shards)
+    whole = measured(task, add_sums(shards))
+    return dataclasses.replace(whole, eval_seconds=seconds, worker_losses=losses, peak_bytes=peak_bytes)
 
 
 def _numbers(task: Task, sums: Sums) -> dict[str, Any]:

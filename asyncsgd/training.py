@@ -26,6 +26,7 @@ from torch import Tensor
 from asyncsgd import modes
 from asyncsgd.batches import Batches
 from asyncsgd.checkpoints import Checkpoints, Found, Policy, RunSaver, Written
+from asyncsgd.dispatcher import Dispatcher
 from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError, reason
 from asyncsgd.evaluation import evaluating
 from asyncsgd.experiment import Course, Experiment, Setup, device_of_worker, facts_of, model_at, save_model
@@ -43,8 +44,9 @@ from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL, RunFolder
 from asyncsgd.records.trackers.tracking import Tracking
 from asyncsgd.records.usage import Usage
 from asyncsgd.runtime.all_ranks import TIMEOUT
-from asyncsgd.runtime.base import POLL_SECONDS, Result
+from asyncsgd.runtime.base import POLL_SECONDS, NeverSaves, Result, TrainingClock
 from asyncsgd.runtime.computation import ModelGradients, whole_evaluation
+from asyncsgd.runtime.fit import Fit, Sink
 from asyncsgd.runtime.hogwild import Hogwild
 from asyncsgd.runtime.memory import forget_peaks, peak_bytes
 from asyncsgd.runtime.parameter_server import Dead, ParameterServer
@@ -63,8 +65,9 @@ from asyncsgd.runtime.rank_process import (
     whole_model,
 )
 from asyncsgd.runtime.ranks import Launch, Noticeboard, end_with_launcher
+from asyncsgd.runtime.rule_method import RuleMethod
+from asyncsgd.runtime.single import Single
 from asyncsgd.runtime.transport.codec import Codec, ProtocolError, decode_found, encode_found
-from asyncsgd.runtime.transport.in_process import InProcess
 from asyncsgd.runtime.transport.messages import ServerEnd
 from asyncsgd.runtime.transport.process_group import ProcessGroupAddress, ProcessGroupServer
 from asyncsgd.runtime.transport.shared_memory import Segment, SharedMemoryAddress, SharedMemoryServer
@@ -122,7 +125,7 @@ class Run:
         """The checkpoint that the run goes on from."""
         return None if self.record.folder is None else self.record.folder.resume
 
-    def go_on(self, runtime: ParameterServer | Virtual) -> None:
+    def go_on(self, runtime: ParameterServer | Fit) -> None:
         """Give a new runtime the state that the run goes on from, if there is one."""
         if self.resume is not None:
             runtime.load_state_dict(self.resume.load(self.flat.parameters.device))
@@ -515,8 +518,29 @@ def _train_single(run: Run, board: Noticeboard | None) -> Result:
     """One process; ``--accumulate`` batches per update as that many pretend workers under the rule `Synchronous`."""
     runtime = run.setup.runtime
     assert isinstance(runtime, modes.InProcess)
-    transport = InProcess(run.assignment().worker(run.flat), runtime.accumulate)
-    return _serve(run, transport, runtime.accumulate, run.setup.server_recipe.on(*_vector(run, transport)))
+    task, course = run.task, run.course
+    server = Server(run.flat.parameters, run.setup.rule, _optimizer(run), course.schedule)
+    run.record.rule_acted = server.rule_acted
+    batches, clock = Batches(course.budget.to_hand_out(server.rule), task.batch_size), TrainingClock()
+    dispatcher = Dispatcher(
+        server,
+        batches,
+        num_workers=runtime.accumulate,
+        batch_size=task.batch_size,
+        clock=lambda: clock.seconds,
+        spent=course.budget.spent_by,
+    )
+    backend = Single(dispatcher, run.assignment().worker(run.flat), clock, runtime.accumulate)
+    sink = Sink(run.record, run.saver or NeverSaves(), run.stop_requested)
+    method = RuleMethod(dispatcher, lambda: clock.seconds)
+    fit = Fit(method, backend, course.budget, course.evaluations, sink)
+    run.go_on(fit)
+    return fit.run()
+
+
+def _optimizer(run: Run) -> Optimizer:
+    """The server's, on the run's own vector."""
+    return run.setup.server_recipe.on(run.flat.parameters, run.flat.layout)
 
 
 def _train_virtual(run: Run, board: Noticeboard | None) -> Result:
@@ -524,8 +548,7 @@ def _train_virtual(run: Run, board: Noticeboard | None) -> Result:
     assignment, runtime, setup, course = run.assignment(), run.setup.runtime, run.setup, run.course
     assert isinstance(runtime, modes.Virtual)
     worker = assignment.worker(FlatModel(run.task.model(setup.seed).to(run.flat.parameters.device)))
-    optimizer = setup.server_recipe.on(run.flat.parameters, run.flat.layout)
-    server = Server(run.flat.parameters, setup.rule, optimizer, course.schedule)
+    server = Server(run.flat.parameters, setup.rule, _optimizer(run), course.schedule)
     run.record.rule_acted = server.rule_acted
     virtual = Virtual(
         server,

@@ -6,16 +6,14 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from asyncsgd.evaluation import measured
 from asyncsgd.packing import Plain
 from asyncsgd.records.events import DIVERGED, DONE, Evaluation, Record
 from asyncsgd.rules.base import Rule
-from asyncsgd.tasks.base import Sums, Task, add_sums
 
 POLL_SECONDS = 0.5
 """Seconds between two looks of a wait, for Ctrl-C and for workers that died before they connected."""
@@ -207,19 +205,6 @@ class TrainingClock:
     def load_state_dict(self, state: Plain) -> None:
         """Stand still at the seconds of `state`."""
         self._total, self._since = state["seconds"], None
-
-
-def evaluation_record(
-    task: Task, shards: Sequence[Sums], *, version: int, num_samples: int, train_seconds: float, eval_seconds: float
-) -> Evaluation:
-    """Turn the sums over the workers' shards of the evaluation set, in order, into a record."""
-    return measured(task, add_sums(shards)).record(
-        version=version,
-        num_samples=num_samples,
-        train_seconds=train_seconds,
-        eval_seconds=eval_seconds,
-        worker_losses=tuple(shard["loss"] / shard["weight"] if shard["weight"] else None for shard in shards),
-    )
 
 
 def diverged(what: str) -> Result:

@@ -18,7 +18,7 @@ from torch import Tensor
 from asyncsgd.dispatcher import Launched
 from asyncsgd.evaluation import Measured
 from asyncsgd.packing import Plain, classes_in, pack, unpack
-from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Evaluation, Fault, Gradient, Record, Taken
+from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Evaluation, Fault, Gradient, MemoryUsed, Record, Taken
 from asyncsgd.runtime.base import Budget, EvaluationPoints, Judge, NeverSaves, Report, Result, Saver, diverged
 
 
@@ -118,7 +118,8 @@ class Backend(Protocol):
         """A context around all that happens after the first evaluation."""
 
     def next(self, until: float) -> Happened | None:
-        """What happens next, with the clock at its time; None, with the clock at `until`, if that comes first.
+        """What happens next, with the clock at its time; None, with the clock at `until` or just behind it, if that
+        comes first.
 
         Raises:
             Nobody: if nothing is to come.
@@ -251,10 +252,10 @@ class Fit:
             return self._react(happened)
         now = self._backend.now
         if not self._points.by_samples and self._points.passed(self._method.num_samples, now):
-            result = self._evaluate(last=now == limit)
+            result = self._evaluate(last=now >= limit)
             if result is not None:
                 return result
-        return Result(DONE) if now == limit else None
+        return Result(DONE) if now >= limit else None
 
     def _react(self, happened: Happened) -> Result | None:
         """Tell the method, carry out what follows, write it down, and evaluate if a point is passed."""
@@ -281,11 +282,13 @@ class Fit:
 
     def _evaluate(self, *, last: bool = False) -> Result | None:
         method = self._method
-        evaluation = self._backend.evaluate(method.parameters).record(
-            version=method.version, num_samples=method.num_samples, train_seconds=self.train_seconds
-        )
+        measured = self._backend.evaluate(method.parameters)
+        version, num_samples, seconds = method.version, method.num_samples, self.train_seconds
+        evaluation = measured.record(version=version, num_samples=num_samples, train_seconds=seconds)
         self.evaluations.append(evaluation)
         self._report(evaluation)
+        if measured.peak_bytes:
+            self._report(MemoryUsed(measured.peak_bytes, version, num_samples, seconds))
         return self._judge.of(evaluation, lambda: method.parameters, last=last)
 
     def _report(self, record: Record) -> None:

@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from asyncsgd.evaluation import measured_in_shards
 from asyncsgd.packing import Plain
 from asyncsgd.records.events import DONE, Membership, MemoryUsed, StagesUsed
 from asyncsgd.runtime.all_ranks import AllRanks
@@ -27,7 +28,6 @@ from asyncsgd.runtime.base import (
     Result,
     Saver,
     TrainingClock,
-    evaluation_record,
 )
 from asyncsgd.runtime.memory import peak_bytes
 from asyncsgd.schedules import Schedule
@@ -211,13 +211,10 @@ class Lockstep(abc.ABC):
         began = time.perf_counter()
         texts = self._ranks.gather_texts(encode_sums(self._replica.evaluate()))
         peaks = self._ranks.gather(torch.tensor(peak_bytes(self._replica.device)))
-        evaluation = evaluation_record(
-            self._replica.task,
-            [decode_sums(texts[rank]) for rank in self._speakers],
-            version=self.version,
-            num_samples=self.num_samples,
-            train_seconds=self._clock.seconds,
-            eval_seconds=time.perf_counter() - began,
+        shards = [decode_sums(texts[rank]) for rank in self._speakers]
+        measured = measured_in_shards(self._replica.task, shards, time.perf_counter() - began)
+        evaluation = measured.record(
+            version=self.version, num_samples=self.num_samples, train_seconds=self._clock.seconds
         )
         self._evaluated_version = self.version
         self._replica.check()

@@ -1,7 +1,7 @@
 """The parameter server: workers compute, one server applies, whatever carries the vectors between them.
 
-The loop is the same for an asynchronous rule, a synchronous rule and a single process. The rule decides, and the
-transport moves the vectors. This file keeps the budget, the batches, the clock and the record."""
+The loop is the same for an asynchronous and a synchronous rule. The rule decides, and the transport moves the vectors.
+This file keeps the budget, the batches, the clock and the record."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from asyncsgd.batches import Batches
 from asyncsgd.dispatcher import Dispatcher, Launched
+from asyncsgd.evaluation import measured_in_shards
 from asyncsgd.packing import Plain
 from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Event, Fault, MemoryUsed
 from asyncsgd.runtime.base import (
@@ -28,7 +29,6 @@ from asyncsgd.runtime.base import (
     Saver,
     TrainingClock,
     diverged,
-    evaluation_record,
 )
 from asyncsgd.runtime.transport.messages import (
     Compute,
@@ -178,7 +178,6 @@ class ParameterServer:
             "points": self._points.state_dict(),
             "judge": self._judge.state_dict(),
             "clock": self._clock.state_dict(),
-            "workers": self._transport.state_dict(),
             "evaluated_version": self._evaluated_version,
             "evaluation_due": self._is_evaluating,
         }
@@ -190,8 +189,6 @@ class ParameterServer:
         self._points.load_state_dict(state["points"])
         self._judge.load_state_dict(state["judge"])
         self._clock.load_state_dict(state["clock"])
-        if state["workers"] is not None:
-            self._transport.load_state_dict(state["workers"])
         self._evaluated_version = state["evaluated_version"]
         self._evaluation_due = state["evaluation_due"]
         self._has_begun = True
@@ -214,20 +211,13 @@ class ParameterServer:
         """Bring the workers to where the state left them; the result, if the run has ended, or ends with an evaluation
         that was due.
 
-        Workers in this process compute what they had in flight. Processes are new: what was in flight is lost, its
-        batches are handed out again, and the rule sees everybody leave and join.
+        The processes are new: what was in flight is lost, its batches are handed out again, and the rule sees everybody
+        leave and join.
         """
         if not self._evaluation_due:
             ended = self._judge.verdict() or (Result(DONE) if self._budget.spent_by(self._server.num_samples) else None)
             if ended is not None:
                 return ended
-        if self._transport.state_dict() is not None:
-            _, extended = self._dispatcher.extend()
-            if extended is not None:
-                self._report(extended)
-            flights = sorted(self._server.in_flight.items(), key=lambda item: item[1].dispatch)
-            self._outbox = [(worker, self._command(worker, flight.dispatch)) for worker, flight in flights]
-            return self._evaluate_what_is_due()
         busy = self._server.in_flight
         for worker in sorted(self._server.workers, key=lambda worker: (worker in busy, worker)):
             if worker in busy:
@@ -236,16 +226,11 @@ class ParameterServer:
             self._prepare(launched, record.abandoned)
             self._outbox = [(other, command) for other, command in self._outbox if other != worker]
             self._report(record)
-        result = self._evaluate_what_is_due()
+        # The run may have been stopped amid an evaluation.
+        result = self._evaluate(last=self._budget.spent_by(self._server.num_samples)) if self._evaluation_due else None
         if result is None:
             self._join_all()
         return result
-
-    def _evaluate_what_is_due(self) -> Result | None:
-        """Evaluate if the run was stopped amid an evaluation; the result, if that ends the run."""
-        if not self._evaluation_due:
-            return None
-        return self._evaluate(last=self._budget.spent_by(self._server.num_samples))
 
     def _join_all(self) -> None:
         for worker in sorted(self._present):
@@ -417,13 +402,10 @@ class ParameterServer:
         if not shards:
             self._lose_those_lost_meanwhile()
             return Result(FAILED, f"no worker is left ({'; '.join(self._reasons)})")
-        evaluation = evaluation_record(
-            self._task,
-            shards,
+        evaluation = measured_in_shards(self._task, shards, time.perf_counter() - began).record(
             version=self._server.version,
             num_samples=self._server.num_samples,
             train_seconds=self._clock.seconds,
-            eval_seconds=time.perf_counter() - began,
         )
         self._evaluated_version = evaluation.version
         self._is_evaluating = False

@@ -43,14 +43,15 @@ class RuleMethod:
         dispatcher = self._dispatcher
         if isinstance(happened, Arrived):
             worker, dispatch, version, vector, gradient, seconds, taken = happened
+            began = self._clock()
             arrived = dispatcher.arrive(worker, dispatch, version, vector, gradient, seconds)
-            outcome = arrived.outcome
+            now, outcome = self._clock(), arrived.outcome
             return Step(
                 arrived.launched,
                 outcome.abandoned,
                 (),
                 outcome.stepped,
-                lambda: dispatcher.event(arrived, self._clock(), taken),
+                lambda: dispatcher.event(arrived, now, taken._replace(apply=now - began)),
             )
         if isinstance(happened, Joined):
             launched, record = dispatcher.join(happened.worker)

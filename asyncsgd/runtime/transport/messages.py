@@ -13,7 +13,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-from asyncsgd.packing import Plain
 from asyncsgd.records.events import Gradient, Range, Taken
 from asyncsgd.runtime.transport.codec import Codec
 
@@ -122,14 +121,6 @@ class ServerEnd(Protocol):
 
     def wait(self, timeout: float | None) -> Sequence[tuple[int, Message]]:
         """Wait for messages, at most `timeout` seconds (None: for ever); an empty result means it ran out."""
-
-    def state_dict(self) -> Plain | None:
-        """What later gradients depend on at the workers. None where workers are processes, whose work is lost with
-        them.
-        """
-
-    def load_state_dict(self, state: Plain) -> None:
-        """Go on from `state`, which is not None."""
 
     def close(self) -> None:
         """Let go of every worker and free everything; may be called twice."""

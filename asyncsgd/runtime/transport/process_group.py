@@ -28,7 +28,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from asyncsgd.packing import Plain
 from asyncsgd.runtime.transport.backlog import Backlog
 from asyncsgd.runtime.transport.codec import Codec, ProtocolError
 from asyncsgd.runtime.transport.messages import (
@@ -156,12 +155,6 @@ class ProcessGroupServer:
             return [self._messages.get(timeout=timeout)]
         except queue.Empty:
             return []
-
-    def state_dict(self) -> None:
-        return None  # workers are processes
-
-    def load_state_dict(self, state: Plain) -> None:
-        raise ValueError(f"{type(self).__name__} has no state")
 
     def close(self) -> None:
         for worker in range(len(self._backlogs)):

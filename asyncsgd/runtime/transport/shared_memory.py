@@ -40,7 +40,6 @@ from torch import Tensor
 
 from asyncsgd.errors import UsageError
 from asyncsgd.numbers import spelled_bytes
-from asyncsgd.packing import Plain
 from asyncsgd.runtime.transport.backlog import Backlog
 from asyncsgd.runtime.transport.codec import Codec, ProtocolError
 from asyncsgd.runtime.transport.messages import COMMANDS, MESSAGE_KINDS, Command, Lost, Message
@@ -227,12 +226,6 @@ class SharedMemoryServer:
         if len(self._connections) == self._expected:  # nobody else is to come
             self.segment.unlink()
             self._folder.cleanup()
-
-    def state_dict(self) -> None:
-        return None  # workers are processes
-
-    def load_state_dict(self, state: Plain) -> None:
-        raise ValueError(f"{type(self).__name__} has no state")
 
     def close(self) -> None:
         for connection in self._connections.values():
