@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -235,6 +235,35 @@ def _question(
         "caveats": caveats,
         "order": 0,
     }
+
+
+def of_numbers(
+    ours: stats.Numbers,
+    theirs: stats.Numbers,
+    *,
+    margin: float = math.nan,
+    margin_reason: str = "",
+    gained: float = math.nan,
+    lower: bool = True,
+    alpha: float = 0.05,
+) -> dict[str, Any]:
+    """A row of `tests` without its answer, of paired numbers that belong to no study; `answer` takes it."""
+    return dict.fromkeys(TESTS, "") | {
+        **{"treatment": "a", "reference": "b", "endpoint": "numbers", "family": "exploratory", "alpha": alpha},
+        **{"n": len(ours), "seeds": list(range(len(ours))), "lower": lower, "gained": gained},
+        **{"treatment_values": np.asarray(ours, float), "reference_values": np.asarray(theirs, float)},
+        **{"margin": margin, "margin_reason": margin_reason},
+        **dict.fromkeys(("target", "budget", "longest"), math.nan),
+        **{"common": False, "cut_short": False, "reached": (0, 0), "later": (0, 0)},
+        **{"nothing": "", "unlike": False, "notes": (), "caveats": ()},
+    }
+
+
+class Verdict(NamedTuple):
+    """One word on a comparison, and the reason in a clause."""
+
+    word: str
+    reason: str
 
 
 def answer(family: Sequence[dict[str, Any]], registered: int = 0) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from analysis.findings.language_model import Arm, Findings, Point, read
 from analysis.report.tables.costs import ABOUT_COSTS, cost_cells
 from analysis.report.tables.number_formats import between, nats, number, p_value, ratio
 from analysis.report.tables.table import Cell, Headed, Table, badge, markdown, tabled, value, words
-from analysis.statistics.verdict import MINIMUM_PAIRS
+from analysis.stats import MINIMUM_PAIRS
 from analysis.study.curves import curve_of
 from asyncsgd.errors import UsageError
 

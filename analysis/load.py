@@ -182,12 +182,6 @@ def compare(
         raise ValueError("a and b must not hold nan; leave such a pair out of both")
     if margin is not None and not margin > 0:
         raise ValueError(f"margin must be above 0, got {margin}")
-    row = dict.fromkeys(judge.TESTS, "") | {
-        **{"treatment": "a", "reference": "b", "endpoint": "numbers", "family": "exploratory", "alpha": alpha},
-        **{"n": len(ours), "seeds": list(range(len(ours))), "treatment_values": ours, "reference_values": theirs},
-        **{"lower": lower_is_better, "margin": math.nan if margin is None else margin, "gained": math.nan},
-        **dict.fromkeys(("target", "budget", "longest"), math.nan),
-        **{"common": False, "cut_short": False, "reached": (0, 0), "later": (0, 0)},
-        **{"nothing": "", "unlike": False, "notes": (), "caveats": ()},
-    }
+    margin = math.nan if margin is None else margin
+    row = judge.of_numbers(ours, theirs, margin=margin, lower=lower_is_better, alpha=alpha)
     return pd.Series(judge.answer([row])[0])[list(judge.TESTS)]

@@ -181,9 +181,9 @@ def page(study: Study, out: Path) -> Page:
 ABOUT_TESTS = (
     "An interval holds what its test does not reject at alpha / family size. Holm's method may find more than that.",
     "Only the primary family was registered. Each other family holds a difference by chance in alpha of studies.",
-    "Measured rates of a wrong better or worse (experiments/benchmarks/error_rates.py): at most 5 % where noise is "
-    "symmetric or alike in both arms; 13 to 15 % where it is log-normal in one arm; 55 to 60 % where one run in twenty "
-    "of one arm goes far wrong.",
+    "Measured rates of a wrong better or worse with 8 seeds (experiments/benchmarks/error_rates.py): at most 5 % where "
+    "noise is symmetric or alike in both arms; 15 % where it is log-normal in one arm; 65 % where one run in twenty of "
+    "one arm goes far wrong.",
 )
 
 

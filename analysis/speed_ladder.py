@@ -28,7 +28,7 @@ from analysis.report.tables.speed_ladder import (
     validation_table,
 )
 from analysis.report.tables.table import markdown
-from analysis.statistics.verdict import MINIMUM_PAIRS
+from analysis.stats import MINIMUM_PAIRS
 from asyncsgd.errors import UsageError
 
 

@@ -11,15 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy
-
 from analysis.findings.costs import Cost, cost_of
+from analysis.judge import Verdict, answer, of_numbers
 from analysis.statistics.crossings import crossing
-from analysis.statistics.equivalence import Equivalence, tost_paired
 from analysis.statistics.intervals import Interval, t_interval
-from analysis.statistics.paired import paired_difference
-from analysis.statistics.power import holm, least_p_holm
-from analysis.statistics.verdict import Verdict, verdict
 from analysis.study.curves import curve_of
 from analysis.study.run import Run, load_runs
 from asyncsgd.errors import UsageError
@@ -48,10 +43,8 @@ class Arm:
     """Runs whose loss was no number in the end. They are in no other number, so an arm with any is not judged."""
     difference: Interval | None = None
     """Of the loss, arm - reference; None for the reference, as the next ones, and where a run of either diverged."""
-    equivalence: Equivalence | None = None
-    """Of the same mean, within the margin."""
-    p: float | None = None
-    """Exact sign-flip p of the difference."""
+    question: dict[str, Any] | None = None
+    """Of the difference, before it is judged with those of the other arms."""
     p_holm: float | None = None
     """Adjusted for all arms of the comparison."""
     verdict: Verdict | None = None
@@ -168,41 +161,30 @@ def _compared(name: str, given: Mapping[str, Any], model: str, found: Mapping[st
 
 
 def _paired(arm: Arm, pairs: Sequence[tuple[Run, Run]]) -> Arm:
-    generator = numpy.random.default_rng(0)
     ours, theirs = (list(_losses(side)) for side in zip(*pairs, strict=True))
-    compared = paired_difference(ours, theirs, generator)
     logs = [math.log(a.summary["samples_per_second"] / b.summary["samples_per_second"]) for a, b in pairs]
     return dataclasses.replace(
         arm,
-        difference=compared.difference,
-        equivalence=tost_paired(ours, theirs, arm.margin),
-        p=compared.p,
+        difference=t_interval([round(one - other, 12) for one, other in zip(ours, theirs, strict=True)]),
+        question=of_numbers(ours, theirs, margin=arm.margin),
         speed=t_interval(logs).mapped(math.exp),
-        verdict=Verdict("undecided", "") if compared.p is None else None,  # nothing varied
+        verdict=Verdict("undecided", "nothing varied"),
     )
 
 
 def _judged(arms: Sequence[Arm]) -> list[Arm]:
-    """The arms with p adjusted for all comparisons of one kind, and a word each."""
-    tested = [arm for arm in arms if arm.p is not None]
-    adjusted = holm([arm.p for arm in tested if arm.p is not None])
-    tests = [arm.equivalence for arm in tested if arm.equivalence is not None]
-    equivalent = holm([1.0 if test.p is None else test.p for test in tests])
-    least = least_p_holm([arm.difference.n for arm in tested if arm.difference is not None])
-    judged = {}
-    for arm, p_holm, p_equivalence, smallest in zip(tested, adjusted, equivalent, least, strict=True):
-        assert arm.difference is not None
-        word = verdict(
-            arm.difference.n,
-            arm.difference.estimate,
-            p_holm,
-            arm.equivalence,
-            p_equivalence,
-            num_comparisons=len(tested),
-            least=smallest,
-        )
-        judged[id(arm)] = dataclasses.replace(arm, p_holm=p_holm, verdict=word)
+    """The arms with p adjusted for all comparisons of one kind whose differences vary, and a word each."""
+    tested = [arm for arm in arms if arm.difference is not None and _varies(arm.difference)]
+    rows = answer([arm.question for arm in tested if arm.question is not None]) if tested else []
+    judged = {
+        id(arm): dataclasses.replace(arm, p_holm=row["p_holm"], verdict=Verdict(row["word"], row["reason"]))
+        for arm, row in zip(tested, rows, strict=True)
+    }
     return [judged.get(id(arm), arm) for arm in arms]
+
+
+def _varies(difference: Interval) -> bool:
+    return difference.n < 2 or difference.low is not None
 
 
 def _grid(model: str, given: Mapping[str, Any], found: Mapping[str, Mapping[int, Run]]) -> Iterable[Point]:

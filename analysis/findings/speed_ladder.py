@@ -9,14 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy
-
-from analysis.judge import ON_MARGIN
-from analysis.statistics.equivalence import tost_paired
-from analysis.statistics.intervals import Interval, interval_over
-from analysis.statistics.paired import PairedResult, paired_difference
+from analysis.judge import ON_MARGIN, Verdict, answer, of_numbers
+from analysis.statistics.intervals import Interval, interval_over, t_interval
 from analysis.statistics.speed_up import SpeedUp, product, speed_up
-from analysis.statistics.verdict import MINIMUM_PAIRS, Verdict, margin_too_wide, verdict
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import read_json
 
@@ -83,8 +78,8 @@ class Stack:
     trainings: tuple[Training, ...]
     """One for each seed."""
     total: SpeedUp
-    paired: PairedResult
-    """Of the score, with it - the naive loop's."""
+    paired: Interval
+    """90 % interval of the score, with it - the naive loop's."""
     verdict: Verdict
 
     @property
@@ -130,8 +125,8 @@ class Ladder:
     """Of a forward and a backward pass on one sample, counted: by model and length."""
     longest: int
     """Tokens of the longest training text, special tokens included, cut at the limit."""
-    loss: PairedResult
-    """Of the evaluation loss, the final stack's - the naive loop's, on the same seeds."""
+    loss: Interval
+    """90 % interval of the evaluation loss, the final stack's - the naive loop's, on the same seeds."""
     loss_margin: float | None
     """Declared before the runs, in nats; None in files that did not name it."""
     turns: int | None
@@ -246,7 +241,7 @@ def ladder_of(found: Mapping[str, Any]) -> Ladder:
         one_worker=found["one_worker"],
         operations=found["operations"],
         longest=found["longest"],
-        loss=paired_difference(losses, references, numpy.random.default_rng(0)),
+        loss=_difference(losses, references),
         loss_margin=found.get("loss_margin"),
         turns=found.get("turns"),
     )
@@ -255,9 +250,12 @@ def ladder_of(found: Mapping[str, Any]) -> Ladder:
 def _stack(stack: Mapping[str, Any], naive: Sequence[Training], found: Mapping[str, Any]) -> Stack:
     trainings = _trainings(stack["trainings"])
     scores, references = ([training.score for training in side] for side in (trainings, naive))
-    paired = paired_difference(scores, references, numpy.random.default_rng(0))
-    judged = _judged(paired, scores, references, found)
-    return Stack(tuple(stack["rungs"]), trainings, _speed(naive, trainings), paired, judged)
+    judged = _judged(scores, references, found)
+    return Stack(tuple(stack["rungs"]), trainings, _speed(naive, trainings), _difference(scores, references), judged)
+
+
+def _difference(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
+    return t_interval([round(one - other, 12) for one, other in zip(ours, theirs, strict=True)], 0.9)
 
 
 def _rungs(found: Iterable[Mapping[str, Any]], final: Sequence[str]) -> Iterable[Rung]:
@@ -296,24 +294,11 @@ def _speed(before: Sequence[Any], after: Sequence[Any]) -> SpeedUp:
     return speed_up(slow, fast)
 
 
-def _judged(
-    paired: PairedResult, scores: Sequence[float], references: Sequence[float], found: Mapping[str, Any]
-) -> Verdict:
+def _judged(scores: Sequence[float], references: Sequence[float], found: Mapping[str, Any]) -> Verdict:
     """The word on the score; a margin that is half of what the naive loop gained in all bears none."""
-    if paired.p is None:
-        word: Literal["too few seeds", "undecided"] = "too few seeds" if paired.n < MINIMUM_PAIRS else "undecided"
-        return Verdict(word, "the differences of the scores do not vary from seed to seed")
     improvement = statistics.fmean(references) - found["score_at_start"]
-    if found["lower_is_better"]:
-        improvement = -improvement
-    wide = margin_too_wide(found["margin"], improvement)
-    tested = None if wide else tost_paired(scores, references, found["margin"])
-    judged = verdict(
-        paired.n,
-        paired.difference.estimate,
-        paired.p,
-        tested,
-        1.0 if tested is None or tested.p is None else tested.p,
-        lower_is_better=found["lower_is_better"],
-    )
-    return dataclasses.replace(judged, reason=f"{judged.reason}; {wide}") if wide else judged
+    lower = found["lower_is_better"]
+    stated = {"margin": found["margin"], "margin_reason": "stated before the measurements"}
+    row = of_numbers(scores, references, lower=lower, gained=-improvement if lower else improvement, **stated)
+    (row,) = answer([row])
+    return Verdict(row["word"], row["reason"])

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy
 from numpy.typing import ArrayLike, NDArray
 
-from analysis.statistics.intervals import Interval, Refused, check_level, finite_table
-from analysis.statistics.wins import probability_of_improvement
+from analysis.statistics.intervals import Interval, Refused, check_level, finite_table, without_nan
 
 MINIMUM_TASKS = 3
 MINIMUM_RUNS = 15
@@ -199,3 +198,19 @@ def performance_score(times: ArrayLike) -> tuple[float, ...] | Refused:
     ratios = numpy.divide(table, fastest, out=numpy.full_like(table, math.inf), where=numpy.isfinite(fastest))
     shares = numpy.maximum(0.0, (WORST_RATIO - ratios) / (WORST_RATIO - 1))
     return tuple(math.fsum(column) / len(column) for column in shares.T)
+
+
+def probability_of_improvement(x: ArrayLike, y: ArrayLike) -> float:
+    """P(X > Y) for unpaired samples, U / (n m): the share of all pairs (x_i, y_j) with x_i > y_j, ties one half.
+
+    Which of the two is better is the caller's: for losses, P(treatment better) is ``f(reference, treatment)``.
+
+    >>> probability_of_improvement([1, 2, 3, 4], [2, 3, 5, 6])
+    0.25
+
+    References:
+        Agarwal et al., Deep Reinforcement Learning at the Edge of the Statistical Precipice, NeurIPS 2021.
+    """
+    one, other = without_nan(x, "x"), without_nan(y, "y")
+    halves = 2 * int((one[:, None] > other).sum()) + int((one[:, None] == other).sum())
+    return halves / (2 * len(one) * len(other))

@@ -19,6 +19,8 @@ patterns (or equal times) leave no p just below it.
     heavy     Student's t with 3 degrees of freedom
     skewed    exponential noise
     rare      nine runs of ten gain a third of a standard deviation, one loses three
+    lognormal noise whose logarithm is normal
+    outliers  one run of twenty is 30 standard deviations worse
 
 The true mean difference is 0, and then the margin above 0 (the treatment is worse) or below it. A sign-flip test is a
 test of symmetry, and a t test takes differences as normal: neither keeps its level here for the mean.
@@ -54,14 +56,11 @@ import numpy
 from numpy.typing import NDArray
 from scipy import stats
 
+from analysis.curves import Curve, on_common_looks, reached
 from analysis.statistics.across_tasks import mean_improvement, stratified_bootstrap
-from analysis.statistics.convergence_guard import Guard, convergence
-from analysis.statistics.crossings import LossCurve, crossing, on_common_looks
-from analysis.statistics.equivalence import tost_paired
 from analysis.statistics.intervals import Interval
-from analysis.statistics.paired import paired_difference, shift_interval, sign_flip
-from analysis.statistics.power import detectable_effect, holm
-from analysis.statistics.time_to_target import restricted_times
+from analysis.stats import detectable_effect, equivalence, holm, sign_flip
+from analysis.trust import guarded
 from asyncsgd.errors import UsageError
 
 ALPHA = 0.05
@@ -78,7 +77,7 @@ FALL_SECONDS, LOOK_SECONDS = 25.0, 100.0
 FEW_LOOKS = 11
 TIMES_AS_MANY = (1, 1.5, 2, 3, 4, 8)
 
-Noise = Callable[[numpy.random.Generator, tuple[int, ...]], NDArray[numpy.float64]]
+Noise = Callable[[numpy.random.Generator, tuple[int, ...]], NDArray[numpy.floating]]
 
 NOISES: dict[str, tuple[Noise, float]] = {  # and the standard deviation of the noise
     "normal": (lambda generator, shape: generator.normal(size=shape), 1.0),
@@ -87,12 +86,15 @@ NOISES: dict[str, tuple[Noise, float]] = {  # and the standard deviation of the 
 }
 """Noise of a run by name; both runs of a pair get it."""
 
+LOGNORMAL_SD = math.sqrt((math.e - 1) * math.e)
 ONE_ARM: dict[str, Noise] = {
     "heavy": lambda generator, shape: generator.standard_t(3, size=shape) / math.sqrt(3),
     "skewed": lambda generator, shape: generator.exponential(size=shape) - 1,
     "rare": lambda generator, shape: numpy.where(generator.random(shape) < 0.1, 3.0, -1 / 3),
+    "lognormal": lambda generator, shape: (generator.lognormal(size=shape) - math.exp(0.5)) / LOGNORMAL_SD,
+    "outliers": lambda generator, shape: 30.0 * (generator.random(shape) < 0.05) - 1.5,
 }
-"""Noise of the treatment alone by name, with a mean of 0 and a standard deviation of 1."""
+"""Noise of the treatment alone by name, with a mean of 0: of standard deviation 1, and outliers at 30 of these."""
 QUIET = 0.02
 """The standard deviation of the normal noise that every difference has besides."""
 
@@ -121,14 +123,12 @@ def false_positives(name: str, n: int, num_studies: int, seed: int) -> dict[str,
     margin = math.sqrt(2) * sd
     hits = numpy.zeros(4)
     for ours, theirs in zip(treatment, reference, strict=True):
-        difference = paired_difference(ours, theirs, generator)
-        equivalence = tost_paired(ours + margin, theirs, margin)
-        times = restricted_times(seconds(ours, generator), seconds(theirs, generator), BUDGET_SECONDS, generator)
+        first, second = (numpy.minimum(seconds(side, generator), BUDGET_SECONDS) for side in (ours, theirs))
         hits += [
-            difference.p is not None and difference.p <= ALPHA,
-            difference.t_p is not None and difference.t_p <= ALPHA,
-            equivalence.equivalent,
-            times.p is not None and times.p <= ALPHA,
+            sign_flip(ours, theirs)[0] < ALPHA,
+            stats.ttest_rel(ours, theirs).pvalue < ALPHA,
+            equivalence(ours + margin, theirs, margin, 1 - 2 * ALPHA)[0] < ALPHA,
+            numpy.ptp(first - second) > 0 and sign_flip(first, second)[0] < ALPHA,
         ]
     columns = ("S1 sign-flip", "S1 t", "S2 TOST at margin", "S3 sign-flip")
     return dict(zip(columns, map(float, hits / num_studies), strict=True))
@@ -140,9 +140,9 @@ def one_arm(name: str, n: int, num_studies: int, seed: int) -> dict[str, float]:
     noise = ONE_ARM[name](generator, (num_studies, n)) + QUIET * generator.normal(size=(num_studies, n))
     hits, nothing = numpy.zeros(4), numpy.zeros(n)
     for differences in noise:
-        found = sign_flip(differences, generator) < ALPHA
+        found = sign_flip(differences, nothing)[0] < ALPHA
         better = differences.mean() < 0
-        ends = (tost_paired(differences + margin, nothing, 1.0, ALPHA).equivalent for margin in (1.0, -1.0))
+        ends = (equivalence(differences + margin, nothing, 1.0, 1 - 2 * ALPHA)[0] < ALPHA for margin in (1.0, -1.0))
         hits += [found and better, found and not better, *ends]
     columns = ("better, mean 0", "worse, mean 0", "TOST, worse", "TOST, better")
     return dict(zip(columns, map(float, hits / num_studies), strict=True))
@@ -153,9 +153,8 @@ def families(name: str, n: int, num_studies: int, seed: int) -> dict[str, float]
     generator = numpy.random.default_rng([seed, 6, n, list(NOISES).index(name)])
     hits, nothing = numpy.zeros(3), numpy.zeros(n)
     for rows in differences_of(name, (num_studies, FAMILY, n), generator):
-        tests = [tost_paired(row + 1.0, nothing, 1.0, ALPHA) for row in rows]
-        equivalent = [1.0 if test.p is None else test.p for test in tests]
-        different = holm([sign_flip(row, generator) for row in rows])
+        equivalent = [equivalence(row + 1.0, nothing, 1.0, 1 - 2 * ALPHA)[0] for row in rows]
+        different = holm([sign_flip(row, nothing)[0] for row in rows])
         hits += [min(different) < ALPHA, min(holm(equivalent)) < ALPHA, min(equivalent) < ALPHA]
     columns = ("any different", "any equivalent", "without correction")
     return dict(zip(columns, map(float, hits / num_studies), strict=True))
@@ -172,21 +171,22 @@ def looks(name: str, n: int, num_studies: int, seed: int) -> dict[str, float]:
     """How often a mode is sooner or later only because it, or the other, was evaluated more often."""
     generator = numpy.random.default_rng([seed, 4, n, list(NOISES).index(name)])
     found = {}
-    for times, own in [(times, False) for times in TIMES_AS_MANY] + [(TIMES_AS_MANY[-1], True)]:
-        often = round((FEW_LOOKS - 1) * times) + 1
+    for more, own in [(more, False) for more in TIMES_AS_MANY] + [(TIMES_AS_MANY[-1], True)]:
+        often = round((FEW_LOOKS - 1) * more) + 1
         hits = 0
         for _ in range(num_studies):
             pairs = [(_looked_at(often, name, generator), _looked_at(FEW_LOOKS, name, generator)) for _ in range(n)]
-            reached = [
-                [min(crossing(*curve, TARGET).at, LOOK_SECONDS) for curve in (pair if own else on_common_looks(pair))]
+            times = [
+                [min(reached(curve, TARGET), LOOK_SECONDS) for curve in (pair if own else on_common_looks(pair))]
                 for pair in pairs
             ]
-            hits += sign_flip([ours - theirs for ours, theirs in reached], generator) < ALPHA
-        found[f"{times:g} times{', own' * own}"] = hits / num_studies
+            ours, theirs = zip(*times, strict=True)
+            hits += ours != theirs and sign_flip(ours, theirs)[0] < ALPHA
+        found[f"{more:g} times{', own' * own}"] = hits / num_studies
     return found
 
 
-def _looked_at(number: int, name: str, generator: numpy.random.Generator) -> LossCurve:
+def _looked_at(number: int, name: str, generator: numpy.random.Generator) -> Curve:
     x = numpy.linspace(0, LOOK_SECONDS, number)
     return x, PLATEAU + FALL * numpy.exp(-x / FALL_SECONDS) + FLUCTUATION * differences_of(name, (number,), generator)
 
@@ -194,14 +194,12 @@ def _looked_at(number: int, name: str, generator: numpy.random.Generator) -> Los
 def power_and_guard(name: str, n: int, num_studies: int, seed: int) -> dict[str, float]:
     """How often the smallest detectable difference is found, and how often the guard passes."""
     generator = numpy.random.default_rng([seed, 1, n, list(NOISES).index(name)])
-    effect, nothing = detectable_effect(n, alpha=ALPHA), numpy.zeros(n)
+    effect, nothing = detectable_effect(n, ALPHA), numpy.zeros(n)
     detected = at_tolerance = at_zero = 0
     for differences in differences_of(name, (num_studies, n), generator):
-        detected += sign_flip(differences + effect, generator) < ALPHA
-        wrong = convergence(differences + TOLERANCE, nothing, TOLERANCE, ALPHA, paired=True)
-        right = convergence(differences, nothing, TOLERANCE, ALPHA, paired=True)
-        at_tolerance += isinstance(wrong, Guard) and wrong.word == "passed"
-        at_zero += isinstance(right, Guard) and right.word == "passed"
+        detected += sign_flip(differences + effect, nothing)[0] < ALPHA
+        at_tolerance += guarded(differences + TOLERANCE, nothing, TOLERANCE)[0] == "passed"
+        at_zero += guarded(differences, nothing, TOLERANCE)[0] == "passed"
     counts = {"power, nominal 80 %": detected, "guard at tolerance": at_tolerance, "guard at 0": at_zero}
     return {column: count / num_studies for column, count in counts.items()}
 
@@ -210,16 +208,18 @@ def coverage(name: str, n: int, num_studies: int, seed: int) -> dict[str, float]
     """How often intervals of paired differences hold the truth."""
     generator = numpy.random.default_rng([seed, 2, n, list(NOISES).index(name)])
     truths = numpy.array([0.0] * (FAMILY - 1) + [FAR])
-    nothing, alone, all_hold = numpy.zeros(n), 0, 0
+    alone = all_hold = 0
     for differences in differences_of(name, (num_studies, FAMILY, n), generator):
         shifted = differences + truths[:, None]
-        p_values = [sign_flip(row, generator) for row in shifted]
-        alone += shift_interval(shifted[0], nothing, p_values[0], generator, ALPHA).holds(0.0)
-        all_hold += all(
-            shift_interval(row, nothing, p, generator, ALPHA, FAMILY).holds(truth)
-            for row, p, truth in zip(shifted, p_values, truths, strict=True)
-        )
+        alone += _holds(shifted[0], 0.0, 1 - ALPHA)
+        all_hold += all(_holds(row, truth, 1 - ALPHA / FAMILY) for row, truth in zip(shifted, truths, strict=True))
     return {"interval, 95 %": alone / num_studies, "all 3 of a family": all_hold / num_studies}
+
+
+def _holds(differences: NDArray[numpy.float64], truth: float, level: float) -> bool:
+    """Whether the interval of the sign-flip test holds the truth; one without ends leaves nothing out."""
+    found = sign_flip(differences, numpy.zeros(len(differences)), level)[1]
+    return not (truth < found.low or truth > found.high)
 
 
 def improvement_coverage(num_seeds: int, num_studies: int, seed: int) -> dict[str, float]:
@@ -260,9 +260,9 @@ def print_table(
     for place, (name, n) in enumerate((name, n) for name in noises for n in PAIRS):
         shares = rates(name, n, num_studies, seed)
         if place == 0:
-            print(f"{'noise':<8}{'n':>3}" + "".join(f"{column:>21}" for column in shares))
+            print(f"{'noise':<10}{'n':>3}" + "".join(f"{column:>21}" for column in shares))
         cells = "".join(f"{percent(share, num_studies):>21}" for share in shares.values())
-        print(f"{name:<8}{n:>3}{cells}", flush=True)
+        print(f"{name:<10}{n:>3}{cells}", flush=True)
     print()
 
 

@@ -10,8 +10,7 @@ from scipy import stats as scipy_stats
 
 from analysis import stats
 from analysis.curves import loss_at, lowest_held, on_common_looks, reached
-from analysis.statistics.across_tasks import iqm, mean_improvement, performance_score
-from analysis.statistics.wins import probability_of_improvement
+from analysis.statistics.across_tasks import iqm, mean_improvement, performance_score, probability_of_improvement
 
 DARWIN = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
 """Crossed minus self-fertilised maize, eighths of an inch (Darwin 1876, in Fisher 1935)."""

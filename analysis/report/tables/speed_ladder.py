@@ -21,7 +21,7 @@ from analysis.findings.speed_ladder import (
 from analysis.report.tables.number_formats import between, nats, number, percent, ratio
 from analysis.report.tables.table import Cell, Headed, Table, tabled, value, words
 from analysis.statistics.speed_up import SpeedUp
-from analysis.statistics.verdict import MINIMUM_PAIRS
+from analysis.stats import MINIMUM_PAIRS
 
 GIB = 2.0**30
 PREDICTED = "Prediction, not a measurement"
@@ -119,7 +119,7 @@ def validation(ladder: Ladder, machine: Mapping[str, Any]) -> list[Box]:
         ),
     ]
     if ladder.loss_margin is not None:
-        margin, shown = ladder.loss_margin, ladder.loss.interval90
+        margin, shown = ladder.loss_margin, ladder.loss
         boxes.append(
             Box(
                 "loss as before",
@@ -277,7 +277,7 @@ def stacks_table(ladder: Ladder) -> Table:
             value("times the naive loop", _turns(stack.total)),
             value("95 % interval", f"{stack.total.interval:.2f}".partition(" ")[2] or "-"),
             value(ladder.score, nats(_mean(stack.trainings))),
-            value("difference, 90 % interval", between(stack.paired.interval90, nats)),
+            value("difference, 90 % interval", between(stack.paired, nats)),
             words("in a word", stack.verdict.word),
             words("final", "yes" if stack is ladder.final else ""),
         ]
