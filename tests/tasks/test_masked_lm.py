@@ -1,7 +1,6 @@
 """Logits at masked positions only: the same loss, gradients and sums as with logits everywhere."""
 
 import copy
-import math
 
 import pytest
 import torch
@@ -157,32 +156,6 @@ def test_evaluating_leaves_the_modes_the_gradients_and_the_generator_of_the_mode
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(torch.random.get_rng_state(), state)
     assert sums_of(model, batch_of()) == first
-
-
-def test_the_mode_is_put_back_when_an_evaluation_fails():
-    model = model_of(bert)
-    batch = batch_of()
-    broken = Batch(batch.input_ids, batch.attention_mask, batch.masked_positions + 10**6, batch.labels)
-    with pytest.raises(IndexError):
-        sums_of(model, broken)
-    assert model.training
-
-
-def test_sums_over_parts_add_up_to_those_of_the_whole():
-    model, batches = model_of(bert), [batch_of(seed) for seed in range(3)]
-    parts = [sums_of(model, batch) for batch in batches]
-    whole = sums_of(model, *batches)
-    assert whole == {name: sum(part[name] for part in parts) for name in ("loss", "correct", "weight")}
-    assert whole["weight"] == sum(batch.num_masked for batch in batches)
-    loss = whole["loss"] / whole["weight"]
-    assert TASK.metrics(whole) == {"accuracy": whole["correct"] / whole["weight"], "perplexity": math.exp(loss)}
-    assert list(TASK.better) == list(TASK.metrics(whole))
-
-
-def test_a_model_has_one_hook_however_often_it_is_asked():
-    model = model_of(bert)
-    assert MaskedPositions.of(model) is MaskedPositions.of(model)
-    assert len(model.base_model._forward_hooks) == 1
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 import asyncsgd
 from asyncsgd.data.question_scores import exact_match
-from asyncsgd.data.random import dropout_seed
 from asyncsgd.errors import UsageError
 from asyncsgd.evaluation import evaluate_shard
 from asyncsgd.tasks.base import add_sums, decode_sums, encode_sums
@@ -176,21 +175,6 @@ def test_metrics_count_answers_that_are_given_and_details_part_the_questions(tas
     assert details["best_f1"] == {"score": 2.5 / 4, "threshold": 1.0}
     none = task.details({**sums, "answerable": np.ones(4, dtype=np.int64)})
     assert none["no_answer"] == {"exact_match": None, "f1": None, "num_questions": 0}
-
-
-def test_a_run_is_the_plain_loop_bit_for_bit(task, tmp_path):
-    plain = {"schedule": "constant", "warmup": 0, "weight_decay": 0.0, "clip_norm": 0.0}
-    steps = {"optimizer": torch.optim.SGD, "learning_rate": 0.1, "seed": SEED, "evaluations": 1, "quiet": True, **plain}
-    run = asyncsgd.train(task, samples=8 * BATCH_SIZE, cache=tmp_path, device="cpu", **steps)
-    model, data = task.model(SEED), task.data(SEED)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for index in range(8):
-        batch = data.batch(0, index)
-        optimizer.zero_grad()
-        torch.manual_seed(dropout_seed(SEED, 0, index))
-        task.loss(task.outputs(model, batch), batch).backward()
-        optimizer.step()
-    assert all(torch.equal(one, two) for one, two in zip(run.model().parameters(), model.parameters(), strict=True))
 
 
 def test_planted_answers_are_found_and_the_files_say_so(prepared, tmp_path):
