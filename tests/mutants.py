@@ -98,7 +98,7 @@ MUTANTS = [
         "asyncsgd/runtime/base.py",
         "while self._next <= now and self._next < math.inf:",
         "while self._next < now and self._next < math.inf:",
-        VIRTUAL,
+        "tests/test_identities.py -k every_so_many",
     ),
     Mutant(
         "patience of one evaluation more",
