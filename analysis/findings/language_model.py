@@ -14,7 +14,7 @@ from typing import Any
 from analysis.findings.costs import Cost, cost_of
 from analysis.judge import Verdict, answer, of_numbers
 from analysis.statistics.crossings import crossing
-from analysis.statistics.intervals import Interval, t_interval
+from analysis.statistics.intervals import Interval, difference_of, t_interval
 from analysis.study.curves import curve_of
 from analysis.study.run import Run, load_runs
 from asyncsgd.errors import UsageError
@@ -165,7 +165,7 @@ def _paired(arm: Arm, pairs: Sequence[tuple[Run, Run]]) -> Arm:
     logs = [math.log(a.summary["samples_per_second"] / b.summary["samples_per_second"]) for a, b in pairs]
     return dataclasses.replace(
         arm,
-        difference=t_interval([round(one - other, 12) for one, other in zip(ours, theirs, strict=True)]),
+        difference=difference_of(ours, theirs),
         question=of_numbers(ours, theirs, margin=arm.margin),
         speed=t_interval(logs).mapped(math.exp),
         verdict=Verdict("undecided", "nothing varied"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from analysis.judge import ON_MARGIN, Verdict, answer, of_numbers
-from analysis.statistics.intervals import Interval, interval_over, t_interval
+from analysis.statistics.intervals import Interval, difference_of, interval_over
 from analysis.statistics.speed_up import SpeedUp, product, speed_up
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import read_json
@@ -241,7 +241,7 @@ def ladder_of(found: Mapping[str, Any]) -> Ladder:
         one_worker=found["one_worker"],
         operations=found["operations"],
         longest=found["longest"],
-        loss=_difference(losses, references),
+        loss=difference_of(losses, references, 0.9),
         loss_margin=found.get("loss_margin"),
         turns=found.get("turns"),
     )
@@ -251,11 +251,9 @@ def _stack(stack: Mapping[str, Any], naive: Sequence[Training], found: Mapping[s
     trainings = _trainings(stack["trainings"])
     scores, references = ([training.score for training in side] for side in (trainings, naive))
     judged = _judged(scores, references, found)
-    return Stack(tuple(stack["rungs"]), trainings, _speed(naive, trainings), _difference(scores, references), judged)
-
-
-def _difference(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
-    return t_interval([round(one - other, 12) for one, other in zip(ours, theirs, strict=True)], 0.9)
+    return Stack(
+        tuple(stack["rungs"]), trainings, _speed(naive, trainings), difference_of(scores, references, 0.9), judged
+    )
 
 
 def _rungs(found: Iterable[Mapping[str, Any]], final: Sequence[str]) -> Iterable[Rung]:

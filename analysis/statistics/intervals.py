@@ -178,6 +178,16 @@ def t_interval(values: ArrayLike, level: float = 0.95) -> Interval:
     return Interval(mean, mean - error, mean + error, level, n)
 
 
+def difference_of(treatment: Iterable[float], reference: Iterable[float], level: float = 0.95) -> Interval:
+    """The mean paired difference with Student's interval; without ends where nothing varied but by rounding.
+
+    >>> difference_of([1.1, 2.1], [1.0, 2.0]).low is None
+    True
+    """
+    found = t_interval([round(one - other, 12) for one, other in zip(treatment, reference, strict=True)], level)
+    return dataclasses.replace(found, low=None, high=None) if found.low == found.high else found
+
+
 def interval_over(values: Iterable[float | None]) -> Interval | None:
     """A t interval over the values there are; None where there is none."""
     present = [value for value in values if value is not None and math.isfinite(value)]
