@@ -23,109 +23,85 @@ def run(argv: list[str]) -> int:
     )
     parser.add_argument("run", metavar="RUN", help="a run of mode async or single: its folder, how it begins, or last")
     parser.add_argument("--task", metavar="MODULE:CLASS", help="of the run, where it is none of the library's own")
-    parser.add_argument(
-        "--check-every", type=int, default=1, metavar="K", help="compare the loss of every K-th gradient (default 1)"
-    )
     parser.add_argument("--to", type=int, metavar="VERSION", help="stop at this version and save its model")
     parser.add_argument("--out", type=Path, help="folder for the model of --to (default RUN/model-at-VERSION)")
     parser.add_argument("--cache-dir", help="folder of prepared data, if the run had another than the default")
     given = parser.parse_args(argv)
-    given.run_dir = find_run(given.run)
-    return replay(given)
-
-
-def replay(arguments: argparse.Namespace) -> int:
-    if arguments.check_every < 1:
-        raise UsageError(f"--check-every must be 1 or more, got {arguments.check_every}")
-    summary = summary_to_replay(arguments.run_dir)
-    settings = read_of_run(arguments.run_dir, "settings.yaml")
+    folder = find_run(given.run)
+    summary, settings = summary_to_replay(folder), read_of_run(folder, "settings.yaml")
+    if given.to is not None:
+        return save_version(folder, given.to, given.out or folder / f"model-at-{given.to}", settings, given)
     if "simulate" in settings:
-        return replay_simulation(arguments, settings["simulate"], summary)
-    if "task_class" in settings:
-        return replay_from_python(arguments, settings, summary)
+        return replay_simulation(folder, settings["simulate"], summary)
 
+    from asyncsgd.api import replay
+
+    done = replay(folder, _task_of(given.task, settings), cache=given.cache_dir)
+    return said(summary, done.num_updates, done.num_checked, done.parameters_sha256, done.difference)
+
+
+def _task_of(name: str | None, settings: dict[str, Any]) -> Any:
+    """The task that the user names; None: the run's own can be imported."""
+    from asyncsgd.scripts.task import class_named
+
+    if name is None:
+        module, _, class_name = settings.get("task_class", "").partition(":")
+        if module == "__main__":
+            raise UsageError(f"the run's task was defined in the script that was run; type --task FILE:{class_name}")
+        return None
+    fields = settings.get("task_fields", {}).items()
+    kind: Any = class_named(name)
+    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in fields})
+
+
+def save_version(folder: Path, version: int, out: Path, settings: dict[str, Any], given: argparse.Namespace) -> int:
+    """Replay up to a version and save its model; the exit code."""
     from asyncsgd.replaying import PreparedReplay, experiment_of_run, nearest_checkpoint
     from asyncsgd.runtime.log import read_log
-    from asyncsgd.scripts.task import class_named
 
-    kind = None if arguments.task is None else class_named(arguments.task)
-    experiment = experiment_of_run(arguments.run_dir, arguments.cache_dir, kind)
-    records = read_log(arguments.run_dir / "events.jsonl")
-    state = None
-    if arguments.to is not None and (nearest := nearest_checkpoint(arguments.run_dir, arguments.to, records)):
+    if {"simulate", "task_class"} & settings.keys():
+        raise UsageError("--to saves a model of a script's run of a task; drop it")
+    task = _task_of(given.task, settings)
+    experiment = experiment_of_run(folder, given.cache_dir, None if task is None else type(task))
+    records, state = read_log(folder / "events.jsonl"), None
+    if nearest := nearest_checkpoint(folder, version, records):
         found, state, records = nearest
         print(f"from       checkpoint {found.checkpoint.name}, version {found.checkpoint.version}")
-    prepared = PreparedReplay(experiment, records, arguments.check_every, state)
-    prepared.check_data(summary)
-    difference = prepared.run(arguments.to)
-    if not agrees(difference, prepared.version, prepared.num_checked):
-        return 1
-    if arguments.to is not None:
-        if prepared.version < arguments.to:
-            raise UsageError(f"the run has no version {arguments.to}; its last one is {prepared.version}")
-        if prepared.version > arguments.to:
-            raise UsageError(
-                f"version {arguments.to} lies between two steps of one arrival; type --to {prepared.version}, after it"
-            )
-        folder = arguments.out or arguments.run_dir / f"model-at-{arguments.to}"
-        prepared.save(folder)
-        print(f"saved      the model of version {arguments.to} in {folder}")
-        return 0
-    return verdict(summary, prepared.parameters_sha256, prepared.num_samples, prepared.version)
+    prepared = PreparedReplay(experiment, records, state=state)
+    prepared.check_data(read_of_run(folder, "summary.json"))
+    if difference := prepared.run(version):
+        return said({}, prepared.version, prepared.num_checked, "", difference.message)
+    print(f"updates    {prepared.version} replayed, {prepared.num_checked} losses compared")
+    if prepared.version < version:
+        raise UsageError(f"the run has no version {version}; its last one is {prepared.version}")
+    if prepared.version > version:
+        raise UsageError(
+            f"version {version} lies between two steps of one arrival; type --to {prepared.version}, after it"
+        )
+    prepared.save(out)
+    print(f"saved      the model of version {version} in {out}")
+    return 0
 
 
-def replay_from_python(arguments: argparse.Namespace, settings: dict[str, Any], summary: dict[str, Any]) -> int:
-    """A run of `asyncsgd.train`."""
-    from asyncsgd import api
-    from asyncsgd.scripts.task import class_named
-
-    if arguments.to is not None or arguments.out is not None or arguments.check_every != 1:
-        raise UsageError("--to, --out and --check-every are for runs of a script; drop them")
-    task: Any = None if arguments.task is None else class_named(arguments.task)
-    module, name = settings["task_class"].removeprefix("__main__").split(":")
-    if task is None and not module:
-        raise UsageError(f"the run's task was defined in the script that was run; type --task FILE:{name}")
-    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in settings["task_fields"].items()}
-    done = api.replay(arguments.run_dir, None if task is None else task(**fields), cache=arguments.cache_dir)
-    print(f"updates    {done.num_updates} replayed, {done.num_checked} losses compared")
-    print(f"recorded   {summary['parameters_sha256']}\nreplayed   {done.parameters_sha256}")
-    print("identical" if done.identical else f"different  {done.difference}")
-    return 0 if done.identical else 1
-
-
-def replay_simulation(arguments: argparse.Namespace, settings: dict[str, Any], summary: dict[str, Any]) -> int:
+def replay_simulation(folder: Path, settings: dict[str, Any], summary: dict[str, Any]) -> int:
     """A run of simulate.py: the same server and rule, fed the log's arrivals."""
     from asyncsgd.runtime.log import read_log
     from asyncsgd.simulation.simulate import SimulationSettings, vector_sha256
 
-    if arguments.to is not None or arguments.out is not None:
-        raise UsageError("--to and --out save a model, and a closed-form problem has none; drop them")
-    records = read_log(arguments.run_dir / "events.jsonl")
-    replaying, server = SimulationSettings(**settings).replay(records, arguments.check_every)
-    if not agrees(replaying.run(), server.version, replaying.num_checked):
-        return 1
-    return verdict(summary, vector_sha256(server.parameters), server.num_samples, server.version)
+    replaying, server = SimulationSettings(**settings).replay(read_log(folder / "events.jsonl"))
+    difference = replaying.run()
+    sha256 = vector_sha256(server.parameters)
+    what = difference_at_end(summary, sha256, server.num_samples) if difference is None else difference.message
+    return said(summary, server.version, replaying.num_checked, sha256, what)
 
 
-def agrees(difference: Any, version: int, num_checked: int) -> bool:
-    """Say how far the replay came and where it parts from the log, if it does."""
+def said(summary: dict[str, Any], version: int, num_checked: int, replayed: str, difference: str) -> int:
+    """Say how the replay ended; the exit code."""
     print(f"updates    {version} replayed, {num_checked} losses compared")
-    if difference is None:
-        return True
-    say_different(difference.message, difference.version)
-    return False
-
-
-def verdict(summary: dict[str, Any], replayed: str, num_samples: int, version: int) -> int:
-    """Compare what the whole log came to with the run's summary; the exit code."""
-    print(f"recorded   {summary['parameters_sha256']}\nreplayed   {replayed}")
-    if different := difference_at_end(summary, replayed, num_samples):
-        say_different(different, version)
+    if summary:
+        print(f"recorded   {summary['parameters_sha256']}\nreplayed   {replayed}")
+    if difference:
+        print(f"different  {difference}\n           the runs part at update {version} or before it")
         return 1
     print("identical")
     return 0
-
-
-def say_different(message: str, version: int) -> None:
-    print(f"different  {message}")
-    print(f"           the runs part at update {version} or before it")
