@@ -4,8 +4,9 @@
     python tests/mutants.py --only mean,delay  # those with one of these words in their names
     python tests/mutants.py --check            # only whether each line still stands in the library, once
 
-A mutant that survives is a promise that no test keeps. Whoever rewrites a room carries its mutants over: the fault
-stays, the line is the new code's. Exits with 1 if one survives, or if a line is not found."""
+A mutant that survives is a promise that no test keeps; `tests/mutants.md` has the table of the last time. Whoever
+rewrites a room carries its mutants over: the fault stays, the line is the new code's. Exits with 1 if one survives, or
+if a line is not found."""
 
 import argparse
 import os

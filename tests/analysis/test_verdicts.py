@@ -88,7 +88,7 @@ def test_machines_that_nobody_knows_are_not_the_same(tmp_path):
     assert (row.word, row.reason) == ("not comparable", "machine of async-w4: not known; of sync-w4: not known")
 
 
-def tuned(folder, scores, lost=None, status="FAILED"):
+def tuned(folder, scores, lost=None, status="FAILED", each=1):
     """Six seeds of two arms with macro-F1 registered; `lost`: a fine-tuning, or a pretraining, without a result."""
     declared = {
         "primary": {"endpoint": "macro_f1", "num_workers": 4, "clock": "virtual"},
@@ -99,11 +99,11 @@ def tuned(folder, scores, lost=None, status="FAILED"):
         for seed, score in enumerate(of):
             name = f"test/{arm.name}/s{seed}"
             runs += [planned(name, "test", arm.name, seed)]
-            runs += [
-                planned(f"finetune/{arm.name}/s{seed}-f0", "finetune", arm.name, seed, parent=name, finetune_seed=seed)
-            ]
             write_run(folder / name, arm, straight(6.0, 5.0 + 0.01 * seed, seconds=10.0), seed=seed)
-            write_finetuning(folder / runs[-1]["folder"], seed=seed, macro_f1=score, parent={"run": name})
+            for again in range(each):
+                own = f"finetune/{arm.name}/s{seed}-f{again}"
+                runs += [planned(own, "finetune", arm.name, seed, parent=name, finetune_seed=seed + 100 * again)]
+                write_finetuning(folder / own, seed=seed + 100 * again, macro_f1=score, parent={"run": name})
     write_registration(folder, num_seeds=7, **declared)
     write_plan(folder, [SYNC, ASYNC], runs)
     if lost is not None and status == "MISSING":
@@ -133,6 +133,12 @@ def test_lost_fine_tunings_are_counted_named_and_make_the_row_exploratory(tmp_pa
     assert row.family == "exploratory"
     assert any(status in caveat and "in no number" in caveat for caveat in row.caveats)
     assert row.n == (6 if stage == "finetune" else 7)
+
+
+def test_a_seed_that_lost_one_of_two_fine_tunings_is_in_no_pair(tmp_path):
+    row = row_of(tuned(tmp_path, (SCORES, BETTER), f"finetune/{ASYNC.name}/s6-f1", "FAILED", each=2), "macro_f1")
+    assert row.n == 6
+    assert row.estimate == pytest.approx(0.05 + 0.001 * 2.5)
 
 
 def test_killed_runs_of_a_loose_folder_are_counted(tmp_path):
