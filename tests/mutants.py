@@ -277,6 +277,13 @@ MUTANTS = [
         "tests/analysis/test_tables.py",
     ),
     Mutant(
+        "a verdict of five pairs",
+        "analysis/stats.py",
+        "MINIMUM_PAIRS = 6",
+        "MINIMUM_PAIRS = 5",
+        "tests/analysis/test_tables.py",
+    ),
+    Mutant(
         "a dip for one evaluation is a crossing",
         "analysis/curves.py",
         "np.flatnonzero(below & np.append(below[1:], True))",

@@ -92,6 +92,11 @@ def test_a_run_that_diverged_is_worse_than_any_other():
     assert (row["test"], row["diverged"], row["wins"], math.isnan(row["estimate"])) == ("signed rank", (1, 0), 7, True)
 
 
+def test_a_verdict_needs_six_pairs_whatever_its_level():
+    words = [asyncsgd.compare([1.0, 2.0, 3.0, 4.0, 5.0, 6.0][:n], [0.0] * n, alpha=0.1)["word"] for n in (5, 6)]
+    assert words == ["too few seeds", "worse"]
+
+
 def test_numbers_without_a_pair_are_refused():
     for a, b in (([1.0], [1.0, 2.0]), ([np.nan], [1.0])):
         with pytest.raises(ValueError, match="a and b"):
