@@ -1,11 +1,12 @@
 """Tables, pictures and verdicts from run folders. Never imports torch or transformers.
 
-Which interval, which test, which power?    statistics/
-Which run is what in a study?               study/
-What does the study show?                   findings/
-How is it drawn and written?                report/
-A table of runs, and their loss curves      compare.py
-The lab notes' table                        lab_notes.py
-Several studies together                    tasks.py
-How every command ends                      commands.py
+How is a folder of runs read?               read.py, places.py
+What was planned and registered?            questions.py
+Which runs may be compared, and in what?    pairs.py, scores.py, curves.py
+Which test, and which word?                 stats.py, judge.py
+What is said of it, and how far to trust?   verdict.py, trust.py
+How is it shown?                            tables.py, plots.py, gallery.py, page.py
+A study from Python                         load.py
+One file a command: compare, report, tasks, lab_notes, timeline, watch, candidates, language_model, parallelism,
+speed_ladder; the last three keep what is theirs alone in findings/, report/, study/ and statistics/.
 """

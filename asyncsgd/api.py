@@ -94,6 +94,17 @@ class TrainedRun:
         """DONE, DIVERGED, INTERRUPTED or FAILED."""
         return str(self.summary.get("status"))
 
+    def frame(self) -> pandas.DataFrame:
+        """A row for every evaluation: updates, samples, seconds, loss and every metric as metric.NAME."""
+        import pandas
+
+        rows = [
+            {"updates": one.version, "samples": one.total_samples, "seconds": one.train_seconds, "loss": one.loss}
+            | {f"metric.{name}": value for name, value in one.metrics.items()}
+            for one in self.evaluations
+        ]
+        return pandas.DataFrame(rows)
+
     def model(self, *, best: bool = False) -> nn.Module:
         """The trained model, on the CPU and in evaluation mode.
 

@@ -29,8 +29,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
+from analysis import curves as loss_curves
+from analysis.curves import loss_at, lowest_held, on_common_looks, reached
 from analysis.report.tables.text import as_csv
-from analysis.statistics.crossings import crossing, loss_at, lowest_held, on_common_looks, target_grid
 from analysis.statistics.delay import CrossingPoint, crossing_point
 from analysis.statistics.intervals import Interval, t_interval
 from analysis.study.run import Run, load_runs
@@ -240,19 +241,25 @@ def compare(ours: Timed, theirs: Timed) -> tuple[tuple[float, ...], float]:
     ([2.0, 2.0, 2.0, 2.0], 1.0)
     """
     (our_seconds, our_losses), (their_seconds, their_losses) = ours, theirs
-    last = [dict(zip(seconds, losses, strict=True)) for seconds, losses in (ours, theirs)]  # at each position
-    curves = on_common_looks([(numpy.array(list(each)), numpy.array(list(each.values()))) for each in last])
+    whole = [_curve(timed) for timed in (ours, theirs)]
+    curves = on_common_looks(whole)
     # both start from the same model; on real processes the two first losses may differ by rounding
-    first, lowest = min(our_losses[0], their_losses[0]), max(lowest_held(losses) for _, losses in curves)
+    first, lowest = min(our_losses[0], their_losses[0]), max(map(lowest_held, curves))
     if lowest >= first:
         raise ValueError("one of the two runs never gets below its first loss, so that there is no time to compare")
     logs = []
-    for target in target_grid(first, lowest, SHARES).values():
+    for target in (first - share * (first - lowest) for share in SHARES):
         target = max(target, lowest)  # the last one may miss it by rounding
-        times = [crossing(seconds, losses, target).at for seconds, losses in curves]
+        times = [reached(curve, target) for curve in curves]
         logs.append(math.log(times[0] / times[1]))
     end = min(our_seconds[-1], their_seconds[-1])
-    return tuple(logs), loss_at(our_seconds, our_losses, end) - loss_at(their_seconds, their_losses, end)
+    return tuple(logs), loss_at(whole[0], end) - loss_at(whole[1], end)
+
+
+def _curve(timed: Timed) -> loss_curves.Curve:
+    """The last loss at each position."""
+    last = dict(zip(*timed, strict=True))
+    return numpy.array(list(last)), numpy.array(list(last.values()))
 
 
 def _measured_lines(measured: Measured) -> list[str]:
@@ -292,7 +299,9 @@ def _response(delay: int, pairs: Mapping[int, tuple[Timed, Timed]], target: floa
         logs.append(of_shares)
         gaps.append(gap)
     by_share = tuple(zip(*logs, strict=True))
-    ours_reached, theirs_reached = (sum(lowest_held(pair[k][1]) <= target for pair in pairs.values()) for k in (0, 1))
+    ours_reached, theirs_reached = (
+        sum(lowest_held(_curve(pair[k])) <= target for pair in pairs.values()) for k in (0, 1)
+    )
     ratios = tuple(t_interval(of_share).mapped(math.exp) for of_share in by_share)
     return Response(delay, ratios, by_share, t_interval(gaps), tuple(gaps), ours_reached, theirs_reached)
 

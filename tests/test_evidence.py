@@ -7,6 +7,7 @@ import math
 import tarfile
 from pathlib import Path
 
+import pandas
 import pytest
 from marks import slow
 
@@ -69,6 +70,8 @@ def test_every_run_is_read_with_its_losses(runs):
         assert run.status == "DONE", folder.name
         assert run.evaluations[0].loss == said["first_eval_loss"], folder.name
         assert run.evaluations[-1].loss == said["final_eval_loss"], folder.name
+        frame, curve = run.frame(), asyncsgd.load(folder).curves.drop(columns="run")
+        pandas.testing.assert_frame_equal(frame.astype(float), curve)
 
 
 def test_every_run_is_a_row_of_the_comparison(runs, tmp_path, capsys):

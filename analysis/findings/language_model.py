@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from analysis.curves import reached
 from analysis.findings.costs import Cost, cost_of
 from analysis.judge import Verdict, answer, of_numbers
-from analysis.statistics.crossings import crossing
 from analysis.statistics.intervals import Interval, difference_of, t_interval
 from analysis.study.curves import curve_of
 from analysis.study.run import Run, load_runs
@@ -194,16 +194,16 @@ def _grid(model: str, given: Mapping[str, Any], found: Mapping[str, Mapping[int,
         if not runs:
             continue
         done = _done(runs)
-        times = [crossing(*curve_of(run, "train_seconds"), threshold).at for run in done]
-        reached = [seconds for seconds in times if math.isfinite(seconds)]
+        times = [reached(curve_of(run, "train_seconds"), threshold) for run in done]
+        there = [seconds for seconds in times if math.isfinite(seconds)]
         yield Point(
             model,
             float(rate),
             int(batch),
             int(length),
             threshold,
-            t_interval(reached) if reached else None,
-            len(reached),
+            t_interval(there) if there else None,
+            len(there),
             len(runs),
             t_interval(list(_losses(done))) if done else None,
             t_interval([run.summary["samples_per_second"] for run in done]) if done else None,

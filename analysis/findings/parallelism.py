@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.statistics.crossings import crossing, on_common_looks
+from analysis.curves import on_common_looks, reached
 from analysis.statistics.intervals import Interval, t_interval
 from analysis.study.curves import curve_of
 from analysis.study.run import Run
@@ -101,7 +101,7 @@ def _way(name: str, runs: Sequence[Run], model: str, theirs: Mapping[int, Run], 
         if other is None:
             continue
         curves = on_common_looks([curve_of(each, "total_samples") for each in (run, other)])
-        own, their = (crossing(*curve, target).at for curve in curves)
+        own, their = (reached(curve, target) for curve in curves)
         if math.isfinite(own):
             ratios.append(math.log(own / their))
     names = [key for key, value in (summary.get("metrics") or {}).items() if isinstance(value, float)]

@@ -6,13 +6,13 @@ from typing import Literal
 
 import numpy
 
-from analysis.statistics.crossings import LossCurve
+from analysis.curves import Curve
 from analysis.study.run import Run
 
 Column = Literal["train_seconds", "total_samples"]
 
 
-def curve_of(run: Run, column: Column) -> LossCurve:
+def curve_of(run: Run, column: Column) -> Curve:
     """The finite evaluations of a run, positions strictly increasing.
 
     Of several evaluations at one position (nothing arrived between them) the last is taken.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -41,17 +41,6 @@ EVALUATION_COLUMNS = {
 
 Int64 with a capital: the plain one has no missing value, a gap would be a number."""
 
-MODES = ("single", "sync", "pipeline", "async", "hogwild")
-"""The known modes, in the order of tables and legends."""
-
-PLAIN_RULES = {
-    "single": ("single", "synchronous", "asynchronous"),
-    "sync": ("synchronous",),
-    "pipeline": ("synchronous",),
-    "async": ("asynchronous",),
-    "hogwild": ("hogwild", "asynchronous"),
-}
-"""Rules that the name of the mode already says; every other rule is named beside it."""
 
 _FIELDS: dict[type, tuple[str, ...]] = {
     int: ("seed", "num_workers", "batch_size", "accumulate", "num_samples", "num_updates", "num_samples_applied"),
@@ -71,49 +60,9 @@ _DELAYS = ("mean", "p50", "p95", "max")
 PREDICTION = re.compile(r"predicted-\d+")
 """Name of a folder inside a run's in which ``python -m asyncsgd predict`` has predicted that run."""
 
-USUAL_MASKING = "token:0.15"
-"""``eval_masking`` of a run without ``--eval-mask``."""
 
 FINETUNING = "classification"
 """The task of a fine-tuning run, whose summary has scores of a labelled task and no mode or rule of its own."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Condition:
-    """What runs share that differ in their seed only; None where the summary does not say."""
-
-    mode: str | None
-    rule: str | None
-    num_workers: int | None
-    batch_size: int | None
-    virtual: bool = False
-    """Whether the seconds were drawn; such runs never share a mean with measured ones."""
-
-    @property
-    def order(self) -> tuple[Any, ...]:
-        """Sorting key: modes in the order of `MODES`, then rule, workers and batch size."""
-        place = MODES.index(self.mode) if self.mode in MODES else len(MODES)
-        return (place, self.mode or "", self.rule or "", self.num_workers or 0, self.batch_size or 0, self.virtual)
-
-    @property
-    def algorithm(self) -> str:
-        """What a colour and a comparison go by: the rule's name where there is one of its own, else the mode.
-
-        >>> Condition("async", "ringmaster:threshold=2", 4, 16).algorithm, Condition("single", None, 1, 16).algorithm
-        ('ringmaster', 'single')
-        >>> Condition("async", "synchronous", 4, 16, True).algorithm, Condition("async", None, 4, 16).algorithm
-        ('sync', 'async')
-        >>> Condition(None, "asynchronous", 4, 16).algorithm
-        'unknown'
-        """
-        if self.mode is None:
-            return "unknown"
-        rule = (self.rule or "").partition(":")[0].casefold()
-        if self.mode in ("single", "hogwild") or (self.mode == "pipeline" and rule == "synchronous"):
-            return self.mode
-        if self.mode == "sync" or rule == "synchronous":
-            return "sync"
-        return "async" if rule in ("", "asynchronous") else rule
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -146,52 +95,15 @@ class Run:
         return self.status == DONE
 
     @property
-    def finetuning(self) -> bool:
-        """Whether it fine-tuned a model on a labelled task: its numbers never enter a mean with pretraining runs."""
-        return self.summary.get("task") == FINETUNING
-
-    @property
     def metrics(self) -> Mapping[str, float | None]:
         """Of its last evaluation, the primary one first; empty where it has none."""
         values = self.summary.get("metrics") or {}
         return {name: values[name] for name in dict.fromkeys((*self.better, *values)) if name in values}
 
     @property
-    def primary_metric(self) -> str | None:
-        """Its name; None where the run's task has no metrics."""
-        return next(iter((*self.better, *self.metrics)), None)
-
-    @property
     def details(self) -> Mapping[str, Any]:
         """What else its last evaluation says."""
         return self.summary.get("details") or {}
-
-    @property
-    def learning_rate(self) -> float | None:
-        """Of settings.yaml; None where it does not say."""
-        value = self.settings.get("learning_rate")
-        return float(value) if _is_number(value) else None
-
-    @property
-    def condition(self) -> Condition:
-        summary = self.summary
-        return Condition(
-            summary.get("mode"),
-            summary.get("rule"),
-            summary.get("num_workers"),
-            summary.get("batch_size"),
-            self.virtual,
-        )
-
-    @property
-    def evaluation_set(self) -> str | None:
-        """What a loss has to share with another one: the data's fingerprint, and the masks where they are not the usual
-        ones. None where the summary does not say on which data.
-        """
-        fingerprint, masking = self.summary.get("data_fingerprint"), self.summary.get("eval_masking")
-        if fingerprint is None or masking in (None, USUAL_MASKING):
-            return fingerprint
-        return f"{fingerprint} masked {masking}"
 
     @property
     def virtual(self) -> bool:
@@ -242,41 +154,6 @@ def load_runs(folder: Path | str) -> tuple[list[Run], list[str]]:
     ]
     runs.sort(key=lambda run: run.name)
     return runs, [f"{run.name}: {problem}" for run in runs for problem in run.problems]
-
-
-def labels(conditions: Iterable[Condition]) -> dict[Condition, str]:
-    """A name for every condition, in order; the rule and the batch size are in it where they tell conditions apart.
-
-    >>> plain, other = Condition("async", "asynchronous", 4, 8), Condition("async", "ringmaster", 1, 8)
-    >>> list(labels([other, plain]).values())
-    ['async, 4 workers', 'async (ringmaster), 1 worker']
-    """
-    ordered = sorted(set(conditions), key=lambda condition: condition.order)
-    plain_rules: dict[str | None, set[str | None]] = {}
-    for condition in ordered:
-        if _is_plain(condition):
-            plain_rules.setdefault(condition.mode, set()).add(condition.rule)
-    batch_sizes = {condition.batch_size for condition in ordered}
-    names = {}
-    for condition in ordered:
-        # on the virtual clock it is a rule, and the same thing
-        synchronous = condition.virtual and condition.mode == "async" and condition.algorithm == "sync"
-        name = "sync" if synchronous else condition.mode or "unknown mode"
-        # single/synchronous and single/asynchronous are both plain, but must not get one name
-        if not synchronous and (not _is_plain(condition) or len(plain_rules[condition.mode]) > 1):
-            name += f" ({condition.rule or 'no rule'})"
-        count = condition.num_workers
-        name += ", unknown workers" if count is None else f", {count} worker{'s' * (count != 1)}"
-        if len(batch_sizes) > 1:
-            name += f", batch {'unknown' if condition.batch_size is None else condition.batch_size}"
-        if condition.virtual:
-            name += ", virtual clock"
-        names[condition] = name
-    return names
-
-
-def _is_plain(condition: Condition) -> bool:
-    return condition.rule is None or condition.rule.casefold() in PLAIN_RULES.get(condition.mode or "", ())
 
 
 def _load_run(path: Path, name: str) -> Run:

@@ -49,11 +49,6 @@ class Look:
     marker: str
     slot: int
 
-    @property
-    def variable(self) -> str:
-        """The CSS variable of the colour."""
-        return f"var(--series-{self.slot})"
-
 
 # the first four, the modes, are of seaborn's palette "colorblind": they stay apart under the common colour blindnesses
 _FIXED = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from analysis.questions import TIMES
 from analysis.report.tables.table import Cell
@@ -20,11 +20,6 @@ def nats(value: float | None, places: int = 3) -> str:
     if value is None or not math.isfinite(value):
         return MISSING if value is None else f"{value:g}"
     return f"{round(value, places) + 0.0:.{places}f}"
-
-
-def gap(value: float | None) -> str:
-    """A difference of losses or scores, to one digit more than they have."""
-    return nats(value, 4)
 
 
 def p_value(value: float | None) -> str:
@@ -86,18 +81,3 @@ def between(interval: Interval | None, form: Callable[[float | None], str]) -> C
             return number(value, largest)
 
     return Cell(interval.text(form), f"n = {interval.n}")
-
-
-def level_of(intervals: Iterable[Interval | None], otherwise: float = 0.95) -> str:
-    """What a column of intervals is headed by.
-
-    >>> level_of([None, Interval(0.0, -1.0, 1.0, 0.99, 8)]), level_of([])
-    ('99 % CI', '95 % CI')
-    """
-    level = next((interval.level for interval in intervals if interval is not None), otherwise)
-    return f"{100 * level:.3g} % CI"
-
-
-def where(clock: str, speeds: str | None) -> str:
-    """A clock, with its speeds where they are declared."""
-    return f"{clock}, {speeds}" if speeds else clock

@@ -1,4 +1,4 @@
-"""Rows of cells as aligned columns for a console, as Markdown, as CSV. It imports nothing heavy."""
+"""Rows of cells as Markdown and as CSV. It imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -7,33 +7,6 @@ import io
 from collections.abc import Iterable, Sequence
 
 MISSING = "-"
-
-
-def or_missing(value: float | None, form: str = "g") -> str:
-    """
-    >>> or_missing(12.0), or_missing(1234, ","), or_missing(None)
-    ('12', '1,234', '-')
-    """
-    return MISSING if value is None else format(value, form)
-
-
-def aligned(lines: Sequence[Sequence[str]], numeric: Sequence[bool]) -> list[str]:
-    """Columns two spaces apart, a rule under the first line; `numeric` columns stand to the right.
-
-    >>> print("\\n".join(aligned([["rule", "loss"], ["sync", "5.25"], ["async", "13.5"]], [False, True])))
-    rule   loss
-    -----------
-    sync   5.25
-    async  13.5
-    """
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    drawn = []
-    for line in lines:
-        columns = zip(line, widths, numeric, strict=True)
-        cells = [cell.rjust(width) if to_the_right else cell.ljust(width) for cell, width, to_the_right in columns]
-        drawn.append("  ".join(cells).rstrip())
-    drawn.insert(1, "-" * (sum(widths) + 2 * (len(widths) - 1)))
-    return drawn
 
 
 def markdown(lines: Iterable[Sequence[str]], numeric: Sequence[bool]) -> list[str]:
