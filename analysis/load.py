@@ -26,9 +26,10 @@ class Study:
     `runs`, `curves` and `tests` are DataFrames; docs/tables.md says what every column is.
     """
 
-    def __init__(self, folder: Path | str) -> None:
+    def __init__(self, folder: Path | str, arms: Sequence[str] = ()) -> None:
         self.folder = Path(folder)
-        self.runs, self.curves, self.plan = read(self.folder)
+        self.runs, self.curves, plan = read(self.folder)
+        self.plan = plan._replace(apart=tuple(arms))
 
     @functools.cached_property
     def tests(self) -> pd.DataFrame:
@@ -147,13 +148,16 @@ TABLES: dict[str, tuple[str, Callable[[Study], pd.DataFrame]]] = {
 """Name -> title and function of the tables of a report."""
 
 
-def load(folder: Path | str) -> Study:
+def load(folder: Path | str, arms: Sequence[str] = ()) -> Study:
     """A sweep's folder, one with loose runs at any depth, or one run's.
+
+    Args:
+        arms: of loose runs, the settings in which arms are meant to differ, such as learning_rate.
 
     Raises:
         UsageError: if there is no run in it.
     """
-    return Study(folder)
+    return Study(folder, arms)
 
 
 def compare(

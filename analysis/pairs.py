@@ -35,6 +35,11 @@ RESULT = {
     "start": "initial parameters",
 }
 """Columns of `runs` that both runs of a pair must share for their losses to be compared, in words."""
+RECIPE = (
+    *("learning_rate", "schedule", "warmup", "optimizer", "weight_decay", "momentum", "beta1", "beta2", "clip_norm"),
+    *("precision", "dropout", "seq_len", "blocks", "sampling", "mask", "mask_prob"),
+)
+"""Settings that decide a result, in which loose runs of a pair must not differ unless the reader says so."""
 TIMED = {"machine": "machine", "device": "device", "threads": "threads a worker"}
 """What they must share beside that for measured seconds to be compared."""
 PLANNED = {"device": "device", "threads": "threads"}
@@ -44,7 +49,8 @@ PLANNED = {"device": "device", "threads": "threads"}
 def unlike(ours: Any, theirs: Any, plan: Plan, *, seconds: bool = False) -> str:
     """The first thing in which two runs of a seed must not differ and do; empty where they are comparable.
 
-    What is known of one run only is a difference. A machine that nobody knows is one too.
+    What is known of one run only is a difference. A machine that nobody knows is one too. Without a plan nothing says
+    which settings arms are meant to differ in, but for the reader (`Plan.apart`).
     """
     for column, words in (TIMED if seconds else RESULT).items():
         here, there = getattr(ours, column), getattr(theirs, column)
@@ -59,6 +65,11 @@ def unlike(ours: Any, theirs: Any, plan: Plan, *, seconds: bool = False) -> str:
             continue
         told = [_told(value, column) if there else "not known" for value, there in ((here, known), (there, other))]
         return f"{words} of {ours.arm}: {told[0]}; of {theirs.arm}: {told[1]}"
+    for key in RECIPE if not seconds and not plan.runs else ():
+        values = [str(run.settings.get(key)) for run in (ours, theirs)]
+        if values[0] != values[1] and key not in plan.apart:
+            where = f"{key} of {ours.arm}: {values[0]}; of {theirs.arm}: {values[1]}"
+            return f"{where} (if the arms are meant to differ in it: --arms {','.join((*plan.apart, key))})"
     return ""
 
 

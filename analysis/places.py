@@ -14,7 +14,7 @@ import pandas as pd
 from analysis.questions import Plan
 from asyncsgd.study.arms import resolve
 
-UNREADABLE, MISSING = "UNREADABLE", "MISSING"
+UNREADABLE, MISSING, MISPLACED = "UNREADABLE", "MISSING", "MISPLACED"
 PLACE = re.compile(r"(?:^|/)(tuning|pilot|test|finetune)/([^/]+)/(?:t(\d+)-)?s(\d+)(?:-r(\d+))?(?:-f(\d+))?$")
 OF_THE_MACHINE = frozenset(("model", "cache_dir", "run_dir", "runs_dir", "overwrite"))
 """Settings that say where something lies: the base model that a sweep makes has another path in every copy of it."""
@@ -66,7 +66,7 @@ def misplaced(row: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
         here = row["settings"].get(key)
         if key not in OF_THE_MACHINE and here is not None and value is not None and not _same(here, value):
             why = f"its folder holds another run: {key} {here}, not {value}"
-            return {"status": MISSING, "usable": False, "diverged": False, "left_out": why}
+            return {"status": MISPLACED, "usable": False, "diverged": False, "left_out": why}
     return {}
 
 

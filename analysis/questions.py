@@ -41,6 +41,8 @@ class Plan(NamedTuple):
     """Why nothing can be confirmed; empty where the registration stands."""
     problems: tuple[str, ...] = ()
     """What could not be read."""
+    apart: tuple[str, ...] = ()
+    """Of loose runs: settings in which the reader says that arms are meant to differ."""
 
     @property
     def reference(self) -> str:
@@ -212,7 +214,7 @@ def exploratory(runs: pd.DataFrame, arms: pd.DataFrame, plan: Plan) -> str:
     if most > number:
         return f"{most} seeds were run and {number} registered: seeds added after looking are no confirmation"
     # a run that was begun and lost drops its block; one that was never begun may have been left out on purpose
-    there = tests[tests["status"] != "MISSING"]
+    there = tests[~tests["status"].isin(("MISSING", "MISPLACED"))]
     begun = there.groupby("arm")["seed"].nunique().reindex(names).fillna(0).min()
     if begun < number:
         return (

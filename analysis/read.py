@@ -31,7 +31,7 @@ RUNS = {
     "trial": "of tuning",
     "parent": "run that a fine-tuning started from; empty: the base model",
     "finetune_seed": "seed of a fine-tuning run's own",
-    "status": "DONE, DIVERGED, FAILED, INTERRUPTED, UNFINISHED, UNREADABLE or MISSING",
+    "status": "DONE, DIVERGED, FAILED, INTERRUPTED, UNFINISHED, UNREADABLE, MISPLACED (another run) or MISSING",
     "diverged": "whether its loss went to infinity, which is a result",
     "usable": "whether it has a result",
     "left_out": "why it is in no number; empty where it is",

@@ -374,11 +374,12 @@ def load_run(folder: str | Path, task: Task | None = None) -> TrainedRun:
     return TrainedRun(summary, evaluations, folder, functools.partial(_saved_model, folder, settings, task))
 
 
-def load(folder: str | Path) -> Study:
+def load(folder: str | Path, arms: Sequence[str] = ()) -> Study:
     """A folder of runs as a study: a sweep's folder, one with loose runs at any depth, or one run's.
 
     Args:
         folder: of the study.
+        arms: of loose runs, the settings in which arms are meant to differ, such as learning_rate; a plan says it.
 
     Returns:
         The study: `runs`, `curves` and `tests` are DataFrames, whose columns docs/tables.md describes.
@@ -388,7 +389,7 @@ def load(folder: str | Path) -> Study:
     """
     from analysis.load import load
 
-    return load(folder)
+    return load(folder, arms)
 
 
 def compare(

@@ -44,16 +44,19 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--format", choices=FORMATS, default="html", help="html is the page; sentence the verdict")
     flags.add_argument("--table", metavar="NAME", help="only this table (md, latex, csv); csv holds one: default tests")
     flags.add_argument("--figures", type=Path, metavar="DIR", help="also write every picture there as PDF and SVG")
+    flags.add_argument("--arms", metavar="KEY,KEY", help="settings in which arms of loose runs are meant to differ")
     return flags
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the report; returns the exit code (2 for what the user has to change)."""
     flags = parser().parse_args(arguments)
-    return carried_out(lambda: _run(flags.runs_dir, flags.out, flags.format, flags.table, flags.figures))
+    return carried_out(lambda: _run(flags.runs_dir, flags.out, flags.format, flags.table, flags.figures, flags.arms))
 
 
-def _run(runs_dir: Path, out: Path | None, form: str, table: str | None, figures: Path | None) -> None:
+def _run(
+    runs_dir: Path, out: Path | None, form: str, table: str | None, figures: Path | None, arms: str | None
+) -> None:
     if table is not None and form in ("html", "sentence"):
         raise UsageError("--table goes with tables, not with the page; add --format md, latex or csv")
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
@@ -62,7 +65,7 @@ def _run(runs_dir: Path, out: Path | None, form: str, table: str | None, figures
         raise UsageError(f"--figures {figures} is a file; name a folder, such as {figures.with_suffix('')}_pictures")
     from analysis.load import load
 
-    study = load(runs_dir)
+    study = load(runs_dir, arms.split(",") if arms else ())
     file = runs_dir / "report.html" if out is None else out
     if form == "html":
         from analysis.page import page, render

@@ -91,7 +91,7 @@ def test_a_damaged_run_is_read_or_is_named_with_one_reason_and_is_in_no_number(s
         run = results_of(folder).runs.loc[VICTIM]
         if not run["usable"]:
             assert numbers_of(folder) == without
-            assert run["status"] in ("UNREADABLE", "UNFINISHED", "MISSING")
+            assert run["status"] in ("UNREADABLE", "UNFINISHED", "MISSING", "MISPLACED")
             assert run["left_out"]
 
     check()

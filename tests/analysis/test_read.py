@@ -94,7 +94,7 @@ def test_a_run_that_is_not_what_its_place_says_leaves_its_place_empty(tmp_path):
     shutil.rmtree(folder / f"test/{ASYNC.name}/s105")
     shutil.copytree(folder / f"test/{ASYNC.name}/s104", folder / f"test/{ASYNC.name}/s105")
     run = asyncsgd.load(folder).runs.loc[f"test/{ASYNC.name}/s105"]
-    assert (run["status"], run["left_out"]) == ("MISSING", "its folder holds another run: seed 104, not 105")
+    assert (run["status"], run["left_out"]) == ("MISPLACED", "its folder holds another run: seed 104, not 105")
 
 
 @pytest.mark.parametrize("damage", ["", "[]", '{"schema": 99}'])

@@ -5,6 +5,7 @@ import math
 import shutil
 
 import pytest
+from doors import asyncsgd, cli
 from reading import results_of, row_of
 from scenarios import ASYNC, EIGHT, SOONER, SYNC, ends_at, reaches, two_arms
 from synthetic import (
@@ -148,6 +149,19 @@ def test_killed_runs_of_a_loose_folder_are_counted(tmp_path):
     (tmp_path / "async7" / "summary.json").unlink()
     study = results_of(tmp_path)
     assert "1 of 8 runs of async-w4-virtual is UNFINISHED, and in no number." in study.headlines[0].text
+
+
+def test_loose_runs_that_differ_in_a_setting_are_compared_where_the_reader_says_that_they_are_meant_to(tmp_path):
+    for arm, times, rate in ((SYNC, EIGHT, 1e-3), (ASYNC, SOONER, 2e-3)):
+        for seed, time in enumerate(times):
+            write_run(tmp_path / f"{arm.algorithm}{seed}", arm, reaches(time), seed=seed, learning_rate=rate)
+    row = row_of(results_of(tmp_path), "loss_at_equal_samples")
+    assert row.word == "not comparable"
+    assert row.reason.endswith("0.001 (if the arms are meant to differ in it: --arms learning_rate)")
+    told = asyncsgd.load(tmp_path, arms=["learning_rate"])
+    assert row_of(told, "loss_at_equal_samples").word == "better"
+    command = cli(["analysis.report.__main__", str(tmp_path), "--format", "sentence", "--arms", "learning_rate"])
+    assert command.out.strip() == told.verdict
 
 
 def test_a_run_that_ends_far_above_its_start_never_reached_a_target_and_one_that_rises_again_is_told(tmp_path):
