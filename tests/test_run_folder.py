@@ -196,11 +196,12 @@ def test_the_model_saved_after_a_limit_in_seconds_is_the_one_evaluated_last(mode
 @every_mode
 def test_continued_pretraining_on_social_media_text_lowers_the_loss(mode, train):
     common = {"data": HATE, "eval_data": None, "samples": 640, "eval_samples": 40, "clip_norm": 1}
-    first = train(mode="single", warmup=640, vocab_size=512, **common)
+    common |= {"vocab_size": 8192, "batch_size": 16}
+    first = train(mode="single", warmup=640, **common)
     assert first.summary["from_scratch"] is True
-    run = train(**MODES[mode], model=first.path / "model", warmup=64, vocab_size=8192, **common)
+    run = train(**MODES[mode], model=first.path / "model", warmup=64, **common)
     assert (run.summary["from_scratch"], run.summary["data"]) == (False, "small")
-    assert run.summary["final_eval_loss"] < run.summary["first_eval_loss"] - 0.01
+    assert run.summary["final_eval_loss"] < run.summary["first_eval_loss"] - 0.05
 
 
 def test_compare_prints_a_table_of_what_was_run(train, tmp_path):

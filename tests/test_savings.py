@@ -202,9 +202,14 @@ def wide(kind, megabytes, folder, auto_batch=True):
         f"asyncsgd.train(its.Wide(megabytes={megabytes}), runtime=its.RUNTIMES[{kind!r}], samples=64, evaluations=4,"
         f" learning_rate=0.1, device='cpu', auto_batch={auto_batch}, folder={str(folder)!r})"
     )
+    return alone("-c", program)
+
+
+def alone(*words):
+    """What Python prints that is given these words."""
     # Another thread's arena would take 64 MiB of the addresses.
     environment = os.environ | {"MALLOC_ARENA_MAX": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, check=False)
     return done.stdout + done.stderr
 
 
@@ -251,3 +256,13 @@ def test_a_run_with_no_memory_for_one_sample_says_so_once(kind, tmp_path):
     said = wide(kind, 100, tmp_path / "run")
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "FAILED"
     assert "there is not enough memory for one sample of a batch; type" in said.splitlines()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_the_largest_batch_that_fits_is_found_by_trying():
+    said = alone("experiments/train.py", "test_savings:Wide", "--megabytes", "600", "--find-batch-size")
+    assert "try    1 sample: fit\ntry    2 samples: fit\n" in said
+    found = int(said.partition("fits   ")[2].split()[0])
+    assert found in (3, 4)
+    assert f"type   --batch-size {found} --micro-batches 1, or --batch-size 8 --micro-batches {-(-8 // found)} " in said

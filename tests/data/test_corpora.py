@@ -160,7 +160,7 @@ def test_published_splits_are_read_and_kept_apart(tmp_path, name):
         ("column.csv", b"id,texts\n1,a\n", "columns id, texts --text-column"),
         ("number.jsonl", b'{"text": 3}\n', "line 1 'text' int --text-column"),
         ("cut.parquet", b"PAR1", "cut.parquet Parquet"),
-        ("cut.txt.gz", gzip.compress(b"text " * 1000)[:-9], "cut.txt.gz"),
+        ("cut.txt.gz", gzip.compress(b"text " * 1000, mtime=0)[:-9], "cut.txt.gz"),
         ("pydoc", None, "'pydoc' 'pydocs' hub:NAME"),
         ("hub:a:b:c", None, "hub:NAME:CONFIG"),
     ],
