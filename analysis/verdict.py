@@ -315,7 +315,7 @@ def supported(estimate: float, low: float, high: float, null: float = 0.0) -> st
     """The size of a number with one digit more than its interval supports.
 
     >>> supported(2.36, 1.8, 3.1, 1.0), supported(0.053, 0.002, 0.104), supported(-0.8, -0.82, -0.77)
-    ('2.4', '0.05', '0.800')
+    ('2.4', '0.053', '0.800')
     """
     return digits(estimate, low, high, null)(abs(estimate))
 

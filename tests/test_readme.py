@@ -49,6 +49,7 @@ def test_the_commands_that_a_check_looks_for_are_there():
 @pytest.mark.parametrize("command", IN_TABLE)
 def test_every_command_of_the_table_can_be_typed(command, tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(EXAMPLE)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)  # another test's
     monkeypatch.chdir(tmp_path)
     line = shlex.split(command)[1:]
     if line[0] == "-m":

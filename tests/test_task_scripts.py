@@ -122,14 +122,14 @@ class Line(asyncsgd.Task):
 
 
 def test_a_task_of_one_s_own_needs_no_script(folder):
-    (folder / "mine.py").write_text(OWN)
-    line = "train.py mine:Line --clock virtual --nproc 3 --times exponential:1 --samples 200 --slope 2 --device cpu"
+    (folder / "points.py").write_text(OWN)
+    line = "train.py points:Line --clock virtual --nproc 3 --times exponential:1 --samples 200 --slope 2 --device cpu"
     ended = cli(line)
     assert ended.code == 0, ended.err
     (run,) = map(Finished, Path("runs").iterdir())
     assert (run.settings["slope"], run.summary["experiment"], run.summary["num_workers"]) == (2.0, "line", 3)
-    assert "A line through points." in cli("train.py mine:Line --help").out
-    assert cli("asyncsgd replay last --task mine:Line").out.endswith("identical\n")
+    assert "A line through points." in cli("train.py points:Line --help").out
+    assert cli("asyncsgd replay last --task points:Line").out.endswith("identical\n")
     assert "'line' is no task of this library" in cli("asyncsgd replay last").err
 
 

@@ -62,6 +62,7 @@ def test_bad_flags_are_refused_with_exit_code_2(flag, value):
     assert f"error: {flag} must be" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_rates_that_a_page_states_are_those_that_are_measured(example, tmp_path):
     """Of a wrong better or worse with 8 seeds, within 2 points, where the noise of one arm alone is not symmetric."""
     page = example.report(tmp_path / "report.html").read_text("utf-8")
