@@ -14,7 +14,6 @@ from analysis.trust import at_edge
 
 MISSING = "-"
 UNKNOWN = Interval(math.nan, math.nan, math.nan, 0.95, 0)
-ENDS = {"estimate": "", "low": "_low", "high": "_high"}
 MEANS = ("loss", "metric", "seconds", "samples_per_second", "updates", "samples_per_update", "delay_p95", "delay_max")
 COSTS = ("computing", "waiting", "communicating", "memory_gib", "gpu_gib", "tokens_per_second", "mfu")
 
@@ -94,11 +93,16 @@ def paper(runs: pd.DataFrame, tests: pd.DataFrame, plan: Plan) -> pd.DataFrame:
     for row in table.to_dict("records"):
         own = tests[(tests["treatment"] == row["arm"]) & (tests["reference"] != BASELINE)]
         timed, first = own[own["endpoint"] == "time_to_target"], own.head(1)
-        ends = timed.iloc[0] if len(timed) else {}
-        ratio = UNKNOWN._replace(**{key: ends[f"ratio{end}"] for key, end in ENDS.items()}) if len(timed) else UNKNOWN
+        ratio = "{ratio:.2f} [{ratio_low:.2f}, {ratio_high:.2f}]".format(**timed.iloc[0]) if len(timed) else MISSING
         word = first.iloc[0]["word"] if len(first) else "reference"
-        cells = {"arm": named.get(row["arm"], row["arm"]), "time (s)": row.get("time", UNKNOWN), "ratio": ratio}
-        rows.append(cells | {"loss": row.get("loss", MISSING), "verdict": word})
+        time, loss = (f"{row.get(name, UNKNOWN)[0]:#.3g}".rstrip(".") for name in ("time", "loss"))
+        name = (
+            named.get(row["arm"], row["arm"])
+            .replace(" workers", "")
+            .replace(", simulated", " sim.")
+            .replace(", measured", " meas.")
+        )
+        rows.append({"arm": name, "time (s)": time, "ratio": ratio, "loss": loss, "verdict": word})
     return pd.DataFrame(rows)
 
 
@@ -240,9 +244,11 @@ def markdown(table: pd.DataFrame, title: str = "") -> str:
 
 
 def latex(table: pd.DataFrame, name: str, title: str = "") -> str:
-    """A LaTeX table with booktabs' rules; no cell can be read as a command."""
+    """A LaTeX table with booktabs' rules, small, so that five columns fit one of a paper; no cell can be a command."""
     style = text(table).style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis=1)
-    return style.to_latex(hrules=True, label=f"tab:{name}", caption=_escaped(title or name), position_float="centering")
+    caption = _escaped(title or name)
+    written = style.to_latex(hrules=True, label=f"tab:{name}", caption=caption, position_float="centering")
+    return written.replace("\\centering", "\\centering\\footnotesize\\setlength{\\tabcolsep}{2pt}", 1)
 
 
 def _escaped(words: str) -> str:
