@@ -290,7 +290,7 @@ def as_json(found: Findings, found_ways: Sequence[Way], bubbles: Sequence[Bubble
         "bubbles": [dataclasses.asdict(bubble) for bubble in bubbles],
         "left_out": found.left_out,
     }
-    return json.dumps(whole, indent=1)
+    return json.dumps(whole, indent=1, default=lambda values: values.tolist())  # numpy's
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -155,7 +155,7 @@ def same(value, other):
     if isinstance(other, list) and value != value:
         return same([None] * len(other), other)
     numbers = all(isinstance(part, int | float) for part in (value, other))
-    return bool(value == pytest.approx(other, rel=1e-7, nan_ok=True)) if numbers else value == other
+    return bool(value == pytest.approx(other, rel=1e-7, abs=1e-8, nan_ok=True)) if numbers else value == other
 
 
 def judged(folder):
