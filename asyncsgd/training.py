@@ -463,14 +463,14 @@ def _go_on(folder: RunFolder, environment: Mapping[str, Any], record: Recorder, 
 
 
 def _check(task: Task, setup: Setup, processes: bool) -> tuple[str, ...]:
-    """Look for mistakes of a user's own task; its unused parameters. Whole batches are looked at, so with
-    ``--auto-batch`` a task that does not fit is not looked at any further.
+    """Look for mistakes of a user's own task; its unused parameters. Whole batches are looked at, so where batches are
+    cut into parts, a task that does not fit is not looked at any further.
     """
     device = device_of_worker(setup.device, 0)
     try:
         checked = check(task, seed=setup.seed, device=device, processes=processes)
     except (MemoryError, RuntimeError) as error:
-        if not (setup.savings.auto_batch and is_out_of_memory(error)):
+        if not ((setup.savings.auto_batch or setup.micro_batches > 1) and is_out_of_memory(error)):
             raise
         return ()
     if device != "cpu":

@@ -13,7 +13,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from doors import AllReduce, Finished, Hogwild, InProcess, Processes, UsageError, Virtual, asyncsgd, cli, dropout_seed
+from doors import (
+    AllReduce,
+    Finished,
+    Hogwild,
+    InProcess,
+    Processes,
+    RunError,
+    UsageError,
+    Virtual,
+    asyncsgd,
+    cli,
+    dropout_seed,
+)
 from marks import slow
 from tasks import Classes, Plane, Steep
 
@@ -266,3 +278,34 @@ def test_the_largest_batch_that_fits_is_found_by_trying():
     found = int(said.partition("fits   ")[2].split()[0])
     assert found in (3, 4)
     assert f"type   --batch-size {found} --micro-batches 1, or --batch-size 8 --micro-batches {-(-8 // found)} " in said
+
+
+@dataclasses.dataclass(frozen=True)
+class Greedy(Plane):
+    """Out of memory at a gradient of more than four rows at once, when `room` has given 60."""
+
+    name = "greedy"
+    room = itertools.count(0)
+
+    def loss(self, outputs, batch):
+        if len(outputs) > 4 and outputs.requires_grad and next(self.room) > 60:
+            raise MemoryError
+        return super().loss(outputs, batch)
+
+
+def test_a_run_that_is_out_of_memory_later_says_how_to_go_on_and_does(tmp_path):
+    def go_on(micro_batches):
+        return asyncsgd.train(
+            Greedy(batch_size=8),
+            samples=640,
+            checkpoint_every=80,
+            micro_batches=micro_batches,
+            folder=tmp_path / "run",
+            resume=True,
+            quiet=True,
+        )
+
+    with pytest.raises(RunError, match=f"type --resume {tmp_path}/run --micro-batches 2$"):
+        go_on(1)
+    assert go_on(2).summary["num_samples"] == 640
+    assert asyncsgd.replay(tmp_path / "run", Plane()).identical
