@@ -149,14 +149,7 @@ TABLES: dict[str, tuple[str, Callable[[Study], pd.DataFrame]]] = {
 
 
 def load(folder: Path | str, arms: Sequence[str] = ()) -> Study:
-    """A sweep's folder, one with loose runs at any depth, or one run's.
-
-    Args:
-        arms: of loose runs, the settings in which arms are meant to differ, such as learning_rate.
-
-    Raises:
-        UsageError: if there is no run in it.
-    """
+    """What `asyncsgd.load` gives; there is the rest said."""
     return Study(folder, arms)
 
 
@@ -168,17 +161,7 @@ def compare(
     lower_is_better: bool = True,
     alpha: float = 0.05,
 ) -> pd.Series:
-    """The exact sign-flip test of paired numbers, and the equivalence test within ±`margin`: a row of `tests`.
-
-    Args:
-        a, b: one number a pair, in the same order; inf for a run that diverged (-inf of a score).
-        margin: of equivalence, in their unit; None: it is not tested.
-        lower_is_better: as of a loss.
-        alpha: level of the word.
-
-    Returns:
-        A row with estimate (a - b), low, high, p, word, reason and the other columns of `Study.tests`.
-    """
+    """What `asyncsgd.compare` gives; there is the rest said."""
     ours, theirs = np.asarray(a, float), np.asarray(b, float)
     if ours.ndim != 1 or ours.shape != theirs.shape:
         raise ValueError(f"a and b need as many numbers as each other, got shapes {ours.shape} and {theirs.shape}")
