@@ -44,8 +44,7 @@ from asyncsgd.optimizers import SGD, AdamW, BuildOptimizer, OptimizerRecipe
 from asyncsgd.recorded_run import difference_at_end, read_of_run, summary_to_replay
 from asyncsgd.records.events import EVENTS, FAILED, Evaluation, Record, read_events
 from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL, RunFolder, write_text
-from asyncsgd.records.trackers import names_in
-from asyncsgd.records.trackers.tracking import Tracking
+from asyncsgd.records.trackers import Identity, Tracking, names_in
 from asyncsgd.replaying import PreparedReplay, experiment_of_run
 from asyncsgd.rules import parse_rule
 from asyncsgd.rules.asynchronous import Asynchronous
@@ -299,7 +298,7 @@ def train(
             if report is not None:
                 report(record)
 
-        tracking = None if opened is None else Tracking(trackers, opened.path)
+        tracking = None if opened is None else Tracking(trackers, Identity.of(opened.path))
         ended = carry_out(experiment, launch, opened, context, quiet=quiet, receivers=(note,), tracking=tracking)
     if ended.unexpected is not None:
         raise ended.unexpected

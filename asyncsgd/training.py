@@ -41,7 +41,7 @@ from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Checkpointed, Par
 from asyncsgd.records.locks import one_writer
 from asyncsgd.records.machine_load import MachineLoad
 from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL, RunFolder
-from asyncsgd.records.trackers.tracking import Tracking
+from asyncsgd.records.trackers import Tracking
 from asyncsgd.records.usage import Usage
 from asyncsgd.runtime.all_ranks import TIMEOUT
 from asyncsgd.runtime.base import POLL_SECONDS, NeverSaves, Result, TrainingClock

@@ -18,8 +18,7 @@ from asyncsgd import __version__
 from asyncsgd.errors import UsageError, nearest
 from asyncsgd.records.console import say
 from asyncsgd.records.environment import available_cores
-from asyncsgd.records.trackers import names_in
-from asyncsgd.records.trackers.tracking import Tracking
+from asyncsgd.records.trackers import Identity, Tracking, names_in
 from asyncsgd.runtime.processes import fork_server
 from asyncsgd.runtime.ranks import Launch, go_offline
 from asyncsgd.scripts.run_folder import open_run_folder
@@ -74,7 +73,7 @@ class TaskScript:
 
         folder = open_run_folder(self.name, settings, f"python experiments/{command} {' '.join(argv)}")
         print(f"run    {folder.path}", flush=True)
-        tracking = Tracking(names_in(settings.output.track), folder.path)
+        tracking = Tracking(names_in(settings.output.track), Identity.of(folder.path))
         exit_code = lead(experiment, launch, folder, context, stop, tracking)
         say(f"next   python -m analysis.compare {shlex.quote(str(folder.path.parent))}")
         return exit_code

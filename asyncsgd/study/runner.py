@@ -21,8 +21,7 @@ from typing import Any
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.records.events import DONE, FAILED, FINISHED
 from asyncsgd.records.run_folder import RunFolder
-from asyncsgd.records.trackers import names_in
-from asyncsgd.records.trackers.tracking import Tracking
+from asyncsgd.records.trackers import Identity, Tracking, names_in
 from asyncsgd.runtime.processes import end_with_parent
 from asyncsgd.scripts.run_folder import CHECKPOINTS, open_run_folder, set_aside
 from asyncsgd.signals import NUMBERS
@@ -210,14 +209,9 @@ def _make_run(job: Job, study: str, context: ForkServerContext | None) -> int:
     """Make one run in this process; return its exit code. What goes wrong is in its log and its folder."""
     path = Path(str(job.values["run_dir"]))
     command = " ".join(map(shlex.quote, job.command))
-    tracking = Tracking(
-        names_in(job.values["track"]),
-        path,
-        name=job.run.folder,
-        shared=path.parents[job.run.folder.count("/")],
-        group=study,
-        tags={"stage": job.run.stage, "arm": job.run.arm},
-    )
+    shared, tags = path.parents[job.run.folder.count("/")], {"stage": job.run.stage, "arm": job.run.arm}
+    identity = Identity(path.absolute(), job.run.folder, shared.absolute(), study, tags)
+    tracking = Tracking(names_in(job.values["track"]), identity)
     try:
         from asyncsgd.experiment import experiment_of
         from asyncsgd.runtime.ranks import Launch
