@@ -23,9 +23,9 @@ from analysis.commands import carried_out
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import EVENTS, Lines, parsed, read_json
 from asyncsgd.records.locks import is_locked
+from asyncsgd.records.machine import USAGE
 from asyncsgd.records.run_folder import find_run
 from asyncsgd.records.totals import Delays, Progress
-from asyncsgd.records.usage import USAGE
 from asyncsgd.settings.yaml_reader import read_yaml
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from asyncsgd.flat import FlatModel, Layout
 from asyncsgd.models import save_whole
 from asyncsgd.optimizers import SGD, AdamW, BuildOptimizer, OptimizerRecipe
 from asyncsgd.recorded_run import read_of_run
-from asyncsgd.records.environment import available_cores
+from asyncsgd.records.machine import available_cores
 from asyncsgd.records.model_card import model_card
 from asyncsgd.rules import Asynchronous, FixedDelay, Synchronous, parse_rule
 from asyncsgd.rules.base import Rule

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from asyncsgd.records.environment import available_cores, cpu_model
+from asyncsgd.records.machine import available_cores, cpu_model
 
 
 @dataclasses.dataclass(frozen=True)

@@ -80,7 +80,7 @@ class Runtime:
     @property
     def oversubscription(self) -> float | None:
         """Busy threads per core; None on the virtual clock."""
-        from asyncsgd.records.environment import available_cores
+        from asyncsgd.records.machine import available_cores
 
         return self.num_workers * self.threads / available_cores() if self.clock == "measured" else None
 

@@ -36,13 +36,11 @@ from asyncsgd.hardware import Hardware, by_ranks
 from asyncsgd.optimizers import Optimizer, StepTakenByWorker
 from asyncsgd.profiling import TRACE, Profile
 from asyncsgd.records.console import Recorder, shown_metrics, teller
-from asyncsgd.records.environment import available_cores, describe_environment
 from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Checkpointed, Parts, Record, Resumed
 from asyncsgd.records.locks import one_writer
-from asyncsgd.records.machine_load import MachineLoad
+from asyncsgd.records.machine import MachineLoad, Usage, available_cores, describe_environment
 from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL, RunFolder
 from asyncsgd.records.trackers import Tracking
-from asyncsgd.records.usage import Usage
 from asyncsgd.runtime.all_ranks import TIMEOUT
 from asyncsgd.runtime.base import POLL_SECONDS, NeverSaves, Result, TrainingClock
 from asyncsgd.runtime.computation import ModelGradients, whole_evaluation

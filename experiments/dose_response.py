@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.records.console import best_effort
-from asyncsgd.records.environment import available_cores
 from asyncsgd.records.events import FINISHED
+from asyncsgd.records.machine import available_cores
 from asyncsgd.runtime.processes import fork_server
 from asyncsgd.runtime.ranks import go_offline
 from asyncsgd.study.config import read_config

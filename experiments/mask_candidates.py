@@ -20,8 +20,8 @@ from typing import Any
 
 from asyncsgd.errors import UsageError
 from asyncsgd.numbers import out_of_bounds, whole_number
-from asyncsgd.records.environment import available_cores
 from asyncsgd.records.locks import lock
+from asyncsgd.records.machine import available_cores
 from asyncsgd.runtime.pool import Pool
 from asyncsgd.runtime.ranks import go_offline
 from asyncsgd.scripts.base import run_script

@@ -18,7 +18,7 @@ from asyncsgd.data.corpora import existing_path
 from asyncsgd.data.normalizing import INPUT_KINDS, normalize_file
 from asyncsgd.errors import UsageError
 from asyncsgd.numbers import out_of_bounds, whole_number
-from asyncsgd.records.environment import available_cores
+from asyncsgd.records.machine import available_cores
 from asyncsgd.runtime.pool import Pool
 from asyncsgd.scripts.base import run_script
 from asyncsgd.settings.flags import Parser

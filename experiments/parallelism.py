@@ -28,8 +28,8 @@ from torch import Tensor, nn
 import asyncsgd
 from asyncsgd import modes
 from asyncsgd.errors import UsageError
-from asyncsgd.records.environment import available_cores
 from asyncsgd.records.events import EVENTS, read_events
+from asyncsgd.records.machine import available_cores
 from asyncsgd.records.run_folder import write_json, write_text
 from asyncsgd.settings.flags import Parser
 from asyncsgd.signals import StopRequest

@@ -88,8 +88,8 @@ def simulate(settings: Any, runs_dir: Path, command: str, stop: StopRequest) -> 
     """Run, write the folder, say what came out; the exit code."""
     from asyncsgd.hardware import Hardware
     from asyncsgd.records.console import Recorder, teller
-    from asyncsgd.records.environment import describe_environment
     from asyncsgd.records.events import DONE, FAILED, INTERRUPTED
+    from asyncsgd.records.machine import describe_environment
     from asyncsgd.records.run_folder import RunFolder
     from asyncsgd.scripts.run_folder import free_folder
     from asyncsgd.simulation.simulate import vector_sha256

@@ -38,7 +38,7 @@ from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError
 from asyncsgd.experiment import cache_folder, resolve_device
 from asyncsgd.hardware import Hardware
 from asyncsgd.records.console import best_effort
-from asyncsgd.records.environment import available_cores, describe_environment
+from asyncsgd.records.machine import available_cores, describe_environment
 from asyncsgd.records.run_folder import write_json, write_text
 from asyncsgd.runtime.processes import fork_server
 from asyncsgd.signals import StopRequest

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
 import torch
 from torch import nn
 from torch.nn import functional
@@ -25,8 +26,8 @@ from asyncsgd.data.labelled import LabelledBatch, LabelledData, limited, load_la
 from asyncsgd.data.tokenization import Tokens
 from asyncsgd.errors import RunError
 from asyncsgd.evaluation import evaluate_sets, measured
-from asyncsgd.records.environment import available_cores
 from asyncsgd.records.events import Event, Record
+from asyncsgd.records.machine import available_cores
 from asyncsgd.records.run_folder import write_text
 from asyncsgd.runtime.memory import forget_peaks, peak_bytes
 from asyncsgd.signals import StopRequest
@@ -106,8 +107,8 @@ class Meter:
         self._warmup, self.samples, self._device = warmup, warmup + samples, device
         self.turnarounds: list[float] = []
         """Seconds of each gradient, until its worker could start again."""
-        self._begin: tuple[int, float, float | None] | None = None
-        self._end: tuple[int, float, float | None] | None = None
+        self._begin: tuple[int, float, float] | None = None
+        self._end: tuple[int, float, float] | None = None
         self._gpu: list[float] = []
 
     def __call__(self, record: Record) -> None:
@@ -130,7 +131,6 @@ class Meter:
         assert self._begin is not None, "the training was shorter than its warm-up"
         assert self._end is not None, "the training was too short"
         (first, begin, cpu_before), (last, end, cpu_after) = self._begin, self._end
-        busy = None if cpu_before is None or cpu_after is None else (cpu_after - cpu_before) / (end - begin)
         return {
             "samples_per_second": (last - first) / (end - begin),
             "warmup_seconds": begin,
@@ -138,7 +138,7 @@ class Meter:
             "score": score,
             "memory_bytes": memory[0],
             "gpu_bytes": memory[1],
-            "busy_cores": busy,
+            "busy_cores": (cpu_after - cpu_before) / (end - begin),
             "busy_gpu": sum(self._gpu) / len(self._gpu) if self._gpu else None,
         }
 
@@ -158,12 +158,8 @@ def speeds_of(turnarounds: Sequence[float]) -> str:
     return f"log_normal:sigma={sigma:.3f},mean={statistics.fmean(turnarounds):.6g}"
 
 
-def cpu_seconds() -> float | None:
-    """Of this process and all that it has started, directly or not; None without psutil."""
-    try:
-        import psutil
-    except ImportError:
-        return None
+def cpu_seconds() -> float:
+    """Of this process and all that it has started, directly or not."""
     total = 0.0
     for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
         with contextlib.suppress(psutil.Error):

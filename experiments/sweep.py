@@ -17,8 +17,8 @@ from pathlib import Path
 from asyncsgd.errors import RunError, UsageError
 from asyncsgd.numbers import out_of_bounds, shortened, whole_number
 from asyncsgd.records.console import best_effort
-from asyncsgd.records.environment import available_cores
 from asyncsgd.records.events import FAILED, FINISHED
+from asyncsgd.records.machine import available_cores
 from asyncsgd.records.trackers import names_in
 from asyncsgd.runtime.processes import fork_server
 from asyncsgd.runtime.ranks import go_offline

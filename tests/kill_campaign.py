@@ -8,7 +8,7 @@
 4. A run that goes on ends as one that nobody stopped: with its parameters, where they do not depend on who was faster.
 
 Exit code 1, and the runs' folders stay, where a promise was broken. The seed says what is hit, by what and when.
-Needs Linux, and psutil, which the extra ``test`` installs."""
+Needs Linux."""
 
 import argparse
 import json
@@ -23,6 +23,8 @@ import time
 import uuid
 from collections import namedtuple
 from pathlib import Path
+
+import psutil
 
 SCRIPT = Path(__file__).resolve().parents[1] / "experiments" / "own_model.py"
 SETTINGS = "--samples 3200 --batch-size 32 --width 32 --evaluations 3 --checkpoint-every 320"
@@ -142,8 +144,6 @@ class Trial:
 
 def living(mark):
     """What a command has started and has not ended, itself included: what /proc says of each, by its number."""
-    import psutil  # pytest looks for doctests here, and needs none of the extra
-
     all_ = psutil.process_iter(["environ", "cmdline", "ppid", "status"])
     found = {process.pid: process.info for process in all_ if process.info["status"] != psutil.STATUS_ZOMBIE}
     return {pid: info for pid, info in found.items() if (info["environ"] or {}).get("KILL_CAMPAIGN") == mark}

@@ -110,7 +110,6 @@ MODES = [
 
 
 @pytest.mark.processes
-@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the system has no /proc/stat")
 @pytest.mark.parametrize("values", MODES, ids=str)
 def test_a_run_says_what_time_went_to_how_much_memory_it_needed_and_what_else_used_the_machine(train, values):
     run, num_workers = train(**values), values.get("nproc", 1)
@@ -198,7 +197,6 @@ def test_a_stop_while_the_rates_are_counted_leaves_a_run_that_is_done(tmp_path, 
 
 
 def test_the_machine_is_looked_at_while_a_run_with_a_folder_goes_on(tmp_path):
-    pytest.importorskip("psutil", reason="needs the extra usage: python -m pip install psutil")
     run = Finished(tmp_path / "run")
     asyncsgd.train(Linear(), folder=run.path, **FULL_SECOND | {"seconds": 2.5})
     lines = [json.loads(line) for line in (run.path / "usage.jsonl").read_text().splitlines()]

@@ -239,7 +239,7 @@ def read_bubbles(folder: Path) -> list[Bubble]:
 
 
 def utilisation(run: Run) -> list[tuple[float, float, float]]:
-    """(seconds, busy cores of the run's processes, GiB of their resident sets), in order; empty without psutil."""
+    """(seconds, busy cores of the run's processes, GiB of their resident sets), in order; empty if nobody looked."""
     try:
         lines = (run.path / USAGE).read_text(encoding="utf-8").splitlines()
     except OSError:

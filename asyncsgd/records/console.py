@@ -14,8 +14,6 @@ from asyncsgd.records.run_folder import RunFolder
 from asyncsgd.records.totals import Totals
 
 HEADINGS = f"{'samples':>10} {'updates':>9} {'train_s':>9} {'eval_loss':>10} {'samples/s':>10}   delay p50/p95/max"
-
-
 LOG = "console.log"
 
 
@@ -49,11 +47,10 @@ class BestEffort:
 
     def _give_up(self) -> None:
         # What the stream holds back would be refused again at the end of the process, with an exit code of its own.
+        nowhere = _nowhere()
         with contextlib.suppress(OSError, ValueError):
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self._stream.fileno())
-            os.close(null)
-        self._stream = _nowhere()
+            os.dup2(nowhere.fileno(), self._stream.fileno())
+        self._stream = nowhere
 
 
 def _nowhere() -> TextIO:
@@ -73,27 +70,25 @@ def best_effort() -> Iterator[None]:
             err.flush()
 
 
-def say(line: str, out: TextIO | None = None) -> None:
+def say(line: str) -> None:
     """Print a line at once, as well as can be; see `BestEffort`."""
-    shown = BestEffort(sys.stdout if out is None else out)
+    shown = BestEffort(sys.stdout)
     shown.write(line + "\n")
     shown.flush()
 
 
-def keep(line: str, folder: RunFolder | None) -> None:
-    """Add a line to the folder's ``console.log``. What cannot be written is not: the records say the same."""
-    if folder is not None:
-        path = folder.path / LOG
-        with contextlib.suppress(OSError), open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(line + "\n")
+def teller(folder: RunFolder | None, show: Callable[[str], None] = say) -> Callable[[str], None]:
+    """What says a line to the user and adds it to the folder's ``console.log``; None: it only says it.
 
-
-def teller(folder: RunFolder | None) -> Callable[[str], None]:
-    """What says a line to the user and keeps it in the folder; None: it only says it."""
+    What cannot be written is not: the records say the same.
+    """
 
     def tell(line: str) -> None:
-        say(line)
-        keep(line, folder)
+        show(line)
+        if folder is not None:
+            path = folder.path / LOG
+            with contextlib.suppress(OSError), open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(line + "\n")
 
     return tell
 
@@ -101,18 +96,11 @@ def teller(folder: RunFolder | None) -> Callable[[str], None]:
 def shown_metrics(metrics: Mapping[str, float]) -> str:
     """Names and values, for the console.
 
-    >>> shown_metrics({"accuracy": 0.1234, "perplexity": 456.71})
-    'accuracy 0.123   perplexity 456.7'
-    >>> shown_metrics({"perplexity": math.inf})
-    'perplexity -'
+    >>> shown_metrics({"accuracy": 0.1234, "perplexity": 456.71, "loss": math.inf})
+    'accuracy 0.123   perplexity 456.7   loss -'
     """
-    return "   ".join(f"{name} {_shown(value)}" for name, value in metrics.items())
-
-
-def _shown(value: float) -> str:
-    if not math.isfinite(value):
-        return "-"
-    return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
+    shown = {name: f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}" for name, value in metrics.items()}
+    return "   ".join(f"{name} {shown[name] if math.isfinite(value) else '-'}" for name, value in metrics.items())
 
 
 class Console:
@@ -126,17 +114,16 @@ class Console:
         folder: keeps the lines too; None: they are only shown.
     """
 
-    def __init__(
-        self, totals: Totals, samples: int | None, out: TextIO | None = None, folder: RunFolder | None = None
-    ) -> None:
-        self._totals, self._folder = totals, folder
-        self._out = out or sys.stdout
-        self._bar = None
-        if samples and BestEffort(sys.stderr).isatty():
+    def __init__(self, totals: Totals, samples: int | None, folder: RunFolder | None) -> None:
+        self._totals = totals
+        self._bar: Any = None
+        show, stderr = say, BestEffort(sys.stderr)
+        if samples and stderr.isatty():
             from tqdm import tqdm
 
-            stream = BestEffort(sys.stderr)
-            self._bar = tqdm(total=samples, file=stream, unit="sample", leave=False, dynamic_ncols=True)
+            self._bar = tqdm(total=samples, file=stderr, unit="sample", leave=False, dynamic_ncols=True)
+            show = lambda line: self._bar.write(line, file=BestEffort(sys.stdout))  # noqa: E731
+        self._say = teller(folder, show)
         self._say(HEADINGS)
 
     def __call__(self, record: Record) -> None:
@@ -144,7 +131,12 @@ class Console:
             if self._bar is not None:
                 self._bar.update(record.num_samples)
         elif isinstance(record, Evaluation):
-            self._evaluated(record)
+            seconds, delays = record.train_seconds, self._totals.delays
+            rate = f"{record.total_samples / seconds:.0f}" if seconds > 0 else "-"
+            quantiles = (str(delays.quantile(share)) for share in (0.5, 0.95, 1.0))
+            loss = f"{record.loss:>10.4f}" if record.loss >= 0.1 else f"{record.loss:>10.3e}"
+            counts = f"{record.total_samples:>10} {record.version:>9} {seconds:>9.1f}"
+            self._say(f"{counts} {loss} {rate:>10}   {' / '.join(quantiles) if delays.number else '-'}")
         elif isinstance(record, Membership) and record.reason:
             self._say(f"worker {record.worker} is lost: {record.reason}; the others go on")
         elif isinstance(record, Parts):
@@ -155,23 +147,6 @@ class Console:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
-
-    def _evaluated(self, evaluation: Evaluation) -> None:
-        seconds, delays = evaluation.train_seconds, self._totals.delays
-        rate = f"{evaluation.total_samples / seconds:.0f}" if seconds > 0 else "-"
-        delay = "-"
-        if delays.number:
-            delay = f"{delays.quantile(0.5)} / {delays.quantile(0.95)} / {delays.quantile(1.0)}"
-        counts = f"{evaluation.total_samples:>10} {evaluation.version:>9}"
-        loss = f"{evaluation.loss:>10.4f}" if evaluation.loss >= 0.1 else f"{evaluation.loss:>10.3e}"
-        self._say(f"{counts} {seconds:>9.1f} {loss} {rate:>10}   {delay}")
-
-    def _say(self, line: str) -> None:
-        if self._bar is not None:
-            self._bar.write(line, file=BestEffort(self._out))
-        else:
-            say(line, self._out)
-        keep(line, self._folder)
 
 
 class Recorder:
@@ -193,17 +168,15 @@ class Recorder:
         *,
         quiet: bool = False,
         receivers: Sequence[Callable[[Record], None]] = (),
-        out: TextIO | None = None,
         micro_batches: int = 1,
     ) -> None:
         self.folder, self.totals, self.quiet = folder, Totals(), quiet
         self.totals.micro_batches = micro_batches
         self.rule_acted: RuleActed | None = None
         """Of the server, which counts in it; None where there is no server."""
-        self._console = None if quiet else Console(self.totals, samples, out, folder)
-        console = [] if self._console is None else [self._console]
-        written = [] if folder is None else [folder.append]
-        self._sinks: list[Callable[[Record], None]] = [*written, self.totals, *console, *receivers]
+        self._console = None if quiet else Console(self.totals, samples, folder)
+        sinks = [None if folder is None else folder.append, self.totals, self._console, *receivers]
+        self._sinks = [sink for sink in sinks if sink is not None]
 
     def __call__(self, record: Record) -> None:
         for sink in self._sinks:

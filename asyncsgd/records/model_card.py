@@ -1,11 +1,12 @@
-"""The README.md of a model folder: a model card in the form of the Hugging Face Hub. Standard library and PyYAML only.
+"""The README.md of a model folder: a model card in the form of the Hugging Face Hub.
 
 It says how the model came to be, from what the run's own records say. What they do not say is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from typing import Any
 
 PIPELINES = {
@@ -16,6 +17,26 @@ PIPELINES = {
     "AutoModelForQuestionAnswering": "question-answering",
 }
 """What the Hub calls the use of a model, by the class of transformers that loads it."""
+
+SENTENCES = """
+The task is `{task}`[, in the experiment `{experiment}`].
+The data are `{data}`[, with the fingerprint `{data_fingerprint}`][ ({counts})].
+Training began from {start}.
+That was the model of the run `{parent}`[ (mode {parent_mode})].
+The mode is `{mode}`[, {workers}][, rule `{rule}`][, on the {virtual} clock][, speeds `{speeds}`].
+A batch has {batch_size} samples[, and an update has {batches} batches].
+{steps}
+The seed is {seed}.
+It has seen {num_samples} samples in {num_updates} updates.
+{ended}
+It is the version with {chosen_for}.
+The last evaluation had the loss {final_eval_loss}[, {metrics}].
+Delays, in updates: {delays}.
+Its [{num_parameters} ]parameters have the sha256 `{parameters_sha256}`.
+The run began with {versions}.
+The command was `{command}`.
+"""
+"""A sentence, or a part in brackets, is left out where something in it is not known."""
 
 
 def model_card(
@@ -44,103 +65,64 @@ def model_card(
     >>> text.splitlines()[:5]
     ['---', 'tags:', '- asyncsgd', '- line', '---']
     """
-    import yaml
+    from huggingface_hub import ModelCardData
 
-    front: dict[str, Any] = {}
-    if auto_class is not None:
-        front["library_name"] = "transformers"
-    if auto_class in PIPELINES:
-        front["pipeline_tag"] = PIPELINES[auto_class]
-    if hub_model is not None:
-        front["base_model"] = hub_model
-    front["tags"] = ["asyncsgd", *(str(summary[key]) for key in ("task", "mode") if summary.get(key))]
-    sentences = "\n".join(f"- {sentence}" for sentence in _sentences(summary, steps, environment, command))
+    front = ModelCardData(
+        library_name=None if auto_class is None else "transformers",
+        pipeline_tag=PIPELINES.get(auto_class or ""),
+        base_model=hub_model,
+        tags=["asyncsgd", *(str(summary[key]) for key in ("task", "mode") if summary.get(key))],
+    ).to_yaml()
+    values = {**summary, "command": command}.items()
+    known = {key: _plain(value) for key, value in values if isinstance(value, str | int | float)}
+    known |= {key: words for key, words in _worded(summary, steps, environment).items() if words}
+    sentences = "\n".join(f"- {text}" for line in SENTENCES.split("\n") if (text := _filled(line, known)))
     return (
-        f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n\n# A model trained with asyncsgd\n\n{sentences}\n\n"
+        f"---\n{front}\n---\n\n# A model trained with asyncsgd\n\n{sentences}\n\n"
         f"To load it, in this folder:\n\n```python\n{loading.strip()}\n```\n"
     )
 
 
-def _sentences(
-    summary: Mapping[str, Any], steps: Mapping[str, str], environment: Mapping[str, Any], command: str | None
-) -> Iterator[str]:
-    known = {key: value for key, value in summary.items() if value is not None}
-    if "task" in known:
-        script = f", in the experiment {_code(known['experiment'])}" if "experiment" in known else ""
-        yield f"The task is {_code(known['task'])}{script}."
-    if "data" in known:
-        named = f", with the fingerprint {_code(known['data_fingerprint'])}" if "data_fingerprint" in known else ""
-        yield f"The data are {_code(known['data'])}{named}{_counts(known)}."
-    if "base_model" in summary:
-        start = "random weights" if summary["base_model"] is None else _code(summary["base_model"])
-        yield f"Training began from {start}."
-    if isinstance(parent := known.get("parent"), Mapping) and parent.get("run"):
-        yield f"That was the model of the run {_code(parent['run'])} (mode {parent.get('mode')})."
-    if "mode" in known:
-        several = "s" * (known.get("num_workers") != 1)
-        workers = f", {known['num_workers']} worker{several}" if "num_workers" in known else ""
-        rule = f", rule {_code(known['rule'])}" if "rule" in known else ""
-        yield f"The mode is {_code(known['mode'])}{workers}{rule}{_clock(known)}."
-    if "batch_size" in known:
-        batches = f", and an update has {known['accumulate']} batches" if known.get("accumulate", 1) != 1 else ""
-        yield f"A batch has {known['batch_size']} samples{batches}."
-    for name, value in steps.items():
-        yield f"The {name} is {_code(value)}."
-    if "seed" in known:
-        yield f"The seed is {known['seed']}."
-    if "num_samples" in known and "num_updates" in known:
-        yield f"It has seen {known['num_samples']} samples in {known['num_updates']} updates."
-    yield _status(known)
-    if "chosen_for" in known:
-        yield f"It is the version with {known['chosen_for']}."
-    if "final_eval_loss" in known:
-        metrics = "".join(f", {name} {_number(value)}" for name, value in known.get("metrics", {}).items())
-        yield f"The last evaluation had the loss {_number(known['final_eval_loss'])}{metrics}."
-    delay = {name: value for name, value in known.get("delay", {}).items() if value is not None}
-    if delay:
-        yield f"Delays, in updates: {', '.join(f'{name} {_number(value)}' for name, value in delay.items())}."
-    if "parameters_sha256" in known:
-        number = f"Its {known['num_parameters']} parameters" if "num_parameters" in known else "Its parameters"
-        yield f"{number} have the sha256 {_code(known['parameters_sha256'])}."
-    versions = environment.get("versions") or {}
-    of = [f"{name} {versions[name]}" for name in ("asyncsgd", "torch", "transformers") if name in versions]
-    if of:
-        yield f"The run began with {', '.join(of)}."
-    if command is not None:
-        yield f"The command was {_code(command)}."
+def _filled(sentence: str, known: Mapping[str, str]) -> str:
+    text = ""
+    for number, part in enumerate(re.split(r"[\[\]]", sentence)):
+        try:
+            text += part.format_map(known)
+        except KeyError:
+            if number % 2 == 0:  # outside brackets
+                return ""
+    return text
 
 
-def _counts(known: Mapping[str, Any]) -> str:
-    counts = [
-        f"{known[key]} {what} samples"
-        for key, what in (("num_train_samples", "training"), ("num_eval_samples", "evaluation"))
-        if key in known
-    ]
-    return f" ({', '.join(counts)})" if counts else ""
+def _worded(
+    summary: Mapping[str, Any], steps: Mapping[str, str], environment: Mapping[str, Any]
+) -> dict[str, str | None]:
+    """What the sentences say in other words than the summary; empty or None where it is not known."""
+    began, parent, workers = summary.get("base_model", ""), summary.get("parent") or {}, summary.get("num_workers")
+    counts = {"training": summary.get("num_train_samples"), "evaluation": summary.get("num_eval_samples")}
+    versions, status = environment.get("versions") or {}, summary.get("status")
+    message = f": {_plain(summary['message'])}" if summary.get("message") else ""
+    ends = {None: "The run may have gone on after this.", "DONE": "The run ended as planned (DONE)."}
+    return {
+        "counts": ", ".join(f"{count} {kind} samples" for kind, count in counts.items() if count is not None),
+        "start": "random weights" if began is None else began and f"`{_plain(began)}`",
+        "parent": parent.get("run"),
+        "parent_mode": parent.get("mode"),
+        "workers": None if workers is None else f"{workers} worker{'s' * (workers != 1)}",
+        "virtual": "virtual" if summary.get("clock") == "virtual" else None,
+        "batches": None if summary.get("accumulate", 1) == 1 else str(summary["accumulate"]),
+        "steps": "\n- ".join(f"The {name} is `{_plain(value)}`." for name, value in steps.items()),
+        "metrics": _listed(summary.get("metrics") or {}),
+        "delays": _listed(summary.get("delay") or {}),
+        "versions": _listed({name: versions.get(name) for name in ("asyncsgd", "torch", "transformers")}),
+        "ended": ends.get(status, f"The run stopped early ({status}){message}."),
+    }
 
 
-def _clock(known: Mapping[str, Any]) -> str:
-    speeds = f", speeds {_code(known['speeds'])}" if "speeds" in known else ""
-    return (", on the virtual clock" if known.get("clock") == "virtual" else "") + speeds
-
-
-def _status(known: Mapping[str, Any]) -> str:
-    if "status" not in known:
-        return "The run may have gone on after this."
-    if known["status"] == "DONE":
-        return "The run ended as planned (DONE)."
-    message = f": {_plain(known['message'])}" if known.get("message") else ""
-    return f"The run stopped early ({known['status']}){message}."
-
-
-def _number(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, int | float) else str(value)
-
-
-def _code(value: Any) -> str:
-    return f"`{_plain(value)}`"
+def _listed(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {_plain(value)}" for name, value in values.items() if value is not None)
 
 
 def _plain(value: Any) -> str:
     """On one line, and without what would end a piece of code."""
-    return " ".join(str(value).split()).replace("`", "'")
+    return f"{value:.6g}" if isinstance(value, float) else " ".join(str(value).split()).replace("`", "'")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from asyncsgd import __version__
 from asyncsgd.errors import UsageError, nearest
 from asyncsgd.records.console import say
-from asyncsgd.records.environment import available_cores
+from asyncsgd.records.machine import available_cores
 from asyncsgd.records.trackers import Identity, Tracking, names_in
 from asyncsgd.runtime.processes import fork_server
 from asyncsgd.runtime.ranks import Launch, go_offline

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncsgd.errors import UsageError
 from asyncsgd.modes import AllReduce, Virtual, kind_of
-from asyncsgd.records.environment import available_cores
+from asyncsgd.records.machine import available_cores
 from asyncsgd.rules import parse_rule
 from asyncsgd.simulation.speeds import Constant, parse_speeds
 from asyncsgd.study.arms import FLAGS

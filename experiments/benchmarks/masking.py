@@ -41,7 +41,7 @@ from asyncsgd.data.masking import STRATEGIES, Masking
 from asyncsgd.data.tokenization import Tokens, plain_backend
 from asyncsgd.errors import UsageError
 from asyncsgd.experiment import cache_folder
-from asyncsgd.records.environment import available_cores
+from asyncsgd.records.machine import available_cores
 from asyncsgd.runtime.pool import Pool
 from asyncsgd.tasks.masked_lm import MaskedLM
 

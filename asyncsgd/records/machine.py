@@ -1,0 +1,260 @@
+"""The machine of a run: its software, its cores, and what the run and others made of them meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from asyncsgd import __version__
+from asyncsgd.records.events import Evaluation, Record, Resumed
+
+USAGE = "usage.jsonl"
+SECONDS = 1.0
+LOOKS_A_RUN = 600
+"""A look comes after a second, and later after this part of the run so far, so that a file does not grow for ever."""
+
+
+def describe_environment(threads: int, num_workers: int) -> dict[str, Any]:
+    """Versions, commit and threads of this run; no host name, user name or path."""
+    versions = {"asyncsgd": __version__}
+    for package in ("torch", "transformers", "tokenizers", "datasets", "numpy", "scipy"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    commit = _git("rev-parse", "HEAD")
+    return {
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "platform": sys.platform,
+        "versions": versions,
+        "commit": commit,
+        "modified": None if commit is None else bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "threads_per_worker": threads,
+        "num_workers": num_workers,
+        "oversubscription": num_workers * threads / available_cores(),
+    }
+
+
+def _git(*arguments: str) -> str | None:
+    """What git says; None where it is not there, and in an installation without its repository."""
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def available_cores() -> int:
+    """Cores this process may use (its affinity mask where the system has one)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_model() -> str | None:
+    """The processor's name; None where the system does not tell."""
+    with contextlib.suppress(OSError):  # not Linux
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return None
+
+
+class Look(NamedTuple):
+    """Seconds of all cores since the machine started."""
+
+    cores: int
+    total: float
+    busy: float
+    stolen: float
+    """By other machines on the same hardware."""
+    own: float
+    """Of the processes of the run, also of those that have ended."""
+
+    @classmethod
+    def now(cls, root: int) -> Look:
+        """This moment; `root` is the process that all processes of the run descend from, itself among them."""
+        times = psutil.cpu_times()._asdict()
+        total = sum(seconds for kind, seconds in times.items() if not kind.startswith("guest"))  # they are in user
+        stolen = times.get("steal", 0.0)
+        idle = times["idle"] + times.get("iowait", 0.0)
+        own = 0.0
+        for process in _tree(root):
+            with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+                own += sum(process.cpu_times()[:4])  # its own and those of its children that have ended
+        return cls(psutil.cpu_count() or 1, total, total - idle - stolen, stolen, own)
+
+    def load_until(self, later: Look) -> dict[str, float] | None:
+        """What the machine's cores did between this look and `later`; None where no time has passed.
+
+        >>> before, after = Look(2, 1000, 400, 10, 200), Look(2, 1400, 700, 30, 360)
+        >>> before.load_until(after)
+        {'cores': 2, 'own_share': 0.4, 'others_share': 0.35, 'stolen_share': 0.05}
+        """
+        total = later.total - self.total
+        if total <= 0:
+            return None
+        # The seconds of the machine and of a process are counted in different ways: their difference may be below 0.
+        own, busy = min(total, later.own - self.own), later.busy - self.busy
+        return {
+            "cores": later.cores,
+            "own_share": own / total,
+            "others_share": max(0, busy - own) / total,
+            "stolen_share": (later.stolen - self.stolen) / total,
+        }
+
+
+def _tree(root: int) -> Iterator[psutil.Process]:
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(root)
+        yield process
+        yield from process.children(recursive=True)
+
+
+class MachineLoad:
+    """Who used the machine while a run trained: it looks at every evaluation, when nobody trains.
+
+    The summary of a run on the measured clock says ``{"cores": 4, "own_share": 0.71, "others_share": 0.02,
+    "stolen_share": 0.0}``: parts of the time that all cores of the leader's host had from the end of the first
+    evaluation to the end of the last one. Call it with each record of the run.
+
+    Args:
+        root: see `Look.now`.
+    """
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self._first: Look | None = None
+        self._last: Look | None = None
+        self._resumed = False
+
+    def __call__(self, record: Record) -> None:
+        self._resumed |= isinstance(record, Resumed)
+        if isinstance(record, Evaluation):
+            self._last = Look.now(self._root)
+            self._first = self._first or self._last
+
+    def summary(self) -> dict[str, float] | None:
+        """For the summary. None where it is not known: in a run without training, or resumed."""
+        return (
+            None if self._first is None or self._last is None or self._resumed else self._first.load_until(self._last)
+        )
+
+
+class Usage:
+    """Writes what a run makes of the machine into ``usage.jsonl``, a line for every look::
+
+        {"seconds": 12.0, "train_seconds": 9.1, "machine": 1.9, "processes": {"leader": [0.1, 4.1e8]}, "gpus": []}
+
+    `machine` and the first number of a process are busy cores since the look before; the second is the bytes of its
+    resident set. A GPU has its utilisation (the share of time in which something ran on it) and the bytes in use; it is
+    seen with the extra `usage` (nvidia-ml-py). Call it with each record of the run; a thread looks.
+
+    Args:
+        folder: of the run; None: it does not look.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._train_seconds = 0.0
+        self._processes: dict[str, psutil.Process] = {}
+        self._rows: list[dict[str, Any]] = []
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __call__(self, record: Record) -> None:
+        self._train_seconds = record.train_seconds
+
+    def start(self) -> None:
+        """Begin to look."""
+        if self._folder is None:
+            return
+        self.follow("leader", os.getpid())
+        if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun has started other ranks beside this process
+            with contextlib.suppress(psutil.Error):
+                for process in psutil.Process(os.getppid()).children():
+                    rank = process.environ().get("RANK")
+                    if process.pid != os.getpid() and rank is not None:
+                        self.follow(f"worker {rank}", process.pid)
+        self._thread = threading.Thread(target=self._look_regularly, args=(_gpus(),), name="usage", daemon=True)
+        self._thread.start()
+
+    def follow(self, name: str, pid: int | None) -> None:
+        """Look at the process `pid` too, until it has ended."""
+        if pid is not None and self._folder is not None:
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(pid)
+                process.cpu_percent()  # the next call tells what was used since this one
+                self._processes[name] = process
+
+    def finish(self) -> dict[str, Any] | None:
+        """Stop looking; means over the looks, and peaks, for the summary. None where there was none."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(SECONDS)
+        rows, mean = list(self._rows), statistics.fmean
+        if not rows:
+            return None
+        names = list(dict.fromkeys(name for row in rows for name in row["processes"]))
+        return {
+            "looks": len(rows),
+            "machine_cores": mean(row["machine"] for row in rows),
+            "cores": {name: mean(row["processes"].get(name, (0.0,))[0] for row in rows) for name in names},
+            "gpus": [
+                {
+                    "utilisation": mean(look["utilisation"] for look in looks),
+                    "peak_bytes": max(look["bytes"] for look in looks),
+                }
+                for looks in zip(*(row["gpus"] for row in rows), strict=True)
+            ],
+        }
+
+    def _look_regularly(self, gpus: tuple[Any, list[Any]]) -> None:
+        began = time.monotonic()
+        psutil.cpu_percent()
+        with contextlib.suppress(Exception):  # whatever a full disk or a library raises is no reason to disturb a run
+            assert self._folder is not None
+            while not self._over.wait(max(SECONDS, (time.monotonic() - began) / LOOKS_A_RUN)):
+                row = self._look(time.monotonic() - began, *gpus)
+                self._rows.append(row)
+                with open(self._folder / USAGE, "a", encoding="utf-8") as file:
+                    file.write(json.dumps(row) + "\n")
+
+    def _look(self, seconds: float, library: Any, gpus: list[Any]) -> dict[str, Any]:
+        processes = {}
+        for name, process in list(self._processes.items()):
+            try:
+                processes[name] = (process.cpu_percent() / 100.0, process.memory_info().rss)
+            except psutil.Error:
+                del self._processes[name]  # it has ended
+        return {
+            "seconds": round(seconds, 3),
+            "train_seconds": self._train_seconds,
+            "machine": psutil.cpu_percent() * (psutil.cpu_count() or 1) / 100.0,
+            "processes": processes,
+            "gpus": [
+                {
+                    "utilisation": library.nvmlDeviceGetUtilizationRates(gpu).gpu / 100.0,
+                    "bytes": library.nvmlDeviceGetMemoryInfo(gpu).used,
+                }
+                for gpu in gpus
+            ],
+        }
+
+
+def _gpus() -> tuple[Any, list[Any]]:
+    """NVIDIA's library and the GPUs that it sees; none where it is not there."""
+    with contextlib.suppress(Exception):  # not installed, no driver, no permission
+        import pynvml
+
+        pynvml.nvmlInit()
+        return pynvml, [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
+    return None, []
