@@ -18,8 +18,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from asyncsgd.data.batching import Frame
-from asyncsgd.data.tokenization import is_model_folder, refuse_own_code
+from asyncsgd.data.tokenizer import is_model_folder, refuse_own_code
 from asyncsgd.errors import UsageError
 from asyncsgd.flat import ALIGNMENT, FlatModel, parameters_sha256
 from asyncsgd.signals import held
@@ -246,21 +245,21 @@ def _check_encoder_fits(classifier: nn.Module, loaded: Any, encoder: Iterable[st
         )
 
 
-def masked_lm(weights: str | None, config: str, dropout: float, seed: int) -> nn.Module:
-    """Return the model that `build_model` has returned before, in any process.
+def restored(weights: str | None, config: str, dropout: float, seed: int, family: Family = MASKED_LM) -> nn.Module:
+    """Return the model that training starts from, as it was built before, in any process.
 
     Args:
         weights: its local folder; None for one with random weights, which are a function of `seed`.
         config: its `config_json`.
     """
-    from transformers import AutoConfig, AutoModelForMaskedLM
+    import transformers
 
     with seeded(seed):
         if weights is not None:
-            return _load(weights, dropout, MASKED_LM)[0].float().train()
+            return _load(weights, dropout, family)[0].float().train()
         values = json.loads(config)
-        built = AutoConfig.for_model(values.pop("model_type"), **values)
-        return AutoModelForMaskedLM.from_config(built, trust_remote_code=False).float().train()
+        built = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
+        return getattr(transformers, family.auto_class).from_config(built, trust_remote_code=False).float().train()
 
 
 def local_folder(model: str) -> str:
@@ -273,15 +272,8 @@ def local_folder(model: str) -> str:
 
 
 def config_json(model: Any) -> str:
-    """The configuration of a transformers model, as `skeleton` reads it."""
+    """The configuration of a transformers model, as `restored` reads it."""
     return json.dumps(json.loads(model.config.to_json_string(use_diff=False)))
-
-
-def frame_of(tokenizer: Any) -> Frame:
-    """What the tokenizer puts around a sample, e.g. [CLS] ... [SEP]."""
-    ids = tokenizer(tokenizer.mask_token)["input_ids"]
-    at = ids.index(tokenizer.mask_token_id)
-    return Frame(tuple(ids[:at]), tuple(ids[at + 1 :]), int(tokenizer.pad_token_id))
 
 
 def save_pretrained(model: Any, tokenizer: str | None, folder: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncsgd.data.tokenization import TRAINED_HERE
+from asyncsgd.data.tokenizer import TRAINED_HERE
 from asyncsgd.errors import UsageError, nearest
 from asyncsgd.records.events import DONE
 from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL

@@ -66,7 +66,8 @@ def find(given: argparse.Namespace, finder: Any) -> dict[str, Any]:
     from asyncsgd.data.candidate_chunks import begin
     from asyncsgd.data.candidates import find_candidates
     from asyncsgd.data.corpora import load_corpus
-    from asyncsgd.data.tokenization import load_tokenizer, plain_backend
+    from asyncsgd.data.tokenizer import load_tokenizer
+    from asyncsgd.data.tokens import plain_backend
     from asyncsgd.experiment import cache_folder
     from asyncsgd.origin import read_origin
 

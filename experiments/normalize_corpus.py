@@ -14,8 +14,8 @@ import sys
 import time
 from pathlib import Path
 
-from asyncsgd.data.corpora import existing_path
 from asyncsgd.data.normalizing import INPUT_KINDS, normalize_file
+from asyncsgd.data.tables import existing_path
 from asyncsgd.errors import UsageError
 from asyncsgd.numbers import out_of_bounds, whole_number
 from asyncsgd.records.machine import available_cores

@@ -17,33 +17,29 @@ Change `reward`: e.g. ask a model, or look up what people said of a text. ``--he
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from asyncsgd.data.corpora import Corpus
+from asyncsgd.data.tokens import Samples
 from asyncsgd.errors import UsageError
 from asyncsgd.scripts.base import run_script
 from asyncsgd.scripts.task import TaskScript
 from asyncsgd.tasks.base import Sums
-from asyncsgd.tasks.causal_lm import IGNORED, Batch, CausalLM, DocumentRows, EvaluationRows, Rows
+from asyncsgd.tasks.causal_lm import CausalLM
+from asyncsgd.tasks.text_task import IGNORED, Batch, Draw, TextData
 
 
 def reward(text: str) -> float:
     """How good a text is, 0 or more; a function of the text alone, so that every worker gives the same rewards."""
     return 1.0 if "return" in text else 0.1
-
-
-@dataclasses.dataclass(frozen=True)
-class RewardedBatch(Batch):
-    """One text a row, with its reward."""
-
-    rewards: Tensor
-    """float32 `(B,)`"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,27 +52,31 @@ class RewardWeighted(CausalLM):
     name: ClassVar[str] = "reward_weighted"
     better: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {"perplexity": "lower"}
 
-    def prepare(self, seed: int, cache: Path) -> Self:
-        alone = dataclasses.replace(super().prepare(seed, cache), packed=False)  # a row of several has no one reward
-        return dataclasses.replace(
-            alone, num_train_rows=len(Rows(alone, "train")), num_eval_rows=len(EvaluationRows(alone).rows)
-        )
+    packs: ClassVar[bool] = False  # a row of several texts has no one reward
 
-    def facts(self) -> Mapping[str, Any]:
-        return {**super().facts(), "notes": ["a row has one text, or one piece of it, and its reward"]}
+    def more_facts(self, corpus: Corpus, train: Samples, held_out: Samples, built: Any) -> Mapping[str, Any]:
+        facts = super().more_facts(corpus, train, held_out, built)
+        return {**facts, "notes": ["a row has one text, or one piece of it, and its reward"]}
+
+    def collate(self, samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:
+        """As `CausalLM`, and ``rewards``, float32 `(B,)`."""
+        batch = super().collate(samples, numbers, draw)
+        texts = _tokenizer(self.known["tokenizer"]).batch_decode(batch["input_ids"], skip_special_tokens=True)
+        batch["rewards"] = torch.tensor([reward(text) for text in texts])
+        return batch
 
     def data(self, seed: int) -> Rewarded:
         return Rewarded(self, seed)
 
-    def loss(self, outputs: Tensor, batch: RewardedBatch) -> Tensor:  # type: ignore[override]
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         # A part of a batch may have no text with a reward; its loss is 0, and so is its weight.
         return _weighted_sum(outputs, batch) / _token_rewards(batch).sum().clamp(min=torch.finfo(torch.float32).tiny)
 
-    def weight(self, batch: RewardedBatch) -> float:  # type: ignore[override]
+    def weight(self, batch: Batch) -> float:
         """What `loss` divides by. Workers' gradients are averaged with it, so it is not the number of tokens."""
         return float(_token_rewards(batch).sum())
 
-    def sums(self, outputs: Tensor, batch: RewardedBatch) -> Sums:  # type: ignore[override]
+    def sums(self, outputs: Tensor, batch: Batch) -> Sums:
         return {"loss": _weighted_sum(outputs, batch).double()}
 
     def metrics(self, sums: Sums) -> dict[str, float]:
@@ -84,38 +84,33 @@ class RewardWeighted(CausalLM):
         return {"perplexity": super().metrics({**sums, "correct": 0})["perplexity"]}
 
 
-def _weighted_sum(logits: Tensor, batch: RewardedBatch) -> Tensor:
+def _weighted_sum(logits: Tensor, batch: Batch) -> Tensor:
     losses = functional.cross_entropy(
-        logits.float().flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORED, reduction="none"
+        logits.float().flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORED, reduction="none"
     )
-    return (losses.view_as(batch.labels) * batch.rewards[:, None]).sum()
+    return (losses.view_as(batch["labels"]) * batch["rewards"][:, None]).sum()
 
 
-def _token_rewards(batch: RewardedBatch) -> Tensor:
+def _token_rewards(batch: Batch) -> Tensor:
     """Float32 `(B, L)`, the reward of every predicted token's text, and 0 where nothing is predicted."""
-    return batch.rewards[:, None] * (batch.labels != IGNORED)
+    return batch["rewards"][:, None] * (batch["labels"] != IGNORED)
 
 
-class Rewarded(DocumentRows):
-    """The batches of a `CausalLM` with the rewards of their texts."""
+class Rewarded(TextData):
+    """The batches of a `RewardWeighted`, all with something to learn."""
 
-    def __init__(self, task: RewardWeighted, seed: int) -> None:
-        from transformers import AutoTokenizer
-
-        super().__init__(task, seed)
-        self._tokenizer = AutoTokenizer.from_pretrained(task.tokenizer_folder, trust_remote_code=False)
-        rows = self.evaluation["main"]
-        self.evaluation = {"main": [self._rewarded(rows[index]) for index in range(len(rows))]}
-
-    def batch(self, stream: int, index: int) -> RewardedBatch:
-        batch = self._rewarded(super().batch(stream, index))
-        if batch.rewards.min() < 0 or _token_rewards(batch).sum() == 0:
+    def batch(self, stream: int, index: int) -> Batch:
+        batch = super().batch(stream, index)
+        if batch["rewards"].min() < 0 or _token_rewards(batch).sum() == 0:
             raise UsageError("a batch has a negative reward, or none above 0; change reward(), or raise --batch-size")
         return batch
 
-    def _rewarded(self, batch: Batch) -> RewardedBatch:
-        texts = self._tokenizer.batch_decode(batch.input_ids, skip_special_tokens=True)
-        return RewardedBatch(**vars(batch), rewards=torch.tensor([reward(text) for text in texts]))
+
+@functools.cache
+def _tokenizer(name: str) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
 
 
 SCRIPT = TaskScript(

@@ -19,11 +19,9 @@ from torch.nn import functional
 
 import asyncsgd
 from asyncsgd import AdamW, AllReduce, InProcess, Processes
-from asyncsgd.data.batching import Batch
-from asyncsgd.data.corpora import Corpus, load_corpus, select
+from asyncsgd.data.corpora import Corpus, limited, load_corpus, select
 from asyncsgd.data.documents import Documents
-from asyncsgd.data.labelled import LabelledBatch, LabelledData, limited, load_labelled
-from asyncsgd.data.tokenization import Tokens
+from asyncsgd.data.labelled import load_labelled
 from asyncsgd.errors import RunError
 from asyncsgd.evaluation import evaluate_sets, measured
 from asyncsgd.records.events import Event, Record
@@ -34,6 +32,7 @@ from asyncsgd.signals import StopRequest
 from asyncsgd.simulation.simulate import arrival_seconds
 from asyncsgd.tasks.classification import Classification
 from asyncsgd.tasks.masked_lm import MaskedLM
+from asyncsgd.tasks.text_task import Batch
 from asyncsgd.throughput import flops_per_sample
 
 BATCH_SIZE, SEQ_LEN, DROPOUT, WEIGHT_DECAY = 16, 256, 0.1, 0.01
@@ -90,14 +89,12 @@ class DecodedEverywhere(MaskedLM):
     def outputs(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         if not model.training:
             return super().outputs(model, batch)
-        return model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits.flatten(0, 1)
+        return model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits.flatten(0, 1)
 
     def loss(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
-        if len(outputs) == len(batch.labels):
-            return super().loss(outputs, batch)
-        labels = torch.full((len(outputs),), -100, device=outputs.device)
-        labels[batch.masked_positions] = batch.labels
-        return functional.cross_entropy(outputs, labels)
+        if len(outputs) == batch["labels"].numel():
+            return functional.cross_entropy(outputs, batch["labels"].flatten())
+        return super().loss(outputs, batch)
 
 
 class Meter:
@@ -193,7 +190,7 @@ class Subject:
     ) -> None:
         self.name, self.samples, self.device, self._cache, self._stop = name, samples, device, cache, stop
         self.score, self.learning_rate = SCORE[name], LEARNING_RATE[name]
-        source: Corpus | LabelledData
+        source: Corpus
         if name == "classification":
             source = _labelled(data, cache)
         else:
@@ -206,7 +203,10 @@ class Subject:
         self.labels: Sequence[int] | None = None
         if name == "classification":
             chosen = _labelled(str(folder), cache)
-            self.texts, self.labels = chosen.train.texts, chosen.classes(chosen.train).tolist()
+            self.texts, self.labels = (
+                chosen.train.texts,
+                [chosen.labels.index(label) for label in chosen.train.labels or ()],
+            )
             task = Classification(data_name=str(folder), seq_len=SEQ_LEN, dropout=DROPOUT)
         else:
             files = str(folder / "train.jsonl"), str(folder / "test.jsonl")
@@ -220,7 +220,7 @@ class Subject:
         from transformers import AutoTokenizer
 
         device = torch.device(self.device)
-        tokenizer = AutoTokenizer.from_pretrained(str(self.task.tokenizer))
+        tokenizer = AutoTokenizer.from_pretrained(self.task.known["tokenizer"])
         model = self.task.model(seed).to(device)
         forget_peaks(device)
         with torch.random.fork_rng():
@@ -305,10 +305,10 @@ class Subject:
             task = dataclasses.replace(self.task, seq_len=length, **other).prepare(0, self._cache)
             rows = task.batch_size
             input_ids = torch.full((rows, length), 5)
-            batch: Any = LabelledBatch(input_ids, torch.ones_like(input_ids), torch.zeros(rows, dtype=torch.int64))
+            labels = torch.zeros(rows, dtype=torch.int64)
             if self.name == "masked_lm":
-                chosen = torch.arange(0, rows * length, 7)
-                batch = Batch(input_ids, torch.ones_like(input_ids), chosen, torch.full_like(chosen, 5))
+                labels = torch.where(torch.arange(rows * length) % 7 == 0, 5, -100).view(rows, length)
+            batch = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids), "labels": labels}
             counted = flops_per_sample(task, task.model(0), [batch])
             if counted is not None:
                 found[f"{model} at {length} tokens"] = counted
@@ -316,8 +316,7 @@ class Subject:
 
     @property
     def longest(self) -> int:
-        tokens = Tokens.load(Path(str(self.task.tokens)) / "train")
-        return int(tokens.lengths.max()) + len(self.task.frame.prefix) + len(self.task.frame.suffix)
+        return int(self.task.samples("train").lengths.max())
 
     def _runtime(self, stack: Stack) -> InProcess | AllReduce | Processes:
         cores = available_cores()
@@ -334,8 +333,8 @@ class Subject:
         return at_end.loss if self.score == "loss" else at_end.metrics[self.score]
 
 
-def _labelled(data: str, cache: Path) -> LabelledData:
-    return load_labelled(data, text_column=TEXT, label_column="label", cache_dir=cache)
+def _labelled(data: str, cache: Path) -> Corpus:
+    return load_labelled(data, {TEXT: "--text-column", "label": "--label-column"}, cache_dir=cache)
 
 
 def _short(documents: Documents) -> Documents:

@@ -174,7 +174,7 @@ def model(tmp_path_factory):
     """A saved model with its tokenizer."""
     from transformers import BertConfig, BertForMaskedLM
 
-    from asyncsgd.data.tokenization import train_wordpiece
+    from asyncsgd.data.tokenizer import train_wordpiece
 
     folder = tmp_path_factory.mktemp("model")
     tokenizer = train_wordpiece(sentences(300), 512)

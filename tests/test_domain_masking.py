@@ -15,14 +15,12 @@ import sweep
 from asyncsgd.api import replay
 from asyncsgd.checkpoints import find
 from asyncsgd.data.candidates import CANDIDATES_FORMAT
-from asyncsgd.data.masking import ByCandidate, ByToken, OnlyCandidates
-from asyncsgd.data.tokenization import Tokens
+from asyncsgd.data.masking import ByCandidate, ByToken
 from asyncsgd.errors import UsageError
 from asyncsgd.evaluation import evaluate_sets, measured
 from asyncsgd.signals import StopRequest
 from asyncsgd.study.arms import FLAGS
 from asyncsgd.tasks.base import add_sums
-from asyncsgd.tasks.masked_lm import MaskedTokens
 from asyncsgd.training import _check_began_from
 
 
@@ -81,19 +79,19 @@ def test_batches_have_the_samples_and_the_number_of_masked_tokens_of_uniform_mas
         prepared(train, root, **more)
         for more in ({"mask": "token"}, {"mask": "candidates"}, {"mask": "candidates", "candidate_share": 0.5})
     )
-    assert [task.masking.strategy for task in (uniform, ours, half)] == [ByToken(), ByCandidate(1.0), ByCandidate(0.5)]
+    assert [task.strategy for task in (uniform, ours, half)] == [ByToken(), ByCandidate(1.0), ByCandidate(0.5)]
     found = []
     for task in (uniform, ours, half):
         batches = [task.data(3).batch(1, index) for index in range(40)]
         again = task.data(3)
-        assert all(torch.equal(again.batch(1, index).input_ids, batches[index].input_ids) for index in (39, 0, 7))
+        assert all(torch.equal(again.batch(1, index)["input_ids"], batches[index]["input_ids"]) for index in (39, 0, 7))
         found.append(batches)
-    tokens, shares = Tokens.load(Path(str(ours.tokens)) / "train"), []
+    shares = []
     for task in (uniform, ours, half):
-        chosen, candidates, _ = np.sum(masked_words(task, tokens), axis=0)
+        chosen, candidates, _ = np.sum(masked_words(task), axis=0)
         shares.append((chosen, candidates / chosen))
     assert len({chosen for chosen, _ in shares}) == 1
-    assert [batch.num_masked for batch in found[0]] == [batch.num_masked for batch in found[1]]
+    assert [ours.weight(batch) for batch in found[0]] == [ours.weight(batch) for batch in found[1]]
     assert shares[0][1] + 0.1 < shares[2][1] < shares[1][1] - 0.1
 
 
@@ -110,9 +108,8 @@ def test_the_first_test_is_that_of_runs_without_candidates_and_the_second_masks_
     assert with_candidates.summary["data_fingerprint"] == without.summary["data_fingerprint"]
     assert "candidates_sha256" not in without.summary
     task = prepared(train, root)
-    assert isinstance(task.candidate_masking.strategy, OnlyCandidates)
-    batches = MaskedTokens(task, 0).evaluation["candidates"]
-    assert second["weight"] == sum(batches[index].num_masked for index in range(len(batches)))
+    batches = task.data(0).evaluation["candidates"]
+    assert second["weight"] == sum(task.weight(batches[index]) for index in range(len(batches)))
 
 
 def test_shards_of_all_sets_add_up(train, root):
@@ -128,43 +125,41 @@ def test_shards_of_all_sets_add_up(train, root):
     assert parts.loss == pytest.approx(whole.loss, rel=1e-12)
 
 
-def masked_words(task, tokens, num_batches=40):
+def masked_words(task, num_batches=40):
     """Of every sample of some batches: masked tokens, those among them in words with a candidate, and all of these."""
-    words = {}
-    for sample in map(tokens.sample, range(tokens.num_samples)):
-        of_token, _ = sample.words()
-        words[tuple(sample.ids.tolist())] = np.isin(of_token, of_token[sample.candidates])
-    counts = []
+    rows, words, counts = task.samples("train"), {}, []
+    for number in range(len(rows)):
+        of_token = np.cumsum(rows.row("word_starts", number))
+        marked = np.isin(of_token, of_token[rows.row("candidates", number)])
+        words[tuple(rows.row("ids", number).tolist())] = marked
     for index in range(num_batches):
         batch = task.data(3).batch(1, index)
-        ids, masked = batch.input_ids.clone(), torch.zeros(batch.input_ids.numel(), dtype=torch.bool)
-        ids.view(-1)[batch.masked_positions] = batch.labels
-        masked[batch.masked_positions] = True
-        for row, length, of_row in zip(ids, batch.attention_mask.sum(1), masked.view(ids.shape), strict=True):
-            flags = words[tuple(row[1 : length - 1].tolist())]
-            counts.append((int(of_row.sum()), int((of_row[1 : length - 1].numpy() & flags).sum()), int(flags.sum())))
+        masked = batch["labels"] != -100
+        ids = batch["input_ids"].where(~masked, batch["labels"])
+        for row, length, of_row in zip(ids, batch["attention_mask"].sum(1), masked, strict=True):
+            flags = words[tuple(row[:length].tolist())]
+            counts.append((int(of_row.sum()), int((of_row[:length].numpy() & flags).sum()), int(flags.sum())))
     return counts
 
 
 def test_tech_masks_candidates_only_as_many_as_the_budget_or_all_there_are(train, root):
     only, filled = prepared(train, root, tech=True), prepared(train, root, mask="candidates")
-    counts = masked_words(only, Tokens.load(Path(str(only.tokens)) / "train"))
+    counts = masked_words(only)
     assert all(masked == candidates > 0 for masked, candidates, _ in counts)
     assert any(masked == every for masked, _, every in counts)
     assert any(masked < every for masked, _, every in counts)
-    filled_up = masked_words(filled, Tokens.load(Path(str(filled.tokens)) / "train"))
+    filled_up = masked_words(filled)
     assert any(masked > candidates == every for masked, candidates, every in filled_up)
 
 
 def test_tech_leaves_out_sequences_without_a_candidate_and_counts_them(train, root):
     every, tech = prepared(train, root), prepared(train, root, tech=True)
-    assert every.num_train_samples is not None
-    assert tech.num_train_samples is not None
-    assert 0 < tech.num_without_candidates == every.num_train_samples - tech.num_train_samples
-    tokens = Tokens.load(Path(str(tech.tokens)) / "train")
-    assert all(np.any(tokens.sample(number).candidates) for number in range(tokens.num_samples))
+    numbers = [task.facts()["num_train_samples"] for task in (every, tech)]
+    assert 0 < tech.facts()["num_without_candidates"] == numbers[0] - numbers[1]
+    rows = tech.samples("train")
+    assert all(np.any(rows.row("candidates", number)) for number in range(len(rows)))
     run = train(mode="single", tech=True)
-    assert run.summary["num_without_candidates"] == tech.num_without_candidates
+    assert run.summary["num_without_candidates"] == tech.facts()["num_without_candidates"]
     assert "are left out" in (run.path / "console.log").read_text()
     assert "candidates loss" in (run.path / "console.log").read_text()
 

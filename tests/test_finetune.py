@@ -104,11 +104,11 @@ def plain_loop(tuned, parent, weights=None, clip_norm=0.0):
         for index in range(SAMPLES // BATCH):
             batch = data.batch(0, index)
             torch.manual_seed(dropout_seed(seed, 0, index))
-            logits = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
-            losses = functional.cross_entropy(logits, batch.labels, reduction="none")
-            loss = functional.cross_entropy(logits, batch.labels)
+            logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+            losses = functional.cross_entropy(logits, batch["labels"], reduction="none")
+            loss = functional.cross_entropy(logits, batch["labels"])
             if weights is not None:
-                loss = (weights[batch.labels] * losses).mean()
+                loss = (weights[batch["labels"]] * losses).mean()
             optimizer.zero_grad()
             loss.backward()
             if clip_norm:

@@ -16,10 +16,10 @@ from analysis.parallelism import main as report
 from analysis.report.tables.table import markdown
 from analysis.statistics.intervals import Interval
 from analysis.study.run import Run
-from asyncsgd.data.questions import load_questions
 from asyncsgd.signals import StopRequest
 from asyncsgd.study.comparisons import check, jobs_of, planned
 from asyncsgd.study.config import read_config
+from asyncsgd.tasks.questions import load_questions
 from parallelism import EqualStages, bubble, lacks, main, measure_bubbles, write_planted
 
 CONFIGS = Path(__file__).resolve().parents[1] / "experiments" / "configs"

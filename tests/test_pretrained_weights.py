@@ -13,7 +13,7 @@ from transformers import AutoModel, BertConfig, BertForMaskedLM
 from asyncsgd import models
 from asyncsgd.data.corpora import Corpus
 from asyncsgd.data.documents import Documents
-from asyncsgd.data.tokenization import load_tokenizer
+from asyncsgd.data.tokenizer import load_tokenizer
 from asyncsgd.errors import UsageError
 
 Change = Callable[[dict[str, Tensor]], None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import torch
 from doors import UsageError, check
 
 import reward_weighted
-from reward_weighted import RewardedBatch, RewardWeighted
+from reward_weighted import RewardWeighted
 
 SCRIPT = Path(reward_weighted.__file__)
 
@@ -43,12 +42,12 @@ def loss_of(task, model, batch):
 
 
 def rows_of(batch, rows):
-    return RewardedBatch(batch.input_ids[rows], batch.labels[rows], None, batch.rewards[rows])
+    return {name: tensor[rows] for name, tensor in batch.items()}
 
 
 @pytest.mark.parametrize("reward", [1.0, 0.25, 3.0])
 def test_with_equal_rewards_it_is_the_loss_of_a_causal_language_model_and_has_its_gradient(reward, task, batch, model):
-    equal = dataclasses.replace(batch, rewards=torch.full((6,), reward))
+    equal = {**batch, "rewards": torch.full((6,), reward)}
     outputs = task.outputs(model, equal).detach().requires_grad_()
     ours, causal = task.loss(outputs, equal), super(RewardWeighted, task).loss(outputs, equal)
     assert ours.item() == pytest.approx(causal.item(), rel=1e-6)
@@ -58,14 +57,12 @@ def test_with_equal_rewards_it_is_the_loss_of_a_causal_language_model_and_has_it
 
 
 def test_a_text_of_reward_0_is_not_there_and_one_of_reward_2_is_there_twice(task, batch, model):
-    ones = dataclasses.replace(batch, rewards=torch.ones(6))
-    without_last = dataclasses.replace(batch, rewards=torch.tensor([1.0, 1, 1, 1, 1, 0]))
+    ones = {**batch, "rewards": torch.ones(6)}
+    without_last = {**batch, "rewards": torch.tensor([1.0, 1, 1, 1, 1, 0])}
     assert loss_of(task, model, without_last) == pytest.approx(loss_of(task, model, rows_of(ones, slice(5))), rel=1e-6)
     assert loss_of(task, model, without_last) != pytest.approx(loss_of(task, model, ones), rel=1e-6)
-    twice = RewardedBatch(
-        torch.cat([ones.input_ids, ones.input_ids[:1]]), torch.cat([ones.labels, ones.labels[:1]]), None, torch.ones(7)
-    )
-    doubled = dataclasses.replace(batch, rewards=torch.tensor([2.0, 1, 1, 1, 1, 1]))
+    twice = {name: torch.cat([tensor, tensor[:1]]) for name, tensor in ones.items()}
+    doubled = {**batch, "rewards": torch.tensor([2.0, 1, 1, 1, 1, 1])}
     assert loss_of(task, model, doubled) == pytest.approx(loss_of(task, model, twice), rel=1e-6)
 
 
@@ -80,9 +77,9 @@ def test_the_losses_of_two_workers_weighted_by_their_weights_are_the_loss_of_bot
 def test_rewards_are_those_of_the_texts(task, batch):
     from transformers import AutoTokenizer
 
-    texts = AutoTokenizer.from_pretrained(task.tokenizer_folder).batch_decode(batch.input_ids)
-    assert batch.rewards.tolist() == pytest.approx([1.0 if "return" in text else 0.1 for text in texts])
-    assert len(set(batch.rewards.tolist())) == 2
+    texts = AutoTokenizer.from_pretrained(task.known["tokenizer"]).batch_decode(batch["input_ids"])
+    assert batch["rewards"].tolist() == pytest.approx([1.0 if "return" in text else 0.1 for text in texts])
+    assert len(set(batch["rewards"].tolist())) == 2
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0])
@@ -93,7 +90,7 @@ def test_a_batch_that_teaches_nothing_or_teaches_away_is_refused(value, task, mo
 
 
 def test_a_part_of_a_batch_without_rewards_has_neither_loss_nor_weight(task, batch, model):
-    part = dataclasses.replace(batch, rewards=torch.zeros(6))
+    part = {**batch, "rewards": torch.zeros(6)}
     assert (loss_of(task, model, part), task.weight(part)) == (0.0, 0.0)
 
 

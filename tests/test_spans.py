@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncsgd.data.spans import OUTSIDE, Tagging, f1, precision, recall, split_tag
+from asyncsgd.tasks.spans import OUTSIDE, Tagging, f1, precision, recall, split_tag
 
 TAGS = ("B-A", "B-B", "I-A", "I-B", "O")
 TAGGING = Tagging.of(TAGS)

@@ -49,11 +49,11 @@ SMALL = (
         ("causal_lm --text-column body", "--text-column pydocs"),
         ("causal_lm --rule asynchronus", "'asynchronus'"),
         ("token_classification", "--data"),
-        ("token_classification --data ./text.txt", "text.txt columns"),
+        ("token_classification --data ./text.txt", "text.txt .parquet"),
         ("token_classification --data table.jsonl --tags-column tokens", "--tokens-column --tags-column"),
         ("token_classification --data table.jsonl --model ./nowhere", "--model ./nowhere"),
         ("question_answering", "--data"),
-        ("question_answering --data text.txt", "text.txt questions"),
+        ("question_answering --data text.txt", "text.txt .parquet .json"),
         ("question_answering --data table.jsonl --stride 999", "--stride 999 --seq"),
     ],
 )

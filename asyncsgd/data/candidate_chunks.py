@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from asyncsgd.data.finders.base import Find, Span
-from asyncsgd.data.tokenization import plain_backend
+from asyncsgd.data.tokens import plain_backend
 from asyncsgd.errors import UsageError
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from asyncsgd.data.corpora import Corpus
 from asyncsgd.data.finders.base import Find, Span, hashed
 from asyncsgd.data.masking import ByCandidate, Sample
 from asyncsgd.data.random import Purpose, generator
-from asyncsgd.data.tokenization import plain_backend
+from asyncsgd.data.tokens import plain_backend
 from asyncsgd.errors import UsageError
 
 if TYPE_CHECKING:

@@ -50,7 +50,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from asyncsgd.data.corpora import needs
 from asyncsgd.errors import UsageError, reason
 
 BLOCK_CHARACTERS = 1_000_000
@@ -283,9 +282,9 @@ def _decoded(source: Path, text: io.TextIOWrapper) -> Iterator[str]:
 
 
 def _texts(source: Path, text_column: str) -> Iterator[str]:
-    with needs("pyarrow", source.name):
-        import pyarrow
-        from pyarrow import parquet
+    import pyarrow
+    from pyarrow import parquet
+
     try:
         file = parquet.ParquetFile(source)
         if text_column not in file.schema_arrow.names:

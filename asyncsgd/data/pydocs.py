@@ -10,21 +10,19 @@ import importlib.metadata
 import importlib.util
 import inspect
 import json
-import os
 import platform
 import re
 import sysconfig
 import tokenize
-import uuid
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 from asyncsgd.data.documents import Documents, without_surrogates
-from asyncsgd.errors import UsageError, reason
+from asyncsgd.data.tokens import cached
 
 # Change when the documents made from the same packages change: old caches are then left alone and new ones are built.
-CORPUS_FORMAT = 1
+CORPUS_FORMAT = 2
 
 _PACKAGES = ("numpy", "scipy", "pandas")
 
@@ -80,13 +78,16 @@ def load_pydocs(cache_dir: Path) -> Documents:
     Raises:
         UsageError: if the cache folder cannot be written.
     """
-    key = json.dumps([CORPUS_FORMAT, platform.python_version(), package_versions()], sort_keys=True)
-    path = cache_dir / f"pydocs-{hashlib.sha256(key.encode()).hexdigest()[:16]}.jsonl.gz"
-    if path.is_file():
-        return _read_cached(path)
-    documents = collect_docstrings(_package_folders())
-    _write_cached(path, documents)
-    return documents
+
+    def collect_and_save(folder: Path) -> None:
+        documents = collect_docstrings(_package_folders())
+        rows = [json.dumps(row) for row in zip(documents.labels or (), documents.texts, strict=True)]
+        (folder / "documents.jsonl.gz").write_bytes(gzip.compress("\n".join(rows).encode(), compresslevel=6, mtime=0))
+
+    key = CORPUS_FORMAT, platform.python_version(), package_versions()
+    folder = cached(cache_dir, "pydocs", key, collect_and_save)
+    rows = [json.loads(row) for row in gzip.decompress((folder / "documents.jsonl.gz").read_bytes()).splitlines()]
+    return Documents(tuple(text for _, text in rows), tuple(label for label, _ in rows))
 
 
 def _package_folders() -> dict[str, Path]:
@@ -160,29 +161,3 @@ def _newdoc_strings(call: ast.Call) -> Iterator[str]:
         for node in ast.walk(call):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield node.value
-
-
-def _read_cached(path: Path) -> Documents:
-    rows = [json.loads(line) for line in gzip.decompress(path.read_bytes()).decode().splitlines()[1:]]
-    return Documents(tuple(row["text"] for row in rows), tuple(row["label"] for row in rows))
-
-
-def _write_cached(path: Path, documents: Documents) -> None:
-    assert documents.labels is not None
-    lines = [json.dumps({"num_documents": len(documents.texts)})]
-    for label, text in zip(documents.labels, documents.texts, strict=True):
-        # ASCII escapes, so that splitlines() finds no line end inside a text.
-        lines.append(json.dumps({"label": label, "text": text}))
-    data = gzip.compress("\n".join(lines).encode(), compresslevel=6, mtime=0)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(data)
-        # Two runs that start together both build; each replaces the file as a whole, and with the same bytes.
-        os.replace(temporary, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise UsageError(
-            f"the cache folder {path.parent} cannot be written ({reason(error)}); type --cache-dir FOLDER"
-        ) from error

@@ -165,7 +165,7 @@ def check_inputs(config_file: Path, jobs: Sequence[Job]) -> None:
 def _find_model(task: str, name: str) -> None:
     """Load the tokenizer of a model that is no built-in shape; the Hub is asked where there is no such folder."""
     from asyncsgd import models
-    from asyncsgd.data.tokenization import pretrained_tokenizer
+    from asyncsgd.data.tokenizer import pretrained_tokenizer
     from asyncsgd.origin import read_origin
     from asyncsgd.tasks import causal_lm
 

@@ -6,7 +6,7 @@ The two softmaxes run over what may be an answer: the window's pieces of the tex
 which is the target of a window that does not hold the whole answer. (BERT's own softmax runs over all tokens.)
 
 A question is scored over all its windows. Its answer is the span with the largest start + end logit in any of them; see
-`asyncsgd.data.question_scores`. The score of no answer is the smallest start + end logit that a first token has. The
+`asyncsgd.tasks.answers`. The score of no answer is the smallest start + end logit that a first token has. The
 answer is given if its score is at least that one, which is the threshold 0. Scores are shares: 0.5 is 50 percent.
 
 Shapes: B windows, L tokens, Q questions of the evaluation.
@@ -17,34 +17,71 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from asyncsgd.data import question_scores as scores
+from asyncsgd.data.corpora import Corpus
+from asyncsgd.data.documents import Documents
+from asyncsgd.data.tokens import Samples, encodings_of, pad, special_around
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
 from asyncsgd.settings.training import SAMPLING, Sampling
-from asyncsgd.tasks.base import Sums, found, to_device
-from asyncsgd.tasks.encoder import START, VOCABULARY, EncoderTask
+from asyncsgd.tasks import answers as scores
+from asyncsgd.tasks.base import Batches, Sums, found, to_device
+from asyncsgd.tasks.questions import Question, check_questions, load_questions
+from asyncsgd.tasks.text_task import START, VOCABULARY, Batch, Draw, TextTask
 
 if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
     from torch import Tensor, nn
 
-    from asyncsgd.data.question_windows import Asked, WindowBatch, WindowedQuestions, Windows
-    from asyncsgd.data.questions import QuestionData
     from asyncsgd.models import Built
 
 
 @dataclasses.dataclass(frozen=True)
-class QuestionAnswering(EncoderTask):
-    """Finding the answer to a question in a text; see the module."""
+class QuestionCorpus(Corpus):
+    """The questions, and their contexts and questions as texts to train a tokenizer on."""
+
+    questions: Mapping[str, Sequence[Question]] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """A question of a batch that is scored: its texts, and which rows are its windows."""
+
+    number: int
+    """In the set, in [0, Q)."""
+    id: str
+    context: str
+    answers: tuple[str, ...]
+    offsets: np.ndarray
+    """int32 `(T, 2)`, the characters at which each of the context's pieces begins and has ended."""
+    windows: tuple[tuple[int, int, int, int], ...]
+    """Of each window its row, where its first piece is in the row, and its pieces, from ``first`` to ``end``."""
+
+    def text(self, first: int, last: int) -> str:
+        """The characters of some pieces of the context."""
+        return self.context[self.offsets[first, 0] : self.offsets[last, 1]].strip()
+
+
+@dataclasses.dataclass(frozen=True)
+class QuestionAnswering(TextTask):
+    """Finding the answer to a question in a text; see the module.
+
+    A context may be longer than what a model reads. So a row holds a window of it behind the question:
+
+        [CLS] question [SEP] window [SEP]    with BERT
+
+    A window that does not hold the whole answer has the first token as its target, which stands for no answer. So has
+    every window of a question without an answer. Batches have, `(B, L)`, ``token_type_ids``, 1 for the window and what
+    is behind it, and ``allowed``, where an answer may begin or end; int64 `(B, 2)` ``targets``, where the answer's
+    first and last piece are; and in an evaluation ``asked``, the questions, each with all its windows.
+    """
 
     name: ClassVar[str] = "question_answering"
     better: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {"exact_match": "higher", "f1": "higher"}
-    preload: ClassVar[tuple[str, ...]] = ("asyncsgd.data.question_windows", "asyncsgd.models")
     auto_class: ClassVar[str | None] = "AutoModelForQuestionAnswering"
     output_folders: ClassVar[tuple[str, ...]] = ("predictions",)
 
@@ -77,27 +114,9 @@ class QuestionAnswering(EncoderTask):
     dropout: float = setting(0.1, "of all dropout layers", at_least=0, below=1)
     vocab_size: int = setting(VOCABULARY, "entries of the tokenizer that tiny and small get", at_least=64)
 
-    model_source: str | None = found()
-    """What `asyncsgd.models.build_model` takes, without a network."""
-    folder: str | None = found()
-    """Of the windows and the tokenizer."""
-    corpus: str | None = found()
-    data_fingerprint: str | None = found()
-    num_train_samples: int | None = found()
-    """Windows."""
-    num_train_questions: int | None = found()
-    num_eval_samples: int | None = found()
-    """Windows."""
-    num_eval_questions: int | None = found()
-    from_scratch: bool | None = found()
-    parent: str | None = found()
-    """As JSON."""
-    init_sha256: str | None = found()
-    notes: tuple[str, ...] = found()
+    prepared: str | None = found()
 
     def check_names(self) -> None:
-        from asyncsgd.data.questions import check_questions
-
         if self.data_name is None:
             raise UsageError("--data is missing: name a folder with train*, a file, or hub:NAME")
         if self.stride >= self.seq_len:
@@ -108,86 +127,71 @@ class QuestionAnswering(EncoderTask):
         if self.predictions is not None and Path(self.predictions).is_file():
             raise UsageError(f"--predictions {self.predictions} is a file; name a folder")
         check_questions(self.data_name, self.eval_data)
-        self.check_encoder()
+        super().check_names()
 
-    def read(self, seed: int, cache: Path) -> Self:
-        from asyncsgd.data.corpora import Corpus
-        from asyncsgd.data.documents import Documents
-        from asyncsgd.data.question_windows import Windows, questions_folder
-        from asyncsgd.data.questions import load_questions
-        from asyncsgd.data.tokenization import load_tokenizer
-        from asyncsgd.origin import read_origin
+    def read(self, cache: Path) -> Corpus:
+        limits = {"train_samples": self.train_samples, "eval_samples": self.eval_samples}
+        data = load_questions(str(self.data_name), eval_data=self.eval_data, **limits)
+        texts = dict.fromkeys(text for question in data.train for text in (question.context, question.question))
+        sides = {"train": data.train, "eval": data.eval}
+        nothing, train = Documents((), None), Documents(tuple(texts), None)
+        return QuestionCorpus(data.name, train, nothing, data.fingerprint, notes=data.notes, questions=sides)
 
-        data = load_questions(
-            str(self.data_name),
-            eval_data=self.eval_data,
-            train_samples=self.train_samples,
-            eval_samples=self.eval_samples,
-        )
-        texts = [text for question in data.train for text in (question.context, question.question)]
-        corpus = Corpus(data.name, Documents(tuple(dict.fromkeys(texts)), None), Documents((), None), data.fingerprint)
-        model = read_origin(self.model_name).model
-        tokenizer = load_tokenizer(model, corpus, vocab_size=self.vocab_size, cache_dir=cache)
-        folder = questions_folder(data, tokenizer, seq_len=self.seq_len, stride=self.stride, cache_dir=cache)
-        train, evaluation = (Windows.load(folder / side) for side in ("train", "eval"))
-        return dataclasses.replace(
-            self,
-            folder=str(folder.absolute()),
-            corpus=data.name,
-            data_fingerprint=data.fingerprint,
-            num_train_samples=len(train.table),
-            num_train_questions=len(data.train),
-            num_eval_samples=len(evaluation.table),
-            num_eval_questions=len(data.eval),
-            notes=(*data.notes, *_lost_answers(data, train)),
-            **self.found_of_encoder(tokenizer, seed),
-        )
+    def rows_depend_on(self) -> Sequence[object]:
+        return (self.stride,)
 
-    def facts(self) -> Mapping[str, Any]:
-        if self.folder is None:
-            return {}
-        return {
-            **self.facts_of_encoder(),
-            "num_train_samples": self.num_train_samples,
-            "num_train_questions": self.num_train_questions,
-            "num_eval_samples": self.num_eval_samples,
-            "num_eval_questions": self.num_eval_questions,
+    def encode(self, corpus: Corpus, side: str, tokenizer: Any) -> Samples:
+        assert isinstance(corpus, QuestionCorpus)
+        return windows_of(corpus.questions[side], tokenizer, seq_len=self.seq_len, stride=self.stride)
+
+    def write(self, corpus: Corpus, tokenizer: Any, folder: Path) -> None:
+        assert isinstance(corpus, QuestionCorpus)
+        super().write(corpus, tokenizer, folder)
+        scored = [(question.id, question.context, question.answers) for question in corpus.questions["eval"]]
+        (folder / "scored.json").write_text(json.dumps(scored), encoding="utf-8")
+
+    def head(self, initial: Built, seed: int) -> Built:
+        from asyncsgd.models import build_answerer
+
+        return build_answerer(initial.model, dropout=self.dropout, seed=seed)
+
+    def more_facts(self, corpus: Corpus, train: Samples, held_out: Samples, built: Built) -> Mapping[str, Any]:
+        assert isinstance(corpus, QuestionCorpus)
+        held = np.unique(train.values["question"][train.values["targets"][:, 0] > 0])
+        lost = sum(bool(question.answers) for question in corpus.questions["train"]) - len(held)
+        notes = [f"{lost} training answers lie in no window as a whole and are learned as no answer"] if lost else []
+        numbers = {f"num_{side}_questions": len(questions) for side, questions in corpus.questions.items()}
+        return {**numbers, "notes": [*corpus.notes, *notes]}
+
+    def tests(self, held_out: Samples) -> Mapping[str, Batches]:
+        scored = json.loads((Path(self.known["folder"]) / "scored.json").read_text(encoding="utf-8"))
+        return {"main": QuestionEvaluation(self.collate, held_out, scored, self.eval_batch_size)}
+
+    def collate(self, samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:
+        import torch
+
+        return self.padded(samples, numbers) | {
+            "token_type_ids": pad(samples.rows("token_type_ids", numbers), 0),
+            "allowed": pad(samples.rows("allowed", numbers), False),
+            "targets": torch.from_numpy(samples.values["targets"][numbers]),
         }
 
-    def head(self, masked_lm: nn.Module, seed: int) -> Built:
-        from asyncsgd import models
-
-        return models.build_answerer(masked_lm, dropout=self.dropout, seed=seed)
-
-    def data(self, seed: int) -> WindowedQuestions:
-        from asyncsgd.data.batching import is_by_length
-        from asyncsgd.data.question_windows import WindowedQuestions
-
-        return WindowedQuestions(Path(self.known("folder")), self.batch_size, seed, is_by_length(self.sampling))
-
-    def outputs(self, model: nn.Module, batch: WindowBatch) -> Tensor:
+    def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
         """The logits of start and end, `(B, 2, L)`; minus infinity where no answer may begin or end."""
         import torch
 
         config: Any = model.config
-        types = {"token_type_ids": batch.token_type_ids} if getattr(config, "type_vocab_size", 0) > 1 else {}
-        said = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, **types)
+        types = {"token_type_ids": batch["token_type_ids"]} if getattr(config, "type_vocab_size", 0) > 1 else {}
+        said = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], **types)
         logits = torch.stack([said.start_logits, said.end_logits], dim=1)
-        return logits.masked_fill(~batch.allowed[:, None], -torch.inf)
+        return logits.masked_fill(~batch["allowed"][:, None], -torch.inf)
 
-    def loss(self, outputs: Tensor, batch: WindowBatch) -> Tensor:
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         from torch.nn import functional
 
-        return functional.cross_entropy(outputs.flatten(0, 1), batch.targets.flatten())
+        return functional.cross_entropy(outputs.flatten(0, 1), batch["targets"].flatten())
 
-    def weight(self, batch: WindowBatch) -> float:
-        """Windows."""
-        return float(len(batch.input_ids))
-
-    def count_tokens(self, batch: WindowBatch) -> int:
-        return int(batch.attention_mask.sum())
-
-    def sums(self, outputs: Tensor, batch: WindowBatch) -> Sums:
+    def sums(self, outputs: Tensor, batch: Batch) -> Sums:
         """The loss, and of each question, in arrays `(Q,)` that have 0 for the questions of other batches:
 
         ``difference``, float64, is the score of no answer less that of the best answer; ``exact``, int64, and ``f1``,
@@ -196,8 +200,8 @@ class QuestionAnswering(EncoderTask):
         import torch
         from torch.nn import functional
 
-        losses = functional.cross_entropy(outputs.float().flatten(0, 1), batch.targets.flatten(), reduction="none")
-        number = self.known("num_eval_questions")
+        losses = functional.cross_entropy(outputs.float().flatten(0, 1), batch["targets"].flatten(), reduction="none")
+        number = self.known["facts"]["num_eval_questions"]
         sums: Sums = {name: np.zeros(number) for name in ("difference", "f1")}
         sums |= {name: np.zeros(number, dtype=np.int64) for name in ("exact", "answerable")}
         for asked, no_answer, spans in self._decoded(outputs, batch, 1):
@@ -209,12 +213,10 @@ class QuestionAnswering(EncoderTask):
             sums["answerable"][asked.number] = bool(asked.answers)
         return {"loss": losses.sum(dtype=torch.float64) / 2, **sums}
 
-    def _decoded(
-        self, outputs: Tensor, batch: WindowBatch, number: int
-    ) -> Iterator[tuple[Asked, float, list[scores.Span]]]:
+    def _decoded(self, outputs: Tensor, batch: Batch, number: int) -> Iterator[tuple[Asked, float, list[scores.Span]]]:
         """Of each question the score of no answer, and its best spans."""
         logits = outputs.float().cpu().numpy()
-        for asked in batch.asked:
+        for asked in batch["asked"]:
             windows = [(first, logits[row, :, begin : begin + end - first]) for row, begin, first, end in asked.windows]
             no_answer = min(float(logits[row, 0, 0] + logits[row, 1, 0]) for row, *_ in asked.windows)
             yield asked, no_answer, scores.best_spans(windows, number=number, longest=self.max_answer_length)
@@ -247,7 +249,7 @@ class QuestionAnswering(EncoderTask):
         """Answer all questions of the evaluation and write three files, each an object with a key for each question:
 
         ``predictions.json``, its answer, or an empty text where it has none at the threshold 0, as SQuAD's scorer reads
-        it; ``null_odds.json``, its difference (see `asyncsgd.data.question_scores`), as that scorer reads with
+        it; ``null_odds.json``, its difference (see `asyncsgd.tasks.answers`), as that scorer reads with
         ``--na-prob-file``; ``nbest.json``, its best answers with their scores.
 
         Args:
@@ -293,8 +295,122 @@ def _at_zero(sums: Sums) -> dict[str, np.ndarray]:
     }
 
 
-def _lost_answers(data: QuestionData, train: Windows) -> list[str]:
-    """What is said of training answers that no window holds."""
-    held = np.unique(train.table["question"][train.table["start"] >= 0])
-    lost = sum(bool(question.answers) for question in data.train) - len(held)
-    return [f"{lost} training answers lie in no window as a whole and are learned as no answer"] if lost else []
+class QuestionEvaluation:
+    """Every question of a set once, those with short windows first. All windows of a question are in one batch.
+
+    Args:
+        scored: of each question its id, its context and the annotators' answers.
+        batch_size: windows, as long as a single question has no more.
+    """
+
+    def __init__(
+        self,
+        collate: Callable[[Samples, np.ndarray, Draw], Batch],
+        windows: Samples,
+        scored: Sequence[tuple[str, str, Sequence[str]]],
+        batch_size: int,
+    ) -> None:
+        self._collate, self._windows, self._scored = collate, windows, scored
+        self._starts = np.searchsorted(windows.values["question"], np.arange(len(scored) + 1))
+        longest = np.maximum.reduceat(windows.lengths, self._starts[:-1])
+        self._batches: list[list[int]] = []
+        room = 0
+        for number in np.argsort(longest, kind="stable").tolist():
+            num_windows = int(self._starts[number + 1] - self._starts[number])
+            if num_windows > room:
+                self._batches.append([])
+                room = batch_size
+            self._batches[-1].append(number)
+            room -= num_windows
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, index: int) -> Batch:
+        """Make batch `index` in [0, len)."""
+        asked: list[Asked] = []
+        rows: list[int] = []
+        for number in self._batches[index]:
+            of = range(self._starts[number], self._starts[number + 1])
+            asked.append(self._asked(number, of, len(rows)))
+            rows += of
+        batch = self._collate(self._windows, np.array(rows), lambda row: np.random.default_rng(row))
+        return batch | {"asked": tuple(asked)}
+
+    def _asked(self, number: int, of: range, row: int) -> Asked:
+        """A question whose windows `of` have the rows from `row` on."""
+        identity, context, answers = self._scored[number]
+        columns = (self._windows.values[name] for name in ("begin", "first", "end"))
+        begins, firsts, ends = (column[of.start : of.stop].tolist() for column in columns)
+        offsets = np.zeros((ends[-1], 2), dtype=np.int32)
+        for window, first, end in zip(of, firsts, ends, strict=True):
+            offsets[first:end] = self._windows.row("offsets", window)
+        windows = tuple((row + k, *places) for k, places in enumerate(zip(begins, firsts, ends, strict=True)))
+        return Asked(number, identity, context, tuple(answers), offsets, windows)
+
+
+def windows_of(questions: Sequence[Question], tokenizer: Any, *, seq_len: int, stride: int) -> Samples:
+    """Tokenize questions and contexts, and cut the contexts into windows; a row is a window behind its question.
+
+    The window k of a question begins at piece ``k * stride`` of its context. It takes what `seq_len` leaves beside the
+    question and the special tokens. The last window is the first that reaches the end.
+
+    Returns:
+        Rows with ``token_type_ids``, ``allowed`` and ``targets`` as batches have them; ``question``, its number; where
+        the window ``begin``s in the row; its pieces, from ``first`` to ``end`` of the context; and int32 ``offsets``,
+        the characters of the context at which each of these begins and has ended.
+
+    Raises:
+        UsageError: if a question leaves no room for its context, `stride` would skip pieces or leave no overlap, or
+            the tokenizer puts nothing in front of a text, so that no token can stand for no answer.
+    """
+    prefix, between, suffix = special_around(tokenizer, 2)
+    if not prefix:
+        raise UsageError(
+            f"the tokenizer of {tokenizer.name_or_path} puts no token in front of a text, and that token stands for no "
+            f"answer; choose another model"
+        )
+    texts = list(dict.fromkeys(question.context for question in questions))
+    contexts = {
+        text: (np.array(each.ids, dtype=np.int32), np.array(each.offsets, dtype=np.int32).reshape(-1, 2))
+        for text, each in zip(texts, encodings_of(texts, tokenizer), strict=True)
+    }
+    arrays: dict[str, list[Any]] = {name: [] for name in ("ids", "token_type_ids", "allowed", "offsets")}
+    values: dict[str, list[Any]] = {name: [] for name in ("targets", "question", "begin", "first", "end")}
+    asked = encodings_of([question.question for question in questions], tokenizer)
+    for number, (question, encoding) in enumerate(zip(questions, asked, strict=True)):
+        ids, offsets = contexts[question.context]
+        front = [*prefix, *encoding.ids, *between]
+        begin, length, total = len(front), len(encoding.ids), len(ids)
+        room = seq_len - begin - len(suffix)
+        if room < 1:
+            raise UsageError(
+                f"the question {question.id} has {length} word pieces, which leaves no room for its context; type "
+                f"--seq-len {seq_len - room + stride + 1} or more, or leave the question out"
+            )
+        if total > room and stride >= room:
+            raise UsageError(
+                f"--stride {stride} is not smaller than the window: beside the question {question.id} of {length} word "
+                f"pieces --seq-len {seq_len} has room for {room}; type a --stride below {room}, or a longer --seq-len"
+            )
+        start, last = -1, -1
+        if question.start is not None and question.answers:
+            start, last = _pieces_of(offsets, question.start, question.start + len(question.answers[0]))
+        for first in range(0, max(total - room, 0) + stride, stride):
+            end = min(first + room, total)
+            place = np.arange(begin + end - first + len(suffix))
+            arrays["ids"].append(np.array([*front, *ids[first:end], *suffix], dtype=np.int32))
+            arrays["token_type_ids"].append((place >= begin).astype(np.int8))
+            arrays["allowed"].append((place == 0) | ((place >= begin) & (place < begin + end - first)))
+            arrays["offsets"].append(offsets[first:end])
+            inside = first <= start <= last < end
+            places = (begin - first + start, begin - first + last) if inside else (0, 0)
+            for name, value in zip(values, (places, number, begin, first, end), strict=True):
+                values[name].append(value)
+    return Samples.of(**arrays, **{name: np.array(column, dtype=np.int64) for name, column in values.items()})
+
+
+def _pieces_of(offsets: np.ndarray, start: int, stop: int) -> tuple[int, int]:
+    """The first and the last piece that hold one of the characters `start` to `stop`; -1 for both if none does."""
+    inside = np.flatnonzero((offsets[:, 1] > start) & (offsets[:, 0] < stop) & (offsets[:, 1] > offsets[:, 0]))
+    return (int(inside[0]), int(inside[-1])) if len(inside) else (-1, -1)

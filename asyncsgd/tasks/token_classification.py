@@ -13,31 +13,37 @@ Shapes: B sentences, L tokens, W words of the longest sentence, C tags, T types 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from asyncsgd.data import spans
+from asyncsgd.data.corpora import Corpus
+from asyncsgd.data.documents import without_surrogates
+from asyncsgd.data.labelled import Kind, Names, check_labelled, label_name, load_labelled, two_columns
+from asyncsgd.data.tokens import Samples, encodings_of, first_pieces, pad
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
 from asyncsgd.settings.training import SAMPLING, Sampling
+from asyncsgd.tasks import spans
 from asyncsgd.tasks.base import Sums, found
-from asyncsgd.tasks.encoder import START, VOCABULARY, EncoderTask
+from asyncsgd.tasks.text_task import IGNORED, START, VOCABULARY, Batch, Draw, TextTask
 
 if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
     from torch import Tensor, nn
 
-    from asyncsgd.data.tagged import TaggedBatch, TaggedData, TaggedSentences, TaggedTokens
     from asyncsgd.models import Built
-
-Split = Literal["test", "validation"]
 
 
 @dataclasses.dataclass(frozen=True)
-class TokenClassification(EncoderTask):
-    """Tagging the words of sentences; see the module."""
+class TokenClassification(TextTask):
+    """Tagging the words of sentences; see the module.
+
+    Batches have, int64 `(B, W)`, the ``tags`` of words, -1 behind the end of a sentence, and ``pieces``, the place of
+    each word's first piece in its row, -1 where it has none.
+    """
 
     name: ClassVar[str] = "token_classification"
     better: ClassVar[Mapping[str, Literal["higher", "lower"]]] = {
@@ -46,7 +52,6 @@ class TokenClassification(EncoderTask):
         "span_recall": "higher",
         "accuracy": "higher",
     }
-    preload: ClassVar[tuple[str, ...]] = ("asyncsgd.data.tagged", "asyncsgd.models")
     auto_class: ClassVar[str | None] = "AutoModelForTokenClassification"
 
     model_name: str = setting("tiny", START, name="model", aliases=("init_from",), run=True)
@@ -58,7 +63,9 @@ class TokenClassification(EncoderTask):
         name="data",
         aliases=("train_file",),
     )
-    eval_split: Split | None = setting(None, "what to score on", unset="test where there is one", name="split")
+    eval_split: Literal["test", "validation"] | None = setting(
+        None, "what to score on", unset="test where there is one", name="split"
+    )
     tokens_column: str = setting("tokens", "column that holds the words")
     tags_column: str = setting("ner_tags", "column that holds the tags, in the BIO scheme")
     train_samples: int = setting(0, "training sentences to use; 0: all", at_least=0)
@@ -69,106 +76,72 @@ class TokenClassification(EncoderTask):
     dropout: float = setting(0.1, "of all dropout layers", at_least=0, below=1)
     vocab_size: int = setting(VOCABULARY, "entries of the tokenizer that tiny and small get", at_least=64)
 
-    model_source: str | None = found()
-    """What `asyncsgd.models.build_model` takes, without a network."""
-    folder: str | None = found()
-    """Of the tokenized sentences and the tokenizer."""
-    labels: tuple[str, ...] = found()
-    prefix: tuple[int, ...] = found()
-    suffix: tuple[int, ...] = found()
-    pad_id: int | None = found()
-    corpus: str | None = found()
-    data_fingerprint: str | None = found()
-    chosen_split: str | None = found()
-    num_train_samples: int | None = found()
-    num_eval_samples: int | None = found()
-    from_scratch: bool | None = found()
-    parent: str | None = found()
-    """As JSON."""
-    init_sha256: str | None = found()
-    majority_tag: str | None = found()
-    majority_f1: float | None = found()
-    majority_accuracy: float | None = found()
-    notes: tuple[str, ...] = found()
+    prepared: str | None = found()
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        return two_columns((self.tokens_column, "--tokens-column"), (self.tags_column, "--tags-column"))
 
     def check_names(self) -> None:
-        from asyncsgd.data.tagged import check_tagged
-
         if self.data_name is None:
             raise UsageError("--data is missing: name a folder with train.*, a file, or hub:NAME")
-        check_tagged(self.data_name, self.tokens_column, self.tags_column)
-        self.check_encoder()
+        check_labelled(self.data_name, self.columns, pydocs=False)
+        super().check_names()
 
-    def read(self, seed: int, cache: Path) -> Self:
-        from asyncsgd import models
-        from asyncsgd.data.corpora import Corpus
-        from asyncsgd.data.tagged import TaggedTokens, load_tagged, tagged_folder
-        from asyncsgd.data.tokenization import load_tokenizer
-        from asyncsgd.origin import read_origin
+    def read(self, cache: Path) -> Corpus:
+        limits = self.train_samples, self.eval_samples
+        return load_labelled(str(self.data_name), self.columns, TAGGED, split=self.eval_split, limits=limits)
 
-        data = load_tagged(
-            str(self.data_name),
-            tokens_column=self.tokens_column,
-            tags_column=self.tags_column,
-            split=self.eval_split,
-            train_samples=self.train_samples,
-            eval_samples=self.eval_samples,
-        )
-        corpus = Corpus(data.name, data.train, data.eval, data.fingerprint)
-        model = read_origin(self.model_name).model
-        tokenizer = load_tokenizer(model, corpus, vocab_size=self.vocab_size, cache_dir=cache)
-        folder = tagged_folder(data, tokenizer, seq_len=self.seq_len, cache_dir=cache)
-        train, evaluation = (TaggedTokens.load(folder / side) for side in ("train", "eval"))
-        frame = models.frame_of(tokenizer)
-        tagger = dataclasses.replace(self, labels=data.labels)
-        return dataclasses.replace(
-            tagger,
-            folder=str(folder.absolute()),
-            prefix=frame.prefix,
-            suffix=frame.suffix,
-            pad_id=frame.pad_id,
-            corpus=data.name,
-            data_fingerprint=data.fingerprint,
-            chosen_split=data.split,
-            num_train_samples=train.tokens.num_samples,
-            num_eval_samples=evaluation.tokens.num_samples,
-            notes=(*data.notes, *_losses_noted(data, train, evaluation, self.seq_len)),
-            **tagger.found_of_encoder(tokenizer, seed),
-            **_majority(data.labels, train, evaluation),
-        )
+    def look(self, corpus: Corpus, tokenizer: Any, initial: Built) -> Mapping[str, Any]:
+        return {"labels": corpus.labels}
 
-    def facts(self) -> Mapping[str, Any]:
-        if self.folder is None:
-            return {}
-        return {
-            **self.facts_of_encoder(),
-            "split": self.chosen_split,
-            "labels": list(self.labels),
-            "num_train_samples": self.num_train_samples,
-            "num_eval_samples": self.num_eval_samples,
-        }
+    def encode(self, corpus: Corpus, side: str, tokenizer: Any) -> Samples:
+        """Sentences with the ``tags`` and ``pieces`` of their words; for training those with at least one piece."""
+        documents = corpus.train if side == "train" else corpus.eval
+        numbers = {label: number for number, label in enumerate(corpus.labels)}
+        tags = [np.array([numbers[tag] for tag in json.loads(of)], dtype=np.int32) for of in documents.labels or ()]
+        ids, pieces = [], []
+        for text, encoding in zip(documents.texts, encodings_of(documents.texts, tokenizer, self.seq_len), strict=True):
+            lengths = np.array([len(word) for word in text.split(" ")])
+            ends = np.cumsum(lengths + 1) - 1
+            ids.append(np.array(encoding.ids, dtype=np.int32))
+            pieces.append(first_pieces(ends - lengths, ends, encoding))
+        samples = Samples.of(ids=ids, tags=tags, pieces=pieces)
+        if side == "eval":
+            return samples
+        keep = np.array([bool((of >= 0).any()) for of in pieces])
+        if not keep.any():
+            raise UsageError(f"the tokenizer makes nothing of the training sentences of {corpus.name}")
+        return samples.select(keep)
 
-    def head(self, masked_lm: nn.Module, seed: int) -> Built:
-        from asyncsgd import models
+    def head(self, initial: Built, seed: int) -> Built:
+        from asyncsgd.models import build_tagger
 
-        return models.build_tagger(masked_lm, self.labels, dropout=self.dropout, seed=seed)
+        return build_tagger(initial.model, self.known["labels"], dropout=self.dropout, seed=seed)
 
-    def data(self, seed: int) -> TaggedSentences:
-        from asyncsgd.data.batching import Frame, is_by_length
-        from asyncsgd.data.tagged import TaggedSentences, TaggedTokens
+    def more_facts(self, corpus: Corpus, train: Samples, held_out: Samples, built: Built) -> Mapping[str, Any]:
+        notes, where = list(corpus.notes), f"have no word piece within the {self.seq_len} tokens of a sentence"
+        for samples, of, then in (
+            (train, "training words", "are not learned"),
+            (held_out, f"{corpus.split} words", "count as predicted O"),
+        ):
+            if lost := int((samples.values["pieces"] < 0).sum()):
+                notes.append(f"{lost} of {len(samples.values['tags'])} {of} {where} and {then}")
+        if left_out := len(corpus.train.texts) - len(train):
+            notes.append(f"{left_out} training sentences of which the tokenizer makes nothing are left out")
+        return {"split": corpus.split, "labels": self.known["labels"], "notes": notes}
 
-        folder = Path(self.known("folder"))
-        train, evaluation = (TaggedTokens.load(folder / side) for side in ("train", "eval"))
-        frame = Frame(self.prefix, self.suffix, self.known("pad_id"))
-        return TaggedSentences(train, evaluation, frame, self.batch_size, seed, is_by_length(self.sampling))
+    def collate(self, samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:
+        words = {name: pad(samples.rows(name, numbers), -1) for name in ("tags", "pieces")}
+        return self.padded(samples, numbers) | words
 
-    def outputs(self, model: nn.Module, batch: TaggedBatch) -> Tensor:
+    def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
         """The logits `(B, W, C)` at each word's first piece; those of a word without one mean nothing."""
-        logits = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
-        places = batch.pieces.clamp(min=0).unsqueeze(-1).expand(-1, -1, logits.shape[-1])
+        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        places = batch["pieces"].clamp(min=0).unsqueeze(-1).expand(-1, -1, logits.shape[-1])
         return logits.gather(1, places)
 
-    def loss(self, outputs: Tensor, batch: TaggedBatch) -> Tensor:
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         from torch.nn import functional
 
         learned = _learned(batch).flatten()
@@ -176,27 +149,25 @@ class TokenClassification(EncoderTask):
         # A part of a batch may have no labelled word.
         return loss / (learned != IGNORED).sum().clamp(min=1)
 
-    def weight(self, batch: TaggedBatch) -> float:
+    def weight(self, batch: Batch) -> float:
         """Labelled words."""
-        return float((batch.pieces >= 0).sum())
+        return float((batch["pieces"] >= 0).sum())
 
-    def count_tokens(self, batch: TaggedBatch) -> int:
-        return int(batch.attention_mask.sum())
-
-    def sums(self, outputs: Tensor, batch: TaggedBatch) -> Sums:
+    def sums(self, outputs: Tensor, batch: Batch) -> Sums:
         """The loss, summed in float64 over float32 losses of words; words, and spans by type.
 
         ``words`` is int64 `(2,)`: words, and those with the right tag. ``spans`` is int64 `(T, 3)`, see
-        `asyncsgd.data.spans.Tagging.counts`.
+        `asyncsgd.tasks.spans.Tagging.counts`.
         """
         import torch
         from torch.nn import functional
 
-        logits = outputs.float().flatten(0, 1)
+        logits, labels = outputs.float().flatten(0, 1), self.known["labels"]
         losses = functional.cross_entropy(logits, _learned(batch).flatten(), reduction="none", ignore_index=IGNORED)
-        predicted = outputs.argmax(-1).where(batch.pieces >= 0, _outside(self.labels))
-        true, predicted_tags = batch.tags.cpu().numpy(), predicted.where(batch.tags >= 0, spans.OUTSIDE).cpu().numpy()
-        return {"loss": losses.sum(dtype=torch.float64)} | _counts(self.labels, true, predicted_tags)
+        outside = labels.index("O") if "O" in labels else spans.OUTSIDE
+        predicted = outputs.argmax(-1).where(batch["pieces"] >= 0, outside)
+        true, said = batch["tags"].cpu().numpy(), predicted.where(batch["tags"] >= 0, spans.OUTSIDE).cpu().numpy()
+        return {"loss": losses.sum(dtype=torch.float64)} | _counts(labels, true, said)
 
     def metrics(self, sums: Sums) -> dict[str, float]:
         """Micro-averaged over all spans; 0 where there is nothing to divide by, as conlleval has it."""
@@ -220,26 +191,29 @@ class TokenClassification(EncoderTask):
                 "f1": spans.f1(counts),
                 "support": int(counts[0]),
             }
-            for kind, counts in zip(spans.Tagging.of(self.labels).types, sums["spans"], strict=True)
+            for kind, counts in zip(spans.Tagging.of(self.known["labels"]).types, sums["spans"], strict=True)
         }
-        majority = {"tag": self.majority_tag, "span_f1": self.majority_f1, "accuracy": self.majority_accuracy}
-        return {"per_type": per_type, "majority": majority}
+        return {"per_type": per_type, "majority": self._majority()}
+
+    def _majority(self) -> dict[str, Any]:
+        """The commonest tag of the training words, and the scores of saying nothing else."""
+        labels, held_out = self.known["labels"], self.samples("eval")
+        commonest = int(np.bincount(self.samples("train").values["tags"], minlength=len(labels)).argmax())
+        # All sentences in one row, with a word outside between them.
+        between = held_out.starts["tags"][1:-1]
+        true = np.insert(held_out.values["tags"].astype(np.int64), between, spans.OUTSIDE)[None]
+        total = _counts(labels, true, np.where(true >= 0, commonest, spans.OUTSIDE))
+        scores = self.metrics(total)
+        return {"tag": labels[commonest], "span_f1": scores["span_f1"], "accuracy": scores["accuracy"]}
 
 
-IGNORED = -100
-"""The label without a loss, as torch has it."""
-
-
-def _learned(batch: TaggedBatch) -> Tensor:
+def _learned(batch: Batch) -> Tensor:
     """The tags that have a loss term, `(B, W)`; `IGNORED` where there is none."""
-    return batch.tags.where(batch.pieces >= 0, IGNORED)
+    tags: Tensor = batch["tags"]
+    return tags.where(batch["pieces"] >= 0, IGNORED)
 
 
-def _outside(labels: tuple[str, ...]) -> int:
-    return labels.index("O") if "O" in labels else spans.OUTSIDE
-
-
-def _counts(labels: tuple[str, ...], true: np.ndarray, predicted: np.ndarray) -> dict[str, np.ndarray]:
+def _counts(labels: list[str], true: np.ndarray, predicted: np.ndarray) -> dict[str, np.ndarray]:
     words = true != spans.OUTSIDE
     right = (true == predicted) & words
     return {
@@ -248,28 +222,35 @@ def _counts(labels: tuple[str, ...], true: np.ndarray, predicted: np.ndarray) ->
     }
 
 
-def _majority(labels: tuple[str, ...], train: TaggedTokens, evaluation: TaggedTokens) -> dict[str, Any]:
-    """The commonest tag of the training words, and the scores of saying nothing else."""
-    commonest = int(np.bincount(train.tags, minlength=len(labels)).argmax())
-    # All sentences in one row, with a word outside between them.
-    true = np.insert(evaluation.tags.astype(np.int64), evaluation.starts[1:-1], spans.OUTSIDE)[None]
-    total = _counts(labels, true, np.where(true >= 0, commonest, spans.OUTSIDE))
-    return {
-        "majority_tag": labels[commonest],
-        "majority_f1": spans.f1(total["spans"].sum(axis=0)) or 0.0,
-        "majority_accuracy": int(total["words"][1]) / int(total["words"][0]),
-    }
+def read_tagged(where: str, columns: Mapping[str, str], row: tuple[Any, ...], names: Names) -> tuple[str, str]:
+    """A sentence as a text, its words with single spaces between them, and its tags as a JSON list.
+
+    A space inside a word becomes a no-break space.
+    """
+    for (column, flag), value in zip(columns.items(), row, strict=True):
+        if not isinstance(value, list) or (flag == "--tokens-column" and not all(isinstance(v, str) for v in value)):
+            held = [
+                type(value).__name__,
+                *(f"lists of {type(v).__name__}" for v in value[:1] if isinstance(value, list)),
+            ]
+            raise UsageError(
+                f"{where} column {column!r} holds {held[-1]} values, not a list in every row, of words or of tags; "
+                f"choose another column with {flag} NAME"
+            )
+    tokens, tags = row
+    if len(tokens) != len(tags):
+        raise UsageError(f"{where} {len(tokens)} words and {len(tags)} tags; every word needs one tag: mend the row")
+    sentence = " ".join(without_surrogates(token).replace(" ", "\u00a0") for token in tokens)
+    if not sentence.strip():
+        return "", ""
+    named = [label_name(where, columns, tag, names) for tag in tags]
+    for tag in named:
+        try:
+            spans.split_tag(tag)
+        except ValueError as error:
+            hint = "; numbers need names, in labels.json beside the files" if tag.isdecimal() else ""
+            raise UsageError(f"{where} {error}{hint}") from error
+    return sentence, json.dumps(named)
 
 
-def _losses_noted(data: TaggedData, train: TaggedTokens, evaluation: TaggedTokens, seq_len: int) -> list[str]:
-    """What is said of words without a piece, and of sentences without one."""
-    notes = []
-    where = f"have no word piece within the {seq_len} tokens of a sentence"
-    if train.num_lost:
-        notes.append(f"{train.num_lost} of {len(train.tags)} training words {where} and are not learned")
-    if evaluation.num_lost:
-        of = f"{evaluation.num_lost} of {len(evaluation.tags)} {data.split} words"
-        notes.append(f"{of} {where} and count as predicted O")
-    if left_out := len(data.train.texts) - train.tokens.num_samples:
-        notes.append(f"{left_out} training sentences of which the tokenizer makes nothing are left out")
-    return notes
+TAGGED = Kind(read_tagged, json.loads, "sentence", "words", "word", "tag")

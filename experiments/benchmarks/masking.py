@@ -33,17 +33,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from asyncsgd.data.batching import Batch, Order, TrainingBatches
 from asyncsgd.data.candidate_chunks import Chunk, begin, found_in, make_chunk
 from asyncsgd.data.finders.base import Find
 from asyncsgd.data.finders.ner import Ner
-from asyncsgd.data.masking import STRATEGIES, Masking
-from asyncsgd.data.tokenization import Tokens, plain_backend
+from asyncsgd.data.masking import STRATEGIES
+from asyncsgd.data.order import Order
+from asyncsgd.data.random import Purpose, generator
+from asyncsgd.data.tokens import Samples, plain_backend
 from asyncsgd.errors import UsageError
 from asyncsgd.experiment import cache_folder
 from asyncsgd.records.machine import available_cores
 from asyncsgd.runtime.pool import Pool
 from asyncsgd.tasks.masked_lm import MaskedLM
+from asyncsgd.tasks.text_task import Batch
 
 CANDIDATE_SHARE = 0.2
 SEQ_LEN = 128
@@ -52,7 +54,7 @@ LOOKUP_TARGET = 1.03
 PROCESSES_TARGET = 1.8
 BATCH_ROUNDS = 100
 
-Step = Callable[[int], None]
+Step = Callable[[int], Any]
 
 
 class Training:
@@ -66,40 +68,43 @@ class Training:
         from transformers import AutoTokenizer
 
         self.task = MaskedLM(model_name=name, data_name=data, seq_len=SEQ_LEN, batch_size=batch_size).prepare(0, cache)
-        self.tokenizer = AutoTokenizer.from_pretrained(str(self.task.tokenizer))
-        tokens = Tokens.load(Path(str(self.task.tokens)) / "train")
-        full = tokens.select(tokens.lengths == tokens.lengths.max())
-        candidates = np.random.default_rng(0).random(len(full.ids)) < CANDIDATE_SHARE
-        self.tokens = Tokens(full.ids, full.starts, full.word_starts, candidates)
-        self._order = Order(self.tokens.lengths, batch_size, 0, 0)
-        self._batches = {mask: self._batches_of(mask) for mask in ("token", "candidates")}
+        self.tokenizer = AutoTokenizer.from_pretrained(self.task.known["tokenizer"])
+        rows = self.task.samples("train")
+        full = rows.select(rows.lengths == rows.lengths.max())
+        candidates = np.random.default_rng(0).random(len(full.values["ids"])) < CANDIDATE_SHARE
+        self.rows = Samples(
+            {**full.values, "candidates": candidates}, {**full.starts, "candidates": full.starts["ids"]}
+        )
+        self._order = Order(self.rows.lengths, batch_size, 0, 0)
         self._model = self.task.model(0)
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4, fused=True)
 
-    def _batches_of(self, mask: str) -> TrainingBatches:
-        plain = self.task.masking
-        masking = Masking(STRATEGIES[mask](), 0.15, plain.mask_id, plain.vocabulary_size, plain.special_ids)
-        return TrainingBatches(self.tokens, self.task.frame, masking, self.task.batch_size, seed=0)
+    def batch(self, mask: str, index: int) -> Batch:
+        """A batch of full rows, with these masks."""
+        first = index * self.task.batch_size
+        return self.task.masked(
+            self.rows,
+            self._order.samples(index),
+            lambda row: generator(0, Purpose.MASK, 0, first + row),
+            self.task.masking(STRATEGIES[mask](), 0.15),
+        )
 
     def texts(self, index: int) -> list[str]:
         """Of the samples of a batch."""
-        samples = [self.tokens.sample(number) for number in self._order.samples(index)]
-        return [self.tokenizer.decode(sample.ids) for sample in samples]
+        rows = self.rows.rows("ids", self._order.samples(index))
+        return [self.tokenizer.decode(ids, skip_special_tokens=True) for ids in rows]
 
     def step(self, mask: str, index: int) -> None:
-        batch = self._batches[mask].batch(index)
+        batch = self.batch(mask, index)
         self._optimizer.zero_grad()
         self.task.loss(self.task.outputs(self._model, batch), batch).backward()
         self._optimizer.step()
-
-    def batch(self, index: int) -> Batch:
-        return self._batches["token"].batch(index)
 
     @property
     def batches(self) -> dict[str, Step]:
         """Batches without a model, by row."""
         names = {"uniform": "token", "looked up": "candidates"}
-        return {row: lambda index, of=self._batches[mask]: of.batch(index) for row, mask in names.items()}  # type: ignore[misc]
+        return {row: functools.partial(self.batch, mask) for row, mask in names.items()}
 
 
 def rows_of(training: Training, base: Find, finder: Find | None) -> dict[str, Step]:
@@ -121,9 +126,9 @@ def rows_of(training: Training, base: Find, finder: Find | None) -> dict[str, St
         training.step("token", index)
 
     def alone(index: int) -> None:
-        batch = training.batch(index)
+        batch = training.batch("token", index)
         with torch.inference_mode():
-            bert(input_ids=batch.input_ids, attention_mask=batch.attention_mask)
+            bert(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
 
     rows: dict[str, Step] = {
         "uniform": functools.partial(training.step, "token"),

@@ -23,13 +23,14 @@ from asyncsgd.data.candidate_chunks import (
     candidate_pieces,
     found_in,
 )
-from asyncsgd.data.candidate_tokens import tokens_with_candidates, with_candidates
+from asyncsgd.data.candidate_tokens import candidate_flags
 from asyncsgd.data.candidates import EXAMPLES, MANIFEST, find_candidates
 from asyncsgd.data.corpora import Corpus
 from asyncsgd.data.documents import Documents
 from asyncsgd.data.finders.base import Find, Span
 from asyncsgd.data.finders.terms import Lexicon
-from asyncsgd.data.tokenization import Tokens, plain_backend, tokenized_folder, train_byte_bpe, train_wordpiece
+from asyncsgd.data.tokenizer import train_byte_bpe, train_wordpiece
+from asyncsgd.data.tokens import plain_backend, rows_of
 from asyncsgd.errors import UsageError
 from asyncsgd.signals import StopRequest
 
@@ -67,44 +68,42 @@ def test_a_piece_is_a_candidate_if_one_of_its_characters_is_in_a_span(text, boun
     assert candidate_pieces(encoding, spans).tolist() == wanted
 
 
-def marked(tmp_path, *, seq_len=16, drop=False, corpus=CORPUS, tokenizer=TOKENIZER, blocks=False):
-    """The tokens of a run with the candidates of ``tmp_path/found``."""
-    cut = {"seq_len": seq_len, "cache_dir": tmp_path, "blocks": blocks}
-    tokens = tokenized_folder(corpus, tokenizer, **cut)
-    return tokens_with_candidates(tokens, str(tmp_path / "found"), corpus, tokenizer, drop=drop, **cut)
+def marked(tmp_path, *, seq_len=16, side="train", corpus=CORPUS, tokenizer=TOKENIZER, blocks=False):
+    """The rows of a run with the candidates of ``tmp_path/found``."""
+    texts = (corpus.train if side == "train" else corpus.eval).texts
+    flags = candidate_flags(str(tmp_path / "found"), corpus, tokenizer, side)
+    return rows_of(texts, tokenizer, seq_len=seq_len, blocks=blocks, flags=flags)
+
+
+def inner(rows, name="candidates"):
+    """The rows without their special tokens."""
+    return [row.tolist()[1:-1] for row in rows.rows(name, range(len(rows)))]
 
 
 def test_in_blocks_every_token_keeps_its_mark(tmp_path):
     fill(tmp_path / "found")
-    whole, blocks = (Tokens.load(marked(tmp_path, seq_len=128, blocks=each) / "train") for each in (False, True))
-    texts = [whole.sample(number) for number in range(whole.num_samples)]
-    assert len(texts) == len(CORPUS.train.texts)  # no text was too short or too long for a sample of its own
-    flags = np.concatenate([text.candidates for text in texts])
-    assert blocks.candidates.tolist() == flags[: len(blocks.ids)].tolist()
-    assert set(blocks.lengths[:-1].tolist()) == {126}
+    texts, blocks = (inner(marked(tmp_path, seq_len=128, blocks=each)) for each in (False, True))
+    assert len(texts) == len(CORPUS.train.texts)  # no text was too short or too long for a row of its own
+    in_blocks = [flag for row in blocks for flag in row]
+    assert in_blocks == [flag for row in texts for flag in row][: len(in_blocks)]
+    assert {len(row) for row in blocks[:-1]} == {126}
 
 
-def test_tokens_have_the_candidates_of_their_texts_however_they_are_cut(tmp_path):
+def test_rows_have_the_candidates_of_their_texts_however_they_are_cut(tmp_path):
     fill(tmp_path / "found")
     backend = plain_backend(TOKENIZER)
     for seq_len in (8, 16, 128):
-        folder = marked(tmp_path, seq_len=seq_len)
         for side, documents in (("train", CORPUS.train), ("eval", CORPUS.eval)):
-            tokens = Tokens.load(folder / side)
-            plain = Tokens.load(tokenized_folder(CORPUS, TOKENIZER, seq_len=seq_len, cache_dir=tmp_path) / side)
-            assert (tokens.ids == plain.ids).all()
+            rows = marked(tmp_path, seq_len=seq_len, side=side)
+            assert inner(rows, "ids") == inner(rows_of(documents.texts, TOKENIZER, seq_len=seq_len), "ids")
             wanted = []
             for text in documents.texts:
                 encoding = backend.encode(text, add_special_tokens=False)
                 words = {word.start() for word in candidates_of(text)}
                 flags = [any(start in range(*span) for start in words) for span in word_spans(encoding)]
                 cut = [flags[first : first + seq_len - 2] for first in range(0, len(flags), seq_len - 2)]
-                wanted += [flag for sample in cut if len(sample) >= 4 for flag in sample]
-            assert tokens.candidates.tolist() == wanted
-        whole = Tokens.load(folder / "train")
-        dropped = Tokens.load(marked(tmp_path, seq_len=seq_len, drop=True) / "train")
-        assert dropped.num_samples == with_candidates(whole).sum()
-        assert with_candidates(dropped).all()
+                wanted += [row for row in cut if len(row) >= 4]
+            assert inner(rows) == wanted
 
 
 def candidates_of(text):
@@ -192,7 +191,7 @@ def test_training_refuses_candidates_that_are_not_its_own_and_says_why(tmp_path)
 def test_a_finder_that_finds_nothing_in_training_is_refused_there(tmp_path):
     manifest = fill(tmp_path / "found", Wrong(()))
     assert manifest["statistics"]["train"]["candidate_share"] == 0
-    with pytest.raises(UsageError, match="has no candidate in any training sequence"):
+    with pytest.raises(UsageError, match="has no candidate in any training text"):
         marked(tmp_path)
 
 

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncsgd.data import pydocs
-from asyncsgd.data.corpora import load_corpus, read_texts, split_documents
+from asyncsgd.data.corpora import load_corpus, split_documents
 from asyncsgd.data.documents import Documents
-from asyncsgd.data.pydocs import _read_cached, _write_cached, clean_docstring, collect_docstrings
+from asyncsgd.data.pydocs import clean_docstring, collect_docstrings, load_pydocs
+from asyncsgd.data.tables import joined_parts, read_texts
 from asyncsgd.errors import UsageError
 
 SHARED_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -285,11 +286,12 @@ def test_documents_are_the_docstrings_of_a_package_in_the_order_of_its_files_wit
     assert documents.labels == ("one",) * 6 + ("two",) * 2
 
 
-def test_the_pydocs_cache_is_read_back_as_written(tmp_path):
-    documents = Documents(("one\u2028 document", "zwei Größen"), ("a", "b"))
-    path = tmp_path / "new" / "pydocs.jsonl.gz"
-    _write_cached(path, documents)
-    assert _read_cached(path) == documents
+def test_the_pydocs_cache_is_read_back_as_written(packages, monkeypatch, tmp_path):
+    monkeypatch.setattr(pydocs, "_package_folders", lambda: packages)
+    documents = collect_docstrings(packages)
+    assert load_pydocs(tmp_path / "new") == documents
+    monkeypatch.setattr(pydocs, "_package_folders", dict)
+    assert load_pydocs(tmp_path / "new") == documents
 
 
 @pytest.mark.slow
@@ -318,3 +320,74 @@ def test_pydocs_with_its_own_evaluation_texts_is_not_split(small_pydocs, tmp_pat
     corpus = load("pydocs", tmp_path / "cache", eval_data=str(held_out))
     assert set(corpus.train.texts) == {*split.train.texts[1:], *split.eval.texts}
     assert corpus.fingerprint != split.fingerprint
+
+
+LINES = [f"line number {number} of the first text" for number in range(200)]
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A file that is split by its texts, and a folder that brings its own split and shares texts with the file."""
+    (tmp_path / "a.txt").write_text("\n".join(LINES))
+    (tmp_path / "b").mkdir()
+    held_out = split_documents(Documents(tuple(LINES), None), 0.05)[1].texts
+    (tmp_path / "b" / "train.txt").write_text("\n".join(["b one", "b two", held_out[0], "b three"]))
+    (tmp_path / "b" / "validation.txt").write_text("\n".join(["b held out", LINES[0], "b two"]))
+    return tmp_path
+
+
+def joined(data, place, eval_data=None):
+    return load_corpus(data, eval_data=eval_data, text_column="text", cache_dir=place / "cache")
+
+
+def test_both_sides_of_both_are_joined_in_order_and_evaluation_texts_leave_training(place):
+    a, b = joined(str(place / "a.txt"), place), joined(str(place / "b"), place)
+    both = joined(f"{place / 'a.txt'}+{place / 'b'}", place)
+    assert both.name == "a.txt+b"
+    assert both.eval.texts == a.eval.texts + b.eval.texts == (*a.eval.texts, "b held out", LINES[0], "b two")
+    assert a.eval.texts[0] in b.train.texts  # the file sets a text aside that the folder trains on
+    assert LINES[0] in a.train.texts  # and the other way round
+    expected = [t for t in (*a.train.texts, "b one", "b two", a.eval.texts[0], "b three") if t not in both.eval.texts]
+    assert list(both.train.texts) == expected
+    assert len(expected) == len(a.train.texts) - 1 + 2
+
+
+def test_the_fingerprint_is_that_of_the_join(place):
+    names = [
+        str(place / "a.txt"),
+        str(place / "b"),
+        f"{place / 'a.txt'}+{place / 'b'}",
+        f"{place / 'b'}+{place / 'a.txt'}",
+    ]
+    assert len({joined(name, place).fingerprint for name in names}) == 4
+    assert joined(names[2], place).fingerprint == joined(names[2], place).fingerprint
+
+
+def test_given_evaluation_texts_replace_those_of_every_part(place):
+    (place / "eval.txt").write_text("b one\nanother\n")
+    both = joined(f"{place / 'a.txt'}+{place / 'b'}", place, eval_data=str(place / "eval.txt"))
+    assert both.eval.texts == ("b one", "another")
+    assert len(both.train.texts) == 200 + 3
+
+
+def test_pydocs_joins_and_its_package_versions_stay_in_the_fingerprint(place, monkeypatch):
+    from asyncsgd.data import corpora
+
+    monkeypatch.setattr(corpora, "load_pydocs", lambda cache_dir: Documents(tuple(LINES), ("stdlib",) * 200))
+    first = joined(f"pydocs+{place / 'b'}", place)
+    assert first.name == "pydocs+b"
+    assert first.train.labels is None  # the folder has none
+    monkeypatch.setattr(corpora, "package_versions", lambda: {"stdlib": "another"})
+    assert joined(f"pydocs+{place / 'b'}", place).fingerprint != first.fingerprint
+
+
+def test_a_path_that_exists_with_its_plus_signs_wins(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("c++").mkdir()
+    Path("c++/notes.txt").write_text("\n".join(LINES))
+    Path("a.txt+b.txt").write_text("\n".join(LINES))
+    Path("a.txt").write_text("\n".join(LINES))
+    assert joined_parts("a.txt+b.txt") == ["a.txt+b.txt"]
+    assert joined_parts("c++/notes.txt") == ["c++/notes.txt"]
+    assert joined_parts("pydocs+c++/notes.txt+a.txt") == ["pydocs", "c++/notes.txt", "a.txt"]
+    assert joined("a.txt+b.txt", tmp_path).name == "a.txt+b.txt"

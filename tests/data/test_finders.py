@@ -13,7 +13,7 @@ from asyncsgd.data.finders import ALL, describe_finders, parse_finder
 from asyncsgd.data.finders.keyness import log_likelihood_ratio
 from asyncsgd.data.finders.ner import LONGEST_WINDOW, _load, windows
 from asyncsgd.data.finders.terms import Lexicon
-from asyncsgd.data.tokenization import train_wordpiece
+from asyncsgd.data.tokenizer import train_wordpiece
 from asyncsgd.errors import UsageError
 
 WORDS = ["the", "film", "of", "zirconia", "grows", "on", "nickel", "oxide", "at", "once"]

@@ -6,24 +6,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncsgd.data import labelled
-from asyncsgd.data.batching import Frame
-from asyncsgd.data.corpora import load_corpus
+from asyncsgd.data.corpora import limited, load_corpus
 from asyncsgd.data.documents import Documents
-from asyncsgd.data.labelled import (
-    HateCheck,
-    LabelledBatches,
-    LabelledEvaluation,
-    hub_side,
-    load_hatecheck,
-    load_labelled,
-)
-from asyncsgd.data.tokenization import Tokens, tokenize_beginnings, train_wordpiece
+from asyncsgd.data.labelled import load_labelled, two_columns
 from asyncsgd.errors import UsageError
+from asyncsgd.tasks.hatecheck import HateCheck, load_hatecheck
+from asyncsgd.tasks.token_classification import TAGGED
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 TRAIN = [("good day", "yes"), ("bad day", "no"), ("fine day", "yes"), ("poor day", "no")]
@@ -43,8 +35,9 @@ def write(folder, name, rows, columns=("text", "label")):
 
 
 def load(path, tmp_path, **more):
-    arguments = {"text_column": "text", "label_column": "label", "cache_dir": tmp_path / "cache"} | more
-    return load_labelled(str(path), **arguments)  # type: ignore[arg-type]
+    text, label = more.pop("text_column", "text"), more.pop("label_column", "label")
+    columns = two_columns((text, "--text-column"), (label, "--label-column"))
+    return load_labelled(str(path), columns, cache_dir=tmp_path / "cache", **more)
 
 
 @pytest.fixture
@@ -62,7 +55,6 @@ def test_a_folder_with_splits_is_read_the_same_from_every_kind_of_file(tmp_path,
     assert data.train == Documents(tuple(t for t, _ in TRAIN), tuple(label for _, label in TRAIN))
     assert data.eval == Documents(tuple(t for t, _ in TEST), tuple(label for _, label in TEST))
     assert (data.name, data.split, data.labels, data.notes) == ("d", "test", ("no", "yes"), ())
-    assert data.classes(data.train).tolist() == [1, 0, 1, 0]
 
 
 def test_test_is_scored_where_it_is_there_and_validation_otherwise_or_when_asked_for(yes_no, tmp_path):
@@ -105,13 +97,13 @@ def test_pydocs_is_labelled_with_the_packages_in_the_order_they_are_read(tmp_pat
     labels = tuple(package for package in packages for _ in range(100))
     texts = tuple(f"docstring {number}" for number in range(400))
     monkeypatch.setattr(labelled, "load_pydocs", lambda cache_dir: Documents(texts, labels))
-    data = load("pydocs", tmp_path, train_samples=200, eval_samples=10)
+    data = load("pydocs", tmp_path, limits=(200, 10))
     assert (data.labels, data.split) == (packages, "test")
     assert (len(data.train.texts), len(data.eval.texts)) == (200, 10)
     assert set(data.train.labels or ()) == set(packages)
     before = data.fingerprint
     monkeypatch.setattr(labelled, "package_versions", lambda: {"stdlib": "another"})
-    assert load("pydocs", tmp_path, train_samples=200, eval_samples=10).fingerprint != before
+    assert load("pydocs", tmp_path, limits=(200, 10)).fingerprint != before
 
 
 def test_a_training_text_that_is_scored_too_is_left_out_and_counted(yes_no, tmp_path):
@@ -131,7 +123,7 @@ def test_rows_without_text_are_left_out_and_counted(yes_no, tmp_path):
 @given(st.integers(1, 60), st.integers(1, 60))
 def test_a_limit_takes_so_many_texts_evenly_and_in_their_order(total, limit):
     documents = Documents(tuple(map(str, range(total))), ("x",) * total)
-    kept = [int(text) for text in labelled.limited(documents, limit).texts]
+    kept = [int(text) for text in limited(documents, limit).texts]
     assert len(kept) == min(limit, total)
     assert kept == sorted(set(kept))
     gaps = np.diff([*kept, total])
@@ -153,7 +145,6 @@ def test_labels_json_names_the_numbers(tmp_path, content, kind):
     data = load(tmp_path / "d", tmp_path)
     assert (data.labels, data.train.labels) == (("cold", "warm", "hot"), ("cold", "hot", "cold"))
     assert data.notes == ("no training text has the label warm",)
-    assert data.classes(data.eval).tolist() == [2]
 
 
 def test_the_names_that_the_datasets_library_left_in_a_parquet_file_are_found(tmp_path):
@@ -168,21 +159,26 @@ def test_the_names_that_the_datasets_library_left_in_a_parquet_file_are_found(tm
     assert (data.labels, data.train.labels) == (("off", "on"), ("off", "on", "off"))
 
 
-def test_a_split_of_a_hub_data_set_brings_the_names_of_its_features():
+def test_a_hub_data_set_brings_its_splits_and_the_names_of_its_features(tmp_path, monkeypatch):
     import datasets
 
     features = datasets.Features({"tweet": datasets.Value("string"), "hate": datasets.ClassLabel(names=["no", "yes"])})
-    split = datasets.Dataset.from_dict({"tweet": ["a"], "hate": [1]}, features=features)
-    side = hub_side("tweets", split, {"tweet": "--text-column", "hate": "--label-column"})
-    assert (side.names, [row for _, row in side.rows]) == (("no", "yes"), [("a", 1)])
+    splits = {
+        side: datasets.Dataset.from_dict({"tweet": texts, "hate": [1, 0][: len(texts)]}, features=features)
+        for side, texts in (("train", ["a", "b"]), ("test", ["c"]))
+    }
+    monkeypatch.setattr(labelled, "hub_splits", lambda data: splits)
+    data = load("hub:tweets", tmp_path, text_column="tweet", label_column="hate")
+    assert (data.name, data.labels, data.split) == ("hub:tweets", ("no", "yes"), "test")
+    assert (data.train.texts, data.train.labels, data.eval.labels) == (("a", "b"), ("yes", "no"), ("yes",))
     with pytest.raises(UsageError, match=r"the data set tweets has no column 'tweets'.*did you mean 'tweet'"):
-        hub_side("tweets", split, {"tweets": "--text-column", "hate": "--label-column"})
+        load("hub:tweets", tmp_path, text_column="tweets", label_column="hate")
 
 
 def test_the_fingerprint_names_texts_labels_and_sides(yes_no, tmp_path):
     first = load(yes_no, tmp_path).fingerprint
     assert load(yes_no, tmp_path).fingerprint == first
-    assert load(yes_no, tmp_path, train_samples=3).fingerprint != first
+    assert load(yes_no, tmp_path, limits=(3, 0)).fingerprint != first
     write(yes_no, "train.csv", [("good day", "no"), *TRAIN[1:]])
     assert load(yes_no, tmp_path).fingerprint != first
 
@@ -206,58 +202,6 @@ def test_what_cannot_be_meant_is_refused(tmp_path, train, test, more, words):
     with pytest.raises(UsageError) as error:
         load(tmp_path / "d", tmp_path, **more)
     assert all(word in str(error.value) for word in words.split())
-
-
-FRAME = Frame(prefix=(2,), suffix=(3,), pad_id=0)
-
-
-def tokens_of(lengths):
-    """Samples that tell themselves apart: sample s holds the id 10 + s, as often as it is long, and is of class s."""
-    ids = np.concatenate([np.full(length, 10 + sample, dtype=np.int32) for sample, length in enumerate(lengths)])
-    starts = np.cumsum([0, *lengths])
-    return Tokens(ids, starts, np.ones(len(ids), dtype=bool)), np.arange(len(lengths))
-
-
-def test_a_batch_is_a_function_of_the_seed_and_its_index_alone():
-    tokens, classes = tokens_of([3, 8, 1, 5, 4, 4, 9, 2, 7, 6])
-    forward, backward = (LabelledBatches(tokens, classes, FRAME, 3, seed=1) for _ in range(2))
-    some = [forward.batch(0, index) for index in range(7)]
-    again = [backward.batch(0, index) for index in reversed(range(7))][::-1]
-    for one, other in zip(some, again, strict=True):
-        assert torch.equal(one.input_ids, other.input_ids)
-        assert torch.equal(one.labels, other.labels)
-    for one in some:
-        assert one.labels.tolist() == (one.input_ids[:, 1] - 10).tolist()
-    other = LabelledBatches(tokens, classes, FRAME, 3, seed=2)
-    assert any(not torch.equal(other.batch(0, index).input_ids, some[index].input_ids) for index in range(7))
-
-
-def test_every_text_of_an_evaluation_is_there_once_with_its_own_label_and_mask():
-    lengths = [3, 8, 0, 5, 4, 4, 9]
-    tokens, classes = tokens_of(lengths)
-    batches = LabelledEvaluation(tokens, classes, FRAME, batch_size=3)
-    seen = []
-    for number in range(len(batches)):
-        batch = batches[number]
-        for row in range(batch.num_samples):
-            sample = int(batches.order[len(seen)])
-            length = lengths[sample]
-            ids = [2, *[10 + sample] * length, 3]
-            assert batch.input_ids[row].tolist() == ids + [0] * (batch.input_ids.shape[1] - len(ids))
-            assert batch.attention_mask[row].tolist() == [1] * len(ids) + [0] * (batch.input_ids.shape[1] - len(ids))
-            assert int(batch.labels[row]) == sample
-            seen.append(sample)
-    assert sorted(seen) == list(range(7))
-
-
-def test_a_long_text_is_cut_and_a_text_without_tokens_stays():
-    texts = ["alpha beta gamma " * 20, "alpha", "\u200b"]
-    tokenizer = train_wordpiece(texts, 64)
-    tokens = tokenize_beginnings(texts, tokenizer, seq_len=10)
-    assert tokens.lengths[0] == 8  # and [CLS] and [SEP]
-    assert tokens.num_samples == 3
-    whole = tokenizer(texts[0], truncation=True, max_length=10)["input_ids"]
-    assert tokens.ids[:8].tolist() == whole[1:-1]
 
 
 def test_hatecheck_scores_each_functionality_by_itself():
@@ -313,3 +257,97 @@ def test_the_shared_hatecheck_has_its_29_functionalities():
     assert all(
         hateful != name.endswith("_nh") for name, hateful in zip(cases.functionalities, cases.hateful, strict=True)
     )
+
+
+SENTENCES = [(["Li", "ran"], ["B-PER", "O"]), (["in", "New", "York"], ["O", "B-LOC", "I-LOC"])]
+SCORED = [(["York", "ran"], ["B-LOC", "O"])]
+
+
+def write_sentences(folder, name, rows, columns=("tokens", "ner_tags")):
+    folder.mkdir(parents=True, exist_ok=True)
+    values = [dict(zip(columns, row, strict=True)) for row in rows]
+    if name.endswith(".jsonl"):
+        (folder / name).write_text("\n".join(map(json.dumps, values)))
+    else:
+        pytest.importorskip("pandas").DataFrame(values).to_parquet(folder / name)
+
+
+def load_tagged(folder, tags_column="ner_tags", **more):
+    return load_labelled(str(folder), {"tokens": "--tokens-column", tags_column: "--tags-column"}, TAGGED, **more)
+
+
+@pytest.mark.parametrize("kind", [".jsonl", ".parquet"])
+def test_a_folder_of_sentences_is_read_the_same_from_every_kind_of_file(tmp_path, kind):
+    write_sentences(tmp_path / "d", f"train{kind}", SENTENCES)
+    write_sentences(tmp_path / "d", f"test{kind}", SCORED)
+    data = load_tagged(tmp_path / "d")
+    assert data.train.texts == ("Li ran", "in New York")
+    assert data.eval.texts == ("York ran",)
+    assert (data.name, data.split, data.labels, data.notes) == ("d", "test", ("B-LOC", "B-PER", "I-LOC", "O"), ())
+    assert data.train.labels == ('["B-PER", "O"]', '["O", "B-LOC", "I-LOC"]')
+
+
+def test_tags_that_are_numbers_get_their_names_from_labels_json_or_from_the_feature(tmp_path):
+    names = ["O", "B-PER", "B-LOC", "I-LOC", "I-PER"]
+    numbers = [(words, [names.index(tag) for tag in tags]) for words, tags in SENTENCES]  # type: ignore[attr-defined]
+    test = [(["York", "ran"], [2, 0])]
+    write_sentences(tmp_path / "json", "train.jsonl", numbers)
+    write_sentences(tmp_path / "json", "test.jsonl", test)
+    with pytest.raises(UsageError, match=r"line 1: '1' is no BIO tag.*numbers need names, in labels.json"):
+        load_tagged(tmp_path / "json")
+    (tmp_path / "json" / "labels.json").write_text(json.dumps(names))
+    datasets = pytest.importorskip("datasets")
+    (tmp_path / "feature").mkdir()
+    for kind in (datasets.Sequence, datasets.List):
+        features = datasets.Features(
+            tokens=kind(datasets.Value("string")), ner_tags=kind(datasets.ClassLabel(names=names))
+        )
+        for side, rows in (("train", numbers), ("test", test)):
+            columns = dict(zip(("tokens", "ner_tags"), map(list, zip(*rows, strict=True)), strict=True))
+            datasets.Dataset.from_dict(columns, features).to_parquet(tmp_path / "feature" / f"{side}.parquet")
+        for folder in ("json", "feature"):
+            data = load_tagged(tmp_path / folder)
+            assert data.labels == tuple(names)
+            assert data.train.labels == ('["B-PER", "O"]', '["O", "B-LOC", "I-LOC"]')
+            assert data.notes == ("no training word has the tag I-PER",)
+
+
+def test_sentences_that_are_left_out_are_counted(tmp_path):
+    write_sentences(tmp_path, "train.jsonl", [*SENTENCES, *SCORED, ([], []), ([" "], ["O"])])
+    write_sentences(tmp_path, "test.jsonl", SCORED)
+    data = load_tagged(tmp_path)
+    assert data.train.texts == ("Li ran", "in New York")
+    assert data.notes == (
+        f"2 rows of {tmp_path.name} (train) without words are left out",
+        "1 training sentences that are test sentences too are left out",
+    )
+    assert load_tagged(tmp_path, limits=(1, 0)).train.texts == ("Li ran",)
+    assert load_tagged(tmp_path, limits=(1, 0)).fingerprint != data.fingerprint
+
+
+def test_an_i_without_a_b_is_read_and_a_space_in_a_word_does_not_part_it(tmp_path):
+    write_sentences(tmp_path, "train.jsonl", [(["New York", "ran"], ["I-LOC", "O"]), (["a"], ["O"])])
+    write_sentences(tmp_path, "test.jsonl", [(["Bern"], ["I-LOC"])])
+    assert load_tagged(tmp_path).train.texts[0] == "New\u00a0York ran"
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "more", "words"),
+    [
+        (SENTENCES, SCORED, {"tags_column": "tags"}, "'tags' --tags-column"),
+        ([*SENTENCES, (["a"], ["O", "O"])], SCORED, {}, "line 3 1 words 2 tags"),
+        (SENTENCES, [(["a"], ["B-ORG"])], {}, "'B-ORG' no training word"),
+        (SENTENCES, [(["a"], ["S-LOC"])], {}, "line 1 'S-LOC' BIO"),
+        ([("Li ran", ["O"])], SCORED, {}, "'tokens' list --tokens-column"),
+        ([(["Li"], ["O"])], [(["a"], ["O"])], {}, "one tag 'O'"),
+        (SCORED, SCORED, {}, "no training sentence"),
+        ([([], [])], SCORED, {}, "(train) no sentence"),
+        (SENTENCES, SCORED, {"split": "validation"}, "validation --split"),
+    ],
+)
+def test_sentences_that_cannot_be_meant_are_refused(tmp_path, train, test, more, words):
+    write_sentences(tmp_path, "train.jsonl", train)
+    write_sentences(tmp_path, "test.jsonl", test)
+    with pytest.raises(UsageError) as error:
+        load_tagged(tmp_path, **more)
+    assert all(word in str(error.value) for word in words.split())

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncsgd.data.question_scores import at_threshold, best_spans, best_threshold, exact_match, f1
-from asyncsgd.data.question_windows import make_windows, pair_frame_of
-from asyncsgd.data.questions import Question, load_questions
-from asyncsgd.data.tokenization import train_wordpiece
+from asyncsgd.data.tokenizer import train_wordpiece
 from asyncsgd.errors import UsageError
+from asyncsgd.tasks.answers import at_threshold, best_spans, best_threshold, exact_match, f1
+from asyncsgd.tasks.question_answering import windows_of
+from asyncsgd.tasks.questions import Question, load_questions
 
 Row = dict[str, Any]
 WORDS = [first + second for first in "bdfgkl" for second in "aeiou"]
@@ -124,23 +124,25 @@ def test_windows_hold_every_piece_and_the_answer_reads_as_it_was_written(tokeniz
     start = len("".join(map("".join, words[:first])))
     questions = [Question("1", QUESTION, context, (answer,), start), Question("2", "what", context, (), None)]
     stride = data.draw(st.integers(1, 9))
-    windows = make_windows(questions, tokenizer, seq_len=SEQ_LEN, stride=stride)
-    assert windows.contexts.num_samples == 1
+    windows = windows_of(questions, tokenizer, seq_len=SEQ_LEN, stride=stride)
+    assert windows.lengths.max() <= SEQ_LEN
     for number in (0, 1):
-        table = windows.table[windows.table["question"] == number]
-        pieces = [piece for window in table for piece in range(window["first"], window["end"])]
-        assert set(pieces) == set(range(len(windows.offsets)))
-        covered = {index for piece in set(pieces) for index in range(*windows.offsets[piece])}
+        rows = np.flatnonzero(windows.values["question"] == number)
+        firsts, ends = (windows.values[name][rows].tolist() for name in ("first", "end"))
+        assert {piece for first, end in zip(firsts, ends, strict=True) for piece in range(first, end)} == set(
+            range(ends[-1])
+        )
+        covered = {i for row in rows for span in windows.row("offsets", row) for i in range(*span)}
         assert covered >= {index for index, character in enumerate(context) if not character.isspace()}
-        assert table["first"].tolist() == [stride * index for index in range(len(table))]
-        assert windows.lengths(table).max() + pair_frame_of(tokenizer).num_special <= SEQ_LEN
-    assert (windows.table["start"][windows.table["question"] == 1] == -1).all()
-    for window in windows.table[windows.table["question"] == 0]:
-        offsets = windows.offsets[window["first"] : window["end"]]
+        assert firsts == [stride * index for index in range(len(rows))]
+    assert (windows.values["targets"][windows.values["question"] == 1] == 0).all()
+    for row in np.flatnonzero(windows.values["question"] == 0):
+        offsets, begin = windows.row("offsets", row), windows.row("begin", row)
         is_held = start in offsets[:, 0] and start + len(answer) in offsets[:, 1]
-        assert (window["start"] >= 0) == is_held
+        place, last = windows.row("targets", row)
+        assert (place > 0) == is_held
         if is_held:
-            assert context[windows.offsets[window["start"], 0] : windows.offsets[window["last"], 1]] == answer
+            assert context[offsets[place - begin, 0] : offsets[last - begin, 1]] == answer
 
 
 @pytest.mark.parametrize(
@@ -152,7 +154,7 @@ def test_windows_hold_every_piece_and_the_answer_reads_as_it_was_written(tokeniz
 )
 def test_windows_without_room_or_without_overlap_are_refused(tokenizer, question, stride, message):
     with pytest.raises(UsageError, match=message):
-        make_windows([Question("1", question, " ".join(WORDS), (), None)], tokenizer, seq_len=SEQ_LEN, stride=stride)
+        windows_of([Question("1", question, " ".join(WORDS), (), None)], tokenizer, seq_len=SEQ_LEN, stride=stride)
 
 
 def test_every_kind_of_file_gives_the_same_questions(tmp_path):

@@ -7,7 +7,6 @@ import itertools
 import math
 import pickle
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,11 +28,11 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
-from asyncsgd.data.tokenization import Tokens
 from asyncsgd.errors import UsageError
 from asyncsgd.evaluation import evaluate_shard, evaluating, measured
 from asyncsgd.tasks.base import add_sums
-from asyncsgd.tasks.causal_lm import IGNORED, CausalLM, Rows, pack
+from asyncsgd.tasks.causal_lm import CausalLM, pack
+from asyncsgd.tasks.text_task import IGNORED
 
 SEQ_LEN, BATCH_SIZE, VOCABULARY = 24, 4, 304
 CPU = torch.device("cpu")
@@ -97,13 +96,29 @@ def any_task(request, task, root):
     return prepared(root, model_name=saved(task, request.param(), root / request.param.__name__))
 
 
-def documents_of(task, side):
-    """As they lie on disk, one at a time."""
-    tokens = Tokens.load(Path(task.tokens_folder) / side)
-    return [
-        torch.tensor([*task.prefix, *tokens.ids[first:end].tolist()])
-        for first, end in itertools.pairwise(tokens.starts)
-    ]
+def documents_of(task, side, end_id=None):
+    """Lines as the tokenizer makes them, with the end behind, cut at the length of a row; one at a time."""
+    tokenizer = AutoTokenizer.from_pretrained(task.known["tokenizer"])
+    texts = sentences(120, seed=0) if side == "train" else sentences(40, seed=1)
+    held_out = sentences(40, seed=1).split("\n")
+    lines = [line for line in texts.split("\n") if side == "eval" or line not in held_out]
+    whole = [[*tokenizer(line)["input_ids"], task.known["end_id"]] for line in lines]
+    pieces = [ids[first : first + SEQ_LEN] for ids in whole for first in range(0, len(ids), SEQ_LEN)]
+    return [torch.tensor(piece) for piece in pieces if len(piece) >= 4]
+
+
+def whole_side(task, side):
+    """A batch of all rows of a side."""
+    samples = task.samples(side)
+    return task.collate(samples, np.arange(len(samples)), None)
+
+
+def documents_in(batch, lengths):
+    """Each document of a batch, and where it stands: (row, begin, end)."""
+    for row, length in enumerate(lengths):
+        positions = batch["position_ids"][row] if "position_ids" in batch else torch.arange(length)
+        firsts = [first for first in (positions == 0).nonzero().flatten().tolist() if first < length]
+        yield from ((row, begin, end) for begin, end in itertools.pairwise([*firsts, length]))
 
 
 def loss_of(task, model, batch):
@@ -116,31 +131,18 @@ def gradients_of(model, loss):
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
-def test_a_document_is_a_line_with_the_end_behind_it_cut_at_the_length_of_a_row(task):
-    tokenizer = AutoTokenizer.from_pretrained(task.tokenizer_folder)
-    lines = [[*tokenizer(line)["input_ids"], task.end_id] for line in sentences(40, seed=1).split("\n")]
-    pieces = [line[first : first + SEQ_LEN] for line in lines for first in range(0, len(line), SEQ_LEN)]
-    assert [ids.tolist() for ids in documents_of(task, "eval")] == [piece for piece in pieces if len(piece) >= 4]
-
-
 def test_the_rows_of_a_side_hold_each_of_its_documents_once(any_task):
-    rows = Rows(any_task, "train")
-    batch = rows.batch(np.arange(len(rows)))
-    found = Counter()
-    for row, ids in enumerate(batch.input_ids):
-        used = ids[: rows.lengths[row]]
-        firsts = [0] if batch.position_ids is None else (batch.position_ids[row] == 0).nonzero().flatten().tolist()
-        firsts = [first for first in firsts if first < len(used)]
-        found.update(tuple(used[a:b].tolist()) for a, b in itertools.pairwise([*firsts, len(used)]))
-    assert found == Counter(tuple(ids.tolist()) for ids in documents_of(any_task, "train"))
+    for side in ("train", "eval"):
+        batch, lengths = whole_side(any_task, side), any_task.samples(side).lengths
+        found = Counter(tuple(batch["input_ids"][row, a:b].tolist()) for row, a, b in documents_in(batch, lengths))
+        assert found == Counter(tuple(ids.tolist()) for ids in documents_of(any_task, side))
 
 
 def test_every_token_but_the_first_of_its_document_is_predicted_once(any_task):
-    rows = Rows(any_task, "train")
-    batch = rows.batch(np.arange(len(rows)))
+    batch = whole_side(any_task, "train")
     documents = documents_of(any_task, "train")
     expected = Counter(token for ids in documents for token in ids[1:].tolist())
-    assert Counter(batch.labels[batch.labels != IGNORED].tolist()) == expected
+    assert Counter(batch["labels"][batch["labels"] != IGNORED].tolist()) == expected
     assert any_task.weight(batch) == sum(len(ids) - 1 for ids in documents)
 
 
@@ -154,9 +156,9 @@ def test_packing_loses_no_document_and_overfills_no_row(lengths):
 
 
 def test_only_models_that_keep_documents_apart_get_several_in_a_row(any_task):
-    rows, num_documents = Rows(any_task, "train"), len(documents_of(any_task, "train"))
-    is_opt = str(any_task.model_folder).endswith("opt")
-    assert any_task.packed == (not is_opt)
+    rows, num_documents = any_task.samples("train"), len(documents_of(any_task, "train"))
+    is_opt = any_task.known["weights"].endswith("opt")
+    assert any_task.known["packed"] == (not is_opt)
     assert any_task.facts()["num_train_samples"] == len(rows)
     if is_opt:
         assert len(rows) == num_documents
@@ -168,29 +170,17 @@ def test_only_models_that_keep_documents_apart_get_several_in_a_row(any_task):
 
 
 def test_the_logits_of_a_document_in_a_row_are_those_of_the_document_alone(any_task):
-    model = any_task.model(0).eval()
-    rows = Rows(any_task, "eval")
-    batch = rows.batch(np.arange(len(rows)))
+    model, batch = any_task.model(0).eval(), whole_side(any_task, "eval")
     with torch.no_grad():
         logits = any_task.outputs(model, batch)
-    compared = 0
-    for row, ids in enumerate(batch.input_ids):
-        begin = 0
-        for document in rows._documents[row]:
-            alone = documents_of(any_task, "eval")[document]
-            assert torch.equal(ids[begin : begin + len(alone)], alone)
-            with torch.no_grad():
-                expected = model(input_ids=alone[None]).logits[0]
-            torch.testing.assert_close(logits[row, begin : begin + len(alone)], expected, rtol=1e-5, atol=1e-5)
-            begin += len(alone)
-            compared += 1
-    assert compared == len(documents_of(any_task, "eval"))
+        for row, begin, end in documents_in(batch, any_task.samples("eval").lengths):
+            expected = model(input_ids=batch["input_ids"][row : row + 1, begin:end]).logits[0]
+            torch.testing.assert_close(logits[row, begin:end], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_loss_and_gradient_are_those_of_transformers_over_single_documents(any_task):
     model = any_task.model(0)
-    rows = Rows(any_task, "train")
-    loss = loss_of(any_task, model, rows.batch(np.arange(len(rows))))
+    loss = loss_of(any_task, model, whole_side(any_task, "train"))
     gradients = gradients_of(model, loss)
     documents = documents_of(any_task, "train")
     total = sum(len(ids) - 1 for ids in documents)
@@ -214,7 +204,7 @@ def test_parts_weighted_by_their_tokens_are_the_whole_batch(any_task, parts):
 
 
 def same(one, other):
-    return all(torch.equal(getattr(one, f.name), getattr(other, f.name)) for f in dataclasses.fields(one))
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 @given(stream=st.integers(0, 3), index=st.integers(0, 200), before=st.integers(0, 200))
@@ -225,7 +215,7 @@ def test_a_batch_is_the_same_whoever_makes_it_and_whatever_was_made_before(task,
         busy.batch(stream + 1, other)
     batch = pickle.loads(pickle.dumps(task)).data(7).batch(stream, index)
     assert same(busy.batch(stream, index), batch)
-    assert len(batch.input_ids) == BATCH_SIZE
+    assert len(batch["input_ids"]) == BATCH_SIZE
     assert task.weight(batch) > 0
 
 
@@ -233,7 +223,7 @@ def test_seeds_and_streams_have_batches_of_their_own_and_one_evaluation(task):
     data, other = task.data(0), task.data(1)
     batches = [data.batch(0, 0), data.batch(1, 0), other.batch(0, 0)]
     for one, two in itertools.combinations(batches, 2):
-        assert one.input_ids.shape != two.input_ids.shape or not torch.equal(one.input_ids, two.input_ids)
+        assert one["input_ids"].shape != two["input_ids"].shape or not torch.equal(one["input_ids"], two["input_ids"])
     main, others = data.evaluation["main"], other.evaluation["main"]
     assert len(main) == len(others)
     assert all(same(main[index], others[index]) for index in range(len(main)))
@@ -243,9 +233,9 @@ def test_seeds_and_streams_have_batches_of_their_own_and_one_evaluation(task):
 
 def test_an_evaluation_takes_so_many_rows_evenly_over_the_set(task):
     few = dataclasses.replace(task, eval_samples=5).data(0).evaluation["main"]
-    assert sum(len(few[index].input_ids) for index in range(len(few))) == 5
-    total = len(Rows(task, "eval"))
-    assert sorted(few.rows) == [row * total // 5 for row in range(5)]
+    assert sum(len(few[index]["input_ids"]) for index in range(len(few))) == 5
+    total = len(task.samples("eval"))
+    assert sorted(few.order) == [row * total // 5 for row in range(5)]
 
 
 def sums_of(task, model, num_shards):
@@ -285,12 +275,14 @@ def test_preparing_again_gives_the_same_task_from_the_cache(task, root):
     assert task.prepare(1, root / "cache") == task
     assert prepared(root, vocab_size=VOCABULARY) == task
     assert {path: path.stat().st_mtime_ns for path in (root / "cache").rglob("*")} == made
-    assert len(pickle.dumps(task)) < 2000
+    assert len(pickle.dumps(task)) < 5000
 
 
 @pytest.mark.parametrize(("name", "millions"), [("tiny-gpt", 1.5), ("small-gpt", 5.4)])
-def test_a_built_model_is_a_function_of_the_seed_with_tied_embeddings(task, name, millions):
-    named = dataclasses.replace(task, model_name=name, num_tokens=8192, seq_len=128)
+def test_a_built_model_is_a_function_of_the_seed_with_tied_embeddings(root, name, millions):
+    named = prepared(root, model_name=name)
+    words = named.model(0).config.vocab_size
+    millions -= (8192 - words) * {"tiny-gpt": 128, "small-gpt": 256}[name] / 1e6
     first, again, other = named.model(0), named.model(0), named.model(1)
     parameters = [torch.cat([p.flatten() for p in model.parameters()]) for model in (first, again, other)]
     assert torch.equal(parameters[0], parameters[1])
@@ -305,14 +297,14 @@ def test_a_saved_folder_is_loaded_by_transformers_and_trained_further(task, root
     folder = saved(task, task.model(0), tmp_path / "model")
     loaded = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer, text = AutoTokenizer.from_pretrained(folder), "Gradients, été <|endoftext|> \n of 4 workers"
-    original = AutoTokenizer.from_pretrained(task.tokenizer_folder)
+    original = AutoTokenizer.from_pretrained(task.known["tokenizer"])
     assert tokenizer(text)["input_ids"] == original(text)["input_ids"]
-    assert tokenizer.eos_token_id == task.end_id
+    assert tokenizer.eos_token_id == task.known["end_id"]
     again = prepared(root, model_name=folder)
-    assert again.tokens_folder == task.tokens_folder
+    assert again.known["folder"] == task.known["folder"]
     facts = again.facts()
     assert (facts["from_scratch"], task.facts()["from_scratch"], facts["notes"]) == (False, True, [])
-    assert facts["num_eval_samples"] == task.facts()["num_eval_samples"] == len(Rows(task, "eval"))
+    assert facts["num_eval_samples"] == task.facts()["num_eval_samples"] == len(task.samples("eval"))
     for ours, theirs in zip(again.model(3).parameters(), loaded.parameters(), strict=True):
         assert torch.equal(ours, theirs)
         assert ours.dtype == torch.float32
@@ -324,14 +316,15 @@ def test_what_a_tokenizer_puts_in_front_of_a_text_stands_in_front_of_every_docum
 
     folder = saved(task, gpt2(), tmp_path / "model")
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    template = processors.TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", task.end_id)])
+    template = processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", task.known["end_id"])]
+    )
     tokenizer.backend_tokenizer.post_processor = processors.Sequence([template])
     tokenizer.save_pretrained(folder)
     begins = prepared(root, model_name=folder)
-    assert begins.prefix == (task.end_id,)
     batch = begins.data(0).batch(0, 0)
-    assert set(batch.input_ids[batch.position_ids == 0].tolist()) == {task.end_id}
-    assert batch.input_ids.shape[1] <= SEQ_LEN
+    assert set(batch["input_ids"][batch["position_ids"] == 0].tolist()) == {task.known["end_id"]}
+    assert batch["input_ids"].shape[1] <= SEQ_LEN
 
 
 def without(folder, name):

@@ -1,6 +1,7 @@
 """The loss of a classifier: torch's own without weights, its formula with them, and exact sums."""
 
 import copy
+import json
 import types
 
 import numpy as np
@@ -11,15 +12,15 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from asyncsgd.data.labelled import LabelledBatch
 from asyncsgd.evaluation import evaluate_shard
 from asyncsgd.tasks.classification import Classification, inverse_frequency
 
 CLASSES, TOKENS = 3, 11
 COUNTS = (1, 4, 2)
 WEIGHTS = inverse_frequency(COUNTS)
-PLAIN = Classification(counts=COUNTS)
-WEIGHTED = Classification(counts=COUNTS, class_weights=True)
+KNOWN = json.dumps({"counts": COUNTS})
+PLAIN = Classification(prepared=KNOWN)
+WEIGHTED = Classification(prepared=KNOWN, class_weights=True)
 
 
 def loss_of(task, model, some):
@@ -51,20 +52,21 @@ def batch(size, seed=0):
     draw = torch.Generator().manual_seed(seed)
     ids = torch.randint(TOKENS, (size, 7), generator=draw)
     lengths = torch.randint(1, 8, (size, 1), generator=draw)
-    return LabelledBatch(ids, (torch.arange(7) < lengths).long(), torch.randint(CLASSES, (size,), generator=draw))
+    labels = torch.randint(CLASSES, (size,), generator=draw)
+    return {"input_ids": ids, "attention_mask": (torch.arange(7) < lengths).long(), "labels": labels}
 
 
 def test_without_weights_the_loss_is_torch_s_mean_cross_entropy():
     model, some = bag(), batch(8)
-    logits = model(some.input_ids, some.attention_mask).logits
-    assert torch.equal(loss_of(PLAIN, model, some), functional.cross_entropy(logits, some.labels))
+    logits = model(some["input_ids"], some["attention_mask"]).logits
+    assert torch.equal(loss_of(PLAIN, model, some), functional.cross_entropy(logits, some["labels"]))
 
 
 def test_a_weight_multiplies_the_loss_of_its_texts_and_the_divisor_stays_the_number_of_texts():
     model, some = bag(), batch(8)
-    logits = model(some.input_ids, some.attention_mask).logits.detach().double()
+    logits = model(some["input_ids"], some["attention_mask"]).logits.detach().double()
     expected = sum(
-        WEIGHTS[label] * -functional.log_softmax(logits[row], 0)[label] for row, label in enumerate(some.labels)
+        WEIGHTS[label] * -functional.log_softmax(logits[row], 0)[label] for row, label in enumerate(some["labels"])
     )
     assert float(loss_of(WEIGHTED, model, some).detach()) == pytest.approx(float(expected) / 8, rel=1e-6)
 
@@ -72,10 +74,7 @@ def test_a_weight_multiplies_the_loss_of_its_texts_and_the_divisor_stays_the_num
 def test_weighted_gradients_of_two_halves_add_up_to_that_of_the_whole():
     """The reason for the divisor: torch's ``weight=`` would give the half with rare classes more than its share."""
     whole = batch(12)
-    halves = [
-        LabelledBatch(*(getattr(whole, f)[s] for f in ("input_ids", "attention_mask", "labels")))
-        for s in (slice(6), slice(6, 12))
-    ]
+    halves = PLAIN.split(whole, 2)
 
     def gradient(some):
         model = bag()
@@ -104,11 +103,11 @@ def test_sums_are_without_dropout_and_without_weights_and_leave_the_model_in_tra
     sums = evaluate_shard(WEIGHTED, model, [some], 0, 1, torch.device("cpu"))
     assert model.training
     calm = copy.deepcopy(model).eval()
-    logits = calm(some.input_ids, some.attention_mask).logits.detach()
-    expected = float(functional.cross_entropy(logits, some.labels, reduction="sum"))
+    logits = calm(some["input_ids"], some["attention_mask"]).logits.detach()
+    expected = float(functional.cross_entropy(logits, some["labels"], reduction="sum"))
     assert sums["loss"] == pytest.approx(expected, rel=1e-6)
     assert sums["weight"] == 40
     predicted = logits.argmax(-1)
     for true in range(CLASSES):
         for said in range(CLASSES):
-            assert sums["confusion"][true, said] == int(((some.labels == true) & (predicted == said)).sum())
+            assert sums["confusion"][true, said] == int(((some["labels"] == true) & (predicted == said)).sum())

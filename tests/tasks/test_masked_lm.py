@@ -16,8 +16,6 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
-from asyncsgd.data.batching import Batch
-from asyncsgd.data.masking import ByToken, Masking
 from asyncsgd.evaluation import evaluate_shard
 from asyncsgd.tasks.masked_lm import MaskedLM, MaskedPositions
 
@@ -41,7 +39,6 @@ def distilbert(dropout):
     return DistilBertForMaskedLM(DistilBertConfig(vocab_size=VOCABULARY, pad_token_id=PAD, **shape, **more))
 
 
-MASKING = Masking(ByToken(), 0.15, 4, VOCABULARY, (0, 1, 2, 3, 4))
 TASK = MaskedLM(batch_size=len(LENGTHS))
 
 
@@ -74,18 +71,18 @@ def batch_of(seed=0):
     input_ids[attention_mask == 0] = PAD
     chosen = (torch.rand(input_ids.shape, generator=generator) < 0.3) & (attention_mask == 1)
     chosen[:, 0] = True  # at least one a row
-    positions = chosen.flatten().nonzero().flatten()
-    return Batch(
-        input_ids, attention_mask, positions, torch.randint(5, VOCABULARY, (len(positions),), generator=generator)
-    )
+    labels = torch.randint(5, VOCABULARY, input_ids.shape, generator=generator).masked_fill(~chosen, -100)
+    return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+
+
+def masked(batch):
+    return batch["labels"].flatten() != -100
 
 
 def full_logits_loss(model, batch):
     """Logits everywhere, and label -100 at every position that is not masked."""
-    labels = torch.full((batch.input_ids.numel(),), -100)
-    labels[batch.masked_positions] = batch.labels
-    logits = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
-    return functional.cross_entropy(logits.flatten(0, 1), labels, ignore_index=-100)
+    logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    return functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=-100)
 
 
 @every_architecture
@@ -110,16 +107,16 @@ def test_loss_and_every_gradient_are_those_of_logits_everywhere_with_label_minus
 def test_only_the_masked_positions_get_logits(architecture):
     batch = batch_of()
     logits = TASK.outputs(model_of(architecture), batch)
-    assert logits.shape == (batch.num_masked, VOCABULARY)
-    plain = model_of(architecture)(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
-    torch.testing.assert_close(logits, plain.flatten(0, 1)[batch.masked_positions], rtol=1e-5, atol=1e-5)
+    assert logits.shape == (int(masked(batch).sum()), VOCABULARY)
+    plain = model_of(architecture)(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    torch.testing.assert_close(logits, plain.flatten(0, 1)[masked(batch)], rtol=1e-5, atol=1e-5)
 
 
 @every_architecture
 def test_the_model_itself_still_gives_logits_everywhere_to_others(architecture):
     model, batch = model_of(architecture), batch_of()
     loss_of(model, batch)
-    assert model(input_ids=batch.input_ids).logits.shape == (*batch.input_ids.shape, VOCABULARY)
+    assert model(input_ids=batch["input_ids"]).logits.shape == (*batch["input_ids"].shape, VOCABULARY)
 
 
 @every_architecture
@@ -128,13 +125,11 @@ def test_sums_are_those_of_float64_without_dropout(architecture):
     exact = copy.deepcopy(model).double().eval()
     sums = sums_of(model, batch)
     with torch.no_grad():
-        logits = exact(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
-    logits = logits.flatten(0, 1)[batch.masked_positions]
-    assert sums["loss"] == pytest.approx(
-        float(functional.cross_entropy(logits, batch.labels, reduction="sum")), rel=1e-6
-    )
-    assert sums["correct"] == int((logits.argmax(-1) == batch.labels).sum())
-    assert sums["weight"] == batch.num_masked
+        logits = exact(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    logits, labels = logits.flatten(0, 1)[masked(batch)], batch["labels"].flatten()[masked(batch)]
+    assert sums["loss"] == pytest.approx(float(functional.cross_entropy(logits, labels, reduction="sum")), rel=1e-6)
+    assert sums["correct"] == int((logits.argmax(-1) == labels).sum())
+    assert sums["weight"] == len(labels)
 
 
 def test_hits_are_counted():
@@ -142,8 +137,8 @@ def test_hits_are_counted():
     with torch.no_grad():
         best = TASK.outputs(model, batch).argmax(-1)
     best[0] = (best[0] + 1) % VOCABULARY
-    hit = Batch(batch.input_ids, batch.attention_mask, batch.masked_positions, best)
-    assert sums_of(model, hit)["correct"] == batch.num_masked - 1
+    hits = batch["labels"].flatten().masked_scatter(masked(batch), best).view_as(batch["labels"])
+    assert sums_of(model, {**batch, "labels": hits})["correct"] == len(best) - 1
 
 
 @pytest.mark.parametrize("training", [True, False])

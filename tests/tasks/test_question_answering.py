@@ -12,9 +12,9 @@ from torch import Tensor
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 import asyncsgd
-from asyncsgd.data.question_scores import exact_match
 from asyncsgd.errors import UsageError
 from asyncsgd.evaluation import evaluate_shard
+from asyncsgd.tasks.answers import exact_match
 from asyncsgd.tasks.base import add_sums, decode_sums, encode_sums
 from asyncsgd.tasks.question_answering import QuestionAnswering
 
@@ -77,7 +77,7 @@ def evaluation_mode(task):
 
 
 def tensors(batch):
-    return [value for value in vars(batch).values() if isinstance(value, Tensor)]
+    return [value for value in batch.values() if isinstance(value, Tensor)]
 
 
 def plain_loss(model, batch):
@@ -101,20 +101,20 @@ def test_loss_and_gradient_are_those_of_single_windows(task):
 
 
 def test_a_row_is_what_the_tokenizer_makes_of_question_and_window(task):
-    tokenizer = AutoTokenizer.from_pretrained(Path(task.folder or "") / "tokenizer")
+    tokenizer = AutoTokenizer.from_pretrained(task.known["tokenizer"])
     batches = task.data(SEED).evaluation["main"]
     texts = {each["id"]: each for each in rows(37, 1)}
     for batch in (batches[index] for index in range(len(batches))):
-        for asked in batch.asked:
+        for asked in batch["asked"]:
             given = texts[asked.id]
             for row_, begin, first, end in asked.windows:
                 text = asked.text(first, end - 1)
                 encoded = tokenizer(given["question"], text)
                 length = len(encoded["input_ids"])
-                assert batch.input_ids[row_, :length].tolist() == encoded["input_ids"]
-                assert batch.token_type_ids[row_, :length].tolist() == encoded["token_type_ids"]
-                assert int(batch.attention_mask[row_].sum()) == length
-                start, last = batch.targets[row_].tolist()
+                assert batch["input_ids"][row_, :length].tolist() == encoded["input_ids"]
+                assert batch["token_type_ids"][row_, :length].tolist() == encoded["token_type_ids"]
+                assert int(batch["attention_mask"][row_].sum()) == length
+                start, last = batch["targets"][row_].tolist()
                 if start:
                     assert [asked.text(start - begin + first, last - begin + first)] == given["answers"]["text"]
                 elif given["answers"]["text"]:
@@ -132,7 +132,7 @@ def test_it_passes_the_dry_run_and_is_prepared_to_the_same_task(task, prepared):
 @torch.no_grad()
 def test_sums_are_the_same_bits_for_any_number_of_shards(task):
     model, batches = evaluation_mode(task), task.data(SEED).evaluation["main"]
-    asked = [asked.number for index in range(len(batches)) for asked in batches[index].asked]
+    asked = [asked.number for index in range(len(batches)) for asked in batches[index]["asked"]]
     assert sorted(asked) == list(range(37))
     assert len(batches) > 2
     whole = evaluate_shard(task, model, batches, 0, 1, CPU)
@@ -151,9 +151,9 @@ def test_sums_are_the_same_bits_for_any_number_of_shards(task):
 def test_a_question_is_answered_by_its_best_window_and_unanswered_by_its_most_certain(task):
     batches = task.data(SEED).evaluation["main"]
     batch = batches[len(batches) - 1]
-    asked = batch.asked[-1]
+    asked = batch["asked"][-1]
     assert len(asked.windows) > 1
-    logits = torch.full((*batch.input_ids.shape, 2), -9.0).transpose(1, 2)
+    logits = torch.full((*batch["input_ids"].shape, 2), -9.0).transpose(1, 2)
     for number, (row, begin, *_) in enumerate(asked.windows):
         logits[row, :, 0] = 1.0 + number
         logits[row, 0, begin + 1] = logits[row, 1, begin + 2] = 2.0 - number

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from asyncsgd.data.corpora import hub_is_reachable
 from asyncsgd.data.finders.base import Find, Finder, Span, hashed
-from asyncsgd.data.tagged import first_pieces
-from asyncsgd.data.tokenization import is_model_folder, plain_backend, pretrained_tokenizer, refuse_own_code
+from asyncsgd.data.tables import hub_is_reachable
+from asyncsgd.data.tokenizer import is_model_folder, pretrained_tokenizer, refuse_own_code
+from asyncsgd.data.tokens import first_pieces, plain_backend
 from asyncsgd.errors import UsageError, nearest
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from asyncsgd.data.corpora import existing_path
 from asyncsgd.data.finders.base import Find, Finder, Span, hashed
+from asyncsgd.data.tables import existing_path
 from asyncsgd.errors import UsageError
 
 TERMS_FORMAT = 1

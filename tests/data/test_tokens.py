@@ -1,5 +1,6 @@
-"""Tokenizers and token arrays: samples tile the documents, caches are shared, and nothing is lost silently."""
+"""Tokenizers and rows of ids: rows tile the documents, caches are shared, and nothing is lost silently."""
 
+import itertools
 import json
 import random
 import subprocess
@@ -10,18 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
 
 from asyncsgd.data.corpora import Corpus
 from asyncsgd.data.documents import Documents
-from asyncsgd.data.tokenization import (
-    Tokens,
-    _with_short_words,
-    load_tokenizer,
-    tokenize,
-    tokenized_folder,
-    train_byte_bpe,
-    train_wordpiece,
-)
+from asyncsgd.data.tokenizer import _with_short_words, load_tokenizer, train_byte_bpe, train_wordpiece
+from asyncsgd.data.tokens import Samples, cached, encodings_of, first_pieces, rows_of
 from asyncsgd.errors import UsageError
 
 TEXTS = tuple(
@@ -50,59 +45,59 @@ def word_tokenizer(*words):
     return BertTokenizer(vocab={word: i for i, word in enumerate(vocabulary)})
 
 
-def test_samples_are_the_words_of_a_document_cut_at_the_sequence_length_less_the_special_tokens():
+def inner(tokens, name="ids"):
+    """The rows without the special tokens of BERT."""
+    return [row.tolist()[1:-1] for row in tokens.rows(name, range(len(tokens)))]
+
+
+def test_rows_are_the_words_of_a_document_cut_at_the_sequence_length_less_the_special_tokens():
     tokenizer = word_tokenizer("a", "b", "##c", ",")
-    tokens = tokenize(["A bc,b a bcc", "a b a b a", "a b a", ""], tokenizer, seq_len=6)
-    assert tokens.ids.tolist() == [5, 6, 7, 8, 6, 5, 6, 7, 5, 6, 5, 6]
-    assert tokens.starts.tolist() == [0, 4, 8, 12]
-    assert tokens.word_starts.tolist() == [True, True, False, True, True, True, True, False, True, True, True, True]
-    assert (tokens.ids.dtype, tokens.starts.dtype, tokens.word_starts.dtype) == (np.int32, np.int64, bool)
+    tokens = rows_of(["A bc,b a bcc", "a b a b a", "a b a", ""], tokenizer, seq_len=6)
+    assert inner(tokens) == [[5, 6, 7, 8], [6, 5, 6, 7], [5, 6, 5, 6]]
+    assert tokens.row("ids", 0).tolist() == [2, 5, 6, 7, 8, 3]
+    starts = [[True, True, False, True], [True, True, True, False], [True, True, True, True]]
+    assert inner(tokens, "word_starts") == starts
+    assert (tokens.values["ids"].dtype, tokens.values["word_starts"].dtype) == (np.int32, bool)
 
 
-def test_a_sample_that_starts_inside_a_word_starts_a_word():
-    tokens = tokenize(["a b b bcccc"], word_tokenizer("a", "b", "##c"), seq_len=6)
-    assert tokens.ids.tolist() == [5, 6, 6, 6, 7, 7, 7, 7]
-    assert tokens.word_starts.tolist() == [True] * 5 + [False] * 3
+def test_a_row_that_starts_inside_a_word_starts_a_word():
+    tokens = rows_of(["a b b bcccc"], word_tokenizer("a", "b", "##c"), seq_len=6)
+    assert inner(tokens) == [[5, 6, 6, 6], [7, 7, 7, 7]]
+    assert inner(tokens, "word_starts") == [[True] * 4, [True, False, False, False]]
 
 
 @settings(deadline=None, max_examples=25)
 @given(lengths=st.lists(st.integers(0, 40), max_size=12), seq_len=st.integers(6, 20))
-def test_samples_tile_each_document_except_for_a_tail_below_four_ids(lengths, seq_len):
+def test_rows_tile_each_document_except_for_a_tail_below_four_ids(lengths, seq_len):
     words = [chr(ord("a") + i) for i in range(20)]
     texts = [" ".join(words[(i + j) % 20] for j in range(length)) for i, length in enumerate(lengths)]
-    tokens = tokenize(texts, word_tokenizer(*words), seq_len=seq_len)
     expected = []
     for i, length in enumerate(lengths):
         ids = [5 + (i + j) % 20 for j in range(length)]
         expected += [ids[first : first + seq_len - 2] for first in range(0, length, seq_len - 2)]
-    expected = [sample for sample in expected if len(sample) >= 4]
-    assert tokens.num_samples == len(expected)
-    assert tokens.lengths.tolist() == [len(sample) for sample in expected]
-    assert [ids.tolist() for ids in np.split(tokens.ids, tokens.starts[1:-1])] == (expected or [[]])
+    assert inner(rows_of(texts, word_tokenizer(*words), seq_len=seq_len)) == [row for row in expected if len(row) >= 4]
 
 
 @settings(deadline=None, max_examples=25)
 @given(texts=st.lists(st.text(max_size=60), max_size=6))
 def test_ids_and_word_starts_are_those_of_the_tokenizer_itself_for_any_text(tokenizer, texts):
     texts = [text.encode("utf-8", "ignore").decode() for text in texts]
-    tokens = tokenize(texts, tokenizer, seq_len=512)
+    tokens = rows_of(texts, tokenizer, seq_len=512)
     expected_ids, expected_starts = [], []
     for text in texts:
         encoding = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
         if len(encoding.ids) >= 4:
             words = encoding.word_ids
-            expected_ids += encoding.ids
-            expected_starts += [i == 0 or words[i] != words[i - 1] for i in range(len(words))]
-    assert tokens.ids.tolist() == expected_ids
-    assert tokens.word_starts.tolist() == expected_starts
+            expected_ids.append(encoding.ids)
+            expected_starts.append([i == 0 or words[i] != words[i - 1] for i in range(len(words))])
+    assert inner(tokens) == expected_ids
+    assert inner(tokens, "word_starts") == expected_starts
 
 
-def test_more_documents_than_one_chunk_give_the_same_samples_as_one_by_one(tokenizer):
-    texts = [TEXTS[i % len(TEXTS)] for i in range(2100)]
-    tokens = tokenize(texts, tokenizer, seq_len=16)
-    singles = [tokenize([text], tokenizer, seq_len=16) for text in TEXTS]
-    assert tokens.ids.tolist() == [i for k in range(2100) for i in singles[k % len(TEXTS)].ids.tolist()]
-    assert tokens.lengths.tolist() == [i for k in range(2100) for i in singles[k % len(TEXTS)].lengths.tolist()]
+def test_more_documents_than_one_chunk_give_the_same_rows_as_one_by_one(tokenizer):
+    singles = [inner(rows_of([text], tokenizer, seq_len=16)) for text in TEXTS]
+    rows = inner(rows_of([TEXTS[i % len(TEXTS)] for i in range(2100)], tokenizer, seq_len=16))
+    assert rows == [row for k in range(2100) for row in singles[k % len(TEXTS)]]
 
 
 @settings(deadline=None, max_examples=25)
@@ -110,30 +105,23 @@ def test_more_documents_than_one_chunk_give_the_same_samples_as_one_by_one(token
 def test_blocks_tile_all_documents_together_and_none_is_lost_for_being_short(lengths, seq_len, end_id):
     words = [chr(ord("a") + i) for i in range(20)]
     texts = [" ".join(words[(i + j) % 20] for j in range(length)) for i, length in enumerate(lengths)]
-    tokens = tokenize(texts, word_tokenizer(*words), seq_len=seq_len, end_id=end_id, blocks=True)
+    tokens = rows_of(texts, word_tokenizer(*words), seq_len=seq_len, end_id=end_id, blocks=True)
     end = [] if end_id is None else [end_id]
     joined = [i for k, length in enumerate(lengths) for i in [*(5 + (k + j) % 20 for j in range(length)), *end]]
     blocks = [joined[first : first + seq_len - 2] for first in range(0, len(joined), seq_len - 2)]
-    blocks = [block for block in blocks if len(block) >= 4]
-    assert tokens.lengths.tolist() == [len(block) for block in blocks]
-    assert tokens.ids.tolist() == [i for block in blocks for i in block]
-    assert tokens.word_starts.all()
+    assert inner(tokens) == [block for block in blocks if len(block) >= 4]
+    assert tokens.values["word_starts"].all()
 
 
 def test_a_word_that_a_block_cuts_begins_again_and_documents_begin_words_within_a_block():
-    tokens = tokenize(["a b", "bc", "acc"], word_tokenizer("a", "b", "##c"), seq_len=6, blocks=True)
-    assert tokens.ids.tolist() == [5, 6, 6, 7]  # the rest of the last word is too short for a block
-    assert tokens.word_starts.tolist() == [True, True, True, False]
-    tokens = tokenize(["a b", "bc", "acccc"], word_tokenizer("a", "b", "##c"), seq_len=7, blocks=True)
-    assert tokens.ids.tolist() == [5, 6, 6, 7, 5, 7, 7, 7, 7]
-    assert tokens.word_starts.tolist() == [True, True, True, False, True, True, False, False, False]
+    tokens = rows_of(["a b", "bc", "acccc"], word_tokenizer("a", "b", "##c"), seq_len=7, blocks=True)
+    assert inner(tokens) == [[5, 6, 6, 7, 5], [7, 7, 7, 7]]
+    assert inner(tokens, "word_starts") == [[True, True, True, False, True], [True, False, False, False]]
 
 
 def test_a_special_token_spelled_out_in_a_text_does_not_become_one(tokenizer):
-    special = tokenizer.all_special_ids
-    tokens = tokenize(["the gradients [MASK] of the [SEP] server [PAD]"], tokenizer, seq_len=64)
-    assert tokens.num_samples == 1
-    assert not set(tokens.ids.tolist()) & (set(special) - {tokenizer.unk_token_id})
+    (row,) = inner(rows_of(["the gradients [MASK] of the [SEP] server [PAD]"], tokenizer, seq_len=64))
+    assert not set(row) & (set(tokenizer.all_special_ids) - {tokenizer.unk_token_id})
 
 
 def test_a_truncation_stored_with_the_tokenizer_loses_no_text_and_stays_as_it_was(tokenizer):
@@ -141,41 +129,39 @@ def test_a_truncation_stored_with_the_tokenizer_loses_no_text_and_stays_as_it_wa
     cutting.backend_tokenizer.enable_truncation(8)
     cutting.backend_tokenizer.enable_padding(length=100)
     stored = cutting.backend_tokenizer.to_str()
-    assert tokenize(TEXTS, cutting, seq_len=32).ids.tolist() == tokenize(TEXTS, tokenizer, seq_len=32).ids.tolist()
+    assert inner(rows_of(TEXTS, cutting, seq_len=32)) == inner(rows_of(TEXTS, tokenizer, seq_len=32))
+    beginnings = [encoding.ids for encoding in encodings_of(TEXTS, cutting, 32)]
+    assert beginnings == tokenizer(list(TEXTS), truncation=True, max_length=32)["input_ids"]
     assert cutting.backend_tokenizer.to_str() == stored
 
 
 def test_a_sequence_length_without_room_for_four_tokens_is_an_error(tokenizer):
     with pytest.raises(UsageError, match=r"length of 5 leaves 3 tokens beside 2 special ones; use at least 6"):
-        tokenize(TEXTS, tokenizer, seq_len=5)
+        rows_of(TEXTS, tokenizer, seq_len=5)
 
 
-def test_saved_tokens_are_mapped_back_read_only(tmp_path, tokenizer):
-    tokens = tokenize(TEXTS, tokenizer, seq_len=32)
-    tokens.save(tmp_path / "new" / "tokens")
-    loaded = Tokens.load(tmp_path / "new" / "tokens")
-    for name in ("ids", "starts", "word_starts"):
-        array = getattr(loaded, name)
+def test_saved_rows_are_mapped_back_read_only(tmp_path, tokenizer):
+    tokens = rows_of(TEXTS, tokenizer, seq_len=32)
+    kept = Samples({**tokens.values, "label": np.arange(len(tokens))}, tokens.starts)
+    kept.save(tmp_path / "new" / "tokens")
+    loaded = Samples.load(tmp_path / "new" / "tokens")
+    assert (loaded.values.keys(), loaded.starts.keys()) == (kept.values.keys(), kept.starts.keys())
+    for name, array in loaded.values.items():
         assert isinstance(array, np.memmap)
-        assert array.dtype == getattr(tokens, name).dtype
-        np.testing.assert_array_equal(array, getattr(tokens, name))
+        assert array.dtype == kept.values[name].dtype
+        np.testing.assert_array_equal(array, kept.values[name])
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 0
-
-
-def test_arrays_that_do_not_fit_together_are_refused():
-    ids, words = np.zeros(5, dtype=np.int32), np.ones(5, dtype=bool)
-    with pytest.raises(ValueError, match="from 0 to the number of ids, 5"):
-        Tokens(ids, np.array([0, 4]), words)
-    with pytest.raises(ValueError, match="4 word_starts for 5 ids"):
-        Tokens(ids, np.array([0, 5]), words[:4])
+    chosen = loaded.select(np.arange(len(loaded)) % 2 == 0)
+    assert chosen.values["label"].tolist() == list(range(0, len(kept), 2))
+    assert inner(chosen) == inner(kept)[::2]
 
 
 TRAIN_AND_PRINT = """
 import hashlib
 import sys
-from asyncsgd.data import tokenization
-train = getattr(tokenization, sys.argv[1])
+from asyncsgd.data import tokenizer
+train = getattr(tokenizer, sys.argv[1])
 texts = [f"{chr(97 + i % 26)}{chr(97 + i * 7 % 26)}{chr(97 + i * i % 26)} été{i}" for i in range(500)]
 print(hashlib.sha256(train(texts, int(sys.argv[2])).backend_tokenizer.to_str().encode()).hexdigest())
 """
@@ -195,7 +181,7 @@ def test_a_trained_vocabulary_has_the_size_asked_for_and_lower_cases(tokenizer):
     assert len(tokenizer) == 256
     assert tokenizer.convert_ids_to_tokens(range(5)) == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     assert tokenizer.tokenize("GRADIENTS") == tokenizer.tokenize("gradients")
-    assert tokenizer.unk_token_id not in tokenize(TEXTS, tokenizer, seq_len=64).ids
+    assert tokenizer.unk_token_id not in rows_of(TEXTS, tokenizer, seq_len=64).values["ids"]
 
 
 def test_a_trained_tokenizer_is_saved_and_loaded_without_network_as_it_was(tmp_path, tokenizer):
@@ -214,10 +200,11 @@ def test_a_trained_tokenizer_is_saved_and_loaded_without_network_as_it_was(tmp_p
 @given(text=st.text())
 def test_a_byte_level_tokenizer_gives_every_text_back_and_finds_no_end_in_it(bpe, text):
     # Without 4 ids a document is dropped.
-    tokens = tokenize([text + "....<|endoftext|>...."], bpe, seq_len=10_000, end_id=bpe.eos_token_id)
-    assert tokens.ids[-1] == bpe.eos_token_id
-    assert bpe.eos_token_id not in tokens.ids[:-1]
-    assert bpe.decode(tokens.ids[:-1], clean_up_tokenization_spaces=False) == text + "....<|endoftext|>...."
+    whole = text + "....<|endoftext|>...."
+    ids = rows_of([whole], bpe, seq_len=10_000, end_id=bpe.eos_token_id).row("ids", 0)
+    assert ids[-1] == bpe.eos_token_id
+    assert bpe.eos_token_id not in ids[:-1]
+    assert bpe.decode(ids[:-1], clean_up_tokenization_spaces=False) == whole
 
 
 def test_a_byte_level_vocabulary_has_the_size_asked_for_and_is_saved_and_loaded_as_it_was(tmp_path, bpe):
@@ -241,11 +228,10 @@ def test_byte_level_training_takes_seconds_where_a_line_has_no_end():
 
 
 def test_a_document_ends_with_the_token_asked_for_and_is_cut_after_that():
-    tokenizer = word_tokenizer("a", "b")
-    tokens = tokenize(["a b a b a", "b b b", "a b a b b b b"], tokenizer, seq_len=6, end_id=9)
-    assert np.split(tokens.ids, tokens.starts[1:-1])[1].tolist() == [6, 6, 6, 9]
-    assert tokens.ids.tolist() == [5, 6, 5, 6, 6, 6, 6, 9, 5, 6, 5, 6, 6, 6, 6, 9]  # less a tail of 2 tokens
-    assert tokens.word_starts.all()
+    tokens = rows_of(["a b a b a", "b b b", "a b a b b b b"], word_tokenizer("a", "b"), seq_len=6, end_id=9)
+    # Less a tail of 2 tokens.
+    assert inner(tokens) == [[5, 6, 5, 6], [6, 6, 6, 9], [5, 6, 5, 6], [6, 6, 6, 9]]
+    assert tokens.values["word_starts"].all()
 
 
 def test_rare_characters_leave_room_for_words_in_a_small_vocabulary():
@@ -269,7 +255,6 @@ def test_of_a_word_without_end_the_beginning_is_trained_on_in_seconds_and_other_
     assert time.monotonic() - began < 10
     cut = [texts[0], "gradient, " * 50 + "ab" * 500 + ".worker"]
     assert trained.get_vocab() == train_wordpiece(cut, 128).get_vocab()
-    assert len(tokenize([texts[1]], trained, seq_len=128).ids) == len(tokenize([cut[1]], trained, seq_len=128).ids)
 
 
 def test_only_words_are_cut_not_what_chinese_or_punctuation_holds_together():
@@ -312,7 +297,6 @@ def test_a_folder_without_a_tokenizer_is_an_error_even_where_transformers_makes_
 
 def test_a_tokenizer_without_a_mask_token_is_an_error(tmp_path):
     from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
 
     backend = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1, "b": 2}, unk_token="<unk>"))
     PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>").save_pretrained(tmp_path / "model")
@@ -328,63 +312,80 @@ def test_a_tokenizer_without_a_fast_implementation_is_an_error(tmp_path):
         load(tmp_path / "model", tmp_path)
 
 
-def assert_same(tokens, expected):
-    np.testing.assert_array_equal(tokens.ids, expected.ids)
-    np.testing.assert_array_equal(tokens.starts, expected.starts)
-    np.testing.assert_array_equal(tokens.word_starts, expected.word_starts)
+def test_a_folder_is_made_once_whole_or_not_at_all_and_is_read_by_its_key(tmp_path):
+    made = []
 
+    def make(folder):
+        made.append(folder)
+        (folder / "text").write_text("x")
 
-def test_a_corpus_is_tokenized_once_and_mapped_by_its_folder(tmp_path, tokenizer):
-    folder = tokenized_folder(CORPUS, tokenizer, seq_len=32, cache_dir=tmp_path / "new")
-    assert list((tmp_path / "new").iterdir()) == [folder]
-    train = Tokens.load(folder / "train")
-    assert_same(train, tokenize(CORPUS.train.texts, tokenizer, seq_len=32))
-    assert_same(Tokens.load(folder / "eval"), tokenize(CORPUS.eval.texts, tokenizer, seq_len=32))
-    assert isinstance(train.ids, np.memmap)
-    made = (folder / "train" / "ids.npy").stat().st_mtime_ns
-    assert tokenized_folder(CORPUS, tokenizer, seq_len=32, cache_dir=tmp_path / "new") == folder
-    assert (folder / "train" / "ids.npy").stat().st_mtime_ns == made
-
-
-def test_another_corpus_tokenizer_sequence_length_or_end_has_another_folder(tmp_path, tokenizer):
-    other_corpus = Corpus("texts", CORPUS.train, CORPUS.eval, "f" * 16)
-    folders = {
-        tokenized_folder(CORPUS, tokenizer, seq_len=32, cache_dir=tmp_path),
-        tokenized_folder(CORPUS, tokenizer, seq_len=31, cache_dir=tmp_path),
-        tokenized_folder(CORPUS, train_wordpiece(TEXTS, 200), seq_len=32, cache_dir=tmp_path),
-        tokenized_folder(other_corpus, tokenizer, seq_len=32, cache_dir=tmp_path),
-        tokenized_folder(CORPUS, tokenizer, seq_len=32, cache_dir=tmp_path, end_id=3),
-    }
-    assert len(folders) == 5
-    assert sorted(tmp_path.iterdir()) == sorted(folders)
-
-
-def test_a_side_without_a_sample_is_an_error_and_leaves_no_folder(tmp_path, tokenizer):
-    corpus = Corpus("short", CORPUS.train, Documents(("a b",), None), "e" * 16)
-    with pytest.raises(UsageError, match=r"no eval document of short has 4 tokens.*--eval-data FILE"):
-        tokenized_folder(corpus, tokenizer, seq_len=32, cache_dir=tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_cache_folder_that_cannot_be_made_is_a_usage_error(tmp_path, tokenizer):
+    folder = cached(tmp_path / "new", "rows", ("a", 1), make)
+    assert (
+        folder == cached(tmp_path / "new", "rows", ("a", 1), make) != cached(tmp_path / "new", "rows", ("a", 2), make)
+    )
+    assert len(made) == 2
+    assert sorted(tmp_path.glob("new/*/text")) == sorted(other / "text" for other in tmp_path.glob("new/rows-*"))
+    with pytest.raises(ZeroDivisionError):
+        cached(tmp_path / "new", "rows", ("b",), lambda folder: 1 // 0)
+    assert len(list((tmp_path / "new").iterdir())) == 2
     (tmp_path / "file").write_text("x")
     with pytest.raises(UsageError, match=r"cannot be written \(.*\); type --cache-dir FOLDER"):
-        tokenized_folder(CORPUS, tokenizer, seq_len=32, cache_dir=tmp_path / "file" / "cache")
+        cached(tmp_path / "file" / "cache", "rows", (), make)
 
 
-START_TOGETHER = """
-import sys
-from pathlib import Path
-from asyncsgd.data.corpora import Corpus
-from asyncsgd.data.documents import Documents
-from asyncsgd.data.tokenization import Tokens, load_tokenizer, tokenized_folder
-texts = tuple(f"the server applies update {i} of worker {i % 7}" for i in range(3000))
-corpus = Corpus("texts", Documents(texts[100:], None), Documents(texts[:100], None), "0" * 16)
-import transformers.models.bert.tokenization_bert
-print("ready", flush=True)
-sys.stdin.readline()
-tokenizer = load_tokenizer("tiny", corpus, vocab_size=300, cache_dir=Path(sys.argv[1]))
-folder = tokenized_folder(corpus, tokenizer, seq_len=16, cache_dir=Path(sys.argv[1]))
-train, held_out = Tokens.load(folder / "train"), Tokens.load(folder / "eval")
-print(train.num_samples, held_out.num_samples, int(train.ids.sum()), int(held_out.ids.sum()))
-"""
+SENTENCES = ["the unbelievable low-temperature fuel-cell (YSZ) ran at 650 °C", "Ärger mit naïve 2nd-order don't"]
+
+
+def byte_level():
+    """As GPT-2's and RoBERTa's: a space belongs to the piece behind it."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trained.decoder = decoders.ByteLevel()
+    trained.post_processor = processors.ByteLevel(trim_offsets=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    trained.train_from_iterator(SENTENCES, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=trained)
+
+
+TOKENIZERS = {"wordpiece": train_wordpiece(SENTENCES, 128), "byte_level": byte_level()}
+
+
+def pieces_of(sentence, tokenizer, seq_len=64):
+    """The row of a sentence without its special tokens, and where its words begin in it."""
+    (encoding,) = encodings_of([" ".join(sentence)], tokenizer, seq_len)
+    ends = np.cumsum([len(word) + 1 for word in sentence]) - 1
+    first = first_pieces(ends - [len(word) for word in sentence], ends, encoding)
+    special = tokenizer.num_special_tokens_to_add() // 2
+    return encoding.ids[special : len(encoding.ids) - special], [int(n) - special if n >= 0 else -1 for n in first]
+
+
+words = st.text("abcdehtr-°ÄÄ.'", min_size=1, max_size=6)
+
+
+@given(st.lists(words, min_size=1, max_size=5))
+def test_the_first_piece_of_a_word_is_that_of_the_word_tokenized_by_itself(sentence):
+    tokenizer = TOKENIZERS["wordpiece"]
+    ids, firsts = pieces_of(sentence, tokenizer)
+    alone = [tokenizer(word, add_special_tokens=False)["input_ids"] for word in sentence]
+    assert ids == [piece for pieces in alone for piece in pieces]
+    assert firsts == np.cumsum([0, *map(len, alone)])[:-1].tolist()
+
+
+@given(st.lists(words, min_size=1, max_size=5))
+def test_of_a_tokenizer_whose_pieces_begin_with_a_space_the_pieces_of_a_word_spell_it(sentence):
+    tokenizer = TOKENIZERS["byte_level"]
+    ids, firsts = pieces_of(sentence, tokenizer)
+    spelled = [tokenizer.decode(ids[a:b]) for a, b in itertools.pairwise([*firsts, len(ids)])]
+    assert [text.strip() for text in spelled] == sentence
+
+
+def test_words_behind_the_cut_and_words_without_pieces_have_none():
+    tokenizer = TOKENIZERS["wordpiece"]
+    sentence = ["ran", "\u200b\ufffd", "", "at", "the", "unbelievable", "ran", "the"]
+    whole, first = pieces_of(sentence, tokenizer)
+    assert first[:4] == [0, -1, -1, 1]
+    seq_len = first[6] + 2  # with [CLS] and [SEP]
+    assert pieces_of(sentence, tokenizer, seq_len) == (whole[: first[6]], [*first[:6], -1, -1])

@@ -16,11 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from asyncsgd.data.corpora import Rows, existing_path, files_in, hub_name, joined_parts, load_hub_splits, read_rows
+from asyncsgd.data.corpora import evenly
 from asyncsgd.data.documents import without_surrogates
-from asyncsgd.data.labelled import hub_side
+from asyncsgd.data.tables import Rows, existing_path, files_of, hub_name, hub_rows, hub_splits, joined_parts, read_table
 from asyncsgd.errors import UsageError
 
 KINDS = (".parquet", ".jsonl", ".json", ".json.gz")
@@ -45,7 +43,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class QuestionData:
+class Questions:
     """Questions to train on and questions to score on, about different contexts.
 
     Args:
@@ -63,7 +61,7 @@ class QuestionData:
 
 def load_questions(
     data: str, *, eval_data: str | None = None, train_samples: int = 0, eval_samples: int = 0
-) -> QuestionData:
+) -> Questions:
     """Load questions as SQuAD 2.0 has them.
 
     Of questions with one id the first is kept. Training questions about contexts of the evaluation are left out. The
@@ -97,10 +95,11 @@ def load_questions(
     train = [question for question in read if question.context not in scored]
     if len(train) < len(read):
         notes.append(f"{len(read) - len(train)} training questions about contexts of the evaluation are left out")
-    train, evaluation = _placed(_limited(train, train_samples), notes), _limited(evaluation, eval_samples)
+    train = _placed([train[number] for number in evenly(len(train), train_samples)], notes)
+    evaluation = [evaluation[number] for number in evenly(len(evaluation), eval_samples)]
     if not train:
         raise UsageError(f"{name} has no question to learn from; name other files with --data")
-    return QuestionData(name, tuple(train), tuple(evaluation), tuple(notes), _fingerprint(train, evaluation))
+    return Questions(name, tuple(train), tuple(evaluation), tuple(notes), _fingerprint(train, evaluation))
 
 
 def check_questions(data: str, eval_data: str | None) -> None:
@@ -123,12 +122,10 @@ def check_questions(data: str, eval_data: str | None) -> None:
 def _files(name: str, flag: str) -> dict[str, list[Path]]:
     """The files of both sides; a file that is named may be either."""
     path = existing_path(name, flag, pydocs=False, kinds=KINDS)
-    if path.is_dir():
-        files = files_in(path, KINDS)
-        return {side: [file for file in files if file.name.lower().startswith(of)] for side, of in _BEGINNINGS.items()}
-    if not path.name.lower().endswith(KINDS):
-        raise UsageError(f"{path.name}: files of this kind hold no questions; known are {', '.join(KINDS)}")
-    return {side: [path] for side in _BEGINNINGS}
+    files = files_of(path, KINDS)
+    if not path.is_dir():
+        return dict.fromkeys(_BEGINNINGS, files)
+    return {side: [file for file in files if file.name.lower().startswith(of)] for side, of in _BEGINNINGS.items()}
 
 
 def _questions(parts: Sequence[str], side: str, flag: str, notes: list[str]) -> list[Question]:
@@ -136,13 +133,12 @@ def _questions(parts: Sequence[str], side: str, flag: str, notes: list[str]) -> 
     rows: Rows = []
     for part in parts:
         if part.startswith("hub:"):
-            name, config = hub_name(part)
-            splits = load_hub_splits(name, config)
+            splits = hub_splits(part)
             if side in splits:
-                rows += hub_side(name, splits[side], _COLUMNS).rows
+                rows += hub_rows(part, splits[side], _COLUMNS)
         else:
             for path in _files(part, flag)[side]:
-                rows += _nested_rows(path) if path.name.lower().endswith(KINDS[2:]) else read_rows(path, _COLUMNS)
+                rows += _nested_rows(path) if path.name.lower().endswith(KINDS[2:]) else read_table(path, _COLUMNS)
     contexts: dict[str, str] = {}  # equal ones are one object
     questions: dict[str, Question] = {}
     for where, row in rows:
@@ -216,12 +212,6 @@ def _moved(question: Question) -> Question | None:
     starts = [match.start() for match in re.finditer(f"(?={re.escape(answer)})", question.context)]
     nearest = min(starts, key=lambda start: abs(start - said), default=None)
     return None if nearest is None else dataclasses.replace(question, start=nearest)
-
-
-def _limited(questions: list[Question], limit: int) -> list[Question]:
-    total = len(questions)
-    count = min(limit or total, total)
-    return [questions[place] for place in np.arange(count) * total // max(count, 1)]
 
 
 def _fingerprint(*sides: Sequence[Question]) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import itertools
+import json
 import math
+import uuid
 
 import numpy as np
 import pytest
@@ -13,20 +14,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncsgd.data.batching import RUN, Batch, EvaluationBatches, Frame, Order, TrainingBatches
 from asyncsgd.data.masking import ByCandidate, ByToken, ByWord, Masking, OnlyCandidates, Sample
+from asyncsgd.data.order import RUN, Order
 from asyncsgd.data.random import Purpose, dropout_seed, generator
-from asyncsgd.data.tokenization import Tokens
+from asyncsgd.data.tokens import Samples
 from asyncsgd.tasks.masked_lm import MaskedLM
 
 CLS, SEP, PAD, MASK, UNK = 0, 1, 2, 3, 4
 SPECIAL = (CLS, SEP, PAD, MASK, UNK)
 VOCABULARY = 105  # 100 ordinary ids
-FRAME = Frame((CLS,), (SEP,), PAD)
 
 
 def masking(strategy=None, probability=0.15):
     return Masking(strategy or ByToken(), probability, MASK, VOCABULARY, SPECIAL)
+
+
+def samples_of(rows, word_starts=None):
+    ids = [np.array([CLS, *row, SEP], dtype=np.int32) for row in rows]
+    starts = [np.array([True, *of, True]) for of in word_starts or [[True] * len(row) for row in rows]]
+    return Samples.of(ids=ids, word_starts=starts)
 
 
 def corpus(num_samples, seed=0, longest=30):
@@ -35,46 +41,57 @@ def corpus(num_samples, seed=0, longest=30):
     ids = draw.integers(len(SPECIAL), VOCABULARY, starts[-1]).astype(np.int32)
     word_starts = draw.random(starts[-1]) < 0.6
     word_starts[starts[:-1]] = True
-    return Tokens(ids, starts, word_starts)
+    return samples_of(*([part[a:b] for a, b in itertools.pairwise(starts)] for part in (ids, word_starts)))
 
 
-def training(tokens, batch_size=4, seed=0, stream=0, **more):
-    return TrainingBatches(tokens, FRAME, masking(**more), batch_size, seed, stream)
+CORPUS, ALIKE = corpus(131), samples_of([range(5, 25)] * 40)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """The batches of a masked language model on rows that are given."""
+    root = tmp_path_factory.mktemp("rows")
+
+    def make(samples, batch_size=4, seed=0, **fields):
+        folder = root / uuid.uuid4().hex
+        for side in ("train", "eval"):
+            samples.save(folder / side)
+        ids = {"pad_id": PAD, "mask_id": MASK, "vocabulary_size": VOCABULARY, "special_ids": SPECIAL}
+        prepared = json.dumps({"folder": str(folder), "around": [1, 1], **ids})
+        return MaskedLM(prepared=prepared, batch_size=batch_size, **{"eval_samples": 0} | fields).data(seed)
+
+    return make
 
 
 def equal(first, second):
-    return all(torch.equal(getattr(first, f.name), getattr(second, f.name)) for f in dataclasses.fields(Batch))
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 def unmasked(batch):
     """The ids `(B, L)` with every masked token put back."""
-    ids = batch.input_ids.clone()
-    ids.view(-1)[batch.masked_positions] = batch.labels
-    return ids.numpy()
+    return batch["input_ids"].where(batch["labels"] == -100, batch["labels"]).numpy()
 
 
-def framed(tokens, sample):
-    return [CLS, *tokens.ids[tokens.starts[sample] : tokens.starts[sample + 1]].tolist(), SEP]
-
-
-CORPUS = corpus(131)
+def positions(batch):
+    return (batch["labels"].flatten() != -100).nonzero().flatten().numpy()
 
 
 @given(indices=st.lists(st.integers(0, 200), min_size=1, max_size=12), seed=st.integers(0, 2**32 - 1))
 @settings(deadline=None, max_examples=40)
-def test_a_batch_is_the_same_whoever_asks_and_in_whatever_order(indices, seed):
-    one = training(CORPUS, seed=seed)
-    asked = {index: one.batch(index) for index in indices}
+def test_a_batch_is_the_same_whoever_asks_and_in_whatever_order(data, indices, seed):
+    one = data(CORPUS, seed=seed)
+    asked = {index: one.batch(0, index) for index in indices}
     for index in sorted(asked, reverse=True):
-        assert equal(asked[index], training(CORPUS, seed=seed).batch(index))
+        assert equal(asked[index], data(CORPUS, seed=seed).batch(0, index))
 
 
 @pytest.mark.parametrize("other", [{"seed": 1}, {"stream": 1}, {"seed": 2**32 - 1}])
-def test_another_seed_or_stream_gives_other_samples_and_other_masks(other):
-    alike = Tokens(np.tile(np.arange(5, 25, dtype=np.int32), 40), np.arange(41) * 20, np.ones(800, dtype=bool))
+def test_another_seed_or_stream_gives_other_samples_and_other_masks(data, other):
     for index in range(10):
-        mask, other_mask = (training(alike, **more).batch(index) for more in ({}, other))
-        assert not torch.equal(mask.masked_positions, other_mask.masked_positions)
+        mask, other_mask = (
+            data(ALIKE, seed=more.get("seed", 0)).batch(more.get("stream", 0), index) for more in ({}, other)
+        )
+        assert not torch.equal(mask["labels"], other_mask["labels"])
         ours, others = (
             Order(CORPUS.lengths, 4, more.get("seed", 0), more.get("stream", 0)).samples(index) for more in ({}, other)
         )
@@ -179,11 +196,10 @@ def test_an_empty_corpus_is_refused():
         Order(np.array([], dtype=np.int64), 4, 0, 0)
 
 
-def test_a_mask_depends_on_the_position_in_the_stream_and_not_on_the_batch_size():
+def test_a_mask_depends_on_the_position_in_the_stream_and_not_on_the_batch_size(data):
     # All samples alike, so the same sample is at every position whatever the order.
-    alike = Tokens(np.tile(np.arange(5, 25, dtype=np.int32), 40), np.arange(41) * 20, np.ones(800, dtype=bool))
     by_size = {
-        size: torch.cat([training(alike, size).batch(index).input_ids for index in range(64 // size)])
+        size: torch.cat([data(ALIKE, size).batch(0, index)["input_ids"] for index in range(64 // size)])
         for size in (1, 4, 8)
     }
     assert torch.equal(by_size[4], by_size[8])
@@ -191,38 +207,28 @@ def test_a_mask_depends_on_the_position_in_the_stream_and_not_on_the_batch_size(
     assert len({tuple(row) for row in by_size[8].tolist()}) > 60  # 64 positions, each with a mask of its own
 
 
-def test_a_sample_is_masked_differently_in_every_epoch():
-    one = Tokens(np.arange(5, 45, dtype=np.int32), np.array([0, 40]), np.ones(40, dtype=bool))
-    batches = training(one, 1)
-    assert len({tuple(batches.batch(index).masked_positions.tolist()) for index in range(20)}) == 20
+def test_a_sample_is_masked_differently_in_every_epoch(data):
+    batches = data(samples_of([range(5, 45)]), 1)
+    assert len({tuple(positions(batches.batch(0, index)).tolist()) for index in range(20)}) == 20
 
 
 @given(num_samples=st.integers(1, 80), batch_size=st.integers(1, 5), seed=st.integers(0, 9), index=st.integers(0, 40))
 @settings(deadline=None, max_examples=60)
-def test_padding_attention_positions_and_labels_agree_with_the_tokens(num_samples, batch_size, seed, index):
-    tokens = corpus(num_samples, seed)
-    batches = training(tokens, batch_size, seed)
-    batch = batches.batch(index)
-    samples = Order(tokens.lengths, batch_size, seed, 0).samples(index)
-    rows = [framed(tokens, int(sample)) for sample in samples]
+def test_padding_attention_and_labels_agree_with_the_rows(data, num_samples, batch_size, seed, index):
+    samples = corpus(num_samples, seed)
+    batch = data(samples, batch_size, seed).batch(0, index)
+    chosen = Order(samples.lengths, batch_size, seed, 0).samples(index)
+    rows = [row.tolist() for row in samples.rows("ids", chosen)]
     longest = max(map(len, rows))
     assert unmasked(batch).tolist() == [row + [PAD] * (longest - len(row)) for row in rows]
-    assert batch.attention_mask.tolist() == [[1] * len(row) + [0] * (longest - len(row)) for row in rows]
-    positions = batch.masked_positions.numpy()
-    assert (np.diff(positions) > 0).all()
-    per_row = np.bincount(positions // longest, minlength=batch_size)
-    assert (per_row >= 1).all()
-    assert (batch.num_samples, batch.num_masked) == (batch_size, per_row.sum())
-    inside = batch.attention_mask.numpy().astype(bool)
+    assert batch["attention_mask"].tolist() == [[1] * len(row) + [0] * (longest - len(row)) for row in rows]
+    places = positions(batch)
+    assert (np.bincount(places // longest, minlength=batch_size) >= 1).all()
+    inside = batch["attention_mask"].numpy().astype(bool)
     inside[:, 0] = False  # [CLS]
     inside[np.arange(batch_size), [len(row) - 1 for row in rows]] = False  # [SEP]
-    assert inside.ravel()[positions].all()
-    untouched = np.ones(batch.input_ids.numel(), dtype=bool)
-    untouched[positions] = False
-    assert (batch.input_ids.numpy().ravel() == unmasked(batch).ravel())[untouched].all()
-    assert {t.dtype for t in (batch.input_ids, batch.attention_mask, batch.masked_positions, batch.labels)} == {
-        torch.int64
-    }
+    assert inside.ravel()[places].all()
+    assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
 
 
 def within_five_sigma(count, number, probability):
@@ -271,22 +277,23 @@ def test_where_no_token_is_drawn_the_one_with_the_smallest_draw_is_masked():
         assert np.flatnonzero(chosen).tolist() == [np.random.default_rng(0).random(20).argmin()]
 
 
-@pytest.mark.parametrize(
-    ("strategy", "sha256"), [(ByToken(), "287d337576463501"), (ByWord(), "bba2709eba44fb40")], ids=["token", "word"]
-)
-def test_masks_have_the_bits_that_they_have_always_had(strategy, sha256):
+@pytest.mark.parametrize(("mask", "sha256"), [("token", "287d337576463501"), ("word", "bba2709eba44fb40")])
+def test_masks_have_the_bits_that_they_have_always_had(data, mask, sha256):
     digest = hashlib.sha256()
+
+    def add(batch, *more):
+        places = positions(batch)
+        for array in (batch["input_ids"].numpy(), places, *(batch["labels"].flatten().numpy()[places] for _ in more)):
+            digest.update(array.tobytes())
+
     for probability in (0.01, 0.15, 0.6):
+        same = {"mask": mask, "mask_prob": probability, "eval_mask": mask, "eval_mask_prob": probability}
         for seed, stream in ((0, 0), (3, 1)):
-            batches = training(CORPUS, seed=seed, stream=stream, strategy=strategy, probability=probability)
+            batches = data(CORPUS, seed=seed, eval_samples=50, **same)
             for index in (0, 1, 40, 1000):
-                batch = batches.batch(index)
-                for tensor in (batch.input_ids, batch.masked_positions, batch.labels):
-                    digest.update(tensor.numpy().tobytes())
-        evaluation = EvaluationBatches(CORPUS, FRAME, masking(strategy, probability), 50)
-        for index in range(len(evaluation)):
-            for tensor in (evaluation[index].input_ids, evaluation[index].masked_positions):
-                digest.update(tensor.numpy().tobytes())
+                add(batches.batch(stream, index), "labels")
+        for index in range(len(batches.evaluation["main"])):
+            add(batches.evaluation["main"][index])
     assert digest.hexdigest()[:16] == sha256
 
 
@@ -366,53 +373,36 @@ def test_without_candidates_all_words_are_alike():
 
 
 def masked_samples(batches):
-    """The sample with its frame -> what the model sees of it."""
+    """The sample with its special tokens -> what the model sees of it."""
     seen = {}
-    for index in range(len(batches)):
-        batch = batches[index]
-        for row, true, length in zip(batch.input_ids, unmasked(batch), batch.attention_mask.sum(1), strict=True):
+    for batch in (batches[index] for index in range(len(batches))):
+        for row, true, length in zip(batch["input_ids"], unmasked(batch), batch["attention_mask"].sum(1), strict=True):
             seen[tuple(true[:length].tolist())] = tuple(row[:length].tolist())
     return seen
 
 
-def test_evaluation_masks_are_the_same_in_any_grouping_and_in_any_part_of_the_set():
-    tokens = corpus(50, seed=3)
-    whole = masked_samples(EvaluationBatches(tokens, FRAME, masking(), 0, batch_size=32))
-    assert sorted(whole) == sorted({tuple(framed(tokens, sample)) for sample in range(50)})
+def test_evaluation_masks_are_the_same_for_every_seed_and_in_any_grouping_and_part_of_the_set(data, monkeypatch):
+    samples = corpus(50, seed=3)
+    batches = data(samples).evaluation["main"]
+    whole = masked_samples(batches)
+    assert sorted(whole) == sorted({tuple(row.tolist()) for row in samples.rows("ids", range(50))})
+    other = data(samples, batch_size=16, seed=123).evaluation["main"]
+    assert len(batches) == len(other) == 2
+    assert all(equal(batches[index], other[index]) for index in range(2))
     for size in (1, 7, 50, 64):
-        assert masked_samples(EvaluationBatches(tokens, FRAME, masking(), 0, batch_size=size)) == whole
-    part = masked_samples(EvaluationBatches(tokens, FRAME, masking(), 20, batch_size=8))
+        monkeypatch.setattr(MaskedLM, "eval_batch_size", size)
+        assert masked_samples(data(samples).evaluation["main"]) == whole
+    part = masked_samples(data(samples, eval_samples=20).evaluation["main"])
     assert len(part) == 20
     assert part.items() <= whole.items()
 
 
-def test_evaluation_takes_samples_evenly_over_the_set_and_each_once_in_order_of_length():
-    tokens = corpus(50, seed=3)
-    batches = EvaluationBatches(tokens, FRAME, masking(), 20, batch_size=8)
-    assert [batches[index].num_samples for index in range(len(batches))] == [8, 8, 4]
-    rows = [row for index in range(3) for row in batches[index].attention_mask.sum(1).tolist()]
-    assert rows == sorted(tokens.lengths[[int(i * 2.5) for i in range(20)]] + 2)
-
-
-def test_the_evaluation_of_a_task_is_the_same_for_every_seed_and_batch_size(tmp_path):
-    corpus(50, seed=3).save(tmp_path / "train")
-    corpus(50, seed=3).save(tmp_path / "eval")
-
-    def evaluation(seed, batch_size):
-        masked = masking()
-        task = MaskedLM(
-            batch_size=batch_size,
-            eval_samples=0,
-            tokens=str(tmp_path),
-            prefix=FRAME.prefix,
-            suffix=FRAME.suffix,
-            pad_id=FRAME.pad_id,
-            mask_id=masked.mask_id,
-            vocabulary_size=masked.vocabulary_size,
-            special_ids=masked.special_ids,
-        )
-        return task.data(seed).evaluation["main"]
-
-    first, second = evaluation(0, 4), evaluation(123, 16)
-    assert len(first) == len(second) == 2
-    assert all(equal(first[index], second[index]) for index in range(2))
+def test_evaluation_takes_samples_evenly_over_the_set_and_each_once_in_order_of_length(data, monkeypatch):
+    monkeypatch.setattr(MaskedLM, "eval_batch_size", 8)
+    samples = corpus(50, seed=3)
+    batches = data(samples, eval_samples=20).evaluation["main"]
+    assert [len(batches[index]["input_ids"]) for index in range(len(batches))] == [8, 8, 4]
+    rows = [row for index in range(3) for row in batches[index]["attention_mask"].sum(1).tolist()]
+    assert rows == sorted(samples.lengths[[int(i * 2.5) for i in range(20)]])
+    with pytest.raises(IndexError):
+        batches[3]

@@ -1,0 +1,358 @@
+"""What every task on texts shares: rows on disk, batches, and a model of transformers.
+
+A task's own file says how its data are read, how texts become rows, how rows become a batch, which head the model has,
+and what is scored.
+"""
+# ruff: noqa: RUF009 - the calls in the dataclass's defaults are `setting`, which returns dataclasses.field
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+
+from asyncsgd.data.corpora import Corpus, check_sources, evenly, load_corpus
+from asyncsgd.data.order import Orders, is_by_length
+from asyncsgd.data.random import Purpose, generator
+from asyncsgd.data.tokenizer import TRAINED_HERE, load_tokenizer
+from asyncsgd.data.tokens import MIN_SAMPLE_IDS, TOKENS_FORMAT, Samples, cached, pad, rows_of
+from asyncsgd.errors import UsageError
+from asyncsgd.settings.flags import setting
+from asyncsgd.settings.training import BLOCKS, OF_TRANSFORMERS, SAMPLING, Defaults, Sampling
+from asyncsgd.tasks.base import Batches, Task, found
+
+if TYPE_CHECKING:  # fields are flags, and --help is not to wait for torch
+    from torch import nn
+
+    from asyncsgd.models import Built, Family
+    from asyncsgd.origin import Origin
+
+IGNORED = -100
+"""The label without a loss, as transformers and torch have it."""
+
+VOCABULARY = 8192
+"""Entries of the tokenizer of a model that is made here, unless `vocab_size` says otherwise."""
+
+START = "a run of masked_lm, a saved model, a name on the Hub, or tiny or small (random weights)"
+"""Help of `model_name` where the model is an encoder with a new head."""
+
+Batch = dict[str, Any]
+"""Padded rows: at least ``input_ids``, int64 `(B, L)`. Owned by the caller."""
+
+Draw = Callable[[int], np.random.Generator]
+"""The random numbers of a row of a batch, for what is drawn anew each time."""
+
+
+class TextTask(Task):
+    """A task on texts. Subclasses are frozen dataclasses with all fields named here, `vocab_size` if they like."""
+
+    defaults: ClassVar[Defaults] = OF_TRANSFORMERS
+    preload: ClassVar[tuple[str, ...]] = ("asyncsgd.models",)
+    shapes: ClassVar[tuple[str, ...]] = TRAINED_HERE
+    """The models that are made here, with random weights."""
+    start_from: ClassVar[str] = "masked_lm"
+    """The task of the runs that `model_name` may name."""
+    has_head: ClassVar[bool] = True
+    """Whether the model has another head than the one that it was saved with."""
+    eval_batch_size: ClassVar[int] = 32
+
+    model_name: str
+    seq_len: int
+    sampling: Sampling
+    dropout: float
+    vocab_size: int = VOCABULARY
+    prepared: str | None
+    """What `prepare` has found, as JSON: the one field that other processes are sent; see `known`."""
+
+    @abc.abstractmethod
+    def read(self, cache: Path) -> Corpus:
+        """The texts of both sides."""
+
+    @abc.abstractmethod
+    def encode(self, corpus: Corpus, side: str, tokenizer: Any) -> Samples:
+        """The rows of ``train`` or ``eval``."""
+
+    @abc.abstractmethod
+    def collate(self, samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:
+        """The batch of some rows.
+
+        Args:
+            numbers: of the rows, int64 `(B,)`.
+            draw: gives the random numbers of the row at a place in [0, B) of the batch.
+        """
+
+    def write(self, corpus: Corpus, tokenizer: Any, folder: Path) -> None:
+        """Keep the rows of both sides in a new folder of the cache."""
+        for side in ("train", "eval"):
+            self.encode(corpus, side, tokenizer).save(folder / side)
+
+    def rows_depend_on(self) -> Sequence[object]:
+        """What `encode` reads beside texts, tokenizer and `seq_len`, as JSON."""
+        return ()
+
+    def look(self, corpus: Corpus, tokenizer: Any, initial: Built) -> Mapping[str, Any]:
+        """What the task finds out for itself before rows are made, as JSON; see `known`."""
+        return {}
+
+    def head(self, initial: Built, seed: int) -> Built:
+        """The model that is trained, on the one that training starts from."""
+        return initial
+
+    def more_facts(self, corpus: Corpus, train: Samples, held_out: Samples, built: Built) -> Mapping[str, Any]:
+        """What `facts` says beside what it says of every task on texts."""
+        return {}
+
+    def tests(self, held_out: Samples) -> Mapping[str, Batches]:
+        """The evaluation sets, ``main`` first."""
+        return {"main": EvaluationBatches(self.collate, held_out, self.eval_batch_size)}
+
+    @property
+    def family(self) -> Family:
+        """The class of transformers that loads what `model_name` names."""
+        from asyncsgd.models import MASKED_LM
+
+        return MASKED_LM
+
+    def make_tokenizer(self, model: str, corpus: Corpus, cache: Path) -> Any:
+        """The tokenizer of a model, or one that is trained on the corpus."""
+        return load_tokenizer(model, corpus, vocab_size=self.vocab_size, cache_dir=cache)
+
+    def build(self, model: str, tokenizer: Any, seed: int) -> Built:
+        """The model that training starts from."""
+        from asyncsgd.models import build_model
+
+        return build_model(model, tokenizer, seq_len=self.seq_len, dropout=self.dropout, seed=seed)
+
+    def origin(self) -> Origin:
+        """What `model_name` names."""
+        from asyncsgd.origin import read_origin
+
+        return read_origin(self.model_name, self.start_from, self.shapes)
+
+    def check_names(self) -> None:
+        """Look at what `model_name` names; subclasses look at their data first."""
+        from asyncsgd.models import check_model
+
+        origin = self.origin()
+        self.check_vocabulary(origin.model)
+        check_model(origin.model, self.seq_len, self.family)
+
+    def check_vocabulary(self, model: str) -> None:
+        """Refuse a `vocab_size` for a model with a tokenizer of its own."""
+        if self.vocab_size != type(self).vocab_size and model not in self.shapes:
+            raise UsageError(
+                f"--vocab-size {self.vocab_size} is for --model {', '.join(self.shapes)}; {self.model_name!r} has its "
+                f"own tokenizer; drop it"
+            )
+
+    def prepare(self, seed: int, cache: Path) -> Self:
+        """Read the texts, make rows of them, look at the model; everything slow is cached.
+
+        Raises:
+            UsageError: if the user must change something; the message says what.
+        """
+        from asyncsgd import models
+        from asyncsgd.origin import hash_of
+
+        self.check_names()
+        cache, origin = cache.absolute(), self.origin()
+        corpus = self.read(cache)
+        tokenizer = self.make_tokenizer(origin.model, corpus, cache)
+        initial = self.build(origin.model, tokenizer, seed)
+        init_sha256 = hash_of(initial.model, origin)
+        weights = None if origin.model in self.shapes else models.local_folder(origin.model)
+        known = {
+            "weights": weights,
+            "config": models.config_json(initial.model),
+            "tokenizer": weights or str(tokenizer.name_or_path),
+            "pad_id": tokenizer.pad_token_id,
+        }
+        known |= self.look(corpus, tokenizer, initial)
+        task = dataclasses.replace(self, prepared=json.dumps(known))  # type: ignore[type-var]
+
+        pieces = tokenizer.backend_tokenizer.to_str()
+        key = TOKENS_FORMAT, corpus.fingerprint, pieces, self.seq_len, *task.rows_depend_on()
+        folder = cached(cache, self.name, key, functools.partial(task.write, corpus, tokenizer))
+        train, held_out = (Samples.load(folder / side) for side in ("train", "eval"))
+        facts: dict[str, Any] = {
+            "data": corpus.name,
+            "data_fingerprint": corpus.fingerprint,
+            "base_model": None if weights is None else self.model_name,
+            "from_scratch": origin.from_scratch if self.has_head else weights is None,
+            "num_train_samples": len(train),
+            "num_eval_samples": len(held_out),
+            "notes": list(corpus.notes),
+        }
+        if self.has_head:
+            facts |= {"model": self.model_name, "parent": origin.parent, "init_sha256": init_sha256}
+        facts |= task.more_facts(corpus, train, held_out, task.head(initial, seed))
+        found_out = json.dumps({**known, "folder": str(folder), "facts": facts})
+        return dataclasses.replace(task, prepared=found_out)  # type: ignore[type-var]
+
+    @property
+    def known(self) -> Mapping[str, Any]:
+        """What `prepare` has found.
+
+        Raises:
+            ValueError: before `prepare`.
+        """
+        if self.prepared is None:
+            raise ValueError("nothing is known of the data yet; call prepare(seed, cache) and use what it returns")
+        return _read(self.prepared)
+
+    def facts(self) -> Mapping[str, Any]:
+        return {} if self.prepared is None else dict(self.known["facts"])
+
+    def model(self, seed: int) -> nn.Module:
+        from asyncsgd.models import Built, restored
+
+        initial = restored(self.known["weights"], self.known["config"], self.dropout, seed, self.family)
+        return self.head(Built(initial, ()), seed).model
+
+    def save(self, model: nn.Module, folder: Path) -> None:
+        """Write model and tokenizer; the transformers class `auto_class` reads them from there."""
+        from asyncsgd.models import save_pretrained
+
+        save_pretrained(model, self.known["tokenizer"], folder)
+
+    def data(self, seed: int) -> TextData:
+        return TextData(self, seed)
+
+    def samples(self, side: str) -> Samples:
+        """The rows of ``train`` or ``eval``, mapped into memory."""
+        return Samples.load(Path(self.known["folder"]) / side)
+
+    def padded(self, samples: Samples, numbers: np.ndarray) -> Batch:
+        """``input_ids`` and ``attention_mask``, 1 for tokens and 0 for padding, of some rows."""
+        rows = samples.rows("ids", numbers)
+        mask = pad([np.ones(len(row), dtype=np.int64) for row in rows], 0)
+        return {"input_ids": pad(rows, self.known["pad_id"]), "attention_mask": mask}
+
+    def weight(self, batch: Batch) -> float:
+        """Rows."""
+        return float(len(batch["input_ids"]))
+
+    def count_tokens(self, batch: Batch) -> int:
+        return int(batch["attention_mask"].sum())
+
+
+@functools.lru_cache(maxsize=8)
+def _read(prepared: str) -> Mapping[str, Any]:
+    known: dict[str, Any] = json.loads(prepared)
+    return known
+
+
+class TextData:
+    """The batches of a task on texts in one process: training batches of any stream, and the evaluation sets."""
+
+    def __init__(self, task: TextTask, seed: int) -> None:
+        self._task, self._seed, self._train = task, seed, task.samples("train")
+        self._orders = Orders(self._train.lengths, task.batch_size, seed, is_by_length(task.sampling))
+        self.evaluation = task.tests(task.samples("eval"))
+
+    def batch(self, stream: int, index: int) -> Batch:
+        """Make batch `index` of a stream. What is drawn for a row depends on how many rows came before it."""
+        first = index * self._task.batch_size
+
+        def draw(row: int) -> np.random.Generator:
+            return generator(self._seed, Purpose.MASK, stream, first + row)
+
+        return self._task.collate(self._train, self._orders.samples(stream, index), draw)
+
+
+class EvaluationBatches:
+    """Rows in batches of similar length, which are the same for every seed and mode.
+
+    Args:
+        limit: how many rows, evenly over them; 0 for all.
+    """
+
+    def __init__(
+        self,
+        collate: Callable[[Samples, np.ndarray, Draw], Batch],
+        samples: Samples,
+        batch_size: int,
+        limit: int = 0,
+    ) -> None:
+        self._collate, self._samples = collate, samples
+        rows = evenly(len(samples), limit)
+        self.order = rows[np.argsort(samples.lengths[rows], kind="stable")]
+        """The rows in the order of the batches, int64."""
+        self.batches = [self.order[first : first + batch_size] for first in range(0, len(rows), batch_size)]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, index: int) -> Batch:
+        """Make batch `index` in [0, len)."""
+        numbers = self.batches[index]
+        return self._collate(self._samples, numbers, lambda row: generator(0, Purpose.EVALUATION, 0, int(numbers[row])))
+
+
+@dataclasses.dataclass(frozen=True)
+class LanguageModel(TextTask):
+    """What masked and causal language modelling share: plain texts, and evaluations of some rows."""
+
+    has_head: ClassVar[bool] = False
+
+    model_name: str = setting(
+        "tiny",
+        "tiny, small or tiny-distilbert (new, no network), a run, a folder or a name on the Hub",
+        name="model",
+        run=True,
+    )
+    data_name: str = setting(
+        "pydocs",
+        "pydocs (built in, no network), a file, a folder or hub:NAME; A+B joins two",
+        name="data",
+        aliases=("train_file",),
+    )
+    eval_data: str | None = setting(None, "text to evaluate on", unset="held out from --data", aliases=("val_file",))
+    text_column: str = setting("text", "column of the data that holds the text")
+    seq_len: int = setting(128, "tokens per row", at_least=8)
+    blocks: bool = setting(False, BLOCKS)
+    batch_size: int = setting(16, "rows in one gradient, per worker", at_least=1)
+    sampling: Sampling = setting("group_by_length", SAMPLING)
+    eval_samples: int = setting(500, "rows in one evaluation; 0: all", at_least=0)
+    vocab_size: int = setting(VOCABULARY, "of the tokenizer trained for a model that is new", at_least=1)
+    dropout: float = setting(0.0, "of all dropout layers", at_least=0, below=1)
+
+    prepared: str | None = found()
+
+    def __post_init__(self) -> None:
+        self.check_vocabulary(self.model_name)
+        if {self.data_name, self.eval_data} <= {"pydocs", None} and self.text_column != type(self).text_column:
+            raise UsageError(
+                "--text-column does nothing for --data pydocs, which has no columns; drop it, or name other data"
+            )
+
+    def check_names(self) -> None:
+        check_sources(self.data_name, self.eval_data)
+        super().check_names()
+
+    def read(self, cache: Path) -> Corpus:
+        corpus = load_corpus(self.data_name, eval_data=self.eval_data, text_column=self.text_column, cache_dir=cache)
+        return dataclasses.replace(corpus, fingerprint=corpus.fingerprint_of(self.blocks))
+
+    def rows(self, corpus: Corpus, side: str, tokenizer: Any, **columns: Any) -> Samples:
+        """Those of `asyncsgd.data.tokens.rows_of`, of which there is at least one."""
+        texts = (corpus.train if side == "train" else corpus.eval).texts
+        samples = rows_of(texts, tokenizer, seq_len=self.seq_len, blocks=self.blocks, **columns)
+        if not len(samples):
+            raise UsageError(
+                f"no {side} document of {corpus.name} has {MIN_SAMPLE_IDS} tokens (a word of more than 100 "
+                f"characters is one); give other texts with --{'data' if side == 'train' else 'eval-data'} FILE"
+            )
+        return samples
+
+    def tests(self, held_out: Samples) -> Mapping[str, Batches]:
+        return {"main": EvaluationBatches(self.collate, held_out, self.eval_batch_size, self.eval_samples)}
+
+    def more_facts(self, corpus: Corpus, train: Samples, held_out: Samples, built: Built) -> Mapping[str, Any]:
+        return {"num_eval_samples": len(evenly(len(held_out), self.eval_samples))}
