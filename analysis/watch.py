@@ -126,7 +126,7 @@ class Watched:
             *lines, self._rest = (self._rest + file.read()).split(b"\n")
             self._offset = file.tell()
         for line in lines:
-            record = self._lines.record(line.decode("utf-8", errors="replace"))
+            record = self._lines.record(line)
             if record is None:
                 continue
             try:
@@ -281,7 +281,7 @@ def _status(run: Watched) -> str:
 
 
 def _delay(delays: Delays) -> str:
-    if not delays.number:
+    if not delays:
         return "-"
     return f"p50 {delays.quantile(0.5)}   p95 {delays.quantile(0.95)}   max {delays.quantile(1.0)} updates"
 

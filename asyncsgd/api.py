@@ -290,7 +290,7 @@ def train(
         seen: list[Evaluation] = []
         if opened is not None and opened.resume is not None:
             records = read_events(opened.path / EVENTS, opened.resume.checkpoint.events_bytes)
-            seen += [_evaluation(record) for record in records if record["kind"] == "evaluate"]
+            seen += [Evaluation.of(record) for record in records if record["kind"] == "evaluate"]
 
         def note(record: Record) -> None:
             if isinstance(record, Evaluation):
@@ -369,7 +369,7 @@ def load_run(folder: str | Path, task: Task | None = None) -> TrainedRun:
     folder = Path(folder)
     settings, summary = read_of_run(folder, "settings.yaml"), read_of_run(folder, "summary.json")
     records = read_events(folder / "events.jsonl")
-    evaluations = tuple(_evaluation(record) for record in records if record["kind"] == "evaluate")
+    evaluations = tuple(Evaluation.of(record) for record in records if record["kind"] == "evaluate")
     return TrainedRun(summary, evaluations, folder, functools.partial(_saved_model, folder, settings, task))
 
 
@@ -616,12 +616,6 @@ def _task_of(settings: Mapping[str, Any]) -> Task:
     fields = {key: tuple(value) if isinstance(value, list) else value for key, value in settings["task_fields"].items()}
     task: Task = kind(**fields)
     return task
-
-
-def _evaluation(record: Mapping[str, Any]) -> Evaluation:
-    names = {field.name for field in dataclasses.fields(Evaluation)}
-    values: dict[str, Any] = {name: value for name, value in record.items() if name in names}
-    return Evaluation(**values | {"worker_losses": tuple(values.get("worker_losses", ()))})
 
 
 _NO_BEST = "the run has kept its last model only; train with keep_best=True, or type --keep-best"

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -54,6 +55,8 @@ def pack(value: Any) -> Plain:
     name = f"{type(value).__module__}:{type(value).__qualname__}"
     if isinstance(value, tuple):  # a named one
         return ["named", name, [pack(item) for item in value]]
+    if isinstance(value, msgspec.Struct):
+        return ["named", name, [pack(item) for item in msgspec.structs.astuple(value)]]
     if callable(value) or not hasattr(value, "__dict__"):
         raise TypeError(f"{name} has no state that could be kept in a checkpoint")
     return ["object", name, [[field, pack(item)] for field, item in vars(value).items()]]

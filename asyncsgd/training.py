@@ -902,7 +902,7 @@ def _finish(run: Run, result: Result) -> tuple[Result, dict[str, Any]]:
         for name, numbers in totals.last.details.get("evaluations", {}).items():
             run.tell(f"       {name} loss {numbers['loss']:.4f}   {shown_metrics(numbers['metrics'])}".rstrip())
     delay = delays.summary()
-    if delays.number:
+    if delays:
         run.tell(
             f"delay  p50 {delay['p50']}   p95 {delay['p95']}   max {delay['max']}   mean {delay['mean']:.2f} updates"
         )

@@ -1,22 +1,25 @@
 """What a run leaves: files that say everything about it, nothing about the machine's owner, and can be used again."""
 
-import dataclasses
 import getpass
 import json
 import math
 import os
+import random
 import shlex
 import shutil
+import signal
 import socket
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 import torch
-from doors import ROOT, Evaluation, Event, Finished, Membership, UsageError, cli, load_run
+from doors import ROOT, Evaluation, Event, Finished, Membership, UsageError, asyncsgd, cli, load_run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from marks import slow
+from tasks import Plane
 
 HATE = ROOT.parent / "shared" / "data" / "hate_mlm" / "small"
 MODES = {
@@ -72,9 +75,7 @@ def test_a_run_leaves_settings_environment_events_summary_and_a_model(mode, trai
 
     arrivals, evaluations = run.records("arrival"), run.records("evaluate")
     for kind, of_kind in FIELDS.items():
-        assert {frozenset(record) for record in run.records(kind)} == {
-            frozenset(field.name for field in dataclasses.fields(of_kind))
-        }
+        assert {frozenset(record) for record in run.records(kind)} == {frozenset(of_kind.__struct_fields__)}
     assert len(run.records("join")) == num_workers
     batches = [record["batches"][0][1] for record in arrivals]
     assert len(set(batches)) == len(batches) == 10  # a slow worker's first batch may be in flight to the end
@@ -247,3 +248,35 @@ def test_damage_before_the_last_line_and_a_newer_schema_are_refused(number, line
     (path / "events.jsonl").write_text("\n".join([*lines[:number], line, *lines[number + 1 :]]) + "\n")
     with pytest.raises((UsageError, ValueError), match=words):
         load_run(path)
+
+
+def whole(path):
+    """All that a run folder holds can be read, but for the end of its log; the arrivals of whole lines."""
+    for file in [*path.glob("*.json"), *path.glob("checkpoints/*.json")]:
+        assert json.loads(file.read_text()), file
+    log = path / "events.jsonl"
+    records = map(json.loads, log.read_text().rpartition("\n")[0].splitlines() if log.exists() else [])
+    return [record["total_samples"] for record in records if record["kind"] == "arrival"]
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_a_hundred_moments_leaves_readable_folders_and_ends_as_if_it_had_not_been(tmp_path):
+    plain = {"samples": 1600, "evaluations": 8, "quiet": True, "learning_rate": 0.01}
+    expected = asyncsgd.train(Plane(), **plain).summary["parameters_sha256"]
+    draw, path, num_ended = random.Random(0), tmp_path / "run0", 0
+    for number in range(100):
+        if (path / "summary.json").exists() or (path.exists() and not any(path.glob("checkpoints/*.json"))):
+            path = tmp_path / f"run{number}"  # it has ended, or there is nothing to go on from
+        if (child := os.fork()) == 0:
+            asyncsgd.train(Plane(), folder=path, resume=path.exists(), checkpoint_every=80, **plain)
+            os._exit(0)
+        time.sleep(draw.uniform(0, 0.5))
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        assert status in (0, signal.SIGKILL)
+        arrived = whole(path)
+        assert arrived == list(range(8, 8 + 8 * len(arrived), 8))
+        if (path / "summary.json").exists():
+            num_ended += 1
+            assert (len(arrived), Finished(path).summary["parameters_sha256"]) == (200, expected)
+    assert num_ended > 0

@@ -136,7 +136,7 @@ class Console:
             quantiles = (str(delays.quantile(share)) for share in (0.5, 0.95, 1.0))
             loss = f"{record.loss:>10.4f}" if record.loss >= 0.1 else f"{record.loss:>10.3e}"
             counts = f"{record.total_samples:>10} {record.version:>9} {seconds:>9.1f}"
-            self._say(f"{counts} {loss} {rate:>10}   {' / '.join(quantiles) if delays.number else '-'}")
+            self._say(f"{counts} {loss} {rate:>10}   {' / '.join(quantiles) if delays else '-'}")
         elif isinstance(record, Membership) and record.reason:
             self._say(f"worker {record.worker} is lost: {record.reason}; the others go on")
         elif isinstance(record, Parts):

@@ -1,4 +1,4 @@
-"""The records of events.jsonl, one line each, and how they are read. Standard library only.
+"""The records of events.jsonl, one line each, and how they are read; docs/run_folder.md says what each key means.
 
 Readers ignore keys and kinds they do not know, and drop a torn last line.
 """
@@ -11,19 +11,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+from msgspec import Struct
+
 SCHEMA = 2
-
 EVENTS = "events.jsonl"
-
 DONE, FAILED, INTERRUPTED, DIVERGED = "DONE", "FAILED", "INTERRUPTED", "DIVERGED"
 FINISHED = (DONE, DIVERGED)
 """How a run ends that would end so again; one that diverged is a result."""
-
 APPLIED, HELD, DROPPED = "applied", "held", "dropped"
 
 Range = tuple[int, int, int]
 """A range of batches of a stream: (stream, first index, index after the last)."""
-
 Started = tuple[int, int, tuple[Range, ...], float | None]
 """(worker, dispatch, batches, learning rate of its local steps; None without them)."""
 
@@ -37,9 +36,7 @@ class Gradient(NamedTuple):
     """Loss terms."""
     num_samples: int
     loss_scales: tuple[float, ...] = ()
-    """In float16 the scale of the loss in each local step. A replay needs it beside the parameters and the batch. Empty
-    otherwise.
-    """
+    """In float16 the scale of the loss in each local step, which a replay needs; else empty."""
 
 
 class Taken(NamedTuple):
@@ -53,9 +50,8 @@ class Taken(NamedTuple):
     apply: float = 0.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Event:
-    """One line of events.jsonl: what happened at one arrival at the server.
+class Event(Struct, frozen=True, gc=False):
+    """What happened at one arrival at the server.
 
     `delay` counts updates between the read of a gradient and its application (a fresh gradient has 0);
     `arrival_delay` is the same count when the gradient arrived. All ``..._seconds`` are seconds; `train_seconds` is
@@ -100,8 +96,7 @@ class Event:
     """Seconds the worker was idle between its previous gradient and the start of this one."""
     apply_seconds: float = 0.0
     loss_scales: tuple[float, ...] = ()
-    """In float16 the scale of the loss in each local step; empty otherwise, and in logs that are older than this field.
-    """
+    """See `Gradient`; not in logs that are older than this field."""
     gradient_norm: float | None = None
     """Euclidean norm of the direction of this event's last step, before it was clipped. None where no step was taken,
     where nothing is clipped (``--clip-norm 0``) and where workers take the steps.
@@ -109,61 +104,16 @@ class Event:
     kind: str = "arrival"
 
 
-def arrival(
-    gradient: Gradient,
-    taken: Taken,
-    *,
-    dispatch: int,
-    worker: int,
-    batches: tuple[Range, ...],
-    read_version: int,
-    delay: int,
-    version: int,
-    outcome: str,
-    uses: tuple[tuple[int, int], ...],
-    learning_rate: float,
-    train_seconds: float,
-    total_samples: int,
-    drops: tuple[int, ...] = (),
-    abandoned: tuple[int, ...] = (),
-    started: tuple[Started, ...] = (),
-    num_local_steps: int = 1,
-    flight_seconds: float = 0.0,
-    gradient_norm: float | None = None,
-) -> Event:
+def arrival(gradient: Gradient, taken: Taken, *, delay: int, **fields: Any) -> Event:
     """The record of a gradient's arrival; `delay` is its `Event.arrival_delay`, the rest as in `Event`."""
-    return Event(
-        dispatch=dispatch,
-        worker=worker,
-        batches=batches,
-        read_version=read_version,
-        version=version,
-        arrival_delay=delay,
-        outcome=outcome,
-        uses=uses,
-        drops=drops,
-        abandoned=abandoned,
-        started=started,
-        loss=gradient.loss,
-        weight=gradient.weight,
-        num_samples=gradient.num_samples,
-        learning_rate=learning_rate,
-        train_seconds=train_seconds,
-        total_samples=total_samples,
-        num_local_steps=num_local_steps,
-        flight_seconds=flight_seconds,
-        pull_seconds=taken.pull,
-        compute_seconds=taken.compute,
-        push_seconds=taken.push,
-        wait_seconds=taken.wait,
-        apply_seconds=taken.apply,
-        loss_scales=gradient.loss_scales,
-        gradient_norm=gradient_norm,
-    )
+    fields = {"drops": (), "abandoned": (), "started": ()} | fields | dict(zip(_SECONDS, taken, strict=True))
+    return Event(arrival_delay=delay, **gradient._asdict(), **fields)
 
 
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
+_SECONDS = [f"{part}_seconds" for part in Taken._fields]
+
+
+class Evaluation(Struct, frozen=True):
     """An exact evaluation of one frozen version on the full evaluation set."""
 
     version: int
@@ -181,12 +131,17 @@ class Evaluation:
     """Mean loss of each worker's share of the set (None: no loss term in it); `loss` is their mean weighted by loss
     terms. Empty where one process evaluates the whole set.
     """
-    details: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    details: Mapping[str, Any] = {}
     """What the task's `details` gives, as JSON."""
 
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Evaluation:
+        """From a record as `read_events` gives it, or `msgspec.structs.asdict`."""
+        known = {name: record[name] for name in cls.__struct_fields__ if name in record}
+        return cls(**known | {"worker_losses": tuple(record.get("worker_losses", ()))})
 
-@dataclasses.dataclass(frozen=True)
-class Membership:
+
+class Membership(Struct, frozen=True, gc=False):
     """A worker joined or left. `kind` is ``join`` or ``leave``; `reason` is empty for an orderly join or leave."""
 
     kind: str
@@ -203,8 +158,7 @@ class Membership:
     abandoned: tuple[int, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class Fault:
+class Fault(Struct, frozen=True):
     """Something went wrong and was handled (a non-finite loss, a lost rank); `message` is what the user was told."""
 
     message: str
@@ -214,8 +168,7 @@ class Fault:
     kind: str = "fault"
 
 
-@dataclasses.dataclass(frozen=True)
-class Checkpointed:
+class Checkpointed(Struct, frozen=True):
     """The state of this moment is being written; see `asyncsgd.checkpoints`."""
 
     name: str
@@ -229,8 +182,7 @@ class Checkpointed:
     kind: str = "checkpoint"
 
 
-@dataclasses.dataclass(frozen=True)
-class Parts:
+class Parts(Struct, frozen=True):
     """From here on every batch is computed in another number of parts: with ``--auto-batch``, and in a run that goes on
     with more.
     """
@@ -243,8 +195,7 @@ class Parts:
     kind: str = "parts"
 
 
-@dataclasses.dataclass(frozen=True)
-class Resumed:
+class Resumed(Struct, frozen=True):
     """The run goes on from a checkpoint, in new processes."""
 
     name: str
@@ -257,8 +208,7 @@ class Resumed:
     kind: str = "resume"
 
 
-@dataclasses.dataclass(frozen=True)
-class Extended:
+class Extended(Struct, frozen=True):
     """A run that was at the end of its budget goes on with a larger one. A run of the larger budget would have started
     these gradients at the last arrival.
     """
@@ -270,8 +220,7 @@ class Extended:
     kind: str = "extend"
 
 
-@dataclasses.dataclass(frozen=True)
-class MemoryUsed:
+class MemoryUsed(Struct, frozen=True):
     """The most memory that each worker's process has needed up to an evaluation."""
 
     workers: tuple[tuple[int, int, int], ...]
@@ -282,8 +231,7 @@ class MemoryUsed:
     kind: str = "memory"
 
 
-@dataclasses.dataclass(frozen=True)
-class StagesUsed:
+class StagesUsed(Struct, frozen=True):
     """What the stages of a pipeline have done since the evaluation before."""
 
     stages: tuple[tuple[int, int, float | None, float, float, float], ...]
@@ -321,6 +269,22 @@ class RuleActed:
         return counts if self.altered else f"{counts}: {rule} never acted, so this run is asynchronous SGD"
 
 
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else value.item()  # a number of numpy's
+
+
+_ENCODER = msgspec.json.Encoder(enc_hook=_plain)
+
+
+def encoded(record: Record) -> bytes:
+    """The record as a line. Non-finite numbers become null, never a number that looks measured.
+
+    >>> encoded(Fault("the loss is not finite", 1, 7, float("inf")))
+    b'{"message":"the loss is not finite","worker":1,"version":7,"train_seconds":null,"kind":"fault"}\\n'
+    """
+    return _ENCODER.encode(record) + b"\n"
+
+
 def read_events(path: Path, num_bytes: int | None = None) -> Iterator[dict[str, Any]]:
     """Yield the records of an events.jsonl after its header, as dicts; a torn last line is left out.
 
@@ -338,11 +302,10 @@ def read_numbered_events(path: Path, num_bytes: int | None = None) -> Iterator[t
     """`read_events` with the number of each record's line, from 1."""
     lines, num_read = Lines(path.name), 0
     with open(path, "rb") as file:
-        for content in file:
-            num_read += len(content)
+        for line in file:
+            num_read += len(line)
             if num_bytes is not None and num_read > num_bytes:
                 return
-            line = content.decode("utf-8", errors="replace")
             record = lines.record(line)
             if record is not None:
                 yield lines.number, record
@@ -359,39 +322,40 @@ class Lines:
         self.number = 0
         """Of the last line that was given to `record`, from 1."""
         self._name = name
-        self._torn: str | None = None
+        self._torn: bytes | None = None
 
-    def record(self, line: str) -> dict[str, Any] | None:
+    def record(self, line: bytes) -> dict[str, Any] | None:
         """The record in the next line; None for the header, and for a line that is no record.
 
         Raises:
             ValueError: if the line before this one is no record, or the schema is another one than this reader's.
         """
         if self._torn is not None:
-            raise ValueError(f"{self._name}: line {self.number} is damaged: {self._torn[:60]!r}")
+            start = self._torn.decode(errors="replace")[:60]
+            raise ValueError(f"{self._name}: line {self.number} is damaged: {start!r}")
         self.number += 1
-        try:
-            record = parsed(line)
-        except ValueError:
-            record = None
-        if not isinstance(record, dict):
+        record = _decoded(line)
+        if record is None:
             self._torn = line
-            return None
-        if record.get("kind") == "header":
+        elif record.get("kind") == "header":
             if (schema := record.get("schema")) != SCHEMA:
                 raise ValueError(f"{self._name} has schema {schema}, this version reads {SCHEMA}")
             return None
         return record
 
 
+def _decoded(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = msgspec.json.decode(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
 def read_header(path: Path) -> dict[str, Any]:
     """The first line of an events.jsonl; empty where it is damaged."""
-    with open(path, encoding="utf-8", errors="replace") as file:
-        try:
-            header = parsed(file.readline())
-        except ValueError:
-            return {}
-    return header if isinstance(header, dict) else {}
+    with open(path, "rb") as file:
+        return _decoded(file.readline()) or {}
 
 
 def read_better(path: Path) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Locks on open files, which the kernel takes back with the process: a killed one leaves nothing locked.
 
-Where the file system has no locks, every file is free. Standard library only."""
+Where the file system has no locks, every file is free."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import IO
 
 from asyncsgd.errors import UsageError
 
 
-def lock(file: TextIO | int) -> bool:
+def lock(file: IO[str] | IO[bytes] | int, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> bool:
     """Lock a file, or the file or folder of a descriptor, for as long as it stays open; return False, at once, where
     another process has locked it.
 
@@ -22,7 +22,7 @@ def lock(file: TextIO | int) -> bool:
     inherit the lock.
     """
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, how)
     except BlockingIOError:
         return False
     except OSError:
@@ -36,28 +36,18 @@ def is_locked(path: Path) -> bool:
     For a moment the file is locked by this call, and who locks it in that moment is told that it is taken. So ask
     seldom, and only of a file that has not changed for a while.
     """
-    with open(path, encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            pass  # no locks here
-        return False
+    with open(path, "rb") as file:
+        return not lock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
-def wait_for_lock(file: TextIO) -> None:
+def wait_for_lock(file: IO[str] | IO[bytes]) -> None:
     """Lock a file for as long as it stays open, as soon as no other process has it locked."""
-    with contextlib.suppress(OSError):
-        fcntl.flock(file, fcntl.LOCK_EX)
+    lock(file, fcntl.LOCK_EX)
 
 
 @contextlib.contextmanager
 def one_writer(folder: Path, flag: str) -> Iterator[None]:
-    """Make `folder` if it is not there, and let no other run write into it meanwhile.
-
-    Args:
-        flag: that names the folder.
+    """Make `folder`, which `flag` names, if it is not there, and let no other run write into it meanwhile.
 
     Raises:
         UsageError: if another run writes into it, or it cannot be made.

@@ -1,15 +1,4 @@
-"""The run folder: settings, environment, events and summary of one run. Standard library only.
-
-::
-
-    runs/<name>/
-      settings.yaml      every setting, defaults resolved (written by asyncsgd.settings.training)
-      environment.json   versions, commit, cores, threads; no host name, user or path
-      events.jsonl       a header line that names the task and its metrics, then one record per line
-      summary.json       status and results; written once, atomically, at the end
-      console.log        the lines that the user was shown (written by asyncsgd.records.console)
-      model/             safetensors and tokenizer, loads with AutoModelForMaskedLM.from_pretrained
-      best_model/        the same, of the lowest evaluation loss; only with --keep-best
+"""The run folder: settings, environment, events and summary of one run; docs/run_folder.md lists its files.
 
 Analysis reads these files and nothing else.
 """
@@ -18,33 +7,24 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 from asyncsgd.errors import UsageError
-from asyncsgd.records.events import (
-    EVENTS,
-    SCHEMA,
-    Record,
-)
+from asyncsgd.records.events import EVENTS, SCHEMA, Record, encoded
 from asyncsgd.records.locks import lock
 
 FLUSH_SECONDS = 0.5
 """How long a record may wait to be written. A killed run may lose a second, and a busy machine may need the other half
 of it.
 """
-
 RUNS = Path("runs")
 """Where runs get their folders unless ``--runs-dir`` says otherwise."""
-
 LAST_MODEL, BEST_MODEL = "model", "best_model"
 """Folders of models."""
-
 DISCARDED = "events.discarded.jsonl"
 """Records of what is computed again."""
 
@@ -67,13 +47,10 @@ def find_run(name: str | Path) -> Path:
     if str(name) == "last" and runs:
         return runs[-1].parent
     found = [events.parent for events in runs if events.parent.name.startswith(path.name)]
-    if len(found) != 1:
-        several = ", ".join(str(run) for run in found)
-        raise UsageError(
-            f"{name}: these runs begin so: {several}; type more of one"
-            if found
-            else f"{name} is no folder, and no run in {parent}/ begins so"
-        )
+    if len(found) > 1:
+        raise UsageError(f"{name}: these runs begin so: {', '.join(map(str, found))}; type more of one")
+    if not found:
+        raise UsageError(f"{name} is no folder, and no run in {parent}/ begins so")
     return found[0]
 
 
@@ -81,7 +58,7 @@ class RunFolder:
     """Writes one run folder; owned by the process that holds the server (rank 0 in synchronous runs).
 
     A killed run loses the records of its last second at most: they are written at every evaluation, fault and
-    membership change, and by a thread every `FLUSH_SECONDS`. The summary is renamed into place.
+    membership change, and by a thread every `FLUSH_SECONDS`. All other files are renamed into place.
 
     Args:
         path: of a folder that holds no records worth keeping; made if it is not there.
@@ -96,24 +73,20 @@ class RunFolder:
     def __init__(
         self,
         path: Path,
-        events: TextIO | None = None,
+        events: BinaryIO | None = None,
         *,
         task: str | None = None,
-        better: Mapping[str, str] = MappingProxyType({}),
+        better: Mapping[str, str] | None = None,
         resume: Any = None,
         settings_yaml: str | None = None,
     ) -> None:
-        self.path = Path(path)
-        self.resume = resume
-        self.settings_yaml = settings_yaml
-        """What `go_on` writes, or has written; None: settings.yaml stays as it is."""
+        self.path, self.resume, self.settings_yaml = Path(path), resume, settings_yaml
         self._events = own(self.path) if events is None else events
         if resume is None:
             self._events.truncate(0)
-            header = {"kind": "header", "schema": SCHEMA, "task": task, "better": dict(better)}
-            self._events.write(json.dumps(header) + "\n")
+            header = {"kind": "header", "schema": SCHEMA, "task": task, "better": dict(better or {})}
+            self._events.write(json.dumps(header).encode() + b"\n")
             self._events.flush()
-        self._lock = threading.Lock()
         self._failure: OSError | None = None
         self._closed = threading.Event()
         threading.Thread(target=self._flush_regularly, name="records", daemon=True).start()
@@ -125,9 +98,7 @@ class RunFolder:
         disk can refuse comes first. A kill meanwhile loses no record; it may leave some in both files.
         """
         num_bytes = self.resume.checkpoint.events_bytes
-        with open(self.path / EVENTS, "rb") as file:
-            file.seek(num_bytes)
-            rest = file.read()
+        rest = (self.path / EVENTS).read_bytes()[num_bytes:]
         whole_lines = rest[: rest.rfind(b"\n") + 1]
         if whole_lines:
             with open(self.path / DISCARDED, "ab") as file:
@@ -145,32 +116,28 @@ class RunFolder:
         return whole_lines.count(b'"kind":"arrival"}\n')
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
+        """Into environment.json, or beside it where a run goes on."""
         name, number = "environment.json", 1
         while self.resume is not None and (self.path / name).exists():
             name, number = f"environment.resumed-{number}.json", number + 1
         write_json(self.path / name, environment)
 
     def append(self, record: Record) -> None:
-        """Append one record as one line. Non-finite numbers become null, never a number that looks measured.
+        """Append one record as one line.
 
         Raises:
             OSError: if this record, or one before it, cannot be written.
         """
-        line = json.dumps(_finite(vars(record)), separators=(",", ":")) + "\n"
-        with self._lock:
-            if self._failure is not None:
-                raise self._failure
-            self._events.write(line)
-            if record.kind != "arrival":
-                self._events.flush()
+        self._check()
+        self._events.write(encoded(record))
+        if record.kind != "arrival":
+            self._events.flush()
 
     def flushed_bytes(self) -> int:
         """Write all records; the length of events.jsonl with them."""
-        with self._lock:
-            if self._failure is not None:
-                raise self._failure
-            self._events.flush()
-            return os.fstat(self._events.fileno()).st_size
+        self._check()
+        self._events.flush()
+        return os.fstat(self._events.fileno()).st_size
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write all records, then the summary.
@@ -178,31 +145,31 @@ class RunFolder:
         Raises:
             OSError: if any of it cannot be written.
         """
-        with self._lock:
-            if self._failure is not None:
-                raise self._failure
-            self._events.flush()
+        self.flushed_bytes()
         write_json(self.path / "summary.json", {"schema": SCHEMA, **summary})
 
     def close(self) -> None:
         """Give the folder up, to be called when all else is in it; a second call does nothing."""
         self._closed.set()
-        with self._lock, contextlib.suppress(OSError):  # what cannot be written was said by `write_summary`
+        with contextlib.suppress(OSError):  # what cannot be written was said by `write_summary`
             self._events.close()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def _flush_regularly(self) -> None:
         while not self._closed.wait(FLUSH_SECONDS):
-            with self._lock:
-                if self._closed.is_set():
-                    return
-                try:
-                    self._events.flush()
-                except OSError as error:
-                    self._failure = error
-                    return
+            try:
+                self._events.flush()
+            except OSError as error:
+                self._failure = error
+                return
+            except ValueError:  # closed meanwhile
+                return
 
 
-def own(path: Path) -> TextIO:
+def own(path: Path) -> BinaryIO:
     """Make `path` if it is not there, and own it until the returned file, its events.jsonl, is closed or this process
     ends. What the file holds stays as it is.
 
@@ -211,7 +178,7 @@ def own(path: Path) -> TextIO:
     """
     while True:
         path.mkdir(parents=True, exist_ok=True)
-        file = open(path / EVENTS, "a", encoding="utf-8")  # noqa: SIM115 - closed by the caller
+        file = open(path / EVENTS, "ab")  # noqa: SIM115 - closed by the caller
         if not lock(file):
             file.close()
             raise UsageError(
@@ -224,8 +191,12 @@ def own(path: Path) -> TextIO:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write `content` as JSON so that `path` holds either the old content or all of the new one."""
-    write_text(path, json.dumps(_finite(content), indent=2) + "\n")
+    """Write `content` as JSON so that `path` holds either the old content or all of the new one.
+
+    Non-finite numbers become null, since JSON has no name for them.
+    """
+    plain = json.loads(json.dumps(content, default=dict), parse_constant=lambda name: None)
+    write_text(path, json.dumps(plain, indent=2) + "\n")
 
 
 def write_text(path: Path, content: str) -> None:
@@ -241,14 +212,3 @@ def _written_partial(path: Path, content: str) -> Path:
         file.flush()
         os.fsync(file.fileno())
     return partial
-
-
-def _finite(value: Any) -> Any:
-    """`value` with every non-finite float replaced by None, since JSON has no name for them."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value

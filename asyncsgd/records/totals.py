@@ -6,55 +6,40 @@ import collections
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
+
 from asyncsgd.records.events import Checkpointed, Evaluation, Event, Membership, MemoryUsed, Parts, Record
 
+PARTS = ("compute", "wait", "communicate", "apply", "evaluate", "checkpoint")
+"""What time goes to. The first three are added up over workers, so N workers have N seconds of them in a second; the
+server's `apply`, and `evaluate` and `checkpoint`, in which nobody trains, are seconds of the run. In synchronous runs
+the exchange of gradients is a part of `compute`, in whose backward pass it happens."""
 
-class Delays:
+
+class Delays(collections.Counter[int]):
     """The delays of all applied gradients, as counts per delay."""
 
-    def __init__(self) -> None:
-        self._counts: collections.Counter[int] = collections.Counter()
-
     def add(self, delay: int) -> None:
-        self._counts[delay] += 1
-
-    def counts(self) -> dict[int, int]:
-        """How many gradients had which delay; a copy."""
-        return dict(self._counts)
-
-    def load_counts(self, counts: Mapping[int, int]) -> None:
-        """Go on from `counts`."""
-        self._counts = collections.Counter(counts)
-
-    @property
-    def number(self) -> int:
-        return self._counts.total()
+        self[delay] += 1
 
     def quantile(self, share: float) -> int | None:
         """The smallest delay that at least `share` of the gradients do not exceed; None where there are none.
 
-        >>> delays = Delays()
-        >>> for delay in (0, 0, 1, 7):
-        ...     delays.add(delay)
+        >>> delays = Delays([0, 0, 1, 7])
         >>> delays.quantile(0.5), delays.quantile(0.95)
         (0, 7)
         """
-        seen = 0
-        for delay in sorted(self._counts):
-            seen += self._counts[delay]
-            if seen >= share * self.number:
+        seen, total = 0, self.total()
+        for delay in sorted(self):
+            seen += self[delay]
+            if seen >= share * total:
                 return delay
         return None
 
     def summary(self) -> dict[str, float | None]:
         """mean, p50, p95 and max, in updates; None where nothing was applied."""
-        mean = sum(delay * count for delay, count in self._counts.items()) / self.number if self._counts else None
-        return {
-            "mean": mean,
-            "p50": self.quantile(0.5),
-            "p95": self.quantile(0.95),
-            "max": max(self._counts, default=None),
-        }
+        mean = sum(delay * count for delay, count in self.items()) / self.total() if self else None
+        return {"mean": mean, "p50": self.quantile(0.5), "p95": self.quantile(0.95), "max": max(self, default=None)}
 
 
 class Progress:
@@ -80,14 +65,6 @@ class Progress:
             self.delays.add(delay)
 
 
-PARTS = ("compute", "wait", "communicate", "apply", "evaluate", "checkpoint")
-"""What time goes to. The first three are added up over workers, so N workers have N seconds of them in a second; the
-server's `apply`, and `evaluate` and `checkpoint`, in which nobody trains, are seconds of the run. In synchronous runs
-the exchange of gradients is a part of `compute`, in whose backward pass it happens."""
-
-_NUMBERS = (*("num_updates", "num_samples", "num_samples_applied", "train_seconds", "eval_seconds", "first_eval_loss"),)
-
-
 class Totals(Progress):
     """The totals of a run's records; call it with each record, in order."""
 
@@ -103,14 +80,15 @@ class Totals(Progress):
         """Of each worker's process: its resident set, and torch's memory on its GPU."""
         self.micro_batches = 1
         """The parts that a batch is computed in."""
-        self._samples_of: dict[int, int] = {}
+        self.samples_of: dict[int, int] = {}
+        """Of each dispatch that has arrived and is not applied yet."""
 
     def __call__(self, record: Record) -> None:
         if isinstance(record, Event | Evaluation | Membership):
             uses = () if isinstance(record, Evaluation) else record.uses
             self.advance(record.version, record.total_samples, record.train_seconds, uses)
         if isinstance(record, Event):
-            self._samples_of[record.dispatch] = record.num_samples
+            self.samples_of[record.dispatch] = record.num_samples
             seconds = self.seconds
             seconds["compute"] += record.compute_seconds
             seconds["wait"] += record.wait_seconds
@@ -118,7 +96,7 @@ class Totals(Progress):
             seconds["apply"] += record.apply_seconds
             self._use(record.uses)
             for dispatch in record.drops:
-                self._samples_of.pop(dispatch, None)
+                self.samples_of.pop(dispatch, None)
         elif isinstance(record, Evaluation):
             self.eval_seconds += record.eval_seconds
             self.seconds["evaluate"] += record.eval_seconds
@@ -136,33 +114,23 @@ class Totals(Progress):
                 before = self.peak_bytes.get(worker, (0, 0))  # larger where a worker has another process since
                 self.peak_bytes[worker] = (max(resident, before[0]), max(cuda, before[1]))
 
+    def _use(self, uses: tuple[tuple[int, int], ...]) -> None:
+        for dispatch, _ in uses:
+            self.num_samples_applied += self.samples_of.pop(dispatch, 0)  # a later use applies no new samples
+
     def state(self) -> dict[str, Any]:
         """All of it as JSON, for a checkpoint."""
-        kept = {name: getattr(self, name) for name in _NUMBERS}
-        return kept | {
-            "last": None if self.last is None else vars(self.last) | {"metrics": dict(self.last.metrics)},
-            "delays": sorted(self.delays.counts().items()),
-            "samples_of": sorted(self._samples_of.items()),
-            "seconds": dict(self.seconds),
-            "peak_bytes": sorted(self.peak_bytes.items()),
-            "micro_batches": self.micro_batches,
-        }
+        of_numbers = {name: sorted(getattr(self, name).items()) for name in _OF_NUMBERS}
+        last = None if self.last is None else msgspec.structs.asdict(self.last)
+        return {**vars(self), "seconds": dict(self.seconds), "last": last, **of_numbers}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`, as it was or as JSON has brought it back."""
-        for name in _NUMBERS:
-            setattr(self, name, state[name])
-        last = state["last"]
-        self.last = None if last is None else Evaluation(**last | {"worker_losses": tuple(last["worker_losses"])})
-        self.delays.load_counts(dict(state["delays"]))
-        self._samples_of = dict(state["samples_of"])
-        self.seconds = dict.fromkeys(PARTS, 0.0) | dict(state.get("seconds", {}))  # a checkpoint may be older
-        self.peak_bytes = {worker: (peak[0], peak[1]) for worker, peak in state.get("peak_bytes", ())}
-        self.micro_batches = state.get("micro_batches", self.micro_batches)
-
-    def _use(self, uses: tuple[tuple[int, int], ...]) -> None:
-        for dispatch, _ in uses:
-            self.num_samples_applied += self._samples_of.pop(dispatch, 0)  # a later use applies no new samples
+        vars(self).update((name, state[name]) for name in vars(self).keys() & state.keys() - _OF_NUMBERS)
+        self.seconds = dict(self.seconds)
+        self.last = None if state["last"] is None else Evaluation.of(state["last"])
+        self.delays, self.samples_of = Delays(dict(state["delays"])), dict(state["samples_of"])
+        self.peak_bytes = {worker: (resident, cuda) for worker, (resident, cuda) in state["peak_bytes"]}
 
     def as_summary(self) -> dict[str, Any]:
         """The summary's fields that come from records; None where nothing was measured."""
@@ -182,3 +150,7 @@ class Totals(Progress):
             "delay": self.delays.summary(),
             "seconds": dict(self.seconds),
         }
+
+
+_OF_NUMBERS = {"delays", "samples_of", "peak_bytes"}
+"""Dictionaries whose keys are numbers, which JSON does not have."""

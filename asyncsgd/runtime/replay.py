@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import msgspec
 from torch import Tensor
 
 from asyncsgd.batches import Source, count_batches
@@ -209,7 +210,7 @@ class Replay:
     def _compare(self, record: Record) -> None:
         """The record of what happened here beside the one in the log."""
         if isinstance(record, Event | Membership):
-            self._check(self._record, vars(record))
+            self._check(self._record, msgspec.structs.asdict(record))
 
     def _check(self, logged: LogRecord, here: dict[str, Any]) -> None:
         for name in COMPARED:

@@ -8,7 +8,7 @@ import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, BinaryIO, cast
 
 from asyncsgd.errors import UsageError
 from asyncsgd.records.events import DONE, EVENTS, FAILED, INTERRUPTED, read_events
@@ -137,7 +137,7 @@ def free_folder(parent: Path, name: str) -> Path:
     return path
 
 
-def _take(path: Path, flags: Flags, settings: Any) -> TextIO:
+def _take(path: Path, flags: Flags, settings: Any) -> BinaryIO:
     """Own the folder at `path`, after what lies there was set aside; see `open_run_folder` and `own`."""
     is_run = (path / "settings.yaml").is_file()
     begun = path.is_dir() and all(

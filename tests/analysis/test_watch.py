@@ -142,7 +142,7 @@ def test_a_log_that_grows_is_read_once_wherever_it_is_cut(tmp_path_factory):
             run.read()
         assert run.workers == wanted.workers
         assert run.evaluations == wanted.evaluations
-        assert vars(run.progress.delays) == vars(wanted.progress.delays)
+        assert run.progress.delays == wanted.progress.delays
         assert (run.progress.num_samples, run.faults) == (wanted.progress.num_samples, wanted.faults)
 
     check()
