@@ -343,8 +343,8 @@ MUTANTS = [
     Mutant(
         "summary: the samples of a gradient that is used in several steps are counted in each of them",
         "asyncsgd/records/totals.py",
-        "self.num_samples_applied += self._samples_of.pop(dispatch, 0)",
-        "self.num_samples_applied += self._samples_of.get(dispatch, 0)",
+        "self.num_samples_applied += self.samples_of.pop(dispatch, 0)",
+        "self.num_samples_applied += self.samples_of.get(dispatch, 0)",
         "tests/test_churn.py",
     ),
     Mutant(
