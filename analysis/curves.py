@@ -14,6 +14,8 @@ from analysis.stats import t_interval
 
 Curve: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Positions, strictly increasing, and losses there."""
+SAME_LOOKS = 1.1
+"""How many times as often one of two runs may be looked at that stop where they see a loss."""
 
 
 def curve(frame: pd.DataFrame, x: str, y: str = "loss") -> Curve:
@@ -61,11 +63,35 @@ def on_common_looks(curves: Sequence[Curve]) -> list[Curve]:
     return [(x[k], y[k]) for (x, y), k in zip(curves, kept, strict=True)]
 
 
+def until_shared(curve: Curve, other: Curve) -> Curve:
+    """A curve that ends where a loss was first seen, up to the last look that the other has too, or would have had.
+
+    Who is looked at more often sees a loss sooner, so looks of its own must not end its wait.
+    """
+    x, y = curve
+    if len(x) < 2:
+        return curve
+    own = float(np.median(np.diff(x)))
+    shared = _going_on(other[0], x[-1] + own)
+    steps = (own, float(np.diff(shared).mean()) if len(shared) > 1 else math.inf)
+    if max(steps) <= SAME_LOOKS * min(steps):
+        return curve
+    beside = min(steps) / 2 * (1 - 1e-9)
+    kept = x < shared[shared < x[-1] + beside].max(initial=x[0]) + beside
+    return x[kept], y[kept]
+
+
+def _going_on(looks: NDArray[np.float64], end: float) -> NDArray[np.float64]:
+    """Looks that go on to `end` in their mean spacing."""
+    if len(looks) < 2:
+        return looks
+    step = (looks[-1] - looks[0]) / (len(looks) - 1)
+    return np.append(looks, looks[-1] + step * np.arange(1, round(max(0.0, end - looks[-1]) / step) + 1))
+
+
 def _nearest(x: NDArray[np.float64], sparse: NDArray[np.float64]) -> list[int] | slice:
     """The looks of `x` nearest to those of the sparsest curve, whose mean spacing goes on beyond its end."""
-    if len(sparse) > 1:
-        step = (sparse[-1] - sparse[0]) / (len(sparse) - 1)
-        sparse = np.append(sparse, sparse[-1] + step * np.arange(1, round(max(0.0, x[-1] - sparse[-1]) / step) + 1))
+    sparse = _going_on(sparse, x[-1])
     wanted = np.unique(np.minimum(sparse, x[-1]))
     wanted[-1] = x[-1]
     spare = len(x) - len(wanted)

@@ -229,7 +229,7 @@ def _question(
         if timed
         else (0, 0),
         "nothing": pairs.unlike or values.nothing,
-        "unlike": bool(pairs.unlike) or apart or values.unlike,
+        "unlike": bool(pairs.unlike) or apart,
         "left_out": pairs.left_out,
         "notes": (*pairs.notes, *values.notes),
         "caveats": caveats,

@@ -6,6 +6,7 @@ What makes two runs comparable is decided in `unlike`, over the columns of `runs
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,18 +14,20 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.curves import Curve, curve, loss_at, on_common_looks, reached
+from analysis.curves import Curve, curve, loss_at, on_common_looks, reached, until_shared
 from analysis.questions import Plan
 from asyncsgd.study.arms import differing
 
 FROM_SCRATCH = "from scratch: not STILT"
 UNEQUAL_BATCHES = "unequal batches"
 BY_RANKS = "a diverged run is worse than any other, so the pairs are compared by ranks"
-WHOLE, OTHERS, SAME_BATCH, SAME_LOOKS = 0.95, 0.1, 0.01, 1.1
+WHOLE, OTHERS, SAME_BATCH = 0.95, 0.1, 0.01
 """Share of the planned samples that a run must have; of the cores that others may have had; by which the samples of an
-update may differ; how many times as often one of two arms may be evaluated that stop at a target."""
+update may differ."""
 RISEN = "at the target and"
 """In the note on runs that do not hold the target at their end."""
+ALONE = "at target_loss where the other run of the pair was not evaluated"
+"""In the note on runs that stopped so."""
 RESULT = {
     "task": "task",
     "model": "model",
@@ -35,6 +38,10 @@ RESULT = {
     "start": "initial parameters",
 }
 """Columns of `runs` that both runs of a pair must share for their losses to be compared, in words."""
+NOT_IN_EVERY_TASK = ("model", "evaluation", "terms", "from_scratch", "device", "threads")
+"""Those that some runs have no value of; where neither run has one, they are alike."""
+BUDGET = ("samples", "epochs", "seconds", "budget_seconds", "target_loss", "patience")
+"""Settings that end a run, and that its learning rate may follow: no pair may differ in them unless it is meant to."""
 RECIPE = (
     *("learning_rate", "schedule", "warmup", "optimizer", "weight_decay", "momentum", "beta1", "beta2", "clip_norm"),
     *("precision", "dropout", "seq_len", "blocks", "sampling", "mask", "mask_prob"),
@@ -49,28 +56,32 @@ PLANNED = {"device": "device", "threads": "threads"}
 def unlike(ours: Any, theirs: Any, plan: Plan, *, seconds: bool = False) -> str:
     """The first thing in which two runs of a seed must not differ and do; empty where they are comparable.
 
-    What is known of one run only is a difference. A machine that nobody knows is one too. Without a plan nothing says
-    which settings arms are meant to differ in, but for the reader (`Plan.apart`).
+    What is known of one run only is a difference; so is what neither says, but where a task may have none. Arms may
+    differ in the settings in which the plan says so, or, of loose runs, the reader (`Plan.apart`).
     """
     for column, words in (TIMED if seconds else RESULT).items():
         here, there = getattr(ours, column), getattr(theirs, column)
         known, other = (not (pd.isna(value) or value == "") for value in (here, there))
-        if known and other and here == there:
-            continue
-        if not known and not other and column != "machine":
+        if known == other and (here == there if known else column in NOT_IN_EVERY_TASK):
             continue
         if column == "model" and ours.start and ours.start == theirs.start:
             continue  # the same weights, in another folder
-        if column in PLANNED and len({str(plan.setting(run.arm, PLANNED[column])) for run in (ours, theirs)}) > 1:
+        if column in PLANNED and _meant(ours, theirs, PLANNED[column], plan):
             continue
         told = [_told(value, column) if there else "not known" for value, there in ((here, known), (there, other))]
         return f"{words} of {ours.arm}: {told[0]}; of {theirs.arm}: {told[1]}"
-    for key in RECIPE if not seconds and not plan.runs else ():
-        values = [str(run.settings.get(key)) for run in (ours, theirs)]
-        if values[0] != values[1] and key not in plan.apart:
-            where = f"{key} of {ours.arm}: {values[0]}; of {theirs.arm}: {values[1]}"
-            return f"{where} (if the arms are meant to differ in it: --arms {','.join((*plan.apart, key))})"
+    for key in () if seconds else BUDGET if plan.runs else (*BUDGET, *RECIPE):
+        here, there = ours.settings.get(key), theirs.settings.get(key)
+        if here != there and str(here) != str(there) and not _meant(ours, theirs, key, plan):
+            hint = f" (if the arms are meant to differ in it: --arms {','.join((*plan.apart, key))})"
+            told = [_told(value, key) for value in (here, there)]
+            return f"{key} of {ours.arm}: {told[0]}; of {theirs.arm}: {told[1]}{hint * (not plan.runs)}"
     return ""
+
+
+def _meant(ours: Any, theirs: Any, key: str, plan: Plan) -> bool:
+    said = [(plan.arms.get(run.arm, {}).get("settings") or {}).get(key, "") for run in (ours, theirs)]
+    return key in plan.apart or str(said[0]) != str(said[1])
 
 
 def _told(value: Any, column: str) -> str:
@@ -245,8 +256,6 @@ class Values(NamedTuple):
     """Whether the budget is where a run ended that had not reached the target."""
     longest: float = math.nan
     """Second at which the last run ended."""
-    unlike: bool = False
-    """Whether `nothing` says that they must not be compared."""
     crossed: NDArray[np.float64] = np.array([])
     """Seconds to the target of both runs of every pair (P x 2); inf: never."""
 
@@ -275,9 +284,23 @@ class Measure:
         """When each of `runs` is at the target, on looks that all had; never for one that diverged, or that ends above
         its own start.
         """
-        own = [None if run.diverged or self._lost(run.run) else self.curve(run.run, x) for run in runs]
-        known = iter(on_common_looks([one for one in own if one is not None]))
-        return [math.inf if one is None else reached(next(known), target) for one in own]
+        looks = self.looks([run for run in runs if not (run.diverged or self._lost(run.run))], x)
+        known = dict(zip(looks, on_common_looks(list(looks.values())), strict=True))
+        return [reached(known[run.run], target) if run.run in known else math.inf for run in runs]
+
+    def looks(self, runs: Sequence[Any], x: str) -> dict[str, Curve]:
+        """The curves of runs that are compared; one that stopped at its target_loss ends at a look that all share."""
+        own = {run.run: self.curve(run.run, x) for run in runs}
+        for run in runs:
+            if self.stopped(run):
+                for other in own.keys() - {run.run}:
+                    own[run.run] = until_shared(own[run.run], self.curve(other, x))
+        return own
+
+    def stopped(self, run: Any) -> bool:
+        """Whether a run ended where it was first seen at its target_loss."""
+        goal, losses = run.settings.get("target_loss"), self.curve(run.run, "samples")[1]
+        return goal is not None and not run.diverged and len(losses) > 0 and bool(losses[-1] <= goal)
 
     def _lost(self, run: str) -> bool:
         losses = self.curve(run, "samples")[1]
@@ -297,14 +320,17 @@ class Measure:
             return Values(same, same, seeds, nothing="every run of both arms diverged" if rows else "")
         if why := self._cut_short(alive):
             return Values(NONE, NONE, [], nothing=why)
-        ends = {run.run: float(self.curve(run.run, x)[0][-1]) for run in alive}
+        watched: dict[str, Curve] = {}
+        for both in rows:
+            watched |= self.looks([run for run in both if not run.diverged], x)
+        ends = {run: float(curve[0][-1]) for run, curve in watched.items()}
         common, last = min(ends.values()), max(ends.values())
         values, shared = [], []
         for both in rows:
             own = [ends[run.run] for run in both if run.run in ends]
             at = common if x == "samples" else min(own, default=math.nan)
             shared += [at] * bool(own)
-            values.append([math.inf if run.diverged else loss_at(self.curve(run.run, x), at) for run in both])
+            values.append([math.inf if run.diverged else loss_at(watched[run.run], at) for run in both])
         known = [not math.isnan(sum(pair)) for pair in values]
         ours, theirs = np.array([pair for pair, there in zip(values, known, strict=True) if there]).reshape(-1, 2).T
         notes = [_where(x, shared, last)] if min(shared) < WHOLE * last else []
@@ -335,9 +361,10 @@ class Measure:
             return Values(NONE, NONE, [])
         times = np.array([self.crossings(pair, target) for pair in both])
         runs = [run for pair in both for run in pair]
-        if why := self._looks(both):
-            return Values(NONE, NONE, [], nothing=why, unlike=True)
-        budget, common, why = self._budget(runs, times.ravel())
+        ends = {run.run: self.end(run.run, "seconds") for run in runs}
+        shared = {name: x[-1] for pair in both for name, (x, _) in self.looks(pair, "seconds").items() if len(x)}
+        alone = [run for run in runs if self.stopped(run) and shared[run.run] < ends[run.run]]
+        budget, common, why = self._budget(runs, times.ravel(), ends | {run.run: shared[run.run] for run in alone})
         unit = "s" if pairs.clock == "measured" else "virtual s"
         nothing = ""
         cut_short = why == CUT_SHORT
@@ -349,26 +376,16 @@ class Measure:
                     f"{arm} {np.isfinite(side).sum()} of {len(side)}"
                     for arm, side in zip((pairs.treatment, pairs.reference), times.T, strict=True)
                 )
-                nothing += f" before {budget:.4g} {unit}, when the first run that missed it ended (later: {counts})"
+                ended = "the last look that all share" if alone else "when the first run that missed it ended"
+                nothing += f" before {budget:.4g} {unit}, {ended} (later: {counts})"
         notes = [f"{why} {budget:.4g} {unit}", *self._risen(both, times <= budget, target)]
+        for arm, number in Counter(run.arm for run in alone).items():
+            notes.append(f"{number} of {len(both)} runs of {arm} stopped {ALONE}")
         ours, theirs = np.minimum(times, budget).T
         seeds = [pair[0].Index for pair in both]
-        longest = max(self.end(run.run, "seconds") for run in runs)
+        longest = max(ends.values())
         found = Values(ours, theirs, seeds, tuple(notes), nothing, budget=budget, common=common, crossed=times)
         return found._replace(cut_short=cut_short, longest=longest)
-
-    def _looks(self, both: Sequence[tuple[Any, Any]]) -> str:
-        """Why times cannot be compared: runs stop where they are seen at a target, and one arm is seen more often."""
-        for pair in both:
-            steps = [np.diff(self.curve(run.run, "samples")[0]) for run in pair]
-            if all(run.settings.get("target_loss") for run in pair) and all(len(step) for step in steps):
-                ours, theirs = (float(np.median(step)) for step in steps)
-                if max(ours, theirs) > SAME_LOOKS * min(ours, theirs):
-                    told = (
-                        f"an evaluation every {ours:g} samples in {pair[0].arm} and every {theirs:g} in {pair[1].arm}"
-                    )
-                    return f"runs stop where they are first seen at target_loss, and there is {told}"
-        return ""
 
     def _risen(self, both: Sequence[tuple[Any, Any]], there: NDArray[np.bool], target: float) -> Iterator[str]:
         """How many runs of each arm were at the target and do not hold it at their end."""
@@ -381,20 +398,18 @@ class Measure:
                 are = ("was", "is", "its") if above == 1 else ("were", "are", "their")
                 yield f"{above} of {len(runs)} runs of {runs[0].arm} {are[0]} {RISEN} {are[1]} above it at {are[2]} end"
 
-    def _budget(self, runs: Sequence[Any], times: NDArray[np.float64]) -> tuple[float, bool, str]:
+    def _budget(
+        self, runs: Sequence[Any], times: NDArray[np.float64], ends: Mapping[str, float]
+    ) -> tuple[float, bool, str]:
         """The second up to which all are known: what every run was given; else where the first that missed it ended."""
         given = {run.settings.get("seconds") for run in runs}
-        missed = [
-            self.end(run.run, "seconds")
-            for run, at in zip(runs, times, strict=True)
-            if math.isinf(at) and not run.diverged
-        ]
+        missed = [ends[run.run] for run, at in zip(runs, times, strict=True) if math.isinf(at) and not run.diverged]
         budget = given.pop() if len(given) == 1 else None
         if budget and all(end >= budget for end in missed):
             return float(budget), True, "every run had"
-        if any(end > 0 for end in missed):
-            return min(end for end in missed if end > 0), False, CUT_SHORT
-        return max(self.end(run.run, "seconds") for run in runs), False, "restricted to the longest run,"
+        if missed and max(missed) > 0:
+            return min(missed), False, CUT_SHORT
+        return max(ends.values()), False, "restricted to the longest run,"
 
 
 CUT_SHORT = "restricted to where the first run that missed it ended,"

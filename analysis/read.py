@@ -17,7 +17,7 @@ import pandas as pd
 from analysis.places import PLACED, UNREADABLE, misplaced, missing, placed, planned, with_arms, with_parents
 from analysis.questions import Plan, read_plan
 from asyncsgd.errors import UsageError
-from asyncsgd.records.events import DIVERGED, DONE, EVENTS, SCHEMA, read_better, read_events, read_json
+from asyncsgd.records.events import DIVERGED, DONE, EVENTS, SCHEMA, read_events, read_header, read_json
 from asyncsgd.settings.yaml_reader import read_yaml
 from asyncsgd.study.finetuning import SCORES
 
@@ -196,9 +196,10 @@ def read_run(path: Path) -> tuple[dict[str, Any], pd.DataFrame]:
         summary = _summary(path / "summary.json")
         better: dict[str, str] = {}
         if (path / EVENTS).is_file():
-            better = read_better(path / EVENTS)
+            header = read_header(path / EVENTS)
+            better = header.get("better") or {}
             curve, told = _events(path / EVENTS)
-            row |= told
+            row |= told | {"task": header.get("task") or ""}
         if not summary:
             why = "no summary.json: it was killed or is still running"
             return row | {"status": UNFINISHED, "left_out": f"{UNFINISHED}: {why}"}, curve
@@ -321,7 +322,7 @@ def _of_summary(summary: dict[str, Any], better: Mapping[str, str]) -> dict[str,
     shares = [load.get(key) for key in ("others_share", "stolen_share")]
     return {
         "status": summary["status"],
-        "task": "finetuning" if finetuned else get("task") or "",
+        "task": "finetuning" if finetuned else get("task"),
         "mode": get("mode") or "",
         "rule": get("rule") or "",
         "algorithm": algorithm(get("mode") or "", get("rule") or ""),

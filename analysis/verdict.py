@@ -11,7 +11,7 @@ import pandas as pd
 
 from analysis import stats
 from analysis.judge import AFTER_OTHERS, DECIDED, EQUAL_AFTER_OTHERS, ON_MARGIN, hopeless_because
-from analysis.pairs import BY_RANKS, FROM_SCRATCH, RISEN, UNEQUAL_BATCHES
+from analysis.pairs import ALONE, BY_RANKS, FROM_SCRATCH, RISEN, UNEQUAL_BATCHES
 from analysis.questions import BASELINE, TIMES, Plan, is_primary
 from asyncsgd.study.finetuning import SCORES
 
@@ -169,8 +169,10 @@ def _time(row: Any, ours: str, theirs: str) -> str:
     whether = f"whether {ours} reaches the target sooner or later than {theirs} is undecided"
     everybody = row.reached == (row.n, row.n)
     if row.cut_short and row.word == "undecided":
-        advice = f"give every run seconds={_round_up(row.longest)} in place of samples="
-        return f"{whether}, as the faster arm's budget ended first: {advice}"
+        alone = any(ALONE in note for note in row.notes)
+        why = f"a run stopped {ALONE}" if alone else "the faster arm's budget ended first"
+        advice = f"give every run seconds={_round_up(row.longest)} in place of"
+        return f"{whether}, as {why}: {advice} {'target_loss' if alone else 'samples'}="
     counts = (
         f"within {float(f'{row.budget:.3g}'):g} {unit}, {_reached(ours, 'the target', row, 0)} and "
         f"{_reached(theirs, 'it', row, 1)}"

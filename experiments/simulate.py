@@ -86,6 +86,8 @@ def show_help(given: dict[str, Any]) -> bool:
 
 def simulate(settings: Any, runs_dir: Path, command: str, stop: StopRequest) -> int:
     """Run, write the folder, say what came out; the exit code."""
+    import torch
+
     from asyncsgd.hardware import Hardware
     from asyncsgd.records.console import Recorder, teller
     from asyncsgd.records.events import DONE, FAILED, INTERRUPTED
@@ -95,7 +97,7 @@ def simulate(settings: Any, runs_dir: Path, command: str, stop: StopRequest) -> 
     from asyncsgd.simulation.simulate import vector_sha256
 
     try:
-        folder = RunFolder(free_folder(runs_dir, name_of(settings)))
+        folder = RunFolder(free_folder(runs_dir, name_of(settings)), task=EXPERIMENT)
         write_settings(folder.path / "settings.yaml", settings, command)
         environment = describe_environment(1, settings.workers) | {"oversubscription": None}
         folder.write_environment(environment | dataclasses.asdict(Hardware.here("cpu")))
@@ -140,6 +142,7 @@ def simulate(settings: Any, runs_dir: Path, command: str, stop: StopRequest) -> 
             "rule_acted": None if done.rule_acted is None else dataclasses.asdict(done.rule_acted),
             "data": settings.problem,
             "data_fingerprint": problem,
+            "init_sha256": vector_sha256(torch.from_numpy(settings.instance().initial())),
             "parameters_sha256": vector_sha256(done.parameters),
         }
     )

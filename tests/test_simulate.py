@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from doors import ALL, PROBLEMS, ROOT, SPEEDS, Finished, cli
+from doors import ALL, PROBLEMS, ROOT, SPEEDS, Finished, asyncsgd, cli
 from marks import slow
 
 
@@ -43,6 +43,13 @@ def test_methods_with_a_runtime_of_their_own_run_and_their_replay_is_refused(met
     replayed = cli(["asyncsgd", "replay", run.path])
     assert replayed.code == 2
     assert "has no server whose log could be replayed" in replayed.err
+
+
+def test_runs_of_two_rules_are_comparable(tmp_path):
+    for seed in range(2):
+        for rule in ("synchronous", "asynchronous"):
+            assert simulate(f"--rule {rule} --nproc 4 --seconds 60 --seed {seed}", tmp_path).code == 0
+    assert "not comparable" not in set(asyncsgd.load(tmp_path).tests["word"])
 
 
 @pytest.mark.parametrize("speeds", SPEEDS, ids=str)

@@ -32,6 +32,9 @@ them is a difference, or equivalent. Holm's method corrects both; the last colum
 just below it. One of them is evaluated 1 to 8 times as often as the other. Times are taken on common looks; the last
 column shows what each curve's own looks would give.
 
+**Stops**: the same where every run stops at the first look at or below the target. Then the time ends at the last look
+that both runs of a pair share.
+
 **Power**: the share of studies in which the sign-flip test finds the difference that reports call the smallest
 detectable one. It is made for normal differences, where it is to be 80 %.
 
@@ -56,7 +59,7 @@ import numpy
 from numpy.typing import NDArray
 from scipy import stats
 
-from analysis.curves import Curve, on_common_looks, reached
+from analysis.curves import Curve, on_common_looks, reached, until_shared
 from analysis.statistics.across_tasks import mean_improvement, stratified_bootstrap
 from analysis.statistics.intervals import Interval
 from analysis.stats import detectable_effect, equivalence, holm, sign_flip
@@ -167,7 +170,7 @@ def seconds(losses: NDArray[numpy.float64], generator: numpy.random.Generator) -
     return times
 
 
-def looks(name: str, n: int, num_studies: int, seed: int) -> dict[str, float]:
+def looks(name: str, n: int, num_studies: int, seed: int, *, stopped: bool = False) -> dict[str, float]:
     """How often a mode is sooner or later only because it, or the other, was evaluated more often."""
     generator = numpy.random.default_rng([seed, 4, n, list(NOISES).index(name)])
     found = {}
@@ -176,14 +179,28 @@ def looks(name: str, n: int, num_studies: int, seed: int) -> dict[str, float]:
         hits = 0
         for _ in range(num_studies):
             pairs = [(_looked_at(often, name, generator), _looked_at(FEW_LOOKS, name, generator)) for _ in range(n)]
-            times = [
-                [min(reached(curve, TARGET), LOOK_SECONDS) for curve in (pair if own else on_common_looks(pair))]
-                for pair in pairs
-            ]
-            ours, theirs = zip(*times, strict=True)
-            hits += ours != theirs and sign_flip(ours, theirs)[0] < ALPHA
+            if stopped:
+                pairs = [(_until(TARGET, first), _until(TARGET, second)) for first, second in pairs]
+            if stopped and not own:
+                pairs = [(until_shared(first, second), until_shared(second, first)) for first, second in pairs]
+            times = [[reached(curve, TARGET) for curve in (pair if own else on_common_looks(pair))] for pair in pairs]
+            ends = numpy.array([[curve[0][-1] for curve in pair] for pair in pairs])
+            missed = ends[numpy.isinf(times)].min(initial=LOOK_SECONDS)
+            ours, theirs = numpy.minimum(times, missed).T
+            hits += bool(numpy.ptp(ours - theirs)) and sign_flip(ours, theirs)[0] < ALPHA
         found[f"{more:g} times{', own' * own}"] = hits / num_studies
     return found
+
+
+def stops(name: str, n: int, num_studies: int, seed: int) -> dict[str, float]:
+    """As `looks`, of runs that stop where they are seen at the target."""
+    return looks(name, n, num_studies, seed, stopped=True)
+
+
+def _until(target: float, curve: Curve) -> Curve:
+    x, y = curve
+    end = int((y <= target).argmax()) + 1 if (y <= target).any() else len(y)
+    return x[:end], y[:end]
 
 
 def _looked_at(number: int, name: str, generator: numpy.random.Generator) -> Curve:
@@ -293,6 +310,7 @@ def run(arguments: argparse.Namespace) -> None:
     print_table("noise in one arm alone", one_arm, arguments.studies, arguments.seed, ONE_ARM)
     print_table(f"families of {FAMILY}", families, arguments.studies, arguments.seed)
     print_table("sooner or later by looks alone", looks, arguments.studies, arguments.seed)
+    print_table("the same of runs that stop there", stops, arguments.studies, arguments.seed)
     print_table("power and guard", power_and_guard, arguments.studies, arguments.seed)
     print_table("coverage of paired differences", coverage, arguments.studies, arguments.seed)
     title = f"coverage of P(improvement) over {TASKS} tasks"

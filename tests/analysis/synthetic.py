@@ -107,12 +107,14 @@ def write_run(
     data_fingerprint="f00d",
     oversubscription=None,
     learning_rate=None,
+    budget=None,
     summary=None,
     environment=None,
 ):
     """Write one pretraining run folder.
 
     Args:
+        budget: in samples, unless its arm has one in seconds; None: as many as its curve has.
         status: None leaves summary.json out, as a killed run does.
         delays: of the applied gradients; the arrivals are spread evenly over the run, workers in turn.
         summary: further or other keys of summary.json.
@@ -136,7 +138,7 @@ def write_run(
         "clock": arm.clock,
         "speeds": arm.speeds,
         "seed": seed,
-        "samples": last_samples,
+        "samples": None if arm.settings.get("seconds") else budget or last_samples,
         "learning_rate": arm.learning_rate if learning_rate is None else learning_rate,
         "batch_size": arm.batch_size,
         "model": "tiny" if from_scratch else "base",
@@ -168,9 +170,11 @@ def write_run(
             "status": status,
             "message": message,
             "experiment": "stilt_mlm",
+            "task": "masked_lm",
             "mode": arm.mode,
             "rule": arm.rule,
             "from_scratch": from_scratch,
+            "init_sha256": hashlib.sha256(f"{settings['model']} {seed}".encode()).hexdigest(),
             "num_workers": arm.num_workers,
             "threads": 1,
             "seed": seed,
@@ -357,13 +361,15 @@ def write_study(folder, curves, arms, *, first_seed=100, registration=None, dela
     runs = []
     for name, of_arm in curves.items():
         arm = by_name[str(name)]
+        most = max((curve[-1][0] for curve in of_arm if curve), default=None)
         for number, curve in enumerate(of_arm):
             seed = first_seed + number
             path = f"test/{arm.name}/s{seed}"
             runs.append(planned(path, "test", arm.name, seed))
             own = (delays or {}).get(arm.name, ())
             status = DIVERGED if curve and curve[-1][2] is None else DONE
-            write_run(folder / path, arm, curve, seed=seed, delays=own, from_scratch=from_scratch, status=status)
+            how = {"seed": seed, "delays": own, "from_scratch": from_scratch, "status": status, "budget": most}
+            write_run(folder / path, arm, curve, **how)
     if registration is not None:
         write_registration(folder, **registration)
     write_plan(folder, arms, runs)

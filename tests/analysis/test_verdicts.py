@@ -5,6 +5,7 @@ import math
 import shutil
 
 import pytest
+import yaml
 from doors import asyncsgd, cli
 from reading import results_of, row_of
 from scenarios import ASYNC, EIGHT, SOONER, SYNC, ends_at, reaches, two_arms
@@ -27,9 +28,11 @@ def of_arm(folder, arm, file="summary.json"):
     return sorted((folder / "test" / arm.name).glob(f"s*/{file}"))
 
 
-def changed(folder, file="summary.json", **changes):
+def changed(folder, **changes):
+    """Two of eight runs of an arm are of something else."""
+
     def change(study):
-        for path in of_arm(study, ASYNC, file):
+        for path in of_arm(study, ASYNC)[:2]:
             edit_json(path, **changes)
 
     return two_arms(folder, *CURVES, afterwards=change)
@@ -38,21 +41,66 @@ def changed(folder, file="summary.json", **changes):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"task": "causal_lm"}, "task of async-w4-virtual: causal_lm; of sync-w4-virtual: not known"),
+        ({"task": "causal_lm"}, "task of async-w4-virtual: causal_lm; of sync-w4-virtual: masked_lm"),
         ({"data_fingerprint": "beef"}, "data of async-w4-virtual: beef; of sync-w4-virtual: f00d"),
         ({"eval_masking": "word:0.3"}, "evaluation masks of async-w4-virtual: word:0.3; of sync-w4-virtual: not known"),
         ({"eval_weight": 24.0}, "evaluated terms of async-w4-virtual: 24; of sync-w4-virtual: 300"),
-        (
-            {"init_sha256": "ab" * 32},
-            f"initial parameters of async-w4-virtual: {'ab' * 6}; of sync-w4-virtual: not known",
-        ),
+        ({"init_sha256": None}, "initial parameters of async-w4-virtual: not known; of sync-w4-virtual: "),
+        ({"init_sha256": "ab" * 32}, f"initial parameters of async-w4-virtual: {'ab' * 6}; of sync-w4-virtual: "),
         ({"from_scratch": True}, "random start of async-w4-virtual: True; of sync-w4-virtual: False"),
     ],
 )
 def test_runs_that_differ_in_what_decides_a_result_are_not_comparable(tmp_path, changes, told):
     study = changed(tmp_path, **changes)
     assert set(study.tests["word"]) == {"not comparable"}
-    assert set(study.tests["reason"]) == {told}
+    assert all(reason.startswith(told) for reason in study.tests["reason"])
+
+
+@pytest.mark.parametrize(
+    ("key", "what"), [("task", "task"), ("data_fingerprint", "data"), ("init_sha256", "initial parameters")]
+)
+def test_what_is_known_of_neither_run_is_not_the_same(tmp_path, key, what):
+    def change(study):
+        for path in study.glob("test/*/s*/summary.json"):
+            edit_json(path, **{key: None})
+            events = path.with_name("events.jsonl")
+            events.write_text(
+                events.read_text().replace(
+                    '"task": "masked_lm"', '"task": null' if key == "task" else '"task": "masked_lm"', 1
+                )
+            )
+
+    study = two_arms(tmp_path, *CURVES, afterwards=change)
+    assert set(study.tests["word"]) == {"not comparable"}
+    assert set(study.tests["reason"]) == {f"{what} of async-w4-virtual: not known; of sync-w4-virtual: not known"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), {"samples": 1650, "seconds": 150, "epochs": 2, "target_loss": 4.1, "patience": 3}.items()
+)
+def test_runs_of_unlike_budgets_are_not_comparable_unless_the_plan_says_that_they_differ_in_it(tmp_path, key, value):
+    def change(study):
+        for path in of_arm(study, ASYNC, "settings.yaml"):
+            path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {key: value}))
+
+    arms = [dataclasses.replace(arm, settings={}) for arm in (SYNC, ASYNC)]
+    study = two_arms(tmp_path / "unsaid", *CURVES, arms=arms, afterwards=change)
+    assert set(study.tests["word"]) == {"not comparable"}
+    assert all(reason.startswith(f"{key} of async-w4-virtual: {value}; of sync") for reason in study.tests["reason"])
+    arms[1] = dataclasses.replace(ASYNC, settings={"samples": 1600, key: value})
+    study = two_arms(tmp_path / "said", *CURVES, arms=arms, afterwards=change)
+    assert row_of(study, "loss_at_equal_samples").word == "better"
+
+
+def test_loose_runs_of_unlike_budgets_are_compared_where_the_reader_says_that_they_differ_in_it(tmp_path):
+    for arm, times, end in ((SYNC, EIGHT, 100.0), (ASYNC, SOONER, 90.0)):
+        own = dataclasses.replace(arm, settings={"seconds": end})
+        for seed, time in enumerate(times):
+            write_run(tmp_path / f"{arm.algorithm}{seed}", own, reaches(time, end=end), seed=seed)
+    row = row_of(results_of(tmp_path), "loss_at_equal_samples")
+    assert row.word == "not comparable"
+    assert row.reason.startswith("seconds of async-w4-virtual: 90; of sync-w4-virtual: 100 (if the arms are meant to")
+    assert row_of(asyncsgd.load(tmp_path, arms=["seconds"]), "loss_at_equal_samples").word == "better"
 
 
 def test_another_model_is_not_comparable_although_the_plan_says_it(tmp_path):
@@ -173,26 +221,34 @@ def test_a_run_that_ends_far_above_its_start_never_reached_a_target_and_one_that
     assert "1 of 8 runs of async-w4-virtual was at the target and is above it at its end." in study.headlines[0].text
 
 
-@pytest.mark.parametrize("times", [2, 6])
-def test_arms_that_stop_at_the_target_must_be_looked_at_equally_often(tmp_path, times):
-    """The same curves stopped where the target was first seen: who looks oftener sees a low loss sooner."""
-    import numpy
+def stopped(folder, reference, treatment):
+    """Runs that ended where they were first seen at their target: seconds to it, and seconds between two looks."""
+    arms = [dataclasses.replace(arm, settings={"target_loss": 5.0, "samples": 4000}) for arm in (SYNC, ASYNC)]
+    curves: list[list[list[tuple[int, float, float]]]] = [[], []]
+    for side, (times, every) in enumerate((reference, treatment)):
+        for time in times:
+            at = [every * k for k in range(math.ceil(time / every) + 1)]
+            curves[side].append([(16 * x, float(x), 6.0 - x / time) for x in at])
+    return two_arms(folder, *curves, arms=arms)
 
-    def stopped(seed, evaluations):
-        draws = numpy.random.default_rng(seed)
-        at = numpy.linspace(0, 200, evaluations)
-        losses = 4.9 + 1.1 * numpy.exp(-at / 40) + draws.normal(0, 0.08, evaluations) * (at > 0)
-        end = int(numpy.argmax(losses <= 5.0)) or evaluations - 1
-        return [(round(16 * x), float(x), float(y)) for x, y in zip(at[: end + 1], losses[: end + 1], strict=True)]
 
-    arms = [dataclasses.replace(arm, settings={"target_loss": 5.0}) for arm in (SYNC, ASYNC)]
-    curves = [[stopped(100 * side + seed, 21 * many) for seed in range(12)] for side, many in ((0, 1), (1, times))]
-    study = two_arms(tmp_path, *curves, arms=arms)
+def test_runs_that_stop_at_the_target_are_judged_on_the_looks_that_both_arms_share(tmp_path):
+    often, seldom = 5, 20
+    study = stopped(tmp_path / "often", (EIGHT, seldom), (SOONER, often))
     row = row_of(study, "time_to_target")
-    assert row.word == "not comparable"
-    assert row.reason.startswith(
-        "runs stop where they are first seen at target_loss, and there is an evaluation every "
+    assert (row.word, row.reached) == ("undecided", (1, 0))
+    assert row.reason.startswith("no run reached the target of 5 before 40 virtual s, the last look that all share")
+    assert "7 of 8 runs of async-w4-virtual stopped at target_loss where the other run of the pair was not" in " ".join(
+        row.notes
     )
+    assert "give every run seconds=80 in place of target_loss=" in study.headlines[0].text
+    assert row_of(study, "loss_at_equal_seconds").word != "worse"
+    row = row_of(
+        stopped(tmp_path / "seldom", (EIGHT, often), ([30 + k / 10 for k in range(8)], seldom)), "time_to_target"
+    )
+    assert (row.word, row.reached) == ("better", (8, 1))
+    row = row_of(stopped(tmp_path / "alike", (EIGHT, often), (SOONER, often)), "time_to_target")
+    assert (row.word, row.ratio) == ("better", pytest.approx(sum(EIGHT) / sum(SOONER)))
 
 
 def test_one_or_three_pairs_have_no_speed_up_in_the_headline(tmp_path):
