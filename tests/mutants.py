@@ -331,7 +331,7 @@ MUTANTS = [
         "asyncsgd/data/order.py",
         "order = np.resize(order, wanted)  # leaves out",
         "order = np.resize(order[order < wanted], wanted)  # leaves out",
-        "tests/data/test_masking.py tests/tasks/test_sampling.py",
+        "tests/data/test_masking.py tests/tasks/test_text_tasks.py",
     ),
     Mutant(
         "resume: the evaluations without a new lowest loss are counted from 0 again, so --patience ends a run later",

@@ -37,9 +37,9 @@ def test_every_run_of_the_configs_has_valid_settings_and_a_folder_of_its_own(nam
 
 def test_planted_answers_are_behind_the_marker(tmp_path):
     write_planted(tmp_path / "planted")
-    data = load_questions(str(tmp_path / "planted"), eval_data=None, train_samples=0, eval_samples=0)
-    assert (len(data.train), len(data.eval)) == (2000, 300)
-    for question in data.eval:
+    data = load_questions(str(tmp_path / "planted")).questions
+    assert (len(data["train"]), len(data["eval"])) == (2000, 300)
+    for question in data["eval"]:
         words = question.context.split()
         assert question.answers == ((words[words.index("key") + 1],) if "key" in words else ())
 

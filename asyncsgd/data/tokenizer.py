@@ -11,7 +11,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from asyncsgd.data.corpora import Corpus
 from asyncsgd.data.tables import hub_is_reachable
@@ -185,12 +185,6 @@ def trained_tokenizer(
     return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
-def _has_vocabulary(tokenizer: PreTrainedTokenizerBase) -> bool:
-    # For a folder with a model's config.json but no tokenizer file, transformers makes a tokenizer that knows the
-    # special tokens alone and turns every text into [UNK].
-    return len(tokenizer) > len(tokenizer.all_special_ids)
-
-
 def pretrained_tokenizer(model: str, built_in: Sequence[str] = TRAINED_HERE) -> PreTrainedTokenizerBase:
     """Return the tokenizer that `model`, a local folder or a Hub id, brings with it.
 
@@ -206,19 +200,29 @@ def pretrained_tokenizer(model: str, built_in: Sequence[str] = TRAINED_HERE) -> 
 
     source = str(Path(model).expanduser()) if is_folder else model
     offline = not is_folder and not hub_is_reachable()
-    local = is_folder or offline
+    local: dict[str, Any] = {"local_files_only": is_folder or offline, "trust_remote_code": False}
     try:
-        AutoConfig.from_pretrained(source, local_files_only=local, trust_remote_code=False)
+        AutoConfig.from_pretrained(source, **local)
     except Exception as error:
         refuse_own_code(model, error, built_in)  # building the model explains any other error better
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(source, **local)
+        # For a folder with a model's config.json but no tokenizer file, transformers makes a tokenizer that knows the
+        # special tokens alone and turns every text into [UNK].
+        if len(tokenizer) <= len(tokenizer.all_special_ids):
+            raise ValueError("it has no vocabulary")
     except Exception as error:
         refuse_own_code(model, error, built_in)
-        # Only the first line, because transformers then lists all that it tried.
-        raise _no_tokenizer(model, built_in, is_folder, offline, str(error).strip().partition("\n")[0]) from error
-    if not _has_vocabulary(tokenizer):
-        raise _no_tokenizer(model, built_in, is_folder, offline, "it has no vocabulary")
+        reason = str(error).strip().partition("\n")[0]  # transformers then lists all that it tried
+        if is_folder:
+            what = f"the folder {model} holds no tokenizer that can be read ({reason}); write one there with "
+            what += "tokenizer.save_pretrained(folder)"
+        elif offline:
+            what = f"the tokenizer of {model}{nearest(model, built_in)} is not in the local cache and the Hub is "
+            what += "unreachable; run the same command once online"
+        else:
+            what = f"the tokenizer of {model} cannot be loaded from the Hub: {reason}"
+        raise UsageError(f"{what}, or use --model {built_in[0]} or --model FOLDER") from error
     if not tokenizer.is_fast:
         raise UsageError(
             f"the tokenizer of {model} has no fast implementation (tokenizer.json); use --model {built_in[0]}"
@@ -251,19 +255,3 @@ def is_model_folder(model: str, built_in: Sequence[str] = TRAINED_HERE) -> bool:
     if model.startswith((".", "~", os.sep)) or model.count("/") > 1 or os.path.exists(model):
         raise UsageError(f"there is no folder {model!r}; --model takes {', '.join(built_in)}, a folder or a Hub id")
     return False
-
-
-def _no_tokenizer(model: str, built_in: Sequence[str], is_folder: bool, offline: bool, reason: str) -> UsageError:
-    if is_folder:
-        return UsageError(
-            f"the folder {model} holds no tokenizer that can be read ({reason}); "
-            f"write one there with tokenizer.save_pretrained(folder), or use --model {built_in[0]}"
-        )
-    if offline:
-        return UsageError(
-            f"the tokenizer of {model}{nearest(model, built_in)} is not in the local cache and the Hub is "
-            f'unreachable; run the same command once online, or python -c "import transformers; '
-            f'transformers.AutoTokenizer.from_pretrained({model!r})"; or use --model '
-            f"{built_in[0]} or --model FOLDER"
-        )
-    return UsageError(f"the tokenizer of {model} cannot be loaded from the Hub: {reason}; use --model {built_in[0]}")

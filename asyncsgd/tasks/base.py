@@ -19,7 +19,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
@@ -288,18 +288,11 @@ def with_values(batch: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[Any
         return values
 
 
-def tensors_in(batch: Batch) -> Iterator[Tensor]:
+def tensors_in(batch: Batch) -> list[Tensor]:
     """The tensors of a batch, in order."""
-    import torch
-
-    if isinstance(batch, torch.Tensor):
-        yield batch
-    elif isinstance(batch, Mapping | list | tuple):
-        for value in batch.values() if isinstance(batch, Mapping) else batch:
-            yield from tensors_in(value)
-    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        for field in dataclasses.fields(batch):
-            yield from tensors_in(getattr(batch, field.name))
+    found: list[Tensor] = []
+    map_tensors(lambda tensor: found.append(tensor) or tensor, batch)  # type: ignore[func-returns-value]
+    return found
 
 
 def row_counts(batch: Batch) -> list[int]:

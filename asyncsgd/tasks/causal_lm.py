@@ -31,9 +31,9 @@ from asyncsgd.data.tokenizer import pretrained_tokenizer, train_byte_bpe, traine
 from asyncsgd.data.tokens import Samples, pad, special_around
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
-from asyncsgd.tasks.base import Batches, Sums
+from asyncsgd.tasks.base import Sums
 from asyncsgd.tasks.scores import perplexity
-from asyncsgd.tasks.text_task import IGNORED, VOCABULARY, Batch, Draw, EvaluationBatches, LanguageModel
+from asyncsgd.tasks.text_task import IGNORED, VOCABULARY, Batch, Draw, LanguageModel, by_length
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -147,9 +147,8 @@ class CausalLM(LanguageModel):
             notes.append(f"{len(built.new_parameters)} tensors of the head of {self.model_name} are new")
         return {**super().more_facts(corpus, train, held_out, built), "notes": notes}
 
-    def tests(self, held_out: Samples) -> Mapping[str, Batches]:
-        size = max(1, _EVALUATION_TOKENS // self.seq_len)
-        return {"main": EvaluationBatches(self.collate, held_out, size, self.eval_samples)}
+    def test_rows(self, held_out: Samples) -> list[np.ndarray]:
+        return by_length(held_out, max(1, _EVALUATION_TOKENS // self.seq_len), self.eval_samples)
 
     def collate(self, samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:
         ids, positions = (samples.rows(name, numbers) for name in ("ids", "position_ids"))

@@ -83,16 +83,17 @@ def check(task: Task, *, seed: int = 0, device: str = "cpu", processes: bool = T
     (2, 3.0, {'main': 1})
     """
     where = torch.device(device)
+    sent = f"the task {type(task).__name__}", "keep the name of a file there, and load it in data() or model()"
     if processes:
         check_main(type(task))
-        _check_pickle(task)
+        _check_can_be_sent(task, *sent)
     with _generators_restored(where):
         model = task.model(seed)
         num_parameters = Layout.of(model).num_parameters  # refuses other types than float32
         trial = _Trial(task, task.model(seed), where, seed)
-        if (name := _difference(model, trial.model)) is not None:
+        if (differs := _difference(model, trial.model)) is not None:
             raise UsageError(
-                f"model({seed}) gave two models with different initial values ({name}): write "
+                f"model({seed}) gave two models with different initial values ({differs[0]} {differs[1]}): write "
                 f"`with asyncsgd.seeded(seed):` around what draws them in model()"
             )
         data, same_data = task.data(seed), task.data(seed)
@@ -107,21 +108,11 @@ def check(task: Task, *, seed: int = 0, device: str = "cpu", processes: bool = T
         if not any(module.training for module in model.modules()):
             notes.append("model() returned the model in evaluation mode, so dropout is off; call .train() to have it")
     if processes:
-        _check_pickle(task)  # it may keep what it has read
+        _check_can_be_sent(task, *sent)  # it may keep what it has read
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     unused = tuple(name for name in trained if name not in gradients)
     num_evaluation_batches = {name: len(batches) for name, batches in data.evaluation.items()}
     return Checked(num_parameters, unused, float(loss.detach()), weight, num_evaluation_batches, tuple(notes))
-
-
-def _check_pickle(task: Task) -> None:
-    """Refuse a task that cannot be sent to a process, or that would carry data there."""
-    keep = (
-        "keep numbers and text in fields, and functions and classes at the top level of a file, or use a runtime "
-        "without processes: asyncsgd.InProcess() or asyncsgd.Virtual(...)"
-    )
-    load = "keep the name of a file there, and load it in data() or model()"
-    _check_can_be_sent(task, f"the task {type(task).__name__}", keep, load)
 
 
 def check_optimizer_can_be_sent(build: Any, name: str) -> None:
@@ -132,36 +123,30 @@ def check_optimizer_can_be_sent(build: Any, name: str) -> None:
     """
     made_of = getattr(build, "func", build)  # of functools.partial
     check_main(made_of if hasattr(made_of, "__name__") else type(made_of))
-    keep = (
-        "give a class, a function that is defined at the top of a file, or functools.partial(torch.optim.NAdam, "
-        "momentum_decay=0.01)"
-    )
-    _check_can_be_sent(build, f"optimizer {name}", keep, "let it make its tensors when it is called")
+    _check_can_be_sent(build, f"optimizer {name}", "let it make its tensors when it is called")
 
 
-def _check_can_be_sent(value: object, what: str, keep: str, load: str) -> None:
-    """Refuse a value that is no pickle, where `keep` says what to do, or a large one, where `load` does."""
+def _check_can_be_sent(value: object, what: str, load: str) -> None:
+    """Refuse what is no pickle, or carries data: `load` says what to do then."""
+
+    def size_of(part: object) -> float:
+        try:
+            return len(pickle.dumps(part))
+        except Exception:  # TypeError, AttributeError, RecursionError, ...: pickle has none of its own
+            return math.inf
+
+    if (size := size_of(value)) <= LARGEST_PICKLE:
+        return
     parts = {} if isinstance(value, type) else getattr(value, "__dict__", {})
-    try:
-        size = len(pickle.dumps(value))
-    except Exception as error:
-        # Pickle has no exception of its own for this: it raises TypeError, AttributeError, RecursionError, ...
-        names = [name for name, part in parts.items() if _pickled_size(part) is None]
-        why = f"for its field {names[0]!r}: {error}" if names else str(error)
-        raise UsageError(
-            f"{what} cannot be sent to worker processes, since it cannot be pickled ({why}); {keep}"
-        ) from error
-    if size > LARGEST_PICKLE:
-        largest = max(parts, key=lambda name: _pickled_size(parts[name]) or 0, default=None)
-        where = "" if largest is None else f", most of it in {largest!r}"
+    largest = max(parts, key=lambda name: size_of(parts[name]), default=None)
+    where = "" if largest is None else f", because of {largest!r}"
+    if size < math.inf:
         raise UsageError(f"{what} has {size / 1e6:.1f} MB when it is sent to worker processes{where}; {load}")
-
-
-def _pickled_size(value: object) -> int | None:
-    try:
-        return len(pickle.dumps(value))
-    except Exception:
-        return None
+    raise UsageError(
+        f"{what} cannot be sent to worker processes, since it cannot be pickled{where}; keep numbers and text in it, "
+        f"and functions and classes at the top level of a file, or use a runtime without processes: "
+        f"asyncsgd.InProcess() or asyncsgd.Virtual(...)"
+    )
 
 
 def is_main_of_package() -> bool:
@@ -208,18 +193,21 @@ def refuse_in_worker() -> None:
 def _check_batches(data: Data, same_data: Data) -> Batch:
     """Batch 0, which is always the same."""
     batch = data.batch(0, 0)
-    tensors = _tensors(batch)
+    tensors = [tensor.clone() for tensor in tensors_in(batch)]
     data.batch(0, 1)
-    if not _same_tensors(tensors, _tensors(data.batch(0, 0))):
-        raise UsageError(
-            "data.batch(0, 0) gave another batch at its second call; make it a function of stream and index alone, "
-            "e.g. with np.random.default_rng((seed, stream, index)), or use asyncsgd.TensorData"
-        )
-    if not _same_tensors(tensors, _tensors(same_data.batch(0, 0))):
-        raise UsageError(
-            "two calls of data(seed) with one seed gave different batches 0; draw all that is random from seed, since "
-            "every worker builds the data for itself"
-        )
+    for other, what, fix in (
+        (
+            data,
+            "data.batch(0, 0) gave another batch at its second call",
+            "make it a function of stream and index alone",
+        ),
+        (same_data, "two calls of data(seed) with one seed gave different batches 0", "draw what is random from seed"),
+    ):
+        again = list(tensors_in(other.batch(0, 0)))
+        if len(again) != len(tensors) or not all(map(_same_bits, tensors, again)):
+            raise UsageError(
+                f"{what}; {fix}, since every worker builds the data for itself, or use asyncsgd.TensorData"
+            )
     return batch
 
 
@@ -233,15 +221,6 @@ def _check_weight(task: Task, batch: Batch) -> float:
     return float(weight)
 
 
-def _tensors(batch: Batch) -> list[Tensor]:
-    """Copies of the tensors of a batch."""
-    return [tensor.clone() for tensor in tensors_in(batch)]
-
-
-def _same_tensors(some: list[Tensor], others: list[Tensor]) -> bool:
-    return len(some) == len(others) and all(map(_same_bits, some, others))
-
-
 def _same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether all bits are equal; NaN equals itself."""
     if a.shape != b.shape or a.dtype != b.dtype:
@@ -250,38 +229,30 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
 
 
-def _state(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by what messages call them."""
-    return {f"parameter {name!r}": tensor for name, tensor in model.named_parameters()} | {
-        f"buffer {name!r}": tensor for name, tensor in model.named_buffers()
-    }
-
-
-def _difference(model: nn.Module, other: nn.Module) -> str | None:
-    """The first parameter or buffer that the two do not share; None if all bits are equal."""
-    some, others = _state(model), _state(other)
-    if some.keys() != others.keys():
-        return min(some.keys() ^ others.keys())
-    return next((name for name, tensor in some.items() if not _same_bits(tensor, others[name])), None)
+def _difference(model: nn.Module, other: nn.Module) -> tuple[str, str] | None:
+    """The kind and the name of the first parameter or buffer that differs; None if all bits are equal."""
+    for kind in ("parameter", "buffer"):
+        some, others = (dict(getattr(each, f"named_{kind}s")()) for each in (model, other))
+        if some.keys() != others.keys():
+            return kind, min(some.keys() ^ others.keys())
+        if different := [name for name, tensor in some.items() if not _same_bits(tensor, others[name])]:
+            return kind, different[0]
+    return None
 
 
 def _check_unchanged(initial: nn.Module, model: nn.Module) -> None:
     """Refuse modules whose parameters or buffers a forward pass in training mode has changed."""
     if (changed := _difference(initial, model)) is None:
         return
-    kind, name = changed.split(" ", 1)
-    path = name.strip("'").rpartition(".")[0]
+    kind, name = changed
+    path = name.rpartition(".")[0]
     module = dict(model.named_modules()).get(path, model)
     where = f"the module {path!r} ({type(module).__name__})" if path else f"the model ({type(module).__name__})"
+    instead = "Compute it from the parameters and the batch in every forward pass, or keep it constant"
     if getattr(module, "track_running_stats", False):
-        instead = (
-            "Use GroupNorm or LayerNorm; or type track_running_stats=False; or put the module in evaluation mode in "
-            "model(), which keeps the statistics it has"
-        )
-    else:
-        instead = "Compute it from the parameters and the batch in every forward pass, or keep it constant"
+        instead = "Use GroupNorm or LayerNorm, or track_running_stats=False, or put the module in evaluation mode"
     raise UsageError(
-        f"{where} changes its {kind} {name} in the forward pass. No other process sees this change, so every worker "
+        f"{where} changes its {kind} {name!r} in the forward pass. No other process sees this change, so every worker "
         f"would have another {kind}. {instead}"
     )
 
@@ -357,15 +328,15 @@ def _check_split(trial: _Trial, batch: Batch, weight: float) -> list[str]:
             f"weight(batch) is {weight:g}, but its halves have {' and '.join(f'{part:g}' for part in weights)}; return "
             f"the number of terms that loss() is the mean of, counted in the batch it is given"
         )
+    shares = [part / weight for part in weights if part]
     try:
-        losses = [trial.forward(part) for part, part_weight in zip(parts, weights, strict=True) if part_weight]
+        losses = [trial.forward(part) for part, of_part in zip(parts, weights, strict=True) if of_part]
     except Exception as error:
         # Runs do not split batches unless they are told to, so a model may well be made for whole ones.
         return [f"{unchecked}: half a batch cannot be computed ({error})"]
-    shares = [part / weight for part in weights if part]
-    joined = sum(share * float(part.detach()) for share, part in zip(shares, losses, strict=True))
-    whole = float(loss.detach())
-    size = sum(share * abs(float(part.detach())) for share, part in zip(shares, losses, strict=True))
+    values = [float(part.detach()) for part in losses]
+    whole, joined = float(loss.detach()), sum(share * value for share, value in zip(shares, values, strict=True))
+    size = sum(share * abs(value) for share, value in zip(shares, values, strict=True))
     tolerance = 1e-4 if trial.device.type == "cpu" else 1e-2  # of TF32, which convolutions use
     advice = (
         "make weight() the number of terms that loss() is the mean of. If the loss compares the samples of a batch "
@@ -380,7 +351,7 @@ def _check_split(trial: _Trial, batch: Batch, weight: float) -> list[str]:
     if difference > tolerance:
         raise UsageError(
             f"the gradient of data.batch(0, 0) differs by {difference:.2g} of its size from that of its halves, "
-            f"weighted by weight(), though their losses agree ({whole:.6g} and {joined:.6g}); {advice}"
+            f"weighted by weight(), though their losses agree; {advice}"
         )
     return []
 

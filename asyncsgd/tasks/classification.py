@@ -28,7 +28,7 @@ from asyncsgd.settings.training import OF_TRANSFORMERS, SAMPLING, Defaults, Samp
 from asyncsgd.tasks import scores
 from asyncsgd.tasks.base import Sums, found
 from asyncsgd.tasks.hatecheck import hatecheck_files, hateful_labels, load_hatecheck
-from asyncsgd.tasks.text_task import START, Batch, Draw, EvaluationBatches, TextTask
+from asyncsgd.tasks.text_task import START, Batch, Draw, EvaluationBatches, TextTask, by_length
 
 if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
     from torch import Tensor, nn
@@ -219,11 +219,11 @@ class Classification(TextTask):
         tokenizer = AutoTokenizer.from_pretrained(self.known["tokenizer"], trust_remote_code=False)
         ids = _beginnings(cases.texts, tokenizer, self.seq_len)
         samples = Samples.of(ids=ids, labels=np.zeros(len(ids), dtype=np.int64))
-        batches = EvaluationBatches(self.collate, samples, self.eval_batch_size)
+        batches = EvaluationBatches(self.collate, samples, by_length(samples, self.eval_batch_size))
         device = next(model.parameters()).device
         outputs = [self.outputs(model, to_device(batches[index], device)) for index in range(len(batches))]
         predicted = np.empty(len(ids), dtype=np.int64)
-        predicted[batches.order] = np.concatenate([each.argmax(-1).cpu().numpy() for each in outputs])
+        predicted[np.concatenate(batches.rows)] = np.concatenate([each.argmax(-1).cpu().numpy() for each in outputs])
         return {"hatecheck": cases.scores(np.isin(predicted, self.known["hateful"]))}
 
 

@@ -15,6 +15,7 @@ Shapes: B sequences, L tokens, M masked tokens, D hidden, V vocabulary.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -174,12 +175,8 @@ class MaskedLM(LanguageModel):
 
     def masked_test(self, held_out: Samples, strategy: Strategy) -> EvaluationBatches:
         """The evaluation set with these masks."""
-        masking = self.masking(strategy, self.eval_mask_prob)
-
-        def collate(samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:
-            return self.masked(samples, numbers, draw, masking)
-
-        return EvaluationBatches(collate, held_out, self.eval_batch_size, self.eval_samples)
+        collate = functools.partial(self.masked, masking=self.masking(strategy, self.eval_mask_prob))
+        return EvaluationBatches(collate, held_out, self.test_rows(held_out))
 
     @property
     def strategy(self) -> Strategy:

@@ -16,54 +16,29 @@ Shapes: B windows, L tokens, Q questions of the evaluation.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from asyncsgd.data.corpora import Corpus
-from asyncsgd.data.documents import Documents
 from asyncsgd.data.tokens import Samples, encodings_of, pad, special_around
 from asyncsgd.errors import UsageError
 from asyncsgd.settings.flags import setting
 from asyncsgd.settings.training import SAMPLING, Sampling
 from asyncsgd.tasks import answers as scores
 from asyncsgd.tasks.base import Batches, Sums, found, to_device
-from asyncsgd.tasks.questions import Question, check_questions, load_questions
-from asyncsgd.tasks.text_task import START, VOCABULARY, Batch, Draw, TextTask
+from asyncsgd.tasks.questions import Question, QuestionCorpus, check_questions, load_questions
+from asyncsgd.tasks.text_task import START, VOCABULARY, Batch, Draw, EvaluationBatches, TextTask
 
 if TYPE_CHECKING:  # the fields are flags, and --help is not to wait for torch
     from torch import Tensor, nn
 
     from asyncsgd.models import Built
-
-
-@dataclasses.dataclass(frozen=True)
-class QuestionCorpus(Corpus):
-    """The questions, and their contexts and questions as texts to train a tokenizer on."""
-
-    questions: Mapping[str, Sequence[Question]] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
-class Asked:
-    """A question of a batch that is scored: its texts, and which rows are its windows."""
-
-    number: int
-    """In the set, in [0, Q)."""
-    id: str
-    context: str
-    answers: tuple[str, ...]
-    offsets: np.ndarray
-    """int32 `(T, 2)`, the characters at which each of the context's pieces begins and has ended."""
-    windows: tuple[tuple[int, int, int, int], ...]
-    """Of each window its row, where its first piece is in the row, and its pieces, from ``first`` to ``end``."""
-
-    def text(self, first: int, last: int) -> str:
-        """The characters of some pieces of the context."""
-        return self.context[self.offsets[first, 0] : self.offsets[last, 1]].strip()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +52,7 @@ class QuestionAnswering(TextTask):
     A window that does not hold the whole answer has the first token as its target, which stands for no answer. So has
     every window of a question without an answer. Batches have, `(B, L)`, ``token_type_ids``, 1 for the window and what
     is behind it, and ``allowed``, where an answer may begin or end; int64 `(B, 2)` ``targets``, where the answer's
-    first and last piece are; and in an evaluation ``asked``, the questions, each with all its windows.
+    first and last piece are; and in an evaluation ``rows``, the windows that these are, all of each question.
     """
 
     name: ClassVar[str] = "question_answering"
@@ -130,12 +105,8 @@ class QuestionAnswering(TextTask):
         super().check_names()
 
     def read(self, cache: Path) -> Corpus:
-        limits = {"train_samples": self.train_samples, "eval_samples": self.eval_samples}
-        data = load_questions(str(self.data_name), eval_data=self.eval_data, **limits)
-        texts = dict.fromkeys(text for question in data.train for text in (question.context, question.question))
-        sides = {"train": data.train, "eval": data.eval}
-        nothing, train = Documents((), None), Documents(tuple(texts), None)
-        return QuestionCorpus(data.name, train, nothing, data.fingerprint, notes=data.notes, questions=sides)
+        limits = self.train_samples, self.eval_samples
+        return load_questions(str(self.data_name), eval_data=self.eval_data, limits=limits)
 
     def rows_depend_on(self) -> Sequence[object]:
         return (self.stride,)
@@ -164,8 +135,12 @@ class QuestionAnswering(TextTask):
         return {**numbers, "notes": [*corpus.notes, *notes]}
 
     def tests(self, held_out: Samples) -> Mapping[str, Batches]:
-        scored = json.loads((Path(self.known["folder"]) / "scored.json").read_text(encoding="utf-8"))
-        return {"main": QuestionEvaluation(self.collate, held_out, scored, self.eval_batch_size)}
+        import torch
+
+        def collate(samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:
+            return self.collate(samples, numbers, draw) | {"rows": torch.from_numpy(numbers)}
+
+        return {"main": EvaluationBatches(collate, held_out, whole_questions(held_out, self.eval_batch_size))}
 
     def collate(self, samples: Samples, numbers: np.ndarray, draw: Draw) -> Batch:
         import torch
@@ -204,22 +179,36 @@ class QuestionAnswering(TextTask):
         number = self.known["facts"]["num_eval_questions"]
         sums: Sums = {name: np.zeros(number) for name in ("difference", "f1")}
         sums |= {name: np.zeros(number, dtype=np.int64) for name in ("exact", "answerable")}
-        for asked, no_answer, spans in self._decoded(outputs, batch, 1):
+        for number, (_, answers), no_answer, best in self.decoded(outputs, batch, 1):
             # A context of which the tokenizer makes nothing has no span.
-            best, text = (spans[0].score, asked.text(spans[0].first, spans[0].last)) if spans else (-np.inf, "")
-            sums["difference"][asked.number] = no_answer - best
-            sums["exact"][asked.number] = scores.exact_match(text, asked.answers)
-            sums["f1"][asked.number] = scores.f1(text, asked.answers)
-            sums["answerable"][asked.number] = bool(asked.answers)
+            score, text = best[0] if best else (-np.inf, "")
+            sums["difference"][number] = no_answer - score
+            sums["exact"][number] = scores.exact_match(text, answers)
+            sums["f1"][number] = scores.f1(text, answers)
+            sums["answerable"][number] = bool(answers)
         return {"loss": losses.sum(dtype=torch.float64) / 2, **sums}
 
-    def _decoded(self, outputs: Tensor, batch: Batch, number: int) -> Iterator[tuple[Asked, float, list[scores.Span]]]:
-        """Of each question the score of no answer, and its best spans."""
-        logits = outputs.float().cpu().numpy()
-        for asked in batch["asked"]:
-            windows = [(first, logits[row, :, begin : begin + end - first]) for row, begin, first, end in asked.windows]
-            no_answer = min(float(logits[row, 0, 0] + logits[row, 1, 0]) for row, *_ in asked.windows)
-            yield asked, no_answer, scores.best_spans(windows, number=number, longest=self.max_answer_length)
+    def decoded(
+        self, outputs: Tensor, batch: Batch, number: int
+    ) -> Iterator[tuple[int, tuple[str, list[str]], float, list[tuple[float, str]]]]:
+        """Of each question of an evaluation batch: its number; its id and its answers; the score of no answer; and its
+        best answers with their scores, at most `number`.
+        """
+        windows, scored = self.samples("eval"), _scored(self.known["folder"])
+        logits, rows = outputs.float().cpu().numpy(), batch["rows"].tolist()
+        of_row = [int(windows.row("question", row)) for row in rows]
+        for question, group in itertools.groupby(range(len(rows)), key=of_row.__getitem__):
+            places, (identity, context, answers) = list(group), scored[question]
+            parts: list[tuple[int, np.ndarray]] = []
+            offsets: dict[int, list[int]] = {}
+            for place in places:
+                begin, first = (int(windows.row(name, rows[place])) for name in ("begin", "first"))
+                characters = windows.row("offsets", rows[place])
+                parts.append((first, logits[place, :, begin : begin + len(characters)]))
+                offsets |= dict(enumerate(characters.tolist(), start=first))
+            spans = scores.best_spans(parts, number=number, longest=self.max_answer_length)
+            best = [(span.score, context[offsets[span.first][0] : offsets[span.last][1]].strip()) for span in spans]
+            yield question, (identity, answers), min(float(logits[p, 0, 0] + logits[p, 1, 0]) for p in places), best
 
     def metrics(self, sums: Sums) -> dict[str, float]:
         """Means over all questions, at the threshold 0."""
@@ -264,23 +253,18 @@ class QuestionAnswering(TextTask):
         batches = self.data(0).evaluation["main"]
         for index in range(len(batches)):
             batch = to_device(batches[index], device)
-            for asked, no_answer, spans in self._decoded(self.outputs(model, batch), batch, number):
-                best = [{"text": asked.text(span.first, span.last), "score": span.score} for span in spans]
-                null_odds[asked.id] = no_answer - (spans[0].score if spans else -np.inf)
-                predictions[asked.id] = str(best[0]["text"]) if null_odds[asked.id] <= 0 else ""
-                nbest[asked.id] = best
+            for _, (identity, _), no_answer, best in self.decoded(self.outputs(model, batch), batch, number):
+                null_odds[identity] = no_answer - (best[0][0] if best else -np.inf)
+                predictions[identity] = best[0][1] if null_odds[identity] <= 0 else ""
+                nbest[identity] = [{"text": text, "score": score} for score, text in best]
         contents = {"predictions": predictions, "null_odds": null_odds, "nbest": nbest}
         folder.mkdir(parents=True, exist_ok=True)
-        number = 1
-        while any((folder / f"{name}.before-{number}.json").exists() for name in contents):
-            number += 1
+        before = next(n for n in itertools.count(1) if not list(folder.glob(f"*.before-{n}.json")))
         for name, content in contents.items():
             partial, path = folder / f"{name}.json.partial", folder / f"{name}.json"
-            partial.unlink(missing_ok=True)
-            with open(partial, "x", encoding="utf-8") as file:  # follows no link
-                json.dump(content, file, ensure_ascii=False)
+            partial.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
             if path.exists():
-                path.rename(folder / f"{name}.before-{number}.json")
+                path.rename(folder / f"{name}.before-{before}.json")
             partial.rename(path)
 
 
@@ -295,58 +279,30 @@ def _at_zero(sums: Sums) -> dict[str, np.ndarray]:
     }
 
 
-class QuestionEvaluation:
-    """Every question of a set once, those with short windows first. All windows of a question are in one batch.
+@functools.lru_cache(maxsize=2)
+def _scored(folder: str) -> Any:
+    """Of each question of the evaluation its id, its context and the annotators' answers."""
+    return json.loads((Path(folder) / "scored.json").read_text(encoding="utf-8"))
+
+
+def whole_questions(windows: Samples, batch_size: int) -> list[np.ndarray]:
+    """The rows of batches that have all windows of every question, those with short windows first.
 
     Args:
-        scored: of each question its id, its context and the annotators' answers.
         batch_size: windows, as long as a single question has no more.
     """
-
-    def __init__(
-        self,
-        collate: Callable[[Samples, np.ndarray, Draw], Batch],
-        windows: Samples,
-        scored: Sequence[tuple[str, str, Sequence[str]]],
-        batch_size: int,
-    ) -> None:
-        self._collate, self._windows, self._scored = collate, windows, scored
-        self._starts = np.searchsorted(windows.values["question"], np.arange(len(scored) + 1))
-        longest = np.maximum.reduceat(windows.lengths, self._starts[:-1])
-        self._batches: list[list[int]] = []
-        room = 0
-        for number in np.argsort(longest, kind="stable").tolist():
-            num_windows = int(self._starts[number + 1] - self._starts[number])
-            if num_windows > room:
-                self._batches.append([])
-                room = batch_size
-            self._batches[-1].append(number)
-            room -= num_windows
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __getitem__(self, index: int) -> Batch:
-        """Make batch `index` in [0, len)."""
-        asked: list[Asked] = []
-        rows: list[int] = []
-        for number in self._batches[index]:
-            of = range(self._starts[number], self._starts[number + 1])
-            asked.append(self._asked(number, of, len(rows)))
-            rows += of
-        batch = self._collate(self._windows, np.array(rows), lambda row: np.random.default_rng(row))
-        return batch | {"asked": tuple(asked)}
-
-    def _asked(self, number: int, of: range, row: int) -> Asked:
-        """A question whose windows `of` have the rows from `row` on."""
-        identity, context, answers = self._scored[number]
-        columns = (self._windows.values[name] for name in ("begin", "first", "end"))
-        begins, firsts, ends = (column[of.start : of.stop].tolist() for column in columns)
-        offsets = np.zeros((ends[-1], 2), dtype=np.int32)
-        for window, first, end in zip(of, firsts, ends, strict=True):
-            offsets[first:end] = self._windows.row("offsets", window)
-        windows = tuple((row + k, *places) for k, places in enumerate(zip(begins, firsts, ends, strict=True)))
-        return Asked(number, identity, context, tuple(answers), offsets, windows)
+    questions = windows.values["question"]
+    starts = np.searchsorted(questions, np.arange(questions[-1] + 2))
+    batches: list[list[int]] = []
+    room = 0
+    for number in np.argsort(np.maximum.reduceat(windows.lengths, starts[:-1]), kind="stable"):
+        rows = range(starts[number], starts[number + 1])
+        if len(rows) > room:
+            batches.append([])
+            room = batch_size
+        batches[-1] += rows
+        room -= len(rows)
+    return [np.array(rows) for rows in batches]
 
 
 def windows_of(questions: Sequence[Question], tokenizer: Any, *, seq_len: int, stride: int) -> Samples:

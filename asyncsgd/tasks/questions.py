@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from asyncsgd.data.corpora import evenly
-from asyncsgd.data.documents import without_surrogates
+from asyncsgd.data.corpora import Corpus, evenly
+from asyncsgd.data.documents import Documents, without_surrogates
 from asyncsgd.data.tables import Rows, existing_path, files_of, hub_name, hub_rows, hub_splits, joined_parts, read_table
 from asyncsgd.errors import UsageError
 
@@ -43,25 +43,16 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Questions:
-    """Questions to train on and questions to score on, about different contexts.
-
-    Args:
-        name: the names of files and folders without their directories, or ``"hub:NAME"``, with plus signs between them.
-        notes: what was left out or mended and why, for the user.
-        fingerprint: 16 hexadecimal digits that change whenever a question, its answers, their order or their side does.
+class QuestionCorpus(Corpus):
+    """Questions to train on and questions to score on, about different contexts; its training texts are all contexts
+    and questions that are learned.
     """
 
-    name: str
-    train: tuple[Question, ...]
-    eval: tuple[Question, ...]
-    notes: tuple[str, ...]
-    fingerprint: str
+    questions: Mapping[str, Sequence[Question]] = dataclasses.field(default_factory=dict)
+    """Of ``train`` and ``eval``."""
 
 
-def load_questions(
-    data: str, *, eval_data: str | None = None, train_samples: int = 0, eval_samples: int = 0
-) -> Questions:
+def load_questions(data: str, *, eval_data: str | None = None, limits: tuple[int, int] = (0, 0)) -> QuestionCorpus:
     """Load questions as SQuAD 2.0 has them.
 
     Of questions with one id the first is kept. Training questions about contexts of the evaluation are left out. The
@@ -73,7 +64,7 @@ def load_questions(
             or several of these with plus signs between them. A .parquet or .jsonl file has the columns id, context,
             question and answers. A .json or .json.gz file has the published form, ``{"data": [{"paragraphs": ...}]}``.
         eval_data: the same, to score on; None takes what folders and Hub data sets in `data` have for it.
-        train_samples, eval_samples: at most so many questions, taken evenly over their order; 0 for all.
+        limits: at most so many questions of each side, taken evenly over their order; 0 for all.
 
     Raises:
         UsageError: the source or a column is missing or damaged, a question or a context is empty, answers do not have
@@ -95,11 +86,14 @@ def load_questions(
     train = [question for question in read if question.context not in scored]
     if len(train) < len(read):
         notes.append(f"{len(read) - len(train)} training questions about contexts of the evaluation are left out")
-    train = _placed([train[number] for number in evenly(len(train), train_samples)], notes)
-    evaluation = [evaluation[number] for number in evenly(len(evaluation), eval_samples)]
+    train = _placed([train[number] for number in evenly(len(train), limits[0])], notes)
+    evaluation = [evaluation[number] for number in evenly(len(evaluation), limits[1])]
     if not train:
         raise UsageError(f"{name} has no question to learn from; name other files with --data")
-    return Questions(name, tuple(train), tuple(evaluation), tuple(notes), _fingerprint(train, evaluation))
+    texts = dict.fromkeys(text for question in train for text in (question.context, question.question))
+    learned, nothing, sides = Documents(tuple(texts), None), Documents((), None), {"train": train, "eval": evaluation}
+    fingerprint = _fingerprint(train, evaluation)
+    return QuestionCorpus(name, learned, nothing, fingerprint, notes=tuple(notes), questions=sides)
 
 
 def check_questions(data: str, eval_data: str | None) -> None:

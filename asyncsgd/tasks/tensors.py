@@ -37,38 +37,9 @@ class TensorData:
     Raises:
         UsageError: if there are no samples, or tensors of different lengths.
 
-    A whole task, which tells two spirals apart:
-
-    >>> import dataclasses
-    >>> import asyncsgd
-    >>> from asyncsgd.tasks.base import Task
-    >>> def spirals(seed, turn=torch.linspace(0.5, 4.0, 100)):
-    ...     noise = 0.1 * torch.randn(200, 2, generator=torch.Generator().manual_seed(seed))
-    ...     arm = torch.stack([turn * turn.cos(), turn * turn.sin()], dim=1)
-    ...     return torch.cat([arm, -arm]) + noise, torch.arange(2).repeat_interleave(100)
-    >>> @dataclasses.dataclass(frozen=True)
-    ... class Spirals(Task):
-    ...     name = "spirals"
-    ...     better = {"accuracy": "higher"}
-    ...     batch_size: int = 32
-    ...     hidden: int = 16
-    ...     def model(self, seed):
-    ...         with asyncsgd.seeded(seed):
-    ...             first, last = torch.nn.Linear(2, self.hidden), torch.nn.Linear(self.hidden, 2)
-    ...         return torch.nn.Sequential(first, torch.nn.Tanh(), last)
-    ...     def data(self, seed):
-    ...         return TensorData(spirals(0), spirals(1), self.batch_size, seed)
-    ...     def outputs(self, model, batch):
-    ...         return model(batch[0])
-    ...     def loss(self, outputs, batch):
-    ...         return torch.nn.functional.cross_entropy(outputs, batch[1])
-    ...     def sums(self, outputs, batch):
-    ...         return {"correct": (outputs.argmax(dim=1) == batch[1]).sum()}
-    ...     def metrics(self, sums):
-    ...         return {"accuracy": sums["correct"] / sums["weight"]}
-    >>> points, arms = Spirals().data(seed=0).batch(stream=0, index=3)
-    >>> tuple(points.shape), tuple(arms.shape)
-    ((32, 2), (32,))
+    >>> data = TensorData({"x": torch.arange(5)}, {"x": torch.arange(2)}, batch_size=4, seed=0)
+    >>> sorted(torch.cat([data.batch(0, index)["x"] for index in range(5)]).tolist()) == sorted([*range(5)] * 4)
+    True
     """
 
     def __init__(self, train: Samples, evaluation: Samples, batch_size: int, seed: int) -> None:

@@ -110,7 +110,7 @@ class TextTask(Task):
 
     def tests(self, held_out: Samples) -> Mapping[str, Batches]:
         """The evaluation sets, ``main`` first."""
-        return {"main": EvaluationBatches(self.collate, held_out, self.eval_batch_size)}
+        return {"main": EvaluationBatches(self.collate, held_out, by_length(held_out, self.eval_batch_size))}
 
     @property
     def family(self) -> Family:
@@ -266,32 +266,31 @@ class TextData:
         return self._task.collate(self._train, self._orders.samples(stream, index), draw)
 
 
+def by_length(samples: Samples, batch_size: int, limit: int = 0) -> list[np.ndarray]:
+    """The rows of evaluation batches, similar lengths together: at most `limit` rows, evenly over all; 0 for all."""
+    rows = evenly(len(samples), limit)
+    rows = rows[np.argsort(samples.lengths[rows], kind="stable")]
+    return [rows[first : first + batch_size] for first in range(0, len(rows), batch_size)]
+
+
 class EvaluationBatches:
-    """Rows in batches of similar length, which are the same for every seed and mode.
+    """Batches that are the same for every seed and in every mode.
 
     Args:
-        limit: how many rows, evenly over them; 0 for all.
+        rows: of each batch, int64.
     """
 
     def __init__(
-        self,
-        collate: Callable[[Samples, np.ndarray, Draw], Batch],
-        samples: Samples,
-        batch_size: int,
-        limit: int = 0,
+        self, collate: Callable[[Samples, np.ndarray, Draw], Batch], samples: Samples, rows: Sequence[np.ndarray]
     ) -> None:
-        self._collate, self._samples = collate, samples
-        rows = evenly(len(samples), limit)
-        self.order = rows[np.argsort(samples.lengths[rows], kind="stable")]
-        """The rows in the order of the batches, int64."""
-        self.batches = [self.order[first : first + batch_size] for first in range(0, len(rows), batch_size)]
+        self._collate, self._samples, self.rows = collate, samples, rows
 
     def __len__(self) -> int:
-        return len(self.batches)
+        return len(self.rows)
 
     def __getitem__(self, index: int) -> Batch:
         """Make batch `index` in [0, len)."""
-        numbers = self.batches[index]
+        numbers = self.rows[index]
         return self._collate(self._samples, numbers, lambda row: generator(0, Purpose.EVALUATION, 0, int(numbers[row])))
 
 
@@ -352,7 +351,11 @@ class LanguageModel(TextTask):
         return samples
 
     def tests(self, held_out: Samples) -> Mapping[str, Batches]:
-        return {"main": EvaluationBatches(self.collate, held_out, self.eval_batch_size, self.eval_samples)}
+        return {"main": EvaluationBatches(self.collate, held_out, self.test_rows(held_out))}
+
+    def test_rows(self, held_out: Samples) -> list[np.ndarray]:
+        """The rows of evaluation batches."""
+        return by_length(held_out, self.eval_batch_size, self.eval_samples)
 
     def more_facts(self, corpus: Corpus, train: Samples, held_out: Samples, built: Built) -> Mapping[str, Any]:
         return {"num_eval_samples": len(evenly(len(held_out), self.eval_samples))}

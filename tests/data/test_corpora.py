@@ -94,13 +94,6 @@ def test_every_file_format_gives_the_same_documents_and_drops_empty_ones(tmp_pat
         assert read_texts(tmp_path / name, "body") == expected, name
 
 
-@settings(deadline=None, max_examples=25)
-@given(texts=st.lists(WORDS, min_size=1, max_size=8))
-def test_lines_written_to_a_file_are_the_documents_read_from_it(tmp_path_factory, texts):
-    path = lines(tmp_path_factory.mktemp("lines") / "a.txt", *texts)
-    assert read_texts(path, "text") == texts
-
-
 def test_half_a_surrogate_pair_is_replaced_since_no_encoder_accepts_it(tmp_path):
     assert read_texts(lines(tmp_path / "a.jsonl", r'{"text": "a \ud800 b"}'), "text") == ["a ? b"]
 
@@ -127,19 +120,6 @@ def test_a_folder_with_train_and_validation_files_is_not_split_and_its_test_file
     assert (corpus.train.texts, corpus.eval.texts) == (("a", "b"), ("v",))
     own = load(tmp_path / "extra.txt", tmp_path, eval_data=str(tmp_path))
     assert (own.train.texts, own.eval.texts) == (("e",), ("v",))
-
-
-def test_a_folder_with_train_and_test_files_alone_is_split_without_the_test_file(tmp_path):
-    lines(tmp_path / "train.txt", *map(str, range(40)))
-    lines(tmp_path / "test.txt", "t")
-    corpus = load(tmp_path, tmp_path)
-    assert sorted(corpus.train.texts + corpus.eval.texts) == sorted(map(str, range(40)))
-
-
-def test_evaluation_texts_that_cover_all_training_texts_are_an_error(tmp_path):
-    path = lines(tmp_path / "a.txt", "a", "b")
-    with pytest.raises(UsageError, match=r"no document to train on.*--eval-data FILE"):
-        load(path, tmp_path, eval_data=str(path))
 
 
 @pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="the shared data sets are not beside this checkout")
@@ -247,14 +227,6 @@ def test_a_docstring_becomes_its_prose_on_one_line():
     assert clean_docstring(NUMPYDOC) == expected
 
 
-@settings(deadline=None, max_examples=25)
-@given(st.text())
-def test_cleaning_gives_single_spaces_and_text_that_can_be_encoded_for_any_docstring(docstring):
-    text = clean_docstring(docstring)
-    assert text == " ".join(text.split())
-    text.encode()
-
-
 def prose(subject):
     return f"A sentence of more than forty characters about {subject}."
 
@@ -308,20 +280,6 @@ def test_pydocs_is_megabytes_of_english_from_four_packages_without_repeats(tmp_p
     assert not any(">>>" in text for text in texts[::50])
 
 
-@pytest.fixture
-def small_pydocs(packages, monkeypatch):
-    """`pydocs` of two packages of a few lines, for reading the real ones takes half a minute."""
-    monkeypatch.setattr(pydocs, "_package_folders", lambda: packages)
-
-
-def test_pydocs_with_its_own_evaluation_texts_is_not_split(small_pydocs, tmp_path):
-    split = load("pydocs", tmp_path / "cache")
-    held_out = lines(tmp_path / "held_out.txt", split.train.texts[0], "x")
-    corpus = load("pydocs", tmp_path / "cache", eval_data=str(held_out))
-    assert set(corpus.train.texts) == {*split.train.texts[1:], *split.eval.texts}
-    assert corpus.fingerprint != split.fingerprint
-
-
 LINES = [f"line number {number} of the first text" for number in range(200)]
 
 
@@ -350,35 +308,6 @@ def test_both_sides_of_both_are_joined_in_order_and_evaluation_texts_leave_train
     expected = [t for t in (*a.train.texts, "b one", "b two", a.eval.texts[0], "b three") if t not in both.eval.texts]
     assert list(both.train.texts) == expected
     assert len(expected) == len(a.train.texts) - 1 + 2
-
-
-def test_the_fingerprint_is_that_of_the_join(place):
-    names = [
-        str(place / "a.txt"),
-        str(place / "b"),
-        f"{place / 'a.txt'}+{place / 'b'}",
-        f"{place / 'b'}+{place / 'a.txt'}",
-    ]
-    assert len({joined(name, place).fingerprint for name in names}) == 4
-    assert joined(names[2], place).fingerprint == joined(names[2], place).fingerprint
-
-
-def test_given_evaluation_texts_replace_those_of_every_part(place):
-    (place / "eval.txt").write_text("b one\nanother\n")
-    both = joined(f"{place / 'a.txt'}+{place / 'b'}", place, eval_data=str(place / "eval.txt"))
-    assert both.eval.texts == ("b one", "another")
-    assert len(both.train.texts) == 200 + 3
-
-
-def test_pydocs_joins_and_its_package_versions_stay_in_the_fingerprint(place, monkeypatch):
-    from asyncsgd.data import corpora
-
-    monkeypatch.setattr(corpora, "load_pydocs", lambda cache_dir: Documents(tuple(LINES), ("stdlib",) * 200))
-    first = joined(f"pydocs+{place / 'b'}", place)
-    assert first.name == "pydocs+b"
-    assert first.train.labels is None  # the folder has none
-    monkeypatch.setattr(corpora, "package_versions", lambda: {"stdlib": "another"})
-    assert joined(f"pydocs+{place / 'b'}", place).fingerprint != first.fingerprint
 
 
 def test_a_path_that_exists_with_its_plus_signs_wins(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncsgd.data import labelled
-from asyncsgd.data.corpora import limited, load_corpus
+from asyncsgd.data.corpora import limited
 from asyncsgd.data.documents import Documents
 from asyncsgd.data.labelled import load_labelled, two_columns
 from asyncsgd.errors import UsageError
@@ -81,38 +81,6 @@ def test_of_one_file_a_twentieth_is_set_aside_by_the_texts_alone(tmp_path):
         load(tmp_path / "a" / "posts.csv", tmp_path, split="validation")
 
 
-def test_no_text_that_is_scored_was_training_text_of_pretraining(tmp_path):
-    rows = [(f"text number {number}", "odd" if number % 2 else "even") for number in range(2000)]
-    write(tmp_path, "posts.csv", rows)
-    scored = load(tmp_path / "posts.csv", tmp_path).eval.texts
-    pretrained_on = load_corpus(
-        str(tmp_path / "posts.csv"), eval_data=None, text_column="text", cache_dir=tmp_path / "cache"
-    ).train.texts
-    assert scored
-    assert not set(scored) & set(pretrained_on)
-
-
-def test_pydocs_is_labelled_with_the_packages_in_the_order_they_are_read(tmp_path, monkeypatch):
-    packages = ("stdlib", "numpy", "scipy", "pandas")
-    labels = tuple(package for package in packages for _ in range(100))
-    texts = tuple(f"docstring {number}" for number in range(400))
-    monkeypatch.setattr(labelled, "load_pydocs", lambda cache_dir: Documents(texts, labels))
-    data = load("pydocs", tmp_path, limits=(200, 10))
-    assert (data.labels, data.split) == (packages, "test")
-    assert (len(data.train.texts), len(data.eval.texts)) == (200, 10)
-    assert set(data.train.labels or ()) == set(packages)
-    before = data.fingerprint
-    monkeypatch.setattr(labelled, "package_versions", lambda: {"stdlib": "another"})
-    assert load("pydocs", tmp_path, limits=(200, 10)).fingerprint != before
-
-
-def test_a_training_text_that_is_scored_too_is_left_out_and_counted(yes_no, tmp_path):
-    write(yes_no, "test.csv", [*TEST, ("good day", "no")])
-    data = load(yes_no, tmp_path)
-    assert data.train.texts == ("bad day", "fine day", "poor day")
-    assert data.notes == ("1 training texts that are test texts too are left out",)
-
-
 def test_rows_without_text_are_left_out_and_counted(yes_no, tmp_path):
     write(yes_no, "train.csv", [*TRAIN, ("  ", "yes"), ("", "no")])
     data = load(yes_no, tmp_path)
@@ -128,12 +96,6 @@ def test_a_limit_takes_so_many_texts_evenly_and_in_their_order(total, limit):
     assert kept == sorted(set(kept))
     gaps = np.diff([*kept, total])
     assert gaps.max(initial=0) - gaps.min(initial=total) <= 1
-
-
-def test_numbers_are_their_own_names_in_numeric_order(tmp_path):
-    write(tmp_path / "d", "train.parquet", [("a", 10), ("b", 9), ("c", 10)])
-    write(tmp_path / "d", "test.parquet", [("d", 9)])
-    assert load(tmp_path / "d", tmp_path).labels == ("9", "10")
 
 
 @pytest.mark.parametrize("content", [["cold", "warm", "hot"], {"0": "cold", "1": "warm", "2": "hot"}])
@@ -173,14 +135,6 @@ def test_a_hub_data_set_brings_its_splits_and_the_names_of_its_features(tmp_path
     assert (data.train.texts, data.train.labels, data.eval.labels) == (("a", "b"), ("yes", "no"), ("yes",))
     with pytest.raises(UsageError, match=r"the data set tweets has no column 'tweets'.*did you mean 'tweet'"):
         load("hub:tweets", tmp_path, text_column="tweets", label_column="hate")
-
-
-def test_the_fingerprint_names_texts_labels_and_sides(yes_no, tmp_path):
-    first = load(yes_no, tmp_path).fingerprint
-    assert load(yes_no, tmp_path).fingerprint == first
-    assert load(yes_no, tmp_path, limits=(3, 0)).fingerprint != first
-    write(yes_no, "train.csv", [("good day", "no"), *TRAIN[1:]])
-    assert load(yes_no, tmp_path).fingerprint != first
 
 
 @pytest.mark.parametrize(
@@ -248,15 +202,6 @@ def test_the_shared_sets_have_their_names_and_sizes(tmp_path, name, labels, num_
     left_out = sum(int(note.split()[0]) for note in data.notes)
     assert len(data.train.texts) + len(data.eval.texts) + left_out == num_train + num_test
     assert left_out <= 5
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the data sets are not beside the repository (../shared/data)")
-def test_the_shared_hatecheck_has_its_29_functionalities():
-    cases = load_hatecheck(str(SHARED / "hatecheck"))
-    assert (len(cases.texts), len(set(cases.functionalities)), int(cases.hateful.sum())) == (3728, 29, 2563)
-    assert all(
-        hateful != name.endswith("_nh") for name, hateful in zip(cases.functionalities, cases.hateful, strict=True)
-    )
 
 
 SENTENCES = [(["Li", "ran"], ["B-PER", "O"]), (["in", "New", "York"], ["O", "B-LOC", "I-LOC"])]

@@ -76,28 +76,6 @@ def positions(batch):
     return (batch["labels"].flatten() != -100).nonzero().flatten().numpy()
 
 
-@given(indices=st.lists(st.integers(0, 200), min_size=1, max_size=12), seed=st.integers(0, 2**32 - 1))
-@settings(deadline=None, max_examples=40)
-def test_a_batch_is_the_same_whoever_asks_and_in_whatever_order(data, indices, seed):
-    one = data(CORPUS, seed=seed)
-    asked = {index: one.batch(0, index) for index in indices}
-    for index in sorted(asked, reverse=True):
-        assert equal(asked[index], data(CORPUS, seed=seed).batch(0, index))
-
-
-@pytest.mark.parametrize("other", [{"seed": 1}, {"stream": 1}, {"seed": 2**32 - 1}])
-def test_another_seed_or_stream_gives_other_samples_and_other_masks(data, other):
-    for index in range(10):
-        mask, other_mask = (
-            data(ALIKE, seed=more.get("seed", 0)).batch(more.get("stream", 0), index) for more in ({}, other)
-        )
-        assert not torch.equal(mask["labels"], other_mask["labels"])
-        ours, others = (
-            Order(CORPUS.lengths, 4, more.get("seed", 0), more.get("stream", 0)).samples(index) for more in ({}, other)
-        )
-        assert sorted(ours) != sorted(others)
-
-
 def test_dropout_seeds_differ_between_all_batches_streams_and_seeds_and_fit_torch():
     seeds = [dropout_seed(seed, stream, index) for seed in range(5) for stream in range(5) for index in range(40)]
     assert len(set(seeds)) == len(seeds)
@@ -114,11 +92,6 @@ def test_every_purpose_stream_and_position_has_random_numbers_of_its_own():
         for position in (0, 1, 2**40)
     ]
     assert len(set(firsts)) == len(firsts)
-
-
-def test_neighbouring_positions_share_no_random_numbers():
-    here, there = (generator(0, Purpose.MASK, 0, position).random(5000) for position in (0, 1))
-    assert not set(here) & set(there)
 
 
 corpora_of_lengths = st.lists(st.integers(1, 40), min_size=1, max_size=300)
@@ -174,14 +147,6 @@ def test_an_order_at_random_does_not_look_at_lengths():
     assert np.std([lengths[Order(lengths, 8, 0, 0).samples(index)].mean() for index in range(80)]) > 150
 
 
-def test_within_a_run_neither_batches_nor_rows_are_sorted_by_length():
-    order = Order(np.arange(64), 8, 0, 0)
-    drawn = np.stack([order.samples(index) for index in range(RUN)])
-    assert sorted(drawn.ravel().tolist()) == list(range(64))
-    assert np.ptp(drawn.mean(axis=1)) < 32  # sorted batches would have means from 3.5 to 59.5
-    assert not (np.diff(drawn, axis=1) > 0).all()
-
-
 def test_another_epoch_has_another_order_and_leaves_out_other_samples():
     order = Order(CORPUS.lengths, 4, 0, 0)
     epochs = [np.concatenate([order.samples(e * 32 + k) for k in range(32)]) for e in range(4)]
@@ -189,11 +154,6 @@ def test_another_epoch_has_another_order_and_leaves_out_other_samples():
     left_out = [frozenset(range(131)) - set(epoch.tolist()) for epoch in epochs]
     assert {len(samples) for samples in left_out} == {3}
     assert len(set(left_out)) == 4
-
-
-def test_an_empty_corpus_is_refused():
-    with pytest.raises(ValueError, match="at least one sample"):
-        Order(np.array([], dtype=np.int64), 4, 0, 0)
 
 
 def test_a_mask_depends_on_the_position_in_the_stream_and_not_on_the_batch_size(data):
@@ -205,11 +165,6 @@ def test_a_mask_depends_on_the_position_in_the_stream_and_not_on_the_batch_size(
     assert torch.equal(by_size[4], by_size[8])
     assert torch.equal(by_size[1], by_size[8])
     assert len({tuple(row) for row in by_size[8].tolist()}) > 60  # 64 positions, each with a mask of its own
-
-
-def test_a_sample_is_masked_differently_in_every_epoch(data):
-    batches = data(samples_of([range(5, 45)]), 1)
-    assert len({tuple(positions(batches.batch(0, index)).tolist()) for index in range(20)}) == 20
 
 
 @given(num_samples=st.integers(1, 80), batch_size=st.integers(1, 5), seed=st.integers(0, 9), index=st.integers(0, 40))
@@ -361,15 +316,6 @@ def test_the_share_is_that_of_the_tokens_and_the_rest_is_uniform(share, from_can
     assert (chosen & candidates).sum() / chosen.sum() == pytest.approx(from_candidates, abs=0.02)
     counts = chosen[:, candidates].sum(axis=0)[::2]
     assert abs(counts - counts.mean()).max() < 5 * math.sqrt(counts.mean())  # no word is preferred
-
-
-def test_without_candidates_all_words_are_alike():
-    sample = Sample(np.arange(60), np.arange(60) % 3 == 0, np.zeros(60, dtype=bool))
-    draw = np.random.default_rng(0)
-    chosen = np.array([ByCandidate(1.0).choose(sample, 0.15, draw) for _ in range(2000)])
-    assert within_five_sigma(int(chosen.sum()), chosen.size, 0.15)
-    counts = chosen[:, ::3].sum(axis=0)
-    assert abs(counts - counts.mean()).max() < 5 * math.sqrt(counts.mean())
 
 
 def masked_samples(batches):

@@ -73,15 +73,6 @@ def test_the_best_threshold_is_that_of_trying_them_all(questions):
     assert below < score or threshold < differences.min()
 
 
-def test_no_answer_at_all_may_be_the_best_and_the_threshold_need_not_be_zero():
-    differences, unanswerable = np.array([-4.0, -1.0]), np.ones(2)
-    score, threshold = best_threshold(differences, np.zeros(2), unanswerable)
-    assert (score, at_threshold(differences, np.zeros(2), unanswerable, threshold).tolist()) == (1.0, [1.0, 1.0])
-    assert best_threshold(np.array([2.0, 5.0]), np.array([1.0, 0.0]), np.array([0.0, 1.0])) == (1.0, 2.0)
-    with pytest.raises(ValueError, match="no questions"):
-        best_threshold(np.empty(0), np.empty(0), np.empty(0))
-
-
 logit = st.sampled_from([-3.0, -1.0, 0.0, 0.5, 2.0, 4.0])
 
 
@@ -174,17 +165,17 @@ def test_every_kind_of_file_gives_the_same_questions(tmp_path):
     fingerprints = set()
     for kind in (".jsonl", ".json", ".json.gz", ".parquet"):
         data = load_questions(str(tmp_path / f"train{kind}"), eval_data=str(tmp_path / f"dev{kind}"))
-        assert (data.name, data.train, data.eval, data.notes) == (f"train{kind}", (train,), (scored,), ())
+        assert (data.name, data.questions, data.notes) == (f"train{kind}", {"train": [train], "eval": [scored]}, ())
         fingerprints.add(data.fingerprint)
     assert len(fingerprints) == 1
     folder = load_questions(str(tmp_path))
-    assert (folder.train, folder.eval) == ((train,), (scored,))
+    assert folder.questions == {"train": [train], "eval": [scored]}
     assert folder.notes == (
         "3 evaluation questions whose id was there before are left out",
         "3 training questions whose id was there before are left out",
     )
     joined = load_questions(f"{tmp_path / 'train.json'}+{tmp_path / 'dev.json'}", eval_data=str(tmp_path / "dev.json"))
-    assert (joined.name, joined.train) == ("train.json+dev.json", (train,))
+    assert (joined.name, joined.questions["train"]) == ("train.json+dev.json", [train])
     assert joined.notes == ("1 training questions about contexts of the evaluation are left out",)
 
 
@@ -193,12 +184,12 @@ def test_an_answer_is_taken_where_it_stands_and_left_out_where_it_does_not(tmp_p
     nowhere = {"answers": {"text": ["Basel"], "answer_start": [8]}}
     write(tmp_path, train=[row(), row(id="2", **thrice), row(id="3", **nowhere)], dev=[row(id="4", context="x")])
     data = load_questions(str(tmp_path))
-    assert [question.start for question in data.train] == [8, 14]
+    assert [question.start for question in data.questions["train"]] == [8, 14]
     assert data.notes == (
         "1 training answers do not stand at their answer_start; the nearest place is taken",
         "1 training questions whose answer stands nowhere in the context are left out",
     )
-    assert [question.id for question in load_questions(str(tmp_path), train_samples=1).train] == ["1"]
+    assert [question.id for question in load_questions(str(tmp_path), limits=(1, 0)).questions["train"]] == ["1"]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import random
 import subprocess
 import sys
 import time
@@ -60,24 +59,6 @@ def test_rows_are_the_words_of_a_document_cut_at_the_sequence_length_less_the_sp
     assert (tokens.values["ids"].dtype, tokens.values["word_starts"].dtype) == (np.int32, bool)
 
 
-def test_a_row_that_starts_inside_a_word_starts_a_word():
-    tokens = rows_of(["a b b bcccc"], word_tokenizer("a", "b", "##c"), seq_len=6)
-    assert inner(tokens) == [[5, 6, 6, 6], [7, 7, 7, 7]]
-    assert inner(tokens, "word_starts") == [[True] * 4, [True, False, False, False]]
-
-
-@settings(deadline=None, max_examples=25)
-@given(lengths=st.lists(st.integers(0, 40), max_size=12), seq_len=st.integers(6, 20))
-def test_rows_tile_each_document_except_for_a_tail_below_four_ids(lengths, seq_len):
-    words = [chr(ord("a") + i) for i in range(20)]
-    texts = [" ".join(words[(i + j) % 20] for j in range(length)) for i, length in enumerate(lengths)]
-    expected = []
-    for i, length in enumerate(lengths):
-        ids = [5 + (i + j) % 20 for j in range(length)]
-        expected += [ids[first : first + seq_len - 2] for first in range(0, length, seq_len - 2)]
-    assert inner(rows_of(texts, word_tokenizer(*words), seq_len=seq_len)) == [row for row in expected if len(row) >= 4]
-
-
 @settings(deadline=None, max_examples=25)
 @given(texts=st.lists(st.text(max_size=60), max_size=6))
 def test_ids_and_word_starts_are_those_of_the_tokenizer_itself_for_any_text(tokenizer, texts):
@@ -92,12 +73,6 @@ def test_ids_and_word_starts_are_those_of_the_tokenizer_itself_for_any_text(toke
             expected_starts.append([i == 0 or words[i] != words[i - 1] for i in range(len(words))])
     assert inner(tokens) == expected_ids
     assert inner(tokens, "word_starts") == expected_starts
-
-
-def test_more_documents_than_one_chunk_give_the_same_rows_as_one_by_one(tokenizer):
-    singles = [inner(rows_of([text], tokenizer, seq_len=16)) for text in TEXTS]
-    rows = inner(rows_of([TEXTS[i % len(TEXTS)] for i in range(2100)], tokenizer, seq_len=16))
-    assert rows == [row for k in range(2100) for row in singles[k % len(TEXTS)]]
 
 
 @settings(deadline=None, max_examples=25)
@@ -117,11 +92,6 @@ def test_a_word_that_a_block_cuts_begins_again_and_documents_begin_words_within_
     tokens = rows_of(["a b", "bc", "acccc"], word_tokenizer("a", "b", "##c"), seq_len=7, blocks=True)
     assert inner(tokens) == [[5, 6, 6, 7, 5], [7, 7, 7, 7]]
     assert inner(tokens, "word_starts") == [[True, True, True, False, True], [True, False, False, False]]
-
-
-def test_a_special_token_spelled_out_in_a_text_does_not_become_one(tokenizer):
-    (row,) = inner(rows_of(["the gradients [MASK] of the [SEP] server [PAD]"], tokenizer, seq_len=64))
-    assert not set(row) & (set(tokenizer.all_special_ids) - {tokenizer.unk_token_id})
 
 
 def test_a_truncation_stored_with_the_tokenizer_loses_no_text_and_stays_as_it_was(tokenizer):
@@ -184,18 +154,6 @@ def test_a_trained_vocabulary_has_the_size_asked_for_and_lower_cases(tokenizer):
     assert tokenizer.unk_token_id not in rows_of(TEXTS, tokenizer, seq_len=64).values["ids"]
 
 
-def test_a_trained_tokenizer_is_saved_and_loaded_without_network_as_it_was(tmp_path, tokenizer):
-    from transformers import AutoTokenizer
-
-    tokenizer.save_pretrained(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-    assert loaded.is_fast
-    assert loaded.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
-    assert loaded("the server").input_ids == tokenizer("the server").input_ids
-    assert loaded("the server").input_ids[0] == loaded.cls_token_id
-    assert loaded.mask_token_id == 4
-
-
 @settings(max_examples=25)
 @given(text=st.text())
 def test_a_byte_level_tokenizer_gives_every_text_back_and_finds_no_end_in_it(bpe, text):
@@ -205,33 +163,6 @@ def test_a_byte_level_tokenizer_gives_every_text_back_and_finds_no_end_in_it(bpe
     assert ids[-1] == bpe.eos_token_id
     assert bpe.eos_token_id not in ids[:-1]
     assert bpe.decode(ids[:-1], clean_up_tokenization_spaces=False) == whole
-
-
-def test_a_byte_level_vocabulary_has_the_size_asked_for_and_is_saved_and_loaded_as_it_was(tmp_path, bpe):
-    from transformers import AutoTokenizer
-
-    bpe.save_pretrained(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
-    assert len(bpe) == len(loaded) == 300
-    assert loaded.backend_tokenizer.to_str() == bpe.backend_tokenizer.to_str()
-    assert (loaded.eos_token, loaded.num_special_tokens_to_add()) == ("<|endoftext|>", 0)
-    with pytest.raises(UsageError, match="at least 257"):
-        train_byte_bpe(TEXTS, 256)
-
-
-def test_byte_level_training_takes_seconds_where_a_line_has_no_end():
-    # The letters make many merges, each of which looks at the whole word.
-    word = "".join(random.Random(0).choices("abcdefghij", k=3_000_000))
-    before = time.monotonic()
-    assert train_byte_bpe([word], 2000).get_vocab() == train_byte_bpe([word[:1000]], 2000).get_vocab()
-    assert time.monotonic() - before < 20
-
-
-def test_a_document_ends_with_the_token_asked_for_and_is_cut_after_that():
-    tokens = rows_of(["a b a b a", "b b b", "a b a b b b b"], word_tokenizer("a", "b"), seq_len=6, end_id=9)
-    # Less a tail of 2 tokens.
-    assert inner(tokens) == [[5, 6, 5, 6], [6, 6, 6, 9], [5, 6, 5, 6], [6, 6, 6, 9]]
-    assert tokens.values["word_starts"].all()
 
 
 def test_rare_characters_leave_room_for_words_in_a_small_vocabulary():
@@ -277,14 +208,6 @@ def test_the_tokenizer_of_a_tiny_model_is_trained_once_and_then_read_from_the_ca
 
 def load(model, tmp_path):
     return load_tokenizer(str(model), CORPUS, vocab_size=256, cache_dir=tmp_path / "cache")
-
-
-def test_a_local_folder_brings_its_own_tokenizer(tmp_path):
-    own = word_tokenizer("a", "b")
-    own.save_pretrained(tmp_path / "model")
-    loaded = load(tmp_path / "model", tmp_path)
-    assert loaded.get_vocab() == own.get_vocab()
-    assert not (tmp_path / "cache").exists()
 
 
 def test_a_folder_without_a_tokenizer_is_an_error_even_where_transformers_makes_an_empty_one(tmp_path):

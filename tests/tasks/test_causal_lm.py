@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
-import pickle
 from collections import Counter
 
 import numpy as np
@@ -190,54 +188,6 @@ def test_loss_and_gradient_are_those_of_transformers_over_single_documents(any_t
     torch.testing.assert_close(gradients, gradients_of(model, expected), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("parts", [1, 2, 3, 4])
-def test_parts_weighted_by_their_tokens_are_the_whole_batch(any_task, parts):
-    model, batch = any_task.model(0), any_task.data(0).batch(0, 3)
-    whole = gradients_of(model, loss_of(any_task, model, batch))
-    split = any_task.split(batch, parts)
-    weights = [any_task.weight(part) for part in split]
-    assert len(split) == parts
-    assert min(weights) > 0
-    assert sum(weights) == any_task.weight(batch)
-    losses = [loss_of(any_task, model, part) * (w / sum(weights)) for part, w in zip(split, weights, strict=True)]
-    torch.testing.assert_close(gradients_of(model, torch.stack(losses).sum()), whole, rtol=1e-4, atol=1e-5)
-
-
-def same(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-@given(stream=st.integers(0, 3), index=st.integers(0, 200), before=st.integers(0, 200))
-def test_a_batch_is_the_same_whoever_makes_it_and_whatever_was_made_before(task, stream, index, before):
-    busy = task.data(7)
-    for other in (before, index + 1):
-        busy.batch(stream, other)
-        busy.batch(stream + 1, other)
-    batch = pickle.loads(pickle.dumps(task)).data(7).batch(stream, index)
-    assert same(busy.batch(stream, index), batch)
-    assert len(batch["input_ids"]) == BATCH_SIZE
-    assert task.weight(batch) > 0
-
-
-def test_seeds_and_streams_have_batches_of_their_own_and_one_evaluation(task):
-    data, other = task.data(0), task.data(1)
-    batches = [data.batch(0, 0), data.batch(1, 0), other.batch(0, 0)]
-    for one, two in itertools.combinations(batches, 2):
-        assert one["input_ids"].shape != two["input_ids"].shape or not torch.equal(one["input_ids"], two["input_ids"])
-    main, others = data.evaluation["main"], other.evaluation["main"]
-    assert len(main) == len(others)
-    assert all(same(main[index], others[index]) for index in range(len(main)))
-    with pytest.raises(IndexError):
-        main[len(main)]
-
-
-def test_an_evaluation_takes_so_many_rows_evenly_over_the_set(task):
-    few = dataclasses.replace(task, eval_samples=5).data(0).evaluation["main"]
-    assert sum(len(few[index]["input_ids"]) for index in range(len(few))) == 5
-    total = len(task.samples("eval"))
-    assert sorted(few.order) == [row * total // 5 for row in range(5)]
-
-
 def sums_of(task, model, num_shards):
     batches = task.data(0).evaluation["main"]
     return add_sums(evaluate_shard(task, model, batches, shard, num_shards, CPU) for shard in range(num_shards))
@@ -264,18 +214,6 @@ def test_evaluation_sums_are_those_of_single_documents_in_float64_over_any_numbe
         sums = sums_of(task, model, num_shards)
         assert (sums["weight"], sums["correct"]) == (whole["weight"], whole["correct"])
         assert sums["loss"] == pytest.approx(whole["loss"], rel=1e-12)
-
-
-def test_a_perplexity_that_is_too_large_for_a_float_is_infinite(task):
-    assert task.metrics({"loss": 1e6, "weight": 10.0, "correct": 5}) == {"perplexity": math.inf, "accuracy": 0.5}
-
-
-def test_preparing_again_gives_the_same_task_from_the_cache(task, root):
-    made = {path: path.stat().st_mtime_ns for path in (root / "cache").rglob("*")}
-    assert task.prepare(1, root / "cache") == task
-    assert prepared(root, vocab_size=VOCABULARY) == task
-    assert {path: path.stat().st_mtime_ns for path in (root / "cache").rglob("*")} == made
-    assert len(pickle.dumps(task)) < 5000
 
 
 @pytest.mark.parametrize(("name", "millions"), [("tiny-gpt", 1.5), ("small-gpt", 5.4)])

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncsgd.errors import UsageError
-from asyncsgd.tasks.base import Task, add_sums
 from asyncsgd.tasks.tensors import TensorData
 
 sizes = st.integers(1, 40)
@@ -80,29 +79,3 @@ def test_the_rows_of_a_batch_belong_together_in_tuples_dicts_and_arrays():
 def test_what_is_no_set_of_samples_is_refused(train, evaluation, batch_size, message):
     with pytest.raises(UsageError, match=message):
         TensorData(train, evaluation, batch_size, seed=0)
-
-
-class Numbers(Task):
-    """Its loss is the mean of the numbers in a batch."""
-
-    batch_size = 4
-
-    def model(self, seed):
-        raise NotImplementedError
-
-    def data(self, seed):
-        return numbered(10, self.batch_size, seed)
-
-    def outputs(self, model, batch):
-        return batch
-
-    def loss(self, outputs, batch):
-        return outputs.double().mean()
-
-
-def test_a_short_last_batch_counts_as_many_terms_as_it_has_rows():
-    task = Numbers()
-    main = task.data(0).evaluation["main"]
-    batches = [main[index] for index in range(len(main))]
-    total = add_sums({"loss": float(task.loss(b, b)) * task.weight(b), "weight": task.weight(b)} for b in batches)
-    assert total == {"loss": 45.0, "weight": 10.0}

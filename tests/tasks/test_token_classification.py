@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import random
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 from asyncsgd import models
 from asyncsgd.errors import UsageError
 from asyncsgd.evaluation import evaluate_shard
-from asyncsgd.tasks.base import add_sums
 from asyncsgd.tasks.token_classification import TokenClassification
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -118,22 +116,6 @@ def test_parts_weighted_by_their_words_are_the_whole_even_where_one_has_no_word(
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_a_batch_and_a_model_are_the_same_whoever_makes_them(task):
-    other = pickle.loads(pickle.dumps(task))
-    for stream, index in ((0, 0), (0, 40), (1, 0), (0, 1)):
-        first, again = task.data(SEED).batch(stream, index), other.data(SEED).batch(stream, index)
-        assert all(torch.equal(one, two) for one, two in zip(first.values(), again.values(), strict=True))
-    assert not torch.equal(task.data(SEED).batch(0, 0)["tags"], task.data(SEED).batch(1, 0)["tags"])
-    both = task.model(SEED), other.model(SEED)
-    assert all(torch.equal(one, two) for one, two in zip(*(model.parameters() for model in both), strict=True))
-    assert not torch.equal(both[0].classifier.weight, task.model(SEED + 1).classifier.weight)
-    assert both[0].training
-
-
-def test_prepared_again_it_is_the_same_task(task, prepared):
-    assert prepared() == task
-
-
 def test_the_encoder_is_that_of_the_saved_model_and_must_be_the_one_that_was_written_down(task, prepared, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(task.known["tokenizer"])
     masked_lm = models.build_model("tiny", tokenizer, seq_len=SEQ_LEN, dropout=0.0, seed=99).model
@@ -147,30 +129,6 @@ def test_the_encoder_is_that_of_the_saved_model_and_must_be_the_one_that_was_wri
     (tmp_path / "base" / "base.json").write_text(json.dumps({"parameters_sha256": "0" * 64}))
     with pytest.raises(UsageError, match="is not the model that was saved there"):
         prepared(model_name=str(tmp_path / "base"), vocab_size=8192)
-
-
-def test_every_sentence_is_scored_once_in_order_of_length(task):
-    batches = task.data(SEED).evaluation["main"]
-    lengths = [int(row.sum()) for batch in batches for row in batch["attention_mask"]]
-    assert len(lengths) == 50
-    assert lengths == sorted(lengths)
-    tags = sorted(tuple(tag for tag in row.tolist() if tag >= 0) for batch in batches for row in batch["tags"])
-    expected = [[task.known["labels"].index(tag) for tag in row["ner_tags"]] for row in sentences(50, 1)]
-    assert tags == sorted(map(tuple, expected))
-
-
-@torch.no_grad()
-def test_sums_do_not_depend_on_the_number_of_shards(task):
-    model, batches = evaluation_mode(task), task.data(SEED).evaluation["main"]
-    whole = evaluate_shard(task, model, batches, 0, 1, CPU)
-    for num_shards in (2, 3):
-        shards = [evaluate_shard(task, model, batches, shard, num_shards, CPU) for shard in range(num_shards)]
-        total = add_sums(shards)
-        assert total["loss"] == pytest.approx(whole["loss"], rel=1e-12)
-        assert total["weight"] == whole["weight"]
-        for name in ("words", "spans"):
-            assert total[name].tolist() == whole[name].tolist()
-    assert whole["loss"] == pytest.approx(sum(float(plain_loss(model, batch)[0]) for batch in batches), rel=1e-5)
 
 
 def tagging(task, batch, said):
@@ -252,22 +210,3 @@ def trained(task, steps, learning_rate):
         optimizer.step()
     sums = evaluate_shard(task, model, data.evaluation["main"], 0, 1, CPU)
     return model, task.metrics(sums) | task.details(sums)
-
-
-def test_on_published_data_it_beats_the_majority_tag(tmp_path):
-    folder = SHARED / "matsci_ner_sofc" / "small"
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is not there")
-    task = TokenClassification(data_name=str(folder), dropout=0.0, batch_size=8, vocab_size=1024, seq_len=64)
-    task = task.prepare(SEED, tmp_path)
-    _, scores = trained(task, 30, 2e-3)
-    assert (scores["majority"]["tag"], scores["majority"]["span_f1"]) == ("O", 0.0)
-    assert scores["span_f1"] > 0.1
-    assert scores["accuracy"] > scores["majority"]["accuracy"]
-
-
-def test_before_it_is_prepared_it_says_what_to_call():
-    task = TokenClassification(data_name="names")
-    assert task.facts() == {}
-    with pytest.raises(ValueError, match=r"call prepare\(seed, cache\)"):
-        task.model(0)

@@ -1,0 +1,151 @@
+"""Every task on texts: batches that are functions of (seed, stream, index), one evaluation, a model that is saved."""
+
+import dataclasses
+import json
+import pickle
+import random
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import asyncsgd
+from asyncsgd.errors import UsageError
+from asyncsgd.evaluation import evaluate_shard
+from asyncsgd.tasks.base import add_sums, decode_sums, encode_sums
+from asyncsgd.tasks.causal_lm import CausalLM
+from asyncsgd.tasks.classification import Classification
+from asyncsgd.tasks.masked_lm import MaskedLM
+from asyncsgd.tasks.question_answering import QuestionAnswering
+from asyncsgd.tasks.token_classification import TokenClassification
+
+WORDS = ["ant", "bee", "cat", "dog", "elk", "fox", "gnu", "hen", "ibis", "jay"]
+EVERY_TASK = {
+    MaskedLM: {"vocab_size": 128},
+    CausalLM: {"vocab_size": 300},
+    Classification: {},
+    TokenClassification: {"vocab_size": 64},
+    QuestionAnswering: {"vocab_size": 128, "stride": 8},
+}
+
+
+def write(folder, number, name):
+    """Texts of 4 to 60 words, in the forms that the tasks read."""
+    draw, lines = random.Random(name), []
+    for index in range(number):
+        words = draw.choices(WORDS, k=draw.randint(4, 60))
+        text = " ".join(words)
+        answers = {"text": [words[0]], "answer_start": [0]}
+        lines.append(
+            {"text": text, "label": "AB"[index % 2], "tokens": words, "ner_tags": ["B-X", *["O"] * (len(words) - 1)]}
+            | {"id": f"{name}{index}", "context": text, "question": "which ant", "answers": answers}
+        )
+    (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def prepared(kind, folder, cache="cache", **changed):
+    values = {"seq_len": 64, "batch_size": 4, "data_name": str(folder), **EVERY_TASK[kind]}
+    if kind in (MaskedLM, CausalLM):
+        values |= {"data_name": str(folder / "train.jsonl"), "eval_data": str(folder / "test.jsonl")}
+    return kind(**values | changed).prepare(0, folder / cache)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("texts")
+    write(folder, 320, "train")
+    write(folder, 90, "test")
+    write(folder, 60, "dev")
+    return folder
+
+
+@pytest.fixture(scope="module", params=EVERY_TASK, ids=lambda kind: kind.__name__)
+def task(request, folder):
+    return prepared(request.param, folder)
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@given(stream=st.integers(0, 3), index=st.integers(0, 200), before=st.integers(0, 200), seed=st.integers(0, 2**32 - 1))
+@settings(deadline=None, max_examples=10)
+def test_a_batch_is_the_same_whoever_makes_it_and_whatever_was_made_before(task, stream, index, before, seed):
+    busy = task.data(seed)
+    for other in (before, index + 1):
+        busy.batch(stream, other)
+        busy.batch(stream + 1, other)
+    batch = pickle.loads(pickle.dumps(task)).data(seed).batch(stream, index)
+    assert same(busy.batch(stream, index), batch)
+    assert len(batch["input_ids"]) == task.batch_size
+    assert task.weight(batch) > 0
+    others = task.data(seed).batch(stream + 1, index), task.data(seed + 1).batch(stream, index)
+    assert not any(same(batch, other) for other in others)
+
+
+def test_the_evaluation_is_the_same_for_every_seed_and_its_sums_for_any_number_of_shards(task):
+    model, batches, others = task.model(0), task.data(0).evaluation["main"], task.data(1).evaluation["main"]
+    assert len(batches) == len(others) > 1
+    assert all(same(batches[index], others[index]) for index in range(len(batches)))
+    with pytest.raises(IndexError):
+        batches[len(batches)]
+    whole, *parts = (
+        add_sums(
+            decode_sums(encode_sums(evaluate_shard(task, model, batches, shard, number, torch.device("cpu"))))
+            for shard in range(number)
+        )
+        for number in (1, 2, 3)
+    )
+    for sums in parts:
+        assert sums["loss"] == pytest.approx(whole["loss"], rel=1e-12)
+        assert all(np.array_equal(sums[name], whole[name]) for name in whole if name != "loss")
+        assert task.metrics(sums).keys() == set(task.better)
+
+
+def test_prepared_again_it_is_the_same_from_the_cache_and_its_folder_is_loaded_by_transformers(task, folder, tmp_path):
+    made = {path: path.stat().st_mtime_ns for path in (folder / "cache").rglob("*")}
+    assert task.prepare(0, folder / "cache") == task
+    assert {path: path.stat().st_mtime_ns for path in (folder / "cache").rglob("*")} == made
+    assert asyncsgd.check(task).notes == ()
+    model = task.model(3)
+    assert model.training
+    task.save(model, tmp_path / "model")
+    loaded = getattr(transformers, task.auto_class).from_pretrained(tmp_path / "model")
+    assert all(torch.equal(one, two) for one, two in zip(loaded.parameters(), model.parameters(), strict=True))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert tokenizer("the ant").input_ids
+    unprepared = dataclasses.replace(task, prepared=None)
+    assert unprepared.facts() == {}
+    with pytest.raises(ValueError, match=r"call prepare\(seed, cache\)"):
+        unprepared.model(0)
+
+
+def test_the_samples_of_a_batch_are_of_similar_or_of_any_lengths(task):
+    padding = []
+    for sampling in ("group_by_length", "random"):
+        data = dataclasses.replace(task, sampling=sampling).data(0)
+        batches = [data.batch(0, index) for index in range(16)]
+        padding.append(1 - sum(map(task.count_tokens, batches)) / sum(batch["input_ids"].numel() for batch in batches))
+    with pytest.raises(UsageError, match="--sampling takes group_by_length or random, got 'lengths'"):
+        dataclasses.replace(task, sampling="lengths").data(0)
+    similar, mixed = padding
+    # CausalLM packs texts into rows that are nearly full.
+    assert similar != mixed if isinstance(task, CausalLM) else similar < 0.6 * mixed, padding
+
+
+@pytest.mark.parametrize("kind", [MaskedLM, CausalLM])
+def test_blocks_are_another_task_of_full_rows_the_same_in_every_process(kind, folder):
+    texts, blocks, again = (
+        prepared(kind, folder, cache, eval_samples=0, blocks=each)
+        for cache, each in (("cache", False), ("cache", True), ("another", True))
+    )
+    assert texts.facts()["data_fingerprint"] != blocks.facts()["data_fingerprint"]
+    assert again.facts() == blocks.facts()
+    for index in range(8):
+        one, other = (task.data(0).batch(0, index)["input_ids"] for task in (blocks, again))
+        assert one.shape == (4, 64)
+        assert one.tolist() == other.tolist()
+    assert sorted(blocks.samples("eval").lengths.tolist())[1:] == [64] * (len(blocks.samples("eval")) - 1)
