@@ -32,7 +32,7 @@ from asyncsgd.tasks.masked_lm import MaskedLM
 
 def run(argv: list[str], stop: StopRequest) -> int:
     if "--finder=help" in argv or ("--finder", "help") in itertools.pairwise(argv):
-        from asyncsgd.data.finders import describe_finders
+        from asyncsgd.masking.finders import describe_finders
 
         print(describe_finders())
         return 0
@@ -41,7 +41,7 @@ def run(argv: list[str], stop: StopRequest) -> int:
         value = getattr(given, name)
         if value is not None and (wanted := out_of_bounds(value, at_least=1)):
             raise UsageError(f"--{name.replace('_', '-')} must be {wanted}, got {value}")
-    from asyncsgd.data.finders import parse_finder
+    from asyncsgd.masking.finders import parse_finder
 
     finder = parse_finder(given.finder)
     if not finder.asks_hub:
@@ -63,12 +63,11 @@ def find(given: argparse.Namespace, finder: Any) -> dict[str, Any]:
     """Read the texts, and fill the folder."""
     from tqdm import tqdm
 
-    from asyncsgd.data.candidate_chunks import begin
-    from asyncsgd.data.candidates import find_candidates
     from asyncsgd.data.corpora import load_corpus
     from asyncsgd.data.tokenizer import load_tokenizer
     from asyncsgd.data.tokens import plain_backend
     from asyncsgd.experiment import cache_folder
+    from asyncsgd.masking.candidates import begin, find_candidates
     from asyncsgd.origin import read_origin
 
     cache, out = cache_folder(given.cache_dir), Path(given.out)
@@ -92,7 +91,7 @@ def find(given: argparse.Namespace, finder: Any) -> dict[str, Any]:
         if not lock(file):
             raise UsageError(f"another command is filling {out}; wait for it, or type another --out")
         start = functools.partial(begin, ready, plain_backend(tokenizer).to_str(), devices)
-        pool = closing.enter_context(Pool(processes, start, ["asyncsgd.data.candidates", *finder.modules]))
+        pool = closing.enter_context(Pool(processes, start, finder.modules))
         bar = closing.enter_context(tqdm(unit=" texts", unit_scale=True, dynamic_ncols=True, smoothing=0.05))
 
         def told(done: int, total: int) -> None:

@@ -5,7 +5,7 @@
 
 A line stays a line, but for words hyphenated at a line's end, which are joined. Files are read in blocks, so one of any
 size takes little memory, and any number of processes writes the same bytes. What was changed stands beside each output,
-in OUT.txt.report.json. asyncsgd/data/normalizing.py says what is changed and what is not."""
+in OUT.txt.report.json. asyncsgd/masking/normalizing.py says what is changed and what is not."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import sys
 import time
 from pathlib import Path
 
-from asyncsgd.data.normalizing import INPUT_KINDS, normalize_file
 from asyncsgd.data.tables import existing_path
 from asyncsgd.errors import UsageError
+from asyncsgd.masking.normalizing import INPUT_KINDS, normalize_file
 from asyncsgd.numbers import out_of_bounds, whole_number
 from asyncsgd.records.machine import available_cores
 from asyncsgd.runtime.pool import Pool
@@ -39,7 +39,7 @@ def run(argv: list[str], stop: StopRequest) -> int:
         for flag, source, target in files
         if source is not None
     ]
-    with Pool(given.processes, modules=["asyncsgd.data.normalizing"]) as pool:
+    with Pool(given.processes, modules=["asyncsgd.masking.normalizing"]) as pool:
         for source, target in sources:
             before = time.perf_counter()
             changes = normalize_file(source, target, lower=given.lower, text_column=given.text_column, mapped=pool.map)

@@ -14,10 +14,10 @@ import stilt_mlm
 import sweep
 from asyncsgd.api import replay
 from asyncsgd.checkpoints import find
-from asyncsgd.data.candidates import CANDIDATES_FORMAT
 from asyncsgd.data.masking import ByCandidate, ByToken
 from asyncsgd.errors import UsageError
 from asyncsgd.evaluation import evaluate_sets, measured
+from asyncsgd.masking.candidates import CANDIDATES_FORMAT
 from asyncsgd.signals import StopRequest
 from asyncsgd.study.arms import FLAGS
 from asyncsgd.tasks.base import add_sums

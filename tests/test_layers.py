@@ -13,6 +13,7 @@ SCRIPTS = [path for path in (ROOT / "experiments").glob("*.py") if "__main__" in
 FLOORS = """
 __main__ delay_factors errors numbers packing prefetching schedules signals torchrun flat named_choices records
 batches data hardware optimizers rules settings simulation.churn simulation.problems simulation.speeds
+masking
 checkpoints models origin modes server study.config dispatcher recorded_run study.arms tasks
 evaluation study.finetuning stages study.registration throughput worker profiling study.plan
 runtime
@@ -62,6 +63,8 @@ def test_every_module_imports_only_what_its_room_and_its_floor_may():
                 f"{name} imports {imported}"
             )
             assert first != room or None in (floor, other) or other <= floor, f"{name} imports {imported}"
+            plugs_in = name == "asyncsgd.tasks.masked_lm" or name.startswith("asyncsgd.masking")
+            assert plugs_in or not imported.startswith("asyncsgd.masking"), f"{name} imports {imported}, a plug-in"
 
 
 def test_only_doors_imports_the_library_and_only_public_names_but_for_a_list_that_may_only_shrink():

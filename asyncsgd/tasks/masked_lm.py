@@ -17,7 +17,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -119,9 +118,9 @@ class MaskedLM(LanguageModel):
     def check_names(self) -> None:
         super().check_names()
         if self.candidates is not None:
-            from asyncsgd.data.candidates import read_complete
+            from asyncsgd.masking.candidates import read_complete
 
-            read_complete(Path(self.candidates).expanduser())
+            read_complete(self.candidates)
 
     def look(self, corpus: Corpus, tokenizer: Any, initial: Built) -> Mapping[str, Any]:
         known: dict[str, Any] = {
@@ -131,7 +130,7 @@ class MaskedLM(LanguageModel):
             "special_ids": sorted(tokenizer.all_special_ids),
         }
         if self.candidates is not None:
-            from asyncsgd.data.candidate_tokens import hash_of_candidates
+            from asyncsgd.masking.candidates import hash_of_candidates
 
             known["candidates_sha256"] = hash_of_candidates(self.candidates)
         return known
@@ -142,7 +141,7 @@ class MaskedLM(LanguageModel):
     def encode(self, corpus: Corpus, side: str, tokenizer: Any) -> Samples:
         if self.candidates is None:
             return self.rows(corpus, side, tokenizer)
-        from asyncsgd.data.candidate_tokens import candidate_flags
+        from asyncsgd.masking.candidates import candidate_flags
 
         return self.rows(corpus, side, tokenizer, flags=candidate_flags(self.candidates, corpus, tokenizer, side))
 

@@ -33,15 +33,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from asyncsgd.data.candidate_chunks import Chunk, begin, found_in, make_chunk
-from asyncsgd.data.finders.base import Find
-from asyncsgd.data.finders.ner import Ner
 from asyncsgd.data.masking import STRATEGIES
 from asyncsgd.data.order import Order
 from asyncsgd.data.random import Purpose, generator
 from asyncsgd.data.tokens import Samples, plain_backend
 from asyncsgd.errors import UsageError
 from asyncsgd.experiment import cache_folder
+from asyncsgd.masking.candidates import Chunk, begin, found_in, make_chunk
+from asyncsgd.masking.finders import Find, Ner
 from asyncsgd.records.machine import available_cores
 from asyncsgd.runtime.pool import Pool
 from asyncsgd.tasks.masked_lm import MaskedLM
@@ -111,9 +110,9 @@ def rows_of(training: Training, base: Find, finder: Find | None) -> dict[str, St
     """What is measured, by name. Texts are made before the clock starts."""
     backend = plain_backend(training.tokenizer)
     texts = functools.cache(training.texts)
-    from asyncsgd.data.finders.ner import _load
+    from asyncsgd.masking.tagger import load
 
-    bert = _load(base.folder, "cpu").model  # type: ignore[attr-defined]
+    bert = load(base.folder, "cpu").model  # type: ignore[attr-defined]
 
     def per_batch(find: Find, index: int) -> None:
         found_in(texts(index), find, backend)
@@ -209,14 +208,14 @@ def seconds_to_find(
 
     def chunks(of: list[str], name: str) -> list[Chunk]:
         parts = [of[first : first + chunk] for first in range(0, len(of), chunk)]
-        return [Chunk(folder / f"{name}-{number}.parquet", "", part) for number, part in enumerate(parts)]
+        return [Chunk(folder / f"{name}-{number}.parquet", part) for number, part in enumerate(parts)]
 
     seconds: dict[int, list[float]] = {1: [], 2: []}
     with ExitStack() as closing:
         pools = {}
         for processes in seconds:
             start = functools.partial(begin, find, plain_backend(tokenizer).to_str(), ["cpu"] * processes)
-            pool = closing.enter_context(Pool(processes, start, ["asyncsgd.data.candidates", *Ner.modules]))
+            pool = closing.enter_context(Pool(processes, start, Ner.modules))
             list(pool.map(make_chunk, chunks(texts[: 2 * processes * chunk], "warm")))  # each has to take a part of it
             pools[processes] = pool
         for _ in range(rounds):

@@ -9,12 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import BertConfig, BertForMaskedLM, BertForTokenClassification
 
-from asyncsgd.data.finders import ALL, describe_finders, parse_finder
-from asyncsgd.data.finders.keyness import log_likelihood_ratio
-from asyncsgd.data.finders.ner import LONGEST_WINDOW, _load, windows
-from asyncsgd.data.finders.terms import Lexicon
 from asyncsgd.data.tokenizer import train_wordpiece
 from asyncsgd.errors import UsageError
+from asyncsgd.masking.finders import ALL, Lexicon, describe_finders, log_likelihood_ratio, parse_finder
+from asyncsgd.masking.tagger import LONGEST_WINDOW, load, windows
 
 WORDS = ["the", "film", "of", "zirconia", "grows", "on", "nickel", "oxide", "at", "once"]
 TEXTS = [f"{a} {b} {c}, {d}!" for a, b, c, d in zip(WORDS, WORDS[1:], WORDS[2:], WORDS[3:], strict=False)] * 3
@@ -107,7 +105,7 @@ def saved_tagger(folder, labels, *, positions=64, by_word=True):
 
 def expected(folder, text, labels):
     """Word by word, without windows and batches."""
-    backend = _load(str(folder), "cpu").backend
+    backend = load(str(folder), "cpu").backend
     spans, before = [], ""
     for word in text.replace(",", " ,").replace("!", " !").split():
         label = labels[backend.encode(word, add_special_tokens=False).ids[0] % len(labels)]

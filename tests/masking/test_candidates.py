@@ -11,27 +11,27 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 from gallery import sentences
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mask_candidates
-from asyncsgd.data.candidate_chunks import (
-    begin,
-    candidate_pieces,
-    found_in,
-)
-from asyncsgd.data.candidate_tokens import candidate_flags
-from asyncsgd.data.candidates import EXAMPLES, MANIFEST, find_candidates
 from asyncsgd.data.corpora import Corpus
 from asyncsgd.data.documents import Documents
-from asyncsgd.data.finders.base import Find, Span
-from asyncsgd.data.finders.terms import Lexicon
 from asyncsgd.data.tokenizer import train_byte_bpe, train_wordpiece
 from asyncsgd.data.tokens import plain_backend, rows_of
 from asyncsgd.errors import UsageError
+from asyncsgd.masking.candidates import (
+    EXAMPLES,
+    MANIFEST,
+    begin,
+    candidate_flags,
+    candidate_pieces,
+    find_candidates,
+    found_in,
+)
+from asyncsgd.masking.finders import Find, Lexicon, Span
 from asyncsgd.signals import StopRequest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -120,10 +120,9 @@ def test_statistics_and_examples_say_what_was_found(tmp_path):
     manifest = fill(tmp_path / "found")
     found = found_in(CORPUS.train.texts, Lexicon(TERMS), plain_backend(TOKENIZER))
     train = manifest["statistics"]["train"]
-    flags = [np.diff(np.reshape(runs, (-1, 2))).sum() for runs in found.pieces]
-    assert (train["texts"], train["pieces"]) == (100, int(found.num_pieces.sum()))
-    assert train["candidate_pieces"] == sum(flags)
-    assert train["texts_without_candidates"] == sum(number == 0 for number in flags)
+    assert (train["texts"], train["pieces"]) == (100, sum(map(len, found.candidates)))
+    assert train["candidate_pieces"] == sum(flags.sum() for flags in found.candidates)
+    assert train["texts_without_candidates"] == sum(not flags.any() for flags in found.candidates)
     top = dict(manifest["statistics"]["top_terms"])
     term = max(top, key=lambda term: top[term])
     assert top[term] == sum(word[0] == term for text in CORPUS.train.texts for word in candidates_of(text))

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 import normalize_corpus
-from asyncsgd.data import normalizing
-from asyncsgd.data.normalizing import normalize, normalize_file
 from asyncsgd.errors import UsageError
+from asyncsgd.masking import normalizing
+from asyncsgd.masking.normalizing import normalize, normalize_file
 from asyncsgd.signals import StopRequest
 
 
@@ -132,7 +132,7 @@ def files(tmp_path):
     [
         ("latin.txt", "out.txt", "is not UTF-8"),
         ("in.csv", "out.txt", "is of another kind; known are .txt"),
-        ("in.parquet", "out.txt", "column 'text' holds a int, not text"),
+        ("in.parquet", "out.txt", "column 'text' holds int values, not text"),
         ("in.txt", "out.csv", "must end in .txt"),
         ("in.txt", "in.txt", "is the input itself"),
         ("in.txt", "in.txt/out.txt", "cannot be written"),

@@ -36,8 +36,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gzip
-import io
-import itertools
 import json
 import os
 import re
@@ -50,6 +48,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from asyncsgd.data.tables import check_columns, text_of
 from asyncsgd.errors import UsageError, reason
 
 BLOCK_CHARACTERS = 1_000_000
@@ -254,31 +253,20 @@ def _lines(source: Path, text_column: str) -> Iterator[str]:
         if source.name.endswith(".parquet"):
             yield from _texts(source, text_column)
         elif source.name.endswith(INPUT_KINDS):
-            with open(source, "rb") as raw:
-                stream: BinaryIO | gzip.GzipFile = gzip.GzipFile(fileobj=raw) if source.name.endswith(".gz") else raw
-                yield from _decoded(source, io.TextIOWrapper(stream, encoding="utf-8-sig", newline="\n"))
+            opened = gzip.open if source.name.endswith(".gz") else open
+            with opened(source, "rt", encoding="utf-8-sig", newline="\n") as text:
+                while line := text.readline(LONGEST_LINE):
+                    if len(line) == LONGEST_LINE:
+                        raise UsageError(f"{source} has a line of {LONGEST_LINE} characters or more; cut it into lines")
+                    yield line.removesuffix("\n").removesuffix("\r")
         else:
             raise UsageError(f"{source} is of another kind; known are {', '.join(INPUT_KINDS)}")
-    except (EOFError, zlib.error) as error:
-        raise UsageError(f"{source} is damaged ({error}); copy it again, check with: gzip -t {source}") from error
-    except OSError as error:
-        raise UsageError(f"{source} cannot be read: {error.strerror or error}") from error
-
-
-def _decoded(source: Path, text: io.TextIOWrapper) -> Iterator[str]:
-    for number in itertools.count(1):
-        try:
-            line = text.readline(LONGEST_LINE)
-        except UnicodeDecodeError as error:
-            raise UsageError(
-                f"{source} is not UTF-8 (at or after line {number}); convert it, for example: iconv -f ISO-8859-1 -t "
-                f"UTF-8 {source} > converted.txt"
-            ) from error
-        if not line:
-            return
-        if len(line) == LONGEST_LINE:
-            raise UsageError(f"{source}: line {number} has {LONGEST_LINE} characters or more; cut it into lines")
-        yield line.removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{source} is not UTF-8; convert it, for example: iconv -f ISO-8859-1 -t UTF-8 {source} > converted.txt"
+        ) from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise UsageError(f"{source} cannot be read, or is damaged ({error})") from error
 
 
 def _texts(source: Path, text_column: str) -> Iterator[str]:
@@ -287,15 +275,10 @@ def _texts(source: Path, text_column: str) -> Iterator[str]:
 
     try:
         file = parquet.ParquetFile(source)
-        if text_column not in file.schema_arrow.names:
-            raise UsageError(
-                f"{source} has no column {text_column!r}; choose one with --text-column NAME: "
-                f"{', '.join(file.schema_arrow.names)}"
-            )
+        check_columns(str(source), {text_column: "--text-column"}, file.schema_arrow.names)
         for batch in file.iter_batches(batch_size=1000, columns=[text_column]):
-            for text in batch.column(0).to_pylist():
-                if not isinstance(text, str):
-                    raise UsageError(f"{source} column {text_column!r} holds a {type(text).__name__}, not text")
+            for value in batch.column(0).to_pylist():
+                text = text_of(str(source), text_column, value)
                 if text.strip():  # an empty line would separate documents
                     yield " ".join(text.split("\n"))
     except pyarrow.ArrowException as error:

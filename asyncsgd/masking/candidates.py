@@ -1,0 +1,412 @@
+"""Candidates for masking, found once and kept: which word pieces of which text a finder found.
+
+A folder of candidates holds
+
+    manifest.json             what it was made of, and statistics; written first and last
+    chunk-00000-KEY.parquet   one row a text, in the order of the training texts and then the evaluation texts
+    examples.json             some texts with their candidates and one drawing of masks
+    terms.png                 the commonest candidates, and how many there are in a text
+
+A row has ``spans``, the starts and ends of the finds in characters, one after another, and ``candidates``, for each
+piece of the text whether it overlaps with a span. The key of a chunk is the hash of its texts, of the tokenizer and of
+the finder, and its file has its name only when it is whole. So a chunk that is there need not be made again. Nothing in
+a folder depends on the number of processes or on an interruption.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from asyncsgd.data.corpora import Corpus
+from asyncsgd.data.masking import ByCandidate, Sample
+from asyncsgd.data.random import Purpose, generator
+from asyncsgd.data.tokens import plain_backend
+from asyncsgd.errors import UsageError, reason
+from asyncsgd.masking.finders import Find, Span, hashed
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding, Tokenizer
+    from transformers import PreTrainedTokenizerBase
+
+CANDIDATES_FORMAT = 2
+MANIFEST, EXAMPLES, PICTURE = "manifest.json", "examples.json", "terms.png"
+NUM_EXAMPLES, NUM_TERMS, NUM_BINS = 100, 50, 20
+AGAIN = "run mask_candidates.py again"
+"""For messages."""
+SUBJECTS: Mapping[str, str] = {
+    "format": "another version of asyncsgd",
+    "tokenizer_sha256": "another tokenizer",
+    "finder_key": "another finder",
+    "train_sha256": "other training texts",
+    "eval_sha256": "other evaluation texts",
+    "chunk_texts": "another --chunk-texts",
+}
+"""What must be equal where a folder is filled again, and what is said if it is not."""
+
+Map = Callable[[Callable[["Chunk"], None], Iterable["Chunk"]], Iterator[None]]
+"""As `map`, in any number of processes that have called `begin`."""
+
+
+class Chunk(NamedTuple):
+    """Some texts, and the file in which what is found in them is kept."""
+
+    path: Path
+    texts: Sequence[str]
+
+
+class Found(NamedTuple):
+    """What is found in some texts, one entry a text; see the module."""
+
+    spans: Sequence[Sequence[int]]
+    candidates: Sequence[np.ndarray]
+
+
+class _Process(NamedTuple):
+    """What a process needs to make chunks."""
+
+    find: Find
+    tokenizer: Tokenizer
+    device: str
+
+
+_process: _Process | None = None
+
+
+def begin(find: Find, tokenizer: str, devices: Sequence[str], number: int) -> None:
+    """Make this process ready for `make_chunk`.
+
+    Args:
+        tokenizer: the Rust tokenizer as JSON.
+        devices: of each process, for finders that compute with torch; none for others.
+        number: of this process.
+    """
+    global _process
+    from tokenizers import Tokenizer
+
+    if devices:
+        import torch
+
+        torch.set_num_threads(1)  # bits depend on it, and processes share the cores
+    _process = _Process(find, Tokenizer.from_str(tokenizer), devices[number] if devices else "cpu")
+
+
+def make_chunk(chunk: Chunk) -> None:
+    """Find in the texts of a chunk and write its file, whole or not at all.
+
+    Raises:
+        UsageError: if the finder's spans are no spans of the texts, or the file cannot be written.
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    assert _process is not None, "begin comes first"
+    found = found_in(chunk.texts, *_process)
+    types = pyarrow.list_(pyarrow.int32()), pyarrow.list_(pyarrow.bool_())
+    columns = [pyarrow.array(column, kind) for column, kind in zip(found, types, strict=True)]
+    partial = chunk.path.with_suffix(".partial")
+    try:
+        table = pyarrow.table(columns, names=Found._fields)
+        parquet.write_table(table, partial, compression="zstd", write_page_checksum=True)
+        partial.rename(chunk.path)
+    except OSError as error:
+        raise UsageError(f"{chunk.path} cannot be written: {reason(error)}") from error
+
+
+def found_in(texts: Sequence[str], find: Find, tokenizer: Tokenizer, device: str = "cpu") -> Found:
+    """Find in some texts, and say which pieces overlap with what was found."""
+    all_spans = find.spans(texts, device)
+    for text, spans in zip(texts, all_spans, strict=True):
+        before = 0
+        for start, end in spans:
+            if not before <= start < end <= len(text):
+                raise UsageError(
+                    f"the finder gave the span {start} to {end} behind {before} in a text of {len(text)} characters "
+                    f"({text[:40]!r}...); mend the finder"
+                )
+            before = end
+    encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
+    flat = [[place for span in spans for place in span] for spans in all_spans]
+    return Found(flat, list(map(candidate_pieces, encodings, all_spans)))
+
+
+def candidate_pieces(encoding: Encoding, spans: Sequence[Span]) -> np.ndarray:
+    """Which pieces have a character in a span, bool; `spans` are in order and without overlap."""
+    if not spans:
+        return np.zeros(len(encoding), dtype=bool)
+    offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+    bounds = np.array(spans, dtype=np.int64)
+    # The first span that ends behind the piece's beginning.
+    at = np.searchsorted(bounds[:, 1], offsets[:, 0], side="right")
+    inside = at < len(bounds)
+    inside[inside] = bounds[at[inside], 0] < offsets[inside, 1]
+    return inside & (offsets[:, 1] > offsets[:, 0])
+
+
+def read_chunks(folder: Path, files: Iterable[str]) -> Found:
+    """What some chunks of a folder hold.
+
+    Raises:
+        UsageError: if one is not there or is damaged.
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    spans: list[list[int]] = []
+    candidates: list[np.ndarray] = []
+    for file in files:
+        try:
+            table = parquet.read_table(folder / file, page_checksum_verification=True).combine_chunks()
+            flags = table["candidates"].chunk(0)
+        except (OSError, pyarrow.ArrowException, KeyError) as error:
+            why = str(error).partition("\n")[0]
+            raise UsageError(f"{folder / file} cannot be read ({why}); remove it, and {AGAIN} as before") from error
+        spans += table["spans"].to_pylist()
+        candidates += np.split(flags.flatten().to_numpy(zero_copy_only=False), flags.offsets.to_numpy()[1:-1])
+    return Found(spans, candidates)
+
+
+def find_candidates(
+    corpus: Corpus,
+    tokenizer: PreTrainedTokenizerBase,
+    find: Find,
+    folder: Path,
+    mapped: Map,
+    *,
+    finder: str,
+    model: str,
+    chunk_texts: int = 1000,
+    told: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Any]:
+    """Fill a folder with the candidates of a corpus, or go on where an earlier call ended.
+
+    Args:
+        folder: new, empty, or one of the same texts, tokenizer, finder and `chunk_texts`.
+        mapped: applies a function to many chunks, in processes that have called `begin`.
+        finder, model: as the user names them, for the manifest.
+        chunk_texts: texts of a chunk. If the finder has a model, last bits may depend on it.
+        told: called with the texts that are done and all texts, again and again.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        UsageError: if the folder is of something else, or cannot be written.
+    """
+    texts = [*corpus.train.texts, *corpus.eval.texts]
+    identity = {
+        "format": CANDIDATES_FORMAT,
+        "data": corpus.name,
+        "train_texts": len(corpus.train.texts),
+        "train_sha256": hash_of_texts(corpus.train.texts),
+        "eval_texts": len(corpus.eval.texts),
+        "eval_sha256": hash_of_texts(corpus.eval.texts),
+        "model": model,
+        "tokenizer_sha256": hash_of_tokenizer(tokenizer),
+        "finder": finder,
+        "finder_key": find.key,
+        "chunk_texts": chunk_texts,
+    }
+    _open(folder, identity)
+    chunks = []
+    for number, first in enumerate(range(0, len(texts), chunk_texts)):
+        of_chunk = texts[first : first + chunk_texts]
+        key = hashed(CANDIDATES_FORMAT, hash_of_texts(of_chunk), identity["tokenizer_sha256"], find.key)
+        chunks.append(Chunk(folder / f"chunk-{number:05d}-{key[:16]}.parquet", of_chunk))
+    missing = [chunk for chunk in chunks if not chunk.path.exists()]
+    done = len(texts) - sum(len(chunk.texts) for chunk in missing)
+    told(done, len(texts))
+    for chunk, _ in zip(missing, mapped(make_chunk, missing), strict=True):
+        done += len(chunk.texts)
+        told(done, len(texts))
+    for partial in folder.glob("*.partial"):  # of an earlier call that was killed
+        partial.unlink()
+    names = [chunk.path.name for chunk in chunks]
+    found = read_chunks(folder, names)
+    statistics = _statistics(corpus, found)
+    manifest = identity | {
+        "complete": True,
+        "versions": {name: version(name) for name in ("numpy", "pyarrow", "tokenizers", "torch", "transformers")},
+        "chunks": names,
+        "sha256": hashed([hashlib.sha256(chunk.path.read_bytes()).hexdigest() for chunk in chunks]),
+        "statistics": statistics,
+    }
+    _write_json(folder / EXAMPLES, {"examples": _examples(corpus.train.texts, found, tokenizer)})
+    _draw(statistics, folder / PICTURE)
+    _write_json(folder / MANIFEST, manifest)
+    return manifest
+
+
+def _open(folder: Path, identity: Mapping[str, Any]) -> None:
+    """Make the folder, or see that it is of the same."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / MANIFEST).exists():
+            there = _read_manifest(folder)
+            for name, what in SUBJECTS.items():
+                if there.get(name) != identity[name]:
+                    raise UsageError(
+                        f"{folder} holds candidates of {what} ({there.get(name)!r:.20}, and now "
+                        f"{identity[name]!r:.20}); type another --out"
+                    )
+            return
+        if any(not path.name.startswith(".") for path in folder.iterdir()):
+            raise UsageError(f"{folder} holds other files; type another --out")
+        _write_json(folder / MANIFEST, {**identity, "complete": False})
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written: {reason(error)}; type another --out") from error
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    partial.rename(path)
+
+
+def _statistics(corpus: Corpus, found: Found) -> dict[str, Any]:
+    """How many candidates there are, and which."""
+    pieces = np.array([len(flags) for flags in found.candidates])
+    candidates = np.array([flags.sum() for flags in found.candidates])
+    train = len(corpus.train.texts)
+    sides = {}
+    for name, side in (("train", slice(train)), ("eval", slice(train, None))):
+        sides[name] = {
+            "texts": len(pieces[side]),
+            "texts_without_candidates": int((candidates[side] == 0).sum()),
+            "pieces": int(pieces[side].sum()),
+            "candidate_pieces": int(candidates[side].sum()),
+            "candidate_share": float(candidates[side].sum() / max(pieces[side].sum(), 1)),
+        }
+    terms = Counter(
+        " ".join(text[start:end].lower().split())
+        for text, spans in zip(corpus.train.texts, found.spans, strict=False)
+        for start, end in zip(spans[::2], spans[1::2], strict=True)
+    )
+    shares = candidates[:train] / np.maximum(pieces[:train], 1)
+    return {
+        **sides,
+        "distinct_terms": len(terms),
+        "top_terms": [list(item) for item in sorted(terms.items(), key=lambda item: (-item[1], item[0]))[:NUM_TERMS]],
+        "texts_by_share": np.histogram(shares, NUM_BINS, (0.0, 1.0))[0].tolist(),
+    }
+
+
+def _examples(texts: Sequence[str], found: Found, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
+    """Training texts, evenly over those with candidates, with what is masked in one drawing; places in characters."""
+    with_candidates = [number for number, spans in enumerate(found.spans[: len(texts)]) if spans]
+    count = min(NUM_EXAMPLES, len(with_candidates))
+    backend = plain_backend(tokenizer)
+    examples = []
+    for number in (with_candidates[n * len(with_candidates) // count] for n in range(count)):
+        encoding, spans = backend.encode(texts[number], add_special_tokens=False), found.spans[number]
+        words = np.array([-1 if word is None else word for word in encoding.word_ids])
+        sample = Sample(np.array(encoding.ids), np.diff(words, prepend=-2) != 0, found.candidates[number])
+        chosen = ByCandidate().choose(sample, 0.15, generator(0, Purpose.MASK, 0, number))
+        masked: list[list[int]] = []
+        for start, end in (encoding.offsets[place] for place in np.flatnonzero(chosen)):
+            if masked and masked[-1][1] >= start:  # they touch
+                masked[-1][1] = end
+            else:
+                masked.append([start, end])
+        pairs = [list(span) for span in zip(spans[::2], spans[1::2], strict=True)]
+        examples.append({"text": texts[number], "candidates": pairs, "masked": masked})
+    return examples
+
+
+def _draw(statistics: Mapping[str, Any], path: Path) -> None:
+    import matplotlib.figure
+    import seaborn
+
+    figure = matplotlib.figure.Figure(figsize=(10, 5), layout="constrained")
+    terms, shares = figure.subplots(1, 2)
+    top = statistics["top_terms"][:20]
+    seaborn.barplot(x=[count for _, count in top], y=[term for term, _ in top], ax=terms, color="tab:blue")
+    terms.set(xlabel="times in the training texts", ylabel="", title="commonest candidates")
+    bins = statistics["texts_by_share"]
+    shares.bar(np.arange(len(bins)) / len(bins), bins, width=1 / len(bins), align="edge", color="tab:blue")
+    share = statistics["train"]["candidate_share"]
+    shares.set(xlabel="share of candidate pieces", ylabel="training texts", title=f"{share:.1%} of all pieces")
+    partial = path.with_suffix(".partial")
+    figure.savefig(partial, format="png", dpi=100, metadata={"Software": None})
+    partial.rename(path)
+
+
+def read_complete(candidates: str | Path) -> dict[str, Any]:
+    """The manifest of a folder of candidates that a training can use.
+
+    Raises:
+        UsageError: if there is none, it cannot be read, is of another version, or is not complete.
+    """
+    folder = Path(candidates).expanduser()
+    manifest = _read_manifest(folder)
+    if manifest.get("format") != CANDIDATES_FORMAT:
+        raise UsageError(f"{folder} was made by another version of asyncsgd; {AGAIN} with another --out")
+    if not manifest.get("complete"):
+        raise UsageError(f"{folder} is not complete; {AGAIN}, which goes on where it was interrupted")
+    return manifest
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"{folder} is no folder of candidates: it has no {MANIFEST}; {AGAIN} --out {folder}"
+        ) from error
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(f"{path} cannot be read ({error}); remove {folder} and {AGAIN}") from error
+
+
+def candidate_flags(candidates: str, corpus: Corpus, tokenizer: PreTrainedTokenizerBase, side: str) -> list[np.ndarray]:
+    """Which pieces of each text of ``train`` or ``eval`` are candidates, bool: a column beside the ids.
+
+    Args:
+        candidates: a folder that `find_candidates` filled.
+
+    Raises:
+        UsageError: if the candidates are of other texts or of another tokenizer, are not complete, are damaged, or
+            none is in the training texts.
+    """
+    folder, manifest = Path(candidates).expanduser(), read_complete(candidates)
+    if manifest["tokenizer_sha256"] != hash_of_tokenizer(tokenizer):
+        raise UsageError(
+            f"{folder} was made with another tokenizer (that of --model {manifest['model']}); {AGAIN} with the "
+            f"--model, --vocab-size and --data of this run, and another --out"
+        )
+    for name, what, documents in (("train", "training", corpus.train), ("eval", "evaluation", corpus.eval)):
+        if manifest[f"{name}_sha256"] != hash_of_texts(documents.texts):
+            raise UsageError(
+                f"{folder} was made from other {what} texts: {manifest[f'{name}_texts']} of {manifest['data']}, and "
+                f"this run has {len(documents.texts)} of {corpus.name}; {AGAIN} with the --data and --eval-data of "
+                f"this run, and another --out"
+            )
+    if not manifest["statistics"]["train"]["candidate_pieces"]:
+        raise UsageError(f"{folder} has no candidate in any training text; use another --finder")
+    flags, num_train = list(read_chunks(folder, manifest["chunks"]).candidates), len(corpus.train.texts)
+    return flags[:num_train] if side == "train" else flags[num_train:]
+
+
+def hash_of_candidates(candidates: str) -> str:
+    """16 hexadecimal digits that change whenever what was found does."""
+    return str(read_complete(candidates)["sha256"])[:16]
+
+
+def hash_of_texts(texts: Iterable[str]) -> str:
+    """64 hexadecimal digits that name texts and their order."""
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(hashlib.sha256(text.encode()).digest()[:16])
+    return digest.hexdigest()
+
+
+def hash_of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
+    """64 hexadecimal digits that name how texts become pieces."""
+    return hashlib.sha256(plain_backend(tokenizer).to_str().encode()).hexdigest()

@@ -1,0 +1,310 @@
+"""Finders say which words of a text are worth masking; one a class, and a name in `ALL`.
+
+A finder as the user names it becomes a `Find` in one process, which reads what is slow to read. Any process calls the
+`Find`.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+import hashlib
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from asyncsgd.data.corpora import load_corpus
+from asyncsgd.data.tables import existing_path, hub_is_reachable
+from asyncsgd.data.tokenizer import is_model_folder
+from asyncsgd.errors import UsageError, nearest
+from asyncsgd.masking.tagger import Span, Tagger, first_line, hashed, load
+from asyncsgd.named_choices import Kind, describe
+
+if TYPE_CHECKING:
+    pass
+
+TERMS_FORMAT = 1
+_WORD, _LETTER = re.compile(r"\w+|[^\w\s]"), re.compile(r"[^\W\d_]")
+
+
+class Find(Protocol):
+    """A finder that is ready. Pickled, so small."""
+
+    @property
+    def key(self) -> str:
+        """Changes whenever the spans of some text may change."""
+
+    def spans(self, texts: Sequence[str], device: str) -> list[list[Span]]:
+        """The spans of each text, in order and without overlap: ``0 <= start < end <= len(text)``.
+
+        A pure function of the texts of this call. An empty one has no spans. `device`, ``cpu`` or ``cuda:N``, is for
+        what computes with torch.
+        """
+
+
+@dataclass(frozen=True)
+class Finder(abc.ABC):
+    """A finder as the user names it. Subclasses are frozen dataclasses; their fields are its parameters."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    modules: ClassVar[tuple[str, ...]] = ("asyncsgd.masking.candidates",)
+    """What its processes import; naming them lets processes start sooner."""
+    has_model: ClassVar[bool] = False
+    """Whether it computes with torch, so that it may have a GPU."""
+
+    @property
+    def asks_hub(self) -> bool:
+        """Whether it may need the Hugging Face Hub."""
+        return False
+
+    @abc.abstractmethod
+    def prepare(self, texts: Sequence[str], cache: Path) -> Find:
+        """Read what the finder needs.
+
+        Args:
+            texts: the training texts, which some finders count the words of.
+            cache: folder of prepared data.
+
+        Raises:
+            UsageError: if the user must change something; the message says what.
+        """
+
+
+@dataclass(frozen=True)
+class Lexicon:
+    """Terms of a list, wherever they stand in a text.
+
+    A text is read word by word; a word is a run of letters and digits, and every other sign is a word of its own. A
+    term is found where its words stand one after another, with any white space between them: ``oxide`` is not found
+    in ``dioxide``, but in ``oxide-based``. A text is searched from the left. Of several terms that begin at one
+    word, the longest is found, and the search goes on behind it.
+
+    A term in small letters is found in any case. A term with a capital letter is found as it is written, so that ``Co``
+    (cobalt) is not found in ``CO``.
+
+    >>> Lexicon(("fuel cell", "solid oxide fuel cell", "Co")).spans(["A Solid Oxide  fuel cell with CO and Co."], "cpu")
+    [[(2, 24), (37, 39)]]
+    """
+
+    terms: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        return hashed(TERMS_FORMAT, self.terms)
+
+    def spans(self, texts: Sequence[str], device: str) -> list[list[Span]]:
+        by_first = _by_first_word(self.terms)
+        return [list(_terms_in(text, by_first)) for text in texts]
+
+
+@functools.lru_cache(maxsize=4)
+def _by_first_word(terms: tuple[str, ...]) -> dict[str, list[tuple[tuple[str, ...], bool]]]:
+    """The words of terms and whether their case matters, by the first in small letters, the longest first."""
+    by_first: dict[str, list[tuple[tuple[str, ...], bool]]] = {}
+    for term in terms:
+        if words := tuple(_WORD.findall(term)):
+            by_first.setdefault(words[0].lower(), []).append((words, term != term.lower()))
+    for entries in by_first.values():
+        entries.sort(key=lambda entry: -len(entry[0]))
+    return by_first
+
+
+def _terms_in(text: str, by_first: dict[str, list[tuple[tuple[str, ...], bool]]]) -> Iterator[Span]:
+    places = [word.span() for word in _WORD.finditer(text)]
+    exact = [text[start:end] for start, end in places]
+    lower, at = [word.lower() for word in exact], 0
+    while at < len(places):
+        length = 1
+        for term, has_capital in by_first.get(lower[at], ()):
+            if tuple((exact if has_capital else lower)[at : at + len(term)]) == term:
+                length = len(term)
+                yield places[at][0], places[at + length - 1][1]
+                break
+        at += length
+
+
+@dataclass(frozen=True)
+class Terms(Finder):
+    """The terms of a text file, one a line; see `Lexicon`."""
+
+    name: ClassVar[str] = "terms"
+    summary: ClassVar[str] = "the terms of a file, one a line; small letters match any case"
+
+    file: str
+
+    def prepare(self, texts: Sequence[str], cache: Path) -> Lexicon:
+        path = existing_path(self.file, "--finder terms:FILE", pydocs=False, kinds=(".txt",))
+        try:
+            lines = path.read_text(encoding="utf-8-sig").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"the term list {path} cannot be read, or is not UTF-8 ({error})") from error
+        terms = sorted({line.strip() for line in lines if line.strip()})
+        if not terms:
+            raise UsageError(f"the term list {path} holds no term; write one a line")
+        return Lexicon(tuple(terms))
+
+
+@dataclass(frozen=True)
+class Keyness(Finder):
+    """Words that are key to a corpus: much commoner there than in a reference corpus.
+
+    A word that stands a times among the corpus's c words and b times among the reference's d words has
+
+        G2 = 2 (a ln(a / E1) + b ln(b / E2)),    E1 = c (a + b) / (c + d),    E2 = d (a + b) / (c + d),
+
+    with 0 ln 0 = 0. If both had the word equally often and occurrences were independent, G2 would follow a
+    chi-square distribution with one degree of freedom, which exceeds the default `threshold`, 15.13, with
+    probability 0.0001. Words come in bursts, so the threshold ranks words and tests nothing. In a large corpus the
+    smallest difference exceeds it. So a key word must also be `ratio` times as frequent as in the reference, and
+    stand at least `min_count` times.
+
+    Words are compared in small letters, and a word needs a letter and two characters.
+
+    References:
+        Dunning: Accurate Methods for the Statistics of Surprise and Coincidence. Computational Linguistics 19(1), 1993.
+        Rayson, Berridge, Francis: Extending the Cochran rule for the comparison of word frequencies between corpora.
+            JADT 2004. (the threshold)
+    """
+
+    name: ClassVar[str] = "keyness"
+    summary: ClassVar[str] = "words that are much commoner than in a reference corpus, by log-likelihood ratio"
+
+    reference: str = "pydocs"
+    """As ``--data`` takes it; column ``text``. The built-in one is technical English; give a general text."""
+    threshold: float = 15.13
+    ratio: float = 4.0
+    min_count: int = 5
+
+    def __post_init__(self) -> None:
+        if not (self.threshold >= 0 and self.ratio > 0 and self.min_count >= 1):
+            raise ValueError("threshold must be 0 or more, ratio more than 0 and min_count 1 or more")
+
+    @property
+    def asks_hub(self) -> bool:
+        return "hub:" in self.reference
+
+    def prepare(self, texts: Sequence[str], cache: Path) -> Lexicon:
+        reference = load_corpus(self.reference, eval_data=None, text_column="text", cache_dir=cache)
+        corpus, other = _count(texts), _count([*reference.train.texts, *reference.eval.texts])
+        total, other_total = corpus.total(), other.total()
+        if not total or not other_total:
+            raise UsageError(f"--finder keyness: {'the training text' if not total else self.reference} has no words")
+        words = [
+            word
+            for word, count in corpus.items()
+            if count >= self.min_count
+            and count * other_total >= self.ratio * other[word] * total
+            and log_likelihood_ratio(count, other[word], total, other_total) >= self.threshold
+        ]
+        if not words:
+            raise UsageError(
+                f"--finder keyness: no word of the training text is key against {self.reference}; name another "
+                f"reference, or type a lower threshold, e.g. keyness:{self.reference},threshold=3.84,ratio=1.5"
+            )
+        return Lexicon(tuple(sorted(words)))
+
+
+def log_likelihood_ratio(count: int, other: int, total: int, other_total: int) -> float:
+    """G2 of a word: a, b, c and d of `Keyness`.
+
+    >>> log_likelihood_ratio(10, 20, 1000, 2000), round(log_likelihood_ratio(30, 0, 1000, 1000), 3)
+    (0.0, 41.589)
+    """
+    both, every = count + other, total + other_total
+    expected = (count, total * both / every), (other, other_total * both / every)
+    return 2 * sum(seen * math.log(seen / wanted) for seen, wanted in expected if seen)
+
+
+def _count(texts: Iterable[str]) -> Counter[str]:
+    """How often each word stands in the texts."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(_WORD.findall(text.lower()))
+    return Counter({word: count for word, count in counts.items() if len(word) > 1 and _LETTER.search(word)})
+
+
+@dataclass(frozen=True)
+class Ner(Finder):
+    """Named entities: the spans that a token-classification model tags.
+
+    The model may be a run of ``train.py token_classification``, any other folder with a model and a fast tokenizer,
+    or a name on the Hub. A word is what stands between spaces, without the signs at its ends; each of these signs
+    is a word too. A word has the tag of its first piece, as in training. Neighbours with tags of one type are one
+    span, unless the later one begins a span (``B-``, ``S-``, ``U-``). A label without such a prefix is a type, and
+    ``O`` is none.
+    """
+
+    name: ClassVar[str] = "ner"
+    summary: ClassVar[str] = "what a model tags: a run of token_classification, another folder, or a name on the Hub"
+    modules: ClassVar[tuple[str, ...]] = ("asyncsgd.masking.candidates", "transformers.models.auto.modeling_auto")
+    has_model: ClassVar[bool] = True
+
+    model: str
+    types: str = ""
+    """Only these types, with plus signs between them; empty: all."""
+
+    @property
+    def asks_hub(self) -> bool:
+        return not Path(self.model).expanduser().is_dir()
+
+    def prepare(self, texts: Sequence[str], cache: Path) -> Tagger:
+        folder = _folder(self.model)
+        digest = hashlib.sha256()
+        for path in sorted(folder.iterdir()):
+            if path.is_file() and path.suffix in (".json", ".txt", ".safetensors", ".bin", ".model"):
+                digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+                with open(path, "rb") as file:
+                    digest.update(hashlib.file_digest(file, "sha256").digest())
+        tagger = Tagger(str(folder), tuple(sorted(filter(None, self.types.split("+")))), digest.hexdigest())
+        known = set(load(str(folder), "cpu").types) - {""}
+        for kind in tagger.types:
+            if kind not in known:
+                raise UsageError(
+                    f"--finder ner: {self.model} has no type {kind!r}{nearest(kind, known)}; it has "
+                    f"{', '.join(sorted(known))}"
+                )
+        return tagger
+
+
+def _folder(model: str) -> Path:
+    """The local folder of a model."""
+    try:
+        if is_model_folder(model, ()):
+            folder = Path(model).expanduser().absolute()
+            return folder / "model" if (folder / "model" / "config.json").is_file() else folder
+        from huggingface_hub import snapshot_download
+
+        patterns = ["*.json", "*.txt", "*.safetensors", "*.model", "pytorch_model*.bin"]
+        return Path(snapshot_download(model, allow_patterns=patterns, local_files_only=not hub_is_reachable()))
+    except Exception as error:  # the Hub's library has many
+        raise UsageError(
+            f"--finder ner: {model!r} is no folder, and cannot be had from the Hub ({first_line(error)}); name a run "
+            f"folder of train.py token_classification, a folder written by save_pretrained, or a model of the Hub"
+        ) from error
+
+
+ALL: Mapping[str, type[Finder]] = {finder.name: finder for finder in (Ner, Terms, Keyness)}
+
+_KIND = Kind("finder", "finders", "--finder", first_is_positional=True)
+
+
+def parse_finder(text: str) -> Finder:
+    """Return the finder that `text` names.
+
+    Raises:
+        UsageError: for an unknown name or parameter, or a value out of range.
+
+    >>> parse_finder("keyness:../wiki,threshold=10.83")
+    Keyness(reference='../wiki', threshold=10.83, ratio=4.0, min_count=5)
+    """
+    return _KIND.read(text, ALL)
+
+
+def describe_finders() -> str:
+    """What ``--finder help`` prints."""
+    return "\n".join(["finders, as NAME[:value,key=value,...]:", *describe(ALL)])

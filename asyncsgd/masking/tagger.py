@@ -1,0 +1,193 @@
+"""A token-classification model that finds named entities; `asyncsgd.masking.finders.Ner` says which words they are."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from asyncsgd.data.tokenizer import pretrained_tokenizer, refuse_own_code
+from asyncsgd.data.tokens import first_pieces, plain_backend, special_around
+from asyncsgd.errors import UsageError
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding, Tokenizer
+
+Span = tuple[int, int]
+"""Where a find begins and where it has ended, in characters."""
+
+NER_FORMAT = 1
+LONGEST_WINDOW = 512
+BATCH_PIECES = 4096
+_TAGGED_WORD = re.compile(r"\w(?:\S*\w)?|\S")
+_BEGINS, _PREFIXES = ("B", "S", "U"), ("B", "I", "E", "L", "S", "U")
+
+
+def hashed(*parts: object) -> str:
+    """64 hexadecimal digits of what JSON can write."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+@dataclass(frozen=True)
+class Tagger:
+    """A model in a folder, which each process loads for itself when it is first needed.
+
+    A text longer than the model is read in windows of P pieces that overlap by P // 4. A piece has the tag that the
+    window says in which it is farther from the edge. Batches hold windows of similar length. They are a function of the
+    texts of one call, so that the same call has the same bits in every process of one kind of device.
+    """
+
+    folder: str
+    types: tuple[str, ...]
+    sha256: str
+    """Of the folder's files."""
+
+    @property
+    def key(self) -> str:
+        return hashed(NER_FORMAT, self.sha256, self.types)
+
+    def spans(self, texts: Sequence[str], device: str) -> list[list[Span]]:
+        loaded = load(self.folder, device)
+        encodings = loaded.backend.encode_batch(list(texts), add_special_tokens=False)
+        labels = loaded.labels([encoding.ids for encoding in encodings])
+        types = [kind if not self.types or kind in self.types else "" for kind in loaded.types]
+        found = functools.partial(_tagged, types=types, begins=loaded.begins)
+        return [list(spans) for spans in map(found, texts, encodings, labels)]
+
+
+def _tagged(
+    text: str, encoding: Encoding, labels: np.ndarray, types: Sequence[str], begins: Sequence[bool]
+) -> Iterator[Span]:
+    words = [word.span() for word in _TAGGED_WORD.finditer(text)]
+    bounds = np.array(words, dtype=np.int64).reshape(-1, 2)
+    begin, before, end = 0, "", 0
+    for (start, stop), piece in zip(words, first_pieces(bounds[:, 0], bounds[:, 1], encoding), strict=True):
+        kind = types[labels[piece]] if piece >= 0 else ""
+        if before and (kind != before or begins[labels[piece]]):
+            yield begin, end
+            before = ""
+        if kind and not before:
+            begin = start
+        before, end = kind, stop
+    if before:
+        yield begin, end
+
+
+def windows(length: int, size: int) -> list[tuple[int, int, int, int]]:
+    """The windows of a text: (start, end, from, to) in pieces; a window decides on the pieces in [from, to).
+
+    >>> windows(10, 8), windows(3, 8), windows(0, 8)
+    ([(0, 8, 0, 7), (6, 10, 7, 10)], [(0, 3, 0, 3)], [])
+    """
+    overlap = size // 4
+    starts = list(range(0, max(length - overlap, min(length, 1)), size - overlap))
+    bounds = [0, *(start + overlap // 2 for start in starts[1:]), length]
+    return [(start, min(start + size, length), bounds[n], bounds[n + 1]) for n, start in enumerate(starts)]
+
+
+class Loaded(NamedTuple):
+    """A model in memory."""
+
+    model: Any
+    backend: Tokenizer
+    around: list[list[int]]
+    """The special tokens before and behind a text."""
+    pad_id: int
+    size: int
+    """Pieces of the longest window."""
+    types: list[str]
+    """Of each label; empty for none."""
+    begins: list[bool]
+
+    def labels(self, texts: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        """The label of each piece of each text."""
+        import torch
+
+        prefix, suffix = self.around
+        places = [(number, *window) for number, ids in enumerate(texts) for window in windows(len(ids), self.size)]
+        places.sort(key=lambda place: place[2] - place[1])
+        labels = [np.zeros(len(ids), dtype=np.int64) for ids in texts]
+        while places:
+            # From the longest on, so that memory runs out at once if it does.
+            longest = places[-1][2] - places[-1][1] + len(prefix) + len(suffix)
+            number = max(1, BATCH_PIECES // longest)
+            batch, places = places[-number:], places[:-number]
+            input_ids = torch.full((len(batch), longest), self.pad_id)
+            attention_mask = torch.zeros_like(input_ids)
+            for row, (text, start, end, _, _) in enumerate(batch):
+                ids = [*prefix, *texts[text][start:end], *suffix]
+                input_ids[row, : len(ids)] = torch.tensor(ids)
+                attention_mask[row, : len(ids)] = 1
+            device = self.model.device
+            with torch.inference_mode():
+                logits = self.model(input_ids=input_ids.to(device), attention_mask=attention_mask.to(device)).logits
+            best = logits.argmax(-1).cpu().numpy()[:, len(prefix) :]
+            for row, (text, start, _, first, last) in enumerate(batch):
+                labels[text][first:last] = best[row, first - start : last - start]
+        return labels
+
+
+@functools.lru_cache(maxsize=2)
+def load(folder: str, device: str) -> Loaded:
+    """Load a model and its tokenizer from a folder.
+
+    Raises:
+        UsageError: if there is no token-classification model with a label ``O`` and a fast tokenizer.
+    """
+    try:
+        tokenizer = pretrained_tokenizer(folder)
+    except UsageError as error:
+        raise UsageError(f"--finder ner: {str(error).partition(';')[0]}") from error
+    import torch
+    from transformers import AutoModelForTokenClassification
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # what does not fit is said here, in one line
+    try:
+        model, report = AutoModelForTokenClassification.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, dtype=torch.float32, output_loading_info=True
+        )
+    except Exception as error:
+        refuse_own_code(folder, error)
+        raise UsageError(f"--finder ner: {folder} holds no token-classification model ({first_line(error)})") from error
+    finally:
+        logging.set_verbosity(verbosity)
+    if missing := sorted(report["missing_keys"]):
+        raise UsageError(
+            f"--finder ner: {folder} is no token-classification model: it has no {missing[0]}; train one with "
+            f"experiments/train.py token_classification"
+        )
+    names = [str(model.config.id2label[number]) for number in range(model.config.num_labels)]
+    outside = [name.upper() in ("O", "OUTSIDE") for name in names]
+    if not any(outside):
+        raise UsageError(f"--finder ner: {folder} has no label O, so every word would be found: {', '.join(names)}")
+    prefixes = [name[0] if name[1:2] == "-" and name[0] in _PREFIXES else "" for name in names]
+    types = [name[2:] if prefix else name for name, prefix in zip(names, prefixes, strict=True)]
+    positions = getattr(model.config, "max_position_embeddings", None) or LONGEST_WINDOW
+    for module in model.modules():
+        # RoBERTa's positions begin behind that of the padding.
+        if isinstance(module, torch.nn.Embedding) and module.num_embeddings == positions and module.padding_idx:
+            positions -= module.padding_idx + 1
+            break
+    longest = min(LONGEST_WINDOW, positions, tokenizer.model_max_length)
+    return Loaded(
+        model.eval().to(device),
+        plain_backend(tokenizer),
+        special_around(tokenizer),
+        tokenizer.pad_token_id or 0,
+        longest - tokenizer.num_special_tokens_to_add(),
+        ["" if is_none else kind for kind, is_none in zip(types, outside, strict=True)],
+        [prefix in _BEGINS for prefix in prefixes],
+    )
