@@ -37,7 +37,7 @@ from asyncsgd.records.console import Recorder
 from asyncsgd.records.events import EVENTS, Checkpointed
 from asyncsgd.records.run_folder import RunFolder, write_json
 
-SCHEMA = 2
+SCHEMA = 3
 """Of the state and of what is kept beside it. Another one is refused by name."""
 
 FOLDER = "checkpoints"

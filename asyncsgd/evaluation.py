@@ -30,6 +30,8 @@ class Measured:
     worker_losses: tuple[float | None, ...] = ()
     peak_bytes: tuple[tuple[int, int, int], ...] = ()
     """As in `records.events.MemoryUsed`."""
+    stages: tuple[tuple[int, int, float | None, float, float, float], ...] = ()
+    """As in `records.events.StagesUsed`."""
 
     def record(self, *, version: int, num_samples: int, train_seconds: float) -> Evaluation:
         """The record that says so, of that version at that moment."""
@@ -70,17 +72,22 @@ def measured(task: Task, sums: Sums) -> Measured:
 
 
 def measured_in_shards(
-    task: Task, shards: Sequence[Sums], seconds: float, peak_bytes: tuple[tuple[int, int, int], ...] = ()
+    task: Task,
+    shards: Sequence[Sums],
+    seconds: float,
+    peak_bytes: tuple[tuple[int, int, int], ...] = (),
+    stages: tuple[tuple[int, int, float | None, float, float, float], ...] = (),
 ) -> Measured:
     """What the sums over the workers' shards of the evaluation set, in order, come to.
 
     Args:
         seconds: that the evaluation took.
         peak_bytes: of the workers; see `records.events.MemoryUsed`.
+        stages: see `records.events.StagesUsed`.
     """
     losses = tuple(shard["loss"] / shard["weight"] if shard["weight"] else None for shard in shards)
     whole = measured(task, add_sums(shards))
-    return dataclasses.replace(whole, eval_seconds=seconds, worker_losses=losses, peak_bytes=peak_bytes)
+    return dataclasses.replace(whole, eval_seconds=seconds, worker_losses=losses, peak_bytes=peak_bytes, stages=stages)
 
 
 def _numbers(task: Task, sums: Sums) -> dict[str, Any]:

@@ -286,10 +286,11 @@ class PlainSGD:
 
 
 class StepTakenByWorker:
-    """Takes the place of an `Optimizer` under Hogwild, where workers have already stepped: the server only counts."""
+    """Takes the place of an `Optimizer` where workers or ranks have already stepped: the server only counts."""
 
     plain = False
-    norm = None
+    norm: float | None = None
+    """Of their last direction, where it is known."""
 
     def step(self, direction: Tensor, learning_rate: float) -> None:
         return

@@ -13,7 +13,6 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,7 +24,7 @@ from torch import Tensor
 
 from asyncsgd import modes
 from asyncsgd.batches import Batches
-from asyncsgd.checkpoints import Checkpoints, Found, Policy, RunSaver, Written
+from asyncsgd.checkpoints import Checkpoints, Found, Policy, RunSaver
 from asyncsgd.dispatcher import Dispatcher
 from asyncsgd.errors import OUT_OF_MEMORY, RunError, UsageError, reason
 from asyncsgd.evaluation import evaluating
@@ -36,13 +35,15 @@ from asyncsgd.hardware import Hardware, by_ranks
 from asyncsgd.optimizers import Optimizer, StepTakenByWorker
 from asyncsgd.profiling import TRACE, Profile
 from asyncsgd.records.console import Recorder, shown_metrics, teller
-from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Checkpointed, Parts, Record, Resumed
+from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Parts, Record, Resumed
 from asyncsgd.records.locks import one_writer
 from asyncsgd.records.machine import MachineLoad, Usage, available_cores, describe_environment
 from asyncsgd.records.run_folder import BEST_MODEL, LAST_MODEL, RunFolder
 from asyncsgd.records.trackers import Tracking
+from asyncsgd.rules import Asynchronous
 from asyncsgd.runtime.all_ranks import TIMEOUT
 from asyncsgd.runtime.base import POLL_SECONDS, NeverSaves, Result, TrainingClock
+from asyncsgd.runtime.collective import Collective
 from asyncsgd.runtime.computation import ModelGradients, whole_evaluation
 from asyncsgd.runtime.fit import Fit, Sink
 from asyncsgd.runtime.hogwild import Hogwild
@@ -51,16 +52,12 @@ from asyncsgd.runtime.parameter_server import Dead, ParameterServer
 from asyncsgd.runtime.processes import Processes, fork_server
 from asyncsgd.runtime.rank_process import (
     LOST_CONTACT,
-    STOP_REQUESTED,
-    Finished,
     Meeting,
     Stages,
     Training,
     backend_of,
     is_lost_contact,
     serve_rank,
-    vectors_of,
-    whole_model,
 )
 from asyncsgd.runtime.ranks import Launch, Noticeboard, end_with_launcher
 from asyncsgd.runtime.rule_method import RuleMethod
@@ -68,7 +65,7 @@ from asyncsgd.runtime.single import Single
 from asyncsgd.runtime.transport.codec import Codec, ProtocolError, decode_found, encode_found
 from asyncsgd.runtime.transport.messages import ServerEnd
 from asyncsgd.runtime.transport.process_group import ProcessGroupAddress, ProcessGroupServer
-from asyncsgd.runtime.transport.shared_memory import Segment, SharedMemoryAddress, SharedMemoryServer
+from asyncsgd.runtime.transport.shared_memory import SharedMemoryAddress, SharedMemoryServer
 from asyncsgd.runtime.virtual import Virtual
 from asyncsgd.runtime.worker_process import Assignment, StepHere, serve_gradients, serve_hogwild, set_up_process
 from asyncsgd.server import Server
@@ -325,9 +322,7 @@ def _open(
     if setup.micro_batches > 1:
         task.split(task.data(setup.seed).batch(0, 0), setup.micro_batches)  # refused here, and not in every worker
     unused = () if is_built_in(task) else _check(task, setup, processes=context is not None)
-    on_device = setup.runtime.in_one_process or (
-        launch.rank is not None and not setup.runtime.has_server and not isinstance(setup.runtime, modes.Pipeline)
-    )
+    on_device = not setup.runtime.has_server and not isinstance(setup.runtime, modes.Pipeline)
     flat = FlatModel(task.model(setup.seed).to(device_of_worker(setup.device, 0) if on_device else "cpu"))
     setup.check_optimizer(flat.layout)
     if setup.savings.gradient_checkpointing:
@@ -669,26 +664,73 @@ def _serve(
 
 
 def _train_sync(run: Run, board: Noticeboard | None) -> Result:
-    """DistributedDataParallel or a pipeline, on ranks of our own with this process as their parent; or on torchrun's,
-    this one among them.
-    """
+    """DistributedDataParallel or a pipeline. This process is rank 0, and starts the others unless torchrun has."""
     resume = None if run.resume is None else (run.resume.folder.resolve(), run.resume.checkpoint.name)
-    training = _training(run.setup, run.course, run.experiment.cache, bool(run.unused), resume)
-    if board is None:
-        return _watch_ranks(run, training)
-    board.put(_notice(run, _Resume(*map(str, resume or ("", "")))))
-    _init_process_group(board, run.setup.device)
-    try:
-        result, rank = training.run(run.assignment(0), lambda: run.flat, run.record, run.stop_requested, run.saver)
-        parameters = rank.parameters()
-        if parameters is not run.flat.parameters:
-            with torch.no_grad():
-                run.flat.parameters.copy_(parameters)
-        return result
-    except RuntimeError as error:
-        if is_lost_contact(error):  # this rank has the parameters of the last step that all have taken
-            return Result(FAILED, f"a rank is gone: {str(error).splitlines()[0]}")
-        raise
+    training, number = _training(run.setup, run.course, run.experiment.cache, bool(run.unused), resume), run.num_workers
+    if board is not None:
+        board.put(_notice(run, _Resume(*map(str, resume or ("", "")))))
+        _init_process_group(board, run.setup.device)
+        try:
+            return _lead_ranks(run, training)
+        except RuntimeError as error:
+            if is_lost_contact(error):  # this rank has the parameters of the last step that all have taken
+                return Result(FAILED, f"a rank is gone: {str(error).splitlines()[0]}")
+            raise
+    assert run.context is not None
+    with (
+        tempfile.TemporaryDirectory(prefix="asyncsgd-", ignore_cleanup_errors=True) as folder,
+        Processes(run.context) as processes,
+    ):
+        meeting = Meeting(Path(folder), number)
+        for rank in range(1, number):
+            processes.start(rank, serve_rank, run.assignment(rank), training, meeting, rank)
+            run.usage.follow(f"worker {rank}", processes.pid(rank))
+        while not meeting.complete(POLL_SECONDS):
+            if run.stop_requested():
+                processes.stop_seconds = 1.0
+                return Result(INTERRUPTED, "interrupted by the user")
+            if any(processes.exit_code(rank) is not None for rank in range(1, number)):
+                raise _rank_is_lost(processes, number)
+        try:
+            with meeting.group(0, run.assignment().device):
+                return _lead_ranks(run, training)
+        except RuntimeError as error:
+            if is_lost_contact(error):
+                raise _rank_is_lost(processes, number) from error
+            raise
+
+
+def _lead_ranks(run: Run, training: Training) -> Result:
+    """Be rank 0, on the initialised process group: run the loop, and let the others go at its end."""
+    course, task, runtime = run.course, run.task, run.setup.runtime
+    ranks, clock = training.in_step(run.assignment(), run.flat), TrainingClock()
+    optimizer, ahead, num_workers = StepTakenByWorker(), None, len(ranks.replica.speakers)
+    rule = run.setup.rule
+    if isinstance(runtime, modes.Pipeline) and runtime.schedule == "2bw":
+        from asyncsgd.runtime.two_buffered import Ahead
+
+        rule, num_workers = Asynchronous(), 2
+        ahead = Ahead(course.budget, course.evaluations, task.batch_size)
+    server = Server(torch.empty(0), rule, optimizer, course.schedule)
+    dispatcher = Dispatcher(
+        server,
+        Batches(course.budget.to_hand_out(rule), task.batch_size),
+        num_workers=num_workers,
+        batch_size=task.batch_size,
+        clock=lambda: clock.seconds,
+        spent=course.budget.spent_by,
+    )
+    backend = Collective(dispatcher, ranks, optimizer, clock, num_workers, ahead)
+    sink = Sink(run.record, run.saver or NeverSaves(), run.stop_requested)
+    method = RuleMethod(dispatcher, lambda: clock.seconds)
+    fit = Fit(method, backend, course.budget, course.evaluations, sink, ranks.parameters)
+    run.go_on(fit)
+    result, parameters = fit.run(), ranks.parameters()
+    if parameters is not run.flat.parameters:
+        with torch.no_grad():
+            run.flat.parameters.copy_(parameters)
+    ranks.stop()
+    return result
 
 
 def _assignment(setup: Setup, course: Course, task: Task, worker: int | None) -> Assignment:
@@ -704,89 +746,23 @@ def _training(
     if isinstance(runtime, modes.Pipeline):
         config = None if runtime.deepspeed_config is None else Path(runtime.deepspeed_config).absolute()
         stages = Stages(runtime.stages, runtime.schedule, cache / "extensions", config)
-    return Training(setup.recipe, course.schedule, course.budget, course.evaluations, find_unused, resume, stages)
+    return Training(setup.recipe, course.schedule, find_unused, resume, stages)
 
 
 def _join_ranks(board: Noticeboard, assignment: Assignment, device: str, training: Training) -> NoReturn:
     """A rank of torchrun's other than 0; ends the process."""
     set_up_process(assignment.threads)
     _init_process_group(board, device)
-    result, runtime = training.run(assignment, lambda: whole_model(assignment, training.stages), lambda record: None)
-    runtime.parameters()  # the others wait for this rank's part
+    training.in_step(assignment, training.model(assignment)).follow()
     sys.stdout.flush()
     sys.stderr.flush()
     # A teardown may find threads of the group still at work, and end with SIGABRT after all was well.
-    os._exit(EXIT_CODES.get(result.status, 1))
+    os._exit(0)
 
 
 def _init_process_group(board: Noticeboard, device: str) -> None:
     backend = backend_of(device, board.world_size)
     dist.init_process_group(backend, store=board.store, rank=board.rank, world_size=board.world_size, timeout=TIMEOUT)
-
-
-def _watch_ranks(run: Run, training: Training) -> Result:
-    """Start the ranks, write down what rank 0 reports, and end all of them as soon as one is lost."""
-    assert run.context is not None
-    folder = tempfile.TemporaryDirectory(prefix="asyncsgd-", ignore_cleanup_errors=True)
-    size = run.flat.layout.size
-    segment = Segment.create(vectors_of(training.budget) * size)
-    try:
-        last = segment.floats[:size]
-        last.copy_(run.flat.parameters)
-        own = None if run.record.folder is None else run.record.folder.path.resolve()
-        meeting = Meeting(Path(folder.name) / "store", run.num_workers, segment.path, size, own, run.policy)
-        with Processes(run.context) as processes:
-            records, far_end = run.context.Pipe()
-            for rank in range(run.num_workers):
-                assignment = run.assignment(rank)
-                processes.start(rank, serve_rank, assignment, training, meeting, rank, far_end if rank == 0 else None)
-                run.usage.follow(f"worker {rank}", processes.pid(rank))
-            far_end.close()
-            finished = follow_records(run, records, processes, segment)
-            records.send("read")
-        run.flat.parameters.copy_(last)
-        if finished.result.best is None:
-            return finished.result
-        return dataclasses.replace(finished.result, best_parameters=segment.floats[size:].clone())
-    finally:
-        segment.unlink()
-        folder.cleanup()
-
-
-def follow_records(run: Run, records: Connection, processes: Processes, segment: Segment) -> Finished:
-    """Hand rank 0's records to the recorder until it has finished.
-
-    Raises:
-        RunError: naming the first rank found dead; the caller ends the others.
-    """
-    sentinels = {sentinel: rank for rank, sentinel in processes.sentinels.items()}
-    sources: list[Connection | int] = [records, *sentinels]
-    while True:
-        if run.stop_requested():
-            segment.control[STOP_REQUESTED] = 1
-        ready = wait(sources, POLL_SECONDS)
-        if records in ready:
-            try:
-                record = records.recv()
-            except (EOFError, ConnectionResetError):
-                raise _rank_is_lost(processes, run.num_workers) from None
-            if isinstance(record, Finished):
-                return record
-            if isinstance(record, Written):
-                assert run.checkpoints is not None
-                run.checkpoints.complete(record)
-                continue
-            run.record(record)
-            if isinstance(record, Checkpointed):
-                assert run.checkpoints is not None
-                assert run.record.folder is not None
-                run.checkpoints.mark(record, run.record.folder.flushed_bytes(), run.record.totals.state())
-            continue
-        for sentinel in ready:
-            assert isinstance(sentinel, int)
-            if processes.exit_code(sentinels[sentinel]) != 0:
-                raise _rank_is_lost(processes, run.num_workers)
-            sources.remove(sentinel)  # it has done its part, and rank 0 may still be handing over the parameters
 
 
 def _rank_is_lost(processes: Processes, num_workers: int) -> RunError:

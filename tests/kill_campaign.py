@@ -56,6 +56,7 @@ class Trial:
     def __init__(self, folder, mode, torchrun=False, whole=None):
         self.folder, self.run, self.mode, self.torchrun, self.whole = folder, folder / "run", mode, torchrun, whole
         self.num_ranks, self.wrong = 2 if "--nproc 2" in MODES[mode] else 1, []
+        self.num_workers = self.num_ranks - (mode == "sync")  # processes; rank 0 is the script itself
         folder.mkdir()
 
     def promise(self, kept, otherwise):
@@ -112,12 +113,12 @@ class Trial:
         while process.poll() is None and len(self.records()) < goal and time.monotonic() < end:
             time.sleep(0.005)
         time.sleep(-32 * kill.moment if kill.moment < 0 else max(kill.moment - 1, 0))
-        while process.poll() is None and not targets(mark, kill.target, self.torchrun):
+        while process.poll() is None and not targets(mark, kill.target, self.torchrun, self.num_workers):
             time.sleep(0.01)  # until the workers are there
         self.share, was_hit = len(self.records()) / last, False
         for name in kill.signals.split():
             time.sleep(0.5 * was_hit)
-            was_hit |= send(name, targets(mark, kill.target, self.torchrun))
+            was_hit |= send(name, targets(mark, kill.target, self.torchrun, self.num_workers))
         return was_hit
 
     def judge(self, code, kill, before):
@@ -149,7 +150,7 @@ def living(mark):
     return {pid: info for pid, info in found.items() if (info["environ"] or {}).get("KILL_CAMPAIGN") == mark}
 
 
-def targets(mark, target, torchrun):
+def targets(mark, target, torchrun, num_workers):
     """Whom a signal goes to; nobody while not all workers are there."""
     found = living(mark)
     if target == "leader":
@@ -157,7 +158,8 @@ def targets(mark, target, torchrun):
         return [pid for pid, info in found.items() if script in info["cmdline"] and info["environ"].get("RANK") == rank]
     if target == "worker":
         servers = [pid for pid, info in found.items() if "multiprocessing.forkserver" in " ".join(info["cmdline"])]
-        return [pid for pid in servers if found[pid]["ppid"] in servers][1:]
+        workers = [pid for pid in servers if found[pid]["ppid"] in servers]
+        return workers[-1:] if len(workers) >= num_workers else []
     return [*found]
 
 

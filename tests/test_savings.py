@@ -230,7 +230,7 @@ def alone(*words):
 @pytest.mark.parametrize("kind", RUNTIMES)
 def test_a_run_short_of_memory_has_the_loss_curve_of_one_that_is_not(kind, tmp_path):
     wide(kind, 0, tmp_path / "full", auto_batch=False)
-    said = wide(kind, 600, tmp_path / "short")
+    said = wide(kind, 800, tmp_path / "short")
     full, short = Finished(tmp_path / "full"), Finished(tmp_path / "short")
     losses = [[record["loss"] for record in run.records("evaluate")] for run in (short, full)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)

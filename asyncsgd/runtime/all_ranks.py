@@ -21,6 +21,12 @@ class AllRanks:
         self.rank, self.number = dist.get_rank(), dist.get_world_size()
         self._gloo = dist.new_group(backend="gloo", timeout=TIMEOUT)
 
+    def told(self, *numbers: int) -> tuple[int, ...]:
+        """Rank 0's numbers, on every rank."""
+        row = torch.tensor(numbers)
+        dist.broadcast(row, 0, group=self._gloo)
+        return tuple(row.tolist())
+
     def gather(self, row: Tensor) -> Tensor:
         """Every rank's row, `(N, len(row))`, on every rank; `row` lies on the CPU."""
         rows = [torch.empty_like(row) for _ in range(self.number)]

@@ -22,7 +22,7 @@ from asyncsgd.worker import Gradient, Worker
 
 
 class DataParallel:
-    """A replica of one rank; see `asyncsgd.runtime.all_reduce.SynchronousReplica`. All ranks construct it together.
+    """A replica of one rank; see `asyncsgd.runtime.collective.SynchronousReplica`. All ranks construct it together.
 
     Args:
         worker: computes this rank's gradients, through DDP from here on, and evaluates a shard.
@@ -35,7 +35,6 @@ class DataParallel:
         self.number = ranks.rank
         self.speakers: Sequence[int] = range(ranks.number)
         self._worker, self._optimizer, self._ranks, self._flat = worker, optimizer, ranks, worker.flat
-        self._worker_state = worker.state_dict()  # as it was after the last step
         find_unused = bool(ranks.gather(torch.tensor([find_unused]))[0, 0])
         with warnings.catch_warnings():
             # torch 2.13 has another name for it that older versions do not know; buffers stay as each rank built them.
@@ -51,7 +50,6 @@ class DataParallel:
 
     def step(self, learning_rate: float) -> None:
         self._optimizer.step(self._flat.gradients, learning_rate)
-        self._worker_state = self._worker.state_dict()
 
     @property
     def norm(self) -> float | None:
@@ -73,17 +71,16 @@ class DataParallel:
         return {
             "parameters": self._flat.parameters,
             "optimizer": self._optimizer.state_dict(),
-            "workers": self._ranks.gather_texts(json.dumps(self._worker_state)),
+            "workers": self._ranks.gather_texts(json.dumps(self._worker.state_dict())),
         }
 
     def load_state_dict(self, state: Plain) -> None:
         """DDP orders its buckets anew after the first backward pass, and the order decides how sums are rounded. So a
         gradient that nobody uses is computed first, where the run before had computed one.
         """
-        if state["version"] > 0:
+        if state["server"]["version"] > 0:
             self._worker.gradient(0, lambda weight: 1.0)
         with torch.no_grad():
             self._flat.parameters.copy_(state["parameters"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._worker.load_state_dict(json.loads(state["workers"][self._ranks.rank]))
-        self._worker_state = self._worker.state_dict()

@@ -18,7 +18,18 @@ from torch import Tensor
 from asyncsgd.dispatcher import Launched
 from asyncsgd.evaluation import Measured
 from asyncsgd.packing import Plain, classes_in, pack, unpack
-from asyncsgd.records.events import DONE, FAILED, INTERRUPTED, Evaluation, Fault, Gradient, MemoryUsed, Record, Taken
+from asyncsgd.records.events import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    Evaluation,
+    Fault,
+    Gradient,
+    MemoryUsed,
+    Record,
+    StagesUsed,
+    Taken,
+)
 from asyncsgd.runtime.base import Budget, EvaluationPoints, Judge, NeverSaves, Report, Result, Saver, diverged
 
 
@@ -114,6 +125,10 @@ class Backend(Protocol):
     def present(self) -> Sequence[int]:
         """The workers that are there from the beginning, in the order in which they join."""
 
+    @property
+    def settled(self) -> bool:
+        """Whether the method has heard of all that has changed what is evaluated; else no state can be taken."""
+
     def running(self) -> AbstractContextManager[None]:
         """A context around all that happens after the first evaluation."""
 
@@ -156,10 +171,20 @@ class Fit:
     Args:
         budget: when to stop; ``samples=0`` evaluates once and stops.
         evaluations: how many after the first; see `EvaluationPoints`. In seconds they are at exact points of time.
+        parameters: gives what is evaluated, `(P,)`, where ranks hold it; None: the method does.
     """
 
-    def __init__(self, method: Method, backend: Backend, budget: Budget, evaluations: int, sink: Sink) -> None:
+    def __init__(
+        self,
+        method: Method,
+        backend: Backend,
+        budget: Budget,
+        evaluations: int,
+        sink: Sink,
+        parameters: Callable[[], Tensor] | None = None,
+    ) -> None:
         self._method, self._backend, self._budget, self._sink = method, backend, budget, sink
+        self._parameters = parameters or (lambda: method.parameters)
         self._points, self._judge = EvaluationPoints(budget, evaluations), Judge(budget)
         self.evaluations: list[Evaluation] = []
         self.num_arrivals = 0
@@ -183,7 +208,7 @@ class Fit:
                     self._react(Joined(worker))
                 while result is None:
                     result = self._advance()
-                    if result is None and saver.due(self._method.num_samples):
+                    if result is None and self._backend.settled and saver.due(self._method.num_samples):
                         self._save()
             if result.status == INTERRUPTED:
                 self._save()
@@ -238,7 +263,7 @@ class Fit:
 
     def _advance(self) -> Result | None:
         """Handle what comes next; the result, once the run is over."""
-        if self._sink.stop_requested():
+        if self._backend.settled and self._sink.stop_requested():
             return Result(INTERRUPTED, "interrupted by the user")
         if self._budget.spent_by(self._method.num_samples):
             return Result(DONE)
@@ -289,7 +314,9 @@ class Fit:
         self._report(evaluation)
         if measured.peak_bytes:
             self._report(MemoryUsed(measured.peak_bytes, version, num_samples, seconds))
-        return self._judge.of(evaluation, lambda: method.parameters, last=last)
+        if measured.stages:
+            self._report(StagesUsed(measured.stages, version, num_samples, seconds))
+        return self._judge.of(evaluation, self._parameters, last=last)
 
     def _report(self, record: Record) -> None:
         if self._sink.report is not None:

@@ -134,6 +134,8 @@ class RowOfStages:
         data: the task's, with the same seed. Every stage reads every batch of its replica.
     """
 
+    norm: float | None = None
+
     def __init__(
         self,
         held: HeldStage,
@@ -252,9 +254,7 @@ class RowOfStages:
 
 
 class Pipeline(RowOfStages):
-    """A synchronous pipeline; see `asyncsgd.runtime.all_reduce.SynchronousReplica`."""
-
-    norm: float | None = None
+    """A synchronous pipeline; see `asyncsgd.runtime.collective.SynchronousReplica`."""
 
     def gradient(self, index: int, weigh: Callable[[float], float]) -> Gradient:
         held, grid = self._held, self._grid

@@ -86,7 +86,7 @@ class Replay:
 
     present: Sequence[int] = ()
     """Everybody joins by the log."""
-    now = 0.0
+    now, settled = 0.0, True
 
     def __init__(
         self,

@@ -51,7 +51,7 @@ class RuleMethod:
                 outcome.abandoned,
                 (),
                 outcome.stepped,
-                lambda: dispatcher.event(arrived, now, taken._replace(apply=now - began)),
+                lambda: dispatcher.event(arrived, now, taken._replace(apply=taken.apply + now - began)),
             )
         if isinstance(happened, Joined):
             launched, record = dispatcher.join(happened.worker)

@@ -33,6 +33,8 @@ class Single:
         num_workers: how many pretend workers.
     """
 
+    settled = True
+
     def __init__(self, flights: Dispatcher, worker: Worker, clock: TrainingClock, num_workers: int) -> None:
         self.present = range(num_workers)
         self._flights, self._worker, self._clock = flights, worker, clock

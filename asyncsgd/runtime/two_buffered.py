@@ -7,9 +7,9 @@ ICML 2021, section 3.1): a stage keeps two versions of its parameters, and the f
 use the same one. It is the rule ``fixed_delay:delay=1`` by another way.
 
 A stage begins batch t as soon as it has taken update t - 2, while batch t - 1 is still in the pipeline. With m
-micro-batches to a batch and p <= m stages, 1F1B never asks for more. Batches run in groups, between which the ranks
-agree on whether to go on. After a group the pipeline runs empty: that costs time and changes no number. A group ends
-before a point of evaluation, and where the shape of the hidden states changes.
+micro-batches to a batch and p <= m stages, 1F1B never asks for more. Batches run in groups, between which rank 0 says
+whether to go on. After a group the pipeline runs empty: that costs time and changes no number. A group ends before a
+point of evaluation, and where the shape of the hidden states changes. The server counts two workers that take turns.
 
 A direction is not clipped: its norm would make every stage wait for all others."""
 
@@ -25,10 +25,10 @@ from torch import Tensor, nn
 
 from asyncsgd.optimizers import OptimizerRecipe
 from asyncsgd.packing import Plain
-from asyncsgd.records.events import APPLIED, DONE, INTERRUPTED, Fault, Gradient, Taken, arrival
+from asyncsgd.records.events import Gradient, Taken
 from asyncsgd.runtime.all_ranks import AllRanks
-from asyncsgd.runtime.base import Result, diverged
-from asyncsgd.runtime.lockstep import GOES_ON, STOP_REQUESTED, TIME_IS_UP, Conditions, Lockstep
+from asyncsgd.runtime.base import Budget, EvaluationPoints
+from asyncsgd.runtime.collective import Computed
 from asyncsgd.runtime.pipeline import HeldStage, RowOfStages
 from asyncsgd.runtime.pipeline_engine import Grid, Part, TorchEngine, mean_loss
 from asyncsgd.runtime.worker_process import Assignment
@@ -56,7 +56,8 @@ class TwoVersions(RowOfStages):
     Every rank of the run is in one row. All construct it together.
 
     Args:
-        copies: two of this rank's stage, with the same values. The rest is as for `RowOfStages`.
+        copies: two of this rank's stage, with the same values.
+        schedule: learning rate as a function of the samples that arrived. The rest is as for `RowOfStages`.
     """
 
     def __init__(
@@ -67,10 +68,11 @@ class TwoVersions(RowOfStages):
         data: Data,
         recipe: OptimizerRecipe,
         ranks: AllRanks,
+        schedule: Schedule,
     ) -> None:
         engine = TorchEngine(grid, copies[0].flat.parameters.device, "1f1b", self._went_back)
         super().__init__(copies[0], grid, engine, assignment, data, recipe, ranks)
-        self._copies = copies
+        self._copies, self._rate = copies, schedule
         self._group: tuple[Coming, ...] = ()
         self._taken = 0
         """Updates since the beginning of the run."""
@@ -78,25 +80,39 @@ class TwoVersions(RowOfStages):
         """By batch: waits for what its gradient lacks."""
         self._switch = _Switch(self._before, copies)
 
-    def coming(self, index: int, learning_rate: float) -> tuple[Coming, torch.Size]:
-        """Batch `index`, and the shape of its hidden states."""
-        split, weights = self.split(index)
-        shape = self.shape_of(self._copies[0], split)
-        return Coming(index, learning_rate, self.parts_of(split, weights, index, 1.0), sum(weights)), shape
-
-    def update(self, group: tuple[Coming, ...], shape: torch.Size) -> list[float]:
-        """Take an update with each batch of a group, the first of which follows the last update; return their losses;
-        nan on all stages but the last.
+    def update(self, first: int, count: int) -> list[Computed]:
+        """Take an update with each batch of a group: those from `first` on whose hidden states have one shape, `count`
+        of them at most.
         """
+        group, shape = self._next_group(first, count)
         self._group = group
         for copy in self._copies:
             copy.module.parts = [part for coming in group for part in coming.parts]
         began = time.perf_counter()
         self._engine.run(self._switch, shape, len(group) * self._micro_batches)
-        self._schedule_seconds += time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        self._schedule_seconds += seconds
         while self._exchanging:
             self._take(min(self._exchanging))
-        return [mean_loss(coming.parts) for coming in group]
+        losses = torch.tensor([mean_loss(coming.parts) for coming in group], dtype=torch.float64)
+        taken = Taken(compute=seconds / len(group))  # to apply is a part of the pipeline's own time
+        return [
+            Computed(Gradient(loss, coming.weight, self.task.batch_size), taken)
+            for coming, loss in zip(group, self._ranks.gather(losses)[self.speakers[0]].tolist(), strict=True)
+        ]
+
+    def _next_group(self, first: int, count: int) -> tuple[tuple[Coming, ...], torch.Size]:
+        group: list[Coming] = []
+        shape: torch.Size | None = None
+        for index in range(first, first + count):
+            split, weights = self.split(index)
+            its_shape = self.shape_of(self._copies[0], split)
+            if shape not in (None, its_shape):
+                break
+            shape, parts = its_shape, self.parts_of(split, weights, index, 1.0)
+            group.append(Coming(index, self._rate((index + 1) * self.task.batch_size), parts, sum(weights)))
+        assert shape is not None
+        return tuple(group), shape
 
     def _before(self, micro_batch: int) -> int:
         """Which copy computes a micro-batch of the group; it is ready then."""
@@ -159,10 +175,30 @@ class TwoVersions(RowOfStages):
         }
 
     def load_state_dict(self, state: Plain) -> None:
-        self._taken = state["version"]
+        self._taken = state["server"]["version"]
         self._newest.put(state["parameters"])
         self._older.put(state["before"])
         self._optimizer.load_state_dict(self.own_state(state["optimizers"]))
+
+
+class Ahead:
+    """How many batches from the next one on are computed in one group: up to the next point of evaluation.
+
+    >>> ahead = Ahead(Budget(samples=100), evaluations=4, batch_size=4)
+    >>> [ahead(first) for first in (0, 6, 7, 23, 24)]
+    [7, 1, 6, 2, 1]
+    """
+
+    def __init__(self, budget: Budget, evaluations: int, batch_size: int) -> None:
+        self._points, self._batch_size = EvaluationPoints(budget, evaluations), batch_size
+
+    def __call__(self, first: int) -> int:
+        points = self._points
+        if not points.by_samples:
+            return LONGEST_GROUP
+        points.due(first * self._batch_size)
+        left = points.next / self._batch_size - first
+        return LONGEST_GROUP if left > LONGEST_GROUP else max(1, math.ceil(left))
 
 
 class _Switch(nn.Module):
@@ -179,81 +215,3 @@ class _Switch(nn.Module):
 
     def forward(self, hidden: Tensor | None = None, *, index: Tensor) -> Tensor:
         return self.copies[self._before(int(index))](hidden, index=index)
-
-
-class TwoBuffered(Lockstep):
-    """One rank of an asynchronous pipeline; see `Lockstep` for what it takes."""
-
-    def __init__(self, row: TwoVersions, ranks: AllRanks, schedule: Schedule, conditions: Conditions) -> None:
-        super().__init__(row, ranks, schedule, conditions)
-        self._row = row
-
-    def _advance(self, first: int, num_batches: int | None) -> Result | None:
-        """One group of updates."""
-        asked = time.perf_counter()
-        row = torch.tensor([self._control(), self._clock.seconds], dtype=torch.float64)
-        control, self._agreed_seconds = self._ranks.gather(row)[0].tolist()
-        if control == TIME_IS_UP:
-            return Result(DONE)
-        if control != GOES_ON:
-            self._save()
-        if control == STOP_REQUESTED:
-            return Result(INTERRUPTED, "interrupted by the user")
-        began = time.perf_counter()
-        group, shape = self._next_group(first, num_batches)
-        losses = self._row.update(group, shape)
-        seconds = time.perf_counter() - began
-        self.version += len(group)
-        self.num_samples += len(group) * self._batch_size
-        table = self._ranks.gather(torch.tensor(losses, dtype=torch.float64))[self._speakers[0]].tolist()
-        for number, (coming, loss) in enumerate(zip(group, table, strict=True)):
-            result = self._record(coming, loss, number, len(group), (seconds / len(group), began - asked))
-            if result is not None:
-                return result
-        return None
-
-    def _next_group(self, first: int, num_batches: int | None) -> tuple[tuple[Coming, ...], torch.Size]:
-        """The batches from `first` on whose hidden states have one shape, up to the next point of evaluation."""
-        end = first + LONGEST_GROUP
-        if num_batches is not None:
-            end = min(end, num_batches)
-        if self._points.by_samples and math.isfinite(self._points.next):
-            end = min(end, max(first + 1, math.ceil(self._points.next / self._batch_size)))
-        group: list[Coming] = []
-        shape = None
-        for index in range(first, end):
-            coming, its_shape = self._row.coming(index, self._schedule((index + 1) * self._batch_size))
-            if shape not in (None, its_shape):
-                break
-            group.append(coming)
-            shape = its_shape
-        assert shape is not None
-        return tuple(group), shape
-
-    def _record(self, coming: Coming, loss: float, number: int, of: int, seconds: tuple[float, float]) -> Result | None:
-        """Report what the rule `FixedDelay` would with one worker; look for NaN."""
-        index, read_version = coming.index, max(coming.index - 1, 0)
-        arrived = (index + 1) * self._batch_size
-        compute, wait = seconds
-        self._report(
-            arrival(
-                Gradient(loss, coming.weight, self._batch_size),
-                Taken(compute=compute, wait=0.0 if number else wait),  # to apply is a part of the pipeline's own time
-                dispatch=index,
-                worker=0,
-                batches=((0, index, index + 1),),
-                read_version=read_version,
-                delay=index - read_version,
-                version=index + 1,
-                outcome=APPLIED,
-                uses=((index, index - read_version),),
-                learning_rate=coming.learning_rate,
-                train_seconds=self._clock.seconds - (of - 1 - number) * compute,
-                total_samples=arrived,
-            )
-        )
-        if math.isfinite(loss):
-            return None
-        what = f"the loss of batch {index} at version {read_version} is {loss}"
-        self._report(Fault(what, 0, self.version, self._clock.seconds))
-        return diverged(what)

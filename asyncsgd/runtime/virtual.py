@@ -69,6 +69,8 @@ class Heap:
         churn: who leaves and joins when, in the order of time.
     """
 
+    settled = True
+
     def __init__(
         self,
         flights: Dispatcher,
