@@ -5,8 +5,8 @@ Readers ignore keys and kinds they do not know, and drop a torn last line.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,16 +55,14 @@ class Event(Struct, frozen=True, gc=False):
 
     `delay` counts updates between the read of a gradient and its application (a fresh gradient has 0);
     `arrival_delay` is the same count when the gradient arrived. All ``..._seconds`` are seconds; `train_seconds` is
-    the training clock, which starts when all workers are ready and stands still during evaluations."""
+    the training clock, which starts when all workers are ready and stands still during evaluations. Versions are those
+    of the parameters; `version` and `total_samples` are counts after this event."""
 
     dispatch: int
-    """Number of the dispatch whose gradient arrived; dispatches are numbered from 0 in the order they were started."""
     worker: int
     batches: tuple[Range, ...]
     read_version: int
-    """Version of the parameters the gradient was computed at."""
     version: int
-    """Version of the parameters after this event."""
     arrival_delay: int
     outcome: str
     """``applied``, ``held`` or ``dropped``, at arrival."""
@@ -75,7 +73,6 @@ class Event(Struct, frozen=True, gc=False):
     abandoned: tuple[int, ...]
     """Dispatches in flight that were stopped; their batches are handed out again."""
     started: tuple[Started, ...]
-    """Every gradient started at this event."""
     loss: float
     """Mean training loss of the arriving gradient, per loss term."""
     weight: float
@@ -85,7 +82,6 @@ class Event(Struct, frozen=True, gc=False):
     """Of the server at this arrival, before any factor of the rule."""
     train_seconds: float
     total_samples: int
-    """Samples that have arrived, used or not, this event's included."""
     num_local_steps: int = 1
     flight_seconds: float = 0.0
     """From dispatch to arrival on the training clock: what the rule was told, so that a replay can tell it the same."""
@@ -93,14 +89,12 @@ class Event(Struct, frozen=True, gc=False):
     compute_seconds: float = 0.0
     push_seconds: float = 0.0
     wait_seconds: float = 0.0
-    """Seconds the worker was idle between its previous gradient and the start of this one."""
     apply_seconds: float = 0.0
     loss_scales: tuple[float, ...] = ()
     """See `Gradient`; not in logs that are older than this field."""
     gradient_norm: float | None = None
     """Euclidean norm of the direction of this event's last step, before it was clipped. None where no step was taken,
-    where nothing is clipped (``--clip-norm 0``) and where workers take the steps.
-    """
+    where nothing is clipped (``--clip-norm 0``) and where workers take the steps."""
     kind: str = "arrival"
 
 
@@ -335,27 +329,27 @@ class Lines:
             raise ValueError(f"{self._name}: line {self.number} is damaged: {start!r}")
         self.number += 1
         record = _decoded(line)
-        if record is None:
+        if not record:
             self._torn = line
         elif record.get("kind") == "header":
             if (schema := record.get("schema")) != SCHEMA:
                 raise ValueError(f"{self._name} has schema {schema}, this version reads {SCHEMA}")
             return None
-        return record
+        return record or None
 
 
-def _decoded(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = msgspec.json.decode(line)
-    except (ValueError, RecursionError):
-        return None
-    return record if isinstance(record, dict) else None
+def _decoded(line: bytes) -> dict[str, Any]:
+    """Empty where it holds no JSON object."""
+    with contextlib.suppress(ValueError):
+        if isinstance(record := parsed(line), dict):
+            return record
+    return {}
 
 
 def read_header(path: Path) -> dict[str, Any]:
     """The first line of an events.jsonl; empty where it is damaged."""
     with open(path, "rb") as file:
-        return _decoded(file.readline()) or {}
+        return _decoded(file.readline())
 
 
 def read_better(path: Path) -> dict[str, str]:
@@ -372,14 +366,14 @@ def read_json(path: Path) -> Any:
 
     Raises:
         OSError: if it cannot be read.
-        ValueError: if it is not JSON, or is nested so deeply that Python refuses to read it.
+        ValueError: if it is not JSON, or is nested too deeply.
     """
-    return parsed(path.read_text(encoding="utf-8"))
+    return parsed(path.read_bytes())
 
 
 def parsed(text: str | bytes) -> Any:
     """What a JSON text holds; see `read_json`."""
     try:
-        return json.loads(text)
+        return msgspec.json.decode(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None

@@ -10,10 +10,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 
@@ -68,57 +67,6 @@ def cpu_model() -> str | None:
     return None
 
 
-class Look(NamedTuple):
-    """Seconds of all cores since the machine started."""
-
-    cores: int
-    total: float
-    busy: float
-    stolen: float
-    """By other machines on the same hardware."""
-    own: float
-    """Of the processes of the run, also of those that have ended."""
-
-    @classmethod
-    def now(cls, root: int) -> Look:
-        """This moment; `root` is the process that all processes of the run descend from, itself among them."""
-        times = psutil.cpu_times()._asdict()
-        total = sum(seconds for kind, seconds in times.items() if not kind.startswith("guest"))  # they are in user
-        stolen = times.get("steal", 0.0)
-        idle = times["idle"] + times.get("iowait", 0.0)
-        own = 0.0
-        for process in _tree(root):
-            with contextlib.suppress(psutil.Error):  # it has ended meanwhile
-                own += sum(process.cpu_times()[:4])  # its own and those of its children that have ended
-        return cls(psutil.cpu_count() or 1, total, total - idle - stolen, stolen, own)
-
-    def load_until(self, later: Look) -> dict[str, float] | None:
-        """What the machine's cores did between this look and `later`; None where no time has passed.
-
-        >>> before, after = Look(2, 1000, 400, 10, 200), Look(2, 1400, 700, 30, 360)
-        >>> before.load_until(after)
-        {'cores': 2, 'own_share': 0.4, 'others_share': 0.35, 'stolen_share': 0.05}
-        """
-        total = later.total - self.total
-        if total <= 0:
-            return None
-        # The seconds of the machine and of a process are counted in different ways: their difference may be below 0.
-        own, busy = min(total, later.own - self.own), later.busy - self.busy
-        return {
-            "cores": later.cores,
-            "own_share": own / total,
-            "others_share": max(0, busy - own) / total,
-            "stolen_share": (later.stolen - self.stolen) / total,
-        }
-
-
-def _tree(root: int) -> Iterator[psutil.Process]:
-    with contextlib.suppress(psutil.Error):
-        process = psutil.Process(root)
-        yield process
-        yield from process.children(recursive=True)
-
-
 class MachineLoad:
     """Who used the machine while a run trained: it looks at every evaluation, when nobody trains.
 
@@ -127,26 +75,50 @@ class MachineLoad:
     evaluation to the end of the last one. Call it with each record of the run.
 
     Args:
-        root: see `Look.now`.
+        root: the process that all processes of the run descend from, itself among them.
     """
 
     def __init__(self, root: int) -> None:
         self._root = root
-        self._first: Look | None = None
-        self._last: Look | None = None
+        self._looks: list[dict[str, float]] = []
+        """The first and the last."""
         self._resumed = False
 
     def __call__(self, record: Record) -> None:
         self._resumed |= isinstance(record, Resumed)
         if isinstance(record, Evaluation):
-            self._last = Look.now(self._root)
-            self._first = self._first or self._last
+            self._looks[1:] = [self._look()]
+
+    def _look(self) -> dict[str, float]:
+        """Seconds of all cores since the machine started; `own` of the run's processes, also of those that have ended;
+        `stolen` by other machines on the same hardware."""
+        times = psutil.cpu_times()._asdict()
+        total = sum(seconds for kind, seconds in times.items() if not kind.startswith("guest"))  # they are in user
+        stolen, own = times.get("steal", 0.0), 0.0
+        with contextlib.suppress(psutil.Error):
+            root = psutil.Process(self._root)
+            for process in (root, *root.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+                    own += sum(process.cpu_times()[:4])  # its own and those of its children that have ended
+        busy = total - times["idle"] - times.get("iowait", 0.0) - stolen
+        return {"total": total, "busy": busy, "stolen": stolen, "own": own}
 
     def summary(self) -> dict[str, float] | None:
         """For the summary. None where it is not known: in a run without training, or resumed."""
-        return (
-            None if self._first is None or self._last is None or self._resumed else self._first.load_until(self._last)
-        )
+        if len(self._looks) < 2 or self._resumed:
+            return None
+        first, last = self._looks
+        spent = {kind: last[kind] - first[kind] for kind in last}
+        if (total := spent["total"]) <= 0:
+            return None
+        own = min(total, spent["own"])
+        return {
+            "cores": psutil.cpu_count() or 1,
+            "own_share": own / total,
+            # The seconds of the machine and of a process are counted in different ways.
+            "others_share": max(0, spent["busy"] - own) / total,
+            "stolen_share": spent["stolen"] / total,
+        }
 
 
 class Usage:

@@ -4,7 +4,6 @@ Every tracker has a thread of its own, and its package is imported there and now
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import math
 import os
@@ -22,17 +21,15 @@ from asyncsgd.records.totals import Delays
 
 PROJECT = "asyncsgd"
 """Where a tracker keeps runs together, unless the user has named another place in the tracker's own way."""
-OPEN_SECONDS = 20.0
-"""How long a run waits at its beginning, so that importing and opening trackers takes nothing from its training."""
-FINISH_SECONDS = 10.0
-"""How long a run waits at its end for what trackers have not written yet."""
+OPEN_SECONDS, FINISH_SECONDS = 20.0, 10.0
+"""How long a run waits at its beginning, so that importing and opening trackers takes nothing from its training, and at
+its end for what they have not written yet."""
 SEND_SECONDS = 2.0
 """A tracker is given what has come in this time at once, since each time costs the run some of its machine."""
 LONGEST_REASON = 200
-FEWEST_ARRIVALS = 10
-"""In one point, so that its percentiles say something."""
-POINTS_A_RUN = 200
-"""A point holds this part of the arrivals so far, so a run of any length has about as many."""
+FEWEST_ARRIVALS, POINTS_A_RUN = 10, 200
+"""A point has at least so many arrivals, so that its percentiles say something, and this part of those so far, so that
+a run of any length has about as many points."""
 
 
 class Identity(NamedTuple):
@@ -52,8 +49,7 @@ class Identity(NamedTuple):
     @classmethod
     def of(cls, folder: Path) -> Identity:
         """A run that belongs to no study."""
-        folder = folder.absolute()
-        return cls(folder, folder.name, folder.parent)
+        return cls(folder.absolute(), folder.absolute().name, folder.absolute().parent)
 
     @property
     def labels(self) -> dict[str, str]:
@@ -61,14 +57,12 @@ class Identity(NamedTuple):
 
 
 class Point(NamedTuple):
-    """Values at one moment of a run."""
+    """Values at one moment of a run: the samples that have arrived, which are the horizontal axis, the training clock,
+    and finite values by name (``train/loss``, ``eval/loss``, ``delay/p95``, ...)."""
 
     num_samples: int
-    """Samples that have arrived: the horizontal axis."""
     train_seconds: float
-    """The training clock."""
     values: Mapping[str, float]
-    """Finite, by name: ``train/loss``, ``eval/loss``, ``delay/p95``, ..."""
 
 
 class Tracker(Protocol):
@@ -317,8 +311,10 @@ class Tracking:
 
     def __init__(self, names: Sequence[str] = (), run: Identity | None = None) -> None:
         self._names, self._run = names, run
-        self._points = Points()
+        self._gather = Points()
         self._threads: list[_Thread] = []
+        self.points: list[Point] = []
+        self.ended, self.status = threading.Event(), ""
 
     def start(self, tell: Callable[[str], None], settings_yaml: str | None = None) -> None:
         """Open every tracker; return when they are open, or after `OPEN_SECONDS`.
@@ -335,18 +331,14 @@ class Tracking:
             settings_yaml = (self._run.folder / "settings.yaml").read_text("utf-8")
         settings = yaml.safe_load(settings_yaml).items()
         plain = {key: value if isinstance(value, int | float | str | None) else str(value) for key, value in settings}
-        self._threads = [_Thread(name, self._run._replace(settings=plain), tell) for name in self._names]
+        self._threads = [_Thread(self, name, self._run._replace(settings=plain), tell) for name in self._names]
         deadline = time.monotonic() + OPEN_SECONDS
         for thread in self._threads:
             thread.opened.wait(max(0.0, deadline - time.monotonic()))
 
     def __call__(self, record: Record) -> None:
         if self._threads:
-            self._offer(self._points(record))
-
-    def _offer(self, points: Sequence[Point]) -> None:
-        for thread in self._threads:
-            thread.offer(points)
+            self.points += self._gather(record)
 
     def finish(self, status: str) -> dict[str, Any]:
         """End all trackers, in at most `FINISH_SECONDS`; say what they lack.
@@ -358,77 +350,66 @@ class Tracking:
             For the summary, ``{"tracking": {name: {"points": ..., "dropped": ..., "failure": ...}}}``: the points there
             were, those that the tracker has not taken, and its first failure or None. Empty without trackers.
         """
-        threads, deadline = self._threads, time.monotonic() + FINISH_SECONDS
-        self._offer(self._points.rest())
-        self._threads = []
-        for thread in threads:
-            thread.end(status)
+        threads, self._threads = self._threads, []
+        if not threads:
+            return {}
+        self.points += self._gather.rest()
+        self.status, deadline = status, time.monotonic() + FINISH_SECONDS
+        self.ended.set()
         with contextlib.suppress(KeyboardInterrupt):  # the user has waited long enough; the summary has to be written
             for thread in threads:
                 thread.join(max(0.0, deadline - time.monotonic()))
-        return {"tracking": {thread.tracker: thread.report() for thread in threads}} if threads else {}
+        return {"tracking": {thread.tracker: thread.report() for thread in threads}}
 
 
 class _Thread(threading.Thread):
-    """One tracker and the points that wait for it. A daemon: a tracker that hangs does not keep the process."""
+    """Shows the points of a `Tracking` in one tracker. A daemon: a tracker that hangs does not keep the process."""
 
-    def __init__(self, tracker: str, identity: Identity, tell: Callable[[str], None]) -> None:
+    def __init__(self, tracking: Tracking, tracker: str, run: Identity, tell: Callable[[str], None]) -> None:
         super().__init__(name=f"tracker {tracker}", daemon=True)
         self.tracker = tracker
         self.opened = threading.Event()
         """Or failed to."""
-        self._identity, self._tell = identity, tell
-        self._waiting: collections.deque[Point] = collections.deque()
-        self._ended, self._status = threading.Event(), ""
-        self._offered = self._taken = 0
-        self._failure: str | None = None
+        self._tracking, self._run, self._tell = tracking, run, tell
+        self._taken, self._failure = 0, ""
         self.start()
-
-    def offer(self, points: Sequence[Point]) -> None:
-        self._offered += len(points)
-        if self.is_alive():
-            self._waiting.extend(points)
-
-    def end(self, status: str) -> None:
-        self._status = status
-        self._ended.set()
-
-    def report(self) -> dict[str, Any]:
-        if self.is_alive():
-            self._fail(f"it was not ready {FINISH_SECONDS:g} s after the run")
-        dropped = self._offered - self._taken
-        if dropped:
-            self._tell(f"note   {self.tracker} lacks {dropped} of {self._offered} points")
-        return {"points": self._offered, "dropped": dropped, "failure": self._failure}
 
     def run(self) -> None:
         with self._surviving():
             try:
-                tracker = ALL[self.tracker](self._identity)
+                tracker = ALL[self.tracker](self._run)
             finally:
                 self.opened.set()
-            ended = False
+            ended, shown = False, 0
             while not ended:
-                ended = self._ended.wait(SEND_SECONDS)
-                points = [self._waiting.popleft() for _ in range(len(self._waiting))]
+                ended = self._tracking.ended.wait(SEND_SECONDS)
+                points = self._tracking.points[shown:]
+                shown += len(points)
                 with self._surviving():
                     tracker.send(points)
                     self._taken += len(points)
-            tracker.close(self._status)
+            tracker.close(self._tracking.status)
 
     @contextlib.contextmanager
     def _surviving(self) -> Iterator[None]:
         try:
             yield
-        except ModuleNotFoundError as error:
-            missing = f"it is not installed; type python -m pip install -e '.[{self.tracker}]'"
-            self._fail(missing if error.name == self.tracker else error)
         except Exception as error:
-            self._fail(error)
+            missing = isinstance(error, ModuleNotFoundError) and error.name == self.tracker
+            install = f"it is not installed; type python -m pip install -e '.[{self.tracker}]'"
+            self._fail(install if missing else f"{type(error).__name__}: {error}")
 
-    def _fail(self, error: Exception | str) -> None:
+    def _fail(self, why: str) -> None:
         """Say the first failure, and no other."""
-        if self._failure is None:
-            line = " ".join((error if isinstance(error, str) else f"{type(error).__name__}: {error}").split())
+        if not self._failure:
+            line = " ".join(why.split())
             self._failure = line if len(line) <= LONGEST_REASON else line[:LONGEST_REASON] + "..."
             self._tell(f"note   tracker {self.tracker}: {self._failure}; the run goes on")
+
+    def report(self) -> dict[str, Any]:
+        if self.is_alive():
+            self._fail(f"it was not ready {FINISH_SECONDS:g} s after the run")
+        points, taken = len(self._tracking.points), self._taken
+        if taken < points:
+            self._tell(f"note   {self.tracker} lacks {points - taken} of {points} points")
+        return {"points": points, "dropped": points - taken, "failure": self._failure or None}
