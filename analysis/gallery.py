@@ -69,7 +69,7 @@ def forest(study: Study) -> Iterator[Picture]:
 
 def curves(study: Study, group: str, number: int) -> Iterator[Picture]:
     """Loss against seconds and samples of a group."""
-    own, cast, named = _of_group(study, group), plots.looks(study.arms), labels(study.arms)
+    own, cast, named = _of_group(study, group), plots.looks(study.arms), _in_group(study, group)
     if own.empty or not len(study.curves):
         return
     note = "Thin: one run; a cross: it diverged. Thick: the mean, with its 95 % t band. Dashed: the target."
@@ -79,10 +79,16 @@ def curves(study: Study, group: str, number: int) -> Iterator[Picture]:
         yield drawn(name, f"Loss against {x}", told, plots.loss, own, study.curves, cast, named, x, target=target)
 
 
+def _in_group(study: Study, group: str) -> dict[str, str]:
+    """Labels of arms beside a title that names what all of them share."""
+    return labels(study.arms[study.arms["group"] == group])
+
+
 def times(study: Study) -> Iterator[Picture]:
     """The share of runs at the target, by group."""
-    cast, named = plots.looks(study.arms), labels(study.arms)
+    cast = plots.looks(study.arms)
     for number, group in enumerate(groups_of(study)):
+        named = _in_group(study, group)
         own, target = _of_group(study, group), _target(study, group)
         if target is not None and own["arm"].nunique() > 1:
             title = f"Runs at the target: {conditions(group)}"

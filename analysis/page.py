@@ -95,7 +95,7 @@ def drawing(picture: gallery.Picture) -> Drawing:
     svg = re.sub(r"(\d+\.\d{2})\d+", r"\1", svg)
     width = picture.figure.get_figwidth()
     about = markupsafe.escape(picture.about or picture.title)
-    element = f'<svg role="img" style="min-width:{4.5 * width:.0f}em" aria-label="{about}"{svg}'
+    element = f'<svg role="img" style="min-width:{4 * width:.0f}em" aria-label="{about}"{svg}'
     return Drawing(picture.name, picture.title, markupsafe.Markup(element), picture.caption)
 
 

@@ -53,11 +53,12 @@ PLANNED = {"device": "device", "threads": "threads"}
 """The settings by which a plan may mean arms to differ in such a column."""
 
 
-def unlike(ours: Any, theirs: Any, plan: Plan, *, seconds: bool = False) -> str:
+def unlike(ours: Any, theirs: Any, plan: Plan, *, seconds: bool = False, control: bool = False) -> str:
     """The first thing in which two runs of a seed must not differ and do; empty where they are comparable.
 
     What is known of one run only is a difference; so is what neither says, but where a task may have none. Arms may
-    differ in the settings in which the plan says so, or, of loose runs, the reader (`Plan.apart`).
+    differ in the settings in which the plan says so, or, of loose runs, the reader (`Plan.apart`). A control arm keeps
+    the budget of its config where the others get the seconds of their reference.
     """
     for column, words in (TIMED if seconds else RESULT).items():
         here, there = getattr(ours, column), getattr(theirs, column)
@@ -70,7 +71,8 @@ def unlike(ours: Any, theirs: Any, plan: Plan, *, seconds: bool = False) -> str:
             continue
         told = [_told(value, column) if there else "not known" for value, there in ((here, known), (there, other))]
         return f"{words} of {ours.arm}: {told[0]}; of {theirs.arm}: {told[1]}"
-    for key in () if seconds else BUDGET if plan.runs else (*BUDGET, *RECIPE):
+    settings = () if seconds or control else BUDGET if plan.runs else (*BUDGET, *RECIPE)
+    for key in settings:
         here, there = ours.settings.get(key), theirs.settings.get(key)
         if here != there and str(here) != str(there) and not _meant(ours, theirs, key, plan):
             hint = f" (if the arms are meant to differ in it: --arms {','.join((*plan.apart, key))})"
@@ -126,7 +128,7 @@ def pairs_of(runs: pd.DataFrame, arms: pd.DataFrame, plan: Plan) -> Iterator[Pai
                 ours, theirs = (_samples_per_update(tests[tests["arm"] == arm]) for arm in (treatment, other))
                 same = all(arms.loc[other, key] == members[key].iloc[0] for key in ("workers", "clock", "speeds"))
                 if other != treatment and same and abs(ours - theirs) <= SAME_BATCH * max(ours, theirs):
-                    yield _pairs(tests, treatment, other, str(group), clock, plan)._replace(control=True)
+                    yield _pairs(tests, treatment, other, str(group), clock, plan, control=True)
 
 
 def _compared(members: pd.DataFrame, plan: Plan) -> Iterator[tuple[str, str, str]]:
@@ -142,7 +144,16 @@ def _compared(members: pd.DataFrame, plan: Plan) -> Iterator[tuple[str, str, str
             yield treatment, own[0], "".join(f", {key} {plan.setting(own[0], key)}" for key in keys)
 
 
-def _pairs(tests: pd.DataFrame, treatment: str, reference: str, group: str, clock: str, plan: Plan) -> Pairs:
+def _pairs(
+    tests: pd.DataFrame,
+    treatment: str,
+    reference: str,
+    group: str,
+    clock: str,
+    plan: Plan,
+    *,
+    control: bool = False,
+) -> Pairs:
     ours, theirs = (tests[tests["arm"] == arm] for arm in (treatment, reference))
     seeds = ours.index.intersection(theirs.index)
     whole = [seed for seed in seeds if ours["usable"][seed] and theirs["usable"][seed]]
@@ -160,7 +171,7 @@ def _pairs(tests: pd.DataFrame, treatment: str, reference: str, group: str, cloc
     notes += _batches(ours, theirs, treatment, reference)
     notes += [FROM_SCRATCH] * bool((both["from_scratch"] == True).any())  # noqa: E712
     matched = list(zip(ours.itertuples(), theirs.itertuples(), strict=True))
-    differences = {one.Index: why for one, other in matched if (why := unlike(one, other, plan))}
+    differences = {one.Index: why for one, other in matched if (why := unlike(one, other, plan, control=control))}
     apart: dict[Any, str] = {}
     no_speed: list[str] = []
     if clock == "measured":
@@ -186,6 +197,7 @@ def _pairs(tests: pd.DataFrame, treatment: str, reference: str, group: str, cloc
         tuple(no_speed),
         next(iter(differences.values()), ""),
         apart,
+        control,
     )
 
 

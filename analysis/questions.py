@@ -226,8 +226,9 @@ def exploratory(runs: pd.DataFrame, arms: pd.DataFrame, plan: Plan) -> str:
 
 def labels(arms: pd.DataFrame) -> dict[str, str]:
     """Every arm in the reader's words: its algorithm, and what not all arms of `groups` share."""
-    several = {name: arms[name].nunique() > 1 for name in ("workers", "clock", "batch_size", "task")}
-    several["speeds"] = bool((arms.groupby("clock")["speeds"].nunique() > 1).any())
+    several = {name: arms[name].nunique() > 1 for name in ("workers", "clock", "task")}
+    several["batch_size"] = bool((arms.groupby("algorithm")["batch_size"].nunique() > 1).any())
+    several["speeds"] = arms.loc[arms["clock"] == "virtual", "speeds"].nunique() > 1
     named = {}
     for arm in arms.itertuples():
         parts = [arm.algorithm]

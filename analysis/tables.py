@@ -13,6 +13,8 @@ from analysis.stats import Interval, t_interval
 from analysis.trust import at_edge
 
 MISSING = "-"
+PAPER = ["arm", "time (s)", "ratio", "loss", "verdict"]
+"""Columns of the table for a paper; names and words may take two lines."""
 UNKNOWN = Interval(math.nan, math.nan, math.nan, 0.95, 0)
 MEANS = ("loss", "metric", "seconds", "samples_per_second", "updates", "samples_per_update", "delay_p95", "delay_max")
 COSTS = ("computing", "waiting", "communicating", "memory_gib", "gpu_gib", "tokens_per_second", "mfu")
@@ -93,17 +95,23 @@ def paper(runs: pd.DataFrame, tests: pd.DataFrame, plan: Plan) -> pd.DataFrame:
     for row in table.to_dict("records"):
         own = tests[(tests["treatment"] == row["arm"]) & (tests["reference"] != BASELINE)]
         timed, first = own[own["endpoint"] == "time_to_target"], own.head(1)
-        ratio = "{ratio:.2f} [{ratio_low:.2f}, {ratio_high:.2f}]".format(**timed.iloc[0]) if len(timed) else MISSING
+        known = timed[timed["ratio"].notna()]
+        ratio = "{ratio:.2f} [{ratio_low:.2f}, {ratio_high:.2f}]".format(**known.iloc[0]) if len(known) else MISSING
+        ratio = ratio.removesuffix(" [nan, nan]")
         word = first.iloc[0]["word"] if len(first) else "reference"
-        time, loss = (f"{row.get(name, UNKNOWN)[0]:#.3g}".rstrip(".") for name in ("time", "loss"))
+        time, loss = (
+            MISSING if math.isnan(value) else f"{value:#.3g}".rstrip(".")
+            for value in (row.get(name, UNKNOWN)[0] for name in ("time", "loss"))
+        )
         name = (
             named.get(row["arm"], row["arm"])
             .replace(" workers", "")
+            .replace(" worker", "")
             .replace(", simulated", " sim.")
             .replace(", measured", " meas.")
         )
-        rows.append({"arm": name, "time (s)": time, "ratio": ratio, "loss": loss, "verdict": word})
-    return pd.DataFrame(rows)
+        rows.append((name, time, ratio, loss, word))
+    return pd.DataFrame(rows, columns=PAPER)
 
 
 def tuning(runs: pd.DataFrame, plan: Plan) -> pd.DataFrame:
@@ -244,10 +252,13 @@ def markdown(table: pd.DataFrame, title: str = "") -> str:
 
 
 def latex(table: pd.DataFrame, name: str, title: str = "") -> str:
-    """A LaTeX table with booktabs' rules, small, so that five columns fit one of a paper; no cell can be a command."""
+    """A LaTeX table with booktabs' rules, small, so that `paper` fits a column of one; no cell can be a command."""
     style = text(table).style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis=1)
     caption = _escaped(title or name)
-    written = style.to_latex(hrules=True, label=f"tab:{name}", caption=caption, position_float="centering")
+    columns = r"@{}p{0.3\columnwidth}rrrp{0.2\columnwidth}@{}" if list(table) == PAPER else None
+    written = style.to_latex(
+        hrules=True, column_format=columns, label=f"tab:{name}", caption=caption, position_float="centering"
+    )
     return written.replace("\\centering", "\\centering\\footnotesize\\setlength{\\tabcolsep}{2pt}", 1)
 
 

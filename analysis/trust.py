@@ -165,7 +165,8 @@ def budget(seen: Seen) -> Row:
 
 @check("equal batches per update")
 def batches(seen: Seen) -> Row:
-    told = {note for notes in seen.tests["notes"] for note in notes if note.startswith(UNEQUAL_BATCHES)}
+    notes = {note for notes in seen.tests["notes"] for note in notes if note.startswith(UNEQUAL_BATCHES)}
+    told = [note.removeprefix(f"{UNEQUAL_BATCHES}: ") for note in notes]
     return ("no", "warning", "; ".join(sorted(told))) if told else ("yes", "good", "")
 
 

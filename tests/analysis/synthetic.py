@@ -433,6 +433,7 @@ def example_study(folder, *, seeds=8, generator_seed=0, from_scratch=False):
                     status=status,
                     delays=delays,
                     from_scratch=from_scratch,
+                    budget=samples[-1],
                     oversubscription=1.0 if arm.clock == "measured" else None,
                     environment={"cores": 4} if arm.clock == "measured" else None,
                 )

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from doors import asyncsgd, cli
 from reading import results_of, row_of
-from scenarios import ASYNC, EIGHT, SOONER, SYNC, ends_at, reaches, two_arms
+from scenarios import ASYNC, EIGHT, SOONER, SYNC, ends_at, reaches, study_of, two_arms
 from synthetic import (
     SyntheticArm,
     edit_json,
@@ -90,6 +90,15 @@ def test_runs_of_unlike_budgets_are_not_comparable_unless_the_plan_says_that_the
     arms[1] = dataclasses.replace(ASYNC, settings={"samples": 1600, key: value})
     study = two_arms(tmp_path / "said", *CURVES, arms=arms, afterwards=change)
     assert row_of(study, "loss_at_equal_samples").word == "better"
+
+
+def test_a_control_arm_with_a_budget_in_samples_is_compared_with_arms_that_have_seconds(tmp_path):
+    small = SyntheticArm("sync_small")
+    curves = [reaches(time) for time in EIGHT]
+    arms = [(SYNC, curves), (ASYNC, CURVES[1]), (small, curves)]
+    study = study_of(tmp_path, arms, registration={"control": "sync_small"})
+    row = row_of(study, "loss_at_equal_samples", reference=small.name)
+    assert (row.family, row.word) == ("secondary", "better")
 
 
 def test_loose_runs_of_unlike_budgets_are_compared_where_the_reader_says_that_they_differ_in_it(tmp_path):
