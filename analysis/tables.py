@@ -259,7 +259,8 @@ def latex(table: pd.DataFrame, name: str, title: str = "") -> str:
     written = style.to_latex(
         hrules=True, column_format=columns, label=f"tab:{name}", caption=caption, position_float="centering"
     )
-    return written.replace("\\centering", "\\centering\\footnotesize\\setlength{\\tabcolsep}{2pt}", 1)
+    written = written.replace(r"\_", r"\_\allowbreak ")
+    return written.replace("\\centering", "\\centering\\footnotesize\\sloppy\\setlength{\\tabcolsep}{2pt}", 1)
 
 
 def _escaped(words: str) -> str:
